@@ -16,7 +16,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "comm/transport/traffic_counter.h"
+#include "comm/transport/adapters/traffic_counter.h"
 #include "memory.h"
 #include "report.h"
 #include "support/run_on_ranks.h"

@@ -7,9 +7,9 @@
 #include <accelerate/error.h>
 
 #include "comm/collectives/group_impl.h"
+#include "comm/transport/adapters/p2p_batch.h"
 #include "comm/transport/hierarchy/islands.h"
 #include "comm/transport/hierarchy/serial_queue.h"
-#include "comm/transport/p2p_batch.h"
 #include "support/expect_error.h"
 #include "support/memory_worlds.h"
 
@@ -50,8 +50,10 @@ TEST(SerialQueue, RunsTasksInTheOrderInWhichTheyCame) {
 
 TEST(SerialQueue, FailsEverythingAfterAFailure) {
   std::vector<std::string> failures;
-  const auto queue = std::make_shared<SerialQueue>(
-      [&](const std::exception& error) { failures.emplace_back(error.what()); });
+  const auto queue =
+      std::make_shared<SerialQueue>([&](const std::exception& error) {
+        failures.emplace_back(error.what());
+      });
   const Work good = queue->push([] {}, {});
   const Work bad =
       queue->push([] { throw std::runtime_error("the line is cut"); }, {});
@@ -94,8 +96,7 @@ class Machines : public ::testing::TestWithParam<std::vector<int>> {
 
 // Small enough for a greeting, for one lane, for one lane of two ranks' rows but
 // not of three ranks', for all lanes; uneven tails.
-const std::vector<std::int64_t> kCounts{
-    0, 1, 512, 513, 12'001, 20'001, 70'003};
+const std::vector<std::int64_t> kCounts{0, 1, 512, 513, 12'001, 20'001, 70'003};
 
 TEST_P(Machines, ReduceToTheSumOfAll) {
   run_on_machines(GetParam(), [](const World& world) {
@@ -159,8 +160,8 @@ TEST_P(Machines, MoveWhatIsAskedFor) {
       }
       const auto all = group.all_gather(value(me));
       for (int peer = 0; peer < size; ++peer) {
-        EXPECT_TRUE(torch::equal(
-            all[static_cast<std::size_t>(peer)], value(peer)));
+        EXPECT_TRUE(
+            torch::equal(all[static_cast<std::size_t>(peer)], value(peer)));
       }
       std::vector<at::Tensor> parts;
       for (int peer = 0; peer < size; ++peer)
@@ -261,8 +262,7 @@ TEST_P(Machines, CompleteFuturesInTheOrderOfCalls) {
     for (int i = 0; i < 6; ++i) {
       const at::Tensor& value = tensors[static_cast<std::size_t>(i)];
       EXPECT_TRUE(torch::equal(
-          value,
-          torch::full_like(value, size * (size - 1) / 2 + size * i)));
+          value, torch::full_like(value, size * (size - 1) / 2 + size * i)));
     }
   });
 }

@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/host_memory.h"
+#include "comm/transport/shared_memory/memory/host_memory.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include <rapidcheck.h>
 
-#include "comm/transport/reduction_encoding.h"
+#include "comm/transport/adapters/reduction_encoding.h"
 #include "comm/transport/shared_memory/shared_memory_connection.h"
 
 namespace accelerate::detail {
@@ -107,26 +107,16 @@ TEST(HostMemory, TransposesInTiles) {
 }
 
 const std::vector<at::ScalarType> kReduced{
-    at::kBool,
-    at::kByte,
-    at::kChar,
-    at::kShort,
-    at::kUInt16,
-    at::kInt,
-    at::kUInt32,
-    at::kLong,
-    at::kUInt64,
-    at::kHalf,
-    at::kBFloat16,
-    at::kFloat,
-    at::kDouble,
-    at::kComplexHalf,
-    at::kComplexFloat,
-    at::kComplexDouble,
-    at::kFloat8_e4m3fn,
-    at::kFloat8_e4m3fnuz,
-    at::kFloat8_e5m2,
-    at::kFloat8_e5m2fnuz,
+    at::kBool,          at::kByte,
+    at::kChar,          at::kShort,
+    at::kUInt16,        at::kInt,
+    at::kUInt32,        at::kLong,
+    at::kUInt64,        at::kHalf,
+    at::kBFloat16,      at::kFloat,
+    at::kDouble,        at::kComplexHalf,
+    at::kComplexFloat,  at::kComplexDouble,
+    at::kFloat8_e4m3fn, at::kFloat8_e4m3fnuz,
+    at::kFloat8_e5m2,   at::kFloat8_e5m2fnuz,
     at::kFloat8_e8m0fnu};
 
 TEST(SharedMemoryViews, AreReducedWhereTheyLie) {

@@ -4,7 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "comm/transport/traffic_counter.h"
+#include "comm/transport/adapters/traffic_counter.h"
 #include "support/run_on_ranks.h"
 #include "support/thread_transport.h"
 

@@ -15,10 +15,10 @@
 #include <thread>
 #include <vector>
 
-#include "comm/transport/shared_memory/collectives.h"
-#include "comm/transport/shared_memory/messages.h"
-#include "comm/transport/shared_memory/progress_engine.h"
-#include "comm/transport/shared_memory/shared_blocks.h"
+#include "comm/transport/shared_memory/memory/shared_blocks.h"
+#include "comm/transport/shared_memory/operations/collectives.h"
+#include "comm/transport/shared_memory/operations/messages.h"
+#include "comm/transport/shared_memory/waiting/progress_engine.h"
 
 namespace {
 
@@ -43,8 +43,8 @@ struct Unmapping {
 
 // Zeroed memory that begins at a page.
 std::unique_ptr<std::byte[], Unmapping> pages(std::size_t bytes) {
-  auto* const memory = static_cast<std::byte*>(
-      ::operator new[](bytes, std::align_val_t(4096)));
+  auto* const memory =
+      static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(4096)));
   std::fill_n(memory, bytes, std::byte{0});
   return {memory, Unmapping{bytes}};
 }
@@ -94,8 +94,8 @@ class Rank {
     for (int i = 0; i < length; ++i) {
       const std::size_t count = std::size_t{1} << (random() % 17U);
       const auto kind = random() % 9U;
-      const auto root = static_cast<int>(
-          random() % static_cast<unsigned>(engine_.size()));
+      const auto root =
+          static_cast<int>(random() % static_cast<unsigned>(engine_.size()));
       call(kind, count, root, i);
     }
   }
@@ -109,11 +109,11 @@ class Rank {
       for (int peer = 0; peer < engine_.size(); ++peer) {
         if (peer == engine_.rank()) continue;
         kept.push_back(values_of(engine_.rank(), count, i));
-        operations.push_back(message(
-            Message::Direction::send, peer, i % 3, kept.back()));
+        operations.push_back(
+            message(Message::Direction::send, peer, i % 3, kept.back()));
         kept.emplace_back(count);
-        operations.push_back(message(
-            Message::Direction::receive, peer, i % 3, kept.back()));
+        operations.push_back(
+            message(Message::Direction::receive, peer, i % 3, kept.back()));
       }
       for (const auto& operation : operations) engine_.begin(operation);
       if (i % 4 == 0) engine_.run_in_background();
@@ -174,16 +174,14 @@ class Rank {
                 sum,
                 size));
         return expect(
-            Values(reducible_, reducible_ + count) ==
-                sum_of(size, count, salt),
+            Values(reducible_, reducible_ + count) == sum_of(size, count, salt),
             "reducible memory");
       }
       case 2:
         run(engine_, make_broadcast(tensor_of(own), root));
         return expect(own == values_of(root, count, salt), "broadcast");
       case 3:
-        run(engine_,
-            make_all_gather(tensor_of(many).memory, tensor_of(own)));
+        run(engine_, make_all_gather(tensor_of(many).memory, tensor_of(own)));
         for (int rank = 0; rank < size; ++rank)
           expect(part(rank) == values_of(rank, count, salt), "all_gather");
         return;
@@ -299,7 +297,8 @@ void play(unsigned seed) {
         expect(false, "a barrier without rank 0");
       } catch (const std::runtime_error& error) {
         expect(
-            std::string(error.what()) == "[shared memory] rank 0 has had enough",
+            std::string(error.what()) ==
+                "[shared memory] rank 0 has had enough",
             error.what());
       }
     });

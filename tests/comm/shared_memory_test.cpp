@@ -9,9 +9,9 @@
 
 #include "base/shared_segment.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/transport/adapters/p2p_batch.h"
 #include "comm/transport/automatic_transport.h"
-#include "comm/transport/p2p_batch.h"
-#include "comm/transport/shared_memory/layout.h"
+#include "comm/transport/shared_memory/memory/layout.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"
 #include "support/expect_error.h"
 #include "support/memory_worlds.h"
@@ -393,8 +393,8 @@ TEST(SharedMemory, NamesTheRankThatIsLate) {
       milliseconds(300));
   EXPECT_THAT(
       text,
-      ::testing::HasSubstr(
-          "all_reduce of 16 bytes (Float [4], sum) timed out waiting for rank 1"));
+      ::testing::HasSubstr("all_reduce of 16 bytes (Float [4], sum) timed out "
+                           "waiting for rank 1"));
 }
 
 TEST(SharedMemory, RefusesMessagesOfAnotherSize) {

@@ -19,8 +19,8 @@
 #include <accelerate/error.h>
 
 #include "comm/collectives/group_impl.h"
-#include "comm/transport/adapters.h"
-#include "comm/transport/connection_adapter.h"
+#include "comm/transport/adapters/adapters.h"
+#include "comm/transport/adapters/connection_adapter.h"
 #include "comm/transport/transports.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"

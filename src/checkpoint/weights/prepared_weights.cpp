@@ -17,7 +17,7 @@
 #include "checkpoint/weights/module_weights.h"
 #include "checkpoint/weights/shard_reader.h"
 #include "comm/mesh.h"
-#include "comm/transport/p2p_batch.h"
+#include "comm/transport/adapters/p2p_batch.h"
 
 namespace accelerate::detail {
 

@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/store.h"
-#include "comm/transport/adapters.h"
+#include "comm/transport/adapters/adapters.h"
 
 namespace accelerate::detail {
 

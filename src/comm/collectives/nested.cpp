@@ -14,7 +14,7 @@
 
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
-#include "comm/transport/reduction_encoding.h"
+#include "comm/transport/adapters/reduction_encoding.h"
 
 namespace accelerate {
 

@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "comm/transport/hierarchy/island_operations.h"
 #include "comm/transport/hierarchy/serial_queue.h"
-#include "comm/transport/shared_memory/peers.h"
+#include "comm/transport/shared_memory/memory/peers.h"
 
 namespace accelerate::detail {
 

@@ -8,10 +8,10 @@
 #include <ATen/Functions.h>
 
 #include "base/text.h"
-#include "comm/transport/reduction_encoding.h"
-#include "comm/transport/shared_memory/collective.h"
-#include "comm/transport/shared_memory/combine.h"
-#include "comm/transport/shared_memory/peers.h"
+#include "comm/transport/adapters/reduction_encoding.h"
+#include "comm/transport/shared_memory/memory/peers.h"
+#include "comm/transport/shared_memory/operations/collective.h"
+#include "comm/transport/shared_memory/operations/combine.h"
 
 namespace accelerate::detail {
 

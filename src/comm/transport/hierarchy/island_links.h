@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "comm/transport/hierarchy/islands.h"
-#include "comm/transport/shared_memory/layout.h"
+#include "comm/transport/shared_memory/memory/layout.h"
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "comm/transport/hierarchy/island_links.h"
-#include "comm/transport/shared_memory/collectives.h"
+#include "comm/transport/shared_memory/operations/collectives.h"
 #include "comm/transport/shared_memory/shared_memory_connection.h"
 
 namespace accelerate::detail {

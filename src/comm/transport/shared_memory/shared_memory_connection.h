@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/shared_memory/collectives.h"
-#include "comm/transport/shared_memory/progress_engine.h"
+#include "comm/transport/shared_memory/operations/collectives.h"
+#include "comm/transport/shared_memory/waiting/progress_engine.h"
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {

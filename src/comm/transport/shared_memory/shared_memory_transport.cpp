@@ -12,8 +12,8 @@
 #include "base/processors.h"
 #include "base/text.h"
 #include "comm/transport/handshake.h"
-#include "comm/transport/shared_memory/progress_engine.h"
 #include "comm/transport/shared_memory/shared_memory_connection.h"
+#include "comm/transport/shared_memory/waiting/progress_engine.h"
 
 namespace accelerate::detail {
 

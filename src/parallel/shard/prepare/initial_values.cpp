@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 #include "comm/mesh.h"
-#include "comm/transport/p2p_batch.h"
+#include "comm/transport/adapters/p2p_batch.h"
 #include "parallel/replicate/same_model.h"
 #include "params/materialize.h"
 

@@ -7,7 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text.h"
-#include "comm/transport/p2p_batch.h"
+#include "comm/transport/adapters/p2p_batch.h"
 
 namespace accelerate::detail {
 

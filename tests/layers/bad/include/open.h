@@ -1,2 +1,2 @@
 #include <torch/torch.h>
-#include "comm/transport/reduction_encoding.h"
+#include "comm/transport/adapters/reduction_encoding.h"

@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/peers.h"
+#include "comm/transport/shared_memory/memory/peers.h"
 
 #include <poll.h>
 #include <sys/syscall.h>

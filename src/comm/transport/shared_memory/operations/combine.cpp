@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/combine.h"
+#include "comm/transport/shared_memory/operations/combine.h"
 
 #include <algorithm>
 #include <array>
@@ -242,8 +242,7 @@ CombineFunction function_for(at::ScalarType dtype, ReduceOp op) {
 Combination combination_of(at::ScalarType dtype, ReduceOp op) {
   return {
       .function = function_for(dtype, op),
-      .element_bytes =
-          dtype == at::kComplexHalf ? 2 : c10::elementSize(dtype),
+      .element_bytes = dtype == at::kComplexHalf ? 2 : c10::elementSize(dtype),
       .dtype = dtype,
       .op = op};
 }

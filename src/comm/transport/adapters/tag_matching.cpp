@@ -8,8 +8,8 @@
 #include <ATen/Functions.h>
 
 #include "base/text.h"
-#include "comm/transport/adapters.h"
-#include "comm/transport/connection_adapter.h"
+#include "comm/transport/adapters/adapters.h"
+#include "comm/transport/adapters/connection_adapter.h"
 #include "comm/transport/works.h"
 
 namespace accelerate::detail {

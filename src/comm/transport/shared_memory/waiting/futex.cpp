@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/futex.h"
+#include "comm/transport/shared_memory/waiting/futex.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

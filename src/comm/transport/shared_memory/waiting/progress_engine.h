@@ -12,11 +12,11 @@
 #include <thread>
 #include <vector>
 
-#include "comm/transport/shared_memory/fabric.h"
-#include "comm/transport/shared_memory/messages.h"
-#include "comm/transport/shared_memory/operation.h"
-#include "comm/transport/shared_memory/patience.h"
-#include "comm/transport/shared_memory/peers.h"
+#include "comm/transport/shared_memory/memory/fabric.h"
+#include "comm/transport/shared_memory/memory/peers.h"
+#include "comm/transport/shared_memory/operations/messages.h"
+#include "comm/transport/shared_memory/operations/operation.h"
+#include "comm/transport/shared_memory/waiting/patience.h"
 
 namespace accelerate::detail {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/transport/shared_memory/fabric.h"
+#include "comm/transport/shared_memory/memory/fabric.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "comm/transport/reduction_encoding.h"
+#include "comm/transport/adapters/reduction_encoding.h"
 
 #include <limits>
 

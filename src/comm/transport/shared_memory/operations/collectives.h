@@ -9,10 +9,10 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "comm/transport/shared_memory/combine.h"
-#include "comm/transport/shared_memory/host_memory.h"
-#include "comm/transport/shared_memory/layout.h"
-#include "comm/transport/shared_memory/operation.h"
+#include "comm/transport/shared_memory/memory/host_memory.h"
+#include "comm/transport/shared_memory/memory/layout.h"
+#include "comm/transport/shared_memory/operations/combine.h"
+#include "comm/transport/shared_memory/operations/operation.h"
 
 namespace accelerate::detail {
 
@@ -62,10 +62,8 @@ std::unique_ptr<Operation> make_all_gather(
     const HostMemory& output,
     const HostTensor& input);
 /// `outputs`: one per rank on `root`, elsewhere none.
-std::unique_ptr<Operation> make_gather(
-    std::vector<HostMemory> outputs,
-    const HostTensor& input,
-    int root);
+std::unique_ptr<Operation>
+make_gather(std::vector<HostMemory> outputs, const HostTensor& input, int root);
 /// `inputs`: one per rank on `root`, elsewhere none.
 std::unique_ptr<Operation> make_scatter(
     const HostTensor& output,
@@ -81,10 +79,8 @@ std::unique_ptr<Operation> make_all_to_all(
 /// In place. Short ones are reduced by each rank as a whole; of long ones, each
 /// rank reduces a part, where the data lie if that is in one of the fabric's
 /// blocks.
-std::unique_ptr<Operation> make_all_reduce(
-    const HostTensor& data,
-    const Combination& how,
-    int num_ranks);
+std::unique_ptr<Operation>
+make_all_reduce(const HostTensor& data, const Combination& how, int num_ranks);
 /// In place on rank `root`; elsewhere `data` is only read.
 std::unique_ptr<Operation>
 make_reduce(const HostTensor& data, const Combination& how, int root);

@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/host_memory.h"
+#include "comm/transport/shared_memory/memory/host_memory.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,9 +2,9 @@
 
 #include <ATen/Functions.h>
 
-#include "comm/transport/adapters.h"
-#include "comm/transport/connection_adapter.h"
-#include "comm/transport/reduction_encoding.h"
+#include "comm/transport/adapters/adapters.h"
+#include "comm/transport/adapters/connection_adapter.h"
+#include "comm/transport/adapters/reduction_encoding.h"
 #include "comm/transport/works.h"
 
 namespace accelerate::detail {
@@ -67,8 +67,8 @@ class DtypeWidening final : public ConnectionAdapter {
       const at::Tensor& input,
       ReduceOp op) override {
     const ReductionEncoding encoding(inner().facts(), input, op);
-    const bool is_same = output.scalar_type() ==
-            encoding.buffer().scalar_type() &&
+    const bool is_same =
+        output.scalar_type() == encoding.buffer().scalar_type() &&
         (output.is_contiguous() ||
          (inner().facts().takes_views && is_plain(output)));
     const at::Tensor reduced = is_same
@@ -89,7 +89,8 @@ class DtypeWidening final : public ConnectionAdapter {
 
   Work all_gather(const at::Tensor& output, const at::Tensor& input) override {
     const MovedTensor moved = as_moved(output);
-    return received(inner().all_gather(moved.sent, as_moved(input).sent), moved);
+    return received(
+        inner().all_gather(moved.sent, as_moved(input).sent), moved);
   }
 
   Work gather(

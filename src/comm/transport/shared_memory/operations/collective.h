@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/shared_memory/collectives.h"
-#include "comm/transport/shared_memory/layout.h"
+#include "comm/transport/shared_memory/memory/layout.h"
+#include "comm/transport/shared_memory/operations/collectives.h"
 
 namespace accelerate::detail {
 

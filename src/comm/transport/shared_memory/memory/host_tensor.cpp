@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/collectives.h"
+#include "comm/transport/shared_memory/operations/collectives.h"
 
 #include <algorithm>
 
@@ -11,9 +11,8 @@ HostTensor::HostTensor(
     std::span<const std::int64_t> strides)
     : memory(data, c10::elementSize(element_type), extents, strides),
       dtype(element_type),
-      num_dims(static_cast<std::uint8_t>(std::min<std::size_t>(
-          extents.size(),
-          CollectiveStamp::kMostDims))) {
+      num_dims(static_cast<std::uint8_t>(
+          std::min<std::size_t>(extents.size(), CollectiveStamp::kMostDims))) {
   for (std::size_t i = 0; i < extents.size(); ++i) {
     if (i < num_dims) {
       sizes[i] = extents[i];

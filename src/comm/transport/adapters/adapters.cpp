@@ -1,4 +1,4 @@
-#include "comm/transport/adapters.h"
+#include "comm/transport/adapters/adapters.h"
 
 #include <chrono>
 #include <cstdint>

@@ -1,8 +1,8 @@
-#include "comm/transport/traffic_counter.h"
+#include "comm/transport/adapters/traffic_counter.h"
 
 #include <utility>
 
-#include "comm/transport/connection_adapter.h"
+#include "comm/transport/adapters/connection_adapter.h"
 
 namespace accelerate::detail {
 

@@ -4,8 +4,8 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
-#include "comm/transport/adapters.h"
-#include "comm/transport/connection_adapter.h"
+#include "comm/transport/adapters/adapters.h"
+#include "comm/transport/adapters/connection_adapter.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/shared_tensor.h"
+#include "comm/transport/shared_memory/memory/shared_tensor.h"
 
 #include <unistd.h>
 
@@ -12,8 +12,8 @@
 
 #include <ATen/Functions.h>
 
-#include "comm/transport/shared_memory/collectives.h"
-#include "comm/transport/shared_memory/shared_blocks.h"
+#include "comm/transport/shared_memory/memory/shared_blocks.h"
+#include "comm/transport/shared_memory/operations/collectives.h"
 
 namespace accelerate::detail {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/shared_memory/fabric.h"
+#include "comm/transport/shared_memory/memory/fabric.h"
 
 namespace accelerate::detail {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/transport/shared_memory/fabric.h"
+#include "comm/transport/shared_memory/memory/fabric.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "comm/transport/p2p_batch.h"
+#include "comm/transport/adapters/p2p_batch.h"
 
 #include <algorithm>
 #include <utility>
@@ -39,8 +39,7 @@ void P2PBatch::start(
   try {
     messages_.push_back(
         {.tensor = tensor,
-         .work =
-             ((*group_.impl()->connection).*direction)(tensor, peer, tag)});
+         .work = ((*group_.impl()->connection).*direction)(tensor, peer, tag)});
     peers_.push_back(group_.impl()->peer_in_world(peer));
     group_.impl()->connection->run_in_background();
     note_in_flight(1);

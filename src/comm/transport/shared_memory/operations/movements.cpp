@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/text.h"
-#include "comm/transport/shared_memory/collective.h"
-#include "comm/transport/shared_memory/failure.h"
-#include "comm/transport/shared_memory/steps.h"
+#include "comm/transport/shared_memory/operations/collective.h"
+#include "comm/transport/shared_memory/operations/steps.h"
+#include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {
 
@@ -86,7 +86,8 @@ class AllGather final : public Collective {
 
  private:
   Shape begin(Fabric&) override {
-    return {.stamp = stamp_, .num_steps = num_pieces(input_.bytes(), kSlotBytes)};
+    return {
+        .stamp = stamp_, .num_steps = num_pieces(input_.bytes(), kSlotBytes)};
   }
   void write(Fabric&, std::uint64_t step, std::byte* slot) override {
     const Piece piece = piece_of(step, kSlotBytes, input_.bytes());

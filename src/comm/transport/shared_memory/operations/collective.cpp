@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/collective.h"
+#include "comm/transport/shared_memory/operations/collective.h"
 
 #include <array>
 #include <string>
@@ -8,7 +8,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "base/text.h"
-#include "comm/transport/shared_memory/failure.h"
+#include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {
 
@@ -48,7 +48,8 @@ std::string describe(const CollectiveStamp& stamp) {
   // Ranks send as much as they like in an all_to_all.
   if (kind != CollectiveKind::all_to_all)
     text += format(" of {} bytes", stamp.bytes);
-  text += format(" ({}", c10::toString(static_cast<at::ScalarType>(stamp.dtype)));
+  text +=
+      format(" ({}", c10::toString(static_cast<at::ScalarType>(stamp.dtype)));
   if (stamp.num_dims > 0) {
     std::vector<std::string> sizes;
     for (std::size_t i = 0; i < stamp.num_dims && i < stamp.sizes.size(); ++i)
@@ -149,7 +150,8 @@ void Collective::compare_stamps(Fabric& fabric) {
   if (are_compared_) return;
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (!is_awaited(fabric, rank)) continue;
-    const CollectiveStamp& other = fabric.page(rank).calls[first_step_ % 2].stamp;
+    const CollectiveStamp& other =
+        fabric.page(rank).calls[first_step_ % 2].stamp;
     if (other == shape_.stamp) continue;
     throw DisagreementError(
         rank, detail::describe(shape_.stamp), detail::describe(other));

@@ -1,11 +1,11 @@
-#include "comm/transport/shared_memory/messages.h"
+#include "comm/transport/shared_memory/operations/messages.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "base/text.h"
-#include "comm/transport/shared_memory/failure.h"
+#include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {
 

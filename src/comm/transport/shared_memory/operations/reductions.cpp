@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/transport/shared_memory/collective.h"
-#include "comm/transport/shared_memory/steps.h"
+#include "comm/transport/shared_memory/operations/collective.h"
+#include "comm/transport/shared_memory/operations/steps.h"
 
 namespace accelerate::detail {
 
@@ -265,8 +265,7 @@ class ReduceScatter final : public Collective {
     std::byte* const input = input_.contiguous();
     std::byte* const output = output_.contiguous();
     if (input == nullptr || output == nullptr) scratch_.resize(piece.size);
-    if (input == nullptr)
-      input_.copy_out(scratch_.data(), begin, piece.size);
+    if (input == nullptr) input_.copy_out(scratch_.data(), begin, piece.size);
     for (int rank = 0; rank < fabric.size(); ++rank) {
       sources_[index_of(rank)] = rank != me
           ? slot_of(fabric, rank, step) + place_in_slot(fabric, rank, me)
@@ -290,10 +289,8 @@ class ReduceScatter final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> make_all_reduce(
-    const HostTensor& data,
-    const Combination& how,
-    int num_ranks) {
+std::unique_ptr<Operation>
+make_all_reduce(const HostTensor& data, const Combination& how, int num_ranks) {
   if (data.memory.bytes() * index_of(num_ranks) > kShort)
     return std::make_unique<PartedAllReduce>(data, how);
   return std::make_unique<WholeReduce>(

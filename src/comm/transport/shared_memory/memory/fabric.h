@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/shared_segment.h"
-#include "comm/transport/shared_memory/futex.h"
-#include "comm/transport/shared_memory/layout.h"
-#include "comm/transport/shared_memory/shared_blocks.h"
+#include "comm/transport/shared_memory/memory/layout.h"
+#include "comm/transport/shared_memory/memory/shared_blocks.h"
+#include "comm/transport/shared_memory/waiting/futex.h"
 
 namespace accelerate::detail {
 

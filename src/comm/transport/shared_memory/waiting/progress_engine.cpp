@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/progress_engine.h"
+#include "comm/transport/shared_memory/waiting/progress_engine.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "comm/transport/shared_memory/failure.h"
+#include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {
 

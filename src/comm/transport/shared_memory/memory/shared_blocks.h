@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/shared_segment.h"
-#include "comm/transport/shared_memory/layout.h"
+#include "comm/transport/shared_memory/memory/layout.h"
 
 namespace accelerate::detail {
 

@@ -2,8 +2,8 @@
 
 #include <ATen/Functions.h>
 
-#include "comm/transport/adapters.h"
-#include "comm/transport/connection_adapter.h"
+#include "comm/transport/adapters/adapters.h"
+#include "comm/transport/adapters/connection_adapter.h"
 #include "comm/transport/works.h"
 
 namespace accelerate::detail {

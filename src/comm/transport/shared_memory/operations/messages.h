@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/transport/shared_memory/host_memory.h"
-#include "comm/transport/shared_memory/operation.h"
+#include "comm/transport/shared_memory/memory/host_memory.h"
+#include "comm/transport/shared_memory/operations/operation.h"
 
 namespace accelerate::detail {
 
@@ -20,11 +20,7 @@ class Message final : public Operation {
  public:
   enum class Direction { send, receive };
 
-  Message(
-      Direction direction,
-      int peer,
-      std::int64_t tag,
-      HostMemory memory)
+  Message(Direction direction, int peer, std::int64_t tag, HostMemory memory)
       : direction_(direction),
         peer_(peer),
         tag_(tag),
