@@ -1,0 +1,175 @@
+#include "train/accelerator/make_session.h"
+
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/progress/progress_bar.h"
+#include "base/text.h"
+#include "checkpoint/save/save_target.h"
+#include "comm/collectives/group_impl.h"
+#include "config/terminal_variables.h"
+#include "track/store_rank_board.h"
+#include "train/accelerator/decisions.h"
+#include "train/accelerator/session_settings.h"
+#include "train/run_state.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+// Saves and loads that take less show no bar.
+constexpr double kProgressDelaySeconds = 2;
+
+ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
+  ProjectConfiguration project = options.project_configuration;
+  if (project.project_dir.empty()) {
+    project.set_directories(options.project_dir);
+  }
+  return project;
+}
+
+std::optional<GradScaler> make_scaler(
+    const GradScalerOptions& options,
+    Precision precision,
+    const World& world) {
+  if (precision != Precision::fp16) return std::nullopt;
+  return GradScaler(
+      options,
+      world.device(),
+      world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
+}
+
+std::unique_ptr<RunTracking> make_tracking(
+    const AcceleratorOptions& options,
+    const Session& session,
+    const Environment& environment) {
+  const ProjectConfiguration& project = session.checkpoints->project;
+  auto warnings = std::make_shared<WarningTap>();
+  RunTrackingOptions tracking{
+      .log_with = options.log_with,
+      .is_main_process = session.world.rank() == 0,
+      .journal = options.journal,
+      .opens_at_once = !project.project_dir.empty(),
+      .logging_dir = project.logging_dir.empty() ? project.project_dir
+                                                 : project.logging_dir,
+      .run_name = session.settings.text("run_name"),
+      .environment = environment,
+      .logger = session.world.logger(),
+      .warnings = warnings,
+      .describe = describe_process(session.world, session.mesh),
+      .figures_interval = options.figures_interval,
+      .num_steps = [counts = session.step_counts] { return counts->most(); },
+      .rank = session.world.rank()};
+  if (session.world.size() > 1)
+    tracking.board = std::make_shared<StoreRankBoard>(session.world);
+  const auto& board = session.world.group().impl()->world->board;
+  if (board) {
+    tracking.rank_reports =
+        [board, reports = std::make_shared<BoardReports>(board->board())] {
+          return reports->news();
+        };
+  }
+  Logger& logger = session.world.group().impl()->world->logger;
+  logger = logger.also_to(
+      [warnings](const LogRecord& record) { warnings->take(record); });
+  return std::make_unique<RunTracking>(std::move(tracking));
+}
+
+// The session, which reports settings without effect when its last handle is
+// destroyed, if no step and no finish() has done so.
+std::shared_ptr<Session> reporting_at_its_end(
+    std::shared_ptr<Session> session) {
+  Session* const shared = session.get();
+  return {shared, [session = std::move(session)](Session* ended) {
+            try {
+              report_settings_without_effect(*ended);
+            } catch (const std::exception&) {
+              // The program's logger threw, and a destructor must not.
+            }
+          }};
+}
+
+WorldOptions world_options(const AcceleratorOptions& options) {
+  WorldOptions world = options.world;
+  if (options.cpu.value_or(false)) world.device = at::kCPU;
+  if (options.cpu) world.cpu = options.cpu;
+  return world;
+}
+
+// Adds what the session owns and that refers to other parts of it.
+void add_services(
+    Session& session,
+    const AcceleratorOptions& options,
+    const Environment& environment) {
+  session.agreement = std::make_unique<RankAgreement>(
+      session.world,
+      [passes = session.num_averaging_passes,
+       group = session.world.group().impl()] {
+        return DesyncDetector::Position{
+            passes->load(), static_cast<std::int64_t>(group->sequence.load())};
+      });
+  session.checkpoints = std::make_unique<Checkpoints>(
+      session.world, *session.agreement, project_configuration(options));
+  session.checkpoints->progress = progress_options_of_rank(
+      {.delay_seconds = kProgressDelaySeconds,
+       .disable = !options.progress_bars},
+      session.world.is_local_main_process(),
+      terminal_variables(environment).has_utf8);
+  session.tracking = make_tracking(options, session, environment);
+  session.checkpoints->components.push_back(run_component(*session.tracking));
+}
+
+}  // namespace
+
+std::shared_ptr<Session> make_session(
+    const AcceleratorOptions& options,
+    const std::vector<AddedTechnique>& added) {
+  const Environment environment = Environment::current();
+  World world(world_options(options));
+  Decisions decisions = decide(
+      options,
+      added,
+      world,
+      world.group().impl()->world->settings,
+      environment);
+  SettingsInForce in_force = settings_in_force(options, decisions, world);
+  const TrainingRequest& training = decisions.plan_request.training;
+  const std::optional<double> max_gradient_norm =
+      training.step.gradient_clipping;
+  Mesh mesh(world, decisions.plan.degrees);
+  auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
+  auto session = std::make_shared<Session>(Session{
+      .clock = StepClock(decisions.window),
+      .settings = std::move(in_force.settings),
+      .report = {.ignored = std::move(in_force.ignored)},
+      .world = std::move(world),
+      .plan = std::move(decisions.plan),
+      .mesh = std::move(mesh),
+      .plan_request = std::move(decisions.plan_request),
+      .request_sources = std::move(decisions.request_sources),
+      .precision = decisions.precision,
+      .autocast = options.autocast,
+      .accumulation = options.gradient_accumulation,
+      .scheduling = options.scheduler,
+      .dataloader_config = options.dataloader_config,
+      .rng_types = options.rng_types,
+      .device_placement = options.device_placement,
+      .max_gradient_norm = max_gradient_norm,
+      .scaler = std::move(scaler),
+      .models = {},
+      .optimizers = {},
+      .schedulers = {},
+      .agreement = nullptr,
+      .tracking = nullptr,
+      .checkpoints = nullptr});
+  session->steps = session->world.group().impl()->world->steps;
+  session->profile_options = options.profile.value_or(ProfileOptions());
+  session->preemption_signals = options.preemption_signals;
+  add_services(*session, options, environment);
+  return reporting_at_its_end(std::move(session));
+}
+
+}  // namespace accelerate::detail

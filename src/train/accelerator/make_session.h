@@ -1,0 +1,21 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <accelerate/accelerator_options.h>
+
+#include "parallel/plan.h"
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+/// Joins the world, decides what the options amount to there, and makes what an
+/// Accelerator consists of. The session reports settings without effect when
+/// its last handle is destroyed, if no step and no finish() has done so. Throws
+/// ConfigError and DistributedError. Collective.
+std::shared_ptr<Session> make_session(
+    const AcceleratorOptions& options,
+    const std::vector<AddedTechnique>& added);
+
+}  // namespace accelerate::detail
