@@ -1,0 +1,101 @@
+#include "train/models/preparable.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <accelerate/accelerator.h>
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "pipeline/stages.h"
+#include "train/optimizers/optimizer_watch.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+template <class T>
+std::size_t count_repeated(std::vector<T> items) {
+  std::sort(items.begin(), items.end());
+  return static_cast<std::size_t>(
+      items.end() - std::unique(items.begin(), items.end()));
+}
+
+// Where the ranks have different stages, only a Pipeline divides a model.
+void require_stage(
+    const Session& session,
+    const RequestedModel& model,
+    std::vector<std::string>& complaints) {
+  const int num_stages = session.plan.degree(Axis::pipeline);
+  const bool is_stage =
+      dynamic_cast<const PipelineStageModule*>(model.module.get()) != nullptr;
+  const bool is_trained = !model.options || !model.options->evaluation_mode;
+  if (num_stages == 1 || is_stage || !is_trained) return;
+  complaints.push_back(format(
+      "[train] pipeline is {}, but argument {} of prepare() is a whole model; "
+      "make a Pipeline of it (pipeline.h), set pipeline to 1, or, if it is "
+      "never trained, give it evaluation_mode",
+      num_stages,
+      model.position));
+}
+
+// Reports a borrowed optimizer whose end its handle could not notice.
+void require_watchable(
+    const RequestedOptimizer& requested,
+    std::vector<std::string>& complaints) {
+  if (requested.is_owned || can_watch(*requested.optimizer)) return;
+  complaints.push_back(format(
+      "[train] argument {} of prepare() is an optimizer whose options are {}, "
+      "a "
+      "class of the program's own, so that its handle could not tell when it "
+      "is destroyed; move it in as a std::unique_ptr, or share it as a "
+      "std::shared_ptr",
+      requested.position,
+      name_of_options(*requested.optimizer)));
+}
+
+}  // namespace
+
+void require_preparable(const Session& session, const PrepareRequest& request) {
+  std::vector<std::string> complaints;
+  std::vector<const void*> modules, optimizers, schedulers;
+  for (const RequestedModel& model : request.models) {
+    if (!model.module) {
+      complaints.push_back(format(
+          "[train] argument {} of prepare() is an empty module holder, or a "
+          "null pointer to a module; make the module first",
+          model.position));
+    } else {
+      modules.push_back(model.module.get());
+      require_stage(session, model, complaints);
+    }
+  }
+  // A module is null after free_memory().
+  for (const auto& model : session.models) {
+    if (model->module) modules.push_back(model->module.get());
+  }
+  for (const RequestedOptimizer& requested : request.optimizers) {
+    optimizers.push_back(requested.optimizer);
+    require_watchable(requested, complaints);
+  }
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
+  }
+  for (const auto& scheduler : request.schedulers)
+    schedulers.push_back(scheduler.schedule->address());
+  for (const auto& scheduler : session.schedulers) {
+    if (scheduler->schedule)
+      schedulers.push_back(scheduler->schedule->address());
+  }
+  if (count_repeated(modules) + count_repeated(optimizers) +
+          count_repeated(schedulers) >
+      0) {
+    complaints.emplace_back(
+        "[train] prepare() was given something twice, or something prepared "
+        "before; keep the first handle");
+  }
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+}
+
+}  // namespace accelerate::detail
