@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/Functions.h>
+
+#include <accelerate/world.h>
+
+#include "base/text.h"
+#include "comm/collectives/run_collective.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::CallSite;
+
+at::Tensor from_text(std::string_view text) {
+  at::Tensor bytes =
+      at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
+  std::copy(text.begin(), text.end(), bytes.data_ptr<std::uint8_t>());
+  return bytes;
+}
+
+std::string to_text(const at::Tensor& bytes) {
+  const auto* const data =
+      reinterpret_cast<const char*>(bytes.const_data_ptr<std::uint8_t>());
+  return {data, static_cast<std::size_t>(bytes.numel())};
+}
+
+}  // namespace
+
+std::string
+Group::broadcast_bytes(std::string_view bytes, int src, CallSite site) const {
+  detail::require_rank(*impl_, "broadcast_bytes", src);
+  if (size() == 1) return std::string(bytes);
+  return detail::run_collective(
+      *impl_,
+      {"broadcast_bytes", site, src},
+      detail::format("from {}", src),
+      [&] {
+        const at::Tensor length =
+            at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
+        impl_->connection->broadcast(length, src)->wait();
+        const auto count = length.item<std::int64_t>();
+        const at::Tensor content =
+            rank() == src ? from_text(bytes) : at::empty({count}, at::kByte);
+        if (count > 0) impl_->connection->broadcast(content, src)->wait();
+        return to_text(content);
+      });
+}
+
+std::vector<std::string> Group::all_gather_bytes(
+    std::string_view bytes,
+    CallSite site) const {
+  if (size() == 1) return {std::string(bytes)};
+  return detail::run_collective(*impl_, {"all_gather_bytes", site}, "", [&] {
+    const at::Tensor length =
+        at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
+    const at::Tensor lengths = at::empty({size()}, at::kLong);
+    impl_->connection->all_gather(lengths, length)->wait();
+    const auto longest = lengths.max().item<std::int64_t>();
+    const at::Tensor padded = at::zeros({longest}, at::kByte);
+    padded.narrow(0, 0, static_cast<std::int64_t>(bytes.size()))
+        .copy_(from_text(bytes));
+    const at::Tensor output = at::empty({size() * longest}, at::kByte);
+    if (longest > 0) impl_->connection->all_gather(output, padded)->wait();
+    std::vector<std::string> all;
+    for (int peer = 0; peer < size(); ++peer) {
+      all.push_back(to_text(output.narrow(
+          0, peer * longest, lengths.data_ptr<std::int64_t>()[peer])));
+    }
+    return all;
+  });
+}
+
+std::string Group::scatter_bytes(
+    std::span<const std::string> parts,
+    int src,
+    CallSite site) const {
+  detail::require_rank(*impl_, "scatter_bytes", src);
+  if (rank() == src)
+    detail::require_parts(*impl_, "scatter_bytes", parts.size());
+  if (size() == 1) return parts[0];
+  std::vector<at::Tensor> mine(
+      static_cast<std::size_t>(size()), at::empty({0}, at::kByte));
+  if (rank() == src) {
+    std::transform(parts.begin(), parts.end(), mine.begin(), from_text);
+  }
+  return to_text(
+      all_to_all(mine, site)[static_cast<std::size_t>(src)].contiguous());
+}
+
+}  // namespace accelerate

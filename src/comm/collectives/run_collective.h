@@ -1,0 +1,103 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <accelerate/error.h>
+#include <accelerate/world.h>
+
+#include "comm/collectives/group_impl.h"
+
+namespace accelerate::detail {
+
+/// "Float [2, 3]".
+std::string text_of(const at::Tensor& tensor);
+inline std::string text_of(const std::string& detail) { return detail; }
+
+/// What the board shows of a call.
+struct CollectiveCall {
+  const char* operation;
+  CallSite site;
+  int root = -1;  ///< in the group
+};
+
+inline NotedCall noted(
+    const GroupImpl& group,
+    const CollectiveCall& call,
+    const at::Tensor* tensor) {
+  NotedCall note;
+  note.operation = call.operation;
+  note.place = {call.site.file, call.site.line};
+  if (call.root >= 0) note.root = group.peer_in_world(call.root);
+  if (tensor == nullptr) return note;
+  note.dtype = c10::toString(tensor->scalar_type());
+  note.shape = {tensor->sizes().data(), tensor->sizes().size()};
+  return note;
+}
+
+inline const at::Tensor* tensor_in(const at::Tensor& detail) { return &detail; }
+
+inline const at::Tensor* tensor_in(const std::string&) { return nullptr; }
+
+/// Runs one collective: numbers it, notes it on the board, compares it between
+/// ranks in debug mode, and turns failures into errors that name the peers.
+/// `detail`: a tensor of the same shape on all ranks, or a string; it is
+/// described only in debug mode.
+template <class Detail, class Body>
+auto run_collective(
+    const GroupImpl& group,
+    const CollectiveCall& call,
+    const Detail& detail,
+    Body&& body) {
+  const at::NoGradGuard no_grad;
+  const StepPartScope part(group.world->steps.get(), StepPart::communication);
+  const std::uint64_t sequence = ++const_cast<GroupImpl&>(group).sequence;
+  const NotedCallScope note(
+      group.calls.get(), noted(group, call, tensor_in(detail)));
+  try {
+    if (group.world->debug) {
+      check_agreement(group, call.operation, text_of(detail));
+    }
+    return std::forward<Body>(body)();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_collective(group, call.operation, sequence, error);
+  }
+}
+
+/// Runs a send or a receive.
+template <class Body>
+void run_message(
+    const GroupImpl& group,
+    const char* operation,
+    int peer,
+    Body&& body) {
+  const at::NoGradGuard no_grad;
+  const std::array peers{group.peer_in_world(peer)};
+  const BoardWaitScope wait(group.world->notes(), operation, peers);
+  try {
+    std::forward<Body>(body)();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail_collective(group, operation, group.sequence, error);
+  }
+}
+
+/// Each throws ConfigError for an argument that does not fit the group.
+void require_rank(const GroupImpl& group, const char* operation, int rank);
+void require_tag(const char* operation, int tag);
+void require_parts(
+    const GroupImpl& group,
+    const char* operation,
+    std::size_t count);
+
+}  // namespace accelerate::detail
