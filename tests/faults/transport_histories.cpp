@@ -379,6 +379,9 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
+// Long enough for a busy machine; ranks find out sooner that a peer is gone.
+constexpr std::chrono::seconds kTimeout{60};
+
 constexpr int kLost = 3;  // exit code: another rank was gone
 
 // Whatever a rank's threads find out: that a peer is gone, or something worse.
@@ -408,7 +411,7 @@ void play(unsigned seed, int rank, int port) {
   std::thread killer;
   guarded([&] {
     const Store store =
-        Store::tcp("127.0.0.1", port, false, std::chrono::seconds(20))
+        Store::tcp("127.0.0.1", port, false, kTimeout)
             .with_prefix(std::to_string(seed));
     const World world(
         {.rank = rank,
@@ -418,7 +421,7 @@ void play(unsigned seed, int rank, int port) {
          .store = store,
          .transport = "automatic",
          .device = at::kCPU,
-         .timeout = std::chrono::seconds(20),
+         .timeout = kTimeout,
          .logger = Logger([](const LogRecord&) {}, LogLevel::off)});
     std::vector<std::vector<Group>> groups;
     for (int thread = 0; thread < plan.num_threads; ++thread) {
@@ -471,12 +474,13 @@ Outcome run_history(unsigned seed, int port) {
   const Plan plan(seed);
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
+    std::fflush(stdout);  // else children print it, too
     const pid_t child = ::fork();
     if (child == 0) play(seed, rank, port);
     ranks.push_back(child);
   }
   Outcome outcome;
-  const auto deadline = Clock::now() + std::chrono::seconds(60);
+  const auto deadline = Clock::now() + 3 * kTimeout;
   std::vector<int> codes(ranks.size(), -1);
   std::size_t num_left = ranks.size();
   while (num_left > 0) {
