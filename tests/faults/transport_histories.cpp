@@ -379,8 +379,10 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
-// Long enough for a busy machine; ranks find out sooner that a peer is gone.
-constexpr std::chrono::seconds kTimeout{60};
+// Of a rank's calls: long where other programs have the processors, and shorter
+// than a history may last, so that a rank says what it waited for.
+constexpr std::chrono::seconds kTimeout{50};
+constexpr std::chrono::seconds kLongestHistory{60};
 
 constexpr int kLost = 3;  // exit code: another rank was gone
 
@@ -392,7 +394,8 @@ void play(unsigned seed, int rank, int port) {
   const auto guarded = [&](const std::function<void()>& body) {
     try {
       body();
-    } catch (const DistributedError&) {
+    } catch (const DistributedError& error) {
+      if (plan.victim < 0) std::printf("rank %d: %s\n", rank, error.what());
       has_lost.store(true);
     } catch (const std::runtime_error& error) {
       // What a transport throws.
@@ -474,13 +477,13 @@ Outcome run_history(unsigned seed, int port) {
   const Plan plan(seed);
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
-    std::fflush(stdout);  // else children print it, too
+    std::fflush(stdout);  // else the child prints it again
     const pid_t child = ::fork();
     if (child == 0) play(seed, rank, port);
     ranks.push_back(child);
   }
   Outcome outcome;
-  const auto deadline = Clock::now() + 3 * kTimeout;
+  const auto deadline = Clock::now() + kLongestHistory;
   std::vector<int> codes(ranks.size(), -1);
   std::size_t num_left = ranks.size();
   while (num_left > 0) {
