@@ -1,9 +1,12 @@
 #include "comm/monitoring/world_board.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
@@ -50,6 +53,23 @@ class Messages {
   std::string text_;
 };
 
+// Reads again while a rank is storing a call: on a busy machine it may stay
+// descheduled meanwhile.
+std::vector<RankActivity> read_complete(const Board& board) {
+  while (true) {
+    std::vector<RankActivity> ranks = read_activities(board);
+    const bool is_complete =
+        std::all_of(ranks.begin(), ranks.end(), [](const RankActivity& rank) {
+          return std::all_of(
+              rank.calls.begin(), rank.calls.end(), [](const GroupCall& call) {
+                return call.number > 0;
+              });
+        });
+    if (is_complete) return ranks;
+    std::this_thread::yield();
+  }
+}
+
 TEST(WorldBoard, NotesTheCallsOfEachGroup) {
   run_on_ranks(3, [](const WorldOptions& options) {
     const World world(options);
@@ -60,7 +80,7 @@ TEST(WorldBoard, NotesTheCallsOfEachGroup) {
     pair.broadcast(at::ones({5}, at::kLong), 2);
     pair.barrier();
     world.group().barrier();
-    for (const RankActivity& rank : read_activities(board->board())) {
+    for (const RankActivity& rank : read_complete(board->board())) {
       ASSERT_EQ(rank.calls.size(), 2U);
       EXPECT_EQ(rank.calls[0].group, "world");
       // Another rank may already be in the next one.

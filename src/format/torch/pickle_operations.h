@@ -3,11 +3,11 @@
 #include <array>
 #include <initializer_list>
 
-namespace accelerate::detail {
+namespace accelerate::detail::pickle {
 
 /// The operations of a pickle that data need, by the names of Python's
 /// pickletools.
-enum PickleOperation : unsigned char {
+enum Operation : unsigned char {
   kMark = '(',
   kStop = '.',
   kPop = '0',
@@ -62,7 +62,7 @@ enum PickleOperation : unsigned char {
 };
 
 /// What an operation is about.
-enum class PickleSubject : unsigned char {
+enum class Subject : unsigned char {
   unknown,
   memo,
   number,
@@ -74,16 +74,14 @@ enum class PickleSubject : unsigned char {
 };
 
 /// The function of each subject has a case for every operation listed here.
-inline constexpr std::array<PickleSubject, 256> kPickleSubjects = [] {
-  std::array<PickleSubject, 256> subjects{};
-  const auto set = [&](PickleSubject subject,
-                       std::initializer_list<PickleOperation> operations) {
-    for (const PickleOperation operation : operations)
-      subjects[operation] = subject;
+inline constexpr std::array<Subject, 256> kSubjects = [] {
+  std::array<Subject, 256> subjects{};
+  const auto set = [&](Subject subject,
+                       std::initializer_list<Operation> operations) {
+    for (const Operation operation : operations) subjects[operation] = subject;
   };
-  set(PickleSubject::memo,
-      {kBinPut, kLongBinPut, kMemoize, kBinGet, kLongBinGet});
-  set(PickleSubject::number,
+  set(Subject::memo, {kBinPut, kLongBinPut, kMemoize, kBinGet, kLongBinGet});
+  set(Subject::number,
       {kNone,
        kTrue,
        kFalse,
@@ -93,7 +91,7 @@ inline constexpr std::array<PickleSubject, 256> kPickleSubjects = [] {
        kLong1,
        kLong4,
        kBinFloat});
-  set(PickleSubject::text,
+  set(Subject::text,
       {kShortBinString,
        kShortBinUnicode,
        kBinString,
@@ -102,7 +100,7 @@ inline constexpr std::array<PickleSubject, 256> kPickleSubjects = [] {
        kShortBinBytes,
        kBinBytes,
        kBinBytes8});
-  set(PickleSubject::container,
+  set(Subject::container,
       {kEmptyList,
        kEmptyDict,
        kEmptySet,
@@ -119,11 +117,11 @@ inline constexpr std::array<PickleSubject, 256> kPickleSubjects = [] {
        kAppends,
        kAddItems,
        kSetItems});
-  set(PickleSubject::stack, {kMark, kPop, kPopMark, kDup});
-  set(PickleSubject::object,
+  set(Subject::stack, {kMark, kPop, kPopMark, kDup});
+  set(Subject::object,
       {kGlobal, kStackGlobal, kReduce, kNewObject, kBuild, kBinPersistent});
-  set(PickleSubject::frame, {kProtocol, kFrame, kStop});
+  set(Subject::frame, {kProtocol, kFrame, kStop});
   return subjects;
 }();
 
-}  // namespace accelerate::detail
+}  // namespace accelerate::detail::pickle

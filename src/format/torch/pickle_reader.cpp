@@ -12,6 +12,8 @@ namespace accelerate::detail {
 
 namespace {
 
+using namespace pickle;  // NOLINT: operations
+
 constexpr unsigned kNewestProtocol = 5;
 
 }  // namespace
@@ -65,22 +67,22 @@ void Pickle::run() {
 }
 
 void Pickle::step(unsigned char operation) {
-  switch (kPickleSubjects[operation]) {
-    case PickleSubject::memo:
+  switch (kSubjects[operation]) {
+    case Subject::memo:
       return step_memo(operation);
-    case PickleSubject::number:
+    case Subject::number:
       return step_number(operation);
-    case PickleSubject::text:
+    case Subject::text:
       return step_text(operation);
-    case PickleSubject::container:
+    case Subject::container:
       return step_container(operation);
-    case PickleSubject::stack:
+    case Subject::stack:
       return step_stack(operation);
-    case PickleSubject::object:
+    case Subject::object:
       return step_object(operation);
-    case PickleSubject::frame:
+    case Subject::frame:
       return step_frame(operation);
-    case PickleSubject::unknown:
+    case Subject::unknown:
       fail(format(
           "operation {} is not one that data needs",
           static_cast<unsigned>(operation)));

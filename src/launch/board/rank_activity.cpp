@@ -16,13 +16,14 @@ namespace {
 
 constexpr auto kAcquire = std::memory_order_acquire;
 
-// Nothing if nothing was stored yet, or if its writer stays stopped in the
-// middle of a store: one that merely lost its processor gets time to go on.
+// Nothing if nothing was stored yet, or if its writer is stopped in the middle
+// of a store. A writer that was merely descheduled gets some milliseconds to
+// finish; a report of a dead rank cannot wait longer.
 template <std::size_t size>
 std::optional<std::array<std::uint64_t, size>> load(
     const VersionedWords<size>& source) {
   constexpr int kSpins = 1000;
-  constexpr int kMostAttempts = kSpins + 200;
+  constexpr int kMostAttempts = kSpins + 60;
   constexpr auto kPause = std::chrono::microseconds(100);
   std::array<std::uint64_t, size> words{};
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {

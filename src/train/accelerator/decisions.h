@@ -11,7 +11,7 @@
 
 namespace accelerate::detail {
 
-/// What options, launcher and other engines' settings amount to.
+/// What the options, the launcher and other engines' settings resolve to.
 struct Decisions {
   Precision precision = Precision::no;
   int window = 1;

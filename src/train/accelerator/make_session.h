@@ -10,8 +10,8 @@
 
 namespace accelerate::detail {
 
-/// Joins the world, decides what the options amount to there, and makes what an
-/// Accelerator consists of. The session reports settings without effect when
+/// Joins the world, resolves the options there, and makes what an Accelerator
+/// consists of. The session reports settings without effect when
 /// its last handle is destroyed, if no step and no finish() has done so. Throws
 /// ConfigError and DistributedError. Collective.
 std::shared_ptr<Session> make_session(
