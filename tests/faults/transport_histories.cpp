@@ -379,8 +379,8 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
-// Of a rank's calls: long where other programs have the processors, and shorter
-// than a history may last, so that a rank says what it waited for.
+// The limit of one call of a rank: long where other programs have the processors, and
+// shorter than a history may last, so that a rank says what it waited for.
 constexpr std::chrono::seconds kTimeout{50};
 constexpr std::chrono::seconds kLongestHistory{60};
 
