@@ -21,3 +21,11 @@ function(accelerate_settings target)
     VISIBILITY_INLINES_HIDDEN ON
     POSITION_INDEPENDENT_CODE ON)
 endfunction()
+
+# accelerate_sanitizer_suppressions(TARGET): a program whose threads share LibTorch's
+# objects knows what sanitizers must not hold against us. They look for it in the program itself.
+function(accelerate_sanitizer_suppressions target)
+  if(ACCELERATE_SANITIZER)
+    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_suppressions.cpp)
+  endif()
+endfunction()

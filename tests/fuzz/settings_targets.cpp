@@ -127,11 +127,15 @@ void json_lines(Input input) {
 namespace {
 
 /// Shared by inputs: CLI11 compares each option that is added with all others,
-/// which takes a hundred times longer than parsing.
+/// which takes a hundred times longer than parsing. It keeps a list of all options
+/// that it ever parsed, so a parser must not live forever.
 struct LaunchParser {
+  static constexpr int kMostInputs = 10'000;
+
   CLI::App tool{"tool"};
   CLI::App& command = *tool.add_subcommand("launch")->prefix_command();
   cli::LaunchFlags flags{command};
+  int num_inputs = 0;
 };
 
 }  // namespace
@@ -139,7 +143,10 @@ struct LaunchParser {
 void launch_arguments(Input input) {
   static std::optional<LaunchParser> parser;
   // A parse forgets the flags of the one before, but not this value.
-  if (!parser || !parser->flags.config_file().empty()) parser.emplace();
+  if (!parser || !parser->flags.config_file().empty() ||
+      ++parser->num_inputs > LaunchParser::kMostInputs) {
+    parser.emplace();
+  }
   const cli::LaunchFlags& flags = parser->flags;
   std::vector<std::string> arguments = detail::split(text_of(input), '\n');
   // No argument of a program has a zero in it.

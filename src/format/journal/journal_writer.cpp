@@ -200,11 +200,12 @@ void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   num_waiting_bytes_ = num_bytes;
   is_failing_ = problem != 0;
-  ++num_ended_;
-  written_.notify_all();
   lock.unlock();
+  // Before flush() returns, so that what it reports is known by then.
   report(was_failing, problem);
   lock.lock();
+  ++num_ended_;
+  written_.notify_all();
 }
 
 void JournalWriter::report(bool was_failing, int problem) const {
