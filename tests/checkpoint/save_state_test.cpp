@@ -1043,5 +1043,37 @@ TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
   }
 }
 
+// Else the first step would put the weights back that the checkpoint replaced.
+TEST(LoadState, FillsMastersOfAnOptimizerThatTheCheckpointLacksUnlessStrict) {
+  const TemporaryDirectory directory;
+  AcceleratorOptions options;
+  options.world = kAlone;
+  options.master_weights = true;
+  const auto make = [](std::uint64_t seed) {
+    torch::manual_seed(seed);
+    torch::nn::Linear net(4, 4);
+    net->to(torch::kBFloat16);
+    return net;
+  };
+  auto saved = make(1);
+  {
+    const Accelerator accelerator(options);
+    static_cast<void>(accelerator.prepare(saved));
+    static_cast<void>(accelerator.save_state(directory / "out"));
+  }
+  auto net = make(2);
+  torch::optim::SGD inner(net->parameters(), 1.0);
+  const Accelerator accelerator(options);
+  auto [model, optimizer] = accelerator.prepare(net, inner);
+  expect_error<CheckpointError>(
+      [&] { accelerator.load_state(directory / "out"); },
+      "the checkpoint has 0 optimizers, but 1 are prepared");
+  accelerator.load_state(directory / "out", {.strict = false});
+  accelerator.backward(model(torch::zeros({2, 4}, torch::kBFloat16)).sum() * 0);
+  optimizer.step();
+  EXPECT_TRUE(net->weight.equal(saved->weight));
+  EXPECT_TRUE(net->bias.equal(saved->bias));
+}
+
 }  // namespace save_state_test
 }  // namespace accelerate

@@ -379,10 +379,15 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
+#ifdef __SANITIZE_THREAD__
+constexpr int kSlowness = 8;
+#else
+constexpr int kSlowness = 1;
+#endif
 // The limit of one call of a rank: long where other programs have the processors, and
 // shorter than a history may last, so that a rank says what it waited for.
-constexpr std::chrono::seconds kTimeout{50};
-constexpr std::chrono::seconds kLongestHistory{60};
+constexpr std::chrono::seconds kTimeout{50 * kSlowness};
+constexpr std::chrono::seconds kLongestHistory{60 * kSlowness};
 
 constexpr int kLost = 3;  // exit code: another rank was gone
 
@@ -413,9 +418,8 @@ void play(unsigned seed, int rank, int port) {
   };
   std::thread killer;
   guarded([&] {
-    const Store store =
-        Store::tcp("127.0.0.1", port, false, kTimeout)
-            .with_prefix(std::to_string(seed));
+    const Store store = Store::tcp("127.0.0.1", port, false, kTimeout)
+                            .with_prefix(std::to_string(seed));
     const World world(
         {.rank = rank,
          .size = plan.num_ranks,

@@ -276,6 +276,10 @@ void OptimizerComponent::load(
     const CheckpointSource& source,
     const MatchRules& rules) {
   for (OptimizerToLoad& to_load : to_load_) load_one(to_load, source, rules);
+  // Without `strict`, optimizers beyond those that were saved go on from the
+  // weights just loaded.
+  for (std::size_t i = to_load_.size(); i < optimizers_.size(); ++i)
+    fill_masters(*optimizers_[i], names_.masters_of(*optimizers_[i]), {});
 }
 
 void OptimizerComponent::load_one(
@@ -319,20 +323,22 @@ void OptimizerComponent::load_one(
     if (is_kept) state.parameters.insert_or_assign(name, values);
   }
   write_optimizer_state(*to_load.optimizer, state, to_load.name_of);
-  fill_masters(to_load, saved);
+  fill_masters(*to_load.optimizer, to_load.masters, saved);
 }
 
 void OptimizerComponent::fill_masters(
-    const OptimizerToLoad& to_load,
+    const torch::optim::Optimizer& optimizer,
+    const std::vector<std::pair<std::string, at::Tensor>>& masters,
     const StoredTensors& saved) const {
   const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : to_load.masters) {
+  const NameOfParameter name_of = names_.of(optimizer);
+  for (const auto& [name, tensor] : masters) {
     if (saved.contains(name)) continue;
     const std::string parameter = name.substr(0, name.rfind('/'));
-    for (const auto& group : to_load.optimizer->param_groups()) {
+    for (const auto& group : optimizer.param_groups()) {
       for (const at::Tensor& local : group.params()) {
         const at::Tensor* const in_model = names_.tensor_of(local);
-        if (in_model != nullptr && to_load.name_of(local) == parameter) {
+        if (in_model != nullptr && name_of(local) == parameter) {
           tensor.copy_(*in_model);
         }
       }

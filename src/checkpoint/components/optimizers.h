@@ -53,8 +53,10 @@ class OptimizerComponent final : public CheckpointComponent {
       const CheckpointSource& source,
       const MatchRules& rules) const;
   /// Copies the model's weights to master weights that were not saved.
-  void fill_masters(const OptimizerToLoad& to_load, const StoredTensors& saved)
-      const;
+  void fill_masters(
+      const torch::optim::Optimizer& optimizer,
+      const std::vector<std::pair<std::string, at::Tensor>>& masters,
+      const StoredTensors& saved) const;
 
   std::vector<torch::optim::Optimizer*> optimizers_;
   ParameterNames names_;

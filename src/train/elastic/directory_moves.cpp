@@ -41,6 +41,14 @@ struct FileInList {
       errno == 0 ? "it has changed" : std::strerror(errno)));
 }
 
+// Whether a name from another rank stays below the directory that it names a file of.
+bool is_below_directory(const fs::path& name) {
+  return !name.empty() && name.is_relative() && name.has_filename() &&
+      std::none_of(name.begin(), name.end(), [](const fs::path& part) {
+        return part == ".." || part == ".";
+      });
+}
+
 std::vector<FileInList> files_below(const fs::path& directory) {
   std::vector<FileInList> files;
   for (const auto& entry : fs::recursive_directory_iterator(directory)) {
@@ -204,6 +212,11 @@ class ReceivedDirectory {
     for (FileInList file; lines >> file.num_bytes;) {
       lines.get();
       std::getline(lines, file.name);
+      if (!is_below_directory(file.name))
+        throw Error(format(
+            "[files] another rank sent \"{}\", which is not a file below {}",
+            file.name,
+            target_.string()));
       files_.push_back(file);
     }
     is_listed_ = true;
