@@ -379,15 +379,10 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
-#ifdef __SANITIZE_THREAD__
-constexpr int kSlowness = 8;
-#else
-constexpr int kSlowness = 1;
-#endif
-// The limit of one call of a rank: long where other programs have the processors, and
-// shorter than a history may last, so that a rank says what it waited for.
-constexpr std::chrono::seconds kTimeout{50 * kSlowness};
-constexpr std::chrono::seconds kLongestHistory{60 * kSlowness};
+// The limit of one call of a rank: long, since only a flaw meets it, and shorter than a
+// history may last, so that a rank says what it waited for.
+constexpr std::chrono::seconds kTimeout{400};
+constexpr std::chrono::seconds kLongestHistory{480};
 
 constexpr int kLost = 3;  // exit code: another rank was gone
 
