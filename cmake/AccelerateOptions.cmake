@@ -22,8 +22,8 @@ function(accelerate_settings target)
     POSITION_INDEPENDENT_CODE ON)
 endfunction()
 
-# accelerate_sanitizer_suppressions(TARGET): a program whose threads share LibTorch's
-# objects knows what sanitizers must not hold against us. They look for it in the program itself.
+# accelerate_sanitizer_suppressions(TARGET): compiles the sanitizers' options and
+# suppressions into a program, which is where they look for them.
 function(accelerate_sanitizer_suppressions target)
   if(ACCELERATE_SANITIZER)
     target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_suppressions.cpp)

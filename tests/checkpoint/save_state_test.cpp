@@ -1043,7 +1043,7 @@ TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
   }
 }
 
-// Else the first step would put the weights back that the checkpoint replaced.
+// With stale masters, the first step would undo the loading of the weights.
 TEST(LoadState, FillsMastersOfAnOptimizerThatTheCheckpointLacksUnlessStrict) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;

@@ -3,8 +3,8 @@
 # addresses, by a host file, under torchrun (where there is one; TORCHRUN names it), over a slow line; and when a line is cut, all
 # launchers end with a message; and a machine that vanishes comes back and gets its state from its neighbour. Needs root and iproute2; else it is skipped (77).
 set -uo pipefail
-# Where programs are slow, ACCELERATE_TEST_PATIENCE multiplies all limits.
-patience=${ACCELERATE_TEST_PATIENCE:-1}
+# ACCELERATE_TEST_TIME_FACTOR multiplies all time limits, for builds with sanitizers.
+time_factor=${ACCELERATE_TEST_TIME_FACTOR:-1}
 tool=$1 rank=$2 elastic_rank=$3
 id=$$
 switch=acc-$id-s
@@ -36,7 +36,7 @@ on_machines() {
   shift
   rm -f "$out"/[0-9]
   for ((i = 0; i < count; ++i)); do
-    ip netns exec "$(machine $i)" timeout -k 2 $((80 * patience)) "${@//@/$i}" >"$out/$i" 2>&1 &
+    ip netns exec "$(machine $i)" timeout -k 2 $((80 * time_factor)) "${@//@/$i}" >"$out/$i" 2>&1 &
     pids+=($!)
   done
   codes=()
@@ -127,7 +127,7 @@ done
 
 # The last machine vanishes with its memory, and comes back when the others have noticed.
 run_elastic() {
-  ip netns exec "$(machine "$1")" timeout -k 2 $((120 * patience)) "$tool" launch --num_machines 3 --num_processes 3 \
+  ip netns exec "$(machine "$1")" timeout -k 2 $((120 * time_factor)) "$tool" launch --num_machines 3 --num_processes 3 \
     --main_process_ip 10.77.0.1 --main_process_port 29633 --machine_rank "$1" --max_restarts 3 \
     --redundancy neighbour --redundancy_steps 3 "$elastic_rank" "$out/project" elastic 400 1 >"$out/$1$2" 2>&1 &
 }
@@ -135,7 +135,7 @@ run_elastic() {
 await() {
   local tries=0
   until grep -q "$1" "$out/$2"; do
-    [ $((tries += 1)) -lt $((600 * patience)) ] || { codes=(); fail "no \"$1\""; }
+    [ $((tries += 1)) -lt $((600 * time_factor)) ] || { codes=(); fail "no \"$1\""; }
     sleep 0.1
   done
 }
@@ -149,6 +149,7 @@ signal_last() { ip netns pids "$(machine 2)" | xargs -r kill "$1"; }
 newest_checkpoint() {
   find "$out/project/checkpoints" -maxdepth 1 -name 'checkpoint_*' | sed 's/.*_//' | sort -n | tail -n 1
 }
+# Sets $checkpoint to the number of the checkpoint that would be saved after the copy.
 has_copy() {
   local each newest
   newest=$(newest_checkpoint)
@@ -161,14 +162,14 @@ has_copy() {
 }
 tries=0
 until signal_last -STOP && has_copy; do
-  [ $((tries += 1)) -lt $((600 * patience)) ] || { codes=(); fail "no state in memory was copied"; }
+  [ $((tries += 1)) -lt $((600 * time_factor)) ] || { codes=(); fail "no state in memory was copied"; }
   signal_last -CONT
   sleep 0.1
 done
 ip -n "$switch" link set port2 down
 signal_last -KILL
 await "machine 2, whose launcher is gone" 0
-# All parts of a checkpoint may have been there when the machine was stopped: the others complete it, and it is newer than the copy.
+# The machine may have been stopped when it had written its part of a checkpoint: the others complete it, and it is newer than the copy.
 newest=$(newest_checkpoint)
 ip -n "$switch" link set port2 up
 run_elastic 2 again

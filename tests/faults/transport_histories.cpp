@@ -379,8 +379,8 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
-// The limit of one call of a rank: long, since only a flaw meets it, and shorter than a
-// history may last, so that a rank says what it waited for.
+// The timeout of one call of a rank: long, so that only a flaw exceeds it, and shorter
+// than that of a history, so that a rank says what it waited for.
 constexpr std::chrono::seconds kTimeout{400};
 constexpr std::chrono::seconds kLongestHistory{480};
 

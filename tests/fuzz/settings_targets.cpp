@@ -127,8 +127,8 @@ void json_lines(Input input) {
 namespace {
 
 /// Shared by inputs: CLI11 compares each option that is added with all others,
-/// which takes a hundred times longer than parsing. It keeps a list of all options
-/// that it ever parsed, so a parser must not live forever.
+/// which takes a hundred times longer than parsing. It never clears its list of
+/// parsed options, so a parser takes a limited number of inputs.
 struct LaunchParser {
   static constexpr int kMostInputs = 10'000;
 

@@ -6,9 +6,9 @@
 /// LibTorch is built without the sanitizer, so that it cannot see LibTorch's locks
 /// and atomic counts: whatever has a frame of LibTorch in it is unknown. Counts of
 /// intrusive_ptr are changed by our code and LibTorch's, by atomic operations;
-/// generators are made under a lock of LibTorch's. std::regex asks std::ctype<char>,
-/// which remembers its answers without a lock: each byte is written once or several
-/// times with the same value.
+/// generators are made under a lock of LibTorch's. std::regex calls std::ctype<char>::narrow(),
+/// which caches its results without a lock; threads that fill the same entry write
+/// the same value.
 ACCELERATE_FOR_SANITIZER __tsan_default_suppressions();
 const char* __tsan_default_suppressions() {
   return "race:libtorch_cpu.so\n"
@@ -18,10 +18,9 @@ const char* __tsan_default_suppressions() {
          "race:std::ctype<char>::narrow\n";
 }
 
-/// What LibTorch copies and clears proves nothing where its locks are unknown: each such
-/// "race" would be suppressed by the above, after a search for it that takes ten
-/// times as long as the test. An allocation that is too large fails, as without the
-/// sanitizer.
+/// LibTorch's calls of memcpy and its kin are ignored: TSan does not see the locks
+/// around them and reports races, and suppressing these takes ten times as long as
+/// the test. An allocation that is too large returns null, as without the sanitizer.
 ACCELERATE_FOR_SANITIZER __tsan_default_options();
 const char* __tsan_default_options() {
   return "ignore_noninstrumented_modules=1:allocator_may_return_null=1";

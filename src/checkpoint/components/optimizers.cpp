@@ -276,8 +276,8 @@ void OptimizerComponent::load(
     const CheckpointSource& source,
     const MatchRules& rules) {
   for (OptimizerToLoad& to_load : to_load_) load_one(to_load, source, rules);
-  // Without `strict`, optimizers beyond those that were saved go on from the
-  // weights just loaded.
+  // Without `strict`, the checkpoint may have fewer optimizers. The others start
+  // from the weights just loaded.
   for (std::size_t i = to_load_.size(); i < optimizers_.size(); ++i)
     fill_masters(*optimizers_[i], names_.masters_of(*optimizers_[i]), {});
 }

@@ -201,7 +201,7 @@ void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
   num_waiting_bytes_ = num_bytes;
   is_failing_ = problem != 0;
   lock.unlock();
-  // Before flush() returns, so that what it reports is known by then.
+  // Before flush() returns, so that a program that ends then has reported it.
   report(was_failing, problem);
   lock.lock();
   ++num_ended_;

@@ -31,7 +31,8 @@ struct JournalWriterOptions {
   /// is logged then is lost, and counted. A file that is slower than what is
   /// logged makes callers wait instead.
   std::size_t most_waiting_bytes = std::size_t{64} << 20U;
-  /// Gets a line when the file cannot be written, and when it can be again.
+  /// Gets a line when the file cannot be written, and when it can be again: on
+  /// the writer's thread, before flush() returns. It must not wait for the writer.
   std::function<void(const std::string& line)> report = {};
 };
 
