@@ -17,7 +17,6 @@ namespace accelerate {
 namespace elastic_test {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::Tool;
 using testing::ToolResult;
 
@@ -159,10 +158,13 @@ TEST(MachineLoss, LosesNothingThatTheNeighbourHolds) {
   const ToolResult second = group.wait(1);
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_EQ(second.code, 0) << second.err;
-  EXPECT_THAT(first.err, HasSubstr("going on from state "));
+  // The machine may have saved a newer state that was not copied yet.
+  const std::string begin = "going on from state ";
+  const std::size_t place = first.err.find(begin);
+  ASSERT_NE(place, std::string::npos) << first.err;
+  EXPECT_GE(std::stoi(first.err.substr(place + begin.size())), 3) << first.err;
   EXPECT_THAT(
       first.err, HasSubstr("its part came back to machine 1 from machine 0"));
-  EXPECT_THAT(first.err, Not(HasSubstr("cannot be used")));
   const Curve curve = read_curve(directory.path());
   expect_each_sample_once(curve);
   EXPECT_EQ(curve, undisturbed_curve(kSteps));
