@@ -5,11 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <accelerate/error.h>
 
@@ -108,6 +110,13 @@ std::filesystem::path temporary_sibling(const std::filesystem::path& path) {
 std::filesystem::path directory_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path()
                                 : std::filesystem::path(".");
+}
+
+bool stays_below_directory(std::string_view name) {
+  const std::vector<std::string> parts = split(name, '/');
+  return std::none_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return part.empty() || part == "." || part == "..";
+  });
 }
 
 std::string read_file(const std::filesystem::path& path) {

@@ -26,6 +26,10 @@ std::filesystem::path temporary_sibling(const std::filesystem::path& path);
 /// The directory that holds `path`; "." for a bare name.
 std::filesystem::path directory_of(const std::filesystem::path& path);
 
+/// True if `name`, with '/' between its parts, names a file below the directory
+/// that it is appended to: no part is empty, "." or "..".
+bool stays_below_directory(std::string_view name);
+
 /// A read-only mapping of an entire file; an empty file maps to an empty span.
 /// Movable, unmapped by the destructor. The file must not be shortened while it
 /// is mapped.

@@ -119,5 +119,23 @@ TEST(FilesTest, MapsAFileUntilTheLastOwnerGoes) {
   EXPECT_EQ(second.bytes()[2], std::byte{'c'});
 }
 
+TEST(StaysBelowDirectory, RefusesNamesThatLeadElsewhere) {
+  for (const char* name : {"a", "a/b", "a ..b", "..a/b..", "...", ".hidden"})
+    EXPECT_TRUE(stays_below_directory(name)) << name;
+  for (const char* name :
+       {"",
+        "/",
+        "/a",
+        "a/",
+        "a//b",
+        ".",
+        "./a",
+        "..",
+        "../a",
+        "a/../b",
+        "a/.."})
+    EXPECT_FALSE(stays_below_directory(name)) << name;
+}
+
 }  // namespace files_test
 }  // namespace accelerate::detail

@@ -68,12 +68,7 @@ std::string text_if_there(const fs::path& file) {
 
 fs::path offloaded_file(const fs::path& folder, const std::string& name) {
   const bool is_text = is_utf8(name) && name.find('\0') == std::string::npos;
-  bool leads_out = name.starts_with('/');
-  for (const std::string& part : split(name, '/')) {
-    leads_out = leads_out || part == ".." || part == "." ||
-        (part.empty() && !name.empty());
-  }
-  if (!is_text || leads_out) {
+  if (!is_text || (!name.empty() && !stays_below_directory(name))) {
     throw ConfigError(format(
         "[big_model] a weight named \"{}\" cannot have a file in an offload "
         "folder; rename it",

@@ -16,6 +16,7 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
+#include "base/files.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -39,14 +40,6 @@ struct FileInList {
       "[files] cannot move {}: {}",
       path.string(),
       errno == 0 ? "it has changed" : std::strerror(errno)));
-}
-
-// Whether a name from another rank stays below the directory that it names a file of.
-bool is_below_directory(const fs::path& name) {
-  return !name.empty() && name.is_relative() && name.has_filename() &&
-      std::none_of(name.begin(), name.end(), [](const fs::path& part) {
-        return part == ".." || part == ".";
-      });
 }
 
 std::vector<FileInList> files_below(const fs::path& directory) {
@@ -212,10 +205,10 @@ class ReceivedDirectory {
     for (FileInList file; lines >> file.num_bytes;) {
       lines.get();
       std::getline(lines, file.name);
-      if (!is_below_directory(file.name))
+      if (!stays_below_directory(file.name))
         throw Error(format(
             "[files] another rank sent \"{}\", which is not a file below {}",
-            file.name,
+            printable(file.name),
             target_.string()));
       files_.push_back(file);
     }
