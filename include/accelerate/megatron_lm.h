@@ -77,8 +77,13 @@ struct MegatronLMOptions {
   /// state in fp32, as Megatron-LM's default dtypes say: see
   /// AcceleratorOptions::master_weights, which this sets. Unset: false.
   std::optional<bool> use_precision_aware_optimizer = std::nullopt;
-  /// Omit optimizer state from checkpoints; without effect. Unset: false.
+  /// load_state() leaves optimizers and schedules as they are; master weights
+  /// start from those of the checkpoint, or else from its weights. Does not
+  /// hold for the states in memory of an elastic run. Unset: false.
   std::optional<bool> no_load_optim = std::nullopt;
+  /// save_state() saves no optimizers, master weights and schedules, which more
+  /// than halves a checkpoint of Adam. Loading one needs no_load_optim or
+  /// LoadStateOptions::strict = false. Unset: false.
   std::optional<bool> no_save_optim = std::nullopt;
 
   // The loss.

@@ -65,6 +65,9 @@ struct Checkpoints {
   std::vector<int> writers;
   /// The group of `writers`; created when first needed.
   std::optional<StoreGroup> saves;
+  /// Set by a WholeStateScope: saves and loads leave nothing out, whatever the
+  /// settings of checkpoints say.
+  bool is_whole = false;
   /// Set by a MachinePartScope: this machine's directory.
   std::optional<std::filesystem::path> machine_directory = std::nullopt;
   /// The group of this machine's ranks; created when first needed.
@@ -97,6 +100,22 @@ struct Checkpoints {
       std::optional<std::uint64_t> num_bytes) const;
   /// The slots of loaders, less those at the end whose loaders were destroyed.
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
+};
+
+/// As long as it lives, saves and loads are of whole states: of those that a run
+/// keeps for itself.
+class WholeStateScope {
+ public:
+  explicit WholeStateScope(Checkpoints& checkpoints)
+      : checkpoints_(checkpoints) {
+    checkpoints_.is_whole = true;
+  }
+  WholeStateScope(const WholeStateScope&) = delete;
+  WholeStateScope& operator=(const WholeStateScope&) = delete;
+  ~WholeStateScope() { checkpoints_.is_whole = false; }
+
+ private:
+  Checkpoints& checkpoints_;
 };
 
 /// As long as it lives, saves and loads are of the parts that machines keep of

@@ -190,6 +190,15 @@ std::string describe_step(const StepRequest& step) {
       step.weighs_by_items ? "" : ", micro-steps of equal weight");
 }
 
+std::string describe_checkpoints(const CheckpointRequest& checkpoints) {
+  std::vector<std::string> parts;
+  if (!checkpoints.saves_optimizers)
+    parts.emplace_back("saved without optimizers and schedules");
+  if (!checkpoints.loads_optimizers)
+    parts.emplace_back("loaded without optimizers and schedules");
+  return join(parts, ", ");
+}
+
 std::string describe_sequence(const SequenceRequest& sequence) {
   std::string text = "ranks exchange ";
   if (sequence.exchange_heads) {
@@ -248,6 +257,9 @@ std::string explain(const TrainingRequest& request) {
   text += line(
       "scheduler",
       describe_section(request.scheduler, "scheduler_from_deepspeed()"));
+  if (const std::string checkpoints = describe_checkpoints(request.checkpoints);
+      !checkpoints.empty())
+    text += line("checkpoints", checkpoints);
   for (const IgnoredSetting& setting : request.ignored) {
     text += line(
         "ignored",

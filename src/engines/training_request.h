@@ -122,6 +122,14 @@ struct PrecisionRequest {
   bool master_weights = false;
 };
 
+/// What checkpoints hold, and what is loaded of them.
+struct CheckpointRequest {
+  /// save_state() saves optimizers and schedules.
+  bool saves_optimizers = true;
+  /// load_state() loads optimizers and schedules; else they stay as they are.
+  bool loads_optimizers = true;
+};
+
 /// An "optimizer" or "scheduler" section of a DeepSpeed configuration.
 struct DeepSpeedSection {
   std::string type;
@@ -168,6 +176,7 @@ struct TrainingRequest {
   PipelineRequest pipeline = {};
   StepRequest step = {};
   PrecisionRequest precision = {};
+  CheckpointRequest checkpoints = {};
   std::optional<DeepSpeedSection> optimizer = std::nullopt;
   std::optional<DeepSpeedSection> scheduler = std::nullopt;
   /// DeepSpeed's options, each with its value; unset for other engines.

@@ -48,8 +48,6 @@ std::vector<Field> megatron_fields() {
           "overlap_cpu_optimizer_d2h_h2d",
           &M::overlap_cpu_optimizer_d2h_h2d,
           true),
-      megatron("no_load_optim", &M::no_load_optim, true),
-      megatron("no_save_optim", &M::no_save_optim, true),
       megatron("eod_mask_loss", &M::eod_mask_loss, true),
       megatron(
           "decoder_last_pipeline_num_layers",

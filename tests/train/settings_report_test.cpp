@@ -241,10 +241,10 @@ TEST(SettingsReport, NamesSettingsOfAFileOnceUnderWhicheverName) {
 TEST(SettingsReport, NamesWhatCodeGaveForNothing) {
   Warnings warnings;
   const Accelerator accelerator(
-      {.parallel = {.megatron_lm = MegatronLMOptions{.no_save_optim = true}},
+      {.parallel = {.megatron_lm = MegatronLMOptions{.eod_mask_loss = true}},
        .world = one_rank(warnings)});
   step(accelerator);
-  EXPECT_THAT(warnings.lines(), ElementsAre(kPrefix + "no_save_optim (code)"));
+  EXPECT_THAT(warnings.lines(), ElementsAre(kPrefix + "eod_mask_loss (code)"));
 }
 
 TEST(SettingsReport, IsEmptyWhereEverythingActs) {

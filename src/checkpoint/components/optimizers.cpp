@@ -154,6 +154,23 @@ class StateTensors {
   std::map<std::string, at::Tensor> made_;
 };
 
+// The parameter of a master weight with this name.
+std::string parameter_of(const std::string& master) {
+  return master.substr(0, master.rfind('/'));
+}
+
+std::vector<Destination> saved_masters(
+    const std::vector<std::pair<std::string, at::Tensor>>& masters,
+    const StoredTensors& saved) {
+  std::vector<Destination> destinations;
+  for (const auto& [name, tensor] : masters) {
+    if (!saved.contains(name)) continue;
+    destinations.push_back(
+        {name, tensor, Layout::unsharded(tensor.sizes().vec())});
+  }
+  return destinations;
+}
+
 }  // namespace
 
 OptimizerComponent::OptimizerComponent(
@@ -161,12 +178,14 @@ OptimizerComponent::OptimizerComponent(
     ParameterNames names,
     WriterRule writes,
     Mesh mesh,
-    at::Device device)
+    at::Device device,
+    OptimizerParts loads)
     : optimizers_(std::move(optimizers)),
       names_(std::move(names)),
       writes_(writes),
       mesh_(std::move(mesh)),
-      device_(device) {}
+      device_(device),
+      loads_(loads) {}
 
 void OptimizerComponent::collect(CheckpointContents& contents) const {
   std::vector<StateDict> trees;
@@ -215,8 +234,7 @@ StateDict OptimizerComponent::collect_one(
     }
   }
   for (const auto& [key, tensor] : names_.masters_of(optimizer)) {
-    add_full(
-        {{key, tensor}}, names_.is_saved_there(key.substr(0, key.rfind('/'))));
+    add_full({{key, tensor}}, names_.is_saved_there(parameter_of(key)));
   }
   NamedList others;
   bare.others = {};
@@ -234,12 +252,16 @@ std::vector<std::string> OptimizerComponent::check(
     const MatchRules& rules) {
   std::vector<std::string> complaints;
   to_load_.clear();
+  if (loads_ == OptimizerParts::master_weights) return complaints;
   const auto trees = source.state.get<std::vector<StateDict>>("optimizers");
   if (trees.size() != optimizers_.size() && rules.strict) {
     complaints.push_back(format(
-        "the checkpoint has {} optimizers, but {} are prepared",
+        "the checkpoint has {} optimizers, but {} are prepared{}",
         trees.size(),
-        optimizers_.size()));
+        optimizers_.size(),
+        trees.empty() ? " (no_save_optim saves none, no_load_optim or strict = "
+                        "false keeps those that are prepared)"
+                      : ""));
   }
   for (std::size_t i = 0; i < std::min(trees.size(), optimizers_.size()); ++i) {
     OptimizerToLoad to_load{
@@ -247,7 +269,7 @@ std::vector<std::string> OptimizerComponent::check(
         optimizers_[i],
         names_.of(*optimizers_[i]),
         optimizer_state_from(trees[i]),
-        names_.masters_of(*optimizers_[i])};
+        masters_to_load(*optimizers_[i], rules)};
     if (source.is_python) {
       try {
         to_load.state = adapt_python_state(
@@ -276,10 +298,33 @@ void OptimizerComponent::load(
     const CheckpointSource& source,
     const MatchRules& rules) {
   for (OptimizerToLoad& to_load : to_load_) load_one(to_load, source, rules);
-  // Without `strict`, the checkpoint may have fewer optimizers. The others start
-  // from the weights just loaded.
+  // Without `strict`, the checkpoint may have fewer optimizers.
   for (std::size_t i = to_load_.size(); i < optimizers_.size(); ++i)
-    fill_masters(*optimizers_[i], names_.masters_of(*optimizers_[i]), {});
+    load_masters(i, source, rules);
+}
+
+void OptimizerComponent::load_masters(
+    std::size_t index,
+    const CheckpointSource& source,
+    const MatchRules& rules) const {
+  static const StoredTensors kNone;
+  const torch::optim::Optimizer& optimizer = *optimizers_[index];
+  const auto section = source.sections.find(numbered("optimizer", index));
+  const StoredTensors& saved =
+      section == source.sections.end() ? kNone : section->second;
+  const MasterList masters = masters_to_load(optimizer, rules);
+  read_into(saved, saved_masters(masters, saved));
+  fill_masters(optimizer, masters, saved);
+}
+
+OptimizerComponent::MasterList OptimizerComponent::masters_to_load(
+    const torch::optim::Optimizer& optimizer,
+    const MatchRules& rules) const {
+  MasterList masters = names_.masters_of(optimizer);
+  std::erase_if(masters, [&](const auto& master) {
+    return matches_any(rules.skip, parameter_of(master.first));
+  });
+  return masters;
 }
 
 void OptimizerComponent::load_one(
@@ -302,12 +347,8 @@ void OptimizerComponent::load_one(
     tensors.add(values, name);
   }
   tensors.add(state.others, "");
-  for (const auto& [name, tensor] : to_load.masters) {
-    if (saved.contains(name)) {
-      tensors.destinations().push_back(
-          {name, tensor, Layout::unsharded(tensor.sizes().vec())});
-    }
-  }
+  for (Destination& master : saved_masters(to_load.masters, saved))
+    tensors.destinations().push_back(std::move(master));
   read_into(saved, tensors.destinations());
   const auto tensor_of = [&](const std::string& name) {
     return tensors.at(name);
@@ -328,13 +369,13 @@ void OptimizerComponent::load_one(
 
 void OptimizerComponent::fill_masters(
     const torch::optim::Optimizer& optimizer,
-    const std::vector<std::pair<std::string, at::Tensor>>& masters,
+    const MasterList& masters,
     const StoredTensors& saved) const {
   const at::NoGradGuard no_grad;
   const NameOfParameter name_of = names_.of(optimizer);
   for (const auto& [name, tensor] : masters) {
     if (saved.contains(name)) continue;
-    const std::string parameter = name.substr(0, name.rfind('/'));
+    const std::string parameter = parameter_of(name);
     for (const auto& group : optimizer.param_groups()) {
       for (const at::Tensor& local : group.params()) {
         const at::Tensor* const in_model = names_.tensor_of(local);

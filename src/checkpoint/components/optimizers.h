@@ -13,6 +13,13 @@
 
 namespace accelerate::detail {
 
+/// What OptimizerComponent loads.
+enum class OptimizerParts {
+  all,
+  /// The optimizers keep their state otherwise.
+  master_weights
+};
+
 /// The states of all optimizers: a tree in the common state, and tensors in
 /// their own sections. Listed after the schedulers, which change learning
 /// rates.
@@ -24,7 +31,8 @@ class OptimizerComponent final : public CheckpointComponent {
       ParameterNames names,
       WriterRule writes,
       Mesh mesh,
-      at::Device device);
+      at::Device device,
+      OptimizerParts loads = OptimizerParts::all);
 
   [[nodiscard]] std::string_view key() const override { return "optimizers"; }
   void collect(CheckpointContents& contents) const override;
@@ -34,13 +42,15 @@ class OptimizerComponent final : public CheckpointComponent {
   void load(const CheckpointSource& source, const MatchRules& rules) override;
 
  private:
+  using MasterList = std::vector<std::pair<std::string, at::Tensor>>;
+
   /// A saved state and its optimizer.
   struct OptimizerToLoad {
     std::string section;
     torch::optim::Optimizer* optimizer = nullptr;
     NameOfParameter name_of;
     OptimizerState state;
-    std::vector<std::pair<std::string, at::Tensor>> masters;
+    MasterList masters;
   };
 
   /// Returns the optimizer's tree; its tensors go to a section of `contents`.
@@ -52,17 +62,26 @@ class OptimizerComponent final : public CheckpointComponent {
       OptimizerToLoad& to_load,
       const CheckpointSource& source,
       const MatchRules& rules) const;
+  void load_masters(
+      std::size_t index,
+      const CheckpointSource& source,
+      const MatchRules& rules) const;
   /// Copies the model's weights to master weights that were not saved.
   void fill_masters(
       const torch::optim::Optimizer& optimizer,
-      const std::vector<std::pair<std::string, at::Tensor>>& masters,
+      const MasterList& masters,
       const StoredTensors& saved) const;
+  /// The master weights whose parameters are not skipped.
+  [[nodiscard]] MasterList masters_to_load(
+      const torch::optim::Optimizer& optimizer,
+      const MatchRules& rules) const;
 
   std::vector<torch::optim::Optimizer*> optimizers_;
   ParameterNames names_;
   WriterRule writes_;
   Mesh mesh_;
   at::Device device_;
+  OptimizerParts loads_;
   std::vector<OptimizerToLoad> to_load_;
 };
 

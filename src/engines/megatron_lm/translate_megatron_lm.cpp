@@ -51,8 +51,6 @@ class MegatronWithoutCounterpart {
     note(
         &Options::overlap_cpu_optimizer_d2h_h2d,
         "overlap_cpu_optimizer_d2h_h2d");
-    note(&Options::no_load_optim, "no_load_optim");
-    note(&Options::no_save_optim, "no_save_optim");
     note(&Options::eod_mask_loss, "eod_mask_loss");
   }
 
@@ -229,6 +227,8 @@ TrainingRequest read_megatron_lm(
     request.recomputation = read_recomputation(found);
   request.step.weighs_by_items = *found.calculate_per_token_loss;
   request.precision.master_weights = *found.use_precision_aware_optimizer;
+  request.checkpoints.saves_optimizers = !*found.no_save_optim;
+  request.checkpoints.loads_optimizers = !*found.no_load_optim;
   const MegatronArguments arguments = read_megatron_arguments(given);
   if (*found.pp_degree > 1)
     request.pipeline = read_pipeline(arguments.options, found, settings);

@@ -78,6 +78,38 @@ StrategyStates strategies_of(PreparedModel& model) {
       }};
 }
 
+bool with_optimizers(const Session& session, CheckpointUse use) {
+  const CheckpointRequest& request = session.plan_request.training.checkpoints;
+  return session.checkpoints->is_whole ||
+      (use == CheckpointUse::save ? request.saves_optimizers
+                                  : request.loads_optimizers);
+}
+
+// Schedules, and then the optimizers, whose learning rates schedules change.
+ComponentList optimizer_components(
+    const Session& session,
+    const std::vector<PlacedModel>& models,
+    CheckpointUse use) {
+  const bool is_whole = with_optimizers(session, use);
+  const bool loads_masters = use == CheckpointUse::load && !is_whole;
+  auto optimizers = is_whole || loads_masters
+      ? optimizers_of(session)
+      : std::vector<torch::optim::Optimizer*>();
+  auto component = std::make_shared<OptimizerComponent>(
+      std::move(optimizers),
+      ParameterNames(models),
+      session.checkpoints->writer_rule(),
+      session.mesh,
+      session.world.device(),
+      loads_masters ? OptimizerParts::master_weights : OptimizerParts::all);
+  if (loads_masters) return {std::move(component)};
+  auto schedulers =
+      is_whole ? schedulers_of(session) : std::vector<AnyStateful>();
+  return {
+      std::make_shared<StateListComponent>("schedulers", std::move(schedulers)),
+      std::move(component)};
+}
+
 }  // namespace
 
 std::vector<PreparedModel*> live_models(const Session& session) {
@@ -98,7 +130,8 @@ PlacedModel placed(const PreparedModel& model) {
 
 ComponentList components_of(
     Session& session,
-    const std::vector<bool>& with_weights) {
+    const std::vector<bool>& with_weights,
+    CheckpointUse use) {
   Checkpoints& checkpoints = *session.checkpoints;
   const WriterRule writes = checkpoints.writer_rule();
   const at::Device device = session.world.device();
@@ -112,24 +145,19 @@ ComponentList components_of(
   if (session.scaler) scaler = stateful(*session.scaler);
 
   ComponentList list{
-      std::make_shared<ModelComponent>(models, with_weights, writes),
-      // Before the optimizers, whose learning rates schedules change.
-      std::make_shared<StateListComponent>(
-          "schedulers", schedulers_of(session)),
-      std::make_shared<OptimizerComponent>(
-          optimizers_of(session),
-          ParameterNames(models),
-          writes,
-          session.mesh,
-          device),
-      std::make_shared<ScalerComponent>(std::move(scaler)),
-      std::make_shared<StateListComponent>("objects", checkpoints.objects),
-      std::make_shared<LoaderComponent>(checkpoints.live_loaders()),
-      std::make_shared<StateComponent>("step", stateful(session.clock)),
-      std::make_shared<StrategyComponent>(
-          std::move(strategies), writes, session.world.logger())};
-  list.insert(
-      list.end(), checkpoints.components.begin(), checkpoints.components.end());
+      std::make_shared<ModelComponent>(models, with_weights, writes)};
+  const auto append = [&list](const ComponentList& more) {
+    list.insert(list.end(), more.begin(), more.end());
+  };
+  append(optimizer_components(session, models, use));
+  append(
+      {std::make_shared<ScalerComponent>(std::move(scaler)),
+       std::make_shared<StateListComponent>("objects", checkpoints.objects),
+       std::make_shared<LoaderComponent>(checkpoints.live_loaders()),
+       std::make_shared<StateComponent>("step", stateful(session.clock)),
+       std::make_shared<StrategyComponent>(
+           std::move(strategies), writes, session.world.logger())});
+  append(checkpoints.components);
   // Last, since others may draw random numbers.
   list.push_back(
       std::make_shared<RankStateComponent>("random", random_states(device)));

@@ -15,11 +15,16 @@ std::vector<PreparedModel*> live_models(const Session& session);
 /// A model as checkpoints see it.
 PlacedModel placed(const PreparedModel& model);
 
+/// What the components are listed for.
+enum class CheckpointUse { save, load };
+
 /// Every component of a session that has state, in the order in which states
 /// are loaded. `with_weights` has one entry per live model and leaves models
-/// out. A feature with state adds itself to `Checkpoints::components`.
+/// out; CheckpointRequest leaves out optimizers and schedules. A feature with
+/// state adds itself to `Checkpoints::components`.
 ComponentList components_of(
     Session& session,
-    const std::vector<bool>& with_weights);
+    const std::vector<bool>& with_weights,
+    CheckpointUse use);
 
 }  // namespace accelerate::detail

@@ -26,9 +26,9 @@ std::vector<std::shared_ptr<torch::nn::Module>> modules_of(
   return modules;
 }
 
-detail::ListComponents lister(Session& session) {
-  return [&session](const std::vector<bool>& with_weights) {
-    return detail::components_of(session, with_weights);
+detail::ListComponents lister(Session& session, detail::CheckpointUse use) {
+  return [&session, use](const std::vector<bool>& with_weights) {
+    return detail::components_of(session, with_weights, use);
   };
 }
 
@@ -84,7 +84,7 @@ SaveTicket Accelerator::save_state(
       output_dir,
       options,
       modules_of(session),
-      lister(session));
+      lister(session, detail::CheckpointUse::save));
   if (ticket.was_skipped()) return ticket;
   warn_inside_window(session);
   session.tracking->note_checkpoint(
@@ -108,7 +108,7 @@ void Accelerator::load_state(
       input_dir,
       options,
       modules_of(session),
-      lister(session));
+      lister(session, detail::CheckpointUse::load));
   after_load(session, has_weights);
 }
 
@@ -118,7 +118,10 @@ bool Accelerator::resume(const LoadStateOptions& options) const {
   const detail::StepPartScope part(
       session.steps.get(), detail::StepPart::checkpoint);
   const auto has_weights = detail::resume_checkpoint(
-      *session.checkpoints, options, modules_of(session), lister(session));
+      *session.checkpoints,
+      options,
+      modules_of(session),
+      lister(session, detail::CheckpointUse::load));
   if (has_weights) after_load(session, *has_weights);
   return has_weights.has_value();
 }

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "comm/collectives/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
+#include "train/elastic/checkpoints_of.h"
 #include "train/elastic/elastic_run.h"
 #include "train/elastic/machine_states.h"
 #include "train/elastic/memory_states.h"
@@ -143,6 +144,8 @@ SaveTicket save_in_memory(
   const std::int64_t next_checkpoint =
       accelerator.project_configuration().iteration.value_or(
           run.next_checkpoint);
+  const detail::WholeStateScope whole(
+      detail::OpenedAccelerator::checkpoints_of(accelerator));
   const SaveTicket ticket = accelerator.save_state(
       memory.path_of(run.identity.generation, run.num_saves, next_checkpoint),
       {.asynchronous = asynchronous,
@@ -247,6 +250,8 @@ bool load_first(
       if (run.machines != nullptr) {
         run.machines->load(accelerator, path.string(), options);
       } else {
+        const detail::WholeStateScope whole(
+            detail::OpenedAccelerator::checkpoints_of(accelerator));
         accelerator.load_state(path, options);
       }
       return true;

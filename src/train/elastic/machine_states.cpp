@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "checkpoint/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
-#include "train/session.h"
+#include "train/elastic/checkpoints_of.h"
 
 namespace accelerate::detail {
 
@@ -24,13 +24,6 @@ constexpr const char* kParts = "parts";
 constexpr const char* kCopies = "copies";
 constexpr const char* kNotKept =
     "a state is not kept in memory, and the one before it stays:";
-
-/// Reaches the checkpoints of an Accelerator, which its users do not need.
-struct OpenedAccelerator : Accelerator {
-  static Checkpoints& checkpoints_of(const Accelerator& accelerator) {
-    return *(accelerator.*(&OpenedAccelerator::session_))->checkpoints;
-  }
-};
 
 // "2x4": two machines of four ranks; "1x3,2x1": one of three and two of one.
 std::string shape_of(const std::vector<int>& firsts, int num_ranks) {
@@ -218,8 +211,9 @@ void MachineStates::load(
   }
   move(moves, "the way back of a state in memory");
   {
-    const MachinePartScope scope(
-        OpenedAccelerator::checkpoints_of(accelerator), directory_ / kParts);
+    Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
+    const WholeStateScope whole(checkpoints);
+    const MachinePartScope scope(checkpoints, directory_ / kParts);
     accelerator.load_state(name, options);
   }
   loaded_ = name;
@@ -253,8 +247,9 @@ bool MachineStates::begin(
     const Accelerator& accelerator,
     const std::string& name) {
   if (phase_ != Phase::idle) return false;
-  const MachinePartScope scope(
-      OpenedAccelerator::checkpoints_of(accelerator), directory_ / kParts);
+  Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
+  const WholeStateScope whole(checkpoints);
+  const MachinePartScope scope(checkpoints, directory_ / kParts);
   try {
     ticket_ = accelerator.save_state(
         name, {.asynchronous = true, .when_busy = WhenBusy::skip});
