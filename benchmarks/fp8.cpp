@@ -1,5 +1,5 @@
-// Float8 on a CPU: casts over a memcpy, what linear layers keep for backward over
-// bf16, and emulated steps.
+// Float8 on a CPU: casts over a memcpy, what linear layers keep for backward and
+// what shards send over bf16, and emulated steps.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -14,8 +14,11 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/fp8.h>
 
+#include "comm/transport/adapters/traffic_counter.h"
 #include "interleave.h"
 #include "precision/fp8/float8_matrix.h"
+#include "support/run_on_ranks.h"
+#include "support/thread_transport.h"
 
 namespace {
 
@@ -194,6 +197,49 @@ void measure_steps() {
   }
 }
 
+// What the first of two ranks sends in a forward of a sharded net, in fp8 and in
+// bf16, where parameters are gathered in bf16.
+double gathered_bytes(bool in_float8) {
+  double bytes = 0;
+  const auto transport = accelerate::testing::make_thread_transport();
+  accelerate::testing::run_on_ranks(2, [&](WorldOptions world) {
+    const auto counter = std::make_shared<accelerate::detail::TrafficCounter>();
+    world.own_transport =
+        accelerate::detail::make_counting_transport(transport, counter);
+    world.transport.reset();
+    const FP8Recipe recipe = AORecipeKwargs{
+        .module_filter_func = [](const std::string&, const nn::Module&) {
+          return true;
+        }};
+    AcceleratorOptions options =
+        options_of(in_float8 ? &recipe : nullptr, /*has_autocast=*/true);
+    options.world = world;
+    options.parallel.fully_sharded = FullyShardedDataParallelOptions{
+        .mixed_precision_policy =
+            MixedPrecisionPolicy{.param_dtype = FloatType::bf16}};
+    const Accelerator accelerator(options);
+    nn::Sequential net = make_net(/*has_activations=*/true);
+    auto model = accelerator.prepare(net);
+    const torch::NoGradGuard no_grad;
+    static_cast<void>(model(torch::randn({16, kWidth})));
+    if (*world.rank == 0) bytes = counter->total().bytes;
+  });
+  return bytes;
+}
+
+void measure_gathered_bytes() {
+  const double float8 = gathered_bytes(true);
+  const double bf16 = gathered_bytes(false);
+  benchmarks::report(
+      {"fp8",
+       "gathered_bytes_over_bf16",
+       float8 / 1e6,
+       "MB",
+       bf16 / 1e6,
+       float8 / bf16,
+       1});
+}
+
 }  // namespace
 
 int main() {
@@ -201,6 +247,7 @@ int main() {
   torch::set_num_threads(1);
   measure_casts();
   measure_kept_bytes();
+  measure_gathered_bytes();
   measure_steps();
   return 0;
 }

@@ -49,8 +49,11 @@ struct ACCELERATE_API Float8LinearConfig {
   /// Zeros fill the dimension that a product sums over up to a multiple of 16,
   /// which hardware wants. Results stay the same.
   bool pad_inner_dim = false;
-  /// Without effect in this version: shards are gathered in the model's own
-  /// precision.
+  /// For tensorwise, where parameters are sharded: weights of float8 layers are
+  /// gathered as float8, in half the bytes of bf16. Layers compute what they
+  /// would compute otherwise. Other code that reads such a weight in a forward
+  /// sees it rounded; full_parameters(), checkpoints and weights that several
+  /// modules share have their own values. Throws ConfigError with another recipe.
   bool enable_fsdp_float8_all_gather = false;
   /// Products are emulated also where the device multiplies float8: operands
   /// are cast alike, and then multiplied in fp32.

@@ -144,6 +144,15 @@ AORecipeKwargs resolve_recipe(
         "[precision] AORecipeKwargs has a config, and pad_inner_dim or "
         "enable_fsdp_float8_all_gather besides; give them in the config");
   }
+  if (recipe.config->enable_fsdp_float8_all_gather &&
+      recipe.config->recipe != Float8LinearRecipeName::tensorwise) {
+    throw ConfigError(
+        "[precision] enable_fsdp_float8_all_gather is for the tensorwise "
+        "recipe, "
+        "whose two products of a weight have one cast; leave it out, or use "
+        "that "
+        "recipe");
+  }
   if (recipe.config->stochastic_rounding &&
       recipe.config->recipe != Float8LinearRecipeName::tensorwise) {
     throw ConfigError(
@@ -231,8 +240,12 @@ Float8Request read_float8_request(
   } else if (backend == "MSAMP") {
     recipe = MSAMPRecipeKwargs();
   }
-  if (const auto* const ao = std::get_if<AORecipeKwargs>(&recipe))
-    return {resolve_recipe(*ao, settings)};
+  if (const auto* const ao = std::get_if<AORecipeKwargs>(&recipe)) {
+    Float8Request request{resolve_recipe(*ao, settings)};
+    request.float8_all_gather_is_given = gathers_in_float8(request) &&
+        (ao->config || ao->enable_fsdp_float8_all_gather);
+    return request;
+  }
   if (const auto* const msamp = std::get_if<MSAMPRecipeKwargs>(&recipe)) {
     static_cast<void>(resolve_recipe(*msamp, settings));
     throw_msamp();
@@ -254,18 +267,9 @@ Float8Request read_float8_request(
   return request_of(resolved);
 }
 
-std::vector<IgnoredSetting> recipe_without_effect(const FP8Recipe& given) {
-  const auto* const ao = std::get_if<AORecipeKwargs>(&given);
-  if (ao == nullptr) return {};
-  const bool gathers_float8 = ao->config
-      ? ao->config->enable_fsdp_float8_all_gather
-      : ao->enable_fsdp_float8_all_gather.value_or(false);
-  if (!gathers_float8) return {};
-  return {
-      {"enable_fsdp_float8_all_gather",
-       "shards are gathered in the model's own precision",
-       "code",
-       "fp8_enable_fsdp_float8_all_gather"}};
+bool gathers_in_float8(const Float8Request& request) {
+  const auto* const ao = std::get_if<AORecipeKwargs>(&request.recipe);
+  return ao != nullptr && ao->config->enable_fsdp_float8_all_gather;
 }
 
 }  // namespace accelerate::detail

@@ -37,7 +37,12 @@ struct Float8Request {
   std::variant<AORecipeKwargs, TERecipeKwargs> recipe = AORecipeKwargs();
   /// Every how many steps casts and products are measured; 0: never.
   std::int64_t statistics_interval = 0;
+  /// Code asks for enable_fsdp_float8_all_gather, rather than a default.
+  bool float8_all_gather_is_given = false;
 };
+
+/// Whether sharded weights travel in float8.
+bool gathers_in_float8(const Float8Request& request);
 
 /// The recipe of code; without one, that of the launcher's fp8_backend, torchao's
 /// if that is unset, too. Throws ConfigError for one that this version does not
@@ -46,8 +51,5 @@ Float8Request read_float8_request(
     const std::optional<FP8Recipe>& given,
     const Settings& settings,
     const Environment& environment);
-
-/// What a recipe in code asks for and does not get.
-std::vector<IgnoredSetting> recipe_without_effect(const FP8Recipe& given);
 
 }  // namespace accelerate::detail

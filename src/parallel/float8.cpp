@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -314,6 +315,8 @@ class Float8 final : public Strategy, public StrategyState {
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
     probe(*layer, linear.weight.device());
     if (!rules_.delayed) share(*layer, linear.weight, table);
+    if (const Parameter* const row = table.find(linear.weight))
+      layer->gathered_scale = row->gathered_scale;
     // Memory that comes and goes must not leave copies behind.
     layer->keeps_weight = keeper_of(linear.weight) == nullptr;
     layer->warn = [logger = mesh_.world().logger()](const std::string& text) {
@@ -359,7 +362,43 @@ class Float8 final : public Strategy, public StrategyState {
   Float8Figures figures_;
 };
 
+// The weights that nothing but one float8 layer of `module` reads.
+std::vector<at::Tensor> weights_to_gather(
+    const torch::nn::Module& module,
+    const torch::nn::Module& whole_model,
+    const Float8LayerRule& rule) {
+  std::map<const void*, int> num_readers;
+  const auto count = [&](const torch::nn::Module& each) {
+    for (const at::Tensor& parameter : each.parameters(/*recurse=*/false))
+      ++num_readers[parameter.unsafeGetTensorImpl()];
+  };
+  count(module);
+  for (const auto& each : module.modules(/*include_self=*/false)) count(*each);
+  const std::unordered_set<const void*> own = linear_layers_of(module);
+  std::vector<at::Tensor> weights;
+  for (const LinearLayer& layer : choose_linear_layers(whole_model, rule)) {
+    if (!layer.choice.is_float8 || !own.contains(layer.module)) continue;
+    const at::Tensor& weight = layer.module->weight;
+    if (num_readers[weight.unsafeGetTensorImpl()] == 1)
+      weights.push_back(weight);
+  }
+  return weights;
+}
+
 }  // namespace
+
+std::optional<Float8Gather> float8_gather_of(
+    const Float8Request& request,
+    std::shared_ptr<const torch::nn::Module> whole_model) {
+  if (!gathers_in_float8(request)) return std::nullopt;
+  const auto& recipe = std::get<AORecipeKwargs>(request.recipe);
+  return Float8Gather{
+      *float8_rules_of(recipe).weight,
+      [rule = layer_rule_of(recipe),
+       whole = std::move(whole_model)](const torch::nn::Module& module) {
+        return weights_to_gather(module, whole ? *whole : module, rule);
+      }};
+}
 
 std::unique_ptr<Strategy> make_float8(
     const Mesh& mesh,

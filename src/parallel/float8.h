@@ -1,10 +1,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <accelerate/parallel.h>
 
 #include "engines/fp8_recipe.h"
+#include "parallel/shard/float8_gather.h"
 #include "parallel/strategy.h"
 
 namespace accelerate::detail {
@@ -17,6 +19,12 @@ namespace accelerate::detail {
 /// order layers are chosen; null if it is whole.
 std::unique_ptr<Strategy> make_float8(
     const Mesh& mesh,
+    const Float8Request& request,
+    std::shared_ptr<const torch::nn::Module> whole_model);
+
+/// The weights of such layers that may travel in float8, where the recipe says
+/// so; unset: none. A weight that other modules read, too, is not among them.
+std::optional<Float8Gather> float8_gather_of(
     const Float8Request& request,
     std::shared_ptr<const torch::nn::Module> whole_model);
 

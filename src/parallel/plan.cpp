@@ -75,8 +75,11 @@ constexpr Technique kTechniques[] = {
        return plan.degree(Axis::shard) > 1 || plan.would_shard;
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
-       return mesh.degree(Axis::shard) > 1 ? make_shard(mesh, options.shard)
-                                           : make_shard_of_one(options.shard);
+       ShardOptions shard = options.shard;
+       if (options.float8)
+         shard.float8 = float8_gather_of(*options.float8, options.whole_model);
+       return mesh.degree(Axis::shard) > 1 ? make_shard(mesh, shard)
+                                           : make_shard_of_one(shard);
      }},
     {"context",
      [](const ParallelPlan& plan) { return plan.degree(Axis::context) > 1; },
@@ -163,6 +166,20 @@ void apply_replicate_options(
   if (replicas.complaint) complaints.push_back(*std::move(replicas.complaint));
 }
 
+// Reports that weights were to travel in float8, where nobody gathers them.
+void note_unused_gather(const PlanRequest& request, ParallelPlan& plan) {
+  const bool is_sharded = plan.degree(Axis::shard) > 1 || plan.would_shard;
+  if (!request.float8 || !request.float8->float8_all_gather_is_given ||
+      (is_sharded && plan.techniques.shard.shards_parameters)) {
+    return;
+  }
+  plan.ignored.push_back(
+      {"enable_fsdp_float8_all_gather",
+       "no parameters are sharded",
+       "code",
+       "fp8_enable_fsdp_float8_all_gather"});
+}
+
 }  // namespace
 
 ParallelPlan make_plan(const PlanRequest& request) {
@@ -188,6 +205,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
     plan.reads_on_rank_0 = sharding->read_on_rank_0;
   }
   apply_replicate_options(request, plan, complaints);
+  note_unused_gather(request, plan);
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 
   TechniqueOptions& techniques = plan.techniques;

@@ -60,7 +60,8 @@ struct ParallelPlan {
   /// True if only rank 0 initializes models, or reads their weights.
   bool makes_on_rank_0 = false;
   bool reads_on_rank_0 = false;
-  /// ReplicateOptions that were given and do nothing beside sharding.
+  /// What was given and does nothing: ReplicateOptions beside sharding, and
+  /// float8 gathers without it.
   std::vector<IgnoredSetting> ignored = {};
 
   [[nodiscard]] int degree(Axis axis) const {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -25,6 +26,10 @@ struct Parameter {
   at::Tensor local;   ///< what the optimizer steps on, `tensor` or another
   Layout layout;
   std::string policy = {};  ///< what strategies do with it, for describe()
+  /// Set where `tensor` may have the values that float8 leaves of the weight:
+  /// holds the scale (fp32, a number) by which they were cast, and is undefined
+  /// while `tensor` has the weight's own.
+  std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
 };
 
 /// The parameters of one model, in the order of named_parameters(); a tensor

@@ -154,15 +154,31 @@ TEST(Fp8Recipe, RefusesContradictions) {
       "stochastic_rounding is for the tensorwise recipe");
 }
 
-TEST(Fp8Recipe, ListsWhatHasNoEffect) {
-  EXPECT_THAT(
-      names_of(recipe_without_effect(
-          AORecipeKwargs{.enable_fsdp_float8_all_gather = true})),
-      ::testing::ElementsAre(
-          "enable_fsdp_float8_all_gather (shards are gathered in the model's "
-          "own precision)"));
-  EXPECT_THAT(recipe_without_effect(AORecipeKwargs()), ::testing::IsEmpty());
-  EXPECT_THAT(recipe_without_effect(TERecipeKwargs()), ::testing::IsEmpty());
+TEST(Fp8Recipe, GathersInFloat8UnlessToldOtherwise) {
+  const auto request = [](const FP8Recipe& recipe) {
+    return requested(recipe);
+  };
+  const Float8LinearConfig own{.enable_fsdp_float8_all_gather = true};
+  EXPECT_TRUE(gathers_in_float8(request(AORecipeKwargs())));
+  EXPECT_TRUE(gathers_in_float8(request(AORecipeKwargs{.config = own})));
+  EXPECT_FALSE(gathers_in_float8(
+      request(AORecipeKwargs{.enable_fsdp_float8_all_gather = false})));
+  EXPECT_FALSE(gathers_in_float8(
+      request(AORecipeKwargs{.config = Float8LinearConfig()})));
+  EXPECT_FALSE(gathers_in_float8(request(TERecipeKwargs())));
+  EXPECT_FALSE(gathers_in_float8(requested(
+      {}, {{"ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false"}})));
+  EXPECT_FALSE(request(AORecipeKwargs()).float8_all_gather_is_given);
+  EXPECT_TRUE(
+      request(AORecipeKwargs{.config = own}).float8_all_gather_is_given);
+}
+
+TEST(Fp8Recipe, RefusesToGatherRowsInFloat8) {
+  Float8LinearConfig config = Float8LinearConfig::from_recipe_name("rowwise");
+  config.enable_fsdp_float8_all_gather = true;
+  expect_error<ConfigError>(
+      [&] { requested(AORecipeKwargs{.config = config}); },
+      "enable_fsdp_float8_all_gather is for the tensorwise recipe");
 }
 
 TEST(Fp8Recipe, RefusesMsAmp) {

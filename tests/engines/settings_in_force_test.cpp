@@ -144,7 +144,8 @@ Variables company_of(const OptionSpec& spec) {
   }
   if (spec.key == "use_parallelism_config")
     variables["PARALLELISM_CONFIG_DP_SHARD_SIZE"] = "2";
-  if (spec.section == "fp8_config" && spec.key != "fp8_pad_inner_dim")
+  if (spec.section == "fp8_config" && spec.key != "fp8_pad_inner_dim" &&
+      spec.key != "fp8_enable_fsdp_float8_all_gather")
     variables["ACCELERATE_FP8_BACKEND"] = "te";
   return variables;
 }

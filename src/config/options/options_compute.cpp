@@ -40,7 +40,7 @@ constexpr std::array<OptionSpec, 19> kComputeRows{{
      "three booleans for fprop, dgrad, wgrad: true computes that product in higher precision"},
     {"fp8_opt_level", "fp8_config", "--fp8_opt_level", "ACCELERATE_FP8_OPT_LEVEL", choice, "O2", "O1|O2", carried, "fp8",
      "MS-AMP's level"},
-    {"fp8_enable_fsdp_float8_all_gather", "fp8_config", "--fp8_enable_fsdp_float8_all_gather", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", truth, "1", "", carried, "fp8",
+    {"fp8_enable_fsdp_float8_all_gather", "fp8_config", "--fp8_enable_fsdp_float8_all_gather", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", truth, "1", "", acts, "fp8",
      "gather shards in fp8"},
     {"fp8_pad_inner_dim", "fp8_config", "--fp8_pad_inner_dim", "ACCELERATE_FP8_PAD_INNER_DIM", truth, "1", "", acts, "fp8",
      "pad inner sizes to multiples of 16"},

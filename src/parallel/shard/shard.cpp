@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -84,6 +85,7 @@ class Shard final : public Strategy, public GateKeeper {
         plan_units(module, table, options_.units, options_.ignored_modules);
     require_same_model(model_group_, table, buffers_);
     const InitialValues values = share_values(plan, table);
+    choose_float8(module);
     const auto pool = std::make_shared<BlockPool>();
     make_units(plan, table, values, pool);
     if (!options_.allocator_keeps_blocks) keep_blocks(*pool);
@@ -108,8 +110,11 @@ class Shard final : public Strategy, public GateKeeper {
   void before_forward() override {
     const LockedScope lock(mutex_);
     if (num_forwards_++ > 0 || phase_ == Phase::backward) return;
-    // Strategies that divided parameters before may have made them full.
-    if (!is_held_open()) require_unchanged(units_);
+    if (!is_held_open()) {
+      // Strategies that divided parameters before may have made them full.
+      require_unchanged(units_);
+      if (scales_) scales_->compute();
+    }
     const bool records = at::GradMode::is_enabled();
     window_.had_forward = window_.had_forward || records;
     for (UnshardSchedule& schedule : schedules_) {
@@ -192,6 +197,11 @@ class Shard final : public Strategy, public GateKeeper {
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     {
       const LockedScope lock(mutex_);
+      if (scales_ && phase_ == Phase::idle && !is_held_open()) {
+        // Nobody wants to see rounded weights.
+        reshard_all();
+        scales_->forget();
+      }
       for (const auto& unit : units_) unit->start_gather();
       for (const auto& unit : units_) unit->finish_gather();
       if (num_scopes_++ == 0) {
@@ -224,6 +234,17 @@ class Shard final : public Strategy, public GateKeeper {
     values.broadcast(table);
     broadcast_all(model_group_, buffers_);
     return values;
+  }
+
+  // Makes scales_ and float8_weights_.
+  void choose_float8(const torch::nn::Module& module) {
+    if (!options_.float8 || !options_.shards_parameters) return;
+    std::vector<Group> groups{mesh_.group(Axis::shard)};
+    if (mesh_.degree(Axis::tensor) > 1)
+      groups.push_back(mesh_.group(Axis::tensor));
+    scales_.emplace(options_.float8->cast, std::move(groups));
+    for (const at::Tensor& weight : options_.float8->weights_of(module))
+      float8_weights_.insert(weight.unsafeGetTensorImpl());
   }
 
   // Makes traffic_ and units_, with the shards of their rows.
@@ -352,6 +373,13 @@ class Shard final : public Strategy, public GateKeeper {
         parameter.row_begins[static_cast<std::size_t>(group.rank())],
         parameter.local.size(0));
     table.set_local(row, parameter.local);
+    const bool is_float8 = parameter.gate != nullptr &&
+        traffic_->travels_alone(parameter) &&
+        float8_weights_.contains(row.tensor.unsafeGetTensorImpl());
+    if (is_float8) {
+      parameter.gathered_scale = scales_->add(parameter.local);
+      row.gathered_scale = parameter.gathered_scale;
+    }
     return parameter;
   }
 
@@ -419,6 +447,7 @@ class Shard final : public Strategy, public GateKeeper {
   void refresh() {
     const LockedScope lock(mutex_);
     reshard_all();
+    if (scales_) scales_->forget();
     if (options_.shards_parameters && !is_held_open()) return;
     for (const auto& unit : units_) {
       unit->start_gather();
@@ -508,6 +537,9 @@ class Shard final : public Strategy, public GateKeeper {
   /// experts.
   std::vector<at::Tensor> unsharded_[2];
   std::vector<at::Tensor> hooked_;
+  /// Set if weights travel in float8; which ones.
+  std::optional<GatheredScales> scales_;
+  std::unordered_set<const void*> float8_weights_;
   std::unique_ptr<ShardTraffic> traffic_;
   /// Null if no experts are divided.
   std::unique_ptr<ShardTraffic> expert_traffic_;

@@ -13,6 +13,7 @@
 #include <accelerate/world.h>
 
 #include "engines/training_request.h"
+#include "parallel/shard/float8_gather.h"
 #include "parallel/strategy.h"
 
 namespace accelerate::detail {
@@ -64,6 +65,8 @@ struct ShardOptions {
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// A forward's floating inputs are cast to param_dtype.
   bool casts_inputs = true;
+  /// Weights that travel in float8 where parameters are sharded; unset: none.
+  std::optional<Float8Gather> float8 = std::nullopt;
   /// Shards of bf16 and fp16 parameters are in fp32. With param_dtype, shards
   /// of those that are trained always are.
   bool master_weights = false;

@@ -38,7 +38,7 @@ void ShardUnit::start_gather() {
   if (state_ != State::sharded) return;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> memory;
-  for (const ShardedParameter& parameter : shards_.parameters) {
+  for (ShardedParameter& parameter : shards_.parameters) {
     if (!parameter.gate) {
       // The parameter keeps its memory and receives the other ranks' rows.
       memory.push_back(parameter.full.detach());
@@ -46,6 +46,7 @@ void ShardUnit::start_gather() {
       // Only other parameters of the unit were resharded.
       memory.emplace_back();
     } else {
+      parameter.is_rounded = parameter.travels_in_float8();
       memory.push_back(pool_->take(
           parameter.full.sizes(),
           parameter.full.options().requires_grad(false)));
@@ -117,7 +118,8 @@ void ShardUnit::keep_changes() {
         parameter.rows_of(parameter.full.detach(), place_.rank);
     if (own.is_alias_of(parameter.local)) continue;
     // If the shard is more precise, only a real change may round it.
-    const bool is_exact = own.scalar_type() == parameter.local.scalar_type();
+    const bool is_exact = !parameter.is_rounded &&
+        own.scalar_type() == parameter.local.scalar_type();
     if (is_exact || parameter.full._version() != parameter.version_when_opened)
       parameter.local.detach().copy_(own);
   }

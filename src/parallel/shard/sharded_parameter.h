@@ -32,11 +32,20 @@ struct ShardedParameter {
   std::vector<std::int64_t> reshard_group_begins = {};
   at::Tensor kept_rows = {};
 
+  /// Set for a weight that is gathered in float8; see GatheredScales.
+  std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
+  /// `full` was gathered in float8, so that its values are rounded.
+  bool is_rounded = false;
+
   /// An expert of other ranks: empty here, on all ranks of the shard group.
   bool is_elsewhere = false;
 
   /// The rows that `rank` keeps, of a tensor of the full shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
+  /// Whether a gather that starts now is in float8.
+  [[nodiscard]] bool travels_in_float8() const {
+    return gathered_scale != nullptr && gathered_scale->defined();
+  }
   [[nodiscard]] at::ScalarType reduced_in() const {
     return reduce_dtype.value_or(full.scalar_type());
   }

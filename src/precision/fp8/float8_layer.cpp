@@ -133,6 +133,8 @@ MeasuredMatrix Float8Layer::cast(
   const RoundingSeed seed =
       role == grad_output && rules.rounds_gradients_randomly ? new_seed()
                                                              : std::nullopt;
+  if (role == weight && gathered_scale && gathered_scale->defined())
+    return {cast_with_scale(matrix, how.dtype, *gathered_scale), {}};
   if (delayed.empty()) {
     const Float8Matrix made = split_dims[role]
         ? cast_with_others(matrix, how, dim, {*split_dims[role], agree}, seed)

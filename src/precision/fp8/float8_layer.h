@@ -131,6 +131,9 @@ struct Float8Layer : torch::CustomClassHolder {
   /// By role: the dimension of the matrix that ranks divide; unset where each
   /// has all of it.
   std::array<std::optional<std::int64_t>, kNumRoles> split_dims;
+  /// The scale of the weight while it has the values that float8 left of it;
+  /// undefined while it has its own. Null: it always has its own.
+  std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
   /// Makes largest values those of all ranks that divide a matrix, in place.
   std::function<void(const at::Tensor& amax)> agree = nullptr;
   /// Whether casts and products of forwards with a backward are measured.

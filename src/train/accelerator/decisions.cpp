@@ -81,9 +81,6 @@ void read_float8(
     decisions.plan_request.float8 =
         read_float8_request(options.fp8_recipe, settings, environment);
     decisions.plan_request.float8->statistics_interval = statistics_interval;
-    if (!options.fp8_recipe) return;
-    for (auto& setting : recipe_without_effect(*options.fp8_recipe))
-      decisions.plan_request.training.ignored.push_back(std::move(setting));
     return;
   }
   const auto ignore = [&](std::string name) {

@@ -23,12 +23,13 @@ std::string policy_of(
   const at::ScalarType computed = row.tensor.scalar_type();
   const bool is_offloaded = row.local.is_cpu() && !row.tensor.is_cpu();
   return format(
-      "in the unit of {}, rows {} to {}{}{}, computed in {}, reduced in {}",
+      "in the unit of {}, rows {} to {}{}{}{}, computed in {}, reduced in {}",
       unit,
       row.layout.offset[0],
       row.layout.offset[0] + row.layout.extent[0],
       is_offloaded ? " kept on the host in " : " kept here in ",
       c10::toString(row.local.scalar_type()),
+      parameter.gathered_scale ? ", gathered in float8" : "",
       c10::toString(computed),
       c10::toString(parameter.reduce_dtype.value_or(computed)));
 }

@@ -8,12 +8,21 @@
 
 #include "base/text.h"
 #include "comm/transport/adapters/p2p_batch.h"
+#include "precision/fp8/float8_matrix.h"
 
 namespace accelerate::detail {
 
 namespace {
 
 constexpr std::size_t kSmallBytes = 32 << 10;
+// What travels in float8.
+constexpr at::ScalarType kGathered = at::kFloat8_e4m3fn;
+
+// In fp32, on the device of `bytes`.
+at::Tensor values_of(const at::Tensor& bytes, const at::Tensor& scale) {
+  return Float8Matrix{bytes.view(kGathered), scale.to(bytes.device())}
+      .dequantize();
+}
 
 }  // namespace
 
@@ -26,8 +35,11 @@ struct HostUnshard::Gather {
   Group group;
   ShardSource source;
   std::vector<at::Tensor> memory;
-  /// Host memory that is received into: `memory` itself, or copied to it.
+  /// Host memory that is received into: `memory` itself, or copied to it. Bytes
+  /// where a parameter travels in float8.
   std::vector<at::Tensor> on_host = {};
+  /// The scales of what travels in float8; undefined for others.
+  std::vector<at::Tensor> scales = {};
   /// Bytes of the small parameters, one tensor per rank.
   std::vector<at::Tensor> packs = {};
 
@@ -66,15 +78,26 @@ void HostUnshard::start(
       static_cast<std::size_t>(group.size()));
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
     const ShardedParameter& parameter = unit.parameters[i];
+    gather_->scales.emplace_back();
     if (!gather_->memory[i].defined()) {
       gather_->on_host.emplace_back();
       continue;
     }
-    const at::Tensor on_host = host_memory(gather_->memory[i]);
+    if (parameter.travels_in_float8())
+      gather_->scales.back() = *parameter.gathered_scale;
+    const at::Tensor& scale = gather_->scales.back();
+    const at::Tensor on_host = host_memory(
+        gather_->memory[i],
+        scale.defined() ? at::kByte : gather_->memory[i].scalar_type());
     const auto& begins = gather_->begins_of(parameter);
     const at::Tensor own = rows_between(on_host, begins, mine);
     const at::Tensor& kept = gather_->own_rows_of(parameter);
-    if (!own.is_alias_of(kept)) own.copy_(kept);
+    if (scale.defined()) {
+      own.copy_(cast_with_scale(kept.detach(), kGathered, scale)
+                    .values.view(at::kByte));
+    } else if (!own.is_alias_of(kept)) {
+      own.copy_(kept);
+    }
     if (is_small(parameter)) {
       for (int rank = 0; rank < group.size(); ++rank) {
         small_rows[static_cast<std::size_t>(rank)].push_back(
@@ -111,6 +134,7 @@ void HostUnshard::send_packs(
 std::vector<at::Tensor> HostUnshard::finish(const UnitShards& unit) {
   gather_->batch.wait();
   unpack(unit);
+  restore();
   queue_copies();
   std::vector<at::Tensor> memory = std::move(gather_->memory);
   gather_.reset();
@@ -136,9 +160,22 @@ void HostUnshard::unpack(const UnitShards& unit) {
   }
 }
 
-at::Tensor HostUnshard::host_memory(const at::Tensor& memory) const {
-  if (memory.is_cpu()) return memory;
-  return take_pinned(*pool_, memory.sizes(), memory.scalar_type());
+at::Tensor HostUnshard::host_memory(
+    const at::Tensor& memory,
+    at::ScalarType dtype) const {
+  if (!memory.is_cpu()) return take_pinned(*pool_, memory.sizes(), dtype);
+  return memory.scalar_type() == dtype
+      ? memory
+      : pool_->take(memory.sizes(), at::TensorOptions(dtype));
+}
+
+void HostUnshard::restore() {
+  for (std::size_t i = 0; i < gather_->memory.size(); ++i) {
+    const at::Tensor& memory = gather_->memory[i];
+    if (!gather_->scales[i].defined() || !memory.is_cpu()) continue;
+    memory.copy_(values_of(gather_->on_host[i], gather_->scales[i]));
+    pool_->give(std::exchange(gather_->on_host[i], {}));
+  }
 }
 
 void HostUnshard::queue_copies() {
@@ -148,7 +185,13 @@ void HostUnshard::queue_copies() {
     const at::Tensor& memory = gather_->memory[i];
     if (!memory.defined() || memory.is_cpu()) continue;
     device = memory.device();
-    memory.copy_(gather_->on_host[i], /*non_blocking=*/true);
+    const at::Tensor& on_host = gather_->on_host[i];
+    if (gather_->scales[i].defined()) {
+      memory.copy_(values_of(
+          on_host.to(device, /*non_blocking=*/true), gather_->scales[i]));
+    } else {
+      memory.copy_(on_host, /*non_blocking=*/true);
+    }
     pending_copies_.push_back(std::move(gather_->on_host[i]));
   }
   if (pending_copies_.empty()) return;

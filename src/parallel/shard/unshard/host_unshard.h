@@ -39,11 +39,15 @@ class HostUnshard {
  private:
   struct Gather;
 
-  [[nodiscard]] at::Tensor host_memory(const at::Tensor& memory) const;
+  [[nodiscard]] at::Tensor host_memory(
+      const at::Tensor& memory,
+      at::ScalarType dtype) const;
   void send_packs(
       const std::vector<std::vector<at::Tensor>>& rows_by_rank,
       int tag);
   void unpack(const UnitShards& unit);
+  /// Gives parameters in host memory the values that travelled in float8.
+  void restore();
   void queue_copies();
 
   HostTags tags_;

@@ -1,0 +1,31 @@
+#include "parallel/shard/float8_gather.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+namespace accelerate::detail {
+
+std::shared_ptr<at::Tensor> GatheredScales::add(const at::Tensor& local) {
+  weights_.push_back({local.detach(), std::make_shared<at::Tensor>()});
+  return weights_.back().scale;
+}
+
+void GatheredScales::compute() {
+  if (is_known_ || weights_.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> found;
+  for (const Weight& weight : weights_)
+    found.push_back(amax_of(weight.local).to(at::kFloat));
+  const at::Tensor amaxes = at::stack(found);
+  for (const Group& group : groups_) group.all_reduce(amaxes, ReduceOp::max);
+  for (std::size_t i = 0; i < weights_.size(); ++i)
+    *weights_[i].scale = scale_of(amaxes[static_cast<std::int64_t>(i)], cast_);
+  is_known_ = true;
+}
+
+void GatheredScales::forget() {
+  is_known_ = false;
+  for (const Weight& weight : weights_) weight.scale->reset();
+}
+
+}  // namespace accelerate::detail
