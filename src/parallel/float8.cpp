@@ -18,6 +18,7 @@
 
 #include "base/text.h"
 #include "gate/watched_tensor.h"
+#include "parallel/context/attention_scope.h"
 #include "parallel/float8_figures.h"
 #include "precision/fp8/float8_keeper.h"
 #include "precision/fp8/float8_layers.h"
@@ -291,17 +292,31 @@ class Float8 final : public Strategy, public StrategyState {
       const ParameterTable& table) const {
     const Parameter* const row = table.find(weight);
     if (row == nullptr || !row->layout.is_split_over(Axis::tensor)) return;
-    const bool divides_outputs = weight.size(0) != row->layout.global_shape[0];
-    if (divides_outputs) {
-      layer.split_dims[Float8Layer::weight] = 0;
-      layer.split_dims[Float8Layer::grad_output] = 1;
-    } else {
-      layer.split_dims[Float8Layer::weight] = 1;
-      layer.split_dims[Float8Layer::input] = 1;
-    }
-    layer.agree = [group = mesh_.group(Axis::tensor)](const at::Tensor& amax) {
+    const auto agree = [group =
+                            mesh_.group(Axis::tensor)](const at::Tensor& amax) {
       group.all_reduce(amax, ReduceOp::max);
     };
+    const auto divide = [&](Float8Layer::Role role, std::int64_t dim) {
+      layer.divisions[role].push_back({dim, agree});
+    };
+    const bool divides_outputs = weight.size(0) != row->layout.global_shape[0];
+    if (divides_outputs) {
+      divide(Float8Layer::weight, 0);
+      divide(Float8Layer::grad_output, 1);
+    } else {
+      divide(Float8Layer::weight, 1);
+      divide(Float8Layer::input, 1);
+    }
+  }
+
+  // Has ranks that divide sequences agree on scales.
+  void share_positions(Float8Layer& layer) const {
+    if (mesh_.degree(Axis::context) == 1) return;
+    layer.has_positions = &divides_sequence;
+    layer.agree_on_positions =
+        [group = mesh_.group(Axis::context)](const at::Tensor& amax) {
+          group.all_reduce(amax, ReduceOp::max);
+        };
   }
 
   void add(
@@ -314,7 +329,10 @@ class Float8 final : public Strategy, public StrategyState {
     }
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
     probe(*layer, linear.weight.device());
-    if (!rules_.delayed) share(*layer, linear.weight, table);
+    if (!rules_.delayed) {
+      share(*layer, linear.weight, table);
+      share_positions(*layer);
+    }
     if (const Parameter* const row = table.find(linear.weight))
       layer->gathered_scale = row->gathered_scale;
     // Memory that comes and goes must not leave copies behind.

@@ -174,8 +174,9 @@ TEST(Fp8Recipe, GathersInFloat8UnlessToldOtherwise) {
 }
 
 TEST(Fp8Recipe, RefusesToGatherRowsInFloat8) {
-  Float8LinearConfig config = Float8LinearConfig::from_recipe_name("rowwise");
-  config.enable_fsdp_float8_all_gather = true;
+  const Float8LinearConfig config{
+      .recipe = Float8LinearRecipeName::rowwise,
+      .enable_fsdp_float8_all_gather = true};
   expect_error<ConfigError>(
       [&] { requested(AORecipeKwargs{.config = config}); },
       "enable_fsdp_float8_all_gather is for the tensorwise recipe");

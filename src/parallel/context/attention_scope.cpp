@@ -90,4 +90,8 @@ AttentionScope::AttentionScope(DividedSequence sequence)
 
 AttentionScope::~AttentionScope() { current_sequence = enclosing_; }
 
+bool divides_sequence() {
+  return current_sequence != nullptr && current_sequence->group.size() > 1;
+}
+
 }  // namespace accelerate::detail

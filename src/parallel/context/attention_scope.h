@@ -37,4 +37,8 @@ class AttentionScope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
+/// Whether this thread computes, inside an AttentionScope, with the positions of
+/// one rank among several.
+bool divides_sequence();
+
 }  // namespace accelerate::detail

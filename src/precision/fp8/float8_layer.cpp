@@ -129,17 +129,17 @@ MeasuredMatrix Float8Layer::cast(
     const at::Tensor& matrix,
     const DynamicCast& how,
     std::int64_t dim,
-    Role role) const {
+    Role role,
+    bool of_positions) const {
   const RoundingSeed seed =
       role == grad_output && rules.rounds_gradients_randomly ? new_seed()
                                                              : std::nullopt;
   if (role == weight && gathered_scale && gathered_scale->defined())
     return {cast_with_scale(matrix, how.dtype, *gathered_scale), {}};
   if (delayed.empty()) {
-    const Float8Matrix made = split_dims[role]
-        ? cast_with_others(matrix, how, dim, {*split_dims[role], agree}, seed)
-        : cast_dynamically(matrix, how, dim, seed);
-    return {made, {}};
+    std::vector<MatrixDivision> all = divisions[role];
+    if (of_positions && role != weight) all.push_back({0, agree_on_positions});
+    return {cast_with_others(matrix, how, dim, all, seed), {}};
   }
   return cast_and_measure(
       matrix, how.dtype, delayed[role]->scale_on(matrix.device()), seed);

@@ -94,12 +94,14 @@ struct Float8Layer : torch::CustomClassHolder {
   void probe(c10::Device device);
 
   /// Casts an operand; the product sums over `dim`. The amax is undefined
-  /// unless scales are delayed.
+  /// unless scales are delayed. `of_positions`: has_positions() was true in the
+  /// forward.
   [[nodiscard]] MeasuredMatrix cast(
       const at::Tensor& matrix,
       const DynamicCast& how,
       std::int64_t dim,
-      Role role) const;
+      Role role,
+      bool of_positions = false) const;
   /// The same for the layer's weight, whose casts are kept until it changes.
   [[nodiscard]] MeasuredMatrix cast_weight(
       const at::Tensor& matrix,
@@ -128,14 +130,17 @@ struct Float8Layer : torch::CustomClassHolder {
   /// False where the weight's memory comes and goes.
   bool keeps_weight = false;
   std::function<void(const std::string&)> warn = nullptr;
-  /// By role: the dimension of the matrix that ranks divide; unset where each
-  /// has all of it.
-  std::array<std::optional<std::int64_t>, kNumRoles> split_dims;
+  /// By role: how ranks divide the matrix; empty where each has all of it.
+  std::array<std::vector<MatrixDivision>, kNumRoles> divisions;
+  /// Whether this thread computes with some positions of a sequence, so that
+  /// other ranks have other rows of inputs and of gradients of outputs. Null:
+  /// never.
+  std::function<bool()> has_positions = nullptr;
+  /// Makes largest values those of all ranks that have positions, in place.
+  std::function<void(const at::Tensor& amax)> agree_on_positions = nullptr;
   /// The scale of the weight while it has the values that float8 left of it;
   /// undefined while it has its own. Null: it always has its own.
   std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
-  /// Makes largest values those of all ranks that divide a matrix, in place.
-  std::function<void(const at::Tensor& amax)> agree = nullptr;
   /// Whether casts and products of forwards with a backward are measured.
   std::atomic<bool> is_measured = false;
   Float8Statistics statistics;

@@ -31,6 +31,8 @@ struct Uses {
   bool has_backward = false;
   /// Largest values of this forward count although no backward follows.
   bool counts_at_once = false;
+  /// See Float8Layer::has_positions.
+  bool of_positions = false;
 };
 
 /// Which of the input's values are kept for the gradient of the weight.
@@ -61,11 +63,13 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     context->saved_data["kept"] = static_cast<std::int64_t>(kept);
     const bool is_measured = uses.has_backward && layer->is_measured;
     context->saved_data["is_measured"] = is_measured;
+    context->saved_data["of_positions"] = uses.of_positions;
 
     const bool is_float8 = rules.input && rules.weight;
     MeasuredMatrix cast_input;
     if (is_float8 || kept == KeptInput::cast) {
-      cast_input = layer->cast(input, *rules.input, 1, Float8Layer::input);
+      cast_input = layer->cast(
+          input, *rules.input, 1, Float8Layer::input, uses.of_positions);
       if (is_measured)
         layer->statistics.add_cast(
             Float8Layer::input, input, cast_input.matrix);
@@ -93,7 +97,11 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     if (kept == KeptInput::cast_along_rows) {
       // Cast now, so that a byte per value is kept.
       const MeasuredMatrix along_rows = layer->cast(
-          input, *rules.input_for_grad_weight, 0, Float8Layer::input);
+          input,
+          *rules.input_for_grad_weight,
+          0,
+          Float8Layer::input,
+          uses.of_positions);
       if (is_measured) {
         layer->statistics.add_cast(
             Float8Layer::input, input, along_rows.matrix);
@@ -139,8 +147,12 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
               rules.grad_output, rules.grad_output_for_grad_weight)) {
         return *cast_grad;
       }
-      const MeasuredMatrix made =
-          layer->cast(grad_output, how, dim, Float8Layer::grad_output);
+      const MeasuredMatrix made = layer->cast(
+          grad_output,
+          how,
+          dim,
+          Float8Layer::grad_output,
+          context->saved_data["of_positions"].toBool());
       layer->note(Float8Layer::grad_output, made.amax);
       if (is_measured) {
         layer->statistics.add_cast(
@@ -248,7 +260,11 @@ at::Tensor float8_product(
              matrix,
              transposed_weight,
              layer,
-             Uses{trains_weight, has_backward, records})
+             Uses{
+                 trains_weight,
+                 has_backward,
+                 records,
+                 layer->has_positions && layer->has_positions()})
       .view(sizes);
 }
 

@@ -1,5 +1,7 @@
 #include "precision/fp8/float8_matrix.h"
 
+#include <algorithm>
+
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
@@ -104,19 +106,27 @@ Float8Matrix cast_with_others(
     const at::Tensor& matrix,
     const DynamicCast& cast,
     std::int64_t dim,
-    const DividedMatrix& whole,
+    const std::vector<MatrixDivision>& divisions,
     RoundingSeed seed) {
+  if (divisions.empty()) return cast_dynamically(matrix, cast, dim, seed);
   dim = checked_dim(matrix, dim);
   if (cast.granularity == Float8Granularity::tensorwise) {
     const at::Tensor amax = amax_of(matrix);
-    whole.agree(amax);
+    for (const MatrixDivision& division : divisions) division.agree(amax);
     return cast_with_scale(matrix, cast.dtype, scale_of(amax, cast), seed);
   }
-  if (cast.granularity == Float8Granularity::blocks || whole.dim != dim)
+  const auto is_along = [&](const MatrixDivision& division) {
+    return division.dim == dim;
+  };
+  // Scales of blocks, and of rows that nobody divides, follow from this part.
+  if (cast.granularity == Float8Granularity::blocks ||
+      std::ranges::none_of(divisions, is_along))
     return cast_dynamically(matrix, cast, dim, seed);
   const at::Tensor amax =
       matrix.abs().amax({dim}, /*keepdim=*/true).to(at::kFloat).contiguous();
-  whole.agree(amax);
+  for (const MatrixDivision& division : divisions) {
+    if (is_along(division)) division.agree(amax);
+  }
   return scaled_by_operators(
       matrix, cast.dtype, scales_by_operators(amax, cast), seed);
 }

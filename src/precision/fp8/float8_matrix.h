@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -74,12 +75,12 @@ Float8Matrix cast_dynamically(
     std::int64_t dim,
     RoundingSeed seed = std::nullopt);
 
-/// A matrix of which ranks have parts.
-struct DividedMatrix {
+/// How ranks divide a matrix.
+struct MatrixDivision {
   /// The dimension that they divide.
   std::int64_t dim = 0;
   /// Makes largest values those of all ranks, in place.
-  const std::function<void(const at::Tensor& amax)>& agree;
+  std::function<void(const at::Tensor& amax)> agree;
 };
 
 /// The same for a part of a matrix, with the scales of the whole: ranks agree on
@@ -89,7 +90,7 @@ Float8Matrix cast_with_others(
     const at::Tensor& matrix,
     const DynamicCast& cast,
     std::int64_t dim,
-    const DividedMatrix& whole,
+    const std::vector<MatrixDivision>& divisions,
     RoundingSeed seed = std::nullopt);
 
 /// Casts with a given scale, a number (fp32, on the matrix's device).
