@@ -58,9 +58,9 @@ struct ACCELERATE_API Float8LinearConfig {
   /// Products are emulated also where the device multiplies float8: operands
   /// are cast alike, and then multiplied in fp32.
   bool emulate = false;
-  /// Not in torchao, for tensorwise: gradients of outputs are rounded up or
-  /// down at random, with their own value as the mean, so that small ones do
-  /// not vanish. Draws one number from LibTorch's CPU generator per cast.
+  /// Not in torchao: gradients of outputs are rounded up or down at random, with
+  /// their own value as the mean, so that small ones do not vanish. Draws one
+  /// number from LibTorch's CPU generator per cast.
   bool stochastic_rounding = false;
 };
 
@@ -114,6 +114,9 @@ struct TERecipeKwargs {
   /// Unset: false. Not with amax_history_len and amax_compute_algo, of which
   /// MXFP8 has none.
   std::optional<bool> use_mxfp8_block_scaling = std::nullopt;
+  /// Not in TransformerEngine's recipes of these names: see
+  /// Float8LinearConfig::stochastic_rounding.
+  bool stochastic_rounding = false;
 };
 
 /// MS-AMP's levels, "O1" and "O2"; unset: "O2". Checked, but refused in this

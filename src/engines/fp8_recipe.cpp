@@ -153,12 +153,6 @@ AORecipeKwargs resolve_recipe(
         "that "
         "recipe");
   }
-  if (recipe.config->stochastic_rounding &&
-      recipe.config->recipe != Float8LinearRecipeName::tensorwise) {
-    throw ConfigError(
-        "[precision] stochastic_rounding is for the tensorwise recipe; leave "
-        "it out, or use that recipe");
-  }
   return recipe;
 }
 

@@ -144,14 +144,6 @@ TEST(Fp8Recipe, RefusesContradictions) {
             .config = Float8LinearConfig(), .pad_inner_dim = true});
       },
       "give them in the config");
-  expect_error<ConfigError>(
-      [] {
-        requested(AORecipeKwargs{
-            .config = Float8LinearConfig{
-                .recipe = Float8LinearRecipeName::rowwise,
-                .stochastic_rounding = true}});
-      },
-      "stochastic_rounding is for the tensorwise recipe");
 }
 
 TEST(Fp8Recipe, GathersInFloat8UnlessToldOtherwise) {

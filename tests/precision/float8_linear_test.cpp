@@ -1,4 +1,7 @@
+#include <cmath>
+#include <limits>
 #include <memory>
+#include <string>
 
 #include <torch/torch.h>
 
@@ -253,20 +256,54 @@ TEST(Float8Linear, IsPlainOutsideOfForwardsWhereTheRecipeSaysSo) {
 }
 
 TEST(Float8Linear, RoundsGradientsAtRandomWithoutBias) {
-  Float8LinearConfig config;
-  config.stochastic_rounding = true;
-  Watched layer(float8_rules_of(AORecipeKwargs{config}));
-  torch::manual_seed(5);
-  // One large value makes the scale; all others lie between two neighbours.
-  Tensor grad = at::full({4096, 32}, 1.1F);
-  grad[0][0] = 57344;
-  layer.linear(at::ones({4096, 16})).backward(grad);
-  const Tensor found = layer.linear->weight.grad()[1][0] / 4096;
-  EXPECT_NEAR(found.item<float>(), 1.1, 0.01);
-  config.stochastic_rounding = false;
-  Watched nearest(float8_rules_of(AORecipeKwargs{config}));
-  nearest.linear(at::ones({4096, 16})).backward(grad);
-  EXPECT_EQ(nearest.linear->weight.grad()[1][0].item<float>(), 4096);
+  const auto rules_of = [](const std::string& name, bool is_random) {
+    if (name == "tensorwise" || name == "rowwise") {
+      Float8LinearConfig config = Float8LinearConfig::from_recipe_name(name);
+      config.stochastic_rounding = is_random;
+      return float8_rules_of(AORecipeKwargs{config});
+    }
+    TERecipeKwargs recipe = delayed();
+    recipe.use_mxfp8_block_scaling = name == "mxfp8";
+    recipe.stochastic_rounding = is_random;
+    return float8_rules_of(recipe);
+  };
+  for (const std::string name : {"tensorwise", "rowwise", "delayed", "mxfp8"}) {
+    SCOPED_TRACE(name);
+    torch::manual_seed(5);
+    // One large value makes the scale; all others lie between two neighbours.
+    Tensor grad = at::full({4096, 32}, 1.1F);
+    grad[0][0] = 57344;
+    const auto mean_of = [&](bool is_random) {
+      Watched layer(rules_of(name, is_random));
+      layer.linear(at::ones({4096, 16})).backward(grad);
+      return layer.linear->weight.grad()[1][0].item<float>() / 4096;
+    };
+    EXPECT_NEAR(mean_of(true), 1.1, 0.01);
+    EXPECT_GT(std::abs(mean_of(false) - 1.1), 0.02);
+  }
+}
+
+// Scales of blocks are kept as bytes, of which some have no ordinary value.
+TEST(Float8Linear, KeepsScalesOfBlocksExactly) {
+  TERecipeKwargs recipe = delayed();
+  recipe.use_mxfp8_block_scaling = true;
+  Watched layer(float8_rules_of(recipe));
+  // A block of ordinary values, one of zeros, one that is tiny, one huge, and one
+  // with infinity.
+  Tensor x = at::randn({160, 16});
+  x.slice(0, 32, 64).zero_();
+  x.slice(0, 64, 96).mul_(1e-38);
+  x.slice(0, 96, 128).mul_(1e37);
+  x[130][3] = std::numeric_limits<float>::infinity();
+  const Tensor grad = at::ones({160, 32});
+  layer.linear(x).backward(grad);
+  const DynamicCast blocks{at::kFloat8_e4m3fn, Float8Granularity::blocks};
+  const DynamicCast gradient_blocks{
+      at::kFloat8_e5m2, Float8Granularity::blocks};
+  const Tensor expected =
+      at::mm(rounded(grad, gradient_blocks, 0).t(), rounded(x, blocks, 0));
+  EXPECT_TRUE(
+      at::allclose(layer.linear->weight.grad(), expected, 1e-5, 0, true));
 }
 
 TEST(Float8Linear, KeepsInputsInFloat8WhereTheSameCastServesTwice) {

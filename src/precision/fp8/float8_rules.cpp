@@ -72,7 +72,8 @@ Float8Rules float8_rules_of(const TERecipeKwargs& recipe) {
       .grad_output = backward,
       .weight_for_grad_input = forward,
       .grad_output_for_grad_weight = backward,
-      .input_for_grad_weight = forward};
+      .input_for_grad_weight = forward,
+      .rounds_gradients_randomly = recipe.stochastic_rounding};
   if (!has_blocks) {
     rules.delayed = DelayedScaleOptions{
         .history_len = *recipe.amax_history_len,
