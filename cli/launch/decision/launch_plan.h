@@ -10,7 +10,7 @@
 #include "cli/launch/machine/machine.h"
 #include "config/environment.h"
 #include "config/settings.h"
-#include "launch/board/hang_watch.h"
+#include "launch/board/hang_monitor.h"
 
 namespace accelerate::cli {
 

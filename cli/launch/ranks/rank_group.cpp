@@ -66,12 +66,13 @@ RankGroup::RankGroup(
            .on_end = [this](std::size_t index) { note_end(index); },
            .is_made_good =
                [this](std::size_t index) { return make_good(index); },
-           .interval = plan.processes_here() > 1 ? detail::HangWatch::kInterval
-                                                 : std::chrono::milliseconds(0),
+           .interval = plan.processes_here() > 1
+               ? detail::HangMonitor::kInterval
+               : std::chrono::milliseconds(0),
            .on_interval =
                [this] {
                  if (generations_) keep_generations();
-                 if (watch_) watch_->look();
+                 if (hang_monitor_) hang_monitor_->look();
                }}) {
   start_board();
   try {
@@ -123,9 +124,9 @@ void RankGroup::start_board() {
 
 void RankGroup::start_watch() {
   if (plan_.processes_here() == 1) return;
-  watch_ = std::make_unique<detail::HangWatch>(
+  hang_monitor_ = std::make_unique<detail::HangMonitor>(
       *board_,
-      detail::HangWatchOptions{
+      detail::HangMonitorOptions{
           .threshold = plan_.hang_threshold,
           .on_hang = plan_.on_hang,
           .path = plan_.environment.get("PATH").value_or(""),
@@ -199,15 +200,16 @@ void RankGroup::keep_generations() {
   } else if (generations.has_failed()) {
     supervisor_.give_up(made_good_);
   }
-  if (watch_ && generations.is_changing()) {
-    watch_->retire();
-    retired_watches_.push_back(std::move(watch_));
+  if (hang_monitor_ && generations.is_changing()) {
+    hang_monitor_->retire();
+    retired_monitors_.push_back(std::move(hang_monitor_));
   }
-  std::erase_if(
-      retired_watches_, [](const auto& watch) { return !watch->is_busy(); });
+  std::erase_if(retired_monitors_, [](const auto& monitor) {
+    return !monitor->is_busy();
+  });
   supervisor_.set_interval(
       generations.is_changing() ? kWhileChanging
-                                : detail::HangWatch::kInterval);
+                                : detail::HangMonitor::kInterval);
 }
 
 void RankGroup::note_end(std::size_t index) {

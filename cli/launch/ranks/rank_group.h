@@ -13,7 +13,7 @@
 #include "cli/launch/ranks/rank_process.h"
 #include "cli/launch/signals.h"
 #include "launch/board/board.h"
-#include "launch/board/hang_watch.h"
+#include "launch/board/hang_monitor.h"
 #include "launch/elastic/generations.h"
 #include "launch/supervisor.h"
 #include "launch/watchdog.h"
@@ -102,9 +102,9 @@ class RankGroup {
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   /// Nothing for programs that note nothing, or without memory to share.
   std::optional<detail::Board> board_;
-  std::unique_ptr<detail::HangWatch> watch_;
+  std::unique_ptr<detail::HangMonitor> hang_monitor_;
   // Watches of earlier generations that still take stacks.
-  std::vector<std::unique_ptr<detail::HangWatch>> retired_watches_;
+  std::vector<std::unique_ptr<detail::HangMonitor>> retired_monitors_;
   /// Nothing for groups whose ranks cannot be replaced.
   std::optional<detail::Generations> generations_;
   /// The failure that ended a generation last.

@@ -54,8 +54,8 @@ bool is_offloaded(const at::Tensor& tensor) {
   if (offloaded_unit(tensor).keeper != nullptr) return true;
   const CodedUnit codes = coded_unit(tensor);
   if (codes.keeper == nullptr) return false;
-  const std::vector<CodedPart> parts = codes.keeper->coded_parts(codes.unit);
-  return std::any_of(parts.begin(), parts.end(), [](const CodedPart& part) {
+  const std::vector<CodeTensor> parts = codes.keeper->code_tensors(codes.unit);
+  return std::any_of(parts.begin(), parts.end(), [](const CodeTensor& part) {
     return offloaded_unit(part.tensor).keeper != nullptr;
   });
 }

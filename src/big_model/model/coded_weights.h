@@ -12,7 +12,7 @@
 namespace accelerate::detail {
 
 /// One of the tensors that a weight is held as: codes, or their scales.
-struct CodedPart {
+struct CodeTensor {
   /// Continues the name of the layer: "weight", "weight.absmax".
   std::string name;
   at::Tensor tensor;
@@ -28,15 +28,15 @@ class CodedWeightKeeper : public GateKeeper {
   CodedWeightKeeper* as_coded_keeper() final { return this; }
 
   /// All tensors of weight number `unit`, as files hold them.
-  [[nodiscard]] virtual std::vector<CodedPart> coded_parts(
+  [[nodiscard]] virtual std::vector<CodeTensor> code_tensors(
       std::size_t unit) const = 0;
   /// Moves a weight, which is computed with there from now on.
   virtual void move(std::size_t unit, c10::Device device) = 0;
   /// The parts of a weight that may be offloaded, in the order of
-  /// coded_parts(), as handles that nobody else has: the caller keeps their
+  /// code_tensors(), as handles that nobody else has: the caller keeps their
   /// memory from now on. The weight is computed with on `device`, where the
   /// other parts are moved.
-  virtual std::vector<at::Tensor> take_parts(
+  virtual std::vector<at::Tensor> take_tensors(
       std::size_t unit,
       c10::Device device) = 0;
 };

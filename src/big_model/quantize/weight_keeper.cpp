@@ -72,10 +72,10 @@ std::unique_ptr<GatedTensor> QuantizedWeightKeeper::make_gate(
       parameter, std::move(messages), *this, unit, device);
 }
 
-std::vector<CodedPart> QuantizedWeightKeeper::coded_parts(
+std::vector<CodeTensor> QuantizedWeightKeeper::code_tensors(
     std::size_t unit) const {
   const QuantizedParts& own = kept_[unit].weight.parts();
-  std::vector<CodedPart> parts;
+  std::vector<CodeTensor> parts;
   for (const auto& [name, tensor] : kept_[unit].weight.tensors()) {
     const bool is_large =
         tensor.is_same(own.codes) || tensor.is_same(own.absmax);
@@ -108,7 +108,7 @@ void QuantizedWeightKeeper::move(std::size_t unit, c10::Device device) {
   set_device(unit, device);
 }
 
-std::vector<at::Tensor> QuantizedWeightKeeper::take_parts(
+std::vector<at::Tensor> QuantizedWeightKeeper::take_tensors(
     std::size_t unit,
     c10::Device device) {
   const at::NoGradGuard no_grad;
@@ -119,7 +119,7 @@ std::vector<at::Tensor> QuantizedWeightKeeper::take_parts(
   }
   set_device(unit, device);
   std::vector<at::Tensor> taken;
-  for (const CodedPart& part : coded_parts(unit)) {
+  for (const CodeTensor& part : code_tensors(unit)) {
     if (!part.may_be_offloaded) continue;
     at::Tensor& own =
         part.tensor.is_same(parts.codes) ? parts.codes : parts.absmax;

@@ -44,10 +44,10 @@ class QuantizedWeightKeeper final : public CodedWeightKeeper {
   void call(GatedCall& call) override;
   [[nodiscard]] std::size_t num_places() const override { return 1; }
 
-  [[nodiscard]] std::vector<CodedPart> coded_parts(
+  [[nodiscard]] std::vector<CodeTensor> code_tensors(
       std::size_t unit) const override;
   void move(std::size_t unit, c10::Device device) override;
-  std::vector<at::Tensor> take_parts(std::size_t unit, c10::Device device)
+  std::vector<at::Tensor> take_tensors(std::size_t unit, c10::Device device)
       override;
 
  private:

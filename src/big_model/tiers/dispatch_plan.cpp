@@ -87,7 +87,7 @@ class Planner {
     planned.is_on_disk = is_offloaded(found) && found.place.is_disk();
     if (is_offloaded(found)) {
       WeightUnit& unit = plan.kept.units[found.unit];
-      for (const CodedPart& part : codes.keeper->coded_parts(codes.unit)) {
+      for (const CodeTensor& part : codes.keeper->code_tensors(codes.unit)) {
         if (!part.may_be_offloaded) continue;
         planned.kept.push_back(plan.kept.tensors.size());
         unit.tensors.push_back(plan.kept.tensors.size());

@@ -182,7 +182,7 @@ void Dispatcher::look_for_others(const fs::path& folder, bool refuses_others)
   }
   for (const PlannedCodes& each : plan_.codes) {
     if (!each.is_on_disk) continue;
-    for (const auto& part : each.codes.keeper->coded_parts(each.codes.unit))
+    for (const auto& part : each.codes.keeper->code_tensors(each.codes.unit))
       codes.push_back({{each.layers.front() + part.name}, part.tensor, false});
   }
   const std::vector<std::string> others = other_in(folder, values);
@@ -227,7 +227,7 @@ WeightList Dispatcher::codes_to_write() const {
                           });
     if (!each.is_on_disk || is_there) continue;
     for (const auto& [name, tensor, may_be_offloaded] :
-         each.codes.keeper->coded_parts(each.codes.unit)) {
+         each.codes.keeper->code_tensors(each.codes.unit)) {
       parts.emplace_back(each.layers.front() + name, tensor.to(at::kCPU));
     }
   }
@@ -243,7 +243,7 @@ void Dispatcher::place_codes() {
       continue;
     }
     const std::vector<at::Tensor> parts =
-        each.codes.keeper->take_parts(each.codes.unit, each.device);
+        each.codes.keeper->take_tensors(each.codes.unit, each.device);
     for (std::size_t i = 0; i < parts.size(); ++i)
       plan_.kept.tensors[each.kept[i]].tensor = parts[i];
   }
@@ -296,8 +296,8 @@ void Dispatcher::require_free() const {
   for (const OffloadedTensor& kept : plan_.kept.tensors)
     require_plain(kept.name, kept.tensor);
   for (const PlannedCodes& each : plan_.codes) {
-    const auto parts = each.codes.keeper->coded_parts(each.codes.unit);
-    for (const CodedPart& part : parts)
+    const auto parts = each.codes.keeper->code_tensors(each.codes.unit);
+    for (const CodeTensor& part : parts)
       require_plain(each.layers.front() + part.name, part.tensor);
   }
 }

@@ -56,9 +56,9 @@ std::shared_ptr<WorldBoard> open_board(
 /// Looks at the board several times per second.
 class WorldBoard::Watcher {
  public:
-  Watcher(const Board& board, HangWatchOptions options, Logger logger)
+  Watcher(const Board& board, HangMonitorOptions options, Logger logger)
       : logger_(std::move(logger)),
-        watch_(board, with_sink(std::move(options))),
+        monitor_(board, with_sink(std::move(options))),
         thread_([this] { run(); }) {}
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
@@ -72,7 +72,7 @@ class WorldBoard::Watcher {
   }
 
  private:
-  HangWatchOptions with_sink(HangWatchOptions options) const {
+  HangMonitorOptions with_sink(HangMonitorOptions options) const {
     options.say = [this](const std::string& text) {
       logger_.log(LogLevel::warning, "comm", trim(text));
     };
@@ -82,12 +82,12 @@ class WorldBoard::Watcher {
   void run() {
     std::unique_lock lock(mutex_);
     while (!stopped_.wait_for(
-        lock, HangWatch::kInterval, [this] { return is_stopping_; }))
-      watch_.look();
+        lock, HangMonitor::kInterval, [this] { return is_stopping_; }))
+      monitor_.look();
   }
 
   Logger logger_;
-  HangWatch watch_;
+  HangMonitor monitor_;
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool is_stopping_ = false;
@@ -103,7 +103,7 @@ std::shared_ptr<StepListener> WorldBoard::monitor() const {
   return std::make_shared<BoardMonitor>(writer_);
 }
 
-void WorldBoard::watch(HangWatchOptions options, Logger logger) {
+void WorldBoard::watch(HangMonitorOptions options, Logger logger) {
   watcher_ =
       std::make_unique<Watcher>(board(), std::move(options), std::move(logger));
 }

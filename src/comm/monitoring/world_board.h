@@ -9,7 +9,7 @@
 
 #include "config/rank_variables.h"
 #include "launch/board/board_writer.h"
-#include "launch/board/hang_watch.h"
+#include "launch/board/hang_monitor.h"
 
 namespace accelerate::detail {
 
@@ -29,7 +29,7 @@ class WorldBoard {
 
   /// Watches the ranks on a thread of its own, for as long as this lives, and
   /// logs reports as warnings.
-  void watch(HangWatchOptions options, Logger logger);
+  void watch(HangMonitorOptions options, Logger logger);
 
  private:
   class Watcher;

@@ -218,7 +218,7 @@ std::shared_ptr<GroupImpl> connect_all(
   }
 }
 
-HangWatchOptions watch_options(
+HangMonitorOptions watch_options(
     const WorldOptions& options,
     const Settings& settings,
     const Environment& environment) {
@@ -257,7 +257,7 @@ void use_board(
     WorldCore& core,
     const RankVariables& identity,
     const WorldOptions& options,
-    HangWatchOptions watch,
+    HangMonitorOptions watch,
     std::int64_t number) {
   const bool is_launchers = number == 1 && !identity.board.empty();
   if (!is_launchers && identity.size > 1 && identity.local_rank != 0)
@@ -325,7 +325,7 @@ World::World(const WorldOptions& options)
   detail::make_current(impl_->device);
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
-  detail::HangWatchOptions watch =
+  detail::HangMonitorOptions watch =
       detail::watch_options(options, settings, environment);
   std::vector<int> all(static_cast<std::size_t>(identity.size));
   std::iota(all.begin(), all.end(), 0);

@@ -93,7 +93,7 @@ struct BoardPage {
   /// Counts changes of the phase.
   std::atomic<std::uint64_t> num_phases;
   std::atomic<std::uint64_t> num_steps;
-  /// What the program's own code says of HangWatchOptions, which wins over the
+  /// What the program's own code says of HangMonitorOptions, which wins over the
   /// launcher: one more than the threshold in milliseconds, one more than
   /// OnHang; 0: nothing.
   std::atomic<std::uint64_t> hang_threshold;

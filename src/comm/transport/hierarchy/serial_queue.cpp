@@ -63,7 +63,7 @@ Work SerialQueue::push(
     const std::lock_guard lock(mutex_);
     if (failure_) std::rethrow_exception(failure_);
     tasks_.push_back(task);
-    if (wants_helper_) changed_.notify_all();
+    if (wants_worker_) changed_.notify_all();
   }
   return c10::make_intrusive<SerialWork>(
       shared_from_this(), std::move(task), std::move(outputs));
@@ -144,16 +144,16 @@ void SerialQueue::on_finish(
 void SerialQueue::run_in_background() {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return;
-  wants_helper_ = true;
-  if (!helper_.joinable()) helper_ = std::thread([this] { run_helper(); });
+  wants_worker_ = true;
+  if (!worker_.joinable()) worker_ = std::thread([this] { run_worker(); });
   changed_.notify_all();
 }
 
-void SerialQueue::run_helper() {
+void SerialQueue::run_worker() {
   std::unique_lock lock(mutex_);
   while (!is_closed_) {
-    if (tasks_.empty()) wants_helper_ = false;
-    if (!wants_helper_ || is_running_ || num_waiting_ > 0) {
+    if (tasks_.empty()) wants_worker_ = false;
+    if (!wants_worker_ || is_running_ || num_waiting_ > 0) {
       changed_.wait(lock);
     } else {
       run_first(lock);
@@ -173,7 +173,7 @@ void SerialQueue::close() {
   while (!tasks_.empty()) run_first(lock);
   changed_.notify_all();
   lock.unlock();
-  if (helper_.joinable()) helper_.join();
+  if (worker_.joinable()) worker_.join();
 }
 
 }  // namespace accelerate::detail

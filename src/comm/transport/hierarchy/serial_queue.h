@@ -53,7 +53,7 @@ class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
       std::unique_lock<std::mutex>& lock,
       const std::shared_ptr<Task>& task,
       std::exception_ptr failure);
-  void run_helper();
+  void run_worker();
 
   std::function<void(const std::exception&)> on_failure_;
   std::mutex mutex_;
@@ -62,9 +62,9 @@ class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
   std::exception_ptr failure_;
   bool is_running_ = false;
   bool is_closed_ = false;
-  bool wants_helper_ = false;
+  bool wants_worker_ = false;
   int num_waiting_ = 0;
-  std::thread helper_;
+  std::thread worker_;
 };
 
 }  // namespace accelerate::detail

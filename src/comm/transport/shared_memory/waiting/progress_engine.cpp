@@ -108,14 +108,14 @@ void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
       stop_driving(lock);
     } else {
       num_waiting_.fetch_add(1);
-      // The helper stops driving when it sees that somebody waits.
+      // The worker stops driving when it sees that somebody waits.
       fabric_.ring(rank());
       changed_.wait(lock);
       num_waiting_.fetch_sub(1);
     }
   }
-  // The helper does not drive while it sees that somebody waits.
-  if (wants_helper_ && !is_driven_) changed_.notify_all();
+  // The worker does not drive while it sees that somebody waits.
+  if (wants_worker_ && !is_driven_) changed_.notify_all();
   lock.unlock();
   if (operation.has_failed()) throw std::runtime_error(operation.failure());
 }
@@ -299,15 +299,15 @@ void ProgressEngine::fail(const std::string& reason) {
 void ProgressEngine::run_in_background() {
   const std::lock_guard lock(mutex_);
   if (is_closed_) return;
-  wants_helper_ = true;
-  if (!helper_.joinable()) helper_ = std::thread([this] { run_helper(); });
+  wants_worker_ = true;
+  if (!worker_.joinable()) worker_ = std::thread([this] { run_worker(); });
   if (!is_driven_) changed_.notify_all();
 }
 
-void ProgressEngine::run_helper() {
+void ProgressEngine::run_worker() {
   std::unique_lock lock(mutex_);
   while (!is_closed_) {
-    if (!wants_helper_ || is_driven_ || num_waiting_.load() > 0) {
+    if (!wants_worker_ || is_driven_ || num_waiting_.load() > 0) {
       changed_.wait(lock);
       continue;
     }
@@ -316,7 +316,7 @@ void ProgressEngine::run_helper() {
     drive(nullptr);
     lock.lock();
     stop_driving(lock);
-    if (is_idle()) wants_helper_ = false;
+    if (is_idle()) wants_worker_ = false;
   }
 }
 
@@ -342,7 +342,7 @@ void ProgressEngine::stop_driving(std::unique_lock<std::mutex>& lock) {
     lock.lock();
   }
   is_driven_ = false;
-  if (num_waiting_.load() > 0 || wants_helper_) changed_.notify_all();
+  if (num_waiting_.load() > 0 || wants_worker_) changed_.notify_all();
 }
 
 // Called by the thread that drives.
@@ -373,7 +373,7 @@ void ProgressEngine::close() {
   fabric_.own_page().state.store(PageState::closed);
   changed_.notify_all();
   lock.unlock();
-  if (helper_.joinable()) helper_.join();
+  if (worker_.joinable()) worker_.join();
   if (has_pending)
     fail(format("{}the connection was closed", kSharedMemoryMark));
   for (int peer = 0; peer < size(); ++peer) {

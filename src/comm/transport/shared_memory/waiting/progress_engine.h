@@ -106,7 +106,7 @@ class ProgressEngine {
   void take_ending();
   // Lets another thread drive.
   void stop_driving(std::unique_lock<std::mutex>& lock);
-  void run_helper();
+  void run_worker();
   [[nodiscard]] bool is_idle() const;
   void post(const std::shared_ptr<Operation>& operation);
   Fabric fabric_;
@@ -127,10 +127,10 @@ class ProgressEngine {
       inbox_;  // while another thread drives
   bool is_driven_ = false;
   bool is_closed_ = false;
-  bool wants_helper_ = false;
+  bool wants_worker_ = false;
   std::string failure_;
   std::string ending_;  // what end() was given
-  std::thread helper_;
+  std::thread worker_;
 
   std::atomic<bool> has_inbox_{false};
   std::atomic<bool> has_failed_{false};

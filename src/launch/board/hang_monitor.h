@@ -28,7 +28,7 @@ enum class OnHang {
 /// Parses "warn", "stacks" or "kill". Throws ConfigError for another string.
 OnHang parse_on_hang(std::string_view text);
 
-struct HangWatchOptions {
+struct HangMonitorOptions {
   /// How long ranks wait before it is reported; 0: never.
   std::chrono::milliseconds threshold = std::chrono::seconds(10);
   OnHang on_hang = OnHang::stacks;
@@ -43,13 +43,13 @@ struct HangWatchOptions {
 /// that are slower than the others for a minute. Reports are also kept on the
 /// board. look() is called several times per second, by one thread, and returns
 /// at once.
-class HangWatch {
+class HangMonitor {
  public:
-  HangWatch(const Board& board, HangWatchOptions options);
-  HangWatch(const HangWatch&) = delete;
-  HangWatch& operator=(const HangWatch&) = delete;
+  HangMonitor(const Board& board, HangMonitorOptions options);
+  HangMonitor(const HangMonitor&) = delete;
+  HangMonitor& operator=(const HangMonitor&) = delete;
   /// Retires, and waits until the stack that is being taken is there.
-  ~HangWatch();
+  ~HangMonitor();
 
   void look();
   /// Takes no further stacks and ends no process: the ranks have moved on since
@@ -67,7 +67,7 @@ class HangWatch {
   void say(const std::string& text);
 
   const Board& board_;
-  HangWatchOptions options_;
+  HangMonitorOptions options_;
   HangDetector detector_;
   StragglerDetector stragglers_;
   std::mutex saying_;

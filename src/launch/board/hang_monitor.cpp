@@ -1,4 +1,4 @@
-#include "launch/board/hang_watch.h"
+#include "launch/board/hang_monitor.h"
 
 #include <signal.h>
 
@@ -49,17 +49,17 @@ OnHang parse_on_hang(std::string_view text) {
       format("[launch] on_hang is \"{}\"; write warn, stacks or kill", text));
 }
 
-HangWatch::HangWatch(const Board& board, HangWatchOptions options)
+HangMonitor::HangMonitor(const Board& board, HangMonitorOptions options)
     : board_(board),
       options_(std::move(options)),
       detector_(options_.threshold) {}
 
-HangWatch::~HangWatch() {
+HangMonitor::~HangMonitor() {
   retire();
   if (stacks_.joinable()) stacks_.join();
 }
 
-void HangWatch::read_settings() {
+void HangMonitor::read_settings() {
   for (int i = 0; i < board_.num_pages(); ++i) {
     const BoardPage& page = board_.page(i);
     if (const std::uint64_t given = page.hang_threshold.load())
@@ -71,13 +71,13 @@ void HangWatch::read_settings() {
   detector_.set_threshold(options_.threshold);
 }
 
-void HangWatch::say(const std::string& text) {
+void HangMonitor::say(const std::string& text) {
   const std::lock_guard lock(saying_);
   options_.say(text);
   board_.add_report(text);
 }
 
-void HangWatch::look() {
+void HangMonitor::look() {
   read_settings();
   if (options_.threshold.count() == 0) return;
   std::vector<ObservedRank> ranks;
