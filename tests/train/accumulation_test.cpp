@@ -177,6 +177,31 @@ TEST(Accumulation, WeighsItemsUnlessMegatronSaysOtherwise) {
   EXPECT_DOUBLE_EQ(weight_after(false), -4);  // (2 + 6) / 2
 }
 
+// A count that nothing weighs does not stand in the way of uneven inputs.
+TEST(Accumulation, TakesUnusedCountsOfItemsInAJoin) {
+  const auto run = [](bool per_token) {
+    const Accelerator accelerator(
+        {.parallel =
+             {.megatron_lm =
+                  MegatronLMOptions{
+                      .gradient_clipping = 0,
+                      .calculate_per_token_loss = per_token}},
+         .world = alone()});
+    auto net = one_weight();
+    torch::optim::SGD sgd(net->parameters(), 1.0);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    accelerator.join_uneven_inputs([&, &model = model, &optimizer = optimizer] {
+      accelerator.backward(
+          model(torch::full({1, 1}, 2.0)).sum(), {.num_items = 3});
+      optimizer.step();
+    });
+    return net->weight.item<double>();
+  };
+  EXPECT_EQ(run(false), -2);
+  expect_error<ConfigError>(
+      [&] { run(true); }, "backward() with num_items counts");
+}
+
 class FiveNumbers {
  public:
   std::optional<std::tuple<torch::Tensor>> next() {

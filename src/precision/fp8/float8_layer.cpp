@@ -134,8 +134,10 @@ MeasuredMatrix Float8Layer::cast(
   const RoundingSeed seed =
       role == grad_output && rules.rounds_gradients_randomly ? new_seed()
                                                              : std::nullopt;
-  if (role == weight && gathered_scale && gathered_scale->defined())
-    return {cast_with_scale(matrix, how.dtype, *gathered_scale), {}};
+  if (role == weight && gathered_scale && gathered_scale->defined()) {
+    const at::Tensor scale = gathered_scale->to(matrix.device());
+    return {cast_with_scale(matrix, how.dtype, scale), {}};
+  }
   if (delayed.empty()) {
     std::vector<MatrixDivision> all = divisions[role];
     if (of_positions && role != weight) all.push_back({0, agree_on_positions});

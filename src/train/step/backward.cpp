@@ -120,7 +120,9 @@ void require_same_weighting(
     const Session& session,
     const BackwardOptions& options) {
   const detail::StepClock& clock = session.clock;
-  if (options.num_items)
+  const bool weighs_by_items =
+      session.plan_request.training.step.weighs_by_items;
+  if (options.num_items && weighs_by_items)
     detail::require_no_join(session, "backward() with num_items counts");
   if (options.num_items.value_or(0) < 0) {
     throw ConfigError(format(
@@ -128,7 +130,7 @@ void require_same_weighting(
         *options.num_items));
   }
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
-  if (!session.plan_request.training.step.weighs_by_items) return;
+  if (!weighs_by_items) return;
   const bool had_items = session.window.items.serial == clock.serial() ||
       session.window.items.serial == clock.serial() - 1;
   if (had_items != options.num_items.has_value()) {

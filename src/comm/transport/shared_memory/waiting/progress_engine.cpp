@@ -158,13 +158,17 @@ bool ProgressEngine::advance_all() {
       collectives_.pop_front();
     }
     if (mailbox_.advance(fabric_, finished_)) has_moved = true;
+    if (!finished_.empty()) {
+      const auto finished = std::exchange(finished_, {});
+      finish(finished);
+    }
   } catch (const DisagreementError& error) {
     fail(describe_disagreement(error));
     return true;
-  }
-  if (!finished_.empty()) {
-    const auto finished = std::exchange(finished_, {});
-    finish(finished);
+  } catch (const std::exception& error) {
+    // Out of memory, say. Whoever drives goes on, so that nobody waits forever.
+    fail(format("{}{}", kSharedMemoryMark, error.what()));
+    return true;
   }
   return has_moved;
 }
