@@ -54,7 +54,7 @@ at::Tensor exponents_of(const at::Tensor& scales) {
   return scales.view(at::kInt).bitwise_right_shift(23).to(at::kByte);
 }
 
-at::Tensor powers_of_2(const at::Tensor& exponents) {
+at::Tensor scales_from(const at::Tensor& exponents) {
   at::Tensor bits = exponents.to(at::kInt);
   const at::Tensor is_subnormal = bits == 0, is_nan = bits == 255;
   bits = bits.bitwise_left_shift(23);
@@ -257,7 +257,7 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
         how.granularity == Float8Granularity::blocks;
     return {
         saved[1].view(how.dtype),
-        has_blocks ? powers_of_2(saved[2]) : saved[2],
+        has_blocks ? scales_from(saved[2]) : saved[2],
         has_blocks ? std::optional<std::int64_t>(0) : std::nullopt};
   }
 };
