@@ -182,7 +182,7 @@ double bytes_of_forward(bool gathers_in_float8, bool in_bf16) {
 TEST(Float8Gather, TakesAQuarterOfTheBytesOfFloats) {
   constexpr double kWeights = kLayers * kWidth * kWidth / 2;
   constexpr double kBiases = kLayers * kWidth / 2;
-  // Of two messages per layer, which a transport without tags tells apart.
+  // A transport without tags puts one before each of two messages per layer.
   constexpr double kHeaders = kLayers * 2 * 16;
   EXPECT_EQ(
       bytes_of_forward(false, false), 4 * kWeights + 4 * kBiases + kHeaders);
