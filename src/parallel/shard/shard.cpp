@@ -4,7 +4,6 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <unordered_set>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -23,6 +22,7 @@
 #include "parallel/shard/host_traffic.h"
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
+#include "parallel/shard/prepare/make_units.h"
 #include "parallel/shard/prepare/prepare_shards.h"
 #include "parallel/shard/prepare/units.h"
 #include "parallel/shard/reduction/gradient_reducer.h"
@@ -85,9 +85,17 @@ class Shard final : public Strategy, public GateKeeper {
         plan_units(module, table, options_.units, options_.ignored_modules);
     require_same_model(model_group_, table, buffers_);
     const InitialValues values = share_values(plan, table);
-    choose_float8(module);
     const auto pool = std::make_shared<BlockPool>();
-    make_units(plan, table, values, pool);
+    take_units(make_units(
+        {.mesh = mesh_,
+         .options = options_,
+         .make_traffic = make_traffic_,
+         .keeper = *this,
+         .pool = pool},
+        module,
+        plan,
+        values,
+        table));
     if (!options_.allocator_keeps_blocks) keep_blocks(*pool);
     for (const Parameter* row : plan.unsharded)
       unsharded_[is_expert(*row)].push_back(row->tensor);
@@ -236,61 +244,12 @@ class Shard final : public Strategy, public GateKeeper {
     return values;
   }
 
-  // Makes scales_ and float8_weights_.
-  void choose_float8(const torch::nn::Module& module) {
-    if (!options_.float8 || !options_.shards_parameters) return;
-    std::vector<Group> groups{mesh_.group(Axis::shard)};
-    if (mesh_.degree(Axis::tensor) > 1)
-      groups.push_back(mesh_.group(Axis::tensor));
-    scales_.emplace(options_.float8->cast, std::move(groups));
-    for (const at::Tensor& weight : options_.float8->weights_of(module))
-      float8_weights_.insert(weight.unsafeGetTensorImpl());
-  }
-
-  // Makes traffic_ and units_, with the shards of their rows.
-  void make_units(
-      const UnitPlan& plan,
-      ParameterTable& table,
-      const InitialValues& values,
-      const std::shared_ptr<BlockPool>& pool) {
-    const Group reshard_group =
-        reshard_group_of(mesh_, options_.reshard_group_size);
-    traffic_ = make_traffic_(mesh_, reshard_group, pool);
-    const ShardPlace place{
-        mesh_.group(Axis::shard).rank(),
-        reshard_group.rank(),
-        reshard_group.size()};
-    const Mesh experts = mesh_.experts();
-    if (mesh_.degree(Axis::expert) > 1)
-      expert_traffic_ = make_traffic_(experts, Group(), pool);
-    const ShardPlace expert_place{experts.group(Axis::shard).rank()};
-    std::size_t num_units[2] = {0, 0};  // by traffic
-    int num_upcast = 0;
-    for (const WrapUnit& unit : plan.units) {
-      // What ranks divide among themselves along `expert` has other shards.
-      for (const bool of_experts : {false, true}) {
-        std::vector<ShardedParameter> sharded;
-        for (Parameter* row : unit.rows) {
-          if (is_expert(*row) != of_experts) continue;
-          const at::ScalarType stored = row->tensor.scalar_type();
-          sharded.push_back(make_sharded(
-              *row, table, values, plan.full_precision.contains(row)));
-          row->policy = policy_of(*row, sharded.back(), unit.name);
-          num_upcast += row->local.scalar_type() == stored ? 0 : 1;
-        }
-        if (sharded.empty()) continue;
-        schedules_[of_experts].add(units_.size());
-        units_.push_back(std::make_unique<ShardUnit>(
-            UnitShards{
-                of_experts ? format("{} (experts)", unit.name) : unit.name,
-                num_units[of_experts]++,
-                std::move(sharded)},
-            of_experts ? expert_place : place,
-            of_experts ? *expert_traffic_ : *traffic_,
-            pool));
-      }
-    }
-    log_upcast(num_upcast);
+  void take_units(ShardUnits made) {
+    traffic_ = std::move(made.traffic);
+    expert_traffic_ = std::move(made.expert_traffic);
+    units_ = std::move(made.units);
+    scales_ = std::move(made.scales);
+    for (std::size_t u = 0; u < units_.size(); ++u) schedule_of(u).add(u);
   }
 
   // Memory of one unit is kept for the next.
@@ -315,72 +274,6 @@ class Shard final : public Strategy, public GateKeeper {
             }));
       }
     }
-  }
-
-  void log_upcast(int count) const {
-    if (count == 0) return;
-    mesh_.world().logger().log_once_per_world(
-        LogLevel::info,
-        "parallel",
-        format(
-            "{} parameters of lower precision have shards in Float, on which "
-            "optimizers step (describe() lists them)",
-            count));
-  }
-
-  ShardedParameter make_sharded(
-      Parameter& row,
-      ParameterTable& table,
-      const InitialValues& values,
-      bool keeps_precision) {
-    const Mesh mesh = placement_mesh(row.layout, mesh_);
-    const Group& group = mesh.group(Axis::shard);
-    ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, {}};
-    parameter.is_elsewhere = is_expert(row) && row.tensor.numel() == 0;
-    if (!keeps_precision) parameter.reduce_dtype = options_.reduce_dtype;
-    parameter.row_begins = row_begins(row.tensor.size(0), group.size());
-    const at::ScalarType stored = row.tensor.scalar_type();
-    const bool is_float = at::isFloatingType(stored);
-    // A lower compute dtype implies full-precision shards for the optimizer.
-    const bool upcasts = options_.master_weights ||
-        (options_.param_dtype && row.tensor.requires_grad());
-    const at::ScalarType kept =
-        upcasts && at::isReducedFloatingType(stored) ? at::kFloat : stored;
-    const at::ScalarType computed =
-        is_float && !keeps_precision && options_.param_dtype
-        ? *options_.param_dtype
-        : stored;
-    at::Tensor own = values.own_box(row, Axis::shard, 0, parameter.row_begins);
-    const bool shares_memory = !options_.shards_parameters &&
-        !options_.offloads_shards && kept == computed &&
-        row.tensor.is_contiguous();
-    if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
-    if (options_.offloads_shards && !own.is_cpu()) own = own.cpu().pin_memory();
-    const bool is_trained = row.tensor.requires_grad();
-    make_dense(row.tensor, computed);
-    if (options_.shards_parameters && !parameter.is_elsewhere) {
-      parameter.gate = std::make_unique<GatedTensor>(
-          row.tensor,
-          sharded_messages(row.name),
-          *this,
-          units_.size(),
-          mesh_.world().device());
-    }
-    parameter.local = own.detach().requires_grad_(is_trained);
-    row.layout.split(
-        Axis::shard,
-        0,
-        parameter.row_begins[static_cast<std::size_t>(group.rank())],
-        parameter.local.size(0));
-    table.set_local(row, parameter.local);
-    const bool is_float8 = parameter.gate != nullptr &&
-        traffic_->travels_alone(parameter) &&
-        float8_weights_.contains(row.tensor.unsafeGetTensorImpl());
-    if (is_float8) {
-      parameter.gathered_scale = scales_->add(parameter.local);
-      row.gathered_scale = parameter.gathered_scale;
-    }
-    return parameter;
   }
 
   void before_read(std::size_t unit, bool is_filled) override {
@@ -499,10 +392,6 @@ class Shard final : public Strategy, public GateKeeper {
         {.sum_in = at::kDouble, .message_bytes = options_.message_bytes});
   }
 
-  static bool is_expert(const Parameter& row) {
-    return row.layout.is_split_over(Axis::expert);
-  }
-
   void close_parameters() {
     const LockedScope lock(mutex_);
     if (--num_scopes_ > 0) return;
@@ -537,9 +426,8 @@ class Shard final : public Strategy, public GateKeeper {
   /// experts.
   std::vector<at::Tensor> unsharded_[2];
   std::vector<at::Tensor> hooked_;
-  /// Set if weights travel in float8; which ones.
+  /// Set if weights travel in float8.
   std::optional<GatheredScales> scales_;
-  std::unordered_set<const void*> float8_weights_;
   std::unique_ptr<ShardTraffic> traffic_;
   /// Null if no experts are divided.
   std::unique_ptr<ShardTraffic> expert_traffic_;
