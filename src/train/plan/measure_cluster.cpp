@@ -1,4 +1,5 @@
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/model_device_map.h>
 
 #include <algorithm>
 #include <chrono>
@@ -35,14 +36,24 @@ double mean_over(const World& world, double value) {
   return sum.item<double>() / world.size();
 }
 
-// The host memory of the rank that has least; nothing if a system does not say.
+// What this rank may use of its device's memory; -1 if that does not say.
+std::int64_t own_memory(const World& world) {
+  if (world.device().is_cpu()) {
+    const auto free = detail::available_memory();
+    return free
+        ? static_cast<std::int64_t>(*free) / std::max(1, world.local_size())
+        : -1;
+  }
+  for (const auto& [device, size] : get_max_memory()) {
+    if (device.index() == world.device().index()) return size.bytes();
+  }
+  return -1;
+}
+
+// The memory of the rank that has least; nothing if some device does not say.
 std::optional<std::uint64_t> least_memory(const World& world) {
-  const auto free = detail::available_memory();
-  const Tensor least = at::full(
-      {},
-      free ? static_cast<std::int64_t>(*free) / std::max(1, world.local_size())
-           : -1,
-      at::kLong);
+  const Tensor least =
+      at::full({}, own_memory(world), at::kLong).to(world.device());
   world.group().all_reduce(least, ReduceOp::min);
   const auto bytes = least.item<std::int64_t>();
   if (bytes < 0) return std::nullopt;
@@ -301,9 +312,8 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
         std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     share =
         static_cast<double>(cluster.shared_processors) / cluster.ranks_per_node;
-    if (const auto share_of_memory = least_memory(world))
-      cluster.memory_bytes = *share_of_memory;
   }
+  if (const auto bytes = least_memory(world)) cluster.memory_bytes = *bytes;
   measure_computing(world, shape, sequence_length, share, cluster);
   if (world.size() == 1) return cluster;
   cluster.inside_node = cluster.between_nodes =
