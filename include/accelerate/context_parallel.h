@@ -36,6 +36,15 @@ struct ContextParallelOptions {
   std::optional<std::int64_t> sequence_length = std::nullopt;
 };
 
+/// Labels of the next positions: those of position i + 1 at i along `dim`, and
+/// `ignore_index` at the last one. To be computed before sequences are divided,
+/// since a rank's last position has its label on another rank. A copy; throws
+/// ConfigError for a scalar or an unknown dimension.
+[[nodiscard]] ACCELERATE_API at::Tensor shift_labels(
+    const at::Tensor& labels,
+    std::int64_t dim = -1,
+    std::int64_t ignore_index = -100);
+
 /// While it lives, tensors have this rank's positions of a sequence that is
 /// divided among the ranks of a group, and attention on this thread
 /// (scaled_dot_product_attention, by whichever module) is that of the whole

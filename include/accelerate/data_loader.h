@@ -34,6 +34,26 @@ struct EndOfPass {};
 
 /// Throws the ConfigError for a dataset that cannot be dispatched.
 [[noreturn]] ACCELERATE_API void throw_not_dispatchable();
+/// Throws ConfigError if batches without tensors are to be divided.
+ACCELERATE_API void require_sequences(
+    const std::optional<BatchSequences>& sequences,
+    bool has_tensors);
+
+/// Divides the sequences of a batch, if there are any to divide.
+template <class Batch>
+void divide_sequences(
+    const LoaderContext& context,
+    const std::optional<BatchSequences>& sequences,
+    Batch& batch) {
+  if constexpr (NestedTensors<Batch>) {
+    if (!sequences || sequences->dims.empty() || !context.divide) return;
+    std::vector<at::Tensor*> tensors;
+    visit_tensors(batch, TensorVisitor{[&](at::Tensor& tensor) {
+                    tensors.push_back(&tensor);
+                  }});
+    context.divide(*sequences, tensors);
+  }
+}
 /// Throws the Error for a new pass while a worker that was left behind is still
 /// inside the stream or sampler.
 [[noreturn]] ACCELERATE_API void throw_stuck(const std::string& where);
@@ -247,6 +267,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     const std::optional<bool> requested = resolved.dispatch_batches;
     if (requested.value_or(false) && !can_dispatch)
       detail::throw_not_dispatchable();
+    detail::require_sequences(resolved.sequences, NestedTensors<Batch>);
     const bool is_default = Fetcher::kIsStream && can_dispatch &&
         !resolved.already_sharded &&
         (*resolved.even_batches || resolved.drop_last);
@@ -383,6 +404,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     }
     keep_stream_state(job);
     pass_.has_ended = job.is_last;
+    detail::divide_sequences(source().context(), options().sequences, *batch);
     source().announce(job.is_last, job.read.remainder);
   }
 
@@ -427,6 +449,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     }
     report_.transfer_seconds +=
         detail::seconds_between(sending, detail::LoaderClock::now());
+    detail::divide_sequences(context, options().sequences, *batch);
     source().announce(
         header.is_last,
         header.rows % context.batch_count == 0 ? 0 : header.rows);

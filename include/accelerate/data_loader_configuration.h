@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <optional>
 
+#include <accelerate/batch_sequences.h>
+
 namespace accelerate {
 
 /// What an Accelerator's loaders do where their own DataLoaderOptions leave a
@@ -21,6 +23,7 @@ struct DataLoaderConfiguration {
   /// load_state() continues their passes. False: they leave these loaders out,
   /// which begin a new pass after load_state(). Accelerate's default is false.
   bool use_stateful_dataloader = true;
+  std::optional<BatchSequences> sequences = std::nullopt;
 };
 
 }  // namespace accelerate

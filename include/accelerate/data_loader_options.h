@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include <accelerate/batch_sequences.h>
 #include <accelerate/samplers.h>
 
 namespace accelerate {
@@ -53,6 +54,9 @@ struct DataLoaderOptions {
   /// that rank reads completely. Make the shards equally long, or loop inside
   /// join_uneven_inputs; gather_for_metrics leaves nothing out.
   bool already_sharded = false;
+  /// Give each rank along `context` its positions of the sequences of a batch.
+  /// Default: batches stay whole.
+  std::optional<BatchSequences> sequences = std::nullopt;
 
   // Randomness.
 

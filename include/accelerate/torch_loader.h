@@ -205,6 +205,7 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
               context.defaults.non_blocking);
         }
       }
+      detail::divide_sequences(context, context.defaults.sequences, *batch_);
       owner_->order_.announce(!next_.has_value(), remainder);
     }
 
@@ -261,6 +262,7 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
           !options.enforce_ordering)
         detail::throw_unordered();
     }
+    detail::require_sequences(context.defaults.sequences, NestedTensors<Batch>);
     const std::shared_ptr<detail::LoaderSlot> slot = context.slot;
     order_.attach(std::move(context), Facts::kIsReproducible);
     this->link(slot);

@@ -49,6 +49,12 @@ struct LoaderContext {
   bool fills_up_alone = false;
   /// Overrides the loader's own option for passes that begin now.
   std::function<std::optional<bool>()> even_batches = nullptr;
+  /// Leaves each of a batch's tensors with this rank's positions, for loaders that
+  /// divide sequences.
+  std::function<void(
+      const BatchSequences& sequences,
+      const std::vector<at::Tensor*>& tensors)>
+      divide = nullptr;
   Logger logger = {};
   /// How the bars of long waits look on this rank.
   ProgressOptions progress = {.disable = true};

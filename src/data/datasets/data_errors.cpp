@@ -86,6 +86,15 @@ void throw_not_dispatchable() {
       "loader's are neither");
 }
 
+void require_sequences(
+    const std::optional<BatchSequences>& sequences,
+    bool has_tensors) {
+  if (!sequences || sequences->dims.empty() || has_tensors) return;
+  throw ConfigError(
+      "[data] sequences were given for a loader whose batches are not nested "
+      "tensors (nested.h); give this loader sequences without dims");
+}
+
 void throw_stuck(const std::string& where) {
   throw Error(format(
       "[data] a worker of an earlier pass over this loader has not come back, "

@@ -117,6 +117,7 @@ DataLoaderOptions with_defaults(
   fill(options.use_seedable_sampler, defaults.use_seedable_sampler);
   fill(options.data_seed, defaults.data_seed);
   fill(options.non_blocking, defaults.non_blocking);
+  fill(options.sequences, defaults.sequences);
   return options;
 }
 

@@ -117,6 +117,25 @@ class MeanOverRanks : public torch::autograd::Function<MeanOverRanks> {
 
 }  // namespace
 
+at::Tensor shift_labels(
+    const at::Tensor& labels,
+    std::int64_t dim,
+    std::int64_t ignore_index) {
+  if (dim < -labels.dim() || dim >= labels.dim()) {
+    throw ConfigError(format(
+        "[parallel] shift_labels() was given {} dimensions, and dimension {} "
+        "of "
+        "them; give that of the sequence",
+        labels.dim(),
+        dim));
+  }
+  at::Tensor shifted = at::full_like(labels, ignore_index);
+  const std::int64_t length = labels.size(dim);
+  if (length > 1)
+    shifted.narrow(dim, 0, length - 1).copy_(labels.narrow(dim, 1, length - 1));
+  return shifted;
+}
+
 struct ContextParallelScope::State {
   State(Group ranks, SequenceShards cut)
       : group(std::move(ranks)), shards(cut) {}

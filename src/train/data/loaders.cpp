@@ -1,4 +1,6 @@
 #include <accelerate/accelerator.h>
+#include <accelerate/context_parallel.h>
+#include <accelerate/error.h>
 
 #include <algorithm>
 #include <memory>
@@ -7,6 +9,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 
+#include "base/text.h"
 #include "comm/mesh.h"
 #include "train/session.h"
 
@@ -66,6 +69,40 @@ void report_progress(
   };
 }
 
+// Gives tensors this rank's positions. Their memory may be the dataset's, so it
+// stays as it is.
+void divide(
+    const Group& group,
+    const BatchSequences& sequences,
+    const std::vector<at::Tensor*>& tensors) {
+  const std::size_t count = sequences.dims.size();
+  if (tensors.size() != count ||
+      (!sequences.pad_values.empty() && sequences.pad_values.size() != count)) {
+    throw ConfigError(detail::format(
+        "[train] sequences of a loader have {} dims and {} pad_values, but a "
+        "batch has {} tensors; give one of each per tensor, and an unset dim "
+        "for a tensor without a sequence",
+        count,
+        sequences.pad_values.size(),
+        tensors.size()));
+  }
+  std::vector<at::Tensor> buffers;
+  std::vector<std::int64_t> dims;
+  ContextParallelOptions options;
+  if (sequences.contiguous) options.cut = SequenceCut::contiguous;
+  for (std::size_t i = 0; i < count; ++i) {
+    at::Tensor& tensor = *tensors[i];
+    if (!sequences.dims[i] || !tensor.defined()) continue;
+    tensor = tensor.variable_data();
+    buffers.push_back(tensor);
+    dims.push_back(*sequences.dims[i]);
+    if (!sequences.pad_values.empty())
+      options.pad_values.push_back(sequences.pad_values[i]);
+  }
+  if (buffers.empty()) return;
+  const ContextParallelScope cut(group, buffers, dims, buffers, options);
+}
+
 }  // namespace
 
 detail::LoaderContext Accelerator::loader_context() const {
@@ -90,6 +127,11 @@ detail::LoaderContext Accelerator::loader_context() const {
     context.slot = std::make_shared<detail::LoaderSlot>();
     session_->checkpoints->loaders.push_back(context.slot);
   }
+  context.divide = [group = session_->mesh.group(Axis::context)](
+                       const BatchSequences& sequences,
+                       const std::vector<at::Tensor*>& tensors) {
+    divide(group, sequences, tensors);
+  };
   context.even_batches = [session = session_] {
     return session->join.even_batches;
   };
