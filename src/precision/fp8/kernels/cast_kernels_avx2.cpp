@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include <immintrin.h>
+
 #define ACCELERATE_KERNEL __attribute__((target("avx2")))
 
 namespace accelerate::detail {
@@ -27,6 +29,32 @@ struct Avx2CastKernels {
   typedef std::int32_t Ints __attribute__((vector_size(32)));
   typedef std::uint16_t Halves __attribute__((vector_size(16)));
   typedef std::uint8_t Bytes __attribute__((vector_size(8)));
+
+  ACCELERATE_KERNEL static Words widen(Halves values) {
+    return (Words)_mm256_cvtepu16_epi32((__m128i)values);
+  }
+  ACCELERATE_KERNEL static Words widen(Bytes values) {
+    std::int64_t bytes;
+    std::memcpy(&bytes, &values, sizeof bytes);
+    return (Words)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes));
+  }
+  ACCELERATE_KERNEL static Bytes narrow(Words values) {
+    const __m256i words = (__m256i)values;
+    // Each half of the register is packed by itself.
+    const __m128i halves = _mm256_castsi256_si128(
+        _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 8));
+    const std::int64_t packed =
+        _mm_cvtsi128_si64(_mm_packus_epi16(halves, halves));
+    Bytes bytes;
+    std::memcpy(&bytes, &packed, sizeof bytes);
+    return bytes;
+  }
+  ACCELERATE_KERNEL static Words smaller(Words a, Words b) {
+    return (Words)_mm256_min_epi32((__m256i)a, (__m256i)b);
+  }
+  ACCELERATE_KERNEL static Words larger(Words a, Words b) {
+    return (Words)_mm256_max_epi32((__m256i)a, (__m256i)b);
+  }
 
 #include "precision/fp8/kernels/cast_kernels.inl"
 };

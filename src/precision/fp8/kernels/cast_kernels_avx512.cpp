@@ -6,6 +6,7 @@
 // False alarms of g++ 12 about vectors (its bug 105593), and a remark about how
 // functions, all of this file, would pass them.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
@@ -13,6 +14,8 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+
+#include <immintrin.h>
 
 #define ACCELERATE_KERNEL \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
@@ -28,6 +31,22 @@ struct Avx512CastKernels {
   typedef std::int32_t Ints __attribute__((vector_size(64)));
   typedef std::uint16_t Halves __attribute__((vector_size(32)));
   typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+
+  ACCELERATE_KERNEL static Words widen(Halves values) {
+    return (Words)_mm512_cvtepu16_epi32((__m256i)values);
+  }
+  ACCELERATE_KERNEL static Words widen(Bytes values) {
+    return (Words)_mm512_cvtepu8_epi32((__m128i)values);
+  }
+  ACCELERATE_KERNEL static Bytes narrow(Words values) {
+    return (Bytes)_mm512_cvtepi32_epi8((__m512i)values);
+  }
+  ACCELERATE_KERNEL static Words smaller(Words a, Words b) {
+    return (Words)_mm512_min_epi32((__m512i)a, (__m512i)b);
+  }
+  ACCELERATE_KERNEL static Words larger(Words a, Words b) {
+    return (Words)_mm512_max_epi32((__m512i)a, (__m512i)b);
+  }
 
 #include "precision/fp8/kernels/cast_kernels.inl"
 };

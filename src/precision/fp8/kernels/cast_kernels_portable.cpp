@@ -26,6 +26,18 @@ struct PortableCastKernels {
   typedef std::uint16_t Halves __attribute__((vector_size(8)));
   typedef std::uint8_t Bytes __attribute__((vector_size(4)));
 
+  static Words widen(Halves values) {
+    return __builtin_convertvector(values, Words);
+  }
+  static Words widen(Bytes values) {
+    return __builtin_convertvector(values, Words);
+  }
+  static Bytes narrow(Words values) {
+    return __builtin_convertvector(values, Bytes);
+  }
+  static Words smaller(Words a, Words b) { return (Ints)a < (Ints)b ? a : b; }
+  static Words larger(Words a, Words b) { return (Ints)a < (Ints)b ? b : a; }
+
 #include "precision/fp8/kernels/cast_kernels.inl"
 };
 

@@ -5,7 +5,7 @@ ACCELERATE_KERNEL static Floats decoded(const std::uint8_t* codes) {
   using N = Numbers<format>;
   Bytes bytes;
   std::memcpy(&bytes, codes, sizeof bytes);
-  const Words code = __builtin_convertvector(bytes, Words);
+  const Words code = widen(bytes);
   const Words sign = (code & 0x80) << 24;
   const Words magnitude = (code & 0x7f) << N::kShift;
   // Subnormal numbers get a leading one, which is subtracted again.
