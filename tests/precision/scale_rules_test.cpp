@@ -1,4 +1,6 @@
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -41,6 +43,34 @@ TEST(ScaleRules, NeverExceedTheFormatInABlock) {
   EXPECT_EQ(scale_of_e8m0(0), std::ldexp(1.0F, 127));
   EXPECT_EQ(scale_of_e8m0(0xfe), std::ldexp(1.0F, -127));
   EXPECT_TRUE(std::isnan(scale_of_e8m0(0xff)));
+}
+
+// The smallest power of two, 2^(code - 127), times the format's largest value is
+// at least the block's, for every exponent and around every step.
+TEST(ScaleRules, AreTheSmallestPowersOfTwoThatDo) {
+  for (const auto type :
+       {Float8Format::e4m3fn,
+        Float8Format::e5m2,
+        Float8Format::e4m3fnuz,
+        Float8Format::e5m2fnuz}) {
+    const auto step =
+        std::bit_cast<std::uint32_t>(largest_value(type)) & 0x7fffff;
+    for (std::uint32_t exponent = 0; exponent < 255; ++exponent) {
+      for (const std::uint32_t mantissa :
+           {0U, 1U, step - 1, step, step + 1, 0x7fffffU}) {
+        const auto amax = std::bit_cast<float>(exponent << 23 | mantissa);
+        int expected = 0;
+        while (std::ldexp(double{largest_value(type)}, expected - 127) < amax)
+          ++expected;
+        EXPECT_EQ(e8m0_of_amax(amax, type), expected) << amax;
+      }
+    }
+  }
+  for (int code = 0; code < 0xff; ++code) {
+    EXPECT_EQ(
+        scale_of_e8m0(static_cast<std::uint8_t>(code)),
+        std::ldexp(1.0F, 127 - code));
+  }
 }
 
 TEST(DelayedScaling, FollowsTheHistory) {

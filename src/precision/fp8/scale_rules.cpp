@@ -1,7 +1,9 @@
 #include "precision/fp8/scale_rules.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace accelerate::detail {
@@ -35,17 +37,24 @@ float scale_of_amax(double amax, Float8Format type, bool power_of_2) {
 std::uint8_t e8m0_of_amax(float amax, Float8Format type) {
   if (std::isnan(amax)) return 0xff;
   if (std::isinf(amax)) return kLargestE8m0;
-  if (amax == 0) return 0;
-  const double ratio = static_cast<double>(amax) / largest_value(type);
-  int exponent = std::ilogb(ratio);
-  if (std::ldexp(1.0, exponent) < ratio) ++exponent;
+  // The quotient's exponent follows from the bits of both; those of subnormal
+  // numbers give one that is too small for a code, as it is.
+  constexpr std::uint32_t kMantissa = 0x7fffff;
+  const auto bits = std::bit_cast<std::uint32_t>(amax);
+  const auto largest = std::bit_cast<std::uint32_t>(largest_value(type));
+  const bool is_above = (bits & kMantissa) > (largest & kMantissa);
+  const int exponent = static_cast<int>(bits >> 23) -
+      static_cast<int>(largest >> 23) + (is_above ? 1 : 0);
   return static_cast<std::uint8_t>(
       std::clamp(exponent + kE8m0Bias, 0, static_cast<int>(kLargestE8m0)));
 }
 
 float scale_of_e8m0(std::uint8_t code) {
   if (code == 0xff) return std::numeric_limits<float>::quiet_NaN();
-  return std::ldexp(1.0F, kE8m0Bias - code);
+  // 2^-127, which is subnormal.
+  if (code == kLargestE8m0) return std::bit_cast<float>(1U << 22);
+  return std::bit_cast<float>(
+      static_cast<std::uint32_t>(2 * kE8m0Bias - code) << 23);
 }
 
 float smallest_value(Float8Format type) {
