@@ -36,22 +36,22 @@ struct EndOfPass {};
 [[noreturn]] ACCELERATE_API void throw_not_dispatchable();
 /// Throws ConfigError if batches without tensors are to be divided.
 ACCELERATE_API void require_sequences(
-    const std::optional<BatchSequences>& sequences,
+    const BatchSequences& sequences,
     bool has_tensors);
 
 /// Divides the sequences of a batch, if there are any to divide.
 template <class Batch>
 void divide_sequences(
     const LoaderContext& context,
-    const std::optional<BatchSequences>& sequences,
+    const BatchSequences& sequences,
     Batch& batch) {
   if constexpr (NestedTensors<Batch>) {
-    if (!sequences || sequences->dims.empty() || !context.divide) return;
+    if (sequences.dims.empty() || !context.divide) return;
     std::vector<at::Tensor*> tensors;
     visit_tensors(batch, TensorVisitor{[&](at::Tensor& tensor) {
                     tensors.push_back(&tensor);
                   }});
-    context.divide(*sequences, tensors);
+    context.divide(sequences, tensors);
   }
 }
 /// Throws the Error for a new pass while a worker that was left behind is still
@@ -267,7 +267,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     const std::optional<bool> requested = resolved.dispatch_batches;
     if (requested.value_or(false) && !can_dispatch)
       detail::throw_not_dispatchable();
-    detail::require_sequences(resolved.sequences, NestedTensors<Batch>);
+    detail::require_sequences(*resolved.sequences, NestedTensors<Batch>);
     const bool is_default = Fetcher::kIsStream && can_dispatch &&
         !resolved.already_sharded &&
         (*resolved.even_batches || resolved.drop_last);
@@ -404,8 +404,14 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     }
     keep_stream_state(job);
     pass_.has_ended = job.is_last;
-    detail::divide_sequences(source().context(), options().sequences, *batch);
+    divide(*batch);
     source().announce(job.is_last, job.read.remainder);
+  }
+
+  // Only prepared loaders know what to divide, and their options are complete.
+  void divide(Batch& batch) {
+    if (const auto& sequences = options().sequences)
+      detail::divide_sequences(source().context(), *sequences, batch);
   }
 
   void keep_stream_state(Job& job) {
@@ -449,7 +455,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     }
     report_.transfer_seconds +=
         detail::seconds_between(sending, detail::LoaderClock::now());
-    detail::divide_sequences(context, options().sequences, *batch);
+    divide(*batch);
     source().announce(
         header.is_last,
         header.rows % context.batch_count == 0 ? 0 : header.rows);

@@ -23,7 +23,7 @@ struct DataLoaderConfiguration {
   /// load_state() continues their passes. False: they leave these loaders out,
   /// which begin a new pass after load_state(). Accelerate's default is false.
   bool use_stateful_dataloader = true;
-  std::optional<BatchSequences> sequences = std::nullopt;
+  BatchSequences sequences = {};
 };
 
 }  // namespace accelerate

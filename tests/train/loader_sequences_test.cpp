@@ -96,7 +96,7 @@ TEST(LoaderSequences, ArePaddedWithGivenValues) {
 TEST(LoaderSequences, AreTheDefaultOfLoaders) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator(
-        {.dataloader_config = {.sequences = BatchSequences{.dims = {1, {}}}},
+        {.dataloader_config = {.sequences = {.dims = {1, {}}}},
          .parallel = {.context = 2},
          .world = world});
     auto [divided, whole] = accelerator.prepare(

@@ -86,10 +86,8 @@ void throw_not_dispatchable() {
       "loader's are neither");
 }
 
-void require_sequences(
-    const std::optional<BatchSequences>& sequences,
-    bool has_tensors) {
-  if (!sequences || sequences->dims.empty() || has_tensors) return;
+void require_sequences(const BatchSequences& sequences, bool has_tensors) {
+  if (sequences.dims.empty() || has_tensors) return;
   throw ConfigError(
       "[data] sequences were given for a loader whose batches are not nested "
       "tensors (nested.h); give this loader sequences without dims");
