@@ -214,7 +214,7 @@ json read_change(
       const json changes =
           json::parse(text.substr(begin.size(), end - begin.size()));
       for (const json& change : changes)
-        if (is_wanted(change)) found = change;
+        if (found.is_null() && is_wanted(change)) found = change;
     }
     return found.is_null();
   });
