@@ -47,22 +47,6 @@ KeptInput kept_input(const Float8Rules& rules, bool trains_weight) {
       : KeptInput::cast_along_rows;
 }
 
-// A byte for each scale of a block, a quarter of its memory: the exponent's bits,
-// with which powers of two and NaN are restored exactly. 0 stands for 2^-127, the
-// only such scale that fp32 has no exponent for.
-at::Tensor exponents_of(const at::Tensor& scales) {
-  return scales.view(at::kInt).bitwise_right_shift(23).to(at::kByte);
-}
-
-at::Tensor scales_from(const at::Tensor& exponents) {
-  at::Tensor bits = exponents.to(at::kInt);
-  const at::Tensor is_subnormal = bits == 0, is_nan = bits == 255;
-  bits = bits.bitwise_left_shift(23);
-  bits.masked_fill_(is_subnormal, 1 << 22);
-  bits.masked_fill_(is_nan, 0x7fc00000);
-  return bits.view(at::kFloat);
-}
-
 /// Multiplies matrices; returns no view, so that programs may change the result.
 struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
   static at::Tensor forward(
@@ -243,7 +227,7 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     variable_list tensors{
         transposed_weight,
         input.values.view(at::kByte),
-        input.block_dim ? exponents_of(input.scale) : input.scale};
+        input.block_dim ? input.e8m0_scales().view(at::kByte) : input.scale};
     if (measured_input.defined()) tensors.push_back(measured_input);
     context->save_for_backward(std::move(tensors));
   }
@@ -257,7 +241,9 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
         how.granularity == Float8Granularity::blocks;
     return {
         saved[1].view(how.dtype),
-        has_blocks ? scales_from(saved[2]) : saved[2],
+        has_blocks
+            ? saved[2].view(at::kFloat8_e8m0fnu).to(at::kFloat).reciprocal()
+            : saved[2],
         has_blocks ? std::optional<std::int64_t>(0) : std::nullopt};
   }
 };
