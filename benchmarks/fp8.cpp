@@ -14,11 +14,9 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/fp8.h>
 
-#include "comm/transport/adapters/traffic_counter.h"
 #include "interleave.h"
 #include "precision/fp8/float8_matrix.h"
-#include "support/run_on_ranks.h"
-#include "support/thread_transport.h"
+#include "support/run_counted.h"
 
 namespace {
 
@@ -201,32 +199,28 @@ void measure_steps() {
 // bf16, where parameters are gathered in bf16.
 double gathered_bytes(bool in_float8) {
   double bytes = 0;
-  const auto transport = accelerate::testing::make_thread_transport();
-  accelerate::testing::run_on_ranks(2, [&](WorldOptions world) {
-    const auto counter = std::make_shared<accelerate::detail::TrafficCounter>();
-    world.own_transport =
-        accelerate::detail::make_counting_transport(transport, counter);
-    world.transport.reset();
-    const FP8Recipe recipe = AORecipeKwargs{
-        .module_filter_func = [](const std::string&, const nn::Module&) {
-          return true;
-        }};
-    AcceleratorOptions options =
-        options_of(in_float8 ? &recipe : nullptr, /*has_autocast=*/true);
-    options.world = world;
-    options.parallel.fully_sharded = FullyShardedDataParallelOptions{
-        .mixed_precision_policy =
-            MixedPrecisionPolicy{.param_dtype = FloatType::bf16}};
-    const Accelerator accelerator(options);
-    nn::Sequential net = make_net(/*has_activations=*/true);
-    auto model = accelerator.prepare(net);
-    const torch::NoGradGuard no_grad;
-    const Tensor x = torch::randn({16, kWidth});
-    static_cast<void>(model(x));
-    counter->reset();
-    static_cast<void>(model(x));
-    if (*world.rank == 0) bytes = counter->total().bytes;
-  });
+  accelerate::testing::run_counted(
+      2, [&](const WorldOptions& world, auto& counter) {
+        const FP8Recipe recipe = AORecipeKwargs{
+            .module_filter_func = [](const std::string&, const nn::Module&) {
+              return true;
+            }};
+        AcceleratorOptions options =
+            options_of(in_float8 ? &recipe : nullptr, /*has_autocast=*/true);
+        options.world = world;
+        options.parallel.fully_sharded = FullyShardedDataParallelOptions{
+            .mixed_precision_policy =
+                MixedPrecisionPolicy{.param_dtype = FloatType::bf16}};
+        const Accelerator accelerator(options);
+        nn::Sequential net = make_net(/*has_activations=*/true);
+        auto model = accelerator.prepare(net);
+        const torch::NoGradGuard no_grad;
+        const Tensor x = torch::randn({16, kWidth});
+        static_cast<void>(model(x));
+        counter.reset();
+        static_cast<void>(model(x));
+        if (*world.rank == 0) bytes = counter.total().bytes;
+      });
   return bytes;
 }
 

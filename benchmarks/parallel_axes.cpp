@@ -16,11 +16,9 @@
 
 #include <accelerate/accelerate.h>
 
-#include "comm/transport/adapters/traffic_counter.h"
 #include "memory.h"
 #include "report.h"
-#include "support/run_on_ranks.h"
-#include "support/thread_transport.h"
+#include "support/run_counted.h"
 
 namespace {
 
@@ -104,16 +102,12 @@ AcceleratorOptions divided_over(int num_ranks) {
 double bytes_sent(
     int num_ranks,
     const std::function<void(const WorldOptions&, TrafficCounter&)>& rank) {
-  const auto transport = accelerate::testing::make_thread_transport();
   double bytes = 0;
-  accelerate::testing::run_on_ranks(num_ranks, [&](WorldOptions options) {
-    const auto counter = std::make_shared<TrafficCounter>();
-    options.own_transport =
-        accelerate::detail::make_counting_transport(transport, counter);
-    options.transport.reset();
-    rank(options, *counter);
-    if (*options.rank == 0) bytes = counter->total().bytes;
-  });
+  accelerate::testing::run_counted(
+      num_ranks, [&](const WorldOptions& options, TrafficCounter& counter) {
+        rank(options, counter);
+        if (*options.rank == 0) bytes = counter.total().bytes;
+      });
   return bytes;
 }
 

@@ -12,10 +12,10 @@ namespace accelerate {
 /// `maybe_context_parallel({}, {}, {}, {.sequence_length = n})` with the same
 /// cut, where n is the length before the loader's padding.
 ///
-/// A batch of other tensors than `dims` says, sequences of different lengths, and
-/// a length that needs padding without `pad_values` are a ConfigError, on any
-/// number of ranks where a single one can tell. With one rank along `context`
-/// batches stay whole.
+/// With one rank along `context`, batches stay whole. The loop gets a ConfigError
+/// if a batch has more or fewer tensors than `dims`, or sequences of different
+/// lengths; and, where a length does not divide among the ranks, if there are no
+/// `pad_values`.
 struct BatchSequences {
   /// The dimension of the sequence of each tensor of a batch, in the order of
   /// visit_tensors(); unset for tensors without one, which all ranks get whole.

@@ -13,6 +13,7 @@
 #include "support/recorded_disk.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
+#include "train/elastic/checkpoints_of.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -1170,6 +1171,28 @@ TEST(LoadState, KeepsOptimizersWithNoLoadOptim) {
 
   loaded.accelerator().load_state(directory / "bare");
   EXPECT_TRUE(loaded.master().equal(bare.net()->weight.to(torch::kFloat)));
+}
+
+// As the states in memory of elastic runs are.
+TEST(SaveState, IsWholeInAWholeStateScopeWhateverTheSettingsSay) {
+  const TemporaryDirectory directory;
+  const MegatronLMOptions bare{.no_load_optim = true, .no_save_optim = true};
+  HalfPrecisionTraining saved(1, bare);
+  saved.run(3);
+  HalfPrecisionTraining loaded(2, bare);
+  {
+    const detail::WholeStateScope save(
+        detail::OpenedAccelerator::checkpoints_of(saved.accelerator()));
+    static_cast<void>(saved.accelerator().save_state(directory / "out"));
+    const detail::WholeStateScope load(
+        detail::OpenedAccelerator::checkpoints_of(loaded.accelerator()));
+    loaded.accelerator().load_state(directory / "out");
+  }
+  EXPECT_EQ(loaded.num_states(), 2);
+  EXPECT_EQ(loaded.learning_rate(), saved.learning_rate());
+  saved.run(1);
+  loaded.run(1);
+  EXPECT_TRUE(loaded.master().equal(saved.master()));
 }
 
 // Else the first step would put the checkpoint's weight into the skipped one.

@@ -4,9 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "comm/transport/adapters/traffic_counter.h"
-#include "support/run_on_ranks.h"
-#include "support/thread_transport.h"
+#include "support/run_counted.h"
 
 namespace accelerate {
 namespace linear_product_test {
@@ -118,13 +116,10 @@ TEST(LinearProduct, ComputesInTheDtypeOfAutocast) {
 void run_counted(
     int num_ranks,
     const std::function<void(const World&, TrafficCounter&)>& rank) {
-  const auto transport = testing::make_thread_transport();
-  testing::run_on_ranks(num_ranks, [&](WorldOptions options) {
-    const auto counter = std::make_shared<TrafficCounter>();
-    options.own_transport = detail::make_counting_transport(transport, counter);
-    options.transport.reset();
-    rank(World(options), *counter);
-  });
+  testing::run_counted(
+      num_ranks, [&](const WorldOptions& options, TrafficCounter& counter) {
+        rank(World(options), counter);
+      });
 }
 
 TEST(LinearProduct, ComputesWeightsWhileTheGradientOfTheInputTravels) {

@@ -1,6 +1,5 @@
 // Weights of sharded models that travel in float8.
-#include <memory>
-#include <mutex>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -12,16 +11,13 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/fp8.h>
 
-#include "comm/transport/adapters/traffic_counter.h"
 #include "support/named_weights.h"
-#include "support/run_on_ranks.h"
-#include "support/thread_transport.h"
+#include "support/run_counted.h"
 
 namespace accelerate {
 namespace float8_gather_test {
 
 namespace nn = torch::nn;
-using detail::TrafficCounter;
 using testing::named;
 using testing::run_on_ranks;
 using testing::Weights;
@@ -156,26 +152,24 @@ TEST(Float8Gather, ChangesNoResult) {
 // What the first rank sends in a forward.
 double bytes_of_forward(bool gathers_in_float8, bool in_bf16) {
   double bytes = 0;
-  const auto transport = testing::make_thread_transport();
-  run_on_ranks(2, [&](WorldOptions world) {
-    const auto counter = std::make_shared<TrafficCounter>();
-    world.own_transport = detail::make_counting_transport(transport, counter);
-    world.transport.reset();
-    FullyShardedDataParallelOptions sharding;
-    if (in_bf16)
-      sharding.mixed_precision_policy = {.param_dtype = FloatType::bf16};
-    const Accelerator accelerator(options(gathers_in_float8, world, sharding));
-    Net net;
-    auto model = accelerator.prepare(net);
-    const torch::NoGradGuard no_grad;
-    const Tensor x = normal({8, kWidth}, 1);
-    static_cast<void>(model(x));
-    // Ranks agree on scales only once.
-    counter->reset();
-    static_cast<void>(model(x));
-    EXPECT_EQ(counter->of("all_reduce").begun, 0);
-    if (*world.rank == 0) bytes = counter->of("send").bytes;
-  });
+  testing::run_counted(
+      2, [&](const WorldOptions& world, detail::TrafficCounter& counter) {
+        FullyShardedDataParallelOptions sharding;
+        if (in_bf16)
+          sharding.mixed_precision_policy = {.param_dtype = FloatType::bf16};
+        const Accelerator accelerator(
+            options(gathers_in_float8, world, sharding));
+        Net net;
+        auto model = accelerator.prepare(net);
+        const torch::NoGradGuard no_grad;
+        const Tensor x = normal({8, kWidth}, 1);
+        static_cast<void>(model(x));
+        // Ranks agree on scales only once.
+        counter.reset();
+        static_cast<void>(model(x));
+        EXPECT_EQ(counter.of("all_reduce").begun, 0);
+        if (*world.rank == 0) bytes = counter.of("send").bytes;
+      });
   return bytes;
 }
 

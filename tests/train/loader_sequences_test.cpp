@@ -132,6 +132,51 @@ TEST(LoaderSequences, AreDividedAfterRank0SentThem) {
   });
 }
 
+// A dataset as torch::data has them, of four rows.
+struct Rows : torch::data::datasets::Dataset<Rows> {
+  torch::data::Example<> get(std::size_t i) override {
+    const auto first = static_cast<std::int64_t>(8 * i);
+    return {torch::arange(first, first + 8), torch::zeros({})};
+  }
+  [[nodiscard]] std::optional<std::size_t> size() const override { return 4; }
+};
+
+TEST(LoaderSequences, HoldForLoadersOfTorch) {
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.dataloader_config =
+             {.sequences = {.dims = {1, {}}, .contiguous = true}},
+         .parallel = {.context = 2},
+         .world = world});
+    auto loader = accelerator.prepare(torch::data::make_data_loader(
+        Rows().map(torch::data::transforms::Stack<>()),
+        torch::data::samplers::SequentialSampler(4),
+        torch::data::DataLoaderOptions().batch_size(4)));
+    const Tensor all = torch::arange(32).view({4, 8});
+    for (const auto& batch : loader) {
+      EXPECT_TRUE(torch::equal(batch.data, all.narrow(1, *world.rank * 4, 4)));
+      EXPECT_EQ(batch.target.numel(), 4);
+    }
+  });
+}
+
+TEST(LoaderSequences, AreRefusedForBatchesWithoutTensors) {
+  const Accelerator accelerator(
+      {.dataloader_config = {.sequences = {.dims = {1}}},
+       .world = {.rank = 0, .size = 1}});
+  struct Words {
+    [[nodiscard]] std::int64_t size() const { return 2; }
+    [[nodiscard]] std::string get(std::int64_t) const { return "word"; }
+  };
+  const auto collate = [](std::vector<std::string> words) { return words; };
+  expect_error<ConfigError>(
+      [&] {
+        static_cast<void>(
+            accelerator.prepare(DataLoader(Words(), {}, collate)));
+      },
+      "whose batches are not nested tensors");
+}
+
 // Also on one process, which divides nothing.
 TEST(LoaderSequences, NameBatchesOfOtherTensors) {
   const Accelerator accelerator({.world = {.rank = 0, .size = 1}});

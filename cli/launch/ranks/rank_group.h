@@ -103,7 +103,7 @@ class RankGroup {
   /// Nothing for programs that note nothing, or without memory to share.
   std::optional<detail::Board> board_;
   std::unique_ptr<detail::HangMonitor> hang_monitor_;
-  // Watches of earlier generations that still take stacks.
+  // Monitors of earlier generations that still take stacks.
   std::vector<std::unique_ptr<detail::HangMonitor>> retired_monitors_;
   /// Nothing for groups whose ranks cannot be replaced.
   std::optional<detail::Generations> generations_;

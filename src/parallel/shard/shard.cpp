@@ -206,7 +206,7 @@ class Shard final : public Strategy, public GateKeeper {
     {
       const LockedScope lock(mutex_);
       if (scales_ && phase_ == Phase::idle && !is_held_open()) {
-        // Nobody wants to see rounded weights.
+        // The scope shows the weights themselves, not what float8 leaves of them.
         reshard_all();
         scales_->forget();
       }
