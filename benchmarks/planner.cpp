@@ -161,7 +161,7 @@ ParallelizePlan split_of(const TransformerShape& shape) {
   for (const char* const layer : {"q", "k", "v"})
     plan.emplace_back(std::string("blocks.*.") + layer, ColwiseParallel{});
   plan.emplace_back("blocks.*.out", RowwiseParallel{});
-  plan.emplace_back("head", ColwiseParallel{.output_layouts = Replicate{}});
+  plan.emplace_back("head", ColwiseParallel{});
   if (shape.num_experts > 0) return plan;
   plan.emplace_back("blocks.*.mlp.0", ColwiseParallel{});
   plan.emplace_back("blocks.*.mlp.2", RowwiseParallel{});
@@ -202,8 +202,14 @@ AcceleratorOptions options_of(
   return options;
 }
 
-Tensor loss_of(const Tensor& logits, const Tensor& targets) {
-  return nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
+/// The mean cross entropy; ranks along `tensor` never gather the logits.
+auto loss_along(const Accelerator& accelerator) {
+  return [&accelerator](const Tensor& logits, const Tensor& targets) {
+    const Tensor rows = logits.flatten(0, 1), classes = targets.flatten();
+    const Group& group = accelerator.mesh().group(Axis::tensor);
+    return group.size() == 1 ? nn::functional::cross_entropy(rows, classes)
+                             : parallel_cross_entropy(rows, classes, group);
+  };
 }
 
 /// Steps of one layout on this rank.
@@ -240,7 +246,7 @@ class Training {
       optimizer_->zero_grad();
       const Tensor words =
           random_words(layout_.micro_batch * layout_.num_micro_batches);
-      pipeline_->step(words, words, &loss_of);
+      pipeline_->step(words, words, loss_along(accelerator_));
       optimizer_->step();
       return;
     }
@@ -252,7 +258,7 @@ class Training {
         sequence.emplace(
             accelerator_.maybe_context_parallel({words}, {1}, {}, {}));
       }
-      accelerator_.backward(loss_of((*model_)(words), words));
+      accelerator_.backward(loss_along(accelerator_)((*model_)(words), words));
       optimizer_->step();
       optimizer_->zero_grad();
     }

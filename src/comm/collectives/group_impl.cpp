@@ -52,6 +52,13 @@ bool is_timeout(const std::string& text) {
       lower.find("timed out") != std::string::npos;
 }
 
+// The transport compared the calls of two ranks and says what they were.
+bool names_both_calls(const std::string& text) {
+  const std::size_t first = text.find(" called ");
+  return first != std::string::npos &&
+      text.find(" called ", first + 1) != std::string::npos;
+}
+
 // Ranks that did not report the failure of `sequence` in time.
 std::vector<int> find_missing(
     const GroupImpl& group,
@@ -89,6 +96,10 @@ std::string diagnose(
           *cause,
           kUnevenLoops);
     }
+  }
+  // Asking would only delay the answer: the other rank may fail in a later call.
+  if (names_both_calls(text)) {
+    return format("the ranks made different calls: {}", kUnevenLoops);
   }
   std::vector<int> missing;
   try {
