@@ -156,7 +156,9 @@ template <class Example, class Visitor>
   }
 void visit_tensors(Example& example, Visitor&& visitor) {
   visit_tensors(example.data, visitor);
-  visit_tensors(example.target, visitor);
+  // Examples with NoTarget have no such member.
+  if constexpr (requires { example.target; })
+    visit_tensors(example.target, visitor);
 }
 
 /// A visitor of this namespace, so that argument-dependent lookup in a user's

@@ -83,6 +83,9 @@ struct ClusterSpeeds {
   /// Bytes per second of the parameters, gradients and state that an optimizer
   /// steps on. 0: those of memory.
   double optimizer_bytes_per_second = 0;
+  /// Bytes per second of the logits that a loss writes and reads, which fit into
+  /// caches less often than what layers do. 0: those of memory.
+  double loss_bytes_per_second = 0;
 
   // Messages.
 

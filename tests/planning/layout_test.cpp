@@ -154,6 +154,16 @@ TEST(ClusterSpeeds, ChangeTheStep) {
         c.optimizer_bytes_per_second = c.memory_bytes_per_second;
       }),
       before);
+  EXPECT_GT(
+      seconds([](auto& c, auto&) {
+        c.loss_bytes_per_second = c.memory_bytes_per_second / 10;
+      }),
+      1.001 * before);
+  EXPECT_EQ(
+      seconds([](auto& c, auto&) {
+        c.loss_bytes_per_second = c.memory_bytes_per_second;
+      }),
+      before);
   // Groups along `tensor` no longer fit into a node.
   EXPECT_GT(
       seconds([](auto& c, auto&) { c.ranks_per_node = 2; }), 1.05 * before);

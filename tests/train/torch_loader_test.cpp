@@ -125,6 +125,43 @@ TEST(TorchLoader, CountsSamplesThatAreNotStacked) {
   }
 }
 
+/// The numbers below `count`, without targets.
+struct Inputs
+    : torch::data::datasets::Dataset<Inputs, torch::data::TensorExample> {
+  explicit Inputs(std::size_t size) : count(size) {}
+  torch::data::TensorExample get(std::size_t i) override {
+    return torch::full({}, static_cast<std::int64_t>(i));
+  }
+  [[nodiscard]] std::optional<std::size_t> size() const override {
+    return count;
+  }
+  std::size_t count;
+};
+
+TEST(TorchLoader, TakesExamplesWithoutTargets) {
+  for (const int num_ranks : {1, 2}) {
+    run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      const Accelerator accelerator({.world = world});
+      auto stacked =
+          accelerator.prepare(torch::data::make_data_loader<
+                              torch::data::samplers::SequentialSampler>(
+              Inputs(5).map(
+                  torch::data::transforms::Stack<torch::data::TensorExample>()),
+              2));
+      Values all;
+      for (auto& batch : stacked)
+        append(all, accelerator.gather_for_metrics(batch.data));
+      EXPECT_EQ(all, (Values{0, 1, 2, 3, 4})) << num_ranks;
+      auto dataset = accelerator.prepare(
+          DataLoader(Inputs(5), {.batch_size = 2, .shuffle = false}));
+      Values same;
+      for (auto& batch : dataset)
+        append(same, accelerator.gather_for_metrics(batch.data));
+      EXPECT_EQ(same, all) << num_ranks;
+    });
+  }
+}
+
 TEST(TorchLoader, LeavesRanksWithoutABatchIfNotEven) {
   std::vector<Values> seen(2);
   run_on_ranks(2, [&](const WorldOptions& world) {

@@ -24,6 +24,13 @@ double touch_seconds(const LayoutCase& of, double elements) {
   return elements * of.element_bytes() / of.cluster().memory_bytes_per_second;
 }
 
+// The same on logits.
+double loss_seconds(const LayoutCase& of, double elements) {
+  const double speed = of.cluster().loss_bytes_per_second;
+  if (speed == 0) return touch_seconds(of, elements);
+  return elements * of.element_bytes() / speed;
+}
+
 double overhead_seconds(const LayoutCase& of, double operators) {
   return operators * of.cluster().seconds_per_operator;
 }
@@ -235,10 +242,10 @@ double forward_seconds(const LayoutCase& of, const LayerCosts& layer) {
 double head_seconds(const LayoutCase& of) {
   const double vocabulary =
       static_cast<double>(of.model.shape.vocabulary) / of.layout.tensor;
-  // Logits are written, read by the loss, and their gradients written.
   return product_seconds(
              of, of.model.head_flops * of.tokens() / of.layout.tensor) +
-      touch_seconds(of, 3 * of.tokens() * vocabulary) + overhead_seconds(of, 4);
+      loss_seconds(of, kLogitTouches * of.tokens() * vocabulary) +
+      overhead_seconds(of, 4);
 }
 
 RankParameters rank_parameters(const LayoutCase& of, const LayerRange& layers) {

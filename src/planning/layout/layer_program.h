@@ -86,6 +86,10 @@ struct LayoutCase {
 /// Operators of a forward of one layer, besides those of communication.
 inline constexpr double kLayerOperators = 18;
 
+/// How often the logits are read or written in a forward: they are written, read
+/// by the loss, and their gradients written.
+inline constexpr double kLogitTouches = 3;
+
 /// Bytes per parameter that a step of an optimizer reads and writes: each value
 /// of its state and the parameter twice, the gradient once, and once more twice
 /// for clipping.

@@ -154,6 +154,17 @@ class LayerParts {
     };
   }
 
+  // The loss of logits of so many classes.
+  [[nodiscard]] std::function<void()> loss(std::int64_t num_classes) const {
+    const Tensor logits = leaf({tokens(), num_classes});
+    const Tensor targets = at::randint(
+        num_classes, {tokens()}, at::TensorOptions(options_).dtype(at::kLong));
+    return [=] {
+      torch::autograd::grad(
+          {at::cross_entropy_loss(logits, targets)}, {logits});
+    };
+  }
+
   // All of a layer, as a model computes it.
   [[nodiscard]] std::function<void()> whole() const {
     return [product = product(), attention = attention(), rest = rest()] {
@@ -287,6 +298,11 @@ void measure_computing(
       without_overhead(clocked.seconds_of(parts.attention()), 1);
   cluster.memory_bytes_per_second = 3 * costs.touched * tokens * 4 /
       without_overhead(clocked.seconds_of(parts.rest()), 10);
+  const std::int64_t num_classes =
+      std::min<std::int64_t>(shape.vocabulary, is_on_host ? 32768 : 131072);
+  cluster.loss_bytes_per_second = 3 * detail::kLogitTouches * tokens *
+      static_cast<double>(num_classes) * 4 /
+      without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
 
   const std::vector<Tensor> parameters = parts.parameters();
   double num_elements = 0;
