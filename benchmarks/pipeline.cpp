@@ -32,6 +32,7 @@ using namespace accelerate::benchmarks;
 using accelerate::detail::make_partial_schedule;
 using accelerate::detail::make_pipeline_schedule;
 using accelerate::detail::parse_pipeline_schedule;
+using accelerate::detail::PipelineKept;
 using at::Tensor;
 
 constexpr int kRanks = 4;
@@ -107,7 +108,8 @@ Measured measure_bubble(const Schedule& schedule) {
 
 // Memory.
 
-/// Keeps one tensor of its input's size.
+/// Keeps one tensor of its input's size for the next layer and its own backward,
+/// and the gradient of its result where that of `scale` is postponed.
 struct KeepingImpl : nn::Module {
   KeepingImpl() : scale(register_parameter("scale", torch::ones({1}))) {}
   Tensor forward(const Tensor& x) { return torch::tanh(x * scale); }
@@ -117,6 +119,17 @@ TORCH_MODULE(Keeping);
 
 constexpr std::int64_t kKeptElements = 1 << 20;
 constexpr int kKeepingLayers = 32;
+
+// The tensors that stages of so many layers keep: what goes in and out of layers,
+// but the batch itself, which the first stage does not receive; then inputs of
+// layers and gradients of their results.
+std::vector<PipelineKept> tensors_kept(int num_stages) {
+  const double layers = static_cast<double>(kKeepingLayers) / num_stages;
+  std::vector<PipelineKept> kept(
+      static_cast<std::size_t>(num_stages), {layers + 1, 2 * layers});
+  kept.front() = {layers, 2 * layers - 1};
+  return kept;
+}
 
 Measured measure_peak(const Schedule& schedule) {
   // Freed memory is the system's at once.
@@ -143,15 +156,16 @@ Measured measure_peak(const Schedule& schedule) {
   const double one = peak_of(1), all = peak_of(kMicroBatches);
   const auto kind = parse_pipeline_schedule(schedule.name);
   const auto kept = [&](int micro_batches) {
-    return most_kept(make_partial_schedule(
-        kind,
-        kRanks,
-        micro_batches,
-        schedule.num_chunks))[static_cast<std::size_t>(world.rank())];
+    const auto partial =
+        make_partial_schedule(kind, kRanks, micro_batches, schedule.num_chunks);
+    return most_kept(
+        partial,
+        tensors_kept(
+            partial.num_stages()))[static_cast<std::size_t>(world.rank())];
   };
-  const double bytes_per_chunk = 4.0 * static_cast<double>(kKeptElements) *
-      kKeepingLayers / kRanks / schedule.num_chunks;
-  const double bound = one + (kept(kMicroBatches) - kept(1)) * bytes_per_chunk;
+  const double bound = one +
+      (kept(kMicroBatches) - kept(1)) * 4.0 *
+          static_cast<double>(kKeptElements);
   // That of the rank which is furthest above it.
   const Tensor both = torch::zeros({kRanks, 2}, torch::kDouble);
   both[world.rank()][0] = all;

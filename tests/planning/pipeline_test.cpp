@@ -84,6 +84,32 @@ TEST(PipelineSchedule, KeepsAsManyActivationsAsItsTheory) {
   EXPECT_THAT(kept(Schedules::looped_bfs, 2), ElementsAre(16, 16, 16, 16));
 }
 
+TEST(PipelineSchedule, KeepsForWeightsWhatTheirGradientsNeed) {
+  using Kinds = PipelineActionKind;
+  PipelineSchedule schedule;
+  schedule.num_micro_batches = 2;
+  schedule.ranks = {
+      {{Kinds::forward, 0, 0},
+       {Kinds::forward, 0, 1},
+       {Kinds::backward_input, 0, 0},
+       {Kinds::backward_input, 0, 1},
+       {Kinds::backward_weight, 0, 0},
+       {Kinds::backward_weight, 0, 1}}};
+  using ::testing::ElementsAre;
+  EXPECT_THAT(most_kept(schedule, {{1, 2}}), ElementsAre(4.0));
+  EXPECT_THAT(most_kept(schedule, {{3, 1}}), ElementsAre(6.0));
+  schedule.ranks = {
+      {{Kinds::forward, 0, 0},
+       {Kinds::backward, 0, 0},
+       {Kinds::forward, 0, 1},
+       {Kinds::backward, 0, 1}}};
+  EXPECT_THAT(most_kept(schedule, {{3, 9}}), ElementsAre(3.0));
+  // Two stages of a rank that keep differently.
+  const PipelineSchedule chunks =
+      make_pipeline_schedule(Schedules::looped_bfs, 1, 2, 2);
+  EXPECT_THAT(most_kept(chunks, {{1, 1}, {10, 1}}), ElementsAre(22.0));
+}
+
 TEST(PipelineSchedule, ComputesEverythingOnceAndEnds) {
   EXPECT_TRUE(rc::check("schedules", [] {
     const auto kind = *rc::gen::element(

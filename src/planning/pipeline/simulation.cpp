@@ -177,13 +177,37 @@ std::string symbol_of(const PipelineAction& action) {
 }  // namespace
 
 std::vector<int> most_kept(const PipelineSchedule& schedule) {
-  std::vector<int> found;
-  for (const auto& actions : schedule.ranks) {
-    int kept = 0, most = 0;
-    for (const PipelineAction& action : actions) {
-      if (action.kind == Kind::forward) most = std::max(most, ++kept);
-      if (action.kind == Kind::backward || action.kind == Kind::backward_weight)
-        --kept;
+  const std::vector<double> most = most_kept(
+      schedule,
+      std::vector<PipelineKept>(
+          static_cast<std::size_t>(schedule.num_stages())));
+  return {most.begin(), most.end()};
+}
+
+std::vector<double> most_kept(
+    const PipelineSchedule& schedule,
+    const std::vector<PipelineKept>& kept) {
+  std::vector<double> found;
+  for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    double now = 0, most = 0;
+    for (const PipelineAction& action : schedule.ranks[rank]) {
+      const PipelineKept& stage = kept[static_cast<std::size_t>(
+          schedule.stage(static_cast<int>(rank), action.chunk))];
+      switch (action.kind) {
+        case Kind::forward:
+          now += stage.activations;
+          break;
+        case Kind::backward:
+          now -= stage.activations;
+          break;
+        case Kind::backward_input:
+          now += stage.for_weights - stage.activations;
+          break;
+        case Kind::backward_weight:
+          now -= stage.for_weights;
+          break;
+      }
+      most = std::max(most, now);
     }
     found.push_back(most);
   }

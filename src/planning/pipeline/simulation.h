@@ -43,6 +43,20 @@ struct PipelineSimulation {
 /// keeps at once: from the forward to the end of its whole backward.
 std::vector<int> most_kept(const PipelineSchedule& schedule);
 
+/// What a stage keeps of a micro-batch, in any unit.
+struct PipelineKept {
+  /// From the forward to the backward, or to the gradient of the input.
+  double activations = 1;
+  /// From the gradient of the input to those of weights, where a schedule
+  /// postpones them.
+  double for_weights = 1;
+};
+
+/// Per rank, the most that it keeps at once. `kept`: per stage.
+std::vector<double> most_kept(
+    const PipelineSchedule& schedule,
+    const std::vector<PipelineKept>& kept);
+
 /// Replays a schedule with given times: every action begins when its rank and
 /// what it needs are ready.
 PipelineSimulation simulate_pipeline(

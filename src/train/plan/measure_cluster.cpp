@@ -248,6 +248,18 @@ TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
   return shape;
 }
 
+// Bytes per second that a step of AdamW on `parameters` reads and writes.
+double adamw_speed(
+    const Clocked& clocked,
+    const std::vector<Tensor>& parameters) {
+  double num_elements = 0;
+  for (const Tensor& each : parameters)
+    num_elements += static_cast<double>(each.numel());
+  torch::optim::AdamW adamw(parameters);
+  return detail::optimizer_bytes("adamw") * num_elements /
+      clocked.seconds_of([&] { adamw.step(); });
+}
+
 // The speeds of a whole processor, from those of ranks that each have a `share` of
 // one and all compute at once.
 void measure_computing(
@@ -303,14 +315,8 @@ void measure_computing(
   cluster.loss_bytes_per_second = 3 * detail::kLogitTouches * tokens *
       static_cast<double>(num_classes) * 4 /
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
-
-  const std::vector<Tensor> parameters = parts.parameters();
-  double num_elements = 0;
-  for (const Tensor& each : parameters)
-    num_elements += static_cast<double>(each.numel());
-  torch::optim::AdamW adamw(parameters);
-  cluster.optimizer_bytes_per_second = detail::optimizer_bytes("adamw") *
-      num_elements / clocked.seconds_of([&] { adamw.step(); }) / share;
+  cluster.optimizer_bytes_per_second =
+      adamw_speed(clocked, parts.parameters()) / share;
 }
 
 }  // namespace
