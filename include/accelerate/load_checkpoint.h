@@ -85,16 +85,18 @@ struct LoadCheckpointOptions {
 
 /// Reads weights into a module and puts each where a device map says, in one
 /// pass through the files: memory in use is that of the tensors that stay, and
-/// a few tensors on their way. Tensors that have values keep them until
-/// everything was read, so these count twice; where there is no memory for
-/// that, they are read over the old values, and an error then says so. Files
-/// are those of load_model(). Tensors that stay are replaced in place, which
-/// members of modules see; those on the disk are on the meta device afterwards,
-/// for dispatch_model() to run the module. A tensor with several names is in
-/// memory if one of them is. Throws ConfigError for a map without a place for a
-/// tensor, and for the disk without an offload folder; one CheckpointError with
-/// everything that does not fit, and what reading and writing throw. Then
-/// nothing was loaded.
+/// one buffer of 32 MiB (of a tensor on its way to disk, or of a row, if that is
+/// larger). Files are those of load_model(). Tensors that stay are replaced in
+/// place, which members of modules see; those on the disk are on the meta device
+/// afterwards, for dispatch_model() to run the module. A tensor with several
+/// names is in memory if one of them is. Throws ConfigError for a map without a
+/// place for a tensor, and for the disk without an offload folder; one
+/// CheckpointError with everything that does not fit, and what reading and
+/// writing throw. Then nothing was loaded, with one exception: values of tensors
+/// that have memory already are replaced last, after everything was checked,
+/// checksums included, but while they are read if they are more than the buffer
+/// holds. A disk or a rank that fails meanwhile leaves some of them replaced, and
+/// the error says so.
 ACCELERATE_API void load_checkpoint_in_model(
     torch::nn::Module& model,
     const std::filesystem::path& checkpoint,

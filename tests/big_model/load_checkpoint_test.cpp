@@ -13,6 +13,7 @@
 #include <accelerate/offload.h>
 #include <accelerate/weights.h>
 
+#include "support/counted_memory.h"
 #include "support/expect_error.h"
 #include "support/file_size_limit.h"
 #include "support/run_on_ranks.h"
@@ -22,6 +23,7 @@ namespace accelerate::load_checkpoint_test {
 
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
+using testing::CountedMemory;
 using testing::expect_error;
 using testing::FileSizeLimit;
 using testing::run_on_ranks;
@@ -267,6 +269,140 @@ TEST_F(LoadCheckpoint, LoadsNothingIfTheDiskIsFull) {
         net->first->weight.equal(saved_->first->weight.to(torch::kDouble)));
     EXPECT_TRUE(net->last->weight.is_meta());
     fs::remove_all(folder_);
+  }
+}
+
+constexpr std::int64_t kMiB = std::int64_t{1} << 20U;
+
+/// Layers of a MiB each in fp32, and one of 40 MiB.
+struct LayersImpl : nn::Module {
+  explicit LayersImpl(int count) {
+    for (int i = 0; i < count; ++i)
+      layers.push_back(register_module(
+          "layer" + std::to_string(i),
+          nn::Linear(nn::LinearOptions(512, 512).bias(false))));
+    large = register_module(
+        "large", nn::Linear(nn::LinearOptions(1024, 10240).bias(false)));
+  }
+  std::vector<nn::Linear> layers;
+  nn::Linear large{nullptr};
+};
+TORCH_MODULE(Layers);
+
+// Beside what stays there is one buffer, and the new memory of what replaces
+// other memory: of one tensor, and of what else passes through the buffer.
+TEST_F(LoadCheckpoint, TakesTheMemoryOfWhatStaysAndOneBuffer) {
+  constexpr std::int64_t kFull = (24 + 40) * kMiB;
+  constexpr std::int64_t kBuffer = 32 * kMiB;
+  constexpr std::int64_t kLarge = 20 * kMiB;
+  torch::NoGradGuard no_grad;
+  Layers saved(24);
+  const fs::path full = directory_.path() / "full";
+  const fs::path half = directory_.path() / "half";
+  save_model(*saved, full);
+  saved->to(torch::kBFloat16);
+  save_model(*saved, half);
+  struct Case {
+    bool on_meta;
+    fs::path file;
+    torch::ScalarType dtype;
+    std::int64_t peak;
+  };
+  for (const auto& [on_meta, file, dtype, peak] : std::vector<Case>{
+           {true, full, torch::kFloat, kFull},
+           {true, full, torch::kBFloat16, kFull / 2 + kBuffer},
+           {true, half, torch::kFloat, kFull + kBuffer},
+           {false, full, torch::kFloat, kFull},
+           {false, half, torch::kFloat, kFull + kBuffer},
+           {false,
+            full,
+            torch::kBFloat16,
+            kFull + kBuffer + kLarge + kBuffer / 2},
+           {false, half, torch::kBFloat16, kFull + kBuffer}}) {
+    SCOPED_TRACE(::testing::Message() << on_meta << file << dtype);
+    const CountedMemory memory;
+    Layers net =
+        on_meta ? init_empty_weights([] { return Layers(24); }) : Layers(24);
+    load_checkpoint_in_model(
+        *net, file, {.dtype = dtype, .map_weights = false});
+    EXPECT_LE(memory.peak(), peak + kMiB);
+    const auto saved_state = load_state_dict(file);
+    for (const auto& item : net->named_parameters()) {
+      EXPECT_TRUE(item.value().equal(saved_state.at(item.key()).to(dtype)))
+          << item.key();
+    }
+  }
+}
+
+// Tensors whose own files stay the disk tier are not read.
+TEST_F(LoadCheckpoint, ReadsNothingForTheMetaDevice) {
+  const torch::NoGradGuard no_grad;
+  save_model(*Layers(24), checkpoint_);
+  Layers net = init_empty_weights([] { return Layers(24); });
+  const CountedMemory memory;
+  load_checkpoint_in_model(
+      *net, checkpoint_, {.device_map = {{"", "meta"}}, .map_weights = false});
+  EXPECT_EQ(memory.peak(), 0);
+  EXPECT_TRUE(net->large->weight.is_meta());
+}
+
+// More than the buffer holds is compared with its checksums before the first
+// value is replaced.
+TEST_F(LoadCheckpoint, LeavesALargeModelAsItWasIfATensorIsDamaged) {
+  const torch::NoGradGuard no_grad;
+  Layers saved(8);
+  const fs::path checkpoint = directory_.path() / "state";
+  {
+    Accelerator accelerator({.project_dir = directory_.path()});
+    auto model = accelerator.prepare(saved);
+    accelerator.save_state(checkpoint);
+  }
+  std::fstream(
+      checkpoint / "model.safetensors",
+      std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(-1, std::ios::end)
+      .put('x');
+  Layers net(8);
+  const torch::Tensor first = net->layers.front()->weight.clone();
+  const torch::Tensor large = net->large->weight.clone();
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    expect_error<CheckpointError>(
+        [&] { load_checkpoint_in_model(*net, checkpoint, {.dtype = dtype}); },
+        "the contents of model.safetensors have changed");
+    EXPECT_TRUE(net->layers.front()->weight.equal(first));
+    EXPECT_TRUE(net->large->weight.equal(large));
+  }
+}
+
+// A rank without memory tells those that would wait for it.
+TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfOneHasNoMemory) {
+  const auto layers = [] { return Layers(1); };
+  save_model(*layers(), checkpoint_);
+  for (const bool on_meta : {false, true}) {
+    SCOPED_TRACE(on_meta);
+    run_on_ranks(3, [&](const WorldOptions& options) {
+      World world(options);
+      Layers net = on_meta ? init_empty_weights(layers) : layers();
+      const bool fails = world.rank() == 1;
+      const CountedMemory memory(
+          fails ? std::optional<std::int64_t>(kMiB) : std::nullopt);
+      try {
+        load_checkpoint_in_model(
+            *net,
+            checkpoint_,
+            {.dtype = torch::kDouble,
+             .broadcast_from_rank0 = true,
+             .group = world.group()});
+        ADD_FAILURE() << "rank " << world.rank() << " has loaded it";
+      } catch (const std::exception& error) {
+        const std::string text = error.what();
+        EXPECT_EQ(text.find("since rank 1") == std::string::npos, fails)
+            << text;
+      }
+      EXPECT_EQ(memory.has_refused(), fails);
+      EXPECT_EQ(net->large->weight.is_meta(), on_meta);
+      EXPECT_EQ(net->large->weight.scalar_type(), torch::kFloat);
+    });
   }
 }
 

@@ -111,10 +111,7 @@ at::Tensor FileMapping::tensor(
         offset));
   }
   return at::from_blob(
-      data_ + offset,
-      shape,
-      [keep = shared_from_this()](void*) {},
-      options);
+      data_ + offset, shape, [keep = shared_from_this()](void*) {}, options);
 }
 
 }  // namespace accelerate::detail

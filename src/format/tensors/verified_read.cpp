@@ -4,9 +4,12 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "base/jobs.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -67,6 +70,33 @@ void verify_range(
     RangeReader reader;
     read_and_verify(chunk_range(file, chunk), reader);
   }
+}
+
+void verify_checksums(const std::vector<const StoredTensor*>& tensors) {
+  std::set<std::pair<const InputFile*, std::uint64_t>> chunks;
+  for (const StoredTensor* tensor : tensors) {
+    for (const StoredBox& box : tensor->boxes) {
+      const InputFile& file = *box.file;
+      if (file.record() == nullptr) continue;
+      const std::uint64_t size =
+          safetensors::bytes_of(tensor->dtype, box.box.size).value_or(0);
+      // The first chunk has the header.
+      if (!file.is_verified(0)) chunks.emplace(&file, 0);
+      for (std::uint64_t chunk = box.offset / kChunkBytes;
+           chunk * kChunkBytes < box.offset + size;
+           ++chunk) {
+        if (!file.is_verified(chunk)) chunks.emplace(&file, chunk);
+      }
+    }
+  }
+  const std::vector<std::pair<const InputFile*, std::uint64_t>> all(
+      chunks.begin(), chunks.end());
+  const std::size_t num_threads = num_reading_threads(all.size());
+  std::vector<RangeReader> readers(num_threads);
+  run_jobs(all.size(), num_threads, [&](std::size_t thread, std::size_t i) {
+    const auto& [file, chunk] = all[i];
+    read_and_verify(chunk_range(*file, chunk), readers[thread]);
+  });
 }
 
 }  // namespace accelerate::detail

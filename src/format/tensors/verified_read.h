@@ -2,11 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <accelerate/error.h>
 
 #include "format/tensors/input_file.h"
 #include "format/tensors/range_reader.h"
+#include "format/tensors/stored_tensors.h"
 
 namespace accelerate::detail {
 
@@ -35,5 +37,9 @@ void verify_range(
     const InputFile& file,
     std::uint64_t begin,
     std::uint64_t end);
+
+/// Hashes what holds these tensors, in the files that have a record, unless that
+/// was done before. Throws DamagedCheckpoint.
+void verify_checksums(const std::vector<const StoredTensor*>& tensors);
 
 }  // namespace accelerate::detail
