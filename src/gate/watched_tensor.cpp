@@ -135,11 +135,15 @@ std::size_t num_places_of(const at::Tensor& tensor) {
   return most;
 }
 
+bool is_offloaded(const at::Tensor& tensor) {
+  GateKeeper* const keeper = keeper_of(tensor);
+  return keeper != nullptr && keeper->as_offload_keeper() != nullptr;
+}
+
 bool is_offloaded_or_coded(const at::Tensor& tensor) {
   GateKeeper* const keeper = keeper_of(tensor);
-  return keeper != nullptr &&
-      (keeper->as_offload_keeper() != nullptr ||
-       keeper->as_coded_keeper() != nullptr);
+  return is_offloaded(tensor) ||
+      (keeper != nullptr && keeper->as_coded_keeper() != nullptr);
 }
 
 GateKeeper* keeper_of(const at::Tensor& tensor) {

@@ -38,8 +38,10 @@ bool is_watched(const at::Tensor& tensor);
 /// The most places of a keeper or watch of the tensor (GateKeeper::num_places).
 std::size_t num_places_of(const at::Tensor& tensor);
 
-/// Whether the tensor's memory is kept somewhere else while no operator uses it,
-/// or as codes: it cannot be written to, and has no values to send.
+/// Whether the tensor's memory is kept somewhere else while no operator uses it.
+bool is_offloaded(const at::Tensor& tensor);
+
+/// Whether it is offloaded or kept as codes: it cannot be written to, and has no values to send.
 bool is_offloaded_or_coded(const at::Tensor& tensor);
 
 /// The keeper of the tensor's memory; null if it has none.

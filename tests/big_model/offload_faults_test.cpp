@@ -7,13 +7,18 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <torch/torch.h>
 
@@ -40,6 +45,45 @@ using testing::make_unsynced_disk;
 using testing::RecordedDisk;
 using testing::TemporaryDirectory;
 using torch::Tensor;
+
+/// While it lives, changes a file before the next read of any file.
+class ChangeBeforeRead {
+ public:
+  explicit ChangeBeforeRead(std::function<void()> change) {
+    const std::lock_guard lock(mutex());
+    waiting() = std::move(change);
+  }
+  ChangeBeforeRead(const ChangeBeforeRead&) = delete;
+  ChangeBeforeRead& operator=(const ChangeBeforeRead&) = delete;
+  ~ChangeBeforeRead() {
+    const std::lock_guard lock(mutex());
+    waiting() = nullptr;
+  }
+
+  [[nodiscard]] static bool has_come() {
+    const std::lock_guard lock(mutex());
+    return waiting() == nullptr;
+  }
+  /// Called by the program's pread().
+  static void before_read() {
+    std::function<void()> change;
+    {
+      const std::lock_guard lock(mutex());
+      change = std::exchange(waiting(), nullptr);
+    }
+    if (change) change();
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::function<void()>& waiting() {
+    static std::function<void()> change;
+    return change;
+  }
+};
 
 // Weights by their names. From one fill to the next "a" changes, "b" gets
 // another shape, "c" stays, and "d/e" is new.
@@ -279,6 +323,36 @@ TEST_F(RunningModel, SaysThatItsCheckpointWasChanged) {
   }
 }
 
+// The change comes after the fetch has looked at the file, and before it reads.
+TEST_F(RunningModel, SaysThatAFileWasChangedWhileItIsRead) {
+  // Small enough to be read, not mapped.
+  nn::Sequential model(nn::Linear(8, 8));
+  const Tensor wanted = model->forward(x_);
+  const auto refuse = [&](const fs::path& file, const auto& forward) {
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(forward().equal(wanted));
+    const ChangeBeforeRead change([&] { scribble(file); });
+    expect_error<CheckpointError>([&] { static_cast<void>(forward()); }, "");
+    EXPECT_TRUE(change.has_come());
+  };
+  save_model(*model, directory_ / "model");
+  {
+    auto big = load_checkpoint_and_dispatch(
+        init_empty_weights([] { return nn::Sequential(nn::Linear(8, 8)); }),
+        directory_ / "model",
+        {.device_map = DeviceMap{{"", "disk"}},
+         .prefetch_memory = ByteSize(1)});
+    refuse(checkpoint(), [&] {
+      big.dispatch().offload();
+      return big.module()->forward(x_);
+    });
+  }
+  auto big = disk_offload(model, folder(), {.prefetch_memory = ByteSize(1)});
+  refuse(folder() / "0.weight.dat", [&] {
+    big.dispatch().offload();
+    return big.module()->forward(x_);
+  });
+}
+
 // Weights are pages of the file while operators use them, and the file is
 // truncated or written over by another program.
 TEST_F(RunningModel, GoesOnWithWhatItHasIfItsMappedFileIsTruncated) {
@@ -459,3 +533,9 @@ TEST_F(RunningModel, OpensMoreFilesThanTheSoftLimit) {
 }
 
 }  // namespace accelerate::offload_faults_test
+
+// The library's reads of files come here.
+extern "C" ssize_t pread(int file, void* out, std::size_t size, off_t offset) {
+  accelerate::offload_faults_test::ChangeBeforeRead::before_read();
+  return ::syscall(SYS_pread64, file, out, size, offset);
+}

@@ -50,7 +50,8 @@ OffloadedUse::~OffloadedUse() {
 
 namespace {
 
-bool is_offloaded(const at::Tensor& tensor) {
+// Whether a weight is offloaded now, itself or as codes.
+bool is_away(const at::Tensor& tensor) {
   if (offloaded_unit(tensor).keeper != nullptr) return true;
   const CodedUnit codes = coded_unit(tensor);
   if (codes.keeper == nullptr) return false;
@@ -124,7 +125,7 @@ bool verify_device_map(const torch::nn::Module& module) {
 
 bool has_offloaded_params(const torch::nn::Module& module) {
   for (const auto& [name, tensor] : named_module_tensors(module)) {
-    if (detail::is_offloaded(tensor)) return true;
+    if (detail::is_away(tensor)) return true;
   }
   return false;
 }

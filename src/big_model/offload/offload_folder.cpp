@@ -39,16 +39,11 @@ void for_each_chunk(const TensorBytes& bytes, Use&& use) {
   }
 }
 
-std::uint64_t hash_of(Bytes bytes) {
-  return checksum_of(std::string_view(
-      reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-}
-
 FileRecord record_of_bytes(const TensorBytes& bytes) {
   FileRecord record;
   record.num_bytes = bytes.num_bytes;
   for_each_chunk(bytes, [&](std::uint64_t, Bytes chunk) {
-    record.checksums.push_back(hash_of(chunk));
+    record.checksums.push_back(checksum_of(chunk));
   });
   return record;
 }
@@ -258,7 +253,7 @@ void OffloadFolderWriter::stage(
   const auto output = disk_->create(file);
   staged_.emplace_back(name, file);
   for_each_chunk(bytes, [&](std::uint64_t begin, Bytes chunk) {
-    record.checksums.push_back(hash_of(chunk));
+    record.checksums.push_back(checksum_of(chunk));
     output->write_at(begin, chunk);
   });
   output->finish();

@@ -13,6 +13,7 @@
 
 #include "base/text.h"
 #include "big_model/model/module_tensor.h"
+#include "gate/first_of.h"
 
 namespace accelerate::detail {
 
@@ -34,16 +35,12 @@ c10::ArrayRef<c10::IValue> as_list(std::span<const c10::IValue> values) {
   return c10::ArrayRef<c10::IValue>(values.data(), values.size());
 }
 
-// The first of the keeper's tensors, which may be in lists.
-std::optional<std::size_t> first_of(
+std::optional<std::size_t> first_tensor_of(
     c10::ArrayRef<c10::IValue> values,
     const GateKeeper& keeper) {
-  for (const c10::IValue& value : values) {
-    const auto found = value.isList() ? first_of(value.toListRef(), keeper)
-                                      : GatedTensor::unit_of(value, keeper);
-    if (found) return found;
-  }
-  return std::nullopt;
+  return first_of(values, [&](const c10::IValue& value) {
+    return GatedTensor::unit_of(value, keeper);
+  });
 }
 
 void use_on_current_stream(const at::Tensor& tensor) {
@@ -163,7 +160,7 @@ void TierKeeper::call(GatedCall& call) {
   } const unpin_afterwards{*this};
   require_no_write(call);
   if (options_.moves_inputs) {
-    if (const auto tensor = first_of(as_list(call.arguments()), *this))
+    if (const auto tensor = first_tensor_of(as_list(call.arguments()), *this))
       call.move_to(weights_.tensors[*tensor].device);
   }
   call.run();
@@ -175,7 +172,7 @@ void TierKeeper::require_no_write(GatedCall& call) const {
   for (std::size_t i = 0; i < schema.size(); ++i) {
     const auto* const alias = schema[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
-    if (!first_of(arguments[i], *this)) continue;
+    if (!first_tensor_of(arguments[i], *this)) continue;
     throw Error(format(
         "[big_model] {} would change an offloaded weight, whose change would "
         "be "

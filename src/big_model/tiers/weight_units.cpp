@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
-#include <string_view>
+#include <set>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -15,7 +15,6 @@
 
 #include "base/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
-#include "format/checkpoint/checksums.h"
 
 namespace accelerate::detail {
 
@@ -95,15 +94,25 @@ at::Tensor map_value(const MappableBox& place, const OffloadedTensor& tensor) {
 }
 
 // A file with checksums that has another version is compared with them once
-// more, when it is read.
-void verify_again_if_changed(const InputFile& file) {
-  if (file.record() != nullptr && file.has_changed()) file.accept_changes();
+// more, when it is read. Returns whether it has one.
+bool verify_again_if_changed(const InputFile& file) {
+  const bool has_changed = file.record() != nullptr && file.has_changed();
+  if (has_changed) file.accept_changes();
+  return has_changed;
 }
 
-std::uint64_t checksum_of_value(const at::Tensor& value) {
-  const auto bytes = bytes_of(value);
-  return checksum_of(std::string_view(
-      reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+// What was read of a file with checksums that changed meanwhile is read and
+// compared again.
+void read_unchanged(const std::vector<BoxToRead>& boxes) {
+  read_boxes(boxes);
+  std::set<const InputFile*> files;
+  for (const BoxToRead& box : boxes)
+    for (const StoredBox& stored : box.tensor->boxes)
+      files.insert(stored.file.get());
+  bool has_changed = false;
+  for (const InputFile* file : files)
+    has_changed = verify_again_if_changed(*file) || has_changed;
+  if (has_changed) read_boxes(boxes);
 }
 
 [[noreturn]] void refuse_changed(const std::string& file) {
@@ -125,7 +134,7 @@ void require_length(const StoredTensor& stored) {
   }
 }
 
-using Versions = std::vector<InputFile::Version>;
+using Versions = FirstContents::Versions;
 
 Versions versions_of(const OffloadedTensor& tensor) {
   Versions versions;
@@ -136,30 +145,23 @@ Versions versions_of(const OffloadedTensor& tensor) {
 }
 
 // Files without checksums: what was read first is what is expected later.
-// `versions` are those from before the value was read, so that a change in
-// between is compared next time.
+// `before`: the files' versions before the value was read.
 void require_first_contents(
     const OffloadedTensor& tensor,
     const at::Tensor& value,
-    Versions versions) {
+    const Versions& before) {
   bool is_compared = false;
-  bool has_changed = false;
+  bool was_written_to = false;
   std::string name;
   for_each_file(tensor, [&](const InputFile& file) {
     is_compared = is_compared || file.record() == nullptr;
-    has_changed = has_changed || file.was_written_to();
+    was_written_to = was_written_to || file.was_written_to();
     name = file.path().string();
   });
   if (!is_compared) return;
-  FirstContents& first = *tensor.source.first;
-  const std::lock_guard lock(first.mutex);
-  if (first.checksum && first.versions == versions) return;
-  const std::uint64_t checksum = checksum_of_value(value);
-  if (first.checksum ? checksum != *first.checksum : has_changed) {
-    refuse_changed(name);
-  }
-  first.checksum = checksum;
-  first.versions = std::move(versions);
+  const bool is_first = tensor.source.first->matches(
+      value, before, versions_of(tensor), was_written_to);
+  if (!is_first) refuse_changed(name);
 }
 
 // The value of a tensor in a file, as a part of the buffer that is read into.
@@ -259,7 +261,7 @@ std::vector<Versions> place_values(
 // Converts values, and begins to copy those that are needed on a device.
 void finish_values(
     const FetchRequest& request,
-    std::vector<Versions> versions,
+    const std::vector<Versions>& versions,
     FetchedUnit& unit) {
   std::optional<SideStream> side;
   bool uses_buffer = false;
@@ -267,7 +269,7 @@ void finish_values(
     at::Tensor& value = unit.values[i];
     const OffloadedTensor& tensor = *request.tensors[i];
     if (tensor.source.stored != nullptr)
-      require_first_contents(tensor, value, std::move(versions[i]));
+      require_first_contents(tensor, value, versions[i]);
     value = converted(tensor, std::move(value));
     if (value.device() != tensor.device) {
       if (!side) side.emplace(tensor.device);
@@ -311,9 +313,9 @@ std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests) {
   std::vector<std::vector<Versions>> versions;
   for (std::size_t i = 0; i < requests.size(); ++i)
     versions.push_back(place_values(requests[i], units[i], boxes));
-  read_boxes(boxes);
+  read_unchanged(boxes);
   for (std::size_t i = 0; i < requests.size(); ++i)
-    finish_values(requests[i], std::move(versions[i]), units[i]);
+    finish_values(requests[i], versions[i], units[i]);
   return units;
 }
 

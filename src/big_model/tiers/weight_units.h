@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,21 +11,13 @@
 #include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
 
+#include "big_model/tiers/first_contents.h"
 #include "format/tensors/stored_tensors.h"
 
 namespace accelerate::detail {
 
 /// Tensors in host memory begin at multiples of this, as direct reads like them.
 inline constexpr std::uint64_t kWeightAlignment = 4096;
-
-/// What a tensor in files without checksums was when it was first read, to be
-/// compared once a file is another one.
-struct FirstContents {
-  std::mutex mutex;
-  std::optional<std::uint64_t> checksum;
-  /// Versions of the files that hold it, when they were last compared.
-  std::vector<InputFile::Version> versions;
-};
 
 /// Where an offloaded tensor's values are between forwards: in host memory, or
 /// in files.

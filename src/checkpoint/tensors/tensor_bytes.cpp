@@ -78,11 +78,6 @@ void copy_range(
   }
 }
 
-bool is_offloaded(const at::Tensor& tensor) {
-  GateKeeper* const keeper = keeper_of(tensor);
-  return keeper != nullptr && keeper->as_offload_keeper() != nullptr;
-}
-
 }  // namespace
 
 std::optional<Dtype> file_dtype(ScalarType dtype) {

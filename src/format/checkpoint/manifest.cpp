@@ -278,6 +278,10 @@ std::uint64_t checksum_of(std::string_view bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
+std::uint64_t checksum_of(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 std::string manifest_text(const Manifest& manifest) {
   const std::string text = body_of(manifest);
   return format(

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,5 +91,6 @@ Manifest read_manifest(const std::filesystem::path& directory);
 
 /// XXH3 of one chunk.
 std::uint64_t checksum_of(std::string_view bytes);
+std::uint64_t checksum_of(std::span<const std::byte> bytes);
 
 }  // namespace accelerate::detail
