@@ -18,21 +18,30 @@ namespace accelerate::detail {
 
 /// One piece: the wanted bytes, and the blocks that hold them.
 struct DirectReader::Slot {
-  Slot()
-      : memory(::mmap(
-            nullptr,
-            kPieceBytes,
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_ANONYMOUS,
-            -1,
-            0)) {
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-  }
+  Slot() = default;
   Slot(const Slot&) = delete;
   Slot& operator=(const Slot&) = delete;
-  ~Slot() { ::munmap(memory, kPieceBytes); }
+  ~Slot() {
+    if (memory != nullptr) ::munmap(memory, kPieceBytes);
+  }
 
-  void* memory;
+  // Pieces that go to their own places need none.
+  std::byte* own_memory() {
+    if (memory == nullptr) {
+      void* const made = ::mmap(
+          nullptr,
+          kPieceBytes,
+          PROT_READ | PROT_WRITE,
+          MAP_PRIVATE | MAP_ANONYMOUS,
+          -1,
+          0);
+      if (made == MAP_FAILED) throw std::bad_alloc();
+      memory = made;
+    }
+    return static_cast<std::byte*>(memory);
+  }
+
+  void* memory = nullptr;
   std::byte* target = nullptr;  // `memory`, or the bytes' own place
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -177,12 +186,12 @@ void DirectReader::lay_out(
   slot.first_block = begin / kAlignment * kAlignment;
   slot.num_bytes =
       (end + kAlignment - 1) / kAlignment * kAlignment - slot.first_block;
-  slot.target = static_cast<std::byte*>(slot.memory);
-  if (!place || begin % kAlignment != 0 || end % kAlignment != 0) return;
-  std::byte* const own = place(begin, slot.num_bytes);
+  std::byte* own = nullptr;
+  if (place && begin % kAlignment == 0 && end % kAlignment == 0)
+    own = place(begin, slot.num_bytes);
   const bool is_aligned =
       reinterpret_cast<std::uintptr_t>(own) % file.memory_alignment == 0;
-  if (own != nullptr && is_aligned) slot.target = own;
+  slot.target = own != nullptr && is_aligned ? own : slot.own_memory();
 }
 
 int DirectReader::read(

@@ -215,5 +215,29 @@ TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheUnlessOthersReadItToo) {
   }
 }
 
+// Short ranges beside long ones are read with them: through the page cache, the
+// kernel would read ahead what nobody wants.
+TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheIfARangeIsShort) {
+  make_cold();
+  const auto file = std::make_shared<const InputFile>(path_);
+  if (file->direct().direct < 0) GTEST_SKIP() << "no direct reads here";
+  if (file->is_cached(kChunkBytes, kSize))
+    GTEST_SKIP() << "the file system keeps its pages";
+  // The last 100 bytes of a chunk, all of the next, and 8 KiB of the third.
+  const std::uint64_t begin = kChunkBytes - 100;
+  const std::uint64_t size = kChunkBytes + 100 + 8192;
+  std::vector<std::byte> out(size);
+  BoxReader reader;
+  for (int i = 0; i < 2; ++i) {
+    const StoredTensor tensor = slice(file, begin, size);
+    std::fill(out.begin(), out.end(), std::byte{0});
+    reader.read({{&tensor, {{0}, {size}}, out}});
+    EXPECT_EQ(std::memcmp(out.data(), bytes_.data() + begin, size), 0);
+    EXPECT_FALSE(file->is_cached(begin, begin + size));
+    EXPECT_FALSE(file->is_cached(begin + size - 8192, begin + size));
+    reader.clear();
+  }
+}
+
 }  // namespace verified_read_test
 }  // namespace accelerate::detail

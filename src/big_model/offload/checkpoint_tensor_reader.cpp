@@ -121,7 +121,7 @@ void CheckpointTensorReader::read(
       boxes.push_back({&stored, std::move(box), bytes_of(values[i])});
     }
     try {
-      read_boxes(boxes);
+      boxes_.read(boxes);
     } catch (const std::exception& failed) {
       if (!group_) throw;
       error = failed.what();

@@ -73,6 +73,7 @@ class CheckpointTensorReader {
 
   std::optional<Group> group_;
   StoredTensors saved_;
+  mutable BoxReader boxes_;
 };
 
 }  // namespace accelerate::detail

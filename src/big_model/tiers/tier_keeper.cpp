@@ -216,7 +216,9 @@ void TierKeeper::wait_for_arrival(std::size_t unit) {
 void TierKeeper::await(std::size_t unit, Lock& lock) {
   Unit& own = units_[unit];
   if (own.is_instant && own.state != State::fetched) {
-    own.fetched = fetch(requests_for({unit})).front();
+    // Nothing is read.
+    BoxReader reader;
+    own.fetched = fetch(requests_for({unit}), reader).front();
     own.state = State::fetched;
     return;
   }
@@ -394,7 +396,7 @@ void TierKeeper::fetch_units(
   try {
     requests = requests_for(units);
     lock.unlock();
-    fetched = fetch(requests);
+    fetched = fetch(requests, reader_);
   } catch (...) {
     failure = std::current_exception();
   }
@@ -485,6 +487,11 @@ void TierKeeper::evict_all() {
   }
   buffers_.clear();
   pinned_buffers_.clear();
+  const bool is_reading =
+      std::any_of(units_.begin(), units_.end(), [](const Unit& unit) {
+        return unit.state == State::fetching;
+      });
+  if (!is_reading) reader_.clear();
 }
 
 void TierKeeper::release_all() {

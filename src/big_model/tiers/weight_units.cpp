@@ -24,9 +24,22 @@ namespace {
 // bytes.
 constexpr std::uint64_t kLeastMapped = std::uint64_t{256} << 10U;
 
+// Where a tensor may begin.
+constexpr std::uint64_t kLeastAlignment = 16;
+
 std::uint64_t aligned(std::uint64_t num_bytes) {
   return (num_bytes + kWeightAlignment - 1) / kWeightAlignment *
       kWeightAlignment;
+}
+
+// How far into a page of its buffer a tensor begins: as far as in its file where
+// that is possible, so that direct reads go to their place.
+std::uint64_t place_in_page(const OffloadedTensor& tensor) {
+  if (tensor.source.stored == nullptr) return 0;
+  const StoredTensor& stored = *tensor.source.stored;
+  if (stored.boxes.size() != 1) return 0;
+  const std::uint64_t place = stored.boxes.front().offset % kWeightAlignment;
+  return place % kLeastAlignment == 0 ? place : 0;
 }
 
 std::uint64_t stored_bytes(const OffloadedTensor& tensor) {
@@ -103,8 +116,8 @@ bool verify_again_if_changed(const InputFile& file) {
 
 // What was read of a file with checksums that changed meanwhile is read and
 // compared again.
-void read_unchanged(const std::vector<BoxToRead>& boxes) {
-  read_boxes(boxes);
+void read_unchanged(const std::vector<BoxToRead>& boxes, BoxReader& reader) {
+  reader.read(boxes);
   std::set<const InputFile*> files;
   for (const BoxToRead& box : boxes)
     for (const StoredBox& stored : box.tensor->boxes)
@@ -112,7 +125,7 @@ void read_unchanged(const std::vector<BoxToRead>& boxes) {
   bool has_changed = false;
   for (const InputFile* file : files)
     has_changed = verify_again_if_changed(*file) || has_changed;
-  if (has_changed) read_boxes(boxes);
+  if (has_changed) reader.read(boxes);
 }
 
 [[noreturn]] void refuse_changed(const std::string& file) {
@@ -242,8 +255,9 @@ std::vector<Versions> place_values(
     const bool is_mapped = value.defined() && tensor->source.stored != nullptr;
     if (is_mapped) unit.mapped_bytes += stored_bytes(*tensor);
     if (!value.defined()) {
+      offset += place_in_page(*tensor);
       value = value_in(request.buffer, offset, *tensor);
-      offset += aligned(stored_bytes(*tensor));
+      offset = aligned(offset + stored_bytes(*tensor));
       const StoredTensor& stored = *tensor->source.stored;
       require_length(stored);
       if (value.numel() > 0) {
@@ -302,18 +316,20 @@ std::uint64_t num_bytes_of(const at::Tensor& tensor) {
 std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors) {
   std::uint64_t sum = 0;
   for (const OffloadedTensor* tensor : tensors)
-    sum += aligned(stored_bytes(*tensor));
+    sum = aligned(sum + place_in_page(*tensor) + stored_bytes(*tensor));
   return sum;
 }
 
-std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests) {
+std::vector<FetchedUnit> fetch(
+    const std::vector<FetchRequest>& requests,
+    BoxReader& reader) {
   const at::NoGradGuard no_grad;
   std::vector<FetchedUnit> units(requests.size());
   std::vector<BoxToRead> boxes;
   std::vector<std::vector<Versions>> versions;
   for (std::size_t i = 0; i < requests.size(); ++i)
     versions.push_back(place_values(requests[i], units[i], boxes));
-  read_unchanged(boxes);
+  read_unchanged(boxes, reader);
   for (std::size_t i = 0; i < requests.size(); ++i)
     finish_values(requests[i], versions[i], units[i]);
   return units;
@@ -324,7 +340,8 @@ at::Tensor fetch_now(const OffloadedTensor& tensor) {
   const auto num_bytes =
       static_cast<std::int64_t>(buffer_bytes(request.tensors));
   if (num_bytes > 0) request.buffer = at::empty({num_bytes}, at::kByte);
-  const FetchedUnit fetched = fetch({request}).front();
+  BoxReader reader;
+  const FetchedUnit fetched = fetch({request}, reader).front();
   if (fetched.arrival) fetched.arrival->synchronize();
   return fetched.values.front();
 }

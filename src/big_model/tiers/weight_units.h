@@ -86,7 +86,9 @@ std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors);
 /// cached. The buffers are in use until the units have arrived. Throws
 /// CheckpointError for files that changed or are damaged, Error if one cannot be
 /// read.
-std::vector<FetchedUnit> fetch(const std::vector<FetchRequest>& requests);
+std::vector<FetchedUnit> fetch(
+    const std::vector<FetchRequest>& requests,
+    BoxReader& reader);
 
 /// The same for one tensor, which has arrived when it returns.
 at::Tensor fetch_now(const OffloadedTensor& tensor);

@@ -14,8 +14,6 @@ constexpr std::uint64_t kBufferedPiece = 256U << 10U;
 // Shorter segments are copied out of a piece: a system call each would cost
 // more.
 constexpr std::uint64_t kLeastOwnRead = 64U << 10U;
-// Shorter ranges are not worth setting up direct reads.
-constexpr std::uint64_t kLeastDirectRange = 512U << 10U;
 
 bool is_long(const FileSegment& segment) {
   return segment.out.size() >= kLeastOwnRead;
@@ -94,7 +92,7 @@ own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
 void RangeReader::read(const FileRange& range, const Visit& visit) {
   if (range.begin >= range.end) return;
   const bool is_direct = !range.keeps_cached &&
-      range.end - range.begin >= kLeastDirectRange &&
+      range.end - range.begin >= kLeastDirectBytes &&
       range.file->direct().direct >= 0 &&
       !range.file->is_cached(range.begin, range.end);
   if (is_direct) {

@@ -34,6 +34,9 @@ struct FileRange {
 /// the file system knows no other way. For one thread.
 class RangeReader {
  public:
+  /// Shorter ranges are not worth setting up direct reads.
+  static constexpr std::uint64_t kLeastDirectBytes = 512U << 10U;
+
   /// Called with all bytes of a range, in order and piece by piece, each while
   /// it is in the processor's cache.
   using Visit = std::function<void(std::span<const std::byte>)>;

@@ -356,16 +356,59 @@ std::vector<ReadJob> read_jobs(Wanted& wanted) {
   return jobs;
 }
 
+// Whether a range goes on where another one ends, and one of them is too short
+// for direct reads.
+bool follows(const ReadJob& before, const ReadJob& after) {
+  const FileRange& a = before.range;
+  const FileRange& b = after.range;
+  const bool is_short = a.end - a.begin < RangeReader::kLeastDirectBytes ||
+      b.end - b.begin < RangeReader::kLeastDirectBytes;
+  return is_short && a.file == b.file && !before.verifies && !after.verifies &&
+      b.begin >= a.end && b.begin - a.end <= kMostGap &&
+      b.end - a.begin <= kChunkBytes + RangeReader::kLeastDirectBytes;
+}
+
+// Ranges that are too short for direct reads become parts of the one before
+// them or after them: a short read through the page cache has the kernel read
+// more than is wanted.
+void merge_short_ranges(std::vector<ReadJob>& jobs) {
+  std::vector<ReadJob> merged;
+  for (ReadJob& job : jobs) {
+    if (!merged.empty() && follows(merged.back(), job)) {
+      FileRange& range = merged.back().range;
+      range.end = job.range.end;
+      range.keeps_cached |= job.range.keeps_cached;
+      range.segments.insert(
+          range.segments.end(),
+          job.range.segments.begin(),
+          job.range.segments.end());
+    } else {
+      merged.push_back(std::move(job));
+    }
+  }
+  jobs = std::move(merged);
+}
+
 }  // namespace
 
+BoxReader::BoxReader() = default;
+BoxReader::~BoxReader() = default;
+void BoxReader::clear() { readers_.clear(); }
+
 void read_boxes(const std::vector<BoxToRead>& boxes) {
+  BoxReader().read(boxes);
+}
+
+void BoxReader::read(const std::vector<BoxToRead>& boxes) {
   Wanted wanted;
   wanted.bytes.reserve(boxes.size());
   for (const BoxToRead& box : boxes) add_box(wanted, box);
-  const std::vector<ReadJob> jobs = read_jobs(wanted);
+  std::vector<ReadJob> jobs = read_jobs(wanted);
+  merge_short_ranges(jobs);
   const std::size_t num_jobs = jobs.size() + wanted.copies.size();
   const std::size_t num_threads = num_reading_threads(num_jobs);
-  std::vector<RangeReader> readers(num_threads);
+  while (readers_.size() < num_threads)
+    readers_.push_back(std::make_unique<RangeReader>());
   run_jobs(num_jobs, num_threads, [&](std::size_t thread, std::size_t i) {
     if (i >= jobs.size()) {
       wanted.copies[i - jobs.size()]();
@@ -373,9 +416,9 @@ void read_boxes(const std::vector<BoxToRead>& boxes) {
     }
     const FileRange& range = jobs[i].range;
     if (jobs[i].verifies) {
-      read_and_verify(range, readers[thread]);
+      read_and_verify(range, *readers_[thread]);
     } else {
-      readers[thread].read(range);
+      readers_[thread]->read(range);
     }
     std::uint64_t num_bytes = 0;
     for (const FileSegment& segment : range.segments)

@@ -75,6 +75,26 @@ struct BoxToRead {
   std::span<std::byte> out;
 };
 
+class RangeReader;
+
+/// Reads boxes, one list after another; what its threads need for that is kept
+/// from one list to the next. For one thread at a time.
+class BoxReader {
+ public:
+  BoxReader();
+  BoxReader(const BoxReader&) = delete;
+  BoxReader& operator=(const BoxReader&) = delete;
+  ~BoxReader();
+
+  /// As read_boxes().
+  void read(const std::vector<BoxToRead>& boxes);
+  /// Frees what it keeps.
+  void clear();
+
+ private:
+  std::vector<std::unique_ptr<RangeReader>> readers_;
+};
+
 /// Reads boxes, however they lie in files: only the bytes that are wanted,
 /// several files and pieces at once, past the page cache where it does not have
 /// them (range_reader.h). Of files that have a record, chunks that
