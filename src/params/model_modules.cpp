@@ -1,7 +1,8 @@
 #include "params/model_modules.h"
 
-#include <unordered_map>
+#include <limits>
 
+#include <c10/util/flat_hash_map.h>
 #include <torch/nn/module.h>
 
 namespace accelerate::detail {
@@ -14,11 +15,11 @@ class ModuleWalk {
     ModuleNode node;
     node.name = name;
     node.class_name = module.name();
-    for (const auto& item : module.named_parameters(/*recurse=*/false))
-      add(node.parameters, item.key(), item.value());
-    for (const auto& item : module.named_buffers(/*recurse=*/false))
-      add(node.buffers, item.key(), item.value());
-    for (const auto& child : module.named_children()) {
+    add(node.parameters, module.named_parameters(/*recurse=*/false));
+    add(node.buffers, module.named_buffers(/*recurse=*/false));
+    const auto children = module.named_children();
+    node.children.reserve(children.size());
+    for (const auto& child : children) {
       if (child.value())
         node.children.push_back(visit(*child.value(), child.key()));
     }
@@ -28,16 +29,19 @@ class ModuleWalk {
  private:
   void add(
       std::vector<ModuleTensor>& tensors,
-      const std::string& name,
-      const at::Tensor& tensor) {
-    if (!tensor.defined()) return;
-    tensors.push_back(
-        {name,
-         std::string(c10::getDtypeNames(tensor.scalar_type()).first),
-         tensor.numel(),
-         static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size(),
-         id_of(tensor),
-         tensor.sizes().vec()});
+      const torch::OrderedDict<std::string, at::Tensor>& named) {
+    tensors.reserve(named.size());
+    for (const auto& item : named) {
+      const at::Tensor& tensor = item.value();
+      if (!tensor.defined()) continue;
+      tensors.push_back(
+          {item.key(),
+           std::string(c10::getDtypeNames(tensor.scalar_type()).first),
+           tensor.numel(),
+           static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size(),
+           id_of(tensor),
+           tensor.sizes().vec()});
+    }
   }
 
   // Tensors that retie_parameters() tied are objects of their own with the same
@@ -46,28 +50,33 @@ class ModuleWalk {
     const void* const memory = tensor.has_storage()
         ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
         : tensor.unsafeGetTensorImpl();
-    const auto [begin, end] = seen_.equal_range(memory);
-    for (auto it = begin; it != end; ++it) {
-      const at::Tensor& other = it->second.tensor;
+    const std::size_t id = seen_.size();
+    const auto [last, is_new] = last_with_.emplace(memory, id);
+    for (std::size_t i = is_new ? kNone : last->second; i != kNone;
+         i = seen_[i].before) {
+      const at::Tensor& other = seen_[i].tensor;
       const bool is_same = other.is_same(tensor) ||
           (tensor.has_storage() &&
            other.storage_offset() == tensor.storage_offset() &&
            other.sizes() == tensor.sizes() &&
            other.strides() == tensor.strides() &&
            other.scalar_type() == tensor.scalar_type());
-      if (is_same) return it->second.id;
+      if (is_same) return i;
     }
-    const std::uint64_t id = seen_.size();
-    seen_.emplace(memory, Seen{tensor, id});
+    seen_.push_back({tensor, is_new ? kNone : last->second});
+    last->second = id;
     return id;
   }
 
+  static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
   struct Seen {
     at::Tensor tensor;
-    std::uint64_t id = 0;
+    /// The one before it with the same memory.
+    std::size_t before = kNone;
   };
 
-  std::unordered_multimap<const void*, Seen> seen_;
+  std::vector<Seen> seen_;
+  ska::flat_hash_map<const void*, std::size_t> last_with_;
 };
 
 }  // namespace

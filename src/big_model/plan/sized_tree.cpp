@@ -41,6 +41,16 @@ class ElementSizes {
   std::unordered_map<std::string, double> special_;
 };
 
+namespace {
+
+std::size_t num_nodes(const ModuleNode& module) {
+  std::size_t count = 1 + module.parameters.size() + module.buffers.size();
+  for (const ModuleNode& child : module.children) count += num_nodes(child);
+  return count;
+}
+
+}  // namespace
+
 class SizedTree::Builder {
  public:
   Builder(
@@ -51,6 +61,12 @@ class SizedTree::Builder {
         sizes_(sizes),
         buffers_only_(sizes.buffers_only),
         no_split_(no_split) {}
+
+  void reserve(std::size_t num_nodes) {
+    tree_.nodes_.reserve(num_nodes);
+    ids_.reserve(num_nodes);
+    seen_parameters_.reserve(num_nodes);
+  }
 
   void add_module(const ModuleNode& module, int parent) {
     const int self = add({SizedNode::Kind::module, parent});
@@ -138,18 +154,29 @@ SizedTree::SizedTree(
     const ModuleSizesOptions& sizes,
     const std::vector<std::string>& no_split_module_classes) {
   Builder builder(*this, sizes, no_split_module_classes);
+  builder.reserve(num_nodes(root));
   builder.add_module(root, -1);
   find_ties(std::move(builder).ids());
 }
 
 void SizedTree::find_ties(const std::vector<std::uint64_t>& ids) {
-  std::unordered_map<std::uint64_t, std::vector<int>> members;
+  std::vector<std::pair<std::uint64_t, int>> members;
+  members.reserve(nodes_.size());
   for (int i = 0; i < size(); ++i) {
     if ((*this)[i].kind == SizedNode::Kind::parameter)
-      members[ids[static_cast<std::size_t>(i)]].push_back(i);
+      members.emplace_back(ids[static_cast<std::size_t>(i)], i);
   }
-  for (auto& [id, group] : members) {
-    if (group.size() > 1) ties_.push_back(std::move(group));
+  std::sort(members.begin(), members.end());
+  for (auto first = members.begin(); first != members.end();) {
+    const auto last = std::find_if(first, members.end(), [&](const auto& each) {
+      return each.first != first->first;
+    });
+    if (last - first > 1) {
+      std::vector<int>& group = ties_.emplace_back();
+      for (auto each = first; each != last; ++each)
+        group.push_back(each->second);
+    }
+    first = last;
   }
   std::sort(ties_.begin(), ties_.end());
   for (std::size_t i = 0; i < ties_.size(); ++i) {
