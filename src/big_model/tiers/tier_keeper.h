@@ -118,7 +118,7 @@ class TierKeeper final : public OffloadKeeper {
   std::map<std::thread::id, std::vector<std::size_t>> pinned_;
   BufferPool buffers_{/*is_pinned=*/false};
   BufferPool pinned_buffers_{/*is_pinned=*/true};
-  /// Of the thread that fetches, while a unit is being fetched.
+  /// Used by the thread that fetches only, while a unit is being fetched.
   BoxReader reader_;
   std::uint64_t bytes_in_memory_ = 0;
   DispatchStats stats_;
