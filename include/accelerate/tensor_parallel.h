@@ -34,8 +34,13 @@ struct Shard {
 /// Where a tensor is that goes into a layer or comes out of it.
 using TensorPlacement = std::variant<Replicate, Shard>;
 
-/// Splits a linear layer over its outputs, or an embedding over its columns;
-/// so each rank computes a slice of the last dimension.
+/// Splits a linear layer over its outputs, an embedding over its columns, or a
+/// convolution over its output channels; so each rank computes a slice of the
+/// last dimension, or of the channels.
+///
+/// Convolutions (Conv1d, Conv2d, Conv3d) must have `groups` 1. Of theirs,
+/// Shard{-1} and Shard{1} both mean the channels, the only dimension that can be
+/// split.
 ///
 /// A MultiheadAttention keeps slices of its projections of queries, keys and
 /// values, whose results are gathered, since its code needs all heads: give
@@ -61,9 +66,11 @@ struct ColwiseParallel {
   bool operator==(const ColwiseParallel&) const = default;
 };
 
-/// Splits a linear layer over its inputs, so that results are summed over the
-/// ranks, and the bias is added once, after the sum; or an embedding over its
-/// rows, the vocabulary.
+/// Splits a linear layer over its inputs, or a convolution over its input
+/// channels, so that results are summed over the ranks, and the bias is added
+/// once, after the sum; or an embedding over its rows, the vocabulary.
+///
+/// Convolutions as with ColwiseParallel.
 ///
 /// An embedding whose weight is also the last layer (a tied product with the
 /// transposed weight) gives logits that `logits_layouts` describes.
@@ -91,9 +98,55 @@ struct SequenceParallel {
   bool operator==(const SequenceParallel&) const = default;
 };
 
+/// Gives a module its input in another layout: gathered (Shard to Replicate),
+/// sliced (Replicate to Shard), or sliced along another dimension. Backward
+/// takes the gradient the opposite way.
+///
+/// A module's call is seen where it reads its weight, so the module must be one
+/// of LibTorch's that read theirs first: Linear, Embedding, a norm, a
+/// convolution; or a Sequential that begins with one. A module that is split as
+/// well (the first layer of a Sequential) must be given, by its own style, what
+/// is desired here. A module that stays whole works on what it is given: on
+/// slices, the gradients of its parameters are summed over the ranks, and it
+/// returns slices. Only Linear, Embedding and LayerNorm, which treat each
+/// position by itself, may be given slices.
+struct PrepareModuleInput {
+  /// What the code before the module gives it.
+  TensorPlacement input_layouts = Replicate{};
+  /// What the module gets.
+  TensorPlacement desired_input_layouts = Replicate{};
+  bool operator==(const PrepareModuleInput&) const = default;
+};
+
+/// Changes the layout of what a module returns, as PrepareModuleInput does that
+/// of its input; of a Sequential, what its last layer returns. `output_layouts`
+/// Shard: the module was given slices, and the gradients of its parameters are
+/// summed.
+struct PrepareModuleOutput {
+  /// What the module returns.
+  TensorPlacement output_layouts = Replicate{};
+  /// What the code after the module gets.
+  TensorPlacement desired_output_layouts = Replicate{};
+  bool operator==(const PrepareModuleOutput&) const = default;
+};
+
+/// PrepareModuleInput and PrepareModuleOutput of one module.
+struct PrepareModuleInputOutput {
+  TensorPlacement input_layouts = Replicate{};
+  TensorPlacement desired_input_layouts = Replicate{};
+  TensorPlacement output_layouts = Replicate{};
+  TensorPlacement desired_output_layouts = Replicate{};
+  bool operator==(const PrepareModuleInputOutput&) const = default;
+};
+
 /// What tensor parallelism does with one module.
-using ParallelStyle =
-    std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel>;
+using ParallelStyle = std::variant<
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    PrepareModuleInputOutput>;
 
 /// Which modules are split, and how: patterns of dotted module names, as
 /// named_modules() gives them, each with a style. In a pattern, `*` and `?`
@@ -140,10 +193,19 @@ struct InferredPlan {
 /// than ranks, or share their weights otherwise than with an embedding, classes
 /// derived from Linear, and all other modules stay whole.
 ///
+/// `sequence_parallel`: norms and dropout work on slices of the sequence where
+/// the structure shows that nothing else sees those: from the norm before the
+/// feed-forward to the norm after it in TransformerEncoderLayer and
+/// TransformerDecoderLayer, and in a Sequential between two pairs of layers. A
+/// rank then keeps a slice of the activations there; messages have up to half as
+/// many bytes again.
+///
 /// The result may be edited before it is given to ParallelOptions. The same on
 /// all ranks for the same model; not collective. The module is only read; it may
 /// be on the meta device. Throws ConfigError for less than one rank.
-[[nodiscard]] ACCELERATE_API InferredPlan
-infer_parallelize_plan(const torch::nn::Module& module, int num_ranks = 1);
+[[nodiscard]] ACCELERATE_API InferredPlan infer_parallelize_plan(
+    const torch::nn::Module& module,
+    int num_ranks = 1,
+    bool sequence_parallel = false);
 
 }  // namespace accelerate

@@ -282,6 +282,32 @@ TEST(InferredPlan, DividesSequencesBetweenPairs) {
   EXPECT_EQ(plan.size(), 5u);  // and layers.0
 }
 
+// From the norm before the feed-forward to the one after it.
+TEST(InferredPlan, DividesSequencesInLayersOfTransformers) {
+  const nn::TransformerEncoderLayer encoder(
+      nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12));
+  EXPECT_EQ(
+      infer_parallelize_plan(*encoder, 2, /*sequence_parallel=*/true).plan,
+      (ParallelizePlan{
+          {"self_attn", kGathered},
+          {"self_attn.out_proj", RowwiseParallel{.input_layouts = Replicate{}}},
+          {"linear1", ColwiseParallel{.input_layouts = Shard{0}}},
+          {"linear2", RowwiseParallel{.output_layouts = Shard{0}}},
+          {"norm1", PrepareModuleInput{Replicate{}, Shard{0}}},
+          {"norm2", PrepareModuleOutput{Shard{0}, Replicate{}}}}));
+  const nn::TransformerDecoderLayer decoder(8, 2);
+  const InferredPlan inferred = infer_parallelize_plan(*decoder, 2, true);
+  EXPECT_EQ(inferred.plan.size(), 8u);
+  const std::string text = inferred.explain();
+  EXPECT_THAT(
+      text, HasSubstr("norm2: PrepareModuleInput, Replicate to Shard(0) ("));
+  EXPECT_THAT(
+      text, HasSubstr("norm3: PrepareModuleOutput, Shard(0) to Replicate ("));
+  EXPECT_THAT(
+      text, HasSubstr("linear2: RowwiseParallel, output_layouts Shard(0) ("));
+  EXPECT_THAT(text, HasSubstr("norm1: whole"));
+}
+
 // Places where something else may see the slices, or where none would be.
 TEST(InferredPlan, LeavesSequencesWholeElsewhere) {
   const auto divides = [](const nn::Module& net) {

@@ -80,6 +80,16 @@ ParallelizePlan sequence_plan() {
            .input_layouts = Shard{1}, .output_layouts = Replicate{}}}};
 }
 
+// The same slices between layers that stay whole.
+ParallelizePlan prepared_plan() {
+  return {
+      {"first", PrepareModuleOutput{Replicate{}, Shard{1}}},
+      {"norm", SequenceParallel{}},
+      {"up", ColwiseParallel{.input_layouts = Shard{1}}},
+      {"down", RowwiseParallel{.output_layouts = Shard{1}}},
+      {"last", PrepareModuleInput{Shard{1}, Replicate{}}}};
+}
+
 double correlation(const Tensor& a, const Tensor& b) {
   const Tensor x = a - a.mean(), y = b - b.mean();
   return ((x * y).mean() / (x.std() * y.std())).item<double>();
@@ -150,6 +160,11 @@ TEST(RegionDropout, IsIndependentBetweenLayersAndTheSameOutside) {
 
 TEST(RegionDropout, IsIndependentOnSlicesOfTheSequence) {
   run_on_processes(2, [] { train_block(sequence_plan(), false); });
+}
+
+TEST(RegionDropout, IsIndependentOnSlicesBetweenPreparedLayers) {
+  run_on_processes(2, [] { train_block(prepared_plan(), false); });
+  run_on_processes(2, [] { train_block(prepared_plan(), true); });
 }
 
 // The gradient of the input tells the masks of the backward: with them, it is

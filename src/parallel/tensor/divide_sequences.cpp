@@ -11,6 +11,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/transformerlayer.h>
 
 #include "modules/module_tree.h"
 #include "parallel/tensor/elementwise.h"
@@ -23,6 +24,8 @@ namespace nn = torch::nn;
 
 // Inputs of linear layers may have any number of dimensions from 2 on.
 const TensorPlacement kSequence = accelerate::Shard{-2};
+// Where the layers of a Transformer have it: sequence x batch x width.
+const TensorPlacement kTransformerSequence = accelerate::Shard{0};
 
 template <class Impl>
 bool is_exactly(const nn::Module& module) {
@@ -57,9 +60,14 @@ class SequenceDivision {
   bool run() {
     for (const auto& [name, module] : modules_) {
       if (module->as<nn::SequentialImpl>() != nullptr) divide(name, *module);
+      if (module->as<nn::TransformerEncoderLayerImpl>() != nullptr)
+        divide_layer(name, "norm1", "norm2");
+      if (module->as<nn::TransformerDecoderLayerImpl>() != nullptr)
+        divide_layer(name, "norm2", "norm3");
     }
     for (const std::string& norm : norms_)
       plan_.emplace_back(norm, SequenceParallel{});
+    plan_.insert(plan_.end(), prepared_.begin(), prepared_.end());
     return has_divided_;
   }
 
@@ -118,12 +126,57 @@ class SequenceDivision {
     }
   }
 
+  template <class Style>
+  Style* linear_of_style(const std::string& name) {
+    const nn::Module* const module = find(name);
+    return module == nullptr ? nullptr : linear_of_style<Style>(name, *module);
+  }
+
+  // `before` and `after` are the norms around the feed-forward. The plan splits
+  // that only where the layer's code is known.
+  void divide_layer(
+      const std::string& layer,
+      const std::string& before,
+      const std::string& after) {
+    auto* const up =
+        linear_of_style<ColwiseParallel>(dotted_name(layer, "linear1"));
+    auto* const down =
+        linear_of_style<RowwiseParallel>(dotted_name(layer, "linear2"));
+    if (up == nullptr || down == nullptr ||
+        up->input_layouts != TensorPlacement(Replicate{}) ||
+        down->output_layouts != TensorPlacement(Replicate{}))
+      return;
+    for (const std::string& norm : {before, after}) {
+      const nn::Module* const module = find(dotted_name(layer, norm));
+      if (module == nullptr || !is_norm_of_last_dim(*module) ||
+          !is_used_once(*module) || module->parameters(false).empty())
+        return;
+    }
+    up->input_layouts = kTransformerSequence;
+    down->output_layouts = kTransformerSequence;
+    prepared_.emplace_back(
+        dotted_name(layer, before),
+        PrepareModuleInput{Replicate{}, kTransformerSequence});
+    prepared_.emplace_back(
+        dotted_name(layer, after),
+        PrepareModuleOutput{kTransformerSequence, Replicate{}});
+    has_divided_ = true;
+  }
+
+  [[nodiscard]] const nn::Module* find(const std::string& wanted) const {
+    for (const auto& [name, module] : modules_) {
+      if (name == wanted) return module;
+    }
+    return nullptr;
+  }
+
   ParallelizePlan& plan_;
   std::vector<std::pair<std::string, const nn::Module*>> modules_;
   std::map<std::string, std::size_t> place_in_plan_;
   std::map<const nn::Module*, int> num_names_;
   std::map<const c10::TensorImpl*, int> num_users_;
   std::vector<std::string> norms_;
+  ParallelizePlan prepared_;
   bool has_divided_ = false;
 };
 

@@ -4,14 +4,20 @@
 
 namespace accelerate::detail {
 
-/// Lets layers between split layers work on slices of the sequence (the last
-/// but one dimension), where the structure shows that nothing else sees the
-/// slices: in a Sequential, norms over the last dimension, dropout and
-/// activations between a RowwiseParallel and a ColwiseParallel layer of `plan`,
-/// which infer_parallelize_plan() made of the module. The sum over the ranks
-/// becomes a reduce-scatter, and an all-gather comes before the next product: as
-/// many bytes, and each rank has a slice of the activations between. Returns
-/// whether there is such a place.
+/// Lets layers between split layers of `plan`, which infer_parallelize_plan()
+/// made of the module, work on slices of the sequence, where the structure shows
+/// that nothing else sees the slices. Returns whether there is such a place:
+///
+/// In a Sequential, norms over the last dimension, dropout and activations
+/// between a RowwiseParallel and a ColwiseParallel layer work on slices of the
+/// last but one dimension. The sum over the ranks becomes a reduce-scatter, and
+/// an all-gather comes before the next product: as many bytes.
+///
+/// In TransformerEncoderLayer and TransformerDecoderLayer, what comes after the
+/// last attention but for its dropout (the norm before the feed-forward, the
+/// residual connection around it, its dropout, the norm after it) works on
+/// slices of the first dimension. Attention reads sizes of its input, so the last
+/// norm gathers it again: an all-gather more than without.
 bool divide_sequences(const torch::nn::Module& module, ParallelizePlan& plan);
 
 }  // namespace accelerate::detail

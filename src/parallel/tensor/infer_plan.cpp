@@ -21,6 +21,7 @@
 
 #include "base/text.h"
 #include "modules/module_tree.h"
+#include "parallel/tensor/divide_sequences.h"
 #include "parallel/tensor/elementwise.h"
 
 namespace accelerate {
@@ -417,53 +418,34 @@ class PlanInference {
   std::map<const c10::TensorImpl*, std::vector<std::size_t>> users_;
 };
 
-std::string placement_text(const TensorPlacement& placement) {
-  const auto* const shard = std::get_if<accelerate::Shard>(&placement);
-  return shard == nullptr ? "Replicate" : format("Shard({})", shard->dim);
-}
-
-std::string style_text(const ParallelStyle& style) {
-  if (const auto* const colwise = std::get_if<ColwiseParallel>(&style)) {
-    return colwise->output_layouts == TensorPlacement(Shard{-1})
-        ? "ColwiseParallel"
-        : format(
-              "ColwiseParallel, output_layouts {}",
-              placement_text(colwise->output_layouts));
+// Brings decisions in line with a plan of which layers were changed.
+void take_styles(InferredPlan& inferred) {
+  for (PlanDecision& decision : inferred.decisions) {
+    for (const auto& [name, style] : inferred.plan) {
+      if (name != decision.module || decision.style == style) continue;
+      decision.style = style;
+      decision.why += decision.why.empty() ? "" : "; ";
+      decision.why += "on slices of the sequence";
+    }
   }
-  if (const auto* const rowwise = std::get_if<RowwiseParallel>(&style)) {
-    return rowwise->input_layouts == TensorPlacement(Shard{-1})
-        ? "RowwiseParallel"
-        : format(
-              "RowwiseParallel, input_layouts {}",
-              placement_text(rowwise->input_layouts));
-  }
-  return "SequenceParallel";
 }
 
 }  // namespace
 
-std::string InferredPlan::explain() const {
-  std::string text;
-  for (const PlanDecision& decision : decisions) {
-    text += format(
-        "{}: {} ({})\n",
-        decision.module.empty() ? "(model)" : decision.module,
-        decision.style ? style_text(*decision.style) : std::string("whole"),
-        decision.why);
-  }
-  return text;
-}
-
 InferredPlan infer_parallelize_plan(
     const torch::nn::Module& module,
-    int num_ranks) {
+    int num_ranks,
+    bool sequence_parallel) {
   if (num_ranks < 1) {
     throw ConfigError(format(
         "[parallel] infer_parallelize_plan() was given {} ranks; give 1 or "
         "more",
         num_ranks));
   }
-  return PlanInference(module, num_ranks).infer();
+  InferredPlan inferred = PlanInference(module, num_ranks).infer();
+  if (sequence_parallel && detail::divide_sequences(module, inferred.plan))
+    take_styles(inferred);
+  return inferred;
 }
 
 }  // namespace accelerate

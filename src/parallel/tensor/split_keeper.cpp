@@ -9,37 +9,24 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <accelerate/error.h>
 
-#include "activations/tape.h"
 #include "base/text.h"
 #include "comm/autograd/linear_product.h"
 #include "comm/autograd/region.h"
 #include "gate/watched_tensor.h"
+#include "parallel/formula.h"
 #include "parallel/random_region.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// Whether autograd's own formulas call an operator, on tensors that a forward
-// saved: they need no collectives, which have formulas of their own. A forward
-// that is recomputed inside of a backward does.
-bool is_in_formula() {
-  return torch::autograd::get_current_node() != nullptr &&
-      !c10::impl::tls_is_dispatch_key_excluded(kRecordingKey);
-}
-
-const accelerate::Shard* slice_in(const TensorPlacement& placement) {
-  return std::get_if<accelerate::Shard>(&placement);
-}
-
-bool is_operator(const GatedCall& call, std::string_view name) {
-  const auto& found = call.operation().operator_name();
-  return found.name == name && found.overload_name.empty();
+// The dimension that a layer with this weight mixes, from the end: the last one,
+// or that of a convolution's channels.
+std::int64_t feature_dim(const WatchedSplit& weight) {
+  return 1 - static_cast<std::int64_t>(weight.global_shape.size());
 }
 
 }  // namespace
@@ -105,17 +92,19 @@ RegionEntrance SplitKeeper::new_entrance(
     const WatchedSplit& weight,
     const at::Tensor& input) const {
   const SplitProduct& how = *weight.split.product;
+  const std::int64_t dim = feature_dim(weight);
   const auto require = [&](std::int64_t columns, std::string_view remedy) {
-    if (input.dim() > 0 && input.size(-1) == columns) return;
+    if (input.dim() >= -dim && input.size(dim) == columns) return;
     throw ConfigError(format(
         "[parallel] layer \"{}\", whose weight {} is split along dimension {} "
-        "over {} ranks, was given an input of shape {}, but its last dimension "
-        "should be {}; {}",
+        "over {} ranks, was given an input of shape {}, but its {} should be "
+        "{}; {}",
         weight.split.module,
         at::IntArrayRef(weight.global_shape),
         *weight.split.dim,
         group_.size(),
         input.sizes(),
+        dim == -1 ? "last dimension" : "number of channels",
         columns,
         remedy));
   };
@@ -130,7 +119,7 @@ RegionEntrance SplitKeeper::new_entrance(
     require(
         weight.global_shape[1],
         "if the input is a slice already, leave input_layouts out");
-    return RegionEntrance::slice(as_autocast_product(input), -1, group_);
+    return RegionEntrance::slice(as_autocast_product(input), dim, group_);
   }
   if (const accelerate::Shard* const slice = slice_in(how.input)) {
     return RegionEntrance::gather(
@@ -183,12 +172,20 @@ at::Tensor SplitKeeper::output_of(
   }
   if (slice_in(how.output) != nullptr) return partial;
   return gather_from_region(
-      partial, -1, group_, GatheredGradient::equal, weight.sizes());
+      partial,
+      feature_dim(weight),
+      group_,
+      GatheredGradient::equal,
+      weight.sizes());
+}
+
+bool SplitKeeper::returns_slice_of(const WatchedSplit& weight) {
+  const SplitProduct& how = *weight.split.product;
+  return !how.is_rowwise && slice_in(how.output) != nullptr;
 }
 
 bool SplitKeeper::is_in_model() const {
-  return is_in_forward() ||
-      (torch::autograd::get_current_node() != nullptr && !is_in_formula());
+  return is_in_forward() || (is_in_backward() && !is_in_formula());
 }
 
 // This rank's share of a product, plus `bias` unless undefined.
@@ -215,22 +212,36 @@ at::Tensor SplitKeeper::multiply_locally(
 
 void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   const WatchedSplit& weight = *product.weight;
-  const SplitProduct& how = *weight.split.product;
   // A local bias belongs to local columns; any other is added once, to the
   // result of all ranks.
-  const bool returns_slice = !how.is_rowwise && slice_in(how.output) != nullptr;
-  at::Tensor bias = product.factors.bias;
-  at::Tensor result =
-      multiply_locally(call, product, returns_slice ? bias : at::Tensor());
-  if (returns_slice) {
+  const at::Tensor& bias = product.factors.bias;
+  at::Tensor result = multiply_locally(
+      call, product, returns_slice_of(weight) ? bias : at::Tensor());
+  add_up(call, weight, std::move(result), bias);
+}
+
+// Makes what a layer returns of this rank's share, and adds the bias where that
+// has not been added.
+void SplitKeeper::add_up(
+    GatedCall& call,
+    const WatchedSplit& weight,
+    at::Tensor result,
+    const at::Tensor& bias) {
+  const SplitProduct& how = *weight.split.product;
+  if (returns_slice_of(weight)) {
     remember(weight, result);
   } else {
     result = output_of(weight, result);
     if (bias.defined()) {
       const WatchedSplit* const watched = find(bias);
-      if (watched != nullptr && watched->split.sums_gradient)
-        bias = copy_to_region(bias, group_);
-      result = result + bias.to(result.scalar_type());
+      at::Tensor term = watched != nullptr && watched->split.sums_gradient
+          ? copy_to_region(bias, group_)
+          : bias;
+      term = term.to(result.scalar_type());
+      // Channels come before the dimensions of a convolution's kernel.
+      for (std::int64_t dim = -1; dim > feature_dim(weight); --dim)
+        term = term.unsqueeze(-1);
+      result = result + term;
     }
   }
   follow_placement(
@@ -240,66 +251,6 @@ void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   } else {
     call.results().front() = std::move(result);
   }
-}
-
-at::Tensor SplitKeeper::look_up_vocabulary(
-    GatedCall& call,
-    const WatchedSplit& table) const {
-  const std::span<c10::IValue> arguments = call.arguments();
-  const at::Tensor& indices = arguments[1].toTensor();
-  const std::int64_t rows = table.global_shape[0];
-  if (indices.is_cpu() && indices.numel() > 0 &&
-      (indices.min().item<std::int64_t>() < 0 ||
-       indices.max().item<std::int64_t>() >= rows)) {
-    throw ConfigError(format(
-        "[parallel] embedding \"{}\" of {} rows was given indices from {} to "
-        "{}; they count from 0 to {}",
-        table.split.module,
-        rows,
-        indices.min().item<std::int64_t>(),
-        indices.max().item<std::int64_t>(),
-        rows - 1));
-  }
-  const auto rank = static_cast<std::size_t>(group_.rank());
-  const std::int64_t begin = table.begins[rank];
-  const std::int64_t end = table.begins[rank + 1];
-  const at::Tensor is_elsewhere =
-      indices.lt(begin).logical_or_(indices.ge(end));
-  const std::int64_t padding = arguments[2].toInt();
-  const at::Tensor found = at::embedding(
-      arguments[0].toTensor(),
-      (indices - begin).masked_fill_(is_elsewhere, 0),
-      padding >= begin && padding < end ? padding - begin : -1,
-      /*scale_grad_by_freq=*/false,
-      arguments[4].toBool());
-  const at::Tensor own = found.masked_fill(is_elsewhere.unsqueeze(-1), 0);
-  const accelerate::Shard* const slice =
-      slice_in(table.split.embedding->output);
-  return slice == nullptr ? reduce_from_region(own, group_)
-                          : reduce_scatter_to_region(own, slice->dim, group_);
-}
-
-// Looks up embeddings in a split table, if the operator does.
-bool SplitKeeper::look_up(GatedCall& call) {
-  if (!is_operator(call, "aten::embedding")) return false;
-  const WatchedSplit* const table = find(call.arguments().front());
-  if (table == nullptr || !table->split.embedding) return false;
-  follow_placement(
-      /*takes_slice=*/false,
-      slice_in(table->split.embedding->output) != nullptr);
-  if (table->split.embedding->is_vocabulary) {
-    call.replace(look_up_vocabulary(call, *table));
-    return true;
-  }
-  call.run();
-  at::Tensor columns = call.results().front().toTensor();
-  if (slice_in(table->split.embedding->output) != nullptr) {
-    remember(*table, columns);
-    return true;
-  }
-  call.results().front() = gather_from_region(
-      columns, -1, group_, GatheredGradient::equal, table->sizes());
-  return true;
 }
 
 // Gathers the weight of a layer that returns full results for code that takes
@@ -324,14 +275,30 @@ bool SplitKeeper::gather_rows(GatedCall& call) const {
   return true;
 }
 
-// Parameters that ranks use on slices of the sequence.
-void SplitKeeper::share_gradients(GatedCall& call) const {
-  if (!at::GradMode::is_enabled()) return;
-  for (c10::IValue& value : call.arguments()) {
-    const WatchedSplit* const watched = find(value);
-    if (watched != nullptr && watched->split.sums_gradient &&
-        value.toTensor().requires_grad())
-      value = copy_to_region(value.toTensor(), group_);
+// Runs an operator on parameters that ranks use on slices of the sequence. A view
+// of one is one, too, and what is made of it sums its gradient.
+void SplitKeeper::run_with_shared_gradients(GatedCall& call) {
+  bool is_view = false;
+  const auto& schema = call.operation().schema().arguments();
+  const std::span<c10::IValue> arguments = call.arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const WatchedSplit* const watched = find(arguments[i]);
+    if (watched == nullptr || !watched->split.sums_gradient ||
+        !at::GradMode::is_enabled() || !arguments[i].toTensor().requires_grad())
+      continue;
+    const c10::AliasInfo* const alias = schema[i].alias_info();
+    if (alias != nullptr && !alias->isWrite()) {
+      is_view = true;
+    } else {
+      arguments[i] = copy_to_region(arguments[i].toTensor(), group_);
+    }
+  }
+  require_slice(call);
+  if (!is_view) return;
+  // It may have been copied, by a reshape or a cast.
+  for (c10::IValue& result : call.results()) {
+    if (result.isTensor() && find(result) == nullptr)
+      result = copy_to_region(result.toTensor(), group_);
   }
 }
 
@@ -350,7 +317,8 @@ void SplitKeeper::require_slice(GatedCall& call) {
       throw ConfigError(format(
           "[parallel] {} takes \"{}\" of shape {}, of which this rank has a "
           "slice of shape {}, and tensor parallelism knows how to do only "
-          "products with its transpose and embeddings on slices; leave module "
+          "products with its transpose, convolutions and embeddings on slices; "
+          "leave module "
           "\"{}\" out of parallelize_plan",
           call.operation().operator_name().name,
           split->split.name,
@@ -365,8 +333,9 @@ void SplitKeeper::remember(
     const WatchedSplit& weight,
     const at::Tensor& output) {
   std::vector<std::int64_t> full = output.sizes().vec();
-  if (full.empty()) return;
-  full.back() =
+  const auto num_features = -feature_dim(weight);
+  if (output.dim() < num_features) return;
+  full[static_cast<std::size_t>(output.dim() - num_features)] =
       weight.global_shape[static_cast<std::size_t>(*weight.split.dim)];
   last_slice_ = format(
       "layer \"{}\" is split over {} ranks, and returned {} where one process "
@@ -378,12 +347,13 @@ void SplitKeeper::remember(
 }
 
 void SplitKeeper::call(GatedCall& call) {
-  if (is_in_formula()) return call.run();
+  if (is_in_formula() || is_full_) return call.run();
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
-  if (look_up(call) || gather_rows(call)) return;
-  share_gradients(call);
-  require_slice(call);
+  if (look_up(call) || convolve(call) || gather_rows(call) ||
+      call_whole_module(call))
+    return;
+  run_with_shared_gradients(call);
 }
 
 }  // namespace accelerate::detail

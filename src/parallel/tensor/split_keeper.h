@@ -54,9 +54,19 @@ class SplitKeeper final : public GateKeeper {
   /// there was none in this forward.
   [[nodiscard]] const std::string& last_slice() const { return last_slice_; }
 
+  /// While the parameters are full (full_parameters()), operators on them are
+  /// those of one process.
+  void set_full(bool is_full) { is_full_ = is_full; }
+
   void call(GatedCall& call) override;
 
  private:
+  /// A call of a module that stays whole.
+  struct WholeCall {
+    const WatchedSplit* weight = nullptr;
+    std::size_t input_at = 0;
+  };
+
   /// A product with a split matrix.
   struct Product {
     const WatchedSplit* weight = nullptr;
@@ -98,18 +108,29 @@ class SplitKeeper final : public GateKeeper {
   [[nodiscard]] at::Tensor output_of(
       const WatchedSplit& weight,
       const at::Tensor& partial) const;
+  [[nodiscard]] static bool returns_slice_of(const WatchedSplit& weight);
+  void add_up(
+      GatedCall& call,
+      const WatchedSplit& weight,
+      at::Tensor result,
+      const at::Tensor& bias);
+  [[nodiscard]] bool convolve(GatedCall& call);
+  [[nodiscard]] std::optional<WholeCall> whole_call_in(GatedCall& call) const;
+  [[nodiscard]] bool call_whole_module(GatedCall& call);
+  void sum_gradients_of_arguments(GatedCall& call) const;
   [[nodiscard]] bool look_up(GatedCall& call);
   [[nodiscard]] at::Tensor look_up_vocabulary(
       GatedCall& call,
       const WatchedSplit& table) const;
   [[nodiscard]] bool gather_rows(GatedCall& call) const;
-  void share_gradients(GatedCall& call) const;
+  void run_with_shared_gradients(GatedCall& call);
   void require_slice(GatedCall& call);
   void remember(const WatchedSplit& weight, const at::Tensor& output);
 
   Group group_;
   std::vector<WatchedSplit> splits_;
   std::atomic<int> num_forwards_{0};
+  bool is_full_ = false;
   std::string last_slice_;
   /// Forwards that are recomputed run on threads of backward.
   std::mutex last_input_mutex_;

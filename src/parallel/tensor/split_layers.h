@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +19,14 @@ class Module;
 
 namespace accelerate::detail {
 
-/// How a matrix is multiplied by if the ranks have slices of it.
+/// The slice that a placement is; null if every rank has the full tensor.
+inline const accelerate::Shard* slice_in(const TensorPlacement& placement) {
+  return std::get_if<accelerate::Shard>(&placement);
+}
+
+/// How a matrix is multiplied by, or a convolution computed, if the ranks have
+/// slices of the weight. Slices of a convolution's input and output are of
+/// channels.
 struct SplitProduct {
   /// Split over inputs: products are summed; else over outputs.
   bool is_rowwise = false;
@@ -35,6 +43,32 @@ struct SplitEmbedding {
   bool operator==(const SplitEmbedding&) const = default;
 };
 
+/// Two layouts of one tensor, before and after.
+struct LayoutChange {
+  TensorPlacement from = Replicate{};
+  TensorPlacement to = Replicate{};
+  bool operator==(const LayoutChange&) const = default;
+};
+
+/// Which operators a module that stays whole calls with its weight.
+enum class WholeModuleKind { product, embedding, norm, convolution };
+
+/// How a module that stays whole is called: with its input and its result in
+/// other layouts than the code around it has them in.
+struct PreparedModule {
+  WholeModuleKind kind = WholeModuleKind::product;
+  LayoutChange input = {};
+  LayoutChange output = {};
+  /// Trailing dimensions of the input that the module mixes, so that they
+  /// cannot be sliced.
+  std::int64_t num_mixed_dims = 0;
+  bool operator==(const PreparedModule&) const = default;
+
+  [[nodiscard]] bool works_on_slices() const {
+    return slice_in(input.to) != nullptr;
+  }
+};
+
 /// What tensor parallelism does with one parameter.
 struct SplitParameter {
   std::string name;    ///< of the row in the table
@@ -48,13 +82,16 @@ struct SplitParameter {
   std::vector<std::int64_t> projections = {};
   std::optional<SplitProduct> product = std::nullopt;
   std::optional<SplitEmbedding> embedding = std::nullopt;
+  /// Set for a module that stays whole. Says what happens to the gradient where an
+  /// operator takes the weight; `sums_gradient` where one takes only the bias.
+  std::optional<PreparedModule> prepared = std::nullopt;
   /// Ranks use it on slices of the sequence, so each has a summand of its
   /// gradient.
   bool sums_gradient = false;
 
   /// Whether operators on it are done otherwise.
   [[nodiscard]] bool is_watched() const {
-    return product || embedding || sums_gradient;
+    return product || embedding || prepared || sums_gradient;
   }
 };
 
@@ -69,8 +106,9 @@ std::vector<std::vector<IndexRange>> rows_by_head(
     int num_ranks);
 
 /// What `plan`, and layers that say so themselves (ParallelLayer), mean for the
-/// parameters of `module`; parameters that are left alone are left out. Throws one ConfigError with everything that is wrong
-/// with the plan for `num_ranks` ranks.
+/// parameters of `module`; parameters that are left alone are left out. Throws
+/// one ConfigError with everything that is wrong with the plan for `num_ranks`
+/// ranks.
 std::vector<SplitParameter> plan_splits(
     const torch::nn::Module& module,
     const ParameterTable& table,

@@ -163,9 +163,10 @@ class TensorParallel final : public Strategy {
           LogLevel::warning,
           "parallel",
           "sequence_parallelism is set, but between the split layers of a "
-          "model there are none that could work on slices of a sequence: no "
-          "Sequential has only norms, dropout and activations between a "
-          "RowwiseParallel and a ColwiseParallel layer; give the model a "
+          "model there are none that could work on slices of a sequence: it "
+          "has no layers of torch::nn::Transformer, and no Sequential has only "
+          "norms, dropout and activations between a RowwiseParallel and a "
+          "ColwiseParallel layer; give the model a "
           "parallelize_plan with SequenceParallel layers");
     }
     return std::move(inferred.plan);
@@ -246,7 +247,15 @@ class TensorParallel final : public Strategy {
   std::shared_ptr<SplitKeeper> keeper_;
   SlicedParameters slices_;
   /// The open full_parameters() scope.
-  FullScope full_{[this] { slices_.open(); }, [this] { slices_.close(); }};
+  FullScope full_{
+      [this] {
+        slices_.open();
+        keeper_->set_full(true);
+      },
+      [this] {
+        keeper_->set_full(false);
+        slices_.close();
+      }};
 };
 
 }  // namespace

@@ -1,0 +1,391 @@
+#include "parallel/tensor/split_planner.h"
+
+#include <algorithm>
+#include <variant>
+
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <accelerate/error.h>
+
+#include "base/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+bool is_replicated(const TensorPlacement& placement) {
+  return std::holds_alternative<accelerate::Replicate>(placement);
+}
+
+template <class Layer>
+bool has_groups(const torch::nn::Module& module) {
+  const auto* const layer = module.as<Layer>();
+  return layer != nullptr && layer->options.groups() != 1;
+}
+
+constexpr std::string_view kChannelsOnly =
+    "is a convolution, of which only channels are split; give Shard{-1} or "
+    "Replicate{}";
+
+}  // namespace
+
+void SplitPlanner::add(
+    const std::string& name,
+    const torch::nn::Module& module,
+    const ParallelStyle& style) {
+  if (const auto* const input = std::get_if<PrepareModuleInput>(&style)) {
+    prepare(
+        name,
+        module,
+        LayoutChange{input->input_layouts, input->desired_input_layouts},
+        std::nullopt);
+  } else if (
+      const auto* const output = std::get_if<PrepareModuleOutput>(&style)) {
+    prepare(
+        name,
+        module,
+        std::nullopt,
+        LayoutChange{output->output_layouts, output->desired_output_layouts});
+  } else if (
+      const auto* const both = std::get_if<PrepareModuleInputOutput>(&style)) {
+    prepare(
+        name,
+        module,
+        LayoutChange{both->input_layouts, both->desired_input_layouts},
+        LayoutChange{both->output_layouts, both->desired_output_layouts});
+  } else {
+    styled_.push_back({name, &module, style});
+  }
+}
+
+void SplitPlanner::apply_style(const StyledModule& each) {
+  name_ = each.name;
+  module_ = each.module;
+  num_weight_dims_ = 2;
+  const std::size_t before = num_parameters_ + complaints_.size();
+  std::visit([this](const auto& style) { apply(style); }, each.style);
+  if (num_parameters_ + complaints_.size() == before) {
+    complain(
+        "has no weight to split; match a linear layer, an embedding, a "
+        "convolution or a norm, or leave it out of the plan");
+  }
+}
+
+void SplitPlanner::complain(std::string_view what) {
+  complaints_.push_back(format("[parallel] \"{}\" {}", name_, what));
+}
+
+std::vector<SplitParameter> SplitPlanner::finish() {
+  std::vector<Preparation> separate;
+  for (const Preparation& each : preparations_) {
+    if (!merge(each)) separate.push_back(each);
+  }
+  for (const StyledModule& each : styled_) apply_style(each);
+  for (const Preparation& each : separate) apply_preparation(each);
+  if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
+  std::vector<SplitParameter> splits;
+  for (const auto& each : splits_) {
+    // A layer that shares the table may have a style of its own.
+    const auto tied =
+        std::find_if(tied_.begin(), tied_.end(), [&](const auto& embedding) {
+          return embedding.first == each->name;
+        });
+    if (tied != tied_.end() && !each->product) each->product = tied->second;
+    splits.push_back(*each);
+  }
+  return splits;
+}
+
+void SplitPlanner::complain_of_pattern(
+    const std::string& pattern,
+    const std::vector<std::string>& names) {
+  const std::optional<std::string> near = nearest(pattern, names);
+  complaints_.push_back(format(
+      "[parallel] the pattern \"{}\" of parallelize_plan matches no "
+      "module{}; the model has {}",
+      pattern,
+      near ? format(" (is \"{}\" meant?)", *near) : std::string(),
+      names.empty() ? std::string("no modules") : join(names, ", ")));
+}
+
+void SplitPlanner::find_convolution() {
+  namespace nn = torch::nn;
+  const nn::Module& module = *module_;
+  if (module.as<nn::Conv1dImpl>() != nullptr) num_weight_dims_ = 3;
+  if (module.as<nn::Conv2dImpl>() != nullptr) num_weight_dims_ = 4;
+  if (module.as<nn::Conv3dImpl>() != nullptr) num_weight_dims_ = 5;
+  if (has_groups<nn::Conv1dImpl>(module) ||
+      has_groups<nn::Conv2dImpl>(module) ||
+      has_groups<nn::Conv3dImpl>(module)) {
+    complain(
+        "is a convolution with groups, whose channels tensor parallelism does "
+        "not split; leave it out of the plan");
+  }
+}
+
+bool SplitPlanner::is_features(const TensorPlacement& placement) const {
+  const accelerate::Shard* const slice = slice_in(placement);
+  return slice != nullptr && slice->dim == 1 - num_weight_dims_;
+}
+
+TensorPlacement SplitPlanner::features_in(
+    const TensorPlacement& placement) const {
+  const accelerate::Shard* const slice = slice_in(placement);
+  if (!is_convolution() || slice == nullptr) return placement;
+  if (slice->dim != 1 && slice->dim != -1) return placement;
+  // Channels come before the dimensions of the kernel.
+  return accelerate::Shard{static_cast<int>(1 - num_weight_dims_)};
+}
+
+void SplitPlanner::apply_colwise_embedding(const ColwiseParallel& style) {
+  require_usual_embedding();
+  SplitParameter* const weight = take("weight", 1);
+  if (weight == nullptr) return;
+  tied_.emplace_back(
+      weight->name,
+      SplitProduct{true, accelerate::Replicate{}, accelerate::Replicate{}});
+  assign(
+      *weight, weight->embedding, SplitEmbedding{false, style.output_layouts});
+}
+
+void SplitPlanner::apply_rowwise_embedding(const RowwiseParallel& style) {
+  require_usual_embedding();
+  SplitParameter* const weight = take("weight", 0);
+  if (weight == nullptr) return;
+  tied_.emplace_back(
+      weight->name,
+      SplitProduct{false, accelerate::Replicate{}, style.logits_layouts});
+  assign(
+      *weight, weight->embedding, SplitEmbedding{true, style.output_layouts});
+}
+
+void SplitPlanner::apply(const ColwiseParallel& style) {
+  find_convolution();
+  const TensorPlacement output = features_in(style.output_layouts);
+  if (!is_replicated(output) && !is_features(output)) {
+    return complain(
+        is_convolution()
+            ? kChannelsOnly
+            : "is ColwiseParallel with output_layouts of another dimension "
+              "than the last; give Shard{-1} or Replicate{}");
+  }
+  if (module_->as<torch::nn::EmbeddingImpl>() != nullptr)
+    return apply_colwise_embedding(style);
+  const SplitProduct product{false, features_in(style.input_layouts), output};
+  if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
+    if (style.num_heads != 0 || !style.projections.empty()) {
+      return complain(
+          "is a MultiheadAttention, which is not divided by heads; leave out "
+          "num_heads and projections");
+    }
+    return split_attention(product);
+  }
+  if (is_convolution()) {
+    if (style.num_heads != 0 || !style.projections.empty())
+      return complain("is a convolution; leave out num_heads and projections");
+    if (!is_replicated(product.input) && !is_features(product.input))
+      return complain(kChannelsOnly);
+  }
+  if (!style.projections.empty() && style.num_heads == 0)
+    return complain("has projections without num_heads; give both");
+  SplitParameter* const weight = take("weight", 0);
+  if (weight == nullptr) return;
+  assign(*weight, weight->product, product);
+  // Beside gathered results the bias stays whole, and is added to them; they
+  // are complete however rows are divided.
+  if (is_replicated(output)) return;
+  const std::int64_t outputs =
+      table_.find(weight->name)->layout.global_shape.front();
+  if (style.num_heads != 0)
+    require_heads(style.num_heads, style.projections, outputs);
+  SplitParameter* const bias = take("bias", 0);
+  for (SplitParameter* const split : {weight, bias}) {
+    if (split == nullptr) continue;
+    split->num_heads = style.num_heads;
+    split->projections = style.projections;
+  }
+}
+
+void SplitPlanner::apply(const RowwiseParallel& style) {
+  find_convolution();
+  const TensorPlacement input = features_in(style.input_layouts);
+  const TensorPlacement output = features_in(style.output_layouts);
+  if (!is_replicated(input) && !is_features(input)) {
+    return complain(
+        is_convolution()
+            ? kChannelsOnly
+            : "is RowwiseParallel with input_layouts of another dimension than "
+              "the last; give Shard{-1} or Replicate{}");
+  }
+  if (module_->as<torch::nn::EmbeddingImpl>() != nullptr)
+    return apply_rowwise_embedding(style);
+  if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
+    return complain(
+        "is a MultiheadAttention and cannot be RowwiseParallel; give it "
+        "ColwiseParallel with output_layouts Replicate{}, and its out_proj "
+        "RowwiseParallel");
+  }
+  if (is_convolution()) {
+    if (style.num_heads != 0)
+      return complain("is a convolution; leave out num_heads");
+    if (!is_replicated(output) && !is_features(output))
+      return complain(kChannelsOnly);
+  }
+  SplitParameter* const weight = take("weight", 1);
+  if (weight == nullptr) return;
+  if (style.num_heads != 0) {
+    if (is_replicated(input)) {
+      return complain(
+          "has num_heads, but slices its input itself (input_layouts "
+          "Replicate); leave one of them out");
+    }
+    require_heads(
+        style.num_heads,
+        {},
+        table_.find(weight->name)->layout.global_shape.back());
+    weight->num_heads = style.num_heads;
+  }
+  assign(*weight, weight->product, SplitProduct{true, input, output});
+  // The bias is added to a slice of the results: of columns, or of the
+  // sequence.
+  if (is_features(output)) {
+    take("bias", 0);
+  } else if (!is_replicated(output)) {
+    share("bias");
+  }
+}
+
+void SplitPlanner::apply(const SequenceParallel&) {
+  for (const auto& item : module_->named_parameters(/*recurse=*/false))
+    share(item.key());
+}
+
+void SplitPlanner::require_heads(
+    std::int64_t heads,
+    const std::vector<std::int64_t>& projections,
+    std::int64_t size) {
+  if (heads < num_ranks_) {
+    return complain(format(
+        "has {} heads, which cannot be divided over {} ranks; give a number "
+        "of heads that is at least theirs, or leave it out and gather "
+        "results "
+        "(output_layouts Replicate)",
+        heads,
+        num_ranks_));
+  }
+  const std::vector<std::int64_t> parts =
+      projections.empty() ? std::vector<std::int64_t>{size} : projections;
+  std::int64_t sum = 0;
+  for (const std::int64_t part : parts) {
+    sum += part;
+    if (part > 0 && part % heads == 0) continue;
+    complain(format(
+        "has {} indices in a projection, which {} heads do not divide",
+        part,
+        heads));
+  }
+  if (sum == size) return;
+  complain(format(
+      "has projections {}, which add up to {}, but {} outputs",
+      at::IntArrayRef(parts),
+      sum,
+      size));
+}
+
+void SplitPlanner::split_attention(const SplitProduct& product) {
+  if (!is_replicated(product.output)) {
+    return complain(
+        "is a MultiheadAttention, whose code needs all heads; give "
+        "output_layouts Replicate{}");
+  }
+  for (const char* const key :
+       {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}) {
+    SplitParameter* const weight = take(key, 0);
+    if (weight != nullptr) assign(*weight, weight->product, product);
+  }
+}
+
+void SplitPlanner::require_usual_embedding() {
+  const auto& options = module_->as<torch::nn::EmbeddingImpl>()->options;
+  if (options.max_norm() || options.scale_grad_by_freq()) {
+    complain(
+        "is an embedding with max_norm or scale_grad_by_freq, which need the "
+        "full table; leave it out of the plan");
+  }
+}
+
+SplitParameter* SplitPlanner::entry(const std::string& key) {
+  const auto parameters = module_->named_parameters(/*recurse=*/false);
+  const at::Tensor* const tensor = parameters.find(key);
+  const Parameter* const row =
+      tensor == nullptr || !tensor->defined() ? nullptr : table_.find(*tensor);
+  if (row == nullptr) return nullptr;
+  ++num_parameters_;
+  for (const auto& each : splits_) {
+    if (each->name == row->name) return each.get();
+  }
+  splits_.push_back(std::make_unique<SplitParameter>(
+      SplitParameter{.name = row->name, .module = name_}));
+  return splits_.back().get();
+}
+
+SplitParameter* SplitPlanner::take(const std::string& key, std::int64_t dim) {
+  SplitParameter* const split = entry(key);
+  if (split == nullptr) return nullptr;
+  const at::IntArrayRef shape = table_.find(split->name)->layout.global_shape;
+  const auto num_dims = static_cast<std::int64_t>(shape.size());
+  if (num_dims <= dim || num_dims > num_weight_dims_) {
+    complain(format(
+        "has a {} of shape {}; only linear layers, embeddings and convolutions "
+        "(not transposed ones) are split",
+        key,
+        shape));
+  } else if (shape[static_cast<std::size_t>(dim)] < num_ranks_) {
+    complain(format(
+        "has a {} of shape {}, which cannot be split along dimension {} over "
+        "{} ranks",
+        key,
+        shape,
+        dim,
+        num_ranks_));
+  } else if (split->sums_gradient || (split->dim && *split->dim != dim)) {
+    complain(format(
+        "splits \"{}\" otherwise than \"{}\", which shares it; give both "
+        "modules styles that split the same dimension",
+        split->name,
+        split->module));
+  }
+  split->dim = dim;
+  return split;
+}
+
+void SplitPlanner::share(const std::string& key) {
+  SplitParameter* const split = entry(key);
+  if (split == nullptr) return;
+  if (split->dim) {
+    complain(format(
+        "leaves \"{}\" whole, which \"{}\" splits; give both the same style",
+        split->name,
+        split->module));
+  }
+  split->sums_gradient = true;
+}
+
+template <class Use>
+void SplitPlanner::assign(
+    const SplitParameter& split,
+    std::optional<Use>& use,
+    const Use& wanted) {
+  if (use && *use != wanted) {
+    complain(format(
+        "uses \"{}\" in another way than \"{}\", which shares it; give both "
+        "the same style",
+        split.name,
+        split.module));
+  }
+  use = wanted;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <accelerate/tensor_parallel.h>
+
+#include "parallel/tensor/split_layers.h"
+#include "params/parameter_table.h"
+
+namespace accelerate::detail {
+
+/// Collects what the styles of modules mean for their parameters.
+class SplitPlanner {
+ public:
+  /// `table` must outlive the planner.
+  SplitPlanner(const ParameterTable& table, int num_ranks)
+      : table_(table), num_ranks_(num_ranks) {}
+
+  void add(
+      const std::string& name,
+      const torch::nn::Module& module,
+      const ParallelStyle& style);
+  void complain_of_pattern(
+      const std::string& pattern,
+      const std::vector<std::string>& names);
+
+  /// Everything that was added. Throws ConfigError with all complaints.
+  std::vector<SplitParameter> finish();
+
+ private:
+  struct StyledModule {
+    std::string name;
+    const torch::nn::Module* module = nullptr;
+    ParallelStyle style;
+  };
+  /// Changes of layout around a module.
+  struct Preparation {
+    std::string name;
+    const torch::nn::Module* module = nullptr;
+    std::optional<LayoutChange> input = std::nullopt;
+    std::optional<LayoutChange> output = std::nullopt;
+  };
+
+  void complain(std::string_view what);
+
+  // Modules that are split, or work on slices that they are given.
+  void apply_style(const StyledModule& each);
+  void apply(const ColwiseParallel& style);
+  void apply(const RowwiseParallel& style);
+  void apply(const SequenceParallel& style);
+  // Preparations are merged with other styles before.
+  void apply(const PrepareModuleInput&) {}
+  void apply(const PrepareModuleOutput&) {}
+  void apply(const PrepareModuleInputOutput&) {}
+  void apply_colwise_embedding(const ColwiseParallel& style);
+  void apply_rowwise_embedding(const RowwiseParallel& style);
+  /// Notes whether the module is a convolution; complains of groups.
+  void find_convolution();
+  [[nodiscard]] bool is_convolution() const { return num_weight_dims_ > 2; }
+  /// Whether a placement divides what the layer mixes: the last dimension, or
+  /// the channels of a convolution.
+  [[nodiscard]] bool is_features(const TensorPlacement& placement) const;
+  /// The placement; for Shard{-1} and Shard{1} of a convolution that of its
+  /// channels, counted from the end.
+  [[nodiscard]] TensorPlacement features_in(
+      const TensorPlacement& placement) const;
+  void require_heads(
+      std::int64_t heads,
+      const std::vector<std::int64_t>& projections,
+      std::int64_t size);
+  void split_attention(const SplitProduct& product);
+  void require_usual_embedding();
+
+  // Modules that stay whole, between changes of layout (prepared_modules.cpp).
+  void prepare(
+      const std::string& name,
+      const torch::nn::Module& module,
+      const std::optional<LayoutChange>& input,
+      const std::optional<LayoutChange>& output);
+  void add_preparation(
+      std::string name,
+      const torch::nn::Module* module,
+      bool is_input,
+      const LayoutChange& change);
+  /// Whether another style of the module takes over the changes.
+  bool merge(const Preparation& each);
+  template <class Style>
+  void merge_into(Style& style, const Preparation& each);
+  void apply_preparation(const Preparation& each);
+
+  /// The entry of the module's parameter `key`; null if there is none.
+  SplitParameter* entry(const std::string& key);
+  /// Splits a parameter along `dim`.
+  SplitParameter* take(const std::string& key, std::int64_t dim);
+  /// Leaves a parameter whole, with a gradient that is summed.
+  void share(const std::string& key);
+
+  template <class Use>
+  void assign(
+      const SplitParameter& split,
+      std::optional<Use>& use,
+      const Use& wanted);
+
+  const ParameterTable& table_;
+  int num_ranks_;
+  /// The module that is looked at.
+  std::string name_;
+  const torch::nn::Module* module_ = nullptr;
+  /// Dimensions that its weight may have: 2, or those of a convolution's.
+  std::int64_t num_weight_dims_ = 2;
+  std::size_t num_parameters_ = 0;
+  std::vector<StyledModule> styled_;
+  std::vector<Preparation> preparations_;
+  std::vector<std::unique_ptr<SplitParameter>> splits_;
+  /// Tables of embeddings, and how one that is also the last layer is
+  /// multiplied by.
+  std::vector<std::pair<std::string, SplitProduct>> tied_;
+  std::vector<std::string> complaints_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,271 @@
+// Modules whose input or result changes its layout under a plan of tensor
+// parallelism: they train as in one process, and say which plans do not fit.
+#include <accelerate/accelerate.h>
+
+#include "split_problem.h"
+
+namespace accelerate {
+namespace prepared_modules_test {
+
+using namespace split_problem;
+
+const TensorPlacement kSequence = Shard{1};
+
+/// Norms and linear layers that stay whole, around a feed-forward; 5 positions
+/// divide neither among 2 nor among 3 ranks.
+struct Net : nn::Module {
+  static constexpr int kSampleDim = 0;
+  Net() {
+    register_module("tokens", tokens);
+    register_module("norm1", norm1);
+    register_module("mlp", mlp);
+    register_module("norm2", norm2);
+    register_module("head", head);
+    fill(*this);
+  }
+  Tensor forward(const Tensor& words) {
+    Tensor x = norm1(tokens(words));
+    x = norm2(x + mlp->forward(x));
+    return head(x);
+  }
+  static Tensor inputs(int step, std::int64_t samples) {
+    return (torch::arange(samples * 5) * 7 + step)
+        .remainder(11)
+        .view({samples, 5});
+  }
+  nn::Embedding tokens{11, 6};
+  nn::LayerNorm norm1{nn::LayerNormOptions({6})};
+  nn::Sequential mlp{nn::Linear(6, 9), nn::GELU(), nn::Linear(9, 6)};
+  nn::LayerNorm norm2{nn::LayerNormOptions({6})};
+  nn::Linear head{6, 4};
+};
+
+TEST(PreparedModules, WorkOnSlicesFromOneNormToAnother) {
+  expect_parity<Net>(
+      {{"norm1", PrepareModuleInput{Replicate{}, kSequence}},
+       {"mlp.0", ColwiseParallel{.input_layouts = kSequence}},
+       {"mlp.2", RowwiseParallel{.output_layouts = kSequence}},
+       {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}});
+}
+
+// The layers of a Sequential take over what it is prepared for.
+TEST(PreparedModules, MayBeSequentials) {
+  expect_parity<Net>(
+      {{"norm1", PrepareModuleInput{Replicate{}, kSequence}},
+       {"mlp",
+        PrepareModuleInputOutput{
+            kSequence, Replicate{}, Replicate{}, kSequence}},
+       {"mlp.0", ColwiseParallel{}},
+       {"mlp.2", RowwiseParallel{}},
+       {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}});
+  // Its layers stay whole.
+  expect_parity<Net>(
+      {{"tokens", PrepareModuleOutput{Replicate{}, kSequence}},
+       {"norm1", SequenceParallel{}},
+       {"mlp",
+        PrepareModuleInputOutput{
+            kSequence, Replicate{}, Replicate{}, kSequence}},
+       {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}});
+}
+
+TEST(PreparedModules, MayBeLinearLayersAndEmbeddings) {
+  // The bias of the head is added after the product is gathered.
+  expect_parity<Net>(
+      {{"tokens", PrepareModuleInput{Replicate{}, kSequence}},
+       {"norm1", SequenceParallel{}},
+       {"mlp.0", SequenceParallel{}},
+       {"mlp.2", SequenceParallel{}},
+       {"norm2", SequenceParallel{}},
+       {"head", PrepareModuleOutput{kSequence, Replicate{}}}});
+}
+
+TEST(PreparedModules, AddBiasesToSlices) {
+  // The bias of mlp.0 is added after the product is sliced, that of mlp.2 after
+  // it is gathered.
+  expect_parity<Net>(
+      {{"mlp.0", PrepareModuleOutput{Replicate{}, kSequence}},
+       {"mlp.2", PrepareModuleOutput{kSequence, Replicate{}}}});
+}
+
+TEST(PreparedModules, GoFromOneDimensionToAnother) {
+  expect_parity<Net>(
+      {{"norm1", PrepareModuleInput{Replicate{}, Shard{0}}},
+       {"mlp.0", ColwiseParallel{.input_layouts = Shard{0}}},
+       {"mlp.2", RowwiseParallel{.output_layouts = Shard{0}}},
+       {"norm2", PrepareModuleOutput{Shard{0}, kSequence}},
+       {"head",
+        PrepareModuleInputOutput{
+            kSequence, Replicate{}, Replicate{}, Replicate{}}}});
+}
+
+/// The bias of a linear layer is added by the product (matrices), and layers
+/// have several dimensions of which none may be divided but the first.
+struct Matrices : nn::Module {
+  static constexpr int kSampleDim = 0;
+  Matrices() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("last", last);
+    fill(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    return last(norm(torch::tanh(first(x)).view({-1, 2, 3})).flatten(1));
+  }
+  static Tensor inputs(int step, std::int64_t samples) {
+    return waves(step, {samples, 5});
+  }
+  nn::Linear first{5, 6};
+  nn::LayerNorm norm{nn::LayerNormOptions({2, 3})};
+  nn::Linear last{6, 3};
+};
+
+TEST(PreparedModules, MayTakeMatrices) {
+  expect_parity<Matrices>(
+      {{"first", PrepareModuleInput{Replicate{}, Shard{0}}},
+       {"norm", SequenceParallel{}},
+       {"last", PrepareModuleOutput{Shard{0}, Replicate{}}}});
+}
+
+/// Layers that mix positions get all of them.
+struct Mixing : nn::Module {
+  static constexpr int kSampleDim = 0;
+  Mixing() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("mix", mix);
+    register_module("last", last);
+    fill(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    return last(mix(norm(torch::tanh(first(x)))));
+  }
+  static Tensor inputs(int step, std::int64_t samples) {
+    return waves(step, {samples, 6, 5});
+  }
+  nn::Linear first{5, 5};
+  nn::GroupNorm norm{nn::GroupNormOptions(2, 6)};
+  nn::Conv1d mix{nn::Conv1dOptions(6, 6, 3).padding(1)};
+  nn::Linear last{5, 3};
+};
+
+TEST(PreparedModules, MayMixWhatTheyGather) {
+  expect_parity<Mixing>(
+      {{"first", PrepareModuleOutput{Replicate{}, kSequence}},
+       {"norm", PrepareModuleInput{kSequence, Replicate{}}},
+       {"mix",
+        PrepareModuleInputOutput{
+            Replicate{}, Replicate{}, Replicate{}, kSequence}},
+       {"last", PrepareModuleOutput{kSequence, Replicate{}}}});
+}
+
+/// LibTorch's encoder and decoder layers; time x batch x width.
+struct Translator : nn::Module {
+  static constexpr int kSampleDim = 1;
+  Translator() {
+    register_module("encoder", encoder);
+    register_module("decoder", decoder);
+    fill(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    return decoder(torch::tanh(x.narrow(0, 0, 3)), encoder(x));
+  }
+  static Tensor inputs(int step, std::int64_t samples) {
+    return waves(step, {5, samples, 6});
+  }
+  static ParallelizePlan plan() {
+    return infer_parallelize_plan(Translator(), 3, true).plan;
+  }
+  nn::TransformerEncoder encoder{
+      nn::TransformerEncoderLayer(
+          nn::TransformerEncoderLayerOptions(6, 2).dim_feedforward(7).dropout(
+              0)),
+      2};
+  nn::TransformerDecoderLayer decoder{
+      nn::TransformerDecoderLayerOptions(6, 2).dim_feedforward(7).dropout(0)};
+};
+
+TEST(PreparedModules, MakeLayersOfTransformersWorkOnSlices) {
+  const ParallelizePlan plan = Translator::plan();
+  const auto is_prepared = [](const auto& each) {
+    return std::holds_alternative<PrepareModuleOutput>(each.second);
+  };
+  EXPECT_EQ(std::count_if(plan.begin(), plan.end(), is_prepared), 3);
+  expect_parity<Translator>(plan);
+}
+
+TEST(PreparedModules, KeepFullParameters) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel =
+             {.tensor = 2,
+              .parallelize_plan =
+                  ParallelizePlan{
+                      {"norm1", PrepareModuleInput{Replicate{}, kSequence}},
+                      {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}}},
+         .world = world});
+    const auto net = std::make_shared<Net>();
+    const auto model = accelerator.prepare(net);
+    EXPECT_EQ(net->norm1->weight.sizes(), at::IntArrayRef({6}));
+    const Tensor words = Net::inputs(0, 4);
+    const torch::NoGradGuard no_grad;
+    const auto alone = std::make_shared<Net>();
+    const auto seen = [&](Net& of) { return of.norm1(of.tokens(words)); };
+    // In the scope of full parameters, layers are those of one process.
+    {
+      const auto full = accelerator.full_parameters(model);
+      EXPECT_TRUE(torch::equal(seen(*net), seen(*alone)));
+    }
+    // Outside of the model's forward, too.
+    EXPECT_TRUE(torch::equal(seen(*net), seen(*alone)));
+  });
+}
+
+TEST(PreparedModules, RefuseWhatDoesNotFit) {
+  const PrepareModuleInput slices{Replicate{}, kSequence};
+  expect_refused<Net>(
+      {{"norm1", PrepareModuleInput{kSequence, kSequence}}},
+      "\"norm1\" is prepared, but its layouts and the desired ones are the "
+      "same");
+  expect_refused<Net>(
+      {{"mlp.1", slices}}, "\"mlp.1\" cannot be prepared: its call cannot");
+  expect_refused<Net>(
+      {{"mlp",
+        PrepareModuleInputOutput{kSequence, Replicate{}, kSequence, kSequence}},
+       {"mlp.0", ColwiseParallel{.input_layouts = kSequence}},
+       {"mlp.2", RowwiseParallel{}}},
+      "\"mlp.0\" is split, and its input_layouts are not those that it is "
+      "prepared for");
+  expect_refused<Net>(
+      {{"norm1",
+        PrepareModuleInputOutput{
+            Replicate{}, kSequence, Replicate{}, kSequence}}},
+      "desired_input_layouts and output_layouts do not agree");
+  expect_refused<Mixing>(
+      {{"mix", slices}}, "\"mix\" mixes positions, or computes statistics");
+  expect_refused<Net>(
+      {{"norm1", PrepareModuleInput{Replicate{}, Shard{-1}}}},
+      "the input of \"norm1\" has shape [4, 5, 6], which cannot be sliced "
+      "along "
+      "dimension -1: the module mixes the last dimension");
+  expect_refused<Net>(
+      {{"norm1", PrepareModuleInput{Replicate{}, Shard{3}}}},
+      "cannot be sliced along dimension 3");
+  expect_refused<Net>(
+      {{"tokens", PrepareModuleInput{kSequence, Replicate{}}},
+       {"tokens*", RowwiseParallel{}},
+       {"nothing", slices}},
+      "the pattern \"nothing\" of parallelize_plan matches no module");
+}
+
+// The rest of a model that got a slice in place of the full tensor.
+TEST(PreparedModules, AreNamedIfTheirSliceDoesNotFit) {
+  expect_refused<Net>(
+      {{"tokens", PrepareModuleOutput{Replicate{}, kSequence}},
+       {"norm1", PrepareModuleOutput{kSequence, Replicate{}}},
+       {"norm2", PrepareModuleInput{Replicate{}, kSequence}},
+       {"mlp.0", PrepareModuleOutput{Replicate{}, Shard{1}}}},
+      "layer \"mlp.0\" returned");
+}
+
+}  // namespace prepared_modules_test
+}  // namespace accelerate
