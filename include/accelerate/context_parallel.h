@@ -76,6 +76,14 @@ class ACCELERATE_API ContextParallelScope {
   /// on they are padding.
   [[nodiscard]] at::Tensor positions() const;
 
+  /// The whole sequence along `dim` of what a model made of this rank's
+  /// positions, in order and without padding, on every rank: for metrics, before
+  /// gather_for_metrics(). Without a gradient. With one rank, the tensor itself,
+  /// detached. Throws ConfigError if `tensor` has no such dimension, or another
+  /// number of positions along it. Collective among the ranks along `context`.
+  [[nodiscard]] at::Tensor gather(const at::Tensor& tensor, std::int64_t dim)
+      const;
+
   /// The mean over the positions of all ranks that a loss is: the sum of `sum`
   /// over the ranks, divided by that of `count`, both scalars. The same value
   /// on all ranks; its gradients, averaged over the ranks as those of every

@@ -102,6 +102,12 @@ void watch_tensor(const at::Tensor& tensor, TensorWatch watch) {
   own_entry(*storage.unsafeGetStorageImpl(), std::move(made));
 }
 
+void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch) {
+  watch_tensor(tensor, std::move(watch));
+  std::vector<TensorWatch>& watches = entry_of(tensor)->watches;
+  std::rotate(watches.begin(), watches.end() - 1, watches.end());
+}
+
 void unwatch_tensor(const at::Tensor& tensor, const void* owner) {
   GateEntry* const entry = entry_of(tensor);
   if (entry == nullptr) return;

@@ -25,6 +25,9 @@ struct TensorWatch {
 /// keeper, and be dense; it may be a view, whose base is not watched.
 void watch_tensor(const at::Tensor& tensor, TensorWatch watch);
 
+/// The same, before watches that exist.
+void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch);
+
 /// Ends the watch of this owner, if there is one.
 void unwatch_tensor(const at::Tensor& tensor, const void* owner);
 

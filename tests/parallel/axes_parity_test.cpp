@@ -59,8 +59,6 @@ std::vector<Case> cases() {
   for (const char* const net : {"Mlp", "Encoder", "Gpt"}) {
     for (const Axes& axes : grids()) {
       ++number;
-      // Its MultiheadAttention refuses a divided sequence (context_tests).
-      if (std::string_view(net) == "Encoder" && axes.context > 1) continue;
       const bool is_left_out = axes.num_ranks() > 4 ||
           (std::string_view(net) != "Gpt" && number % 3 != 0);
       for (std::size_t way = 0; way < 8; ++way) {

@@ -90,6 +90,8 @@ AttentionScope::AttentionScope(DividedSequence sequence)
 
 AttentionScope::~AttentionScope() { current_sequence = enclosing_; }
 
+const DividedSequence* divided_sequence() { return current_sequence; }
+
 bool divides_sequence() {
   return current_sequence != nullptr && current_sequence->group.size() > 1;
 }

@@ -37,6 +37,10 @@ class AttentionScope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
+/// The sequence of the innermost AttentionScope on this thread; null outside of
+/// all.
+const DividedSequence* divided_sequence();
+
 /// Whether this thread computes, inside an AttentionScope, with the positions of
 /// one rank among several.
 bool divides_sequence();

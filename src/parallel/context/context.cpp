@@ -6,29 +6,25 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "parallel/context/attention_layers.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-/// Throws ConfigError for a layer that mixes positions without
-/// scaled_dot_product_attention, and so would see those of this rank only.
+/// Throws ConfigError for a layer that mixes positions without attention, and so
+/// would see those of this rank only.
 void check_layers(const torch::nn::Module& model) {
   for (const auto& item : model.named_modules()) {
     const torch::nn::Module& layer = *item.value();
-    const bool is_attention =
-        layer.as<torch::nn::MultiheadAttentionImpl>() != nullptr;
     const bool is_recurrent = layer.as<torch::nn::RNNImpl>() != nullptr ||
         layer.as<torch::nn::LSTMImpl>() != nullptr ||
         layer.as<torch::nn::GRUImpl>() != nullptr;
-    if (!is_attention && !is_recurrent) continue;
+    if (!is_recurrent) continue;
     throw ConfigError(format(
-        "[parallel] context divides sequences, but {} is {}, which would see "
-        "this rank's positions only; {}",
-        item.key().empty() ? "the model" : item.key(),
-        is_attention ? "torch::nn::MultiheadAttention" : "a recurrent layer",
-        is_attention ? "use scaled_dot_product_attention, or set context to 1"
-                     : "set context to 1"));
+        "[parallel] context divides sequences, but {} is a recurrent layer, "
+        "which would see this rank's positions only; set context to 1",
+        item.key().empty() ? "the model" : item.key()));
   }
 }
 
@@ -44,7 +40,16 @@ class Context final : public Strategy {
 
   void prepare(torch::nn::Module& model, ParameterTable&) override {
     check_layers(model);
+    for (const auto& item : model.named_modules()) {
+      if (item.value()->as<torch::nn::MultiheadAttentionImpl>() != nullptr)
+        attention_layers_->watch(item.key(), *item.value());
+    }
   }
+
+ private:
+  /// Lives as long as the weights.
+  std::shared_ptr<AttentionLayers> attention_layers_ =
+      std::make_shared<AttentionLayers>();
 };
 
 }  // namespace

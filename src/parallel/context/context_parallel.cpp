@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <accelerate/error.h>
@@ -212,6 +213,23 @@ const SequenceShards& ContextParallelScope::shards() const {
 
 at::Tensor ContextParallelScope::positions() const {
   return at::tensor(state_->shards.positions(state_->group.rank()), at::kLong);
+}
+
+at::Tensor ContextParallelScope::gather(
+    const at::Tensor& tensor,
+    std::int64_t dim) const {
+  if (dim < -tensor.dim() || dim >= tensor.dim()) {
+    throw ConfigError(format(
+        "[parallel] gather() was given a tensor of shape {}, and dimension {} "
+        "of it; give that of the sequence",
+        tensor.sizes(),
+        dim));
+  }
+  const at::NoGradGuard no_grad;
+  return state_->group.size() == 1
+      ? tensor.detach()
+      : detail::gather_positions(
+            tensor.detach(), dim, state_->group, state_->shards);
 }
 
 at::Tensor ContextParallelScope::mean(

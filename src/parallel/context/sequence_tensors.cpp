@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "comm/autograd/region.h"
 
 namespace accelerate::detail {
 
@@ -88,6 +89,21 @@ at::Tensor local_positions(
     pieces.push_back(at::full(sizes, fill, tensor.options()));
   }
   return pieces.size() == 1 ? pieces[0].contiguous() : at::cat(pieces, dim);
+}
+
+at::Tensor gather_positions(
+    const at::Tensor& own,
+    std::int64_t dim,
+    const Group& group,
+    const SequenceShards& shards) {
+  check_local_length(own.size(dim), group, shards);
+  const std::vector<std::int64_t> sizes(
+      static_cast<std::size_t>(group.size()), shards.local_length());
+  const at::Tensor all =
+      gather_from_region(own, dim, group, GatheredGradient::partial, sizes);
+  std::vector<std::int64_t> order = shards.restore();
+  order.resize(static_cast<std::size_t>(shards.length()));
+  return all.index_select(dim, at::tensor(order, at::kLong).to(own.device()));
 }
 
 }  // namespace accelerate::detail

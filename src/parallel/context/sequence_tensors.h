@@ -38,4 +38,14 @@ at::Tensor local_positions(
     int rank,
     const at::Scalar& fill);
 
+/// The whole sequence along `dim`, in order and without padding, from each rank's
+/// positions of it. Backward sums what the ranks have of the gradient, and gives
+/// each its positions. Throws ConfigError if this rank has another number of
+/// positions. Collective.
+at::Tensor gather_positions(
+    const at::Tensor& own,
+    std::int64_t dim,
+    const Group& group,
+    const SequenceShards& shards);
+
 }  // namespace accelerate::detail
