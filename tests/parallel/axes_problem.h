@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -170,6 +171,7 @@ struct Numbers {
   Precision precision = Precision::no;
   double tolerance = 2e-5;
   std::int64_t samples = 4;
+  std::function<void(AcceleratorOptions&)> adapt = nullptr;
 };
 
 inline AcceleratorOptions options_of(
@@ -192,6 +194,7 @@ inline AcceleratorOptions options_of(
         .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
         .min_num_params = 60};
   }
+  if (numbers.adapt) numbers.adapt(options);
   return options;
 }
 

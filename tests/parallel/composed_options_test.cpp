@@ -1,0 +1,220 @@
+// Split layers and divided sequences with loss scaling, hooks of averaging,
+// LocalSGD and LOMO: they train as one process does, or say why not.
+#include <accelerate/accelerate.h>
+
+#include "axes_problem.h"
+#include "support/expect_error.h"
+
+namespace accelerate {
+namespace composed_options_test {
+
+using namespace axes_problem;
+using testing::expect_error;
+
+const Axes kAxes[] = {
+    {.tensor = 2},
+    {.context = 2},
+    {.context = 2, .tensor = 2},
+    {.replicate = 2, .tensor = 2},
+    {.replicate = 2, .context = 2}};
+
+TEST(ComposedOptions, ScaleLosses) {
+  const Numbers numbers{
+      .steps = 4,
+      .window = 2,
+      .precision = Precision::fp16,
+      .tolerance = 1e-2,
+      .adapt = [](AcceleratorOptions& options) {
+        options.grad_scaler.init_scale = 128;
+      }};
+  const Outcome expected = outcome_on({}, numbers);
+  for (const Axes& axes : kAxes) expect_like(expected, axes, numbers);
+  expect_like(expected, {.shard = 2, .tensor = 2}, numbers);
+}
+
+// A gradient that overflows in the slice of one rank only: no rank steps.
+TEST(ComposedOptions, SkipAStepThatOverflowsOnOneRank) {
+  for (const Axes& axes : kAxes) {
+    SCOPED_TRACE(axes.name());
+    const Numbers numbers{.precision = Precision::fp16};
+    run<Gpt>(
+        axes,
+        numbers,
+        [&](const auto& accelerator, auto& model, auto& optimizer) {
+          Outcome ignored;
+          const auto weights = [&] {
+            return named(
+                accelerator.get_state_dict(model, {.rank0_only = false}));
+          };
+          const double scale = accelerator.scaler()->get_scale();
+          const Weights before = weights();
+          const Tensor words = torch::arange(2 * kTime).view({2, kTime}) % 7;
+          accelerator.backward(model(words, torch::arange(kTime)).sum());
+          const bool is_last =
+              accelerator.process_index() == accelerator.num_processes() - 1;
+          if (is_last) {
+            model->mlp->parameters().front().mutable_grad().fill_(
+                std::numeric_limits<float>::infinity());
+          }
+          optimizer.step();
+          EXPECT_TRUE(accelerator.optimizer_step_was_skipped());
+          EXPECT_EQ(accelerator.scaler()->get_scale(), scale / 2);
+          for (const auto& [name, weight] : weights())
+            EXPECT_TRUE(torch::equal(weight, before.at(name))) << name;
+        });
+  }
+}
+
+TEST(ComposedOptions, AverageByHooks) {
+  for (const CommHook hook : {CommHook::fp16, CommHook::bf16}) {
+    const Numbers numbers{
+        .steps = 4,
+        .tolerance = hook == CommHook::fp16 ? 2e-3 : 1e-2,
+        .adapt = [hook](AcceleratorOptions& options) {
+          options.parallel.replicate_options.comm_hook = hook;
+        }};
+    const Outcome expected = outcome_on({}, Numbers{.steps = 4});
+    expect_like(expected, {.replicate = 2, .tensor = 2}, numbers);
+    expect_like(expected, {.context = 2, .tensor = 2}, numbers);
+    expect_like(expected, {.replicate = 2, .context = 2}, numbers);
+    // Nothing is averaged.
+    expect_like(expected, {.tensor = 2}, numbers);
+  }
+}
+
+// Approximates matrices that are slices: every rank has the same result for the
+// parameters that are whole.
+TEST(ComposedOptions, AverageByPowerSgd) {
+  const Numbers numbers{.steps = 4, .adapt = [](AcceleratorOptions& options) {
+                          options.parallel.replicate_options.comm_hook =
+                              CommHook::power_sgd;
+                        }};
+  run<Gpt>(
+      {.replicate = 2, .tensor = 2},
+      numbers,
+      [&](const auto& accelerator, auto& model, auto& optimizer) {
+        Outcome outcome;
+        train(accelerator, model, optimizer, numbers, 0, 4, outcome);
+        EXPECT_LT(outcome.losses.back(), outcome.losses.front());
+        for (const auto& item : model->named_parameters()) {
+          if (!item.key().starts_with("norm")) continue;
+          const std::vector<std::vector<float>> all =
+              accelerator.gather_object(std::vector<std::vector<float>>{
+                  {item.value().template data_ptr<float>(),
+                   item.value().template data_ptr<float>() +
+                       item.value().numel()}});
+          for (const auto& each : all) EXPECT_EQ(each, all.front());
+        }
+      });
+}
+
+// With steps of one, averages of weights are those of gradients.
+TEST(ComposedOptions, StepLocallyWhereLayersAreSplit) {
+  const Numbers numbers{.steps = 3};
+  const auto weights_of = [&](const Axes& axes) {
+    Weights weights;
+    run<Gpt>(
+        axes,
+        numbers,
+        [&](const auto& accelerator, auto& model, auto& optimizer) {
+          LocalSGD local(accelerator, model, {.local_sgd_steps = 2});
+          Outcome ignored;
+          for (int step = 0; step < 3; ++step) {
+            train(
+                accelerator,
+                model,
+                optimizer,
+                numbers,
+                step,
+                step + 1,
+                ignored);
+            local.step();
+          }
+          local.finish();
+          const Weights own =
+              named(accelerator.get_state_dict(model, {.rank0_only = false}));
+          if (accelerator.is_main_process()) weights = own;
+        });
+    return weights;
+  };
+  // Two replicas, whose layers are split or not; one, with nothing to average.
+  for (const int replicate : {1, 2}) {
+    const Weights expected = weights_of({.replicate = replicate});
+    const Weights found = weights_of({.replicate = replicate, .tensor = 2});
+    for (const auto& [name, weight] : expected) {
+      EXPECT_TRUE(torch::allclose(found.at(name), weight, 2e-5, 2e-5))
+          << replicate << ' ' << name;
+    }
+  }
+}
+
+template <class Body>
+void run_lomo(const Axes& axes, Body&& body) {
+  run_on_ranks(axes.num_ranks(), [&](const WorldOptions& world) {
+    const Accelerator accelerator(options_of(axes, {}, Gpt::plan(), world));
+    const auto net = std::make_shared<Gpt>();
+    optim::Lomo lomo(net->parameters());
+    const auto [model, optimizer] = accelerator.prepare(net, lomo);
+    for (int step = 0; step < 3; ++step) {
+      const Tensor words = (torch::arange(2 * kTime) * 7 + step)
+                               .remainder(kWords)
+                               .view({2, kTime});
+      const Tensor targets = (words + 3).remainder(kWords);
+      const Tensor positions = torch::arange(kTime);
+      const ContextParallelScope sequence = accelerator.maybe_context_parallel(
+          {words, targets, positions}, {1, 1, 0});
+      const Tensor sum = nn::functional::cross_entropy(
+          model(words, positions).flatten(0, 1),
+          targets.flatten(),
+          nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+      accelerator.lomo_backward(
+          sequence.mean(sum, torch::tensor(targets.numel())), 0.1);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    body(accelerator, model);
+  });
+}
+
+TEST(ComposedOptions, UpdateInsideBackwardOnDividedSequences) {
+  Weights expected;
+  run_lomo({}, [&](const auto& accelerator, auto& model) {
+    expected = named(accelerator.get_state_dict(model, {.rank0_only = false}));
+  });
+  EXPECT_FALSE(torch::equal(
+      expected.at("out.weight"), std::make_shared<Gpt>()->out->weight));
+  run_lomo({.context = 2}, [&](const auto& accelerator, auto& model) {
+    const Weights found =
+        named(accelerator.get_state_dict(model, {.rank0_only = false}));
+    for (const auto& [name, weight] : expected) {
+      EXPECT_TRUE(torch::allclose(found.at(name), weight, 2e-5, 2e-5)) << name;
+    }
+  });
+}
+
+TEST(ComposedOptions, RefuseToUpdateSlicesInsideBackward) {
+  const auto refuse = [](const Axes& axes) {
+    expect_error<ConfigError>(
+        [&] { run_lomo(axes, [](const auto&, auto&) {}); },
+        "lomo_backward() updates full parameters, but ranks hold slices of "
+        "this tensor-parallel model's");
+  };
+  refuse({.tensor = 2});
+  refuse({.context = 2, .tensor = 2});
+}
+
+TEST(ComposedOptions, RefuseToStepLocallyOnSharesOfSequences) {
+  expect_error<ConfigError>(
+      [] {
+        run<Gpt>(
+            {.context = 2, .tensor = 2},
+            {},
+            [](const auto& accelerator, auto& model, auto&) {
+              LocalSGD local(accelerator, model, {.local_sgd_steps = 2});
+            });
+      },
+      "ranks that share a sequence need the same ones; set context to 1");
+}
+
+}  // namespace composed_options_test
+}  // namespace accelerate
