@@ -78,6 +78,10 @@ class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
   /// Does nothing: the backward has stepped.
   at::Tensor step(LossClosure closure = nullptr) override;
 
+  /// Whether each element is updated from its own gradient alone, so that ranks
+  /// may have slices of the parameters (tensor parallelism).
+  [[nodiscard]] virtual bool updates_elements_alone() const { return false; }
+
  protected:
   FusedBackwardOptimizer(
       std::vector<at::Tensor> parameters,
@@ -112,6 +116,11 @@ class ACCELERATE_API Lomo : public FusedBackwardOptimizer {
   explicit Lomo(
       std::vector<at::Tensor> parameters,
       const LomoOptions& options = {});
+
+  /// True without `clip_grad_norm`, which needs all gradients.
+  [[nodiscard]] bool updates_elements_alone() const override {
+    return !options_.clip_grad_norm;
+  }
 
  protected:
   void update(

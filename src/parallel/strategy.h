@@ -50,6 +50,9 @@ struct StrategyTraits {
   /// Why an optimizer cannot update parameters inside a backward (LOMO); unset
   /// if it can.
   std::optional<std::string> lomo_complaint = std::nullopt;
+  /// Why one cannot that needs more than each element's own gradient; unset if
+  /// it can.
+  std::optional<std::string> sliced_lomo_complaint = std::nullopt;
   /// True if no event changes anything: the strategy stands for one that
   /// several ranks would have, and refuses what that one refuses.
   bool is_idle = false;

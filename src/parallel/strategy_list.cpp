@@ -242,6 +242,7 @@ void StrategyList::merge_traits() {
     append_line(traits_.join_complaint, own.join_complaint);
     append_line(traits_.local_sgd_complaint, own.local_sgd_complaint);
     append_line(traits_.lomo_complaint, own.lomo_complaint);
+    append_line(traits_.sliced_lomo_complaint, own.sliced_lomo_complaint);
     traits_.is_idle = traits_.is_idle && own.is_idle;
   }
 }

@@ -2,6 +2,10 @@
 // LocalSGD and LOMO: they train as one process does, or say why not.
 #include <accelerate/accelerate.h>
 
+#include <functional>
+#include <limits>
+#include <memory>
+
 #include "axes_problem.h"
 #include "support/expect_error.h"
 
@@ -148,17 +152,24 @@ TEST(ComposedOptions, StepLocallyWhereLayersAreSplit) {
   }
 }
 
-template <class Body>
-void run_lomo(const Axes& axes, Body&& body) {
+template <class Lomo, class Body>
+void run_lomo(
+    const Axes& axes,
+    const std::function<std::unique_ptr<Lomo>(Gpt&)>& make,
+    Body&& body) {
   run_on_ranks(axes.num_ranks(), [&](const WorldOptions& world) {
     const Accelerator accelerator(options_of(axes, {}, Gpt::plan(), world));
     const auto net = std::make_shared<Gpt>();
-    optim::Lomo lomo(net->parameters());
-    const auto [model, optimizer] = accelerator.prepare(net, lomo);
+    const std::unique_ptr<Lomo> lomo = make(*net);
+    const auto [model, optimizer] = accelerator.prepare(net, *lomo);
+    const Mesh& mesh = accelerator.mesh();
     for (int step = 0; step < 3; ++step) {
       const Tensor words = (torch::arange(2 * kTime) * 7 + step)
                                .remainder(kWords)
-                               .view({2, kTime});
+                               .view({2, kTime})
+                               .chunk(mesh.batch_count())
+                               .at(static_cast<std::size_t>(mesh.batch_rank()))
+                               .clone();
       const Tensor targets = (words + 3).remainder(kWords);
       const Tensor positions = torch::arange(kTime);
       const ContextParallelScope sequence = accelerator.maybe_context_parallel(
@@ -176,31 +187,53 @@ void run_lomo(const Axes& axes, Body&& body) {
   });
 }
 
-TEST(ComposedOptions, UpdateInsideBackwardOnDividedSequences) {
-  Weights expected;
-  run_lomo({}, [&](const auto& accelerator, auto& model) {
-    expected = named(accelerator.get_state_dict(model, {.rank0_only = false}));
-  });
+std::unique_ptr<optim::Lomo> make_lomo(Gpt& net) {
+  return std::make_unique<optim::Lomo>(
+      net.parameters(),
+      optim::LomoOptions{.weight_decay = 0.1, .clip_grad_value = 0.05});
+}
+
+TEST(ComposedOptions, UpdateInsideBackward) {
+  const auto weights_on = [](const Axes& axes) {
+    Weights weights;
+    run_lomo<optim::Lomo>(
+        axes, make_lomo, [&](const auto& accelerator, auto& model) {
+          const Weights own =
+              named(accelerator.get_state_dict(model, {.rank0_only = false}));
+          if (accelerator.is_main_process()) weights = own;
+        });
+    return weights;
+  };
+  const Weights expected = weights_on({});
   EXPECT_FALSE(torch::equal(
       expected.at("out.weight"), std::make_shared<Gpt>()->out->weight));
-  run_lomo({.context = 2}, [&](const auto& accelerator, auto& model) {
-    const Weights found =
-        named(accelerator.get_state_dict(model, {.rank0_only = false}));
+  for (const Axes& axes : kAxes) {
+    SCOPED_TRACE(axes.name());
+    const Weights found = weights_on(axes);
     for (const auto& [name, weight] : expected) {
       EXPECT_TRUE(torch::allclose(found.at(name), weight, 2e-5, 2e-5)) << name;
     }
-  });
+  }
 }
 
-TEST(ComposedOptions, RefuseToUpdateSlicesInsideBackward) {
-  const auto refuse = [](const Axes& axes) {
+TEST(ComposedOptions, RefuseUpdatesInsideBackwardThatNeedMoreThanSlices) {
+  const auto refuse = [](auto make) {
+    using Lomo = typename decltype(make(std::declval<Gpt&>()))::element_type;
     expect_error<ConfigError>(
-        [&] { run_lomo(axes, [](const auto&, auto&) {}); },
-        "lomo_backward() updates full parameters, but ranks hold slices of "
-        "this tensor-parallel model's");
+        [&] {
+          run_lomo<Lomo>(
+              {.context = 2, .tensor = 2}, make, [](const auto&, auto&) {});
+        },
+        "ranks hold slices of this tensor-parallel model's; use Lomo without "
+        "clip_grad_norm");
   };
-  refuse({.tensor = 2});
-  refuse({.context = 2, .tensor = 2});
+  refuse([](Gpt& net) {
+    return std::make_unique<optim::AdaLomo>(net.parameters());
+  });
+  refuse([](Gpt& net) {
+    return std::make_unique<optim::Lomo>(
+        net.parameters(), optim::LomoOptions{.clip_grad_norm = 1});
+  });
 }
 
 TEST(ComposedOptions, RefuseToStepLocallyOnSharesOfSequences) {

@@ -49,10 +49,10 @@ class TensorParallel final : public Strategy {
         .join_complaint =
             "[parallel] the ranks of a tensor-parallel model compute each "
             "layer together, so all of them need all steps; use even_batches",
-        .lomo_complaint =
-            "[parallel] lomo_backward() updates full parameters, but ranks "
-            "hold slices of this tensor-parallel model's; use backward() and "
-            "another optimizer"};
+        .sliced_lomo_complaint =
+            "[parallel] lomo_backward() was given an optimizer that needs "
+            "whole parameters, or all gradients at once, but ranks hold slices "
+            "of this tensor-parallel model's; use Lomo without clip_grad_norm"};
   }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {

@@ -299,8 +299,11 @@ void Accelerator::lomo_backward(
         "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
   }
   for (const auto& model : session.models) {
-    if (const auto& complaint = model->strategies.traits().lomo_complaint)
-      complaints.push_back(*complaint);
+    const auto& traits = model->strategies.traits();
+    if (traits.lomo_complaint) complaints.push_back(*traits.lomo_complaint);
+    const bool needs_more = lomo != nullptr && !lomo->updates_elements_alone();
+    if (needs_more && traits.sliced_lomo_complaint)
+      complaints.push_back(*traits.sliced_lomo_complaint);
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   detail::report_settings_without_effect(session);
