@@ -51,7 +51,7 @@ class TensorParallel final : public Strategy {
             "layer together, so all of them need all steps; use even_batches",
         .sliced_lomo_complaint =
             "[parallel] lomo_backward() was given an optimizer that needs "
-            "whole parameters, or all gradients at once, but ranks hold slices "
+            "full parameters, or all gradients at once, but ranks hold slices "
             "of this tensor-parallel model's; use Lomo without clip_grad_norm"};
   }
 
