@@ -42,10 +42,15 @@ struct Net : nn::Module {
 
 TEST(PreparedModules, WorkOnSlicesFromOneNormToAnother) {
   expect_parity<Net>(
-      {{"norm1", PrepareModuleInput{Replicate{}, kSequence}},
+      {{"norm1",
+        PrepareModuleInput{
+            .input_layouts = Replicate{}, .desired_input_layouts = kSequence}},
        {"mlp.0", ColwiseParallel{.input_layouts = kSequence}},
        {"mlp.2", RowwiseParallel{.output_layouts = kSequence}},
-       {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}});
+       {"norm2",
+        PrepareModuleOutput{
+            .output_layouts = kSequence,
+            .desired_output_layouts = Replicate{}}}});
 }
 
 // The layers of a Sequential take over what it is prepared for.
@@ -54,7 +59,10 @@ TEST(PreparedModules, MayBeSequentials) {
       {{"norm1", PrepareModuleInput{Replicate{}, kSequence}},
        {"mlp",
         PrepareModuleInputOutput{
-            kSequence, Replicate{}, Replicate{}, kSequence}},
+            .input_layouts = kSequence,
+            .desired_input_layouts = Replicate{},
+            .output_layouts = Replicate{},
+            .desired_output_layouts = kSequence}},
        {"mlp.0", ColwiseParallel{}},
        {"mlp.2", RowwiseParallel{}},
        {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}});
