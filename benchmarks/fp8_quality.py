@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Full precision shows how far two runs drift apart that differ in rounding only.
 CONTROL = ["--precision", "no"]
-RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "mxfp8"]
+RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "mxfp8", "msamp"]
 LAST = 50
 
 

@@ -57,4 +57,7 @@ int main() {
       "delayed",
       TERecipeKwargs{.amax_history_len = 16, .amax_compute_algo = "max"});
   train("mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true});
+  // Gradients in 8 bits, and Adam's moments in 8 and 16.
+  for (const char* level : {"O1", "O2"})
+    train(std::string("msamp_") + level, accelerate::MSAMPRecipeKwargs{level});
 }

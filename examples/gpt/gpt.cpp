@@ -105,12 +105,13 @@ struct Progress {
   }
 };
 
-/// "delayed", "mxfp8", or a name of torchao's.
+/// "delayed", "mxfp8", "msamp", or a name of torchao's.
 accelerate::FP8Recipe fp8_recipe_of(const std::string& name) {
   using accelerate::TERecipeKwargs;
   if (name == "delayed")
     return TERecipeKwargs{.amax_history_len = 16, .amax_compute_algo = "max"};
   if (name == "mxfp8") return TERecipeKwargs{.use_mxfp8_block_scaling = true};
+  if (name == "msamp") return accelerate::MSAMPRecipeKwargs();
   return accelerate::AORecipeKwargs{
       accelerate::Float8LinearConfig::from_recipe_name(name)};
 }
@@ -340,7 +341,7 @@ int main(int argc, char** argv) {
   app.add_option(
       "--fp8_recipe",
       flags.fp8_recipe,
-      "tensorwise, rowwise, rowwise_with_gw_hp, delayed or mxfp8");
+      "tensorwise, rowwise, rowwise_with_gw_hp, delayed, mxfp8 or msamp");
   app.add_flag(
       "--checkpointing",
       flags.checkpointing,

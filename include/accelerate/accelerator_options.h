@@ -61,6 +61,11 @@ struct AcceleratorOptions {
   /// How layers compute in float8; used with `fp8` only. Unset: the recipe of
   /// the launcher's `fp8_backend`, else torchao's.
   std::optional<FP8Recipe> fp8_recipe = std::nullopt;
+  /// torch::scaled_dot_product_attention in forwards of prepared models takes
+  /// queries, keys and values in float8 (e4m3), whatever the recipe of linear
+  /// layers; its own products, softmax and gradients are in high precision, and
+  /// gradients pass the casts unchanged. Used with `fp8` only.
+  Float8Attention fp8_attention = Float8Attention::none;
   /// Every how many optimizer steps the run's journal gets what casts to float8
   /// lose (shares of values that become 0 or are cut off, scales), and how far
   /// products are from those in bf16; 0: never. Such a step takes several times

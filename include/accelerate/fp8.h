@@ -119,9 +119,22 @@ struct TERecipeKwargs {
   bool stochastic_rounding = false;
 };
 
-/// MS-AMP's levels, "O1" and "O2"; unset: "O2". Checked, but refused in this
-/// version.
+/// MS-AMP's recipe, with gradients and optimizer states in few bits. Scales are
+/// dynamic, per tensor, and powers of two; inputs and weights are e4m3, gradients
+/// of outputs e5m2 (Peng et al., FP8-LM: Training FP8 Large Language Models,
+/// 2023). Layers: every torch::nn::Linear whose sizes are both multiples of
+/// 16. Not for models that ranks divide (shard, tensor, expert, pipeline), LOMO
+/// and join_uneven_inputs(), which throw ConfigError.
 struct MSAMPRecipeKwargs {
+  /// "O1": a gradient of such a layer's weight is kept in e4m3 with a scale of
+  /// its own from when a backward has computed it until the optimizer steps, and
+  /// so travels between replicas, in a quarter of the bytes of fp32. Until then
+  /// its parameter has no grad().
+  /// "O2": besides, between steps the optimizer's own state has exp_avg as e4m3
+  /// codes and exp_avg_sq as fp16 codes, for all parameters of the model; for
+  /// Adam and AdamW only. Checkpoints have the values.
+  /// Unset: the launcher's (`fp8_opt_level`), else "O2". Weights stay in their
+  /// own precision, where MS-AMP has scaled fp16.
   std::optional<std::string> opt_level = std::nullopt;
 };
 
@@ -130,6 +143,17 @@ struct FP8RecipeKwargs : TERecipeKwargs {
   std::optional<std::string> opt_level = std::nullopt;
   /// "TE" or "MSAMP", in any case. Unset: the launcher's, else "TE".
   std::optional<std::string> backend = std::nullopt;
+};
+
+/// Which values of queries, of keys and of values share a scale where attention
+/// computes in float8. Scales are powers of two, from the largest value.
+enum class Float8Attention {
+  /// Attention computes in high precision.
+  none,
+  /// All values of a tensor.
+  per_tensor,
+  /// Those of one head of one sample, so that samples do not depend on others.
+  per_head,
 };
 
 /// How models train in float8, with `mixed_precision = Precision::fp8`.

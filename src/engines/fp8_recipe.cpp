@@ -117,12 +117,6 @@ Float8Request request_of(const TERecipeKwargs& resolved) {
   return {resolved};
 }
 
-[[noreturn]] void throw_msamp() {
-  throw ConfigError(
-      "[precision] MS-AMP's recipe was asked for, which this version does not "
-      "have; use fp8_backend ao or te (AORecipeKwargs, TERecipeKwargs)");
-}
-
 }  // namespace
 
 AORecipeKwargs resolve_recipe(
@@ -241,8 +235,7 @@ Float8Request read_float8_request(
     return request;
   }
   if (const auto* const msamp = std::get_if<MSAMPRecipeKwargs>(&recipe)) {
-    static_cast<void>(resolve_recipe(*msamp, settings));
-    throw_msamp();
+    return {resolve_recipe(*msamp, settings)};
   }
   const auto* const either = std::get_if<FP8RecipeKwargs>(&recipe);
   const TERecipeKwargs& te = either != nullptr
@@ -250,7 +243,7 @@ Float8Request read_float8_request(
       : std::get<TERecipeKwargs>(recipe);
   if (either != nullptr &&
       resolve_recipe(*either, settings, environment).backend == "MSAMP") {
-    throw_msamp();
+    return {resolve_recipe(MSAMPRecipeKwargs{either->opt_level}, settings)};
   }
   TERecipeKwargs resolved = resolve_recipe(te, settings, environment);
   if (*resolved.use_mxfp8_block_scaling) {

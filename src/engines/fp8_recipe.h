@@ -34,7 +34,9 @@ FP8RecipeKwargs resolve_recipe(
 
 /// A recipe that models can be prepared with, fields set as above.
 struct Float8Request {
-  std::variant<AORecipeKwargs, TERecipeKwargs> recipe = AORecipeKwargs();
+  std::variant<AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs> recipe =
+      AORecipeKwargs();
+  Float8Attention attention = Float8Attention::none;
   /// Every how many steps casts and products are measured; 0: never.
   std::int64_t statistics_interval = 0;
   /// Code asks for enable_fsdp_float8_all_gather, rather than a default.

@@ -3,6 +3,8 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include <accelerate/error.h>
 
@@ -10,7 +12,9 @@
 #include "parallel/activation_checkpointing.h"
 #include "parallel/context/context.h"
 #include "parallel/expert/experts.h"
-#include "parallel/float8.h"
+#include "parallel/float8/float8.h"
+#include "parallel/float8/float8_attention.h"
+#include "parallel/float8/ms_amp.h"
 #include "parallel/master_weights.h"
 #include "parallel/replicate/replicate.h"
 #include "parallel/shard/shard_options.h"
@@ -61,6 +65,19 @@ constexpr Technique kTechniques[] = {
      [](const ParallelPlan& plan, const torch::nn::Module& model) {
        return plan.degree(Axis::expert) > 1 || has_experts(model);
      }},
+    // Keeps gradients that the others leave, and gives them back first.
+    {"ms_amp",
+     [](const ParallelPlan& plan) {
+       return plan.techniques.float8 &&
+           std::holds_alternative<MSAMPRecipeKwargs>(
+                  plan.techniques.float8->recipe);
+     },
+     [](const Mesh& mesh, const TechniqueOptions& options) {
+       return make_ms_amp(
+           mesh,
+           std::get<MSAMPRecipeKwargs>(options.float8->recipe),
+           options.replicate.bucket_bytes);
+     }},
     // An early row comes late after a backward, so that gradients are averaged
     // in the model's own dtype. Shards are in full precision by themselves.
     {"master_weights",
@@ -99,6 +116,14 @@ constexpr Technique kTechniques[] = {
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_float8(mesh, *options.float8, options.whole_model);
+     }},
+    {"float8_attention",
+     [](const ParallelPlan& plan) {
+       return plan.techniques.float8 &&
+           plan.techniques.float8->attention != Float8Attention::none;
+     },
+     [](const Mesh& mesh, const TechniqueOptions& options) {
+       return make_float8_attention(mesh, *options.float8);
      }},
     {"activation_checkpointing",
      [](const ParallelPlan& plan) {
@@ -166,6 +191,31 @@ void apply_replicate_options(
   if (replicas.complaint) complaints.push_back(*std::move(replicas.complaint));
 }
 
+// Adds the axes along which gradients and moments have scales of one process no
+// longer.
+void check_ms_amp(
+    const PlanRequest& request,
+    const ParallelPlan& plan,
+    std::vector<std::string>& complaints) {
+  if (!request.float8 ||
+      !std::holds_alternative<MSAMPRecipeKwargs>(request.float8->recipe)) {
+    return;
+  }
+  std::vector<std::string> axes;
+  for (const Axis axis :
+       {Axis::pipeline, Axis::shard, Axis::expert, Axis::tensor}) {
+    if (plan.degree(axis) > 1 || (axis == Axis::shard && plan.would_shard))
+      axes.emplace_back(name_of(axis));
+  }
+  if (axes.empty()) return;
+  complaints.push_back(format(
+      "[precision] MS-AMP's recipe keeps a scale for each full gradient and "
+      "moment, but {} {} a model over ranks; use replicas and context only, or "
+      "another recipe (AORecipeKwargs, TERecipeKwargs)",
+      join(axes, " and "),
+      axes.size() == 1 ? "divides" : "divide"));
+}
+
 // Reports that weights were to travel in float8, where nobody gathers them.
 void note_unused_gather(const PlanRequest& request, ParallelPlan& plan) {
   const bool is_sharded = plan.degree(Axis::shard) > 1 || plan.would_shard;
@@ -206,6 +256,7 @@ ParallelPlan make_plan(const PlanRequest& request) {
   }
   apply_replicate_options(request, plan, complaints);
   note_unused_gather(request, plan);
+  check_ms_amp(request, plan, complaints);
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 
   TechniqueOptions& techniques = plan.techniques;

@@ -134,11 +134,20 @@ class Strategy {
   /// Replaces a gradient of an unsharded parameter, which no backward keeps
   /// (LOMO), with its mean over the ranks.
   virtual void average_gradient(const at::Tensor& /*gradient*/) {}
+  /// Called when the gradient of a row's `tensor` is dropped (zero_grad), for a
+  /// strategy that keeps it elsewhere.
+  virtual void drop_gradient(const at::Tensor& /*parameter*/) {}
   /// Called when the gradients of a step are complete and about to be unscaled,
   /// clipped or used; may be called several times per step.
   virtual void before_step() {}
   /// Called when an optimizer of this model's parameters has stepped.
   virtual void after_step() {}
+  /// Called before an optimizer of this model's parameters steps, and before its
+  /// state is read or replaced: the state must be as the optimizer's class has
+  /// it.
+  virtual void unpack_optimizer_state(torch::optim::Optimizer&) {}
+  /// Called after that: the state may be kept otherwise until the next call.
+  virtual void pack_optimizer_state(torch::optim::Optimizer&) {}
   /// Takes the figures of the last step, if it has any; they count on the main
   /// process. Called after after_step().
   [[nodiscard]] virtual std::vector<StepFigure> take_figures() { return {}; }

@@ -107,8 +107,24 @@ void StrategyList::average_gradient(const at::Tensor& gradient) {
     entry.strategy->average_gradient(gradient);
 }
 
+void StrategyList::drop_gradient(const at::Tensor& parameter) const {
+  for (const Entry& entry : entries_) entry.strategy->drop_gradient(parameter);
+}
+
 void StrategyList::before_step() {
   for (const Entry& entry : entries_) entry.strategy->before_step();
+}
+
+void StrategyList::unpack_optimizer_state(torch::optim::Optimizer& optimizer) {
+  if (!bound_.contains(&optimizer)) return;
+  for (const Entry& entry : entries_)
+    entry.strategy->unpack_optimizer_state(optimizer);
+}
+
+void StrategyList::pack_optimizer_state(torch::optim::Optimizer& optimizer) {
+  if (!bound_.contains(&optimizer)) return;
+  for (const Entry& entry : entries_)
+    entry.strategy->pack_optimizer_state(optimizer);
 }
 
 void StrategyList::after_step(const torch::optim::Optimizer& optimizer) {

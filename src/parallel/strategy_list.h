@@ -44,8 +44,12 @@ class StrategyList {
   void after_backward(bool sync_gradients);
   void before_last_gradients(const std::vector<at::Tensor>& parameters);
   void average_gradient(const at::Tensor& gradient);
+  void drop_gradient(const at::Tensor& parameter) const;
   void before_step();
-  /// Ignores optimizers that were not bound to parameters of this model.
+  /// The next three ignore optimizers that were not bound to parameters of this
+  /// model.
+  void unpack_optimizer_state(torch::optim::Optimizer& optimizer);
+  void pack_optimizer_state(torch::optim::Optimizer& optimizer);
   void after_step(const torch::optim::Optimizer& optimizer);
   /// Takes the figures of all strategies.
   [[nodiscard]] std::vector<StepFigure> take_figures();

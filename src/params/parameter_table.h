@@ -26,6 +26,9 @@ struct Parameter {
   at::Tensor local;   ///< what the optimizer steps on, `tensor` or another
   Layout layout;
   std::string policy = {};  ///< what strategies do with it, for describe()
+  /// Set by the strategy that averages its gradient over replicas by itself, so
+  /// that `replicate` leaves it alone.
+  bool is_averaged_apart = false;
   /// Set where `tensor` may have the values that float8 leaves of the weight:
   /// holds the scale (fp32, a number) by which they were cast, and is undefined
   /// while `tensor` has the weight's own.

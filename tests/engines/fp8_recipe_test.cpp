@@ -174,18 +174,26 @@ TEST(Fp8Recipe, RefusesToGatherRowsInFloat8) {
       "enable_fsdp_float8_all_gather is for the tensorwise recipe");
 }
 
-TEST(Fp8Recipe, RefusesMsAmp) {
-  for (const FP8Recipe& recipe :
-       {FP8Recipe(MSAMPRecipeKwargs()),
-        FP8Recipe(FP8RecipeKwargs{{}, {}, "msamp"})}) {
-    expect_error<ConfigError>(
-        [&] { requested(recipe); }, "MS-AMP's recipe was asked for");
-  }
+TEST(Fp8Recipe, HasMsAmpsLevels) {
+  const auto level_of = [](const std::optional<FP8Recipe>& recipe,
+                           const Variables& variables = {}) {
+    return std::get<MSAMPRecipeKwargs>(requested(recipe, variables).recipe)
+        .opt_level;
+  };
+  EXPECT_EQ(level_of(MSAMPRecipeKwargs()), "O2");
+  EXPECT_EQ(level_of(MSAMPRecipeKwargs{"o1"}), "O1");
+  EXPECT_EQ(
+      level_of(MSAMPRecipeKwargs(), {{"ACCELERATE_FP8_OPT_LEVEL", "O1"}}),
+      "O1");
+  EXPECT_EQ(
+      level_of(
+          MSAMPRecipeKwargs(), {{"ACCELERATE_FP8_OPTIMIZATION_LEVEL", "O1"}}),
+      "O1");
+  EXPECT_EQ(level_of({}, {{"ACCELERATE_FP8_BACKEND", "msamp"}}), "O2");
+  EXPECT_EQ(level_of(FP8RecipeKwargs{{}, {}, "msamp"}), "O2");
+  EXPECT_EQ(level_of(FP8RecipeKwargs{{}, "O1", "MSAMP"}), "O1");
   expect_error<ConfigError>(
       [] { requested(MSAMPRecipeKwargs{"O3"}); }, "fp8_opt_level is \"O3\"");
-  expect_error<ConfigError>(
-      [] { requested({}, {{"ACCELERATE_FP8_BACKEND", "msamp"}}); },
-      "MS-AMP's recipe was asked for");
   expect_error<ConfigError>(
       [] { requested(FP8RecipeKwargs{{}, {}, "ao"}); },
       "backend of FP8RecipeKwargs is \"AO\"");

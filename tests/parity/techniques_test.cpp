@@ -33,6 +33,10 @@ struct Technique {
   /// All ranks are along this axis.
   std::optional<Axis> axis = std::nullopt;
   bool has_experts = false;
+  /// In fp8, by MS-AMP's recipe.
+  bool is_ms_amp = false;
+  /// In fp8.
+  Float8Attention float8_attention = Float8Attention::none;
 };
 
 void PrintTo(const Technique& technique, std::ostream* out) {
@@ -89,6 +93,9 @@ std::vector<Technique> techniques() {
       {.name = "context", .axis = Axis::context},
       {.name = "experts", .axis = Axis::expert, .has_experts = true},
       {.name = "experts_of_replicas", .has_experts = true},
+      {.name = "ms_amp", .is_ms_amp = true},
+      {.name = "float8_attention",
+       .float8_attention = Float8Attention::per_head},
   };
 }
 
@@ -127,6 +134,10 @@ ParityRun run_of(
           return true;
         }};
   }
+  if (precision == Precision::fp8 && technique.is_ms_amp)
+    run.options.fp8_recipe = MSAMPRecipeKwargs{"O1"};
+  if (precision == Precision::fp8)
+    run.options.fp8_attention = technique.float8_attention;
   // No overflow, which would skip a step.
   run.options.grad_scaler.init_scale = 128;
   if (technique.master_weights) {
@@ -147,12 +158,22 @@ const Weights& weights_of_one_process(
     const Technique& technique,
     Precision precision,
     int accumulation) {
-  static std::map<std::tuple<bool, bool, Precision, int>, Weights> known;
+  static std::map<
+      std::tuple<bool, bool, bool, Float8Attention, Precision, int>,
+      Weights>
+      known;
   Technique plain;
   plain.master_weights = technique.master_weights;
   plain.has_experts = technique.has_experts;
+  plain.is_ms_amp = technique.is_ms_amp;
+  plain.float8_attention = technique.float8_attention;
   const std::tuple key(
-      plain.master_weights, plain.has_experts, precision, accumulation);
+      plain.master_weights,
+      plain.has_experts,
+      plain.is_ms_amp,
+      plain.float8_attention,
+      precision,
+      accumulation);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   Weights weights =

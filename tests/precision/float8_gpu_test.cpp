@@ -21,6 +21,7 @@
 #include "engines/sources.h"
 #include "precision/fp8/float8_linear.h"
 #include "precision/fp8/float8_rules.h"
+#include "support/float8_recipes.h"
 
 namespace accelerate::detail {
 namespace float8_gpu_test {
@@ -53,22 +54,6 @@ class Float8OnGpu : public ::testing::Test {
 
 Tensor normal(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
-}
-
-std::vector<std::pair<std::string, FP8Recipe>> recipes() {
-  const auto named = [](const char* name) {
-    return AORecipeKwargs{
-        .config = Float8LinearConfig::from_recipe_name(name),
-        .module_filter_func = [](const std::string&, const nn::Module&) {
-          return true;
-        }};
-  };
-  return {
-      {"tensorwise", named("tensorwise")},
-      {"rowwise", named("rowwise")},
-      {"rowwise_with_gw_hp", named("rowwise_with_gw_hp")},
-      {"delayed", TERecipeKwargs{.amax_history_len = 4}},
-      {"mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true}}};
 }
 
 TEST_F(Float8OnGpu, CastsHaveTheBitsOfTheCpu) {
@@ -134,7 +119,7 @@ void expect_near(const Tensor& found, const Tensor& expected) {
 }
 
 TEST_F(Float8OnGpu, MultipliesAsItsEmulation) {
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : testing::float8_recipes_of_all_layers()) {
     SCOPED_TRACE(name);
     const RequestSources sources = testing::sources({}, {});
     const auto resolved =
@@ -184,7 +169,7 @@ std::vector<double> losses_of(const FP8Recipe& recipe, c10::Device device) {
 }
 
 TEST_F(Float8OnGpu, TrainsAsOnTheCpu) {
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : testing::float8_recipes_of_all_layers()) {
     SCOPED_TRACE(name);
     const std::vector<double> expected = losses_of(recipe, at::kCPU);
     const std::vector<double> found = losses_of(recipe, device_);

@@ -17,7 +17,7 @@
 #include <accelerate/fp8.h>
 #include <accelerate/pipeline.h>
 
-#include "support/expect_error.h"
+#include "support/float8_recipes.h"
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
@@ -28,6 +28,7 @@ namespace float8_parity_test {
 
 namespace nn = torch::nn;
 using at::Tensor;
+using testing::float8_recipes;
 using testing::run_on_ranks;
 using testing::TemporaryDirectory;
 using testing::Weights;
@@ -36,20 +37,6 @@ constexpr std::int64_t kRows = 32;
 constexpr std::int64_t kWidth = 32;
 // Brings gradients into the range of e5m2, since delayed scaling begins with 1.
 constexpr double kScale = 1 << 14;
-
-using Recipes = std::vector<std::pair<std::string, FP8Recipe>>;
-
-Recipes recipes() {
-  const auto named = [](const char* name) {
-    return AORecipeKwargs{Float8LinearConfig::from_recipe_name(name)};
-  };
-  return {
-      {"tensorwise", AORecipeKwargs()},
-      {"rowwise", named("rowwise")},
-      {"rowwise_with_gw_hp", named("rowwise_with_gw_hp")},
-      {"delayed", TERecipeKwargs{.amax_history_len = 4}},
-      {"mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true}}};
-}
 
 Tensor normal(at::IntArrayRef sizes, std::uint64_t seed) {
   return torch::randn(sizes, at::detail::createCPUGenerator(seed));
@@ -187,7 +174,7 @@ const std::map<int, std::vector<std::string>> kSplitPoints{
 // The first and the last layer that stay as they are are those of the model, not
 // of a stage.
 TEST(Float8Parity, OfPipelinesIsExact) {
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : float8_recipes()) {
     const Weights expected =
         train_alone({.recipe = recipe, .num_micro_batches = 4});
     for (const auto& [ranks, points] : kSplitPoints) {

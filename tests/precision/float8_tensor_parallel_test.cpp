@@ -12,6 +12,7 @@
 #include <accelerate/fp8.h>
 #include <accelerate/tensor_parallel.h>
 
+#include "support/float8_recipes.h"
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 
@@ -31,19 +32,6 @@ constexpr double kScale = 1 << 14;
 
 Tensor normal(at::IntArrayRef sizes, std::uint64_t seed) {
   return torch::randn(sizes, at::detail::createCPUGenerator(seed));
-}
-
-std::vector<std::pair<std::string, FP8Recipe>> recipes() {
-  const auto all = [](const std::string&, const nn::Module&) { return true; };
-  const auto named = [&](const char* name) {
-    return AORecipeKwargs{Float8LinearConfig::from_recipe_name(name), all};
-  };
-  return {
-      {"tensorwise", named("tensorwise")},
-      {"rowwise", named("rowwise")},
-      {"rowwise_with_gw_hp", named("rowwise_with_gw_hp")},
-      {"delayed", TERecipeKwargs{.amax_history_len = 4}},
-      {"mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true}}};
 }
 
 std::vector<std::pair<std::string, ParallelizePlan>> plans() {
@@ -123,7 +111,8 @@ Weights train_alone(const Training& run) {
 
 // The first step shows gradients, the others that scales stay in step.
 TEST(Float8TensorParallel, IsWhatOneProcessComputes) {
-  for (const auto& [recipe_name, recipe] : recipes()) {
+  for (const auto& [recipe_name, recipe] :
+       testing::float8_recipes_of_all_layers()) {
     for (const int num_steps : {1, 4}) {
       Training run{recipe, {}, num_steps, num_steps == 1 ? 1 : 0.05};
       const Weights expected = train_alone(run);
@@ -152,7 +141,7 @@ TEST(Float8TensorParallel, IsWhatOneProcessComputes) {
 }
 
 TEST(Float8TensorParallel, GoesWithShardsAndRecomputation) {
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : testing::float8_recipes_of_all_layers()) {
     SCOPED_TRACE(name);
     const Weights expected = train_alone({recipe});
     Training run{recipe};

@@ -16,6 +16,7 @@
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/load/source.h"
 #include "support/expect_error.h"
+#include "support/float8_recipes.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
@@ -26,6 +27,7 @@ namespace float8_training_test {
 namespace nn = torch::nn;
 using at::Tensor;
 using testing::expect_error;
+using testing::float8_recipes;
 using ::testing::HasSubstr;
 using testing::run_on_ranks;
 using testing::TemporaryDirectory;
@@ -47,18 +49,6 @@ nn::Sequential make_net() {
   for (Tensor parameter : net->parameters())
     parameter.copy_(normal(parameter.sizes(), seed++) * 0.15);
   return net;
-}
-
-std::vector<std::pair<std::string, FP8Recipe>> recipes() {
-  return {
-      {"tensorwise", AORecipeKwargs()},
-      {"rowwise",
-       AORecipeKwargs{Float8LinearConfig::from_recipe_name("rowwise")}},
-      {"rowwise_with_gw_hp",
-       AORecipeKwargs{
-           Float8LinearConfig::from_recipe_name("rowwise_with_gw_hp")}},
-      {"delayed", TERecipeKwargs{.amax_history_len = 4}},
-      {"mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true}}};
 }
 
 struct Training {
@@ -146,7 +136,7 @@ TEST(Float8Training, LearnsByEachRecipe) {
       {.precision = Precision::no, .learning_rate = 0.5, .last_step = 40});
   const Trained start =
       train_alone({.precision = Precision::no, .last_step = 1});
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : float8_recipes()) {
     SCOPED_TRACE(name);
     const Trained found =
         train_alone({.recipe = recipe, .learning_rate = 0.5, .last_step = 40});
@@ -161,7 +151,7 @@ TEST(Float8Training, LearnsByEachRecipe) {
 
 // A rank's scales are those of its part; delayed ones are agreed on.
 TEST(Float8Training, IsTheSameOnSeveralRanks) {
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : float8_recipes()) {
     for (const int num_ranks : {2, 4}) {
       const std::string label = name + " on " + std::to_string(num_ranks);
       Training training{.recipe = recipe, .num_parts = num_ranks};
@@ -183,7 +173,7 @@ TEST(Float8Training, IsTheSameOnSeveralRanks) {
 }
 
 TEST(Float8Training, RecomputesActivations) {
-  for (const auto& [name, recipe] : recipes()) {
+  for (const auto& [name, recipe] : float8_recipes()) {
     const Trained expected = train_alone({.recipe = recipe});
     const Trained found = train_alone(
         {.recipe = recipe,

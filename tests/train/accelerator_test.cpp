@@ -158,12 +158,12 @@ TEST(Accelerator, ReportsAllComplaintsAtOnce) {
   const auto build = [] {
     Accelerator(
         {.mixed_precision = Precision::fp8,
-         .fp8_recipe = MSAMPRecipeKwargs(),
+         .fp8_recipe = MSAMPRecipeKwargs{"O3"},
          .gradient_accumulation_steps = 0,
          .parallel = {.shard = 3},
          .world = alone()});
   };
-  expect_error<ConfigError>(build, "MS-AMP's recipe was asked for");
+  expect_error<ConfigError>(build, "fp8_opt_level is \"O3\"");
   expect_error<ConfigError>(build, "gradient_accumulation_steps is 0");
   expect_error<ConfigError>(build, "shard (3) = 3 ranks");
 }

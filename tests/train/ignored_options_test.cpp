@@ -1,5 +1,6 @@
 #include "train/settings/ignored_options.h"
 
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
+#include "support/run_on_ranks.h"
 
 namespace accelerate {
 namespace ignored_options_test {
@@ -164,6 +166,44 @@ TEST(OptionsWithoutEffect, OfFp8AreReportedByTheProgram) {
            .fp8_recipe =
                AORecipeKwargs{.enable_fsdp_float8_all_gather = true}}),
       HasSubstr("enable_fsdp_float8_all_gather"));
+  EXPECT_THAT(
+      warnings_of({.fp8_attention = Float8Attention::per_head}),
+      HasSubstr("fp8_attention (code; mixed_precision is not fp8)"));
+}
+
+// ZeRO divides parameters from stage 3 on.
+TEST(OptionsWithoutEffect, AreFloat8GathersWhereNothingIsGathered) {
+  const auto warnings_with = [](int num_ranks, int zero_stage) {
+    std::mutex mutex;
+    std::string warnings;
+    testing::run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      AcceleratorOptions options{
+          .mixed_precision = Precision::fp8,
+          .fp8_recipe = AORecipeKwargs{.enable_fsdp_float8_all_gather = true},
+          .parallel = {.deepspeed = DeepSpeedOptions{.zero_stage = zero_stage}},
+          .world = world};
+      options.world.logger = Logger(
+          [&](const LogRecord& record) {
+            const std::lock_guard lock(mutex);
+            warnings += std::string(record.message);
+          },
+          LogLevel::warning);
+      const Accelerator accelerator(options);
+      accelerator.finish();
+    });
+    return warnings;
+  };
+  for (const int num_ranks : {1, 2}) {
+    for (const int zero_stage : {1, 2}) {
+      EXPECT_THAT(
+          warnings_with(num_ranks, zero_stage),
+          HasSubstr("enable_fsdp_float8_all_gather (no parameters are "
+                    "sharded)"));
+    }
+    EXPECT_THAT(
+        warnings_with(num_ranks, 3),
+        ::testing::Not(HasSubstr("enable_fsdp_float8_all_gather")));
+  }
 }
 
 TEST(OptionsWithoutEffect, AreReportedByTheProgram) {

@@ -38,7 +38,7 @@ constexpr std::array<OptionSpec, 19> kComputeRows{{
      "which of those values sets the scale"},
     {"fp8_override_linear_precision", "fp8_config", "--fp8_override_linear_precision", "", text, "False,False,False", "", acts, "fp8",
      "three booleans for fprop, dgrad, wgrad: true computes that product in higher precision"},
-    {"fp8_opt_level", "fp8_config", "--fp8_opt_level", "ACCELERATE_FP8_OPT_LEVEL", choice, "O2", "O1|O2", carried, "fp8",
+    {"fp8_opt_level", "fp8_config", "--fp8_opt_level", "ACCELERATE_FP8_OPT_LEVEL", choice, "O2", "O1|O2", acts, "fp8",
      "MS-AMP's level"},
     {"fp8_enable_fsdp_float8_all_gather", "fp8_config", "--fp8_enable_fsdp_float8_all_gather", "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", truth, "1", "", acts, "fp8",
      "gather shards in fp8"},
@@ -48,7 +48,7 @@ constexpr std::array<OptionSpec, 19> kComputeRows{{
      "fp8_amax_history_len, as Accelerate's questions write it"},
     {"fp8_amax_compute_algorithm", "fp8_config", "", "ACCELERATE_FP8_AMAX_COMPUTE_ALGORITHM", choice, "", "max|most_recent", acts, "fp8",
      "fp8_amax_compute_algo, as Accelerate's questions write it"},
-    {"fp8_optimization_level", "fp8_config", "", "ACCELERATE_FP8_OPTIMIZATION_LEVEL", choice, "", "O1|O2", carried, "fp8",
+    {"fp8_optimization_level", "fp8_config", "", "ACCELERATE_FP8_OPTIMIZATION_LEVEL", choice, "", "O1|O2", acts, "fp8",
      "fp8_opt_level, as Accelerate's questions write it"},
 }};
 // clang-format on

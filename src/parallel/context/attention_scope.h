@@ -2,9 +2,9 @@
 
 #include <optional>
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <accelerate/attention.h>
+
+#include "activations/replaced_attention.h"
 
 namespace accelerate::detail {
 
@@ -32,9 +32,11 @@ class AttentionScope {
   ~AttentionScope();
 
  private:
+  [[nodiscard]] at::Tensor attend(const AttentionArguments& arguments) const;
+
   DividedSequence sequence_;
   const DividedSequence* enclosing_;
-  c10::impl::IncludeDispatchKeyGuard include_;
+  ReplacedAttention replaced_;
 };
 
 /// The sequence of the innermost AttentionScope on this thread; null outside of

@@ -1,5 +1,6 @@
 #include "parallel/replicate/replicate.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -46,6 +47,8 @@ class Replicate final : public Strategy,
       broadcast_all(model_group, buffers_);
     });
     shared_ = averager_of(group_, trainable_rows(table, is_shared));
+    has_rows_apart_ =
+        std::ranges::any_of(table.rows(), &Parameter::is_averaged_apart);
     experts_ = averager_of(
         mesh_.experts().group({Axis::replicate, Axis::shard, Axis::context}),
         trainable_rows(table, is_held_expert));
@@ -65,9 +68,9 @@ class Replicate final : public Strategy,
     for_each([&](GradientAverager& averager) {
       averager.after_backward(sync_gradients);
     });
-    if (!sync_gradients || !shared_) return;
+    if (!sync_gradients || (!shared_ && !has_rows_apart_)) return;
     // In a join, ranks without data cannot know whether there was a forward.
-    const bool was_announced = shared_->take_announced();
+    const bool was_announced = shared_ && shared_->take_announced();
     const bool sends_buffers = round_ != nullptr ? was_announced : had_forward_;
     had_forward_ = false;
     if (sends_buffers) send_buffers();
@@ -139,11 +142,11 @@ class Replicate final : public Strategy,
 
  private:
   static bool is_shared(const Parameter& row) {
-    return !row.layout.is_split_over(Axis::expert);
+    return !row.layout.is_split_over(Axis::expert) && !row.is_averaged_apart;
   }
   // Experts of other ranks are empty here.
   static bool is_held_expert(const Parameter& row) {
-    return !is_shared(row) && row.tensor.numel() > 0;
+    return row.layout.is_split_over(Axis::expert) && row.tensor.numel() > 0;
   }
 
   [[nodiscard]] std::unique_ptr<GradientAverager> averager_of(
@@ -185,6 +188,8 @@ class Replicate final : public Strategy,
   /// Averages experts that this rank holds; null if none is trained, or no other
   /// rank holds them.
   std::unique_ptr<GradientAverager> experts_;
+  /// Another strategy averages some parameters.
+  bool has_rows_apart_ = false;
   std::vector<at::Tensor> buffers_;
   bool had_forward_ = false;
   /// Inside join_uneven_inputs only.

@@ -97,6 +97,19 @@ Float8Rules float8_rules_of(const TERecipeKwargs& recipe) {
   return rules;
 }
 
+// The same at both levels.
+Float8Rules float8_rules_of(const MSAMPRecipeKwargs& /*recipe*/) {
+  const DynamicCast forward{kE4m3, Float8Granularity::tensorwise, true};
+  const DynamicCast backward{kE5m2, Float8Granularity::tensorwise, true};
+  return {
+      .input = forward,
+      .weight = forward,
+      .grad_output = backward,
+      .weight_for_grad_input = forward,
+      .grad_output_for_grad_weight = backward,
+      .input_for_grad_weight = forward};
+}
+
 }  // namespace detail
 
 }  // namespace accelerate

@@ -11,5 +11,6 @@ namespace accelerate::detail {
 
 Float8Rules float8_rules_of(const AORecipeKwargs& recipe);
 Float8Rules float8_rules_of(const TERecipeKwargs& recipe);
+Float8Rules float8_rules_of(const MSAMPRecipeKwargs& recipe);
 
 }  // namespace accelerate::detail

@@ -81,6 +81,7 @@ void read_float8(
     decisions.plan_request.float8 =
         read_float8_request(options.fp8_recipe, settings, environment);
     decisions.plan_request.float8->statistics_interval = statistics_interval;
+    decisions.plan_request.float8->attention = options.fp8_attention;
     return;
   }
   const auto ignore = [&](std::string name) {
@@ -89,6 +90,7 @@ void read_float8(
   };
   if (options.fp8_recipe) ignore("fp8_recipe");
   if (statistics_interval != 0) ignore("fp8_statistics_interval");
+  if (options.fp8_attention != Float8Attention::none) ignore("fp8_attention");
 }
 
 }  // namespace

@@ -62,6 +62,12 @@ void Accelerator::free_memory() const {
   session_->checkpoints->saver.wait();
   session_->checkpoints->loaders.clear();
   session_->step.is_direct = false;
+  // Optimizers may outlive their handles.
+  for (const auto& optimizer : session_->optimizers) {
+    if (optimizer->inner == nullptr) continue;
+    for (const auto& model : session_->models)
+      model->strategies.unpack_optimizer_state(*optimizer->inner);
+  }
   for (const auto& model : session_->models) {
     model->runs_directly = false;
     model->strategies.clear();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -85,6 +86,46 @@ bool with_optimizers(const Session& session, CheckpointUse use) {
                                   : request.loads_optimizers);
 }
 
+/// Has strategies give the optimizers their whole state while the component
+/// reads or replaces it.
+class WholeOptimizers final : public CheckpointComponent {
+ public:
+  WholeOptimizers(
+      const Session& session,
+      std::shared_ptr<CheckpointComponent> component)
+      : session_(session), component_(std::move(component)) {}
+
+  [[nodiscard]] std::string_view key() const override {
+    return component_->key();
+  }
+  void collect(CheckpointContents& contents) const override {
+    for_each_pair(&StrategyList::unpack_optimizer_state);
+    component_->collect(contents);
+    for_each_pair(&StrategyList::pack_optimizer_state);
+  }
+  [[nodiscard]] std::vector<std::string> check(
+      const CheckpointSource& source,
+      const MatchRules& rules) override {
+    return component_->check(source, rules);
+  }
+  void load(const CheckpointSource& source, const MatchRules& rules) override {
+    for_each_pair(&StrategyList::unpack_optimizer_state);
+    component_->load(source, rules);
+    for_each_pair(&StrategyList::pack_optimizer_state);
+  }
+
+ private:
+  void for_each_pair(
+      void (StrategyList::*event)(torch::optim::Optimizer&)) const {
+    for (torch::optim::Optimizer* const optimizer : optimizers_of(session_))
+      for (const auto& model : session_.models)
+        (model->strategies.*event)(*optimizer);
+  }
+
+  const Session& session_;
+  std::shared_ptr<CheckpointComponent> component_;
+};
+
 // Schedules, and then the optimizers, whose learning rates schedules change.
 ComponentList optimizer_components(
     const Session& session,
@@ -95,13 +136,16 @@ ComponentList optimizer_components(
   auto optimizers = is_whole || loads_masters
       ? optimizers_of(session)
       : std::vector<torch::optim::Optimizer*>();
-  auto component = std::make_shared<OptimizerComponent>(
-      std::move(optimizers),
-      ParameterNames(models),
-      session.checkpoints->writer_rule(),
-      session.mesh,
-      session.world.device(),
-      loads_masters ? OptimizerParts::master_weights : OptimizerParts::all);
+  auto component = std::make_shared<WholeOptimizers>(
+      session,
+      std::make_shared<OptimizerComponent>(
+          std::move(optimizers),
+          ParameterNames(models),
+          session.checkpoints->writer_rule(),
+          session.mesh,
+          session.world.device(),
+          loads_masters ? OptimizerParts::master_weights
+                        : OptimizerParts::all));
   if (loads_masters) return {std::move(component)};
   auto schedulers =
       is_whole ? schedulers_of(session) : std::vector<AnyStateful>();

@@ -59,8 +59,10 @@ void drop_gradients(
   // LibTorch's Module::zero_grad() detaches in place, which fails for gradients
   // that are views of communication buckets.
   const at::NoGradGuard no_grad;
-  for (const at::Tensor& parameter : parameters)
+  for (const at::Tensor& parameter : parameters) {
     drop_gradient(parameter, set_to_none);
+    model.strategies.drop_gradient(parameter);
+  }
   // What the optimizer steps on may be another tensor.
   for (const Parameter& row : model.table.rows())
     drop_gradient(row.local, set_to_none);

@@ -61,6 +61,32 @@ bool can_step_directly(const detail::Session& session) {
              [](const auto& model) { return model->strategies.is_idle(); });
 }
 
+// Steps while the optimizer's state is as its class has it. What the closure
+// computes is as complete as the gradients before it.
+at::Tensor step_on_whole_state(
+    detail::PreparedOptimizer& prepared,
+    const std::function<at::Tensor()>& closure) {
+  detail::Session& session = *prepared.session;
+  torch::optim::Optimizer& inner = *prepared.inner;
+  for (const auto& model : session.models)
+    model->strategies.unpack_optimizer_state(inner);
+  at::Tensor loss;
+  if (session.scaler) {
+    loss = detail::scaled_step(session, prepared, closure);
+  } else {
+    loss = closure ? inner.step([&] {
+      at::Tensor computed = closure();
+      detail::complete_gradients(session);
+      return computed;
+    })
+                   : inner.step();
+    detail::use_gradients(prepared);
+  }
+  for (const auto& model : session.models)
+    model->strategies.pack_optimizer_state(inner);
+  return loss;
+}
+
 // Not inlined, so that step() stays a few lines of the processor's cache where
 // it does not need this.
 [[gnu::noinline]] at::Tensor take_step(
@@ -81,20 +107,24 @@ bool can_step_directly(const detail::Session& session) {
     }
     detail::clip_gradients(session, parameters, *session.max_gradient_norm, {});
   }
-  at::Tensor loss;
-  if (session.scaler) {
-    loss = detail::scaled_step(session, prepared, closure);
-    if (prepared.step_was_skipped) return loss;
-  } else {
-    loss = closure ? prepared.inner->step(closure) : prepared.inner->step();
-    detail::use_gradients(prepared);
-  }
+  const at::Tensor loss = step_on_whole_state(prepared, closure);
+  if (prepared.step_was_skipped) return loss;
   detail::StepCounts::advance(prepared.num_steps);
   if (session.steps->monitor)
     session.steps->monitor->stepped(session.step_counts->most());
   detail::end_step(session, *prepared.inner);
   session.step.is_direct = can_step_directly(session);
   return loss;
+}
+
+// Drops what strategies keep of the gradient of a tensor that an optimizer steps
+// on.
+void drop_kept_gradient(
+    const detail::Session& session,
+    const at::Tensor& parameter) {
+  const at::Tensor* const in_model = session.tensor_of(parameter);
+  for (const auto& model : session.models)
+    model->strategies.drop_gradient(in_model ? *in_model : parameter);
 }
 
 }  // namespace
@@ -152,6 +182,7 @@ void Optimizer::zero_grad(bool set_to_none) const {
     for (const at::Tensor& parameter : group.params()) {
       detail::drop_gradient(parameter, set_to_none);
       if (session.step.is_direct) continue;
+      drop_kept_gradient(session, parameter);
       // The model's own tensor may hold a gradient that its local one has not
       // received yet.
       if (const at::Tensor* tensor = session.tensor_of(parameter)) {

@@ -1,4 +1,4 @@
-#include "parallel/float8_figures.h"
+#include "parallel/float8/float8_figures.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "parallel/float8.h"
+#include "parallel/float8/float8.h"
 
 #include <cmath>
 #include <cstdint>
@@ -19,7 +19,7 @@
 #include "base/text.h"
 #include "gate/watched_tensor.h"
 #include "parallel/context/attention_scope.h"
-#include "parallel/float8_figures.h"
+#include "parallel/float8/float8_figures.h"
 #include "precision/fp8/float8_keeper.h"
 #include "precision/fp8/float8_layers.h"
 #include "precision/fp8/float8_rules.h"
@@ -109,7 +109,8 @@ class Float8 final : public Strategy, public StrategyState {
       is_te_ = true;
       in_evaluation_ = *te->use_autocast_during_eval;
     } else {
-      emulates_ = std::get<AORecipeKwargs>(request_.recipe).config->emulate;
+      const auto* const ao = std::get_if<AORecipeKwargs>(&request_.recipe);
+      emulates_ = ao != nullptr && ao->config->emulate;
     }
     keeper_ = std::make_shared<Float8Keeper>(/*only_in_forwards=*/is_te_);
   }

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+namespace accelerate::detail {
+
+/// A tensor in float8 or fp16 with one scale, a power of two, as MS-AMP keeps
+/// gradients and optimizer states (Peng et al., FP8-LM: Training FP8 Large
+/// Language Models, 2023). Scaling is exact, so casting restored values again
+/// changes nothing.
+struct ScaledTensor {
+  /// Codes, in the shape of the tensor.
+  at::Tensor values;
+  /// fp32, a number on the device of `values`: what they were multiplied by.
+  at::Tensor scale;
+
+  [[nodiscard]] bool defined() const { return values.defined(); }
+  /// values / scale.
+  [[nodiscard]] at::Tensor restore(at::ScalarType dtype) const;
+};
+
+/// For each largest absolute value, the largest power of two that keeps it
+/// within the range of `dtype`; 1 for 0, NaN for infinity and NaN, so that one
+/// such value makes all of its tensor NaN. fp32, at most 2^115.
+at::Tensor powers_of_2_for(const at::Tensor& amax, at::ScalarType dtype);
+
+/// Casts a floating tensor to float8 or fp16 with the scale that follows from
+/// its largest value, rounding to nearest even. Does not wait for the device.
+ScaledTensor cast_scaled(const at::Tensor& tensor, at::ScalarType dtype);
+
+/// The same with a given scale; values beyond the range saturate.
+ScaledTensor cast_scaled(
+    const at::Tensor& tensor,
+    at::ScalarType dtype,
+    const at::Tensor& scale);
+
+}  // namespace accelerate::detail
