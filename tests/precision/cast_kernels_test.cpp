@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -203,6 +204,83 @@ TEST(CastKernels, FindTheLargestAbsoluteValue) {
           amax(values.data(), count), std::numeric_limits<float>::infinity());
       values.front() = std::numeric_limits<float>::quiet_NaN();
       EXPECT_TRUE(std::isnan(amax(values.data(), count)));
+    }
+  }
+}
+
+// The largest power of two by which a block can be multiplied without exceeding
+// the format's largest value; exponents are those that E8M0 has.
+float scale_of_block(Float8Format format, float amax) {
+  if (std::isnan(amax)) return amax;
+  if (std::isinf(amax)) return std::ldexp(1.0F, -127);
+  int exponent = 127;
+  while (std::ldexp(static_cast<double>(amax), exponent) >
+         largest_value(format))
+    --exponent;
+  return std::ldexp(1.0F, exponent);
+}
+
+TEST(CastKernels, CastBlocksWithScalesOfTheirOwn) {
+  constexpr std::int64_t kBlock = kMxBlockSize;
+  const std::vector<float> amaxes = interesting_values();
+  std::vector<float> values;
+  std::uint32_t state = 7;
+  for (const float amax : amaxes) {
+    for (std::int64_t i = 0; i < kBlock; ++i) {
+      state = state * 1664525 + 1013904223;
+      const float share = static_cast<float>(state >> 8) * 0x1p-24F;
+      values.push_back(
+          std::isfinite(amax) ? amax * (share - 0.5F)
+              : amax > 0      ? 1
+                              : share);
+    }
+    values[values.size() - 1 - state % kBlock] = amax;
+  }
+  for (const Float8Format format : kFormats) {
+    for (const CastKernels* kernels : supported_cast_kernels()) {
+      SCOPED_TRACE(std::string(kernels->name));
+      std::vector<std::int64_t> counts{
+          static_cast<std::int64_t>(amaxes.size())};
+      for (std::int64_t count = 0; count < 20; ++count) counts.push_back(count);
+      for (const std::int64_t count : counts) {
+        std::vector<float> scales(amaxes.size(), 7);
+        std::vector<std::uint8_t> codes(values.size(), 0xaa);
+        kernels->scales_of_blocks[at(format)][at(CastSource::float32)](
+            values.data(), count, scales.data());
+        kernels->cast_blocks[at(format)][at(CastSource::float32)](
+            values.data(), count, scales.data(), codes.data());
+        for (std::size_t i = 0; i < amaxes.size(); ++i) {
+          if (i >= static_cast<std::size_t>(count)) {
+            ASSERT_EQ(scales[i], 7);
+            continue;
+          }
+          const float expected = scale_of_block(format, std::fabs(amaxes[i]));
+          if (std::isnan(expected)) {
+            ASSERT_TRUE(std::isnan(scales[i]));
+          } else {
+            ASSERT_EQ(scales[i], expected) << amaxes[i];
+          }
+        }
+        for (std::int64_t block = 0; block < count; ++block) {
+          const float scale = scales[static_cast<std::size_t>(block)];
+          std::vector<std::uint8_t> expected(kBlock);
+          kernels->cast[at(format)][at(CastSource::float32)](
+              values.data() + block * kBlock, kBlock, scale, expected.data());
+          for (std::int64_t i = 0; i < kBlock; ++i) {
+            const std::uint8_t code =
+                codes[static_cast<std::size_t>(block * kBlock + i)];
+            // Which of two NaN a product has, the compiler decides.
+            if (std::isnan(scale)) {
+              ASSERT_TRUE(std::isnan(value_of(format, code)));
+            } else {
+              ASSERT_EQ(code, expected[static_cast<std::size_t>(i)]);
+            }
+          }
+        }
+        EXPECT_EQ(
+            std::count(codes.begin() + count * kBlock, codes.end(), 0xaa),
+            static_cast<std::ptrdiff_t>(codes.size()) - count * kBlock);
+      }
     }
   }
 }

@@ -99,6 +99,19 @@ struct HostCast : SourceMatrix {
       kernels.cast_columns[format][source](from, count, scales, codes + first);
     }
   }
+  // Whole blocks with the scales that follow from them.
+  void cast_blocks(std::int64_t first, std::int64_t num_blocks, float* scales)
+      const {
+    kernels.scales_of_blocks[format][source](
+        at_element(first), num_blocks, scales);
+    if (!seed) {
+      kernels.cast_blocks[format][source](
+          at_element(first), num_blocks, scales, codes + first);
+      return;
+    }
+    for (std::int64_t block = 0; block < num_blocks; ++block)
+      cast(first + block * kMxBlockSize, kMxBlockSize, scales[block]);
+  }
   [[nodiscard]] float
   cast_finding_amax(std::int64_t first, std::int64_t count, float scale) const {
     if (seed) {
@@ -163,6 +176,20 @@ at::Tensor cast_along_rows(
             matrix.cast(first, count, scale);
           }
         }
+      });
+  return scales;
+}
+
+// Each row in blocks, all of which are whole.
+at::Tensor cast_whole_blocks(const HostCast& matrix) {
+  at::Tensor scales = at::empty(
+      {matrix.rows, matrix.columns / kMxBlockSize},
+      at::TensorOptions().dtype(at::kFloat));
+  auto* const out = scales.mutable_data_ptr<float>();
+  for_each_piece(
+      matrix.size(), [&](std::int64_t first, std::int64_t count, std::int64_t) {
+        matrix.cast_blocks(
+            first, count / kMxBlockSize, out + first / kMxBlockSize);
       });
   return scales;
 }
@@ -277,6 +304,8 @@ Float8Matrix host_cast(
   }
   const HostCast host(matrix, cast.dtype, seed);
   const bool is_blocks = cast.granularity == Float8Granularity::blocks;
+  if (is_blocks && dim == 1 && host.columns % kMxBlockSize == 0)
+    return {host.values, cast_whole_blocks(host), dim};
   const std::int64_t together = is_blocks ? kMxBlockSize : matrix.size(dim);
   const at::Tensor scales = dim == 1 ? cast_along_rows(host, cast, together)
                                      : cast_along_columns(host, cast, together);

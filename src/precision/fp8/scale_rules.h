@@ -13,10 +13,6 @@ namespace accelerate::detail {
 /// which scaling is exact.
 float scale_of_amax(double amax, Float8Format type, bool power_of_2);
 
-/// The number of elements that share a scale in the MX formats (OCP
-/// Microscaling Formats Specification, 2023).
-inline constexpr std::int64_t kMxBlockSize = 32;
-
 /// The E8M0 code of a block's scale as TransformerEngine computes it: of the
 /// smallest power of two, 2^(code - 127), by which `amax` can be divided without
 /// exceeding the format's largest value. 0xff for NaN, 0xfe for infinity.

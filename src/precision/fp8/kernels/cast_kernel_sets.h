@@ -6,7 +6,7 @@ namespace accelerate::detail {
 
 template <class Kernels>
 constexpr CastKernels cast_kernels_of(std::string_view name) {
-  CastKernels set{name, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  CastKernels set{name, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   Kernels::template add_source<CastSource::float32>(set);
   Kernels::template add_source<CastSource::bfloat16>(set);
   Kernels::template add_source<CastSource::float16>(set);

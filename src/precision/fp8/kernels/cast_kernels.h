@@ -18,6 +18,10 @@ inline constexpr std::size_t kNumFloat8Formats = 4;
 enum class CastSource { float32, bfloat16, float16 };
 inline constexpr std::size_t kNumCastSources = 3;
 
+/// The number of elements that share a scale in the MX formats (OCP
+/// Microscaling Formats Specification, 2023).
+inline constexpr std::int64_t kMxBlockSize = 32;
+
 /// The largest finite value of a format.
 constexpr float largest_value(Float8Format type) {
   switch (type) {
@@ -81,6 +85,13 @@ struct CastKernels {
       std::int64_t count,
       const float* scales,
       float* values);
+  using FindScalesOfBlocks =
+      void (*)(const void* values, std::int64_t num_blocks, float* scales);
+  using CastBlocks = void (*)(
+      const void* values,
+      std::int64_t num_blocks,
+      const float* scales,
+      std::uint8_t* codes);
   using FindAmax = float (*)(const void* values, std::int64_t count);
   using FindAmaxOfColumns =
       void (*)(const void* values, std::int64_t count, float* amax);
@@ -99,6 +110,11 @@ struct CastKernels {
   PerFormat<CastFindingAmax> cast_finding_amax;
   /// With a scale for each value.
   PerFormat<CastColumns> cast_columns;
+  /// For full blocks of kMxBlockSize values, the scales by which MX formats
+  /// cast them: powers of two.
+  PerFormat<FindScalesOfBlocks> scales_of_blocks;
+  /// With a scale for each such block.
+  PerFormat<CastBlocks> cast_blocks;
   /// Rounds up with a probability of the value's distance from the lower
   /// neighbour, so that the mean of many casts is the value. The random bits
   /// are a function of the seed and the value's place.

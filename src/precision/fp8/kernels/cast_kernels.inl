@@ -4,7 +4,7 @@
 // ACCELERATE_KERNEL, the attributes of its functions. Where g++ 12 takes several
 // instructions for what the set has one for, the struct has the function: widen
 // (Halves and Bytes to Words), narrow (Words to Bytes), smaller and larger of
-// two Words without a sign bit.
+// two Words without a sign bit, and largest_word of such Words.
 
 // A format's numbers; bits are those of fp32.
 template <Float8Format format>
@@ -289,11 +289,10 @@ ACCELERATE_KERNEL static Words magnitude_at(
 }
 
 ACCELERATE_KERNEL static float largest_lane(Words magnitudes) {
-  std::uint32_t found = 0;
-  for (int lane = 0; lane < kLanes; ++lane)
-    found = std::max<std::uint32_t>(found, magnitudes[lane]);
-  return std::bit_cast<float>(found);
+  return std::bit_cast<float>(largest_word(magnitudes));
 }
+
+#include "precision/fp8/kernels/block_kernels.inl"
 
 template <Float8Format format, CastSource source>
 ACCELERATE_KERNEL static float cast_finding_amax(
@@ -363,6 +362,8 @@ static constexpr void add_format(CastKernels& set) {
   set.cast[kFormat][kSource] = &cast<format, source>;
   set.cast_finding_amax[kFormat][kSource] = &cast_finding_amax<format, source>;
   set.cast_columns[kFormat][kSource] = &cast_columns<format, source>;
+  set.scales_of_blocks[kFormat][kSource] = &scales_of_blocks<format, source>;
+  set.cast_blocks[kFormat][kSource] = &cast_blocks<format, source>;
   set.cast_randomly[kFormat][kSource] = &cast_randomly<format, source>;
   set.cast_columns_randomly[kFormat][kSource] =
       &cast_columns_randomly<format, source>;

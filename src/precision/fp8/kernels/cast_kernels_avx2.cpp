@@ -55,6 +55,14 @@ struct Avx2CastKernels {
   ACCELERATE_KERNEL static Words larger(Words a, Words b) {
     return (Words)_mm256_max_epi32((__m256i)a, (__m256i)b);
   }
+  ACCELERATE_KERNEL static std::uint32_t largest_word(Words values) {
+    const __m256i all = (__m256i)values;
+    const __m128i four = _mm_max_epi32(
+        _mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    const __m128i one = _mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(one));
+  }
 
 #include "precision/fp8/kernels/cast_kernels.inl"
 };

@@ -47,6 +47,9 @@ struct Avx512CastKernels {
   ACCELERATE_KERNEL static Words larger(Words a, Words b) {
     return (Words)_mm512_max_epi32((__m512i)a, (__m512i)b);
   }
+  ACCELERATE_KERNEL static std::uint32_t largest_word(Words values) {
+    return static_cast<std::uint32_t>(_mm512_reduce_max_epi32((__m512i)values));
+  }
 
 #include "precision/fp8/kernels/cast_kernels.inl"
 };

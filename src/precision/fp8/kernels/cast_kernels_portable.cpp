@@ -37,6 +37,12 @@ struct PortableCastKernels {
   }
   static Words smaller(Words a, Words b) { return (Ints)a < (Ints)b ? a : b; }
   static Words larger(Words a, Words b) { return (Ints)a < (Ints)b ? b : a; }
+  static std::uint32_t largest_word(Words values) {
+    std::uint32_t found = 0;
+    for (int lane = 0; lane < kLanes; ++lane)
+      found = std::max<std::uint32_t>(found, values[lane]);
+    return found;
+  }
 
 #include "precision/fp8/kernels/cast_kernels.inl"
 };
