@@ -197,8 +197,8 @@ TEST(OptionsWithoutEffect, AreFloat8GathersWhereNothingIsGathered) {
     for (const int zero_stage : {1, 2}) {
       EXPECT_THAT(
           warnings_with(num_ranks, zero_stage),
-          HasSubstr("enable_fsdp_float8_all_gather (no parameters are "
-                    "sharded)"));
+          HasSubstr("enable_fsdp_float8_all_gather (code; no parameters "
+                    "are sharded)"));
     }
     EXPECT_THAT(
         warnings_with(num_ranks, 3),
