@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well examples/gpt learns in float8: the loss after 500 steps by each recipe, over that in bf16.
 
-usage: fp8_quality.py BUILD [STEPS]    (seven runs of examples/gpt, one after the other: some 15 minutes)
+usage: fp8_quality.py BUILD [STEPS]    (eight runs of examples/gpt, one after the other: some 15 minutes)
 
 final_loss       of the last step, the same batch in each run
 mean_loss        of the last 50 steps
