@@ -130,7 +130,8 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   sharding.transformer_cls_names_to_wrap = {"Block"};
   // Each block's activations are recomputed in backward.
   sharding.activation_checkpointing = flags.checkpointing;
-  options.parallel.fully_sharded = sharding;
+  // MS-AMP's recipe trains replicas.
+  if (flags.fp8_recipe != "msamp") options.parallel.fully_sharded = sharding;
   options.parallel.replicate = flags.replicate;
   options.parallel.shard = flags.shard;
   options.parallel.expert = flags.expert;
