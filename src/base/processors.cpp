@@ -9,9 +9,8 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "base/proc_text.h"
+#include "base/control_groups.h"
 #include "base/text.h"
 
 namespace accelerate::detail {
@@ -57,19 +56,11 @@ int processors_in_affinity() {
 
 int usable_processors(const std::filesystem::path& root) {
   double processors = processors_in_affinity();
-  const std::string own = file_text(root / "proc/self/cgroup");
-  const std::filesystem::path mounted = root / "sys/fs/cgroup";
-  const std::vector<std::pair<std::filesystem::path, std::string>> versions{
-      {mounted, std::string(cgroup_path(own).value_or(""))},
-      {mounted / "cpu", std::string(cgroup_path(own, "cpu").value_or(""))}};
-  for (const auto& [top, path] : versions) {
-    // Inside of a container the path may lead nowhere; its own limit is at the
-    // top then.
-    for (auto group = (top / path).lexically_normal();;
-         group = group.parent_path()) {
+  const ControlGroups groups = control_groups(root, "cpu");
+  for (const auto* const version : {&groups.unified, &groups.of_controller}) {
+    for (const std::filesystem::path& group : *version) {
       if (const auto quota = quota_of(group))
         processors = std::min(processors, *quota);
-      if (group == top || !group.has_relative_path()) break;
     }
   }
   // Half a processor still runs one thread; two and a half keep two busy.
