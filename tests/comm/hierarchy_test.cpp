@@ -4,6 +4,9 @@
 #include <numeric>
 #include <thread>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <accelerate/error.h>
 
 #include "comm/collectives/group_impl.h"
@@ -97,6 +100,36 @@ class Machines : public ::testing::TestWithParam<std::vector<int>> {
 // Small enough for a greeting, for one lane, for one lane of two ranks' rows but
 // not of three ranks', for all lanes; uneven tails.
 const std::vector<std::int64_t> kCounts{0, 1, 512, 513, 12'001, 20'001, 70'003};
+
+// A child that drops the connection must not wait for its parent's threads.
+TEST(HierarchicalConnection, IsLeftAloneByAForkedChild) {
+  run_on_machines({2, 1}, [](const World& world) {
+    // Starts a helper thread.
+    world.group()
+        .impl()
+        ->connection->all_reduce(torch::ones({100'000}), ReduceOp::sum)
+        ->getFuture()
+        ->wait();
+    world.group().barrier();
+    if (world.rank() == 0) {
+      const pid_t child = ::fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        const_cast<std::shared_ptr<Connection>&>(
+            world.group().impl()->connection)
+            .reset();
+        ::_exit(0);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      EXPECT_EQ(status, 0);
+    }
+    const at::Tensor one = torch::ones({1});
+    world.group().all_reduce(one);
+    EXPECT_EQ(one.item<float>(), 3);
+    world.group().barrier();
+  });
+}
 
 TEST_P(Machines, ReduceToTheSumOfAll) {
   run_on_machines(GetParam(), [](const World& world) {

@@ -45,7 +45,13 @@ class HierarchicalConnection final : public Connection {
             })) {}
   HierarchicalConnection(const HierarchicalConnection&) = delete;
   HierarchicalConnection& operator=(const HierarchicalConnection&) = delete;
-  ~HierarchicalConnection() override { queue_->close(); }
+  ~HierarchicalConnection() override {
+    if (queue_->is_own_process()) {
+      queue_->close();
+    } else {
+      new Kept{std::move(queue_), std::move(network_)};
+    }
+  }
 
   [[nodiscard]] const TransportFacts& facts() const override {
     return hierarchy_facts();
@@ -119,6 +125,12 @@ class HierarchicalConnection final : public Connection {
   }
 
  private:
+  /// What a forked child cannot end, since it does not have their threads.
+  struct Kept {
+    std::shared_ptr<SerialQueue> queue;
+    std::shared_ptr<Connection> network;
+  };
+
   // The other ranks of the island would wait for this one.
   static void tell(
       const std::shared_ptr<SharedMemoryConnection>& island,

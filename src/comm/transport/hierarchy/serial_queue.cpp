@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <unistd.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 
@@ -52,7 +54,12 @@ class SerialWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+SerialQueue::SerialQueue(std::function<void(const std::exception&)> on_failure)
+    : on_failure_(std::move(on_failure)), process_(::getpid()) {}
+
 SerialQueue::~SerialQueue() { close(); }
+
+bool SerialQueue::is_own_process() const { return ::getpid() == process_; }
 
 Work SerialQueue::push(
     std::function<void()> body,

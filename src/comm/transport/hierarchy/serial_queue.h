@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include <sys/types.h>
+
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {
@@ -21,8 +23,7 @@ namespace accelerate::detail {
 class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
  public:
   /// `on_failure`: called once, with the first failure.
-  explicit SerialQueue(std::function<void(const std::exception&)> on_failure)
-      : on_failure_(std::move(on_failure)) {}
+  explicit SerialQueue(std::function<void(const std::exception&)> on_failure);
   SerialQueue(const SerialQueue&) = delete;
   SerialQueue& operator=(const SerialQueue&) = delete;
   ~SerialQueue();
@@ -33,6 +34,9 @@ class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
   void run_in_background();
   /// Fails what has not begun, and waits for what has.
   void close();
+  /// False in a child that was forked: it does not have the threads for which the
+  /// end of this object would wait.
+  [[nodiscard]] bool is_own_process() const;
 
  private:
   friend class SerialWork;
@@ -56,6 +60,7 @@ class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
   void run_worker();
 
   std::function<void(const std::exception&)> on_failure_;
+  pid_t process_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Task>> tasks_;
