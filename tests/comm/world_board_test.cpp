@@ -93,6 +93,24 @@ TEST(WorldBoard, NotesTheCallsOfEachGroup) {
   });
 }
 
+// Also those of calls that c10d makes for a replicated model.
+TEST(WorldBoard, NotesRootsAsRanksOfTheWorld) {
+  run_on_ranks(3, [](const WorldOptions& options) {
+    const World world(options);
+    if (world.rank() > 0) {
+      const Group pair = world.new_group({1, 2});
+      std::vector<at::Tensor> tensors{at::ones({5})};
+      pair.impl()->process_group->broadcast(tensors, {.rootRank = 1})->wait();
+      const WorldBoard& board = *pair.impl()->world->board;
+      const RankActivity own = read_activity(board.board(), world.rank());
+      ASSERT_EQ(own.calls.size(), 2U);
+      EXPECT_EQ(own.calls[1].operation, "broadcast");
+      EXPECT_EQ(own.calls[1].root, 2);
+    }
+    world.group().barrier();
+  });
+}
+
 TEST(WorldBoard, ReportsRanksThatHang) {
   Messages messages;
   run_on_ranks(2, [&](WorldOptions options) {

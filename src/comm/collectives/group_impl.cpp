@@ -138,6 +138,7 @@ void note_calls(GroupImpl& group) {
         {.board = board,
          .group = group.name,
          .size = group.size,
+         .world_ranks = group.world_ranks,
          .compares = !group.connection->facts().compares_calls});
   }
   group.process_group =

@@ -22,6 +22,8 @@ class NotedCalls {
     std::shared_ptr<WorldBoard> board = nullptr;
     std::string group = {};
     int size = 1;
+    /// The members' ranks in the world, in which roots are noted.
+    std::vector<int> world_ranks = {};
     /// Whether to compare calls, since the transport does not.
     bool compares = false;
   };
@@ -36,6 +38,9 @@ class NotedCalls {
   /// different call in this place.
   std::uint64_t begin(const NotedCall& call);
   void end(std::uint64_t number) noexcept { lane_.end(number); }
+  [[nodiscard]] int rank_in_world(int group_rank) const {
+    return options_.world_ranks.at(static_cast<std::size_t>(group_rank));
+  }
 
  private:
   void find_peers();

@@ -132,7 +132,7 @@ class ConnectionBackend final : public c10d::Backend {
         {.operation = operation,
          .dtype = c10::toString(tensor.scalar_type()),
          .shape = {sizes.data(), sizes.size()},
-         .root = root});
+         .root = root < 0 ? root : calls_->rank_in_world(root)});
     try {
       return c10::make_intrusive<NotedWork>(begin(), calls_, number);
     } catch (...) {
