@@ -54,15 +54,15 @@ std::shared_ptr<WorldBoard> open_board(
 }  // namespace
 
 /// Looks at the board several times per second.
-class WorldBoard::Watcher {
+class WorldBoard::MonitorThread {
  public:
-  Watcher(const Board& board, HangMonitorOptions options, Logger logger)
+  MonitorThread(const Board& board, HangMonitorOptions options, Logger logger)
       : logger_(std::move(logger)),
         monitor_(board, with_sink(std::move(options))),
         thread_([this] { run(); }) {}
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
-  ~Watcher() {
+  MonitorThread(const MonitorThread&) = delete;
+  MonitorThread& operator=(const MonitorThread&) = delete;
+  ~MonitorThread() {
     {
       const std::lock_guard lock(mutex_);
       is_stopping_ = true;
@@ -103,9 +103,9 @@ std::shared_ptr<StepListener> WorldBoard::monitor() const {
   return std::make_shared<BoardMonitor>(writer_);
 }
 
-void WorldBoard::watch(HangMonitorOptions options, Logger logger) {
-  watcher_ =
-      std::make_unique<Watcher>(board(), std::move(options), std::move(logger));
+void WorldBoard::start_hang_monitor(HangMonitorOptions options, Logger logger) {
+  monitor_thread_ = std::make_unique<MonitorThread>(
+      board(), std::move(options), std::move(logger));
 }
 
 std::shared_ptr<WorldBoard> make_world_board(

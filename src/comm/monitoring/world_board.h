@@ -27,15 +27,15 @@ class WorldBoard {
   /// Notes phases and steps.
   [[nodiscard]] std::shared_ptr<StepListener> monitor() const;
 
-  /// Watches the ranks on a thread of its own, for as long as this lives, and
-  /// logs reports as warnings.
-  void watch(HangMonitorOptions options, Logger logger);
+  /// Monitors the ranks for hangs on a thread of its own, for as long as this
+  /// lives, and logs reports as warnings.
+  void start_hang_monitor(HangMonitorOptions options, Logger logger);
 
  private:
-  class Watcher;
+  class MonitorThread;
 
   std::shared_ptr<BoardWriter> writer_;
-  std::unique_ptr<Watcher> watcher_;
+  std::unique_ptr<MonitorThread> monitor_thread_;
 };
 
 /// Offers a board to the other ranks of this rank's machine, through the store.

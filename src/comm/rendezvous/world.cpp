@@ -218,7 +218,7 @@ std::shared_ptr<GroupImpl> connect_all(
   }
 }
 
-HangMonitorOptions watch_options(
+HangMonitorOptions hang_monitor_options(
     const WorldOptions& options,
     const Settings& settings,
     const Environment& environment) {
@@ -257,7 +257,7 @@ void use_board(
     WorldCore& core,
     const RankVariables& identity,
     const WorldOptions& options,
-    HangMonitorOptions watch,
+    HangMonitorOptions monitoring,
     std::int64_t number) {
   const bool is_launchers = number == 1 && !identity.board.empty();
   if (!is_launchers && identity.size > 1 && identity.local_rank != 0)
@@ -267,11 +267,11 @@ void use_board(
   core.board->writer().enter(RankPhase::between);
   std::optional<std::chrono::milliseconds> threshold;
   std::optional<std::uint32_t> on_hang;
-  if (options.hang_seconds) threshold = watch.threshold;
-  if (options.on_hang) on_hang = static_cast<std::uint32_t>(watch.on_hang);
-  core.board->writer().set_watch(threshold, on_hang);
+  if (options.hang_seconds) threshold = monitoring.threshold;
+  if (options.on_hang) on_hang = static_cast<std::uint32_t>(monitoring.on_hang);
+  core.board->writer().set_hang_options(threshold, on_hang);
   if (!is_launchers && identity.local_rank == 0)
-    core.board->watch(std::move(watch), core.logger);
+    core.board->start_hang_monitor(std::move(monitoring), core.logger);
 }
 
 // What log_level, log_levels and log_format say.
@@ -325,14 +325,14 @@ World::World(const WorldOptions& options)
   detail::make_current(impl_->device);
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 
-  detail::HangMonitorOptions watch =
-      detail::watch_options(options, settings, environment);
+  detail::HangMonitorOptions monitoring =
+      detail::hang_monitor_options(options, settings, environment);
   std::vector<int> all(static_cast<std::size_t>(identity.size));
   std::iota(all.begin(), all.end(), 0);
   if (identity.size == 1) {
     if (options.store) core.store = *options.store;
     detail::join_board(core, identity, 1);
-    detail::use_board(core, identity, options, std::move(watch), 1);
+    detail::use_board(core, identity, options, std::move(monitoring), 1);
     impl_->all_ranks =
         Group(detail::make_group(impl_->core, "world", 0, std::move(all)));
     return;
@@ -346,7 +346,7 @@ World::World(const WorldOptions& options)
   detail::join_board(core, identity, number);
   const std::shared_ptr<detail::GroupImpl> world =
       detail::connect_all(store, number, impl_->core, identity, std::move(all));
-  detail::use_board(core, identity, options, std::move(watch), number);
+  detail::use_board(core, identity, options, std::move(monitoring), number);
   detail::note_calls(*world);
   impl_->all_ranks = Group(world);
 }

@@ -201,7 +201,7 @@ void BoardWriter::end_wait(std::uint32_t number) noexcept {
   busy_waits_ &= ~(1U << (number - 1));
 }
 
-void BoardWriter::set_watch(
+void BoardWriter::set_hang_options(
     std::optional<std::chrono::milliseconds> threshold,
     std::optional<std::uint32_t> on_hang) noexcept {
   if (threshold) {

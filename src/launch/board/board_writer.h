@@ -107,8 +107,9 @@ class BoardWriter {
       std::span<const int> peers) noexcept;
   void end_wait(std::uint32_t number) noexcept;
 
-  /// What the program's code says of how its ranks are watched; see BoardPage.
-  void set_watch(
+  /// What the program's code says of how its ranks are monitored for hangs; see
+  /// BoardPage.
+  void set_hang_options(
       std::optional<std::chrono::milliseconds> threshold,
       std::optional<std::uint32_t> on_hang) noexcept;
 
