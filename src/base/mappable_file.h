@@ -15,7 +15,10 @@ class MappedBytes {
   MappedBytes& operator=(const MappedBytes&) = delete;
 
   /// The byte that was asked for; those after it follow. Writing to them does
-  /// not change the file.
+  /// not change the file. A write at the moment at which another program opens
+  /// the file for writing may be lost: pages are replaced by copies that were
+  /// made just before. No system call does both at once, and truncation takes
+  /// even private pages.
   [[nodiscard]] std::byte* data() const { return data_; }
   /// Has all pages in memory, so that using them waits for nothing. False if
   /// that fails.
