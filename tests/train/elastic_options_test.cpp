@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <accelerate/accelerate.h>
@@ -229,6 +230,55 @@ TEST(RunElastic, GoesBackToTheNewestStateWhateverTheClocksSay) {
   EXPECT_EQ(train_on(directory.path(), 11, 10), 8);
   date_files(directory.path() / "memory", std::chrono::hours(2));
   EXPECT_EQ(train_on(directory.path(), 10, 0), 10);
+}
+
+// Megatron-LM's settings leave optimizers out of checkpoints; a run that goes
+// back to a state of its own needs them. Goes on from the state after the second
+// step, if there is one, and returns the weight after each step.
+std::vector<torch::Tensor> train_without_saved_optimizers(
+    const std::filesystem::path& memory,
+    int num_steps) {
+  std::vector<torch::Tensor> weights;
+  run_elastic(
+      [&](ElasticContext& context) {
+        ParallelOptions parallel;
+        parallel.megatron_lm = {.no_load_optim = true, .no_save_optim = true};
+        const Accelerator accelerator(
+            {.parallel = parallel, .journal = false, .world = alone()});
+        torch::manual_seed(7);
+        torch::nn::Linear net(2, 1);
+        torch::optim::AdamW adamw(net->parameters(), 0.1);
+        auto [model, optimizer] = accelerator.prepare(net, adamw);
+        int step = 0;
+        accelerator.register_for_checkpointing("step", step);
+        context.resume(accelerator);
+        EXPECT_THAT(step, ::testing::AnyOf(0, 2));
+        for (int i = 0; i < num_steps; ++i) {
+          const auto scope = accelerator.accumulate(model);
+          const torch::Tensor inputs = torch::arange(4).add(++step).sin();
+          accelerator.backward(model(inputs.view({2, 2})).pow(2).mean());
+          optimizer.step();
+          optimizer.zero_grad();
+          weights.push_back(net->weight.detach().clone());
+          EXPECT_FALSE(context.step_done(accelerator));
+        }
+        accelerator.finish();
+      },
+      {.redundancy = Redundancy::neighbour,
+       .redundancy_steps = 2,
+       .memory_dir = memory});
+  return weights;
+}
+
+TEST(RunElastic, KeepsOptimizersInStatesInMemoryWhateverCheckpointsLeaveOut) {
+  const TemporaryDirectory directory;
+  const auto undisturbed =
+      train_without_saved_optimizers(directory.path() / "other", 3);
+  const auto memory = directory.path() / "memory";
+  train_without_saved_optimizers(memory, 2);
+  const auto again = train_without_saved_optimizers(memory, 1);
+  EXPECT_TRUE(again[0].equal(undisturbed[2]));
+  EXPECT_FALSE(again[0].equal(undisturbed[0]));
 }
 
 TEST(RunElastic, KeepsStatesInTheDirectoryItIsTold) {
