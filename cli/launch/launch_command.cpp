@@ -143,8 +143,10 @@ int launch_on_hosts(
   warn_of_flags_beside_hosts(settings);
   if (settings.is_given("min_processes")) {
     throw ConfigError(
-        "[launch] --num_processes MIN:MAX works on one machine, and the host "
-        "file names others; give one number");
+        "[launch] the launchers of a host file are started and ended together, "
+        "and with --num_processes MIN:MAX they may come and go; start one on "
+        "each machine, with --num_machines and --machine_rank, or give one "
+        "number");
   }
   HostLaunch launch;
   launch.hosts = parse_hosts(detail::read_file(*settings.text("hostfile")));

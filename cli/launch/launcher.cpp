@@ -1,19 +1,20 @@
 #include "cli/launch/launcher.h"
 
+#include <csignal>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <unistd.h>
 
 #include <accelerate/error.h>
 
 #include "base/text.h"
 #include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
+#include "cli/launch/nodes/elastic_machines.h"
 #include "cli/launch/nodes/machines.h"
 #include "cli/launch/nodes/preflight.h"
 #include "cli/launch/ranks/rank_group.h"
+#include "cli/launch/say.h"
 #include "cli/launch/signals.h"
 #include "launch/store_secret.h"
 #include "launch/store_server.h"
@@ -22,10 +23,6 @@
 namespace accelerate::cli {
 
 namespace {
-
-void say(const std::string& text) {
-  (void)!write(STDERR_FILENO, text.data(), text.size());
-}
 
 void print_processors(const LaunchPlan& plan) {
   if (plan.is_quiet) return;
@@ -78,6 +75,15 @@ void agree_on_end(
   if (end.reason.empty()) end.reason = all.reason;
 }
 
+void say_that_it_starts_again(const LaunchPlan& plan, int num_restarts_left) {
+  if (plan.is_quiet) return;
+  say(detail::format(
+      "accelerate-cpp: starting again, {} of at most {}{}",
+      plan.max_restarts - num_restarts_left,
+      plan.max_restarts,
+      plan.max_restarts == 1 ? " time\n" : " times\n"));
+}
+
 int run_attempts(
     const LaunchPlan& plan,
     StorePlace store,
@@ -109,14 +115,91 @@ int run_attempts(
     if (end.code == 0 || end.was_signalled || num_restarts_left == 0)
       return end.code;
     if (machines) machines->require_store();
-    --num_restarts_left;
-    if (!plan.is_quiet) {
-      say(detail::format(
-          "accelerate-cpp: starting again, {} of at most {}{}",
-          plan.max_restarts - num_restarts_left,
-          plan.max_restarts,
-          plan.max_restarts == 1 ? " time\n" : " times\n"));
+    say_that_it_starts_again(plan, --num_restarts_left);
+  }
+}
+
+// How an attempt of a group whose machines come and go has ended here.
+struct ElasticAttempt {
+  int code = 0;
+  /// Those that are left if all machines begin another attempt; 0: none.
+  int num_restarts_left = 0;
+};
+
+// How the ranks of other machines, or the group, have failed.
+std::string describe(const GroupOutcome& outcome) {
+  if (outcome.code == 0) return {};
+  if (outcome.machine < 0)
+    return detail::format("accelerate-cpp: {}\n", outcome.reason);
+  return detail::format(
+      "accelerate-cpp: {} failed with exit code {}; the ranks here were "
+      "ended\n",
+      outcome.reason,
+      outcome.code);
+}
+
+ElasticAttempt run_elastic_attempt(
+    const LaunchPlan& plan,
+    const StorePlace& store,
+    ElasticMachines& machines,
+    ElasticMember& member,
+    const Signals& signals,
+    detail::Watchdog* watchdog) {
+  const GroupEnd end =
+      RankGroup(
+          plan,
+          {.attempt = machines.attempt(), .store = store, .member = &member},
+          signals,
+          watchdog)
+          .run();
+  if (end.was_signalled) {
+    // After SIGTERM all ranks save and finish together, the others a moment
+    // later.
+    if (end.code == 128 + SIGTERM) machines.await_end();
+    machines.end_for_all(end.code);
+    machines.finish(/*is_last=*/true);
+    return {.code = end.code};
+  }
+  const auto outcome = member.outcome();
+  if (!outcome) {
+    say(detail::format(
+        "{}accelerate-cpp: the other machines go on without this one, machine "
+        "{}, whose ranks have ended or which they could not reach; start its "
+        "launcher again to join them\n",
+        plan.is_quiet ? std::string() : end.reason,
+        plan.machine_rank));
+    return {.code = 1};
+  }
+  const bool starts_again =
+      outcome->code != 0 && outcome->num_restarts_left > 0;
+  machines.finish(/*is_last=*/!starts_again);
+  if (!plan.is_quiet) say(end.reason.empty() ? describe(*outcome) : end.reason);
+  return {outcome->code, starts_again ? outcome->num_restarts_left : 0};
+}
+
+int run_elastic_attempts(
+    const LaunchPlan& plan,
+    StorePlace store,
+    const Signals& signals,
+    detail::Watchdog* watchdog) {
+  ElasticMachines machines(plan, store, signals);
+  store.secret = machines.secret();
+  const MemoryDirectory memory(plan.memory_directory);
+  int num_restarts_left = plan.max_restarts;
+  while (true) {
+    ElasticMember& member = machines.begin(num_restarts_left);
+    if (!member.belongs() && member.outcome()) {
+      machines.finish(/*is_last=*/true);
+      say(describe(*member.outcome()));
+      say("accelerate-cpp: the group has ended before this machine joined "
+          "it\n");
+      return member.outcome()->code;
     }
+    const ElasticAttempt attempt =
+        run_elastic_attempt(plan, store, machines, member, signals, watchdog);
+    if (attempt.num_restarts_left == 0) return attempt.code;
+    num_restarts_left = attempt.num_restarts_left - 1;
+    say_that_it_starts_again(plan, num_restarts_left);
   }
 }
 
@@ -159,7 +242,9 @@ int run_ranks(const LaunchPlan& plan) {
   }
   print_processors(plan);
   try {
-    return run_attempts(plan, place, signals, watchdog ? &*watchdog : nullptr);
+    const auto run =
+        plan.has_elastic_machines() ? run_elastic_attempts : run_attempts;
+    return run(plan, place, signals, watchdog ? &*watchdog : nullptr);
   } catch (const Stopped& stopped) {
     return 128 + stopped.signal;
   }

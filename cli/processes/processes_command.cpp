@@ -172,6 +172,13 @@ int ask_for_size(const ResizeFlags& flags) {
         "with accelerate-cpp launch --num_processes MIN:MAX",
         flags.process));
   }
+  if (most > header.num_pages) {
+    throw ConfigError(format(
+        "[launch] the group of process {} is on several machines, and changes "
+        "its size with them: start a launcher on another machine, or end one "
+        "with SIGTERM",
+        flags.process));
+  }
   if (flags.num_ranks < fewest || flags.num_ranks > most) {
     throw ConfigError(format(
         "[launch] the group of process {} cannot have {} ranks: it was "

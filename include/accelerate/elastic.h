@@ -21,7 +21,8 @@ struct ElasticRun;
 enum class Redundancy {
   none,
   /// In memory of the machine, outside the ranks' processes: what one of them
-  /// writes outlives it. For ranks on one machine.
+  /// writes outlives it. On several machines, each part also in the memory of the
+  /// next machine.
   neighbour,
 };
 
@@ -59,7 +60,7 @@ struct ElasticOptions {
 enum class ElasticEnd {
   finished,   ///< the function has returned by itself
   preempted,  ///< the ranks were told to end, and have saved
-  left,       ///< the group has become smaller, and this process is none of it
+  left,       ///< the group goes on without this process or its machine
 };
 
 /// What the function of run_elastic() is called with: this process's part in one
@@ -128,8 +129,9 @@ class ACCELERATE_API ElasticContext {
 /// not swallow DistributedErrors. Other exceptions are passed on, and end the
 /// process as ever, which the launcher then replaces.
 ///
-/// Under another launcher, and on several machines, `function` is called once;
-/// a group that is started again goes on from its checkpoints.
+/// Under another launcher, and on several machines without `--num_processes
+/// MIN:MAX`, `function` is called once; a group that is started again goes on
+/// from its checkpoints.
 ACCELERATE_API ElasticEnd run_elastic(
     const std::function<void(ElasticContext&)>& function,
     const ElasticOptions& options = {});

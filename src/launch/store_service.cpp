@@ -31,6 +31,10 @@ bool needs_admission(StoreQuery query) {
 
 }  // namespace
 
+std::string connection_key(int machine) {
+  return format("accelerate-cpp/connected/{}", machine);
+}
+
 void StoreSession::mark_sent(std::size_t num_bytes) {
   num_sent_ += num_bytes;
   if (num_sent_ < unsent_.size()) return;
@@ -50,6 +54,14 @@ bool StoreSession::admit_if_trusted() {
 void StoreService::close(StoreSession& session) {
   std::erase(sessions_, &session);
   session_memory_ -= std::exchange(session.accounted_, 0);
+  if (session.machine_ > 0)
+    note_connection(std::exchange(session.machine_, 0), false);
+}
+
+void StoreService::note_connection(int machine, bool is_there) {
+  values_.set(
+      format("/{}/{}", options_.secret, connection_key(machine)),
+      is_there ? "1" : "0");
 }
 
 void StoreService::receive(StoreSession& session, std::string_view bytes) {
@@ -163,8 +175,7 @@ void StoreService::validate(
   session.is_valid_ = true;
 }
 
-void StoreService::join(StoreSession& session, const StoreRequest& request)
-    const {
+void StoreService::join(StoreSession& session, const StoreRequest& request) {
   const std::string& given = request.strings[0];
   const std::int64_t machine = request.number;
   if (machine < 1 || machine >= options_.num_machines) {
@@ -189,6 +200,7 @@ void StoreService::join(StoreSession& session, const StoreRequest& request)
   }
   session.machine_ = static_cast<int>(machine);
   session.is_admitted_ = true;
+  note_connection(session.machine_, true);
   session.answer(StoreJoinAnswer::admitted);
   session.answer_text(options_.secret);
 }

@@ -66,6 +66,9 @@ class StoreSession {
   std::uint64_t accounted_ = 0;
 };
 
+/// Below the secret. The key does not exist before the first launcher has joined.
+std::string connection_key(int machine);
+
 /// The store without its sockets: takes bytes of clients, holds the values, and
 /// makes answers. Not thread-safe.
 ///
@@ -73,6 +76,9 @@ class StoreSession {
 /// a first key that begins with "/SECRET/", which a c10d::PrefixStore over an
 /// unmodified client gives to every connection and its clones; by joining; or
 /// because it is trusted. Until then it holds one key at most.
+///
+/// Whether the launcher of machine K is connected is the value, 1 or 0, of the
+/// key that connection_key(K) names.
 class StoreService {
  public:
   struct Options {
@@ -114,7 +120,8 @@ class StoreService {
   void admit(StoreSession& session) const;
   void answer(StoreSession& session, StoreRequest& request);
   static void validate(StoreSession& session, const StoreRequest& request);
-  void join(StoreSession& session, const StoreRequest& request) const;
+  void join(StoreSession& session, const StoreRequest& request);
+  void note_connection(int machine, bool is_there);
   void add(StoreSession& session, StoreRequest& request);
   void append(const StoreRequest& request);
   void compare_set(StoreSession& session, StoreRequest& request);

@@ -47,6 +47,7 @@ void drain(const Supervisor::Rank& rank) {
 
 void Supervisor::add(pid_t pid, std::vector<EventSource*> sources) {
   ranks_.push_back({pid, std::move(sources)});
+  drain_until_.reset();
 }
 
 void Supervisor::run() {
@@ -83,6 +84,7 @@ bool Supervisor::all_dead() const {
 
 bool Supervisor::is_over() const {
   if (!all_dead()) return false;
+  if (options_.awaits_more && options_.awaits_more()) return false;
   return std::all_of(ranks_.begin(), ranks_.end(), is_silent) ||
       (drain_until_ && Clock::now() >= *drain_until_);
 }

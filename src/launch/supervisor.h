@@ -46,6 +46,8 @@ class Supervisor {
     /// since another process takes its place, or the others go on without it.
     /// May call add(). May be empty.
     std::function<bool(std::size_t index)> is_made_good = {};
+    /// True while ranks may still be added though none runs. May be empty.
+    std::function<bool()> awaits_more = {};
     /// Called at least this often while ranks run; 0: never.
     std::chrono::milliseconds interval{0};
     std::function<void()> on_interval = {};

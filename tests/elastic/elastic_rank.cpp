@@ -3,7 +3,7 @@
 //
 //   elastic_rank DIRECTORY KIND STEPS GENERATIONS [GENERATION RANK PLACE STEP]...
 //
-// KIND: "elastic"; "code", which keeps states in DIRECTORY/memory by options of
+// KIND: "elastic"; "unsaved", which saves no checkpoints; "code", which keeps states in DIRECTORY/memory by options of
 // its own; or "plain" for a program without run_elastic(). Trains to the
 // end of step STEPS, and as long as the group has not reached generation
 // GENERATIONS. In a generation, the rank kills itself in the given step, at
@@ -55,6 +55,7 @@ struct Job {
   std::vector<Death> deaths = {};
   /// Where code says that states are kept; empty: nowhere.
   std::string memory = {};
+  bool saves = true;
 };
 
 bool has_state(const std::filesystem::path& memory, int number) {
@@ -159,7 +160,7 @@ void train(const Job& job, accelerate::ElasticContext* context) {
         context->gradient_accumulation_steps(2);
   options.project_configuration = {
       .project_dir = job.directory,
-      .automatic_checkpoint_naming = true,
+      .automatic_checkpoint_naming = job.saves,
       .total_limit = 2};
   const accelerate::Accelerator accelerator(options);
   torch::manual_seed(3);
@@ -211,7 +212,7 @@ void train(const Job& job, accelerate::ElasticContext* context) {
         return;
       }
     }
-    accelerator.save_state();
+    if (job.saves) accelerator.save_state();
   }
 }
 
@@ -241,6 +242,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     accelerate::ElasticOptions options{.global_batch_size = 12};
+    job.saves = std::string(argv[2]) != "unsaved";
     if (std::string(argv[2]) == "code") {
       job.memory = job.directory + "/memory";
       options.redundancy = accelerate::Redundancy::neighbour;

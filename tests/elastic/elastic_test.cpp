@@ -395,17 +395,6 @@ TEST(Elastic, RangesThatCannotBeAreRefused) {
       complaint({"--num_processes", "0:3"}),
       HasSubstr("min_processes is \"0\""));
   EXPECT_THAT(
-      complaint(
-          {"--num_machines",
-           "2",
-           "--main_process_ip",
-           "127.0.0.1",
-           "--main_process_port",
-           "29511",
-           "--num_processes",
-           "2:4"}),
-      HasSubstr("works on one machine"));
-  EXPECT_THAT(
       complaint({"--num_processes", "2", "--elastic_batch", "each"}),
       HasSubstr("elastic_batch is \"each\""));
   const testing::TemporaryDirectory directory;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # machines_netns.sh TOOL RANK_PROGRAM ELASTIC_RANK: network namespaces play machines on one switch. Ranks meet on two and three of them: by static
 # addresses, by a host file, under torchrun (where there is one; TORCHRUN names it), over a slow line; and when a line is cut, all
-# launchers end with a message; and a machine that vanishes comes back and gets its state from its neighbour. Needs root and iproute2; else it is skipped (77).
+# launchers end with a message; a machine that vanishes comes back and gets its state from its neighbour; and machines join a group that runs, and are lost to it. Needs root and iproute2; else it is skipped (77).
 set -uo pipefail
 # ACCELERATE_TEST_TIME_FACTOR multiplies all time limits, for builds with sanitizers.
 time_factor=${ACCELERATE_TEST_TIME_FACTOR:-1}
@@ -135,7 +135,7 @@ run_elastic() {
 await() {
   local tries=0
   until grep -q "$1" "$out/$2"; do
-    [ $((tries += 1)) -lt $((600 * time_factor)) ] || { codes=(); fail "no \"$1\""; }
+    [ $((tries += 1)) -lt $((900 * time_factor)) ] || { codes=(); fail "no \"$1\""; }
     sleep 0.1
   done
 }
@@ -182,4 +182,43 @@ done
 all_well "a machine that vanished did not come back"
 [ "${newest:--1}" -ge "$checkpoint" ] || grep -q "its part came back to machine 2 from machine 0" "$out/0" || fail "the neighbour's memory was not used"
 [ "$(awk '{ print $1 }' "$out/project/curve" | sort -nu | wc -l)" -eq 400 ] || fail "steps are missing"
+
+# A group of two or three machines: the last one joins late, its line is cut, and it joins again. No checkpoints are saved: the others
+# go on from states in memory.
+run_changing() {
+  ip netns exec "$(machine "$1")" timeout -k 2 $((180 * time_factor)) "$tool" launch --num_machines 3 --num_processes 2:3 \
+    --main_process_ip 10.77.0.1 --main_process_port 29644 --machine_rank "$1" \
+    --redundancy neighbour --redundancy_steps 3 "$elastic_rank" "$out/changing" unsaved 20 4 >"$out/$1$2" 2>&1 &
+}
+rm -f "$out"/[0-9]*
+mkdir "$out/changing"
+run_changing 0 ""
+pids=($!)
+run_changing 1 ""
+pids+=($!)
+await "generation 1: [0-9]* [0-9]*$" 0
+run_changing 2 ""
+cut_off=$!
+await "generation 2: [0-9]* [0-9]* [0-9]*$" 0
+await "step 40" 0
+ip -n "$switch" link set port2 down
+await "generation 3: [0-9]* [0-9]*$" 0
+wait "$cut_off"
+codes=($?)
+none_hung "the launcher of the machine that was cut off did not end"
+ip -n "$switch" link set port2 up
+run_changing 2 again
+pids+=($!)
+await "generation 4: [0-9]* [0-9]* [0-9]*$" 0
+codes=()
+for pid in "${pids[@]}"; do
+  wait "$pid"
+  codes+=($?)
+done
+all_well "a machine did not join a group that runs"
+steps=$(awk '{ print $1 }' "$out/changing/curve" | sort -nu | wc -l)
+[ "$steps" -eq "$(awk '{ print $1 }' "$out/changing/curve" | sort -n | tail -n 1)" ] || fail "steps are missing from a group that machines join"
+# The last line of a step has its samples, after its number and the loss: of ten steps together each once.
+awk '{ line[$1] = $0 } END { for (step = 1; step in line; ++step) { count = split(line[step], words); for (i = 3; i <= count; ++i) print int((step - 1) / 10), words[i] } }' \
+  "$out/changing/curve" | sort | uniq -d | grep -q . && fail "a sample was seen twice in an epoch"
 echo "all as expected"

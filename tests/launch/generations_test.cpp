@@ -87,6 +87,91 @@ TEST(Generations, BeginWithAllSeats) {
   EXPECT_FALSE(group->advance());
 }
 
+TEST(Generations, BeginWithoutAbsentSeats) {
+  int num_restarts_left = 0;
+  const Board board = Board::create({.num_pages = 4, .world_size = 4});
+  const Generations generations(
+      board,
+      {.fewest = 1,
+       .most = 4,
+       .num_restarts_left = &num_restarts_left,
+       .absent = {0, 2}});
+  EXPECT_EQ(generations.num_ranks(), 2);
+  EXPECT_EQ(generations.rank_of(0), -1);
+  EXPECT_EQ(generations.rank_of(1), 0);
+  EXPECT_EQ(generations.rank_of(2), -1);
+  EXPECT_EQ(generations.rank_of(3), 1);
+}
+
+// Seats 2 and 3 are those of one machine.
+TEST(Generations, LoseAMachineWithoutReplacingIt) {
+  Group group(2, 4, 1);
+  ASSERT_EQ(group->lose_machine(2, 2), Loss::smaller);
+  EXPECT_EQ(group.target(), 2U);
+  EXPECT_EQ(group.num_restarts_left(), 1);
+  // What it takes down costs nothing.
+  ASSERT_EQ(group->lose(1), Loss::replaced);
+  EXPECT_EQ(group.num_restarts_left(), 1);
+  group.start(1);
+  group.arrive(0, 2);
+  group.arrive(1, 2);
+  ASSERT_TRUE(group->advance());
+  EXPECT_THAT(group.ranks(), ElementsAre(0, 1, -1, -1));
+  EXPECT_EQ(group->lose_machine(2, 2), Loss::harmless);
+}
+
+TEST(Generations, EndWithAMachineWithoutWhichTooFewAreLeft) {
+  Group group(3, 4, 1);
+  EXPECT_EQ(group->lose_machine(2, 2), Loss::ends_group);
+}
+
+TEST(Generations, TakeInAMachineWithAllItsSeats) {
+  Group group(1, 4, 0);
+  ASSERT_EQ(group->lose_machine(2, 2), Loss::smaller);
+  EXPECT_FALSE(group->join(2, 2));
+  group.arrive(0, 2);
+  group.arrive(1, 2);
+  ASSERT_TRUE(group->advance());
+  EXPECT_FALSE(group->join(1, 2));
+  ASSERT_TRUE(group->join(2, 2));
+  for (const int seat : {2, 3}) {
+    group.start(seat);
+    group.arrive(seat, 3);
+  }
+  EXPECT_FALSE(group->advance());
+  for (const int seat : {0, 1}) group.arrive(seat, 3);
+  ASSERT_TRUE(group->advance());
+  EXPECT_THAT(group.ranks(), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(Generations, LetAMachineLeaveIfTheOthersAreEnough) {
+  using Leave = Generations::Leave;
+  Group group(2, 4, 1);
+  EXPECT_EQ(group->leave(0, 3), Leave::refused);
+  ASSERT_EQ(group->lose(1), Loss::replaced);
+  EXPECT_EQ(group->leave(2, 2), Leave::later);
+  group.start(1);
+  for (int seat = 0; seat < 4; ++seat) group.arrive(seat, 2);
+  ASSERT_TRUE(group->advance());
+  EXPECT_EQ(group->leave(2, 2), Leave::begun);
+  EXPECT_EQ(group.wanted(), 3U);
+  EXPECT_EQ(group.target(), 2U);
+  for (int seat = 0; seat < 4; ++seat) group.arrive(seat, 3);
+  ASSERT_TRUE(group->advance());
+  EXPECT_THAT(group.ranks(), ElementsAre(0, 1, -1, -1));
+  group.withdraw(0);
+  EXPECT_EQ(group->leave(1, 1), Leave::refused);
+}
+
+TEST(Generations, NameTheRanksThatAreLate) {
+  Group group(2, 3, 1, std::chrono::milliseconds(-1));
+  EXPECT_THAT(group->late(), IsEmpty());
+  ASSERT_EQ(group->lose(1), Loss::replaced);
+  EXPECT_THAT(group->late(), ElementsAre(0, 2));
+  group.arrive(2, 2);
+  EXPECT_THAT(group->late(), ElementsAre(0));
+}
+
 TEST(Generations, FollowWhenAllHaveArrived) {
   Group group(3, 3, 1);
   ASSERT_EQ(group->lose(1), Loss::replaced);
@@ -226,6 +311,18 @@ TEST(Generations, StayIfWhoJoinsEnds) {
   EXPECT_EQ(group->lose(1), Loss::harmless);
   EXPECT_FALSE(group->is_changing());
   EXPECT_EQ(group.target(), 2U);
+}
+
+TEST(Generations, NeedWhoJoinsIfTooFewAreLeftOtherwise) {
+  Group group(2, 3, 0);
+  ASSERT_EQ(group->lose(1), Loss::smaller);
+  group.arrive(0, 2);
+  group.arrive(2, 2);
+  ASSERT_TRUE(group->advance());
+  EXPECT_THAT(group->resize(3), ElementsAre(1));
+  group.start(1);
+  ASSERT_EQ(group->lose(0), Loss::smaller);
+  EXPECT_EQ(group->lose(1), Loss::ends_group);
 }
 
 TEST(Generations, ShrinkAtTheEndOfAStep) {

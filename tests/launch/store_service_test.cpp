@@ -362,6 +362,26 @@ TEST(StoreService, LetsEachMachineJoinOnce) {
   }
 }
 
+TEST(StoreService, TellsWhichLaunchersAreConnected) {
+  Clients clients({.secret = kSecret, .num_machines = 3});
+  const std::string key = "/" + kSecret + "/" + connection_key(2);
+  StoreSession& reader = clients.connect();
+  const auto value = [&] {
+    clients.send(reader, StoreMessage(Query::get).text(key));
+    return clients.answers(reader);
+  };
+  EXPECT_EQ(value(), text_answer(""));
+  StoreSession& launcher = clients.connect();
+  clients.send(launcher, join_as(2));
+  EXPECT_EQ(value(), text_answer("1"));
+  clients.service().close(launcher);
+  clients.service().close(launcher);
+  EXPECT_EQ(value(), text_answer("0"));
+  StoreSession& next = clients.connect();
+  clients.send(next, join_as(2));
+  EXPECT_EQ(value(), text_answer("1"));
+}
+
 TEST(StoreService, ComparesSecretsThatLaunchersWereGiven) {
   Clients shared(
       {.secret = kSecret, .num_machines = 2, .is_secret_shared = true});

@@ -133,6 +133,27 @@ TEST(Supervisor, CallsAtIntervals) {
   EXPECT_GE(count, 3);
 }
 
+// As where another machine decides whether a rank is replaced.
+TEST(Supervisor, GoesOnWithoutRanksWhileMoreMayBeAdded) {
+  Scripts* all = nullptr;
+  int num_calls = 0;
+  Scripts ranks(
+      {.awaits_more = [&] { return num_calls < 3; },
+       .interval = std::chrono::milliseconds(1),
+       .on_interval =
+           [&] {
+             ++num_calls;
+             if (num_calls == 3) all->add("echo late >&$1; exit 4");
+           }});
+  all = &ranks;
+  ranks.add("exit 0");
+  ranks.supervisor.run();
+  ASSERT_EQ(ranks.supervisor.ranks().size(), 2U);
+  EXPECT_EQ(ranks.end_of(1), "exited with code 4");
+  EXPECT_EQ(ranks.heard[1].text, "late\n");
+  EXPECT_THAT(ranks.supervisor.failures(), ElementsAre(1U));
+}
+
 TEST(Supervisor, KillsAllAndWaits) {
   Scripts scripts;
   scripts.add("trap '' TERM; exec sleep 1000");

@@ -1,6 +1,7 @@
 // States that several machines keep in memory; ranks that play machines.
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -38,9 +39,26 @@ namespace fs = std::filesystem;
 struct Machines {
   std::vector<int> sizes;
   ParallelOptions parallel = {};
+  /// Where machines may change: which they are, each with a memory of its own.
+  std::vector<int> names = {};
+  /// From checkpoints; states in memory are whole all the same.
+  bool leaves_out_optimizers = false;
+
+  [[nodiscard]] ParallelOptions options() const {
+    ParallelOptions all = parallel;
+    if (leaves_out_optimizers)
+      all.megatron_lm = {.no_load_optim = true, .no_save_optim = true};
+    return all;
+  }
 
   [[nodiscard]] int num_ranks() const {
     return std::accumulate(sizes.begin(), sizes.end(), 0);
+  }
+  [[nodiscard]] fs::path memory_of(int rank, const fs::path& memory) const {
+    if (names.empty()) return memory;
+    std::size_t machine = 0;
+    for (int end = sizes[0]; rank >= end; end += sizes[machine]) ++machine;
+    return memory.string() + "_" + std::to_string(names[machine]);
   }
   [[nodiscard]] WorldOptions place(WorldOptions world) const {
     int first = 0;
@@ -69,21 +87,26 @@ class Rank {
       const fs::path& memory,
       std::uint64_t seed)
       : accelerator_(
-            {.parallel = machines.parallel,
+            {.parallel = machines.options(),
              .journal = false,
              .world = machines.place(world)}),
         net_(make_net(seed)),
         adamw_(net_->parameters(), 0.01),
         prepared_(accelerator_.prepare(net_, adamw_)),
-        states_(accelerator_.world(), memory) {
+        states_(
+            accelerator_.world(),
+            machines.memory_of(*world.rank, memory),
+            !machines.names.empty()) {
     states_.make_directories();
     found_ = states_.survey();
   }
 
-  void step(int number) {
+  void step(int number) { step_on(number + accelerator_.process_index()); }
+  // The same on all ranks, however many there are.
+  void common_step(int number) { step_on(number); }
+  void step_on(int number) {
     auto& [model, optimizer] = prepared_;
-    const torch::Tensor inputs =
-        torch::arange(12).add(number + accelerator_.process_index()).sin();
+    const torch::Tensor inputs = torch::arange(12).add(number).sin();
     accelerator_.backward(model(inputs.view({2, 6})).pow(2).mean());
     optimizer.step();
     optimizer.zero_grad();
@@ -217,6 +240,11 @@ TEST(MachineStates, GiveAMachineBackWhatItHasLost) {
   }
 }
 
+TEST(MachineStates, KeepOptimizersWhateverCheckpointsLeaveOut) {
+  Kept kept({.sizes = {1, 1}, .leaves_out_optimizers = true});
+  kept.expect_goes_on();
+}
+
 TEST(MachineStates, NeedNoCopiesIfNothingIsLost) {
   Kept kept({{2, 1}, {.shard = 3}});
   for (const std::size_t machine : {0, 1})
@@ -303,6 +331,151 @@ TEST(MachineStates, StayAsTheyAreWhenTheNextOneCannotBeKept) {
     });
     kept.expect_goes_on();
   }
+}
+
+using Values = std::map<std::string, torch::Tensor>;
+
+void run(
+    const Machines& machines,
+    const fs::path& memory,
+    std::uint64_t seed,
+    const std::function<void(Rank&)>& body) {
+  testing::run_on_ranks(machines.num_ranks(), [&](const WorldOptions& world) {
+    Rank rank(machines, world, memory, seed);
+    body(rank);
+    rank.accelerator().finish();
+  });
+}
+
+/// Keeps a state on some machines, and loads it on others.
+class Moved {
+ public:
+  Moved(const Machines& before, bool is_whole) {
+    run(before, memory(), 1, [&](Rank& rank) {
+      rank.common_step(0);
+      rank.common_step(1);
+      if (is_whole) {
+        rank.states().keep_whole(rank.accelerator(), name_of_state(0));
+      } else {
+        EXPECT_THAT(
+            rank.keep(0),
+            ::testing::ElementsAre(MachineStates::done, MachineStates::done));
+      }
+      rank.common_step(2);
+      const auto values = rank.values();
+      if (rank.accelerator().is_main_process()) after_ = values;
+    });
+  }
+  void lose(int machine) const { fs::remove_all(memory_of(machine)); }
+  [[nodiscard]] fs::path memory_of(int machine) const {
+    return memory().string() + "_" + std::to_string(machine);
+  }
+  [[nodiscard]] fs::path memory() const { return directory_ / "memory"; }
+  // Loads the state on ranks that know nothing, and makes the same step.
+  void expect_goes_on(const Machines& after) const {
+    run(after, memory(), 2, [&](Rank& rank) {
+      ASSERT_THAT(rank.found(), SizeIs(1)) << rank.states().lost();
+      rank.states().load(
+          rank.accelerator(), rank.found().front().path.string(), {});
+      rank.states().settle();
+      EXPECT_EQ(rank.states().next_number(), 1);
+      rank.common_step(2);
+      const Values values = rank.values();
+      if (!rank.accelerator().is_main_process()) return;
+      ASSERT_EQ(values.size(), after_.size());
+      for (const auto& [name, tensor] : values) {
+        EXPECT_TRUE(tensor.allclose(after_.at(name), 1e-5, 1e-6))
+            << name << tensor << after_.at(name);
+      }
+    });
+  }
+
+ private:
+  TemporaryDirectory directory_;
+  Values after_;
+};
+
+Machines machines_of(
+    const std::vector<int>& names,
+    int size,
+    ParallelOptions parallel = {}) {
+  return {std::vector<int>(names.size(), size), parallel, names};
+}
+
+TEST(MachineStates, AreMadeWholeForOtherMachines) {
+  const auto sharded = [](int degree) {
+    return ParallelOptions{.shard = degree};
+  };
+  // Machine 1 is lost; machine 3 is new and has the place of another.
+  struct Change {
+    Machines before, after;
+  };
+  for (const Change& change :
+       {Change{machines_of({0, 1}, 1), machines_of({0}, 1)},
+        Change{machines_of({0, 1, 2}, 1), machines_of({0, 2, 3}, 1)},
+        Change{
+            machines_of({0, 1, 2}, 1, sharded(3)),
+            machines_of({0, 2, 3}, 1, sharded(3))},
+        Change{
+            machines_of({0, 1}, 2, sharded(4)),
+            machines_of({0}, 2, sharded(2))},
+        Change{
+            machines_of({0, 1, 2}, 2, {.replicate = 3, .shard = 2}),
+            machines_of({0, 2, 3, 4}, 2, {.replicate = 2, .shard = 4})}}) {
+    const Moved moved(change.before, /*is_whole=*/false);
+    moved.lose(1);
+    moved.expect_goes_on(change.after);
+  }
+}
+
+// Also where neighbours leave together.
+TEST(MachineStates, KeepAWholeOneBeforeMachinesLeave) {
+  for (const auto& parallel :
+       {ParallelOptions{}, ParallelOptions{.shard = 3}}) {
+    const Moved moved(machines_of({0, 1, 2}, 1, parallel), /*is_whole=*/true);
+    moved.lose(1);
+    moved.lose(2);
+    moved.expect_goes_on(machines_of({0}, 1));
+    // It stays on all machines until the next one is complete.
+    moved.lose(0);
+  }
+  const Moved moved(machines_of({0}, 1), /*is_whole=*/true);
+  moved.expect_goes_on(machines_of({0, 1}, 1));
+  moved.lose(0);
+  moved.expect_goes_on(machines_of({1, 2}, 1, {.shard = 2}));
+}
+
+TEST(MachineStates, OfOtherMachinesGoWhenTheNextOneIsComplete) {
+  const Moved moved(machines_of({0, 1}, 1), /*is_whole=*/false);
+  const Machines after = machines_of({1, 2}, 1);
+  run(after, moved.memory(), 2, [&](Rank& rank) {
+    ASSERT_THAT(rank.found(), SizeIs(1));
+    rank.states().load(rank.accelerator(), name_of_state(0), {});
+    rank.states().settle();
+    rank.accelerator().wait_for_everyone();
+    EXPECT_TRUE(fs::exists(moved.memory_of(2) / "whole" / name_of_state(0)));
+    EXPECT_THAT(
+        rank.keep(1),
+        ::testing::ElementsAre(MachineStates::done, MachineStates::done));
+  });
+  for (const int machine : {1, 2}) {
+    EXPECT_FALSE(
+        fs::exists(moved.memory_of(machine) / "whole" / name_of_state(0)));
+  }
+  EXPECT_FALSE(fs::exists(
+      moved.memory_of(1) / "machine_1_of_2x1/parts" / name_of_state(0)));
+  EXPECT_TRUE(fs::exists(
+      moved.memory_of(1) / "machine_0_of_2x1/parts" / name_of_state(1)));
+}
+
+TEST(MachineStates, CannotBeMadeWholeFromAPartAlone) {
+  const Moved moved(machines_of({0, 1, 2}, 1), /*is_whole=*/false);
+  moved.lose(1);
+  moved.lose(2);
+  run(machines_of({0, 3}, 1), moved.memory(), 2, [&](Rank& rank) {
+    EXPECT_THAT(rank.found(), IsEmpty());
+    EXPECT_EQ(rank.states().next_number(), 0);
+  });
 }
 
 }  // namespace machine_states_test

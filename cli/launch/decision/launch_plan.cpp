@@ -167,14 +167,11 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
     if (settings.text("elastic_batch") == "per_rank")
       refuse_for_python("--elastic_batch per_rank", "leave it out");
   }
-  if (is_elastic && plan.num_machines > 1) {
-    complaints.push_back(format(
-        "[launch] --num_processes {}:{} works on one machine, and there are "
-        "{}; give one number: with --max_restarts a failed group is started "
-        "again on all of them",
-        plan.fewest_processes,
-        plan.num_processes,
-        plan.num_machines));
+  if (plan.has_elastic_machines() && plan.checks_machines) {
+    complaints.push_back(
+        "[launch] --check measures the connections of all machines before the "
+        "start, and with --num_processes MIN:MAX some may come later; leave "
+        "one of them out");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
   if (plan.has_board) plan.memory_directory = memory_directory_of_launcher();
@@ -317,7 +314,8 @@ std::vector<std::string> rank_variables(
     const LaunchPlan& plan,
     int local_rank,
     int attempt,
-    const StorePlace& store) {
+    const StorePlace& store,
+    std::optional<RankPlace> place) {
   std::vector<std::string> own{
       format("TORCHELASTIC_RESTART_COUNT={}", attempt),
       format("TORCHELASTIC_MAX_RESTARTS={}", plan.max_restarts)};
@@ -325,15 +323,16 @@ std::vector<std::string> rank_variables(
     own.push_back(format("{}={}", name, value));
   };
   if (plan.is_alone) return own;
-  const int rank = plan.rank_of(local_rank);
+  const int rank = place ? place->rank : plan.rank_of(local_rank);
+  const int num_ranks = place ? place->num_ranks : plan.num_processes;
   add("RANK", rank);
   add("LOCAL_RANK", local_rank);
-  add("WORLD_SIZE", plan.num_processes);
+  add("WORLD_SIZE", num_ranks);
   add("LOCAL_WORLD_SIZE", plan.processes_here());
   add("GROUP_RANK", plan.machine_rank);
   add("GROUP_WORLD_SIZE", plan.num_machines);
   add("ROLE_RANK", rank);
-  add("ROLE_WORLD_SIZE", plan.num_processes);
+  add("ROLE_WORLD_SIZE", num_ranks);
   add("ROLE_NAME", plan.role);
   if (!plan.port) return own;
   // The launcher hosts the store, like torchrun's agent.

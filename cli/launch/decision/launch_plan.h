@@ -68,7 +68,12 @@ struct LaunchPlan {
   [[nodiscard]] int processes_here() const {
     return num_processes / num_machines;
   }
-  /// Whether a rank that ends may be replaced alone, if the program agrees.
+  /// Whether machines may join and leave the group while it runs.
+  [[nodiscard]] bool has_elastic_machines() const {
+    return num_machines > 1 && fewest_processes < num_processes;
+  }
+  /// Whether a rank that ends may be replaced alone, if the program agrees, by a
+  /// launcher that decides for all.
   [[nodiscard]] bool may_replace_ranks() const {
     return has_board && num_machines == 1 && num_processes > 1 &&
         (max_restarts > 0 || fewest_processes < num_processes);
@@ -101,12 +106,20 @@ struct StorePlace {
   std::string secret;
 };
 
-/// The variables of a single rank, as NAME=VALUE.
+/// A rank's place in a group that need not have all machines.
+struct RankPlace {
+  int rank = 0;
+  int num_ranks = 1;
+};
+
+/// The variables of a single rank, as NAME=VALUE. Without a `place`, that in a
+/// group of all machines.
 std::vector<std::string> rank_variables(
     const LaunchPlan& plan,
     int local_rank,
     int attempt,
-    const StorePlace& store);
+    const StorePlace& store,
+    std::optional<RankPlace> place = std::nullopt);
 
 /// For --dry_run: command, variables and where each setting came from.
 std::string describe(const LaunchPlan& plan, const detail::Settings& settings);

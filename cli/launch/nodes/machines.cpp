@@ -11,6 +11,9 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/launch/nodes/heartbeats.h"
+#include "cli/launch/nodes/join_launch.h"
+#include "cli/launch/nodes/launch_times.h"
 
 namespace accelerate::cli {
 
@@ -19,53 +22,12 @@ namespace {
 using detail::format;
 using std::chrono::milliseconds;
 
-// Other machines may still be starting.
-constexpr std::chrono::minutes kStartTimeout{5};
-constexpr std::chrono::seconds kTimeUntilReported{3};
-constexpr std::chrono::seconds kTimeToLeave{5};
 constexpr milliseconds kPause{20};
-// A launcher without a heartbeat for this long is gone.
-constexpr std::chrono::seconds kHeartbeatTimeout{15};
-constexpr std::chrono::seconds kHeartbeatInterval{1};
-// How long the store may hold the place of a launcher that is gone.
-constexpr std::chrono::seconds kTimeUntilFree{20};
 constexpr const char* kAllEnded = "0";
-constexpr const char* kAttemptKey = "accelerate-cpp/attempt";
 
 std::string key_of(const char* what, int attempt) {
   return format("accelerate-cpp/{}/{}", what, attempt);
 }
-std::string heartbeat_key(int machine) {
-  return format("accelerate-cpp/beat/{}", machine);
-}
-
-/// The last heartbeat of each machine.
-class Heartbeats {
- public:
-  explicit Heartbeats(int num_machines)
-      : last_(static_cast<std::size_t>(num_machines)) {}
-
-  /// The machine that has been silent for too long, if there is one.
-  std::optional<int> silent(StoreClient& client) {
-    const auto now = std::chrono::steady_clock::now();
-    for (std::size_t i = 1; i < last_.size(); ++i) {
-      std::string heartbeat = client.get(heartbeat_key(static_cast<int>(i)));
-      if (heartbeat != last_[i].text || last_[i].text.empty()) {
-        last_[i] = {std::move(heartbeat), now};
-      } else if (now - last_[i].at > kHeartbeatTimeout) {
-        return static_cast<int>(i);
-      }
-    }
-    return std::nullopt;
-  }
-
- private:
-  struct Heard {
-    std::string text;
-    std::chrono::steady_clock::time_point at;
-  };
-  std::vector<Heard> last_;
-};
 
 }  // namespace
 
@@ -95,23 +57,7 @@ Machines::~Machines() {
 }
 
 void Machines::take_place(const LaunchPlan& plan) {
-  const auto begun_at = Clock::now();
-  bool is_reported = false;
-  secret_ = client_.join(
-      machine_,
-      plan.given_secret,
-      plan.max_restarts > 0 ? milliseconds(kTimeUntilFree) : milliseconds(0),
-      [&] {
-        signals_.heed();
-        if (is_reported || Clock::now() - begun_at < kTimeUntilReported) return;
-        is_reported = true;
-        std::fprintf(
-            stderr,
-            "accelerate-cpp: waiting for the place of machine %d, which "
-            "another "
-            "launcher still has\n",
-            machine_);
-      });
+  secret_ = join_launch(client_, plan, plan.max_restarts > 0, signals_);
   num_launchers_ =
       client_.add(format("accelerate-cpp/launchers/{}", machine_), 1);
   if (!is_returning()) return;

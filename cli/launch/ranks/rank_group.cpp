@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text.h"
+#include "cli/launch/say.h"
 #include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"
 
@@ -20,10 +21,6 @@ namespace {
 
 // Short, since a user who presses Ctrl+C is waiting.
 constexpr std::chrono::milliseconds kTimeAfterInterrupt{4000};
-
-void say(const std::string& text) {
-  (void)!write(STDERR_FILENO, text.data(), text.size());
-}
 
 // Where a rank was when it ended, as the rest of a line and lines below it.
 std::string describe_place(const detail::Board& board, int index) {
@@ -57,7 +54,10 @@ RankGroup::RankGroup(
           [this] {
             while (const auto info = signals_.next()) handle(*info);
           }),
-      on_stop_(options.stop, [this] { stop(); }),
+      on_stop_(
+          options.member != nullptr ? options.member->descriptor()
+                                    : options.stop,
+          [this] { options_.member != nullptr ? follow_orders() : stop(); }),
       supervisor_(
           {.signals = &on_signal_,
            .event = &on_stop_,
@@ -66,17 +66,27 @@ RankGroup::RankGroup(
            .on_end = [this](std::size_t index) { note_end(index); },
            .is_made_good =
                [this](std::size_t index) { return make_good(index); },
-           .interval = plan.processes_here() > 1
+           .awaits_more =
+               [this] {
+                 return options_.member != nullptr && received_ == 0 &&
+                     !was_stopped_ && !has_group_ended();
+               },
+           .interval = plan.processes_here() > 1 || options.member != nullptr
                ? detail::HangMonitor::kInterval
                : std::chrono::milliseconds(0),
            .on_interval =
                [this] {
                  if (generations_) keep_generations();
+                 if (options_.member != nullptr) follow_orders();
                  if (hang_monitor_) hang_monitor_->look();
                }}) {
   start_board();
   try {
-    for (int seat = 0; seat < plan_.processes_here(); ++seat) start(seat, 1);
+    if (options_.member != nullptr) {
+      follow_orders();
+    } else {
+      for (int seat = 0; seat < plan_.processes_here(); ++seat) start(seat, 1);
+    }
   } catch (...) {
     supervisor_.kill_and_wait();
     throw;
@@ -84,6 +94,9 @@ RankGroup::RankGroup(
 }
 
 void RankGroup::start(int seat, std::uint32_t first_generation) {
+  std::optional<RankPlace> place;
+  if (options_.member != nullptr && first_generation == 1)
+    place = {options_.member->rank_of(seat), options_.member->num_ranks()};
   RankProcess& rank = *ranks_.emplace_back(start_rank(
       plan_,
       seat,
@@ -91,10 +104,12 @@ void RankGroup::start(int seat, std::uint32_t first_generation) {
        .attempt = options_.attempt,
        .store = options_.store,
        .board = board_ ? board_->ticket() : std::string(),
-       .first_generation = first_generation}));
+       .first_generation = first_generation,
+       .place = place}));
   supervisor_.add(rank.pid, {&rank.out, &rank.err});
   if (watchdog_ != nullptr) watchdog_->watch(rank.pid);
   if (generations_) generations_->add(seat, rank.pid);
+  if (options_.member != nullptr) options_.member->note_start(seat, rank.pid);
 }
 
 void RankGroup::start_board() {
@@ -107,8 +122,21 @@ void RankGroup::start_board() {
          .attempt = options_.attempt,
          .machine = plan_.machine_rank,
          .command = detail::join(plan_.arguments, " ")}));
-  } catch (const detail::SegmentError&) {
+  } catch (const detail::SegmentError& error) {
+    if (options_.member != nullptr) {
+      throw ConfigError(detail::format(
+          "[launch] an elastic group needs memory that its ranks share with "
+          "the launcher: {}",
+          error.what()));
+    }
     // Training does not need it.
+    return;
+  }
+  if (options_.member != nullptr) {
+    detail::BoardHeader& header = board_->shared_header();
+    header.fewest_ranks.store(plan_.fewest_processes);
+    header.most_ranks.store(plan_.num_processes);
+    options_.member->use_board(*board_);
     return;
   }
   if (plan_.may_replace_ranks()) {
@@ -119,10 +147,10 @@ void RankGroup::start_board() {
             .most = plan_.num_processes,
             .num_restarts_left = options_.num_restarts_left});
   }
-  start_watch();
+  start_monitor();
 }
 
-void RankGroup::start_watch() {
+void RankGroup::start_monitor() {
   if (plan_.processes_here() == 1) return;
   hang_monitor_ = std::make_unique<detail::HangMonitor>(
       *board_,
@@ -135,81 +163,10 @@ void RankGroup::start_watch() {
           }});
 }
 
-bool RankGroup::make_good(std::size_t index) {
-  if (!generations_ || was_stopped_ || received_ != 0) return false;
-  RankProcess& lost = *ranks_[index];
-  const detail::Generations::Loss loss = generations_->lose(lost.seat);
-  if (loss == detail::Generations::Loss::ends_group) return false;
-  // What it started, and what another process with its number might be taken
-  // for.
-  ::kill(-lost.pid, SIGKILL);
-  watchdog_->forget(lost.pid);
-  made_good_ = index;
-  std::string words = detail::format(
-      "the others go on without process {}, which {}",
-      lost.pid,
-      detail::describe_exit(supervisor_.ranks()[index].wait_status));
-  if (loss == detail::Generations::Loss::replaced) {
-    try {
-      start(lost.seat, generations_->next());
-    } catch (const ConfigError& error) {
-      say(detail::format("accelerate-cpp: {}\n", error.what()));
-      return false;
-    }
-    words = detail::format(
-        "process {} takes the place of process {}; the others go on",
-        ranks_.back()->pid,
-        lost.pid);
-  }
-  if (!plan_.is_quiet) say(detail::format("accelerate-cpp: {}\n", words));
-  keep_generations();
-  return true;
-}
-
-void RankGroup::keep_sizes(detail::Generations& generations) {
-  const int asked = generations.take_request();
-  if (asked == 0) return;
-  if (!plan_.is_quiet) {
-    say(detail::format(
-        "accelerate-cpp: going from {} ranks to {}\n",
-        generations.num_ranks(),
-        asked));
-  }
-  for (const int seat : generations.resize(asked)) {
-    try {
-      start(seat, generations.next());
-    } catch (const ConfigError& error) {
-      say(detail::format("accelerate-cpp: {}\n", error.what()));
-      generations.finish(seat);
-    }
-  }
-}
-
-void RankGroup::keep_generations() {
-  constexpr std::chrono::milliseconds kWhileChanging{2};
-  if (received_ != 0 || was_stopped_) return;
-  detail::Generations& generations = *generations_;
-  keep_sizes(generations);
-  if (generations.advance()) {
-    for (std::size_t i = 0; i < ranks_.size(); ++i) {
-      if (supervisor_.ranks()[i].is_running)
-        ranks_[i]->rank = generations.rank_of(ranks_[i]->seat);
-    }
-    has_failed_ = false;
-    start_watch();
-  } else if (generations.has_failed()) {
-    supervisor_.give_up(made_good_);
-  }
-  if (hang_monitor_ && generations.is_changing()) {
-    hang_monitor_->retire();
-    retired_monitors_.push_back(std::move(hang_monitor_));
-  }
-  std::erase_if(retired_monitors_, [](const auto& monitor) {
-    return !monitor->is_busy();
-  });
-  supervisor_.set_interval(
-      generations.is_changing() ? kWhileChanging
-                                : detail::HangMonitor::kInterval);
+void RankGroup::retire_monitor() {
+  if (!hang_monitor_) return;
+  hang_monitor_->retire();
+  retired_monitors_.push_back(std::move(hang_monitor_));
 }
 
 void RankGroup::note_end(std::size_t index) {
@@ -219,6 +176,8 @@ void RankGroup::note_end(std::size_t index) {
     supervisor_.forget(index);
     if (watchdog_ != nullptr) watchdog_->forget(ranks_[index]->pid);
   }
+  if (options_.member != nullptr)
+    options_.member->note_end(ranks_[index]->seat, wait_status);
   if (!board_) return;
   detail::BoardPage& page = board_->page(ranks_[index]->seat);
   std::string words;
@@ -254,6 +213,11 @@ GroupEnd RankGroup::run() {
 void RankGroup::handle(const signalfd_siginfo& info) {
   const auto signal = static_cast<int>(info.ssi_signo);
   if (signal == SIGCHLD) return;
+  if (signal == SIGTERM && ask_to_leave()) {
+    received_ = signal;
+    supervisor_.expect_end(plan_.grace);
+    return;
+  }
   // A rank in our own process group gets the terminal's signals directly.
   if (watchdog_ != nullptr || info.ssi_code != SI_KERNEL) {
     supervisor_.send_to_all(signal);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/nodes/elastic_member.h"
 #include "cli/launch/ranks/rank_process.h"
 #include "cli/launch/signals.h"
 #include "launch/board/board.h"
@@ -43,6 +44,9 @@ class RankGroup {
     int stop = -1;
     /// How many more processes may be started in the place of others.
     int* num_restarts_left = nullptr;
+    /// For a group whose machines come and go, where machine 0 decides about
+    /// ranks; else null. Must outlive this object.
+    ElasticMember* member = nullptr;
   };
 
   /// Starts the ranks. Throws ConfigError if one cannot be started; then none
@@ -78,11 +82,22 @@ class RankGroup {
   void handle(const signalfd_siginfo& info);
   void stop();
   void start_board();
-  void start_watch();
+  void start_monitor();
+  void retire_monitor();
   // Starts a process; throws ConfigError if that fails.
   void start(int seat, std::uint32_t first_generation);
   // Whether an elastic group goes on in spite of this failure.
   bool make_good(std::size_t index);
+  // Does for the ranks of this machine what machine 0 has decided.
+  void follow_orders();
+  void start_ordered(int seat, std::uint32_t first_generation);
+  // True once machine 0 has said how the group ends, or that it goes on without
+  // this machine.
+  [[nodiscard]] bool has_group_ended() const;
+  void end_with_group();
+  // Asks the other machines to go on without this one; false if there is nobody
+  // to ask.
+  bool ask_to_leave();
   // Replaces, adds and leaves out ranks of an elastic group as is due.
   void keep_generations();
   void keep_sizes(detail::Generations& generations);
@@ -112,6 +127,9 @@ class RankGroup {
   int received_ = 0;
   bool was_stopped_ = false;
   bool has_failed_ = false;
+  bool asks_to_leave_ = false;
+  /// Set when the failure of a rank is machine 0's to make good.
+  bool has_lost_ = false;
 };
 
 }  // namespace accelerate::cli

@@ -2,7 +2,9 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <sched.h>
 #include <unistd.h>
@@ -61,6 +63,27 @@ std::optional<cpu_set_t> processors_of(const LaunchPlan& plan, int local_rank) {
   return set;
 }
 
+std::vector<std::string> variables_of(
+    const LaunchPlan& plan,
+    int local_rank,
+    const StartOptions& options) {
+  std::vector<std::string> variables = rank_variables(
+      plan, local_rank, options.attempt, options.store, options.place);
+  const auto add = [&](std::string_view name, const auto& value) {
+    variables.push_back(format("{}={}", name, value));
+  };
+  if (!options.board.empty()) {
+    add(detail::kBoardVariable, options.board);
+    add(detail::kBoardPageVariable, local_rank);
+  }
+  if (options.first_generation > 1)
+    add(detail::kFirstGenerationVariable, options.first_generation);
+  if (!plan.memory_directory.empty())
+    add(detail::kMemoryDirectoryVariable, plan.memory_directory);
+  for (const auto& [name, value] : plan.environment.all()) add(name, value);
+  return variables;
+}
+
 }  // namespace
 
 std::unique_ptr<RankProcess> start_rank(
@@ -70,31 +93,14 @@ std::unique_ptr<RankProcess> start_rank(
   detail::ProcessStart start;
   start.program = plan.program;
   start.arguments = plan.arguments;
-  start.variables =
-      rank_variables(plan, local_rank, options.attempt, options.store);
-  if (!options.board.empty()) {
-    start.variables.push_back(
-        format("{}={}", detail::kBoardVariable, options.board));
-    start.variables.push_back(
-        format("{}={}", detail::kBoardPageVariable, local_rank));
-  }
-  if (options.first_generation > 1) {
-    start.variables.push_back(format(
-        "{}={}", detail::kFirstGenerationVariable, options.first_generation));
-  }
-  if (!plan.memory_directory.empty()) {
-    start.variables.push_back(format(
-        "{}={}", detail::kMemoryDirectoryVariable, plan.memory_directory));
-  }
-  for (const auto& [name, value] : plan.environment.all()) {
-    start.variables.push_back(format("{}={}", name, value));
-  }
+  start.variables = variables_of(plan, local_rank, options);
   start.resets_signals = true;
   const auto processors = processors_of(plan, local_rank);
   if (processors) start.processors = &*processors;
 
   auto process = std::make_unique<RankProcess>();
-  process->rank = plan.rank_of(local_rank);
+  const int number = plan.rank_of(local_rank);
+  process->rank = options.place ? options.place->rank : number;
   process->seat = local_rank;
   std::optional<detail::Pipe> out, err;
   if (options.is_isolated) {
@@ -107,13 +113,13 @@ std::unique_ptr<RankProcess> start_rank(
     process->out = RankStream(
         out->release_read_end(),
         shown.out || shows_all ? STDOUT_FILENO : -1,
-        prefix_of(plan, process->rank, STDOUT_FILENO),
-        log_of(plan, process->rank, options, "stdout.log"));
+        prefix_of(plan, number, STDOUT_FILENO),
+        log_of(plan, number, options, "stdout.log"));
     process->err = RankStream(
         err->release_read_end(),
         shown.err || shows_all ? STDERR_FILENO : -1,
-        prefix_of(plan, process->rank, STDERR_FILENO),
-        log_of(plan, process->rank, options, "stderr.log"),
+        prefix_of(plan, number, STDERR_FILENO),
+        log_of(plan, number, options, "stderr.log"),
         &process->last_output);
   }
   const detail::StartedProcess started =

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <sys/types.h>
@@ -37,6 +38,8 @@ struct StartOptions {
   std::string board;
   /// The generation in which it begins, of an elastic group.
   std::uint32_t first_generation = 1;
+  /// See rank_variables().
+  std::optional<RankPlace> place = std::nullopt;
 };
 
 /// Starts one rank. Throws ConfigError if the system refuses, with its reason.

@@ -36,7 +36,7 @@ BoardHeader& header_of(const SharedSegment& segment) {
 
 Board Board::create(const BoardOptions& options) {
   SharedSegment segment =
-      SharedSegment::create(bytes_of(options.num_pages), kName);
+      SharedSegment::create(bytes_of(options.num_pages), options.name);
   BoardHeader& header = header_of(segment);
   header.version = BoardHeader::kVersion;
   header.supervisor = ::getpid();
@@ -71,7 +71,7 @@ Board Board::open(const std::string& ticket) {
 std::vector<Board> Board::of_process(pid_t process) {
   namespace fs = std::filesystem;
   std::vector<Board> boards;
-  const std::string wanted = format("/memfd:{} (deleted)", kName);
+  const std::string wanted = format("/memfd:{} (deleted)", BoardOptions().name);
   std::error_code error;
   fs::directory_iterator files(format("/proc/{}/fd", process), error);
   for (; !error && files != fs::directory_iterator(); files.increment(error)) {

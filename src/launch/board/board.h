@@ -22,6 +22,9 @@ struct BoardOptions {
   int machine = 0;
   /// For people who list what is running.
   std::string command = {};
+  /// The name by which the process's boards are found; another one for a board
+  /// that is not about processes of this machine.
+  const char* name = "accelerate-board";
 };
 
 /// Pages of shared memory on which the ranks of one machine note what they do,
@@ -30,9 +33,6 @@ struct BoardOptions {
 /// gone with the last process that maps it.
 class Board {
  public:
-  /// The name by which processes that hold a board are found.
-  static constexpr const char* kName = "accelerate-board";
-
   /// Throws SegmentError if the system gives no memory.
   static Board create(const BoardOptions& options);
   /// Maps the board that ticket() described. Throws SegmentError if this

@@ -33,7 +33,14 @@ ElasticPlace ElasticSeat::take_place() {
   // The launcher changes these only after this process has arrived once more.
   current_ = header().generation.load();
   next_ = current_ + 1;
-  return {current_, seat().rank.load(), header().num_ranks.load()};
+  ElasticPlace place{current_, seat().rank.load(), header().num_ranks.load()};
+  for (int page = 0; page < board_.num_pages(); ++page) {
+    const int rank = board_.page(page).seat.rank.load();
+    if (rank < 0) continue;
+    ++place.num_local_ranks;
+    if (rank < place.rank) ++place.local_rank;
+  }
+  return place;
 }
 
 bool ElasticSeat::was_broken(std::chrono::milliseconds patience) const {

@@ -13,6 +13,9 @@ struct ElasticPlace {
   /// -1: the process leaves the group.
   int rank = -1;
   int num_ranks = 0;
+  /// Among the ranks of this machine.
+  int local_rank = 0;
+  int num_local_ranks = 0;
 };
 
 /// A process's seat in the elastic group of its launcher, on whose board it is.
@@ -30,6 +33,10 @@ class ElasticSeat {
   [[nodiscard]] bool is_elastic() const;
   /// The most ranks that the group may have.
   [[nodiscard]] int most_ranks() const;
+  /// Whether the group may have ranks on other machines.
+  [[nodiscard]] bool spans_machines() const {
+    return most_ranks() > board_.num_pages();
+  }
   /// Tells the launcher that this process stays when others end, and returns its
   /// place as soon as the next generation is in force.
   ElasticPlace take_place();

@@ -8,11 +8,17 @@ Generations::Generations(const Board& board, Options options)
     : board_(board),
       options_(options),
       seats_(static_cast<std::size_t>(options.most)) {
-  for (int seat = 0; seat < options_.most; ++seat)
-    on_board(seat).rank.store(seat);
+  for (const int seat : options_.absent)
+    seats_[static_cast<std::size_t>(seat)].state = State::empty;
+  int count = 0;
+  for (int seat = 0; seat < options_.most; ++seat) {
+    const bool is_rank =
+        seats_[static_cast<std::size_t>(seat)].state == State::member;
+    on_board(seat).rank.store(is_rank ? count++ : -1);
+  }
   header().fewest_ranks.store(options_.fewest);
   header().most_ranks.store(options_.most);
-  header().num_ranks.store(options_.most);
+  header().num_ranks.store(count);
   header().target.store(current_);
   header().wanted.store(current_);
   header().generation.store(current_);
@@ -54,14 +60,20 @@ bool Generations::is_changing() const {
 bool Generations::has_failed() const {
   if (!is_broken()) return false;
   if (has_finished_) return true;
-  if (std::chrono::steady_clock::now() <= deadline_) return false;
+  return !late().empty();
+}
+
+std::vector<int> Generations::late() const {
+  std::vector<int> seats;
+  if (!is_broken() || std::chrono::steady_clock::now() <= deadline_)
+    return seats;
   // Those who join may take as long as any program to start.
   for (int seat = 0; seat < options_.most; ++seat) {
     const State state = seats_[static_cast<std::size_t>(seat)].state;
     const bool is_rank = state == State::member || state == State::leaving;
-    if (is_rank && !has_arrived(seat)) return true;
+    if (is_rank && !has_arrived(seat)) seats.push_back(seat);
   }
-  return false;
+  return seats;
 }
 
 int Generations::num_ranks() const { return header().num_ranks.load(); }
@@ -97,29 +109,80 @@ Generations::Loss Generations::replace_or_shrink(int seat, bool may_replace) {
   return num_staying() >= options_.fewest ? Loss::smaller : Loss::ends_group;
 }
 
-Generations::Loss Generations::lose(int seat) {
+void Generations::break_generation() {
+  if (is_broken()) return;
+  is_paid_ = false;
+  deadline_ = std::chrono::steady_clock::now() + options_.patience;
+  header().wanted.store(next());
+  header().target.store(next());
+}
+
+Generations::Loss Generations::lose(int seat, bool may_replace) {
   const Seat lost = seats_[static_cast<std::size_t>(seat)];
-  if (lost.state == State::departed) {
+  if (lost.state == State::departed || lost.state == State::empty) {
     vacate(seat);
     return Loss::harmless;
   }
   if (lost.state == State::joining) {
     vacate(seat);
-    if (!lost.replaces) return Loss::harmless;
-    return replace_or_shrink(seat, take_restart());
+    if (!lost.replaces) {
+      // Those who were lost before may have been spared for its sake.
+      return is_broken() && num_staying() < options_.fewest ? Loss::ends_group
+                                                            : Loss::harmless;
+    }
+    return replace_or_shrink(seat, may_replace && take_restart());
   }
   if (!all_announced()) return Loss::ends_group;
   vacate(seat);
-  const bool breaks = !is_broken();
-  if (breaks) {
-    is_paid_ = false;
-    deadline_ = std::chrono::steady_clock::now() + options_.patience;
-    header().wanted.store(next());
-    header().target.store(next());
-  }
+  break_generation();
   if (lost.state == State::leaving) return Loss::smaller;
-  is_paid_ = is_paid_ || take_restart();
-  return replace_or_shrink(seat, is_paid_);
+  if (may_replace) is_paid_ = is_paid_ || take_restart();
+  return replace_or_shrink(seat, may_replace && is_paid_);
+}
+
+Generations::Loss Generations::lose_machine(int first_seat, int num_seats) {
+  Loss worst = Loss::harmless;
+  for (int seat = first_seat; seat < first_seat + num_seats; ++seat) {
+    const Loss loss = lose(seat, /*may_replace=*/false);
+    if (loss == Loss::ends_group) return loss;
+    if (loss != Loss::harmless) worst = loss;
+  }
+  if (is_broken()) is_paid_ = true;
+  return worst;
+}
+
+bool Generations::join(int first_seat, int num_seats) {
+  if (is_changing() || !all_announced()) return false;
+  const auto begin = seats_.begin() + first_seat;
+  const bool is_free =
+      std::all_of(begin, begin + num_seats, [](const Seat& seat) {
+        return seat.state == State::empty;
+      });
+  if (!is_free) return false;
+  std::for_each(begin, begin + num_seats, [](Seat& seat) {
+    seat.state = State::joining;
+  });
+  return true;
+}
+
+Generations::Leave Generations::leave(int first_seat, int num_seats) {
+  const auto begin = seats_.begin() + first_seat;
+  const auto num_leaving = static_cast<int>(
+      std::count_if(begin, begin + num_seats, [](const Seat& seat) {
+        return seat.state == State::member || seat.state == State::joining;
+      }));
+  bool has_any_announced = false;
+  for (int seat = 0; seat < options_.most; ++seat)
+    has_any_announced = has_any_announced || has_announced(seat);
+  if (num_staying() - num_leaving < options_.fewest || has_finished_ ||
+      !has_any_announced)
+    return Leave::refused;
+  if (is_changing() || !all_announced()) return Leave::later;
+  std::for_each(begin, begin + num_seats, [](Seat& seat) {
+    if (seat.state == State::member) seat.state = State::leaving;
+  });
+  header().wanted.store(next());
+  return Leave::begun;
 }
 
 bool Generations::finish(int seat) {

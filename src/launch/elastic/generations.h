@@ -10,9 +10,10 @@
 
 namespace accelerate::detail {
 
-/// A launcher's decisions for an elastic group on one machine: who takes the
-/// place of a rank that has ended, and when the next generation begins. It
-/// starts no processes itself. Ranks are in the order of their seats.
+/// A launcher's decisions for an elastic group: who takes the place of a rank
+/// that has ended, and when the next generation begins. It starts no processes
+/// itself. Ranks are in the order of their seats, which are those of one machine
+/// after the other where there are several (ElasticKeeper).
 ///
 /// A generation ends because a rank has ended (the others are to leave it at
 /// once), or because somebody asks for another size (they leave it at the end of
@@ -28,12 +29,14 @@ class Generations {
     /// How many processes may still be started in the place of others. Shared
     /// with what starts the whole group again.
     int* num_restarts_left = nullptr;
+    /// Seats that are empty in the first generation.
+    std::vector<int> absent = {};
     /// How long ranks may take to leave a generation that is broken: a step
     /// notices at its next collective.
     std::chrono::milliseconds patience = std::chrono::seconds(60);
   };
 
-  /// Makes the first generation, of all seats.
+  /// Makes the first generation, of all seats but the absent ones.
   Generations(const Board& board, Options options);
   Generations(const Generations&) = delete;
   Generations& operator=(const Generations&) = delete;
@@ -48,7 +51,11 @@ class Generations {
     smaller,     ///< the others go on without it
     harmless,    ///< it was not, or no longer, a rank
   };
-  Loss lose(int seat);
+  Loss lose(int seat) { return lose(seat, /*may_replace=*/true); }
+  /// A machine with these seats is gone. Nobody takes their places; ranks of
+  /// others that end because of it are replaced, and cost no restart. Returns
+  /// ends_group, smaller or harmless.
+  Loss lose_machine(int first_seat, int num_seats);
   /// A process has ended as it should. Returns true if the others go on without
   /// it.
   bool finish(int seat);
@@ -58,6 +65,15 @@ class Generations {
   /// Makes the group grow or shrink to `num_ranks`, which is possible. Returns
   /// the seats for which a process is to be started.
   std::vector<int> resize(int num_ranks);
+  /// Makes the group grow by these seats, if all are empty, and no other change
+  /// is under way: true if a process is to be started for each.
+  bool join(int first_seat, int num_seats);
+  /// What became of a wish to leave.
+  enum class Leave { begun, later, refused };
+  /// Makes the group shrink by these seats at the end of a step: refused if too
+  /// few would be left, or if the group is not elastic; `later` while another
+  /// change is under way.
+  Leave leave(int first_seat, int num_seats);
 
   /// Does what is due: true when the next generation has begun.
   bool advance();
@@ -66,6 +82,10 @@ class Generations {
   /// True if ranks have not left a broken generation in time, or cannot any
   /// more: the group has to be ended.
   [[nodiscard]] bool has_failed() const;
+  /// The seats of ranks that have not left a broken generation in time.
+  [[nodiscard]] std::vector<int> late() const;
+  /// True when the first rank has ended as it should.
+  [[nodiscard]] bool has_finished() const { return has_finished_; }
 
   [[nodiscard]] std::uint32_t current() const { return current_; }
   /// The generation in which a process begins that is started now.
@@ -99,6 +119,8 @@ class Generations {
   [[nodiscard]] bool is_broken() const;
   // How many ranks the next generation has, as things are.
   [[nodiscard]] int num_staying() const;
+  Loss lose(int seat, bool may_replace);
+  void break_generation();
   Loss replace_or_shrink(int seat, bool may_replace);
   bool take_restart();
   void vacate(int seat);

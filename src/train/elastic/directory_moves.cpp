@@ -56,14 +56,23 @@ std::vector<FileInList> files_below(const fs::path& directory) {
   return files;
 }
 
+std::vector<FileInList> files_of(
+    const fs::path& directory,
+    const std::vector<std::string>& names) {
+  std::vector<FileInList> files;
+  for (const std::string& name : names)
+    files.push_back({name, fs::file_size(directory / name)});
+  return files;
+}
+
 /// The stream of a directory. What cannot be read is sent as zeros, so that the
 /// other rank is not kept waiting.
 class SentDirectory {
  public:
-  explicit SentDirectory(fs::path directory)
-      : directory_(std::move(directory)) {
+  explicit SentDirectory(const DirectoryMove& move) : directory_(move.source) {
     try {
-      files_ = files_below(directory_);
+      files_ = move.files ? files_of(directory_, *move.files)
+                          : files_below(directory_);
     } catch (const std::exception& error) {
       problem_ = error.what();
     }
@@ -283,7 +292,7 @@ std::string move_directories(
   for (const DirectoryMove& move : moves) {
     if (move.from == group.rank()) {
       auto& out = sent[static_cast<std::size_t>(move.to)];
-      out = std::make_unique<SentDirectory>(move.source);
+      out = std::make_unique<SentDirectory>(move);
       rounds =
           std::max(rounds, (out->num_left() + kMoveBytes - 1) / kMoveBytes);
     }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct DirectoryMove {
   /// On the rank `to`. Replaced if it exists; it has its name once everything
   /// has arrived.
   std::filesystem::path target;
+  /// The files below `source` that go; nothing: all.
+  std::optional<std::vector<std::string>> files = std::nullopt;
 };
 
 /// Makes all `moves` at once, of which every rank gives the same, at most one

@@ -48,15 +48,17 @@ void require_directory(const ElasticRun& run) {
       "the program with accelerate-cpp launch");
 }
 
-// The states that several machines keep; null on one machine, and if none are
-// kept. Collective the first time.
+// The states that several machines keep; null on one machine that nobody joins,
+// and if none are kept. Collective the first time.
 MachineStates* machines_of(ElasticRun& run, const Accelerator& accelerator) {
   const World& world = accelerator.world();
-  if (run.steps_between_states == 0 || world.local_size() == world.size())
+  const bool may_change = run.seat != nullptr && run.seat->spans_machines();
+  const bool is_one_machine = world.local_size() == world.size();
+  if (!may_change && (run.steps_between_states == 0 || is_one_machine))
     return nullptr;
   if (run.machines == nullptr) {
-    run.machines =
-        std::make_shared<MachineStates>(world, memory_directory(run));
+    run.machines = std::make_shared<MachineStates>(
+        world, memory_directory(run), may_change);
     run.machines->make_directories();
   }
   return run.machines.get();
@@ -154,17 +156,35 @@ SaveTicket save_in_memory(
   return ticket;
 }
 
-// As save_in_memory(), on several machines.
-void begin_on_machines(ElasticRun& run, const Accelerator& accelerator) {
+std::string next_name(const ElasticRun& run, const Accelerator& accelerator) {
   const std::int64_t next_checkpoint =
       accelerator.project_configuration().iteration.value_or(
           run.next_checkpoint);
-  const bool has_begun = run.machines->begin(
-      accelerator,
-      MemoryStates({})
-          .path_of(run.identity.generation, run.num_saves, next_checkpoint)
-          .string());
-  if (has_begun) ++run.num_saves;
+  return MemoryStates({})
+      .path_of(run.identity.generation, run.num_saves, next_checkpoint)
+      .string();
+}
+
+// As save_in_memory(), on several machines.
+void begin_on_machines(ElasticRun& run, const Accelerator& accelerator) {
+  if (run.machines->begin(accelerator, next_name(run, accelerator)))
+    ++run.num_saves;
+}
+
+// Before machines leave or join. Without the state, the ranks go back to the
+// one before it.
+void save_on_machines(ElasticRun& run, const Accelerator& accelerator) {
+  try {
+    machines_of(run, accelerator)
+        ->keep_whole(accelerator, next_name(run, accelerator));
+  } catch (const CheckpointError& error) {
+    accelerator.world().logger().log_once_per_world(
+        LogLevel::warning,
+        "train",
+        format(
+            "the ranks go on from the state before this step: {}",
+            error.what()));
+  }
 }
 
 void keep_state(ElasticRun& run, const Accelerator& accelerator) {
@@ -177,7 +197,9 @@ void keep_state(ElasticRun& run, const Accelerator& accelerator) {
 }
 
 void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
-  if (run.is_resizing && !memory_directory(run).empty()) {
+  if (run.is_resizing && run.seat->spans_machines()) {
+    save_on_machines(run, accelerator);
+  } else if (run.is_resizing && !memory_directory(run).empty()) {
     save_in_memory(run, accelerator, false).wait();
   } else if (names_checkpoints(accelerator)) {
     accelerator.save_state().wait();
@@ -215,26 +237,6 @@ Verdict agree(ElasticRun& run, const World& world, bool is_told_to_end) {
       values[0] != 0,
       values[1],
       static_cast<MachineStates::Progress>(values[2])};
-}
-
-// The window with which so many ranks read `samples` per step, and how many
-// they then read.
-struct Window {
-  std::int64_t steps = 1;
-  std::int64_t samples = 0;
-};
-
-Window nearest_window(std::int64_t samples, std::int64_t at_once) {
-  const std::int64_t steps =
-      std::max<std::int64_t>((samples + at_once / 2) / at_once, 1);
-  return {steps, steps * at_once};
-}
-
-// True where a group may be started again with another number of ranks, and
-// nobody says how many it began with.
-bool hides_first_size(const ElasticRun& run) {
-  return run.seat == nullptr && run.identity.board.empty() &&
-      run.identity.launcher != "none";
 }
 
 // Gives the program the first of these states, as agree_on_states() has them,
@@ -294,50 +296,6 @@ int ElasticContext::generation() const {
 int ElasticContext::num_processes() const { return run_->identity.size; }
 
 int ElasticContext::process_index() const { return run_->identity.rank; }
-
-int ElasticContext::gradient_accumulation_steps(
-    std::int64_t batch_size,
-    int ranks_per_batch) const {
-  const std::int64_t samples = run_->options.global_batch_size;
-  if (samples < 1) {
-    throw ConfigError(format(
-        "[train] gradient_accumulation_steps() needs "
-        "ElasticOptions::global_batch_size, which is {}; give the number of "
-        "samples of a step on all ranks",
-        samples));
-  }
-  const bool is_per_rank = run_->options.batch == ElasticBatch::per_rank;
-  const int num_ranks = is_per_rank ? run_->most_ranks : num_processes();
-  if (batch_size < 1 || ranks_per_batch < 1 ||
-      num_ranks % ranks_per_batch != 0) {
-    throw ConfigError(format(
-        "[train] gradient_accumulation_steps() was given batches of {} for {} "
-        "of {} ranks each; batches have 1 sample or more, and the ranks that "
-        "share one divide all ranks",
-        batch_size,
-        ranks_per_batch,
-        num_ranks));
-  }
-  const std::int64_t at_once = batch_size * (num_ranks / ranks_per_batch);
-  const Window window = nearest_window(samples, at_once);
-  if (window.samples != samples) {
-    run_->remark = format(
-        "a step has {} samples instead of the {} of "
-        "ElasticOptions::global_batch_size: {} ranks read {} at once",
-        window.samples,
-        samples,
-        num_ranks,
-        at_once);
-  } else if (is_per_rank && hides_first_size(*run_)) {
-    run_->remark = format(
-        "ElasticBatch::per_rank needs to know with how many ranks the group "
-        "began, and {} does not say it; the {} ranks that there are now read "
-        "ElasticOptions::global_batch_size samples per step",
-        run_->identity.launcher,
-        num_ranks);
-  }
-  return static_cast<int>(window.steps);
-}
 
 bool ElasticContext::resume(
     const Accelerator& accelerator,

@@ -1,10 +1,14 @@
 #include "train/elastic/machine_states.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <utility>
+
+#include <ATen/Functions.h>
 
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
@@ -13,6 +17,7 @@
 #include "checkpoint/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/checkpoints_of.h"
+#include "train/elastic/part_place.h"
 
 namespace accelerate::detail {
 
@@ -24,24 +29,6 @@ constexpr const char* kParts = "parts";
 constexpr const char* kCopies = "copies";
 constexpr const char* kNotKept =
     "a state is not kept in memory, and the one before it stays:";
-
-// "2x4": two machines of four ranks; "1x3,2x1": one of three and two of one.
-std::string shape_of(const std::vector<int>& firsts, int num_ranks) {
-  std::string text;
-  int count = 0;
-  for (std::size_t i = 0; i < firsts.size(); ++i) {
-    const auto size_of = [&](std::size_t machine) {
-      const int end =
-          machine + 1 < firsts.size() ? firsts[machine + 1] : num_ranks;
-      return end - firsts[machine];
-    };
-    ++count;
-    if (i + 1 < firsts.size() && size_of(i + 1) == size_of(i)) continue;
-    text += format("{}{}x{}", text.empty() ? "" : ",", count, size_of(i));
-    count = 0;
-  }
-  return text;
-}
 
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
@@ -56,8 +43,11 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 }  // namespace
 
-MachineStates::MachineStates(const World& world, const fs::path& memory)
-    : world_(world), memory_(memory) {
+MachineStates::MachineStates(
+    const World& world,
+    const fs::path& memory,
+    bool may_change)
+    : world_(world), memory_(memory), may_change_(may_change) {
   const int first = world.rank() - world.local_rank();
   std::set<int> firsts;
   for (const std::string& each :
@@ -67,8 +57,8 @@ MachineStates::MachineStates(const World& world, const fs::path& memory)
   machine_ = static_cast<std::size_t>(
       std::find(firsts_.begin(), firsts_.end(), first) - firsts_.begin());
   // States of other groups of machines are left alone.
-  directory_ = memory_ /
-      format("machine_{}_of_{}", machine_, shape_of(firsts_, world.size()));
+  directory_ =
+      memory_ / part_directory(machine_, shape_of(firsts_, world.size()));
 }
 
 MachineStates::~MachineStates() {
@@ -90,6 +80,7 @@ void MachineStates::make_directories() {
     if (!each.empty()) throw ConfigError(each);
   }
   if (is_first()) between_ = world_.new_group(firsts_);
+  if (may_change_) whole_.emplace(world_, memory_, between_);
 }
 
 std::vector<MachineStates::Holding> MachineStates::exchange_holdings() const {
@@ -127,6 +118,16 @@ bool MachineStates::has_copy(std::size_t machine, const std::string& name)
   return contains(holdings_[holder_of(machine)].copies, name);
 }
 
+std::vector<std::string> MachineStates::lost_parts(
+    const std::string& name) const {
+  std::vector<std::string> missing;
+  for (std::size_t i = 0; i < num_machines(); ++i) {
+    if (!has_part(i, name) && !has_copy(i, name))
+      missing.push_back(std::to_string(i));
+  }
+  return missing;
+}
+
 std::vector<MemoryState> MachineStates::survey() {
   if (is_first()) {
     for (const char* kind : {kParts, kCopies})
@@ -134,6 +135,10 @@ std::vector<MemoryState> MachineStates::survey() {
   }
   holdings_ = exchange_holdings();
   std::map<std::int64_t, std::string> seen;
+  std::set<std::string> elsewhere;
+  if (whole_) elsewhere = whole_->survey();
+  for (const std::string& name : elsewhere)
+    seen.emplace(number_of(name).value_or(0), name);
   for (const Holding& holding : holdings_) {
     for (const auto* names : {&holding.parts, &holding.copies}) {
       for (const std::string& name : *names)
@@ -145,12 +150,8 @@ std::vector<MemoryState> MachineStates::survey() {
   std::vector<MemoryState> states;
   for (auto each = seen.rbegin(); each != seen.rend(); ++each) {
     const auto& [number, name] = *each;
-    std::vector<std::string> missing;
-    for (std::size_t i = 0; i < num_machines(); ++i) {
-      if (!has_part(i, name) && !has_copy(i, name))
-        missing.push_back(std::to_string(i));
-    }
-    if (missing.empty()) {
+    const std::vector<std::string> missing = lost_parts(name);
+    if (missing.empty() || elsewhere.contains(name)) {
       const auto next = MemoryStates::next_checkpoint_of(name);
       states.push_back({name, number, next.value_or(0)});
       continue;
@@ -171,6 +172,8 @@ std::vector<DirectoryMove> MachineStates::copies_of(
     const std::string& name,
     const std::vector<std::size_t>& machines) const {
   std::vector<DirectoryMove> moves;
+  // A machine that is alone has nobody to keep a copy.
+  if (num_machines() == 1) return moves;
   for (const std::size_t machine : machines) {
     moves.push_back(
         {static_cast<int>(machine),
@@ -198,6 +201,22 @@ void MachineStates::load(
     const Accelerator& accelerator,
     const std::string& name,
     const LoadStateOptions& options) {
+  Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
+  const WholeStateScope scope(checkpoints);
+  loaded_whole_ = whole_ && !lost_parts(name).empty();
+  if (loaded_whole_) {
+    whole_->make(name);
+    const MachinePartScope part(checkpoints, whole_->directory());
+    accelerator.load_state(name, options);
+    loaded_ = name;
+    world_.logger().log_once_per_world(
+        LogLevel::info,
+        "train",
+        format(
+            "going on from state {} in memory, which other machines have kept",
+            number_of(name).value_or(0)));
+    return;
+  }
   std::vector<DirectoryMove> moves;
   std::vector<std::string> fetched;
   for (std::size_t i = 0; i < num_machines(); ++i) {
@@ -211,9 +230,7 @@ void MachineStates::load(
   }
   move(moves, "the way back of a state in memory");
   {
-    Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
-    const WholeStateScope whole(checkpoints);
-    const MachinePartScope scope(checkpoints, directory_ / kParts);
+    const MachinePartScope part(checkpoints, directory_ / kParts);
     accelerator.load_state(name, options);
   }
   loaded_ = name;
@@ -228,11 +245,13 @@ void MachineStates::load(
 }
 
 void MachineStates::settle() {
+  if (is_first()) keep_only(loaded_);
+  // All machines have all of it.
+  if (loaded_whole_) return;
   std::vector<std::size_t> machines;
   for (std::size_t i = 0; !loaded_.empty() && i < num_machines(); ++i) {
     if (!has_copy(i, loaded_)) machines.push_back(i);
   }
-  if (is_first()) keep_only(loaded_);
   try {
     move(copies_of(loaded_, machines), "the copy of a state in memory");
   } catch (const CheckpointError& error) {
@@ -245,14 +264,15 @@ void MachineStates::settle() {
 
 bool MachineStates::begin(
     const Accelerator& accelerator,
-    const std::string& name) {
+    const std::string& name,
+    WhenBusy when_busy) {
   if (phase_ != Phase::idle) return false;
   Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
   const WholeStateScope whole(checkpoints);
   const MachinePartScope scope(checkpoints, directory_ / kParts);
   try {
     ticket_ = accelerator.save_state(
-        name, {.asynchronous = true, .when_busy = WhenBusy::skip});
+        name, {.asynchronous = true, .when_busy = when_busy});
   } catch (const CheckpointError& error) {
     // All ranks are told the same.
     world_.logger().log_once_per_world(
@@ -303,9 +323,39 @@ void MachineStates::advance(Progress agreed) {
     phase_ = Phase::copying;
     if (is_first()) copy_in_background();
   } else {
+    loaded_whole_ = false;
     if (is_first()) keep_only(kept_);
     phase_ = Phase::idle;
   }
+}
+
+// Waits until all ranks have done with the phase, and returns how.
+MachineStates::Progress MachineStates::wait_for_phase() {
+  constexpr std::chrono::milliseconds kPause{2};
+  while (true) {
+    const at::Tensor most =
+        at::full({1}, std::int64_t{progress()}, at::TensorOptions(at::kLong));
+    world_.group().all_reduce(most, ReduceOp::max);
+    const auto agreed = static_cast<Progress>(most.item<std::int64_t>());
+    if (agreed != busy) return agreed;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void MachineStates::keep_whole(
+    const Accelerator& accelerator,
+    const std::string& name) {
+  while (phase_ != Phase::idle) advance(wait_for_phase());
+  if (!begin(accelerator, name, WhenBusy::wait))
+    throw CheckpointError(format("[checkpoint] {} was not saved", name));
+  const Progress agreed = wait_for_phase();
+  outcome_.reset();
+  phase_ = Phase::idle;
+  if (agreed == failed) {
+    if (is_first()) forget(kept_);
+    throw CheckpointError(format("[checkpoint] {} was not saved", name));
+  }
+  whole_->make(name);
 }
 
 void MachineStates::copy_in_background() {
@@ -330,6 +380,7 @@ void MachineStates::keep_only(const std::string& name) {
       fs::remove_all(directory_ / kind / other, ignored);
     }
   }
+  if (whole_) whole_->remove_others(loaded_whole_ ? name : "", directory_);
 }
 
 void MachineStates::forget(const std::string& name) const {

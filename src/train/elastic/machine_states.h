@@ -14,6 +14,7 @@
 
 #include "train/elastic/directory_moves.h"
 #include "train/elastic/memory_states.h"
+#include "train/elastic/whole_states.h"
 
 namespace accelerate {
 class Accelerator;
@@ -26,11 +27,19 @@ namespace accelerate::detail {
 /// before it, so that a machine may be lost with its memory. A state is complete
 /// once every part and every copy is; until then the one before it stays.
 ///
+/// Where machines may join and leave, states that other machines, or another
+/// number of them, have kept can be loaded, too; see WholeStates.
+///
 /// Made, and used, by all ranks in the same order.
 class MachineStates {
  public:
-  /// `memory`: a directory in the memory of this machine. Collective.
-  MachineStates(const World& world, const std::filesystem::path& memory);
+  /// `memory`: a directory in the memory of this machine. `may_change`: whether
+  /// machines may join and leave; states of other machines are left alone
+  /// otherwise. Collective.
+  MachineStates(
+      const World& world,
+      const std::filesystem::path& memory,
+      bool may_change = false);
   MachineStates(const MachineStates&) = delete;
   MachineStates& operator=(const MachineStates&) = delete;
   /// Waits for the copies under way.
@@ -60,10 +69,17 @@ class MachineStates {
 
   /// Begins to save a state. Returns false, having done nothing, while the last
   /// one, or a checkpoint of the project, is not complete yet.
-  bool begin(const Accelerator& accelerator, const std::string& name);
+  bool begin(
+      const Accelerator& accelerator,
+      const std::string& name,
+      WhenBusy when_busy = WhenBusy::skip);
   /// This rank's view of the state that is being kept.
   enum Progress : std::int64_t { done = 0, failed = 1, busy = 2 };
   [[nodiscard]] Progress progress();
+  /// Saves a state of which every machine has all when this returns, so that any
+  /// of them may leave. Waits for one that is being kept. Throws CheckpointError
+  /// if that is not possible. Collective.
+  void keep_whole(const Accelerator& accelerator, const std::string& name);
   /// Goes on with what is due when the largest progress of all ranks is
   /// `agreed`. Throws DistributedError if another machine was lost.
   void advance(Progress agreed);
@@ -78,6 +94,7 @@ class MachineStates {
     std::vector<std::string> copies;
   };
 
+  Progress wait_for_phase();
   [[nodiscard]] bool is_first() const { return world_.local_rank() == 0; }
   [[nodiscard]] std::size_t num_machines() const { return firsts_.size(); }
   // The machine that has the copy of this one's part.
@@ -89,6 +106,9 @@ class MachineStates {
   [[nodiscard]] bool has_copy(std::size_t machine, const std::string& name)
       const;
   [[nodiscard]] std::vector<Holding> exchange_holdings() const;
+  // The machines whose part of the state nobody holds in its place.
+  [[nodiscard]] std::vector<std::string> lost_parts(
+      const std::string& name) const;
   // Moves from machines to those after them, or back, where `is_wanted`.
   [[nodiscard]] std::vector<DirectoryMove> copies_of(
       const std::string& name,
@@ -110,6 +130,11 @@ class MachineStates {
   std::int64_t next_number_ = 0;
   std::string lost_;
   std::string loaded_;
+  /// Set where machines may join and leave, after make_directories().
+  std::optional<WholeStates> whole_;
+  bool may_change_;
+  // Whether the state loaded was put together anew.
+  bool loaded_whole_ = false;
 
   Phase phase_ = Phase::idle;
   std::string kept_;

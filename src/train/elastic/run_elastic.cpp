@@ -24,8 +24,11 @@ using detail::ElasticRun;
 using detail::ElasticSeat;
 using detail::RankVariables;
 
-// A launcher sees the end of a process a moment after its peers do.
-constexpr std::chrono::milliseconds kPatience{5000};
+// A launcher sees the end of a process a moment after its peers do, and that of
+// a machine which is silent later than they may.
+std::chrono::milliseconds patience_of(const ElasticSeat& seat) {
+  return std::chrono::seconds(seat.spans_machines() ? 30 : 5);
+}
 
 // Nothing where the launcher replaces no ranks.
 std::unique_ptr<ElasticSeat> find_seat(const RankVariables& identity) {
@@ -49,10 +52,10 @@ std::map<std::string, std::string> variables_of(const ElasticPlace& place) {
   const std::string size = std::to_string(place.num_ranks);
   return {
       {"RANK", rank},
-      {"LOCAL_RANK", rank},
+      {"LOCAL_RANK", std::to_string(place.local_rank)},
       {"ROLE_RANK", rank},
       {"WORLD_SIZE", size},
-      {"LOCAL_WORLD_SIZE", size},
+      {"LOCAL_WORLD_SIZE", std::to_string(place.num_local_ranks)},
       {"ROLE_WORLD_SIZE", size},
       {detail::kGenerationVariable, std::to_string(place.generation)}};
 }
@@ -125,7 +128,7 @@ ElasticEnd run_elastic(
       ElasticContext context(run);
       function(context);
     } catch (const DistributedError&) {
-      if (seat->was_broken(kPatience)) continue;
+      if (seat->was_broken(patience_of(*seat))) continue;
       throw;
     } catch (const std::exception&) {
       // What follows from the end of a peer may be any exception, but these come

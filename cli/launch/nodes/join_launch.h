@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/signals.h"
+#include "cli/store/store_client.h"
+
+namespace accelerate::cli {
+
+/// Joins the launch of machine 0 as the launcher of `plan.machine_rank`, and
+/// returns the launch's secret. With `waits`, it first waits for the end of a
+/// launcher that still has the place, and says so after a while. Throws as
+/// StoreClient::join(), or Stopped.
+std::string join_launch(
+    StoreClient& client,
+    const LaunchPlan& plan,
+    bool waits,
+    const Signals& signals);
+
+}  // namespace accelerate::cli

@@ -1,0 +1,84 @@
+// How many samples a step of an elastic group has.
+#include <algorithm>
+#include <cstdint>
+
+#include <accelerate/elastic.h>
+#include <accelerate/error.h>
+
+#include "base/text.h"
+#include "train/elastic/elastic_run.h"
+
+namespace accelerate {
+
+namespace {
+
+using detail::ElasticRun;
+using detail::format;
+
+// The window with which so many ranks read `samples` per step, and how many
+// they then read.
+struct Window {
+  std::int64_t steps = 1;
+  std::int64_t samples = 0;
+};
+
+Window nearest_window(std::int64_t samples, std::int64_t at_once) {
+  const std::int64_t steps =
+      std::max<std::int64_t>((samples + at_once / 2) / at_once, 1);
+  return {steps, steps * at_once};
+}
+
+// True where a group may be started again with another number of ranks, and
+// nobody says how many it began with.
+bool hides_first_size(const ElasticRun& run) {
+  return run.seat == nullptr && run.identity.board.empty() &&
+      run.identity.launcher != "none";
+}
+
+}  // namespace
+
+int ElasticContext::gradient_accumulation_steps(
+    std::int64_t batch_size,
+    int ranks_per_batch) const {
+  const std::int64_t samples = run_->options.global_batch_size;
+  if (samples < 1) {
+    throw ConfigError(format(
+        "[train] gradient_accumulation_steps() needs "
+        "ElasticOptions::global_batch_size, which is {}; give the number of "
+        "samples of a step on all ranks",
+        samples));
+  }
+  const bool is_per_rank = run_->options.batch == ElasticBatch::per_rank;
+  const int num_ranks = is_per_rank ? run_->most_ranks : num_processes();
+  if (batch_size < 1 || ranks_per_batch < 1 ||
+      num_ranks % ranks_per_batch != 0) {
+    throw ConfigError(format(
+        "[train] gradient_accumulation_steps() was given batches of {} for {} "
+        "of {} ranks each; batches have 1 sample or more, and the ranks that "
+        "share one divide all ranks",
+        batch_size,
+        ranks_per_batch,
+        num_ranks));
+  }
+  const std::int64_t at_once = batch_size * (num_ranks / ranks_per_batch);
+  const Window window = nearest_window(samples, at_once);
+  if (window.samples != samples) {
+    run_->remark = format(
+        "a step has {} samples instead of the {} of "
+        "ElasticOptions::global_batch_size: {} ranks read {} at once",
+        window.samples,
+        samples,
+        num_ranks,
+        at_once);
+  } else if (is_per_rank && hides_first_size(*run_)) {
+    run_->remark = format(
+        "ElasticBatch::per_rank needs to know with how many ranks the group "
+        "began, and {} does not say it; the {} ranks that there are now read "
+        "ElasticOptions::global_batch_size samples per step",
+        run_->identity.launcher,
+        num_ranks);
+  }
+  return static_cast<int>(window.steps);
+}
+
+}  // namespace accelerate

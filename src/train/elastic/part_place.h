@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace accelerate::detail {
+
+/// One of the parts into which the machines of a group divide a state.
+struct PartPlace {
+  /// See shape_of().
+  std::string shape;
+  std::size_t part = 0;
+  std::size_t num_parts = 0;
+};
+
+/// "2x4": two machines of four ranks; "1x3,2x1": one of three and two of one.
+/// `firsts`: the machines' first ranks.
+std::string shape_of(const std::vector<int>& firsts, int num_ranks);
+
+/// The directory in which machine `machine` of a group of this shape keeps its
+/// parts: "machine_0_of_2x4".
+std::string part_directory(std::size_t machine, const std::string& shape);
+/// Nothing for other directories.
+std::optional<PartPlace> parse_part_directory(const std::string& name);
+
+}  // namespace accelerate::detail
