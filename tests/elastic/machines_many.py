@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Lets machines, which launchers on this one play, leave, die and join a group of one to three, COUNT times each, in a random order
-and at random moments. After each change the group has to go on with the right ranks, from states in memory; in the end every sample
+"""Lets machines, which launchers on this one play, leave a group of one to three and die, COUNT times each, and join it again, in a
+random order and at random moments. After each change the group has to go on with the right ranks, from states in memory; in the end every sample
 of every epoch was seen once, and the losses are those of a group that nobody disturbed, but for rounding. The tests make a few changes.
 
 usage: machines_many.py TOOL ELASTIC_RANK COUNT [SEED]
@@ -35,7 +35,7 @@ class Machines:
     def __init__(self, tool, program, directory, count):
         self.words = [tool, "launch", "--num_machines", str(MOST), "--num_processes", f"1:{MOST}", "--main_process_ip", "127.0.0.1",
                       "--main_process_port", free_port(), "--redundancy", "neighbour", "--redundancy_steps", "3", "--machine_rank"]
-        self.job = [program, directory, "unsaved", str(STEPS_PER_EPOCH), str(3 * count + 1)]
+        self.job = [program, directory, "unsaved", str(STEPS_PER_EPOCH), str(4 * count + 1)]
         self.errors = tempfile.TemporaryFile("w+")
         self.launchers = {}
 
@@ -55,6 +55,10 @@ class Machines:
             launcher.wait()
 
 
+def wanted(count):
+    return {"death": count, "leave": count, "join": 2 * count}
+
+
 def judge(kind, before, now):
     """What is wrong with the ranks of the next generation; None if nothing is."""
     if kind is None:
@@ -67,7 +71,7 @@ def judge(kind, before, now):
 
 
 def run_changes(machines, count, chance):
-    left, seconds = {kind: count for kind in CHANGES}, {kind: [] for kind in CHANGES}
+    left, seconds = wanted(count), {kind: [] for kind in CHANGES}
     kind, before, asked = None, [], time.monotonic()
     for machine in range(MOST):
         machines.start(machine)
@@ -119,9 +123,9 @@ def main():
             problem = next(complaints_about(curve, curve_of(other)), None)
         for kind, each in seconds.items():
             figures = {"median_ms": round(statistics.median(each) * 1000), "slowest_ms": round(max(each) * 1000)} if each else {}
-            print(json.dumps({"change": kind, "went_on": len(each), "of": count, **figures}))
+            print(json.dumps({"change": kind, "went_on": len(each), "of": wanted(count)[kind], **figures}))
         print(problem or json.dumps({"steps": len(curve), "samples_once": True, "curve_equal": True, "seed": seed}))
-        return 1 if problem or any(len(each) != count for each in seconds.values()) else 0
+        return 1 if problem or any(len(seconds[kind]) != number for kind, number in wanted(count).items()) else 0
 
 
 if __name__ == "__main__":
