@@ -6,7 +6,7 @@
 #include <new>
 #include <system_error>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::cli {
 

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/commands/checkpoint_command.h"
 #include "cli/commands/completion_command.h"
 #include "cli/commands/estimate_command.h"

@@ -15,10 +15,10 @@
 #include <accelerate/error.h>
 #include <accelerate/progress.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "base/progress/byte_progress.h"
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "format/accelerate/accelerate_layout.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"

@@ -13,8 +13,8 @@
 #include <accelerate/memory_plan.h>
 #include <accelerate/progress.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "planning/memory_estimate.h"
 #include "planning/model_tree.h"

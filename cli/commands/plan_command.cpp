@@ -12,9 +12,9 @@
 #include <accelerate/error.h>
 #include <accelerate/planning.h>
 
-#include "base/files.h"
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "cli/commands/quantities.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "config/environment.h"

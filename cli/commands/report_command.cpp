@@ -17,8 +17,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/machine/machine.h"
 #include "cli/launch/machine/processor_sets.h"

@@ -4,7 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::cli {
 

@@ -12,8 +12,8 @@
 #include <accelerate/error.h>
 
 #include "base/progress/byte_progress.h"
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
 

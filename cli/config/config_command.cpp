@@ -13,8 +13,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "cli/config/config_files.h"
 #include "cli/config/questions.h"
 #include "cli/launch/decision/launch_decision.h"

@@ -3,7 +3,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/config/question_parts.h"
 
 namespace accelerate::cli {

@@ -1,6 +1,6 @@
 #include <tuple>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/config/question_parts.h"
 
 namespace accelerate::cli {

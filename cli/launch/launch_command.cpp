@@ -15,9 +15,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_pointers.h"
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/process/exec_pointers.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/decision/launch_plan.h"

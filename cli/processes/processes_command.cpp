@@ -11,8 +11,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "cli/processes/running_groups.h"
 #include "cli/runs/text_table.h"
 #include "config/environment.h"

@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/board/rank_activity.h"
 
 namespace accelerate::cli {

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <ctime>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::cli {
 

@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/runs/run_place.h"
 #include "config/environment.h"
 #include "format/journal/journal_reader.h"

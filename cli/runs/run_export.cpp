@@ -1,6 +1,6 @@
 #include "cli/runs/run_export.h"
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/runs/figures.h"
 
 namespace accelerate::cli {

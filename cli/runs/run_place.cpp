@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::cli {
 

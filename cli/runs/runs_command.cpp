@@ -12,8 +12,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "cli/runs/figures.h"
 #include "cli/runs/run_export.h"
 #include "cli/runs/run_record.h"

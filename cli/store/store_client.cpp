@@ -12,8 +12,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
-#include "base/text.h"
+#include "base/machine/network.h"
+#include "base/text/text.h"
 #include "config/rank_variables.h"
 #include "launch/store_protocol.h"
 

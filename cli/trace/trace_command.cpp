@@ -8,7 +8,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/trace/merge_traces.h"
 
 namespace accelerate::cli {

@@ -11,8 +11,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "cli/runs/run_record.h"
 #include "cli/watch/report_page.h"
 #include "cli/watch/terminal/dashboard.h"

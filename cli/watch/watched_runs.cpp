@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/jobs.h"
+#include "base/process/jobs.h"
 
 namespace accelerate::cli {
 

@@ -13,7 +13,7 @@
 
 #include "activations/random_state.h"
 #include "activations/tape_records.h"
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

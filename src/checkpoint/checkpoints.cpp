@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -14,7 +14,7 @@
 #include <accelerate/detail/loader_link.h>
 #include <accelerate/world.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "base/progress/byte_progress.h"
 #include "checkpoint/component.h"
 #include "checkpoint/components/models.h"

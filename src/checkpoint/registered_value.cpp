@@ -3,7 +3,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "config/rank_variables.h"
 
 namespace accelerate::detail {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <variant>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/deepspeed/deepspeed.h"
 #include "engines/fully_sharded/fully_sharded.h"
 #include "engines/megatron_lm/megatron_args.h"

@@ -1,6 +1,6 @@
 #include "engines/training_request.h"
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -15,7 +15,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "gate/factory_scope.h"
 #include "gate/following.h"
 #include "gate/gate_entry.h"
@@ -162,8 +162,8 @@ struct GateFallback {
     };
     for (const c10::IValue& value : arguments) {
       if (state.is_followed) break;
-      const auto items =
-          value.isList() ? value.toListRef() : c10::ArrayRef<c10::IValue>(value);
+      const auto items = value.isList() ? value.toListRef()
+                                        : c10::ArrayRef<c10::IValue>(value);
       state.is_followed = std::any_of(items.begin(), items.end(), is_followed);
     }
     if (!state.is_followed) return;

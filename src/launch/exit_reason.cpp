@@ -5,7 +5,7 @@
 
 #include <sys/wait.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -19,7 +19,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "config/environment.h"
 #include "config/environment_scope.h"
 #include "config/rank_variables.h"

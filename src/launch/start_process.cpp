@@ -12,8 +12,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_pointers.h"
-#include "base/text.h"
+#include "base/process/exec_pointers.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -20,8 +20,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
-#include "base/text.h"
+#include "base/machine/network.h"
+#include "base/text/text.h"
 #include "launch/socket_owner.h"
 #include "launch/store_service.h"
 

@@ -8,7 +8,7 @@
 #include <accelerate/metrics.h>
 
 #include "base/require.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "metrics/samples.h"
 
 namespace accelerate {

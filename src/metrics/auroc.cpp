@@ -10,7 +10,7 @@
 #include <accelerate/metrics.h>
 
 #include "base/require.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "metrics/roc_area.h"
 #include "metrics/samples.h"
 

@@ -9,7 +9,7 @@
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/deepspeed/deepspeed_section.h"
 #include "optim/made_from_deepspeed.h"
 

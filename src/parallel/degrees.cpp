@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/mesh.h"
 #include "parallel/plan.h"
 

@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/activation_checkpointing.h"
 #include "parallel/context/context.h"
 #include "parallel/expert/experts.h"

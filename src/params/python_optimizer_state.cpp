@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "params/optimizer_state.h"
 
 namespace accelerate::detail {

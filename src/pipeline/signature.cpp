@@ -2,7 +2,7 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

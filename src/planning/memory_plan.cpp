@@ -6,8 +6,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 
@@ -111,8 +111,7 @@ MemoryPlan::MemoryPlan(Facts facts, Estimate estimate)
         facts_.batch_size));
   }
   if (std::min({facts_.tensor, facts_.context, facts_.pipeline}) < 1 ||
-      facts_.num_ranks %
-              (facts_.tensor * facts_.context * facts_.pipeline) !=
+      facts_.num_ranks % (facts_.tensor * facts_.context * facts_.pipeline) !=
           0) {
     throw ConfigError(detail::format(
         "[planning] a plan of memory was asked for {} ranks with tensor {}, "
@@ -173,7 +172,8 @@ std::vector<MemoryCase> MemoryPlan::cases(bool every_degree) const {
 MemoryRow MemoryPlan::row(const MemoryCase& at) const {
   const bool is_whole = at.split == MemorySplit::replicated;
   const bool has_degrees =
-      std::min({at.num_ranks, at.num_shards, at.tensor, at.context, at.pipeline}) >=
+      std::min(
+          {at.num_ranks, at.num_shards, at.tensor, at.context, at.pipeline}) >=
       1;
   if (!has_degrees || at.micro_batch < 1 || at.accumulation_steps < 1 ||
       at.num_ranks % (at.num_shards * at.tensor * at.pipeline) != 0 ||
@@ -181,7 +181,8 @@ MemoryRow MemoryPlan::row(const MemoryCase& at) const {
       (is_whole && at.num_shards > 1)) {
     throw ConfigError(detail::format(
         "[planning] {} over {} of {} ranks, with {} samples in each of {} "
-        "micro-steps, cannot be planned; numbers are at least 1, degrees divide "
+        "micro-steps, cannot be planned; numbers are at least 1, degrees "
+        "divide "
         "the ranks, and a replicated model has one shard",
         name_of(at.split),
         at.num_shards,

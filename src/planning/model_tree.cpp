@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/tensors/weights.h"
 #include "planning/model_config.h"
 #include "planning/model_tree_builder.h"

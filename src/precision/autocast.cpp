@@ -3,7 +3,7 @@
 #include <accelerate/error.h>
 #include <accelerate/precision.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/media/histogram.h"
 #include "trackers/svg/svg_figure.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <variant>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/journal/journal_kinds.h"
 #include "trackers/media/png_pixels.h"
 

@@ -2,7 +2,7 @@
 
 #include <future>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

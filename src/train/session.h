@@ -22,7 +22,7 @@
 #include <accelerate/random.h>
 #include <accelerate/world.h>
 
-#include "base/signal_flag.h"
+#include "base/process/signal_flag.h"
 #include "checkpoint/checkpoints.h"
 #include "comm/monitoring/rank_agreement.h"
 #include "config/settings.h"

@@ -1,4 +1,4 @@
-#include "base/available_memory.h"
+#include "base/machine/available_memory.h"
 
 #include <gtest/gtest.h>
 

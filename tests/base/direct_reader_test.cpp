@@ -1,4 +1,4 @@
-#include "base/direct_reader.h"
+#include "base/files/direct_reader.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "base/page_cache.h"
+#include "base/files/page_cache.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::detail {

@@ -1,4 +1,4 @@
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/direct_writer.h"
+#include "base/files/direct_writer.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::detail {

@@ -1,4 +1,4 @@
-#include "base/json_text.h"
+#include "base/text/json_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

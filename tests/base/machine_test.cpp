@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/network.h"
-#include "base/numa.h"
+#include "base/machine/network.h"
+#include "base/machine/numa.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 

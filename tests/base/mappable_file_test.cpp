@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/mappable_file.h"
+#include "base/files/mappable_file.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::mappable_file_test {

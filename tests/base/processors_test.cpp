@@ -1,4 +1,4 @@
-#include "base/processors.h"
+#include "base/machine/processors.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "base/signal_flag.h"
+#include "base/process/signal_flag.h"
 
 #include <csignal>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "base/sizes.h"
+#include "base/text/sizes.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/sizes.h"
+#include "base/text/sizes.h"
 #include "modules/module_tree.h"
 
 namespace accelerate::testing {

@@ -9,7 +9,7 @@
 #include <accelerate/load_checkpoint.h>
 #include <accelerate/save.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 

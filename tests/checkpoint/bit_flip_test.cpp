@@ -5,7 +5,7 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "checkpoint/load/checkpoint_reader.h"
 #include "support/temporary_directory.h"
 

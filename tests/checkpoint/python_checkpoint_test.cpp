@@ -2,7 +2,7 @@
 // resumes training from them.
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "checkpoint/load/source.h"
 #include "format/torch/torch_writer.h"
 #include "support/expect_error.h"

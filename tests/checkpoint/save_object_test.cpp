@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "format/torch/torch_file.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"

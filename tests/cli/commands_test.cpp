@@ -12,7 +12,7 @@
 
 #include <accelerate/safetensors.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "cli/tool.h"
 #include "support/temporary_directory.h"
 

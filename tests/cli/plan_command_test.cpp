@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "cli/tool.h"
 #include "support/temporary_directory.h"
 
@@ -118,8 +118,8 @@ TEST_F(PlanCommand, AppliesItsBestToTheConfigFile) {
   EXPECT_THAT(result.out, HasSubstr("Written to " + file.string()));
   EXPECT_THAT(detail::read_file(file), HasSubstr("zero_stage: 2\n"));
   // Launch takes every line of it.
-  const ToolResult launch = run_tool(
-      {"launch", "--dry_run", "--cpu", "--config_file", file, "true"});
+  const ToolResult launch =
+      run_tool({"launch", "--dry_run", "--cpu", "--config_file", file, "true"});
   EXPECT_EQ(launch.code, 0) << launch.err;
   EXPECT_THAT(
       launch.out,

@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "cli/tool.h"
 #include "support/temporary_directory.h"
 

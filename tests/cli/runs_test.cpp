@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "cli/run_journal.h"
 #include "cli/runs/figures.h"
 #include "cli/runs/run_record.h"

@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/shared_segment.h"
+#include "base/machine/shared_segment.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/transport/adapters/p2p_batch.h"
 #include "comm/transport/automatic_transport.h"

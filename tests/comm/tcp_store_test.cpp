@@ -18,7 +18,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
+#include "base/machine/network.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "launch/store_server.h"
 #include "support/expect_error.h"

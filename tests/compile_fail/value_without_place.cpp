@@ -1,6 +1,6 @@
 // Refused: expression .<throw-expression>. is not a constant expression
 // A message has one {} for each of its values.
-#include "base/text.h"
+#include "base/text/text.h"
 
 std::string message(int rank, int size) {
 #ifdef MUST_FAIL

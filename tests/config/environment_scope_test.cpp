@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "config/environment.h"
 #include "config/files/config_document.h"
 #include "support/expect_error.h"

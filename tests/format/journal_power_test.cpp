@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "format/journal/journal_file.h"
 #include "format/journal/journal_reader.h"
 #include "format/journal/journal_writer.h"

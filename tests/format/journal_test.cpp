@@ -14,7 +14,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "format/journal/journal_frame.h"
 #include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"

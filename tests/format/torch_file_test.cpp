@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/archive.h"
 #include "format/tensors/weights.h"
 #include "support/expect_error.h"

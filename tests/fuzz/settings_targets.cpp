@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/json_text.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/decision/launch_plan.h"

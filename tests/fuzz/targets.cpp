@@ -10,7 +10,7 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
 #include "format/tensors/weights.h"
 #include "format/torch/pickle_reader.h"

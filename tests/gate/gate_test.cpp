@@ -3,7 +3,7 @@
 #include <accelerate/empty_weights.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/board/board_writer.h"
 #include "launch/board/rank_activity.h"
 #include "support/expect_error.h"

@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/network.h"
+#include "base/machine/network.h"
 #include "launch/store_protocol.h"
 
 namespace accelerate::testing {

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/exit_reason.h"
 #include "launch/start_process.h"
 

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <fstream>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/torch/torch_file.h"
 #include "oracle/digests.h"

@@ -3,7 +3,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "oracle/logger_cases.h"
 #include "support/run_on_ranks.h"
 

@@ -1,6 +1,6 @@
 #include "oracle/module_trees.h"
 
-#include "base/sizes.h"
+#include "base/text/sizes.h"
 
 namespace accelerate::oracle {
 

@@ -1,7 +1,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "cli/config/config_files.h"
 #include "config/files/default_config.h"
 #include "oracle/oracle.h"

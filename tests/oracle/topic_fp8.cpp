@@ -12,7 +12,7 @@
 
 #include <accelerate/fp8.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/fp8_recipe.h"
 #include "gate/watched_tensor.h"
 #include "oracle/departures.h"

@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/nodes/foreign_launchers.h"

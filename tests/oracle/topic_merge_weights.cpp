@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"
 #include "oracle/files.h"

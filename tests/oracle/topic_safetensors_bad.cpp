@@ -3,7 +3,7 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {

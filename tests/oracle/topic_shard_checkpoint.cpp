@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "base/sizes.h"
+#include "base/text/sizes.h"
 #include "format/tensors/model_shards.h"
 #include "oracle/oracle.h"
 

@@ -1,6 +1,6 @@
 #include <accelerate/weights.h>
 
-#include "base/sizes.h"
+#include "base/text/sizes.h"
 #include "oracle/module_trees.h"
 #include "oracle/oracle.h"
 #include "planning/memory_estimate.h"

@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 #include <accelerate/pipeline.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "pipeline/staged_training.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"

@@ -9,7 +9,7 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "planning/memory_estimate.h"
 #include "planning/model_config.h"
 #include "planning/model_tree_builder.h"

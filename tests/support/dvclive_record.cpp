@@ -4,8 +4,8 @@
 #include <sstream>
 #include <string>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 
 namespace accelerate::testing {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "config/options/option_table.h"
 
 namespace accelerate::testing {

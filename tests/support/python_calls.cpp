@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "trackers/python/tracker_process.h"
 
 namespace accelerate::testing {

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 
 namespace accelerate::testing {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 
 namespace accelerate::testing {
 

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "support/expect_error.h"
 #include "support/recorded_cases.h"
 #include "support/temporary_directory.h"

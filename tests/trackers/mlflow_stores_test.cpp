@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "support/expect_error.h"
 #include "support/http_server.h"
 #include "support/temporary_directory.h"

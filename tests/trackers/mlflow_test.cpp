@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "support/expect_error.h"
 #include "support/mlflow_record.h"
 #include "support/recorded_cases.h"

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "base/machine/proc_text.h"
 #include "support/temporary_directory.h"
-#include "base/proc_text.h"
 
 namespace accelerate::detail {
 namespace system_figures_test {

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 #include "support/tensorboard_reader.h"

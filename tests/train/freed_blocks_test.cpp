@@ -19,7 +19,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/plan/counted_allocations.h"
 
 namespace accelerate::detail {

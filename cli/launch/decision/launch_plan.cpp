@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
 #include "config/rank_variables.h"

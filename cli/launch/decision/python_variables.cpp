@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string_view>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_decision.h"
 
 namespace accelerate::cli {

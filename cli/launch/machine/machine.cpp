@@ -10,7 +10,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/machine/processor_sets.h"
 
 namespace accelerate::cli {

@@ -9,7 +9,7 @@
 
 #include <cerrno>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::cli {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/store_service.h"
 
 namespace accelerate::cli {

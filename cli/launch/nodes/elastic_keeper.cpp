@@ -5,8 +5,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/shared_segment.h"
-#include "base/text.h"
+#include "base/machine/shared_segment.h"
+#include "base/text/text.h"
 #include "launch/exit_reason.h"
 
 namespace accelerate::cli {

@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/nodes/elastic_coordinator.h"
 #include "cli/launch/nodes/heartbeats.h"
 #include "cli/launch/nodes/join_launch.h"

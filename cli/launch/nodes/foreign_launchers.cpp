@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/run_program.h"
 

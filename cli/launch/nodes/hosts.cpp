@@ -19,8 +19,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_pointers.h"
-#include "base/text.h"
+#include "base/process/exec_pointers.h"
+#include "base/text/text.h"
 #include "cli/launch/signals.h"
 #include "launch/exit_reason.h"
 

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/nodes/heartbeats.h"
 #include "cli/launch/nodes/join_launch.h"
 #include "cli/launch/nodes/launch_times.h"

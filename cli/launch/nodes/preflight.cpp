@@ -24,8 +24,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
-#include "base/text.h"
+#include "base/machine/network.h"
+#include "base/text/text.h"
 #include "cli/store/store_client.h"
 
 namespace accelerate::cli {

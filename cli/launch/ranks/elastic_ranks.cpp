@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/ranks/rank_group.h"
 #include "cli/launch/say.h"
 #include "launch/exit_reason.h"

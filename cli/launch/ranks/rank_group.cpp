@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/launch/say.h"
 #include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"

@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/failure.h"
 #include "config/rank_variables.h"
 #include "launch/start_process.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/runs/figures.h"
 #include "cli/runs/text_table.h"
 #include "cli/watch/terminal/braille_canvas.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <optional>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/runs/figures.h"
 #include "cli/runs/text_table.h"
 #include "cli/watch/curve.h"

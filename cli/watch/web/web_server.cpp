@@ -18,7 +18,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "cli/watch/watched_runs.h"
 #include "cli/watch/web/page.h"
 #include "cli/watch/web/run_json.h"

@@ -8,7 +8,7 @@
 
 #include <accelerate/progress.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 
 namespace accelerate::detail {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

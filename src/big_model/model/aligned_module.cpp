@@ -10,7 +10,7 @@
 #include <accelerate/log.h>
 #include <accelerate/module_tensors.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/coded_weights.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/model/offload_keeper.h"

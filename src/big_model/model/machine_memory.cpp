@@ -4,8 +4,8 @@
 #include <accelerate/log.h>
 #include <accelerate/model_device_map.h>
 
-#include "base/available_memory.h"
-#include "base/text.h"
+#include "base/machine/available_memory.h"
+#include "base/text/text.h"
 #include "big_model/plan/memory_limits.h"
 
 namespace accelerate {

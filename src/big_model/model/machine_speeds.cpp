@@ -15,8 +15,8 @@
 #include <accelerate/error.h>
 #include <accelerate/model_device_map.h>
 
-#include "base/direct_reader.h"
-#include "base/text.h"
+#include "base/files/direct_reader.h"
+#include "base/text/text.h"
 #include "big_model/model/synchronize.h"
 
 namespace accelerate {

@@ -4,8 +4,8 @@
 
 #include <accelerate/log.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "big_model/plan/block_plan.h"
 #include "big_model/plan/check_map.h"
 #include "big_model/plan/complete_map.h"

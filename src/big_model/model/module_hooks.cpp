@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/gate_entry.h"
 #include "gate/watched_tensor.h"

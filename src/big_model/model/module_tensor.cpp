@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "gate/gate_entry.h"
 
 namespace accelerate::detail {

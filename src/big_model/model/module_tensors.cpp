@@ -11,7 +11,7 @@
 #include <accelerate/log.h>
 #include <accelerate/memory.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/model/offload_keeper.h"
 #include "gate/gate_entry.h"

@@ -11,7 +11,7 @@
 #include <accelerate/module_tensors.h>
 #include <accelerate/weights.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/watched_tensor.h"
 

@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/weight_dtype.h"
 #include "checkpoint/tensors/tensor_bytes.h"

@@ -8,7 +8,7 @@
 #include <accelerate/objects.h>
 
 #include "base/progress/byte_progress.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
 #include "format/tensors/verified_read.h"

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
-#include "base/mappable_file.h"
+#include "base/files/mappable_file.h"
 
 namespace accelerate::detail {
 

@@ -10,7 +10,7 @@
 #include <accelerate/module_tensors.h>
 #include <accelerate/weights.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/offload/checkpoint_loader.h"
 #include "big_model/offload/checkpoint_plan.h"
 #include "big_model/offload/checkpoint_tensor_reader.h"

@@ -8,8 +8,8 @@
 #include <accelerate/error.h>
 #include <accelerate/module_tensors.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "big_model/offload/file_mapping.h"
 #include "big_model/offload/offload_folder.h"
 #include "big_model/offload/offload_index.h"

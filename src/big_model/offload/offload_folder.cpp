@@ -8,10 +8,10 @@
 
 #include <accelerate/error.h>
 
-#include "base/available_memory.h"
-#include "base/files.h"
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/machine/available_memory.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_index.h"
 #include "big_model/offload/weight_dtype.h"

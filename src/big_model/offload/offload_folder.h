@@ -11,7 +11,7 @@
 
 #include <accelerate/offload.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/checkpoint/manifest.h"
 #include "format/tensors/stored_tensors.h"
 #include "format/tensors/tensor_writer.h"

@@ -10,8 +10,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/json_text.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

@@ -8,7 +8,7 @@
 #include <accelerate/offload.h>
 #include <accelerate/safetensors.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/offload/file_mapping.h"
 #include "big_model/offload/offload_folder.h"
 #include "big_model/offload/weight_dtype.h"

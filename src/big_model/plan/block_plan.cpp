@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "big_model/plan/place_search.h"
 #include "big_model/plan/sized_tree.h"
 

@@ -8,8 +8,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "big_model/plan/pending_modules.h"
 #include "big_model/plan/sized_tree.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

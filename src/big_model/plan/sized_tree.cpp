@@ -4,7 +4,7 @@
 #include <optional>
 #include <unordered_set>
 
-#include "base/sizes.h"
+#include "base/text/sizes.h"
 
 namespace accelerate::detail {
 

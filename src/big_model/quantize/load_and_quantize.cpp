@@ -13,7 +13,7 @@
 #include <accelerate/offload.h>
 #include <accelerate/quantized_model.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_folder.h"

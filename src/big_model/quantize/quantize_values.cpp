@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/quantize/block_codes.h"
 #include "big_model/quantize/quantize_values.h"
 #include "big_model/quantize/quantized_weight.h"

@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/quantize/quantized_model_state.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/tensors/weights.h"

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/offload_keeper.h"
 #include "big_model/quantize/int8_inputs.h"
 #include "big_model/quantize/quantized_weight.h"

@@ -7,7 +7,7 @@
 #include <accelerate/error.h>
 #include <accelerate/weights.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"

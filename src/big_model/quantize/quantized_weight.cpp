@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/offload_keeper.h"
 #include "big_model/quantize/quantize_values.h"
 

@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/map_place.h"
 #include "big_model/offload/offload_folder.h"
 #include "modules/module_tree.h"

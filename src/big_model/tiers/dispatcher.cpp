@@ -9,7 +9,7 @@
 #include <accelerate/error.h>
 #include <accelerate/log.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_folder.h"

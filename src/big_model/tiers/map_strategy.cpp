@@ -1,7 +1,7 @@
 #include <accelerate/big_model.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

@@ -13,7 +13,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/state_json.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/tensors/tensor_tree.h"

@@ -5,7 +5,7 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 

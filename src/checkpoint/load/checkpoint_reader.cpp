@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/load/source.h"
 #include "checkpoint/save/checkpoint_writer.h"
 #include "checkpoint/tensors/state_json.h"

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/load/checkpoint_reader.h"
 #include "checkpoint/load/choose_checkpoint.h"
 #include "format/checkpoint/checkpoint_directory.h"

@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/contents.h"
 #include "checkpoint/load/python_optimizer.h"
 #include "checkpoint/load/python_state.h"

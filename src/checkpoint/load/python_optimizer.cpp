@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/load/python_state.h"
 #include "checkpoint/tensors/tensor_tree.h"
 #include "format/tensors/weights.h"

@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/tensors/weights.h"
 

@@ -8,8 +8,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/state_json.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/accelerate/accelerate_layout.h"

@@ -12,7 +12,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/log.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "base/progress/byte_progress.h"
 #include "checkpoint/contents.h"
 #include "comm/monitoring/store_group.h"

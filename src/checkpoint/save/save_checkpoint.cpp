@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/save/checkpoint_writer.h"
 #include "checkpoint/save/save_target.h"
 #include "checkpoint/save/snapshot.h"

@@ -9,9 +9,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/torch/torch_writer.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <variant>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {

@@ -7,9 +7,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"

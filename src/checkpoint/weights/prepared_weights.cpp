@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
 #include "checkpoint/weights/shard_reader.h"

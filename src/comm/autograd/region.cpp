@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/region_call.h"
 
 namespace accelerate::detail {

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/collectives/run_collective.h"
 #include "comm/transport/adapters/reduction_encoding.h"

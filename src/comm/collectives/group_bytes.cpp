@@ -8,7 +8,7 @@
 
 #include <accelerate/world.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/run_collective.h"
 
 namespace accelerate {

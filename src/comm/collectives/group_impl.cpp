@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/store.h"
 #include "comm/transport/adapters/adapters.h"

@@ -2,7 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -7,7 +7,7 @@
 
 #include <unistd.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/board/process_state.h"
 #include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"

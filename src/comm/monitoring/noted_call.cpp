@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/monitoring/world_board.h"
 #include "launch/board/rank_activity.h"
 

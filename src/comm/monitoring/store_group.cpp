@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/rendezvous/store.h"
 

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/monitoring/board_monitor.h"
 
 namespace accelerate::detail {

@@ -6,8 +6,8 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
-#include "base/standard_output.h"
-#include "base/text.h"
+#include "base/process/standard_output.h"
+#include "base/text/text.h"
 #include "comm/rendezvous/world_impl.h"
 
 namespace accelerate {

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/rendezvous/tcp_store.h"
 #include "comm/transport/transport.h"
 #include "launch/store_server.h"

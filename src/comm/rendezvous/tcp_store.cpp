@@ -17,8 +17,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
-#include "base/text.h"
+#include "base/machine/network.h"
+#include "base/text/text.h"
 #include "launch/store_protocol.h"
 
 namespace accelerate::detail {

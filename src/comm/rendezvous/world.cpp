@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/progress/screen.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/rendezvous/generation_store.h"
 #include "comm/rendezvous/hosted_store.h"

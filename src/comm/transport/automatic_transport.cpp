@@ -10,8 +10,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "base/shared_segment.h"
-#include "base/text.h"
+#include "base/machine/shared_segment.h"
+#include "base/text/text.h"
 #include "comm/transport/gloo/gloo_transport.h"
 #include "comm/transport/handshake.h"
 #include "comm/transport/hierarchy/hierarchical_connection.h"
@@ -36,8 +36,7 @@ std::string namespaces() {
 class AutomaticTransport final : public Transport {
  public:
   explicit AutomaticTransport(TransportSettings settings)
-      : settings_(std::move(settings)),
-        memory_(settings_) {}
+      : settings_(std::move(settings)), memory_(settings_) {}
 
   [[nodiscard]] const TransportFacts& facts() const override {
     return memory_.facts();

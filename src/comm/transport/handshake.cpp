@@ -4,15 +4,14 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/rendezvous/store.h"
 
 namespace accelerate::detail {
 
 Handshake::Handshake(const ConnectRequest& request, const std::string& purpose)
     : request_(request),
-      store_(
-          c10::make_intrusive<c10d::PrefixStore>(purpose, request.store)) {}
+      store_(c10::make_intrusive<c10d::PrefixStore>(purpose, request.store)) {}
 
 void Handshake::tell(const std::string& key, const std::string& value) {
   store_->set(key, value);

@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/automatic_transport.h"
 #include "comm/transport/gloo/gloo_transport.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"

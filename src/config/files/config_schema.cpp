@@ -1,6 +1,6 @@
 #include <string_view>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "config/files/config_document.h"
 #include "config/options/option_table.h"
 

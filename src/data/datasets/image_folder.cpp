@@ -11,8 +11,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 
 // Compiles the decoder into this file alone.
 #define STB_IMAGE_IMPLEMENTATION
@@ -109,12 +109,7 @@ at::Tensor read_image(const std::string& path, std::optional<int> channels) {
   }
   const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
       stbi_load_from_memory(
-          bytes,
-          size,
-          &width,
-          &height,
-          &in_file,
-          channels.value_or(0)),
+          bytes, size, &width, &height, &in_file, channels.value_or(0)),
       stbi_image_free);
   if (!pixels) {
     throw ConfigError(

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string_view>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 // Sets the threads of LibTorch's OpenMP runtime for this thread:
 // at::set_num_threads would also change threads that are not ours.

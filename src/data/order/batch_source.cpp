@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "data/mix.h"
 #include "data/order/batch_order.h"
 #include "data/order/loader_agreement.h"

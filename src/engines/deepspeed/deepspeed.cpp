@@ -9,9 +9,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/json_text.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

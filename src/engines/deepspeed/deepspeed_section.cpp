@@ -5,8 +5,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/json_text.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

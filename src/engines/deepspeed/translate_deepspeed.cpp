@@ -3,7 +3,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/deepspeed/deepspeed.h"
 #include "engines/fully_sharded/fully_sharded.h"
 #include "engines/translations.h"

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

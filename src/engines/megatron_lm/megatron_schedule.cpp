@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "config/settings.h"
 #include "engines/megatron_lm/megatron_args.h"
 #include "engines/megatron_lm/megatron_lm.h"

@@ -1,6 +1,6 @@
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/megatron_lm/megatron_args.h"
 #include "engines/megatron_lm/megatron_lm.h"
 #include "engines/translations.h"

@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/accelerate/python_optimizer.h"
 #include "format/accelerate/python_random.h"
 #include "format/accelerate/saved_state.h"

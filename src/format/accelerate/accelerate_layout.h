@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/checkpoint/manifest.h"
 
 namespace accelerate::detail {

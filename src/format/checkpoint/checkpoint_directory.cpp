@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
 
 namespace accelerate::detail {

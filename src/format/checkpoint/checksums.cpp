@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/jobs.h"
+#include "base/process/jobs.h"
 #include "format/tensors/input_file.h"
 #include "format/tensors/range_reader.h"
 #include "format/tensors/verified_read.h"

@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"
 

@@ -1,6 +1,6 @@
 #include "format/checkpoint/file_names.h"
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -9,10 +9,10 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/json_text.h"
+#include "base/files/files.h"
 #include "base/limits.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 #include "format/tensors/box_cover.h"
 
 namespace accelerate::detail {

@@ -4,8 +4,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/text/text.h"
 #include "format/journal/journal_reader.h"
 
 namespace accelerate::detail {

@@ -9,9 +9,9 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
-#include "base/json_text.h"
 #include "base/limits.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 
 namespace accelerate::safetensors {
 

@@ -4,9 +4,9 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
-#include "base/file_system.h"
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 
 namespace accelerate::safetensors {
 

@@ -11,8 +11,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/page_cache.h"
-#include "base/text.h"
+#include "base/files/page_cache.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

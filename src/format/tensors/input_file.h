@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/direct_reader.h"
-#include "base/files.h"
-#include "base/mappable_file.h"
+#include "base/files/direct_reader.h"
+#include "base/files/files.h"
+#include "base/files/mappable_file.h"
 #include "base/progress/byte_progress.h"
 #include "format/checkpoint/manifest.h"
 

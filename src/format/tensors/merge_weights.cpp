@@ -6,8 +6,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
 #include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"

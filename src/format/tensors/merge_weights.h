@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/tensors/model_shards.h"
 
 namespace accelerate::detail {

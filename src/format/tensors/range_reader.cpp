@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/jobs.h"
+#include "base/process/jobs.h"
 
 namespace accelerate::detail {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "base/direct_reader.h"
+#include "base/files/direct_reader.h"
 #include "format/tensors/input_file.h"
 
 namespace accelerate::detail {

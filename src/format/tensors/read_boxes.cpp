@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/jobs.h"
+#include "base/process/jobs.h"
 #include "format/tensors/range_reader.h"
 #include "format/tensors/stored_tensors.h"
 #include "format/tensors/verified_read.h"

@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/jobs.h"
-#include "base/text.h"
+#include "base/process/jobs.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

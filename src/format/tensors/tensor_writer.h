@@ -12,7 +12,7 @@
 
 #include <accelerate/safetensors.h>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/checkpoint/manifest.h"
 
 namespace accelerate::detail {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/jobs.h"
-#include "base/text.h"
+#include "base/process/jobs.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -11,10 +11,10 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/json_text.h"
+#include "base/files/files.h"
 #include "base/limits.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 #include "format/torch/torch_distributed.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/tensors/model_shards.h"
 #include "format/tensors/stored_tensors.h"
 #include "format/tensors/tensor_writer.h"

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/torch/pickle_operations.h"
 
 // Operations and their meaning are those of Python's pickletools.

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/torch/pickle_reader.h"
 
 namespace accelerate::detail {

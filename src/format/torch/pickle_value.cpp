@@ -3,7 +3,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/torch/pickle_reader.h"
 
 namespace accelerate::detail {

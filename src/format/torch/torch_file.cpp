@@ -9,9 +9,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "base/limits.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/torch/torch_legacy.h"
 #include "format/torch/zip_reader.h"
 

@@ -8,7 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/limits.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "format/torch/torch_file.h"
 
 namespace accelerate::detail {

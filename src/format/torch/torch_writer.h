@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 #include "format/tensors/tensor_writer.h"
 
 namespace accelerate::detail {

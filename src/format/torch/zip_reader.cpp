@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 // The layout is that of PKWARE's APPNOTE 6.3.
 namespace accelerate::detail {

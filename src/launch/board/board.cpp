@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -9,7 +9,7 @@
 
 #include <sys/types.h>
 
-#include "base/shared_segment.h"
+#include "base/machine/shared_segment.h"
 #include "launch/board/board_page.h"
 
 namespace accelerate::detail {

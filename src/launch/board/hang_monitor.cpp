@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/board/process_state.h"
 
 namespace accelerate::detail {

@@ -6,8 +6,8 @@
 #include <iterator>
 #include <string>
 
-#include "base/proc_text.h"
-#include "base/text.h"
+#include "base/machine/proc_text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <thread>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/board/packed_call.h"
 
 namespace accelerate::detail {

@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "launch/start_process.h"
 
 namespace accelerate::detail {

@@ -3,7 +3,7 @@
 #include <accelerate/error.h>
 #include <accelerate/schedulers.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::optim {
 

@@ -7,7 +7,7 @@
 #include <accelerate/schedulers.h>
 
 #include "base/require.h"
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::optim {
 

@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "gate/watched_tensor.h"
 #include "gate/weight_product.h"
 #include "parallel/context/sequence_tensors.h"

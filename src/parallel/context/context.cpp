@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/context/attention_layers.h"
 
 namespace accelerate::detail {

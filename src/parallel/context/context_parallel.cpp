@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/context/attention_scope.h"
 #include "parallel/context/sequence_tensors.h"
 #include "parallel/random_region.h"

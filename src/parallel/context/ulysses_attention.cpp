@@ -5,7 +5,7 @@
 #include <accelerate/error.h>
 
 #include "activations/tape.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/all_to_all.h"
 #include "parallel/context/attention_rules.h"
 #include "parallel/context/head_shares.h"

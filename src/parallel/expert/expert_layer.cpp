@@ -13,7 +13,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/expert/expert_layer_state.h"
 #include "parallel/expert/expert_losses.h"
 #include "parallel/expert/expert_mlp.h"

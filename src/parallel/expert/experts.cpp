@@ -12,7 +12,7 @@
 #include <accelerate/error.h>
 #include <accelerate/experts.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/region.h"
 #include "comm/mesh.h"
 #include "gate/gate.h"

@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/adapters/p2p_batch.h"
 #include "parallel/expert/unrecorded.h"
 

@@ -16,7 +16,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "gate/watched_tensor.h"
 #include "parallel/context/attention_scope.h"
 #include "parallel/float8/float8_figures.h"

@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "params/optimizer_algorithms.h"
 #include "precision/fp8/scaled_tensor.h"
 

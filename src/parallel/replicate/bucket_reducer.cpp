@@ -10,7 +10,7 @@
 
 #include <torch/csrc/distributed/c10d/logger.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 
 namespace accelerate::detail {

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/any_rank.h"
 #include "comm/collectives/group_impl.h"
 #include "parallel/replicate/average_gradients.h"

@@ -7,7 +7,7 @@
 #include <accelerate/bucket_hook.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/replicate/power_sgd.h"
 
 namespace accelerate::detail {

@@ -9,7 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_averager.h"

@@ -15,7 +15,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/mesh.h"
 #include "parallel/replicate/average_gradients.h"
 #include "parallel/replicate/same_model.h"

@@ -19,7 +19,7 @@
 #include <accelerate/error.h>
 #include <accelerate/parallel_layers.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "modules/module_tree.h"
 #include "parallel/tensor/divide_sequences.h"
 #include "parallel/tensor/elementwise.h"

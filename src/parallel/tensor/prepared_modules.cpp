@@ -9,7 +9,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "modules/module_tree.h"
 #include "parallel/tensor/split_planner.h"
 

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/region.h"
 
 namespace accelerate::detail {

@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/region.h"
 #include "parallel/tensor/split_keeper.h"
 

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/linear_product.h"
 #include "comm/autograd/region.h"
 #include "gate/watched_tensor.h"

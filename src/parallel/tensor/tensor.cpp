@@ -14,7 +14,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "gate/gate.h"
 #include "gate/watched_tensor.h"
 #include "parallel/full_scope.h"

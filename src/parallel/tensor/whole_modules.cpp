@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/autograd/linear_product.h"
 #include "comm/autograd/region.h"
 #include "parallel/tensor/redistribute.h"

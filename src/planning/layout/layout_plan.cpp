@@ -6,8 +6,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "planning/layout/layout_memory.h"
 #include "planning/layout/layout_text.h"
 #include "planning/layout/plan_inputs.h"

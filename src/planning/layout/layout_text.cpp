@@ -8,8 +8,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/sizes.h"
-#include "base/text.h"
+#include "base/text/sizes.h"
+#include "base/text/text.h"
 #include "planning/layout/model_costs.h"
 #include "planning/layout/plan_inputs.h"
 

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "planning/layout/plan_inputs.h"
 
 namespace accelerate::detail {
@@ -261,9 +261,8 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.between_nodes.latency_seconds >= 0) ||
       !(cluster.seconds_per_operator >= 0) || !(cluster.attention_flops >= 0) ||
       !(cluster.optimizer_bytes_per_second >= 0) ||
-      !(cluster.loss_bytes_per_second >= 0) ||
-      cluster.shared_processors < 0 || !(options.usable_memory > 0) ||
-      !(options.expert_imbalance >= 1);
+      !(cluster.loss_bytes_per_second >= 0) || cluster.shared_processors < 0 ||
+      !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);
   if (!is_wrong) return;
   throw ConfigError(format(
       "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "

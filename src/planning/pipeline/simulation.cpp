@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -9,7 +9,7 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

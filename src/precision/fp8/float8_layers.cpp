@@ -5,7 +5,7 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

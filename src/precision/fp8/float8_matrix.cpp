@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "precision/fp8/host_casts.h"
 #include "precision/fp8/operator_casts.h"
 

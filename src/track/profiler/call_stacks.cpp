@@ -14,7 +14,7 @@
 #include <c10/util/Type.h>
 #include <torch/csrc/profiler/unwind/unwind.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

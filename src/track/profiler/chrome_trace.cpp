@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "track/profiler/recorded_cycle.h"
 
 namespace accelerate::detail {

@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "track/profiler/recorded_cycle.h"
 #include "track/profiler/text_columns.h"
 

@@ -8,8 +8,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "track/profiler/profile_session.h"
 #include "track/profiler/recorded_cycle.h"
 

@@ -10,8 +10,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "trackers/media/yaml_text.h"
 
 namespace accelerate::detail {

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/dvclive/dvclive_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"

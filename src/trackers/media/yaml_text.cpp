@@ -9,7 +9,7 @@
 #include <string_view>
 #include <variant>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/database.h"
 #include "trackers/mlflow/mlflow_schema.h"
 #include "trackers/mlflow/mlflow_store.h"

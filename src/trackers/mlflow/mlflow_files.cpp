@@ -16,8 +16,8 @@
 #include <accelerate/error.h>
 #include <accelerate/tracker.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "trackers/media/yaml_text.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/run_files.h"

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <filesystem>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/mlflow/mlflow_store.h"
 
 namespace accelerate::detail {

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/http_client.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/run_files.h"

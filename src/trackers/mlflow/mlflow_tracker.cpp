@@ -19,8 +19,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/json_text.h"
-#include "base/text.h"
+#include "base/text/json_text.h"
+#include "base/text/text.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
 #include "trackers/mlflow/mlflow_keys.h"

@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/python/python_json.h"
 #include "trackers/python/tracker_process.h"
 

@@ -17,8 +17,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/exec_pointers.h"
-#include "base/text.h"
+#include "base/process/exec_pointers.h"
+#include "base/text/text.h"
 #include "trackers/python/tracker_script.h"
 
 namespace accelerate::detail {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/machine/proc_text.h"
 #include "format/journal/journal_entry.h"
 #include "trackers/system/nvml.h"
-#include "base/proc_text.h"
 
 namespace accelerate::detail {
 

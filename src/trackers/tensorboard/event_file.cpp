@@ -13,7 +13,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/tensorboard/record_checksum.h"
 
 namespace accelerate::detail {

@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/media/utf8_text.h"
 #include "trackers/tensorboard/summary.h"
 

@@ -12,8 +12,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
 #include "trackers/media/yaml_text.h"

@@ -17,7 +17,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/database.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/media/pixels.h"
 #include "trackers/media/sha256.h"
 #include "trackers/media/utf8_text.h"

@@ -10,7 +10,7 @@
 
 #include <protozero/pbf_writer.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/media/utf8_text.h"
 #include "trackers/wandb/wandb_values.h"
 

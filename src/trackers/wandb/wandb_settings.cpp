@@ -7,7 +7,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "trackers/keyword_arguments.h"
 
 namespace accelerate::detail {

@@ -14,8 +14,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/yaml_text.h"
 #include "trackers/python/python_tracker.h"

@@ -6,7 +6,7 @@
 #include <accelerate/error.h>
 
 #include "base/require.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/save/save_target.h"
 #include "engines/fp8_recipe.h"
 #include "precision/support.h"

@@ -5,7 +5,7 @@
 
 #include <accelerate/distributed_type.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "train/session.h"
 

@@ -7,7 +7,7 @@
 #include <accelerate/error.h>
 
 #include "base/progress/progress_bar.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/save/save_target.h"
 #include "comm/collectives/group_impl.h"
 #include "config/terminal_variables.h"

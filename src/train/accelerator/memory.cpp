@@ -15,7 +15,7 @@
 #include <accelerate/error.h>
 #include <accelerate/model_device_map.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/any_rank.h"
 #include "comm/collectives/group_impl.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/settings_in_force.h"
 
 namespace accelerate::detail {

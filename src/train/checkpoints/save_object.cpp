@@ -7,8 +7,8 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/tensors/torch_value.h"
 #include "format/checkpoint/commit.h"

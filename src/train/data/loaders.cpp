@@ -9,7 +9,7 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/mesh.h"
 #include "train/session.h"
 

@@ -5,7 +5,7 @@
 #include <accelerate/elastic.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/elastic/elastic_run.h"
 
 namespace accelerate {

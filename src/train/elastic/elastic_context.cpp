@@ -9,7 +9,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/checkpoints_of.h"

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -10,9 +10,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 #include "format/checkpoint/manifest.h"

@@ -7,7 +7,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/module_tensors.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/watched_tensor.h"
 

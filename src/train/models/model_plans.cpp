@@ -6,7 +6,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/models/dispatched_models.h"
 #include "train/models/model_values.h"
 #include "train/settings/ignored_options.h"

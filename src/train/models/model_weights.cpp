@@ -2,7 +2,7 @@
 
 #include <torch/nn/module.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "checkpoint/weights/prepared_weights.h"
 #include "train/checkpoints/checkpoint_components.h"
 #include "train/models/staged_model.h"

@@ -7,7 +7,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "pipeline/stages.h"
 #include "train/optimizers/optimizer_watch.h"
 

@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/mesh.h"
 #include "gate/watched_tensor.h"
 #include "parallel/plan.h"

@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/session.h"
 #include "train/step/gradients.h"
 #include "train/step/scaling.h"

@@ -13,7 +13,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/mesh.h"
 #include "pipeline/split.h"

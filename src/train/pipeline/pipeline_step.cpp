@@ -12,7 +12,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/expert/expert_losses.h"
 #include "pipeline/values.h"
 #include "train/pipeline/pipeline_state.h"

@@ -16,7 +16,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/adamw.h>
 
-#include "base/available_memory.h"
+#include "base/machine/available_memory.h"
 #include "big_model/model/synchronize.h"
 #include "planning/layout/layer_program.h"
 #include "planning/layout/model_costs.h"

@@ -13,7 +13,7 @@
 #include <accelerate/detail/planned_step.h>
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/activation_checkpointing.h"
 #include "parallel/shard/prepare/units.h"
 #include "planning/training_memory.h"

@@ -19,7 +19,7 @@
 #include <accelerate/error.h>
 #include <accelerate/precision.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/plan/counted_allocations.h"
 
 namespace accelerate::detail {

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/deepspeed/deepspeed_batches.h"
 #include "optim/made_from_deepspeed.h"
 #include "train/optimizers/schedule_adapter.h"

@@ -6,7 +6,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/dynamo.h"
 #include "precision/support.h"
 #include "track/profiler/check_profile.h"

@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/session.h"
 #include "train/step/micro_step_weight.h"
 #include "train/step/scaling.h"

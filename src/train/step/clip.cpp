@@ -11,7 +11,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "params/gradient_norm.h"
 #include "train/models/staged_model.h"
 #include "train/session.h"

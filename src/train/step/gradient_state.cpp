@@ -4,7 +4,7 @@
 #include <accelerate/error.h>
 
 #include "base/require.h"
-#include "base/text.h"
+#include "base/text/text.h"
 #include "train/session.h"
 
 namespace accelerate {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "track/profiler/profile_session.h"
 #include "train/session.h"
 

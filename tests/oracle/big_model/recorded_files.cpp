@@ -6,7 +6,7 @@
 #include <accelerate/safetensors.h>
 #include <accelerate/save.h>
 
-#include "base/files.h"
+#include "base/files/files.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "oracle/big_model/recorded_model.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "config/options/option_table.h"
 #include "oracle/plugins/plugins.h"
 

@@ -1,6 +1,6 @@
 #include <variant>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "engines/fully_sharded/fully_sharded.h"
 #include "oracle/plugins/plugins.h"
 

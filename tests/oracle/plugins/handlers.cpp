@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/rendezvous/timeout.h"
 #include "engines/dynamo.h"
 #include "oracle/plugins/plugins.h"

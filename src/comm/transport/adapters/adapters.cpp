@@ -9,7 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/works.h"
 
 namespace accelerate::detail {

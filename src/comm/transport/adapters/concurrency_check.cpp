@@ -3,7 +3,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/adapters/adapters.h"
 #include "comm/transport/adapters/connection_adapter.h"
 

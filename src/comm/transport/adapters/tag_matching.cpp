@@ -7,7 +7,7 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/adapters/adapters.h"
 #include "comm/transport/adapters/connection_adapter.h"
 #include "comm/transport/works.h"

@@ -13,9 +13,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
-#include "base/pipe_signal_block.h"
-#include "base/text.h"
+#include "base/machine/network.h"
+#include "base/process/pipe_signal_block.h"
+#include "base/text/text.h"
 #include "comm/rendezvous/store.h"
 #include "comm/transport/works.h"
 

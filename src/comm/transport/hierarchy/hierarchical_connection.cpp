@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/hierarchy/island_operations.h"
 #include "comm/transport/hierarchy/serial_queue.h"
 #include "comm/transport/shared_memory/memory/peers.h"

@@ -7,7 +7,7 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/adapters/reduction_encoding.h"
 #include "comm/transport/shared_memory/memory/peers.h"
 #include "comm/transport/shared_memory/operations/collective.h"

@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/processors.h"
-#include "base/text.h"
+#include "base/machine/processors.h"
+#include "base/text/text.h"
 #include "comm/transport/handshake.h"
 #include "comm/transport/shared_memory/shared_memory_connection.h"
 #include "comm/transport/shared_memory/waiting/progress_engine.h"

@@ -5,7 +5,7 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/mesh.h"
 #include "comm/transport/adapters/p2p_batch.h"
 #include "parallel/replicate/same_model.h"

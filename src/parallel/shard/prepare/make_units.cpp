@@ -5,7 +5,7 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/mesh.h"
 #include "parallel/shard/prepare/prepare_shards.h"
 #include "params/parameter_table.h"

@@ -10,7 +10,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "gate/gate_entry.h"
 #include "gate/watched_tensor.h"
 

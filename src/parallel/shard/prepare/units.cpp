@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "params/model_modules.h"
 
 namespace accelerate::detail {

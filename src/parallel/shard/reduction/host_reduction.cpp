@@ -8,7 +8,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "parallel/shard/unshard/host_unshard.h"
 
 namespace accelerate::detail {

@@ -6,7 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/adapters/p2p_batch.h"
 #include "precision/fp8/float8_matrix.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "base/shared_segment.h"
+#include "base/machine/shared_segment.h"
 #include "comm/transport/shared_memory/memory/layout.h"
 #include "comm/transport/shared_memory/memory/shared_blocks.h"
 #include "comm/transport/shared_memory/waiting/futex.h"

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/shared_segment.h"
+#include "base/machine/shared_segment.h"
 #include "comm/transport/shared_memory/memory/layout.h"
 
 namespace accelerate::detail {

@@ -7,7 +7,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {

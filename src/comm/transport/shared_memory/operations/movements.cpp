@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/shared_memory/operations/collective.h"
 #include "comm/transport/shared_memory/operations/steps.h"
 #include "comm/transport/shared_memory/waiting/failure.h"

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "base/text.h"
+#include "base/text/text.h"
 #include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {

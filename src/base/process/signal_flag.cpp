@@ -1,4 +1,4 @@
-#include "base/signal_flag.h"
+#include "base/process/signal_flag.h"
 
 #include <array>
 #include <atomic>
@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "base/jobs.h"
+#include "base/process/jobs.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-#include "base/available_memory.h"
+#include "base/machine/available_memory.h"
 
 #include <algorithm>
 #include <fstream>
@@ -7,8 +7,8 @@
 #include <system_error>
 #include <vector>
 
-#include "base/control_groups.h"
-#include "base/proc_text.h"
+#include "base/machine/control_groups.h"
+#include "base/machine/proc_text.h"
 
 namespace accelerate::detail {
 

@@ -10,9 +10,9 @@
 
 #include <accelerate/error.h>
 
-#include "base/network.h"
-#include "base/numa.h"
-#include "base/text.h"
+#include "base/machine/network.h"
+#include "base/machine/numa.h"
+#include "base/text/text.h"
 
 namespace accelerate {
 

@@ -1,4 +1,4 @@
-#include "base/numa.h"
+#include "base/machine/numa.h"
 
 #include <algorithm>
 #include <string>
@@ -6,8 +6,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files.h"
-#include "base/text.h"
+#include "base/files/files.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "base/direct_reader.h"
+#include "base/files/direct_reader.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "base/proc_text.h"
+#include "base/machine/proc_text.h"
 
 #include <algorithm>
 #include <array>

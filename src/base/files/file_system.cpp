@@ -1,4 +1,4 @@
-#include "base/file_system.h"
+#include "base/files/file_system.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -17,8 +17,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/direct_writer.h"
-#include "base/text.h"
+#include "base/files/direct_writer.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "base/pipe_signal_block.h"
+#include "base/process/pipe_signal_block.h"
 
 #include <cerrno>
 #include <ctime>

@@ -1,4 +1,4 @@
-#include "base/processors.h"
+#include "base/machine/processors.h"
 
 #include <sched.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <thread>
 
-#include "base/control_groups.h"
-#include "base/text.h"
+#include "base/machine/control_groups.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

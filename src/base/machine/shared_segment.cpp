@@ -1,4 +1,4 @@
-#include "base/shared_segment.h"
+#include "base/machine/shared_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

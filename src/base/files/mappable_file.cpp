@@ -1,4 +1,4 @@
-#include "base/mappable_file.h"
+#include "base/files/mappable_file.h"
 
 #include <fcntl.h>
 #include <signal.h>

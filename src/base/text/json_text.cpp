@@ -1,8 +1,8 @@
-#include "base/json_text.h"
+#include "base/text/json_text.h"
 
 #include <algorithm>
 
-#include "base/text.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "base/network.h"
+#include "base/machine/network.h"
 
 #include <array>
 #include <cerrno>

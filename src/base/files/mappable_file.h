@@ -61,10 +61,8 @@ class MappableFile {
 
   /// Maps bytes of the file. Null if this promise has ended, or the file is
   /// shorter.
-  [[nodiscard]] std::unique_ptr<MappedBytes> map(
-      std::uint64_t promise,
-      std::uint64_t offset,
-      std::size_t num_bytes) const;
+  [[nodiscard]] std::unique_ptr<MappedBytes>
+  map(std::uint64_t promise, std::uint64_t offset, std::size_t num_bytes) const;
 
  private:
   std::shared_ptr<MappedBytes::File> file_;

@@ -1,4 +1,4 @@
-#include "base/files.h"
+#include "base/files/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,8 +15,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/file_system.h"
-#include "base/text.h"
+#include "base/files/file_system.h"
+#include "base/text/text.h"
 
 namespace accelerate::detail {
 

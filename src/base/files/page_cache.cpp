@@ -1,4 +1,4 @@
-#include "base/page_cache.h"
+#include "base/files/page_cache.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

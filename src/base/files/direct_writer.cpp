@@ -1,4 +1,4 @@
-#include "base/direct_writer.h"
+#include "base/files/direct_writer.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

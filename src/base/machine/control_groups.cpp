@@ -1,10 +1,10 @@
-#include "base/control_groups.h"
+#include "base/machine/control_groups.h"
 
 #include <fstream>
 #include <iterator>
 #include <string>
 
-#include "base/proc_text.h"
+#include "base/machine/proc_text.h"
 
 namespace accelerate::detail {
 

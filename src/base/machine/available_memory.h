@@ -14,7 +14,6 @@ std::optional<std::uint64_t> available_memory(
 
 /// Bytes that this process can still write to the file system of a file or
 /// directory, which need not exist yet. Nothing if the system does not say.
-std::optional<std::uint64_t> free_disk_space(
-    const std::filesystem::path& path);
+std::optional<std::uint64_t> free_disk_space(const std::filesystem::path& path);
 
 }  // namespace accelerate::detail
