@@ -147,6 +147,9 @@ Variables company_of(const OptionSpec& spec) {
   if (spec.section == "fp8_config" && spec.key != "fp8_pad_inner_dim" &&
       spec.key != "fp8_enable_fsdp_float8_all_gather")
     variables["ACCELERATE_FP8_BACKEND"] = "te";
+  // MS-AMP alone has levels.
+  if (spec.key == "fp8_opt_level" || spec.key == "fp8_optimization_level")
+    variables["ACCELERATE_FP8_BACKEND"] = "msamp";
   return variables;
 }
 

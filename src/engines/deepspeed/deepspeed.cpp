@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include <accelerate/error.h>
 
@@ -320,8 +321,10 @@ void DeepSpeedConfig::read_msamp(const Settings& settings) {
     if (*options_.enable_msamp) settings.mark_read("fp8_backend");
   }
   if (!options_.msamp_opt_level) {
-    options_.msamp_opt_level = settings.is_given("fp8_opt_level")
-        ? *settings.text("fp8_opt_level")
+    const Resolved* const level = settings.find("fp8_opt_level");
+    options_.msamp_opt_level =
+        level != nullptr && settings.is_given("fp8_opt_level")
+        ? std::get<std::string>(level->value)
         : "O1";
   }
 }
