@@ -10,9 +10,7 @@
 #include <new>
 #include <utility>
 
-#ifdef ACCELERATE_HAS_IO_URING
-#include <liburing.h>
-#endif
+#include "base/files/io_ring.h"
 
 namespace accelerate::detail {
 
@@ -51,85 +49,23 @@ struct DirectReader::Slot {
   ssize_t result = 0;
 };
 
-#ifdef ACCELERATE_HAS_IO_URING
-
-struct DirectReader::Ring {
-  static std::unique_ptr<Ring> make() {
-    auto made = std::make_unique<Ring>();
-    made->is_open = ::io_uring_queue_init(kMostPieces, &made->ring, 0) == 0;
-    return made->is_open ? std::move(made) : nullptr;
-  }
-  Ring() = default;
-  Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
-  ~Ring() {
-    if (is_open) ::io_uring_queue_exit(&ring);
-  }
-
-  bool submit(Slot& slot, int file) {
-    io_uring_sqe* const entry = is_broken ? nullptr : ::io_uring_get_sqe(&ring);
-    if (entry == nullptr) return false;
-    ::io_uring_prep_read(
-        entry,
-        file,
-        slot.target,
-        static_cast<unsigned>(slot.num_bytes),
-        slot.first_block);
-    ::io_uring_sqe_set_data(entry, &slot);
-    int result = 0;
-    do {
-      result = ::io_uring_submit(&ring);
-    } while (result == -EINTR);
-    // A refused request stays in the queue and would be submitted with the next
-    // one, when its slot is another piece's; so nothing more is submitted.
-    is_broken = result != 1;
-    num_in_flight += is_broken ? 0 : 1;
-    return !is_broken;
-  }
-  void wait_for_one() {
-    io_uring_cqe* entry = nullptr;
-    while (::io_uring_wait_cqe(&ring, &entry) != 0) {
-    }
-    Slot& slot = *static_cast<Slot*>(::io_uring_cqe_get_data(entry));
-    slot.result = entry->res;
-    slot.is_done = true;
-    ::io_uring_cqe_seen(&ring, entry);
-    --num_in_flight;
-  }
-
-  io_uring ring{};
-  bool is_open = false;
-  bool is_broken = false;  // nothing more is submitted
-  std::size_t num_in_flight = 0;
-};
-
-#else
-
-struct DirectReader::Ring {
-  static std::unique_ptr<Ring> make() { return nullptr; }
-  static bool submit(Slot&, int) { return false; }
-  static void wait_for_one() {}
-  std::size_t num_in_flight = 0;
-};
-
-#endif
-
 /// Waits for what is in flight before its memory may go away.
 class DirectReader::InFlight {
  public:
-  explicit InFlight(Ring* ring) : ring_(ring) {}
+  explicit InFlight(DirectReader& reader) : reader_(reader) {}
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
   ~InFlight() {
-    while (ring_ != nullptr && ring_->num_in_flight > 0) ring_->wait_for_one();
+    while (reader_.num_in_flight_ > 0) reader_.wait_for_one();
   }
 
  private:
-  Ring* ring_;
+  DirectReader& reader_;
 };
 
 DirectReader::DirectReader(bool may_use_io_uring)
-    : ring_(may_use_io_uring ? Ring::make() : nullptr), read_(::pread) {}
+    : ring_(may_use_io_uring ? IoRing::make(kMostPieces) : nullptr),
+      read_(::pread) {}
 DirectReader::DirectReader(Read call) : read_(call) {}
 DirectReader::~DirectReader() = default;
 
@@ -141,15 +77,24 @@ DirectReader::Slot& DirectReader::slot(std::uint64_t piece) {
 
 void DirectReader::start(Slot& slot, const File& file) {
   slot.is_done = false;
-  if (ring_ != nullptr) ring_->submit(slot, file.direct);
+  if (ring_ == nullptr) return;
+  const bool is_in_flight = ring_->read(
+      file.direct, {slot.target, slot.num_bytes}, slot.first_block, &slot);
+  if (is_in_flight) ++num_in_flight_;
+}
+
+void DirectReader::wait_for_one() {
+  const auto [request, result] = ring_->wait();
+  Slot& slot = *static_cast<Slot*>(request);
+  slot.result = result;
+  slot.is_done = true;
+  --num_in_flight_;
 }
 
 // Returns when the piece has arrived or failed. One that was not submitted is
 // read here.
 void DirectReader::await(Slot& slot, const File& file) {
-  while (!slot.is_done && ring_ != nullptr && ring_->num_in_flight > 0) {
-    ring_->wait_for_one();
-  }
+  while (!slot.is_done && num_in_flight_ > 0) wait_for_one();
   if (slot.is_done) return;
   slot.result = read_(
       file.direct,
@@ -204,7 +149,7 @@ int DirectReader::read(
   const std::uint64_t ahead = ring_ != nullptr ? kMostPieces : 1;
   std::uint64_t next = begin / kPieceBytes;
   std::uint64_t started = next;
-  const InFlight in_flight(ring_.get());
+  const InFlight in_flight(*this);
   for (; next < last; ++next) {
     for (; started < std::min(last, next + ahead); ++started) {
       lay_out(

@@ -12,6 +12,8 @@
 
 namespace accelerate::detail {
 
+class IoRing;
+
 /// Reads ranges of files past the page cache: a cold file then arrives at the
 /// speed of the disk, without a copy through pages that nobody reads again.
 /// Several pieces are in flight: through io_uring where the kernel allows it;
@@ -65,7 +67,6 @@ class DirectReader {
 
  private:
   struct Slot;
-  struct Ring;
   class InFlight;
 
   Slot& slot(std::uint64_t piece);
@@ -76,11 +77,13 @@ class DirectReader {
       const File& file,
       const Place& place);
   void start(Slot& slot, const File& file);
+  void wait_for_one();
   void await(Slot& slot, const File& file);
   int complete(Slot& slot, const File& file) const;
 
   std::array<std::unique_ptr<Slot>, kMostPieces> slots_;
-  std::unique_ptr<Ring> ring_;  // null: io_uring is unavailable
+  std::unique_ptr<IoRing> ring_;  // null: io_uring is unavailable
+  std::size_t num_in_flight_ = 0;
   Read read_;
 };
 

@@ -9,9 +9,7 @@
 #include <new>
 #include <utility>
 
-#ifdef ACCELERATE_HAS_IO_URING
-#include <liburing.h>
-#endif
+#include "base/files/io_ring.h"
 
 namespace accelerate::detail {
 
@@ -40,67 +38,8 @@ struct DirectWriter::Block {
   File* file = nullptr;
 };
 
-#ifdef ACCELERATE_HAS_IO_URING
-
-struct DirectWriter::Ring {
-  static std::unique_ptr<Ring> make() {
-    auto made = std::make_unique<Ring>();
-    made->is_open = ::io_uring_queue_init(2 * kMostBlocks, &made->ring, 0) == 0;
-    return made->is_open ? std::move(made) : nullptr;
-  }
-  Ring() = default;
-  Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
-  ~Ring() {
-    if (is_open) ::io_uring_queue_exit(&ring);
-  }
-
-  bool submit(Block& block) {
-    io_uring_sqe* const entry = is_broken ? nullptr : ::io_uring_get_sqe(&ring);
-    if (entry == nullptr) return false;
-    ::io_uring_prep_write(
-        entry,
-        block.file->direct,
-        block.data(),
-        static_cast<unsigned>(block.size),
-        block.offset);
-    ::io_uring_sqe_set_data(entry, &block);
-    int result = 0;
-    do {
-      result = ::io_uring_submit(&ring);
-    } while (result == -EINTR);
-    // A refused request stays in the queue and would be submitted with the next
-    // one, when its block holds other bytes; so nothing more is submitted.
-    is_broken = result != 1;
-    return !is_broken;
-  }
-  std::pair<Block*, int> wait() {
-    io_uring_cqe* entry = nullptr;
-    while (::io_uring_wait_cqe(&ring, &entry) != 0) {
-    }
-    const std::pair<Block*, int> ended{
-        static_cast<Block*>(::io_uring_cqe_get_data(entry)), entry->res};
-    ::io_uring_cqe_seen(&ring, entry);
-    return ended;
-  }
-
-  io_uring ring{};
-  bool is_open = false;
-  bool is_broken = false;  // nothing more is submitted
-};
-
-#else
-
-struct DirectWriter::Ring {
-  static std::unique_ptr<Ring> make() { return nullptr; }
-  static bool submit(Block&) { return false; }
-  static std::pair<Block*, int> wait() { return {}; }
-};
-
-#endif
-
 DirectWriter::DirectWriter(bool may_use_io_uring)
-    : ring_(may_use_io_uring ? Ring::make() : nullptr) {}
+    : ring_(may_use_io_uring ? IoRing::make(2 * kMostBlocks) : nullptr) {}
 DirectWriter::~DirectWriter() = default;
 
 int write_all(int file, std::uint64_t offset, Bytes bytes) {
@@ -173,7 +112,13 @@ void DirectWriter::start(Block& block) {
   {
     const Lock lock(mutex_);
     ++block.file->num_in_flight;
-    if (ring_ != nullptr && ring_->submit(block)) {
+    const bool is_in_flight = ring_ != nullptr &&
+        ring_->write(
+            block.file->direct,
+            {block.data(), block.size},
+            block.offset,
+            &block);
+    if (is_in_flight) {
       ++num_in_flight_;
       // Another thread may be waiting for a block while none was in flight.
       changed_.notify_all();
@@ -202,11 +147,11 @@ void DirectWriter::wait_for_one(Lock& lock) {
   }
   is_ring_awaited_ = true;
   lock.unlock();
-  const auto [block, result] = ring_->wait();
+  const auto [request, result] = ring_->wait();
   lock.lock();
   is_ring_awaited_ = false;
   --num_in_flight_;
-  end(*block, result);
+  end(*static_cast<Block*>(request), result);
 }
 
 void DirectWriter::end(Block& block, int result) {

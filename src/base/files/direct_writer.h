@@ -10,6 +10,8 @@
 
 namespace accelerate::detail {
 
+class IoRing;
+
 using Bytes = std::span<const std::byte>;
 
 /// Writes files past the page cache: a checkpoint is not read soon, so it
@@ -53,7 +55,6 @@ class DirectWriter {
 
  private:
   struct Block;
-  struct Ring;
   using Lock = std::unique_lock<std::mutex>;
 
   Block* take_block(const File& file);
@@ -65,7 +66,7 @@ class DirectWriter {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<Block*> free_;
-  std::unique_ptr<Ring> ring_;  // null: io_uring is unavailable
+  std::unique_ptr<IoRing> ring_;  // null: io_uring is unavailable
   std::size_t num_in_flight_ = 0;
   bool is_ring_awaited_ = false;  // by one thread
 };
