@@ -36,6 +36,15 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
+// Changes the last byte of the weights of a state.
+void damage_weights(const fs::path& state) {
+  std::fstream(
+      state / "model.safetensors",
+      std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(-1, std::ios::end)
+      .put('x');
+}
+
 class LoadCheckpoint : public ::testing::Test {
  protected:
   LoadCheckpoint() {
@@ -357,11 +366,7 @@ TEST_F(LoadCheckpoint, LeavesALargeModelAsItWasIfATensorIsDamaged) {
     auto model = accelerator.prepare(saved);
     accelerator.save_state(checkpoint);
   }
-  std::fstream(
-      checkpoint / "model.safetensors",
-      std::ios::in | std::ios::out | std::ios::binary)
-      .seekp(-1, std::ios::end)
-      .put('x');
+  damage_weights(checkpoint);
   Layers net(8);
   const torch::Tensor first = net->layers.front()->weight.clone();
   const torch::Tensor large = net->large->weight.clone();
@@ -414,11 +419,7 @@ TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfRank0CannotRead) {
     auto model = accelerator.prepare(saved_);
     accelerator.save_state(checkpoint);
   }
-  std::fstream(
-      checkpoint / "model.safetensors",
-      std::ios::in | std::ios::out | std::ios::binary)
-      .seekp(-1, std::ios::end)
-      .put('x');
+  damage_weights(checkpoint);
   run_on_ranks(2, [&](const WorldOptions& options) {
     World world(options);
     Net net;

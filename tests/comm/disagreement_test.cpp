@@ -6,6 +6,7 @@
 #include <accelerate/error.h>
 
 #include "comm/collectives/group_impl.h"
+#include "comm/transport/disagreement.h"
 #include "support/memory_worlds.h"
 
 namespace accelerate::detail {
@@ -107,6 +108,17 @@ TEST(Disagreement, IsNamedAtOnceForAnyTwoCalls) {
       EXPECT_EQ(all.find("timed out"), std::string::npos);
     }
   }
+}
+
+TEST(Disagreement, IsKnownByItsText) {
+  const std::string text =
+      describe_disagreement({"0", "barrier"}, {"3", "all_reduce of 4 bytes"});
+  EXPECT_EQ(
+      text, "rank 0 called barrier, but rank 3 called all_reduce of 4 bytes");
+  EXPECT_TRUE(is_disagreement(text));
+  EXPECT_TRUE(is_disagreement("[shared memory] " + text));
+  EXPECT_FALSE(is_disagreement("rank 0 called barrier"));
+  EXPECT_FALSE(is_disagreement("barrier timed out waiting for rank 3"));
 }
 
 TEST(Disagreement, IsNamedForPartsOfOtherSizes) {

@@ -15,6 +15,7 @@
 #include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/store.h"
 #include "comm/transport/adapters/adapters.h"
+#include "comm/transport/disagreement.h"
 
 namespace accelerate::detail {
 
@@ -50,13 +51,6 @@ bool is_timeout(const std::string& text) {
   const std::string lower = to_lower(text);
   return lower.find("timeout") != std::string::npos ||
       lower.find("timed out") != std::string::npos;
-}
-
-// The transport compared the calls of two ranks and says what they were.
-bool names_both_calls(const std::string& text) {
-  const std::size_t first = text.find(" called ");
-  return first != std::string::npos &&
-      text.find(" called ", first + 1) != std::string::npos;
 }
 
 // Ranks that did not report the failure of `sequence` in time.
@@ -98,7 +92,7 @@ std::string diagnose(
     }
   }
   // Asking would only delay the answer: the other rank may fail in a later call.
-  if (names_both_calls(text)) {
+  if (is_disagreement(text)) {
     return format("the ranks made different calls: {}", kUnevenLoops);
   }
   std::vector<int> missing;

@@ -249,7 +249,7 @@ void Generations::begin_next() {
   int count = 0;
   for (int seat = 0; seat < options_.most; ++seat) {
     Seat& own = seats_[static_cast<std::size_t>(seat)];
-    // Nobody writes pages: all have left the generation.
+    // All have left the generation, so no page is being written.
     board_.clear_page(seat);
     if (own.state == State::member || own.state == State::joining) {
       own = {.state = State::member, .process = own.process};

@@ -74,7 +74,7 @@ ScaledGradients::~ScaledGradients() {
 }
 
 void ScaledGradients::hook(std::size_t index) {
-  // Only somebody who holds it keeps the accumulator, and its hooks.
+  // The accumulator lives, with its hooks, as long as something holds it.
   const auto accumulator =
       torch::autograd::impl::grad_accumulator(entries_[index].parameter);
   const auto key =

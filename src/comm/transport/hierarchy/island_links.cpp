@@ -9,6 +9,7 @@
 
 #include "base/text/text.h"
 #include "comm/transport/adapters/reduction_encoding.h"
+#include "comm/transport/disagreement.h"
 #include "comm/transport/shared_memory/memory/peers.h"
 #include "comm/transport/shared_memory/operations/collective.h"
 #include "comm/transport/shared_memory/operations/combine.h"
@@ -87,15 +88,14 @@ std::vector<at::Tensor> IslandLinks::meet(
     const Greeting theirs = greeting_of(other);
     if (!(theirs.stamp == stamp)) {
       const auto name = [&](std::size_t index) {
-        return world_ranks_[static_cast<std::size_t>(lane_rank(index, 0))];
+        return std::to_string(
+            world_ranks_[static_cast<std::size_t>(lane_rank(index, 0))]);
       };
-      throw std::runtime_error(format(
-          "{}rank {} called {}, but rank {} called {}",
-          kSharedMemoryMark,
-          name(island()),
-          describe(stamp),
-          name(other),
-          describe(theirs.stamp)));
+      throw std::runtime_error(
+          kSharedMemoryMark +
+          describe_disagreement(
+              {name(island()), describe(stamp)},
+              {name(other), describe(theirs.stamp)}));
     }
     payloads.push_back(all[static_cast<std::int64_t>(other)].narrow(
         0,

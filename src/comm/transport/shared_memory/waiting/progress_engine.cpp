@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/text/text.h"
+#include "comm/transport/disagreement.h"
 #include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {
@@ -260,13 +261,10 @@ std::string ProgressEngine::describe_late(
 
 std::string ProgressEngine::describe_disagreement(
     const DisagreementError& error) const {
-  return format(
-      "{}rank {} called {}, but rank {} called {}",
-      kSharedMemoryMark,
-      peers_.name_of(rank()),
-      error.own_call,
-      peers_.name_of(error.rank),
-      error.other_call);
+  return kSharedMemoryMark +
+      detail::describe_disagreement(
+             {peers_.name_of(rank()), error.own_call},
+             {peers_.name_of(error.rank), error.other_call});
 }
 
 // Called by the thread that drives, or where none does.
