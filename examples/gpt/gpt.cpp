@@ -60,6 +60,8 @@ struct Flags {
   std::int64_t steps = 200;
   std::int64_t batch_size = 16;  // over all processes together
   double learning_rate = 3e-3;
+  std::string lr_scheduler_type = "constant";
+  std::int64_t num_warmup_steps = 0;
   std::uint64_t seed = 1;
   std::string precision;
   std::string fp8_recipe;
@@ -114,6 +116,15 @@ accelerate::FP8Recipe fp8_recipe_of(const std::string& name) {
   if (name == "msamp") return accelerate::MSAMPRecipeKwargs();
   return accelerate::AORecipeKwargs{
       accelerate::Float8LinearConfig::from_recipe_name(name)};
+}
+
+accelerate::optim::LRLambda learning_rate_factor(const Flags& flags) {
+  using namespace accelerate::optim;
+  if (flags.lr_scheduler_type == "constant")
+    return constant_with_warmup(flags.num_warmup_steps);
+  if (flags.lr_scheduler_type == "linear")
+    return linear_with_warmup(flags.num_warmup_steps, flags.steps);
+  return cosine_with_warmup(flags.num_warmup_steps, flags.steps);
 }
 
 accelerate::AcceleratorOptions options_of(const Flags& flags) {
@@ -174,6 +185,8 @@ class Training {
       model_.emplace(accelerator.prepare(gpt_));
     }
     optimizer_.emplace(accelerator.prepare(*adamw_));
+    schedule_.emplace(*adamw_, learning_rate_factor(flags));
+    scheduler_.emplace(accelerator.prepare(*schedule_));
   }
 
   /// Computes gradients, and returns the loss.
@@ -202,6 +215,7 @@ class Training {
       accelerator_.clip_grad_norm_(*model_, 1.0);
     }
     optimizer_->step();
+    scheduler_->step();
     optimizer_->zero_grad();
   }
 
@@ -223,6 +237,8 @@ class Training {
   std::optional<accelerate::Model<GptImpl>> model_;
   std::optional<accelerate::Pipeline> pipeline_;
   std::optional<accelerate::Optimizer> optimizer_;
+  std::optional<accelerate::optim::LambdaLR> schedule_;
+  std::optional<accelerate::Scheduler> scheduler_;
 };
 
 void print_loads(
@@ -337,6 +353,15 @@ int main(int argc, char** argv) {
   app.add_option("--heads", flags.model.num_heads);
   app.add_option("--width", flags.model.width);
   app.add_option("--learning_rate", flags.learning_rate);
+  app.add_option(
+         "--lr_scheduler_type",
+         flags.lr_scheduler_type,
+         "constant, or linear or cosine, which fall to 0 at --steps")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}));
+  app.add_option(
+      "--num_warmup_steps",
+      flags.num_warmup_steps,
+      "steps in which the learning rate rises from 0");
   app.add_option("--seed", flags.seed);
   app.add_option("--precision", flags.precision, "no, bf16, fp16 or fp8");
   app.add_option(

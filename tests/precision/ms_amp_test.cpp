@@ -489,6 +489,36 @@ TEST(MsAmp, StepsWithClosures) {
   });
 }
 
+// Each of two ranks has the sequence of one process, so that sums keep their
+// bits.
+TEST(MsAmp, DividesSequences) {
+  const auto trained_on = [](const WorldOptions& world, int context) {
+    AcceleratorOptions options = options_of("O2", world);
+    options.parallel.context = context;
+    const Accelerator accelerator(options);
+    nn::Sequential net = make_net();
+    torch::optim::AdamW adam(net->parameters(), kRate);
+    auto [model, optimizer] = accelerator.prepare(net, adam);
+    for (int step = 0; step < 4; ++step) {
+      const Tensors pieces(
+          static_cast<std::size_t>(2 * context), input_of(step, 0));
+      const Tensor x = at::cat(pieces);
+      const auto sequence = accelerator.maybe_context_parallel({x}, {0});
+      EXPECT_EQ(x.size(0), 2 * kPart);
+      optimizer.zero_grad();
+      accelerator.backward(loss_of(model(x)));
+      optimizer.step();
+    }
+    return copies_of(net->parameters());
+  };
+  Tensors expected;
+  run_on_ranks(
+      1, [&](const WorldOptions& world) { expected = trained_on(world, 1); });
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    expect_equal(trained_on(world, 2), expected);
+  });
+}
+
 // Ranks step by themselves, and average weights.
 TEST(MsAmp, AveragesWeightsInLocalSGD) {
   std::vector<Tensors> by_rank(2);
