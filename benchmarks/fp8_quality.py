@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well examples/gpt learns in float8: the loss after 500 steps by each recipe, over that in bf16 with the same seed.
 
-usage: fp8_quality.py BUILD [--steps 500] [--seeds 3] [--jobs 1] [--recipes tensorwise,...] [--constant] [--curves FILE.svg]
+usage: fp8_quality.py BUILD [--steps 500] [--seeds 3] [--jobs N] [--recipes tensorwise,...] [--constant] [--curves FILE.svg]
 
 The learning rate warms up in a tenth of the steps and falls to 0 along a cosine, as is usual for a GPT; with --constant it
 stays what it is, and the last losses are mostly noise. A run has one thread and takes some two minutes.
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one thread each")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at once, one thread each")
     parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument("--constant", action="store_true")
     parser.add_argument("--curves", help="an SVG file")

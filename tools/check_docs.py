@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Checks the docs: every relative link leads to a file and its heading, and so does every path of this repository that
-a page or a comment names; every C++ block that has a main() compiles.
+a page or a comment names; every C++ block that has a main() compiles; every case of `make bench` that a page names exists,
+and every benchmark program belongs to a case.
 
 usage: check_docs.py ROOT links
+       check_docs.py ROOT cases
        check_docs.py ROOT programs COMPILER FLAG...
 
 LibTorch's headers take most of the time, so the programs are compiled together: all headers they include first, then
@@ -129,6 +131,27 @@ def check_programs(root, command):
     return bad or not found
 
 
+def check_cases(root):
+    text = (root / "tools/bench").read_text()
+    cases = set(re.search(r"^cases=\((.*)\)$", text, flags=re.M)[1].split())
+    programs = set().union(*(set(names.split()) for names in re.findall(r"programs=\(([^)$]*)\)", text))) | cases
+    cases |= set(re.findall(r'"\$chosen" != (\w+) \] \|\| exec', text))
+    bad = []
+    for page in pages(root):
+        named = re.findall(r"\bCASE=([a-z]\w*)", page.read_text())
+        if page == root / "docs/benchmarks.md":
+            table = page.read_text().partition("\n| --- | --- | --- | --- | --- |\n")[2].partition("\n\n")[0]
+            named += [row.split("|")[1].strip() for row in table.splitlines()]
+        bad += [f"{page}: no such case of make bench: {case}" for case in sorted(set(named) - cases)]
+    for source in sorted((root / "benchmarks").glob("*.cpp")):
+        if source.stem not in programs:
+            bad.append(f"{source}: no case of make bench runs it")
+    print(*bad, sep="\n")
+    print(f"{len(cases)} cases, {len(bad)} mistakes")
+    return bad or not cases
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    sys.exit(1 if (check_links(root) if sys.argv[2] == "links" else check_programs(root, sys.argv[3:])) else 0)
+    checks = {"links": check_links, "cases": check_cases}
+    sys.exit(1 if (checks[sys.argv[2]](root) if sys.argv[2] in checks else check_programs(root, sys.argv[3:])) else 0)
