@@ -34,15 +34,25 @@ bool has_fused_kernel(const AttentionBlock& block) {
 
 // ---- The fused kernel, once per head of those that share keys.
 
+// The kernel takes any strides of positions, heads and batches, but reads the
+// elements of a head one after another.
+at::Tensor with_dense_rows(const at::Tensor& tensor) {
+  return tensor.stride(-1) == 1 && tensor.stride(-2) >= tensor.size(-1)
+      ? tensor
+      : tensor.contiguous();
+}
+
 BlockOutput attend_fused(const AttentionBlock& block) {
   const std::int64_t group = group_size(block);
-  const at::Tensor queries = by_key_head(block.query, group);
+  const at::Tensor queries = by_key_head(with_dense_rows(block.query), group);
+  const at::Tensor key = with_dense_rows(block.key);
+  const at::Tensor value = with_dense_rows(block.value);
   std::vector<at::Tensor> outputs, sums;
   for (std::int64_t i = 0; i < group; ++i) {
     auto [output, sum] = at::_scaled_dot_product_flash_attention_for_cpu(
         queries.select(2, i),
-        block.key,
-        block.value,
+        key,
+        value,
         0.0,
         block.is_causal,
         std::nullopt,
@@ -61,10 +71,12 @@ BlockGradients attend_backward_fused(
     const BlockOutput& whole) {
   const std::int64_t group = group_size(block);
   const at::ScalarType dtype = accumulation_dtype(block.query.scalar_type());
-  const at::Tensor queries = by_key_head(block.query, group);
-  const at::Tensor grads = by_key_head(grad_output, group);
-  const at::Tensor outputs =
-      by_key_head(whole.output.to(block.query.scalar_type()), group);
+  const at::Tensor queries = by_key_head(with_dense_rows(block.query), group);
+  const at::Tensor keys = with_dense_rows(block.key);
+  const at::Tensor values = with_dense_rows(block.value);
+  const at::Tensor grads = by_key_head(with_dense_rows(grad_output), group);
+  const at::Tensor outputs = by_key_head(
+      with_dense_rows(whole.output.to(block.query.scalar_type())), group);
   const at::Tensor sums = by_key_head(whole.logsumexp, group);
   std::vector<at::Tensor> query;
   at::Tensor key, value;
@@ -73,8 +85,8 @@ BlockGradients attend_backward_fused(
         at::_scaled_dot_product_flash_attention_for_cpu_backward(
             grads.select(2, i),
             queries.select(2, i),
-            block.key,
-            block.value,
+            keys,
+            values,
             outputs.select(2, i),
             sums.select(2, i).contiguous(),
             0.0,
@@ -249,8 +261,8 @@ void merge_into(const BlockOutput& whole, const BlockOutput& block) {
   // Where nothing was attended to, both weights are exp(-inf).
   const at::Tensor finite = sum.masked_fill(sum == -kInfinity, 0);
   whole.output.mul_((whole.logsumexp - finite).exp_().unsqueeze(-1))
-      .add_(
-          block.output.to(whole.output.scalar_type()) *
+      .addcmul_(
+          block.output.to(whole.output.scalar_type()),
           (block.logsumexp - finite).exp_().unsqueeze(-1));
   whole.logsumexp.copy_(sum);
 }

@@ -18,17 +18,29 @@ namespace {
 constexpr int kFirstBlockTag = 1 << 20;
 constexpr int kFirstGradientTag = kFirstBlockTag + BlockExchange::kTensors;
 
-at::Tensor first_positions(const at::Tensor& tensor, std::int64_t count) {
-  return tensor.narrow(2, 0, count).contiguous();
+constexpr std::int64_t kPositions = 2;
+
+// Where positions are in memory: a message has dense tensors.
+// First in blocks, so that the first ones of a block are dense without a copy.
+constexpr std::int64_t kPositionsOfBlock = 0;
+// Before the heads in gradients, as the kernels for processors return them.
+constexpr std::int64_t kPositionsOfGradient = 1;
+
+// The tensor with its positions moved to `place`, in memory as well.
+at::Tensor packed(const at::Tensor& tensor, std::int64_t place) {
+  return tensor.movedim(kPositions, place).contiguous();
 }
 
-std::vector<at::Tensor> empty_like_first(
-    const std::vector<at::Tensor>& tensors,
-    std::int64_t count) {
+// Tensors for messages of `count` positions that `packed` returned.
+std::vector<at::Tensor> empty_packed(
+    const std::vector<at::Tensor>& like,
+    std::int64_t count,
+    std::int64_t place) {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& tensor : tensors) {
-    std::vector<std::int64_t> sizes = tensor.sizes().vec();
-    sizes[2] = count;
+  for (const at::Tensor& tensor : like) {
+    std::vector<std::int64_t> sizes =
+        tensor.movedim(kPositions, place).sizes().vec();
+    sizes[static_cast<std::size_t>(place)] = count;
     all.push_back(at::empty(sizes, tensor.options()));
   }
   return all;
@@ -63,22 +75,28 @@ int BlockExchange::peer(int distance) const {
 void BlockExchange::begin(int step) {
   const int owner = peer(-step), reader = peer(step);
   Transfer& transfer = transfers_.emplace_back(group_, owner, reader);
-  transfer.block = empty_like_first(own_, num_positions_(group_.rank(), owner));
+  transfer.block = empty_packed(
+      own_, num_positions_(group_.rank(), owner), kPositionsOfBlock);
   const std::int64_t count = num_positions_(reader, group_.rank());
+  if (packed_.empty() && count > 0) {
+    for (const at::Tensor& tensor : own_)
+      packed_.push_back(packed(tensor, kPositionsOfBlock));
+  }
   for (std::size_t i = 0; i < own_.size(); ++i) {
     const int tag = kFirstBlockTag + static_cast<int>(i);
     transfer.receives.receive(transfer.block[i], owner, tag);
-    transfer.sends.send(first_positions(own_[i], count), reader, tag);
+    if (count > 0) {
+      transfer.sends.send(
+          packed_[i].narrow(kPositionsOfBlock, 0, count), reader, tag);
+    }
   }
 }
 
 const std::vector<at::Tensor>& BlockExchange::block_at(int step) {
   if (step == 0) {
     const std::int64_t count = num_positions_(group_.rank(), group_.rank());
-    for (at::Tensor& tensor : own_) {
-      tensor = tensor.contiguous();
-      current_.push_back(tensor.narrow(2, 0, count));
-    }
+    for (const at::Tensor& tensor : own_)
+      current_.push_back(tensor.narrow(kPositions, 0, count));
   } else {
     if (step > 1) {
       transfers_.front().sends.wait();
@@ -86,6 +104,8 @@ const std::vector<at::Tensor>& BlockExchange::block_at(int step) {
     }
     transfers_.front().receives.wait();
     current_ = std::exchange(transfers_.front().block, {});
+    for (at::Tensor& tensor : current_)
+      tensor = tensor.movedim(kPositionsOfBlock, kPositions);
   }
   const bool is_gathered = rotation_ == KeyValueRotation::allgather;
   const int last = is_gathered ? group_.size() - 1 : step + 1;
@@ -97,6 +117,7 @@ void BlockExchange::finish() {
   current_.clear();
   for (Transfer& transfer : transfers_) transfer.sends.wait();
   transfers_.clear();
+  packed_.clear();
 }
 
 GradientExchange::GradientExchange(
@@ -112,12 +133,13 @@ void GradientExchange::contribute(int step, std::vector<at::Tensor> gradients) {
   const int owner = rank_at(group_, -step), reader = rank_at(group_, step);
   P2PBatch& batch = messages_.emplace_back(
       group_, format("exchanging gradients of keys and values, step {}", step));
-  received_ = empty_like_first(sums_, num_positions_(reader, group_.rank()));
+  received_ = empty_packed(
+      sums_, num_positions_(reader, group_.rank()), kPositionsOfGradient);
   for (std::size_t i = 0; i < sums_.size(); ++i) {
     const int tag = kFirstGradientTag + static_cast<int>(i);
     batch.receive(received_[i], reader, tag);
     if (gradients[i].defined())
-      batch.send(gradients[i].contiguous(), owner, tag);
+      batch.send(packed(gradients[i], kPositionsOfGradient), owner, tag);
   }
 }
 
@@ -126,8 +148,10 @@ void GradientExchange::add_received() {
   messages_.front().wait();
   messages_.pop_front();
   for (std::size_t i = 0; i < sums_.size(); ++i) {
-    const std::int64_t count = received_[i].size(2);
-    sums_[i].narrow(2, 0, count).add_(received_[i]);
+    const std::int64_t count = received_[i].size(kPositionsOfGradient);
+    sums_[i]
+        .narrow(kPositions, 0, count)
+        .add_(received_[i].movedim(kPositionsOfGradient, kPositions));
   }
   received_.clear();
 }

@@ -56,6 +56,8 @@ class BlockExchange {
 
   Group group_;
   std::vector<at::Tensor> own_;
+  /// `own_` as it is sent; empty until something is.
+  std::vector<at::Tensor> packed_;
   KeyValueRotation rotation_;
   std::function<std::int64_t(int, int)> num_positions_;
   /// From the step under way, whose messages to others may not be over, to the

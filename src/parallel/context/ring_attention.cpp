@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -70,6 +72,33 @@ at::Tensor rows_of(const at::Tensor& tensor, const VisibleTile& tile) {
   return tensor.narrow(2, tile.first_query, tile.num_queries);
 }
 
+// B x H x L x E, in memory B x L x H x E as LibTorch's fused kernels have it:
+// what joins the heads of the output, or sends a gradient, copies nothing.
+at::Tensor zeros_by_position(
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options) {
+  return at::zeros({sizes[0], sizes[2], sizes[1], sizes[3]}, options)
+      .transpose(1, 2);
+}
+
+// Adds `part` to the rows of `sum` from `first` on. An undefined sum is 0 with
+// `num_rows` rows; `part` becomes it if it has as many.
+void add_rows(
+    at::Tensor& sum,
+    std::int64_t num_rows,
+    std::int64_t first,
+    const at::Tensor& part) {
+  if (!sum.defined() && part.size(2) == num_rows) {
+    sum = part;
+    return;
+  }
+  if (!sum.defined()) {
+    sum = zeros_by_position(
+        {part.size(0), part.size(1), num_rows, part.size(3)}, part.options());
+  }
+  sum.narrow(2, first, part.size(2)).add_(part);
+}
+
 BlockOutput attend_around(
     const RingCall& call,
     const at::Tensor& query,
@@ -78,7 +107,7 @@ BlockOutput attend_around(
   const auto options =
       query.options().dtype(detail::accumulation_dtype(query.scalar_type()));
   const BlockOutput whole{
-      at::zeros(
+      zeros_by_position(
           {query.size(0), query.size(1), query.size(2), value.size(3)},
           options),
       at::full(
@@ -109,23 +138,31 @@ std::vector<at::Tensor> backward_of_block(
     const std::vector<at::Tensor>& key_value,
     const at::Tensor& grad_output,
     const BlockOutput& whole,
-    const at::Tensor& grad_query) {
+    at::Tensor& grad_query) {
   std::vector<at::Tensor> sums(2);
   for (const VisibleTile& tile : call.tiles(owner)) {
     const detail::BlockGradients gradients = detail::attend_backward(
         call.block_of(tile, owner, query, key_value),
         rows_of(grad_output, tile),
         {rows_of(whole.output, tile), rows_of(whole.logsumexp, tile)});
-    rows_of(grad_query, tile).add_(gradients.query);
-    const auto add =
-        [&](at::Tensor& sum, const at::Tensor& part, const at::Tensor& like) {
-          if (!sum.defined()) sum = at::zeros(like.sizes(), part.options());
-          sum.narrow(2, 0, tile.num_keys).add_(part);
-        };
-    add(sums[0], gradients.key, key_value[0]);
-    add(sums[1], gradients.value, key_value[1]);
+    add_rows(grad_query, query.size(2), tile.first_query, gradients.query);
+    add_rows(sums[0], key_value[0].size(2), 0, gradients.key);
+    add_rows(sums[1], key_value[1].size(2), 0, gradients.value);
   }
   return sums;
+}
+
+// The gradient of this rank's keys or values, from that of those which it reads
+// itself: all but padding.
+at::Tensor own_gradient(
+    const at::Tensor& read,
+    const at::Tensor& block,
+    at::ScalarType dtype) {
+  if (read.defined() && read.size(2) == block.size(2)) return read;
+  at::Tensor own =
+      zeros_by_position(block.sizes(), block.options().dtype(dtype));
+  if (read.defined()) own.narrow(2, 0, read.size(2)).add_(read);
+  return own;
 }
 
 variable_list backward_around(
@@ -137,29 +174,29 @@ variable_list backward_around(
     const at::Tensor& grad_output) {
   const at::ScalarType dtype = query.scalar_type();
   const at::ScalarType summed = detail::accumulation_dtype(dtype);
-  const at::Tensor grad_query =
-      at::zeros(query.sizes(), query.options().dtype(summed));
-  const std::vector<at::Tensor> own{
-      at::zeros(key.sizes(), key.options().dtype(summed)),
-      at::zeros(value.sizes(), value.options().dtype(summed))};
+  at::Tensor grad_query;
+  std::vector<at::Tensor> own;
+  std::optional<detail::GradientExchange> gradients;
   detail::BlockExchange exchange(
       call.group, {key, value}, call.rotation, call.num_positions());
-  detail::GradientExchange gradients(call.group, own, call.num_positions());
   for (int step = 0; step < call.group.size(); ++step) {
     const int owner = exchange.owner_at(step);
     const std::vector<at::Tensor>& key_value = exchange.block_at(step);
     std::vector<at::Tensor> sums = backward_of_block(
         call, owner, query, key_value, grad_output, whole, grad_query);
     if (step > 0) {
-      gradients.contribute(step, std::move(sums));
+      gradients->contribute(step, std::move(sums));
       continue;
     }
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      if (sums[i].defined()) own[i].narrow(2, 0, sums[i].size(2)).add_(sums[i]);
-    }
+    own = {
+        own_gradient(sums[0], key, summed),
+        own_gradient(sums[1], value, summed)};
+    gradients.emplace(call.group, own, call.num_positions());
   }
   exchange.finish();
-  gradients.finish();
+  gradients->finish();
+  if (!grad_query.defined())
+    grad_query = at::zeros(query.sizes(), query.options().dtype(summed));
   return {grad_query.to(dtype), own[0].to(dtype), own[1].to(dtype)};
 }
 
@@ -194,12 +231,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
         context->saved_data["call"].toCapsule());
     const variable_list saved = context->get_saved_variables();
     variable_list result = backward_around(
-        *call,
-        saved[0],
-        saved[1],
-        saved[2],
-        {saved[3], saved[4]},
-        grads[0].contiguous());
+        *call, saved[0], saved[1], saved[2], {saved[3], saved[4]}, grads[0]);
     result.emplace_back();
     return result;
   }

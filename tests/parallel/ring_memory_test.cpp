@@ -1,0 +1,113 @@
+// What attention around a ring of ranks holds at once, in blocks: the keys, or
+// the values, of one rank. Memory that LibTorch's kernels work in counts, too.
+#include <accelerate/attention.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "support/run_on_ranks.h"
+#include "train/plan/counted_allocations.h"
+
+namespace accelerate {
+namespace ring_memory_test {
+
+using testing::run_in_worlds;
+
+constexpr int kRanks = 4;
+constexpr std::int64_t kHeads = 4, kSize = 32, kLocal = 1024;
+constexpr double kBlock = 4.0 * kHeads * kLocal * kSize;
+
+/// The tensors of this thread that live, and their peak, in blocks.
+class Peak final : public detail::AllocationListener {
+ public:
+  void allocated(const void* memory, std::size_t num_bytes) override {
+    sizes_.emplace(memory, num_bytes);
+    living_ += static_cast<double>(num_bytes);
+    peak_ = std::max(peak_, living_);
+  }
+  void released(const void* memory) override {
+    const auto found = sizes_.find(memory);
+    living_ -= static_cast<double>(found->second);
+    sizes_.erase(found);
+  }
+  void forget() { peak_ = living_; }
+  [[nodiscard]] double living() const { return living_ / kBlock; }
+  [[nodiscard]] double peak() const { return peak_ / kBlock; }
+
+ private:
+  std::unordered_map<const void*, std::size_t> sizes_;
+  double living_ = 0, peak_ = 0;
+};
+
+struct Held {
+  double in_forward = 0;
+  double until_backward = 0;
+  double in_backward = 0;
+};
+
+// The most that a rank holds. Queries, keys and values are views of what one
+// layer returned, as a transformer has them, and another layer takes the output.
+Held held_by(const SequenceAttentionOptions& options) {
+  Held held;
+  std::mutex mutex;
+  run_in_worlds(kRanks, [&](const World& world) {
+    const SequenceShards shards(kRanks * kLocal, kRanks);
+    const at::Tensor projected =
+        torch::randn({1, kLocal, 3 * kHeads * kSize}).requires_grad_();
+    const at::Tensor weight = torch::ones({1, kHeads * kSize});
+    const auto peak = std::make_shared<Peak>();
+    const detail::CountedAllocations counted(peak);
+    at::Tensor loss;
+    double in_forward = 0;
+    {
+      std::vector<at::Tensor> inputs;
+      for (const at::Tensor& part : projected.chunk(3, -1))
+        inputs.push_back(part.unflatten(-1, {-1, kSize}).transpose(1, 2));
+      const at::Tensor output = ring_attention(
+          inputs[0], inputs[1], inputs[2], world.group(), shards, options);
+      in_forward = peak->peak();
+      loss = at::linear(output.transpose(1, 2).flatten(-2), weight).sum();
+    }
+    peak->forget();
+    const double before = peak->living();
+    loss.backward();
+    const std::lock_guard lock(mutex);
+    held.in_forward = std::max(held.in_forward, in_forward);
+    held.until_backward = std::max(held.until_backward, before);
+    held.in_backward = std::max(held.in_backward, peak->peak() - before);
+  });
+  return held;
+}
+
+// LibTorch's kernel computes scores of 256 queries and 512 keys at a time, and
+// in backward their gradients beside them.
+constexpr double kScores = 4.0 * 256 * 512 / kBlock;
+// Sums of exponentials, and what is made of them: numbers per query.
+constexpr double kNumbersPerQuery = 0.3;
+
+TEST(RingMemory, HoldsTwoBlocksAndNoSecondOutput) {
+  for (const bool is_causal : {false, true}) {
+    SCOPED_TRACE(is_causal);
+    const Held held = held_by(
+        {.is_causal = is_causal, .rotation = KeyValueRotation::alltoall});
+    // Keys and values: this rank's as they are sent, one rank's, the next one's.
+    // The output so far, and that of a block.
+    EXPECT_LE(held.in_forward, 6 + 2 + kScores + kNumbersPerQuery);
+    // The next layer keeps the output as it is.
+    EXPECT_LE(held.until_backward, 1 + kNumbersPerQuery);
+    // Keys and values as in forward. Their gradients: this rank's sums, those
+    // just computed, those on the way to their owner, those from another rank.
+    // Gradients of the output and of queries: summed, and just computed.
+    EXPECT_LE(held.in_backward, 6 + 8 + 3 + 2 * kScores + kNumbersPerQuery);
+  }
+}
+
+}  // namespace ring_memory_test
+}  // namespace accelerate
