@@ -1,6 +1,7 @@
-// Random models under random plans on 2 to 4 ranks: the outputs, the gradients
-// of the input and the weights after a step of one process.
+// Random models under random plans of all styles on 2 to 4 ranks: the outputs,
+// and the weights after a step, of one process.
 // RC_PARAMS=max_success=1000 tries more.
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,12 +21,25 @@ using testing::Weights;
 using torch::Tensor;
 namespace nn = torch::nn;
 
+// What each rank has of the tensor between two layers: all of it, a slice of
+// columns (channels), or one of positions.
+enum class Held { whole, columns, positions };
+
+/// What a plan may do with a layer, and what that leaves.
+struct Choice {
+  std::optional<ParallelStyle> style = std::nullopt;
+  Held then = Held::whole;
+};
+
+/// A linear layer or a convolution.
 struct Layer {
+  std::string name;
   std::int64_t inputs = 0;
   std::int64_t outputs = 0;
   bool bias = true;
-  /// One of gelu, norm and nothing, behind the layer.
-  int then = 0;
+  bool is_convolution = false;
+  /// What follows the layer.
+  enum { gelu, norm, nothing } then = nothing;
 };
 
 struct Problem {
@@ -36,88 +50,201 @@ struct Problem {
   ParallelizePlan plan;
 };
 
-std::string layer_name(std::size_t i) { return "layer" + std::to_string(i); }
-
-Problem random_problem() {
-  using rc::gen::inRange;
-  Problem problem;
-  problem.num_ranks = *inRange(2, 5);
-  const std::int64_t ranks = problem.num_ranks;
-  const auto size = [&] { return *inRange<std::int64_t>(ranks, 14); };
-  problem.rows = size();
-  // Slices of the sequence must not be empty.
-  problem.time = *inRange<std::int64_t>(ranks, 8);
-  const int count = *inRange(1, 7);
-  std::int64_t width = size();
-  const int table = *inRange(0, 3);
-  if (table == 1) problem.plan.emplace_back("table", RowwiseParallel{});
-  if (table == 2)
-    problem.plan.emplace_back(
-        "table", ColwiseParallel{.output_layouts = Replicate{}});
-  // What the previous layer returned: all, a slice of columns, or of positions.
-  enum { whole, columns, positions } state = whole;
-  for (int i = 0; i < count; ++i) {
-    Layer layer{width, size(), *rc::gen::arbitrary<bool>(), *inRange(0, 3)};
-    const bool is_last = i + 1 == count;
-    const std::string name = layer_name(static_cast<std::size_t>(i));
-    const int choice = *inRange(0, 4);
-    if (state == columns) {
-      const bool scatters = !is_last && *rc::gen::arbitrary<bool>();
-      problem.plan.emplace_back(
-          name,
-          scatters ? RowwiseParallel{.output_layouts = Shard{1}}
-                   : RowwiseParallel{});
-      state = scatters ? positions : whole;
-    } else if (state == positions) {
-      const bool gathers = is_last || *rc::gen::arbitrary<bool>();
-      problem.plan.emplace_back(
-          name,
-          ColwiseParallel{
-              .input_layouts = Shard{1},
-              .output_layouts = gathers ? TensorPlacement(Replicate{})
-                                        : TensorPlacement(Shard{-1})});
-      state = gathers ? whole : columns;
-    } else if (choice == 0 && !is_last) {
-      problem.plan.emplace_back(name, ColwiseParallel{});
-      state = columns;
-    } else if (choice == 1) {
-      problem.plan.emplace_back(
-          name, ColwiseParallel{.output_layouts = Replicate{}});
-    } else if (choice == 2) {
-      const bool scatters = !is_last && *rc::gen::arbitrary<bool>();
-      problem.plan.emplace_back(
-          name,
-          RowwiseParallel{
-              .input_layouts = Replicate{},
-              .output_layouts = scatters ? TensorPlacement(Shard{1})
-                                         : TensorPlacement(Replicate{})});
-      if (scatters) state = positions;
-    }
-    // A norm needs all columns, and is told if it gets some positions.
-    if (layer.then == 1 && state == columns) layer.then = 0;
-    if (layer.then == 1 && state == positions)
-      problem.plan.emplace_back("norm" + std::to_string(i), SequenceParallel{});
-    problem.layers.push_back(layer);
-    width = layer.outputs;
-  }
-  return problem;
+std::vector<Choice> embedding_choices(Shard sequence) {
+  const Replicate all;
+  // Indices have no dimension of columns.
+  const Shard sequence_of_indices{1};
+  return {
+      {},
+      {RowwiseParallel{}, Held::whole},
+      {RowwiseParallel{.output_layouts = sequence}, Held::positions},
+      {ColwiseParallel{}, Held::columns},
+      {ColwiseParallel{.output_layouts = all}, Held::whole},
+      {PrepareModuleInput{all, sequence_of_indices}, Held::positions},
+      {PrepareModuleOutput{all, sequence}, Held::positions}};
 }
+
+std::vector<Choice> linear_choices(Held held, Shard sequence) {
+  const Replicate all;
+  const Shard columns{-1};
+  switch (held) {
+    case Held::columns:
+      return {
+          {RowwiseParallel{}, Held::whole},
+          {RowwiseParallel{.output_layouts = sequence}, Held::positions},
+          {RowwiseParallel{.output_layouts = columns}, Held::columns},
+          {ColwiseParallel{.input_layouts = columns, .output_layouts = all},
+           Held::whole},
+          {ColwiseParallel{.input_layouts = columns}, Held::columns}};
+    case Held::positions:
+      return {
+          {ColwiseParallel{.input_layouts = sequence, .output_layouts = all},
+           Held::whole},
+          {ColwiseParallel{.input_layouts = sequence}, Held::columns},
+          {SequenceParallel{}, Held::positions},
+          {PrepareModuleInput{sequence, all}, Held::whole},
+          {PrepareModuleOutput{sequence, all}, Held::whole},
+          {PrepareModuleInputOutput{sequence, all, all, sequence},
+           Held::positions}};
+    case Held::whole:
+      return {
+          {},
+          {ColwiseParallel{}, Held::columns},
+          {ColwiseParallel{.output_layouts = all}, Held::whole},
+          {RowwiseParallel{.input_layouts = all}, Held::whole},
+          {RowwiseParallel{.input_layouts = all, .output_layouts = sequence},
+           Held::positions},
+          {RowwiseParallel{.input_layouts = all, .output_layouts = columns},
+           Held::columns},
+          {PrepareModuleInput{all, sequence}, Held::positions},
+          {PrepareModuleOutput{all, sequence}, Held::positions},
+          {PrepareModuleInputOutput{all, sequence, sequence, all},
+           Held::whole}};
+  }
+  return {};
+}
+
+// Samples x channels x positions. Convolutions mix positions.
+std::vector<Choice> convolution_choices(Held held) {
+  const Replicate all;
+  const Shard channels{1}, sequence{2};
+  switch (held) {
+    case Held::columns:
+      return {
+          {RowwiseParallel{}, Held::whole},
+          {RowwiseParallel{.output_layouts = channels}, Held::columns},
+          {ColwiseParallel{.input_layouts = channels, .output_layouts = all},
+           Held::whole},
+          {ColwiseParallel{.input_layouts = channels}, Held::columns}};
+    case Held::positions:
+      return {
+          {PrepareModuleInput{sequence, all}, Held::whole},
+          {PrepareModuleInputOutput{sequence, all, all, sequence},
+           Held::positions}};
+    case Held::whole:
+      return {
+          {},
+          {ColwiseParallel{}, Held::columns},
+          {ColwiseParallel{.output_layouts = all}, Held::whole},
+          {RowwiseParallel{.input_layouts = all}, Held::whole},
+          {RowwiseParallel{.input_layouts = all, .output_layouts = channels},
+           Held::columns},
+          {PrepareModuleOutput{all, sequence}, Held::positions}};
+  }
+  return {};
+}
+
+// A norm needs all columns.
+std::vector<Choice> norm_choices(Held held, Shard sequence) {
+  const Replicate all;
+  if (held == Held::positions) {
+    return {
+        {SequenceParallel{}, Held::positions},
+        {PrepareModuleInput{sequence, all}, Held::whole},
+        {PrepareModuleOutput{sequence, all}, Held::whole},
+        {PrepareModuleInputOutput{sequence, all, all, sequence},
+         Held::positions}};
+  }
+  return {
+      {},
+      {PrepareModuleInput{all, sequence}, Held::positions},
+      {PrepareModuleOutput{all, sequence}, Held::positions},
+      {PrepareModuleInputOutput{all, sequence, sequence, all}, Held::whole}};
+}
+
+class RandomProblem {
+ public:
+  explicit RandomProblem(int num_ranks) {
+    const std::int64_t ranks = problem_.num_ranks = num_ranks;
+    problem_.rows = size();
+    // Slices of the sequence must not be empty.
+    problem_.time = *rc::gen::inRange<std::int64_t>(ranks, 8);
+    width_ = size();
+    choose("table", embedding_choices(sequence()));
+    const int num_linear = *rc::gen::inRange(1, 7);
+    const int num_convolutions = *rc::gen::inRange(0, 4);
+    for (int i = 0; i < num_linear; ++i) {
+      is_last_ = num_convolutions == 0 && i + 1 == num_linear;
+      add_linear("layer" + std::to_string(i));
+    }
+    for (int i = 0; i < num_convolutions; ++i) {
+      is_last_ = i + 1 == num_convolutions;
+      Layer layer = new_layer("convolution" + std::to_string(i));
+      layer.is_convolution = true;
+      choose(layer.name, convolution_choices(held_));
+      if (*rc::gen::arbitrary<bool>()) layer.then = Layer::gelu;
+      problem_.layers.push_back(layer);
+    }
+  }
+
+  [[nodiscard]] const Problem& problem() const { return problem_; }
+
+ private:
+  [[nodiscard]] std::int64_t size() const {
+    return *rc::gen::inRange<std::int64_t>(problem_.num_ranks, 14);
+  }
+  // The dimension of positions.
+  static Shard sequence() { return Shard{*rc::gen::element(1, -2)}; }
+
+  // What the model returns is whole.
+  void choose(const std::string& name, std::vector<Choice> choices) {
+    if (is_last_) {
+      std::erase_if(choices, [](const Choice& choice) {
+        return choice.then != Held::whole;
+      });
+    }
+    const Choice choice = *rc::gen::elementOf(choices);
+    if (choice.style) problem_.plan.emplace_back(name, *choice.style);
+    held_ = choice.then;
+  }
+
+  Layer new_layer(std::string name) {
+    Layer layer{std::move(name), width_, size(), *rc::gen::arbitrary<bool>()};
+    width_ = layer.outputs;
+    return layer;
+  }
+
+  void add_linear(const std::string& name) {
+    Layer layer = new_layer(name);
+    choose(name, linear_choices(held_, sequence()));
+    const int then = *rc::gen::inRange(0, 3);
+    if (then == 0) layer.then = Layer::gelu;
+    if (then == 1 && held_ != Held::columns) {
+      layer.then = Layer::norm;
+      choose(name + "_norm", norm_choices(held_, sequence()));
+    }
+    problem_.layers.push_back(layer);
+  }
+
+  Problem problem_;
+  std::int64_t width_ = 0;
+  Held held_ = Held::whole;
+  bool is_last_ = false;
+};
 
 struct RandomNet : nn::Module {
   explicit RandomNet(const Problem& problem)
       : layers(problem.layers),
         table(problem.rows, problem.layers.front().inputs) {
     register_module("table", table);
-    for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (const Layer& layer : layers) {
+      if (layer.is_convolution) {
+        convolutions.push_back(register_module(
+            layer.name,
+            nn::Conv1d(nn::Conv1dOptions(layer.inputs, layer.outputs, 3)
+                           .padding(1)
+                           .bias(layer.bias))));
+        continue;
+      }
       linears.push_back(register_module(
-          layer_name(i),
-          nn::Linear(nn::LinearOptions(layers[i].inputs, layers[i].outputs)
-                         .bias(layers[i].bias))));
+          layer.name,
+          nn::Linear(nn::LinearOptions(layer.inputs, layer.outputs)
+                         .bias(layer.bias))));
       norms.push_back(
-          layers[i].then == 1
+          layer.then == Layer::norm
               ? register_module(
-                    "norm" + std::to_string(i),
-                    nn::LayerNorm(nn::LayerNormOptions({layers[i].outputs})))
+                    layer.name + "_norm",
+                    nn::LayerNorm(nn::LayerNormOptions({layer.outputs})))
               : nn::LayerNorm(nullptr));
     }
     const torch::NoGradGuard no_grad;
@@ -131,9 +258,11 @@ struct RandomNet : nn::Module {
   Tensor forward(const Tensor& words) {
     Tensor x = table(words);
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      x = linears[i](x);
-      if (layers[i].then == 0) x = torch::gelu(x);
-      if (layers[i].then == 1) x = norms[i](x);
+      const std::size_t first = linears.size();
+      if (i == first) x = x.transpose(1, 2);
+      x = i < first ? linears[i](x) : convolutions[i - first](x);
+      if (layers[i].then == Layer::gelu) x = torch::gelu(x);
+      if (layers[i].then == Layer::norm) x = norms[i](x);
     }
     return x;
   }
@@ -141,6 +270,7 @@ struct RandomNet : nn::Module {
   nn::Embedding table;
   std::vector<nn::Linear> linears;
   std::vector<nn::LayerNorm> norms;
+  std::vector<nn::Conv1d> convolutions;
 };
 
 struct Outcome {
@@ -177,7 +307,8 @@ Outcome outcome_of(const Problem& problem, int num_ranks) {
 
 TEST(RandomPlans, ComputeWhatOneProcessDoes) {
   EXPECT_TRUE(rc::check([] {
-    const Problem problem = random_problem();
+    const RandomProblem random(*rc::gen::inRange(2, 5));
+    const Problem& problem = random.problem();
     const Outcome one = outcome_of(problem, 1);
     const Outcome many = outcome_of(problem, problem.num_ranks);
     RC_LOG() << problem.num_ranks << " ranks, " << problem.time
