@@ -22,8 +22,10 @@ struct LocalSGDOptions {
 ///     for (auto& [x, y] : loader) { …; optimizer.step(); local.step(); }
 ///     local.finish();
 ///
-/// While it lives and is enabled, gradients of the model are not averaged. One
-/// rank alone has nothing to average. `step` and `finish` are collective. Throws
+/// While it lives and is enabled, gradients of the model are not averaged, but
+/// for those of ranks that share sequences (ParallelOptions::context): these step
+/// alike, and average their gradients in every step. One replica alone has
+/// nothing to average. `step` and `finish` are collective. Throws
 /// ConfigError if the model is sharded, or would be on several ranks.
 class ACCELERATE_API LocalSGD {
  public:
@@ -49,6 +51,7 @@ class ACCELERATE_API LocalSGD {
       std::shared_ptr<detail::PreparedModel> model,
       const LocalSGDOptions& options);
   void average();
+  void end();
 
   std::shared_ptr<detail::PreparedModel> model_;
   bool is_active_ = false;

@@ -151,6 +151,11 @@ class Strategy {
   /// Takes the figures of the last step, if it has any; they count on the main
   /// process. Called after after_step().
   [[nodiscard]] virtual std::vector<StepFigure> take_figures() { return {}; }
+  /// Between steps, on all ranks alike: from here on (`is_local`), or no longer,
+  /// ranks that read different samples step by themselves (LocalSGD), and
+  /// gradients are averaged over those only that share samples. A backward that
+  /// syncs while no ranks share samples does not come.
+  virtual void step_locally(bool /*is_local*/) {}
   /// Replaces parameters with their mean over the ranks (LocalSGD).
   virtual void average_parameters(const ParameterTable&) {}
   /// Called when a checkpoint was loaded into the rows' `local`.

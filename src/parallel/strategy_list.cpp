@@ -141,6 +141,10 @@ std::vector<StepFigure> StrategyList::take_figures() {
   return all;
 }
 
+void StrategyList::step_locally(bool is_local) {
+  for (const Entry& entry : entries_) entry.strategy->step_locally(is_local);
+}
+
 void StrategyList::average_parameters(const ParameterTable& table) {
   for (const Entry& entry : entries_) entry.strategy->average_parameters(table);
 }

@@ -53,6 +53,7 @@ class StrategyList {
   void after_step(const torch::optim::Optimizer& optimizer);
   /// Takes the figures of all strategies.
   [[nodiscard]] std::vector<StepFigure> take_figures();
+  void step_locally(bool is_local);
   void average_parameters(const ParameterTable& table);
   void after_load();
   [[nodiscard]] std::vector<std::shared_ptr<void>> unshard_parameters();

@@ -112,43 +112,87 @@ TEST(ComposedOptions, AverageByPowerSgd) {
       });
 }
 
-// With steps of one, averages of weights are those of gradients.
+struct LocalSteps {
+  LocalSGDOptions options = {.local_sgd_steps = 2};
+  Numbers numbers = {};
+  /// Steps after the scope, in which gradients are averaged again.
+  int steps_after = 2;
+};
+
+// The first rank's weights after three steps of LocalSGD and some without.
+Weights weights_of_local_steps(const Axes& axes, const LocalSteps& how = {}) {
+  Weights weights;
+  run<Gpt>(
+      axes,
+      how.numbers,
+      [&](const auto& accelerator, auto& model, auto& optimizer) {
+        Outcome ignored;
+        int micro_step = 0;
+        const auto step = [&] {
+          const int first = micro_step;
+          micro_step += how.numbers.window;
+          train(
+              accelerator,
+              model,
+              optimizer,
+              how.numbers,
+              first,
+              micro_step,
+              ignored);
+        };
+        LocalSGD local(accelerator, model, how.options);
+        for (int i = 0; i < 3; ++i) {
+          step();
+          local.step();
+        }
+        local.finish();
+        for (int i = 0; i < how.steps_after; ++i) step();
+        const Weights own =
+            named(accelerator.get_state_dict(model, {.rank0_only = false}));
+        if (accelerator.is_main_process()) weights = own;
+      });
+  return weights;
+}
+
+void expect_same(const Weights& found, const Weights& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [name, weight] : expected)
+    EXPECT_TRUE(torch::allclose(found.at(name), weight, 2e-5, 2e-5)) << name;
+}
+
 TEST(ComposedOptions, StepLocallyWhereLayersAreSplit) {
-  const Numbers numbers{.steps = 3};
-  const auto weights_of = [&](const Axes& axes) {
-    Weights weights;
-    run<Gpt>(
-        axes,
-        numbers,
-        [&](const auto& accelerator, auto& model, auto& optimizer) {
-          LocalSGD local(accelerator, model, {.local_sgd_steps = 2});
-          Outcome ignored;
-          for (int step = 0; step < 3; ++step) {
-            train(
-                accelerator,
-                model,
-                optimizer,
-                numbers,
-                step,
-                step + 1,
-                ignored);
-            local.step();
-          }
-          local.finish();
-          const Weights own =
-              named(accelerator.get_state_dict(model, {.rank0_only = false}));
-          if (accelerator.is_main_process()) weights = own;
-        });
-    return weights;
-  };
   // Two replicas, whose layers are split or not; one, with nothing to average.
   for (const int replicate : {1, 2}) {
-    const Weights expected = weights_of({.replicate = replicate});
-    const Weights found = weights_of({.replicate = replicate, .tensor = 2});
-    for (const auto& [name, weight] : expected) {
-      EXPECT_TRUE(torch::allclose(found.at(name), weight, 2e-5, 2e-5))
-          << replicate << ' ' << name;
-    }
+    SCOPED_TRACE(replicate);
+    const Weights expected = weights_of_local_steps({.replicate = replicate});
+    expect_same(
+        weights_of_local_steps({.replicate = replicate, .tensor = 2}),
+        expected);
+  }
+}
+
+// Ranks that share sequences step as the one that had all of them would.
+TEST(ComposedOptions, StepLocallyWhereSequencesAreDivided) {
+  for (const int window : {1, 3}) {
+    SCOPED_TRACE(window);
+    const LocalSteps how{.numbers = {.window = window}};
+    const Weights expected = weights_of_local_steps({.replicate = 2}, how);
+    // Averages of gradients give other weights.
+    const LocalSteps without{
+        .options = {.local_sgd_steps = 2, .enabled = false},
+        .numbers = how.numbers};
+    const Weights synced = weights_of_local_steps({.replicate = 2}, without);
+    EXPECT_FALSE(torch::allclose(
+        synced.at("out.weight"), expected.at("out.weight"), 2e-5, 2e-5));
+    expect_same(
+        weights_of_local_steps({.replicate = 2, .context = 2}, how), expected);
+    expect_same(
+        weights_of_local_steps(
+            {.replicate = 2, .context = 2, .tensor = 2}, how),
+        expected);
+    expect_same(
+        weights_of_local_steps({.context = 2}, how),
+        weights_of_local_steps({}, how));
   }
 }
 
@@ -234,19 +278,6 @@ TEST(ComposedOptions, RefuseUpdatesInsideBackwardThatNeedMoreThanSlices) {
     return std::make_unique<optim::Lomo>(
         net.parameters(), optim::LomoOptions{.clip_grad_norm = 1});
   });
-}
-
-TEST(ComposedOptions, RefuseToStepLocallyOnSharesOfSequences) {
-  expect_error<ConfigError>(
-      [] {
-        run<Gpt>(
-            {.context = 2, .tensor = 2},
-            {},
-            [](const auto& accelerator, auto& model, auto&) {
-              LocalSGD local(accelerator, model, {.local_sgd_steps = 2});
-            });
-      },
-      "ranks that share a sequence need the same ones; set context to 1");
 }
 
 }  // namespace composed_options_test

@@ -462,16 +462,5 @@ TEST(ContextTraining, RefusesLayersThatWouldSeeOneRanksPositions) {
   });
 }
 
-TEST(ContextParallelScope, RefusesLocalSgd) {
-  run_on_ranks(2, [](const WorldOptions& world) {
-    Accelerator accelerator({.parallel = {.context = 2}, .world = world});
-    auto net = std::make_shared<torch::nn::LinearImpl>(2, 2);
-    const auto model = accelerator.prepare(net);
-    expect_error<ConfigError>(
-        [&] { LocalSGD(accelerator, model, {.local_sgd_steps = 2}); },
-        "set context to 1");
-  });
-}
-
 }  // namespace context_training_test
 }  // namespace accelerate

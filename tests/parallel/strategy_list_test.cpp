@@ -74,7 +74,9 @@ TEST(StrategyList, NotifiesInOrderAndOfEndsInReverse) {
           "a:after_backward"));
   list.before_step();
   list.after_step(sgd);
+  list.step_locally(true);
   list.average_parameters(table);
+  list.step_locally(false);
   list.after_load();
   EXPECT_THAT(
       recorded.take_events(),
@@ -83,8 +85,12 @@ TEST(StrategyList, NotifiesInOrderAndOfEndsInReverse) {
           "b:before_step",
           "a:after_step",
           "b:after_step",
+          "a:step_locally",
+          "b:step_locally",
           "a:average_parameters",
           "b:average_parameters",
+          "a:step_together",
+          "b:step_together",
           "a:after_load",
           "b:after_load"));
   const World world({.rank = 0, .size = 1, .device = at::kCPU});

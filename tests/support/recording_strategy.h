@@ -61,6 +61,9 @@ class RecordingStrategy final : public detail::Strategy,
   }
   void before_step() override { record("before_step"); }
   void after_step() override { record("after_step"); }
+  void step_locally(bool is_local) override {
+    record(is_local ? "step_locally" : "step_together");
+  }
   void average_parameters(const detail::ParameterTable&) override {
     record("average_parameters");
   }

@@ -30,14 +30,6 @@ void check_layers(const torch::nn::Module& model) {
 
 class Context final : public Strategy {
  public:
-  [[nodiscard]] StrategyTraits traits() const override {
-    return {
-        .local_sgd_complaint =
-            "[parallel] with LocalSGD the parameters of ranks differ between "
-            "averages, but ranks that share a sequence need the same ones; "
-            "set context to 1"};
-  }
-
   void prepare(torch::nn::Module& model, ParameterTable&) override {
     check_layers(model);
     for (const auto& item : model.named_modules()) {

@@ -65,6 +65,12 @@ class MsAmp final : public Strategy {
   void after_backward(bool sync_gradients) override {
     if (sync_gradients) gradients_->average();
   }
+  void step_locally(bool is_local) override {
+    // With replicas only, no backward syncs meanwhile.
+    if (mesh_.degree(Axis::context) == 1) return;
+    gradients_->average_among(
+        is_local ? mesh_.group(Axis::context) : mesh_.gradient_group());
+  }
   void before_step() override { gradients_->restore(); }
   void drop_gradient(const at::Tensor& parameter) override {
     gradients_->drop(parameter);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +31,8 @@ class ScaledGradients {
   ScaledGradients(const ScaledGradients&) = delete;
   ScaledGradients& operator=(const ScaledGradients&) = delete;
 
+  /// From now on, averages among the ranks of `group`.
+  void average_among(Group group) { group_ = std::move(group); }
   /// Gives all ranks the mean of their gradients. Ranks agree on the smallest of
   /// their scales, each adds up its part of all ranks' codes in fp32, in the
   /// order of the ranks, and casts the mean with that scale: a quarter of the

@@ -95,6 +95,12 @@ void GradientAverager::abandon() {
   if (step_reducer_) step_reducer_->abandon();
 }
 
+void GradientAverager::average_among(Group group) {
+  group_ = std::move(group);
+  step_reducer_.reset();
+  connect(group_);
+}
+
 // A Reducer accepts a hook only before its first backward, so the join gets
 // its own Reducer.
 void GradientAverager::begin_join(JoinRound& round, int model) {

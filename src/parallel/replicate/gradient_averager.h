@@ -51,6 +51,10 @@ class GradientAverager {
   /// The optimizer has used what gradients there were.
   void after_step() { pending_.clear(); }
 
+  /// From now on, averages among the ranks of `group`, of which there are
+  /// several. Between steps, not inside a join; does not communicate.
+  void average_among(Group group);
+
   /// From here to end_join(), averages with the ranks of the round's group, and
   /// announces collectives in it as those of model number `model`.
   void begin_join(JoinRound& round, int model);

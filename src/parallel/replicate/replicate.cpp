@@ -99,14 +99,28 @@ class Replicate final : public Strategy,
 
   // Averages one gradient at a time; buckets would keep them all.
   void average_gradient(const at::Tensor& gradient) override {
-    average(gradient);
+    average(gradient, group_);
+  }
+
+  void step_locally(bool is_local) override {
+    const Group& wanted =
+        is_local ? mesh_.group(Axis::context) : mesh_.gradient_group();
+    // With replicas only, no backward syncs meanwhile; with divided sequences
+    // only, the same ranks share samples as average gradients.
+    if (mesh_.degree(Axis::context) == 1 || wanted.size() == group_.size())
+      return;
+    group_ = wanted;
+    if (shared_) shared_->average_among(group_);
   }
 
   void average_parameters(const ParameterTable& table) override {
     const at::NoGradGuard no_grad;
+    // Ranks that share sequences have the same parameters.
+    const Group& replicas = mesh_.group(Axis::replicate);
+    if (replicas.size() == 1) return;
     for (const Parameter& row : table.rows()) {
       const at::Tensor mean = row.local.detach();
-      average(mean);
+      average(mean, replicas);
       if (!row.local.is_same(row.tensor)) row.tensor.detach().copy_(mean);
     }
   }
@@ -162,9 +176,9 @@ class Replicate final : public Strategy,
     if (experts_) visit(*experts_);
   }
 
-  void average(const at::Tensor& tensor) const {
-    group_.all_reduce(tensor);
-    tensor.div_(group_.size());
+  static void average(const at::Tensor& tensor, const Group& group) {
+    group.all_reduce(tensor);
+    tensor.div_(group.size());
   }
 
   [[nodiscard]] const Group& group() const {
@@ -181,6 +195,7 @@ class Replicate final : public Strategy,
   }
 
   Mesh mesh_;
+  /// The ranks that average gradients.
   Group group_;
   ReplicateOptions options_;
   /// Averages parameters that all ranks share; null if none is trained.

@@ -1,5 +1,7 @@
 #include <accelerate/local_sgd.h>
 
+#include <utility>
+
 #include <accelerate/error.h>
 
 #include "base/require.h"
@@ -20,12 +22,12 @@ LocalSGD::LocalSGD(
   // Alone it averages nothing, but refuses the same.
   is_active_ = true;
   before_ = model_->sync_gradients;
-  model_->sync_gradients = false;
+  // Ranks that share sequences step alike.
+  model_->sync_gradients = before_ && model_->mesh.degree(Axis::context) > 1;
+  model_->strategies.step_locally(true);
 }
 
-LocalSGD::~LocalSGD() {
-  if (is_active_) model_->sync_gradients = before_;
-}
+LocalSGD::~LocalSGD() { end(); }
 
 void LocalSGD::step() {
   if (is_active_ && ++num_steps_ % local_sgd_steps_ == 0) average();
@@ -34,8 +36,13 @@ void LocalSGD::step() {
 void LocalSGD::finish() {
   if (!is_active_) return;
   average();
+  end();
+}
+
+void LocalSGD::end() {
+  if (!std::exchange(is_active_, false)) return;
+  model_->strategies.step_locally(false);
   model_->sync_gradients = before_;
-  is_active_ = false;
 }
 
 void LocalSGD::average() {
