@@ -130,6 +130,44 @@ TEST(RingAttention, EqualsOneProcessForAnyShape) {
   }));
 }
 
+// Kernels read the elements of a head one after another; gradients of sums have
+// no strides at all.
+TEST(RingAttention, TakesAnyStrides) {
+  Problem problem{.length = 12, .size = 8, .value_size = 8};
+  const Sequence whole = sequence_of(problem);
+  const at::Tensor grad = at::ones({}, at::kDouble).expand_as(whole.inputs[2]);
+  const auto expected =
+      results_of(whole.inputs, grad.contiguous(), [&](const auto& inputs) {
+        return at::scaled_dot_product_attention(
+            inputs[0], inputs[1], inputs[2]);
+      });
+  run_in_worlds(2, [&](const World& world) {
+    const SequenceShards shards(problem.length, 2);
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor& input : whole.inputs)
+      inputs.push_back(local(input, shards, world.rank()));
+    const auto found = results_of(
+        inputs,
+        at::ones({}, at::kDouble).expand_as(inputs[2]),
+        [&](const auto& leaves) {
+          std::vector<at::Tensor> strided;
+          for (const at::Tensor& leaf : leaves) {
+            strided.push_back(
+                leaf.transpose(-1, -2).contiguous().transpose(-1, -2));
+          }
+          return ring_attention(
+              strided[0], strided[1], strided[2], world.group(), shards);
+        });
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      expect_close(
+          found[i],
+          local(expected[i], shards, world.rank()),
+          kExact,
+          std::to_string(i));
+    }
+  });
+}
+
 TEST(RingAttention, TakesMasks) {
   const std::int64_t length = 10;  // 12 with padding
   auto generator = at::detail::createCPUGenerator(3);

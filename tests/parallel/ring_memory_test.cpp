@@ -86,9 +86,9 @@ Held held_by(const SequenceAttentionOptions& options) {
   return held;
 }
 
-// LibTorch's kernel computes scores of 256 queries and 512 keys at a time, and
-// in backward their gradients beside them.
-constexpr double kScores = 4.0 * 256 * 512 / kBlock;
+// Each thread of LibTorch's kernel computes scores of 256 queries and 512 keys
+// at a time, and in backward their gradients beside them.
+double scores() { return at::get_num_threads() * 4.0 * 256 * 512 / kBlock; }
 // Sums of exponentials, and what is made of them: numbers per query.
 constexpr double kNumbersPerQuery = 0.3;
 
@@ -99,13 +99,13 @@ TEST(RingMemory, HoldsTwoBlocksAndNoSecondOutput) {
         {.is_causal = is_causal, .rotation = KeyValueRotation::alltoall});
     // Keys and values: this rank's as they are sent, one rank's, the next one's.
     // The output so far, and that of a block.
-    EXPECT_LE(held.in_forward, 6 + 2 + kScores + kNumbersPerQuery);
+    EXPECT_LE(held.in_forward, 6 + 2 + scores() + kNumbersPerQuery);
     // The next layer keeps the output as it is.
     EXPECT_LE(held.until_backward, 1 + kNumbersPerQuery);
     // Keys and values as in forward. Their gradients: this rank's sums, those
     // just computed, those on the way to their owner, those from another rank.
     // Gradients of the output and of queries: summed, and just computed.
-    EXPECT_LE(held.in_backward, 6 + 8 + 3 + 2 * kScores + kNumbersPerQuery);
+    EXPECT_LE(held.in_backward, 6 + 8 + 3 + 2 * scores() + kNumbersPerQuery);
   }
 }
 
