@@ -45,7 +45,11 @@ using TensorPlacement = std::variant<Replicate, Shard>;
 /// A MultiheadAttention keeps slices of its projections of queries, keys and
 /// values, whose results are gathered, since its code needs all heads: give
 /// `output_layouts` Replicate, and its `out_proj` a RowwiseParallel whose
-/// `input_layouts` is Replicate.
+/// `input_layouts` is Replicate. Where it is given slices of the sequence
+/// (dimension 0) as queries, keys and values at once, Shard{0} in both layouts
+/// gives each rank the queries of its positions, which attend to all; the
+/// `out_proj` then needs `input_layouts` Shard{0}. A mask has rows for all
+/// positions, as without.
 struct ColwiseParallel {
   /// What the layer is given. Shard: it is gathered first.
   TensorPlacement input_layouts = Replicate{};
@@ -75,9 +79,10 @@ struct ColwiseParallel {
 /// An embedding whose weight is also the last layer (a tied product with the
 /// transposed weight) gives logits that `logits_layouts` describes.
 struct RowwiseParallel {
-  /// What a linear layer is given: Shard{-1}, as a ColwiseParallel returns it,
-  /// or Replicate, of which it takes its slice. Without effect on an embedding,
-  /// which takes the indices as they are.
+  /// What a linear layer is given: Shard{-1}, as a ColwiseParallel returns it;
+  /// Replicate, of which it takes its slice; or Shard of another dimension, which
+  /// it gathers first. Without effect on an embedding, which takes the indices
+  /// as they are.
   TensorPlacement input_layouts = Shard{-1};
   /// What the layer returns: Replicate, or Shard of the sequence dimension for
   /// a SequenceParallel layer that follows.
@@ -196,9 +201,11 @@ struct InferredPlan {
 /// `sequence_parallel`: norms and dropout work on slices of the sequence where
 /// the structure shows that nothing else sees those: from the norm before the
 /// feed-forward to the norm after it in TransformerEncoderLayer and
-/// TransformerDecoderLayer, and in a Sequential between two pairs of layers. A
-/// rank then keeps a slice of the activations there; messages have up to half as
-/// many bytes again.
+/// TransformerDecoderLayer, around self-attention between the layers of
+/// TransformerEncoder and TransformerDecoder, and in a Sequential between two
+/// pairs of layers. Self-attention of those layers computes the queries of each
+/// rank's positions. A rank then keeps a slice of the activations there; more is
+/// sent than without, most of it to gather keys and values.
 ///
 /// The result may be edited before it is given to ParallelOptions. The same on
 /// all ranks for the same model; not collective. The module is only read; it may

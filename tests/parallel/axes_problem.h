@@ -74,7 +74,7 @@ struct Mlp final : AxesNet {
 };
 
 /// LibTorch's encoder, with attention of all positions to all.
-struct Encoder final : AxesNet {
+struct Encoder : AxesNet {
   Encoder() {
     register_module("tokens", tokens);
     register_module("places", places);
@@ -97,6 +97,14 @@ struct Encoder final : AxesNet {
               .dropout(0)),
       2};
   nn::Linear head{kWidth, kWords};
+};
+
+/// The same, split by a plan that divides its sequences.
+struct EncoderOnSlices final : Encoder {
+  static ParallelizePlan plan() {
+    return infer_parallelize_plan(Encoder(), 4, /*sequence_parallel=*/true)
+        .plan;
+  }
 };
 
 /// A GPT with a tied embedding, whose code takes the number of heads from the

@@ -53,6 +53,20 @@ TEST(ComposedAxes, TrainInBf16) {
   for (const Axes& axes : kPairs) expect_like(expected, axes, numbers);
 }
 
+// Ranks along tensor divide what ranks along context leave of the sequence.
+TEST(ComposedAxes, TrainOnSlicesOfDividedSequences) {
+  for (const bool recomputes : {false, true}) {
+    const Numbers numbers{.window = 2, .recomputes = recomputes};
+    const Outcome expected = outcome_on<EncoderOnSlices>({}, numbers);
+    for (const Axes& axes :
+         {Axes{.tensor = 3},
+          Axes{.context = 2, .tensor = 2},
+          Axes{.shard = 2, .tensor = 2},
+          Axes{.replicate = 2, .context = 2, .tensor = 2}})
+      expect_like<EncoderOnSlices>(expected, axes, numbers);
+  }
+}
+
 TEST(ComposedAxes, TrainOnEightAndSixteenRanks) {
   const Numbers numbers{.steps = 3};
   const Outcome expected = outcome_on({}, numbers);

@@ -308,6 +308,51 @@ TEST(InferredPlan, DividesSequencesInLayersOfTransformers) {
   EXPECT_THAT(text, HasSubstr("norm1: whole"));
 }
 
+// What one layer returns in slices the next one's attention takes.
+TEST(InferredPlan, PassesSlicesFromLayerToLayer) {
+  const nn::TransformerEncoder encoder(
+      nn::TransformerEncoderOptions(nn::TransformerEncoderLayer(8, 2), 2)
+          .norm(nn::AnyModule(nn::LayerNorm(nn::LayerNormOptions({8})))));
+  const auto styles_of = [](const nn::Module& net) {
+    std::map<std::string, ParallelStyle> styles;
+    for (const auto& [name, style] :
+         infer_parallelize_plan(net, 2, /*sequence_parallel=*/true).plan)
+      styles.emplace(name, style);
+    return styles;
+  };
+  const Shard sequence{0};
+  auto styles = styles_of(*encoder);
+  const auto expect_style = [&](const std::string& name, ParallelStyle style) {
+    EXPECT_EQ(styles.at(name), style) << name;
+  };
+  const ColwiseParallel next{
+      .input_layouts = sequence, .output_layouts = sequence};
+  const RowwiseParallel first_out{.input_layouts = Replicate{}};
+  const RowwiseParallel next_out{
+      .input_layouts = sequence, .output_layouts = sequence};
+  const PrepareModuleOutput gather{sequence, Replicate{}};
+  expect_style("layers.0.self_attn", kGathered);
+  expect_style("layers.0.self_attn.out_proj", first_out);
+  expect_style("layers.0.norm1", PrepareModuleInput{Replicate{}, sequence});
+  expect_style("layers.0.norm2", SequenceParallel{});
+  expect_style("layers.1.self_attn", next);
+  expect_style("layers.1.self_attn.out_proj", next_out);
+  expect_style("layers.1.norm1", SequenceParallel{});
+  expect_style("layers.1.norm2", SequenceParallel{});
+  expect_style("norm", gather);
+  // A decoder attends to its encoder with all positions.
+  const nn::TransformerDecoder decoder(nn::TransformerDecoderLayer(8, 2), 2);
+  styles = styles_of(*decoder);
+  expect_style("layers.0.self_attn", kGathered);
+  EXPECT_EQ(styles.count("layers.0.norm1"), 0u);
+  expect_style("layers.0.norm3", SequenceParallel{});
+  expect_style("layers.1.self_attn", next);
+  expect_style("layers.1.self_attn.out_proj", next_out);
+  expect_style("layers.1.norm1", gather);
+  expect_style("layers.1.norm2", PrepareModuleInput{Replicate{}, sequence});
+  expect_style("layers.1.norm3", gather);
+}
+
 // Places where something else may see the slices, or where none would be.
 TEST(InferredPlan, LeavesSequencesWholeElsewhere) {
   const auto divides = [](const nn::Module& net) {

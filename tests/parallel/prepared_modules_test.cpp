@@ -2,6 +2,8 @@
 // parallelism: they train as in one process, and say which plans do not fit.
 #include <accelerate/accelerate.h>
 
+#include <limits>
+
 #include "split_problem.h"
 
 namespace accelerate {
@@ -166,7 +168,8 @@ TEST(PreparedModules, MayMixWhatTheyGather) {
        {"last", PrepareModuleOutput{kSequence, Replicate{}}}});
 }
 
-/// LibTorch's encoder and decoder layers; time x batch x width.
+/// LibTorch's encoder and decoder, with a mask that hides the future; time x
+/// batch x width.
 struct Translator : nn::Module {
   static constexpr int kSampleDim = 1;
   Translator() {
@@ -175,7 +178,13 @@ struct Translator : nn::Module {
     fill(*this);
   }
   Tensor forward(const Tensor& x) {
-    return decoder(torch::tanh(x.narrow(0, 0, 3)), encoder(x));
+    const auto future = [](std::int64_t length) {
+      return torch::full(
+                 {length, length}, -std::numeric_limits<float>::infinity())
+          .triu(1);
+    };
+    const Tensor target = torch::tanh(x.narrow(0, 0, 3));
+    return decoder(target, encoder(x, future(5)), future(3));
   }
   static Tensor inputs(int step, std::int64_t samples) {
     return waves(step, {5, samples, 6});
@@ -183,22 +192,57 @@ struct Translator : nn::Module {
   static ParallelizePlan plan() {
     return infer_parallelize_plan(Translator(), 3, true).plan;
   }
+  static nn::AnyModule norm() {
+    return nn::AnyModule(nn::LayerNorm(nn::LayerNormOptions({6})));
+  }
   nn::TransformerEncoder encoder{
-      nn::TransformerEncoderLayer(
-          nn::TransformerEncoderLayerOptions(6, 2).dim_feedforward(7).dropout(
-              0)),
-      2};
-  nn::TransformerDecoderLayer decoder{
-      nn::TransformerDecoderLayerOptions(6, 2).dim_feedforward(7).dropout(0)};
+      nn::TransformerEncoderOptions(
+          nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(6, 2)
+                                          .dim_feedforward(7)
+                                          .dropout(0)),
+          3)
+          .norm(norm())};
+  nn::TransformerDecoder decoder{
+      nn::TransformerDecoderOptions(
+          nn::TransformerDecoderLayer(nn::TransformerDecoderLayerOptions(6, 2)
+                                          .dim_feedforward(7)
+                                          .dropout(0)),
+          2)
+          .norm(norm())};
 };
 
 TEST(PreparedModules, MakeLayersOfTransformersWorkOnSlices) {
-  const ParallelizePlan plan = Translator::plan();
-  const auto is_prepared = [](const auto& each) {
-    return std::holds_alternative<PrepareModuleOutput>(each.second);
-  };
-  EXPECT_EQ(std::count_if(plan.begin(), plan.end(), is_prepared), 3);
-  expect_parity<Translator>(plan);
+  expect_parity<Translator>(Translator::plan());
+}
+
+/// One layer that is called with queries that are not its keys.
+struct CrossAttention : nn::Module {
+  static constexpr int kSampleDim = 1;
+  CrossAttention() {
+    register_module("attention", attention);
+    fill(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    return std::get<0>(attention(x, torch::tanh(x), torch::tanh(x)));
+  }
+  static Tensor inputs(int step, std::int64_t samples) {
+    return waves(step, {5, samples, 6});
+  }
+  nn::MultiheadAttention attention{6, 2};
+};
+
+TEST(PreparedModules, RefuseQueriesThatAreNotTheKeys) {
+  const ColwiseParallel divided{
+      .input_layouts = Shard{0}, .output_layouts = Shard{0}};
+  expect_refused<CrossAttention>(
+      {{"attention", divided},
+       {"attention.out_proj", RowwiseParallel{.input_layouts = Shard{0}}}},
+      "\"attention\" has queries of this rank's positions (output_layouts is a "
+      "Shard), but was called with queries that are not its keys");
+  expect_refused<CrossAttention>(
+      {{"attention", ColwiseParallel{.output_layouts = Shard{1}}}},
+      "whose code needs all heads; give output_layouts Replicate{}, or both "
+      "layouts Shard{0}");
 }
 
 TEST(PreparedModules, KeepFullParameters) {

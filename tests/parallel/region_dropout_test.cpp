@@ -197,6 +197,52 @@ TEST(RegionDropout, SurvivesRecomputation) {
   });
 }
 
+// Dropout of attention's weights, and of what layers hand on in slices: the same
+// loss on all ranks, numbers outside that go on alike, and the same gradients
+// with what is recomputed.
+TEST(RegionDropout, IsRepeatedInAttentionOnSlices) {
+  run_on_processes(2, [] {
+    const auto make = [] {
+      return std::make_shared<nn::TransformerEncoderImpl>(
+          nn::TransformerEncoderLayer(
+              nn::TransformerEncoderLayerOptions(kWidth, 4)
+                  .dim_feedforward(kWidth)
+                  .dropout(0.5)),
+          3);
+    };
+    std::vector<std::vector<Tensor>> grads;
+    for (const bool recomputes : {false, true}) {
+      torch::manual_seed(11);
+      const auto net = make();
+      AcceleratorOptions options{
+          .parallel = {
+              .tensor = 2,
+              .parallelize_plan = infer_parallelize_plan(*net, 2, true).plan}};
+      if (recomputes) {
+        options.parallel.activation_checkpointing =
+            ActivationCheckpointingOptions{
+                .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                .min_num_params = 100};
+      }
+      const Accelerator accelerator(options);
+      const auto model = accelerator.prepare(net);
+      const Group& group = accelerator.mesh().group(Axis::tensor);
+      const Tensor loss =
+          model(torch::randn({kTime, kBatch, kWidth})).pow(4).mean();
+      accelerator.backward(loss);
+      require_same(group, loss.detach(), "losses");
+      require_same(group, torch::rand({5}), "numbers outside of the model");
+      grads.emplace_back();
+      for (const Tensor& parameter : net->parameters()) {
+        require(parameter.grad().abs().max().item<double>() > 0, "a gradient");
+        grads.back().push_back(parameter.grad().clone());
+      }
+    }
+    for (std::size_t i = 0; i < grads[0].size(); ++i)
+      require(torch::equal(grads[0][i], grads[1][i]), "gradients");
+  });
+}
+
 TEST(RegionDropout, IsIndependentOnPositionsOfASequence) {
   run_on_processes(4, [] {
     const Accelerator accelerator(

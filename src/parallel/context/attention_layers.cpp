@@ -107,12 +107,12 @@ bool AttentionLayers::project(GatedCall& call) {
       });
   if (!product) return false;
   const Watched& weight = watched_[*unit];
-  const at::Tensor& input = call.arguments()[product->input_at].toTensor();
-  const std::optional<DividedSequence> sequence =
-      sequence_of(input.size(0), weight);
   call.run();
-  if (!sequence) return true;
   c10::IValue& result = call.results().front();
+  // Ranks that split the layer may have gathered the input's positions.
+  const std::optional<DividedSequence> sequence =
+      sequence_of(result.toTensor().size(0), weight);
+  if (!sequence) return true;
   if (weight.role == Role::joint_weight) {
     watch_as(result.toTensor(), *unit + 1);
   } else {

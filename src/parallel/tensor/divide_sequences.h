@@ -16,8 +16,11 @@ namespace accelerate::detail {
 /// In TransformerEncoderLayer and TransformerDecoderLayer, what comes after the
 /// last attention but for its dropout (the norm before the feed-forward, the
 /// residual connection around it, its dropout, the norm after it) works on
-/// slices of the first dimension. Attention reads sizes of its input, so the last
-/// norm gathers it again: an all-gather more than without.
+/// slices of the first dimension. Between layers of TransformerEncoder and
+/// TransformerDecoder, and before their last norm, nothing is gathered: the next
+/// self-attention takes slices, has queries of each rank's positions, and returns
+/// slices. A decoder's attention to the encoder gets all positions, and so does
+/// the first layer, whose residual connection adds the model's input.
 bool divide_sequences(const torch::nn::Module& module, ParallelizePlan& plan);
 
 }  // namespace accelerate::detail

@@ -39,8 +39,15 @@ std::vector<std::int64_t> WatchedSplit::sizes() const {
 }
 
 std::size_t SplitKeeper::add(WatchedSplit split) {
+  const std::size_t unit = splits_.size();
   splits_.push_back(std::move(split));
-  return splits_.size() - 1;
+  const std::optional<SplitProduct>& product = splits_[unit].split.product;
+  if (product && product->divides_queries) {
+    for (const WatchedRole role :
+         {WatchedRole::projections, WatchedRole::queries, WatchedRole::scores})
+      splits_.emplace_back(splits_[unit]).role = role;
+  }
+  return unit;
 }
 
 void SplitKeeper::begin_forward() {
@@ -71,7 +78,9 @@ void SplitKeeper::follow_placement(bool takes_slice, bool returns_slice) const {
 
 const WatchedSplit* SplitKeeper::find(const c10::IValue& value) const {
   const TensorWatch* const watch = find_watch(value, this);
-  return watch == nullptr ? nullptr : &splits_[watch->unit];
+  if (watch == nullptr) return nullptr;
+  const WatchedSplit& found = splits_[watch->unit];
+  return found.role == WatchedRole::parameter ? &found : nullptr;
 }
 
 // The product with a split weight that an operator is.
@@ -109,7 +118,17 @@ RegionEntrance SplitKeeper::new_entrance(
         remedy));
   };
   if (how.is_rowwise) {
-    if (slice_in(how.input) != nullptr) {
+    const accelerate::Shard* const slice = slice_in(how.input);
+    if (slice != nullptr && slice->dim != dim) {
+      return RegionEntrance::as_it_is(own_columns(
+          weight,
+          gather_from_region(
+              as_autocast_product(input),
+              slice->dim,
+              group_,
+              GatheredGradient::partial)));
+    }
+    if (slice != nullptr) {
       require(
           weight.local_shape[1],
           "split the layer before it by ColwiseParallel, or, if every rank has "
@@ -170,18 +189,19 @@ at::Tensor SplitKeeper::output_of(
         ? reduce_from_region(partial, group_)
         : reduce_scatter_to_region(partial, slice->dim, group_);
   }
-  if (slice_in(how.output) != nullptr) return partial;
+  if (returns_slice_of(weight)) return partial;
   return gather_from_region(
       partial,
       feature_dim(weight),
       group_,
-      GatheredGradient::equal,
+      how.divides_queries ? GatheredGradient::partial : GatheredGradient::equal,
       weight.sizes());
 }
 
 bool SplitKeeper::returns_slice_of(const WatchedSplit& weight) {
   const SplitProduct& how = *weight.split.product;
-  return !how.is_rowwise && slice_in(how.output) != nullptr;
+  return !how.is_rowwise && slice_in(how.output) != nullptr &&
+      !how.divides_queries;
 }
 
 bool SplitKeeper::is_in_model() const {
@@ -243,6 +263,7 @@ void SplitKeeper::add_up(
         term = term.unsqueeze(-1);
       result = result + term;
     }
+    if (how.divides_queries) watch_as(result, weight, WatchedRole::projections);
   }
   follow_placement(
       slice_in(how.input) != nullptr, slice_in(how.output) != nullptr);
@@ -260,9 +281,16 @@ bool SplitKeeper::gather_rows(GatedCall& call) const {
     return false;
   const WatchedSplit* const weight = find(call.arguments().front());
   if (weight == nullptr || !weight->split.product ||
-      weight->split.product->is_rowwise ||
-      slice_in(weight->split.product->output) != nullptr)
+      weight->split.product->is_rowwise || returns_slice_of(*weight))
     return false;
+  if (weight->split.product->divides_queries) {
+    throw ConfigError(format(
+        "[parallel] \"{}\" has queries of this rank's positions "
+        "(output_layouts is a Shard), but was called with queries that are not "
+        "its keys; give it output_layouts Replicate, and its out_proj "
+        "input_layouts Replicate",
+        weight->split.module));
+  }
   const at::Tensor& local = call.arguments().front().toTensor();
   if (local.sizes() != at::IntArrayRef(weight->local_shape)) return false;
   call.arguments().front() = gather_from_region(
@@ -350,8 +378,8 @@ void SplitKeeper::call(GatedCall& call) {
   if (is_in_formula() || is_full_) return call.run();
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
-  if (look_up(call) || convolve(call) || gather_rows(call) ||
-      call_whole_module(call))
+  if (divide_attention(call) || look_up(call) || convolve(call) ||
+      gather_rows(call) || call_whole_module(call))
     return;
   run_with_shared_gradients(call);
 }

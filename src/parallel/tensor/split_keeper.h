@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -19,6 +20,10 @@
 
 namespace accelerate::detail {
 
+/// What is watched: a parameter, or what a MultiheadAttention whose queries are
+/// divided makes of one.
+enum class WatchedRole { parameter, projections, queries, scores };
+
 /// A parameter behind the gate, of which this rank has a slice.
 struct WatchedSplit {
   SplitParameter split;
@@ -26,6 +31,7 @@ struct WatchedSplit {
   std::vector<std::int64_t> local_shape;
   /// Where the slices of all ranks begin, and the end.
   std::vector<std::int64_t> begins;
+  WatchedRole role = WatchedRole::parameter;
 
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
 };
@@ -34,11 +40,13 @@ struct WatchedSplit {
 /// by one, or looks up embeddings, it does this rank's share, with the
 /// collective that comes before or after. C++ modules write products as
 /// `linear`, as `addmm` or `matmul` with the transposed weight.
-class SplitKeeper final : public GateKeeper {
+class SplitKeeper final : public GateKeeper,
+                          public std::enable_shared_from_this<SplitKeeper> {
  public:
   explicit SplitKeeper(Group group) : group_(std::move(group)) {}
 
-  /// Returns the number of the parameter.
+  /// Returns the number of the parameter. What attention makes of it has the
+  /// numbers that follow, in the order of WatchedRole.
   std::size_t add(WatchedSplit split);
 
   /// Inside a forward, an operator that would take a slice for the full
@@ -89,6 +97,7 @@ class SplitKeeper final : public GateKeeper {
     }
   };
 
+  /// The parameter that a value is, or is a view of; null if it is none.
   [[nodiscard]] const WatchedSplit* find(const c10::IValue& value) const;
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
   void multiply(GatedCall& call, const Product& product);
@@ -114,6 +123,9 @@ class SplitKeeper final : public GateKeeper {
       const WatchedSplit& weight,
       at::Tensor result,
       const at::Tensor& bias);
+  [[nodiscard]] at::Tensor own_columns(
+      const WatchedSplit& weight,
+      const at::Tensor& gathered) const;
   [[nodiscard]] bool convolve(GatedCall& call);
   [[nodiscard]] std::optional<WholeCall> whole_call_in(GatedCall& call) const;
   [[nodiscard]] bool call_whole_module(GatedCall& call);
@@ -123,6 +135,14 @@ class SplitKeeper final : public GateKeeper {
       GatedCall& call,
       const WatchedSplit& table) const;
   [[nodiscard]] bool gather_rows(GatedCall& call) const;
+  // A MultiheadAttention whose queries are divided (divided_attention.cpp).
+  void watch_as(
+      const at::Tensor& tensor,
+      const WatchedSplit& weight,
+      WatchedRole role);
+  [[nodiscard]] bool divide_attention(GatedCall& call);
+  void take_queries(GatedCall& call) const;
+  void take_rows_of_mask(GatedCall& call) const;
   void run_with_shared_gradients(GatedCall& call);
   void require_slice(GatedCall& call);
   void remember(const WatchedSplit& weight, const at::Tensor& output);

@@ -32,6 +32,9 @@ struct SplitProduct {
   bool is_rowwise = false;
   TensorPlacement input = Replicate{};
   TensorPlacement output = Replicate{};
+  /// The projections of a MultiheadAttention, of whose queries each rank has
+  /// those of its positions, the output's slice; keys and values of all.
+  bool divides_queries = false;
   bool operator==(const SplitProduct&) const = default;
 };
 

@@ -164,6 +164,8 @@ void SplitPlanner::apply_rowwise_embedding(const RowwiseParallel& style) {
 void SplitPlanner::apply(const ColwiseParallel& style) {
   find_convolution();
   const TensorPlacement output = features_in(style.output_layouts);
+  if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr)
+    return split_attention(style);
   if (!is_replicated(output) && !is_features(output)) {
     return complain(
         is_convolution()
@@ -174,14 +176,6 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
   if (module_->as<torch::nn::EmbeddingImpl>() != nullptr)
     return apply_colwise_embedding(style);
   const SplitProduct product{false, features_in(style.input_layouts), output};
-  if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
-    if (style.num_heads != 0 || !style.projections.empty()) {
-      return complain(
-          "is a MultiheadAttention, which is not divided by heads; leave out "
-          "num_heads and projections");
-    }
-    return split_attention(product);
-  }
   if (is_convolution()) {
     if (style.num_heads != 0 || !style.projections.empty())
       return complain("is a convolution; leave out num_heads and projections");
@@ -212,15 +206,10 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
   find_convolution();
   const TensorPlacement input = features_in(style.input_layouts);
   const TensorPlacement output = features_in(style.output_layouts);
-  if (!is_replicated(input) && !is_features(input)) {
-    return complain(
-        is_convolution()
-            ? kChannelsOnly
-            : "is RowwiseParallel with input_layouts of another dimension than "
-              "the last; give Shard{-1} or Replicate{}");
-  }
   if (module_->as<torch::nn::EmbeddingImpl>() != nullptr)
     return apply_rowwise_embedding(style);
+  if (is_convolution() && !is_replicated(input) && !is_features(input))
+    return complain(kChannelsOnly);
   if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
     return complain(
         "is a MultiheadAttention and cannot be RowwiseParallel; give it "
@@ -294,11 +283,26 @@ void SplitPlanner::require_heads(
       size));
 }
 
-void SplitPlanner::split_attention(const SplitProduct& product) {
-  if (!is_replicated(product.output)) {
+void SplitPlanner::split_attention(const ColwiseParallel& style) {
+  if (style.num_heads != 0 || !style.projections.empty()) {
     return complain(
-        "is a MultiheadAttention, whose code needs all heads; give "
-        "output_layouts Replicate{}");
+        "is a MultiheadAttention, which is not divided by heads; leave out "
+        "num_heads and projections");
+  }
+  SplitProduct product{false, style.input_layouts, style.output_layouts};
+  if (const accelerate::Shard* const slice = slice_in(product.output)) {
+    const auto& attention = *module_->as<torch::nn::MultiheadAttentionImpl>();
+    if (slice->dim != 0 || product.input != product.output ||
+        !attention._qkv_same_embed_dim || attention.bias_k.defined()) {
+      return complain(
+          "is a MultiheadAttention, whose code needs all heads; give "
+          "output_layouts Replicate{}, or both layouts Shard{0} for queries of "
+          "each rank's positions, which needs keys and values of the same "
+          "width "
+          "as queries, and no bias_k");
+    }
+    product.divides_queries = true;
+    share("in_proj_bias");
   }
   for (const char* const key :
        {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}) {

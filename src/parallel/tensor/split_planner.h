@@ -74,7 +74,7 @@ class SplitPlanner {
       std::int64_t heads,
       const std::vector<std::int64_t>& projections,
       std::int64_t size);
-  void split_attention(const SplitProduct& product);
+  void split_attention(const ColwiseParallel& style);
   void require_usual_embedding();
 
   // Modules that stay whole, between changes of layout (prepared_modules.cpp).
