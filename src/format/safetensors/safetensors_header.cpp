@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -12,6 +11,7 @@
 #include "base/limits.h"
 #include "base/text/json_text.h"
 #include "base/text/text.h"
+#include "format/safetensors/header_format.h"
 
 namespace accelerate::safetensors {
 
@@ -19,46 +19,6 @@ namespace {
 
 using detail::format;
 using detail::printable;
-
-struct DtypeFacts {
-  Dtype dtype;
-  std::string_view name;
-  int bits;
-};
-constexpr std::array<DtypeFacts, 22> kDtypes{{
-    {Dtype::BOOL, "BOOL", 8},
-    {Dtype::F4, "F4", 4},
-    {Dtype::F6_E2M3, "F6_E2M3", 6},
-    {Dtype::F6_E3M2, "F6_E3M2", 6},
-    {Dtype::U8, "U8", 8},
-    {Dtype::I8, "I8", 8},
-    {Dtype::F8_E5M2, "F8_E5M2", 8},
-    {Dtype::F8_E4M3, "F8_E4M3", 8},
-    {Dtype::F8_E8M0, "F8_E8M0", 8},
-    {Dtype::F8_E4M3FNUZ, "F8_E4M3FNUZ", 8},
-    {Dtype::F8_E5M2FNUZ, "F8_E5M2FNUZ", 8},
-    {Dtype::I16, "I16", 16},
-    {Dtype::U16, "U16", 16},
-    {Dtype::F16, "F16", 16},
-    {Dtype::BF16, "BF16", 16},
-    {Dtype::I32, "I32", 32},
-    {Dtype::U32, "U32", 32},
-    {Dtype::F32, "F32", 32},
-    {Dtype::C64, "C64", 64},
-    {Dtype::F64, "F64", 64},
-    {Dtype::I64, "I64", 64},
-    {Dtype::U64, "U64", 64},
-}};
-
-constexpr std::string_view kMetadata = "__metadata__";
-constexpr std::size_t kLengthBytes = 8;
-
-std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
-  if (b != 0 && a > std::numeric_limits<std::uint64_t>::max() / b) {
-    return std::nullopt;
-  }
-  return a * b;
-}
 
 // Parses a header while it is read: nothing unwanted is built, so the cost of a
 // hostile file is bounded by its size.
@@ -344,34 +304,6 @@ std::vector<std::string> names_in_order(const Header& header) {
   return names;
 }
 
-std::string_view name_of(Dtype dtype) {
-  return kDtypes[static_cast<std::size_t>(dtype)].name;
-}
-
-std::optional<Dtype> parse_dtype(std::string_view name) {
-  for (const DtypeFacts& facts : kDtypes) {
-    if (facts.name == name) return facts.dtype;
-  }
-  return std::nullopt;
-}
-
-int bits_of(Dtype dtype) {
-  return kDtypes[static_cast<std::size_t>(dtype)].bits;
-}
-
-std::optional<std::uint64_t> bytes_of(Dtype dtype, const Shape& shape) {
-  std::optional<std::uint64_t> bits = 1;
-  // Multiplies from the left, so that a zero does not hide an earlier overflow,
-  // as in the reference reader.
-  for (const std::uint64_t size : shape) {
-    bits = product(*bits, size);
-    if (!bits) return std::nullopt;
-  }
-  bits = product(*bits, static_cast<std::uint64_t>(bits_of(dtype)));
-  if (!bits || *bits % 8 != 0) return std::nullopt;
-  return *bits / 8;
-}
-
 Header parse_header(
     std::span<const std::byte> start,
     std::uint64_t file_size,
@@ -387,91 +319,6 @@ Header parse_header(
   }
   check_tensors_cover(header, file_size - header.data_begin, name);
   return header;
-}
-
-Header lay_out(
-    const std::vector<Declaration>& tensors,
-    std::map<std::string, std::string> metadata) {
-  std::vector<const Declaration*> order;
-  for (const Declaration& tensor : tensors) order.push_back(&tensor);
-  // The reference writer's order: dtypes by width.
-  std::sort(
-      order.begin(),
-      order.end(),
-      [](const Declaration* a, const Declaration* b) {
-        return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
-      });
-  Header header;
-  header.has_metadata = !metadata.empty();
-  header.metadata = std::move(metadata);
-  std::uint64_t at = 0;
-  for (const Declaration* tensor : order) {
-    const auto bytes = bytes_of(tensor->dtype, tensor->shape);
-    const auto refuse = [&](const std::string& what) {
-      throw CheckpointError(format(
-          "[safetensors] '{}' cannot be written: {}",
-          printable(tensor->name),
-          what));
-    };
-    if (!bytes || *bytes > std::numeric_limits<std::int64_t>::max() - at) {
-      refuse("its shape takes too many bytes, or not a whole number");
-    }
-    if (tensor->name == kMetadata) refuse("the name is the format's own");
-    if (tensor->shape.size() > detail::kMostDimensions) {
-      refuse(format(
-          "its shape has more than {} dimensions", detail::kMostDimensions));
-    }
-    const bool is_new =
-        header.tensors
-            .emplace(
-                tensor->name,
-                TensorInfo{tensor->dtype, tensor->shape, at, at + *bytes})
-            .second;
-    if (!is_new) {
-      throw CheckpointError(format(
-          "[safetensors] '{}' was given twice to be written",
-          printable(tensor->name)));
-    }
-    at += *bytes;
-  }
-  header.data_begin = header_bytes(header).size();
-  return header;
-}
-
-std::string header_bytes(const Header& header) {
-  // Names in the order of the data, which the library's JSON objects do not
-  // keep.
-  using nlohmann::json;
-  std::string text = "{";
-  if (header.has_metadata) {
-    text += format("{}:{}", json(kMetadata), json(header.metadata));
-  }
-  for (const std::string& name : names_in_order(header)) {
-    const TensorInfo& info = header.tensors.at(name);
-    text += format(
-        "{}{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-        text.size() > 1 ? "," : "",
-        json(name),
-        name_of(info.dtype),
-        json(info.shape),
-        info.begin,
-        info.end);
-  }
-  text += "}";
-  constexpr std::size_t kAlignment = 8;
-  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
-  if (text.size() > kMostHeaderBytes) {
-    throw CheckpointError(format(
-        "[safetensors] a header of {} bytes cannot be written; readers take at "
-        "most {}",
-        text.size(),
-        kMostHeaderBytes));
-  }
-  std::string bytes;
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    bytes += static_cast<char>(text.size() >> (8 * i) & 0xff);
-  }
-  return bytes + text;
 }
 
 }  // namespace accelerate::safetensors
