@@ -22,19 +22,19 @@ SUBJECTS = {
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
     "Precision": ["precision", "fp8", "grad_scaler"],
-    "Optimizers and schedules": ["optimizers", "schedulers", "local_sgd"],
+    "Optimizers and schedules": ["optimizers", "lr_scheduler", "lr_schedules", "composed_schedules", "warmup", "local_sgd"],
     "Replicas, shards and other engines' settings": [
         "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "experts", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
         "megatron_lm", "megatron_lm_training", "dynamo", "parallelism_config", "activation_checkpointing"],
-    "Ranks and collectives": ["world", "distributed_type", "nested", "nested_structure", "objects", "launch", "elastic"],
+    "Ranks and collectives": ["world", "distributed_type", "visit_tensors", "nested", "nested_structure", "objects", "launch", "elastic"],
     "Checkpoints and weights": [
-        "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
+        "accelerator_checkpoints", "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
     "Models that do not fit into memory": [
         "big_model", "model_device_map", "device_map", "block_plan", "byte_size", "load_checkpoint", "offload", "module_tensors", "hooks",
         "layerwise_casting", "quantize", "quantized_model"],
     "Memory, randomness, errors, logs, the machine": ["memory", "memory_plan", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
 }
-WITHOUT_NAMES = {"accelerate", "export"}
+WITHOUT_NAMES = {"accelerate", "export", "schedulers"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")
 FUNCTION = re.compile(r"([A-Za-z_]\w*)\s*\($")
 

@@ -5,6 +5,7 @@
 // safetensors files (safetensors.h, a separate library without LibTorch).
 
 #include <accelerate/accelerator.h>
+#include <accelerate/accelerator_checkpoints.h>
 #include <accelerate/accelerator_collectives.h>
 #include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
@@ -90,5 +91,6 @@
 #include <accelerate/torch_loader.h>
 #include <accelerate/tracker.h>
 #include <accelerate/tracking.h>
+#include <accelerate/visit_tensors.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>

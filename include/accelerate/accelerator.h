@@ -1,13 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -15,12 +13,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/accelerator_checkpoints.h>
 #include <accelerate/accelerator_collectives.h>
 #include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/accelerator_processes.h>
-#include <accelerate/accelerator_tracking.h>
-#include <accelerate/checkpoint.h>
 #include <accelerate/context_parallel.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
@@ -38,7 +35,6 @@
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
-#include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
@@ -48,7 +44,6 @@
 #include <accelerate/scheduler.h>
 #include <accelerate/step_options.h>
 #include <accelerate/torch_loader.h>
-#include <accelerate/weights.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
@@ -58,16 +53,17 @@ struct AddedTechnique;
 }  // namespace detail
 
 /// The functions that a training program needs, the same for one process and
-/// for many; those that concern processes, the defaults of loaders, values of all
-/// ranks, and trackers are in base classes (accelerator_processes.h,
-/// accelerator_loaders.h, accelerator_collectives.h, accelerator_tracking.h).
+/// for many; those that concern processes, loaders, values of all ranks, trackers,
+/// and checkpoints are in base classes (accelerator_processes.h,
+/// accelerator_loaders.h, accelerator_collectives.h, accelerator_tracking.h,
+/// accelerator_checkpoints.h).
 /// Built by every rank at once. A cheap handle: copies are the same accelerator.
 /// Not for several threads at once, but ranks may be threads with an Accelerator
 /// each.
 ///
 /// Functions that communicate must be called by all ranks in the same order;
 /// they throw DistributedError naming the peer that died or stays silent.
-class ACCELERATE_API Accelerator : public AcceleratorTracking {
+class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
  public:
   /// Connects to the other ranks. Throws one ConfigError with everything that
   /// is wrong with the options and the launcher's settings, or DistributedError
@@ -314,35 +310,8 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   [[nodiscard]] AutocastScope autocast() const;
   [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
-  // Loaders; their defaults are in AcceleratorLoaders.
+  // Models.
 
-  /// The next pass over a prepared loader, without the first `num_batches`
-  /// batches of each rank.
-  template <class Loader>
-  SkippedBatches<Loader> skip_first_batches(
-      Loader& loader,
-      std::int64_t num_batches = 0) const {
-    return accelerate::skip_first_batches(loader, num_batches);
-  }
-
-  /// This rank's share of a list, a tensor, or a map of them that every rank
-  /// has in full. See nested.h. Ranks that share a batch get the same share.
-  template <class T>
-  T split_between_processes(const T& items, bool apply_padding = false) const {
-    constexpr bool can_split = requires {
-      accelerate::split_between_processes(items, Group(), apply_padding);
-    };
-    static_assert(
-        can_split,
-        "split_between_processes() splits a std::vector, a tensor, or a map of "
-        "these; put the items into a std::vector");
-    if constexpr (can_split) {
-      return accelerate::split_between_processes(
-          items, mesh().batch_group(), apply_padding);
-    } else {
-      return items;
-    }
-  }
   /// As in module_tensors.h; prepare() does not move such models.
   [[nodiscard]] bool verify_device_map(const torch::nn::Module& module) const;
   /// The user's own module.
@@ -350,159 +319,6 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   static const std::shared_ptr<M>& unwrap_model(const Model<M>& model) {
     return model.module();
   }
-
-  // Checkpoints and weights.
-
-  /// Writes everything that is prepared or registered, so that training resumes
-  /// exactly after load_state(): weights and buffers, optimizers, schedules,
-  /// the loss scaler, positions of loaders, random states of every rank. All
-  /// ranks must call it.
-  ///
-  /// Writes to `output_dir` or, without one and with
-  /// automatic_checkpoint_naming, to the project's checkpoints. The checkpoint
-  /// appears under its name when all of it is durable; a crash leaves the
-  /// previous contents. Then older checkpoints beyond total_limit are deleted.
-  ///
-  /// Throws ConfigError for a name that is taken, CheckpointError naming the
-  /// rank that could not write and why, DistributedError if ranks made
-  /// different calls.
-  SaveTicket save_state(
-      const std::filesystem::path& output_dir,
-      const SaveStateOptions& options = {}) const;
-  SaveTicket save_state(const SaveStateOptions& options = {}) const;
-  /// Gives everything prepared and registered the state of a checkpoint: the
-  /// newest complete one, or the one in `input_dir`. All ranks must call it;
-  /// they may be more or fewer than those that saved. Everything is compared
-  /// first: throws one CheckpointError with all that does not fit, and nothing
-  /// was loaded. Checksums are compared while the data is read; see
-  /// LoadStateOptions::verify.
-  void load_state(
-      const std::filesystem::path& input_dir,
-      const LoadStateOptions& options = {}) const;
-  void load_state(const LoadStateOptions& options = {}) const;
-  /// What load_state() without a path would load; nothing if there is no
-  /// complete checkpoint. Needs automatic_checkpoint_naming. All ranks must
-  /// call it.
-  [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint() const;
-  /// Loads the newest complete checkpoint of the project, or does nothing if
-  /// there is none, as in the first run of a program that is restarted. Returns
-  /// whether it loaded one. Needs automatic_checkpoint_naming. All ranks must
-  /// call it. Throws as load_state(), also if there are checkpoints but all of
-  /// them are damaged.
-  bool resume(const LoadStateOptions& options = {}) const;
-  /// Adds objects to checkpoints, in this order. They are borrowed: they must
-  /// live as long as the accelerator saves and loads.
-  template <Stateful... Objects>
-  void register_for_checkpointing(Objects&... objects) const {
-    (register_object(
-         [&objects] { return StateDict(std::as_const(objects).state_dict()); },
-         [&objects](const StateDict& state) {
-           objects.load_state_dict(state);
-         }),
-     ...);
-  }
-  template <class... Objects>
-    requires(
-        !(Stateful<Objects> && ...) &&
-        !(std::is_convertible_v<Objects&, std::string_view> || ...))
-  void register_for_checkpointing(Objects&...) const {
-    static_assert(
-        detail::kNever<Objects...>,
-        "register_for_checkpointing() takes objects with state_dict() and "
-        "load_state_dict(); a plain value needs a name: "
-        "register_for_checkpointing(\"epoch\", epoch)");
-  }
-  /// Adds a variable to checkpoints, in the same order. It is borrowed: it must
-  /// live as long as the accelerator saves and loads. All ranks register it;
-  /// rank 0's value is saved, and every rank gets it. The saved name must be
-  /// the same when it is loaded. A tensor is loaded into its own memory if its
-  /// shape and dtype are those that were saved, else the variable gets a new
-  /// tensor on the same device.
-  template <CheckpointValue T>
-  void register_for_checkpointing(const std::string& name, T& value) const {
-    register_object(
-        [name, &value] { return detail::state_of_value(name, value); },
-        [name, &value](const StateDict& state) {
-          detail::load_value(name, value, state);
-        });
-  }
-  /// Writes an object to one file, on rank 0, or, with save_on_each_node, on
-  /// each node's first rank; other ranks return at once. The file appears when
-  /// it is complete and durable. Its format is torch.save's, which
-  /// torch.load(weights_only=True) reads; with `safe_serialization` it is
-  /// safetensors, for states that consist of tensors: those of nested states
-  /// are called "outer.inner". Throws ConfigError for what the format cannot
-  /// hold, Error if the file cannot be written.
-  void save(
-      const at::Tensor& tensor,
-      const std::filesystem::path& file,
-      bool safe_serialization = false) const;
-  void save(
-      const StateDict& state,
-      const std::filesystem::path& file,
-      bool safe_serialization = false) const;
-  void save(
-      const WeightList& weights,
-      const std::filesystem::path& file,
-      bool safe_serialization = false) const;
-  /// Writes get_state_dict(model): all ranks must call it, since a sharded
-  /// model is gathered.
-  template <class M>
-  void save(
-      const Model<M>& model,
-      const std::filesystem::path& file,
-      bool safe_serialization = false) const {
-    const bool is_per_node = project_configuration().save_on_each_node;
-    save(
-        get_state_dict(model, {.rank0_only = !is_per_node}),
-        file,
-        safe_serialization);
-  }
-  /// Writes a prepared model's weights for other programs (weights.h): on rank
-  /// 0, or, with save_on_each_node, on each node's first rank. All ranks must
-  /// call it; if one cannot write, all throw. A sharded model is gathered piece
-  /// by piece: no rank ever holds a full tensor of it.
-  template <class M>
-  void save_model(
-      const Model<M>& model,
-      const std::filesystem::path& directory,
-      const SaveModelOptions& options = {}) const {
-    detail::save_prepared(*model.prepared(), directory, options);
-  }
-  /// Reads such files (weights.h) into a prepared model; all ranks must call
-  /// it. If the model is sharded, each rank reads its own shards.
-  template <class M>
-  void load_model(
-      const Model<M>& model,
-      const std::filesystem::path& path,
-      const LoadModelOptions& options = {}) const {
-    detail::load_prepared(*model.prepared(), path, options);
-  }
-  /// The model's tensors by name: its own, or, for a sharded model, those that
-  /// `options` select. All ranks must call it.
-  template <class M>
-  [[nodiscard]] WeightList get_state_dict(
-      const Model<M>& model,
-      const StateDictOptions& options = {}) const {
-    return detail::weights_of(*model.prepared(), options);
-  }
-  /// This rank's shards of the model's tensors, with their offsets.
-  template <class M>
-  [[nodiscard]] std::vector<WeightShard> state_dict_shards(
-      const Model<M>& model) const {
-    return detail::shards_of(*model.prepared());
-  }
-  /// Called by save_state() on every rank, before anything is collected, in the
-  /// order of registration.
-  HookHandle register_save_state_pre_hook(
-      std::function<void(SaveHookContext&)> hook) const;
-  /// Called by load_state() on every rank, before anything is compared.
-  HookHandle register_load_state_pre_hook(
-      std::function<void(LoadHookContext&)> hook) const;
-  [[nodiscard]] const ProjectConfiguration& project_configuration() const;
-  /// Sets the number of the next automatic checkpoint; std::nullopt: one more
-  /// than the highest present.
-  void set_iteration(std::optional<std::int64_t> iteration) const;
 
   // Memory.
 
@@ -576,9 +392,6 @@ class ACCELERATE_API Accelerator : public AcceleratorTracking {
   [[nodiscard]] std::string explain_settings() const;
 
  private:
-  void register_object(
-      std::function<StateDict()> state_dict,
-      std::function<void(const StateDict&)> load_state_dict) const;
   detail::PrepareResult apply(const detail::PrepareRequest& request) const;
   [[nodiscard]] detail::LoaderContext loader_context() const;
   [[nodiscard]] MicroStep begin_micro_step(

@@ -148,6 +148,25 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
   /// metrics.h.
   operator MetricRanks() const;
 
+  /// This rank's share of a list, a tensor, or a map of them that every rank
+  /// has in full. See nested.h. Ranks that share a batch get the same share.
+  template <class T>
+  T split_between_processes(const T& items, bool apply_padding = false) const {
+    constexpr bool can_split = requires {
+      accelerate::split_between_processes(items, Group(), apply_padding);
+    };
+    static_assert(
+        can_split,
+        "split_between_processes() splits a std::vector, a tensor, or a map of "
+        "these; put the items into a std::vector");
+    if constexpr (can_split) {
+      return accelerate::split_between_processes(
+          items, mesh().batch_group(), apply_padding);
+    } else {
+      return items;
+    }
+  }
+
  protected:
   using AcceleratorLoaders::AcceleratorLoaders;
 

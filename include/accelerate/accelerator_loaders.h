@@ -1,18 +1,20 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/export.h>
 #include <accelerate/random.h>
 
 namespace accelerate {
 
-/// The defaults of an Accelerator's loaders: a base of Accelerator. What is set
-/// applies to loaders prepared afterwards that leave the option unset
-/// themselves. All ranks must set the same.
+/// Loaders and their defaults: a base of Accelerator. What is set applies to
+/// loaders prepared afterwards that leave the option unset themselves. All ranks
+/// must set the same.
 class ACCELERATE_API AcceleratorLoaders : public AcceleratorProcesses {
  public:
   [[nodiscard]] const DataLoaderConfiguration& dataloader_config() const;
@@ -35,6 +37,15 @@ class ACCELERATE_API AcceleratorLoaders : public AcceleratorProcesses {
   [[nodiscard]] bool device_placement() const;
   /// The generators that are synchronised when a pass begins.
   [[nodiscard]] const std::vector<RNGType>& rng_types() const;
+
+  /// The next pass over a prepared loader, without the first `num_batches`
+  /// batches of each rank.
+  template <class Loader>
+  SkippedBatches<Loader> skip_first_batches(
+      Loader& loader,
+      std::int64_t num_batches = 0) const {
+    return accelerate::skip_first_batches(loader, num_batches);
+  }
 
  protected:
   using AcceleratorProcesses::AcceleratorProcesses;

@@ -23,7 +23,7 @@ Accelerator::Accelerator(const AcceleratorOptions& options)
 Accelerator::Accelerator(
     const AcceleratorOptions& options,
     const std::vector<detail::AddedTechnique>& added)
-    : AcceleratorTracking(detail::make_session(options, added)),
+    : AcceleratorCheckpoints(detail::make_session(options, added)),
       step_(&session_->step) {}
 
 AutocastScope Accelerator::autocast() const {

@@ -68,11 +68,12 @@ HookHandle add_hook(
 
 }  // namespace
 
-SaveTicket Accelerator::save_state(const SaveStateOptions& options) const {
+SaveTicket AcceleratorCheckpoints::save_state(
+    const SaveStateOptions& options) const {
   return save_state(std::filesystem::path(), options);
 }
 
-SaveTicket Accelerator::save_state(
+SaveTicket AcceleratorCheckpoints::save_state(
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options) const {
   Session& session = *session_;
@@ -92,11 +93,11 @@ SaveTicket Accelerator::save_state(
   return ticket;
 }
 
-void Accelerator::load_state(const LoadStateOptions& options) const {
+void AcceleratorCheckpoints::load_state(const LoadStateOptions& options) const {
   load_state(std::filesystem::path(), options);
 }
 
-void Accelerator::load_state(
+void AcceleratorCheckpoints::load_state(
     const std::filesystem::path& input_dir,
     const LoadStateOptions& options) const {
   Session& session = *session_;
@@ -112,7 +113,7 @@ void Accelerator::load_state(
   after_load(session, has_weights);
 }
 
-bool Accelerator::resume(const LoadStateOptions& options) const {
+bool AcceleratorCheckpoints::resume(const LoadStateOptions& options) const {
   Session& session = *session_;
   require_no_join(session, "resume()");
   const detail::StepPartScope part(
@@ -126,33 +127,36 @@ bool Accelerator::resume(const LoadStateOptions& options) const {
   return has_weights.has_value();
 }
 
-std::optional<std::filesystem::path> Accelerator::latest_checkpoint() const {
+std::optional<std::filesystem::path> AcceleratorCheckpoints::latest_checkpoint()
+    const {
   require_no_join(*session_, "latest_checkpoint()");
   return detail::agree_on_newest(*session_->checkpoints);
 }
 
-void Accelerator::register_object(
+void AcceleratorCheckpoints::register_object(
     std::function<StateDict()> state_dict,
     std::function<void(const StateDict&)> load_state_dict) const {
   session_->checkpoints->objects.push_back(
       {std::move(state_dict), std::move(load_state_dict)});
 }
 
-HookHandle Accelerator::register_save_state_pre_hook(
+HookHandle AcceleratorCheckpoints::register_save_state_pre_hook(
     std::function<void(SaveHookContext&)> hook) const {
   return add_hook(session_, &Checkpoints::save_hooks, std::move(hook));
 }
 
-HookHandle Accelerator::register_load_state_pre_hook(
+HookHandle AcceleratorCheckpoints::register_load_state_pre_hook(
     std::function<void(LoadHookContext&)> hook) const {
   return add_hook(session_, &Checkpoints::load_hooks, std::move(hook));
 }
 
-const ProjectConfiguration& Accelerator::project_configuration() const {
+const ProjectConfiguration& AcceleratorCheckpoints::project_configuration()
+    const {
   return session_->checkpoints->project;
 }
 
-void Accelerator::set_iteration(std::optional<std::int64_t> iteration) const {
+void AcceleratorCheckpoints::set_iteration(
+    std::optional<std::int64_t> iteration) const {
   session_->checkpoints->project.iteration = iteration;
 }
 

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <accelerate/export.h>
+#include <accelerate/lr_scheduler.h>
+
+namespace accelerate::optim {
+
+/// Factors for LambdaLR that rise from 0 to 1 in num_warmup_steps and then
+/// follow their name, as in Hugging Face Transformers.
+///
+///     optim::LambdaLR schedule(adamw, optim::linear_with_warmup(100, 1000));
+ACCELERATE_API LRLambda constant_with_warmup(std::int64_t num_warmup_steps);
+/// Falls to 0 at num_training_steps.
+ACCELERATE_API LRLambda linear_with_warmup(
+    std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps);
+/// `num_cycles` waves; 0.5 falls to 0 once.
+ACCELERATE_API LRLambda cosine_with_warmup(
+    std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps,
+    double num_cycles = 0.5);
+/// Falls `num_cycles` times from 1 to 0.
+ACCELERATE_API LRLambda cosine_with_restarts_and_warmup(
+    std::int64_t num_warmup_steps,
+    std::int64_t num_training_steps,
+    int num_cycles = 1);
+
+struct PolynomialWithWarmupOptions {
+  std::int64_t num_warmup_steps = 0;
+  std::int64_t num_training_steps = 1;
+  double lr_init =
+      1e-3;  ///< the optimizer's learning rate, which is above lr_end
+  double lr_end = 1e-7;
+  double power = 1.0;
+};
+/// Falls to `lr_end` by a power of the remaining fraction of the steps.
+ACCELERATE_API LRLambda
+polynomial_with_warmup(const PolynomialWithWarmupOptions& options);
+
+/// `timescale` unset: num_warmup_steps, or 10,000 without a warm-up.
+ACCELERATE_API LRLambda inverse_sqrt_with_warmup(
+    std::int64_t num_warmup_steps,
+    std::optional<std::int64_t> timescale = std::nullopt);
+
+/// The shape of a warm-up or decay of warmup_stable_decay().
+enum class RampShape { linear, cosine, one_minus_sqrt };
+struct WarmupStableDecayOptions {
+  std::int64_t num_warmup_steps = 0;
+  std::int64_t num_stable_steps = 0;
+  std::int64_t num_decay_steps = 0;
+  RampShape warmup_type = RampShape::linear;
+  RampShape decay_type = RampShape::cosine;
+  double min_lr_ratio = 0;  ///< where the warm-up begins and the decay ends
+  double num_cycles = 0.5;  ///< waves of a cosine decay
+};
+/// Rises, stays at 1, and falls.
+ACCELERATE_API LRLambda
+warmup_stable_decay(const WarmupStableDecayOptions& options);
+
+}  // namespace accelerate::optim
