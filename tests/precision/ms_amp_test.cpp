@@ -540,6 +540,41 @@ TEST(MsAmp, AveragesWeightsInLocalSGD) {
   expect_equal(by_rank[0], by_rank[1]);
 }
 
+// Two steps of replica `replica`, of two ranks that share samples.
+Tensors weights_of_replica(
+    const ParallelOptions& parallel,
+    int replica,
+    bool steps_locally) {
+  Tensors weights;
+  run_on_ranks(steps_locally ? 4 : 2, [&](const WorldOptions& world) {
+    AcceleratorOptions options = options_of("O1", world);
+    options.parallel = parallel;
+    const Accelerator accelerator(options);
+    nn::Sequential net = make_net();
+    torch::optim::SGD sgd(net->parameters(), kRate);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    const LocalSGD local(
+        accelerator, model, {.local_sgd_steps = 9, .enabled = steps_locally});
+    const int part = steps_locally ? *world.rank : 2 * replica + *world.rank;
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      accelerator.backward(loss_of(model(input_of(step, part))));
+      optimizer.step();
+    }
+    if (part == 2 * replica + 1) weights = copies_of(net->parameters());
+  });
+  return weights;
+}
+
+// Ranks that share samples go on averaging gradients in float8.
+TEST(MsAmp, AveragesGradientsOfDividedSequencesInLocalSGD) {
+  for (const int replica : {0, 1}) {
+    expect_equal(
+        weights_of_replica({.replicate = 2, .context = 2}, replica, true),
+        weights_of_replica({.context = 2}, replica, false));
+  }
+}
+
 TEST(MsAmp, RefusesWhatItCannotCompose) {
   run_on_ranks(1, [](const WorldOptions& world) {
     const Accelerator accelerator(options_of("O2", world));
