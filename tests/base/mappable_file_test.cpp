@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -78,6 +79,30 @@ TEST_F(MappableFiles, BytesStayWhenTheFileIsTruncatedOrWrittenTo) {
   const auto other = mappable.map(next, 0, 5);
   ASSERT_NE(other, nullptr);
   EXPECT_EQ(std::memcmp(other->data(), "other", 5), 0);
+}
+
+// Pages of the middle of a window that the kernel maps at once, too.
+TEST_F(MappableFiles, PopulateReadsPagesThatAreNotCached) {
+  const MappableFile mappable(descriptor_);
+  const std::uint64_t promise = mappable.protect();
+  if (promise == 0) GTEST_SKIP() << "this file system has no leases";
+  constexpr std::size_t kBegin = 4097;
+  constexpr std::size_t kPage = 4096;
+  constexpr off_t kForgotten = 261 * kPage;
+  ASSERT_EQ(::fsync(descriptor_), 0);
+  ASSERT_EQ(
+      ::posix_fadvise(
+          descriptor_, kForgotten, 901 * kPage, POSIX_FADV_DONTNEED),
+      0);
+  const auto bytes = mappable.map(promise, kBegin, kSize - kBegin);
+  ASSERT_NE(bytes, nullptr);
+  EXPECT_TRUE(bytes->populate());
+  std::vector<unsigned char> pages((kSize - kBegin + kPage - 1) / kPage);
+  std::byte* const first = bytes->data() - kBegin % kPage;
+  ASSERT_EQ(::mincore(first, kSize - kPage, pages.data()), 0);
+  for (std::size_t i = 0; i < pages.size(); ++i)
+    EXPECT_EQ(pages[i] & 1U, 1U) << "page " << i;
+  EXPECT_TRUE(is_there(*bytes, kBegin));
 }
 
 TEST_F(MappableFiles, AreNotMappedWhileSomebodyCouldWrite) {

@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -23,6 +25,10 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Bytes that are copied at a time: a huge page.
 constexpr std::size_t kPiece = std::size_t{2} << 20U;
+// The kernel maps what it has of so many bytes around a page that is asked for,
+// so that one page of each window is enough. Asking for every page makes it walk
+// through all of them, which takes four times as long.
+constexpr std::size_t kWindow = std::size_t{64} << 10U;
 // How often to check whether another process waits for a file. The kernel gives
 // holders of leases 45 seconds.
 constexpr std::chrono::milliseconds kInterval(50);
@@ -49,6 +55,33 @@ bool replace_by_copies(void* begin, std::size_t size) {
       ::munmap(copy, piece);
       return false;
     }
+  }
+  return true;
+}
+
+bool populate_all(std::byte* begin, std::size_t size) {
+  return ::madvise(begin, size, MADV_POPULATE_READ) == 0;
+}
+
+// Maps what the page cache has of a piece.
+bool populate_windows(std::byte* begin, std::size_t size) {
+  for (std::size_t at = 0; at < size;) {
+    if (!populate_all(begin + at, 1)) return false;
+    // Windows begin at multiples of their size.
+    at += kWindow - reinterpret_cast<std::uintptr_t>(begin + at) % kWindow;
+  }
+  return true;
+}
+
+// Reads those pages of a piece that the page cache does not have.
+bool populate_absent(std::byte* begin, std::size_t size) {
+  std::array<unsigned char, kPiece / kPage> is_present{};
+  if (::mincore(begin, size, is_present.data()) != 0)
+    return populate_all(begin, size);
+  const std::size_t num_pages = (size + kPage - 1) / kPage;
+  for (std::size_t page = 0; page < num_pages; ++page) {
+    if ((is_present[page] & 1U) != 0) continue;
+    if (!populate_all(begin + page * kPage, 1)) return false;
   }
   return true;
 }
@@ -163,7 +196,15 @@ MappedBytes::~MappedBytes() {
 }
 
 bool MappedBytes::populate() const {
-  return ::madvise(begin_, size_, MADV_POPULATE_READ) == 0;
+  auto* const begin = static_cast<std::byte*>(begin_);
+  for (std::size_t done = 0; done < size_; done += kPiece) {
+    const std::size_t piece = std::min(kPiece, size_ - done);
+    if (!populate_windows(begin + done, piece) ||
+        !populate_absent(begin + done, piece)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 MappableFile::MappableFile(int descriptor)
