@@ -1,7 +1,7 @@
 #include "big_model/plan/check_map.h"
 
 #include <algorithm>
-#include <span>
+#include <string_view>
 #include <unordered_map>
 
 #include <accelerate/error.h>
@@ -27,8 +27,11 @@ std::string names_text(const std::vector<std::string>& names) {
 class MapCheck {
  public:
   MapCheck(const ModuleNode& root, const DeviceMap& map) {
-    for (const Placement& each : map.placements())
+    for (const Placement& each : map.placements()) {
       is_known_.emplace(each.name, false);
+      sorted_.push_back(each.name);
+    }
+    std::sort(sorted_.begin(), sorted_.end());
     std::string name;
     visit(root, name, false);
     for (const Placement& each : map.placements()) {
@@ -46,28 +49,41 @@ class MapCheck {
     return found->second = true;
   }
 
+  // Whether the map has entries for what is below a module.
+  [[nodiscard]] bool has_entries_below(std::string_view prefix) const {
+    const auto first = std::lower_bound(sorted_.begin(), sorted_.end(), prefix);
+    return first != sorted_.end() && first->starts_with(prefix);
+  }
+
   void visit(const ModuleNode& module, std::string& name, bool has_place) {
     has_place = note(name) || has_place;
+    const std::size_t own_size = name.size();
+    if (own_size > 0) name += '.';
     const std::size_t size = name.size();
     const auto visit_tensors = [&](const std::vector<ModuleTensor>& tensors) {
       for (const ModuleTensor& tensor : tensors) {
-        const std::string full = dotted_name(name, tensor.name);
-        const bool has_own = note(full);
+        name += tensor.name;
+        const bool has_own = note(name);
         if (!has_own && !has_place && tensor.is_persistent)
-          complaints_.missing.push_back(full);
+          complaints_.missing.push_back(name);
+        name.resize(size);
       }
     };
-    visit_tensors(module.parameters);
-    visit_tensors(module.buffers);
-    for (const ModuleNode& child : module.children) {
-      if (size > 0) name += '.';
-      name += child.name;
-      visit(child, name, has_place);
-      name.resize(size);
+    // Most modules of a map with thousands of entries need no look inside.
+    if (!has_place || has_entries_below(name)) {
+      visit_tensors(module.parameters);
+      visit_tensors(module.buffers);
+      for (const ModuleNode& child : module.children) {
+        name += child.name;
+        visit(child, name, has_place);
+        name.resize(size);
+      }
     }
+    name.resize(own_size);
   }
 
   std::unordered_map<std::string, bool> is_known_;
+  std::vector<std::string_view> sorted_;
   DeviceMapComplaints complaints_;
 };
 

@@ -41,6 +41,25 @@ class ElementSizes {
   std::unordered_map<std::string, double> special_;
 };
 
+// Ids that came before. Those of a program's module count from 0.
+class SeenIds {
+ public:
+  // Whether it did not come before.
+  bool insert(std::uint64_t id) {
+    if (id >= kMostInOrder) return others_.insert(id).second;
+    const auto place = static_cast<std::size_t>(id);
+    if (place >= has_.size()) has_.resize(2 * place + 1, false);
+    const bool is_new = !has_[place];
+    has_[place] = true;
+    return is_new;
+  }
+
+ private:
+  static constexpr std::uint64_t kMostInOrder = std::uint64_t{1} << 22U;
+  std::vector<bool> has_;
+  std::unordered_set<std::uint64_t> others_;
+};
+
 namespace {
 
 std::size_t num_nodes(const ModuleNode& module) {
@@ -65,7 +84,6 @@ class SizedTree::Builder {
   void reserve(std::size_t num_nodes) {
     tree_.nodes_.reserve(num_nodes);
     ids_.reserve(num_nodes);
-    seen_parameters_.reserve(num_nodes);
   }
 
   void add_module(const ModuleNode& module, int parent) {
@@ -109,7 +127,7 @@ class SizedTree::Builder {
     node.name = tensor.name;
     const bool is_buffer = kind == SizedNode::Kind::buffer;
     const bool is_new =
-        (is_buffer ? seen_buffers_ : seen_parameters_).insert(tensor.id).second;
+        (is_buffer ? seen_buffers_ : seen_parameters_).insert(tensor.id);
     if (buffers_only_ && !is_buffer) return;
     const double num_bytes = sizes_.num_bytes(
         tensor, sizes_.has_special() ? prefix_ + tensor.name : std::string());
@@ -145,8 +163,8 @@ class SizedTree::Builder {
   std::string prefix_;
   // Ids of the tensors, by node.
   std::vector<std::uint64_t> ids_;
-  std::unordered_set<std::uint64_t> seen_parameters_;
-  std::unordered_set<std::uint64_t> seen_buffers_;
+  SeenIds seen_parameters_;
+  SeenIds seen_buffers_;
 };
 
 SizedTree::SizedTree(
