@@ -2,6 +2,9 @@
 // a model on several devices does: autograd has a thread for each of them.
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <barrier>
 #include <filesystem>
@@ -48,6 +51,46 @@ class TierThreads : public ::testing::Test {
   fs::path folder_ = directory_ / "offload";
   Tensor x_ = torch::ones({2, kWidth});
 };
+
+struct WideLayersImpl : nn::Module {
+  WideLayersImpl() {
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back(
+          register_module("layer" + std::to_string(i), nn::Linear(1024, 1024)));
+    }
+  }
+  Tensor forward(Tensor x) {
+    for (auto& layer : layers) x = torch::tanh(layer(x));
+    return x;
+  }
+  std::vector<nn::Linear> layers;
+};
+TORCH_MODULE(WideLayers);
+
+void make_cold(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const int opened = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    ::fsync(opened);
+    ::posix_fadvise(opened, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(opened);
+  }
+}
+
+// A layer is requested from the disk while the one before still arrives.
+TEST_F(TierThreads, ReadAheadFromAColdDiskWithinTheMemoryOfTwoLayers) {
+  const torch::NoGradGuard no_grad;
+  const TemporaryDirectory disk;
+  WideLayers model;
+  const Tensor x = torch::randn({2, 1024});
+  const Tensor expected = model(x);
+  const Dispatch dispatch = disk_offload_module(
+      *model, disk / "offload", {.execution_device = torch::kCPU});
+  for (int i = 0; i < 5; ++i) {
+    make_cold(disk / "offload");
+    EXPECT_TRUE(model(x).equal(expected));
+  }
+  EXPECT_EQ(dispatch.stats().peak_bytes, 2U * (1024 * 1024 + 1024) * 4);
+}
 
 // A thread waits for a unit that is only queued while others evict, queue and
 // use theirs.

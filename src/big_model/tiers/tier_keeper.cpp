@@ -71,16 +71,24 @@ TierKeeper::TierKeeper(KeptWeights weights, TierOptions options)
     largest = std::max(largest, bytes_of_unit(i));
   }
   if (options_.memory == 0) options_.memory = 2 * largest;
-  thread_ = std::thread([this] { work(); });
+  try {
+    for (std::size_t i = 0; i < kNumFetchers; ++i)
+      threads_.emplace_back([this, i] { work(i); });
+  } catch (const std::exception&) {
+    end_threads();
+    throw;
+  }
 }
 
-TierKeeper::~TierKeeper() {
+TierKeeper::~TierKeeper() { end_threads(); }
+
+void TierKeeper::end_threads() {
   {
     const std::lock_guard lock(mutex_);
     is_ending_ = true;
   }
   queue_.notify_all();
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 std::uint64_t TierKeeper::bytes_of_unit(std::size_t unit) const {
@@ -387,8 +395,16 @@ std::vector<std::size_t> TierKeeper::next_batch() {
   return batch;
 }
 
+// Another thread may request what is next.
+void TierKeeper::let_next_begin(std::size_t fetcher) {
+  if (requesting_ != fetcher) return;
+  requesting_.reset();
+  queue_.notify_one();
+}
+
 void TierKeeper::fetch_units(
     const std::vector<std::size_t>& units,
+    std::size_t fetcher,
     Lock& lock) {
   std::exception_ptr failure;
   std::vector<FetchedUnit> fetched;
@@ -396,14 +412,17 @@ void TierKeeper::fetch_units(
   try {
     requests = requests_for(units);
     lock.unlock();
-    fetched = fetch(requests, reader_);
+    fetched = fetch(requests, readers_[fetcher], [this, fetcher] {
+      const std::lock_guard held(mutex_);
+      let_next_begin(fetcher);
+    });
   } catch (...) {
     failure = std::current_exception();
   }
   if (!lock.owns_lock()) lock.lock();
   if (failure && units.size() > 1) {
     // One of them has failed, and the others are to be there.
-    for (const std::size_t unit : units) fetch_units({unit}, lock);
+    for (const std::size_t unit : units) fetch_units({unit}, fetcher, lock);
     return;
   }
   for (std::size_t i = 0; i < units.size(); ++i) {
@@ -426,12 +445,16 @@ void TierKeeper::fetch_units(
   done_.notify_all();
 }
 
-void TierKeeper::work() {
+void TierKeeper::work(std::size_t fetcher) {
   Lock lock(mutex_);
   while (true) {
-    queue_.wait(lock, [&] { return is_ending_ || !to_fetch_.empty(); });
+    queue_.wait(lock, [&] {
+      return is_ending_ || (!to_fetch_.empty() && !requesting_);
+    });
     if (is_ending_) return;
-    fetch_units(next_batch(), lock);
+    requesting_ = fetcher;
+    fetch_units(next_batch(), fetcher, lock);
+    let_next_begin(fetcher);
   }
 }
 
@@ -491,7 +514,8 @@ void TierKeeper::evict_all() {
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) {
         return unit.state == State::fetching;
       });
-  if (!is_reading) reader_.clear();
+  if (is_reading) return;
+  for (BoxReader& reader : readers_) reader.clear();
 }
 
 void TierKeeper::release_all() {

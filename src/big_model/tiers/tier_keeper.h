@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -43,10 +44,12 @@ struct TierOptions {
   std::function<void()> before_first = nullptr;
 };
 
-/// Keeps offloaded weights: fetches units on a thread of its own before they
+/// Keeps offloaded weights: fetches units on threads of its own before they
 /// are needed, in the order in which it expects them, gives them to their
 /// tensors when an operator takes one, and evicts those that are not expected
-/// next. An operator runs where its first kept weight is; its other tensors
+/// next. One unit is read after another, but the second thread requests what is
+/// next while the last bytes of the one before are on their way, so that the
+/// disk never waits. An operator runs where its first kept weight is; its other tensors
 /// follow.
 ///
 /// Operators may come from several threads, as in backwards of accelerators.
@@ -96,9 +99,14 @@ class TierKeeper final : public OffloadKeeper {
   void unpin(std::size_t unit);
   void unpin_all();
   [[nodiscard]] bool is_pinned_by_others(std::size_t unit) const;
-  void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
+  void fetch_units(
+      const std::vector<std::size_t>& units,
+      std::size_t fetcher,
+      Lock& lock);
+  void let_next_begin(std::size_t fetcher);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
-  void work();
+  void work(std::size_t fetcher);
+  void end_threads();
   std::vector<std::size_t> next_batch();
   [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
   BufferPool& pool_of(std::size_t unit);
@@ -118,12 +126,15 @@ class TierKeeper final : public OffloadKeeper {
   std::map<std::thread::id, std::vector<std::size_t>> pinned_;
   BufferPool buffers_{/*is_pinned=*/false};
   BufferPool pinned_buffers_{/*is_pinned=*/true};
-  /// Used by the thread that fetches only, while a unit is being fetched.
-  BoxReader reader_;
+  static constexpr std::size_t kNumFetchers = 2;
+  /// Used by its thread only, while that fetches a unit.
+  std::array<BoxReader, kNumFetchers> readers_;
+  /// The thread that has not requested all of its unit yet.
+  std::optional<std::size_t> requesting_;
   std::uint64_t bytes_in_memory_ = 0;
   DispatchStats stats_;
   bool is_ending_ = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace accelerate::detail

@@ -399,7 +399,9 @@ void read_boxes(const std::vector<BoxToRead>& boxes) {
   BoxReader().read(boxes);
 }
 
-void BoxReader::read(const std::vector<BoxToRead>& boxes) {
+void BoxReader::read(
+    const std::vector<BoxToRead>& boxes,
+    const std::function<void()>& all_requested) {
   Wanted wanted;
   wanted.bytes.reserve(boxes.size());
   for (const BoxToRead& box : boxes) add_box(wanted, box);
@@ -418,7 +420,8 @@ void BoxReader::read(const std::vector<BoxToRead>& boxes) {
     if (jobs[i].verifies) {
       read_and_verify(range, *readers_[thread]);
     } else {
-      readers_[thread]->read(range);
+      const bool is_last = i + 1 == num_jobs;
+      readers_[thread]->read(range, nullptr, is_last ? all_requested : nullptr);
     }
     std::uint64_t num_bytes = 0;
     for (const FileSegment& segment : range.segments)
