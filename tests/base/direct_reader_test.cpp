@@ -181,31 +181,6 @@ TEST_F(DirectReaderTest, NamesTheErrorOfAFailedRead) {
   file_ = file;
 }
 
-// Before the last piece is taken, so that another range can follow.
-TEST_F(DirectReaderTest, SaysOnceThatAllIsRequested) {
-  for (const bool may_use_io_uring : {true, false}) {
-    DirectReader reader(may_use_io_uring);
-    for (const std::uint64_t begin :
-         {std::uint64_t{0}, std::uint64_t{kSize - 10}}) {
-      std::uint64_t taken = 0;
-      std::vector<std::uint64_t> taken_when_requested;
-      const int result = reader.read(
-          file_,
-          begin,
-          kSize,
-          nullptr,
-          [&](std::uint64_t, std::span<const std::byte> piece) {
-            taken += piece.size();
-          },
-          [&] { taken_when_requested.push_back(taken); });
-      EXPECT_EQ(result, 0);
-      EXPECT_EQ(taken, kSize - begin);
-      ASSERT_EQ(taken_when_requested.size(), 1U);
-      EXPECT_LT(taken_when_requested.front(), kSize - begin);
-    }
-  }
-}
-
 TEST_F(DirectReaderTest, ThrowsWhatTheTakerThrowsWithNothingInFlight) {
   DirectReader reader;
   EXPECT_THROW(

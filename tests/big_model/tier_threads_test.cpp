@@ -76,7 +76,7 @@ void make_cold(const fs::path& folder) {
   }
 }
 
-// A layer is requested from the disk while the one before still arrives.
+// Layers that are large enough to be read past the page cache.
 TEST_F(TierThreads, ReadAheadFromAColdDiskWithinTheMemoryOfTwoLayers) {
   const torch::NoGradGuard no_grad;
   const TemporaryDirectory disk;

@@ -215,21 +215,6 @@ TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheUnlessOthersReadItToo) {
   }
 }
 
-// A thread that began to verify a chunk does not know that another one has
-// accepted other contents since.
-TEST_F(VerifiedRead, WhatWasVerifiedBeforeAChangeWasAcceptedCountsNoMore) {
-  const InputFile file(path_, record_);
-  const std::uint64_t before = file.num_accepted();
-  file.set_verified(0, before);
-  EXPECT_TRUE(file.is_verified(0));
-  file.accept_changes();
-  EXPECT_FALSE(file.is_verified(0));
-  file.set_verified(0, before);
-  EXPECT_FALSE(file.is_verified(0));
-  file.set_verified(0, file.num_accepted());
-  EXPECT_TRUE(file.is_verified(0));
-}
-
 // Short ranges beside long ones are read with them: through the page cache, the
 // kernel would read ahead what nobody wants.
 TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheIfARangeIsShort) {

@@ -144,15 +144,13 @@ int DirectReader::read(
     std::uint64_t begin,
     std::uint64_t end,
     const Place& place,
-    const Take& take,
-    const AllRequested& all_requested) {
+    const Take& take) {
   const std::uint64_t last = (end + kPieceBytes - 1) / kPieceBytes;
   const std::uint64_t ahead = ring_ != nullptr ? kMostPieces : 1;
   std::uint64_t next = begin / kPieceBytes;
   std::uint64_t started = next;
   const InFlight in_flight(*this);
   for (; next < last; ++next) {
-    const bool is_requesting = started < last;
     for (; started < std::min(last, next + ahead); ++started) {
       lay_out(
           slot(started),
@@ -162,7 +160,6 @@ int DirectReader::read(
           place);
       start(slot(started), file);
     }
-    if (is_requesting && started == last && all_requested) all_requested();
     Slot& piece = slot(next);
     await(piece, file);
     if (const int error = complete(piece, file)) return error;

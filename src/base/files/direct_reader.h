@@ -43,8 +43,6 @@ class DirectReader {
   /// Takes the next bytes of the range, which are at `offset` of the file.
   using Take =
       std::function<void(std::uint64_t offset, std::span<const std::byte>)>;
-  /// Called when the last piece of a range is requested.
-  using AllRequested = std::function<void()>;
   /// A call like ::pread.
   using Read = ssize_t (*)(int file, void* out, std::size_t size, off_t offset);
 
@@ -57,8 +55,7 @@ class DirectReader {
   ~DirectReader();
 
   /// Reads the bytes [begin, end) and gives them to `take` in order, in pieces.
-  /// Aligned pieces go where `place` says; `place` and `all_requested` may be
-  /// null. Returns 0, the
+  /// Aligned pieces go where `place` says; `place` may be null. Returns 0, the
   /// error number of a failure, or kEndOfFile. Nothing is in flight any more
   /// when it returns or throws what `take` throws.
   int read(
@@ -66,8 +63,7 @@ class DirectReader {
       std::uint64_t begin,
       std::uint64_t end,
       const Place& place,
-      const Take& take,
-      const AllRequested& all_requested = nullptr);
+      const Take& take);
 
  private:
   struct Slot;

@@ -71,24 +71,16 @@ TierKeeper::TierKeeper(KeptWeights weights, TierOptions options)
     largest = std::max(largest, bytes_of_unit(i));
   }
   if (options_.memory == 0) options_.memory = 2 * largest;
-  try {
-    for (std::size_t i = 0; i < kNumFetchers; ++i)
-      threads_.emplace_back([this, i] { work(i); });
-  } catch (const std::exception&) {
-    end_threads();
-    throw;
-  }
+  thread_ = std::thread([this] { work(); });
 }
 
-TierKeeper::~TierKeeper() { end_threads(); }
-
-void TierKeeper::end_threads() {
+TierKeeper::~TierKeeper() {
   {
     const std::lock_guard lock(mutex_);
     is_ending_ = true;
   }
   queue_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  thread_.join();
 }
 
 std::uint64_t TierKeeper::bytes_of_unit(std::size_t unit) const {
@@ -395,16 +387,8 @@ std::vector<std::size_t> TierKeeper::next_batch() {
   return batch;
 }
 
-// Another thread may request what is next.
-void TierKeeper::let_next_begin(std::size_t fetcher) {
-  if (requesting_ != fetcher) return;
-  requesting_.reset();
-  queue_.notify_one();
-}
-
 void TierKeeper::fetch_units(
     const std::vector<std::size_t>& units,
-    std::size_t fetcher,
     Lock& lock) {
   std::exception_ptr failure;
   std::vector<FetchedUnit> fetched;
@@ -412,17 +396,14 @@ void TierKeeper::fetch_units(
   try {
     requests = requests_for(units);
     lock.unlock();
-    fetched = fetch(requests, readers_[fetcher], [this, fetcher] {
-      const std::lock_guard held(mutex_);
-      let_next_begin(fetcher);
-    });
+    fetched = fetch(requests, reader_);
   } catch (...) {
     failure = std::current_exception();
   }
   if (!lock.owns_lock()) lock.lock();
   if (failure && units.size() > 1) {
     // One of them has failed, and the others are to be there.
-    for (const std::size_t unit : units) fetch_units({unit}, fetcher, lock);
+    for (const std::size_t unit : units) fetch_units({unit}, lock);
     return;
   }
   for (std::size_t i = 0; i < units.size(); ++i) {
@@ -445,16 +426,12 @@ void TierKeeper::fetch_units(
   done_.notify_all();
 }
 
-void TierKeeper::work(std::size_t fetcher) {
+void TierKeeper::work() {
   Lock lock(mutex_);
   while (true) {
-    queue_.wait(lock, [&] {
-      return is_ending_ || (!to_fetch_.empty() && !requesting_);
-    });
+    queue_.wait(lock, [&] { return is_ending_ || !to_fetch_.empty(); });
     if (is_ending_) return;
-    requesting_ = fetcher;
-    fetch_units(next_batch(), fetcher, lock);
-    let_next_begin(fetcher);
+    fetch_units(next_batch(), lock);
   }
 }
 
@@ -514,8 +491,7 @@ void TierKeeper::evict_all() {
       std::any_of(units_.begin(), units_.end(), [](const Unit& unit) {
         return unit.state == State::fetching;
       });
-  if (is_reading) return;
-  for (BoxReader& reader : readers_) reader.clear();
+  if (!is_reading) reader_.clear();
 }
 
 void TierKeeper::release_all() {

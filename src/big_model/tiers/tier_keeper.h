@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -44,12 +43,10 @@ struct TierOptions {
   std::function<void()> before_first = nullptr;
 };
 
-/// Keeps offloaded weights: fetches units on threads of its own before they
+/// Keeps offloaded weights: fetches units on a thread of its own before they
 /// are needed, in the order in which it expects them, gives them to their
 /// tensors when an operator takes one, and evicts those that are not expected
-/// next. One unit is read after another, but the second thread requests what is
-/// next while the last bytes of the one before are on their way, so that the
-/// disk never waits. An operator runs where its first kept weight is; its other tensors
+/// next. An operator runs where its first kept weight is; its other tensors
 /// follow.
 ///
 /// Operators may come from several threads, as in backwards of accelerators.
@@ -99,14 +96,9 @@ class TierKeeper final : public OffloadKeeper {
   void unpin(std::size_t unit);
   void unpin_all();
   [[nodiscard]] bool is_pinned_by_others(std::size_t unit) const;
-  void fetch_units(
-      const std::vector<std::size_t>& units,
-      std::size_t fetcher,
-      Lock& lock);
-  void let_next_begin(std::size_t fetcher);
+  void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
-  void work(std::size_t fetcher);
-  void end_threads();
+  void work();
   std::vector<std::size_t> next_batch();
   [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
   BufferPool& pool_of(std::size_t unit);
@@ -126,15 +118,12 @@ class TierKeeper final : public OffloadKeeper {
   std::map<std::thread::id, std::vector<std::size_t>> pinned_;
   BufferPool buffers_{/*is_pinned=*/false};
   BufferPool pinned_buffers_{/*is_pinned=*/true};
-  static constexpr std::size_t kNumFetchers = 2;
-  /// Used by its thread only, while that fetches a unit.
-  std::array<BoxReader, kNumFetchers> readers_;
-  /// The thread that has not requested all of its unit yet.
-  std::optional<std::size_t> requesting_;
+  /// Used by the thread that fetches only, while a unit is being fetched.
+  BoxReader reader_;
   std::uint64_t bytes_in_memory_ = 0;
   DispatchStats stats_;
   bool is_ending_ = false;
-  std::vector<std::thread> threads_;
+  std::thread thread_;
 };
 
 }  // namespace accelerate::detail

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -107,27 +107,24 @@ at::Tensor map_value(const MappableBox& place, const OffloadedTensor& tensor) {
 }
 
 // A file with checksums that has another version is compared with them once
-// more, when it is read.
-void verify_again_if_changed(const InputFile& file) {
-  if (file.record() != nullptr && file.has_changed()) file.accept_changes();
+// more, when it is read. Returns whether it has one.
+bool verify_again_if_changed(const InputFile& file) {
+  const bool has_changed = file.record() != nullptr && file.has_changed();
+  if (has_changed) file.accept_changes();
+  return has_changed;
 }
 
 // What was read of a file with checksums that changed meanwhile is read and
-// compared again, whichever thread has noticed the change.
-void read_unchanged(
-    const std::vector<BoxToRead>& boxes,
-    BoxReader& reader,
-    const std::function<void()>& all_requested) {
-  std::map<const InputFile*, std::uint64_t> num_accepted;
+// compared again.
+void read_unchanged(const std::vector<BoxToRead>& boxes, BoxReader& reader) {
+  reader.read(boxes);
+  std::set<const InputFile*> files;
   for (const BoxToRead& box : boxes)
     for (const StoredBox& stored : box.tensor->boxes)
-      num_accepted.emplace(stored.file.get(), stored.file->num_accepted());
-  reader.read(boxes, all_requested);
+      files.insert(stored.file.get());
   bool has_changed = false;
-  for (const auto& [file, before] : num_accepted) {
-    verify_again_if_changed(*file);
-    has_changed = has_changed || file->num_accepted() != before;
-  }
+  for (const InputFile* file : files)
+    has_changed = verify_again_if_changed(*file) || has_changed;
   if (has_changed) reader.read(boxes);
 }
 
@@ -325,15 +322,14 @@ std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors) {
 
 std::vector<FetchedUnit> fetch(
     const std::vector<FetchRequest>& requests,
-    BoxReader& reader,
-    const std::function<void()>& all_requested) {
+    BoxReader& reader) {
   const at::NoGradGuard no_grad;
   std::vector<FetchedUnit> units(requests.size());
   std::vector<BoxToRead> boxes;
   std::vector<std::vector<Versions>> versions;
   for (std::size_t i = 0; i < requests.size(); ++i)
     versions.push_back(place_values(requests[i], units[i], boxes));
-  read_unchanged(boxes, reader, all_requested);
+  read_unchanged(boxes, reader);
   for (std::size_t i = 0; i < requests.size(); ++i)
     finish_values(requests[i], versions[i], units[i]);
   return units;

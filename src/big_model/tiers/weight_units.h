@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -86,12 +85,10 @@ std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors);
 /// not copied. Files that cannot change unnoticed are mapped where they are
 /// cached. The buffers are in use until the units have arrived. Throws
 /// CheckpointError for files that changed or are damaged, Error if one cannot be
-/// read. `all_requested`: as of BoxReader::read(); at most once. Threads with a
-/// reader each may fetch at once.
+/// read.
 std::vector<FetchedUnit> fetch(
     const std::vector<FetchRequest>& requests,
-    BoxReader& reader,
-    const std::function<void()>& all_requested = nullptr);
+    BoxReader& reader);
 
 /// The same for one tensor, which has arrived when it returns.
 at::Tensor fetch_now(const OffloadedTensor& tensor);

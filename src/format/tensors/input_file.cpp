@@ -115,14 +115,7 @@ void InputFile::accept_changes() const {
   const Version now = version_now();
   const std::lock_guard lock(version_mutex_);
   version_ = now;
-  ++num_accepted_;
   for (std::atomic<bool>& chunk : verified_) chunk = false;
-}
-
-void InputFile::set_verified(std::uint64_t chunk, std::uint64_t num_accepted)
-    const {
-  const std::lock_guard lock(version_mutex_);
-  if (num_accepted == num_accepted_) verified_.at(chunk) = true;
 }
 
 bool InputFile::is_verified(std::uint64_t begin, std::uint64_t end) const {

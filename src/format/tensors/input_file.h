@@ -50,12 +50,9 @@ class InputFile {
   [[nodiscard]] bool has_changed() const;
   /// The same, but for a change of its name, owner or mode.
   [[nodiscard]] bool was_written_to() const;
-  /// Takes the file as it is now. Chunks count as not verified, and what other
-  /// threads have begun to verify does not change that.
+  /// Takes the file as it is now. Chunks count as not verified. Not while
+  /// another thread reads.
   void accept_changes() const;
-  /// How often changes were accepted: bytes that were read before and after
-  /// another number need not be of one version.
-  [[nodiscard]] std::uint64_t num_accepted() const { return num_accepted_; }
   /// Throws CheckpointError if the file is too short, Error if it cannot be
   /// read.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
@@ -94,8 +91,7 @@ class InputFile {
   [[nodiscard]] bool is_verified(std::uint64_t chunk) const {
     return chunk < verified_.size() && verified_[chunk];
   }
-  /// `num_accepted`: that from before the chunk was read.
-  void set_verified(std::uint64_t chunk, std::uint64_t num_accepted) const;
+  void set_verified(std::uint64_t chunk) const { verified_.at(chunk) = true; }
   /// Whether all chunks that hold bytes [begin, end) are. Requires a record.
   [[nodiscard]] bool is_verified(std::uint64_t begin, std::uint64_t end) const;
 
@@ -105,7 +101,6 @@ class InputFile {
   std::optional<FileRecord> record_;
   mutable std::mutex version_mutex_;
   mutable Version version_;
-  mutable std::atomic<std::uint64_t> num_accepted_ = 0;
   /// One entry per chunk.
   mutable std::vector<std::atomic<bool>> verified_;
   mutable std::atomic<bool> is_shared_ = false;

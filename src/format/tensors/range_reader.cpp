@@ -89,26 +89,20 @@ own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
 
 }  // namespace
 
-void RangeReader::read(
-    const FileRange& range,
-    const Visit& visit,
-    const DirectReader::AllRequested& all_requested) {
+void RangeReader::read(const FileRange& range, const Visit& visit) {
   if (range.begin >= range.end) return;
   const bool is_direct = !range.keeps_cached &&
       range.end - range.begin >= kLeastDirectBytes &&
       range.file->direct().direct >= 0 &&
       !range.file->is_cached(range.begin, range.end);
   if (is_direct) {
-    read_direct(range, visit, all_requested);
+    read_direct(range, visit);
   } else {
     read_buffered(range, visit);
   }
 }
 
-void RangeReader::read_direct(
-    const FileRange& range,
-    const Visit& visit,
-    const DirectReader::AllRequested& all_requested) {
+void RangeReader::read_direct(const FileRange& range, const Visit& visit) {
   if (!direct_) direct_.emplace();
   // Pieces are requested ahead of the one that is copied.
   SegmentCursor asked(range.segments);
@@ -123,8 +117,7 @@ void RangeReader::read_direct(
       [&](std::uint64_t offset, std::span<const std::byte> piece) {
         if (visit) visit(piece);
         taken.copy_out(offset, piece);
-      },
-      all_requested));
+      }));
 }
 
 void RangeReader::read_buffered(const FileRange& range, const Visit& visit) {

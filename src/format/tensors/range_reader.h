@@ -41,19 +41,11 @@ class RangeReader {
   /// it is in the processor's cache.
   using Visit = std::function<void(std::span<const std::byte>)>;
 
-  /// `all_requested` is called once when the last piece of a direct read is
-  /// requested, and not for other reads. Throws as InputFile::read_at(), and
-  /// what `visit` and `all_requested` throw.
-  void read(
-      const FileRange& range,
-      const Visit& visit = nullptr,
-      const DirectReader::AllRequested& all_requested = nullptr);
+  /// Throws as InputFile::read_at(), and what `visit` throws.
+  void read(const FileRange& range, const Visit& visit = nullptr);
 
  private:
-  void read_direct(
-      const FileRange& range,
-      const Visit& visit,
-      const DirectReader::AllRequested& all_requested);
+  void read_direct(const FileRange& range, const Visit& visit);
   void read_buffered(const FileRange& range, const Visit& visit);
 
   /// Made for the first direct read.

@@ -399,9 +399,7 @@ void read_boxes(const std::vector<BoxToRead>& boxes) {
   BoxReader().read(boxes);
 }
 
-void BoxReader::read(
-    const std::vector<BoxToRead>& boxes,
-    const std::function<void()>& all_requested) {
+void BoxReader::read(const std::vector<BoxToRead>& boxes) {
   Wanted wanted;
   wanted.bytes.reserve(boxes.size());
   for (const BoxToRead& box : boxes) add_box(wanted, box);
@@ -420,8 +418,7 @@ void BoxReader::read(
     if (jobs[i].verifies) {
       read_and_verify(range, *readers_[thread]);
     } else {
-      const bool is_last = i + 1 == num_jobs;
-      readers_[thread]->read(range, nullptr, is_last ? all_requested : nullptr);
+      readers_[thread]->read(range);
     }
     std::uint64_t num_bytes = 0;
     for (const FileSegment& segment : range.segments)

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -87,12 +86,8 @@ class BoxReader {
   BoxReader& operator=(const BoxReader&) = delete;
   ~BoxReader();
 
-  /// As read_boxes(). `all_requested` is called on one of its threads when the
-  /// last bytes are requested from the disk, so that the disk does not wait for
-  /// the next list; not for bytes that do not come directly from it.
-  void read(
-      const std::vector<BoxToRead>& boxes,
-      const std::function<void()>& all_requested = nullptr);
+  /// As read_boxes().
+  void read(const std::vector<BoxToRead>& boxes);
   /// Frees what it keeps.
   void clear();
 

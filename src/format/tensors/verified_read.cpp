@@ -47,7 +47,6 @@ std::uint64_t read_and_hash(const FileRange& range, RangeReader& reader) {
 void read_and_verify(const FileRange& range, RangeReader& reader) {
   const InputFile& file = *range.file;
   const std::uint64_t chunk = range.begin / kChunkBytes;
-  const std::uint64_t num_accepted = file.num_accepted();
   std::uint64_t checksum = 0;
   try {
     checksum = read_and_hash(range, reader);
@@ -58,7 +57,7 @@ void read_and_verify(const FileRange& range, RangeReader& reader) {
   if (chunk >= recorded.size() || recorded[chunk] != checksum) {
     fail_chunk(file, chunk);
   }
-  file.set_verified(chunk, num_accepted);
+  file.set_verified(chunk);
 }
 
 void verify_range(
