@@ -93,8 +93,8 @@ Measured measure_bubble(const Schedule& schedule) {
   const Tensor x = torch::randn({kMicroBatches, 16});
   const double seconds =
       time_of(world, kSteps, [&] { pipeline.step(x, x, &square_mean); });
-  const double forward = mean_over(world, slept.forward);
-  const double backward = mean_over(world, slept.backward);
+  const double forward = mean_over(world, in_layers.forward);
+  const double backward = mean_over(world, in_layers.backward);
   // The gradients of weights take no time, whichever schedule postpones them.
   const auto theory = simulate_pipeline(
       make_pipeline_schedule(

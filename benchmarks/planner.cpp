@@ -17,6 +17,7 @@
 
 #include <accelerate/accelerate.h>
 
+#include "interleave.h"
 #include "report.h"
 
 namespace {
@@ -27,10 +28,10 @@ using at::Tensor;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kSamples = 16;
-constexpr int kRounds = 2;
+constexpr int kRounds = 4;
 // The length of a round of one layout.
-constexpr double kSeconds = 0.5;
-constexpr int kLeastSteps = 3;
+constexpr double kSeconds = 0.25;
+constexpr int kLeastSteps = 2;
 /// Layouts of the plan that are measured, best first.
 constexpr std::size_t kPlanned = 4;
 
@@ -172,6 +173,9 @@ AcceleratorOptions options_of(
     const TransformerShape& shape,
     const TrainingLayout& layout) {
   AcceleratorOptions options;
+  // Whatever is trained, memory is kept alike (keep_freed_memory): a process
+  // that has trained a sharded model allocates otherwise ever after.
+  options.keep_freed_blocks = false;
   if (layout.pipeline == 1) {
     options.gradient_accumulation_steps =
         static_cast<int>(layout.num_micro_batches);
@@ -302,10 +306,11 @@ void measure(
     return seconds.item<double>();
   };
   timed();
-  const double second = timed();
-  const int count =
-      std::max(kLeastSteps, std::min(20, static_cast<int>(kSeconds / second)));
-  for (int i = 0; i < count; ++i) times.push_back(timed());
+  double sum = 0;
+  for (int i = 0; i < kLeastSteps || sum < kSeconds; ++i) {
+    times.push_back(timed());
+    sum += times.back();
+  }
 }
 
 LayoutPlanOptions plan_options(const Workload& workload) {
@@ -374,6 +379,7 @@ std::string file_of(const std::string& name) {
 }
 
 void run_workload(const Workload& workload, const std::string& file) {
+  benchmarks::keep_freed_memory();
   std::optional<LayoutPlan> plan;
   LayoutPlanOptions options = plan_options(workload);
   bool writes = false;
@@ -389,8 +395,11 @@ void run_workload(const Workload& workload, const std::string& file) {
       layouts_of(workload, *plan, options);
   std::vector<std::vector<double>> times(layouts.size());
   for (int round = 0; round < kRounds; ++round) {
-    for (std::size_t i = 0; i < layouts.size(); ++i)
-      measure(workload, layouts[i], times[i]);
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      // A trend favours none of them.
+      const std::size_t place = round % 2 == 0 ? i : layouts.size() - 1 - i;
+      measure(workload, layouts[place], times[place]);
+    }
   }
   if (!writes) return;
   std::ofstream out(file);

@@ -22,12 +22,15 @@ inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// What sleeping layers have slept, forward and backward.
+/// Seconds of layers, forward and backward.
 struct Slept {
   double forward = 0;
   double backward = 0;
 };
+/// What sleeping layers have slept.
 inline Slept slept;
+/// The same, with what they compute.
+inline Slept in_layers;
 
 inline void sleep(double seconds, double& sum) {
   if (seconds <= 0) return;
@@ -37,6 +40,9 @@ inline void sleep(double seconds, double& sum) {
 }
 
 struct Sleeps : torch::autograd::Function<Sleeps> {
+  /// Up to when `in_layers.backward` has counted.
+  inline static Clock::time_point backward_end;
+
   static at::Tensor forward(
       torch::autograd::AutogradContext* context,
       const at::Tensor& x,
@@ -48,8 +54,27 @@ struct Sleeps : torch::autograd::Function<Sleeps> {
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* context,
       const torch::autograd::variable_list& gradients) {
+    const auto begin = Clock::now();
     sleep(2 * context->saved_data.at("seconds").toDouble(), slept.backward);
+    backward_end = Clock::now();
+    in_layers.backward +=
+        std::chrono::duration<double>(backward_end - begin).count();
     return {gradients[0], at::Tensor()};
+  }
+};
+
+/// Its backward is the end of a layer's.
+struct LayerBegins : torch::autograd::Function<LayerBegins> {
+  static at::Tensor forward(
+      torch::autograd::AutogradContext*,
+      const at::Tensor& x) {
+    return x.view_as(x);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext*,
+      const torch::autograd::variable_list& gradients) {
+    in_layers.backward += seconds_since(Sleeps::backward_end);
+    return gradients;
   }
 };
 
@@ -59,7 +84,10 @@ struct SleepingImpl : torch::nn::Module {
       : linear(register_module("linear", torch::nn::Linear(width, width))),
         seconds(time) {}
   at::Tensor forward(const at::Tensor& x) {
-    return Sleeps::apply(linear(x), seconds);
+    const auto begin = Clock::now();
+    const at::Tensor y = Sleeps::apply(linear(LayerBegins::apply(x)), seconds);
+    in_layers.forward += seconds_since(begin);
+    return y;
   }
   torch::nn::Linear linear;
   double seconds;
@@ -73,12 +101,12 @@ inline double mean_over(const World& world, double value) {
 }
 
 /// Runs `step` on all ranks; returns the median of the time that the slowest
-/// takes. `slept` is of `num_steps` steps afterwards.
+/// takes. `slept` and `in_layers` are of `num_steps` steps afterwards.
 inline double
 time_of(const World& world, int num_steps, const std::function<void()>& step) {
   step();
   std::vector<double> times;
-  slept = {};
+  slept = in_layers = {};
   for (int i = 0; i < num_steps; ++i) {
     world.wait_for_everyone();
     const auto begin = Clock::now();

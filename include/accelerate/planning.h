@@ -80,6 +80,9 @@ struct ClusterSpeeds {
   double seconds_per_operator = 4e-6;
   /// Operations per second that attention reaches. 0: those of products.
   double attention_flops = 0;
+  /// The same of a router and its experts, whose products are smaller. 0: those
+  /// of products.
+  double expert_flops = 0;
   /// Bytes per second of the parameters, gradients and state that an optimizer
   /// steps on. 0: those of memory.
   double optimizer_bytes_per_second = 0;

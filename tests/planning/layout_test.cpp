@@ -118,6 +118,27 @@ TEST(TransformerShape, CountsWhatDiffersFromLayerToLayer) {
   EXPECT_EQ(shape.num_active_parameters(), common + 2 * expert);
 }
 
+TEST(ClusterSpeeds, OfExpertsChangeTheirStep) {
+  TransformerShape shape = llama();
+  LayoutPlanOptions options = options_of(16);
+  const TrainingLayout layout{
+      .replicate = 4, .tensor = 4, .num_micro_batches = 64};
+  const auto seconds = [&] {
+    return simulate_layout(shape, layout, options).times.step_seconds;
+  };
+  const double dense = seconds();
+  options.cluster->expert_flops = options.cluster->flops / 10;
+  EXPECT_EQ(seconds(), dense);
+  shape.num_experts = 8;
+  shape.top_k = 2;
+  const double slow = seconds();
+  options.cluster->expert_flops = options.cluster->flops;
+  const double fast = seconds();
+  EXPECT_GT(slow, 2 * fast);
+  options.cluster->expert_flops = 0;
+  EXPECT_EQ(seconds(), fast);
+}
+
 TEST(ClusterSpeeds, ChangeTheStep) {
   const auto seconds = [](auto&& change) {
     LayoutPlanOptions options = options_of(16);

@@ -68,5 +68,21 @@ TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
   });
 }
 
+TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
+  TransformerShape shape = kShape;
+  shape.num_experts = 16;
+  shape.top_k = 4;
+  shape.expert_intermediate_size = 32;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    const ClusterSpeeds dense = accelerator.measure_cluster(kShape, 64);
+    EXPECT_EQ(dense.expert_flops, 0);
+    const ClusterSpeeds cluster = accelerator.measure_cluster(shape, 64);
+    EXPECT_GT(cluster.expert_flops, 1e6);
+    const LayoutPlan plan = accelerator.plan(shape, small_options());
+    EXPECT_EQ(plan.best().layout.num_ranks(), 2);
+  });
+}
+
 }  // namespace layout_plan_test
 }  // namespace accelerate

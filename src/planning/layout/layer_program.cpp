@@ -12,11 +12,13 @@ namespace accelerate::detail {
 
 namespace {
 
-// Operators of one expert.
-constexpr double kExpertOperators = 4;
-
 double product_seconds(const LayoutCase& of, double flops) {
   return flops / product_speed(of.options);
+}
+
+double expert_seconds(const LayoutCase& of, double flops) {
+  const double speed = of.cluster().expert_flops;
+  return speed > 0 ? flops / speed : product_seconds(of, flops);
 }
 
 // Elementwise work on so many elements.
@@ -64,7 +66,7 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
   if (layer.has_experts) {
     const double held =
         static_cast<double>(of.model.shape.num_experts) / of.layout.expert;
-    seconds.experts = product_seconds(
+    seconds.experts = expert_seconds(
                           of,
                           layer.expert_flops * tokens / tensor *
                               of.options.expert_imbalance) +

@@ -86,6 +86,9 @@ struct LayoutCase {
 /// Operators of a forward of one layer, besides those of communication.
 inline constexpr double kLayerOperators = 18;
 
+/// Operators of one expert.
+inline constexpr double kExpertOperators = 4;
+
 /// How often the logits are read or written in a forward: they are written, read
 /// by the loss, and their gradients written.
 inline constexpr double kLogitTouches = 3;

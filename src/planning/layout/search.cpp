@@ -260,6 +260,7 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.inside_node.latency_seconds >= 0) ||
       !(cluster.between_nodes.latency_seconds >= 0) ||
       !(cluster.seconds_per_operator >= 0) || !(cluster.attention_flops >= 0) ||
+      !(cluster.expert_flops >= 0) ||
       !(cluster.optimizer_bytes_per_second >= 0) ||
       !(cluster.loss_bytes_per_second >= 0) || cluster.shared_processors < 0 ||
       !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);

@@ -1,4 +1,5 @@
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/experts.h>
 #include <accelerate/model_device_map.h>
 
 #include <algorithm>
@@ -165,6 +166,31 @@ class LayerParts {
     };
   }
 
+  // A router and its experts, all on this rank.
+  [[nodiscard]] std::function<void()> experts() const {
+    ExpertLayer layer(ExpertLayerOptions{
+        .hidden_size = shape_.hidden_size,
+        .num_experts = shape_.num_experts,
+        .router = {.top_k = shape_.top_k},
+        .mlp = ExpertMlpOptions{
+            .intermediate_size = shape_.expert_intermediate_size,
+            .gated = shape_.is_gated}});
+    layer->to(options_.device());
+    const Tensor x = leaf({num_samples_, length_, shape_.hidden_size});
+    std::vector<Tensor> inputs = layer->parameters();
+    inputs.push_back(x);
+    return [=]() mutable {
+      const Tensor y = layer(x);
+      torch::autograd::grad(
+          {y},
+          inputs,
+          {at::ones_like(y)},
+          /*retain_graph=*/false,
+          /*create_graph=*/false,
+          /*allow_unused=*/true);
+    };
+  }
+
   // All of a layer, as a model computes it.
   [[nodiscard]] std::function<void()> whole() const {
     return [product = product(), attention = attention(), rest = rest()] {
@@ -232,9 +258,14 @@ LinkSpeed measure_link(const World& world, const Group& group, double share) {
 // Sizes like the model's at which a forward and backward of a layer takes
 // a moment.
 TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
-  shape.num_experts = 0;
-  shape = detail::complete_shape(std::move(shape));
   const std::int64_t most = is_on_host ? 1024 : 8192;
+  const std::int64_t most_experts = 8;
+  shape.num_dense_layers = 0;
+  if (shape.num_experts > 0) {
+    shape.num_experts = std::min(shape.num_experts, most_experts);
+    shape.top_k = std::min(shape.top_k, shape.num_experts);
+  }
+  shape = detail::complete_shape(std::move(shape));
   const std::int64_t ratio =
       std::max<std::int64_t>(1, shape.intermediate_size / shape.hidden_size);
   if (shape.hidden_size > most) {
@@ -242,6 +273,8 @@ TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
     shape.num_heads = most / shape.head_size;
     shape.hidden_size = most;
     shape.intermediate_size = most * std::min<std::int64_t>(ratio, 4);
+    shape.expert_intermediate_size =
+        std::min(shape.expert_intermediate_size, shape.intermediate_size);
   }
   // Halves of it are copied.
   shape.hidden_size += shape.hidden_size % 2;
@@ -303,13 +336,25 @@ void measure_computing(
       without_overhead(clocked.seconds_of(parts.product()), 1);
   cluster.flops = halves.product_flops() /
       without_overhead(clocked.seconds_of(halves.product()), 1);
-  const detail::LayerCosts costs = detail::model_costs(shape).dense_layer;
+  const detail::ModelCosts model = detail::model_costs(shape);
+  const detail::LayerCosts& costs = model.dense_layer;
   const auto tokens = static_cast<double>(parts.tokens());
   cluster.attention_flops = 3 * costs.attention_flops_per_position *
       static_cast<double>(length) * tokens /
       without_overhead(clocked.seconds_of(parts.attention()), 1);
   cluster.memory_bytes_per_second = 3 * costs.touched * tokens * 4 /
       without_overhead(clocked.seconds_of(parts.rest()), 10);
+  if (shape.num_experts > 0) {
+    const detail::LayerCosts& layer = model.expert_layer;
+    const double all = without_overhead(
+        clocked.seconds_of(parts.experts()),
+        detail::kExpertOperators * static_cast<double>(shape.num_experts));
+    // What plans count besides, as with any layer.
+    const double touching =
+        3 * layer.touched / 2 * tokens * 4 / cluster.memory_bytes_per_second;
+    cluster.expert_flops =
+        3 * layer.expert_flops * tokens / std::max(all - touching, 0.1 * all);
+  }
   const std::int64_t num_classes =
       std::min<std::int64_t>(shape.vocabulary, is_on_host ? 32768 : 131072);
   cluster.loss_bytes_per_second = 3 * detail::kLogitTouches * tokens *
