@@ -60,6 +60,13 @@ struct LinkSpeed {
   double bytes_per_second = 0;
 };
 
+/// How many times longer a layer takes than the speeds of its parts make of it,
+/// in micro-batches of so many tokens.
+struct LayerSlowdown {
+  double tokens = 0;
+  double factor = 1;
+};
+
 /// How fast ranks and what is between them are. The defaults are roughly those
 /// of nodes of eight H100s with 400 Gb/s for each.
 struct ClusterSpeeds {
@@ -86,14 +93,25 @@ struct ClusterSpeeds {
   /// Bytes per second of the parameters, gradients and state that an optimizer
   /// steps on. 0: those of memory.
   double optimizer_bytes_per_second = 0;
+  /// What an optimizer's step of a parameter costs besides its bytes, however
+  /// small the shard of it is. Fused optimizers have hardly any such cost.
+  double seconds_per_stepped_parameter = 0;
   /// Bytes per second of the logits that a loss writes and reads, which fit into
   /// caches less often than what layers do. 0: those of memory.
   double loss_bytes_per_second = 0;
+  /// By tokens, in ascending order; between two numbers of tokens a factor is
+  /// between theirs. Empty: 1 for all. Ranks along `tensor`, which have a part
+  /// of what each token touches, count as many tokens less.
+  std::vector<LayerSlowdown> layer_slowdowns = {};
 
   // Messages.
 
   LinkSpeed inside_node{3e-6, 300e9};
   LinkSpeed between_nodes{8e-6, 50e9};
+  /// What a message from one rank to another takes besides its bytes, while
+  /// ranks compute: shards, rings and pipelines send such messages. 0: the
+  /// latency of the link.
+  double seconds_per_message = 0;
   /// Above 0: the ranks of a node are programs on this many processors, which
   /// also copy what ranks send each other, so that nothing is hidden behind
   /// something else; `flops` and the speed of memory are those of a processor.

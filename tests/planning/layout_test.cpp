@@ -25,6 +25,7 @@ using detail::model_costs;
 using detail::RankPrograms;
 using detail::RankResources;
 using detail::seconds_alone;
+using detail::transfer;
 using testing::expect_error;
 using ::testing::HasSubstr;
 
@@ -116,6 +117,54 @@ TEST(TransformerShape, CountsWhatDiffersFromLayerToLayer) {
   const std::int64_t common = 80 + dense + 2 * (attention + router + shared);
   EXPECT_EQ(shape.num_parameters(), common + 2 * 4 * expert);
   EXPECT_EQ(shape.num_active_parameters(), common + 2 * expert);
+}
+
+// A factor holds at its number of tokens; ranks along `tensor` have fewer.
+TEST(ClusterSpeeds, SlowLayersDownByTokens) {
+  TransformerShape shape = llama();
+  LayoutPlanOptions options = options_of(1);
+  options.cluster->seconds_per_operator = 0;
+  options.num_ranks = 1;
+  const auto tokens = static_cast<double>(options.sequence_length);
+  const auto computing = [&](std::int64_t micro_batch) {
+    LayoutPlanOptions all = options;
+    all.batch_tokens = micro_batch * options.sequence_length;
+    return simulate_layout(shape, {.micro_batch = micro_batch}, all)
+        .times.computing;
+  };
+  const double one = computing(1), two = computing(2), four = computing(4);
+  options.cluster->layer_slowdowns = {
+      {.tokens = tokens, .factor = 1}, {.tokens = 4 * tokens, .factor = 3}};
+  EXPECT_EQ(computing(1), one);
+  const double head_and_embedding = 0.05;
+  EXPECT_NEAR(computing(2) / two, 2, head_and_embedding);
+  EXPECT_NEAR(computing(4) / four, 3, head_and_embedding);
+  EXPECT_NEAR(computing(8) / (2 * four), 3, head_and_embedding);
+  options.cluster->layer_slowdowns = {{.tokens = tokens, .factor = 0}};
+  EXPECT_THROW(computing(1), ConfigError);
+}
+
+// Each parameter costs as much, whatever share of it a rank has.
+TEST(ClusterSpeeds, CountParametersThatAreStepped) {
+  const TransformerShape shape = llama();
+  LayoutPlanOptions options = options_of(16);
+  const auto optimizer = [&](const TrainingLayout& layout, double seconds) {
+    options.cluster->seconds_per_stepped_parameter = seconds;
+    return simulate_layout(shape, layout, options).times.optimizer;
+  };
+  const TrainingLayout whole{
+      .replicate = 4, .tensor = 4, .num_micro_batches = 64};
+  const TrainingLayout sharded{
+      .shard = 4,
+      .tensor = 4,
+      .sharding = LayoutSharding::optimizer,
+      .num_micro_batches = 64};
+  // Two norms and seven matrices with a bias each, the embedding and the head.
+  const auto tensors = static_cast<double>(shape.num_layers * 18 + 2);
+  for (const TrainingLayout& layout : {whole, sharded}) {
+    EXPECT_NEAR(
+        optimizer(layout, 1e-3) - optimizer(layout, 0), 1e-3 * tensors, 1e-6);
+  }
 }
 
 TEST(ClusterSpeeds, OfExpertsChangeTheirStep) {
@@ -244,6 +293,33 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
           collective(
               cluster, rank, CollectivePattern::all_reduce, {4, 1}, 1e9, "")),
       3,
+      1e-9);
+  // Four steps of a millisecond each, and of each of ten messages.
+  cluster.inside_node.latency_seconds = 1e-3;
+  for (const double count : {1, 10}) {
+    const detail::SimulatedMessage message = collective(
+        cluster, rank, CollectivePattern::all_reduce, {4, 1}, 1e9, "", {count});
+    EXPECT_EQ(message.latency, 0);
+    EXPECT_NEAR(seconds_alone(programs, message), 3 + 4e-3 * count, 1e-9);
+  }
+  // Each rank has three others.
+  cluster.seconds_per_message = 1e-2;
+  EXPECT_NEAR(
+      seconds_alone(
+          programs,
+          collective(
+              cluster,
+              rank,
+              CollectivePattern::reduce_scatter,
+              {4, 1},
+              1e9,
+              "",
+              {10, true})),
+      1.5 + 10 * 3e-2,
+      1e-9);
+  EXPECT_NEAR(
+      seconds_alone(programs, transfer(cluster, rank, 1, 1e9, "")),
+      2 + 1e-2,
       1e-9);
 }
 

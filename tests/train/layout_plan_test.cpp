@@ -65,6 +65,12 @@ TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
     EXPECT_GT(cluster.inside_node.bytes_per_second, 1e5);
     EXPECT_GT(cluster.memory_bytes, 1'000'000);
     EXPECT_GE(cluster.shared_processors, 1);
+    EXPECT_GT(cluster.seconds_per_stepped_parameter, 1e-8);
+    ASSERT_FALSE(cluster.layer_slowdowns.empty());
+    for (std::size_t i = 0; i < cluster.layer_slowdowns.size(); ++i) {
+      EXPECT_GT(cluster.layer_slowdowns[i].factor, 0);
+      EXPECT_EQ(cluster.layer_slowdowns[i].tokens, std::int64_t{256} << i);
+    }
   });
 }
 

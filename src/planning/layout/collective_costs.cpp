@@ -27,7 +27,8 @@ double steps_of(CollectivePattern kind, int count) {
   return kind == CollectivePattern::all_reduce ? 2 * depth : depth;
 }
 
-// Bytes that the processor of a rank copies are time of its.
+// Bytes that the processor of a rank copies are time of its, and so is what it
+// takes to be woken for each step.
 void add_flow(
     SimulatedMessage& message,
     const ClusterSpeeds& cluster,
@@ -36,7 +37,8 @@ void add_flow(
     double between) {
   if (cluster.shared_processors > 0) {
     const double seconds =
-        (inside + between) / cluster.inside_node.bytes_per_second;
+        (inside + between) / cluster.inside_node.bytes_per_second +
+        std::exchange(message.latency, 0) * rank.share;
     message.flows.push_back({seconds, {rank.processor}});
     return;
   }
@@ -56,6 +58,7 @@ add_rank(RankPrograms& programs, const ClusterSpeeds& cluster, int num_ranks) {
         static_cast<double>(on_node);
     processor.capacity = share;
     processor.most_per_task = share;
+    rank.share = share;
   }
   rank.processor = programs.add_resource(processor);
   const double inside = cluster.inside_node.bytes_per_second;
@@ -72,14 +75,20 @@ SimulatedMessage collective(
     CollectivePattern kind,
     const RankGroup& group,
     double bytes,
-    std::string what) {
+    std::string what,
+    const CollectiveMessages& messages) {
   SimulatedMessage message{.kind = std::move(what)};
   if (group.size <= 1) return message;
   const Span span = span_of(cluster, group);
   const double n = group.size, m = span.per_node, nodes = span.num_nodes;
-  message.latency =
-      steps_of(kind, span.per_node) * cluster.inside_node.latency_seconds +
-      steps_of(kind, span.num_nodes) * cluster.between_nodes.latency_seconds;
+  const bool is_slower =
+      messages.are_between_pairs && cluster.seconds_per_message > 0;
+  message.latency = messages.count *
+      (is_slower ? (n - 1) * cluster.seconds_per_message
+                 : steps_of(kind, span.per_node) *
+                   cluster.inside_node.latency_seconds +
+               steps_of(kind, span.num_nodes) *
+                   cluster.between_nodes.latency_seconds);
   double inside = 0, between = 0;
   if (kind == CollectivePattern::all_to_all) {
     inside = bytes * (m - 1) / n;
@@ -104,7 +113,8 @@ SimulatedMessage transfer(
   const LinkSpeed& link =
       is_inside ? cluster.inside_node : cluster.between_nodes;
   SimulatedMessage message{
-      .kind = std::move(what), .latency = link.latency_seconds};
+      .kind = std::move(what),
+      .latency = std::max(link.latency_seconds, cluster.seconds_per_message)};
   add_flow(
       message, cluster, rank, is_inside ? bytes : 0, is_inside ? 0 : bytes);
   return message;

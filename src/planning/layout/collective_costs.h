@@ -14,6 +14,8 @@ struct RankResources {
   std::size_t processor = 0;
   std::size_t inside_node = 0;
   std::size_t between_nodes = 0;
+  /// Amount of a processor that it has while all ranks compute.
+  double share = 1;
 };
 
 /// Adds them to `programs`. Of `num_ranks` ranks, those of a node share
@@ -34,17 +36,26 @@ enum class CollectivePattern {
   all_to_all
 };
 
+/// How a tensor is sent: in so many collectives, or each of them by messages
+/// between all pairs of ranks.
+struct CollectiveMessages {
+  double count = 1;
+  bool are_between_pairs = false;
+};
+
 /// A collective as the rank sees it. `bytes`: of the full tensor; for an
 /// all-to-all, what the rank sends, also to itself. Bandwidth-optimal within and
 /// between nodes; latencies grow with the logarithm of the group, or with its
-/// size for an all-to-all.
+/// size for an all-to-all. Ranks that share processors
+/// compute nothing during latencies, either.
 SimulatedMessage collective(
     const ClusterSpeeds& cluster,
     const RankResources& rank,
     CollectivePattern kind,
     const RankGroup& group,
     double bytes,
-    std::string what);
+    std::string what,
+    const CollectiveMessages& messages = {});
 
 /// A message to the rank `stride` further.
 SimulatedMessage transfer(

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "planning/layout/layer_seconds.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -22,8 +24,8 @@ class StepEstimate {
   [[nodiscard]] double seconds() const {
     const double stages = layout_.pipeline;
     const double compute = (layout_.recomputes ? 4 : 3) * forward();
-    double micro_step = compute + activations();
     const double bytes = parameter_bytes();
+    double micro_step = compute + activations() + accumulation(bytes);
     const double reduce = reduction(bytes);
     double after = 0;
     if (layout_.sharding == LayoutSharding::parameters) {
@@ -65,13 +67,21 @@ class StepEstimate {
         share;
   }
 
+  // Adding gradients to those of the micro-batches before.
+  [[nodiscard]] double accumulation(double bytes) const {
+    const auto count = static_cast<double>(layout_.num_micro_batches);
+    const double share = programs_.resources()[rank_.processor].most_per_task;
+    return 3 * bytes / (of_.reduces_always() ? layout_.shard : 1) /
+        of_.cluster().memory_bytes_per_second / share * (count - 1) / count;
+  }
+
   // Messages of activations, which a rank waits for.
   [[nodiscard]] double activations() const {
     const double bytes = of_.tokens() *
         static_cast<double>(of_.model.shape.hidden_size) * of_.element_bytes();
     double seconds = 0;
     if (layout_.tensor > 1) {
-      seconds += 4 * num_layers_ / layout_.pipeline *
+      seconds += (4 * num_layers_ + 2) / layout_.pipeline *
           alone(CollectivePattern::all_reduce, of_.tensor_group(), bytes);
     }
     if (layout_.expert > 1) {

@@ -5,75 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "planning/layout/plan_inputs.h"
+#include "planning/layout/layer_seconds.h"
 #include "planning/training_memory.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-double product_seconds(const LayoutCase& of, double flops) {
-  return flops / product_speed(of.options);
-}
-
-double expert_seconds(const LayoutCase& of, double flops) {
-  const double speed = of.cluster().expert_flops;
-  return speed > 0 ? flops / speed : product_seconds(of, flops);
-}
-
-// Elementwise work on so many elements.
-double touch_seconds(const LayoutCase& of, double elements) {
-  return elements * of.element_bytes() / of.cluster().memory_bytes_per_second;
-}
-
-// The same on logits.
-double loss_seconds(const LayoutCase& of, double elements) {
-  const double speed = of.cluster().loss_bytes_per_second;
-  if (speed == 0) return touch_seconds(of, elements);
-  return elements * of.element_bytes() / speed;
-}
-
-double overhead_seconds(const LayoutCase& of, double operators) {
-  return operators * of.cluster().seconds_per_operator;
-}
-
-/// The parts of a layer's forward.
-struct LayerSeconds {
-  double projections = 0;
-  double attention = 0;
-  double mlp = 0;
-  double experts = 0;
-};
-
-LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
-  const double tokens = of.tokens(), tensor = of.layout.tensor;
-  const double positions = static_cast<double>(of.options.sequence_length);
-  const double touched = layer.touched *
-      (1 - layer.kept_divided + layer.kept_divided / tensor) * tokens;
-  LayerSeconds seconds;
-  seconds.projections =
-      product_seconds(of, layer.attention_flops * tokens / tensor) +
-      touch_seconds(of, touched / 2) +
-      overhead_seconds(of, kLayerOperators / 2);
-  const double attention =
-      layer.attention_flops_per_position * positions * tokens / tensor;
-  seconds.attention = of.cluster().attention_flops > 0
-      ? attention / of.cluster().attention_flops
-      : product_seconds(of, attention);
-  seconds.mlp = product_seconds(of, layer.mlp_flops * tokens / tensor) +
-      touch_seconds(of, touched / 2) +
-      overhead_seconds(of, kLayerOperators / 2);
-  if (layer.has_experts) {
-    const double held =
-        static_cast<double>(of.model.shape.num_experts) / of.layout.expert;
-    seconds.experts = expert_seconds(
-                          of,
-                          layer.expert_flops * tokens / tensor *
-                              of.options.expert_imbalance) +
-        overhead_seconds(of, kExpertOperators * held);
-  }
-  return seconds;
-}
 
 // The parameters of one layer in bytes, as they are gathered.
 double gathered_bytes(const LayoutCase& of, double parameters, double divisor) {
@@ -83,6 +20,17 @@ double gathered_bytes(const LayoutCase& of, double parameters, double divisor) {
 // Gradients are reduced in the dtype of the parameters.
 double gradient_bytes(const LayoutCase& of, double parameters, double divisor) {
   return gathered_bytes(of, parameters, divisor);
+}
+
+constexpr double kBucketBytes = 25 << 20;
+
+// In how many messages a layer's parameters, or their gradients, travel where
+// they are sharded: matrices by themselves, all small ones in one message.
+double num_messages(const LayoutCase& of, const LayerCosts& layer) {
+  constexpr double kSmallBytes = 32 << 10;
+  const double bytes = layer.dense_parameters / layer.matrices *
+      of.element_bytes() / of.layout.tensor;
+  return bytes < kSmallBytes ? 1 : layer.matrices + 1;
 }
 
 double expert_divisor(const LayoutCase& of) {
@@ -123,8 +71,9 @@ class Writer {
       CollectivePattern kind,
       const RankGroup& group,
       double bytes,
-      const char* what) const {
-    return collective(of_.cluster(), rank_, kind, group, bytes, what);
+      const char* what,
+      const CollectiveMessages& messages = {}) const {
+    return collective(of_.cluster(), rank_, kind, group, bytes, what, messages);
   }
 
   // Begins gathering a layer's parameters.
@@ -136,7 +85,8 @@ class Writer {
             CollectivePattern::all_gather,
             of_.shard_group(),
             gathered_bytes(of_, layer.dense_parameters, of_.layout.tensor),
-            traffic::kParameters)),
+            traffic::kParameters,
+            {num_messages(of_, layer), true})),
         begin(collective_of(
             CollectivePattern::all_gather,
             of_.expert_shard_group(),
@@ -193,33 +143,41 @@ class Writer {
   }
 
   // Begins what averages a layer's gradients.
-  std::vector<std::optional<std::size_t>> begin_reduce(
-      double dense,
-      double expert) {
+  std::vector<std::optional<std::size_t>>
+  begin_reduce(double dense, double expert, double num_dense_messages) {
     std::vector<std::optional<std::size_t>> messages;
-    const auto add =
-        [&](double bytes, const RankGroup& shards, const RankGroup& replicas) {
-          if (bytes <= 0) return;
-          if (of_.layout.sharding != LayoutSharding::none) {
-            messages.push_back(begin(collective_of(
-                CollectivePattern::reduce_scatter,
-                shards,
-                bytes,
-                traffic::kGradients)));
-            bytes /= shards.size;
-          }
-          messages.push_back(begin(collective_of(
-              CollectivePattern::all_reduce,
-              replicas,
-              bytes,
-              traffic::kGradients)));
-        };
+    const auto add = [&](double bytes,
+                         const RankGroup& shards,
+                         const RankGroup& replicas,
+                         double count) {
+      if (bytes <= 0) return;
+      if (of_.layout.sharding != LayoutSharding::none) {
+        messages.push_back(begin(collective_of(
+            CollectivePattern::reduce_scatter,
+            shards,
+            bytes,
+            traffic::kGradients,
+            {count, true})));
+        bytes /= shards.size;
+      } else {
+        // Layers share buckets (bucket_cap_mb).
+        count = std::min(1.0, bytes / kBucketBytes);
+      }
+      messages.push_back(begin(collective_of(
+          CollectivePattern::all_reduce,
+          replicas,
+          bytes,
+          traffic::kGradients,
+          {count})));
+    };
     add(gradient_bytes(of_, dense, of_.layout.tensor),
         of_.shard_group(),
-        of_.replica_group());
+        of_.replica_group(),
+        num_dense_messages);
     add(gradient_bytes(of_, expert, expert_divisor(of_)),
         of_.expert_shard_group(),
-        of_.expert_replica_group());
+        of_.expert_replica_group(),
+        1);
     return messages;
   }
 
@@ -229,26 +187,23 @@ class Writer {
   const LayoutCase& of_;
 };
 
+// Adding a micro-batch's gradients to those of the ones before it; the first has
+// none. What is reduced with every micro-batch is added up as shards.
+double
+accumulation_seconds(const LayoutCase& of, double dense, double experts) {
+  const auto count = static_cast<double>(of.layout.num_micro_batches);
+  double elements =
+      dense / of.layout.tensor / (of.reduces_always() ? of.layout.shard : 1);
+  elements += experts / expert_divisor(of) /
+      (of.reduces_always() ? of.expert_shard() : 1);
+  return touch_seconds(of, 3 * elements) * (count - 1) / count;
+}
+
 double elements_between_layers(const LayoutCase& of) {
   return of.tokens() * static_cast<double>(of.model.shape.hidden_size);
 }
 
 }  // namespace
-
-double forward_seconds(const LayoutCase& of, const LayerCosts& layer) {
-  const LayerSeconds seconds = seconds_of(of, layer);
-  return seconds.projections + seconds.attention + seconds.mlp +
-      seconds.experts;
-}
-
-double head_seconds(const LayoutCase& of) {
-  const double vocabulary =
-      static_cast<double>(of.model.shape.vocabulary) / of.layout.tensor;
-  return product_seconds(
-             of, of.model.head_flops * of.tokens() / of.layout.tensor) +
-      loss_seconds(of, kLogitTouches * of.tokens() * vocabulary) +
-      overhead_seconds(of, 4);
-}
 
 RankParameters rank_parameters(const LayoutCase& of, const LayerRange& layers) {
   RankParameters parameters;
@@ -282,8 +237,12 @@ double optimizer_bytes(const std::string& optimizer) {
 
 double optimizer_seconds(const LayoutCase& of, const LayerRange& layers) {
   const ClusterSpeeds& cluster = of.cluster();
-  return stepped_parameters(of, layers) *
-      optimizer_bytes(of.options.optimizer) /
+  double tensors = layers.has_embedding ? 1 : 0;
+  if (layers.has_head) tensors += 1;
+  for (std::int64_t i = layers.begin; i < layers.end; ++i)
+    tensors += of.model.layer(i).tensors;
+  return tensors * cluster.seconds_per_stepped_parameter +
+      stepped_parameters(of, layers) * optimizer_bytes(of.options.optimizer) /
       (cluster.optimizer_bytes_per_second > 0
            ? cluster.optimizer_bytes_per_second
            : cluster.memory_bytes_per_second);
@@ -298,9 +257,12 @@ void add_forward(
   std::vector<std::optional<std::size_t>> gather;
   if (layers.begin < layers.end)
     gather = writer.begin_gather(of.model.layer(layers.begin));
-  if (layers.has_embedding)
+  if (layers.has_embedding) {
     writer.compute(
         touch_seconds(of, 2 * elements_between_layers(of)), "embedding");
+    // Each rank along `tensor` has a part of the vocabulary.
+    writer.all_reduce_activations(elements_between_layers(of));
+  }
   for (std::int64_t i = layers.begin; i < layers.end; ++i) {
     const LayerCosts& layer = of.model.layer(i);
     writer.wait_all(gather);
@@ -326,20 +288,23 @@ void add_backward(
   std::vector<std::optional<std::size_t>> gather, reduction, all_reductions;
   if (layers.begin < layers.end)
     gather = writer.begin_gather(of.model.layer(layers.end - 1));
-  const auto reduce = [&](double dense, double experts) {
+  const auto reduce = [&](double dense, double experts, double count) {
     if (!reduces) return;
     // At most two layers' gradients are on their way where they are sharded.
-    if (of.layout.sharding == LayoutSharding::gradients ||
-        of.layout.sharding == LayoutSharding::parameters)
-      writer.wait_all(reduction);
-    reduction = writer.begin_reduce(dense, experts);
+    if (of.reduces_always()) writer.wait_all(reduction);
+    reduction = writer.begin_reduce(dense, experts, count);
     all_reductions.insert(
         all_reductions.end(), reduction.begin(), reduction.end());
   };
   if (layers.has_head) {
     writer.compute(2 * head_seconds(of), "head");
-    if (of.model.head_parameters > 0 || !layers.has_embedding)
-      reduce(of.model.embedding_parameters, 0);
+    writer.all_reduce_activations(elements_between_layers(of));
+    if (of.model.head_parameters > 0 || !layers.has_embedding) {
+      writer.compute(
+          accumulation_seconds(of, of.model.embedding_parameters, 0),
+          "gradients");
+      reduce(of.model.embedding_parameters, 0, 1);
+    }
   }
   const double again = of.layout.recomputes ? 1 : 0;
   for (std::int64_t i = layers.end; i-- > layers.begin;) {
@@ -354,12 +319,25 @@ void add_backward(
     writer.attention(layer, 2 * seconds.attention, 2);
     writer.compute(2 * seconds.projections, "projections");
     writer.all_reduce_activations(elements_between_layers(of));
-    reduce(layer.dense_parameters, layer.expert_parameters);
+    writer.compute(
+        accumulation_seconds(
+            of, layer.dense_parameters, layer.expert_parameters),
+        "gradients");
+    reduce(
+        layer.dense_parameters,
+        layer.expert_parameters,
+        num_messages(of, layer));
   }
   if (layers.has_embedding) {
+    // The gradient of an embedding has all its rows.
     writer.compute(
-        touch_seconds(of, 2 * elements_between_layers(of)), "embedding");
-    reduce(of.model.embedding_parameters, 0);
+        touch_seconds(
+            of,
+            2 * elements_between_layers(of) +
+                of.model.embedding_parameters / of.layout.tensor) +
+            accumulation_seconds(of, of.model.embedding_parameters, 0),
+        "embedding");
+    reduce(of.model.embedding_parameters, 0, 1);
   }
   writer.wait_all(all_reductions);
 }
@@ -375,11 +353,15 @@ void add_step_end(
       of.layout.sharding == LayoutSharding::gradients;
   if (!gathers) return;
   const RankParameters parameters = rank_parameters(of, layers);
+  double messages = (layers.has_embedding ? 1 : 0) + (layers.has_head ? 1 : 0);
+  for (std::int64_t i = layers.begin; i < layers.end; ++i)
+    messages += num_messages(of, of.model.layer(i));
   writer.wait(writer.begin(writer.collective_of(
       CollectivePattern::all_gather,
       of.shard_group(),
       parameters.dense * of.element_bytes(),
-      traffic::kParameters)));
+      traffic::kParameters,
+      {messages, true})));
   writer.wait(writer.begin(writer.collective_of(
       CollectivePattern::all_gather,
       of.expert_shard_group(),

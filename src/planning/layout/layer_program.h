@@ -43,6 +43,11 @@ struct LayoutCase {
   [[nodiscard]] int data_ranks() const {
     return layout.replicate * layout.shard;
   }
+  /// Each micro-batch's gradients travel, not only the last one's.
+  [[nodiscard]] bool reduces_always() const {
+    return layout.sharding == LayoutSharding::gradients ||
+        layout.sharding == LayoutSharding::parameters;
+  }
   /// Experts are sharded over what `expert` leaves of `shard`, and have the rest
   /// of the data ranks as replicas.
   [[nodiscard]] int expert_shard() const {
@@ -106,9 +111,6 @@ struct LayerRange {
   bool has_head = false;
 };
 
-/// Seconds of a forward of the layer on this rank, without messages.
-double forward_seconds(const LayoutCase& of, const LayerCosts& layer);
-double head_seconds(const LayoutCase& of);
 double optimizer_seconds(const LayoutCase& of, const LayerRange& layers);
 /// Parameters of the layers that a rank steps on.
 double stepped_parameters(const LayoutCase& of, const LayerRange& layers);

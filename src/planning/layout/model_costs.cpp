@@ -49,6 +49,12 @@ LayerCosts layer_costs(const TransformerShape& shape, bool has_experts) {
     layer.dense_parameters += mlp;
     layer.mlp_flops = 2 * mlp;
   }
+  const double gate = shape.is_gated ? 1 : 0;
+  layer.matrices = has_experts ? 5 : 6 + gate;
+  if (has_experts && shape.shared_intermediate_size > 0)
+    layer.matrices += 2 + gate;
+  // Two norms and the matrices, with a bias each.
+  layer.tensors = 2 * (2 + layer.matrices) + (has_experts ? 2 + gate : 0);
   // Elements that are kept (Korthikanti et al., 2022, without dropout, and with
   // attention that recomputes its weights): inputs of the two norms and of the
   // projections, the residual; queries, keys, values and the result of

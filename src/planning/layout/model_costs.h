@@ -15,6 +15,10 @@ struct LayerCosts {
   /// Parameters that every token uses, and those of all experts.
   double dense_parameters = 0;
   double expert_parameters = 0;
+  /// Tensors of parameters, with biases, and those of them that are matrices; of
+  /// experts, all together are one.
+  double tensors = 0;
+  double matrices = 0;
   /// Operations of a forward, per token: of the matrices of attention and of the
   /// MLP or shared expert, of the experts that a token is sent to, and of
   /// attention itself, per token and position of the sequence.

@@ -250,11 +250,17 @@ void check_options(const LayoutPlanOptions& options) {
       std::begin(degrees), std::end(degrees), [](const auto& degree) {
         return degree && *degree < 1;
       });
-  const bool is_wrong = has_wrong_degree || options.num_simulated < 1 ||
-      options.usable_memory > 1 || options.num_ranks < 1 ||
-      options.sequence_length < 1 || options.batch_tokens < 1 ||
-      cluster.ranks_per_node < 1 || cluster.memory_bytes == 0 ||
-      !(cluster.flops > 0) || !(cluster.memory_bytes_per_second > 0) ||
+  const auto& slowdowns = cluster.layer_slowdowns;
+  const bool has_wrong_slowdown = std::any_of(
+      slowdowns.begin(), slowdowns.end(), [](const LayerSlowdown& each) {
+        return !(each.tokens > 0) || !(each.factor > 0);
+      });
+  const bool is_wrong = has_wrong_degree || has_wrong_slowdown ||
+      options.num_simulated < 1 || options.usable_memory > 1 ||
+      options.num_ranks < 1 || options.sequence_length < 1 ||
+      options.batch_tokens < 1 || cluster.ranks_per_node < 1 ||
+      cluster.memory_bytes == 0 || !(cluster.flops > 0) ||
+      !(cluster.memory_bytes_per_second > 0) ||
       !(cluster.inside_node.bytes_per_second > 0) ||
       !(cluster.between_nodes.bytes_per_second > 0) ||
       !(cluster.inside_node.latency_seconds >= 0) ||
@@ -262,6 +268,8 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.seconds_per_operator >= 0) || !(cluster.attention_flops >= 0) ||
       !(cluster.expert_flops >= 0) ||
       !(cluster.optimizer_bytes_per_second >= 0) ||
+      !(cluster.seconds_per_stepped_parameter >= 0) ||
+      !(cluster.seconds_per_message >= 0) ||
       !(cluster.loss_bytes_per_second >= 0) || cluster.shared_processors < 0 ||
       !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);
   if (!is_wrong) return;

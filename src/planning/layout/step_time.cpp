@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "planning/layout/layer_seconds.h"
 #include "planning/pipeline/schedule.h"
 #include "planning/simulation/replay.h"
 
@@ -29,12 +30,6 @@ void add_times(LayoutTimes& times, const Replay& run, double factor) {
     times.travelling[kind] += factor * seconds;
 }
 
-// Whether each micro-batch's gradients travel, not only the last one's.
-bool reduces_always(const TrainingLayout& layout) {
-  return layout.sharding == LayoutSharding::gradients ||
-      layout.sharding == LayoutSharding::parameters;
-}
-
 template <class Write>
 Replay replay_rank(const LayoutCase& of, Write&& write) {
   RankPrograms programs(1);
@@ -45,7 +40,7 @@ Replay replay_rank(const LayoutCase& of, Write&& write) {
 }
 
 LayoutTimes simulate_undivided(const LayoutCase& of, const LayerRange& layers) {
-  const bool always = reduces_always(of.layout);
+  const bool always = of.reduces_always();
   const auto micro_step = [&](bool reduces) {
     return replay_rank(of, [&](RankPrograms& programs, const auto& rank) {
       add_forward(programs, rank, of, layers);
@@ -86,7 +81,7 @@ StageRuns runs_of(const LayoutCase& of, const LayerRange& layers) {
   runs.forward = replay_rank(of, [&](auto& programs, const auto& rank) {
     add_forward(programs, rank, of, layers);
   });
-  runs.backward = backward(reduces_always(of.layout));
+  runs.backward = backward(of.reduces_always());
   runs.last_backward = backward(true);
   runs.end = replay_rank(of, [&](auto& programs, const auto& rank) {
     add_step_end(programs, rank, of, layers);
@@ -166,7 +161,7 @@ class PipelineRun {
       const std::size_t processors = programs_.add_resource(
           {"processors", share * ranks, std::max(1.0, share)});
       for (int rank = 0; rank < ranks; ++rank)
-        ranks_.push_back({processors, processors, processors});
+        ranks_.push_back({processors, processors, processors, share});
       return;
     }
     for (int rank = 0; rank < ranks; ++rank)

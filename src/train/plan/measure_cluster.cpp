@@ -1,5 +1,4 @@
 #include <accelerate/accelerator_processes.h>
-#include <accelerate/experts.h>
 #include <accelerate/model_device_map.h>
 
 #include <algorithm>
@@ -14,13 +13,14 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/optim/adamw.h>
 
 #include "base/machine/available_memory.h"
 #include "big_model/model/synchronize.h"
-#include "planning/layout/layer_program.h"
+#include "comm/transport/adapters/p2p_batch.h"
+#include "planning/layout/layer_seconds.h"
 #include "planning/layout/model_costs.h"
+#include "train/plan/layer_parts.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -28,6 +28,7 @@ namespace accelerate {
 namespace {
 
 using at::Tensor;
+using detail::LayerParts;
 using Clock = std::chrono::steady_clock;
 
 // The mean over the ranks, so that all plan with the same numbers.
@@ -97,147 +98,6 @@ class Clocked {
   const World& world_;
 };
 
-/// Parts of a transformer's layer, each with its backward.
-class LayerParts {
- public:
-  LayerParts(
-      const TransformerShape& shape,
-      std::int64_t num_samples,
-      std::int64_t length,
-      const at::TensorOptions& options)
-      : shape_(shape),
-        num_samples_(num_samples),
-        length_(length),
-        options_(options) {}
-
-  [[nodiscard]] std::int64_t tokens() const { return num_samples_ * length_; }
-
-  [[nodiscard]] std::function<void()> product() const {
-    const Tensor x = leaf({tokens(), shape_.hidden_size});
-    const Tensor weight = leaf({shape_.intermediate_size, shape_.hidden_size});
-    return [=] { backward(at::linear(x, weight), {x, weight}); };
-  }
-  [[nodiscard]] double product_flops() const {
-    return 6.0 * static_cast<double>(tokens()) *
-        static_cast<double>(shape_.hidden_size) *
-        static_cast<double>(shape_.intermediate_size);
-  }
-
-  [[nodiscard]] std::function<void()> attention() const {
-    const std::vector<std::int64_t> sizes{
-        num_samples_, shape_.num_heads, length_, shape_.head_size};
-    const Tensor q = leaf(sizes), k = leaf(sizes), v = leaf(sizes);
-    return [=] {
-      backward(
-          at::scaled_dot_product_attention(
-              q, k, v, {}, /*dropout_p=*/0, /*is_causal=*/true),
-          {q, k, v});
-    };
-  }
-
-  // What is neither a product nor attention.
-  [[nodiscard]] std::function<void()> rest() const {
-    const Tensor x = leaf({tokens(), shape_.hidden_size});
-    const Tensor inner = leaf({tokens(), shape_.intermediate_size});
-    const Tensor weight = leaf({shape_.hidden_size});
-    const Tensor bias = leaf({shape_.hidden_size});
-    return [=, hidden = shape_.hidden_size] {
-      Tensor y = x;
-      for (int i = 0; i < 2; ++i) {
-        y = y +
-            at::layer_norm(y, {hidden}, weight, bias)
-                .view({-1, 2, hidden / 2})
-                .transpose(0, 1)
-                .reshape({-1, hidden});
-      }
-      backward(y, {x, weight, bias});
-      backward(at::gelu(inner), {inner});
-    };
-  }
-
-  // The loss of logits of so many classes.
-  [[nodiscard]] std::function<void()> loss(std::int64_t num_classes) const {
-    const Tensor logits = leaf({tokens(), num_classes});
-    const Tensor targets = at::randint(
-        num_classes, {tokens()}, at::TensorOptions(options_).dtype(at::kLong));
-    return [=] {
-      torch::autograd::grad(
-          {at::cross_entropy_loss(logits, targets)}, {logits});
-    };
-  }
-
-  // A router and its experts, all on this rank.
-  [[nodiscard]] std::function<void()> experts() const {
-    ExpertLayer layer(ExpertLayerOptions{
-        .hidden_size = shape_.hidden_size,
-        .num_experts = shape_.num_experts,
-        .router = {.top_k = shape_.top_k},
-        .mlp = ExpertMlpOptions{
-            .intermediate_size = shape_.expert_intermediate_size,
-            .gated = shape_.is_gated}});
-    layer->to(options_.device());
-    const Tensor x = leaf({num_samples_, length_, shape_.hidden_size});
-    std::vector<Tensor> inputs = layer->parameters();
-    inputs.push_back(x);
-    return [=]() mutable {
-      const Tensor y = layer(x);
-      torch::autograd::grad(
-          {y},
-          inputs,
-          {at::ones_like(y)},
-          /*retain_graph=*/false,
-          /*create_graph=*/false,
-          /*allow_unused=*/true);
-    };
-  }
-
-  // All of a layer, as a model computes it.
-  [[nodiscard]] std::function<void()> whole() const {
-    return [product = product(), attention = attention(), rest = rest()] {
-      // Queries, keys, values and results, and both matrices of the MLP.
-      for (int i = 0; i < 6; ++i) product();
-      attention();
-      rest();
-    };
-  }
-
-  // Its parameters with gradients.
-  [[nodiscard]] std::vector<Tensor> parameters() const {
-    const std::int64_t hidden = shape_.hidden_size;
-    const std::int64_t inner = shape_.intermediate_size;
-    std::vector<Tensor> found;
-    const auto add = [&](std::vector<std::int64_t> sizes) {
-      found.push_back(leaf(sizes));
-      found.back().mutable_grad() = at::zeros(sizes, found.back().options());
-    };
-    for (int i = 0; i < 4; ++i) {
-      add({hidden, hidden});
-      add({hidden});
-      add({hidden});
-    }
-    add({inner, hidden});
-    add({inner});
-    add({hidden, inner});
-    add({hidden});
-    return found;
-  }
-
- private:
-  [[nodiscard]] Tensor leaf(const std::vector<std::int64_t>& sizes) const {
-    return at::randn(sizes, options_).requires_grad_();
-  }
-  static void backward(
-      const Tensor& result,
-      const std::vector<Tensor>& inputs) {
-    torch::autograd::grad({result}, inputs, {at::ones_like(result)});
-  }
-
-  const TransformerShape& shape_;
-  std::int64_t num_samples_;
-  std::int64_t length_;
-  at::TensorOptions options_;
-};
-
 // What an all-reduce tells of a link: a step's latency, and the bytes per second
 // that a rank sends. `share`: of a processor, that a rank has for copying; 1
 // where ranks have links of their own.
@@ -253,6 +113,26 @@ LinkSpeed measure_link(const World& world, const Group& group, double share) {
   const double sent = 2 * 4.0 * static_cast<double>(kElements) * (n - 1) / n;
   const double steps = 2 * std::max(1.0, std::ceil(std::log2(n)));
   return {latency / steps, sent / std::max(1e-9, whole - latency) / share};
+}
+
+// What a message between two ranks takes while a rank exchanges some with all
+// others, as those of shards do.
+double measure_message(const World& world) {
+  const Group& group = world.group();
+  const Tensor sent = at::zeros({1});
+  std::vector<Tensor> received;
+  for (int rank = 0; rank < group.size(); ++rank)
+    received.push_back(at::zeros({1}));
+  const double all = Clocked(world).seconds_of([&] {
+    detail::P2PBatch batch(group, "timing messages");
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (rank == group.rank()) continue;
+      batch.receive(received[static_cast<std::size_t>(rank)], rank, 0);
+      batch.send(sent, rank, 0);
+    }
+    batch.wait();
+  });
+  return all / (group.size() - 1);
 }
 
 // Sizes like the model's at which a forward and backward of a layer takes
@@ -281,16 +161,79 @@ TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
   return shape;
 }
 
-// Bytes per second that a step of AdamW on `parameters` reads and writes.
-double adamw_speed(
+// How fast AdamW steps on `parameters`: bytes per second that it reads and
+// writes, and what each of them costs besides, as tiny ones tell.
+void measure_adamw(
     const Clocked& clocked,
-    const std::vector<Tensor>& parameters) {
+    const std::vector<Tensor>& parameters,
+    double share,
+    ClusterSpeeds& cluster) {
   double num_elements = 0;
-  for (const Tensor& each : parameters)
+  std::vector<Tensor> tiny;
+  for (const Tensor& each : parameters) {
     num_elements += static_cast<double>(each.numel());
-  torch::optim::AdamW adamw(parameters);
-  return detail::optimizer_bytes("adamw") * num_elements /
-      clocked.seconds_of([&] { adamw.step(); });
+    tiny.push_back(at::zeros({1}, each.options()).requires_grad_());
+    tiny.back().mutable_grad() = at::zeros({1}, each.options());
+  }
+  const auto seconds_of = [&](const std::vector<Tensor>& all) {
+    torch::optim::AdamW adamw(all);
+    return share * clocked.seconds_of([&] { adamw.step(); });
+  };
+  const double least = seconds_of(tiny);
+  const double all = seconds_of(parameters);
+  cluster.seconds_per_stepped_parameter =
+      std::min(least, all) / static_cast<double>(parameters.size());
+  cluster.optimizer_bytes_per_second = detail::optimizer_bytes("adamw") *
+      num_elements / std::max(all - least, 0.1 * all);
+}
+
+// What a router with its experts reaches, which take so long for `tokens` tokens.
+double expert_flops(
+    const detail::LayerCosts& layer,
+    double tokens,
+    double seconds,
+    const ClusterSpeeds& cluster) {
+  // What plans count besides, as with any layer.
+  const double touching =
+      3 * layer.touched / 2 * tokens * 4 / cluster.memory_bytes_per_second;
+  return 3 * layer.expert_flops * tokens /
+      std::max(seconds - touching, 0.1 * seconds);
+}
+
+// How many times longer layers take together than their parts make of it, in
+// micro-batches of several sizes: caches keep less of larger ones, and weights
+// count more in smaller ones.
+std::vector<LayerSlowdown> measure_slowdowns(
+    const Clocked& clocked,
+    const TransformerShape& shape,
+    std::int64_t length,
+    const at::TensorOptions& options,
+    const ClusterSpeeds& cluster,
+    double share) {
+  constexpr int kLayers = 4;
+  constexpr std::int64_t kMostTokens = 8192;
+  constexpr double kLongest = 0.3;
+  const detail::ModelCosts model = detail::model_costs(shape);
+  LayoutPlanOptions plan;
+  plan.cluster = cluster;
+  plan.sequence_length = length;
+  plan.precision = FloatType::fp32;
+  const auto num_layers =
+      static_cast<int>(std::min<std::int64_t>(shape.num_layers, kLayers));
+  std::vector<LayerSlowdown> found;
+  for (std::int64_t samples = 1; samples * length <= kMostTokens;
+       samples *= 2) {
+    TrainingLayout layout;
+    layout.micro_batch = samples;
+    const double seconds = clocked.seconds_of(
+        LayerParts(shape, samples, length, options).stack(num_layers));
+    const double expected = 3 * num_layers *
+        detail::forward_seconds({model, layout, plan}, model.expert_layer);
+    found.push_back(
+        {static_cast<double>(samples * length), seconds * share / expected});
+    if (seconds > kLongest) break;
+  }
+  return found;
 }
 
 // The speeds of a whole processor, from those of ranks that each have a `share` of
@@ -345,23 +288,22 @@ void measure_computing(
   cluster.memory_bytes_per_second = 3 * costs.touched * tokens * 4 /
       without_overhead(clocked.seconds_of(parts.rest()), 10);
   if (shape.num_experts > 0) {
-    const detail::LayerCosts& layer = model.expert_layer;
-    const double all = without_overhead(
-        clocked.seconds_of(parts.experts()),
-        detail::kExpertOperators * static_cast<double>(shape.num_experts));
-    // What plans count besides, as with any layer.
-    const double touching =
-        3 * layer.touched / 2 * tokens * 4 / cluster.memory_bytes_per_second;
-    cluster.expert_flops =
-        3 * layer.expert_flops * tokens / std::max(all - touching, 0.1 * all);
+    cluster.expert_flops = expert_flops(
+        model.expert_layer,
+        tokens,
+        without_overhead(
+            clocked.seconds_of(parts.experts()),
+            detail::kExpertOperators * static_cast<double>(shape.num_experts)),
+        cluster);
   }
   const std::int64_t num_classes =
       std::min<std::int64_t>(shape.vocabulary, is_on_host ? 32768 : 131072);
   cluster.loss_bytes_per_second = 3 * detail::kLogitTouches * tokens *
       static_cast<double>(num_classes) * 4 /
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
-  cluster.optimizer_bytes_per_second =
-      adamw_speed(clocked, parts.parameters()) / share;
+  measure_adamw(clocked, parts.parameters(), share, cluster);
+  cluster.layer_slowdowns = measure_slowdowns(
+      clocked, shape, length, options.dtype(at::kFloat), cluster, share);
 }
 
 }  // namespace
@@ -385,6 +327,8 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
   if (world.size() == 1) return cluster;
   cluster.inside_node = cluster.between_nodes =
       measure_link(world, world.group(), share);
+  if (world.device().is_cpu())
+    cluster.seconds_per_message = measure_message(world);
   const bool spans_nodes = world.size() > world.local_size();
   if (!spans_nodes || world.local_size() == 1) return cluster;
   // The ranks of a node are consecutive.

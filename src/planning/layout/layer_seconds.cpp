@@ -1,0 +1,107 @@
+#include "planning/layout/layer_seconds.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "planning/layout/plan_inputs.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+double product_seconds(const LayoutCase& of, double flops) {
+  return flops / product_speed(of.options);
+}
+
+double expert_seconds(const LayoutCase& of, double flops) {
+  const double speed = of.cluster().expert_flops;
+  return speed > 0 ? flops / speed : product_seconds(of, flops);
+}
+
+// Elementwise work on logits.
+double loss_seconds(const LayoutCase& of, double elements) {
+  const double speed = of.cluster().loss_bytes_per_second;
+  if (speed == 0) return touch_seconds(of, elements);
+  return elements * of.element_bytes() / speed;
+}
+
+double overhead_seconds(const LayoutCase& of, double operators) {
+  return operators * of.cluster().seconds_per_operator;
+}
+
+// The factor of so many tokens, linear in the logarithm of their number.
+double slowdown_at(const std::vector<LayerSlowdown>& known, double tokens) {
+  if (known.empty()) return 1;
+  const auto above =
+      std::find_if(known.begin(), known.end(), [&](const LayerSlowdown& each) {
+        return each.tokens >= tokens;
+      });
+  if (above == known.end()) return known.back().factor;
+  if (above == known.begin()) return above->factor;
+  const LayerSlowdown& below = *(above - 1);
+  const double place =
+      std::log(tokens / below.tokens) / std::log(above->tokens / below.tokens);
+  return below.factor + place * (above->factor - below.factor);
+}
+
+}  // namespace
+
+double touch_seconds(const LayoutCase& of, double elements) {
+  return elements * of.element_bytes() / of.cluster().memory_bytes_per_second;
+}
+
+LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
+  const double tokens = of.tokens(), tensor = of.layout.tensor;
+  const double positions = static_cast<double>(of.options.sequence_length);
+  const double touched = layer.touched *
+      (1 - layer.kept_divided + layer.kept_divided / tensor) * tokens;
+  const double slowdown =
+      slowdown_at(of.cluster().layer_slowdowns, touched / layer.touched);
+  LayerSeconds seconds;
+  seconds.projections =
+      product_seconds(of, layer.attention_flops * tokens / tensor) +
+      touch_seconds(of, touched / 2) +
+      overhead_seconds(of, kLayerOperators / 2);
+  const double attention =
+      layer.attention_flops_per_position * positions * tokens / tensor;
+  seconds.attention = of.cluster().attention_flops > 0
+      ? attention / of.cluster().attention_flops
+      : product_seconds(of, attention);
+  seconds.mlp = product_seconds(of, layer.mlp_flops * tokens / tensor) +
+      touch_seconds(of, touched / 2) +
+      overhead_seconds(of, kLayerOperators / 2);
+  if (layer.has_experts) {
+    const double held =
+        static_cast<double>(of.model.shape.num_experts) / of.layout.expert;
+    seconds.experts = expert_seconds(
+                          of,
+                          layer.expert_flops * tokens / tensor *
+                              of.options.expert_imbalance) +
+        overhead_seconds(of, kExpertOperators * held);
+  }
+  for (double* part :
+       {&seconds.projections,
+        &seconds.attention,
+        &seconds.mlp,
+        &seconds.experts})
+    *part *= slowdown;
+  return seconds;
+}
+
+double forward_seconds(const LayoutCase& of, const LayerCosts& layer) {
+  const LayerSeconds seconds = seconds_of(of, layer);
+  return seconds.projections + seconds.attention + seconds.mlp +
+      seconds.experts;
+}
+
+double head_seconds(const LayoutCase& of) {
+  const double vocabulary =
+      static_cast<double>(of.model.shape.vocabulary) / of.layout.tensor;
+  return product_seconds(
+             of, of.model.head_flops * of.tokens() / of.layout.tensor) +
+      loss_seconds(of, kLogitTouches * of.tokens() * vocabulary) +
+      overhead_seconds(of, 4);
+}
+
+}  // namespace accelerate::detail
