@@ -18,6 +18,7 @@
 namespace accelerate {
 namespace ring_memory_test {
 
+using testing::ranks_connect_as_threads;
 using testing::run_in_worlds;
 
 constexpr int kRanks = 4;
@@ -93,6 +94,8 @@ double scores() { return at::get_num_threads() * 4.0 * 256 * 512 / kBlock; }
 constexpr double kNumbersPerQuery = 0.3;
 
 TEST(RingMemory, HoldsTwoBlocksAndNoSecondOutput) {
+  if (ranks_connect_as_threads())
+    GTEST_SKIP() << "its messages are copies, which count as a rank's tensors";
   for (const bool is_causal : {false, true}) {
     SCOPED_TRACE(is_causal);
     const Held held = held_by(
