@@ -153,8 +153,8 @@ class Strategy {
   [[nodiscard]] virtual std::vector<StepFigure> take_figures() { return {}; }
   /// Between steps, on all ranks alike: from here on (`is_local`), or no longer,
   /// ranks that read different samples step by themselves (LocalSGD), and
-  /// gradients are averaged over those only that share samples. A backward that
-  /// syncs while no ranks share samples does not come.
+  /// gradients are averaged only over those that share samples. While no ranks
+  /// share samples, no backward syncs.
   virtual void step_locally(bool /*is_local*/) {}
   /// Replaces parameters with their mean over the ranks (LocalSGD).
   virtual void average_parameters(const ParameterTable&) {}

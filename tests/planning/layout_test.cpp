@@ -142,6 +142,11 @@ TEST(ClusterSpeeds, SlowLayersDownByTokens) {
   EXPECT_NEAR(computing(8) / (2 * four), 3, head_and_embedding);
   options.cluster->layer_slowdowns = {{.tokens = tokens, .factor = 0}};
   EXPECT_THROW(computing(1), ConfigError);
+  options.cluster->layer_slowdowns = {
+      {.tokens = 4 * tokens, .factor = 3}, {.tokens = tokens, .factor = 1}};
+  expect_error<ConfigError>(
+      [&] { computing(1); },
+      "layer_slowdowns are in ascending order of tokens");
 }
 
 // Each parameter costs as much, whatever share of it a rank has.

@@ -20,13 +20,13 @@ constexpr int kFirstGradientTag = kFirstBlockTag + BlockExchange::kTensors;
 
 constexpr std::int64_t kPositions = 2;
 
-// Where positions are in memory: a message has dense tensors.
-// First in blocks, so that the first ones of a block are dense without a copy.
+// The dimension of positions in the dense tensors of messages. In blocks it is
+// the first, so that a block's first positions are dense without a copy.
 constexpr std::int64_t kPositionsOfBlock = 0;
-// Before the heads in gradients, as the kernels for processors return them.
+// In gradients it is before the heads, where LibTorch's CPU kernels have it.
 constexpr std::int64_t kPositionsOfGradient = 1;
 
-// The tensor with its positions moved to `place`, in memory as well.
+// The tensor with its positions as dimension `place`, dense.
 at::Tensor packed(const at::Tensor& tensor, std::int64_t place) {
   return tensor.movedim(kPositions, place).contiguous();
 }

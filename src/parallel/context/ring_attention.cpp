@@ -72,8 +72,9 @@ at::Tensor rows_of(const at::Tensor& tensor, const VisibleTile& tile) {
   return tensor.narrow(2, tile.first_query, tile.num_queries);
 }
 
-// B x H x L x E, in memory B x L x H x E as LibTorch's fused kernels have it:
-// what joins the heads of the output, or sends a gradient, copies nothing.
+// Zeros of shape B x H x L x E, laid out as B x L x H x E like the results of
+// LibTorch's fused kernels, so that joining the heads of an output, or sending a
+// gradient, needs no copy.
 at::Tensor zeros_by_position(
     at::IntArrayRef sizes,
     const at::TensorOptions& options) {

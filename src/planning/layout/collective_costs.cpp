@@ -27,8 +27,8 @@ double steps_of(CollectivePattern kind, int count) {
   return kind == CollectivePattern::all_reduce ? 2 * depth : depth;
 }
 
-// Bytes that the processor of a rank copies are time of its, and so is what it
-// takes to be woken for each step.
+// Where ranks share processors, copying bytes and being woken for each step take
+// a rank's own processor time.
 void add_flow(
     SimulatedMessage& message,
     const ClusterSpeeds& cluster,
@@ -81,11 +81,11 @@ SimulatedMessage collective(
   if (group.size <= 1) return message;
   const Span span = span_of(cluster, group);
   const double n = group.size, m = span.per_node, nodes = span.num_nodes;
-  const bool is_slower =
+  const bool costs_per_message =
       messages.are_between_pairs && cluster.seconds_per_message > 0;
   message.latency = messages.count *
-      (is_slower ? (n - 1) * cluster.seconds_per_message
-                 : steps_of(kind, span.per_node) *
+      (costs_per_message ? (n - 1) * cluster.seconds_per_message
+                         : steps_of(kind, span.per_node) *
                    cluster.inside_node.latency_seconds +
                steps_of(kind, span.num_nodes) *
                    cluster.between_nodes.latency_seconds);

@@ -14,7 +14,7 @@ struct RankResources {
   std::size_t processor = 0;
   std::size_t inside_node = 0;
   std::size_t between_nodes = 0;
-  /// Amount of a processor that it has while all ranks compute.
+  /// The share of a processor that the rank has while all ranks compute.
   double share = 1;
 };
 
@@ -36,8 +36,8 @@ enum class CollectivePattern {
   all_to_all
 };
 
-/// How a tensor is sent: in so many collectives, or each of them by messages
-/// between all pairs of ranks.
+/// How a tensor is sent: in `count` collectives, and whether each of them is made
+/// of messages between all pairs of ranks.
 struct CollectiveMessages {
   double count = 1;
   bool are_between_pairs = false;
@@ -46,8 +46,8 @@ struct CollectiveMessages {
 /// A collective as the rank sees it. `bytes`: of the full tensor; for an
 /// all-to-all, what the rank sends, also to itself. Bandwidth-optimal within and
 /// between nodes; latencies grow with the logarithm of the group, or with its
-/// size for an all-to-all. Ranks that share processors
-/// compute nothing during latencies, either.
+/// size for an all-to-all. Ranks that share processors do not compute during
+/// latencies, either.
 SimulatedMessage collective(
     const ClusterSpeeds& cluster,
     const RankResources& rank,

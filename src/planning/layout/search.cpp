@@ -251,10 +251,12 @@ void check_options(const LayoutPlanOptions& options) {
         return degree && *degree < 1;
       });
   const auto& slowdowns = cluster.layer_slowdowns;
-  const bool has_wrong_slowdown = std::any_of(
-      slowdowns.begin(), slowdowns.end(), [](const LayerSlowdown& each) {
-        return !(each.tokens > 0) || !(each.factor > 0);
-      });
+  bool has_wrong_slowdown = false;
+  double fewer_tokens = 0;
+  for (const LayerSlowdown& each : slowdowns) {
+    has_wrong_slowdown |= !(each.tokens > fewer_tokens) || !(each.factor > 0);
+    fewer_tokens = each.tokens;
+  }
   const bool is_wrong = has_wrong_degree || has_wrong_slowdown ||
       options.num_simulated < 1 || options.usable_memory > 1 ||
       options.num_ranks < 1 || options.sequence_length < 1 ||
@@ -278,7 +280,8 @@ void check_options(const LayoutPlanOptions& options) {
       "per sample and {} per step; these, degrees and num_simulated are at "
       "least "
       "1, speeds and memory are above 0, usable_memory is at most 1, latencies "
-      "are at least 0, and the imbalance of experts at least 1",
+      "are at least 0, the imbalance of experts is at least 1, and "
+      "layer_slowdowns are in ascending order of tokens",
       options.num_ranks,
       cluster.ranks_per_node,
       options.sequence_length,
