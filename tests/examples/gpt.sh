@@ -66,6 +66,21 @@ divided expert_grid 2 --experts 5 --replicate 2 --expert 2 --resume latest
 tail -n 6 expert_one.txt >expert_tail.txt
 same expert_tail.txt expert_grid.txt 0.0005
 
+# The learning rate is 0 in the first step of a warm-up, falls as it is told to, and a resumed run follows on.
+"$gpt" "${flags[@]}" --learning_rate 0 --project_dir still | steps >still.txt
+for type in cosine linear; do
+  "$gpt" "${flags[@]}" --lr_scheduler_type $type --num_warmup_steps 2 --project_dir $type | steps >$type.txt
+  head -n 2 still.txt | cmp - <(head -n 2 $type.txt)
+  if head -n 4 still.txt | cmp -s - <(head -n 4 $type.txt); then echo "$type: the rate does not rise"; exit 1; fi
+done
+if cmp -s cosine.txt linear.txt; then echo "cosine and linear rates are alike"; exit 1; fi
+divided scheduled 3 --lr_scheduler_type cosine --num_warmup_steps 2 --checkpoint_every 6
+same cosine.txt scheduled.txt 0.0005
+rm -r scheduled/checkpoints/checkpoint_1
+divided scheduled 2 --lr_scheduler_type cosine --num_warmup_steps 2 --resume latest
+tail -n 6 cosine.txt >cosine_tail.txt
+same cosine_tail.txt scheduled.txt 0.0005
+
 # refuses RANKS PHRASE FLAG...: the run ends with an error that has the phrase.
 refuses() {
   if "$tool" launch --num_processes "$1" "$gpt" --project_dir refused "${@:3}" >refused.txt 2>&1; then
