@@ -1,5 +1,5 @@
-# Finds LibTorch and defines the imported targets accelerate::c10 and
-# accelerate::torch_cpu. Searches, in this order: ACCELERATE_LIBTORCH_DIR,
+# Finds LibTorch and defines the imported targets accelerate::c10,
+# accelerate::torch_cpu and, where LibTorch has it, accelerate::torch_cuda. Searches, in this order: ACCELERATE_LIBTORCH_DIR,
 # Torch_DIR, CMAKE_PREFIX_PATH, the active Python's torch.
 #
 # Does not use find_package(Torch): with a CUDA build of LibTorch, it requires the
@@ -99,6 +99,13 @@ function(accelerate_find_libtorch)
     target_include_directories(${target} SYSTEM INTERFACE
       "${directory}/include" "${directory}/include/torch/csrc/api/include")
   endforeach()
+  # For programs that compute on CUDA devices. Loading it registers the kernels;
+  # no symbol of it is used, so that the linker would leave it out.
+  if(EXISTS "${directory}/lib/libtorch_cuda.so")
+    add_library(accelerate::torch_cuda INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(accelerate::torch_cuda INTERFACE
+      "-Wl,--push-state,--no-as-needed" "${directory}/lib/libtorch_cuda.so" "-Wl,--pop-state" accelerate::torch_cpu)
+  endif()
   # The wheel's CPU library needs two CUDA libraries that its own RPATH finds
   # at run time; the linker need not see them.
   target_link_options(accelerate::torch_cpu INTERFACE LINKER:--allow-shlib-undefined)

@@ -15,6 +15,16 @@ namespace accelerate::detail {
 
 namespace {
 
+// States of random generators, which kernels for attention save unwritten where
+// they drop nothing.
+bool is_generator_state(
+    const c10::OperatorHandle& operation,
+    const at::Tensor& tensor) {
+  return tensor.numel() <= 2 &&
+      at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) &&
+      operation.schema().name().find("attention") != std::string::npos;
+}
+
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
                               : nullptr;
@@ -219,7 +229,8 @@ Tape::Place Tape::pack(const at::Tensor& tensor) {
   const bool compares = options_.compare == CompareRecomputed::always ||
       (options_.compare == CompareRecomputed::first &&
        !compared_->has(entry.history));
-  if (compares && !is_outside) saved.fingerprint = fingerprint_of(tensor);
+  if (compares && !is_outside && !is_generator_state(entry.operation, tensor))
+    saved.fingerprint = fingerprint_of(tensor);
   entry.saved.push_back(std::move(saved));
   if (storage != nullptr) {
     savings_of_

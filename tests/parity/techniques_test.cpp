@@ -15,6 +15,7 @@
 #include <accelerate/accelerate.h>
 
 #include "parallel/plan.h"
+#include "support/gpu_device.h"
 #include "support/parity_task.h"
 
 namespace accelerate {
@@ -183,6 +184,8 @@ const Weights& weights_of_one_process(
 
 TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
   const auto& [technique, precision, accumulation, num_ranks] = GetParam();
+  if (const auto missing = testing::missing_device_of_ranks(); !missing.empty())
+    GTEST_SKIP() << "label gpu was not run: " << missing;
   if (num_ranks % technique.divides_ranks != 0)
     GTEST_SKIP() << "needs a multiple of " << technique.divides_ranks;
   if (technique.master_weights && precision == Precision::no)

@@ -127,8 +127,9 @@ inline Trained train_alone(
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
-      const auto x = all.inputs.narrow(0, step * kRows, kRows);
-      const auto y = all.labels.narrow(0, step * kRows, kRows);
+      const at::Device device = accelerator.device();
+      const auto x = all.inputs.narrow(0, step * kRows, kRows).to(device);
+      const auto y = all.labels.narrow(0, step * kRows, kRows).to(device);
       const auto xs = x.tensor_split(num_micro_batches);
       const auto ys = y.tensor_split(num_micro_batches);
       Tensor total;
@@ -149,7 +150,7 @@ inline Trained train_alone(
     }
   });
   for (const auto& item : net->named_parameters())
-    trained.weights[item.key()] = item.value().detach().clone();
+    trained.weights[item.key()] = item.value().detach().cpu().clone();
   return trained;
 }
 
@@ -182,8 +183,8 @@ inline Trained train_in_stages(const Setting& setting) {
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       const PipelineResult result = pipeline.step(
-          all.inputs.narrow(0, step * kRows, kRows),
-          all.labels.narrow(0, step * kRows, kRows),
+          all.inputs.narrow(0, step * kRows, kRows).to(accelerator.device()),
+          all.labels.narrow(0, step * kRows, kRows).to(accelerator.device()),
           &loss_of);
       EXPECT_EQ(result.losses.size(), setting.num_micro_batches);
       EXPECT_EQ(result.loss.scalar_type(), torch::kFloat);
@@ -194,7 +195,7 @@ inline Trained train_in_stages(const Setting& setting) {
     if (trained.losses.empty()) trained.losses = losses;
     EXPECT_EQ(trained.losses, losses);
     for (const auto& item : pipeline.model().named_parameters())
-      trained.weights[item.key()] = item.value().detach().clone();
+      trained.weights[item.key()] = item.value().detach().cpu().clone();
   });
   return trained;
 }

@@ -141,7 +141,8 @@ inline ParityResult train_parity_net(const ParityRun& run) {
     }
     Weights weights;
     for (const auto& [name, tensor] : accelerator.get_state_dict(model))
-      weights[name] = tensor.detach().to(torch::kFloat, false, /*copy=*/true);
+      weights[name] =
+          tensor.detach().to(at::kCPU, torch::kFloat, false, /*copy=*/true);
     if (!accelerator.is_main_process()) return;
     end.weights = std::move(weights);
     for (const auto name : model.prepared()->strategies.names())

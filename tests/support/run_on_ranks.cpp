@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include <c10/core/AutogradState.h>
+
 #include <accelerate/error.h>
 
 #include "support/thread_transport.h"
@@ -31,6 +33,11 @@ std::string_view name_of_transport() {
 
 }  // namespace
 
+at::Device device_of_ranks() {
+  const char* const name = std::getenv("ACCELERATE_TEST_DEVICE");
+  return name == nullptr ? at::Device(at::kCPU) : at::Device(name);
+}
+
 bool ranks_connect_as_threads() { return name_of_transport() == "threads"; }
 
 void run_on_ranks(
@@ -38,6 +45,7 @@ void run_on_ranks(
     const std::function<void(const WorldOptions&)>& rank) {
   if (!kHasNoRecorder)
     throw std::runtime_error("cannot switch the flight recorder off");
+  const at::Device device = device_of_ranks();
   const Store store = Store::in_memory();
   const std::string_view name = name_of_transport();
   const auto own_transport =
@@ -49,12 +57,15 @@ void run_on_ranks(
   for (int r = 0; r < num_ranks; ++r) {
     threads.emplace_back([&, r] {
       try {
+        // LibTorch's engine has one thread per device, which the ranks share.
+        if (!device.is_cpu())
+          c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
         rank(
             {.rank = r,
              .size = num_ranks,
              .store = store,
              .transport = transport,
-             .device = at::kCPU,
+             .device = device,
              .timeout = std::chrono::seconds(30),
              .logger = Logger([](const LogRecord&) {}, LogLevel::off),
              .own_transport = own_transport});

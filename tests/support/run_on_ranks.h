@@ -16,6 +16,10 @@ void run_on_ranks(
     int num_ranks,
     const std::function<void(const WorldOptions&)>& rank);
 
+/// The device that run_on_ranks() gives all ranks: ACCELERATE_TEST_DEVICE in the
+/// environment, such as cuda:0 for tests that can share it, else the CPU.
+at::Device device_of_ranks();
+
 /// Whether thread_transport.h connects the ranks. Other transports take longer;
 /// suites of very many combinations may try a share of them there.
 bool ranks_connect_as_threads();

@@ -206,8 +206,7 @@ void TierKeeper::use(std::size_t unit, Lock& lock) {
 void TierKeeper::wait_for_arrival(std::size_t unit) {
   std::shared_ptr<c10::Event>& arrival = units_[unit].fetched.arrival;
   if (arrival == nullptr) return;
-  const c10::Device device =
-      weights_.tensors[weights_.units[unit].tensors.front()].device;
+  const c10::Device device = device_of_unit(unit);
   const c10::impl::VirtualGuardImpl guard(device.type());
   arrival->block(guard.getStream(device));
   if (arrival->query()) arrival = nullptr;
@@ -218,7 +217,8 @@ void TierKeeper::await(std::size_t unit, Lock& lock) {
   if (own.is_instant && own.state != State::fetched) {
     // Nothing is read.
     BoxReader reader;
-    own.fetched = fetch(requests_for({unit}), reader).front();
+    DeviceCopies copies;
+    own.fetched = fetch(requests_for({unit}), reader, copies).front();
     own.state = State::fetched;
     return;
   }
@@ -302,6 +302,8 @@ void TierKeeper::evict(std::size_t unit) {
   if (current_ == unit) current_.reset();
   if (own.is_instant) return;
   bytes_in_memory_ -= bytes_of_unit(unit);
+  if (const c10::Device device = device_of_unit(unit); !device.is_cpu())
+    leaving_.add(device, bytes_of_unit(unit));
   // Buffers are a little larger than what lies in them.
   const std::uint64_t left = options_.memory > bytes_in_memory_
       ? options_.memory - bytes_in_memory_
@@ -309,10 +311,13 @@ void TierKeeper::evict(std::size_t unit) {
   trim_pools(left + left / 16);
 }
 
+c10::Device TierKeeper::device_of_unit(std::size_t unit) const {
+  return weights_.tensors[weights_.units[unit].tensors.front()].device;
+}
+
 // Units are computed with on one device each.
 BufferPool& TierKeeper::pool_of(std::size_t unit) {
-  const std::size_t first = weights_.units[unit].tensors.front();
-  return weights_.tensors[first].device.is_cpu() ? buffers_ : pinned_buffers_;
+  return device_of_unit(unit).is_cpu() ? buffers_ : pinned_buffers_;
 }
 
 void TierKeeper::trim_pools(std::uint64_t num_bytes) {
@@ -383,8 +388,23 @@ std::vector<std::size_t> TierKeeper::next_batch() {
     batch.push_back(unit);
   }
   bytes_in_memory_ += sum;
-  stats_.peak_bytes = std::max(stats_.peak_bytes, bytes_in_memory_);
   return batch;
+}
+
+// Until the device has done what it was given with units that were evicted, if
+// there is no memory for more.
+void TierKeeper::wait_for_memory(Lock& lock) {
+  leaving_.forget_what_left();
+  while (bytes_in_memory_ + leaving_.bytes() > options_.memory) {
+    const std::shared_ptr<c10::Event> end = leaving_.oldest();
+    if (end == nullptr) break;
+    lock.unlock();
+    end->synchronize();
+    lock.lock();
+    leaving_.forget_what_left();
+  }
+  stats_.peak_bytes =
+      std::max(stats_.peak_bytes, bytes_in_memory_ + leaving_.bytes());
 }
 
 void TierKeeper::fetch_units(
@@ -394,9 +414,10 @@ void TierKeeper::fetch_units(
   std::vector<FetchedUnit> fetched;
   std::vector<FetchRequest> requests;
   try {
+    wait_for_memory(lock);
     requests = requests_for(units);
     lock.unlock();
-    fetched = fetch(requests, reader_);
+    fetched = fetch(requests, reader_, copies_);
   } catch (...) {
     failure = std::current_exception();
   }

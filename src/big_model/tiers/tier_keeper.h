@@ -18,6 +18,7 @@
 #include "big_model/model/offload_keeper.h"
 #include "big_model/tiers/access_order.h"
 #include "big_model/tiers/buffer_pool.h"
+#include "big_model/tiers/device_copies.h"
 #include "big_model/tiers/weight_units.h"
 #include "gate/gate.h"
 
@@ -100,7 +101,9 @@ class TierKeeper final : public OffloadKeeper {
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
   void work();
   std::vector<std::size_t> next_batch();
+  void wait_for_memory(Lock& lock);
   [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
+  [[nodiscard]] c10::Device device_of_unit(std::size_t unit) const;
   BufferPool& pool_of(std::size_t unit);
   void trim_pools(std::uint64_t num_bytes);
   void require_no_write(GatedCall& call) const;
@@ -120,7 +123,9 @@ class TierKeeper final : public OffloadKeeper {
   BufferPool pinned_buffers_{/*is_pinned=*/true};
   /// Used by the thread that fetches only, while a unit is being fetched.
   BoxReader reader_;
+  DeviceCopies copies_;
   std::uint64_t bytes_in_memory_ = 0;
+  LeavingMemory leaving_;
   DispatchStats stats_;
   bool is_ending_ = false;
   std::thread thread_;

@@ -8,8 +8,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <accelerate/error.h>
 
@@ -199,32 +197,6 @@ at::Tensor value_in(
       .view(tensor.tensor.sizes());
 }
 
-/// Copies to a device on a stream of its own, so that what computes goes on.
-class SideStream {
- public:
-  explicit SideStream(c10::Device device)
-      : device_(device),
-        stream_(c10::impl::VirtualGuardImpl(device.type())
-                    .getStreamFromGlobalPool(device)) {}
-
-  at::Tensor copy(const at::Tensor& value) const {
-    const c10::StreamGuard on_stream(stream_);
-    return value.to(
-        value.options().device(device_), /*non_blocking=*/true, /*copy=*/true);
-  }
-
-  /// Arrives when everything that was copied is there.
-  [[nodiscard]] std::shared_ptr<c10::Event> arrival() const {
-    auto event = std::make_shared<c10::Event>(device_.type());
-    event->record(stream_);
-    return event;
-  }
-
- private:
-  c10::Device device_;
-  c10::Stream stream_;
-};
-
 // With the dtype and strides of the module's tensor, which need not be those of
 // a row-major one.
 at::Tensor converted(const OffloadedTensor& tensor, at::Tensor value) {
@@ -276,8 +248,9 @@ std::vector<Versions> place_values(
 void finish_values(
     const FetchRequest& request,
     const std::vector<Versions>& versions,
-    FetchedUnit& unit) {
-  std::optional<SideStream> side;
+    FetchedUnit& unit,
+    DeviceCopies& copies) {
+  std::optional<c10::Device> copied_to;
   bool uses_buffer = false;
   for (std::size_t i = 0; i < unit.values.size(); ++i) {
     at::Tensor& value = unit.values[i];
@@ -286,14 +259,14 @@ void finish_values(
       require_first_contents(tensor, value, versions[i]);
     value = converted(tensor, std::move(value));
     if (value.device() != tensor.device) {
-      if (!side) side.emplace(tensor.device);
-      value = side->copy(value);
+      copied_to = tensor.device;
+      value = copies.copy(value, tensor.device);
     }
     uses_buffer = uses_buffer ||
         (request.buffer.defined() &&
          value.storage().is_alias_of(request.buffer.storage()));
   }
-  if (side) unit.arrival = side->arrival();
+  if (copied_to) unit.arrival = copies.arrival(*copied_to);
   if (uses_buffer) unit.buffer = request.buffer;
 }
 
@@ -322,7 +295,8 @@ std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors) {
 
 std::vector<FetchedUnit> fetch(
     const std::vector<FetchRequest>& requests,
-    BoxReader& reader) {
+    BoxReader& reader,
+    DeviceCopies& copies) {
   const at::NoGradGuard no_grad;
   std::vector<FetchedUnit> units(requests.size());
   std::vector<BoxToRead> boxes;
@@ -331,7 +305,7 @@ std::vector<FetchedUnit> fetch(
     versions.push_back(place_values(requests[i], units[i], boxes));
   read_unchanged(boxes, reader);
   for (std::size_t i = 0; i < requests.size(); ++i)
-    finish_values(requests[i], versions[i], units[i]);
+    finish_values(requests[i], versions[i], units[i], copies);
   return units;
 }
 
@@ -341,7 +315,8 @@ at::Tensor fetch_now(const OffloadedTensor& tensor) {
       static_cast<std::int64_t>(buffer_bytes(request.tensors));
   if (num_bytes > 0) request.buffer = at::empty({num_bytes}, at::kByte);
   BoxReader reader;
-  const FetchedUnit fetched = fetch({request}, reader).front();
+  DeviceCopies copies;
+  const FetchedUnit fetched = fetch({request}, reader, copies).front();
   if (fetched.arrival) fetched.arrival->synchronize();
   return fetched.values.front();
 }

@@ -11,6 +11,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
 
+#include "big_model/tiers/device_copies.h"
 #include "big_model/tiers/first_contents.h"
 #include "format/tensors/stored_tensors.h"
 
@@ -88,7 +89,8 @@ std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors);
 /// read.
 std::vector<FetchedUnit> fetch(
     const std::vector<FetchRequest>& requests,
-    BoxReader& reader);
+    BoxReader& reader,
+    DeviceCopies& copies);
 
 /// The same for one tensor, which has arrived when it returns.
 at::Tensor fetch_now(const OffloadedTensor& tensor);

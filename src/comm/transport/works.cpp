@@ -1,5 +1,7 @@
 #include "comm/transport/works.h"
 
+#include <algorithm>
+#include <exception>
 #include <mutex>
 #include <utility>
 
@@ -12,6 +14,19 @@ namespace {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
+// A future of tensors; those of accelerators are complete for the streams of
+// whoever waits.
+Future future_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    const c10::Device device = tensor.device();
+    if (!device.is_cpu() && std::ranges::find(devices, device) == devices.end())
+      devices.push_back(device);
+  }
+  return c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), std::move(devices));
+}
+
 class CompletedWork final : public c10d::Work {
  public:
   explicit CompletedWork(std::vector<at::Tensor> tensors)
@@ -22,8 +37,7 @@ class CompletedWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
   std::vector<at::Tensor> result() override { return tensors_; }
   Future getFuture() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(
-        c10::ListType::create(c10::TensorType::get()));
+    Future future = future_of(tensors_);
     future->markCompleted(c10::IValue(tensors_));
     return future;
   }
@@ -53,14 +67,22 @@ class WorkThen final : public c10d::Work {
   }
   std::vector<at::Tensor> result() override { return tensors_; }
   Future getFuture() override {
-    return work_->getFuture()->then(
-        [rest = rest_,
-         tensors = tensors_](c10::ivalue::Future& done) -> c10::IValue {
-          static_cast<void>(done.value());
-          rest->run();
-          return tensors;
-        },
-        c10::ListType::create(c10::TensorType::get()));
+    Future future = future_of(tensors_);
+    work_->getFuture()->addCallback(
+        [future, rest = rest_, tensors = tensors_](c10::ivalue::Future& done) {
+          if (done.hasError()) {
+            future->setError(done.exception_ptr());
+            return;
+          }
+          try {
+            rest->run();
+          } catch (...) {
+            future->setError(std::current_exception());
+            return;
+          }
+          future->markCompleted(c10::IValue(tensors));
+        });
+    return future;
   }
 
  private:

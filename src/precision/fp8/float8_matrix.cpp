@@ -35,9 +35,7 @@ Float8Matrix scaled_by_operators(
     at::ScalarType dtype,
     const at::Tensor& scale,
     RoundingSeed seed) {
-  return {
-      saturating_cast(matrix.to(at::kFloat).contiguous() * scale, dtype, seed),
-      scale};
+  return {scaled_cast(matrix, scale, dtype, /*limits=*/true, seed), scale};
 }
 
 }  // namespace
@@ -81,9 +79,7 @@ Float8Format float8_format(at::ScalarType dtype) {
 
 at::Tensor amax_of(const at::Tensor& tensor) {
   if (has_kernels(tensor)) return at::full({}, host_amax(tensor), at::kFloat);
-  if (tensor.numel() == 0)
-    return at::zeros({}, tensor.options().dtype(at::kFloat));
-  return tensor.abs().max().to(at::kFloat);
+  return amax_by_operators(tensor).to(at::kFloat);
 }
 
 at::Tensor scale_of(const at::Tensor& amax, const DynamicCast& cast) {
@@ -123,7 +119,7 @@ Float8Matrix cast_with_others(
       std::ranges::none_of(divisions, is_along))
     return cast_dynamically(matrix, cast, dim, seed);
   const at::Tensor amax =
-      matrix.abs().amax({dim}, /*keepdim=*/true).to(at::kFloat).contiguous();
+      amax_by_operators(matrix, dim).to(at::kFloat).contiguous();
   for (const MatrixDivision& division : divisions) {
     if (is_along(division)) division.agree(amax);
   }

@@ -88,6 +88,15 @@ struct DeviceOperands {
   at::Tensor right;
 };
 
+// The columns that `b` has. No view where nothing was added, so that programs
+// may change the result of an autograd function.
+at::Tensor without_padding(const at::Tensor& product, const Float8Matrix& b) {
+  const std::int64_t columns = b.values.size(0);
+  return product.size(1) == columns
+      ? product
+      : product.narrow(1, 0, columns).contiguous();
+}
+
 at::Tensor multiply_on_device(
     const Float8Matrix& a,
     const Float8Matrix& b,
@@ -116,7 +125,7 @@ at::Tensor multiply_on_device(
         dtype,
         /*use_fast_accum=*/false);
   }
-  return product.narrow(1, 0, b.values.size(0)).to(dtype).contiguous();
+  return without_padding(product, b).to(dtype);
 }
 
 at::Tensor scaled_afterwards(
@@ -137,19 +146,19 @@ at::Tensor multiply_unscaled(
   const DeviceOperands operands(a, b);
   const at::Tensor one = at::ones({}, a.scale.options().dtype(at::kFloat));
   const at::Tensor product =
-      operands.multiply(one, one, at::kFloat, /*use_fast_accum=*/false)
-          .narrow(1, 0, b.values.size(0));
-  return scaled_afterwards(product, a, b, dtype);
+      operands.multiply(one, one, at::kFloat, /*use_fast_accum=*/false);
+  return scaled_afterwards(without_padding(product, b), a, b, dtype);
 }
 
 at::Tensor
 emulate(const Float8Matrix& a, const Float8Matrix& b, at::ScalarType dtype) {
+  // Values in float8 are exact in bf16, and so are their sums in fp32.
   const bool is_fast_in_bfloat16 =
-      !a.values.is_cpu() && dtype == at::kBFloat16 && !has_blocks(a, b);
+      a.values.is_cuda() && dtype == at::kBFloat16 && !has_blocks(a, b);
   if (!is_fast_in_bfloat16)
     return at::mm(a.dequantize(), b.dequantize().t()).to(dtype);
-  const at::Tensor product =
-      at::mm(a.values.to(at::kBFloat16), b.values.to(at::kBFloat16).t());
+  const at::Tensor product = at::mm(
+      a.values.to(at::kBFloat16), b.values.to(at::kBFloat16).t(), at::kFloat);
   return scaled_afterwards(product, a, b, dtype);
 }
 

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -116,15 +117,47 @@ at::Tensor scales_by_operators(
       .to(at::kFloat);
 }
 
-at::Tensor saturating_cast(
-    const at::Tensor& scaled,
+at::Tensor amax_by_operators(
+    const at::Tensor& matrix,
+    std::optional<std::int64_t> dim) {
+  // A norm reads values once, abs().max() thrice.
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (!dim) {
+    return matrix.numel() == 0 ? at::zeros({}, matrix.options())
+                               : at::linalg_vector_norm(matrix, kInfinity);
+  }
+  return matrix.size(*dim) == 0
+      ? at::zeros_like(matrix.sum({*dim}, /*keepdim=*/true))
+      : at::linalg_vector_norm(matrix, kInfinity, {{*dim}}, /*keepdim=*/true);
+}
+
+at::Tensor scaled_cast(
+    const at::Tensor& matrix,
+    const at::Tensor& scales,
     at::ScalarType dtype,
+    bool limits,
     RoundingSeed seed) {
+  const auto made_of = [&](at::ScalarType type) {
+    return at::empty(matrix.sizes(), matrix.options().dtype(type));
+  };
+  // Scales with dimensions make the product one in fp32.
+  const at::Tensor factors = scales.dim() == 0 ? scales.view({1, 1}) : scales;
+  if (!limits && !seed) {
+    at::Tensor values = made_of(dtype);
+    return at::mul_out(values, matrix, factors);
+  }
   const Float8Format type = float8_format(dtype);
   const double largest = largest_value(type);
-  const at::Tensor limited = scaled.clamp(-largest, largest);
-  if (!seed || limited.numel() == 0) return limited.to(dtype);
-  return rounded_randomly(limited, type, *seed).to(dtype);
+  at::Tensor scaled = made_of(at::kFloat);
+  at::mul_out(scaled, matrix, factors);
+  if (!seed || matrix.numel() == 0) {
+    at::Tensor values = made_of(dtype);
+    // With numbers as limits, LibTorch casts in a pass of its own.
+    const at::Tensor limit = at::full({}, largest, scaled.options());
+    return at::clamp_out(values, scaled, -limit, limit);
+  }
+  return rounded_randomly(scaled.clamp_(-largest, largest), type, *seed)
+      .to(dtype);
 }
 
 at::Tensor spread_scales(const Float8Matrix& matrix) {
@@ -142,17 +175,10 @@ Float8Matrix cast_by_operators(
   Float8Matrix made;
   switch (cast.granularity) {
     case Float8Granularity::tensorwise:
-      made.scale = scales_by_operators(
-          matrix.numel() == 0 ? at::zeros({}, matrix.options())
-                              : matrix.abs().max(),
-          cast);
+      made.scale = scales_by_operators(amax_by_operators(matrix), cast);
       break;
     case Float8Granularity::axiswise:
-      made.scale = scales_by_operators(
-          matrix.size(dim) == 0
-              ? at::zeros_like(matrix.sum({dim}, /*keepdim=*/true))
-              : matrix.abs().amax({dim}, /*keepdim=*/true),
-          cast);
+      made.scale = scales_by_operators(amax_by_operators(matrix, dim), cast);
       break;
     case Float8Granularity::blocks:
       made.block_dim = dim;
@@ -160,9 +186,12 @@ Float8Matrix cast_by_operators(
       break;
   }
   made.values = matrix;
-  made.values = saturating_cast(
-      matrix.to(at::kFloat).contiguous() * spread_scales(made),
+  // Infinities of a block are limited; elsewhere their scales are 0.
+  made.values = scaled_cast(
+      matrix,
+      spread_scales(made),
       cast.dtype,
+      /*limits=*/cast.granularity == Float8Granularity::blocks,
       seed);
   return made;
 }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 #include "precision/fp8/float8_matrix.h"
@@ -11,10 +14,20 @@ namespace accelerate::detail {
 
 at::Tensor scales_by_operators(const at::Tensor& amax, const DynamicCast& cast);
 
-/// Casts fp32, limited to the format's largest value.
-at::Tensor saturating_cast(
-    const at::Tensor& scaled,
+/// The largest absolute value of a matrix, or those along `dim`, which keeps a
+/// size of 1; 0 where there are no values. In the matrix's dtype.
+at::Tensor amax_by_operators(
+    const at::Tensor& matrix,
+    std::optional<std::int64_t> dim = std::nullopt);
+
+/// `matrix` times `scales`, which broadcast to it, in float8. Products beyond the
+/// format's largest value are limited to it. Without `limits` the caller knows
+/// that rounding leaves none, which saves a pass over memory.
+at::Tensor scaled_cast(
+    const at::Tensor& matrix,
+    const at::Tensor& scales,
     at::ScalarType dtype,
+    bool limits,
     RoundingSeed seed);
 
 /// Scales that can be broadcast to the matrix.

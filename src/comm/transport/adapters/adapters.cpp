@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -168,6 +169,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
       connection->size());
   for (const c10::DeviceType device : connection->facts().device_types)
     group->setBackend(device, type, backend);
+  // Its tensors are staged through host memory where the transport lacks it.
+  const auto accelerator = at::accelerator::getAccelerator(/*checked=*/false);
+  if (accelerator && !connection->facts().has_device(*accelerator))
+    group->setBackend(*accelerator, type, backend);
   group->setDefaultBackend(type);
   return group;
 }

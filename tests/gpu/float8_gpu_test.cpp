@@ -2,14 +2,12 @@
 // the emulated ones, and training by each recipe goes as on the CPU. `ctest -L
 // gpu` runs them; without a device, or without LibTorch's CUDA library beside
 // its CPU library, they are skipped and say so.
-#include <dlfcn.h>
 #include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/torch.h>
 
 #include <gtest/gtest.h>
@@ -22,6 +20,7 @@
 #include "precision/fp8/float8_linear.h"
 #include "precision/fp8/float8_rules.h"
 #include "support/float8_recipes.h"
+#include "support/gpu_device.h"
 
 namespace accelerate::detail {
 namespace float8_gpu_test {
@@ -29,28 +28,7 @@ namespace float8_gpu_test {
 namespace nn = torch::nn;
 using at::Tensor;
 
-// Why there is no device; empty if there is one.
-std::string missing_device() {
-  static const std::string reason = []() -> std::string {
-    // Programs are not linked with it; loading it registers its kernels.
-    if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr)
-      return std::string("LibTorch's CUDA library cannot be loaded: ") +
-          dlerror();
-    return at::detail::getCUDAHooks().hasCUDA()
-        ? ""
-        : "this machine has no CUDA device";
-  }();
-  return reason;
-}
-
-class Float8OnGpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (const std::string reason = missing_device(); !reason.empty())
-      GTEST_SKIP() << "label gpu was not run: " << reason;
-  }
-  const c10::Device device_{at::kCUDA, 0};
-};
+using Float8OnGpu = testing::OnGpu;
 
 Tensor normal(at::IntArrayRef sizes, std::uint64_t seed) {
   return at::randn(sizes, at::detail::createCPUGenerator(seed));
