@@ -29,12 +29,38 @@ bool has_scales_of_rows(const Float8Matrix& a, const Float8Matrix& b) {
   return a.scale.dim() == 2 || b.scale.dim() == 2;
 }
 
+// A dense copy of a matrix in bytes that is the transpose of a dense one. LibTorch
+// copies bytes in this order slowly. It takes half as long (211 us instead of 392
+// for 8192 x 8192 on an H200) within groups of 8 rows first, then in words of 8.
+at::Tensor transposed_in_words(const at::Tensor& bytes) {
+  constexpr std::int64_t kWord = 8;
+  const at::Tensor source = bytes.t();
+  const std::int64_t rows = source.size(0);
+  const std::int64_t columns = source.size(1);
+  return source.view({rows / kWord, kWord, columns})
+      .transpose(1, 2)
+      .contiguous()
+      .view(at::kLong)
+      .view({rows / kWord, columns})
+      .t()
+      .contiguous()
+      .view(at::kByte)
+      .view({columns, rows});
+}
+
+at::Tensor dense(const at::Tensor& values) {
+  const bool has_words = values.size(1) % 8 == 0 && values.numel() > 0;
+  if (values.is_contiguous() || !values.t().is_contiguous() || !has_words)
+    return values.contiguous();
+  return transposed_in_words(values.view(at::kByte)).view(values.scalar_type());
+}
+
 // Zeros at the ends of both dimensions.
 at::Tensor
 padded(const at::Tensor& values, std::int64_t rows, std::int64_t columns) {
-  if (rows == 0 && columns == 0) return values.contiguous();
-  return at::constant_pad_nd(
-             values.view(at::kByte).contiguous(), {0, columns, 0, rows})
+  const at::Tensor copied = dense(values);
+  if (rows == 0 && columns == 0) return copied;
+  return at::constant_pad_nd(copied.view(at::kByte), {0, columns, 0, rows})
       .view(values.scalar_type());
 }
 
