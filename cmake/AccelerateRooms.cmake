@@ -2,7 +2,7 @@
 # precompiled, an empty file takes 5 CPU seconds. So files are compiled together, whole directories at
 # a time, up to about as much as keeps a change of one file to half a minute.
 option(ACCELERATE_UNITY_BUILD "Compile the files of a directory together" ON)
-set(ACCELERATE_UNITY_BYTES 60000 CACHE STRING "Maximum bytes of source that are compiled together")
+set(ACCELERATE_UNITY_BYTES 100000 CACHE STRING "Maximum bytes of source that are compiled together")
 mark_as_advanced(ACCELERATE_UNITY_BYTES)
 
 # accelerate_rooms(TARGET DIRECTORY... [EXCEPT file...])

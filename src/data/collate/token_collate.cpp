@@ -94,16 +94,16 @@ PaddedBatch pad(
 
 namespace {
 
-struct Piece {
+struct TokenPiece {
   std::span<const std::int64_t> tokens, labels;
 };
 
-std::vector<Piece> pieces_of(
+std::vector<TokenPiece> pieces_of(
     const std::vector<TokenSequence>& sequences,
     const PackCollateOptions& options) {
   using Long = PackCollateOptions::LongSequences;
   const auto room = static_cast<std::size_t>(options.row_length);
-  std::vector<Piece> pieces;
+  std::vector<TokenPiece> pieces;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const auto tokens = values(sequences[i].first);
     const auto labels = values(sequences[i].second);
@@ -128,17 +128,19 @@ std::vector<Piece> pieces_of(
 }
 
 // Assigns pieces to rows, the longest first, each to the first row with room.
-std::vector<std::vector<Piece>> rows_of(
-    std::vector<Piece> pieces,
+std::vector<std::vector<TokenPiece>> rows_of(
+    std::vector<TokenPiece> pieces,
     std::size_t row_length) {
   // Stable, so pieces of equal length keep their order.
   std::stable_sort(
-      pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+      pieces.begin(),
+      pieces.end(),
+      [](const TokenPiece& a, const TokenPiece& b) {
         return a.tokens.size() > b.tokens.size();
       });
-  std::vector<std::vector<Piece>> rows;
+  std::vector<std::vector<TokenPiece>> rows;
   std::vector<std::size_t> room;
-  for (const Piece& piece : pieces) {
+  for (const TokenPiece& piece : pieces) {
     const auto fits = [&](std::size_t left) {
       return left >= piece.tokens.size();
     };
@@ -185,7 +187,7 @@ PackedBatch pack(
   for (std::size_t row = 0; row < rows.size(); ++row) {
     std::int64_t at = static_cast<std::int64_t>(row) * width;
     std::int64_t number = 0;
-    for (const Piece& piece : rows[row]) {
+    for (const TokenPiece& piece : rows[row]) {
       const auto length = static_cast<std::int64_t>(piece.tokens.size());
       std::copy_n(
           piece.tokens.data(),
