@@ -37,6 +37,10 @@ struct SequenceAttentionOptions {
   /// the whole sequence: positions of different documents do not attend to each
   /// other (packed sequences, block-diagonal masks).
   std::optional<at::Tensor> document_ids = std::nullopt;
+  /// Positions that are not attended to, bool (true: padding), `batch x length`,
+  /// for the whole sequence; also together with is_causal or attn_mask. The
+  /// output of a query that attends to nothing is 0.
+  std::optional<at::Tensor> key_padding_mask = std::nullopt;
   /// Probability with which a weight is dropped. Which are dropped follows from
   /// a seed and from the weight's place in the sequence, not from the number of
   /// ranks.

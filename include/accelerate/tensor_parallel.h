@@ -42,14 +42,16 @@ using TensorPlacement = std::variant<Replicate, Shard>;
 /// Shard{-1} and Shard{1} both mean the channels, the only dimension that can be
 /// split.
 ///
-/// A MultiheadAttention keeps slices of its projections of queries, keys and
-/// values, whose results are gathered, since its code needs all heads: give
-/// `output_layouts` Replicate, and its `out_proj` a RowwiseParallel whose
-/// `input_layouts` is Replicate. Where it is given slices of the sequence
-/// (dimension 0) as queries, keys and values at once, Shard{0} in both layouts
-/// gives each rank the queries of its positions, which attend to all; the
-/// `out_proj` then needs `input_layouts` Shard{0}. A mask has rows for all
-/// positions, as without.
+/// A MultiheadAttention is split by heads: each rank has the rows of its heads of
+/// `in_proj_weight` and `in_proj_bias`, and computes their attention; give its
+/// `out_proj` a RowwiseParallel. Projections of keys or values of another width
+/// (`kdim`, `vdim`) stay whole, and each rank computes its rows. What the module
+/// returns, and its masks, are those of one process; reading the attention weights
+/// that it returns is a collective operation. With `input_layouts` Shard{0} it
+/// takes slices of the sequence, whose positions it gathers; with `output_layouts`
+/// Shard{0}, its `out_proj` then returns slices. With fewer heads than ranks, give
+/// it `output_layouts` Replicate, and its `out_proj` `input_layouts` Replicate:
+/// projections are gathered, and each rank computes all heads.
 struct ColwiseParallel {
   /// What the layer is given. Shard: it is gathered first.
   TensorPlacement input_layouts = Replicate{};
@@ -192,8 +194,8 @@ struct InferredPlan {
 /// in a Sequential with only activations and dropout between, and in
 /// feed-forward blocks of well-known names and shapes (`gate_proj`, `up_proj`,
 /// `down_proj`; `fc1`, `fc2`; ...), between whose layers nothing but elementwise
-/// operators are expected. Other linear layers and MultiheadAttention gather
-/// their results. Embeddings are split over their rows, but for those with a
+/// operators are expected. MultiheadAttention is split by heads, unless they are
+/// fewer than the ranks. Other linear layers gather their results. Embeddings are split over their rows, but for those with a
 /// small part of the largest one's (positions). Layers that have fewer indices
 /// than ranks, or share their weights otherwise than with an embedding, classes
 /// derived from Linear, and all other modules stay whole.
@@ -203,9 +205,8 @@ struct InferredPlan {
 /// feed-forward to the norm after it in TransformerEncoderLayer and
 /// TransformerDecoderLayer, around self-attention between the layers of
 /// TransformerEncoder and TransformerDecoder, and in a Sequential between two
-/// pairs of layers. Self-attention of those layers computes the queries of each
-/// rank's positions. A rank then keeps a slice of the activations there; more is
-/// sent than without, most of it to gather keys and values.
+/// pairs of layers. A rank then keeps a slice of the activations there; as many
+/// bytes are sent as without.
 ///
 /// The result may be edited before it is given to ParallelOptions. The same on
 /// all ranks for the same model; not collective. The module is only read; it may

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
@@ -12,6 +13,7 @@
 
 #include "gate/gate_entry.h"
 #include "gate/gate_key.h"
+#include "gate/storage_access.h"
 
 namespace accelerate::detail {
 
@@ -106,6 +108,25 @@ void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch) {
   watch_tensor(tensor, std::move(watch));
   std::vector<TensorWatch>& watches = entry_of(tensor)->watches;
   std::rotate(watches.begin(), watches.end() - 1, watches.end());
+}
+
+at::Tensor make_placeholder(
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options,
+    TensorWatch watch,
+    std::string message) {
+  register_gate_fallback();
+  const at::TensorOptions plain = options.requires_grad(false);
+  const at::Tensor made = at::empty(sizes, plain.device(at::kMeta));
+  const at::Tensor none = at::empty({0}, plain);
+  const c10::Storage held = give_gated_storage(made, none);
+  c10::StorageImpl& storage = *held.unsafeGetStorageImpl();
+  auto entry = std::make_unique<GateEntry>();
+  entry->watches.push_back(std::move(watch));
+  storage.set_data_ptr_noswap(
+      at::DataPtr(nullptr, entry.release(), &delete_entry, none.device()));
+  make_unreadable(storage, std::move(message));
+  return made;
 }
 
 void unwatch_tensor(const at::Tensor& tensor, const void* owner) {

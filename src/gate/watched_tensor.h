@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -27,6 +28,17 @@ void watch_tensor(const at::Tensor& tensor, TensorWatch watch);
 
 /// The same, before watches that exist.
 void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch);
+
+/// A tensor of these sizes, dense and without memory, for code that calls operators
+/// on a tensor but reads only its sizes. `watch.keeper` is called for each of
+/// them, and may have those run that return a view; it must replace the others.
+/// Accessing the memory throws an error with this message. The tensor, and its
+/// views, keep the keeper.
+at::Tensor make_placeholder(
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options,
+    TensorWatch watch,
+    std::string message);
 
 /// Ends the watch of this owner, if there is one.
 void unwatch_tensor(const at::Tensor& tensor, const void* owner);

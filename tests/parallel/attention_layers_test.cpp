@@ -1,5 +1,6 @@
 // torch::nn::MultiheadAttention on sequences that ranks divide: keys and values
-// of the whole sequence, whatever the queries, masks and projections.
+// of the whole sequence, whatever the queries, masks and projections; also where
+// keys are gathered, since the module adds some of its own to them.
 #include <accelerate/accelerate.h>
 
 #include "split_problem.h"
@@ -160,6 +161,17 @@ TEST(AttentionLayers, GoWithTensorParallelism) {
   expect_like_one_process({.tensor = 2, .plan = split});
   expect_like_one_process({.length = 7, .tensor = 2, .plan = split});
   expect_like_one_process({.tensor = 2, .plan = split, .recomputes = true});
+  // By heads: each rank has some heads of some positions.
+  const ParallelizePlan by_heads{
+      {"*.out_proj", RowwiseParallel{}},
+      {"self_attn", ColwiseParallel{}},
+      {"cross", ColwiseParallel{}},
+      {"mixed", ColwiseParallel{}},
+      {"separate", ColwiseParallel{}}};
+  expect_like_one_process({.tensor = 2, .plan = by_heads});
+  expect_like_one_process({.length = 7, .tensor = 2, .plan = by_heads});
+  expect_like_one_process({.shard = 2, .tensor = 2, .plan = by_heads});
+  expect_like_one_process({.tensor = 2, .plan = by_heads, .recomputes = true});
 }
 
 TEST(AttentionLayers, AreTheirOwnOutsideOfADividedSequence) {
@@ -190,10 +202,6 @@ TEST(AttentionLayers, RefuseWhatTheyCannotDo) {
         },
         why);
   };
-  refuse(
-      {.document_ids = torch::zeros({8}, torch::kLong), .sequence_length = 16},
-      "document_ids were given, but \"self_attn\" is a "
-      "torch::nn::MultiheadAttention");
   refuse({.sequence_length = 10}, "8 positions");
 }
 

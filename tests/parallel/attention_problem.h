@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,18 @@ inline std::vector<at::Tensor> on_one_process(const Problem& problem) {
         mask = mask->logical_and(
             at::ones({problem.length, problem.length}, at::kBool).tril());
       }
+    }
+    if (problem.options.key_padding_mask) {
+      const at::Tensor real = problem.options.key_padding_mask->logical_not()
+                                  .unsqueeze(1)
+                                  .unsqueeze(1);
+      if (problem.options.is_causal && !mask)
+        mask = at::ones({problem.length, problem.length}, at::kBool).tril();
+      const double hidden = -std::numeric_limits<double>::infinity();
+      mask = !mask ? real
+          : mask->scalar_type() == at::kBool
+          ? mask->logical_and(real)
+          : mask->masked_fill(real.logical_not(), hidden);
     }
     return at::scaled_dot_product_attention(
         inputs[0],

@@ -27,6 +27,9 @@ std::vector<std::string> lines_of(const InferredPlan& inferred) {
 }
 
 const ColwiseParallel kGathered{.output_layouts = Replicate{}};
+// Attention with two heads, and its last layer.
+const ColwiseParallel kByHeads{};
+const RowwiseParallel kOfHeads{.num_heads = 2};
 
 /// Makes `layer` use another module's weight.
 struct Tying : nn::LinearImpl {
@@ -124,13 +127,38 @@ TEST(InferredPlan, FollowsLayersOfTransformers) {
   EXPECT_EQ(
       infer_parallelize_plan(*encoder, 2).plan,
       (ParallelizePlan{
-          {"layers.0.self_attn", kGathered},
-          {"layers.0.self_attn.out_proj",
-           RowwiseParallel{.input_layouts = Replicate{}}},
+          {"layers.0.self_attn", kByHeads},
+          {"layers.0.self_attn.out_proj", kOfHeads},
           {"layers.0.linear1", ColwiseParallel{}},
           {"layers.0.linear2", RowwiseParallel{}}}));
   const nn::TransformerDecoderLayer decoder(8, 2);
   EXPECT_EQ(infer_parallelize_plan(*decoder, 2).plan.size(), 6u);
+}
+
+// Heads that ranks cannot have some of each.
+TEST(InferredPlan, SaysWhyEachRankComputesAllHeads) {
+  const nn::TransformerEncoderLayer few(8, 2);
+  const InferredPlan inferred = infer_parallelize_plan(*few, 4, true);
+  EXPECT_EQ(
+      inferred.plan[0],
+      (std::pair<std::string, ParallelStyle>("self_attn", kGathered)));
+  EXPECT_EQ(
+      inferred.plan[1].second,
+      ParallelStyle(RowwiseParallel{.input_layouts = Replicate{}}));
+  EXPECT_THAT(
+      inferred.explain(),
+      HasSubstr("self_attn: ColwiseParallel, output_layouts Replicate "
+                "(projections; 2 heads are fewer than 4 ranks, so they are "
+                "gathered, and each rank computes all heads)"));
+  const nn::Sequential separate(nn::MultiheadAttention(
+      nn::MultiheadAttentionOptions(8, 2).kdim(4).vdim(4)));
+  EXPECT_EQ(
+      infer_parallelize_plan(*separate, 2).plan[0],
+      (std::pair<std::string, ParallelStyle>("0", kByHeads)));
+  EXPECT_THAT(
+      infer_parallelize_plan(*separate, 4).explain(),
+      HasSubstr("0: whole (2 heads are fewer than 4 ranks, and its projections "
+                "are separate)"));
 }
 
 TEST(InferredPlan, GathersBeforeAnActivationThatIsNotKnown) {
@@ -289,8 +317,8 @@ TEST(InferredPlan, DividesSequencesInLayersOfTransformers) {
   EXPECT_EQ(
       infer_parallelize_plan(*encoder, 2, /*sequence_parallel=*/true).plan,
       (ParallelizePlan{
-          {"self_attn", kGathered},
-          {"self_attn.out_proj", RowwiseParallel{.input_layouts = Replicate{}}},
+          {"self_attn", kByHeads},
+          {"self_attn.out_proj", kOfHeads},
           {"linear1", ColwiseParallel{.input_layouts = Shard{0}}},
           {"linear2", RowwiseParallel{.output_layouts = Shard{0}}},
           {"norm1", PrepareModuleInput{Replicate{}, Shard{0}}},
@@ -325,14 +353,11 @@ TEST(InferredPlan, PassesSlicesFromLayerToLayer) {
   const auto expect_style = [&](const std::string& name, ParallelStyle style) {
     EXPECT_EQ(styles.at(name), style) << name;
   };
-  const ColwiseParallel next{
-      .input_layouts = sequence, .output_layouts = sequence};
-  const RowwiseParallel first_out{.input_layouts = Replicate{}};
-  const RowwiseParallel next_out{
-      .input_layouts = sequence, .output_layouts = sequence};
+  const ColwiseParallel next{.input_layouts = sequence};
+  const RowwiseParallel next_out{.output_layouts = sequence, .num_heads = 2};
   const PrepareModuleOutput gather{sequence, Replicate{}};
-  expect_style("layers.0.self_attn", kGathered);
-  expect_style("layers.0.self_attn.out_proj", first_out);
+  expect_style("layers.0.self_attn", kByHeads);
+  expect_style("layers.0.self_attn.out_proj", kOfHeads);
   expect_style("layers.0.norm1", PrepareModuleInput{Replicate{}, sequence});
   expect_style("layers.0.norm2", SequenceParallel{});
   expect_style("layers.1.self_attn", next);
@@ -343,7 +368,7 @@ TEST(InferredPlan, PassesSlicesFromLayerToLayer) {
   // A decoder attends to its encoder with all positions.
   const nn::TransformerDecoder decoder(nn::TransformerDecoderLayer(8, 2), 2);
   styles = styles_of(*decoder);
-  expect_style("layers.0.self_attn", kGathered);
+  expect_style("layers.0.self_attn", kByHeads);
   EXPECT_EQ(styles.count("layers.0.norm1"), 0u);
   expect_style("layers.0.norm3", SequenceParallel{});
   expect_style("layers.1.self_attn", next);

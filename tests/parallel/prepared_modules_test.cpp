@@ -215,36 +215,6 @@ TEST(PreparedModules, MakeLayersOfTransformersWorkOnSlices) {
   expect_parity<Translator>(Translator::plan());
 }
 
-/// One layer that is called with queries that are not its keys.
-struct CrossAttention : nn::Module {
-  static constexpr int kSampleDim = 1;
-  CrossAttention() {
-    register_module("attention", attention);
-    fill(*this);
-  }
-  Tensor forward(const Tensor& x) {
-    return std::get<0>(attention(x, torch::tanh(x), torch::tanh(x)));
-  }
-  static Tensor inputs(int step, std::int64_t samples) {
-    return waves(step, {5, samples, 6});
-  }
-  nn::MultiheadAttention attention{6, 2};
-};
-
-TEST(PreparedModules, RefuseQueriesThatAreNotTheKeys) {
-  const ColwiseParallel divided{
-      .input_layouts = Shard{0}, .output_layouts = Shard{0}};
-  expect_refused<CrossAttention>(
-      {{"attention", divided},
-       {"attention.out_proj", RowwiseParallel{.input_layouts = Shard{0}}}},
-      "\"attention\" has queries of this rank's positions (output_layouts is a "
-      "Shard), but was called with queries that are not its keys");
-  expect_refused<CrossAttention>(
-      {{"attention", ColwiseParallel{.output_layouts = Shard{1}}}},
-      "whose code needs all heads; give output_layouts Replicate{}, or both "
-      "layouts Shard{0}");
-}
-
 TEST(PreparedModules, KeepFullParameters) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator(

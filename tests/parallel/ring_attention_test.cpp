@@ -230,6 +230,53 @@ TEST(RingAttention, KeepsPackedDocumentsApart) {
   }
 }
 
+at::Tensor padding_of(std::int64_t length) {
+  return at::arange(length)
+      .expand({2, length})
+      .ge(at::tensor({length - 3, length}).unsqueeze(1));
+}
+
+// With any other mask, and with dropped weights.
+TEST(RingAttention, LeavesOutPaddedKeys) {
+  for (const int ranks : {1, 2, 3}) {
+    Problem problem{.length = 11};
+    problem.options.key_padding_mask = padding_of(11);
+    expect_same_as_one_process(problem, ranks, kExact);
+    problem.options.is_causal = true;
+    expect_same_as_one_process(problem, ranks, kExact);
+    problem.options.document_ids = at::arange(11).div(7, "floor").view({1, 11});
+    expect_same_as_one_process(problem, ranks, kExact);
+    problem.options = {};
+    problem.options.key_padding_mask = padding_of(11);
+    problem.options.attn_mask =
+        at::sin(at::arange(11 * 11, at::kDouble)).view({11, 11});
+    expect_same_as_one_process(problem, ranks, kExact);
+  }
+}
+
+// The output of queries without keys is 0, and so are their gradients.
+TEST(RingAttention, ReturnsZeroWhereNothingIsAttendedTo) {
+  const Problem problem{.length = 8};
+  const Sequence whole = sequence_of(problem);
+  const std::vector<at::Tensor> found = results_of(
+      whole.inputs, whole.grad, [](const std::vector<at::Tensor>& inputs) {
+        SequenceAttentionOptions options;
+        options.key_padding_mask =
+            at::arange(2).eq(0).unsqueeze(1).expand({2, 8});
+        return ring_attention(
+            inputs[0],
+            inputs[1],
+            inputs[2],
+            Group(),
+            SequenceShards(8, 1),
+            options);
+      });
+  for (const at::Tensor& each : found) {
+    EXPECT_EQ(each[0].abs().max().item<double>(), 0);
+    EXPECT_GT(each[1].abs().max().item<double>(), 0);
+  }
+}
+
 TEST(RingAttention, IsExactInLowPrecision) {
   for (const auto& [dtype, tolerance] :
        {std::pair(at::kFloat, 2e-6), std::pair(at::kBFloat16, 3e-2)}) {

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "parallel/attention/attention_layers.h"
 #include "support/run_on_ranks.h"
 #include "train/plan/counted_allocations.h"
 
@@ -87,6 +88,30 @@ Held held_by(const SequenceAttentionOptions& options) {
   return held;
 }
 
+// The most that a rank holds in an unmodified MultiheadAttention: queries, keys
+// and values, which are one tensor, and what a ring holds besides.
+Held held_by_module() {
+  Held held;
+  std::mutex mutex;
+  run_in_worlds(kRanks, [&](const World& world) {
+    constexpr std::int64_t kWidth = kHeads * kSize;
+    torch::nn::MultiheadAttention attention(kWidth, kHeads);
+    const auto layers = std::make_shared<detail::AttentionLayers>();
+    layers->watch("attention", *attention);
+    const SequenceShards shards(kRanks * kLocal, kRanks);
+    const detail::AttentionScope scope(
+        {world.group(), shards, false, KeyValueRotation::alltoall});
+    const at::Tensor x = torch::randn({kLocal, 1, kWidth}).requires_grad_();
+    const auto peak = std::make_shared<Peak>();
+    const detail::CountedAllocations counted(peak);
+    at::Tensor output = std::get<0>(attention->forward(x, x, x));
+    const std::lock_guard lock(mutex);
+    held.in_forward = std::max(held.in_forward, peak->peak());
+    held.until_backward = std::max(held.until_backward, peak->living());
+  });
+  return held;
+}
+
 // Each thread of LibTorch's kernel computes scores of 256 queries and 512 keys
 // at a time, and in backward their gradients beside them.
 double scores() { return at::get_num_threads() * 4.0 * 256 * 512 / kBlock; }
@@ -110,6 +135,17 @@ TEST(RingMemory, HoldsTwoBlocksAndNoSecondOutput) {
     // Gradients of the output and of queries: summed, and just computed.
     EXPECT_LE(held.in_backward, 6 + 8 + 3 + 2 * scores() + kNumbersPerQuery);
   }
+}
+
+// The matrix of scores would be 128 blocks.
+TEST(RingMemory, HoldsTwoBlocksInAnUnmodifiedModule) {
+  if (ranks_connect_as_threads())
+    GTEST_SKIP() << "its messages are copies, which count as a rank's tensors";
+  const Held held = held_by_module();
+  // What is projected; the ring's, as above.
+  EXPECT_LE(held.in_forward, 3 + 6 + 2 + scores() + kNumbersPerQuery);
+  // What is projected, the output of heads, that of the last layer.
+  EXPECT_LE(held.until_backward, 3 + 1 + 1 + kNumbersPerQuery);
 }
 
 }  // namespace ring_memory_test

@@ -98,6 +98,16 @@ TEST(Ulysses, TakesMasksOfEachHead) {
   expect_same_as_one_process(problem, 3, kExact, &ulysses_attention);
 }
 
+TEST(Ulysses, LeavesOutPaddedKeys) {
+  Problem problem{.length = 10, .heads = 3, .key_heads = 3};
+  problem.options.key_padding_mask =
+      at::arange(10).expand({2, 10}).ge(at::tensor({7, 10}).unsqueeze(1));
+  for (const bool is_causal : {false, true}) {
+    problem.options.is_causal = is_causal;
+    expect_same_as_one_process(problem, 2, kExact, &ulysses_attention);
+  }
+}
+
 TEST(Ulysses, DropsTheWeightsThatTheRingDrops) {
   Problem problem{.length = 12, .heads = 4, .key_heads = 2};
   problem.options = {.dropout_p = 0.4, .dropout_seed = 3, .enable_gqa = true};

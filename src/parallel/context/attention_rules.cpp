@@ -34,11 +34,11 @@ at::Tensor index_tensor(
   return at::tensor(index, at::kLong);
 }
 
-at::Tensor joined(const at::Tensor& mask, const at::Tensor& same_document) {
-  if (!mask.defined()) return same_document;
-  if (mask.scalar_type() == at::kBool) return mask.logical_and(same_document);
+at::Tensor joined(const at::Tensor& mask, const at::Tensor& allowed) {
+  if (!mask.defined()) return allowed;
+  if (mask.scalar_type() == at::kBool) return mask.logical_and(allowed);
   return mask.masked_fill(
-      same_document.logical_not(), -std::numeric_limits<double>::infinity());
+      allowed.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace
@@ -55,6 +55,8 @@ AttentionRules::AttentionRules(
   if (options.attn_mask) take_mask(*options.attn_mask, shards);
   if (options.document_ids)
     take_documents(*options.document_ids, shards.length());
+  if (options.key_padding_mask)
+    take_padding(*options.key_padding_mask, shards.length());
   if (options.dropout_p > 0)
     dropout_ =
         DropoutMask{options.dropout_p, seed, batch, num_heads, first_head};
@@ -110,37 +112,54 @@ void AttentionRules::take_documents(
   query_documents_ = documents_.index_select(1, index.to(documents_.device()));
 }
 
+void AttentionRules::take_padding(const at::Tensor& mask, std::int64_t length) {
+  if (mask.dim() != 2 || mask.size(1) < length ||
+      mask.scalar_type() != at::kBool) {
+    throw ConfigError(format(
+        "[parallel] key_padding_mask is {} of {}; give batch x length of bool, "
+        "one per position of the whole sequence, which has {}",
+        sizes_of(mask),
+        c10::toString(mask.scalar_type()),
+        length));
+  }
+  padding_ = mask.unsqueeze(1).unsqueeze(2);
+}
+
 BlockRules AttentionRules::of(
     const SequenceShards& shards,
     const VisibleTile& tile,
     int key_rank,
     at::Device device) const {
   BlockRules rules;
-  if (!mask_.defined() && !documents_.defined() && !dropout_) return rules;
+  if (!mask_.defined() && !documents_.defined() && !padding_.defined() &&
+      !dropout_)
+    return rules;
   std::vector<std::int64_t> keys = shards.positions(key_rank);
   keys.resize(static_cast<std::size_t>(tile.num_keys));
   const at::Tensor index = index_tensor(keys, shards.length());
-  at::Tensor mask, documents;
-  if (mask_.defined()) {
-    mask = mask_.index_select(3, index.to(mask_.device())).to(device);
-  }
-  if (documents_.defined()) {
-    documents =
-        documents_.index_select(1, index.to(documents_.device())).to(device);
-  }
+  const auto of_keys = [&](const at::Tensor& whole, std::int64_t dim) {
+    return whole.defined()
+        ? whole.index_select(dim, index.to(whole.device())).to(device)
+        : at::Tensor();
+  };
+  const at::Tensor mask = of_keys(mask_, 3), padding = of_keys(padding_, 3),
+                   documents = of_keys(documents_, 1);
   const std::int64_t first = tile.first_query;
-  if (mask.defined() || documents.defined()) {
-    rules.mask = [mask, documents, first, device, own = query_documents_](
-                     std::int64_t begin, std::int64_t count) {
-      at::Tensor rows = mask;
-      if (mask.defined() && mask.size(2) > 1)
-        rows = mask.narrow(2, first + begin, count);
-      if (!documents.defined()) return rows;
-      const at::Tensor queries = own.narrow(1, first + begin, count).to(device);
-      const at::Tensor same =
-          queries.unsqueeze(-1).eq(documents.unsqueeze(1)).unsqueeze(1);
-      return joined(rows, same);
-    };
+  if (mask.defined() || padding.defined() || documents.defined()) {
+    rules.mask =
+        [mask, padding, documents, first, device, own = query_documents_](
+            std::int64_t begin, std::int64_t count) {
+          at::Tensor rows = mask;
+          if (mask.defined() && mask.size(2) > 1)
+            rows = mask.narrow(2, first + begin, count);
+          if (padding.defined()) rows = joined(rows, padding.logical_not());
+          if (!documents.defined()) return rows;
+          const at::Tensor queries =
+              own.narrow(1, first + begin, count).to(device);
+          const at::Tensor same =
+              queries.unsqueeze(-1).eq(documents.unsqueeze(1)).unsqueeze(1);
+          return joined(rows, same);
+        };
   }
   if (dropout_) {
     rules.dropout = [dropout = *dropout_,

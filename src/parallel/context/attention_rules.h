@@ -40,6 +40,7 @@ class AttentionRules {
  private:
   void take_mask(const at::Tensor& mask, const SequenceShards& shards);
   void take_documents(const at::Tensor& ids, std::int64_t length);
+  void take_padding(const at::Tensor& mask, std::int64_t length);
 
   /// Batch x heads x queries of this rank x keys of the sequence; the first
   /// three may be 1. Undefined without a mask.
@@ -47,6 +48,9 @@ class AttentionRules {
   /// Batch x length, and those of this rank's queries; undefined without.
   at::Tensor documents_;
   at::Tensor query_documents_;
+  /// Batch x 1 x 1 x keys of the sequence, true where they are not attended to;
+  /// undefined without.
+  at::Tensor padding_;
   std::optional<DropoutMask> dropout_;
   std::vector<std::int64_t> query_positions_;
 };

@@ -6,7 +6,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "parallel/context/attention_layers.h"
+#include "parallel/attention/attention_layers.h"
 
 namespace accelerate::detail {
 

@@ -181,7 +181,7 @@ class SequenceDivision {
     divided_layers_.insert(layer);
   }
 
-  // Self-attention, as the plan has it.
+  // Self-attention that is split by heads, as the plan has it.
   struct Attention {
     ColwiseParallel* projections = nullptr;
     RowwiseParallel* out = nullptr;
@@ -193,8 +193,7 @@ class SequenceDivision {
     if (module == nullptr || !is_exactly<nn::MultiheadAttentionImpl>(*module) ||
         !is_used_once(*module))
       return std::nullopt;
-    const auto& attention = *module->as<nn::MultiheadAttentionImpl>();
-    if (!attention._qkv_same_embed_dim || attention.bias_k.defined())
+    if (!module->as<nn::MultiheadAttentionImpl>()->_qkv_same_embed_dim)
       return std::nullopt;
     const auto found = place_in_plan_.find(name);
     auto* const projections = found == place_in_plan_.end()
@@ -204,8 +203,8 @@ class SequenceDivision {
         linear_of_style<RowwiseParallel>(dotted_name(name, "out_proj"));
     if (projections == nullptr || out == nullptr ||
         projections->input_layouts != TensorPlacement(Replicate{}) ||
-        projections->output_layouts != TensorPlacement(Replicate{}) ||
-        out->input_layouts != TensorPlacement(Replicate{}) ||
+        projections->output_layouts == TensorPlacement(Replicate{}) ||
+        out->input_layouts == TensorPlacement(Replicate{}) ||
         out->output_layouts != TensorPlacement(Replicate{}))
       return std::nullopt;
     return Attention{projections, out};
@@ -242,8 +241,6 @@ class SequenceDivision {
         !can_divide_norm(after_attention))
       return;
     attention->projections->input_layouts = kTransformerSequence;
-    attention->projections->output_layouts = kTransformerSequence;
-    attention->out->input_layouts = kTransformerSequence;
     attention->out->output_layouts = kTransformerSequence;
     set_norm(dotted_name(layer, norms.after_feed_forward), SequenceParallel{});
     if (norms.after_self_attention == norms.before_feed_forward) {

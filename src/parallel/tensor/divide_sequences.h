@@ -18,9 +18,9 @@ namespace accelerate::detail {
 /// residual connection around it, its dropout, the norm after it) works on
 /// slices of the first dimension. Between layers of TransformerEncoder and
 /// TransformerDecoder, and before their last norm, nothing is gathered: the next
-/// self-attention takes slices, has queries of each rank's positions, and returns
-/// slices. A decoder's attention to the encoder gets all positions, and so does
-/// the first layer, whose residual connection adds the model's input.
+/// self-attention, if it is split by heads, takes slices, and returns slices. A
+/// decoder's attention to the encoder gets all positions, and so does the first
+/// layer, whose residual connection adds the model's input.
 bool divide_sequences(const torch::nn::Module& module, ParallelizePlan& plan);
 
 }  // namespace accelerate::detail

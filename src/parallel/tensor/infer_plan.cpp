@@ -208,8 +208,22 @@ class PlanInference {
       divide_pair(std::array{up}, *down, "the feed-forward of a Transformer");
   }
 
+  // Why ranks cannot have some heads of a MultiheadAttention each; empty if they
+  // can.
+  std::string obstacle_to_heads(const Entry& attention) const {
+    const std::int64_t heads =
+        attention.module->as<nn::MultiheadAttentionImpl>()->options.num_heads();
+    if (heads < num_ranks_)
+      return format("{} heads are fewer than {} ranks", heads, num_ranks_);
+    // A class derived from it may compute something else.
+    return typeid(*attention.module) == typeid(nn::MultiheadAttentionImpl)
+        ? std::string()
+        : "a class derived from MultiheadAttention may need all heads";
+  }
+
   void divide_attention(std::size_t i) {
     Entry& attention = entries_[i];
+    bool has_heads = false;
     // The pattern of a plan cannot name the model itself.
     if (attention.name.empty()) {
       return decide(
@@ -228,12 +242,30 @@ class PlanInference {
             ->options.embed_dim() < num_ranks_) {
       decide(
           attention, std::nullopt, "has fewer dimensions than there are ranks");
-    } else {
+    } else if (const std::string obstacle = obstacle_to_heads(attention);
+               obstacle.empty()) {
+      has_heads = true;
+      decide(attention, ColwiseParallel{}, "projections, by heads");
+    } else if (attention.module->as<nn::MultiheadAttentionImpl>()
+                   ->_qkv_same_embed_dim) {
       decide(
           attention,
           ColwiseParallel{.output_layouts = Replicate{}},
-          "projections; its code needs all heads, so they are gathered");
+          format(
+              "projections; {}, so they are gathered, and each rank computes "
+              "all heads",
+              obstacle));
+    } else {
+      decide(
+          attention,
+          std::nullopt,
+          format("{}, and its projections are separate", obstacle));
     }
+    divide_out_projection(i, has_heads);
+  }
+
+  // The last layer of a MultiheadAttention.
+  void divide_out_projection(std::size_t i, bool has_heads) {
     Entry* const out = child(i, "out_proj");
     if (out == nullptr || out->is_decided) return;
     // It is a class of its own in some versions of LibTorch.
@@ -244,6 +276,15 @@ class PlanInference {
           *out,
           std::nullopt,
           "shares its weight, or is smaller than the ranks");
+    }
+    if (has_heads) {
+      const std::int64_t heads = entries_[i]
+                                     .module->as<nn::MultiheadAttentionImpl>()
+                                     ->options.num_heads();
+      return decide(
+          *out,
+          RowwiseParallel{.num_heads = heads},
+          "takes the outputs of heads");
     }
     decide(
         *out,

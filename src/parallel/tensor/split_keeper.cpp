@@ -42,10 +42,13 @@ std::size_t SplitKeeper::add(WatchedSplit split) {
   const std::size_t unit = splits_.size();
   splits_.push_back(std::move(split));
   const std::optional<SplitProduct>& product = splits_[unit].split.product;
-  if (product && product->divides_queries) {
-    for (const WatchedRole role :
-         {WatchedRole::projections, WatchedRole::queries, WatchedRole::scores})
-      splits_.emplace_back(splits_[unit]).role = role;
+  if (product && product->is_attention) {
+    const std::int64_t own = splits_[unit].local_shape[0] / 3;
+    for (const std::int64_t num_projections : {1, 2}) {
+      WatchedSplit rows = splits_[unit];
+      rows.local_shape[0] = num_projections * own;
+      splits_.push_back(std::move(rows));
+    }
   }
   return unit;
 }
@@ -78,9 +81,7 @@ void SplitKeeper::follow_placement(bool takes_slice, bool returns_slice) const {
 
 const WatchedSplit* SplitKeeper::find(const c10::IValue& value) const {
   const TensorWatch* const watch = find_watch(value, this);
-  if (watch == nullptr) return nullptr;
-  const WatchedSplit& found = splits_[watch->unit];
-  return found.role == WatchedRole::parameter ? &found : nullptr;
+  return watch == nullptr ? nullptr : &splits_[watch->unit];
 }
 
 // The product with a split weight that an operator is.
@@ -97,25 +98,51 @@ std::optional<SplitKeeper::Product> SplitKeeper::product_in(
   return Product{weight, *std::move(product)};
 }
 
+void SplitKeeper::require_size(
+    const WatchedSplit& weight,
+    const at::Tensor& input,
+    std::int64_t dim,
+    std::int64_t size,
+    std::string_view remedy) const {
+  if (input.dim() >= -dim && input.size(dim) == size) return;
+  throw ConfigError(format(
+      "[parallel] layer \"{}\", whose weight {} is split along dimension {} "
+      "over {} ranks, was given an input of shape {}, but its {} should be "
+      "{}; {}",
+      weight.split.module,
+      at::IntArrayRef(weight.global_shape),
+      *weight.split.dim,
+      group_.size(),
+      input.sizes(),
+      dim == -1 ? "last dimension" : "number of channels",
+      size,
+      remedy));
+}
+
+// What a row-wise layer takes of an input that was divided along another
+// dimension. Gradients of the other columns are those of other ranks.
+at::Tensor SplitKeeper::own_columns(
+    const WatchedSplit& weight,
+    const at::Tensor& gathered) const {
+  require_size(
+      weight,
+      gathered,
+      -1,
+      weight.global_shape[1],
+      "this is its shape after it was gathered along the dimension of "
+      "input_layouts");
+  const auto rank = static_cast<std::size_t>(group_.rank());
+  return gathered.narrow(
+      -1, weight.begins[rank], weight.begins[rank + 1] - weight.begins[rank]);
+}
+
 RegionEntrance SplitKeeper::new_entrance(
     const WatchedSplit& weight,
     const at::Tensor& input) const {
   const SplitProduct& how = *weight.split.product;
   const std::int64_t dim = feature_dim(weight);
   const auto require = [&](std::int64_t columns, std::string_view remedy) {
-    if (input.dim() >= -dim && input.size(dim) == columns) return;
-    throw ConfigError(format(
-        "[parallel] layer \"{}\", whose weight {} is split along dimension {} "
-        "over {} ranks, was given an input of shape {}, but its {} should be "
-        "{}; {}",
-        weight.split.module,
-        at::IntArrayRef(weight.global_shape),
-        *weight.split.dim,
-        group_.size(),
-        input.sizes(),
-        dim == -1 ? "last dimension" : "number of channels",
-        columns,
-        remedy));
+    require_size(weight, input, dim, columns, remedy);
   };
   if (how.is_rowwise) {
     const accelerate::Shard* const slice = slice_in(how.input);
@@ -194,14 +221,13 @@ at::Tensor SplitKeeper::output_of(
       partial,
       feature_dim(weight),
       group_,
-      how.divides_queries ? GatheredGradient::partial : GatheredGradient::equal,
+      GatheredGradient::equal,
       weight.sizes());
 }
 
 bool SplitKeeper::returns_slice_of(const WatchedSplit& weight) {
   const SplitProduct& how = *weight.split.product;
-  return !how.is_rowwise && slice_in(how.output) != nullptr &&
-      !how.divides_queries;
+  return !how.is_rowwise && slice_in(how.output) != nullptr;
 }
 
 bool SplitKeeper::is_in_model() const {
@@ -263,7 +289,6 @@ void SplitKeeper::add_up(
         term = term.unsqueeze(-1);
       result = result + term;
     }
-    if (how.divides_queries) watch_as(result, weight, WatchedRole::projections);
   }
   follow_placement(
       slice_in(how.input) != nullptr, slice_in(how.output) != nullptr);
@@ -283,14 +308,6 @@ bool SplitKeeper::gather_rows(GatedCall& call) const {
   if (weight == nullptr || !weight->split.product ||
       weight->split.product->is_rowwise || returns_slice_of(*weight))
     return false;
-  if (weight->split.product->divides_queries) {
-    throw ConfigError(format(
-        "[parallel] \"{}\" has queries of this rank's positions "
-        "(output_layouts is a Shard), but was called with queries that are not "
-        "its keys; give it output_layouts Replicate, and its out_proj "
-        "input_layouts Replicate",
-        weight->split.module));
-  }
   const at::Tensor& local = call.arguments().front().toTensor();
   if (local.sizes() != at::IntArrayRef(weight->local_shape)) return false;
   call.arguments().front() = gather_from_region(
@@ -378,7 +395,7 @@ void SplitKeeper::call(GatedCall& call) {
   if (is_in_formula() || is_full_) return call.run();
   if (const std::optional<Product> product = product_in(call))
     return multiply(call, *product);
-  if (divide_attention(call) || look_up(call) || convolve(call) ||
+  if (look_up(call) || convolve(call) || take_projections(call) ||
       gather_rows(call) || call_whole_module(call))
     return;
   run_with_shared_gradients(call);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +21,6 @@
 
 namespace accelerate::detail {
 
-/// What is watched: a parameter, or what a MultiheadAttention whose queries are
-/// divided makes of one.
-enum class WatchedRole { parameter, projections, queries, scores };
-
 /// A parameter behind the gate, of which this rank has a slice.
 struct WatchedSplit {
   SplitParameter split;
@@ -31,7 +28,6 @@ struct WatchedSplit {
   std::vector<std::int64_t> local_shape;
   /// Where the slices of all ranks begin, and the end.
   std::vector<std::int64_t> begins;
-  WatchedRole role = WatchedRole::parameter;
 
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
 };
@@ -45,8 +41,8 @@ class SplitKeeper final : public GateKeeper,
  public:
   explicit SplitKeeper(Group group) : group_(std::move(group)) {}
 
-  /// Returns the number of the parameter. What attention makes of it has the
-  /// numbers that follow, in the order of WatchedRole.
+  /// Returns the number of the parameter. The rows that attention takes of its
+  /// projections, of one or two of them, have the numbers that follow.
   std::size_t add(WatchedSplit split);
 
   /// Inside a forward, an operator that would take a slice for the full
@@ -118,6 +114,12 @@ class SplitKeeper final : public GateKeeper,
       const WatchedSplit& weight,
       const at::Tensor& partial) const;
   [[nodiscard]] static bool returns_slice_of(const WatchedSplit& weight);
+  void require_size(
+      const WatchedSplit& weight,
+      const at::Tensor& input,
+      std::int64_t dim,
+      std::int64_t size,
+      std::string_view remedy) const;
   void add_up(
       GatedCall& call,
       const WatchedSplit& weight,
@@ -135,14 +137,7 @@ class SplitKeeper final : public GateKeeper,
       GatedCall& call,
       const WatchedSplit& table) const;
   [[nodiscard]] bool gather_rows(GatedCall& call) const;
-  // A MultiheadAttention whose queries are divided (divided_attention.cpp).
-  void watch_as(
-      const at::Tensor& tensor,
-      const WatchedSplit& weight,
-      WatchedRole role);
-  [[nodiscard]] bool divide_attention(GatedCall& call);
-  void take_queries(GatedCall& call) const;
-  void take_rows_of_mask(GatedCall& call) const;
+  [[nodiscard]] bool take_projections(GatedCall& call);
   void run_with_shared_gradients(GatedCall& call);
   void require_slice(GatedCall& call);
   void remember(const WatchedSplit& weight, const at::Tensor& output);

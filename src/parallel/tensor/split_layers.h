@@ -24,6 +24,11 @@ inline const accelerate::Shard* slice_in(const TensorPlacement& placement) {
   return std::get_if<accelerate::Shard>(&placement);
 }
 
+/// Whether every rank has the full tensor.
+inline bool is_replicated(const TensorPlacement& placement) {
+  return std::holds_alternative<accelerate::Replicate>(placement);
+}
+
 /// How a matrix is multiplied by, or a convolution computed, if the ranks have
 /// slices of the weight. Slices of a convolution's input and output are of
 /// channels.
@@ -32,9 +37,9 @@ struct SplitProduct {
   bool is_rowwise = false;
   TensorPlacement input = Replicate{};
   TensorPlacement output = Replicate{};
-  /// The projections of a MultiheadAttention, of whose queries each rank has
-  /// those of its positions, the output's slice; keys and values of all.
-  bool divides_queries = false;
+  /// The projections of a MultiheadAttention, split by heads, whose code takes
+  /// the rows of some of them where queries are not the keys.
+  bool is_attention = false;
   bool operator==(const SplitProduct&) const = default;
 };
 
@@ -78,7 +83,8 @@ struct SplitParameter {
   std::string module;  ///< of the first module that uses it
   /// The dimension that is split; unset: every rank has the full parameter.
   std::optional<std::int64_t> dim = std::nullopt;
-  /// If above 0, slices are of some of so many equal pieces.
+  /// If above 0, slices are of some of so many equal pieces; of a full parameter,
+  /// each rank uses its slice.
   std::int64_t num_heads = 0;
   /// Rows of the projections in one matrix: each rank has its heads of each.
   /// Empty: one projection.

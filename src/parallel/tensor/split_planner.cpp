@@ -6,6 +6,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <accelerate/error.h>
 
@@ -14,10 +15,6 @@
 namespace accelerate::detail {
 
 namespace {
-
-bool is_replicated(const TensorPlacement& placement) {
-  return std::holds_alternative<accelerate::Replicate>(placement);
-}
 
 template <class Layer>
 bool has_groups(const torch::nn::Module& module) {
@@ -213,8 +210,7 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
   if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
     return complain(
         "is a MultiheadAttention and cannot be RowwiseParallel; give it "
-        "ColwiseParallel with output_layouts Replicate{}, and its out_proj "
-        "RowwiseParallel");
+        "ColwiseParallel, and its out_proj RowwiseParallel");
   }
   if (is_convolution()) {
     if (style.num_heads != 0)
@@ -224,17 +220,17 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
   }
   SplitParameter* const weight = take("weight", 1);
   if (weight == nullptr) return;
-  if (style.num_heads != 0) {
-    if (is_replicated(input)) {
-      return complain(
-          "has num_heads, but slices its input itself (input_layouts "
-          "Replicate); leave one of them out");
-    }
+  const std::int64_t heads =
+      style.num_heads != 0 ? style.num_heads : heads_of_attention();
+  if (style.num_heads != 0 && is_replicated(input)) {
+    return complain(
+        "has num_heads, but slices its input itself (input_layouts "
+        "Replicate); leave one of them out");
+  }
+  if (style.num_heads != 0 || (heads != 0 && is_features(input))) {
     require_heads(
-        style.num_heads,
-        {},
-        table_.find(weight->name)->layout.global_shape.back());
-    weight->num_heads = style.num_heads;
+        heads, {}, table_.find(weight->name)->layout.global_shape.back());
+    weight->num_heads = heads;
   }
   assign(*weight, weight->product, SplitProduct{true, input, output});
   // The bias is added to a slice of the results: of columns, or of the
@@ -281,34 +277,6 @@ void SplitPlanner::require_heads(
       at::IntArrayRef(parts),
       sum,
       size));
-}
-
-void SplitPlanner::split_attention(const ColwiseParallel& style) {
-  if (style.num_heads != 0 || !style.projections.empty()) {
-    return complain(
-        "is a MultiheadAttention, which is not divided by heads; leave out "
-        "num_heads and projections");
-  }
-  SplitProduct product{false, style.input_layouts, style.output_layouts};
-  if (const accelerate::Shard* const slice = slice_in(product.output)) {
-    const auto& attention = *module_->as<torch::nn::MultiheadAttentionImpl>();
-    if (slice->dim != 0 || product.input != product.output ||
-        !attention._qkv_same_embed_dim || attention.bias_k.defined()) {
-      return complain(
-          "is a MultiheadAttention, whose code needs all heads; give "
-          "output_layouts Replicate{}, or both layouts Shard{0} for queries of "
-          "each rank's positions, which needs keys and values of the same "
-          "width "
-          "as queries, and no bias_k");
-    }
-    product.divides_queries = true;
-    share("in_proj_bias");
-  }
-  for (const char* const key :
-       {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}) {
-    SplitParameter* const weight = take(key, 0);
-    if (weight != nullptr) assign(*weight, weight->product, product);
-  }
 }
 
 void SplitPlanner::require_usual_embedding() {
@@ -391,5 +359,11 @@ void SplitPlanner::assign(
   }
   use = wanted;
 }
+
+// For split_attention.cpp.
+template void SplitPlanner::assign(
+    const SplitParameter& split,
+    std::optional<SplitProduct>& use,
+    const SplitProduct& wanted);
 
 }  // namespace accelerate::detail

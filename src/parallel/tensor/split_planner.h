@@ -75,6 +75,8 @@ class SplitPlanner {
       const std::vector<std::int64_t>& projections,
       std::int64_t size);
   void split_attention(const ColwiseParallel& style);
+  void split_heads(SplitProduct product);
+  [[nodiscard]] std::int64_t heads_of_attention() const;
   void require_usual_embedding();
 
   // Modules that stay whole, between changes of layout (prepared_modules.cpp).

@@ -11,12 +11,15 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "gate/gate.h"
 #include "gate/watched_tensor.h"
+#include "parallel/attention/attention_layers.h"
 #include "parallel/full_scope.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/prepare/bind_locals.h"
@@ -78,6 +81,7 @@ class TensorParallel final : public Strategy {
     keeper_ = std::make_shared<SplitKeeper>(group);
     for (const SplitParameter& split : splits)
       prepare_row(*find_row(table, split.name), split, values);
+    watch_attention(module, table, splits);
   }
 
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
@@ -172,6 +176,43 @@ class TensorParallel final : public Strategy {
     return std::move(inferred.plan);
   }
 
+  // Modules of attention whose heads are divided.
+  void watch_attention(
+      const torch::nn::Module& module,
+      const ParameterTable& table,
+      const std::vector<SplitParameter>& splits) {
+    const auto split_of = [&](const at::Tensor& tensor) {
+      const Parameter* const row =
+          tensor.defined() ? table.find(tensor) : nullptr;
+      const auto found =
+          std::find_if(splits.begin(), splits.end(), [&](const auto& split) {
+            return row != nullptr && split.name == row->name;
+          });
+      return found == splits.end() ? nullptr : &*found;
+    };
+    for (const auto& item :
+         module.named_modules(std::string(), /*include_self=*/false)) {
+      const auto* const attention =
+          item.value()->as<torch::nn::MultiheadAttentionImpl>();
+      if (attention == nullptr) continue;
+      const SplitParameter* const weight = split_of(
+          attention->_qkv_same_embed_dim ? attention->in_proj_weight
+                                         : attention->q_proj_weight);
+      if (weight == nullptr || weight->num_heads == 0) continue;
+      const SplitParameter* const out = split_of(attention->out_proj->weight);
+      const bool out_takes_heads = out != nullptr && out->product &&
+          out->product->is_rowwise && slice_in(out->product->input) != nullptr;
+      const Group& group = mesh_.group(Axis::tensor);
+      attention_layers_->watch(
+          item.key(),
+          *attention,
+          SplitHeads{
+              group,
+              slice_begins(attention->options.num_heads(), group.size())},
+          out_takes_heads);
+    }
+  }
+
   static Parameter* find_row(ParameterTable& table, const std::string& name) {
     for (Parameter& row : table.rows()) {
       if (row.name == name) return &row;
@@ -245,6 +286,8 @@ class TensorParallel final : public Strategy {
   /// Lives as long as the parameters, so that the module goes on working as a
   /// tensor-parallel one when the Accelerator is gone.
   std::shared_ptr<SplitKeeper> keeper_;
+  std::shared_ptr<AttentionLayers> attention_layers_ =
+      std::make_shared<AttentionLayers>();
   SlicedParameters slices_;
   /// The open full_parameters() scope.
   FullScope full_{

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "parallel/context/attention_scope.h"
+
+namespace accelerate::detail {
+
+/// Knows masks that mean no more than the order of a sequence, for which a ring
+/// computes and sends half.
+class CausalMasks {
+ public:
+  /// Whether `mask` (this rank's queries x keys of the whole sequence, added to
+  /// scores) lets every query attend to itself and what is before it, 0, and to
+  /// nothing else, -inf; on all ranks. Collective for a mask that is new, which
+  /// must be so on all ranks alike.
+  bool is_causal(const at::Tensor& mask, const DividedSequence& sequence);
+
+ private:
+  struct Known {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::int64_t offset = 0;
+    std::int64_t version = 0;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> strides;
+    bool is_causal = false;
+  };
+
+  std::mutex mutex_;
+  /// The last ones.
+  std::vector<Known> known_;
+};
+
+}  // namespace accelerate::detail
