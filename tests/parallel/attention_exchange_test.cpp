@@ -40,9 +40,13 @@ struct Net : nn::Module {
     register_module("decoder", decoder);
     fill(*this);
   }
-  Tensor forward(const Tensor& x, const Tensor& mask, const Tensor& padding) {
+  Tensor forward(
+      const Tensor& x,
+      const Tensor& mask,
+      const Tensor& memory_mask,
+      const Tensor& padding) {
     const Tensor encoded = encoder(x, mask, padding);
-    return decoder(encoded.sin(), encoded, mask, Tensor(), padding, padding);
+    return decoder(encoded.sin(), encoded, mask, memory_mask, padding, padding);
   }
   nn::TransformerEncoder encoder{
       nn::TransformerEncoderLayer(
@@ -80,6 +84,7 @@ struct Given {
       const Tensor ids = documents_of(length);
       const Tensor same = hidden_unless(ids.unsqueeze(0).eq(ids.unsqueeze(1)));
       mask = mask.defined() ? mask + same : same;
+      memory_mask = same;
     }
     // Not the first positions, to which a causal query attends.
     if (each.has_padding) {
@@ -88,7 +93,7 @@ struct Given {
                     .ge(torch::tensor({length - 2, length}).unsqueeze(1));
     }
   }
-  Tensor x, mask, padding, weights;
+  Tensor x, mask, memory_mask, padding, weights;
 };
 
 void expect_like_one_process(const Case& each) {
@@ -101,7 +106,7 @@ void expect_like_one_process(const Case& each) {
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
     const auto [model, optimizer] = accelerator.prepare(net, sgd);
     const Given given(each, true);
-    whole = model(given.x, given.mask, given.padding);
+    whole = model(given.x, given.mask, given.memory_mask, given.padding);
     accelerator.backward((whole * given.weights).sum());
     optimizer.step();
     expected = named(accelerator.get_state_dict(model));
@@ -138,7 +143,8 @@ void expect_like_one_process(const Case& each) {
     {
       const ContextParallelScope sequence = accelerator.maybe_context_parallel(
           buffers, std::vector<std::int64_t>(buffers.size(), 0), {}, options);
-      const Tensor output = model(given.x, given.mask, given.padding);
+      const Tensor output =
+          model(given.x, given.mask, given.memory_mask, given.padding);
       const Tensor positions = sequence.positions();
       const Tensor is_real = positions.lt(each.length);
       EXPECT_TRUE(torch::allclose(
@@ -251,11 +257,13 @@ struct Weighing : nn::Module {
 TEST(AttentionExchange, ReturnsTheWeightsOfItsQueries) {
   constexpr std::int64_t kLength = 8;
   const Tensor x = waves(1, {kLength, kBatch, kWidth});
-  const auto loss_of = [](const Tensor& mean, const Tensor& rows) {
-    return (mean.exp() * rows.transpose(0, 1).narrow(-1, 0, 1)).sum();
+  const auto loss_of = [](const std::vector<Tensor>& results,
+                          const Tensor& rows) {
+    return results[0].sin().sum() +
+        (results[1].exp() * rows.transpose(0, 1).narrow(-1, 0, 1)).sum();
   };
   const auto alone = std::make_shared<Weighing>(0);
-  const Tensor expected = alone->forward(x)[1];
+  const std::vector<Tensor> expected = alone->forward(x);
   loss_of(expected, x).backward();
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator({.parallel = {.context = 2}, .world = world});
@@ -264,9 +272,12 @@ TEST(AttentionExchange, ReturnsTheWeightsOfItsQueries) {
     const Tensor own = x.clone();
     const ContextParallelScope sequence =
         accelerator.maybe_context_parallel({own}, {0});
-    const Tensor found = model(own)[1];
+    const std::vector<Tensor> found = model(own);
     EXPECT_TRUE(torch::allclose(
-        found, expected.index_select(1, sequence.positions()), 1e-5, 1e-6));
+        found[1],
+        expected[1].index_select(1, sequence.positions()),
+        1e-5,
+        1e-6));
     accelerator.backward(loss_of(found, own) * 2);
     EXPECT_TRUE(torch::allclose(
         net->attention->in_proj_weight.grad(),

@@ -78,8 +78,8 @@ TEST(SplitAttention, ComputesTheHeadsOfOneProcess) {
   expect(
       {.tensor = 3,
        .activation_checkpointing = ActivationCheckpointingOptions{
-           .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
-           .min_num_params = 20}});
+           .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+           .transformer_cls_names_to_wrap = {"MultiheadAttention"}}});
 }
 
 // Some layers only, and last layers that are whole, or slice what they get.
@@ -141,9 +141,21 @@ struct Weighing : nn::Module {
 };
 
 TEST(SplitAttention, ReturnsTheWeightsOfAllHeads) {
-  expect_parity<Weighing>(
-      {{"attention", ColwiseParallel{}},
-       {"attention.out_proj", RowwiseParallel{}}});
+  const ParallelizePlan plan{
+      {"attention", ColwiseParallel{}},
+      {"attention.out_proj", RowwiseParallel{}}};
+  for (const int tensor : {2, 3}) {
+    Case each{.parallel = {.tensor = tensor, .parallelize_plan = plan}};
+    expect_like_one_process<Weighing>(each);
+    each.parallel.activation_checkpointing = ActivationCheckpointingOptions{
+        .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+        .transformer_cls_names_to_wrap = {"MultiheadAttention"}};
+    expect_like_one_process<Weighing>(each);
+    each.parallel.activation_checkpointing.reset();
+    each.precision = Precision::bf16;
+    each.tolerance = 3e-2;
+    expect_like_one_process<Weighing>(each);
+  }
 }
 
 TEST(SplitAttention, ReadsWeightsByOperatorsOnly) {

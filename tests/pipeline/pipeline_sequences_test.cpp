@@ -184,9 +184,8 @@ AcceleratorOptions options_of(const Case& each, const WorldOptions& world) {
   }
   if (each.recomputes) {
     options.parallel.activation_checkpointing = ActivationCheckpointingOptions{
-        .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
-        .transformer_cls_names_to_wrap = {
-            "TransformerEncoderLayer", "TransformerDecoderLayer"}};
+        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+        .min_num_params = 100};
   }
   return options;
 }
