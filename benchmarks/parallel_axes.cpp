@@ -4,7 +4,6 @@
 // those of PyTorch (benchmarks/peers/parallel_axes.py).
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,6 +16,7 @@
 #include <accelerate/accelerate.h>
 
 #include "memory.h"
+#include "parallel_axes.h"
 #include "report.h"
 #include "support/run_counted.h"
 
@@ -26,6 +26,7 @@ namespace nn = torch::nn;
 using namespace accelerate;
 using accelerate::detail::TrafficCounter;
 using at::Tensor;
+using benchmarks::in_processes;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kWidth = 512, kHeads = 8, kTime = 256, kBatch = 4;
@@ -177,30 +178,6 @@ void measure_context_bytes(int num_ranks, bool exchanges_heads) {
           std::to_string(num_ranks),
       bytes,
       exchanges_heads ? 8 * block * others / num_ranks : 6 * block * others);
-}
-
-std::string file_of(const std::string& name) {
-  return "/tmp/bench_parallel_axes_" + std::to_string(getuid()) + "_" + name;
-}
-
-// What `rank` returns on the first of `num_ranks` processes. Nothing in a rank,
-// which runs this program too, but does not report.
-std::optional<double> in_processes(
-    int num_ranks,
-    const std::string& name,
-    const std::function<double()>& rank) {
-  const std::string file = file_of(name);
-  launch_function(
-      [&] {
-        at::set_num_threads(1);
-        const double value = rank();
-        if (value >= 0) std::ofstream(file) << value;
-      },
-      {.num_processes = num_ranks, .name = name, .cpu = true});
-  double value = 0;
-  if (!(std::ifstream(file) >> value)) return std::nullopt;
-  std::remove(file.c_str());
-  return value;
 }
 
 // Weights, whose gradients pass through memory, are small beside activations.
@@ -364,8 +341,8 @@ void measure_steps(int num_ranks, int num_repeats) {
 
 }  // namespace
 
-// An argument picks one of the parts: steps, memory, bytes or one_rank. A second
-// one is how often steps are measured, for runs that take turns with PyTorch's.
+// An argument picks one of the parts: steps, memory, bytes, one_rank or encoder. A
+// second one is how often steps are measured, for runs that take turns with PyTorch's.
 int main(int argc, char** argv) {
   const std::string_view chosen = argc > 1 ? argv[1] : "all";
   const int num_repeats = argc > 2 ? std::stoi(argv[2]) : 3;
@@ -385,4 +362,5 @@ int main(int argc, char** argv) {
     }
   }
   if (is_wanted("one_rank")) measure_one_rank();
+  if (is_wanted("encoder")) benchmarks::measure_encoder(num_repeats);
 }

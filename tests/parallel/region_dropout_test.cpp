@@ -5,6 +5,10 @@
 
 #include <accelerate/launch.h>
 
+#include <memory>
+#include <optional>
+#include <vector>
+
 namespace accelerate {
 namespace region_dropout_test {
 
@@ -197,49 +201,81 @@ TEST(RegionDropout, SurvivesRecomputation) {
   });
 }
 
-// Dropout of attention's weights, and of what layers hand on in slices: the same
-// loss on all ranks, numbers outside that go on alike, and the same gradients
-// with what is recomputed.
-TEST(RegionDropout, IsRepeatedInAttentionOnSlices) {
+std::shared_ptr<nn::TransformerEncoderImpl> make_encoder() {
+  return std::make_shared<nn::TransformerEncoderImpl>(
+      nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(kWidth, 4)
+                                      .dim_feedforward(kWidth)
+                                      .dropout(0.5)),
+      3);
+}
+
+// Gradients of an encoder with dropout of attention's weights, and of what layers
+// hand on. `exchanges_heads`: ranks divide its sequences, by heads or by a ring.
+std::vector<Tensor> gradients_of_encoder(
+    ParallelOptions parallel,
+    bool recomputes,
+    std::optional<bool> exchanges_heads = std::nullopt) {
+  torch::manual_seed(11);
+  const auto net = make_encoder();
+  if (recomputes) {
+    parallel.activation_checkpointing = ActivationCheckpointingOptions{
+        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+        .min_num_params = 100};
+  }
+  const Accelerator accelerator({.parallel = parallel});
+  const auto model = accelerator.prepare(net);
+  const Tensor x = torch::randn({kTime, kBatch, kWidth});
+  std::optional<ContextParallelScope> sequence;
+  if (exchanges_heads) {
+    sequence.emplace(accelerator.maybe_context_parallel(
+        {x}, {0}, {}, {.exchange_heads = exchanges_heads}));
+  }
+  const Tensor loss = model(x).pow(4).mean();
+  accelerator.backward(loss);
+  if (!exchanges_heads) {
+    const Group& group = accelerator.mesh().group(Axis::tensor);
+    require_same(group, loss.detach(), "losses");
+    require_same(group, torch::rand({5}), "numbers outside of the model");
+  }
+  std::vector<Tensor> grads;
+  for (const Tensor& parameter : net->parameters()) {
+    require(parameter.grad().abs().max().item<double>() > 0, "a gradient");
+    grads.push_back(parameter.grad().clone());
+  }
+  return grads;
+}
+
+void require_same_gradients(
+    const std::vector<Tensor>& found,
+    const std::vector<Tensor>& expected) {
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    require(torch::equal(found[i], expected[i]), "gradients");
+}
+
+// The same loss on all ranks, numbers outside that go on alike, and the same
+// gradients with what is recomputed.
+TEST(RegionDropout, IsRepeatedInAttentionByHeads) {
   run_on_processes(2, [] {
-    const auto make = [] {
-      return std::make_shared<nn::TransformerEncoderImpl>(
-          nn::TransformerEncoderLayer(
-              nn::TransformerEncoderLayerOptions(kWidth, 4)
-                  .dim_feedforward(kWidth)
-                  .dropout(0.5)),
-          3);
-    };
-    std::vector<std::vector<Tensor>> grads;
-    for (const bool recomputes : {false, true}) {
-      torch::manual_seed(11);
-      const auto net = make();
-      AcceleratorOptions options{
-          .parallel = {
-              .tensor = 2,
-              .parallelize_plan = infer_parallelize_plan(*net, 2, true).plan}};
-      if (recomputes) {
-        options.parallel.activation_checkpointing =
-            ActivationCheckpointingOptions{
-                .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
-                .min_num_params = 100};
-      }
-      const Accelerator accelerator(options);
-      const auto model = accelerator.prepare(net);
-      const Group& group = accelerator.mesh().group(Axis::tensor);
-      const Tensor loss =
-          model(torch::randn({kTime, kBatch, kWidth})).pow(4).mean();
-      accelerator.backward(loss);
-      require_same(group, loss.detach(), "losses");
-      require_same(group, torch::rand({5}), "numbers outside of the model");
-      grads.emplace_back();
-      for (const Tensor& parameter : net->parameters()) {
-        require(parameter.grad().abs().max().item<double>() > 0, "a gradient");
-        grads.back().push_back(parameter.grad().clone());
-      }
+    for (const bool has_slices : {false, true}) {
+      const ParallelOptions parallel{
+          .tensor = 2,
+          .parallelize_plan =
+              infer_parallelize_plan(*make_encoder(), 2, has_slices).plan};
+      require_same_gradients(
+          gradients_of_encoder(parallel, true),
+          gradients_of_encoder(parallel, false));
     }
-    for (std::size_t i = 0; i < grads[0].size(); ++i)
-      require(torch::equal(grads[0][i], grads[1][i]), "gradients");
+  });
+}
+
+TEST(RegionDropout, IsRepeatedInAttentionThatIsExchanged) {
+  run_on_processes(2, [] {
+    for (const bool exchanges_heads : {false, true}) {
+      const ParallelOptions parallel{.context = 2};
+      require_same_gradients(
+          gradients_of_encoder(parallel, true, exchanges_heads),
+          gradients_of_encoder(parallel, false, exchanges_heads));
+    }
   });
 }
 
