@@ -117,6 +117,7 @@ class Rank {
       }
       for (const auto& operation : operations) engine_.begin(operation);
       if (i % 4 == 0) engine_.run_in_background();
+      if (i % 3 == 0) test(operations);
       for (const auto& operation : operations) engine_.wait(*operation);
       std::size_t place = 1;
       for (int peer = 0; peer < engine_.size(); ++peer) {
@@ -128,6 +129,12 @@ class Rank {
   }
 
  private:
+  void test(const std::vector<std::shared_ptr<Operation>>& operations) {
+    for (const auto& operation : operations) {
+      while (!engine_.test(*operation)) std::this_thread::yield();
+    }
+  }
+
   std::shared_ptr<Message> message(
       Message::Direction direction,
       int peer,

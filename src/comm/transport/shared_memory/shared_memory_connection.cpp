@@ -52,7 +52,7 @@ class SharedMemoryWork final : public c10d::Work {
         operation_(std::move(operation)),
         tensors_(std::move(tensors)) {}
 
-  bool isCompleted() override { return operation_->is_finished(); }
+  bool isCompleted() override { return engine_->test(*operation_); }
   [[nodiscard]] bool isSuccess() const override {
     return operation_->is_finished() && !operation_->has_failed();
   }

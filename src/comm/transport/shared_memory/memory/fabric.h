@@ -39,23 +39,37 @@ class Fabric {
   /// Sets a counter of this rank, and wakes the ranks that may wait for it.
   void publish(std::atomic<std::uint64_t>& counter, std::uint64_t value) const {
     counter.store(value);
-    for (int peer = 0; peer < size_; ++peer) ring_if_asleep(peer);
+    for (int peer = 0; peer < size_; ++peer) tell(peer, Attention::everything);
   }
-  /// The same, for a counter that only `reader` reads.
+  /// The same, for a counter that only `reader` reads, which is woken if it
+  /// sleeps with so much attention.
   void publish_to(
       int reader,
       std::atomic<std::uint64_t>& counter,
-      std::uint64_t value) const {
+      std::uint64_t value,
+      Attention least) const {
     counter.store(value);
-    ring_if_asleep(reader);
+    tell(reader, least);
   }
 
-  /// Wakes a rank, or keeps it from falling asleep.
-  void ring(int rank) const {
-    std::atomic<std::uint32_t>& doorbell = page(rank).doorbell;
-    doorbell.fetch_add(1);
-    futex_wake(doorbell);
+  /// Wakes the thread of a rank that sleeps, if it waits or sleeps with so much
+  /// attention. Sequentially consistent, as are the sleeper's stores of
+  /// is_asleep and `attention` before it looks once more: at least one of both
+  /// sees the other.
+  void tell(int peer, Attention least) const {
+    if (peer == rank_) return;
+    const RankPage& other = page(peer);
+    if (other.is_asleep.load() != 0) {
+      ring(peer);
+    } else if (other.attention.load() >= least) {
+      ring_in_background(peer);
+    }
   }
+
+  /// Wakes a rank's thread that waits, or keeps it from falling asleep.
+  void ring(int rank) const { ring(page(rank).doorbell); }
+  /// The same for the thread that sleeps while none waits.
+  void ring_in_background(int rank) const { ring(page(rank).background_bell); }
 
   /// The first step of a collective that begins now, after all others are
   /// complete.
@@ -67,10 +81,9 @@ class Fabric {
   SharedBlocks& blocks() { return blocks_; }
 
  private:
-  // Sequentially consistent, as is the sleeper's store of is_asleep before it
-  // looks once more: at least one of both sees the other.
-  void ring_if_asleep(int peer) const {
-    if (peer != rank_ && page(peer).is_asleep.load() != 0) ring(peer);
+  static void ring(std::atomic<std::uint32_t>& bell) {
+    bell.fetch_add(1);
+    futex_wake(bell);
   }
 
   SharedSegment segment_;

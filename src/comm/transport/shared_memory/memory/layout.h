@@ -42,6 +42,15 @@ struct CollectiveNote {
 /// Whether a rank takes part.
 enum class PageState : std::uint32_t { absent, open, closed };
 
+/// What a rank that waits for nothing is woken for.
+enum class Attention : std::uint32_t {
+  nothing,
+  /// Messages that do not fit into their channel. Others stay there until
+  /// somebody waits for them.
+  full_channels,
+  everything
+};
+
 /// Written by one rank, read by all. Zeroed memory is a valid page.
 struct RankPage {
   /// Collectives are sequences of steps, counted over all collectives of a
@@ -51,9 +60,13 @@ struct RankPage {
   std::atomic<std::uint64_t> combined;
   std::atomic<std::uint64_t> done;
 
-  /// Changes when something happens for which this rank may sleep.
+  /// Changes when something happens for which a thread that waits may sleep.
   alignas(kCacheLine) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> is_asleep;
+  /// The same for the thread that sleeps while nobody waits. While somebody
+  /// does, `attention` is nothing.
+  std::atomic<std::uint32_t> background_bell;
+  std::atomic<Attention> attention;
 
   alignas(kCacheLine) std::atomic<PageState> state;
   std::atomic<std::int64_t> process;

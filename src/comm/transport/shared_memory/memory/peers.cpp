@@ -65,6 +65,15 @@ std::vector<int> Peers::find_gone(const Fabric& fabric) const {
   return gone;
 }
 
+bool Peers::have_left(const Fabric& fabric) {
+  for (int peer = 0; peer < fabric.size(); ++peer) {
+    if (peer != fabric.rank() &&
+        fabric.page(peer).state.load() == PageState::closed)
+      return true;
+  }
+  return false;
+}
+
 std::string Peers::name_of(int rank) const {
   return std::to_string(world_ranks_[static_cast<std::size_t>(rank)]);
 }

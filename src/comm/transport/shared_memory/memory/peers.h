@@ -23,6 +23,8 @@ class Peers {
   void watch(const Fabric& fabric);
   /// Those whose processes have ended, or which have closed their connections.
   [[nodiscard]] std::vector<int> find_gone(const Fabric& fabric) const;
+  /// Whether some have closed their connections.
+  [[nodiscard]] static bool have_left(const Fabric& fabric);
   /// Why such a rank is gone: its last output, if it had any.
   [[nodiscard]] std::string describe_gone(const Fabric& fabric, int rank) const;
   /// Its number in the world.

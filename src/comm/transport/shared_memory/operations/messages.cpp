@@ -146,7 +146,7 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
       static_cast<std::size_t>(
                          head - channel.tail.load(std::memory_order_acquire));
   if (!message->has_header_) {
-    if (room < kUnit) return false;
+    if (room < kUnit) return ask_for_room(fabric, *message);
     const MessageHeader header{.tag = message->tag_, .bytes = message->bytes_};
     const RingBytes room_for_header(channel, ring_bytes, head, kUnit);
     std::memcpy(room_for_header.first, &header, kUnit);
@@ -154,7 +154,7 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
     head += kUnit;
     room -= kUnit;
   } else if (room == 0) {
-    return false;
+    return ask_for_room(fabric, *message);
   }
   // `room` is a multiple of the unit, so that the padding fits behind the end.
   const std::size_t left = message->bytes_ - message->moved_;
@@ -165,12 +165,24 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
   head += count;
   const bool is_sent = message->moved_ == message->bytes_;
   if (is_sent) head += padding_of(message->bytes_);
-  fabric.publish_to(to, channel.head, head);
+  fabric.publish_to(
+      to,
+      channel.head,
+      head,
+      left > room ? Attention::full_channels : Attention::everything);
   if (is_sent) {
     peer.sends.pop_front();
     complete(message);
   }
   return true;
+}
+
+// Nothing can be moved, of which the reader is told once: it may have slept
+// through all that is in the channel.
+bool Mailbox::ask_for_room(const Fabric& fabric, Message& message) {
+  if (!std::exchange(message.has_asked_for_room_, true))
+    fabric.tell(message.peer_, Attention::full_channels);
+  return false;
 }
 
 bool Mailbox::receive_some(Fabric& fabric, int from) {
@@ -203,7 +215,7 @@ bool Mailbox::receive_some(Fabric& fabric, int from) {
   tail += count;
   const bool is_received = incoming.moved == incoming.bytes;
   if (is_received) tail += padding_of(incoming.bytes);
-  fabric.publish_to(from, channel.tail, tail);
+  fabric.publish_to(from, channel.tail, tail, Attention::everything);
   if (is_received) close_incoming(peer);
   return true;
 }
@@ -242,6 +254,15 @@ void Mailbox::complete(std::shared_ptr<Message> message) {
   message->is_complete_ = true;
   --num_pending_;
   finished_.push_back(std::move(message));
+}
+
+Attention Mailbox::attention() const {
+  if (num_pending_ == 0) return Attention::nothing;
+  const bool has_sends =
+      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+        return !peer.sends.empty();
+      });
+  return has_sends ? Attention::everything : Attention::full_channels;
 }
 
 std::vector<std::shared_ptr<Operation>> Mailbox::pending() const {

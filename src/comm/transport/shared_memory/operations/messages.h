@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/transport/shared_memory/memory/host_memory.h"
+#include "comm/transport/shared_memory/memory/layout.h"
 #include "comm/transport/shared_memory/operations/operation.h"
 
 namespace accelerate::detail {
@@ -49,6 +50,7 @@ class Message final : public Operation {
   std::size_t bytes_;
   std::size_t moved_ = 0;
   bool has_header_ = false;
+  bool has_asked_for_room_ = false;
   bool is_complete_ = false;
 };
 
@@ -71,6 +73,8 @@ class Mailbox {
   std::vector<std::shared_ptr<Operation>> take_pending();
   [[nodiscard]] std::vector<std::shared_ptr<Operation>> pending() const;
   [[nodiscard]] bool is_idle() const { return num_pending_ == 0; }
+  /// What moves the messages that are not complete, if nobody waits for them.
+  [[nodiscard]] Attention attention() const;
 
  private:
   // What is being read from a channel: into a receiver's memory, or kept.
@@ -89,6 +93,7 @@ class Mailbox {
   };
 
   bool send_some(Fabric& fabric, int to);
+  static bool ask_for_room(const Fabric& fabric, Message& message);
   bool receive_some(Fabric& fabric, int from);
   void open_incoming(Peer& peer, int from, std::int64_t tag, std::size_t bytes);
   void close_incoming(Peer& peer);

@@ -2,13 +2,10 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "base/text/text.h"
-#include "comm/transport/disagreement.h"
 #include "comm/transport/shared_memory/waiting/failure.h"
 
 namespace accelerate::detail {
@@ -17,19 +14,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a sleeper does not look whether the ranks that it awaits are there.
-constexpr milliseconds kLookInterval{10};
 void pause_processor() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  return format(
-      "{} {}", names.size() == 1 ? "rank" : "ranks", join(names, ", "));
 }
 
 }  // namespace
@@ -63,26 +53,33 @@ void ProgressEngine::begin(const std::shared_ptr<Operation>& operation) {
   if (!failure_.empty()) throw std::runtime_error(failure_);
   const bool is_message = operation->is_message();
   if (!is_message) operation->set_deadline(Clock::now() + options_.timeout);
-  if (is_driven_) {
-    inbox_.push_back(operation);
-    has_inbox_.store(true);
-    lock.unlock();
-    fabric_.ring(rank());
-    return;
-  }
-  if (!is_message) {
+  const bool has_sleeper = has_waiter_ || is_worker_asleep_;
+  if (!is_message && !is_driven_ && !has_sleeper) {
     collectives_.push_back(operation);
     return;
   }
-  // What there is room for leaves at once.
   inbox_.push_back(operation);
   has_inbox_.store(true);
+  // A message for which there is room leaves at once.
+  advance_once(lock);
+  if (!failure_.empty()) throw std::runtime_error(failure_);
+}
+
+bool ProgressEngine::test(Operation& operation) {
+  if (operation.is_finished() || !is_own_process())
+    return operation.is_finished();
+  std::unique_lock lock(mutex_);
+  advance_once(lock);
+  return operation.is_finished();
+}
+
+void ProgressEngine::advance_once(std::unique_lock<std::mutex>& lock) {
+  if (is_driven_) return;
   is_driven_ = true;
   lock.unlock();
   advance_all();
   lock.lock();
   stop_driving(lock);
-  if (!failure_.empty()) throw std::runtime_error(failure_);
 }
 
 void ProgressEngine::post(const std::shared_ptr<Operation>& operation) {
@@ -101,45 +98,67 @@ void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
   }
   std::unique_lock lock(mutex_);
   while (!operation.is_finished()) {
-    if (!is_driven_) {
-      is_driven_ = true;
-      lock.unlock();
-      drive(&operation);
-      lock.lock();
-      stop_driving(lock);
-    } else {
+    if (is_driven_ || has_waiter_) {
       num_waiting_.fetch_add(1);
-      // The worker stops driving when it sees that somebody waits.
-      fabric_.ring(rank());
       changed_.wait(lock);
       num_waiting_.fetch_sub(1);
+      continue;
     }
+    is_driven_ = true;
+    has_waiter_ = true;
+    // The worker sleeps on.
+    fabric_.own_page().attention.store(Attention::nothing);
+    lock.unlock();
+    drive(operation);
+    lock.lock();
+    has_waiter_ = false;
+    stop_driving(lock);
   }
-  // The worker does not drive while it sees that somebody waits.
-  if (wants_worker_ && !is_driven_) changed_.notify_all();
+  // Those that drove before have seen this thread wait.
+  if (wants_worker_ && !is_worker_asleep_) changed_.notify_all();
   lock.unlock();
   if (operation.has_failed()) throw std::runtime_error(operation.failure());
 }
 
-void ProgressEngine::drive(const Operation* until) {
+void ProgressEngine::drive(const Operation& until) {
   int num_looks = 0;
   while (true) {
-    const int limit =
-        until != nullptr ? patience_.num_looks() : Patience::least();
-    if (is_closing_.load())
-      fail(format("{}the connection was closed", kSharedMemoryMark));
-    if (is_ending_.load()) take_ending();
+    take_notice();
     const bool has_moved = advance_all();
-    if (until != nullptr ? until->is_finished() : is_idle()) return;
-    if (until == nullptr && num_waiting_.load() > 0) return;
+    if (until.is_finished()) return;
     if (has_moved) {
       num_looks = 0;
-    } else if (++num_looks < limit) {
+    } else if (++num_looks < patience_.num_looks()) {
       pause_processor();
     } else {
       sleep();
     }
   }
+}
+
+void ProgressEngine::drive_in_background() {
+  int num_looks = 0;
+  while (num_looks < Patience::least()) {
+    take_notice();
+    check_peers_at_times();
+    const bool has_moved = advance_all();
+    if (is_idle() || num_waiting_.load() > 0) return;
+    num_looks = has_moved ? 0 : num_looks + 1;
+    pause_processor();
+  }
+}
+
+// What other threads have asked for.
+void ProgressEngine::take_notice() {
+  if (is_closing_.load())
+    fail(format("{}the connection was closed", kSharedMemoryMark));
+  if (is_ending_.load()) take_ending();
+}
+
+Attention ProgressEngine::attention() const {
+  if (!collectives_.empty() || num_listeners_.load() > 0)
+    return Attention::everything;
+  return mailbox_.attention();
 }
 
 bool ProgressEngine::is_idle() const {
@@ -190,197 +209,143 @@ void ProgressEngine::finish(
       operation->state_.store(
           operation->failure_.empty() ? Operation::kSucceeded
                                       : Operation::kFailed);
-      if (operation->listener_)
+      if (operation->listener_) {
         listeners.push_back(std::exchange(operation->listener_, {}));
+        num_listeners_.fetch_sub(1);
+      }
     }
     if (num_waiting_.load() > 0) changed_.notify_all();
   }
+  // The thread that waits may sleep while another one drives.
+  if (fabric_.own_page().is_asleep.load() != 0) fabric_.ring(rank());
   for (const auto& listener : listeners) listener();
 }
 
 void ProgressEngine::on_finish(
     Operation& operation,
     std::function<void()> listener) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!operation.is_finished()) {
-      operation.listener_ = std::move(listener);
-      return;
-    }
+  std::unique_lock lock(mutex_);
+  if (!operation.is_finished()) {
+    operation.listener_ = std::move(listener);
+    num_listeners_.fetch_add(1);
+    // The worker learns that it counts.
+    if (is_worker_asleep_ && !has_waiter_) advance_once(lock);
+    return;
   }
+  lock.unlock();
   listener();
 }
 
 void ProgressEngine::sleep() {
+  check_peers_at_times();
+  if (has_failed_.load()) return;
   RankPage& page = fabric_.own_page();
   page.is_asleep.store(1);
   const std::uint32_t seen = page.doorbell.load();
   // What happened before the others saw this rank asleep.
-  if (advance_all() || has_inbox_.load()) {
-    page.is_asleep.store(0);
-    return;
+  bool has_news = advance_all();
+  std::unique_lock lock(mutex_);
+  has_news =
+      has_news || has_inbox_.load() || is_ending_.load() || is_closing_.load();
+  if (!has_news) {
+    is_driven_ = false;
+    changed_.notify_all();
+    lock.unlock();
+    const auto start = Clock::now();
+    futex_wait(page.doorbell, seen, kLookInterval);
+    patience_.slept(Clock::now() - start);
+    lock.lock();
+    changed_.wait(lock, [this] { return !is_driven_; });
+    is_driven_ = true;
   }
-  const auto start = Clock::now();
-  futex_wait(page.doorbell, seen, kLookInterval);
   page.is_asleep.store(0);
-  patience_.slept(Clock::now() - start);
-  check_peers();
 }
 
-void ProgressEngine::check_peers() {
-  if (has_failed_.load()) return;
-  const std::vector<int> gone = peers_.find_gone(fabric_);
-  // What they did before they went counts.
-  if (!gone.empty() && advance_all()) return;
-  std::vector<std::shared_ptr<Operation>> pending = mailbox_.pending();
-  if (!collectives_.empty()) pending.push_back(collectives_.front());
-  const auto now = Clock::now();
-  for (const auto& operation : pending) {
-    std::vector<int> awaited;
-    operation->list_awaited(fabric_, awaited);
-    for (const int rank : awaited) {
-      if (std::find(gone.begin(), gone.end(), rank) != gone.end())
-        return fail(peers_.describe_gone(fabric_, rank));
-    }
-    if (operation->is_late(now))
-      return fail(describe_late(*operation, awaited));
+// Called and left without driving; returns when the worker has something to do.
+void ProgressEngine::sleep_in_background(std::unique_lock<std::mutex>& lock) {
+  RankPage& page = fabric_.own_page();
+  const std::uint32_t seen = page.background_bell.load();
+  is_worker_asleep_ = true;
+  stop_driving(lock);
+  while (!is_closed_) {
+    lock.unlock();
+    futex_wait(page.background_bell, seen, kLookInterval);
+    lock.lock();
+    // Else whoever drives or waits does all there is to do.
+    if (page.background_bell.load() != seen || (!is_driven_ && !has_waiter_))
+      break;
   }
-}
-
-std::string ProgressEngine::describe_late(
-    const Operation& operation,
-    const std::vector<int>& awaited) const {
-  std::vector<std::string> names;
-  for (const int rank : awaited) names.push_back(peers_.name_of(rank));
-  return format(
-      "{}{} timed out waiting for {}",
-      kSharedMemoryMark,
-      operation.describe(),
-      joined(names));
-}
-
-std::string ProgressEngine::describe_disagreement(
-    const DisagreementError& error) const {
-  return kSharedMemoryMark +
-      detail::describe_disagreement(
-             {peers_.name_of(rank()), error.own_call},
-             {peers_.name_of(error.rank), error.other_call});
-}
-
-// Called by the thread that drives, or where none does.
-void ProgressEngine::fail(const std::string& reason) {
-  std::vector<std::shared_ptr<Operation>> failed;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = reason;
-    has_failed_.store(true);
-    failed = mailbox_.take_pending();
-    failed.insert(failed.end(), collectives_.begin(), collectives_.end());
-    failed.insert(failed.end(), inbox_.begin(), inbox_.end());
-    for (const auto& operation : failed) operation->failure_ = failure_;
-    // These were complete before.
-    failed.insert(failed.end(), finished_.begin(), finished_.end());
-    collectives_.clear();
-    inbox_.clear();
-    finished_.clear();
-    has_inbox_.store(false);
-    RankPage& page = fabric_.own_page();
-    if (page.state.load() != PageState::closed) {
-      const std::size_t length =
-          std::min(failure_.size(), page.last_output.size() - 1);
-      std::memcpy(page.last_output.data(), failure_.data(), length);
-      page.state.store(PageState::closed);
-    }
-  }
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) fabric_.ring(peer);
-  }
-  finish(failed);
+  is_worker_asleep_ = false;
+  page.attention.store(Attention::nothing);
 }
 
 void ProgressEngine::run_in_background() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (is_closed_) return;
   wants_worker_ = true;
   if (!worker_.joinable()) worker_ = std::thread([this] { run_worker(); });
-  if (!is_driven_) changed_.notify_all();
+  // A worker that sleeps learns what there is to do when somebody stops driving.
+  if (!is_worker_asleep_) {
+    if (!is_driven_) changed_.notify_all();
+  } else if (!has_waiter_) {
+    advance_once(lock);
+  }
 }
 
 void ProgressEngine::run_worker() {
   std::unique_lock lock(mutex_);
   while (!is_closed_) {
-    if (!wants_worker_ || is_driven_ || num_waiting_.load() > 0) {
+    if (!wants_worker_ || is_driven_ || has_waiter_ ||
+        num_waiting_.load() > 0) {
       changed_.wait(lock);
       continue;
     }
     is_driven_ = true;
     lock.unlock();
-    drive(nullptr);
+    drive_in_background();
     lock.lock();
-    stop_driving(lock);
-    if (is_idle()) wants_worker_ = false;
+    if (is_idle()) {
+      wants_worker_ = false;
+      stop_driving(lock);
+    } else {
+      sleep_in_background(lock);
+    }
   }
-}
-
-void ProgressEngine::end(const std::string& reason) {
-  std::unique_lock lock(mutex_);
-  if (is_closed_ || !failure_.empty()) return;
-  ending_ = reason;
-  is_ending_.store(true);
-  if (is_driven_) {
-    lock.unlock();
-    fabric_.ring(rank());
-    return;
-  }
-  is_driven_ = true;
-  stop_driving(lock);
 }
 
 void ProgressEngine::stop_driving(std::unique_lock<std::mutex>& lock) {
-  // end() leaves it to the thread that drives, which may have looked before.
-  while (is_ending_.load()) {
-    lock.unlock();
-    take_ending();
-    lock.lock();
+  while (true) {
+    // What other threads leave to the one that drives, which may have looked
+    // before.
+    if (is_ending_.load()) {
+      lock.unlock();
+      take_ending();
+      lock.lock();
+    } else if (has_inbox_.load() && !has_failed_.load()) {
+      lock.unlock();
+      advance_all();
+      lock.lock();
+    } else if (!leave_to_worker(lock)) {
+      break;
+    }
   }
   is_driven_ = false;
-  if (num_waiting_.load() > 0 || wants_worker_) changed_.notify_all();
-}
-
-// Called by the thread that drives.
-void ProgressEngine::take_ending() {
-  std::string reason;
-  {
-    const std::lock_guard lock(mutex_);
-    is_ending_.store(false);
-    reason = ending_;
-  }
-  fail(reason);
-}
-
-void ProgressEngine::close() {
-  if (!is_own_process()) return;
-  std::unique_lock lock(mutex_);
-  if (is_closed_) return;
-  is_closed_ = true;
-  is_closing_.store(true);
-  while (is_driven_) {
-    num_waiting_.fetch_add(1);
-    fabric_.ring(rank());
-    changed_.wait(lock);
-    num_waiting_.fetch_sub(1);
-  }
-  const bool has_pending = !is_idle();
-  // Unless it has failed, there is no last output.
-  fabric_.own_page().state.store(PageState::closed);
   changed_.notify_all();
+}
+
+// Tells the other ranks for what the worker is to be woken, if it sleeps and
+// nobody waits. Returns whether there is something to do before.
+bool ProgressEngine::leave_to_worker(std::unique_lock<std::mutex>& lock) {
+  if (!is_worker_asleep_ || has_waiter_ || has_failed_.load()) return false;
+  const Attention needed = attention();
+  std::atomic<Attention>& attention = fabric_.own_page().attention;
+  if (attention.load() == needed) return false;
+  attention.store(needed);
   lock.unlock();
-  if (worker_.joinable()) worker_.join();
-  if (has_pending)
-    fail(format("{}the connection was closed", kSharedMemoryMark));
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) fabric_.ring(peer);
-  }
+  // What happened before the others saw it.
+  advance_all();
+  lock.lock();
+  return true;
 }
 
 }  // namespace accelerate::detail

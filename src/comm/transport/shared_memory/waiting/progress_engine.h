@@ -33,14 +33,18 @@ struct ProgressEngineOptions {
 
 /// Advances the operations of one rank on one connection. Nothing happens by
 /// itself: a thread that waits for an operation advances all of them, and after
-/// run_in_background() a thread of the engine's own does while nobody waits. So
-/// a call that is waited for at once costs no change of threads. Any thread may
-/// call.
+/// run_in_background() a thread of the engine's own, the worker, does while
+/// nobody waits. One thread at a time drives; one that sleeps does not, so that
+/// the others need not wake it to begin something or to wait. Neither a call that
+/// is waited for at once nor a message that finds room costs a change of threads.
+/// Any thread may call.
 ///
-/// Waiting spins for some microseconds (Patience) and then sleeps. A sleeper looks every 10 ms whether the ranks that it awaits are
-/// still there. A failure ends the connection: all operations fail with it, and
-/// the other ranks learn the reason. A process that was forked from this one has
-/// a copy of the engine that does nothing: the connection is its parent's.
+/// Waiting spins for some microseconds (Patience) and then sleeps. A sleeper
+/// looks every 10 ms whether the ranks that it awaits are still there. The worker
+/// sleeps through what can wait until somebody waits for it (Attention). A
+/// failure ends the connection: all operations fail with it, and the other ranks
+/// learn the reason. A process that was forked from this one has a copy of the
+/// engine that does nothing: the connection is its parent's.
 class ProgressEngine {
  public:
   ProgressEngine(
@@ -70,6 +74,8 @@ class ProgressEngine {
   void wait(
       Operation& operation,
       std::chrono::milliseconds timeout = std::chrono::milliseconds::zero());
+  /// Whether it has finished, after doing what can be done without waiting.
+  [[nodiscard]] bool test(Operation& operation);
   /// Lets the operations that were begun proceed while nobody waits.
   void run_in_background();
   /// Calls `listener` when `operation` has finished, at once if it has, on the
@@ -87,15 +93,22 @@ class ProgressEngine {
 
  private:
   using Clock = Operation::Clock;
+  // How long a sleeper does not look whether the ranks that it awaits are there.
+  static constexpr std::chrono::milliseconds kLookInterval{10};
 
-  // Advances until `until` has finished; or, without one, until all have, or
-  // another thread wants to.
-  void drive(const Operation* until);
+  // Advances until `until` has finished.
+  void drive(const Operation& until);
+  // Advances until all have finished, another thread wants to, or nothing moves.
+  void drive_in_background();
+  void take_notice();
   bool advance_all();
   void take_inbox();
   void finish(const std::vector<std::shared_ptr<Operation>>& operations);
   // Sleeps until a rank or a thread of this process rings, and checks the ranks.
+  // Does not drive meanwhile.
   void sleep();
+  void sleep_in_background(std::unique_lock<std::mutex>& lock);
+  void check_peers_at_times();
   void check_peers();
   [[nodiscard]] std::string describe_late(
       const Operation& operation,
@@ -103,12 +116,19 @@ class ProgressEngine {
   [[nodiscard]] std::string describe_disagreement(
       const DisagreementError& error) const;
   void fail(const std::string& reason);
+  void ring_all() const;
   void take_ending();
-  // Lets another thread drive.
+  // Does what can be done without waiting, if nobody drives.
+  void advance_once(std::unique_lock<std::mutex>& lock);
+  // Lets another thread drive, and leaves what is unfinished to the worker.
   void stop_driving(std::unique_lock<std::mutex>& lock);
+  bool leave_to_worker(std::unique_lock<std::mutex>& lock);
   void run_worker();
   [[nodiscard]] bool is_idle() const;
+  // For what the worker is woken while nobody waits.
+  [[nodiscard]] Attention attention() const;
   void post(const std::shared_ptr<Operation>& operation);
+
   Fabric fabric_;
   ProgressEngineOptions options_;
   Peers peers_;
@@ -119,6 +139,7 @@ class ProgressEngine {
   std::deque<std::shared_ptr<Operation>> collectives_;
   Mailbox mailbox_;
   std::vector<std::shared_ptr<Operation>> finished_;
+  Clock::time_point last_check_ = Clock::now();
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -126,6 +147,8 @@ class ProgressEngine {
   std::vector<std::shared_ptr<Operation>>
       inbox_;  // while another thread drives
   bool is_driven_ = false;
+  bool has_waiter_ = false;  // drives, or sleeps until there is something to do
+  bool is_worker_asleep_ = false;
   bool is_closed_ = false;
   bool wants_worker_ = false;
   std::string failure_;
@@ -136,8 +159,10 @@ class ProgressEngine {
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> is_ending_{false};
-  // Threads that wait while another one drives.
+  // Threads that wait while another one does.
   std::atomic<int> num_waiting_{0};
+  // Operations with listeners that are not finished.
+  std::atomic<int> num_listeners_{0};
 };
 
 }  // namespace accelerate::detail
