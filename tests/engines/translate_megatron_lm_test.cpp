@@ -228,7 +228,8 @@ TEST(MegatronRequest, FillsInWhatItDoesNotUse) {
 
 TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
   const auto found =
-      of({.recompute_granularity = "partial",
+      of({.gradient_clipping = -1,
+          .recompute_granularity = "partial",
           .recompute_method = "random",
           .recompute_num_layers = 0,
           .decoder_last_pipeline_num_layers = -1,
@@ -239,7 +240,8 @@ TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
           .other_megatron_args = "[1]"});
   ASSERT_EQ(found.complaints.size(), 1u);
   for (const char* const phrase :
-       {"recompute_granularity is \"partial\"",
+       {"gradient_clipping is -1; it is at least 0",
+        "recompute_granularity is \"partial\"",
         "recompute_method is \"random\"",
         "recompute_num_layers is 0; it is at least 1",
         "decoder_last_pipeline_num_layers is -1; it is at least 0",

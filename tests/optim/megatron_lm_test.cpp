@@ -253,6 +253,29 @@ TEST(MegatronScheduler, RefusesWhatMegatronRefuses) {
        .start_weight_decay = 0.2,
        .end_weight_decay = 0.1},
       "weight decay goes from 0.2 to 0.1");
+  refused(
+      {.train_iters = 3, .train_samples = 30}, "train_samples counts samples");
+  refused(
+      {.train_samples = 30},
+      "train_samples counts samples",
+      {.total_num_steps = 12, .global_batch_size = 10});
+  refused(
+      {.train_iters = 3, .lr_decay_samples = 30},
+      "lr_decay_samples counts samples");
+  refused(
+      {.lr_decay_iters = 3, .lr_warmup_samples = 10},
+      "lr_warmup_samples counts samples");
+  refused(
+      {.train_samples = 30, .lr_warmup_iters = 1},
+      "lr_warmup_iters counts iterations",
+      {.global_batch_size = 10});
+  refused(
+      {.train_iters = 3, .other_megatron_args = R"({"lr_wsd_decay_iters": 2})"},
+      "lr_wsd_decay_iters belongs to lr_decay_style WSD");
+  refused(
+      {.train_iters = 3,
+       .other_megatron_args = R"({"lr_wsd_decay_style": "cosine"})"},
+      "lr_wsd_decay_style belongs to lr_decay_style WSD");
   refused({.lr_decay_style = "steep"}, "lr_decay_style is \"steep\"");
   refused({}, "total_num_steps is -1", {.total_num_steps = -1});
   refused({}, "warmup_num_steps is -1", {.warmup_num_steps = -1});

@@ -160,6 +160,7 @@ class MegatronLMResolution {
               least));
         };
     const MegatronLMOptions& o = options_;
+    require(o.gradient_clipping, "gradient_clipping", 0);
     // "block" may recompute no layer.
     require(
         o.recompute_num_layers,

@@ -57,6 +57,21 @@ class ScheduleReader {
   }
 
  private:
+  static constexpr std::string_view kSamples =
+      "counts samples, but the schedule counts iterations, since train_iters, "
+      "lr_decay_iters or total_num_steps is given; leave one of them out";
+  static constexpr std::string_view kIterations =
+      "counts iterations, but the schedule counts samples; leave it out, or "
+      "give train_iters";
+
+  // A length that does not belong to this schedule; 0 asks for nothing.
+  void refuse(
+      const std::optional<std::int64_t>& length,
+      std::string_view name,
+      std::string_view why) {
+    if (length.value_or(0) != 0) complain(format("{} {}", name, why));
+  }
+
   void read_iterations(std::int64_t iters) {
     const double unit = static_cast<double>(
         std::max<std::int64_t>(1, lengths_.global_batch_size));
@@ -64,6 +79,10 @@ class ScheduleReader {
     found_.decay =
         unit * static_cast<double>(options_.lr_decay_iters.value_or(iters));
     found_.weight_decay_length = unit * static_cast<double>(iters);
+    refuse(options_.train_samples, "train_samples", kSamples);
+    refuse(options_.lr_decay_samples, "lr_decay_samples", kSamples);
+    refuse(options_.lr_warmup_samples, "lr_warmup_samples", kSamples);
+    refuse(more_.lr_wsd_decay_samples, "lr_wsd_decay_samples", kSamples);
     read_warmup(
         unit *
         static_cast<double>(
@@ -77,6 +96,8 @@ class ScheduleReader {
           "train_samples counts samples, but global_batch_size is not given; "
           "give it, or train_iters");
     }
+    refuse(options_.lr_warmup_iters, "lr_warmup_iters", kIterations);
+    refuse(more_.lr_wsd_decay_iters, "lr_wsd_decay_iters", kIterations);
     found_.increment = static_cast<double>(lengths_.global_batch_size);
     const std::int64_t samples = options_.train_samples.value_or(0);
     found_.decay =
@@ -101,7 +122,15 @@ class ScheduleReader {
       const std::optional<std::int64_t>& length,
       std::string_view name,
       double unit) {
-    if (found_.decay_style != "WSD") return;
+    if (found_.decay_style != "WSD") {
+      const std::string_view instead =
+          "belongs to lr_decay_style WSD; set that, or leave it out";
+      refuse(more_.lr_wsd_decay_iters, "lr_wsd_decay_iters", instead);
+      refuse(more_.lr_wsd_decay_samples, "lr_wsd_decay_samples", instead);
+      if (more_.lr_wsd_decay_style)
+        complain(format("lr_wsd_decay_style {}", instead));
+      return;
+    }
     if (length.value_or(0) < 1) {
       complain(format(
           "lr_decay_style WSD needs {} in other_megatron_args, of at least 1",
