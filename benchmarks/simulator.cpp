@@ -9,13 +9,18 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
+
+#include <time.h>
 
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>
 
+#include "parallel/context/block_exchange.h"
 #include "planning/pipeline/schedule.h"
 #include "planning/simulation/replay.h"
 #include "report.h"
@@ -48,8 +53,37 @@ struct Compared {
   double predicted_idle = 0;
 };
 
+/// Processor seconds of a step.
+struct ProcessorTime {
+  /// The thread that computes.
+  double own = 0;
+  /// Threads that carry what ranks send each other meanwhile.
+  double others = 0;
+};
+/// Those of the steps that `time_of` ran last.
+ProcessorTime used;
+
+double clock_seconds(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) +
+      1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 double time_of(const World& world, const std::function<void()>& step) {
-  return benchmarks::time_of(world, kSteps, step);
+  bool is_first = true;
+  const double seconds = benchmarks::time_of(world, kSteps, [&] {
+    const double own = clock_seconds(CLOCK_THREAD_CPUTIME_ID);
+    const double all = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    if (is_first) used = {};
+    step();
+    if (std::exchange(is_first, false)) return;
+    const double own_taken = clock_seconds(CLOCK_THREAD_CPUTIME_ID) - own;
+    const double all_taken = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - all;
+    used.own += own_taken / kSteps;
+    used.others += (all_taken - own_taken) / kSteps;
+  });
+  return seconds;
 }
 
 // What is slept is called so in the replay; what else takes time is not.
@@ -59,16 +93,17 @@ Compared compare(
     const World& world,
     double seconds,
     const Slept& measured,
-    const Replay& replay) {
+    const RankPrograms& programs) {
   const double busy =
       mean_over(world, (measured.forward + measured.backward) / kSteps);
+  // What is computed, not how long it takes beside what else uses a processor.
   double predicted_busy = 0;
-  for (const auto& spans : replay.ranks) {
-    for (const auto& span : spans)
-      if (!span.is_wait && span.what == kSleep)
-        predicted_busy += span.end - span.begin;
+  for (const auto& instructions : programs.ranks()) {
+    for (const auto& each : instructions)
+      if (each.what == kSleep) predicted_busy += each.amount;
   }
-  predicted_busy /= static_cast<double>(replay.ranks.size());
+  predicted_busy /= static_cast<double>(programs.ranks().size());
+  const Replay replay = accelerate::detail::replay(programs);
   return {
       seconds,
       replay.time,
@@ -97,7 +132,7 @@ constexpr int kLayers = 8;
 constexpr int kMicroBatches = 8;
 constexpr double kLayerSeconds = 4e-3;
 
-Replay replay_pipeline(
+RankPrograms pipeline_programs(
     const PipelineSchedule& schedule,
     const Cost& forward,
     const Cost& backward,
@@ -135,7 +170,7 @@ Replay replay_pipeline(
         programs.begin(r, message(stage, action.micro_batch, !is_forward));
     }
   }
-  return accelerate::detail::replay(programs);
+  return programs;
 }
 
 // Seconds in which a small tensor comes to the next rank: those of a way around
@@ -204,7 +239,7 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
       world,
       seconds,
       measured,
-      replay_pipeline(
+      pipeline_programs(
           accelerate::detail::make_pipeline_schedule(
               accelerate::detail::parse_pipeline_schedule(name),
               kRanks,
@@ -220,27 +255,18 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
 constexpr std::int64_t kUnitWidth = 768;
 constexpr int kUnits = 6;
 
-// A step of units that sleep so long, on ranks that shard them or do not.
-double sharded_step(bool is_sharded, double sleep, Slept& measured) {
+// A step of units that sleep so long.
+double sharded_step(double sleep, Slept& measured) {
+  FullyShardedDataParallelOptions sharding;
+  sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
+  sharding.transformer_cls_names_to_wrap = {"Sleeping"};
   AcceleratorOptions options;
-  if (is_sharded) {
-    FullyShardedDataParallelOptions sharding;
-    sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
-    sharding.transformer_cls_names_to_wrap = {"Sleeping"};
-    options.parallel.shard = kRanks;
-    options.parallel.fully_sharded = sharding;
-  }
+  options.parallel.shard = kRanks;
+  options.parallel.fully_sharded = sharding;
   const Accelerator accelerator(options);
   nn::Sequential net;
   for (int i = 0; i < kUnits; ++i) net->push_back(Sleeping(kUnitWidth, sleep));
   const Tensor x = torch::randn({1, kUnitWidth});
-  // Ranks that average nothing: each computes by itself.
-  if (!is_sharded) {
-    return time_of(accelerator.world(), [&] {
-      net->forward(x).square().mean().backward();
-      net->zero_grad();
-    });
-  }
   const auto model = accelerator.prepare(net);
   const double seconds = time_of(accelerator.world(), [&] {
     accelerator.backward(model(x).square().mean());
@@ -250,50 +276,78 @@ double sharded_step(bool is_sharded, double sleep, Slept& measured) {
   return seconds;
 }
 
+// How long Linux (6.15 and later) lets a thread of one of two processors compute
+// before another one that waits gets its turn: 0.7 ms per doubling of processors.
+constexpr double kTimeSlice = 1.4e-3;
+
+/// What a unit costs: processor seconds of the thread that computes, besides its
+/// sleep, and those of carrying its parameters or gradients.
+struct UnitCosts {
+  Cost forward;
+  Cost backward;
+  double message = 0;
+};
+
+// All ranks compute and carry with the same processors.
+RankPrograms sharded_programs(const UnitCosts& costs) {
+  RankPrograms programs(kRanks);
+  const std::size_t processors = programs.add_resource(
+      {.name = "processors",
+       .capacity = static_cast<double>(std::thread::hardware_concurrency()),
+       .most_per_task = 1,
+       .turn = kTimeSlice});
+  const std::size_t sleeping = programs.add_resource(
+      {.name = "sleep", .capacity = kRanks, .most_per_task = 1});
+  const auto add_message = [&] {
+    return programs.add_message(
+        {.kind = "units",
+         .num_senders = kRanks,
+         .flows = std::vector<accelerate::detail::Flow>(
+             kRanks, {costs.message, {processors}})});
+  };
+  // As the last unit stays for the backward.
+  std::vector<std::size_t> gathers(2 * kUnits - 1), reductions(kUnits);
+  std::generate(gathers.begin(), gathers.end(), add_message);
+  std::generate(reductions.begin(), reductions.end(), add_message);
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    auto next = gathers.begin();
+    programs.begin(rank, *next);
+    for (int i = 0; i < kUnits; ++i) {
+      programs.wait(rank, *next);
+      if (i + 1 < kUnits) programs.begin(rank, *++next);
+      programs.compute(rank, processors, costs.forward.rest, "rest");
+      programs.compute(rank, sleeping, costs.forward.sleep, kSleep);
+    }
+    // A unit is read, and the next one gathered, when its sleep has ended.
+    for (int i = 0; i < kUnits; ++i) {
+      programs.compute(rank, sleeping, costs.backward.sleep, kSleep);
+      if (i > 0) programs.wait(rank, *next);
+      if (i + 1 < kUnits) programs.begin(rank, *++next);
+      programs.compute(rank, processors, costs.backward.rest, "rest");
+      programs.begin(rank, reductions[static_cast<std::size_t>(i)]);
+    }
+    for (const std::size_t id : reductions) programs.wait(rank, id);
+  }
+  return programs;
+}
+
 Compared run_sharded() {
-  Slept measured, none;
-  const double seconds = sharded_step(true, 20e-3, measured);
-  // Awake, nothing hides behind anything: what the layers leave of the step are
-  // messages, of 2 kUnits - 1 gathers, as the last unit stays for the backward,
-  // and kUnits reductions.
-  const double all = sharded_step(true, 0, none);
-  const double alone = sharded_step(false, 0, none);
+  Slept measured;
+  const double seconds = sharded_step(20e-3, measured);
+  const ProcessorTime taken = used;
   const Accelerator accelerator;
   const World& world = accelerator.world();
-  const double message =
-      mean_over(world, std::max(0.0, all - alone) / (3 * kUnits - 1));
+  const double own = mean_over(world, taken.own) / kUnits;
+  const double others = mean_over(world, taken.others) / (3 * kUnits - 1);
   const double calls = kSteps * kUnits;
-  const double rest = mean_over(world, alone) / kUnits;
-  const Cost forward{mean_over(world, measured.forward / calls), rest / 3};
-  const Cost backward{
-      mean_over(world, measured.backward / calls), rest * 2 / 3};
-
-  RankPrograms programs(1);
-  const std::size_t processor = programs.add_resource({.name = "processor"});
-  const auto begin = [&] {
-    const std::size_t id =
-        programs.add_message({.kind = "units", .latency = message});
-    programs.begin(0, id);
-    return id;
-  };
-  std::size_t gathered = begin();
-  for (int i = 0; i < kUnits; ++i) {
-    programs.wait(0, gathered);
-    if (i + 1 < kUnits) gathered = begin();
-    add_compute(programs, 0, processor, forward);
-  }
-  // A unit is read, and the next one gathered, when its sleep has ended.
-  std::vector<std::size_t> reductions;
-  for (int i = 0; i < kUnits; ++i) {
-    programs.compute(0, processor, backward.sleep, kSleep);
-    if (i > 0) programs.wait(0, gathered);
-    if (i + 1 < kUnits) gathered = begin();
-    programs.compute(0, processor, backward.rest, "rest");
-    reductions.push_back(begin());
-  }
-  for (const std::size_t id : reductions) programs.wait(0, id);
   return compare(
-      world, seconds, measured, accelerate::detail::replay(programs));
+      world,
+      seconds,
+      measured,
+      sharded_programs(
+          {{mean_over(world, measured.forward / calls), own / 3},
+           {mean_over(world, measured.backward / calls), own * 2 / 3},
+           others}));
 }
 
 // Keys and values that go around a ring, each block while the one before it is
@@ -328,22 +382,20 @@ Compared run_ring() {
   const double block = time_of(world, [&] {
     static_cast<void>(ring_attention(query, key, value, alone, whole));
   });
-  const Tensor both = torch::stack({key, value});
-  const Tensor received = torch::empty_like(both);
-  const int next = (world.rank() + 1) % kRanks;
-  const int previous = (world.rank() + kRanks - 1) % kRanks;
-  const double transfer = time_of(world, [&] {
-    if (world.rank() % 2 == 0) {
-      group.send(both, next);
-      group.recv(received, previous);
-    } else {
-      group.recv(received, previous);
-      group.send(both, next);
-    }
+  // The same blocks, with which nothing is computed.
+  const double transfers = time_of(world, [&] {
+    accelerate::detail::BlockExchange exchange(
+        group, {key, value}, KeyValueRotation::alltoall, [](int, int) {
+          return kPositions;
+        });
+    for (int step = 0; step < kRanks; ++step)
+      static_cast<void>(exchange.block_at(step));
+    exchange.finish();
   });
+  const double transfer = transfers / (kRanks - 1);
   RankPrograms programs(1);
-  // All ranks do the same at once, so one has its share of the processors. They
-  // also copy what is sent, half of it each way.
+  // All ranks do the same at once, so one has its share of the processors, which
+  // also copy what is sent.
   const std::size_t processor = programs.add_resource({.name = "processor"});
   std::size_t arriving = 0;
   for (int step = 0; step < kRanks; ++step) {
@@ -356,7 +408,7 @@ Compared run_ring() {
     programs.compute(0, processor, block, kSleep);
   }
   slept = {block * kRanks * kSteps, 0};
-  return compare(world, seconds, slept, accelerate::detail::replay(programs));
+  return compare(world, seconds, slept, programs);
 }
 
 // Tokens that travel to experts behind a shared one.
@@ -407,8 +459,7 @@ Compared run_experts() {
   add_compute(programs, 0, processor, {all / 3, one});
   programs.begin(0, back);
   programs.wait(0, back);
-  return compare(
-      world, seconds, measured, accelerate::detail::replay(programs));
+  return compare(world, seconds, measured, programs);
 }
 
 struct Case {

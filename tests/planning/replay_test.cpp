@@ -1,5 +1,7 @@
 // What a simulated run takes, where the answer is known on paper.
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -72,6 +74,32 @@ TEST(Replay, SharesALinkAmongMessages) {
   // Both at 50 per second until the first is over at 2 s, then one at 100.
   EXPECT_NEAR(run.ranks[0].back().end, 2, kTolerance);
   EXPECT_NEAR(run.ranks[1].back().end, 3, kTolerance);
+}
+
+TEST(Replay, LetsTasksTakeTurns) {
+  const auto ends_with = [](double turn) {
+    RankPrograms programs(4);
+    const auto processors = programs.add_resource(
+        {.name = "processors", .capacity = 2, .turn = turn});
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      programs.compute(rank, processors, 1, "first");
+      programs.compute(rank, processors, 1, "second");
+    }
+    std::vector<double> ends;
+    for (const auto& spans : replay(programs).ranks) {
+      for (const ReplaySpan& span : spans) ends.push_back(span.end);
+    }
+    return ends;
+  };
+  const auto are = [](const std::vector<double>& ends) {
+    return ::testing::Pointwise(::testing::DoubleNear(kTolerance), ends);
+  };
+  // Two at a time: those that came first, then the other two.
+  EXPECT_THAT(
+      ends_with(std::numeric_limits<double>::infinity()),
+      are({1, 3, 1, 3, 2, 4, 2, 4}));
+  // In slices of 0.75 s: each task has a second, and a second one, of 0.25 s.
+  EXPECT_THAT(ends_with(0.75), are({1.75, 3.75, 1.75, 3.75, 2, 4, 2, 4}));
 }
 
 TEST(Replay, GoesAtTheRateOfTheSlowestResource) {

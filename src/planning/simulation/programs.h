@@ -14,6 +14,10 @@ struct SharedResource {
   double capacity = 1;
   /// Amount per second of one task at most.
   double most_per_task = 1;
+  /// Above 0: seconds for which a task has its full rate before others that wait
+  /// have theirs, as with the time slices of processors; infinity: until it
+  /// ends. 0: all tasks have equal shares at once.
+  double turn = 0;
 };
 
 /// The part of a message that uses resources: it takes the same amount of each,

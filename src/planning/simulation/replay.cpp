@@ -13,6 +13,8 @@ namespace {
 
 using Instruction = RankPrograms::Instruction;
 
+constexpr double kForever = std::numeric_limits<double>::infinity();
+
 // A computation of a rank, or a flow of a message.
 struct Task {
   double left = 0;
@@ -21,6 +23,10 @@ struct Task {
   /// The rank, or the message.
   std::size_t owner = 0;
   double rate = 0;
+  /// How many turns had begun to wait before its own.
+  std::size_t number = 0;
+  /// Seconds of its turn, where tasks take turns.
+  double turn = kForever;
 };
 
 // A message before its flows begin.
@@ -44,7 +50,11 @@ class Replaying {
         next_(programs.ranks().size(), 0),
         blocked_since_(programs.ranks().size(), 0),
         messages_(programs.messages().size()),
-        users_(programs.resources().size(), 0) {
+        users_(programs.resources().size(), 0),
+        takes_turns_(std::any_of(
+            programs.resources().begin(),
+            programs.resources().end(),
+            [](const SharedResource& each) { return each.turn > 0; })) {
     result_.ranks.resize(programs.ranks().size());
   }
 
@@ -135,26 +145,50 @@ class Replaying {
   void add_task(Task task) {
     for (const std::size_t resource : task.resources) ++users_[resource];
     tasks_.push_back(std::move(task));
+    begin_turn(tasks_.back());
+  }
+
+  // Behind all that wait for a turn.
+  void begin_turn(Task& task) {
+    task.number = num_turns_++;
+    task.turn = kForever;
+    for (const std::size_t index : task.resources) {
+      const double turn = programs_.resources()[index].turn;
+      if (turn > 0) task.turn = std::min(task.turn, turn);
+    }
   }
 
   void share_out() {
+    if (takes_turns_) {
+      std::sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) {
+        return a.number < b.number;
+      });
+    }
+    std::vector<double> left;
+    for (const SharedResource& each : programs_.resources())
+      if (takes_turns_) left.push_back(each.capacity);
     for (Task& task : tasks_) {
-      task.rate = std::numeric_limits<double>::infinity();
+      task.rate = kForever;
       for (const std::size_t index : task.resources) {
         const SharedResource& resource = programs_.resources()[index];
         task.rate = std::min(
             {task.rate,
              resource.most_per_task,
-             resource.capacity / static_cast<double>(users_[index])});
+             resource.turn > 0
+                 ? left[index]
+                 : resource.capacity / static_cast<double>(users_[index])});
       }
+      if (!takes_turns_) continue;
+      for (const std::size_t index : task.resources) left[index] -= task.rate;
     }
   }
 
   // Goes on to the next moment at which a task ends or a message departs.
   void pass_time() {
-    double step = std::numeric_limits<double>::infinity();
+    double step = kForever;
     for (const Task& task : tasks_)
-      step = std::min(step, task.left / task.rate);
+      if (task.rate > 0)
+        step = std::min({step, task.left / task.rate, task.turn});
     for (const Departure& each : departures_)
       step = std::min(step, each.at - now_);
     step = std::max(step, 0.0);
@@ -162,10 +196,13 @@ class Replaying {
     std::vector<Task> ended;
     for (std::size_t i = 0; i < tasks_.size();) {
       Task& task = tasks_[i];
-      const double time_left = task.left / task.rate - step;
+      const double time_left =
+          task.rate > 0 ? task.left / task.rate - step : kForever;
       task.left -= task.rate * step;
       // What ends at the same moment but for rounding ends now.
       if (time_left > 1e-12 * (1 + now_)) {
+        if (task.rate > 0) task.turn -= step;
+        if (task.turn <= 1e-12) begin_turn(task);
         ++i;
         continue;
       }
@@ -198,6 +235,8 @@ class Replaying {
   std::vector<MessageState> messages_;
   /// Tasks per resource.
   std::vector<int> users_;
+  bool takes_turns_;
+  std::size_t num_turns_ = 0;
   std::vector<Task> tasks_;
   std::vector<Departure> departures_;
   Replay result_;

@@ -41,7 +41,8 @@ struct Replay {
   [[nodiscard]] double overlap(const std::string& kind = {}) const;
 };
 
-/// Replays programs. Tasks that use a resource at once get equal shares of it.
+/// Replays programs. Tasks that use a resource at once get equal shares of it,
+/// or take turns (SharedResource::turn).
 /// Takes time in proportion to the instructions, times the tasks at once.
 Replay replay(const RankPrograms& programs);
 
