@@ -87,9 +87,12 @@ struct ClusterSpeeds {
   double seconds_per_operator = 4e-6;
   /// Operations per second that attention reaches. 0: those of products.
   double attention_flops = 0;
-  /// The same of a router and its experts, whose products are smaller. 0: those
-  /// of products.
+  /// The same of experts, whose products are smaller. 0: those of products.
   double expert_flops = 0;
+  /// What choosing the experts of a token and moving its rows to them and back
+  /// takes in a forward, besides what layers touch. Ranks along `tensor` each do
+  /// so for all tokens.
+  double seconds_per_routed_token = 0;
   /// Bytes per second of the parameters, gradients and state that an optimizer
   /// steps on. 0: those of memory.
   double optimizer_bytes_per_second = 0;

@@ -25,6 +25,7 @@ using detail::model_costs;
 using detail::RankPrograms;
 using detail::RankResources;
 using detail::seconds_alone;
+using detail::simulate_step;
 using detail::transfer;
 using testing::expect_error;
 using ::testing::HasSubstr;
@@ -191,6 +192,10 @@ TEST(ClusterSpeeds, OfExpertsChangeTheirStep) {
   EXPECT_GT(slow, 2 * fast);
   options.cluster->expert_flops = 0;
   EXPECT_EQ(seconds(), fast);
+  // Each rank routes its micro-batches forward, and back at twice the cost, in
+  // each of 32 layers.
+  options.cluster->seconds_per_routed_token = 1e-6;
+  EXPECT_NEAR(seconds() - fast, 3 * 32 * 64 * 4096 * 1e-6, 1e-6 * fast);
 }
 
 TEST(ClusterSpeeds, ChangeTheStep) {
@@ -326,6 +331,33 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
       seconds_alone(programs, transfer(cluster, rank, 1, 1e9, "")),
       2 + 1e-2,
       1e-9);
+}
+
+// What ranks along `tensor` sum of two layers' experts, two per token, takes as
+// long as the sums of two more layers without experts.
+TEST(TensorTraffic, SumsARowForEachExpertOfAToken) {
+  LayoutPlanOptions options = options_of(2);
+  options.cluster->inside_node = {0, 1e9};
+  options.expert_imbalance = 1;
+  TransformerShape dense = llama(2), experts = dense;
+  experts.num_experts = 8;
+  experts.top_k = 2;
+  const auto travelling = [&](const TransformerShape& shape) {
+    TrainingLayout layout;
+    layout.tensor = 2;
+    return simulate_step({model_costs(shape), layout, options})
+        .travelling.at(detail::traffic::kTensor);
+  };
+  // One sum of attention's and one of the MLP's results, forward and backward,
+  // per layer; for experts, two more of the same size.
+  const double dense_seconds = travelling(dense);
+  TransformerShape none = dense;
+  none.num_layers = 1;
+  const double per_layer = dense_seconds - travelling(none);
+  EXPECT_NEAR(
+      travelling(experts) - dense_seconds,
+      2 * per_layer / 2,
+      1e-6 * dense_seconds);
 }
 
 TEST(LayoutMemory, CountsStateAsTrainingKeepsIt) {

@@ -133,13 +133,20 @@ class Writer {
     compute(factor * seconds.mlp, "mlp");
     wait(there);
     compute(factor * seconds.experts, "experts");
+    // Ranks along `tensor` sum a row for each expert of a token.
+    all_reduce_activations(
+        of_.tokens() * static_cast<double>(of_.model.shape.top_k) *
+        layer.hidden * of_.options.expert_imbalance);
     wait(exchange());
+    const bool has_shared = layer.mlp_flops > 0;
+    if (has_shared) all_reduce_activations(of_.tokens() * layer.hidden);
   }
 
   void
   mlp(const LayerCosts& layer, const LayerSeconds& seconds, double factor) {
     if (layer.has_experts) return experts(layer, seconds, factor);
     compute(factor * seconds.mlp, "mlp");
+    all_reduce_activations(of_.tokens() * layer.hidden);
   }
 
   // Begins what averages a layer's gradients.
@@ -273,7 +280,6 @@ void add_forward(
     writer.attention(layer, seconds.attention, 1);
     writer.all_reduce_activations(elements_between_layers(of));
     writer.mlp(layer, seconds, 1);
-    writer.all_reduce_activations(elements_between_layers(of));
   }
   if (layers.has_head) writer.compute(head_seconds(of), "head");
 }
@@ -315,7 +321,6 @@ void add_backward(
     const LayerSeconds seconds = seconds_of(of, layer);
     writer.compute(again * forward_seconds(of, layer), "recomputing");
     writer.mlp(layer, seconds, 2);
-    writer.all_reduce_activations(elements_between_layers(of));
     writer.attention(layer, 2 * seconds.attention, 2);
     writer.compute(2 * seconds.projections, "projections");
     writer.all_reduce_activations(elements_between_layers(of));

@@ -78,6 +78,7 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
                           of,
                           layer.expert_flops * tokens / tensor *
                               of.options.expert_imbalance) +
+        tokens * of.cluster().seconds_per_routed_token +
         overhead_seconds(of, kExpertOperators * held);
   }
   for (double* part :

@@ -59,10 +59,11 @@ LayerCosts layer_costs(const TransformerShape& shape, bool has_experts) {
   // attention that recomputes its weights): inputs of the two norms and of the
   // projections, the residual; queries, keys, values and the result of
   // attention; what the matrices of the MLP return and its activation.
-  const double replicated = 4 * hidden;
+  // Ranks along `tensor` split each expert, and each has all rows that travel.
+  const double replicated =
+      4 * hidden + (has_experts ? 2 * number(shape.top_k) * hidden : 0);
   const double matrices = shape.is_gated ? 3 : 2;
-  const double divided = 2 * heads + 2 * kv + (matrices + 1) * inner +
-      (has_experts ? 2 * number(shape.top_k) * hidden : 0);
+  const double divided = 2 * heads + 2 * kv + (matrices + 1) * inner;
   layer.kept = replicated + divided;
   layer.kept_divided = divided / layer.kept;
   // Each is written once and read once or twice.

@@ -269,6 +269,7 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.between_nodes.latency_seconds >= 0) ||
       !(cluster.seconds_per_operator >= 0) || !(cluster.attention_flops >= 0) ||
       !(cluster.expert_flops >= 0) ||
+      !(cluster.seconds_per_routed_token >= 0) ||
       !(cluster.optimizer_bytes_per_second >= 0) ||
       !(cluster.seconds_per_stepped_parameter >= 0) ||
       !(cluster.seconds_per_message >= 0) ||

@@ -2,7 +2,6 @@
 #include <accelerate/model_device_map.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -16,11 +15,11 @@
 #include <torch/optim/adamw.h>
 
 #include "base/machine/available_memory.h"
-#include "big_model/model/synchronize.h"
-#include "comm/transport/adapters/p2p_batch.h"
 #include "planning/layout/layer_seconds.h"
 #include "planning/layout/model_costs.h"
+#include "train/plan/clocked.h"
 #include "train/plan/layer_parts.h"
+#include "train/plan/measure_messages.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -28,15 +27,9 @@ namespace accelerate {
 namespace {
 
 using at::Tensor;
+using detail::Clocked;
+using detail::ClockedMessages;
 using detail::LayerParts;
-using Clock = std::chrono::steady_clock;
-
-// The mean over the ranks, so that all plan with the same numbers.
-double mean_over(const World& world, double value) {
-  const Tensor sum = at::full({}, value, at::kDouble).to(world.device());
-  world.group().all_reduce(sum);
-  return sum.item<double>() / world.size();
-}
 
 // What this rank may use of its device's memory; -1 if that does not say.
 std::int64_t own_memory(const World& world) {
@@ -60,79 +53,6 @@ std::optional<std::uint64_t> least_memory(const World& world) {
   const auto bytes = least.item<std::int64_t>();
   if (bytes < 0) return std::nullopt;
   return static_cast<std::uint64_t>(bytes);
-}
-
-/// Times calls that all ranks make at once. A round lasts many of the turns that
-/// ranks take on shared processors, and ends when the last rank has ended: a
-/// single call may have been lucky.
-class Clocked {
- public:
-  explicit Clocked(const World& world) : world_(world) {}
-
-  // Seconds of one call, the same on all ranks.
-  double seconds_of(const std::function<void()>& call) const {
-    constexpr double kRoundSeconds = 0.05;
-    constexpr int kRounds = 3;
-    round(1, call);
-    const double first = round(1, call);
-    const int count =
-        static_cast<int>(std::clamp(kRoundSeconds / first, 1.0, 1000.0));
-    std::vector<double> seconds;
-    for (int i = 0; i < kRounds; ++i) seconds.push_back(round(count, call));
-    std::sort(seconds.begin(), seconds.end());
-    return seconds[kRounds / 2];
-  }
-
- private:
-  double round(int count, const std::function<void()>& call) const {
-    detail::synchronize(world_.device());
-    world_.wait_for_everyone();
-    const auto begin = Clock::now();
-    for (int i = 0; i < count; ++i) call();
-    detail::synchronize(world_.device());
-    world_.wait_for_everyone();
-    const std::chrono::duration<double> taken = Clock::now() - begin;
-    return std::max(1e-9, mean_over(world_, taken.count()) / count);
-  }
-
-  const World& world_;
-};
-
-// What an all-reduce tells of a link: a step's latency, and the bytes per second
-// that a rank sends. `share`: of a processor, that a rank has for copying; 1
-// where ranks have links of their own.
-LinkSpeed measure_link(const World& world, const Group& group, double share) {
-  constexpr std::int64_t kElements = 1 << 20;
-  const auto options = at::TensorOptions().device(world.device());
-  const Tensor small = at::zeros({1}, options);
-  const Tensor large = at::zeros({kElements}, options);
-  const Clocked clocked(world);
-  const double latency = clocked.seconds_of([&] { group.all_reduce(small); });
-  const double whole = clocked.seconds_of([&] { group.all_reduce(large); });
-  const double n = group.size();
-  const double sent = 2 * 4.0 * static_cast<double>(kElements) * (n - 1) / n;
-  const double steps = 2 * std::max(1.0, std::ceil(std::log2(n)));
-  return {latency / steps, sent / std::max(1e-9, whole - latency) / share};
-}
-
-// What a message between two ranks takes while a rank exchanges some with all
-// others, as those of shards do.
-double measure_message(const World& world) {
-  const Group& group = world.group();
-  const Tensor sent = at::zeros({1});
-  std::vector<Tensor> received;
-  for (int rank = 0; rank < group.size(); ++rank)
-    received.push_back(at::zeros({1}));
-  const double all = Clocked(world).seconds_of([&] {
-    detail::P2PBatch batch(group, "timing messages");
-    for (int rank = 0; rank < group.size(); ++rank) {
-      if (rank == group.rank()) continue;
-      batch.receive(received[static_cast<std::size_t>(rank)], rank, 0);
-      batch.send(sent, rank, 0);
-    }
-    batch.wait();
-  });
-  return all / (group.size() - 1);
 }
 
 // Sizes like the model's at which a forward and backward of a layer takes
@@ -187,17 +107,27 @@ void measure_adamw(
       num_elements / std::max(all - least, 0.1 * all);
 }
 
-// What a router with its experts reaches, which take so long for `tokens` tokens.
-double expert_flops(
+// What experts' products reach, and what routing a token costs besides, from what
+// a router with experts takes, and with experts of a fraction of their size.
+void read_experts(
     const detail::LayerCosts& layer,
     double tokens,
     double seconds,
-    const ClusterSpeeds& cluster) {
+    double seconds_of_smaller,
+    double fraction,
+    ClusterSpeeds& cluster) {
   // What plans count besides, as with any layer.
   const double touching =
       3 * layer.touched / 2 * tokens * 4 / cluster.memory_bytes_per_second;
-  return 3 * layer.expert_flops * tokens /
-      std::max(seconds - touching, 0.1 * seconds);
+  const double products = fraction < 1
+      ? std::clamp(
+            (seconds - seconds_of_smaller) / (1 - fraction),
+            0.1 * seconds,
+            seconds)
+      : seconds;
+  cluster.expert_flops = 3 * layer.expert_flops * tokens / products;
+  cluster.seconds_per_routed_token =
+      std::max(0.0, seconds - touching - products) / (3 * tokens);
 }
 
 // How many times longer layers take together than their parts make of it, in
@@ -288,12 +218,28 @@ void measure_computing(
   cluster.memory_bytes_per_second = 3 * costs.touched * tokens * 4 /
       without_overhead(clocked.seconds_of(parts.rest()), 10);
   if (shape.num_experts > 0) {
-    cluster.expert_flops = expert_flops(
+    TransformerShape smaller = shape;
+    smaller.expert_intermediate_size =
+        std::max<std::int64_t>(1, shape.expert_intermediate_size / 4);
+    const LayerParts smaller_parts(
+        smaller,
+        std::max<std::int64_t>(1, most_tokens / length),
+        length,
+        options.dtype(at::kFloat));
+    const auto seconds_of = [&](const LayerParts& layer) {
+      return without_overhead(
+          clocked.seconds_of(layer.experts()),
+          detail::kExpertOperators * static_cast<double>(shape.num_experts));
+    };
+    const double whole = seconds_of(parts);
+    const double of_smaller = seconds_of(smaller_parts);
+    read_experts(
         model.expert_layer,
         tokens,
-        without_overhead(
-            clocked.seconds_of(parts.experts()),
-            detail::kExpertOperators * static_cast<double>(shape.num_experts)),
+        whole,
+        of_smaller,
+        static_cast<double>(smaller.expert_intermediate_size) /
+            static_cast<double>(shape.expert_intermediate_size),
         cluster);
   }
   const std::int64_t num_classes =
@@ -325,17 +271,19 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
   if (const auto bytes = least_memory(world)) cluster.memory_bytes = *bytes;
   measure_computing(world, shape, sequence_length, share, cluster);
   if (world.size() == 1) return cluster;
+  const ClockedMessages messages(world, cluster);
   cluster.inside_node = cluster.between_nodes =
-      measure_link(world, world.group(), share);
+      detail::measure_link(world, world.group(), share, messages);
   if (world.device().is_cpu())
-    cluster.seconds_per_message = measure_message(world);
+    cluster.seconds_per_message = detail::measure_message(world, messages);
   const bool spans_nodes = world.size() > world.local_size();
   if (!spans_nodes || world.local_size() == 1) return cluster;
   // The ranks of a node are consecutive.
   std::vector<int> neighbours;
   for (int rank = 0; rank < world.local_size(); ++rank)
     neighbours.push_back(world.rank() - world.local_rank() + rank);
-  cluster.inside_node = measure_link(world, world.new_group(neighbours), share);
+  cluster.inside_node =
+      detail::measure_link(world, world.new_group(neighbours), share, messages);
   return cluster;
 }
 

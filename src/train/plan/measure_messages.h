@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+
+#include <accelerate/planning.h>
+#include <accelerate/world.h>
+
+#include "train/plan/clocked.h"
+
+namespace accelerate::detail {
+
+/// Times messages between ranks that compute meanwhile where they share
+/// processors: a rank whose message has come does not go on until others leave
+/// it a processor, which takes longer the more of them compute.
+class ClockedMessages {
+ public:
+  /// `cluster`: has the speed of products.
+  ClockedMessages(const World& world, const ClusterSpeeds& cluster);
+
+  /// What a call makes the ranks lose.
+  [[nodiscard]] double seconds_of(const std::function<void()>& call) const;
+
+ private:
+  Clocked clocked_;
+  std::function<void()> compute_;
+  double computing_;
+};
+
+/// What an all-reduce tells of a link: a step's latency, and the bytes per second
+/// that a rank sends. `share`: of a processor, that a rank has for copying; 1
+/// where ranks have links of their own.
+LinkSpeed measure_link(
+    const World& world,
+    const Group& group,
+    double share,
+    const ClockedMessages& messages);
+
+/// What a message between two ranks takes while a rank exchanges some with all
+/// others, as those of shards do.
+double measure_message(const World& world, const ClockedMessages& messages);
+
+}  // namespace accelerate::detail
