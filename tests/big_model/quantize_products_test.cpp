@@ -47,15 +47,19 @@ Tensor multiplied_by(
     const QuantizedWeight& weight) {
   const std::int64_t rows = weight.sizes()[0];
   const Tensor out = at::full({x.size(0), rows}, 99.0f);
-  const auto packed =
-      detail::packed_inputs(x.const_data_ptr<float>(), x.size(0), x.size(1));
+  const bool is_int8 = weight.type() == QuantizationType::int8;
+  const float* const inputs = x.const_data_ptr<float>();
+  const detail::PackedInputs packed = is_int8
+      ? detail::packed_inputs(inputs, x.size(0), x.size(1))
+      : kernels.inputs_for_4bit(
+            detail::four_bit_rows(weight), inputs, x.size(0));
   detail::RowProduct product;
   product.x = packed.data();
   product.num_inputs = x.size(0);
   product.end = rows;
   product.out = out.mutable_data_ptr<float>();
   product.out_stride = rows;
-  if (weight.type() == QuantizationType::int8) {
+  if (is_int8) {
     kernels.multiply_int8(detail::int8_rows(weight), product);
   } else {
     kernels.multiply_4bit(detail::four_bit_rows(weight), product);
@@ -67,13 +71,13 @@ TEST(QuantizedKernels, EverySetMultipliesByTheDequantisedMatrix) {
   EXPECT_TRUE(rc::check([] {
     const auto rows = *rc::gen::inRange<std::int64_t>(1, 40);
     const auto columns = *rc::gen::element<std::int64_t>(
-        1, 7, 31, 32, 33, 64, 96, 100, 256, 4096 + 32);
+        1, 7, 31, 32, 33, 64, 96, 100, 128, 256, 640, 4096, 4096 + 32);
     const auto num_inputs =
         *rc::gen::inRange<std::int64_t>(1, detail::kMostInputs + 1);
     QuantizeWeightOptions options;
     options.type = *rc::gen::elementOf(all_types());
     options.block_size =
-        *rc::gen::element<std::int64_t>(1, 5, 32, 64, 256, 100);
+        *rc::gen::element<std::int64_t>(1, 5, 32, 64, 128, 256, 1024, 100);
     options.double_quant = *rc::gen::arbitrary<bool>();
     const QuantizedWeight weight(values_of({rows, columns}, 1), options);
     const Tensor x = values_of({num_inputs, columns}, 2);

@@ -1,11 +1,11 @@
 #include "big_model/quantize/int8_inputs.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 
 #include "big_model/quantize/block_codes.h"
 #include "big_model/quantize/kernels/row_kernels.h"
+#include "gate/parallel_ranges.h"
 
 namespace accelerate::detail {
 
@@ -42,11 +42,8 @@ at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
   const std::int64_t columns = left.size(1);
   at::Tensor product = at::empty(
       {right.size(0), left.size(0)}, at::TensorOptions().dtype(at::kInt));
-  at::parallel_for(
-      0,
-      right.size(0),
-      kRowsOfThread,
-      [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(
+      right.size(0), kRowsOfThread, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
           row_kernels().multiply_int8_int8(
               right.const_data_ptr<std::int8_t>() + row * columns,

@@ -2,10 +2,10 @@
 #include <vector>
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 
 #include "big_model/quantize/quantized_product.h"
 #include "big_model/quantize/quantized_weight.h"
+#include "gate/parallel_ranges.h"
 
 namespace accelerate::detail {
 
@@ -39,17 +39,18 @@ at::Tensor multiply_by_kernels(
   const std::int64_t columns = input.size(1);
   const std::int64_t rows = weight.sizes().front();
   const at::Tensor result = new_floats(num_inputs, rows);
-  std::vector<std::vector<float>> packed;
-  for (std::int64_t i = 0; i < num_inputs; i += kMostInputs) {
-    packed.push_back(packed_inputs(
-        input.const_data_ptr<float>() + i * columns,
-        std::min(kMostInputs, num_inputs - i),
-        columns));
-  }
   const bool is_int8 = weight.type() == QuantizationType::int8;
   const Int8Rows int8 = is_int8 ? int8_rows(weight) : Int8Rows{};
   const FourBitRows four_bit = is_int8 ? FourBitRows{} : four_bit_rows(weight);
   const RowKernels& kernels = row_kernels();
+  std::vector<PackedInputs> packed;
+  for (std::int64_t i = 0; i < num_inputs; i += kMostInputs) {
+    const float* const x = input.const_data_ptr<float>() + i * columns;
+    const std::int64_t count = std::min(kMostInputs, num_inputs - i);
+    packed.push_back(
+        is_int8 ? packed_inputs(x, count, columns)
+                : kernels.inputs_for_4bit(four_bit, x, count));
+  }
   const auto multiply = [&](std::int64_t begin, std::int64_t end) {
     for (std::size_t p = 0; p < packed.size(); ++p) {
       const auto first = static_cast<std::int64_t>(p) * kMostInputs;
@@ -69,7 +70,7 @@ at::Tensor multiply_by_kernels(
   };
   const std::int64_t grain =
       std::max<std::int64_t>(kThreadWork / (columns * num_inputs), 1);
-  at::parallel_for(0, rows, grain, [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(rows, grain, [&](std::int64_t begin, std::int64_t end) {
     // Several eights of inputs share rows while they are in the cache.
     const std::int64_t step = packed.size() > 1 ? kRowBlock : end - begin;
     for (std::int64_t row = begin; row < end; row += step)
@@ -90,8 +91,8 @@ void for_parts(const QuantizedWeight& weight, Function&& function) {
   const std::int64_t grain = std::max<std::int64_t>(kThreadWork / columns, 1);
   for (std::int64_t first = 0; first < rows; first += in_part) {
     const std::int64_t count = std::min(in_part, rows - first);
-    at::parallel_for(
-        0, count, grain, [&](std::int64_t begin, std::int64_t end) {
+    for_parallel_ranges(
+        count, grain, [&](std::int64_t begin, std::int64_t end) {
           dequantize_rows(
               weight, first + begin, first + end, values + begin * columns);
         });

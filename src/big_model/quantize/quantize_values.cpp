@@ -4,7 +4,6 @@
 #include <limits>
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
@@ -14,6 +13,7 @@
 #include "big_model/quantize/block_codes.h"
 #include "big_model/quantize/quantize_values.h"
 #include "big_model/quantize/quantized_weight.h"
+#include "gate/parallel_ranges.h"
 
 namespace accelerate::detail {
 
@@ -132,8 +132,7 @@ QuantizedParts quantize_4bit_values(
   // Even numbers of blocks are complete bytes, whatever the size of a block.
   const std::int64_t together =
       std::max<std::int64_t>(kQuantizedTogether / block_size / 2, 1) * 2;
-  at::parallel_for(
-      0,
+  for_parallel_ranges(
       (num_blocks + together - 1) / together,
       1,
       [&](std::int64_t begin, std::int64_t end) {
@@ -164,7 +163,7 @@ QuantizedParts quantize_int8_values(const at::Tensor& weight) {
   auto* const absmax = parts.absmax.mutable_data_ptr<float>();
   const std::int64_t grain =
       kQuantizedTogether / std::max<std::int64_t>(columns, 1) + 1;
-  at::parallel_for(0, rows, grain, [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(rows, grain, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> row(static_cast<std::size_t>(columns));
     for (std::int64_t r = begin; r < end; ++r) {
       copy_to_floats(values, r * columns, row);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 
@@ -12,6 +11,7 @@
 #include "base/text/text.h"
 #include "big_model/model/offload_keeper.h"
 #include "big_model/quantize/quantize_values.h"
+#include "gate/parallel_ranges.h"
 
 namespace accelerate {
 
@@ -115,8 +115,7 @@ at::Tensor QuantizedWeight::dequantize(
   const std::int64_t count = result.numel();
   if (count == 0) return result.to(result_dtype);
   const std::int64_t columns = sizes_.back();
-  at::parallel_for(
-      0,
+  detail::for_parallel_ranges(
       count / columns,
       std::max<std::int64_t>(kDequantizedTogether / columns, 1),
       [&](std::int64_t begin, std::int64_t end) {

@@ -1,7 +1,8 @@
 #include "parallel/context/dropout_mask.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
+
+#include "gate/parallel_ranges.h"
 
 namespace accelerate::detail {
 
@@ -33,8 +34,7 @@ at::Tensor DropoutMask::factors(
       probability < 1 ? static_cast<float>(1 / (1 - probability)) : 0.0F;
   auto* const values = mask.mutable_data_ptr<float>();
   constexpr std::int64_t kRowsPerTask = 16;
-  at::parallel_for(
-      0,
+  for_parallel_ranges(
       batch * num_heads * queries,
       kRowsPerTask,
       [&](std::int64_t begin, std::int64_t end) {

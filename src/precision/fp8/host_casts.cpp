@@ -5,7 +5,8 @@
 #include <vector>
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
+
+#include "gate/parallel_ranges.h"
 
 namespace accelerate::detail {
 
@@ -18,7 +19,7 @@ constexpr std::int64_t kCastTogether = 1 << 15;
 template <class Function>
 void for_each_piece(std::int64_t size, Function&& function) {
   const std::int64_t pieces = (size + kCastTogether - 1) / kCastTogether;
-  at::parallel_for(0, pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t piece = begin; piece < end; ++piece) {
       const std::int64_t first = piece * kCastTogether;
       function(first, std::min(kCastTogether, size - first), piece);
@@ -163,8 +164,8 @@ at::Tensor cast_along_rows(
   auto* const out = scales.mutable_data_ptr<float>();
   const std::int64_t grain =
       std::max<std::int64_t>(kCastTogether / matrix.columns, 1);
-  at::parallel_for(
-      0, matrix.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(
+      matrix.rows, grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
           for (std::int64_t group = 0; group < groups; ++group) {
             const std::int64_t column = group * together;
@@ -206,8 +207,8 @@ at::Tensor cast_along_columns(
   at::Tensor scales = at::zeros(
       {groups, matrix.columns}, at::TensorOptions().dtype(at::kFloat));
   auto* const out = scales.mutable_data_ptr<float>();
-  at::parallel_for(
-      0, groups * pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(
+      groups * pieces, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t first_row = i / pieces * together;
           const std::int64_t last_row =
@@ -356,7 +357,7 @@ at::Tensor host_dequantize(const Float8Matrix& matrix) {
   const std::int64_t groups = (host.columns + together - 1) / together;
   const std::int64_t grain =
       std::max<std::int64_t>(kCastTogether / host.columns, 1);
-  at::parallel_for(0, rows, grain, [&](std::int64_t begin, std::int64_t end) {
+  for_parallel_ranges(rows, grain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       if (has_scales_of_columns) {
         const std::int64_t row_of_scales = matrix.block_dim

@@ -9,12 +9,17 @@
 #define ACCELERATE_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// For functions that only prefetch: g++ takes calls that it does not inline at
+// once for calls without effect, and removes them.
+#define ACCELERATE_INLINE [[gnu::always_inline]] inline
+
 namespace accelerate::detail {
 
 template <class Kernels>
 constexpr RowKernels row_kernels_of(std::string_view name) {
   return {
       name,
+      &Kernels::inputs_for_4bit,
       &Kernels::multiply_4bit,
       &Kernels::multiply_int8,
       &Kernels::dequantize_4bit,

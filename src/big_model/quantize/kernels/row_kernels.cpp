@@ -27,11 +27,10 @@ std::span<const RowKernels* const> supported_row_kernels() {
   return std::span(supported.sets).first(supported.count);
 }
 
-std::vector<float>
+PackedInputs
 packed_inputs(const float* x, std::int64_t num_inputs, std::int64_t columns) {
   const std::int64_t num_groups = (columns + kGroupColumns - 1) / kGroupColumns;
-  std::vector<float> packed(
-      static_cast<std::size_t>(num_groups * num_inputs * kGroupColumns));
+  PackedInputs packed(num_groups * num_inputs * kGroupColumns);
   for (std::int64_t i = 0; i < num_inputs; ++i) {
     for (std::int64_t g = 0; g < num_groups; ++g) {
       const float* const from = x + i * columns + g * kGroupColumns;

@@ -50,17 +50,41 @@ inline constexpr std::int64_t kMostInputs = 8;
 /// Columns that are decoded together.
 inline constexpr std::int64_t kGroupColumns = 32;
 
-/// Inputs of products: input i's column g * kGroupColumns + c is element
+/// Inputs of products in the order in which kernels read them. Zero at first, and
+/// aligned to cache lines: a load that crosses two takes twice as long.
+class PackedInputs {
+ public:
+  explicit PackedInputs(std::int64_t num_floats)
+      : lines_(static_cast<std::size_t>(
+            (num_floats + kLineFloats - 1) / kLineFloats)) {}
+
+  [[nodiscard]] float* data() {
+    return reinterpret_cast<float*>(lines_.data());
+  }
+  [[nodiscard]] const float* data() const {
+    return reinterpret_cast<const float*>(lines_.data());
+  }
+
+ private:
+  static constexpr std::int64_t kLineFloats = 16;
+  struct alignas(kLineFloats * sizeof(float)) Line {
+    float values[kLineFloats];
+  };
+  std::vector<Line> lines_;
+};
+
+/// Input i's column g * kGroupColumns + c is element
 /// (g * num_inputs + i) * kGroupColumns + c, so that rows and inputs are read
 /// from beginning to end. Rows of inputs that are a power of two apart would
 /// displace each other in the first-level cache.
-std::vector<float>
+PackedInputs
 packed_inputs(const float* x, std::int64_t num_inputs, std::int64_t columns);
 
 /// A product of inputs with some rows of a matrix:
 /// out[i * out_stride + row] = sum over k of input i, column k * matrix[row, k].
 struct RowProduct {
-  const float* x = nullptr;  ///< packed_inputs()
+  /// packed_inputs(); for multiply_4bit(), inputs_for_4bit() of the same set.
+  const float* x = nullptr;
   /// At most kMostInputs.
   std::int64_t num_inputs = 0;
   std::int64_t begin = 0;  ///< the first row
@@ -74,6 +98,11 @@ struct RowProduct {
 /// inputs, so any division of rows over threads gives the same bits.
 struct RowKernels {
   std::string_view name;
+  /// Inputs in the order in which multiply_4bit() reads them for `matrix`.
+  PackedInputs (*inputs_for_4bit)(
+      const FourBitRows& matrix,
+      const float* x,
+      std::int64_t num_inputs);
   void (*multiply_4bit)(const FourBitRows& matrix, const RowProduct& product);
   void (*multiply_int8)(const Int8Rows& matrix, const RowProduct& product);
   /// Elements [begin, begin + count) of the matrix in row-major order.

@@ -44,7 +44,7 @@ ACCELERATE_KERNEL static void add_groups(
     decoder.decode(g, weights);
     // With several inputs, rows are read in pieces too short for the
     // processor's own prefetching.
-    if constexpr (num_inputs > 1) decoder.prefetch_next_row(g);
+    if constexpr (num_inputs > 1) decoder.prefetch_next_rows(g);
     const float* const inputs = x + g * (num_inputs * kGroup);
     ACCELERATE_UNROLL
     for (int p = 0; p < kParts; ++p) {
@@ -63,15 +63,15 @@ ACCELERATE_KERNEL static void add_groups(
   }
 }
 
-// Decoders of one row, each with decode(group, weights), prefetch_next_row(),
+// Decoders of one row, each with decode(group, weights), prefetch_next_rows(),
 // and, for the columns after the last group, value(column).
 
 struct Int8Row {
   const std::int8_t* values;
   std::int64_t columns;
 
-  void prefetch_next_row(std::int64_t group) const {
-    __builtin_prefetch(values + columns + group * kGroup);
+  ACCELERATE_INLINE void prefetch_next_rows(std::int64_t group) const {
+    __builtin_prefetch(values + kRowsTogether * columns + group * kGroup);
   }
 
   ACCELERATE_KERNEL void decode(std::int64_t group, Floats (&weights)[kParts])
@@ -86,7 +86,7 @@ struct Int8Row {
 struct FloatRow {
   const float* values;
 
-  void prefetch_next_row(std::int64_t) const {}
+  ACCELERATE_INLINE void prefetch_next_rows(std::int64_t) const {}
 
   ACCELERATE_KERNEL void decode(std::int64_t group, Floats (&weights)[kParts])
       const {
@@ -109,8 +109,9 @@ struct FourBitRow {
   int block_shift;
   std::int64_t columns;
 
-  void prefetch_next_row(std::int64_t group) const {
-    __builtin_prefetch(codes + columns / 2 + group * (kGroup / 2));
+  ACCELERATE_INLINE void prefetch_next_rows(std::int64_t group) const {
+    __builtin_prefetch(
+        codes + kRowsTogether * columns / 2 + group * (kGroup / 2));
   }
 
   ACCELERATE_KERNEL void decode(std::int64_t group, Floats (&weights)[kParts])
@@ -252,6 +253,13 @@ struct FloatDecoders {
 static bool has_regular_groups(const FourBitRows& matrix) {
   return matrix.columns % kGroup == 0 && matrix.block_size >= kGroup &&
       std::has_single_bit(static_cast<std::uint64_t>(matrix.block_size));
+}
+
+static PackedInputs inputs_for_4bit(
+    const FourBitRows& matrix,
+    const float* x,
+    std::int64_t num_inputs) {
+  return packed_inputs(x, num_inputs, matrix.columns);
 }
 
 ACCELERATE_KERNEL static void multiply_4bit(

@@ -116,11 +116,17 @@ struct Avx512RowKernels {
 #include "big_model/quantize/kernels/row_kernels.inl"
 };
 
+#include "big_model/quantize/kernels/chunk_products_avx512.inl"
+
 }  // namespace
 
 const RowKernels* avx512_row_kernels() {
-  static constexpr RowKernels kKernels =
-      row_kernels_of<Avx512RowKernels>("avx512");
+  static constexpr RowKernels kKernels = [] {
+    RowKernels kernels = row_kernels_of<Avx512RowKernels>("avx512");
+    kernels.inputs_for_4bit = &inputs_for_4bit;
+    kernels.multiply_4bit = &multiply_4bit;
+    return kernels;
+  }();
   const bool is_supported = __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma");
   return is_supported ? &kKernels : nullptr;
