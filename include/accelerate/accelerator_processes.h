@@ -125,10 +125,12 @@ class ACCELERATE_API AcceleratorProcesses {
   /// seconds, on all ranks at once: forwards and backwards of a layer like those
   /// of `shape` with sequences of that length, an optimizer's step, messages of
   /// ranks of one node and of several. Nothing else should run meanwhile.
-  /// Collective; the same on all ranks.
+  /// Micro-batches of more than `most_tokens` tokens are not measured, and count
+  /// like the largest that is. Collective; the same on all ranks.
   [[nodiscard]] ClusterSpeeds measure_cluster(
       const TransformerShape& shape,
-      std::int64_t sequence_length) const;
+      std::int64_t sequence_length,
+      std::int64_t most_tokens = 8192) const;
   /// The same for layers of a middle size.
   [[nodiscard]] ClusterSpeeds measure_cluster() const;
   /// Plans how the training of a transformer should be divided among ranks, by

@@ -82,9 +82,11 @@ TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
   shape.expert_intermediate_size = 32;
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    const ClusterSpeeds cluster = accelerator.measure_cluster(shape, 64);
+    const ClusterSpeeds cluster = accelerator.measure_cluster(shape, 64, 1024);
     EXPECT_GT(cluster.expert_flops, 1e6);
-    const LayoutPlan plan = accelerator.plan(shape, small_options());
+    LayoutPlanOptions options = small_options();
+    options.cluster = cluster;
+    const LayoutPlan plan = accelerator.plan(shape, options);
     EXPECT_EQ(plan.best().layout.num_ranks(), 2);
   });
 }

@@ -137,11 +137,11 @@ std::vector<LayerSlowdown> measure_slowdowns(
     const Clocked& clocked,
     const TransformerShape& shape,
     std::int64_t length,
+    std::int64_t most_tokens,
     const at::TensorOptions& options,
     const ClusterSpeeds& cluster,
     double share) {
   constexpr int kLayers = 4;
-  constexpr std::int64_t kMostTokens = 8192;
   constexpr double kLongest = 0.3;
   const detail::ModelCosts model = detail::model_costs(shape);
   LayoutPlanOptions plan;
@@ -151,7 +151,8 @@ std::vector<LayerSlowdown> measure_slowdowns(
   const auto num_layers =
       static_cast<int>(std::min<std::int64_t>(shape.num_layers, kLayers));
   std::vector<LayerSlowdown> found;
-  for (std::int64_t samples = 1; samples * length <= kMostTokens;
+  for (std::int64_t samples = 1;
+       samples == 1 || samples * length <= most_tokens;
        samples *= 2) {
     TrainingLayout layout;
     layout.micro_batch = samples;
@@ -172,6 +173,7 @@ void measure_computing(
     const World& world,
     const TransformerShape& given,
     std::int64_t sequence_length,
+    std::int64_t most_tokens_of_batch,
     double share,
     ClusterSpeeds& cluster) {
   const at::AutoGradMode with_gradients(true);
@@ -249,14 +251,21 @@ void measure_computing(
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
   measure_adamw(clocked, parts.parameters(), share, cluster);
   cluster.layer_slowdowns = measure_slowdowns(
-      clocked, shape, length, options.dtype(at::kFloat), cluster, share);
+      clocked,
+      shape,
+      length,
+      most_tokens_of_batch,
+      options.dtype(at::kFloat),
+      cluster,
+      share);
 }
 
 }  // namespace
 
 ClusterSpeeds AcceleratorProcesses::measure_cluster(
     const TransformerShape& shape,
-    std::int64_t sequence_length) const {
+    std::int64_t sequence_length,
+    std::int64_t most_tokens) const {
   const at::NoGradGuard no_grad;
   const World& world = this->world();
   ClusterSpeeds cluster;
@@ -269,7 +278,7 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
         static_cast<double>(cluster.shared_processors) / cluster.ranks_per_node;
   }
   if (const auto bytes = least_memory(world)) cluster.memory_bytes = *bytes;
-  measure_computing(world, shape, sequence_length, share, cluster);
+  measure_computing(world, shape, sequence_length, most_tokens, share, cluster);
   if (world.size() == 1) return cluster;
   const ClockedMessages messages(world, cluster);
   cluster.inside_node = cluster.between_nodes =

@@ -1,6 +1,9 @@
 #include <accelerate/accelerator_processes.h>
 #include <accelerate/planning.h>
 
+#include <algorithm>
+#include <cstdint>
+
 namespace accelerate {
 
 LayoutPlan AcceleratorProcesses::plan(
@@ -8,8 +11,14 @@ LayoutPlan AcceleratorProcesses::plan(
     const LayoutPlanOptions& options) const {
   LayoutPlanOptions own = options;
   if (own.num_ranks == 0) own.num_ranks = num_processes();
-  if (!own.cluster)
-    own.cluster = measure_cluster(shape, options.sequence_length);
+  if (!own.cluster) {
+    // No micro-batch is larger than the batch.
+    constexpr std::int64_t kMostTokens = 8192;
+    own.cluster = measure_cluster(
+        shape,
+        options.sequence_length,
+        std::min(kMostTokens, options.batch_tokens));
+  }
   return plan_layout(shape, own);
 }
 
