@@ -61,10 +61,11 @@ struct LinkSpeed {
 };
 
 /// How many times longer a layer takes than the speeds of its parts make of it,
-/// in micro-batches of so many tokens.
+/// in micro-batches of so many tokens, on each of so many ranks along `tensor`.
 struct LayerSlowdown {
   double tokens = 0;
   double factor = 1;
+  int tensor = 1;
 };
 
 /// How fast ranks and what is between them are. The defaults are roughly those
@@ -102,9 +103,11 @@ struct ClusterSpeeds {
   /// Bytes per second of the logits that a loss writes and reads, which fit into
   /// caches less often than what layers do. 0: those of memory.
   double loss_bytes_per_second = 0;
-  /// By tokens, in ascending order; between two numbers of tokens a factor is
-  /// between theirs. Empty: 1 for all. Ranks along `tensor`, which have a part
-  /// of what each token touches, count as many tokens less.
+  /// In ascending order of `tensor`, and of tokens for each; between two numbers
+  /// of tokens a factor is between theirs. Empty: 1 for all. A layout takes the
+  /// largest degree of `tensor` that is not above its own; where that is 1, ranks
+  /// along `tensor`, which have a part of what each token touches, count as many
+  /// tokens less.
   std::vector<LayerSlowdown> layer_slowdowns = {};
 
   // Messages.

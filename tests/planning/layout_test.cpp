@@ -150,6 +150,31 @@ TEST(ClusterSpeeds, SlowLayersDownByTokens) {
       "layer_slowdowns are in ascending order of tokens");
 }
 
+TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {
+  LayoutPlanOptions options = options_of(1);
+  options.cluster->seconds_per_operator = 0;
+  options.batch_tokens = options.sequence_length;
+  const auto tokens = static_cast<double>(options.sequence_length);
+  const auto computing = [&](int tensor) {
+    options.num_ranks = tensor;
+    return simulate_layout(llama(), {.tensor = tensor}, options)
+        .times.computing;
+  };
+  const double one = computing(1), two = computing(2), four = computing(4);
+  options.cluster->layer_slowdowns = {
+      {.tokens = tokens, .factor = 1},
+      {.tokens = tokens / 2, .factor = 1, .tensor = 2},
+      {.tokens = tokens, .factor = 3, .tensor = 2}};
+  const double head_and_embedding = 0.05;
+  EXPECT_EQ(computing(1), one);
+  EXPECT_NEAR(computing(2) / two, 3, head_and_embedding);
+  EXPECT_NEAR(computing(4) / four, 3, head_and_embedding);
+  std::swap(
+      options.cluster->layer_slowdowns.front(),
+      options.cluster->layer_slowdowns.back());
+  EXPECT_THROW(computing(1), ConfigError);
+}
+
 // Each parameter costs as much, whatever share of it a rank has.
 TEST(ClusterSpeeds, CountParametersThatAreStepped) {
   const TransformerShape shape = llama();

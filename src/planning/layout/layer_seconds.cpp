@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "planning/layout/plan_inputs.h"
@@ -30,8 +31,24 @@ double overhead_seconds(const LayoutCase& of, double operators) {
   return operators * of.cluster().seconds_per_operator;
 }
 
+// The factors of the largest degree that is not above `tensor`.
+std::span<const LayerSlowdown> slowdowns_of(
+    const std::vector<LayerSlowdown>& known,
+    int tensor) {
+  const auto end = std::upper_bound(
+      known.begin(), known.end(), tensor, [](int degree, const auto& each) {
+        return degree < each.tensor;
+      });
+  if (end == known.begin()) return {};
+  const auto begin = std::lower_bound(
+      known.begin(), end, (end - 1)->tensor, [](const auto& each, int degree) {
+        return each.tensor < degree;
+      });
+  return {begin, end};
+}
+
 // The factor of so many tokens, linear in the logarithm of their number.
-double slowdown_at(const std::vector<LayerSlowdown>& known, double tokens) {
+double slowdown_at(std::span<const LayerSlowdown> known, double tokens) {
   if (known.empty()) return 1;
   const auto above =
       std::find_if(known.begin(), known.end(), [&](const LayerSlowdown& each) {
@@ -56,8 +73,11 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
   const double positions = static_cast<double>(of.options.sequence_length);
   const double touched = layer.touched *
       (1 - layer.kept_divided + layer.kept_divided / tensor) * tokens;
+  const auto slowdowns =
+      slowdowns_of(of.cluster().layer_slowdowns, of.layout.tensor);
+  const bool are_split = !slowdowns.empty() && slowdowns.front().tensor > 1;
   const double slowdown =
-      slowdown_at(of.cluster().layer_slowdowns, touched / layer.touched);
+      slowdown_at(slowdowns, are_split ? tokens : touched / layer.touched);
   LayerSeconds seconds;
   seconds.projections =
       product_seconds(of, layer.attention_flops * tokens / tensor) +

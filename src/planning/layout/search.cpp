@@ -252,10 +252,13 @@ void check_options(const LayoutPlanOptions& options) {
       });
   const auto& slowdowns = cluster.layer_slowdowns;
   bool has_wrong_slowdown = false;
-  double fewer_tokens = 0;
+  LayerSlowdown before{.tensor = 0};
   for (const LayerSlowdown& each : slowdowns) {
-    has_wrong_slowdown |= !(each.tokens > fewer_tokens) || !(each.factor > 0);
-    fewer_tokens = each.tokens;
+    const double fewer_tokens =
+        each.tensor == before.tensor ? before.tokens : 0;
+    has_wrong_slowdown |= each.tensor < std::max(1, before.tensor) ||
+        !(each.tokens > fewer_tokens) || !(each.factor > 0);
+    before = each;
   }
   const bool is_wrong = has_wrong_degree || has_wrong_slowdown ||
       options.num_simulated < 1 || options.usable_memory > 1 ||

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -130,11 +131,27 @@ void read_experts(
       std::max(0.0, seconds - touching - products) / (3 * tokens);
 }
 
+// What a rank computes of the layers that so many split; nothing if they cannot.
+std::optional<TransformerShape> split(TransformerShape shape, int tensor) {
+  for (std::int64_t* const size :
+       {&shape.num_heads, &shape.num_kv_heads, &shape.intermediate_size}) {
+    if (*size % tensor != 0) return std::nullopt;
+    *size /= tensor;
+  }
+  if (shape.num_experts > 0) {
+    if (shape.expert_intermediate_size % tensor != 0) return std::nullopt;
+    shape.expert_intermediate_size /= tensor;
+  }
+  return shape;
+}
+
 // How many times longer layers take together than their parts make of it, in
 // micro-batches of several sizes: caches keep less of larger ones, and weights
-// count more in smaller ones.
+// count more in smaller ones. `tensor` ranks split each layer, whose products are
+// narrower then.
 std::vector<LayerSlowdown> measure_slowdowns(
     const Clocked& clocked,
+    int tensor,
     const TransformerShape& shape,
     std::int64_t length,
     std::int64_t most_tokens,
@@ -151,17 +168,23 @@ std::vector<LayerSlowdown> measure_slowdowns(
   const auto num_layers =
       static_cast<int>(std::min<std::int64_t>(shape.num_layers, kLayers));
   std::vector<LayerSlowdown> found;
+  const auto own = split(shape, tensor);
+  // Fewer sizes of split layers, since there are several degrees.
+  const std::int64_t next = tensor > 1 ? 4 : 2;
   for (std::int64_t samples = 1;
-       samples == 1 || samples * length <= most_tokens;
-       samples *= 2) {
+       own && (samples == 1 || samples * length <= most_tokens);
+       samples *= next) {
     TrainingLayout layout;
     layout.micro_batch = samples;
+    layout.tensor = tensor;
     const double seconds = clocked.seconds_of(
-        LayerParts(shape, samples, length, options).stack(num_layers));
+        LayerParts(*own, samples, length, options).stack(num_layers));
     const double expected = 3 * num_layers *
         detail::forward_seconds({model, layout, plan}, model.expert_layer);
     found.push_back(
-        {static_cast<double>(samples * length), seconds * share / expected});
+        {.tokens = static_cast<double>(samples * length),
+         .factor = seconds * share / expected,
+         .tensor = tensor});
     if (seconds > kLongest) break;
   }
   return found;
@@ -250,14 +273,20 @@ void measure_computing(
       static_cast<double>(num_classes) * 4 /
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
   measure_adamw(clocked, parts.parameters(), share, cluster);
-  cluster.layer_slowdowns = measure_slowdowns(
-      clocked,
-      shape,
-      length,
-      most_tokens_of_batch,
-      options.dtype(at::kFloat),
-      cluster,
-      share);
+  std::vector<LayerSlowdown> slowdowns;
+  for (int tensor = 1; tensor <= world.local_size(); tensor *= 2) {
+    const auto found = measure_slowdowns(
+        clocked,
+        tensor,
+        shape,
+        length,
+        most_tokens_of_batch,
+        options.dtype(at::kFloat),
+        cluster,
+        share);
+    slowdowns.insert(slowdowns.end(), found.begin(), found.end());
+  }
+  cluster.layer_slowdowns = std::move(slowdowns);
 }
 
 }  // namespace
