@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -67,11 +68,17 @@ TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
     EXPECT_GE(cluster.shared_processors, 1);
     EXPECT_GT(cluster.seconds_per_stepped_parameter, 1e-8);
     EXPECT_EQ(cluster.expert_flops, 0);
-    ASSERT_FALSE(cluster.layer_slowdowns.empty());
-    for (std::size_t i = 0; i < cluster.layer_slowdowns.size(); ++i) {
-      EXPECT_GT(cluster.layer_slowdowns[i].factor, 0);
-      EXPECT_EQ(cluster.layer_slowdowns[i].tokens, std::int64_t{256} << i);
+    std::map<int, std::vector<double>> tokens;
+    for (const LayerSlowdown& each : cluster.layer_slowdowns) {
+      EXPECT_GT(each.factor, 0);
+      tokens[each.tensor].push_back(each.tokens);
     }
+    // Whole layers, and those that two ranks split.
+    ASSERT_EQ(tokens.size(), 2);
+    for (std::size_t i = 0; i < tokens[1].size(); ++i)
+      EXPECT_EQ(tokens[1][i], std::int64_t{256} << i);
+    for (std::size_t i = 0; i < tokens[2].size(); ++i)
+      EXPECT_EQ(tokens[2][i], std::int64_t{256} << 2 * i);
   });
 }
 
@@ -84,6 +91,7 @@ TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
     const Accelerator accelerator({.world = world});
     const ClusterSpeeds cluster = accelerator.measure_cluster(shape, 64, 1024);
     EXPECT_GT(cluster.expert_flops, 1e6);
+    EXPECT_GE(cluster.seconds_per_routed_token, 0);
     LayoutPlanOptions options = small_options();
     options.cluster = cluster;
     const LayoutPlan plan = accelerator.plan(shape, options);
