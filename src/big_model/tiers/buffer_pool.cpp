@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
 #include "big_model/tiers/weight_units.h"
@@ -85,6 +86,8 @@ at::Tensor BufferPool::make(std::int64_t num_bytes) const {
     made = at::empty({size}, at::kByte);
     prefer_huge_pages(made);
   }
+  // An ordinary view would hold `made` as well, and look as if somebody used it.
+  const at::AutoDispatchBelowADInplaceOrView no_view;
   const auto address = reinterpret_cast<std::uintptr_t>(made.const_data_ptr());
   const auto skipped = static_cast<std::int64_t>(
       (kWeightAlignment - address % kWeightAlignment) % kWeightAlignment);
