@@ -232,6 +232,18 @@ TEST_F(DirectReaderTest, KnowsThatFreshlyWrittenBytesAreCached) {
   EXPECT_TRUE(is_mostly_cached(file_.plain, 0, kSize));
   EXPECT_TRUE(is_mostly_cached(file_.plain, 5000, 1));
   EXPECT_TRUE(is_mostly_cached(file_.plain, 0, 0));
+  EXPECT_TRUE(is_completely_cached(file_.plain, 0, kSize));
+  EXPECT_TRUE(is_completely_cached(file_.plain, 4095, 2));
+  EXPECT_TRUE(is_completely_cached(file_.plain, 0, 0));
+}
+
+TEST_F(DirectReaderTest, KnowsThatTheEndOfAFileIsNotCached) {
+  ASSERT_EQ(::fsync(file_.plain), 0);
+  ASSERT_EQ(::posix_fadvise(file_.plain, kSize / 2, 0, POSIX_FADV_DONTNEED), 0);
+  if (is_completely_cached(file_.plain, kSize - 1, 1))
+    GTEST_SKIP() << "the file system keeps its pages";
+  EXPECT_FALSE(is_completely_cached(file_.plain, 0, kSize));
+  EXPECT_TRUE(is_completely_cached(file_.plain, 0, 4096));
 }
 
 }  // namespace direct_reader_test

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <filesystem>
@@ -103,6 +104,49 @@ TEST_F(MappableFiles, PopulateReadsPagesThatAreNotCached) {
   for (std::size_t i = 0; i < pages.size(); ++i)
     EXPECT_EQ(pages[i] & 1U, 1U) << "page " << i;
   EXPECT_TRUE(is_there(*bytes, kBegin));
+}
+
+// Whether page tables of this process have all pages of some bytes; true where
+// the system does not tell.
+bool are_mapped(const std::byte* data, std::size_t size) {
+  constexpr std::size_t kPage = 4096;
+  const int table = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (table < 0) return true;
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = address / kPage;
+  std::vector<std::uint64_t> entries((address + size - 1) / kPage - first + 1);
+  const auto num_bytes = static_cast<ssize_t>(entries.size() * 8);
+  const ssize_t got = ::pread(
+      table, entries.data(), entries.size() * 8, static_cast<off_t>(first * 8));
+  ::close(table);
+  return got != num_bytes ||
+      std::all_of(entries.begin(), entries.end(), [](std::uint64_t entry) {
+           return entry >> 63U != 0;
+         });
+}
+
+TEST_F(MappableFiles, PopulatesPiecesInAnyOrderOnSeveralThreads) {
+  const MappableFile mappable(descriptor_);
+  const std::uint64_t promise = mappable.protect();
+  if (promise == 0) GTEST_SKIP() << "this file system has no leases";
+  for (const std::size_t begin :
+       {std::size_t{0}, std::size_t{4097}, kSize - (std::size_t{3} << 20U)}) {
+    SCOPED_TRACE(begin);
+    const auto bytes = mappable.map(promise, begin, kSize - begin);
+    ASSERT_NE(bytes, nullptr);
+    std::size_t num_pieces = 0;
+    EXPECT_TRUE(bytes->populate([&](std::size_t count, const auto& work) {
+      num_pieces = count;
+      std::thread odd([&] {
+        for (std::size_t i = 1; i < count; i += 2) work(i);
+      });
+      for (std::size_t i = (count + 1) / 2; i-- > 0;) work(2 * i);
+      odd.join();
+    }));
+    EXPECT_GE(num_pieces, 2U);
+    EXPECT_TRUE(are_mapped(bytes->data(), kSize - begin));
+    EXPECT_TRUE(is_there(*bytes, begin));
+  }
 }
 
 TEST_F(MappableFiles, AreNotMappedWhileSomebodyCouldWrite) {

@@ -9,6 +9,7 @@
 #include <barrier>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -90,6 +91,45 @@ TEST_F(TierThreads, ReadAheadFromAColdDiskWithinTheMemoryOfTwoLayers) {
     EXPECT_TRUE(model(x).equal(expected));
   }
   EXPECT_EQ(dispatch.stats().peak_bytes, 2U * (1024 * 1024 + 1024) * 4);
+}
+
+void read_all(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    file.ignore(std::numeric_limits<std::streamsize>::max());
+  }
+}
+
+// What is mapped costs so little that nothing is fetched ahead, and one layer is
+// in memory instead of two.
+TEST_F(TierThreads, FetchWhatThePageCacheHasWhenItIsUsed) {
+  constexpr std::uint64_t kWeight = std::uint64_t{1024} * 1024 * 4;
+  constexpr std::uint64_t kLayer = kWeight + 1024 * 4;
+  const torch::NoGradGuard no_grad;
+  const TemporaryDirectory disk;
+  WideLayers model;
+  const Tensor x = torch::randn({2, 1024});
+  const Tensor expected = model(x);
+  Dispatch dispatch = disk_offload_module(
+      *model, disk / "offload", {.execution_device = torch::kCPU});
+  // Checksums are compared once.
+  EXPECT_TRUE(model(x).equal(expected));
+  for (int i = 0; i < 3; ++i) {
+    dispatch.offload();
+    read_all(disk / "offload");
+    const DispatchStats before = dispatch.stats();
+    EXPECT_TRUE(model(x).equal(expected));
+    const DispatchStats after = dispatch.stats();
+    if (after.mapped_bytes == 0)
+      GTEST_SKIP() << "this file system has no leases";
+    EXPECT_EQ(after.mapped_bytes - before.mapped_bytes, kLayers * kWeight);
+    EXPECT_EQ(after.num_fetches - before.num_fetches, kLayers);
+    EXPECT_EQ(after.bytes, kLayer);
+    // A cold disk is read ahead again.
+    dispatch.offload();
+    make_cold(disk / "offload");
+    EXPECT_TRUE(model(x).equal(expected));
+  }
 }
 
 // A thread waits for a unit that is only queued while others evict, queue and

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -23,7 +24,7 @@ namespace accelerate::detail {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// Bytes that are copied at a time: a huge page.
+// A huge page. Bytes are copied and populated by pieces of this size.
 constexpr std::size_t kPiece = std::size_t{2} << 20U;
 // The kernel maps what it has of so many bytes around a page that is asked for,
 // so that one page of each window is enough. Asking for every page makes it walk
@@ -73,6 +74,31 @@ bool populate_windows(std::byte* begin, std::size_t size) {
   return true;
 }
 
+/// Tells which pages of this process are mapped.
+class PageTable {
+ public:
+  PageTable() : file_(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)) {}
+  PageTable(const PageTable&) = delete;
+  PageTable& operator=(const PageTable&) = delete;
+  ~PageTable() {
+    if (file_ >= 0) ::close(file_);
+  }
+
+  // False if that is not known.
+  [[nodiscard]] bool is_mapped(const std::byte* address) const {
+    constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63U;
+    std::uint64_t entry = 0;
+    const auto place = static_cast<off_t>(
+        reinterpret_cast<std::uintptr_t>(address) / kPage * sizeof(entry));
+    return file_ >= 0 &&
+        ::pread(file_, &entry, sizeof(entry), place) == sizeof(entry) &&
+        (entry & kIsPresent) != 0;
+  }
+
+ private:
+  int file_;
+};
+
 // Reads those pages of a piece that the page cache does not have.
 bool populate_absent(std::byte* begin, std::size_t size) {
   std::array<unsigned char, kPiece / kPage> is_present{};
@@ -84,6 +110,18 @@ bool populate_absent(std::byte* begin, std::size_t size) {
     if (!populate_all(begin + page * kPage, 1)) return false;
   }
   return true;
+}
+
+// Where the page cache has a huge page, the kernel maps all of it for the first
+// page that is asked for, and the last one is there, too.
+bool populate_piece(
+    std::byte* begin,
+    std::size_t size,
+    const PageTable& page_table) {
+  if (!populate_all(begin, 1)) return false;
+  const bool is_huge = size > kWindow && page_table.is_mapped(begin + size - 1);
+  return (is_huge || populate_windows(begin, size)) &&
+      populate_absent(begin, size);
 }
 
 }  // namespace
@@ -195,16 +233,28 @@ MappedBytes::~MappedBytes() {
   if (begin_ != nullptr) ::munmap(begin_, size_);
 }
 
-bool MappedBytes::populate() const {
-  auto* const begin = static_cast<std::byte*>(begin_);
-  for (std::size_t done = 0; done < size_; done += kPiece) {
-    const std::size_t piece = std::min(kPiece, size_ - done);
-    if (!populate_windows(begin + done, piece) ||
-        !populate_absent(begin + done, piece)) {
-      return false;
-    }
+bool MappedBytes::populate(const ForEach& for_each) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(data_);
+  std::byte* const begin = data_ - address % kPage;
+  std::byte* const end = data_ + num_bytes_;
+  // The first piece begins at a multiple of the size, as huge pages do.
+  std::byte* const first = data_ - address % kPiece;
+  const auto num_pieces =
+      (static_cast<std::size_t>(end - first) + kPiece - 1) / kPiece;
+  const PageTable page_table;
+  std::atomic<bool> is_done = true;
+  const auto populate_one = [&](std::size_t i) {
+    std::byte* const from = std::max(begin, first + i * kPiece);
+    std::byte* const to = std::min(end, first + (i + 1) * kPiece);
+    if (!populate_piece(from, static_cast<std::size_t>(to - from), page_table))
+      is_done = false;
+  };
+  if (for_each) {
+    for_each(num_pieces, populate_one);
+  } else {
+    for (std::size_t i = 0; i < num_pieces; ++i) populate_one(i);
   }
-  return true;
+  return is_done;
 }
 
 MappableFile::MappableFile(int descriptor)
@@ -256,8 +306,13 @@ std::unique_ptr<MappedBytes> MappableFile::map(
       offset + num_bytes > static_cast<std::uint64_t>(status.st_size)) {
     return nullptr;
   }
-  const std::uint64_t begin = offset / kPage * kPage;
-  const std::size_t size = offset + num_bytes - begin;
+  // Huge pages are only mapped completely.
+  const std::size_t unit = num_bytes < kPiece ? kPage : kPiece;
+  const std::uint64_t begin = offset / unit * unit;
+  const std::uint64_t end = std::min<std::uint64_t>(
+      (offset + num_bytes + unit - 1) / unit * unit,
+      (static_cast<std::uint64_t>(status.st_size) + kPage - 1) / kPage * kPage);
+  const std::size_t size = end - begin;
   void* const mapped = ::mmap(
       nullptr,
       size,
@@ -271,6 +326,7 @@ std::unique_ptr<MappedBytes> MappableFile::map(
   bytes->begin_ = mapped;
   bytes->size_ = size;
   bytes->data_ = static_cast<std::byte*>(mapped) + (offset - begin);
+  bytes->num_bytes_ = num_bytes;
   file.mapped.push_back(bytes.get());
   return bytes;
 }

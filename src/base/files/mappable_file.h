@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace accelerate::detail {
@@ -20,9 +21,14 @@ class MappedBytes {
   /// made just before. No system call does both at once, and truncation takes
   /// even private pages.
   [[nodiscard]] std::byte* data() const { return data_; }
-  /// Has all pages in memory, so that using them waits for nothing. False if
-  /// that fails.
-  [[nodiscard]] bool populate() const;
+  /// Calls work(i) for each i below `count`, possibly on several threads.
+  using ForEach = std::function<
+      void(std::size_t count, const std::function<void(std::size_t i)>& work)>;
+
+  /// Has all pages of the bytes that were asked for in memory, so that using
+  /// them waits for nothing. False if that fails. `for_each` may use several
+  /// threads; null: only the caller's.
+  [[nodiscard]] bool populate(const ForEach& for_each = nullptr) const;
 
  private:
   friend class MappableFile;
@@ -32,7 +38,9 @@ class MappedBytes {
   std::shared_ptr<File> file_;
   void* begin_ = nullptr;
   std::size_t size_ = 0;
+  /// The bytes that were asked for, inside of what is mapped.
   std::byte* data_ = nullptr;
+  std::size_t num_bytes_ = 0;
 };
 
 /// A file of which bytes can be mapped without the danger of that: reading pages

@@ -70,13 +70,27 @@ count_by_mincore(int file, std::uint64_t begin, std::uint64_t end) {
       pages.begin(), pages.end(), [](auto page) { return (page & 1U) != 0; }));
 }
 
+// Pages of a range that are there; null where the system does not tell.
+std::optional<std::uint64_t>
+count_cached(int file, std::uint64_t offset, std::uint64_t size) {
+  const auto cached = count_by_cachestat(file, offset, size);
+  return cached ? cached : count_by_mincore(file, offset, offset + size);
+}
+
 }  // namespace
 
 bool is_mostly_cached(int file, std::uint64_t offset, std::uint64_t size) {
   if (size == 0) return true;
-  auto cached = count_by_cachestat(file, offset, size);
-  if (!cached) cached = count_by_mincore(file, offset, offset + size);
+  const auto cached = count_cached(file, offset, size);
   return !cached || 2 * *cached * page_bytes() >= size;
+}
+
+bool is_completely_cached(int file, std::uint64_t offset, std::uint64_t size) {
+  if (size == 0) return true;
+  const auto cached = count_cached(file, offset, size);
+  const std::uint64_t first = offset / page_bytes();
+  const std::uint64_t last = (offset + size - 1) / page_bytes();
+  return cached && *cached >= last - first + 1;
 }
 
 }  // namespace accelerate::detail

@@ -10,4 +10,8 @@ namespace accelerate::detail {
 /// lost against a plain read.
 bool is_mostly_cached(int file, std::uint64_t offset, std::uint64_t size);
 
+/// Whether all of them are, so that using them waits for nothing. False where
+/// the system does not tell.
+bool is_completely_cached(int file, std::uint64_t offset, std::uint64_t size);
+
 }  // namespace accelerate::detail

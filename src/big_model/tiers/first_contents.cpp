@@ -20,4 +20,9 @@ bool FirstContents::matches(
   return true;
 }
 
+bool FirstContents::was_compared(const Versions& versions) const {
+  const std::lock_guard lock(mutex_);
+  return checksum_ && compared_ == versions;
+}
+
 }  // namespace accelerate::detail

@@ -27,8 +27,11 @@ class FirstContents {
       const Versions& after,
       bool was_written_to);
 
+  /// Whether these are the versions with which a value was compared.
+  [[nodiscard]] bool was_compared(const Versions& versions) const;
+
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::optional<std::uint64_t> checksum_;
   /// The versions whose contents were compared; none if files changed
   /// meanwhile.

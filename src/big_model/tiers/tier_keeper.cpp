@@ -13,6 +13,7 @@
 
 #include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
+#include "big_model/tiers/mapped_units.h"
 #include "gate/first_of.h"
 
 namespace accelerate::detail {
@@ -23,13 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 // Small units are read together, so that a read is worth its threads.
 constexpr std::uint64_t kBatchBytes = std::uint64_t{16} << 20U;
-
-bool is_ready_on_host(const OffloadedTensor& tensor) {
-  const at::Tensor& host = tensor.source.host;
-  return host.defined() && host.device() == tensor.device &&
-      host.scalar_type() == tensor.tensor.scalar_type() &&
-      host.strides() == tensor.tensor.strides();
-}
 
 c10::ArrayRef<c10::IValue> as_list(std::span<const c10::IValue> values) {
   return c10::ArrayRef<c10::IValue>(values.data(), values.size());
@@ -224,12 +218,62 @@ void TierKeeper::await(std::size_t unit, Lock& lock) {
   }
   if (own.state == State::fetched) return;
   const auto start = Clock::now();
+  if (own.state == State::absent) fetch_or_queue(unit, lock);
   done_.wait(lock, [&] { return own.state == State::fetched || own.failure; });
   ++stats_.num_waits;
   stats_.wait_seconds +=
       std::chrono::duration<double>(Clock::now() - start).count();
   // Every thread that waits for it fails; the next fetch clears it.
   if (own.failure) std::rethrow_exception(own.failure);
+}
+
+bool TierKeeper::is_fetched_when_used(std::size_t unit) {
+  Unit& own = units_[unit];
+  if (!own.is_cached) own.is_cached = can_fetch_at_once(tensors_of(unit));
+  return own.is_cached;
+}
+
+// For a unit that is not fetched ahead of time. The page cache may have dropped
+// it since that was decided.
+void TierKeeper::fetch_or_queue(std::size_t unit, Lock& lock) {
+  Unit& own = units_[unit];
+  own.is_cached = false;
+  own.state = State::fetching;
+  count_memory(bytes_of_unit(unit));
+  const std::vector<const OffloadedTensor*> tensors = tensors_of(unit);
+  std::optional<FetchedUnit> fetched;
+  lock.unlock();
+  try {
+    const at::NoGradGuard no_grad;
+    fetched = fetch_at_once(tensors);
+  } catch (const std::exception&) {
+    // The thread that fetches says what is wrong.
+  }
+  lock.lock();
+  if (fetched) {
+    arrive(unit, std::move(*fetched));
+  } else {
+    bytes_in_memory_ -= bytes_of_unit(unit);
+    own.state = State::queued;
+    to_fetch_.push_front(unit);
+    queue_.notify_one();
+  }
+  done_.notify_all();
+}
+
+void TierKeeper::count_memory(std::uint64_t num_bytes) {
+  bytes_in_memory_ += num_bytes;
+  stats_.peak_bytes = std::max(stats_.peak_bytes, bytes_in_memory_);
+}
+
+void TierKeeper::arrive(std::size_t unit, FetchedUnit fetched) {
+  Unit& own = units_[unit];
+  own.fetched = std::move(fetched);
+  own.failure = nullptr;
+  own.state = State::fetched;
+  ++stats_.num_fetches;
+  stats_.fetched_bytes += bytes_of_unit(unit);
+  stats_.mapped_bytes += own.fetched.mapped_bytes;
 }
 
 void TierKeeper::fill(std::size_t unit) {
@@ -249,11 +293,15 @@ void TierKeeper::plan_fetches() {
   std::vector<bool> is_kept(units_.size(), options_.keeps_fetched);
   std::vector<std::size_t> wanted;
   std::uint64_t sum = 0;
-  const auto want = [&](std::size_t unit) {
+  const auto is_missing = [&](std::size_t unit) {
     const State state = units_[unit].state;
-    if (!units_[unit].is_instant &&
-        (state == State::absent || state == State::queued))
-      wanted.push_back(unit);
+    return !units_[unit].is_instant &&
+        (state == State::absent || state == State::queued);
+  };
+  const auto want = [&](std::size_t unit) {
+    if (!is_missing(unit)) return;
+    units_[unit].failure = nullptr;
+    if (!is_fetched_when_used(unit)) wanted.push_back(unit);
   };
   want(current);
   for (std::size_t i = 0; i < units_.size(); ++i) {
@@ -261,7 +309,7 @@ void TierKeeper::plan_fetches() {
     is_kept[i] = true;
     sum += bytes_of_unit(i);
     // Another thread waits for it.
-    if (i != current) want(i);
+    if (i != current && is_missing(i)) wanted.push_back(i);
   }
   order_.upcoming([&](std::size_t next) {
     if (is_kept[next] && !options_.keeps_fetched) return true;
@@ -365,14 +413,20 @@ std::vector<FetchRequest> TierKeeper::requests_for(
     const std::vector<std::size_t>& units) {
   std::vector<FetchRequest> requests;
   for (const std::size_t unit : units) {
-    FetchRequest request;
-    for (const std::size_t tensor : weights_.units[unit].tensors)
-      request.tensors.push_back(&weights_.tensors[tensor]);
+    FetchRequest request{tensors_of(unit), {}};
     const std::uint64_t num_bytes = buffer_bytes(request.tensors);
     if (num_bytes > 0) request.buffer = pool_of(unit).take(num_bytes);
     requests.push_back(std::move(request));
   }
   return requests;
+}
+
+std::vector<const OffloadedTensor*> TierKeeper::tensors_of(
+    std::size_t unit) const {
+  std::vector<const OffloadedTensor*> tensors;
+  for (const std::size_t tensor : weights_.units[unit].tensors)
+    tensors.push_back(&weights_.tensors[tensor]);
+  return tensors;
 }
 
 std::vector<std::size_t> TierKeeper::next_batch() {
@@ -387,7 +441,7 @@ std::vector<std::size_t> TierKeeper::next_batch() {
     sum += bytes_of_unit(unit);
     batch.push_back(unit);
   }
-  bytes_in_memory_ += sum;
+  count_memory(sum);
   return batch;
 }
 
@@ -429,20 +483,17 @@ void TierKeeper::fetch_units(
   }
   for (std::size_t i = 0; i < units.size(); ++i) {
     Unit& own = units_[units[i]];
-    own.failure = failure;
-    own.state = failure ? State::absent : State::fetched;
     if (failure) {
+      own.failure = failure;
+      own.state = State::absent;
       bytes_in_memory_ -= bytes_of_unit(units[i]);
       continue;
     }
-    own.fetched = std::move(fetched[i]);
+    arrive(units[i], std::move(fetched[i]));
     // Values that went to a device do not lie in it any more.
     if (!own.fetched.buffer.defined())
       pool_of(units[i]).give_back(
           std::move(requests[i].buffer), own.fetched.arrival);
-    ++stats_.num_fetches;
-    stats_.fetched_bytes += bytes_of_unit(units[i]);
-    stats_.mapped_bytes += own.fetched.mapped_bytes;
   }
   done_.notify_all();
 }
@@ -502,6 +553,7 @@ void TierKeeper::evict_all() {
   Lock lock(mutex_);
   to_fetch_.clear();
   for (std::size_t i = 0; i < units_.size(); ++i) {
+    units_[i].is_cached = false;
     if (units_[i].state == State::queued) units_[i].state = State::absent;
     done_.wait(lock, [&] { return units_[i].state != State::fetching; });
     if (units_[i].state == State::fetched && !is_pinned_by_others(i)) evict(i);

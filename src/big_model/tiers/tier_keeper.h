@@ -83,6 +83,7 @@ class TierKeeper final : public OffloadKeeper {
     std::exception_ptr failure = nullptr;
     int num_pins = 0;         // by operators that run
     bool is_instant = false;  // its values need neither a read nor a copy
+    bool is_cached = false;   // so that it is fetched when it is used
   };
   using Lock = std::unique_lock<std::mutex>;
 
@@ -90,6 +91,10 @@ class TierKeeper final : public OffloadKeeper {
   bool pin(std::size_t unit);
   void use(std::size_t unit, Lock& lock);
   void await(std::size_t unit, Lock& lock);
+  bool is_fetched_when_used(std::size_t unit);
+  void fetch_or_queue(std::size_t unit, Lock& lock);
+  void count_memory(std::uint64_t num_bytes);
+  void arrive(std::size_t unit, FetchedUnit fetched);
   void fill(std::size_t unit);
   void wait_for_arrival(std::size_t unit);
   void plan_fetches();
@@ -99,6 +104,8 @@ class TierKeeper final : public OffloadKeeper {
   [[nodiscard]] bool is_pinned_by_others(std::size_t unit) const;
   void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
+  [[nodiscard]] std::vector<const OffloadedTensor*> tensors_of(
+      std::size_t unit) const;
   void work();
   std::vector<std::size_t> next_batch();
   void wait_for_memory(Lock& lock);

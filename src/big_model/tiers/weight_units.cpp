@@ -12,15 +12,13 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "big_model/tiers/mapped_units.h"
+#include "big_model/tiers/weight_files.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-// Smaller tensors are read: mapping costs about as much as copying so many
-// bytes.
-constexpr std::uint64_t kLeastMapped = std::uint64_t{256} << 10U;
 
 // Where a tensor may begin.
 constexpr std::uint64_t kLeastAlignment = 16;
@@ -38,70 +36,6 @@ std::uint64_t place_in_page(const OffloadedTensor& tensor) {
   if (stored.boxes.size() != 1) return 0;
   const std::uint64_t place = stored.boxes.front().offset % kWeightAlignment;
   return place % kLeastAlignment == 0 ? place : 0;
-}
-
-std::uint64_t stored_bytes(const OffloadedTensor& tensor) {
-  if (tensor.source.stored == nullptr) return 0;
-  const StoredTensor& stored = *tensor.source.stored;
-  return safetensors::bytes_of(stored.dtype, stored.shape).value_or(0);
-}
-
-// Calls `visit` with the files of a tensor.
-template <class Visit>
-void for_each_file(const OffloadedTensor& tensor, Visit&& visit) {
-  if (tensor.source.stored == nullptr) return;
-  const InputFile* last = nullptr;
-  for (const StoredBox& box : tensor.source.stored->boxes) {
-    if (box.file.get() != std::exchange(last, box.file.get())) visit(*box.file);
-  }
-}
-
-/// A range of a file that has a tensor's bytes as LibTorch wants them, and the
-/// promise that it stays as it is.
-struct MappableBox {
-  const StoredBox* box = nullptr;
-  std::uint64_t promise = 0;
-};
-
-// The box of a tensor that could be mapped; null if its bytes have to be read or
-// converted, or may change.
-MappableBox mappable_box(const OffloadedTensor& tensor) {
-  if (tensor.source.stored == nullptr || !tensor.device.is_cpu()) return {};
-  const StoredTensor& stored = *tensor.source.stored;
-  if (stored.boxes.size() != 1 || stored.boxes.front().strides ||
-      torch_dtype(stored.dtype) != tensor.tensor.scalar_type() ||
-      !tensor.tensor.is_contiguous()) {
-    return {};
-  }
-  const StoredBox& box = stored.boxes.front();
-  const bool is_whole = box.box.size == stored.shape;
-  if (!is_whole || stored_bytes(tensor) < kLeastMapped ||
-      box.offset % tensor.tensor.itemsize() != 0) {
-    return {};
-  }
-  return {&box, box.file->mappable().protect()};
-}
-
-// The tensor's bytes in the page cache, which cost no copy; undefined if they are
-// not there, or have to be compared with checksums first. Changes are not
-// written.
-at::Tensor map_value(const MappableBox& place, const OffloadedTensor& tensor) {
-  if (place.box == nullptr || place.promise == 0) return {};
-  const StoredBox& box = *place.box;
-  const InputFile& file = *box.file;
-  const std::uint64_t end = box.offset + stored_bytes(tensor);
-  if ((file.record() != nullptr && !file.is_verified(box.offset, end)) ||
-      !file.is_cached(box.offset, end)) {
-    return {};
-  }
-  const std::shared_ptr<MappedBytes> bytes =
-      file.mappable().map(place.promise, box.offset, stored_bytes(tensor));
-  if (bytes == nullptr || !bytes->populate()) return {};
-  return at::from_blob(
-      bytes->data(),
-      tensor.tensor.sizes(),
-      [bytes](void*) {},
-      tensor.tensor.options().device(at::kCPU).requires_grad(false));
 }
 
 // A file with checksums that has another version is compared with them once
@@ -146,14 +80,6 @@ void require_length(const StoredTensor& stored) {
 }
 
 using Versions = FirstContents::Versions;
-
-Versions versions_of(const OffloadedTensor& tensor) {
-  Versions versions;
-  for_each_file(tensor, [&](const InputFile& file) {
-    versions.push_back(file.version_now());
-  });
-  return versions;
-}
 
 // Files without checksums: what was read first is what is expected later.
 // `before`: the files' versions before the value was read.
@@ -271,6 +197,13 @@ void finish_values(
 }
 
 }  // namespace
+
+bool is_ready_on_host(const OffloadedTensor& tensor) {
+  const at::Tensor& host = tensor.source.host;
+  return host.defined() && host.device() == tensor.device &&
+      host.scalar_type() == tensor.tensor.scalar_type() &&
+      host.strides() == tensor.tensor.strides();
+}
 
 at::Tensor on_host(const at::Tensor& value, c10::Device device) {
   const at::Tensor host = value.detach().to(at::kCPU);

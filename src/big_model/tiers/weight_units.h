@@ -50,6 +50,9 @@ struct WeightUnit {
   std::uint64_t num_bytes = 0;
 };
 
+/// Whether a tensor's values are in host memory as its operators want them.
+bool is_ready_on_host(const OffloadedTensor& tensor);
+
 /// A value in host memory, pinned where a device copies from it if there is such
 /// memory.
 at::Tensor on_host(const at::Tensor& value, c10::Device device);

@@ -135,4 +135,9 @@ bool InputFile::is_cached(std::uint64_t begin, std::uint64_t end) const {
   return is_mostly_cached(file_, begin, end - begin);
 }
 
+bool InputFile::is_completely_cached(std::uint64_t begin, std::uint64_t end)
+    const {
+  return detail::is_completely_cached(file_, begin, end - begin);
+}
+
 }  // namespace accelerate::detail

@@ -68,6 +68,10 @@ class InputFile {
   [[nodiscard]] const MappableFile& mappable() const;
   /// Whether most pages of a range are in the page cache.
   [[nodiscard]] bool is_cached(std::uint64_t begin, std::uint64_t end) const;
+  /// Whether all of them are. False where the system does not tell.
+  [[nodiscard]] bool is_completely_cached(
+      std::uint64_t begin,
+      std::uint64_t end) const;
 
   /// Says that other processes of this machine read the same bytes, too, which
   /// should then come from the disk once, through the page cache.
