@@ -12,7 +12,7 @@
 namespace accelerate {
 namespace parallel_ranges_test {
 
-/// So many threads of LibTorch while it lives.
+/// Sets the number of threads that LibTorch uses, until it is destroyed.
 class ThreadsScope {
  public:
   explicit ThreadsScope(int count) { at::set_num_threads(count); }
