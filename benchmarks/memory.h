@@ -7,15 +7,27 @@
 
 namespace accelerate::benchmarks {
 
-/// Resident memory from /proc in bytes: "VmRSS", or "VmHWM", the peak so far.
-inline double memory_of_process(const std::string& field) {
-  std::ifstream status("/proc/self/status");
+/// A field of a file of /proc/self, in bytes; 0 if it is not there.
+inline double process_field(const std::string& file, const std::string& field) {
+  std::ifstream status("/proc/self/" + file);
   std::string line;
   while (std::getline(status, line)) {
     if (line.starts_with(field + ":"))
       return std::stod(line.substr(field.size() + 1)) * 1024;
   }
   return 0;
+}
+
+/// Resident memory from /proc in bytes: "VmRSS", or "VmHWM", the peak so far.
+inline double memory_of_process(const std::string& field) {
+  return process_field("status", field);
+}
+
+/// Bytes that resident memory counts in this process although they are the
+/// share of other processes, which map the same pages.
+inline double shares_of_others() {
+  return memory_of_process("RssShmem") -
+      process_field("smaps_rollup", "Pss_Shmem");
 }
 
 /// Resets "VmHWM".

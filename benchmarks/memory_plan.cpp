@@ -85,7 +85,9 @@ Accelerator accelerator_of(const Run& run) {
        .journal = false});
 }
 
-void train(
+/// Returns the memory that resident memory counts twice: parts of the other
+/// rank's buckets, which a rank reduces where they lie.
+double train(
     Accelerator& accelerator,
     const Shape& shape,
     const Run& run,
@@ -101,6 +103,9 @@ void train(
     optimizer.zero_grad();
   }
   accelerator.wait_for_everyone();
+  const double shares = benchmarks::shares_of_others();
+  accelerator.wait_for_everyone();
+  return shares;
 }
 
 // The peak above the idle process, in bytes.
@@ -108,9 +113,10 @@ double peak_of(const Shape& shape, const Run& run) {
   Accelerator accelerator = accelerator_of(run);
   accelerator.wait_for_everyone();
   benchmarks::forget_peak();
-  const double idle = benchmarks::memory_of_process("VmRSS");
-  train(accelerator, shape, run, kSteps);
-  return benchmarks::memory_of_process("VmHWM") - idle;
+  const double idle =
+      benchmarks::memory_of_process("VmRSS") - benchmarks::shares_of_others();
+  const double shares = train(accelerator, shape, run, kSteps);
+  return benchmarks::memory_of_process("VmHWM") - shares - idle;
 }
 
 // Runs on each rank. The highest peaks of all ranks go into `file`.
@@ -123,7 +129,6 @@ void measure(const Shape& shape, const std::string& file) {
   const std::vector<Run> runs = runs_of_model();
   // Loads LibTorch's code, and lets its libraries take what they keep.
   for (const Run& run : runs) {
-    if (run.split != MemorySplit::replicated) continue;
     Accelerator accelerator = accelerator_of(run);
     train(accelerator, shape, run, 1);
   }

@@ -12,7 +12,7 @@
 namespace accelerate {
 namespace parallel_ranges_test {
 
-/// Sets the number of threads that LibTorch uses, until it is destroyed.
+/// Sets the number of LibTorch's threads while it lives.
 class ThreadsScope {
  public:
   explicit ThreadsScope(int count) { at::set_num_threads(count); }

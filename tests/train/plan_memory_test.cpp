@@ -160,6 +160,20 @@ TEST(StepSimulation, CountsAReplica) {
   EXPECT_EQ(row.total(), 44 * kMiB);
 }
 
+TEST(StepSimulation, CountsTheSlotsThatMessagesGoThrough) {
+  constexpr std::int64_t kSlot = kMiB / 4;
+  const auto added = [](const MemoryCase& at) {
+    return simulate(at, {.num_temporaries = 0, .slot_bytes = kSlot}).total() -
+        simulate(at, {.num_temporaries = 0}).total();
+  };
+  EXPECT_EQ(added({}), 0U);
+  // Buckets are averaged where they lie.
+  EXPECT_EQ(added({.num_ranks = 2}), 0U);
+  EXPECT_EQ(
+      added({.split = MemorySplit::zero_1, .num_ranks = 2, .num_shards = 2}),
+      2U * kSlot);
+}
+
 TEST(StepSimulation, CountsTheOptimizersTemporaries) {
   const MemoryRow row = simulate({.micro_batch = 1}, {.num_temporaries = 2});
   EXPECT_EQ(row.activations, 0U);

@@ -107,6 +107,9 @@ void require_on_cpu(const torch::nn::Module& module) {
   }
 }
 
+// As in the shared memory transport's layout.h.
+constexpr std::int64_t kMessageSlotBytes = 256 << 10;
+
 /// The traces that cases are simulated with.
 class PlannedSteps {
  public:
@@ -124,7 +127,8 @@ class PlannedSteps {
         .num_temporaries = options.optimizer.starts_with("ada") ? 2 : 0,
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
-        .computes_in_16_bits = true};
+        .computes_in_16_bits = true,
+        .slot_bytes = kMessageSlotBytes};
     const std::unique_ptr<Strategy> recomputation =
         make_recomputation(module, table, selection, options);
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {

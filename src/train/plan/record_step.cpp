@@ -1,5 +1,6 @@
 #include "train/plan/record_step.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 
 #include "base/text/text.h"
 #include "train/plan/counted_allocations.h"
+#include "train/plan/fit_traces.h"
 
 namespace accelerate::detail {
 
@@ -63,7 +65,11 @@ class EventList final : public AllocationListener {
          .index = index,
          .is_kernels_own = true});
   }
-  void add(const TraceEvent& event) {
+  void begin_operator(std::string_view name) {
+    last_operator_ = std::hash<std::string_view>()(name);
+  }
+  void add(TraceEvent event) {
+    event.last_operator = last_operator_;
     const bool is_repeated = event.kind == TraceEvent::Kind::read &&
         !trace_.events.empty() &&
         trace_.events.back().kind == TraceEvent::Kind::read &&
@@ -83,6 +89,7 @@ class EventList final : public AllocationListener {
 
  private:
   StepTrace trace_;
+  std::size_t last_operator_ = 0;
   std::unordered_map<const void*, std::size_t> places_;
 };
 
@@ -149,6 +156,7 @@ class RecordedReads {
   static std::unique_ptr<at::ObserverContext> begin_operator(
       const at::RecordFunction& function) {
     if (current == nullptr) return nullptr;
+    current->events_.begin_operator(function.name());
     for (const c10::IValue& input : function.inputs()) {
       if (input.isTensor()) {
         current->note(input.toTensor());
@@ -306,24 +314,6 @@ StepTrace run_once(
   return events->take();
 }
 
-// Sizes as a fixed part and a part per sample, from a run with `num_samples` and
-// one with twice as many; nothing if they differ in more than sizes.
-std::optional<StepTrace>
-fit(StepTrace few, const StepTrace& more, std::int64_t num_samples) {
-  if (few.events.size() != more.events.size()) return std::nullopt;
-  for (std::size_t i = 0; i < few.events.size(); ++i) {
-    TraceEvent& event = few.events[i];
-    const TraceEvent& other = more.events[i];
-    if (event.kind != other.kind || event.index != other.index ||
-        event.allocation != other.allocation)
-      return std::nullopt;
-    const double difference = other.fixed_bytes - event.fixed_bytes;
-    event.fixed_bytes -= difference;
-    event.bytes_per_sample = difference / static_cast<double>(num_samples);
-  }
-  return few;
-}
-
 }  // namespace
 
 StepTrace record_step(
@@ -351,7 +341,7 @@ StepTrace record_step(
   for (std::int64_t samples = kFewestSamples; samples < kMostSamples;
        samples *= 2) {
     StepTrace more = run(2 * samples);
-    if (auto fitted = fit(std::move(few), more, samples)) return *fitted;
+    if (auto fitted = fit_traces(few, more, samples)) return *fitted;
     few = std::move(more);
   }
   throw ConfigError(format(

@@ -108,7 +108,25 @@ class StepSimulation {
     return !is_sharded_ || at_.split == MemorySplit::zero_1;
   }
 
+  // What the largest message needs of a slot.
+  [[nodiscard]] std::int64_t touched_of_slot() const {
+    std::int64_t largest = 0;
+    std::int64_t buckets = 0;
+    for (const PlannedParameter& each : model_.parameters) {
+      if (!each.is_trained) continue;
+      const std::int64_t bytes = full_bytes(each);
+      if (is_shard(each)) {
+        largest = std::max(largest, bytes - bytes / at_.num_shards);
+      } else if (has_buckets()) {
+        buckets += bytes;
+      }
+    }
+    if (buckets < settings_.slot_bytes) largest = std::max(largest, buckets);
+    return std::min(largest, settings_.slot_bytes);
+  }
+
   void hold_model() {
+    memory_.take_unkept(MemoryUse::workspace, 2 * touched_of_slot());
     memory_.take(MemoryUse::weights, model_.buffer_bytes);
     for (const PlannedParameter& each : model_.parameters) {
       const bool is_whole = !is_shard(each) || !shards_parameters_;

@@ -21,6 +21,9 @@ struct StepSettings {
   /// Sharded models compute with parameters in 16 bits where the case says so;
   /// else autocast alone casts them.
   bool computes_in_16_bits = false;
+  /// Bytes of each of a rank's two slots, through which messages go piece by
+  /// piece. Buckets of as much or more are averaged where they lie instead.
+  std::int64_t slot_bytes = 0;
 };
 
 /// The peak of a rank in a step that is not the first, when the order of units

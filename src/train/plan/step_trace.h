@@ -33,6 +33,8 @@ struct TraceEvent {
   /// For `allocate` and `release`: a kernel's own memory, which LibTorch's
   /// allocator does not know.
   bool is_kernels_own = false;
+  /// A hash of the name of the operator that began last.
+  std::size_t last_operator = 0;
 };
 
 struct StepTrace {

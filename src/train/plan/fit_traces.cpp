@@ -1,0 +1,153 @@
+#include "train/plan/fit_traces.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace accelerate::detail {
+
+namespace {
+
+// Blocks of less may be missing from one of the traces.
+constexpr double kSmallBytes = 128 << 10;
+
+struct MomentaryBlocks {
+  std::size_t num_events = 0;
+  double largest_bytes = 0;
+};
+
+/// Reads a trace from its beginning.
+class TraceReader {
+ public:
+  explicit TraceReader(const StepTrace& trace) : trace_(trace) {}
+
+  [[nodiscard]] bool is_at_end() const { return at_ == trace_.events.size(); }
+  [[nodiscard]] const TraceEvent& event() const { return trace_.events[at_]; }
+  void advance(std::size_t num_events = 1) { at_ += num_events; }
+
+  /// Blocks that are taken from here on and freed before anything else happens.
+  [[nodiscard]] MomentaryBlocks momentary_blocks() const {
+    MomentaryBlocks found;
+    std::unordered_set<std::size_t> taken;
+    for (std::size_t i = at_; i < trace_.events.size(); ++i) {
+      const TraceEvent& each = trace_.events[i];
+      if (each.kind == TraceEvent::Kind::allocate) {
+        taken.insert(each.index);
+        found.largest_bytes = std::max(found.largest_bytes, each.fixed_bytes);
+      } else if (
+          each.kind != TraceEvent::Kind::release ||
+          taken.erase(each.index) == 0) {
+        return {};
+      }
+      if (!taken.empty()) continue;
+      found.num_events = i + 1 - at_;
+      return found;
+    }
+    return {};
+  }
+
+  /// True for blocks that are small, or not larger than others that the same
+  /// operator has taken before.
+  [[nodiscard]] bool may_leave_out(const MomentaryBlocks& blocks) const {
+    if (blocks.num_events == 0) return false;
+    const auto found = largest_.find(event().last_operator);
+    return blocks.largest_bytes < kSmallBytes ||
+        (found != largest_.end() && blocks.largest_bytes <= found->second);
+  }
+  /// Blocks that begin here are in the fitted trace.
+  void note(const MomentaryBlocks& blocks) {
+    double& largest = largest_[event().last_operator];
+    largest = std::max(largest, blocks.largest_bytes);
+  }
+
+ private:
+  const StepTrace& trace_;
+  std::size_t at_ = 0;
+  std::unordered_map<std::size_t, double> largest_;  // by operator
+};
+
+class TraceFit {
+ public:
+  TraceFit(
+      const StepTrace& few,
+      const StepTrace& more,
+      std::int64_t num_samples)
+      : few_(few), more_(more), num_samples_(static_cast<double>(num_samples)) {
+    fitted_.num_allocations = few.num_allocations;
+  }
+
+  std::optional<StepTrace> run() {
+    while (!few_.is_at_end() || !more_.is_at_end()) {
+      const MomentaryBlocks in_few = few_.momentary_blocks();
+      const MomentaryBlocks in_more = more_.momentary_blocks();
+      const bool are_alike = !few_.is_at_end() && !more_.is_at_end() &&
+          few_.event().last_operator == more_.event().last_operator &&
+          in_few.num_events == in_more.num_events;
+      if (!are_alike && more_.may_leave_out(in_more)) {
+        more_.advance(in_more.num_events);
+      } else if (!are_alike && few_.may_leave_out(in_few)) {
+        few_.advance(in_few.num_events);
+      } else if (few_.is_at_end() || more_.is_at_end()) {
+        return std::nullopt;
+      } else {
+        if (in_few.num_events > 0) few_.note(in_few);
+        if (in_more.num_events > 0) more_.note(in_more);
+        for (std::size_t i = 0; i < std::max<std::size_t>(in_few.num_events, 1);
+             ++i) {
+          if (!add()) return std::nullopt;
+        }
+      }
+    }
+    return std::move(fitted_);
+  }
+
+ private:
+  // Adds one event of both; false if they are different things.
+  bool add() {
+    TraceEvent event = few_.event();
+    const TraceEvent& other = more_.event();
+    if (event.kind != other.kind ||
+        event.is_kernels_own != other.is_kernels_own)
+      return false;
+    if (event.kind == TraceEvent::Kind::allocate) {
+      in_more_[event.index] = other.index;
+    } else if (
+        event.kind == TraceEvent::Kind::release
+            ? place_in_more(event.index) != other.index
+            : event.index != other.index) {
+      return false;
+    }
+    if (place_in_more(event.allocation) != other.allocation) return false;
+    const double difference = other.fixed_bytes - event.fixed_bytes;
+    event.fixed_bytes -= difference;
+    event.bytes_per_sample = difference / num_samples_;
+    fitted_.events.push_back(event);
+    few_.advance();
+    more_.advance();
+    return true;
+  }
+
+  // The allocation of the larger run that is `allocation` of the smaller.
+  [[nodiscard]] std::size_t place_in_more(std::size_t allocation) const {
+    const auto found = in_more_.find(allocation);
+    return found == in_more_.end() ? TraceEvent::kNone : found->second;
+  }
+
+  TraceReader few_;
+  TraceReader more_;
+  double num_samples_;
+  StepTrace fitted_;
+  std::unordered_map<std::size_t, std::size_t> in_more_;
+};
+
+}  // namespace
+
+std::optional<StepTrace> fit_traces(
+    const StepTrace& few,
+    const StepTrace& more,
+    std::int64_t num_samples) {
+  return TraceFit(few, more, num_samples).run();
+}
+
+}  // namespace accelerate::detail
