@@ -1,7 +1,7 @@
 // Three ranks that share layers or sequences. In the second step the last one
 // exits where the others wait for what only it can send: axes_fault_rank TRAFFIC
-// PHASE, where TRAFFIC is tensor, allgather, alltoall or heads, and PHASE forward
-// or backward.
+// PHASE, where TRAFFIC is tensor, slices (of the sequence, between split layers),
+// allgather, alltoall or heads, and PHASE forward or backward.
 #include <cstdlib>
 #include <iostream>
 #include <optional>
@@ -48,13 +48,20 @@ struct LeavingImpl : torch::nn::Module {
 TORCH_MODULE(Leaving);
 
 void train(const Fault& fault) {
-  const bool is_tensor = fault.traffic == "tensor";
+  const bool has_slices = fault.traffic == "slices";
+  const bool is_tensor = fault.traffic == "tensor" || has_slices;
   accelerate::AcceleratorOptions options;
   if (is_tensor) {
     options.parallel.tensor = 3;
     options.parallel.parallelize_plan = accelerate::ParallelizePlan{
         {"up", accelerate::ColwiseParallel{}},
         {"down", accelerate::RowwiseParallel{}}};
+    if (has_slices) {
+      const accelerate::Shard positions{1};
+      options.parallel.parallelize_plan = accelerate::ParallelizePlan{
+          {"up", accelerate::ColwiseParallel{.input_layouts = positions}},
+          {"down", accelerate::RowwiseParallel{.output_layouts = positions}}};
+    }
   } else {
     options.parallel.context = 3;
   }

@@ -68,7 +68,7 @@ TEST(Fault, NamesARankThatExitsWhileGradientsAreReduced) {
 
 TEST(Fault, NamesARankThatExitsWhileLayersOrSequencesAreShared) {
   for (const char* const traffic :
-       {"tensor", "allgather", "alltoall", "heads"}) {
+       {"tensor", "slices", "allgather", "alltoall", "heads"}) {
     for (const char* const phase : {"forward", "backward"}) {
       SCOPED_TRACE(std::string(traffic) + " " + phase);
       const ToolResult result = run_tool(

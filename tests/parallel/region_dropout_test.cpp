@@ -3,11 +3,11 @@
 // and the same masks of what every rank has.
 #include <accelerate/accelerate.h>
 
-#include <accelerate/launch.h>
-
 #include <memory>
 #include <optional>
 #include <vector>
+
+#include <accelerate/launch.h>
 
 namespace accelerate {
 namespace region_dropout_test {
@@ -264,6 +264,49 @@ TEST(RegionDropout, IsRepeatedInAttentionByHeads) {
       require_same_gradients(
           gradients_of_encoder(parallel, true),
           gradients_of_encoder(parallel, false));
+    }
+  });
+}
+
+/// Heads that ranks do not divide, so that they draw other amounts of numbers, and
+/// dropout of what every rank has.
+struct Reader : nn::Module {
+  explicit Reader(std::int64_t width_of_keys)
+      : attention(nn::MultiheadAttentionOptions(48, 3)
+                      .kdim(width_of_keys)
+                      .vdim(width_of_keys)
+                      .dropout(0.5)),
+        width(width_of_keys) {
+    register_module("attention", attention);
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor keys = x.narrow(-1, 0, width);
+    return torch::dropout(
+        std::get<0>(attention(x.narrow(-1, 0, 48), keys, keys)),
+        0.5,
+        is_training());
+  }
+  nn::MultiheadAttention attention;
+  std::int64_t width;
+};
+
+// The last layer takes heads, or is whole; projections are one weight, or whole.
+TEST(RegionDropout, EndsWithTheHeadsOfAttention) {
+  run_on_processes(2, [] {
+    for (const std::int64_t width : {48, 32}) {
+      for (const bool is_whole : {false, true}) {
+        ParallelizePlan plan{{"attention", ColwiseParallel{}}};
+        if (!is_whole)
+          plan.emplace_back("attention.out_proj", RowwiseParallel{});
+        torch::manual_seed(11);
+        const Accelerator accelerator(
+            {.parallel = {.tensor = 2, .parallelize_plan = plan}});
+        const auto model = accelerator.prepare(std::make_shared<Reader>(width));
+        const Group& group = accelerator.mesh().group(Axis::tensor);
+        const Tensor output = model(torch::randn({kTime, kBatch, kWidth}));
+        require_same(group, output.detach(), "outputs");
+        require_same(group, torch::rand({5}), "numbers outside of the model");
+      }
     }
   });
 }

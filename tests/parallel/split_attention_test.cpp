@@ -82,6 +82,24 @@ TEST(SplitAttention, ComputesTheHeadsOfOneProcess) {
            .transformer_cls_names_to_wrap = {"MultiheadAttention"}}});
 }
 
+TEST(SplitAttention, IsThatOfOneProcessInFullParameters) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = {.tensor = 2, .parallelize_plan = Net::plan()},
+         .world = world});
+    const auto net = std::make_shared<Net>();
+    const auto model = accelerator.prepare(net);
+    const Tensor x = Net::inputs(0, 4);
+    const torch::NoGradGuard no_grad;
+    const Tensor expected = std::make_shared<Net>()->forward(x);
+    {
+      const auto full = accelerator.full_parameters(model);
+      EXPECT_TRUE(torch::equal(net->forward(x), expected));
+    }
+    EXPECT_TRUE(torch::allclose(model(x), expected, 1e-5, 1e-6));
+  });
+}
+
 // Some layers only, and last layers that are whole, or slice what they get.
 TEST(SplitAttention, GoesWithOtherStyles) {
   const auto expect = [](const ParallelizePlan& plan) {

@@ -20,6 +20,8 @@ struct SplitHeads {
   Group group;
   /// Where the heads of each rank begin, and the end.
   std::vector<std::int64_t> begins;
+  /// Owns the random region in which a rank computes its heads.
+  const void* region_owner = nullptr;
 
   [[nodiscard]] std::int64_t first() const {
     return begins[static_cast<std::size_t>(group.rank())];
@@ -45,6 +47,8 @@ struct AttentionLayer {
   std::int64_t head_size = 1;
   /// Set if the rows of its projections are split by heads.
   std::optional<SplitHeads> split = std::nullopt;
+  /// Its projections are separate, and whole.
+  bool is_separate = false;
   /// Its last layer takes the outputs of this rank's heads.
   bool out_takes_heads = false;
   std::shared_ptr<CausalMasks> causal_masks = std::make_shared<CausalMasks>();

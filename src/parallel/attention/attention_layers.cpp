@@ -14,6 +14,7 @@
 #include "parallel/attention/projection.h"
 #include "parallel/context/sequence_tensors.h"
 #include "parallel/formula.h"
+#include "parallel/random_region.h"
 
 namespace accelerate::detail {
 
@@ -36,6 +37,7 @@ void AttentionLayers::watch(
       heads,
       attention.options.embed_dim() / heads,
       split,
+      !attention._qkv_same_embed_dim,
       out_takes_heads});
   if (attention._qkv_same_embed_dim) {
     watch_joint(module, layer);
@@ -71,13 +73,7 @@ void AttentionLayers::watch_separate(
       return;
     watch_as(
         weight,
-        add(
-            {Role::projection,
-             layer,
-             weight.sizes().vec(),
-             1,
-             is_query,
-             /*is_whole=*/true}));
+        add({Role::projection, layer, weight.sizes().vec(), 1, is_query}));
   };
   watch_whole(attention.q_proj_weight, true);
   watch_whole(attention.k_proj_weight, false);
@@ -166,14 +162,24 @@ bool AttentionLayers::project(GatedCall& call) {
   const Watched& weight = watched_[*unit];
   const AttentionLayer& layer = *weight.layer;
   const at::Tensor input = call.arguments()[product->input_at].toTensor();
-  if (weight.is_whole && layer.split) take_own_rows(call, *product, layer);
+  const bool is_split = layer.split && !is_full_;
+  if (is_split && layer.is_separate) {
+    take_own_rows(call, *product, layer);
+    // The keeper of a split weight does so by itself. What is recomputed has the
+    // numbers that it had.
+    if (!is_in_backward()) {
+      enter_random_region(
+          layer.split->region_owner,
+          random_stream_of(Axis::tensor, layer.split->group.rank()));
+    }
+  }
   call.run();
   c10::IValue& result = call.results().front();
   ProjectedPart part{weight.layer, result.toTensor(), weight.num_parts};
   // Modules give it positions x batch x elements.
   if (part.own.dim() != 3) return true;
   part.is_split =
-      layer.split && part.own.size(-1) == weight.num_parts * layer.own_width();
+      is_split && part.own.size(-1) == weight.num_parts * layer.own_width();
   part.query_rows = input.size(0);
   // Ranks that split the layer may have gathered the input's positions.
   part.key_rows = part.own.size(0);

@@ -48,6 +48,9 @@ class AttentionLayers final
       const std::optional<SplitHeads>& split = std::nullopt,
       bool out_takes_heads = false);
 
+  /// While parameters are full (full_parameters()), layers are not split.
+  void set_full(bool is_full) { is_full_ = is_full; }
+
   void call(GatedCall& call) override;
 
  private:
@@ -61,8 +64,6 @@ class AttentionLayers final
     std::int64_t num_parts = 1;
     /// Queries are among them.
     bool has_queries = false;
-    /// The tensor is whole where the layer is split.
-    bool is_whole = false;
   };
 
   [[nodiscard]] std::optional<std::size_t> unit_of(
@@ -90,6 +91,7 @@ class AttentionLayers final
   void slice_bias(GatedCall& call, const Watched& bias) const;
 
   std::vector<Watched> watched_;
+  bool is_full_ = false;
   std::mutex mutex_;
   /// The last sequences that were divided, by the positions of a rank, for
   /// forwards that are recomputed on threads of backward.

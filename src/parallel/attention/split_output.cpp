@@ -10,6 +10,7 @@
 #include "base/text/text.h"
 #include "comm/autograd/region.h"
 #include "gate/watched_tensor.h"
+#include "parallel/random_region.h"
 
 namespace accelerate::detail {
 
@@ -61,6 +62,9 @@ void SplitOutput::call(GatedCall& call) {
         layer_->name,
         name));
   }
+  // Else the keeper of the last layer's weight does so.
+  if (!layer_->out_takes_heads || layer_->is_separate)
+    leave_random_region(layer_->split->region_owner);
   call.arguments().front() = layer_->out_takes_heads ? own_ : of_all_heads();
   call.run();
 }

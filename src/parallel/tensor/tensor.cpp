@@ -208,7 +208,8 @@ class TensorParallel final : public Strategy {
           *attention,
           SplitHeads{
               group,
-              slice_begins(attention->options.num_heads(), group.size())},
+              slice_begins(attention->options.num_heads(), group.size()),
+              keeper_.get()},
           out_takes_heads);
     }
   }
@@ -294,8 +295,10 @@ class TensorParallel final : public Strategy {
       [this] {
         slices_.open();
         keeper_->set_full(true);
+        attention_layers_->set_full(true);
       },
       [this] {
+        attention_layers_->set_full(false);
         keeper_->set_full(false);
         slices_.close();
       }};
