@@ -145,7 +145,7 @@ def check_cases(root):
             named += [row.split("|")[1].strip() for row in table.splitlines()]
         bad += [f"{page}: no such case of make bench: {case}" for case in sorted(set(named) - cases)]
     for source in sorted((root / "benchmarks").glob("*.cpp")):
-        if source.stem not in programs:
+        if source.stem not in programs and "int main(" in source.read_text():
             bad.append(f"{source}: no case of make bench runs it")
     print(*bad, sep="\n")
     print(f"{len(cases)} cases, {len(bad)} mistakes")
