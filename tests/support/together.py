@@ -23,7 +23,7 @@ def main(output, sources):
         if not body.endswith("}") or "int main(" not in body:
             sys.exit(f"{path}: main() must be the last function")
         body = INCLUDE.sub("\n", body)
-        body = re.sub(r"\bint main\(", "inline int run(", body)[:-1] + "  return 0;\n}"
+        body = re.sub(r"\bint main\(", "static int run(", body)[:-1] + "  return 0;\n}"
         lines.append(f'#line 1 "{path}"\nnamespace program_{path.stem} {{ {body}\n}}')
     lines.append('#line 1 "together.cpp"\nstatic int run(std::string_view name, int argc, char** argv) {')
     for name in texts:
