@@ -24,9 +24,11 @@ constexpr std::uint64_t kLeastMapped = std::uint64_t{256} << 10U;
 // Bytes between tensors that are mapped together.
 constexpr std::uint64_t kMostGap = std::uint64_t{64} << 10U;
 
-// More small reads are worth several threads.
+// The most small tensors that are copied on this thread; with more, several
+// threads read faster.
 constexpr std::ptrdiff_t kMostCopied = 64;
-// What addresses of tensors are multiples of, if their places in the file are.
+// The alignment of mapped tensors in memory, where their offsets in the file
+// have it.
 constexpr std::uint64_t kAlignment = 64;
 
 using Tensors = std::vector<const OffloadedTensor*>;

@@ -60,7 +60,7 @@ struct RankPage {
   std::atomic<std::uint64_t> combined;
   std::atomic<std::uint64_t> done;
 
-  /// Changes when something happens for which a thread that waits may sleep.
+  /// Changes at every event for which a waiting thread may be asleep.
   alignas(kCacheLine) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> is_asleep;
   /// The same for the thread that sleeps while nobody waits. While somebody

@@ -73,7 +73,8 @@ class Mailbox {
   std::vector<std::shared_ptr<Operation>> take_pending();
   [[nodiscard]] std::vector<std::shared_ptr<Operation>> pending() const;
   [[nodiscard]] bool is_idle() const { return num_pending_ == 0; }
-  /// What moves the messages that are not complete, if nobody waits for them.
+  /// The events that must wake the background thread so that incomplete messages
+  /// move on while no thread waits for them.
   [[nodiscard]] Attention attention() const;
 
  private:
