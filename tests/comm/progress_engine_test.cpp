@@ -109,7 +109,9 @@ TEST_F(ProgressEngineTest, WakesForTheFirstMessageWithoutRoom) {
   for (int i = 0; i < 3; ++i) leaving.push_back(send(1, sent));
   engine(1).run_in_background();
   while (!leaving.back()->is_finished()) std::this_thread::yield();
-  EXPECT_TRUE(arriving->is_finished());
+  // Rank 0 makes room before it finishes what it has received.
+  while (!arriving->is_finished()) std::this_thread::yield();
+  EXPECT_EQ(received, sent);
 }
 
 TEST_F(ProgressEngineTest, WakesForListeners) {
@@ -129,8 +131,8 @@ TEST_F(ProgressEngineTest, SendsWithoutWakingItsWorker) {
   Bytes sent(1000, std::byte{7}), received(1000), unsent(1000);
   const auto arriving = receive(0, unsent);
   int num_at_once = 0;
-  constexpr int kMessages = 20;
-  for (int i = 0; i < kMessages; ++i) {
+  for (int i = 0; num_at_once < 10; ++i) {
+    ASSERT_LT(i, 10'000);
     engine(0).run_in_background();
     await(0, Attention::full_channels);
     const auto leaving = send(0, sent);
@@ -140,7 +142,6 @@ TEST_F(ProgressEngineTest, SendsWithoutWakingItsWorker) {
     engine(1).wait(*receive(1, received));
     EXPECT_EQ(received, sent);
   }
-  EXPECT_GT(num_at_once, kMessages / 2);
   EXPECT_FALSE(arriving->is_finished());
 }
 

@@ -1,5 +1,7 @@
 #include <condition_variable>
+#include <filesystem>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -248,13 +250,43 @@ TEST_F(Web, StreamsThatStepsAreRepeated) {
 }
 
 TEST_F(Web, StreamsRunsThatBeginLater) {
+  const testing::TemporaryDirectory elsewhere;
   const json change = read_change(
       with_token("/api/stream"),
       server_->port(),
-      [&] { RunJournal(directory_ / "b").scalars(20, 0, {{"f1", 1}}).write(); },
-      [](const json& each) { return each["id"] == 1 && each["step"] == 0; });
+      [&] {
+        // In one step: the server may look between any two.
+        RunJournal(elsewhere / "b").scalars(20, 0, {{"f1", 1}}).write();
+        std::filesystem::rename(elsewhere / "b", directory_ / "b");
+      },
+      [](const json& each) { return each["id"] == 1; });
+  EXPECT_EQ(change["is_new"], true);
+  EXPECT_EQ(change["step"], 0);
   EXPECT_EQ(change["resets"], json({"f1"}));
   EXPECT_EQ(get_json("/api/runs")[1]["name"], "b");
+}
+
+TEST_F(Web, StreamsTheFirstPointsOfARunThatBeganEmpty) {
+  std::optional<RunJournal> journal;
+  std::optional<json> empty;
+  const json change = read_change(
+      with_token("/api/stream"),
+      server_->port(),
+      [&] { journal.emplace(directory_ / "b"); },
+      [&](const json& each) {
+        if (each["id"] != 1) return false;
+        if (empty) return true;
+        empty = each;
+        journal->scalars(20, 0, {{"f1", 1}}).write();
+        return false;
+      });
+  EXPECT_EQ((*empty)["is_new"], true);
+  EXPECT_EQ((*empty)["resets"], json::array());
+  EXPECT_EQ(change["is_new"], false);
+  EXPECT_EQ(change["resets"], json::array());
+  EXPECT_EQ(
+      change["figures"]["f1"],
+      json::parse(R"({"at":0,"steps":[0],"times":[0],"values":[1]})"));
 }
 
 TEST_F(Web, SaysThatAPortIsTaken) {
