@@ -1,7 +1,9 @@
 // Plans of transformers: what layouts cost, and which one is chosen.
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <set>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -685,6 +687,24 @@ TEST(Plan, SaysWhyOthersLose) {
   EXPECT_THAT(text, HasSubstr("best: " + plan.best().layout.describe()));
   EXPECT_THAT(text, HasSubstr("why not"));
   EXPECT_THAT(text, HasSubstr("docs/guides/planning.md"));
+}
+
+TEST(Plan, AlignsTheColumnsOfOthers) {
+  LayoutPlanOptions options = options_of(512);
+  options.batch_tokens = 4096 * 2048;
+  const std::string text = plan_layout(llama(), options).explain(20);
+  std::istringstream lines(text.substr(text.find("\nothers") + 1));
+  std::string line;
+  std::getline(lines, line);
+  const std::size_t step = line.find("step");
+  bool is_wide = false;
+  while (std::getline(lines, line) && !line.empty()) {
+    EXPECT_EQ(line[step - 1], ' ') << line;
+    EXPECT_TRUE(std::isdigit(line[step])) << line;
+    is_wide = is_wide || line[step - 2] != ' ';
+  }
+  EXPECT_TRUE(is_wide);
+  EXPECT_GT(step, 62U);
 }
 
 TEST(Plan, WritesItsBestAsAConfigFile) {

@@ -8,6 +8,7 @@
 
 #include "base/text/sizes.h"
 #include "base/text/text.h"
+#include "planning/layout/layout_config.h"
 #include "planning/layout/layout_memory.h"
 #include "planning/layout/layout_text.h"
 #include "planning/layout/plan_inputs.h"

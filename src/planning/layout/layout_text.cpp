@@ -10,6 +10,7 @@
 
 #include "base/text/sizes.h"
 #include "base/text/text.h"
+#include "planning/layout/layout_config.h"
 #include "planning/layout/model_costs.h"
 #include "planning/layout/plan_inputs.h"
 
@@ -19,7 +20,7 @@ namespace detail {
 
 namespace {
 
-constexpr std::size_t kWidth = 62;
+constexpr std::size_t kLeastWidth = 61;
 
 // With three digits: "1.25", "31", "0.05".
 std::string digits(double number) {
@@ -144,19 +145,6 @@ std::vector<const PlannedLayout*> variety(
   return shown;
 }
 
-// As the setting mixed_precision spells it.
-std::string_view mixed_precision_of(FloatType precision) {
-  switch (precision) {
-    case FloatType::fp16:
-      return "fp16";
-    case FloatType::bf16:
-      return "bf16";
-    case FloatType::fp32:
-      break;
-  }
-  return "no";
-}
-
 std::string heading(
     const TransformerShape& shape,
     const LayoutPlanOptions& options) {
@@ -265,6 +253,49 @@ std::string times_text(const LayoutTimes& times) {
   return text;
 }
 
+namespace {
+
+// Layouts that are not the best, a line each.
+class TableOfOthers {
+ public:
+  void add(const PlannedLayout& other, std::string reason) {
+    rows_.push_back({other.layout.describe(), &other, std::move(reason)});
+    width_ = std::max(width_, rows_.back().name.size());
+  }
+  [[nodiscard]] std::string text(bool has_heading) const {
+    std::string text;
+    if (has_heading) text = line("others", "step", "memory", "why not");
+    for (const Row& row : rows_)
+      text += line(
+          row.name,
+          seconds_text(row.layout->times.step_seconds),
+          bytes_text(row.layout->memory.total()),
+          row.reason);
+    return text;
+  }
+
+ private:
+  struct Row {
+    std::string name;
+    const PlannedLayout* layout;
+    std::string reason;
+  };
+
+  [[nodiscard]] std::string line(
+      const std::string& name,
+      const std::string& step,
+      const std::string& memory,
+      const std::string& reason) const {
+    return padded(name, width_ + 1) + padded(step, 10) + padded(memory, 11) +
+        reason + "\n";
+  }
+
+  std::vector<Row> rows_;
+  std::size_t width_ = kLeastWidth;
+};
+
+}  // namespace
+
 std::string explain_plan(
     const TransformerShape& shape,
     const LayoutPlanOptions& options,
@@ -273,96 +304,23 @@ std::string explain_plan(
     std::size_t num_considered,
     std::size_t max_layouts) {
   std::string text = heading(shape, options);
+  TableOfOthers others;
   if (fitting.empty()) {
     text += "\nNothing fits. The smallest:\n";
   } else {
-    text += best_text(shape, options, fitting.front());
-    text += "\n" + padded("others", kWidth) + padded("step", 10) +
-        padded("memory", 11) + "why not\n";
-    for (const PlannedLayout* other : variety(fitting, 1, max_layouts)) {
-      text += padded(other->layout.describe(), kWidth - 1) + " " +
-          padded(seconds_text(other->times.step_seconds), 10) +
-          padded(bytes_text(other->memory.total()), 11) +
-          why_slower(fitting.front(), *other) + "\n";
-    }
+    text += best_text(shape, options, fitting.front()) + "\n";
+    for (const PlannedLayout* other : variety(fitting, 1, max_layouts))
+      others.add(*other, why_slower(fitting.front(), *other));
   }
   for (const PlannedLayout* other :
-       variety(not_fitting, 0, fitting.empty() ? max_layouts : 3)) {
-    text += padded(other->layout.describe(), kWidth - 1) + " " +
-        padded(seconds_text(other->times.step_seconds), 10) +
-        padded(bytes_text(other->memory.total()), 11) +
-        why_too_large(*other, options) + "\n";
-  }
+       variety(not_fitting, 0, fitting.empty() ? max_layouts : 3))
+    others.add(*other, why_too_large(*other, options));
+  text += others.text(/*has_heading=*/!fitting.empty());
   return text +
       format("\n{} layouts were looked at, {} of them simulated. Which to use "
              "and why: docs/guides/planning.md\n",
              num_considered,
              fitting.size() + not_fitting.size());
-}
-
-std::string layout_config(
-    const TrainingLayout& layout,
-    const LayoutPlanOptions& options) {
-  const int per_node = options.cluster->ranks_per_node;
-  const int nodes = (options.num_ranks + per_node - 1) / per_node;
-  std::string text = format(
-      "# Written by accelerate-cpp plan for {} ranks: {}\n",
-      options.num_ranks,
-      layout.describe());
-  if (layout.pipeline > 1) {
-    text += format(
-        "# In the program: PipelineOptions{{.schedule = \"{}\", .num_chunks = "
-        "{}, .num_micro_batches = {}}}\n",
-        layout.schedule,
-        layout.num_chunks,
-        layout.num_micro_batches);
-  }
-  if (layout.recomputes) {
-    text +=
-        "# In the program: ParallelOptions{.activation_checkpointing = "
-        "ActivationCheckpointingOptions()}\n";
-  }
-  text += format(
-      "# In the program: batches of {} samples for each rank that reads "
-      "different data\n",
-      layout.pipeline > 1 ? layout.micro_batch * layout.num_micro_batches
-                          : layout.micro_batch);
-  const bool is_sharded = layout.sharding != LayoutSharding::none;
-  const bool is_on_host = options.cluster->shared_processors > 0;
-  text += format(
-      "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\n"
-      "num_machines: {}\nnum_processes: {}\nmixed_precision: '{}'\n",
-      is_sharded                   ? "DEEPSPEED"
-          : options.num_ranks == 1 ? "'NO'"
-          : is_on_host             ? "MULTI_CPU"
-                                   : "MULTI_GPU",
-      nodes,
-      options.num_ranks,
-      mixed_precision_of(options.precision));
-  if (is_on_host) text += "use_cpu: true\n";
-  if (is_sharded) {
-    text += format(
-        "deepspeed_config:\n  zero_stage: {}\n",
-        static_cast<int>(layout.sharding));
-  }
-  if (layout.pipeline == 1) {
-    text += format(
-        "{}gradient_accumulation_steps: {}\n",
-        is_sharded ? "  " : "",
-        layout.num_micro_batches);
-  }
-  if (options.num_ranks == 1) return text;
-  text += "parallelism_config:\n";
-  const auto add = [&](const char* name, int degree) {
-    text += format("  parallelism_config_{}_size: {}\n", name, degree);
-  };
-  add("dp_replicate", layout.replicate);
-  add("dp_shard", layout.shard);
-  add("ep", layout.expert);
-  add("cp", layout.context);
-  add("tp", layout.tensor);
-  add("pp", layout.pipeline);
-  return text;
 }
 
 }  // namespace detail

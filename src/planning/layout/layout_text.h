@@ -17,11 +17,6 @@ std::string explain_plan(
     std::size_t num_considered,
     std::size_t max_layouts);
 
-/// A layout as a config file of `accelerate-cpp launch`.
-std::string layout_config(
-    const TrainingLayout& layout,
-    const LayoutPlanOptions& options);
-
 /// Where the time of a step goes, one part per line, the longest first.
 std::string times_text(const LayoutTimes& times);
 

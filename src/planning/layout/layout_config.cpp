@@ -1,0 +1,84 @@
+#include "planning/layout/layout_config.h"
+
+#include "base/text/text.h"
+
+namespace accelerate::detail {
+
+std::string_view mixed_precision_of(FloatType precision) {
+  switch (precision) {
+    case FloatType::fp16:
+      return "fp16";
+    case FloatType::bf16:
+      return "bf16";
+    case FloatType::fp32:
+      break;
+  }
+  return "no";
+}
+
+std::string layout_config(
+    const TrainingLayout& layout,
+    const LayoutPlanOptions& options) {
+  const int per_node = options.cluster->ranks_per_node;
+  const int nodes = (options.num_ranks + per_node - 1) / per_node;
+  std::string text = format(
+      "# Written by accelerate-cpp plan for {} ranks: {}\n",
+      options.num_ranks,
+      layout.describe());
+  if (layout.pipeline > 1) {
+    text += format(
+        "# In the program: PipelineOptions{{.schedule = \"{}\", .num_chunks = "
+        "{}, .num_micro_batches = {}}}\n",
+        layout.schedule,
+        layout.num_chunks,
+        layout.num_micro_batches);
+  }
+  if (layout.recomputes) {
+    text +=
+        "# In the program: ParallelOptions{.activation_checkpointing = "
+        "ActivationCheckpointingOptions()}\n";
+  }
+  text += format(
+      "# In the program: batches of {} samples for each rank that reads "
+      "different data\n",
+      layout.pipeline > 1 ? layout.micro_batch * layout.num_micro_batches
+                          : layout.micro_batch);
+  const bool is_sharded = layout.sharding != LayoutSharding::none;
+  const bool is_on_host = options.cluster->shared_processors > 0;
+  text += format(
+      "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\n"
+      "num_machines: {}\nnum_processes: {}\nmixed_precision: '{}'\n",
+      is_sharded                   ? "DEEPSPEED"
+          : options.num_ranks == 1 ? "'NO'"
+          : is_on_host             ? "MULTI_CPU"
+                                   : "MULTI_GPU",
+      nodes,
+      options.num_ranks,
+      mixed_precision_of(options.precision));
+  if (is_on_host) text += "use_cpu: true\n";
+  if (is_sharded) {
+    text += format(
+        "deepspeed_config:\n  zero_stage: {}\n",
+        static_cast<int>(layout.sharding));
+  }
+  if (layout.pipeline == 1) {
+    text += format(
+        "{}gradient_accumulation_steps: {}\n",
+        is_sharded ? "  " : "",
+        layout.num_micro_batches);
+  }
+  if (options.num_ranks == 1) return text;
+  text += "parallelism_config:\n";
+  const auto add = [&](const char* name, int degree) {
+    text += format("  parallelism_config_{}_size: {}\n", name, degree);
+  };
+  add("dp_replicate", layout.replicate);
+  add("dp_shard", layout.shard);
+  add("ep", layout.expert);
+  add("cp", layout.context);
+  add("tp", layout.tensor);
+  add("pp", layout.pipeline);
+  return text;
+}
+
+}  // namespace accelerate::detail
