@@ -1,6 +1,6 @@
-// Runs a language model that does not fit into the memory it is given: what has
-// room stays, the rest comes from the disk, block by block, while the block
-// before computes. Weights are random, so the text is, too.
+// Runs a language model that does not fit into the memory it is given: what
+// fits stays in memory, the rest is read from disk block by block while the
+// previous block computes. Weights are random, and so is the text.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -89,8 +89,7 @@ int main(int argc, char** argv) try {
   const double total = accelerate::compute_module_sizes(*model).at("");
   const double block =
       accelerate::compute_module_sizes(*model->blocks[0]).at("");
-  // Besides what stays, two blocks are in memory: one that computes, one that
-  // arrives.
+  // Besides what stays, two blocks are in memory: one computing, one arriving.
   const auto limit = accelerate::ByteSize(settings.memory).bytes();
   const auto for_blocks = static_cast<std::int64_t>(2 * block);
   if (limit < for_blocks) {

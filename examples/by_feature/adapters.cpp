@@ -1,6 +1,6 @@
-// The plain loop with a frozen base whose weights are on the disk, and small
-// modules beside its layers (LoRA) that are trained. Gradients pass through the
-// base: its weights are fetched for the forward and again for the backward.
+// The plain loop with a frozen base whose weights are on disk, and small
+// trained modules beside its layers (LoRA). Gradients pass through the base:
+// its weights are fetched for the forward and again for the backward.
 #include "task.h"
 
 /// The base's layers, each with a low-rank product added to it. The base is not
@@ -8,7 +8,7 @@
 struct AdaptedImpl : torch::nn::Module {
   explicit AdaptedImpl(Net frozen) : base(std::move(frozen)) {
     const torch::NoGradGuard no_grad;
-    // The adapted net begins as the base.
+    // At first the adapted net equals the base.
     up->weight.zero_();
     out->weight.zero_();
   }
@@ -32,7 +32,7 @@ int main() {
   Net base;
   for (torch::Tensor& parameter : base->parameters())
     parameter.requires_grad_(false);
-  // Each rank has a folder of its own; it could also be shared.
+  // Each rank has its own folder; it could also be shared.
   auto offloaded = accelerate::disk_offload(
       base,
       "base_of_rank_" + std::to_string(accelerator.process_index()),

@@ -22,7 +22,7 @@ int main() {
       optimizer.step();
     }
   }
-  // Each rank has what was received: bf16 in fp32 gradients.
+  // Each rank has the received values: bf16 in fp32 gradients.
   bool is_rounded = true;
   for (const torch::Tensor& parameter : net->parameters()) {
     const torch::Tensor& gradient = parameter.grad();

@@ -1,5 +1,5 @@
-// The plain loop, which all ranks leave together as soon as one has seen a loss
-// below 0.005.
+// The plain loop, which all ranks leave together as soon as one of them has
+// seen a loss below 0.005.
 #include "task.h"
 
 int main() {

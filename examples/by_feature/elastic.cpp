@@ -1,7 +1,7 @@
-// The plain loop that goes on when a rank ends, with the same process on the
-// others, and with another number of ranks. Start it with
+// The plain loop that goes on when a rank ends, in the same processes on the
+// other ranks, or with another number of ranks. Start it with
 //   accelerate-cpp launch --num_processes 1:2 --redundancy neighbour PROGRAM
-// and kill a rank, or give --max_restarts 1 as well, which replaces it. With the
+// and kill a rank; with --max_restarts 1 as well, it is replaced. With the
 // argument "die" the last rank ends by itself.
 #include "task.h"
 

@@ -1,5 +1,5 @@
-// The plain loop with linear layers in float8, by each recipe. Where the device
-// multiplies float8, it does; elsewhere the same rounding is emulated.
+// The plain loop with linear layers in float8, with each recipe. A device that
+// can multiply float8 does so; otherwise the same rounding is emulated.
 #include <accelerate/fp8.h>
 
 #include "task.h"

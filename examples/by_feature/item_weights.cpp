@@ -1,6 +1,6 @@
 // Accumulation where micro-batches hold different numbers of items (tokens that
 // are not masked, say): given the number, backward() computes the gradient of
-// the mean over all items of the window on all ranks. However many samples are
+// the mean over all items of the window on all ranks. However samples are
 // divided into batches, windows and ranks, the result is the same.
 //
 // usage: item_weights [BATCH_SIZE [GRADIENT_ACCUMULATION_STEPS]]

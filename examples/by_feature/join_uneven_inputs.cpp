@@ -1,5 +1,5 @@
 // The plain loop without filling up the last round: a rank that has run out of
-// batches shadows the others until all have ended.
+// batches shadows the others until all are done.
 #include "task.h"
 
 int main() {

@@ -1,5 +1,5 @@
 // The plain loop with LocalSGD: ranks average their weights every eight steps
-// instead of their gradients at each.
+// instead of their gradients at every step.
 #include <accelerate/local_sgd.h>
 
 #include "task.h"

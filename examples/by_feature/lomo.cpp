@@ -1,5 +1,5 @@
 // The plain loop with AdaLOMO: each parameter is updated during the backward,
-// and its gradient freed at once.
+// and its gradient is freed at once.
 #include <accelerate/optimizers.h>
 
 #include "task.h"

@@ -1,5 +1,5 @@
 // The plain loop with a batch size that fits: the function is called again with
-// half the size as long as memory runs out on any rank.
+// half the size until memory suffices on every rank.
 #include <accelerate/memory.h>
 
 #include "task.h"

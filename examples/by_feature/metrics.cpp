@@ -1,8 +1,8 @@
 // Metrics that gather themselves: each rank gives them its own batches, and
-// compute() says what one process would.
+// compute() returns what one process would.
 #include "task.h"
 
-// The mean squared error and the share of right signs on a single process.
+// The mean squared error and the share of correct signs on a single process.
 std::pair<double, double> by_one_process(Net& net) {
   const torch::NoGradGuard no_grad;
   std::vector<std::int64_t> all(500);

@@ -1,5 +1,5 @@
 // The plain loop in bf16: forward under autocast, weights and loss in fp32.
-// With Precision::fp16 losses are scaled too, and nothing else changes.
+// With Precision::fp16 losses are scaled as well, and nothing else changes.
 #include "task.h"
 
 int main() {

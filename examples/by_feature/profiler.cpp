@@ -1,6 +1,6 @@
-// The plain loop, profiled: three steps of operators into a trace per rank, then
-// where the time of all steps goes. `accelerate-cpp trace merge profiler_traces
-// -o all.json` merges the traces.
+// The plain loop, profiled: the operators of three steps in a trace per rank,
+// then where the time of all steps goes.
+// `accelerate-cpp trace merge profiler_traces -o all.json` merges the traces.
 #include "task.h"
 
 namespace {
@@ -52,7 +52,7 @@ int main() {
     }
   }
 
-  // Without operators, a profile may run all the time.
+  // Without recording operators, a profile can run all the time.
   auto times = accelerator.profile(
       {.activities = std::vector<accelerate::ProfilerActivity>{}});
   train(accelerator, times, model, optimizer, loader, 19);

@@ -8,7 +8,7 @@ int main() {
   accelerate::Accelerator accelerator;
   Net net;
   torch::optim::Adam adam(net->parameters(), 2e-2);
-  // 20 epochs of 25 batches, which the ranks share.
+  // 20 epochs of 25 batches, divided among the ranks.
   const int num_ranks = accelerator.num_processes();
   const std::int64_t steps = 20 * ((25 + num_ranks - 1) / num_ranks);
   accelerate::optim::LambdaLR cosine(

@@ -1,5 +1,5 @@
-// The plain loop with each rank keeping its shard of the parameters, of their
-// gradients and of Adam's state.
+// The plain loop where each rank keeps only its shard of the parameters, of
+// their gradients and of Adam's state.
 #include "task.h"
 
 int main() {

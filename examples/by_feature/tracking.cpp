@@ -1,8 +1,8 @@
 // The plain loop, logged: to the run's journal, to TensorBoard and to a tracker
-// of the program's own. Started again, it resumes from the newest checkpoint and
-// goes on in the same journal, in which each step is once. An argument is the
-// epoch in which it stops after five batches, as if it were interrupted: they
-// are logged and in no checkpoint.
+// defined by the program. When started again, it resumes from the newest
+// checkpoint and continues the same journal, which has each step once. An
+// argument is the epoch in which it stops after five batches, as if
+// interrupted: they are logged but not in any checkpoint.
 //
 //   accelerate-cpp watch tracking_run/fit
 //   accelerate-cpp replay tracking_run/fit --to mlflow
@@ -13,7 +13,7 @@
 
 namespace {
 
-/// Writes the losses, a line each.
+/// Writes the losses, one per line.
 class LossLines final : public accelerate::GeneralTracker {
  public:
   explicit LossLines(std::string path) : path_(std::move(path)) {}
@@ -33,7 +33,7 @@ class LossLines final : public accelerate::GeneralTracker {
   std::ofstream file_;
 };
 
-/// Two gray images: the function, and what the net makes of it.
+/// Two gray images: the function, and the net's approximation.
 torch::Tensor picture(const accelerate::Model<NetImpl>& model) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor line = torch::linspace(-2, 2, 32);
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
       adam,
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
-  // Before anything is logged, since the checkpoint knows the run.
+  // Before anything is logged, since the checkpoint names the run.
   if (const auto newest = accelerator.latest_checkpoint())
     accelerator.load_state(*newest);
   accelerator.init_trackers("by_feature", {{"lr", 2e-2}, {"batch_size", 20}});

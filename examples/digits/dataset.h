@@ -16,5 +16,5 @@ struct DigitsSplit {
 };
 
 /// Reads the compressed CSV file; every fifth digit is for testing. Throws
-/// std::runtime_error naming the file and the line that is malformed.
+/// std::runtime_error naming the file and the malformed line.
 DigitsSplit read_digits(const std::string& path);

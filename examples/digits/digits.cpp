@@ -7,8 +7,8 @@
 //   2 processes, 21000 samples/s, results in digits_run (accelerate-cpp watch
 //   digits_run/digits-20260131-170500-3f0c), accuracy=0.9889 digest=3f0c...
 //
-// The same seed on the same number of processes gives the same digest. While it
-// trains, and afterwards, `accelerate-cpp watch digits_run` shows how it goes.
+// The same seed on the same number of processes gives the same digest. During
+// and after training, `accelerate-cpp watch digits_run` shows its curves.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -93,7 +93,7 @@ double accuracy_of(
   return static_cast<double>(num_right) / static_cast<double>(num_seen);
 }
 
-/// How far the training is, saved in checkpoints.
+/// The progress of the training, saved in checkpoints.
 struct Position {
   std::int64_t batches = 0;
   std::int64_t steps = 0;
@@ -160,7 +160,7 @@ void train(const Flags& flags) {
   accelerator.register_for_checkpointing(position);
   // A resumed pass is shorter.
   const std::int64_t batches_of_pass = loader.size();
-  // Before anything is logged, so that a resumed run goes on in its journal.
+  // Before anything is logged, so that a resumed run continues its journal.
   resume(accelerator, flags.resume);
   accelerator.init_trackers(
       "digits",
@@ -170,7 +170,7 @@ void train(const Flags& flags) {
        {"learning_rate", flags.learning_rate},
        {"precision", flags.precision}});
 
-  // Ranks of a launcher write to pipes, where a bar is a line now and then.
+  // A launcher's ranks write to pipes, where a bar is just an occasional line.
   auto bar = accelerator.progress(
       std::int64_t{flags.epochs} * batches_of_pass,
       {.description = "digits",

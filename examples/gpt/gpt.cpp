@@ -1,31 +1,32 @@
-// Trains a small GPT on the bytes of text files: by default on the sources and
+// Trains a small GPT on the bytes of text files, by default the sources and
 // documents of this repository.
 //
 //   accelerate-cpp launch --num_processes 2 build/bin/gpt --text novel.txt
 //
 // With several processes the model is fully sharded over them. --replicate,
-// --shard, --context and --tensor divide the processes otherwise, and multiply
-// to their number:
+// --shard, --context and --tensor divide the processes differently; their
+// product is the number of processes:
 //
 //   accelerate-cpp launch --num_processes 4 build/bin/gpt --tensor 2 --context 2
 //
-// With --experts the layers of each block become a mixture of that many experts,
-// which --expert divides among processes that read different data:
+// With --experts each block's MLP becomes a mixture of that many experts, which
+// --expert divides among processes that read different data:
 //
 //   accelerate-cpp launch --num_processes 4 build/bin/gpt --experts 8 --expert 4
 //
-// --pipeline gives each process some of the blocks, which micro-batches pass one
-// after the other:
+// --pipeline gives each process some of the blocks, through which micro-batches
+// pass one after the other:
 //
 //   accelerate-cpp launch --num_processes 4 build/bin/gpt --pipeline 2 --tensor 2
 //
-// --precision fp8 computes the blocks' linear layers in float8, by the recipe
+// --precision fp8 computes the blocks' linear layers in float8, with the recipe
 // that --fp8_recipe names:
 //
 //   build/bin/gpt --precision fp8 --fp8_recipe delayed
 //
 // Losses are the same on any number of processes, however they are divided, and
-// a run can resume from a checkpoint of another number: --resume latest.
+// a run can resume from a checkpoint of another number of processes: --resume
+// latest.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -69,8 +70,8 @@ struct Flags {
   std::string project_dir = "gpt_run";
   std::int64_t checkpoint_every = 0;
   std::string resume;
-  // Degrees; those that are not given are the launcher's, else 1, and shards
-  // take the processes that are left.
+  // Degrees; those not given are the launcher's or else 1, and shards take the
+  // remaining processes.
   std::optional<int> replicate, shard, expert, context, tensor, pipeline;
   std::string schedule = "1F1B";
   std::optional<int> micro_batches;
@@ -107,7 +108,7 @@ struct Progress {
   }
 };
 
-/// "delayed", "mxfp8", "msamp", or a name of torchao's.
+/// "delayed", "mxfp8", "msamp", or one of torchao's names.
 accelerate::FP8Recipe fp8_recipe_of(const std::string& name) {
   using accelerate::TERecipeKwargs;
   if (name == "delayed")
@@ -141,7 +142,7 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   sharding.transformer_cls_names_to_wrap = {"Block"};
   // Each block's activations are recomputed in backward.
   sharding.activation_checkpointing = flags.checkpointing;
-  // MS-AMP's recipe trains replicas.
+  // MS-AMP's recipe supports only replicas.
   if (flags.fp8_recipe != "msamp") options.parallel.fully_sharded = sharding;
   options.parallel.replicate = flags.replicate;
   options.parallel.shard = flags.shard;
@@ -284,7 +285,7 @@ void train(const Flags& flags) {
     for (auto& [tokens, targets] : loader) {
       const Tensor places = torch::arange(
           flags.model.block_size, tokens.options().dtype(torch::kLong));
-      // Until the end of this step they hold this rank's positions.
+      // Until the end of this step the tensors hold this rank's positions.
       std::optional<accelerate::ContextParallelScope> sequence;
       if (mesh.degree(accelerate::Axis::context) > 1) {
         sequence.emplace(accelerator.maybe_context_parallel(

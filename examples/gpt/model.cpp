@@ -39,7 +39,7 @@ BlockImpl::BlockImpl(const GptOptions& options)
 }
 
 at::Tensor BlockImpl::forward(const at::Tensor& x_BTW) {
-  // A rank that shares the layer has some of the heads.
+  // With tensor parallelism, a rank has only some of the heads.
   const std::int64_t head_size = x_BTW.size(2) / num_heads;
   const auto heads = [&](const at::Tensor& part) {
     return part.unflatten(-1, {-1, head_size}).transpose(1, 2);

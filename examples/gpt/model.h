@@ -18,7 +18,7 @@ struct GptOptions {
   std::int64_t num_layers = 4;
   std::int64_t num_heads = 4;
   std::int64_t width = 64;
-  /// Experts in place of each block's linear layers; each token uses two. 0:
+  /// Number of experts that replace each block's MLP; each token uses two. 0:
   /// none.
   std::int64_t num_experts = 0;
 };
@@ -44,16 +44,16 @@ struct GptImpl : torch::nn::Module {
   explicit GptImpl(const GptOptions& options);
   /// Logits of the next token at each position: [batch, time, kTokens].
   /// `places_T` are the positions of the tokens in their sequences: a rank may
-  /// have some of a sequence only.
+  /// have only part of a sequence.
   at::Tensor forward(const at::Tensor& tokens_BT, const at::Tensor& places_T);
-  /// The same for whole sequences.
+  /// The same for complete sequences.
   at::Tensor forward(const at::Tensor& tokens_BT);
 
-  /// What the stages of a pipeline are made of; the first takes both arguments
-  /// of forward, places for each sequence.
+  /// The layers of a pipeline's stages; the first takes both arguments of
+  /// forward, with places for each sequence.
   [[nodiscard]] accelerate::PipelineLayers layers() const;
 
-  /// How ranks share each layer. Logits stay split.
+  /// How ranks split each layer. Logits stay split.
   static accelerate::ParallelizePlan parallelize_plan(
       const GptOptions& options);
 
