@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// Returns `value`. Throws ConfigError if it is NaN or smaller than `least`:
+/// Returns `value`. Throws ConfigError if it is NaN or less than `least`:
 /// "[train] local_sgd_steps is 0; it is at least 1".
 template <class Number>
 Number require_at_least(

@@ -14,21 +14,21 @@ namespace accelerate::detail {
 
 class IoRing;
 
-/// Reads ranges of files past the page cache: a cold file then arrives at the
-/// speed of the disk, without a copy through pages that nobody reads again.
-/// Several pieces are in flight: through io_uring where the kernel allows it;
-/// otherwise each piece is waited for, so use several threads with one reader
-/// each. Memory in use: kMostPieces pieces. For one thread.
+/// Reads ranges of files past the page cache: a cold file then arrives at disk
+/// speed, without a copy through pages that are never read again. Keeps up to
+/// kMostPieces pieces in flight, which bounds its memory, through io_uring
+/// where the kernel allows it. Without io_uring each piece blocks, so use
+/// several threads with one reader each. Not thread-safe.
 class DirectReader {
  public:
   static constexpr std::size_t kPieceBytes = 1U << 20U;
   static constexpr std::size_t kMostPieces = 8;
-  /// Direct reads begin and end at multiples of this.
+  /// Direct reads begin and end at multiples of this many bytes.
   static constexpr std::size_t kAlignment = 4096;
   /// The result of a read beyond the end of the file.
   static constexpr int kEndOfFile = -1;
 
-  /// A file open for reading, twice.
+  /// A file opened for reading twice.
   struct File {
     int direct = -1;  // with O_DIRECT
     int plain = -1;   // for reads that `direct` refuses
@@ -36,19 +36,19 @@ class DirectReader {
     std::size_t memory_alignment = kAlignment;
   };
 
-  /// Where the bytes [offset, offset + size) of the file may be put at once;
-  /// null for memory of the reader.
+  /// Returns where the bytes [offset, offset + size) of the file may be read to
+  /// directly, or null to use the reader's own memory.
   using Place =
       std::function<std::byte*(std::uint64_t offset, std::size_t size)>;
-  /// Takes the next bytes of the range, which are at `offset` of the file.
+  /// Receives the next bytes of the range, which begin at `offset` in the file.
   using Take =
       std::function<void(std::uint64_t offset, std::span<const std::byte>)>;
   /// A call like ::pread.
   using Read = ssize_t (*)(int file, void* out, std::size_t size, off_t offset);
 
   explicit DirectReader(bool may_use_io_uring = true);
-  /// Reads by `call` instead of the system's calls, so that tests can make any
-  /// of them fail.
+  /// Reads with `call` instead of system calls, so that tests can make any read
+  /// fail.
   explicit DirectReader(Read call);
   DirectReader(const DirectReader&) = delete;
   DirectReader& operator=(const DirectReader&) = delete;
@@ -56,8 +56,8 @@ class DirectReader {
 
   /// Reads the bytes [begin, end) and gives them to `take` in order, in pieces.
   /// Aligned pieces go where `place` says; `place` may be null. Returns 0, the
-  /// error number of a failure, or kEndOfFile. Nothing is in flight any more
-  /// when it returns or throws what `take` throws.
+  /// error number of a failure, or kEndOfFile. Nothing is left in flight when
+  /// it returns, or when it throws what `take` threw.
   int read(
       const File& file,
       std::uint64_t begin,
@@ -95,8 +95,8 @@ int read_all(
     std::span<std::byte> out,
     DirectReader::Read call = ::pread);
 
-/// The multiple of which addresses of direct reads must be; kAlignment where
-/// the kernel does not say.
+/// The alignment that direct reads need of their addresses; kAlignment where
+/// the kernel does not report it.
 std::size_t direct_memory_alignment(int file);
 
 }  // namespace accelerate::detail

@@ -17,13 +17,13 @@ using Bytes = std::span<const std::byte>;
 /// Writes files past the page cache: a checkpoint is not read soon, so it
 /// should not evict other pages or wait for the kernel's write-back. Writes
 /// full blocks from its own aligned memory, with a bounded number in flight:
-/// through io_uring where the kernel allows it, so that a caller continues at
-/// once; otherwise each call waits for its own write. Safe for several threads.
+/// through io_uring where the kernel allows it, so that callers continue at
+/// once; otherwise each call waits for its own write. Thread-safe.
 class DirectWriter {
  public:
   static constexpr std::size_t kBlockBytes = 8U << 20U;
   static constexpr std::size_t kMostBlocks = 4;
-  /// Offsets and sizes must be multiples of this.
+  /// Offsets and sizes must be multiples of this many bytes.
   static constexpr std::size_t kAlignment = 4096;
 
   /// A file and its writes in flight. It must live until wait() has returned.
@@ -41,9 +41,9 @@ class DirectWriter {
   ~DirectWriter();
 
   /// Writes the first `num_bytes` of the pieces, one after another, at
-  /// `offset`; both numbers are multiples of kAlignment. The pieces may change
-  /// once it returns. Returns the error number of a failure known by then, or
-  /// 0.
+  /// `offset`; both numbers are multiples of kAlignment. The pieces may be
+  /// changed once it returns. Returns 0, or the error number of a failure known
+  /// so far.
   int write(
       File& file,
       std::uint64_t offset,

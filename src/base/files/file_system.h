@@ -35,7 +35,7 @@ class OutputFile {
 
 /// Interface to the disk operations of a save, so that tests can record them
 /// and make any of them fail. Functions throw Error naming the path and the
-/// system's reason. Safe for several threads.
+/// system's reason. Thread-safe.
 class FileSystem {
  public:
   FileSystem() = default;
@@ -52,13 +52,13 @@ class FileSystem {
   virtual void rename(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
-  /// Gives `from` a name that nothing has yet. Returns false, having done
-  /// nothing, if something has it.
+  /// Renames `from` to a name that is not in use. Returns false, having done
+  /// nothing, if `to` exists.
   virtual bool rename_to_unused(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
   /// Exchanges two names in one step. Returns false, having done nothing, where
-  /// the file system cannot.
+  /// the file system does not support it.
   virtual bool exchange(
       const std::filesystem::path& one,
       const std::filesystem::path& other) = 0;
@@ -66,7 +66,7 @@ class FileSystem {
   virtual void link(
       const std::filesystem::path& from,
       const std::filesystem::path& to) = 0;
-  /// Makes a file durable that OutputFile did not write.
+  /// Makes durable a file that OutputFile did not write.
   virtual void sync_file(const std::filesystem::path& path) = 0;
   virtual void remove_file(const std::filesystem::path& path) = 0;
   /// Removes an empty directory.
@@ -78,8 +78,9 @@ class FileSystem {
 /// The operating system's file system.
 std::shared_ptr<FileSystem> make_file_system();
 
-/// A lock on a directory, held until this object or the process ends. Other
-/// processes, and other objects of this one, cannot take it meanwhile.
+/// A lock on a directory, held until this object is destroyed or the process
+/// ends. Other processes, and other objects in this one, cannot take it
+/// meanwhile.
 class DirectoryLock {
  public:
   /// Does not hold the lock if it is already taken.

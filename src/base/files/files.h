@@ -14,11 +14,10 @@ std::string read_file(const std::filesystem::path& path);
 
 /// Puts `contents` at `path` so that a crash at any moment leaves either the
 /// old file or the new one, complete: written beside it, synced, renamed, and
-/// the directory synced. Creates missing directories. A file that is replaced
-/// passes on its mode, and its owner where the system allows it; a symbolic
-/// link stays one, and what it leads to is replaced. Throws Error, also for
-/// anything but a file at `path`, which is then unchanged; nothing is left
-/// beside it.
+/// the directory synced. Creates missing directories. The new file keeps the
+/// mode of the old one, and its owner where the system allows it; if `path` is
+/// a symbolic link, its target is replaced. Throws Error, also if `path` is not
+/// a file, and then changes nothing and leaves nothing beside it.
 void replace_file(const std::filesystem::path& path, std::string_view contents);
 
 /// An unused name beside `path`, for the file that will replace it.

@@ -8,17 +8,17 @@
 
 namespace accelerate::detail {
 
-/// Reads and writes that the kernel does meanwhile (io_uring). One thread may
-/// submit while another waits; no two threads may do the same at once.
+/// Asynchronous reads and writes through io_uring. One thread may submit while
+/// another waits, but no two threads may do the same at once.
 class IoRing {
  public:
   /// Null where the kernel or the build has no io_uring.
   static std::unique_ptr<IoRing> make(unsigned num_requests);
   ~IoRing();
 
-  /// Begins to read or write at `offset` of `file`, into or from memory that
-  /// stays until wait() returns `request`. False: it was not begun, and no
-  /// later request will be.
+  /// Starts a read or write at `offset` of `file`. The memory must stay valid
+  /// until wait() returns `request`. Returns false if the request was not
+  /// started; no later request will be either.
   bool read(
       int file,
       std::span<std::byte> memory,
@@ -30,8 +30,8 @@ class IoRing {
       std::uint64_t offset,
       void* request);
 
-  /// Waits until a request has ended: which one, and the number of its bytes or
-  /// a negative errno. One must be in flight.
+  /// Waits until a request has ended. Returns it, and the number of bytes moved
+  /// or a negative errno. At least one request must be in flight.
   std::pair<void*, int> wait();
 
  private:

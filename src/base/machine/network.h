@@ -20,7 +20,7 @@ class Addresses {
 
   /// The head of a linked list; null if there are no addresses.
   [[nodiscard]] const addrinfo* first() const { return list_.get(); }
-  /// The reason why there are no addresses; nothing if there are some.
+  /// Why there are no addresses; empty if there are some.
   [[nodiscard]] const std::string& problem() const { return problem_; }
 
  private:
@@ -28,7 +28,7 @@ class Addresses {
   std::string problem_;
 };
 
-/// "10.0.0.1"; an IPv4 address embedded in an IPv6 one is shown as IPv4.
+/// "10.0.0.1"; an IPv4 address embedded in an IPv6 one is written as IPv4.
 std::string numeric_address(const sockaddr* address, socklen_t length);
 /// The address of this end of a connection.
 std::string own_address(int socket);
@@ -37,8 +37,8 @@ std::string peer_address(int socket);
 /// The port of a bound socket.
 int own_port(int socket);
 
-/// Sends all bytes, in as many pieces as the system takes. Returns false, with
-/// the reason in errno, if the connection is gone or its timeout is over.
+/// Sends all bytes, in as many calls as it takes. Returns false, with the
+/// reason in errno, if the connection is gone or has timed out.
 bool send_all(int socket, const void* bytes, std::size_t size);
 bool receive_all(int socket, void* bytes, std::size_t size);
 

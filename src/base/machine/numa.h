@@ -6,14 +6,14 @@
 
 namespace accelerate::detail {
 
-/// The processors next to a GPU, from the kernel's directory of PCI devices:
-/// see set_numa_affinity(). Empty if there is no GPU of this number.
+/// The processors near a GPU, from the kernel's directory of PCI devices; see
+/// set_numa_affinity(). Empty if there is no GPU with this number.
 std::vector<int> processors_of_gpu(
     const std::filesystem::path& pci_devices,
     int number);
 
 /// The numbers in a list as the kernel writes it: "0-3,8" is 0, 1, 2, 3, 8.
-/// Empty for another text.
+/// Empty for any other text.
 std::vector<int> parse_processor_list(std::string_view text);
 
 }  // namespace accelerate::detail

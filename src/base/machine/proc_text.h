@@ -6,11 +6,11 @@
 
 namespace accelerate::detail {
 
-// What the files of Linux's /proc and of control groups say (proc(5), and the
-// kernel's Documentation/admin-guide/iostats.rst and cgroup-v2.rst). Nothing for
-// a text that says something else; no text makes them fail.
+// Parsers for files of Linux's /proc and of control groups (proc(5), and the
+// kernel's Documentation/admin-guide/iostats.rst and cgroup-v2.rst). They
+// return nothing for text in another format, and never throw.
 
-/// Ticks since the machine was started, of all processors together.
+/// Ticks since the machine was started, summed over all processors.
 struct CpuTicks {
   std::uint64_t busy = 0;
   std::uint64_t all = 0;
@@ -34,20 +34,20 @@ std::optional<std::uint64_t> resident_pages(std::string_view text);
 std::optional<std::uint64_t> meminfo_bytes(
     std::string_view text,
     std::string_view key);
-/// /proc/diskstats: what was read (in) and written (out), of disks, without
-/// their partitions and without devices on top of other ones.
+/// /proc/diskstats: bytes read (in) and written (out) by disks, without their
+/// partitions and without devices stacked on others.
 ByteCounts disk_bytes(std::string_view text);
 /// /proc/net/dev, without the loopback device.
 ByteCounts network_bytes(std::string_view text);
 /// The process's path in the unified hierarchy, from /proc/self/cgroup.
 std::optional<std::string_view> cgroup_path(std::string_view text);
-/// The same of a controller of version 1 ("memory"), which has groups of its own.
+/// The same for a version 1 controller ("memory"), which has its own groups.
 std::optional<std::string_view> cgroup_path(
     std::string_view text,
     std::string_view controller);
-/// A file with one number; nothing for "max".
+/// A file that holds a single number; nothing for "max".
 std::optional<std::uint64_t> lone_number(std::string_view text);
-/// The number behind a key, as in memory.stat.
+/// The number after a key, as in memory.stat.
 std::optional<std::uint64_t> keyed_number(
     std::string_view text,
     std::string_view key);

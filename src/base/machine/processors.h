@@ -4,9 +4,9 @@
 
 namespace accelerate::detail {
 
-/// How many processors this process may keep busy: those it may run on (its
-/// affinity), or fewer where its control group, or one around it, has a smaller
-/// share of processor time; at least 1. `root`: below which /proc and /sys are.
+/// Number of processors that this process may keep busy: those in its affinity
+/// mask, or fewer if its control group, or an ancestor, has a smaller share of
+/// processor time; at least 1. `root` is where /proc and /sys are.
 int usable_processors(const std::filesystem::path& root = "/");
 
 }  // namespace accelerate::detail

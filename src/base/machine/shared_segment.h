@@ -8,47 +8,48 @@
 
 namespace accelerate::detail {
 
-/// Says why memory cannot be shared.
+/// Thrown when memory cannot be shared; says why.
 class SegmentError : public DistributedError {
  public:
   using DistributedError::DistributedError;
 };
 
-/// Memory that processes of one machine map together. It has no name in a file
-/// system: it is gone when the last process that maps it is, however that one
-/// ends.
+/// Memory that processes on one machine map together. It has no name in the
+/// file system, and is freed when the last process that maps it ends, however
+/// that happens.
 class SharedSegment {
  public:
-  /// The first bytes identify the segment; what is shared lies behind them.
+  /// The first bytes identify the segment; the shared bytes follow them.
   static constexpr std::size_t kReservedBytes = 16;
 
-  /// Zeroed memory, of which pages are taken from the system when they are first
-  /// touched. `name` shows among the process's open files and need not be
-  /// unique. Throws SegmentError if the system gives no memory.
+  /// Creates zeroed memory, whose pages are allocated on first touch. `name`
+  /// shows among the process's open files and need not be unique. Throws
+  /// SegmentError if the system has no memory for it.
   static SharedSegment create(
       std::size_t bytes,
       const char* name = "accelerate");
-  /// Maps the segment that ticket() described. Throws SegmentError, saying
-  /// why, if it is another machine's, or if this process may not map it (another
-  /// user's, or another container's).
+  /// Maps the segment that ticket() described. Throws SegmentError, saying why,
+  /// if the segment is on another machine, or this process may not map it
+  /// (another user's, or another container's).
   static SharedSegment open(const std::string& ticket);
-  /// Maps the segment that the open file `path` is, below another process's
+  /// Maps the segment behind `path`, an open file under another process's
   /// /proc/PID/fd. Throws SegmentError as open() does.
   static SharedSegment open_file(const std::string& path);
 
-  /// Memory that the caller owns and shares with threads of this process only.
+  /// Wraps memory that the caller owns and shares only with threads of this
+  /// process.
   static SharedSegment borrow(std::byte* memory, std::size_t bytes);
-  /// Names this machine: differs between machines, and between starts of one.
+  /// Identifies this machine: differs between machines and between boots.
   static std::string machine();
 
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;
   ~SharedSegment();
 
-  /// Names the segment to other processes, until close_ticket() or the end of
-  /// this process. For a segment that this process created.
+  /// Identifies the segment to other processes, until close_ticket() or the end
+  /// of this process. Only for a segment that this process created.
   [[nodiscard]] std::string ticket() const;
-  /// Call when all have mapped it.
+  /// Call once every process has mapped the segment.
   void close_ticket();
 
   [[nodiscard]] std::byte* data() const { return data_; }

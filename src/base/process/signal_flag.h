@@ -5,10 +5,10 @@
 
 namespace accelerate::detail {
 
-/// Notes that one of some signals has come, instead of what it would have done.
-/// A handler that the program installed before is called as well. The handlers
-/// are those of the process: several objects share them, and each sees every
-/// signal that comes while it lives.
+/// Records that one of some signals has arrived, in place of the signal's usual
+/// effect. Also calls the handler that the program had installed before.
+/// Handlers are per process: several objects share them, and each sees every
+/// signal that arrives while it lives.
 class SignalFlag {
  public:
   /// Throws ConfigError for a signal that cannot be handled (SIGKILL, SIGSTOP).
@@ -17,15 +17,16 @@ class SignalFlag {
   explicit SignalFlag(std::span<const int> signals);
   SignalFlag(const SignalFlag&) = delete;
   SignalFlag& operator=(const SignalFlag&) = delete;
-  /// The last object with a signal restores what was there before.
+  /// The last object for a signal restores the handler that was there before.
   ~SignalFlag();
 
-  /// One of the signals that have come, the last in the list; 0 if none has.
+  /// The signal that has arrived, the last in the list if there are several; 0
+  /// if none has.
   [[nodiscard]] int received() const;
 
  private:
   std::vector<int> signals_;
-  std::vector<int> counts_;  ///< how often each had come before
+  std::vector<int> counts_;  ///< how often each had arrived before
 };
 
 }  // namespace accelerate::detail

@@ -12,13 +12,13 @@
 
 namespace accelerate::detail {
 
-/// A progress bar of bytes that several threads read or write. It goes when
-/// this does.
+/// A progress bar for bytes that several threads read or write. The destructor
+/// removes it.
 class ByteProgress {
  public:
-  /// `num_expected`: unset if it is not known. What comes beyond it, such as
-  /// headers of files, is not shown. Of `options`, those that say what
-  /// is counted are replaced.
+  /// `num_expected`: unset if it is not known. Bytes beyond it, such as file
+  /// headers, are not shown. The fields of `options` that say what is counted
+  /// are overridden.
   ByteProgress(
       std::optional<std::uint64_t> num_expected,
       ProgressOptions options);
@@ -31,14 +31,14 @@ class ByteProgress {
   std::uint64_t num_left_;
 };
 
-/// `disk`, whose files tell `progress` what they get. Without `progress`, `disk`
-/// itself.
+/// Wraps `disk` so that its files report the bytes they are given to
+/// `progress`. Returns `disk` itself if `progress` is null.
 std::shared_ptr<FileSystem> count_writes(
     std::shared_ptr<FileSystem> disk,
     std::shared_ptr<ByteProgress> progress);
 
-/// The operating system's file system with a bar of the bytes that its files
-/// get.
+/// The operating system's file system, with a bar for the bytes written to its
+/// files.
 std::shared_ptr<FileSystem> make_file_system_with_progress(
     const std::string& description,
     std::uint64_t num_expected);

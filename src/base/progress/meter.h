@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// What a progress bar says at one moment.
+/// What a progress bar shows at one moment.
 struct Meter {
   std::string description = {};
   std::int64_t count = 0;
@@ -22,22 +22,22 @@ struct Meter {
 };
 
 struct MeterStyle {
-  /// With a bar between the percentage and the counts.
+  /// Whether there is a bar between the percentage and the counts.
   bool has_bar = true;
   bool ascii = false;
   /// 0: no limit.
   int columns = 0;
 };
 
-/// The line, as tqdm's users know it: " 42%|####      | 42/100 [00:03<00:04,
-/// 12.30it/s, loss=0.5]". Control characters of texts become escapes.
+/// The line as tqdm's users know it: " 42%|####      | 42/100 [00:03<00:04,
+/// 12.30it/s, loss=0.5]". Control characters in texts are escaped.
 std::string meter_line(const Meter& meter, const MeterStyle& style);
 
 /// "03:07", "1:02:03".
 std::string clock_text(double seconds);
 /// 1.23k: three digits and a prefix.
 std::string scaled_text(double number, double divisor);
-/// Number of columns that UTF-8 text takes, wide characters aside.
+/// Number of columns that UTF-8 text takes, as if no character were wide.
 std::size_t num_columns_of(std::string_view text);
 
 }  // namespace accelerate::detail

@@ -13,7 +13,7 @@
 
 namespace accelerate::detail {
 
-/// When a bar is drawn, and with which rate.
+/// Decides when a bar is drawn, and measures its rate.
 class ProgressBar {
  public:
   /// Seconds since some moment.
@@ -27,9 +27,9 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();
 
-  /// Draws if it is time to. Returns after how many more items to ask again, by
-  /// the present rate: a fraction of the interval, so that a loop that becomes
-  /// slower is noticed.
+  /// Draws if it is time to. Returns the number of items after which to call
+  /// again, from the present rate: a fraction of the interval, so that a loop
+  /// that slows down is noticed.
   std::int64_t look(std::int64_t count);
   void draw(std::int64_t count);
   void close(std::int64_t count);
@@ -59,10 +59,10 @@ class ProgressBar {
   std::uint64_t number_;
   bool is_closed_ = false;
   double begin_ = 0;
-  /// When the bar was drawn last, or began, and the count of then.
+  /// When the bar was last drawn, or began, and the count at that time.
   double drawn_at_ = 0;
   std::int64_t drawn_count_ = 0;
-  /// When look() was called last.
+  /// When look() was last called.
   double looked_at_ = 0;
   std::int64_t looked_count_ = 0;
 };

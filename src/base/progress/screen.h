@@ -10,16 +10,16 @@
 
 namespace accelerate::detail {
 
-/// The lines of progress bars at the bottom of a terminal, and what is printed
-/// above them. After each change the cursor is at the end of the last bar. Safe
-/// for several threads.
+/// The progress bars at the bottom of a terminal, and the lines printed above
+/// them. After each change the cursor is at the end of the last bar.
+/// Thread-safe.
 class ProgressScreen {
  public:
   using Write = std::function<void(std::string_view)>;
 
   ProgressScreen(Write write, bool is_terminal);
 
-  /// That of this process's standard error.
+  /// The screen on this process's standard error.
   static ProgressScreen& of_standard_error();
 
   [[nodiscard]] bool is_terminal() const { return is_terminal_; }
@@ -27,11 +27,12 @@ class ProgressScreen {
   /// Adds a bar below the others; returns its number.
   std::uint64_t add();
   void draw(std::uint64_t bar, std::string line);
-  /// Removes the bar; what it leaves, if anything, stays above the others.
+  /// Removes the bar; `left_line`, if not empty, stays above the others.
   void remove(std::uint64_t bar, std::string_view left_line);
   /// Prints lines above the bars. The text needs no newline at its end.
   void write_line(std::string_view text);
-  /// Hides the bars while `print` writes lines to the same terminal otherwise.
+  /// Hides the bars while `print` writes lines to the same terminal by other
+  /// means.
   void print_above(const std::function<void()>& print);
 
  private:
@@ -40,7 +41,7 @@ class ProgressScreen {
     std::string line = {};
   };
 
-  /// What takes the bars off the screen, and puts them on it.
+  /// The codes that take the bars off the screen, and put them back.
   [[nodiscard]] std::string hide();
   [[nodiscard]] std::string show();
 
@@ -49,7 +50,7 @@ class ProgressScreen {
   std::mutex mutex_;
   std::vector<Bar> bars_;
   std::uint64_t next_number_ = 0;
-  /// Lines of bars that are on the screen.
+  /// Number of lines of bars on the screen.
   std::size_t num_shown_ = 0;
 };
 

@@ -20,7 +20,7 @@ std::string_view trim(std::string_view text);
 std::string to_lower(std::string_view text);
 std::string to_upper(std::string_view text);
 
-/// Whether `text` is UTF-8 from its beginning to its end.
+/// Whether all of `text` is valid UTF-8.
 bool is_utf8(std::string_view text);
 
 /// Longer names are shortened in messages.
@@ -37,7 +37,7 @@ std::string printable(
 /// The same for a message of several lines: keeps tabs, line breaks and length.
 std::string printable_lines(std::string_view text);
 
-/// Parses all of `text` as a number; nothing if a character is left over or the
+/// Parses all of `text` as a number; nothing if characters are left over or the
 /// value does not fit.
 std::optional<long long> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
