@@ -10,16 +10,16 @@
 namespace accelerate::detail {
 
 struct AccelerateLayoutOptions {
-  /// False: models as pytorch_model.bin.
+  /// False saves models as pytorch_model.bin.
   bool safe_serialization = true;
 };
 
 /// Writes the files that Python's Accelerate.load_state() reads to `output`, an
-/// existing directory, from the checkpoint of this library in `source`, whose
-/// manifest need not be on the disk yet. Sharded tensors are written in full,
-/// in bounded memory. If both directories are the same, files that both layouts
-/// have are left as they are. All files are durable; the directory is not
-/// synced. Returns what is left out, by name.
+/// existing directory, from this library's checkpoint in `source`, whose
+/// manifest need not be on disk yet. Sharded tensors are written in full, in
+/// bounded memory. If the directories are the same, files common to both
+/// layouts are left as they are. All files are durable; the directory is not
+/// synced. Returns the names of what is left out.
 ///
 /// Throws ConfigError for what the layout cannot hold, naming it; Error if a
 /// file cannot be read or written.
@@ -30,7 +30,7 @@ std::vector<std::string> write_accelerate_layout(
     const std::filesystem::path& output,
     const AccelerateLayoutOptions& options = {});
 
-/// Removes the files of this library's layout that Accelerate's does not have.
+/// Removes this library's files that Accelerate's layout does not have.
 void remove_native_files(
     FileSystem& disk,
     const std::filesystem::path& directory,

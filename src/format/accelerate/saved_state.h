@@ -27,13 +27,14 @@ class SavedState {
   /// An entry; null if it is missing.
   [[nodiscard]] const Json* find(std::string_view key) const;
 
-  /// The entries of a nested state. Throws CheckpointError if `value` is none.
+  /// The entries of a nested state. Throws CheckpointError if `value` is not
+  /// one.
   [[nodiscard]] const Json& state_in(const Json& value) const;
   /// The list of states in `value`.
   [[nodiscard]] const Json& states_in(const Json& value) const;
 
   /// Converts a value for torch.save. `what` names it in messages. Throws
-  /// ConfigError for a string that Python cannot have.
+  /// ConfigError for a string that Python cannot represent.
   [[nodiscard]] TorchValue value(const Json& value, const std::string& what)
       const;
   /// Converts the entries of a state to a dictionary.

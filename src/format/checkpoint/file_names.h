@@ -12,7 +12,7 @@ inline constexpr const char* kStateKey = "state";
 /// name in the section. Part of the file format.
 inline constexpr const char* kTensorKey = "tensor of the part";
 
-/// "model", "model_1", and so on: the name of number `i` of a kind.
+/// "model", "model_1", and so on: the name of the `i`-th of a kind.
 std::string numbered(const std::string& kind, std::size_t i);
 /// The file of a section: "model.safetensors", or, if the section is sharded,
 /// "model-00002-of-00004.safetensors" for rank 1 of 4.

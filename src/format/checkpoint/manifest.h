@@ -14,8 +14,8 @@
 
 namespace accelerate::detail {
 
-/// Size of the chunks in which a checkpoint's files are hashed, the last one
-/// shorter, so that threads can share a file and a chunk can be checked alone.
+/// Size of the chunks in which a checkpoint's files are hashed (the last may be
+/// shorter), so that threads can share a file and a chunk can be checked alone.
 inline constexpr std::uint64_t kChunkBytes = 16U << 20U;
 
 /// Size and checksums of a file as it was written.
@@ -31,8 +31,8 @@ struct FileRecord {
 struct SavedBox {
   std::string file;
   safetensors::Box box;
-  /// The first row, along dimension 0, of what the file holds under that name,
-  /// if that is several slices; unset: the slice is all of it.
+  /// The first row, along dimension 0, of this slice in what the file holds
+  /// under that name, if that is several slices; unset if it is only this one.
   std::optional<std::uint64_t> row = std::nullopt;
 };
 
@@ -47,7 +47,7 @@ struct SavedTensor {
 using SavedTensors = std::map<std::string, SavedTensor>;
 
 /// The contents of a checkpoint, which is complete if its manifest is present
-/// and correct, and every file has its size.
+/// and correct and every file has its recorded size.
 struct Manifest {
   /// The program that wrote it: "accelerate.cpp 0.1.0".
   std::string writer;
@@ -72,21 +72,22 @@ inline constexpr std::string_view kManifestName = "manifest.json";
 /// Equal manifests give equal text. See docs/reference/checkpoint_format.md.
 std::string manifest_text(const Manifest& manifest);
 
-/// Throws CheckpointError for anything but a complete, unchanged manifest whose
-/// boxes cover each tensor once (of a part: at most once) and lie in listed files; for a newer version it
-/// names that. `name` is used in messages.
+/// Throws CheckpointError unless the manifest is complete and unchanged, and
+/// its boxes lie in listed files and cover each tensor once (in a part, at most
+/// once); for a newer version the message says so. `name` is used in messages.
 Manifest parse_manifest(std::string_view text, const std::string& name);
 
-/// One rank's fragment, which is sent to the rank that writes the manifest: it
-/// has no checksum, and its boxes need not cover their tensors.
+/// One rank's fragment, sent to the rank that writes the manifest: it has no
+/// checksum, and its boxes need not cover their tensors.
 std::string fragment_text(const Manifest& fragment);
 Manifest parse_fragment(std::string_view text);
-/// Adds another rank's files and boxes; to a part, boxes that it has already are
-/// not added.
+/// Adds another rank's files and boxes; boxes that a part already has are
+/// skipped.
 void merge_into(Manifest& manifest, Manifest fragment);
 
-/// The manifest of a checkpoint in which every file is present with its size.
-/// Throws CheckpointError naming what is wrong; contents are not checked.
+/// Reads the manifest of a checkpoint in which every file is present with its
+/// recorded size. Otherwise throws CheckpointError naming what is wrong.
+/// Contents are not checked.
 Manifest read_manifest(const std::filesystem::path& directory);
 
 /// XXH3 of one chunk.

@@ -11,13 +11,13 @@
 
 namespace accelerate::detail {
 
-/// Reads the payload of a frame entry by entry and copies nothing: texts point
-/// into the payload, which has to outlive the decoder.
+/// Reads the payload of a frame entry by entry without copying: texts point
+/// into the payload, which must outlive the decoder.
 class JournalDecoder {
  public:
   enum class Kind { scalars, event, session, rewind };
   struct Scalar {
-    std::size_t name = 0;  ///< an index of names()
+    std::size_t name = 0;  ///< an index into names()
     double value = 0;
   };
   struct Event {
@@ -27,22 +27,22 @@ class JournalDecoder {
     std::string_view body;
   };
 
-  /// `payload`: one whose checksum is right.
+  /// The checksum of `payload` must have been verified.
   explicit JournalDecoder(std::string_view payload)
       : payload_(payload), rest_(payload) {}
 
-  /// Goes to the next entry; false at the end. Throws Error if it is of a kind
-  /// that this version does not know, or runs beyond the payload.
+  /// Advances to the next entry; false at the end. Throws Error if this version
+  /// does not know its kind, or if it runs beyond the payload.
   bool next();
 
-  // The entry to which next() has gone.
+  // The entry to which next() advanced.
 
   [[nodiscard]] Kind kind() const { return kind_; }
   [[nodiscard]] double time() const { return time_; }
   [[nodiscard]] std::optional<std::int64_t> step() const { return step_; }
   /// Empty if the entry is of another kind.
   [[nodiscard]] std::span<const Scalar> scalars() const { return scalars_; }
-  /// The names of this frame so far.
+  /// The names in this frame so far.
   [[nodiscard]] const std::vector<std::string_view>& names() const {
     return names_;
   }

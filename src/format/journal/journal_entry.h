@@ -21,7 +21,7 @@ struct JournalScalars {
   bool operator==(const JournalScalars&) const = default;
 };
 
-/// What is not a figure: the configuration of a run, a text, an image, a table.
+/// Anything but figures: the configuration of a run, a text, an image, a table.
 struct JournalEvent {
   std::string kind;        ///< "config", "text", "image", "warning", ...
   std::string name;        ///< may be empty
@@ -31,15 +31,15 @@ struct JournalEvent {
   bool operator==(const JournalEvent&) const = default;
 };
 
-/// A process has opened the journal; the body is JSON about it.
+/// A process opened the journal; the description is JSON about it.
 struct JournalSession {
   std::string description;
 
   bool operator==(const JournalSession&) const = default;
 };
 
-/// The run goes on from an earlier step: what was logged for later ones is
-/// void.
+/// The run continues from an earlier step, so what was logged for later steps
+/// is void.
 struct JournalRewind {
   bool operator==(const JournalRewind&) const = default;
 };

@@ -25,10 +25,10 @@ class JournalFile {
   virtual int truncate(std::uint64_t size) = 0;
 };
 
-/// Opens the file of a journal, or makes it and the directories that are
-/// missing, and locks it for as long as it is open. Its first sync() also makes
-/// durable what `disk` has made. Throws Error if it cannot be opened or another
-/// process writes it.
+/// Opens the file of a journal, creating it and missing directories, and locks
+/// it for as long as it is open. Its first sync() also makes durable what
+/// `disk` created. Throws Error if it cannot be opened or another process is
+/// writing it.
 std::unique_ptr<JournalFile> open_journal_file(
     const std::filesystem::path& path,
     std::shared_ptr<FileSystem> disk);

@@ -15,8 +15,8 @@ namespace accelerate::detail {
 // A journal is a sequence of frames, each of which holds what was logged
 // between two writes: a header (magic number, size of the payload, number of
 // the frame, checksums of payload and header; 32 bytes, little-endian) and a
-// payload of entries. No frame needs another one, so damage to one loses no
-// other, and a reader finds the next one by its header.
+// payload of entries. Frames are independent, so damage to one does not lose
+// another, and a reader finds the next one by its header.
 
 inline constexpr std::size_t kJournalHeaderBytes = 32;
 /// The largest payload of a frame. An entry that needs more cannot be logged.
@@ -27,22 +27,22 @@ struct JournalHeader {
   std::uint64_t sequence = 0;
   std::uint64_t checksum = 0;  ///< of the payload
 
-  /// Nothing if the bytes do not begin with a valid header.
+  /// Returns nothing if the bytes do not begin with a valid header.
   static std::optional<JournalHeader> read(std::string_view bytes);
   [[nodiscard]] bool describes(std::string_view payload) const;
 };
 
-/// The first place from `from` on where a valid header begins, or npos.
+/// The first position at or after `from` where a valid header begins, or npos.
 std::size_t find_journal_header(std::string_view bytes, std::size_t from);
 
-/// Makes frames, entry by entry. A name is written once per frame. Not
+/// Builds frames, entry by entry. A name is written once per frame. Not
 /// thread-safe.
 class JournalEncoder {
  public:
   JournalEncoder() = default;
 
   void add(const JournalEntry& entry);
-  /// Begins an entry of `num_scalars`, which add_scalar() completes.
+  /// Begins an entry of `num_scalars` figures, which add_scalar() completes.
   void begin_scalars(
       double time,
       std::optional<std::int64_t> step,
@@ -52,7 +52,7 @@ class JournalEncoder {
   /// The size of the payload so far.
   [[nodiscard]] std::size_t num_bytes() const { return payload_.size(); }
   [[nodiscard]] std::size_t num_entries() const { return num_entries_; }
-  /// Header and payload of what was added; begins a new frame.
+  /// Returns the header and payload of what was added, and begins a new frame.
   [[nodiscard]] std::string take_frame(std::uint64_t sequence);
 
  private:
@@ -67,7 +67,7 @@ class JournalEncoder {
   std::uint64_t id_of(std::string_view name);
 
   std::string payload_;
-  std::string late_;  // the entry of scalars that is being made
+  std::string late_;  // the scalars entry being built
   std::size_t num_entries_ = 0;
   std::size_t num_missing_scalars_ = 0;
   std::unordered_map<std::string, std::uint64_t, Hash, std::equal_to<>> ids_;

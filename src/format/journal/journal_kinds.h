@@ -15,31 +15,31 @@
 
 namespace accelerate::detail {
 
-// What the events of a journal are called and what their bodies hold, for those
-// who write journals and those who read them. Figures that are logged as plain
-// real numbers are JournalScalars and no events.
+// The kinds of events in a journal and what their bodies hold, shared by
+// writers and readers. Figures logged as plain real numbers are JournalScalars,
+// not events.
 
 namespace journal_kind {
 
-// Bodies that are JSON objects of named values.
+// Events whose bodies are JSON objects of named values.
 inline constexpr std::string_view kConfig = "config";
 inline constexpr std::string_view kHyperparameters = "hyperparameters";
-/// What was logged together if any of it is not a plain real number. Numbers in
-/// it are figures of that step, too; see figures_of().
+/// Values logged together if any of them is not a plain real number. The
+/// numbers among them are figures of that step, too; see figures_of().
 inline constexpr std::string_view kValues = "values";
 /// Figures of the machine: cpu_percent, process_mb, machine_mb, disk_read_mb,
 /// disk_write_mb, network_in_mb, network_out_mb, device.0.memory_mb, ...
 inline constexpr std::string_view kSystem = "system";
 
-// Bodies that have a name.
+// Events that have a name.
 inline constexpr std::string_view kText = "text";
 /// PNG; the fourth image of a batch is called "samples#3".
 inline constexpr std::string_view kImage = "image";
 inline constexpr std::string_view kTable = "table";
 inline constexpr std::string_view kHistogram = "histogram";
 inline constexpr std::string_view kFigure = "figure";
-/// The name is the path of a file or directory that was kept; the body is the
-/// directory in the run for it, which may be empty.
+/// The name is the path of a file or directory that was kept; the body is its
+/// directory in the run, which may be empty.
 inline constexpr std::string_view kArtifact = "artifact";
 /// The name is the one given to init_trackers().
 inline constexpr std::string_view kProject = "project";
@@ -49,7 +49,7 @@ inline constexpr std::string_view kCheckpoint = "checkpoint";
 /// A list of JournalRank.
 inline constexpr std::string_view kRanks = "ranks";
 inline constexpr std::string_view kWarning = "warning";
-/// A table of where the time of a step goes.
+/// A table of where a step's time goes.
 inline constexpr std::string_view kProfile = "profile";
 
 }  // namespace journal_kind
@@ -63,32 +63,32 @@ inline constexpr std::string_view kSvg = "image/svg+xml";
 
 }  // namespace media_type
 
-/// JSON that keeps the order of names.
+/// JSON that keeps the order of its keys.
 using JournalJson = nlohmann::ordered_json;
 
 /// The value as JSON. Infinities and NaN, which JSON lacks, become
-/// {"__float__": "inf"}; what is not UTF-8 in a text is replaced when written.
+/// {"__float__": "inf"}; invalid UTF-8 is replaced when the JSON is written.
 JournalJson to_json(const TrackedValue& value);
 JournalJson to_json(const TrackedValues& values);
-/// The text of JSON, on one line.
+/// The JSON text, on one line.
 std::string json_text(const JournalJson& json);
-/// Parses the body of an event. Nothing if it is not JSON, or nested deeper
+/// Parses the body of an event. Nothing if it is not JSON, or is nested deeper
 /// than `kMostJsonDepth`.
 std::optional<JournalJson> parse_journal_json(std::string_view text);
 
-/// The number that `json` stands for, as TrackedValue::number() has it.
+/// The number that `json` stands for, as in TrackedValue::number().
 std::optional<double> number_in(const JournalJson& json);
-/// The numbers and truth values of an object, and of objects in it, whose names
-/// are joined by "/". Lists and texts have none.
+/// The numbers and booleans in an object and in objects nested in it, whose
+/// names are joined with "/". Lists and texts have none.
 std::vector<JournalScalars::Scalar> figures_of(const JournalJson& json);
 
-// Events as they are written.
+// Builders of events.
 
-/// `kind`: one of those whose body is an object of named values.
+/// `kind`: a kind whose body is an object of named values.
 JournalEvent values_event(std::string_view kind, const TrackedValues& values);
 JournalEvent text_event(std::string_view name, std::string_view text);
 JournalEvent warning_event(std::string_view text);
-/// `index`: which image of its batch; nothing if it was logged alone.
+/// `index`: which image of its batch; unset if it was logged alone.
 JournalEvent image_event(
     std::string_view name,
     std::optional<std::size_t> index,
@@ -106,7 +106,7 @@ JournalEvent project_event(std::string_view name);
 JournalEvent checkpoint_event(std::string_view path);
 JournalEvent system_event(const std::vector<JournalScalars::Scalar>& figures);
 
-/// Where a rank is.
+/// The progress of one rank.
 struct JournalRank {
   std::int64_t rank = 0;
   std::int64_t step = 0;
@@ -135,14 +135,14 @@ struct JournalSessionInfo {
 
 std::string to_description(const JournalSessionInfo& info);
 
-// Bodies as they are read. All of them take what may have been written by
-// anybody, and leave out what they cannot read.
+// Readers of bodies. They accept untrusted input, and leave out what they
+// cannot read.
 
 std::vector<JournalRank> read_ranks(std::string_view body);
 /// Nothing if the body is not a histogram.
 std::optional<TrackedHistogram> read_histogram(std::string_view body);
 
-// These are inline because the values' constructors are of the trackers'
+// These are inline because the values' constructors belong to the trackers'
 // library, which this room does not link.
 
 inline TrackedValue to_tracked_value(const JournalJson& json);
@@ -157,7 +157,7 @@ inline TrackedValues to_tracked_values(const JournalJson& json) {
 
 inline TrackedValue to_tracked_value(const JournalJson& json) {
   if (json.is_boolean()) return json.get<bool>();
-  // Whole numbers beyond 64 bits with a sign are real numbers.
+  // Integers beyond int64 become real numbers.
   if (json.is_number_integer() &&
       (!json.is_number_unsigned() ||
        json.get<std::uint64_t>() <= std::uint64_t{INT64_MAX}))
@@ -177,8 +177,7 @@ inline TrackedValues read_values(std::string_view body) {
   return json ? to_tracked_values(*json) : TrackedValues{};
 }
 
-/// Nothing if the body is not a table. Rows have as many values as there are
-/// columns.
+/// Nothing if the body is not a table. Each row has one value per column.
 inline std::optional<TrackedTable> read_table(std::string_view body) {
   const auto json = parse_journal_json(body);
   if (!json || !json->is_object()) return std::nullopt;

@@ -2,7 +2,7 @@
 
 namespace accelerate::detail::journal_mark {
 
-// The first byte of what a payload consists of.
+// The first byte of each item in a payload.
 inline constexpr char kName = 'N';
 inline constexpr char kScalars = 'S';
 inline constexpr char kEvent = 'E';

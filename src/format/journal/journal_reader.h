@@ -21,29 +21,29 @@ class JournalReader {
   JournalReader& operator=(const JournalReader&) = delete;
   ~JournalReader();
 
-  /// Gets the entries of a frame, and where its payload begins in the file.
+  /// Receives the entries of a frame, and the file offset of its payload.
   using TakeFrame = std::function<void(JournalDecoder&, std::uint64_t offset)>;
 
-  /// Gives `take` the frames that have become complete since the last call, in
-  /// the order in which they were written, and holds one at a time in memory.
-  /// Frames that are damaged are left out; see num_damaged_bytes(). Throws
-  /// Error if the file cannot be read. What `take` throws ends the call; the
-  /// next one begins with the frame after that.
+  /// Passes `take` the frames that have become complete since the last call, in
+  /// the order in which they were written, holding one at a time in memory.
+  /// Damaged frames are skipped; see num_damaged_bytes(). Throws Error if the
+  /// file cannot be read. An exception from `take` ends the call; the next call
+  /// begins with the following frame.
   void read(const TakeFrame& take);
-  /// The entries of these frames.
+  /// The entries of those frames.
   std::vector<JournalEntry> read();
-  /// Bytes of the file; fewer if it ends before. Throws Error if it cannot be
-  /// read.
+  /// Reads bytes of the file; fewer if it ends earlier. Throws Error if it
+  /// cannot be read.
   [[nodiscard]] std::string read_bytes(
       std::uint64_t offset,
       std::size_t num_bytes) const;
 
-  /// Where the last valid frame that was read ends, in bytes.
+  /// The offset at which the last valid frame that was read ends.
   [[nodiscard]] std::uint64_t end_of_frames() const { return end_; }
-  /// The number that the next frame gets.
+  /// The number that the next frame will have.
   [[nodiscard]] std::uint64_t next_sequence() const { return next_sequence_; }
-  /// Bytes between valid frames. What follows the last one may be about to be
-  /// written, and is not counted.
+  /// Bytes between valid frames. Bytes after the last one may belong to a write
+  /// in progress and are not counted.
   [[nodiscard]] std::uint64_t num_damaged_bytes() const {
     return num_damaged_bytes_;
   }
@@ -54,7 +54,7 @@ class JournalReader {
 
   std::filesystem::path path_;
   int file_ = -1;
-  std::string bytes_;         // from offset_ on, as far as they are read
+  std::string bytes_;         // from offset_ on, as far as read
   std::uint64_t offset_ = 0;  // of what has not been taken, in the file
   std::uint64_t end_ = 0;
   std::uint64_t next_sequence_ = 0;

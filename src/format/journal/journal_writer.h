@@ -23,31 +23,33 @@
 namespace accelerate::detail {
 
 struct JournalWriterOptions {
-  /// The longest time for which an entry is in memory only.
+  /// The longest time for which an entry is only in memory.
   std::chrono::milliseconds interval{500};
-  /// Entries are written earlier when they take this many bytes.
+  /// Entries are written earlier once they take this many bytes.
   std::size_t early_bytes = std::size_t{1} << 20U;
-  /// While the file cannot be written, as many bytes of entries are kept; what
-  /// is logged then is lost, and counted. A file that is slower than what is
-  /// logged makes callers wait instead.
+  /// The most bytes of entries kept while the file cannot be written; entries
+  /// logged beyond that are dropped and counted. If the file is merely too
+  /// slow, callers wait instead.
   std::size_t most_waiting_bytes = std::size_t{64} << 20U;
-  /// Gets a line when the file cannot be written, and when it can be again: on
-  /// the writer's thread, before flush() returns. It must not wait for the writer.
+  /// Receives a line when the file cannot be written, and when it can be again;
+  /// called on the writer's thread, before flush() returns. Must not wait for
+  /// the writer.
   std::function<void(const std::string& line)> report = {};
 };
 
 /// Appends to a journal. Entries are collected in memory and written by a
-/// thread of its own, which syncs the file: what is older than the interval
-/// survives the death of the process and of the machine. A disk that is full
-/// stops nothing; entries wait until there is room. Thread-safe.
+/// worker thread, which syncs the file: entries older than the interval survive
+/// the death of the process and of the machine. A full disk stops nothing;
+/// entries wait until there is room. Thread-safe.
 class JournalWriter {
  public:
   using Options = JournalWriterOptions;
   using Clock = std::chrono::system_clock;
 
-  /// Opens the journal, or makes it, and its directory. What an earlier process
-  /// left unfinished at the end is cut off. `description`: JSON about this
-  /// process. Throws Error if it cannot be opened or another process writes it.
+  /// Opens the journal, or creates it and its directory. Cuts off what an
+  /// earlier process left unfinished at the end. `description`: JSON about this
+  /// process. Throws Error if it cannot be opened or another process is writing
+  /// it.
   JournalWriter(
       const std::filesystem::path& path,
       std::string description,
@@ -58,7 +60,7 @@ class JournalWriter {
       const std::filesystem::path& path,
       std::string description,
       Options options);
-  /// For tests: a file that is at `offset`.
+  /// For tests: a file whose frames end at `offset`.
   JournalWriter(
       std::unique_ptr<JournalFile> file,
       std::uint64_t offset,
@@ -66,11 +68,11 @@ class JournalWriter {
       Options options);
   JournalWriter(const JournalWriter&) = delete;
   JournalWriter& operator=(const JournalWriter&) = delete;
-  /// Writes what was logged.
+  /// Writes what is still pending.
   ~JournalWriter();
 
-  /// Costs about as much as copying names and values. `time`, in seconds since
-  /// 1970: when it was logged, if that was not now.
+  /// Costs about as much as copying the names and values. `time`, in seconds
+  /// since 1970: when they were logged, if not now.
   void log(
       std::span<const std::pair<std::string_view, double>> scalars,
       std::optional<std::int64_t> step,
@@ -80,11 +82,11 @@ class JournalWriter {
       JournalEvent event,
       std::optional<std::int64_t> step,
       std::optional<double> time = std::nullopt);
-  /// The run goes on after `step`: figures of later steps are void.
+  /// The run continues after `step`: figures of later steps are void.
   void rewind_to(std::int64_t step);
 
-  /// Returns when all entries logged before are durable. Returns false if they
-  /// cannot be written now.
+  /// Returns once all entries logged before are durable; false if they cannot
+  /// be written now.
   bool flush();
   /// Entries that were dropped because the file could not be written.
   [[nodiscard]] std::uint64_t num_lost_entries() const;
@@ -102,8 +104,8 @@ class JournalWriter {
 
   Options options_;
   std::unique_ptr<JournalFile> file_;
-  std::uint64_t offset_ = 0;        // the end of what is surely in the file
-  std::uint64_t sequence_ = 0;      // of the next frame
+  std::uint64_t offset_ = 0;    // the end of what is known to be in the file
+  std::uint64_t sequence_ = 0;  // of the next frame
   std::deque<std::string> frames_;  // not written yet
 
   mutable std::mutex mutex_;

@@ -13,19 +13,19 @@
 
 namespace accelerate::detail {
 
-/// What a run did, from the entries of its journal: steps that were repeated
-/// after a crash are there once, as they were repeated.
+/// What a run did, from the entries of its journal. Steps that were repeated
+/// after a crash appear once, with their repeated values.
 class RunHistory {
  public:
   struct Point {
     std::int64_t step = 0;
     double time = 0;
     double value = 0;
-    std::size_t session = 0;  ///< how many processes had begun
+    std::size_t session = 0;  ///< number of processes begun so far
 
     bool operator==(const Point&) const = default;
   };
-  /// Bytes of the journal's file.
+  /// A range of bytes in the journal's file.
   struct Place {
     std::uint64_t offset = 0;
     std::size_t num_bytes = 0;
@@ -42,8 +42,8 @@ class RunHistory {
     double end = 0;  ///< the time of its last entry
     std::string description;
   };
-  /// A time, its end excluded, of which all work was lost: the run went on from
-  /// a checkpoint that is older.
+  /// A time interval, without its end, whose work was lost because the run
+  /// continued from an older checkpoint.
   struct LostTime {
     double begin = 0;
     double end = 0;
@@ -54,16 +54,16 @@ class RunHistory {
     bool operator==(const LostTime&) const = default;
   };
 
-  /// Entries in the order of the journal; may be called again for later ones.
+  /// Adds entries in journal order; may be called again for later ones.
   void add(const std::vector<JournalEntry>& entries);
   void add(const JournalEntry& entry);
-  /// The frame whose entries come next numbers its names anew.
+  /// Begins a frame, which numbers its names anew.
   void begin_frame() { frame_series_.clear(); }
-  /// The scalars of the entry at which the decoder of that frame is.
+  /// Adds the scalars of the decoder's current entry in that frame.
   void add_scalars(const JournalDecoder& decoder);
   void add_event(Event event);
 
-  /// By name; the points of each in the order of their steps.
+  /// By name; the points of each series are sorted by step.
   [[nodiscard]] const std::map<std::string, std::vector<Point>>& series()
       const {
     return series_;
@@ -72,8 +72,8 @@ class RunHistory {
   [[nodiscard]] const std::vector<Session>& sessions() const {
     return sessions_;
   }
-  /// In the order in which they became known. Samples of the system and of
-  /// ranks, which have no steps, are dropped if they were taken then.
+  /// In the order in which they were discovered. Samples of the system and of
+  /// ranks, which have no steps, are dropped if they were taken in one of them.
   [[nodiscard]] const std::vector<LostTime>& lost_times() const {
     return lost_times_;
   }

@@ -5,9 +5,9 @@
 
 namespace accelerate::safetensors {
 
-/// The entry of a header that is not a tensor.
+/// The key in a header that is not a tensor's.
 inline constexpr std::string_view kMetadata = "__metadata__";
-/// A file begins with the length of its header in so many bytes.
+/// Size of the length of the header, with which a file begins.
 inline constexpr std::size_t kLengthBytes = 8;
 
 }  // namespace accelerate::safetensors

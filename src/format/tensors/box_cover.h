@@ -11,9 +11,9 @@ namespace accelerate::detail {
 /// What is wrong with the boxes of a tensor, for a message; nothing if they are
 /// inside it and do not overlap and, with `must_cover`, leave nothing out.
 ///
-/// Takes time near linear in the number of boxes for the layouts that sharding
-/// makes, however many dimensions it divides. Boxes that are interlocked so
-/// that comparing them would take much longer are refused, saying so.
+/// Takes near-linear time in the number of boxes for layouts made by sharding,
+/// over however many dimensions. Boxes interlocked such that comparing them
+/// would take much longer are refused, with a message that says so.
 ///
 /// The tensor's number of elements must fit into 64 bits.
 std::optional<std::string> complaint_of_boxes(

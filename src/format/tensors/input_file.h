@@ -19,7 +19,7 @@
 
 namespace accelerate::detail {
 
-/// A file that several threads read at once, in slices.
+/// A file that several threads read concurrently, in slices.
 class InputFile {
  public:
   /// Throws Error if it cannot be opened. With a record, read_boxes() compares
@@ -32,10 +32,11 @@ class InputFile {
   ~InputFile();
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-  /// Open for reading as long as this object lives; the same file, even if
-  /// another one has its name by now.
+  /// Open for reading as long as this object lives; still the same file if
+  /// another one has taken its name.
   [[nodiscard]] int descriptor() const { return file_; }
-  /// What a change of the file changes, too; a new name or owner may, as well.
+  /// Differs after any change of the file; a new name or owner may change it,
+  /// too.
   struct Version {
     std::int64_t size = -1;
     std::int64_t written_seconds = 0;
@@ -45,40 +46,40 @@ class InputFile {
     bool operator==(const Version&) const = default;
   };
   [[nodiscard]] Version version_now() const;
-  /// Whether version_now() is another one than when the file was opened or
-  /// accept_changes() was called. Threads may ask at once.
+  /// Whether version_now() differs from when the file was opened or
+  /// accept_changes() was called. Thread-safe.
   [[nodiscard]] bool has_changed() const;
-  /// The same, but for a change of its name, owner or mode.
+  /// The same, but ignores changes of its name, owner or mode.
   [[nodiscard]] bool was_written_to() const;
-  /// Takes the file as it is now. Chunks count as not verified. Not while
-  /// another thread reads.
+  /// Accepts the file as it is now; its chunks count as unverified. No other
+  /// thread may be reading.
   void accept_changes() const;
   /// Throws CheckpointError if the file is too short, Error if it cannot be
   /// read.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
-  /// Throws what read_at() throws for this result of a DirectReader, unless it
-  /// is 0.
+  /// Throws what read_at() throws for this result of a DirectReader; nothing if
+  /// it is 0.
   void require_read(int result) const;
-  /// All bytes of the file, mapped when first asked for.
+  /// All bytes of the file, mapped on first use.
   [[nodiscard]] std::span<const std::byte> bytes() const;
-  /// For reads past the page cache; opened when first asked for. Its `direct`
-  /// is negative where the file system has no such reads.
+  /// For reads past the page cache; opened on first use. Its `direct` is
+  /// negative where the file system does not support them.
   [[nodiscard]] const DirectReader::File& direct() const;
-  /// For mapping parts of it.
+  /// For mapping ranges of the file.
   [[nodiscard]] const MappableFile& mappable() const;
   /// Whether most pages of a range are in the page cache.
   [[nodiscard]] bool is_cached(std::uint64_t begin, std::uint64_t end) const;
-  /// Whether all of them are. False where the system does not tell.
+  /// Whether all of them are. False where the system does not report it.
   [[nodiscard]] bool is_completely_cached(
       std::uint64_t begin,
       std::uint64_t end) const;
 
-  /// Says that other processes of this machine read the same bytes, too, which
-  /// should then come from the disk once, through the page cache.
+  /// Says that other processes on this machine read the same bytes, so that
+  /// they should come from the disk once, through the page cache.
   void set_shared() const { is_shared_ = true; }
   [[nodiscard]] bool is_shared() const { return is_shared_; }
 
-  /// Shows how many bytes read_boxes() reads; set before it is called.
+  /// Shows how many bytes read_boxes() reads; call it first.
   void set_progress(std::shared_ptr<ByteProgress> progress) const {
     progress_ = std::move(progress);
   }
@@ -91,12 +92,13 @@ class InputFile {
   [[nodiscard]] const FileRecord* record() const {
     return record_ ? &*record_ : nullptr;
   }
-  /// True if a chunk was found to be as it was written. Requires a record.
+  /// True if the chunk was found to be as it was written. Requires a record.
   [[nodiscard]] bool is_verified(std::uint64_t chunk) const {
     return chunk < verified_.size() && verified_[chunk];
   }
   void set_verified(std::uint64_t chunk) const { verified_.at(chunk) = true; }
-  /// Whether all chunks that hold bytes [begin, end) are. Requires a record.
+  /// Whether all chunks that hold bytes [begin, end) are verified. Requires a
+  /// record.
   [[nodiscard]] bool is_verified(std::uint64_t begin, std::uint64_t end) const;
 
  private:

@@ -18,20 +18,20 @@ struct FileSegment {
   std::span<std::byte> out;
 };
 
-/// The bytes [begin, end) of a file, and what is wanted of them.
+/// The bytes [begin, end) of a file, and where they are wanted.
 struct FileRange {
   const InputFile* file = nullptr;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  /// Sorted, without overlaps, inside the range.
+  /// Sorted, non-overlapping, inside the range.
   std::vector<FileSegment> segments = {};
-  /// True for bytes that others read soon, too.
+  /// True for bytes that other readers will want soon.
   bool keeps_cached = false;
 };
 
-/// Reads ranges of files to where they are wanted: past the page cache from a
-/// cold disk, through it where it has them, where others want them, or where
-/// the file system knows no other way. For one thread.
+/// Reads ranges of files into memory: past the page cache from a cold disk;
+/// through it where the bytes are cached, where other readers will want them,
+/// or where the file system has no direct reads. Not thread-safe.
 class RangeReader {
  public:
   /// Shorter ranges are not worth setting up direct reads.
@@ -48,14 +48,14 @@ class RangeReader {
   void read_direct(const FileRange& range, const Visit& visit);
   void read_buffered(const FileRange& range, const Visit& visit);
 
-  /// Made for the first direct read.
+  /// Created for the first direct read.
   std::optional<DirectReader> direct_;
   std::vector<std::byte> scratch_;
 };
 
-/// Number of threads worth using to read `num_ranges`, with a RangeReader each:
-/// as num_helpful_threads(), but at least two, since one waits for a disk while
-/// another copies.
+/// Number of threads worth using to read `num_ranges`, each with its own
+/// RangeReader: num_helpful_threads(), but at least two, since one waits for a
+/// disk while another copies.
 std::size_t num_reading_threads(std::size_t num_ranges);
 
 }  // namespace accelerate::detail

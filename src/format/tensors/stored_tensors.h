@@ -23,8 +23,8 @@ struct StoredBox {
   std::shared_ptr<const InputFile> file;
   std::uint64_t offset = 0;
   safetensors::Box box;
-  /// The distances between neighbours in each dimension, in elements, where the
-  /// bytes are not one row after another: in views of a larger tensor.
+  /// Strides in elements, where the bytes are not one row after another: in
+  /// views of a larger tensor.
   std::optional<safetensors::Shape> strides = std::nullopt;
 };
 
@@ -42,17 +42,17 @@ struct StoredTensor {
 
 using StoredTensors = std::map<std::string, StoredTensor>;
 
-/// The tensors of one section of a checkpoint. With `records`, those of the
+/// The tensors of one section of a checkpoint. With `records`, from the
 /// manifest, bytes are compared with their checksums when they are read. Throws
-/// CheckpointError if a file is not what the manifest says, Error if one cannot
-/// be read.
+/// CheckpointError if a file is not what the manifest says, Error if a file
+/// cannot be read.
 StoredTensors stored_in_checkpoint(
     const std::filesystem::path& directory,
     const SavedTensors& saved,
     const std::map<std::string, FileRecord>* records = nullptr);
 
-/// Says of all files of these tensors that other processes of this machine read
-/// them, too (InputFile::set_shared).
+/// Says that other processes on this machine read the files of these tensors,
+/// too (InputFile::set_shared).
 void share_files(const StoredTensors& tensors);
 
 /// Shows how many bytes of these tensors' files read_boxes() reads.
@@ -66,7 +66,7 @@ std::uint64_t num_stored_bytes(const StoredTensors& tensors);
 /// The tensors of a safetensors file.
 StoredTensors stored_in_safetensors(const std::filesystem::path& file);
 
-/// A slice of a stored tensor that is wanted in memory.
+/// A slice of a stored tensor to be read into memory.
 struct BoxToRead {
   const StoredTensor* tensor = nullptr;
   /// The slice, in coordinates of the full tensor.
@@ -77,8 +77,8 @@ struct BoxToRead {
 
 class RangeReader;
 
-/// Reads boxes, one list after another; what its threads need for that is kept
-/// from one list to the next. For one thread at a time.
+/// Reads lists of boxes, one after another, and keeps what its threads need
+/// from one list to the next. Used by one thread at a time.
 class BoxReader {
  public:
   BoxReader();
@@ -96,16 +96,15 @@ class BoxReader {
 };
 
 /// Reads boxes, however they lie in files: only the bytes that are wanted,
-/// several files and pieces at once, past the page cache where it does not have
-/// them (range_reader.h). Of files that have a record, chunks that
-/// hold such bytes are read in full and hashed on the way, each once. Throws
-/// CheckpointError if a box is not inside its tensor, or `out` has another
+/// several files and pieces at once, past the page cache where the bytes are
+/// not in it (range_reader.h). In files that have a record, chunks that hold
+/// such bytes are read in full and hashed on the way, once each. Throws
+/// CheckpointError if a box is not inside its tensor, or `out` has the wrong
 /// size; DamagedCheckpoint (verified_read.h) if a checksum differs; Error if a
 /// file cannot be read.
 void read_boxes(const std::vector<BoxToRead>& boxes);
 
-/// The full tensor as something to write, read piece by piece while it is
-/// written.
+/// The full tensor as something to write, read piece by piece as it is written.
 TensorToWrite to_write(const StoredTensor& tensor);
 
 }  // namespace accelerate::detail

@@ -22,8 +22,8 @@ struct TensorBytes {
   std::uint64_t num_bytes = 0;
   /// The bytes; if null, `copy` copies them.
   const std::byte* data = nullptr;
-  /// Copies from byte `begin` on, a multiple of the element's size. Several
-  /// threads call it at once.
+  /// Copies bytes starting at `begin`, a multiple of the element's size. Called
+  /// from several threads at once.
   std::function<void(std::uint64_t begin, std::span<std::byte> out)> copy =
       nullptr;
 };
@@ -44,7 +44,7 @@ struct FileToWrite {
 
 /// Writes files, several chunks at once, and makes them durable. Memory in use:
 /// one chunk per thread. Returns one record per file. The first error stops all
-/// threads and is thrown; files are then unfinished.
+/// threads and is rethrown; the files are then unfinished.
 std::vector<FileRecord> write_tensor_files(
     FileSystem& disk,
     const std::vector<FileToWrite>& files);

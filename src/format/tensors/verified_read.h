@@ -12,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// A checkpoint's file cannot be read, or has changed since it was written.
-/// Programs see it as the CheckpointError that it is.
+/// Thrown when a checkpoint's file cannot be read, or has changed since it was
+/// written. Programs see it as a CheckpointError.
 class DamagedCheckpoint : public CheckpointError {
  public:
   using CheckpointError::CheckpointError;
@@ -32,14 +32,14 @@ std::uint64_t read_and_hash(const FileRange& range, RangeReader& reader);
 void read_and_verify(const FileRange& chunk, RangeReader& reader);
 
 /// Hashes the chunks that hold bytes [begin, end) of a file that has a record,
-/// unless that was done before. Throws DamagedCheckpoint.
+/// unless they have been verified. Throws DamagedCheckpoint.
 void verify_range(
     const InputFile& file,
     std::uint64_t begin,
     std::uint64_t end);
 
-/// Hashes what holds these tensors, in the files that have a record, unless that
-/// was done before. Throws DamagedCheckpoint.
+/// Hashes the chunks that hold these tensors, in files that have a record,
+/// unless they have been verified. Throws DamagedCheckpoint.
 void verify_checksums(const std::vector<const StoredTensor*>& tensors);
 
 }  // namespace accelerate::detail

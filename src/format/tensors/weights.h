@@ -15,24 +15,26 @@
 
 namespace accelerate::detail {
 
-/// Called before the first of `num_files` is opened, and after each.
+/// Called before the first of `num_files` is opened, and after each one.
 using OnOpenedFile =
     std::function<void(std::size_t num_open, std::size_t num_files)>;
 
-/// The tensors of a model, in any of these forms: a safetensors file, a
+/// Opens the tensors of a model in any of these forms: a safetensors file, a
 /// torch.save file of a state dict, a Hugging Face index of either, a directory
 /// that holds one of these, a checkpoint of this library (its first model), or
-/// a distributed checkpoint of torch. Nothing is executed, and no data is read
-/// yet. `on_file` is told about the files of an index. Throws CheckpointError if
-/// it is none of them, or several.
+/// a distributed checkpoint of torch. Executes nothing and reads no data yet.
+/// `on_file` is called for the files of an index. Throws CheckpointError if it
+/// is none of these, or several.
 StoredTensors open_weights(
     const std::filesystem::path& path,
     const OnOpenedFile& on_file = {});
 
-/// The tensors in the dictionaries of a torch.save file, names joined by dots.
+/// The tensors in the dictionaries of a torch.save file; nested names are
+/// joined by dots.
 StoredTensors stored_in_torch_file(const std::filesystem::path& file);
 
-/// A tensor to be written under a name. Equal storages, from 1, are one tensor.
+/// A tensor to be written under a name. Entries with equal storages, from 1,
+/// are one tensor.
 struct NamedTensor {
   std::string name;
   TensorToWrite tensor;
@@ -45,17 +47,17 @@ struct WriteModelOptions {
 };
 
 /// Writes a model as Hugging Face does: one file, or several and an index, in
-/// `directory`, which is created. All are written and durable before any gets
-/// its name; then files that an earlier save left are removed. Returns the
-/// names that share a tensor with another and are in no file.
+/// `directory`, which is created. All are written and durable before any of
+/// them gets its name; then files left by an earlier save are removed. Returns
+/// the names that are in no file because they share a tensor with another name.
 std::vector<std::string> write_model(
     FileSystem& disk,
     const std::filesystem::path& directory,
     const std::vector<NamedTensor>& tensors,
     const WriteModelOptions& options = {});
 
-/// Writes a single file of this name, in the format of its extension:
-/// .safetensors, else torch's.
+/// Writes a single file, in the format of its extension: safetensors for
+/// .safetensors, otherwise torch's.
 void write_weights_file(
     FileSystem& disk,
     const std::filesystem::path& file,

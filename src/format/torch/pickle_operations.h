@@ -5,7 +5,7 @@
 
 namespace accelerate::detail::pickle {
 
-/// The operations of a pickle that data need, by the names of Python's
+/// The operations that a pickle of data needs, named as in Python's
 /// pickletools.
 enum Operation : unsigned char {
   kMark = '(',
@@ -61,7 +61,7 @@ enum Operation : unsigned char {
   kFrame = 0x95,
 };
 
-/// What an operation is about.
+/// What an operation deals with.
 enum class Subject : unsigned char {
   unknown,
   memo,

@@ -8,20 +8,20 @@
 
 namespace accelerate::detail {
 
-/// A directory of torch's distributed checkpoints: `.metadata`, a pickle, and
-/// `.distcp` files, as FSDP writes sharded state dicts.
+/// A distributed checkpoint of torch: a directory with `.metadata`, a pickle,
+/// and `.distcp` files, as FSDP writes sharded state dicts.
 struct TorchDistributed {
   StoredTensors tensors;
-  /// Entries that are not tensors; they are not read.
+  /// Entries that are not tensors, which are not read.
   std::vector<std::string> others;
 };
 
 /// Whether `directory` is a distributed checkpoint.
 bool is_torch_distributed(const std::filesystem::path& directory);
 
-/// Locates all tensors, executing nothing. A single key around everything
-/// ("model") is not part of the names. Throws CheckpointError if the files are
-/// not what they should be, Error if one cannot be read.
+/// Locates all tensors without executing anything. A single key around
+/// everything ("model") is not part of the names. Throws CheckpointError if the
+/// files are malformed, Error if one cannot be read.
 TorchDistributed read_torch_distributed(const std::filesystem::path& directory);
 
 }  // namespace accelerate::detail

@@ -33,15 +33,15 @@ struct TorchTensor {
   [[nodiscard]] std::vector<std::byte> contiguous() const;
 };
 
-/// The dtype that a pickle names, itself or as that of a storage. Nothing for
-/// those that safetensors does not have.
+/// The dtype that a pickle names, directly or as the dtype of a storage.
+/// Nothing for dtypes that safetensors does not have.
 std::optional<safetensors::Dtype> torch_dtype_of(const Pickle::Value& value);
 
-/// A torch.save file, in the zip format or the one before, read without
+/// A torch.save file, in the zip format or the legacy one, read without
 /// executing anything.
 class TorchFile {
  public:
-  /// Throws Error if the file cannot be read, CheckpointError if it is of
+  /// Throws Error if the file cannot be read, CheckpointError if it is in
   /// another format, incomplete, or of another byte order.
   explicit TorchFile(const std::filesystem::path& path);
   /// Borrows `bytes`. `name` is used in messages.
@@ -52,15 +52,15 @@ class TorchFile {
 
   /// The saved value.
   [[nodiscard]] Pickle::Value root() const;
-  /// The tensor, or parameter, that `value` describes; nothing if it is not
-  /// one. Throws CheckpointError if it reaches beyond its storage.
+  /// The tensor or parameter that `value` describes; nothing if it is neither.
+  /// Throws CheckpointError if it reaches beyond its storage.
   [[nodiscard]] std::optional<TorchTensor> tensor(
       const Pickle::Value& value) const;
-  /// The number of bytes that the elements of all tensors may take together,
-  /// those of a tensor with other sizes, strides or offset in the same storage
-  /// again: 8 times the file's, and 8 MiB. With strides of 0 and with views of
-  /// one storage, a small file could describe any number. tensor() refuses a
-  /// single tensor of more.
+  /// The most bytes that the elements of all tensors may take together: 8 times
+  /// the file's size plus 8 MiB. Tensors with different sizes, strides or
+  /// offsets in one storage count separately. With strides of 0 and views of
+  /// one storage, a small file could otherwise describe any number. tensor()
+  /// refuses a single tensor above the limit.
   [[nodiscard]] std::uint64_t most_tensor_bytes() const;
   /// The file's size.
   [[nodiscard]] std::uint64_t num_bytes() const;

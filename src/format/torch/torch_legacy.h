@@ -10,9 +10,8 @@
 
 namespace accelerate::detail {
 
-/// A file as torch.save wrote it before the zip format, and still does with
-/// _use_new_zipfile_serialization=False: pickles one after another, then the
-/// storages.
+/// A file in torch.save's format before zip, which it still writes with
+/// _use_new_zipfile_serialization=False: several pickles, then the storages.
 struct LegacyTorch {
   std::unique_ptr<Pickle> pickle;
   /// Storages by key.

@@ -18,15 +18,15 @@ struct TorchValue {
   struct Tuple {
     List items;
   };
-  /// Entries in this order. Keys are strings or integers, as many as values.
+  /// Entries in order. Keys are strings or integers, one per value.
   struct Dict {
     List keys;
     List values;
     void add(TorchValue key, TorchValue value);
   };
   struct OrderedDict : Dict {};
-  /// A contiguous tensor. Equal storages, from 1, share memory: the bytes are
-  /// those of the first. 0 is unshared.
+  /// A contiguous tensor. Tensors with equal storages, from 1, share the memory
+  /// of the first one; 0 is unshared.
   struct Tensor {
     TensorToWrite contents;
     std::int64_t storage = 0;

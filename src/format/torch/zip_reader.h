@@ -8,13 +8,13 @@
 
 namespace accelerate::detail {
 
-/// The entries of a zip archive whose contents are stored uncompressed, as
-/// torch.save writes it, including archives beyond 4 GB (zip64).
+/// The entries of a zip archive stored without compression, as torch.save
+/// writes it, including archives beyond 4 GB (zip64).
 class ZipReader {
  public:
   /// Borrows `file`. Throws CheckpointError if it is not such an archive: no
-  /// end record, or entries outside the file, compressed, encrypted, or with
-  /// the same name. `name` is used in messages.
+  /// end record, or entries that are outside the file, compressed, encrypted,
+  /// or of the same name. `name` is used in messages.
   ZipReader(std::span<const std::byte> file, std::string name);
 
   struct Entry {

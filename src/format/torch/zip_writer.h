@@ -15,7 +15,7 @@ class ZipWriter {
  public:
   explicit ZipWriter(std::unique_ptr<OutputFile> file);
 
-  /// Begins an entry of this number of bytes, which must then be given.
+  /// Begins an entry of `num_bytes` bytes, which must then be written.
   void begin(const std::string& name, std::uint64_t num_bytes);
   void write(Bytes bytes);
   void end();
