@@ -27,27 +27,28 @@ namespace accelerate::detail {
 template <class Hook>
 using HookList = std::vector<std::pair<std::int64_t, Hook>>;
 
-/// Lists the components of a checkpoint; models only where their entry of
+/// Lists the components of a checkpoint; models only where their entry in
 /// `with_weights` is true.
 using ListComponents =
     std::function<ComponentList(const std::vector<bool>& with_weights)>;
 
-/// An accelerator's state for checkpoints, kept from one to the next.
+/// An accelerator's state for checkpoints, kept from one checkpoint to the
+/// next.
 struct Checkpoints {
   /// `rank_agreement` must outlive it.
   Checkpoints(
       const World& ranks,
       RankAgreement& rank_agreement,
       ProjectConfiguration configuration);
-  /// Waits for the save under way. During stack unwinding it does not wait for
-  /// other ranks.
+  /// Waits for the save in progress. During stack unwinding it does not wait
+  /// for other ranks.
   ~Checkpoints();
 
   World world;
   RankAgreement& agreement;
   ProjectConfiguration project;
   std::shared_ptr<FileSystem> disk = make_file_system();
-  /// Those of bars that long saves and loads show on this rank.
+  /// Options of the progress bars that long saves and loads show on this rank.
   ProgressOptions progress = {.disable = true};
   /// The user's objects, in the order of their registration.
   std::vector<AnyStateful> objects;
@@ -58,7 +59,7 @@ struct Checkpoints {
   HookList<std::function<void(SaveHookContext&)>> save_hooks;
   HookList<std::function<void(LoadHookContext&)>> load_hooks;
   std::int64_t next_hook = 0;
-  /// What was said to be left out by another layout.
+  /// What another layout leaves out and was already reported.
   std::shared_ptr<std::set<std::string>> known_left_out =
       std::make_shared<std::set<std::string>>();
   /// The ranks that write one directory: all, or those of this node.
@@ -66,7 +67,7 @@ struct Checkpoints {
   /// The group of `writers`; created when first needed.
   std::optional<StoreGroup> saves;
   /// Set by a WholeStateScope: saves and loads leave nothing out, whatever the
-  /// settings of checkpoints say.
+  /// checkpoint settings say.
   bool is_whole = false;
   /// Set by a MachinePartScope: this machine's directory.
   std::optional<std::filesystem::path> machine_directory = std::nullopt;
@@ -89,21 +90,22 @@ struct Checkpoints {
   [[nodiscard]] bool chooses() const {
     return agreement.is_leader() || is_per_node();
   }
-  /// True if the ranks of each node have a directory of their own.
+  /// True if the ranks of each node have their own directory.
   [[nodiscard]] bool is_per_node() const {
     return project.save_on_each_node || machine_directory.has_value();
   }
   StoreGroup& save_group();
-  /// A bar of the bytes that `call` moves on this rank, if one is shown.
+  /// A bar for the bytes that `call` moves on this rank, if one is shown.
   [[nodiscard]] std::shared_ptr<ByteProgress> show_progress(
       std::string call,
       std::optional<std::uint64_t> num_bytes) const;
-  /// The slots of loaders, less those at the end whose loaders were destroyed.
+  /// The slots of loaders, without those at the end whose loaders were
+  /// destroyed.
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
 };
 
-/// As long as it lives, saves and loads are of whole states: of those that a run
-/// keeps for itself.
+/// While it lives, saves and loads are of whole states: those that a run keeps
+/// for itself.
 class WholeStateScope {
  public:
   explicit WholeStateScope(Checkpoints& checkpoints)
@@ -118,10 +120,10 @@ class WholeStateScope {
   Checkpoints& checkpoints_;
 };
 
-/// As long as it lives, saves and loads are of the parts that machines keep of
-/// a state: each machine writes and reads a directory of its own, which has what
-/// its ranks hold, sharded or not, and which they can load without the others'.
-/// The directory that a call is given counts by its name only.
+/// While it lives, saves and loads are of the parts of a state that machines
+/// keep: each machine writes and reads its own directory, which holds what its
+/// ranks hold, sharded or not, and which they can load without other machines.
+/// Only the name of the directory passed to a call counts.
 class MachinePartScope {
  public:
   /// `directory` holds the parts of this machine.

@@ -16,9 +16,9 @@
 namespace accelerate::detail {
 
 /// Something that has a state. save_state() and load_state() are loops over one
-/// list of components and know nothing else: adding one to the list is enough
-/// for it to be saved, checked and loaded. A component is made for one save or
-/// load, or registered for all of them.
+/// list of components and know nothing else: a component in the list is saved,
+/// checked and loaded. A component is made for one save or load, or registered
+/// for all of them.
 class CheckpointComponent {
  public:
   CheckpointComponent() = default;
@@ -30,12 +30,13 @@ class CheckpointComponent {
   [[nodiscard]] virtual std::string_view key() const = 0;
   /// Adds the state to what this rank writes. Tensors are shared, not copied.
   virtual void collect(CheckpointContents& contents) const = 0;
-  /// Returns why the checkpoint does not fit; changes nothing that is prepared.
+  /// Returns why the checkpoint does not fit; changes nothing that was
+  /// prepared.
   [[nodiscard]] virtual std::vector<std::string> check(
       const CheckpointSource& source,
       const MatchRules& rules) = 0;
-  /// Restores the state. Called after check(), if no component had a complaint
-  /// on any rank.
+  /// Restores the state. Called after check() if no component complained on any
+  /// rank.
   virtual void load(
       const CheckpointSource& source,
       const MatchRules& rules) = 0;
@@ -44,7 +45,7 @@ class CheckpointComponent {
 /// Components in the order in which they are loaded.
 using ComponentList = std::vector<std::shared_ptr<CheckpointComponent>>;
 
-/// Throws InternalError if two components have one key.
+/// Throws InternalError if two components have the same key.
 CheckpointContents collect_contents(const ComponentList& components);
 
 /// Returns the complaints of all components.

@@ -16,10 +16,10 @@ namespace accelerate::detail {
 /// This rank's shard of a tensor in a section.
 struct SectionEntry {
   std::string name;
-  /// The shard, whose box `layout` gives.
+  /// The shard; `layout` gives its box.
   at::Tensor tensor;
   Layout layout;
-  /// True if this rank writes the box, of which other ranks may have replicas.
+  /// True if this rank writes the box; other ranks may have replicas of it.
   bool is_writer = true;
 };
 
@@ -30,7 +30,8 @@ struct Section {
   std::vector<SectionEntry> entries;
   /// Further names of entries: alias to name.
   std::map<std::string, std::string> aliases = {};
-  /// True if other ranks have other tensors of it: stages of a pipeline.
+  /// True if other ranks have other tensors of the section: stages of a
+  /// pipeline.
   bool is_stage = false;
 
   /// True if several ranks write it: any entry is sharded over ranks, or it is
@@ -43,7 +44,7 @@ struct CheckpointContents {
   std::vector<Section> sections;
   /// State that is the same on all ranks; the leader's is written.
   StateDict state;
-  /// State of this rank alone.
+  /// State of this rank only.
   StateDict rank_state;
 };
 

@@ -17,13 +17,12 @@ class Module;
 
 namespace accelerate::detail {
 
-/// What other ranks of a pipeline have of the model of which this one has a
+/// What other ranks of a pipeline have of a model of which this rank has one
 /// stage.
 struct OtherStages {
-  /// Names of tensors that only they have.
+  /// Names of tensors that only other ranks have.
   std::set<std::string> names;
-  /// Names of this rank's parameters that an earlier stage has, too, which
-  /// saves them.
+  /// Names of this rank's parameters that an earlier stage also has and saves.
   std::set<std::string> saved_there;
 };
 
@@ -36,8 +35,8 @@ struct PlacedModel {
   const OtherStages* others = nullptr;
 };
 
-/// Leaves out what other stages load, and tensors that have no row since they
-/// are offloaded.
+/// Removes what other stages load, and tensors without a row because they are
+/// offloaded.
 void leave_out_other_stages(StoredTensors& saved, const PlacedModel& model);
 
 /// Decides whether this rank writes a tensor.
@@ -46,11 +45,11 @@ struct WriterRule {
   bool is_per_node = false;
   bool is_first_of_node = true;
   /// Set to the first rank of this rank's machine if each machine writes what
-  /// its own ranks hold, whatever others do.
+  /// its own ranks hold, whatever other machines do.
   std::optional<int> first_of_machine = std::nullopt;
 
-  /// Whether this rank writes a tensor. One that an earlier stage of a pipeline
-  /// writes, too, is written here only if that may be on another machine.
+  /// Whether this rank writes a tensor. If an earlier pipeline stage writes it
+  /// too, this rank writes it only if that stage may be on another machine.
   /// Throws ConfigError for a sharded tensor if `is_per_node`.
   [[nodiscard]] bool operator()(
       const Layout& layout,

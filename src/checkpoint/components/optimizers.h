@@ -16,13 +16,12 @@ namespace accelerate::detail {
 /// What OptimizerComponent loads.
 enum class OptimizerParts {
   all,
-  /// The optimizers keep their state otherwise.
+  /// For optimizers whose state is kept elsewhere.
   master_weights
 };
 
 /// The states of all optimizers: a tree in the common state, and tensors in
-/// their own sections. Listed after the schedulers, which change learning
-/// rates.
+/// their own sections. Comes after the schedulers, which change learning rates.
 class OptimizerComponent final : public CheckpointComponent {
  public:
   /// `mesh` and `device` serve tensors that are not sharded.

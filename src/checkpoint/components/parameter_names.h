@@ -19,9 +19,9 @@ struct MeshLayout {
   at::Device device = at::kCPU;
 };
 
-/// The names of parameters in optimizers' states: the first model's own names,
-/// "model_1/weight" for those of other models, and "group_0/1" for a tensor of
-/// no model.
+/// Names parameters in optimizers' states: the first model's own names,
+/// "model_1/weight" for other models, and "group_0/1" for a tensor that belongs
+/// to no model.
 class ParameterNames {
  public:
   explicit ParameterNames(std::vector<PlacedModel> models);
@@ -32,19 +32,19 @@ class ParameterNames {
 
   /// True for a parameter that only other stages of a pipeline have.
   [[nodiscard]] bool is_elsewhere(const std::string& name) const;
-  /// True for a parameter that an earlier stage has, too, which saves it.
+  /// True for a parameter that an earlier stage also has and saves.
   [[nodiscard]] bool is_saved_there(const std::string& name) const;
 
   /// The layouts of parameters that are sharded over ranks, by name.
   [[nodiscard]] std::map<std::string, MeshLayout> sharded_layouts() const;
 
   /// The master weights of `optimizer`, in another precision than the model's,
-  /// by their name in the optimizer's state.
+  /// by name in the optimizer's state.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> masters_of(
       const torch::optim::Optimizer& optimizer) const;
 
-  /// The model's tensor of the parameter that an optimizer steps on as `local`;
-  /// null if `local` is the model's tensor itself.
+  /// The model's tensor for the parameter that an optimizer steps on as
+  /// `local`; null if `local` is itself the model's tensor.
   [[nodiscard]] const at::Tensor* tensor_of(const at::Tensor& local) const;
 
  private:

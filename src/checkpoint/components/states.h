@@ -35,8 +35,8 @@ class StateComponent final : public CheckpointComponent {
   AnyStateful object_;
 };
 
-/// The same for a state that a checkpoint may lack: of a feature that came
-/// later, or was not in use. An empty state is not saved.
+/// A StateComponent for a state that a checkpoint may lack, because its feature
+/// is newer or was not in use. An empty state is not saved.
 class OptionalStateComponent final : public CheckpointComponent {
  public:
   OptionalStateComponent(std::string key, AnyStateful object);
@@ -106,8 +106,8 @@ class ScalerComponent final : public CheckpointComponent {
   std::optional<AnyStateful> scaler_;
 };
 
-/// Positions of prepared loaders in their passes. A loader whose data each rank
-/// reads for itself resumes at this rank's position, any other at rank 0's.
+/// Positions of prepared loaders in their passes. A loader whose ranks each
+/// read their own data resumes at this rank's position, any other at rank 0's.
 class LoaderComponent final : public CheckpointComponent {
  public:
   explicit LoaderComponent(std::vector<std::shared_ptr<LoaderSlot>> slots)
@@ -128,17 +128,17 @@ class LoaderComponent final : public CheckpointComponent {
 struct StrategyStates {
   PlacedModel model;
   std::function<StateDict()> state_dict;
-  /// Returns the names whose state no strategy of the model takes.
+  /// Returns the names whose state no strategy of the model accepts.
   std::function<std::vector<std::string>(const StateDict&)> load_state_dict;
-  /// State that all ranks share; names begin with those of the strategies.
+  /// State that all ranks share; names begin with the strategy's name.
   std::function<SharedStates()> shared_states;
   std::function<void(const SavedSharedStates&)> load_shared_states;
 };
 
 /// The state that strategies carry from step to step: one dictionary per model
 /// and rank, and tensors that all ranks share in a section "strategies" per
-/// model. A strategy starts afresh if nothing was saved for it; saved state
-/// that no strategy takes causes a warning.
+/// model. A strategy for which nothing was saved starts afresh; saved state
+/// that no strategy accepts causes a warning.
 class StrategyComponent final : public CheckpointComponent {
  public:
   StrategyComponent(

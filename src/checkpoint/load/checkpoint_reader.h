@@ -15,7 +15,7 @@ namespace accelerate::detail {
 /// A complete checkpoint, open for reading.
 class CheckpointReader {
  public:
-  /// With `verify`, what is read is compared with its checksums. Throws
+  /// With `verify`, what is read is checked against its checksums. Throws
   /// CheckpointError naming what is wrong.
   explicit CheckpointReader(
       std::filesystem::path directory,
@@ -33,7 +33,7 @@ class CheckpointReader {
   void verify() const;
   /// Hashes these files.
   void verify(const std::vector<std::string>& files) const;
-  /// The files that hooks added: those that neither tensors() nor state() read.
+  /// The files that hooks added, which neither tensors() nor state() reads.
   [[nodiscard]] std::vector<std::string> files_of_hooks() const;
 
  private:

@@ -8,8 +8,8 @@ namespace accelerate::detail {
 
 struct Checkpoints;
 
-/// Returns the newest complete checkpoint of the project, after a warning that
-/// names newer ones that are unusable; empty if there is none. Leaves out the
+/// Returns the newest complete checkpoint of the project, after warning about
+/// newer ones that are unusable, by name; empty if there is none. Skips the
 /// names in `damaged`. Throws ConfigError if the project does not name its
 /// checkpoints.
 std::filesystem::path find_newest_checkpoint(

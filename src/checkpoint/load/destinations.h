@@ -21,7 +21,7 @@ struct Destination {
   Layout layout;
 };
 
-/// Which tensors may be missing or left over; names are patterns with * and ?.
+/// Which tensors may be missing or unexpected; names are patterns with * and ?.
 struct MatchRules {
   bool strict = true;
   /// Tensors that are left unchanged, whether saved or not.
@@ -35,8 +35,8 @@ bool matches_any(
     const std::string& name);
 
 /// Returns why `saved` does not fit, each complaint prefixed with `section`:
-/// missing tensors, left over ones, other shapes. `aliases` are further names,
-/// which need no tensor of their own.
+/// missing tensors, unexpected tensors, different shapes. `aliases` are further
+/// names, which need no tensor of their own.
 std::vector<std::string> mismatches(
     const std::string& section,
     const StoredTensors& saved,
@@ -50,8 +50,8 @@ void take_other_names(
     StoredTensors& saved,
     const std::map<std::string, std::string>& aliases);
 
-/// Reads all destinations that are saved and not skipped, directly into their
-/// memory where dtype, device and strides allow it.
+/// Reads all destinations that were saved and are not skipped, directly into
+/// their memory where dtype, device and strides allow it.
 void read_into(
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,

@@ -10,10 +10,10 @@
 
 namespace accelerate::detail {
 
-/// Implements load_state(). All ranks call it: they agree what to load, run the
-/// hooks, check all components, and only then load them. An empty `input_dir`
-/// means the project's newest that is complete and not damaged. Returns which
-/// models' weights were loaded.
+/// Implements load_state(). All ranks call it: they agree on what to load, run
+/// the hooks, check all components, and only then load them. An empty
+/// `input_dir` means the project's newest checkpoint that is complete and
+/// undamaged. Returns which models' weights were loaded.
 std::vector<bool> load_checkpoint(
     Checkpoints& checkpoints,
     const std::filesystem::path& input_dir,
@@ -21,8 +21,8 @@ std::vector<bool> load_checkpoint(
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components);
 
-/// Implements resume(): the same for the project's newest. Returns nothing if
-/// there is none.
+/// Implements resume(): the same for the project's newest checkpoint. Returns
+/// nothing if there is none.
 std::optional<std::vector<bool>> resume_checkpoint(
     Checkpoints& checkpoints,
     const LoadStateOptions& options,

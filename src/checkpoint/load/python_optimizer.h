@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Returns the state of the optimizer in a torch.save file, in which parameters
+/// Returns the state of the optimizer in a torch.save file, whose parameters
 /// are numbered, and adds its tensors to `tensors`. Throws CheckpointError.
 StateDict read_python_optimizer(
     const std::filesystem::path& file,

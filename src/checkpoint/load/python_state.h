@@ -16,7 +16,8 @@
 namespace accelerate::detail {
 
 /// A torch.save file that holds a state: an optimizer's, a schedule's or a user
-/// object's. Everything throws CheckpointError for a file that does not.
+/// object's. All functions throw CheckpointError if the file holds something
+/// else.
 class PythonState {
  public:
   using Value = Pickle::Value;
@@ -27,8 +28,8 @@ class PythonState {
   [[nodiscard]] std::optional<TorchTensor> tensor(const Value& value) const {
     return file_.tensor(value);
   }
-  /// A copy of its elements. Throws if all copies take more than is read of a
-  /// file of this size.
+  /// A copy of the tensor's elements. Throws if all copies together exceed what
+  /// may be read from a file of this size.
   [[nodiscard]] at::Tensor load(const TorchTensor& tensor) const;
   [[noreturn]] void fail(std::string_view what) const;
 

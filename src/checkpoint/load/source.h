@@ -21,7 +21,7 @@ struct CheckpointSource {
   /// The common state, as save_state() writes it: "optimizers", "schedulers",
   /// "objects", "loaders", "step", "scaler".
   StateDict state;
-  /// "random", "loaders" and "strategies" of this rank, if a rank of this
+  /// "random", "loaders" and "strategies" of this rank, if a rank with this
   /// number saved.
   std::optional<StateDict> rank_state;
   /// True if Python's Accelerate wrote it: an optimizer's parameters are
@@ -32,12 +32,12 @@ struct CheckpointSource {
 
 /// Opens either kind. Throws CheckpointError naming what is wrong, Error if a
 /// file cannot be read. With `verify`, throws DamagedCheckpoint if a file of
-/// states has changed since it was written, and reading a tensor throws it for
-/// the tensor's. Nothing in the files is executed.
+/// states has changed since it was written, and so does reading a tensor whose
+/// file has. Nothing in the files is executed.
 CheckpointSource
 open_checkpoint(const std::filesystem::path& directory, int rank, bool verify);
 
-/// Opens a directory that Python's Accelerate wrote by save_state().
+/// Opens a directory written by save_state() of Python's Accelerate.
 CheckpointSource open_python_checkpoint(
     const std::filesystem::path& directory,
     int rank);

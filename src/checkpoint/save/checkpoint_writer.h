@@ -32,13 +32,13 @@ struct SaveJob {
   std::vector<std::filesystem::path> deleted;
   std::shared_ptr<FileSystem> disk;
   Logger logger;
-  /// False: models as torch.save files.
+  /// False saves models as torch.save files.
   bool safe_serialization = true;
   CheckpointLayout layout = CheckpointLayout::native;
   /// True for what the ranks of one machine hold; see MachinePartScope.
   bool is_part = false;
-  /// What earlier saves said that the layout leaves out: said once. Used by one
-  /// save at a time.
+  /// What earlier saves reported as left out by the layout, so that it is
+  /// reported once. Used by one save at a time.
   std::shared_ptr<std::set<std::string>> known_left_out =
       std::make_shared<std::set<std::string>>();
 };
@@ -48,8 +48,8 @@ struct SaveJob {
 /// reason, and the files are removed.
 class CheckpointWriter {
  public:
-  /// Creates the directory. `group` must outlive the writer and serve nothing
-  /// else meanwhile.
+  /// Creates the directory. `group` must outlive the writer and be used for
+  /// nothing else meanwhile.
   CheckpointWriter(SaveJob job, StoreGroup& group);
 
   /// The directory being written. Until write(), hooks may add files to it.
@@ -64,8 +64,8 @@ class CheckpointWriter {
   void set_progress(std::shared_ptr<ByteProgress> progress) {
     job_.disk = count_writes(std::move(job_.disk), std::move(progress));
   }
-  /// May be called on another thread. Returns when the checkpoint is durable.
-  /// With a `failure` of this rank nothing is written, and all ranks throw.
+  /// May be called on another thread. Returns once the checkpoint is durable.
+  /// If this rank passes a `failure`, nothing is written and all ranks throw.
   void write(const std::string& failure = {});
 
  private:

@@ -9,9 +9,9 @@
 
 namespace accelerate::detail {
 
-/// Implements save_state(). All ranks call it: they agree where to save, run
-/// the hooks, collect the components, and write, or begin to. If `output_dir`
-/// is empty, ProjectConfiguration chooses the directory.
+/// Implements save_state(). All ranks call it: they agree on where to save, run
+/// the hooks, collect the components, and write them or start writing. If
+/// `output_dir` is empty, ProjectConfiguration chooses the directory.
 SaveTicket save_checkpoint(
     Checkpoints& checkpoints,
     const std::filesystem::path& output_dir,

@@ -23,10 +23,10 @@ struct SaveTarget {
 /// Throws ConfigError with everything that is wrong.
 void require_valid(const ProjectConfiguration& project);
 
-/// Chooses on rank 0, because ranks may see the directory differently;
-/// `deleted` is set there only. With save_on_each_node, a path that the project
-/// gives is in each rank's own project_dir. Throws ConfigError on all ranks if
-/// there is nowhere to save.
+/// Rank 0 chooses, because ranks may see the directory differently; `deleted`
+/// is set only there. With save_on_each_node, a path from the project is in
+/// each rank's own project_dir. Throws ConfigError on all ranks if there is
+/// nowhere to save.
 SaveTarget agree_on_target(
     Checkpoints& checkpoints,
     const std::filesystem::path& output_dir,

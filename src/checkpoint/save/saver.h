@@ -22,7 +22,7 @@ struct SaveProgress {
   bool is_done = false;
   bool was_skipped = false;
   std::exception_ptr error;
-  /// True once the error was thrown to a caller.
+  /// True once the error has been thrown to a caller.
   bool was_reported = false;
 };
 
@@ -32,20 +32,20 @@ class Saver {
   Saver() = default;
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
-  /// Waits for the save under way.
+  /// Waits for the save in progress.
   ~Saver();
 
   [[nodiscard]] bool is_busy() const;
-  /// Returns when no save is under way; an error of the last one stays for
+  /// Returns once no save is in progress; the last one's error is kept for
   /// wait().
   void join();
-  /// Returns when no save is under way. Throws the error of the last one unless
-  /// it was already thrown.
+  /// Returns once no save is in progress. Throws the last one's error unless it
+  /// was already thrown.
   void wait();
-  /// Writes before it returns.
+  /// Writes synchronously.
   std::shared_ptr<SaveProgress> run(std::unique_ptr<CheckpointWriter> writer);
-  /// Copies everything and writes on another thread. Requires that no save is
-  /// under way.
+  /// Copies everything and writes on another thread. No save may be in
+  /// progress.
   std::shared_ptr<SaveProgress> start(std::unique_ptr<CheckpointWriter> writer);
 
  private:

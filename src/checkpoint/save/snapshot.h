@@ -12,8 +12,8 @@ struct Event;
 
 namespace accelerate::detail {
 
-/// Host memory that is kept from one save to the next: touching fresh memory
-/// costs about as much as writing to a disk.
+/// Host memory that is kept from one save to the next, since touching fresh
+/// memory costs about as much as writing to a disk.
 class SnapshotMemory {
  public:
   SnapshotMemory();
@@ -21,12 +21,12 @@ class SnapshotMemory {
   SnapshotMemory& operator=(const SnapshotMemory&) = delete;
   ~SnapshotMemory();
 
-  /// Replaces everything in `contents` that this rank will write by copies, so
-  /// that training may go on. They are valid until the next call. Tensors of an
-  /// accelerator are copied to pinned memory on a side stream; work queued
-  /// afterwards waits for the copies on the device.
+  /// Replaces everything in `contents` that this rank will write with copies,
+  /// so that training may continue. The copies are valid until the next call.
+  /// Accelerator tensors are copied to pinned memory on a side stream; work
+  /// queued afterwards waits for the copies on the device.
   void take(CheckpointContents& contents);
-  /// Returns when the copies are complete. May be called on any thread.
+  /// Returns once the copies are complete. May be called on any thread.
   void wait() const;
 
   /// Number of bytes that take() would need.
@@ -38,9 +38,9 @@ class SnapshotMemory {
 
   std::byte* memory_ = nullptr;
   std::size_t size_ = 0;
-  /// Used instead of memory_ for tensors of an accelerator.
+  /// Used instead of memory_ for accelerator tensors.
   at::Tensor pinned_;
-  /// Completes with the copies in flight; null without any.
+  /// Completes with the copies in flight; null if there are none.
   std::unique_ptr<c10::Event> copied_;
 };
 

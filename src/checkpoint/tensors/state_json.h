@@ -15,7 +15,7 @@ using NamedTensors = std::map<std::string, at::Tensor>;
 
 /// Converts a state to JSON. Tensors go to `tensors`, under names that begin
 /// with `prefix`; the JSON refers to them. from_json() restores all values
-/// exactly, including infinities, NaNs and strings of any bytes. See
+/// exactly, including infinities, NaNs and strings of arbitrary bytes. See
 /// docs/reference/checkpoint_format.md.
 nlohmann::json to_json(
     const StateDict& state,

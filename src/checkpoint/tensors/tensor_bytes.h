@@ -12,33 +12,33 @@
 
 namespace accelerate::detail {
 
-/// The format's dtype; nothing if it has no such one (complex double,
+/// The format's dtype; nothing if it lacks that dtype (complex double,
 /// quantized).
 std::optional<safetensors::Dtype> file_dtype(c10::ScalarType dtype);
-/// LibTorch's dtype; nothing if it has no such one (F6_E2M3 and F6_E3M2).
+/// LibTorch's dtype; nothing if it lacks that dtype (F6_E2M3 and F6_E3M2).
 std::optional<c10::ScalarType> torch_dtype(safetensors::Dtype dtype);
 
-/// The shape as the format counts elements: two for each of LibTorch's packed
-/// 4-bit ones, along the last dimension.
+/// The shape in elements as the format counts them: each of LibTorch's packed
+/// 4-bit elements counts as two, along the last dimension.
 safetensors::Shape file_shape(const at::Tensor& tensor);
 /// The inverse of file_shape(). Throws CheckpointError if packed elements do
-/// not fill bytes.
+/// not fill whole bytes.
 std::vector<std::int64_t> torch_shape(
     safetensors::Dtype dtype,
     const safetensors::Shape& shape);
 
 /// Describes a tensor to be written. Its bytes are read in place if it is
-/// contiguous on the CPU, else copied chunk by chunk; an offloaded one is
-/// fetched for each chunk. The result keeps `tensor` alive. Throws ConfigError naming `name` for what a file cannot hold: dtypes
-/// that the format lacks, sparse and meta tensors.
+/// contiguous on the CPU, otherwise copied chunk by chunk; an offloaded tensor
+/// is fetched for each chunk. The result keeps `tensor` alive. Throws
+/// ConfigError naming `name` for what a file cannot hold: dtypes that the
+/// format lacks, sparse and meta tensors.
 TensorToWrite to_write(const std::string& name, const at::Tensor& tensor);
 
-/// The same without bytes, also for meta tensors.
+/// The same without the bytes; also takes meta tensors.
 TensorToWrite described(const std::string& name, const at::Tensor& tensor);
 
-/// Call before fresh memory is written to: huge pages make the first touch
-/// several times cheaper, which otherwise costs about as much as reading from a
-/// disk.
+/// Call before writing to fresh memory: huge pages make the first touch several
+/// times cheaper. Otherwise it costs about as much as reading from a disk.
 void prefer_huge_pages(const at::Tensor& tensor);
 
 /// The memory of a contiguous CPU tensor.

@@ -13,8 +13,8 @@
 
 namespace accelerate::detail {
 
-/// Converts states for torch.save. Tensors with the same elements are written
-/// once.
+/// Converts states for torch.save. Tensors that share the same elements are
+/// written once.
 class TorchValues {
  public:
   TorchValue tensor(const std::string& name, const at::Tensor& tensor);

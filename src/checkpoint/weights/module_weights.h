@@ -24,7 +24,7 @@ using WriteShardedTensor = std::function<std::optional<TensorToWrite>(
     const std::string& name,
     const at::Tensor& tensor)>;
 
-/// Returns a bar for a number of bytes; null if none is shown.
+/// Returns a progress bar for a number of bytes; null if none is shown.
 using ShowProgress =
     std::function<std::shared_ptr<ByteProgress>(std::uint64_t num_bytes)>;
 
@@ -38,7 +38,7 @@ std::vector<std::string> write_module(
     const std::string& prefix = {},
     const ShowProgress& show_progress = nullptr);
 
-/// Opens the tensors in the files and renames them as `options` say.
+/// Opens the tensors in the files and renames them according to `options`.
 StoredTensors open_renamed(
     const std::filesystem::path& path,
     const LoadModelOptions& options);

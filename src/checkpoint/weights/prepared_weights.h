@@ -10,16 +10,16 @@
 
 namespace accelerate::detail {
 
-/// Writes a prepared model's weights, on the first rank of each directory. All
-/// ranks call it, and all throw CheckpointError if one cannot write.
+/// Writes a prepared model's weights on the first rank of each directory. All
+/// ranks call it, and all throw CheckpointError if one of them cannot write.
 void save_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,
     const std::filesystem::path& directory,
     const SaveModelOptions& options);
 
-/// Returns a prepared model's weights by name. All ranks must call it if
-/// gathers_weights().
+/// Returns a prepared model's weights by name. If gathers_weights(), all ranks
+/// must call it.
 WeightList collect_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,
@@ -30,8 +30,8 @@ WeightList collect_weights(
 bool gathers_weights(const PlacedModel& model, const StateDictOptions& options);
 
 /// Loads files into a prepared model; with `reads_on_rank_0` only rank 0 reads
-/// them and sends the others their tensors. All ranks call it. If the files do
-/// not fit, all throw CheckpointError and nothing has changed.
+/// them and sends the other ranks their tensors. All ranks call it. If the
+/// files do not fit, all ranks throw CheckpointError and nothing is changed.
 void load_weights(
     Checkpoints& checkpoints,
     const PlacedModel& model,

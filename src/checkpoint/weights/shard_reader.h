@@ -18,7 +18,7 @@ namespace accelerate::detail {
 
 /// Lets one rank of a group read tensors that are sharded over the group, piece
 /// by piece, so that no rank ever holds a full tensor. Boxes may have any
-/// shape, and several ranks may hold the same one.
+/// shape, and several ranks may hold the same box.
 class ShardReader {
  public:
   static constexpr int kNumTags = 2;
@@ -33,13 +33,14 @@ class ShardReader {
 
   [[nodiscard]] bool is_reader() const { return group_.rank() == reader_; }
 
-  /// Copies bytes of the full tensor of row number `row`, from byte `begin` on.
-  /// On the reader, until it calls finish(); may be called on any thread.
+  /// Copies bytes of the full tensor of row `row`, starting at byte `begin`.
+  /// Only on the reader, before finish(); may be called on any thread.
   void copy(std::size_t row, std::uint64_t begin, std::span<std::byte> out);
   [[nodiscard]] TensorToWrite to_write(std::size_t row);
   void finish();
 
-  /// Answers the reader's requests until it calls finish(). On other ranks.
+  /// Answers the reader's requests until it calls finish(). Only on other
+  /// ranks.
   void serve();
 
  private:
@@ -52,8 +53,8 @@ class ShardReader {
   /// Bytes of this rank's box, on the host.
   [[nodiscard]] at::Tensor
   own_bytes(std::size_t row, std::int64_t begin, std::int64_t count) const;
-  /// Fills `out` with bytes of that rank's box, from byte `begin` on. On the
-  /// reader.
+  /// Fills `out` with bytes of that rank's box, starting at byte `begin`. Only
+  /// on the reader.
   void
   read(int rank, std::size_t row, std::int64_t begin, const at::Tensor& out);
 
