@@ -12,29 +12,29 @@ struct sqlite3;
 
 namespace accelerate::detail {
 
-/// A value of SQLite: null, whole, real or text.
+/// A SQLite value: null, integer, real or text.
 using DatabaseValue =
     std::variant<std::monostate, std::int64_t, double, std::string>;
 using DatabaseRow = std::vector<DatabaseValue>;
 
-/// A SQLite file. Functions throw Error naming it and SQLite's reason; other
-/// programs that write it are waited for, up to half a minute.
+/// A SQLite file. Functions throw Error naming the file and SQLite's reason,
+/// and wait up to half a minute for other programs that are writing it.
 class Database {
  public:
-  /// Makes the file, and its directory, if it is missing.
+  /// Creates the file and its directory if they are missing.
   explicit Database(std::filesystem::path path);
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
   ~Database();
 
-  /// Runs statements that have no values and whose rows do not matter.
+  /// Runs statements without parameters, discarding their rows.
   void run(const std::string& statements);
   /// Runs a statement with a value for each `?`, and returns its rows.
   std::vector<DatabaseRow> query(
       std::string_view statement,
       const DatabaseRow& values = {});
   /// The first value of the first row as text; nothing if there is no row, or
-  /// it is null.
+  /// the value is null.
   std::optional<std::string> text(
       std::string_view statement,
       const DatabaseRow& values = {});
@@ -52,7 +52,7 @@ class Database {
   sqlite3* database_ = nullptr;
 };
 
-/// Writes between construction and commit() happen together, or not at all.
+/// Writes between construction and commit() happen atomically.
 class DatabaseTransaction {
  public:
   explicit DatabaseTransaction(Database& database);

@@ -11,7 +11,7 @@
 
 namespace accelerate::detail {
 
-// What can be given to trackers, as it waits for them.
+// What can be logged to trackers, in the form in which it is queued.
 
 struct LoggedConfig {
   TrackedValues values;
@@ -40,8 +40,8 @@ struct LoggedArtifact {
   std::string directory;
 };
 
-/// Something that is done in its turn; called once per tracker, of which a feed
-/// that gets such has one.
+/// Something that runs in its turn. Called once per tracker; a feed that is
+/// given calls has a single tracker.
 struct LoggedCall {
   std::function<void()> function;
   std::size_t num_bytes = 0;
@@ -59,17 +59,18 @@ struct FeedItem {
       LoggedArtifact,
       LoggedCall>
       content;
-  /// log_kwargs by the trackers' names; null without any.
+  /// log_kwargs by tracker name; null if there are none.
   std::shared_ptr<const TrackerKwargs> kwargs = nullptr;
 };
 
-/// About the memory that an item takes, in bytes.
+/// Approximate memory that an item takes, in bytes.
 std::size_t size_of(const FeedItem& item);
 
-/// Gives the item to the tracker. Returns false if the tool has no such thing.
+/// Passes the item to the tracker. Returns false if the tool does not support
+/// this kind of item.
 bool give(const FeedItem& item, GeneralTracker& tracker);
 
-/// What messages call the item: "values", "images", ...
+/// The item's name in messages: "values", "images", ...
 std::string_view kind_of(const FeedItem& item);
 
 }  // namespace accelerate::detail

@@ -8,16 +8,16 @@
 namespace accelerate::detail {
 
 struct HttpClientOptions {
-  /// What requests begin with, such as "https://host:5000".
+  /// Prefix of all requests, such as "https://host:5000".
   std::string base;
   std::string bearer_token;
   std::string user;
   std::string password;
-  /// A file of certificates to trust; empty: the system's.
+  /// A file of certificates to trust; empty for the system's.
   std::string certificates;
   bool verifies_certificates = true;
   double timeout_seconds = 120;
-  /// Requests that fail for a reason that may pass are repeated.
+  /// Number of retries of requests that fail for a transient reason.
   int most_retries = 4;
   /// Before the n-th retry, factor * 2^(n-1) seconds pass.
   double backoff_factor = 1;
@@ -38,10 +38,10 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
   ~HttpClient();
 
-  // Throw Error if there is no answer, after retries.
+  // Throw Error if there is no answer after all retries.
   HttpAnswer get(const std::string& path);
   HttpAnswer post_json(const std::string& path, const std::string& body);
-  /// Sends a body, or the file of that name.
+  /// Send a body, or the contents of `file`.
   HttpAnswer put(const std::string& path, const std::string& body);
   HttpAnswer put_file(const std::string& path, const std::string& file);
 
@@ -56,8 +56,7 @@ class HttpClient {
   void* curl_ = nullptr;
 };
 
-/// Bytes that are not letters, digits or one of "-._~/" become %20 and the
-/// like.
+/// Percent-encodes bytes other than letters, digits and "-._~/".
 std::string url_escaped(const std::string& text);
 
 }  // namespace accelerate::detail

@@ -12,12 +12,12 @@
 
 namespace accelerate::detail {
 
-/// Writes what is logged to a run's journal. Besides what it inherits, all
-/// functions are called on the thread of the feed that has it.
+/// Writes what is logged to a run's journal. All functions, inherited or not,
+/// are called on the thread of its feed.
 class JournalTracker final : public GeneralTracker {
  public:
-  /// Opens the journal in the run's directory, or makes both. Throws Error if
-  /// that cannot be.
+  /// Opens the journal in the run's directory, creating both if necessary.
+  /// Throws Error if that fails.
   JournalTracker(
       std::filesystem::path directory,
       std::string description,
@@ -49,21 +49,21 @@ class JournalTracker final : public GeneralTracker {
       const std::string& svg,
       const LogTime& time,
       const TrackedValues& options) override;
-  /// The path only.
+  /// Logs only the path.
   bool log_artifact(const std::string& path, const std::string& directory)
       override;
   /// Writes what was logged and closes the journal.
   void finish() override { writer_.reset(); }
 
   void add(JournalEvent event, const LogTime& time);
-  /// Returns when everything is durable, or cannot be written now.
+  /// Returns once everything is durable, or cannot be written now.
   void sync();
   /// Makes figures of later steps void.
   void rewind_to(std::int64_t step);
-  /// Goes on in the journal of an earlier process, from after `step`, and takes
-  /// along what was logged here. Removes the own journal, and its directory if
-  /// nothing else is in it. Throws Error, and goes on where it was, if that
-  /// journal cannot be written.
+  /// Continues the journal of an earlier process after `step`, taking along
+  /// what was logged here. Removes this tracker's own journal, and its
+  /// directory if nothing else is in it. Throws Error, and stays with its own
+  /// journal, if the other one cannot be written.
   void move_to(
       const std::filesystem::path& directory,
       std::string description,
@@ -79,7 +79,7 @@ class JournalTracker final : public GeneralTracker {
   std::unique_ptr<JournalWriter> writer_;
 };
 
-/// The journal of the run in that directory.
+/// The path of the journal of the run in that directory.
 std::filesystem::path journal_path(const std::filesystem::path& directory);
 
 }  // namespace accelerate::detail

@@ -11,17 +11,17 @@
 namespace accelerate::detail {
 
 /// The init_kwargs or log_kwargs of one tracker. Values that are none count as
-/// not given. Functions throw ConfigError for a value of another type.
+/// not given. Functions throw ConfigError for a value of the wrong type.
 class KeywordArguments {
  public:
-  /// `subject`: how messages call them, such as "wandb's init_kwargs". Throws
-  /// ConfigError that lists `known` if another name is among the values.
+  /// `subject`: their name in messages, such as "wandb's init_kwargs". Throws
+  /// ConfigError listing `known` if any other name is given.
   KeywordArguments(
       std::string subject,
       const TrackedValues& values,
       std::initializer_list<std::string_view> known);
 
-  /// Null if it is not given.
+  /// Null if it was not given.
   [[nodiscard]] const TrackedValue* find(std::string_view name) const;
   [[nodiscard]] std::optional<std::string> text(std::string_view name) const;
   [[nodiscard]] std::optional<double> number(std::string_view name) const;

@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// A kind of tracker that is known by name.
+/// A kind of tracker, known by name.
 struct TrackerClass {
   std::string name;
   bool requires_logging_directory = false;
@@ -23,13 +23,12 @@ struct TrackerClass {
   std::function<std::shared_ptr<GeneralTracker>(const TrackerRequest&)> make;
 };
 
-/// The library's trackers in the order in which "all" has them, then those that
-/// were registered.
+/// The library's trackers in the order used by "all", then registered ones.
 std::vector<TrackerClass> tracker_classes();
-/// Nothing if no class has that name.
+/// Nothing if no class has this name.
 std::optional<TrackerClass> find_tracker_class(std::string_view name);
 
-/// A tracker to be made, or one that the program has made.
+/// A tracker to be made, or one that the program made itself.
 struct ChosenTracker {
   std::string name;
   std::shared_ptr<GeneralTracker> instance = nullptr;
@@ -38,9 +37,9 @@ struct ChosenTracker {
 /// Whether a class can be used on this machine.
 using IsInstalled = std::function<bool(const TrackerClass&)>;
 
-/// Resolves `log_with` as Accelerate does: "all" stands for every class that is
-/// installed, and leaves out nothing that the program has made; names come once
-/// each; those that are not installed are left out and told to `note`. Throws
+/// Resolves `log_with` as Accelerate does: "all" stands for every installed
+/// class, and keeps what the program has made; each name appears once; those
+/// that are not installed are left out and reported to `note`. Throws
 /// ConfigError for an unknown name, and for a class that requires a directory
 /// if `logging_dir` is empty.
 std::vector<ChosenTracker> filter_trackers(

@@ -11,21 +11,21 @@
 
 namespace accelerate::detail {
 
-/// What a journal has for trackers.
+/// What a journal contains for trackers.
 struct RecordedRun {
   /// As given to init_trackers(); empty if it was not called.
   std::string project;
   /// When the first process began, in seconds since 1970.
   double begin = 0;
-  /// What all processes configured; the later of two values of one name.
+  /// The configuration from all processes; for equal names, the later value.
   TrackedValues config;
   /// In the order in which they were logged, with their times and steps.
   std::vector<FeedItem> items;
 };
 
-/// Reads the entries of a journal. Of a step that was repeated after a crash,
-/// only the repetition counts, as in RunHistory. What was not logged by the
-/// program (figures of the machine, warnings, checkpoints) is left out.
+/// Reads the entries of a journal. If a step was repeated after a crash, only
+/// the repetition counts, as in RunHistory. What the program did not log itself
+/// (figures of the machine, warnings, checkpoints) is left out.
 RecordedRun recorded_run(const std::vector<JournalEntry>& entries);
 
 }  // namespace accelerate::detail

@@ -22,28 +22,28 @@
 
 namespace accelerate::detail {
 
-/// What a feed does with an item for which it has no room.
+/// What a feed does with an item for which there is no room.
 enum class WhenFull {
-  drop,  ///< it is lost to these trackers, counted, and warned about once
+  drop,  ///< it is lost to these trackers and counted; one warning
   wait,  ///< the caller waits until there is room
 };
 
 struct TrackerFeedOptions {
-  /// About as much memory as waiting items may take.
+  /// Approximate memory that waiting items may take.
   std::size_t most_waiting_bytes = std::size_t{256} << 20U;
   WhenFull when_full = WhenFull::drop;
-  /// How often the thread looks for items. Nobody wakes it for one: that would
-  /// cost the loop ten times as much as all else.
+  /// How often the thread polls for items. It is not woken for each one: that
+  /// would cost the training loop ten times as much as everything else.
   std::chrono::milliseconds interval{50};
-  /// What warnings say of values that are lost to these trackers.
+  /// What warnings say about values that are lost to these trackers.
   std::string where_else = "what it lost is in the run's journal";
-  /// Gets warnings, on any thread.
+  /// Receives warnings, on any thread.
   std::function<void(const std::string&)> warn = {};
 };
 
-/// Owns trackers and calls them on one thread, with what was logged, in its
-/// order. Trackers that throw are warned about once each and go on being
-/// called. They are flushed whenever nothing more waits. Thread-safe.
+/// Owns trackers and calls them on one thread with what was logged, in order. A
+/// tracker that throws is warned about once and continues to be called.
+/// Trackers are flushed whenever the queue is empty. Thread-safe.
 class TrackerFeed {
  public:
   using Options = TrackerFeedOptions;
@@ -52,36 +52,37 @@ class TrackerFeed {
   explicit TrackerFeed(Trackers trackers, Options options = {});
   TrackerFeed(const TrackerFeed&) = delete;
   TrackerFeed& operator=(const TrackerFeed&) = delete;
-  /// As finish().
+  /// Calls finish().
   ~TrackerFeed();
 
-  /// Starts the trackers, gives them the configuration unless it is empty, and
-  /// returns when they are done. Throws the first one's exception.
+  /// Starts the trackers, passes them the configuration unless it is empty, and
+  /// returns once they are done. Throws the first tracker's exception.
   void start(const TrackedValues& config);
   void push(std::shared_ptr<const FeedItem> item);
-  /// The same for real numbers, which are copied to where they wait: the caller
-  /// shares no memory with the thread, which is what costs most.
+  /// The same for real numbers, which are copied into the queue: the caller
+  /// shares no memory with the thread, since sharing is what costs most.
   void push_numbers(const TrackedValues& numbers, const LogTime& time);
-  /// As push() if there is room for it; else it is lost without a word.
+  /// Pushes the item if there is room for it; otherwise drops it silently.
   void push_if_room(std::shared_ptr<const FeedItem> item);
-  /// Runs a function on the feed's thread after what was pushed before, and
-  /// waits for it. Throws what it throws. Not to be called by trackers.
+  /// Runs a function on the feed's thread after everything pushed before, and
+  /// waits for it. Throws what it throws. Trackers must not call it.
   void run(std::function<void()> function);
-  /// Returns when the trackers have got and flushed all that was pushed before.
+  /// Returns once the trackers have received and flushed everything pushed
+  /// before.
   void flush();
-  /// Hands on what waits, finishes the trackers and ends the thread. What is
-  /// pushed afterwards is ignored.
+  /// Delivers what is queued, finishes the trackers and ends the thread. What
+  /// is pushed afterwards is ignored.
   void finish();
 
   [[nodiscard]] const Trackers& trackers() const { return trackers_; }
-  /// Items that were lost because there was no room.
+  /// Number of items that were dropped because there was no room.
   [[nodiscard]] std::uint64_t num_dropped() const;
 
  private:
   struct Call {
     std::function<void()> function;
   };
-  // Those in the buffer up to there.
+  // The numbers in the buffer up to `end`.
   struct Numbers {
     std::size_t end = 0;
   };
@@ -104,8 +105,8 @@ class TrackerFeed {
   void report_totals();
   void warn(const std::string& text) const;
 
-  // What push_numbers() touches comes first, on as few lines of the cache as it
-  // fills: a training step leaves none of them there.
+  // What push_numbers() touches comes first and spans as few cache lines as
+  // possible: a training step evicts all of them.
   alignas(64) mutable std::mutex mutex_;
   bool has_ended_ = false;
   std::size_t num_waiting_bytes_ = 0;
@@ -114,13 +115,13 @@ class TrackerFeed {
   Options options_;
   std::size_t num_ended_bytes_ = 0;  // of waiting_numbers_, by entries
   std::uint64_t num_dropped_ = 0;
-  bool is_urgent_ = false;  // somebody waits
+  bool is_urgent_ = false;  // a caller is waiting
   bool is_ending_ = false;
   std::condition_variable work_;
   std::condition_variable room_;
 
   Trackers trackers_;
-  // These belong to the thread.
+  // These belong to the worker thread.
   NumberBuffer taken_numbers_;
   std::size_t num_given_bytes_ = 0;  // of taken_numbers_
   TrackedValues numbers_;

@@ -17,8 +17,8 @@ struct TrackerRequest {
   std::string project_name;
   /// Empty if there is none.
   std::filesystem::path logging_dir;
-  /// init_kwargs of this tracker. Names that the tracker does not know are an
-  /// error that lists the ones it does.
+  /// init_kwargs of this tracker. Unknown names are an error that lists the
+  /// known ones.
   TrackedValues init_kwargs;
   Environment environment;
   /// When the run began, in seconds since 1970.
@@ -30,13 +30,14 @@ struct TrackerRequest {
 using MakeTracker =
     std::unique_ptr<GeneralTracker> (*)(const TrackerRequest& request);
 
-// One per native tool; each throws ConfigError for what cannot be.
+// One per native tool; each throws ConfigError for a request that it cannot
+// satisfy.
 std::unique_ptr<GeneralTracker> make_tensorboard(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_wandb(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_mlflow(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_dvclive(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request);
-// By way of the tool's own Python package.
+// These go through the tool's own Python package.
 std::unique_ptr<GeneralTracker> make_comet_ml(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_aim(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_clearml(const TrackerRequest& request);

@@ -19,16 +19,16 @@ namespace accelerate::detail {
 /// plots/metrics/NAME.tsv (all values) and plots/images/.
 class DvcliveFiles {
  public:
-  /// Removes the files of an earlier run, unless `resumes`. Throws Error if the
+  /// Removes the files of an earlier run unless `resumes`. Throws Error if the
   /// directory cannot be used.
   DvcliveFiles(std::filesystem::path directory, bool resumes);
 
-  /// The latest step of the run that is resumed.
+  /// The latest step of the run being resumed.
   [[nodiscard]] std::optional<std::int64_t> resumed_step() const {
     return resumed_step_;
   }
 
-  /// Adds to the parameters that are there.
+  /// Adds to the existing parameters.
   void write_params(const TrackedValues& values);
 
   struct MetricOptions {
@@ -37,8 +37,8 @@ class DvcliveFiles {
     /// Whether the value becomes a row of the metric's file.
     bool plot = true;
   };
-  /// `value`: a number, a truth value or a text. Throws Error for a name that
-  /// cannot be a file's.
+  /// `value`: a number, a boolean or a text. Throws Error for a name that
+  /// cannot be a file name.
   void add_metric(
       const std::string& name,
       const TrackedValue& value,
@@ -50,7 +50,7 @@ class DvcliveFiles {
   void copy_artifact(
       const std::filesystem::path& source,
       std::string_view directory) const;
-  /// Tells DVC of the files.
+  /// Lists the files for DVC.
   void write_dvc_yaml(const std::filesystem::path& path) const;
 
   void flush();

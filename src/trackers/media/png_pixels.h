@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// The image of a PNG file; nothing if it is none, or has more than
+/// The image in a PNG file; nothing if it is not a PNG, or has more than
 /// `kMostPngPixels`.
 std::optional<Pixels> pixels_of_png(std::string_view png);
 

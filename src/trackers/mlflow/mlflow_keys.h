@@ -6,13 +6,13 @@
 
 namespace accelerate::detail {
 
-/// Why MLflow refuses a name of a metric, parameter or tag; empty if it takes
-/// it.
+/// Why MLflow refuses the name of a metric, parameter or tag; empty if it
+/// accepts it.
 std::string complaint_about_mlflow_key(std::string_view key);
 
-/// The length of UTF-8 in characters.
+/// Number of characters in UTF-8 text.
 std::size_t num_characters(std::string_view text);
-/// At most so many characters from the beginning.
+/// The first `most` characters of the text, or all of it.
 std::string first_characters(std::string_view text, std::size_t most);
 
 }  // namespace accelerate::detail

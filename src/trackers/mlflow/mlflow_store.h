@@ -28,10 +28,10 @@ struct MlflowText {
 
 struct MlflowExperiment {
   std::string name;
-  /// Where the artifacts of an experiment that is created go, as URI or path;
+  /// Where the artifacts of a newly created experiment go, as URI or path;
   /// empty: where the store puts them.
   std::string artifact_location;
-  std::vector<MlflowText> tags;  ///< of an experiment that is created
+  std::vector<MlflowText> tags;  ///< of a newly created experiment
 };
 
 struct MlflowNewRun {
@@ -41,17 +41,17 @@ struct MlflowNewRun {
   std::vector<MlflowText> tags;
 };
 
-/// What MLflow's tracking server accepts in one call.
+/// Limits of one call to MLflow's tracking server.
 inline constexpr std::size_t kMostMlflowMetrics = 1000;
 inline constexpr std::size_t kMostMlflowTexts = 100;
-/// Longer keys and values are refused by some or all stores.
+/// Limits of keys and values that some or all stores enforce.
 inline constexpr std::size_t kMostMlflowKeyBytes = 250;
 inline constexpr std::size_t kMostMlflowParamCharacters = 6000;
 inline constexpr std::size_t kMostMlflowTagCharacters = 8000;
 
-/// Where MLflow keeps experiments and runs. One run at a time: create_run() or
-/// resume_run() is called first, and end_run() last. Keys are valid. Functions
-/// throw Error.
+/// Where MLflow keeps experiments and runs. Handles one run at a time:
+/// create_run() or resume_run() is called first, and end_run() last. Keys must
+/// be valid. Functions throw Error.
 class MlflowStore {
  public:
   MlflowStore() = default;
@@ -59,19 +59,19 @@ class MlflowStore {
   MlflowStore& operator=(const MlflowStore&) = delete;
   virtual ~MlflowStore() = default;
 
-  /// Begins a run in the experiment of that name, which is created if there is
-  /// none.
+  /// Begins a run in the named experiment, which is created if it does not
+  /// exist.
   virtual void create_run(
       const MlflowExperiment& experiment,
       const MlflowNewRun& run) = 0;
-  /// Continues a run. `name` renames it, unless it is empty.
+  /// Continues a run, and renames it unless `name` is empty.
   virtual void resume_run(
       const std::string& run_id,
       const std::string& name) = 0;
-  /// At most kMostMlflowTexts.
+  /// Takes at most kMostMlflowTexts.
   virtual void log_params(std::span<const MlflowText> params) = 0;
   virtual void set_tags(std::span<const MlflowText> tags) = 0;
-  /// At most kMostMlflowMetrics.
+  /// Takes at most kMostMlflowMetrics.
   virtual void log_metrics(std::span<const MlflowMetric> metrics) = 0;
   /// Puts a file at `path` among the run's artifacts.
   virtual void write_artifact(
@@ -82,13 +82,13 @@ class MlflowStore {
       const std::string& path,
       const std::filesystem::path& file) = 0;
   virtual void flush() {}
-  /// The run has finished.
+  /// Marks the run as finished.
   virtual void end_run(std::int64_t end_time) = 0;
 
   [[nodiscard]] virtual const std::string& run_id() const = 0;
 };
 
-// Throw ConfigError if there is no store there and none can be made.
+// These throw ConfigError if there is no store and none can be created.
 std::unique_ptr<MlflowStore> open_mlflow_files(std::filesystem::path directory);
 std::unique_ptr<MlflowStore> open_mlflow_database(std::filesystem::path path);
 std::unique_ptr<MlflowStore> open_mlflow_server(
@@ -96,25 +96,25 @@ std::unique_ptr<MlflowStore> open_mlflow_server(
     const Environment& environment);
 
 /// The store of a tracking URI: a path or file: (directories), sqlite:///,
-/// http:// or https://; empty: as MLflow chooses, ./mlruns if there are runs,
-/// else ./mlflow.db. Throws ConfigError.
+/// http:// or https://; empty: MLflow's choice, ./mlruns if there are runs,
+/// otherwise ./mlflow.db. Throws ConfigError.
 std::unique_ptr<MlflowStore> open_mlflow_store(
     const std::string& uri,
     const Environment& environment);
 
-// What stores share.
+// Shared by the stores.
 /// 32 hexadecimal digits, as MLflow names runs.
 std::string new_mlflow_run_id();
 /// Where an artifact is if the run's artifact URI is a path or a file: URI.
-/// Throws Error for others, and for a path that is not below it.
+/// Throws Error for other URIs, and for a path that is not below it.
 std::filesystem::path mlflow_artifact_path(
     const std::string& artifact_uri,
     const std::string& path);
-/// The path of a file: URI, or of a path; empty for another URI.
+/// The path of a file: URI or of a plain path; empty for other URIs.
 std::filesystem::path path_of_uri(const std::string& uri);
 /// The file: URI of a path.
 std::string uri_of_path(const std::filesystem::path& path);
-/// A URI as it is, a path made absolute.
+/// A URI unchanged, or a path made absolute.
 std::string absolute_artifact_location(const std::string& location);
 
 }  // namespace accelerate::detail

@@ -8,10 +8,10 @@
 namespace accelerate::detail {
 
 /// The value as Python's json reads it: with NaN and Infinity, and with a point
-/// or an exponent in real numbers only.
+/// or an exponent only in real numbers.
 std::string python_json(const TrackedValue& value);
 
-/// Bytes in base64.
+/// Encodes bytes in base64.
 std::string base64(std::string_view bytes);
 
 }  // namespace accelerate::detail

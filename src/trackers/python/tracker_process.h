@@ -12,17 +12,17 @@
 namespace accelerate::detail {
 
 struct TrackerProcessOptions {
-  /// Path of the interpreter, or a name to look for in PATH.
+  /// Path of the interpreter, or a name to look up in PATH.
   std::string python = "python3";
-  /// All variables of the process.
+  /// The complete environment of the process.
   Environment environment;
-  /// How long the process may take for an answer.
+  /// How long the process may take to answer.
   std::chrono::seconds patience{300};
 };
 
-/// A Python process that makes a tracker's calls. It reads requests from a
-/// socket of its own, so what a package prints goes where this process prints.
-/// If this process dies, it ends the run and then itself. Not thread-safe.
+/// A Python process that makes a tracker's calls. It reads requests from its
+/// own socket, so what a package prints goes where this process prints. If this
+/// process dies, it ends the run and exits. Not thread-safe.
 class TrackerProcess {
  public:
   using Options = TrackerProcessOptions;
@@ -31,13 +31,13 @@ class TrackerProcess {
   explicit TrackerProcess(Options options);
   TrackerProcess(const TrackerProcess&) = delete;
   TrackerProcess& operator=(const TrackerProcess&) = delete;
-  /// Leaves it to the process to end its run, if it has not.
+  /// Leaves it to the process to end its run, if that has not happened yet.
   ~TrackerProcess();
 
-  /// Sends a line and returns the line that answers it. Throws Error if the
-  /// process has ended, or does not answer in time, which ends it.
+  /// Sends a line and returns the answer line. Throws Error if the process has
+  /// ended, or does not answer in time; a timeout ends the process.
   std::string ask(std::string_view line);
-  /// Waits until the process has ended by itself. Ends it if it takes too long.
+  /// Waits until the process exits by itself; kills it if that takes too long.
   void wait();
   [[nodiscard]] bool is_running() const { return pid_ > 0; }
   [[nodiscard]] pid_t pid() const { return pid_; }
@@ -55,8 +55,8 @@ class TrackerProcess {
   std::string received_;  // what came after the last line
 };
 
-/// The path of a program in PATH, or of one that is a path already; empty if
-/// there is none.
+/// The path of a program, looked up in PATH unless `name` is already a path;
+/// empty if there is none.
 std::string path_of_program(
     const std::string& name,
     const Environment& environment);

@@ -5,7 +5,7 @@
 namespace accelerate::detail {
 
 /// The program that a TrackerProcess runs: tracker_process.py, which the build
-/// copies into the library.
+/// embeds in the library.
 extern const std::string_view kTrackerScript;
 
 }  // namespace accelerate::detail

@@ -9,7 +9,7 @@ struct SvgSeries {
   enum class Kind { line, scatter, bar };
   Kind kind = Kind::line;
   std::string name = {};
-  /// As many as `y`.
+  /// One per value of `y`.
   std::vector<double> x = {};
   std::vector<double> y = {};
 };
@@ -24,10 +24,10 @@ struct SvgFigure {
 };
 
 /// The figure as an SVG document with axes, a grid and a legend. Points that
-/// are not finite are gaps.
+/// are not finite become gaps.
 std::string svg_of(const SvgFigure& figure);
 
-/// Round numbers that divide the range, about `most` of them.
+/// About `most` round numbers that divide the range.
 std::vector<double> ticks_between(double least, double largest, int most);
 
 }  // namespace accelerate::detail

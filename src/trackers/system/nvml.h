@@ -5,7 +5,7 @@
 
 namespace accelerate::detail {
 
-/// One NVIDIA device as the driver sees it.
+/// One NVIDIA device as the driver reports it.
 struct DeviceFigures {
   double memory_mb = 0;
   double utilization_percent = 0;
@@ -21,7 +21,7 @@ class Nvml {
   Nvml& operator=(const Nvml&) = delete;
   ~Nvml();
 
-  /// In the driver's order; those that do not answer are 0.
+  /// In the driver's order; figures of devices that do not answer are 0.
   [[nodiscard]] std::vector<DeviceFigures> devices() const;
 
  private:

@@ -16,17 +16,17 @@ namespace accelerate::detail {
 /// Reads figures of this process and its machine.
 class SystemReader {
  public:
-  /// Remembers where counters are. `root`: the directory with /proc and /sys;
-  /// `nvml` may be null.
+  /// Records the current counters. `root`: the directory that contains /proc
+  /// and /sys; `nvml` may be null.
   explicit SystemReader(
       std::filesystem::path root,
       std::unique_ptr<Nvml> nvml = nullptr);
 
-  /// cpu_percent, of all processors since the last call; process_mb and
+  /// cpu_percent, over all processors since the last call; process_mb and
   /// machine_mb, memory in use (in the container, if its memory is limited);
   /// disk_read_mb, disk_write_mb, network_in_mb, network_out_mb, since the
-  /// reader was made; device.N.memory_mb and device.N.utilization_percent. MB
-  /// are 10^6 bytes. What the system does not tell is left out.
+  /// reader was made; device.N.memory_mb and device.N.utilization_percent. 1 MB
+  /// is 10^6 bytes. What the system does not report is left out.
   [[nodiscard]] std::vector<JournalScalars::Scalar> figures();
   /// process_mb alone.
   [[nodiscard]] std::optional<double> process_mb() const;

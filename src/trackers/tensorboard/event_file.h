@@ -8,12 +8,12 @@
 
 namespace accelerate::detail {
 
-/// Where a file of events begins, beyond its directory.
+/// Options for a new event file, besides its directory.
 struct EventFileOptions {
   /// When the run began, in seconds since 1970.
   double begin = 0;
   std::string name_suffix = {};
-  /// What other files of the directory have from this step on is void.
+  /// Makes what other files in the directory have from this step on void.
   std::optional<std::int64_t> purge_step = std::nullopt;
 };
 
@@ -21,14 +21,14 @@ struct EventFileOptions {
 /// frames. Events are kept in memory until flush().
 class EventFile {
  public:
-  /// Creates a file with a name of its own, and the directory. Throws Error
-  /// naming the path and the system's reason, as all functions do.
+  /// Creates a file with a unique name, and the directory. Throws Error naming
+  /// the path and the system's reason, as all functions do.
   EventFile(
       const std::filesystem::path& directory,
       const EventFileOptions& options);
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
-  /// Writes what is in memory, if it can.
+  /// Writes what is pending, if it can.
   ~EventFile();
 
   /// `summary`: a Summary message.

@@ -7,10 +7,10 @@
 
 namespace accelerate::detail {
 
-/// What TensorBoard's dashboard of hyperparameters reads: the Summary messages
-/// of the experiment, of the session's start and of its end. Values that are
-/// none are left out. Throws ConfigError for values that are neither numbers,
-/// truth values nor strings.
+/// The Summary messages for TensorBoard's hyperparameter dashboard: the
+/// experiment, the session's start and its end. Values that are none are left
+/// out. Throws ConfigError for values that are not numbers, booleans or
+/// strings.
 std::array<std::string, 3> hparams_summaries(
     const TrackedValues& values,
     double begin);

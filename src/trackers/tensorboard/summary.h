@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-// Each returns a Summary message with one value, for EventFile::add().
+// Each function returns a Summary message with one value, for EventFile::add().
 
 /// As a float, which is what TensorBoard's dashboard shows.
 std::string scalar_summary(std::string_view tag, double value);
@@ -28,13 +28,13 @@ std::string histogram_summary(
     std::string_view tag,
     const TrackedHistogram& histogram);
 
-/// A value without data: all that matters is in the plugin's `content`.
+/// A value without data: the plugin's `content` says everything.
 std::string plugin_summary(
     std::string_view tag,
     std::string_view plugin,
     std::string_view content);
 
-/// The table in Markdown.
+/// The table as Markdown.
 std::string markdown_table(const TrackedTable& table);
 
 }  // namespace accelerate::detail

@@ -17,7 +17,7 @@ class WandbLog {
   explicit WandbLog(std::filesystem::path path);
   WandbLog(const WandbLog&) = delete;
   WandbLog& operator=(const WandbLog&) = delete;
-  /// Writes what is in memory, if it can.
+  /// Writes what is pending, if it can.
   ~WandbLog();
 
   void append(std::string_view record);
@@ -28,7 +28,7 @@ class WandbLog {
 
   std::filesystem::path path_;
   int file_ = -1;
-  std::uint64_t size_ = 0;  // with what is pending
+  std::uint64_t size_ = 0;  // including what is pending
   std::string pending_;
 };
 

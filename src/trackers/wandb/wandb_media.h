@@ -12,17 +12,17 @@
 namespace accelerate::detail {
 
 /// What W&B logs in place of an image, a table or a figure: an object that
-/// names files.
+/// refers to files.
 struct WandbMedia {
   nlohmann::ordered_json value;
-  /// The files, below the directory that was given.
+  /// The files, relative to the given directory.
   std::vector<std::string> files;
 };
 
-// Each puts its files below `directory`, the "files" of a run. `name` is the
-// name under which the value is logged, `step` its step.
+// Each function writes its files below `directory`, the "files" of a run.
+// `name` is the key under which the value is logged, `step` its step.
 
-/// `captions`: none, or one per image. Throws Error for another number.
+/// `captions`: none, or one per image. Throws Error for any other number.
 WandbMedia write_wandb_images(
     const std::filesystem::path& directory,
     const std::string& name,

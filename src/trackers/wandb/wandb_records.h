@@ -25,14 +25,14 @@ struct WandbEnvironment {
   std::uint32_t num_processors = 0;
   std::uint64_t memory_bytes = 0;
 
-  /// Those of this process.
+  /// The environment of this process.
   static WandbEnvironment current();
 };
 
-/// Writes a run's records, messages of wandb_internal.proto, into its file.
+/// Writes a run's records, messages of wandb_internal.proto, to its file.
 class WandbRecords {
  public:
-  /// Begins the file: what wrote it, the run, its environment.
+  /// Begins the file with what wrote it, the run, and its environment.
   WandbRecords(
       const std::filesystem::path& path,
       const WandbSettings& settings,
@@ -43,7 +43,7 @@ class WandbRecords {
   void add_history(const WandbHistory::Row& row, double runtime);
   /// `values`: an object of what has changed.
   void add_summary(const nlohmann::ordered_json& values);
-  /// A file of the run, by its path below "files".
+  /// Adds a file of the run, by its path below "files".
   void add_file(const std::string& path);
   void add_exit(double runtime);
   void flush() { log_.flush(); }

@@ -13,11 +13,11 @@ namespace accelerate::detail {
 /// Where a run's values go.
 enum class WandbMode { offline, online, disabled };
 
-/// What wandb.init() is told by its arguments and by W&B's variables.
+/// The settings that wandb.init() takes from its arguments and W&B's variables.
 struct WandbSettings {
   WandbMode mode = WandbMode::offline;
   std::string project;
-  std::string entity;  ///< empty: the user's own, as for all texts below
+  std::string entity;  ///< empty: the user's default, as for all texts below
   std::string name;
   std::string run_id;
   std::string group;
@@ -25,14 +25,15 @@ struct WandbSettings {
   std::string notes;
   std::vector<std::string> tags;
   TrackedValues config;
-  /// The directory that gets "wandb", or ".wandb" if it has that already.
+  /// The directory in which "wandb" is created, or ".wandb" if it already
+  /// exists.
   std::filesystem::path directory;
-  /// W&B resumes runs while online only.
+  /// W&B resumes runs only online.
   bool resume = false;
 };
 
-/// Arguments are preferred to variables. Throws ConfigError for arguments that
-/// there are not and for a mode or run id that W&B would refuse.
+/// Arguments take precedence over variables. Throws ConfigError for unknown
+/// arguments and for a mode or run id that W&B would refuse.
 WandbSettings wandb_settings(const TrackerRequest& request);
 
 /// Whether the request asks for W&B's server: for the mode "online", "run" or
