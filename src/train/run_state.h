@@ -11,13 +11,13 @@
 
 namespace accelerate::detail {
 
-/// What a journal says about this process, all but the run's name.
+/// What a journal says about this process, except the run's name.
 std::function<JournalSessionInfo()> describe_process(
     const World& world,
     const Mesh& mesh);
 
-/// Keeps in checkpoints which run they are of and how far it had logged, and
-/// goes on with that run's journal when they are loaded. `tracking` must
+/// Records in checkpoints which run they belong to and how far it had logged,
+/// and continues that run's journal when they are loaded. `tracking` must
 /// outlive it.
 std::shared_ptr<CheckpointComponent> run_component(RunTracking& tracking);
 

@@ -43,17 +43,17 @@ struct Session;
 struct StagedModel;
 
 struct PreparedModel {
-  /// See the function of this name. No strategy, dtype or missing value comes
-  /// to a model after it was prepared; a profile turns it off.
+  /// See the function of this name. A model gets no strategy, dtype or missing
+  /// value after it was prepared; a profile turns this off.
   bool runs_directly = false;
   Session* session = nullptr;  // its owner
   /// Null after free_memory().
   std::shared_ptr<torch::nn::Module> module;
   /// Where the module's tensors are.
   at::Device device = at::kCPU;
-  /// True if it was prepared without averaging of gradients.
+  /// True if it was prepared without gradient averaging.
   bool evaluation_mode = false;
-  /// The session's mesh, or one of the model's own.
+  /// The session's mesh, or the model's own.
   Mesh mesh;
   ParameterTable table = {};
   StrategyList strategies = {};
@@ -65,7 +65,7 @@ struct PreparedModel {
   bool awaits_values = false;
   /// The default of load_model(): only rank 0 reads the files.
   bool reads_on_rank_0 = false;
-  /// Set if this is a stage of a model that a pipeline divides.
+  /// Set if this is a stage of a pipelined model.
   std::shared_ptr<const StagedModel> stage = nullptr;
   /// See keep_freed_blocks(); null if nothing is kept for this model.
   std::shared_ptr<void> freed_blocks = nullptr;
@@ -73,7 +73,7 @@ struct PreparedModel {
 
 struct PreparedOptimizer {
   Session* session = nullptr;
-  /// Null after free_memory(), and if the user's optimizer was destroyed.
+  /// Null after free_memory(), and after the user's optimizer was destroyed.
   torch::optim::Optimizer* inner = nullptr;
   /// StepState::num_backwards when the gradients were last used or dropped.
   std::int64_t num_backwards_used = 0;
@@ -82,10 +82,11 @@ struct PreparedOptimizer {
   /// Keeps `inner` alive; null if it is borrowed.
   std::shared_ptr<void> owner = nullptr;
   bool was_destroyed = false;
-  /// Keeps `inner` and `was_destroyed` true. Null for an owned optimizer that
-  /// cannot be watched.
+  /// Keeps `inner` and `was_destroyed` up to date. Null for an owned optimizer
+  /// that cannot be watched.
   std::shared_ptr<void> watch = nullptr;
-  /// False until its first step has looked for parameters of no model.
+  /// False until its first step has looked for parameters that belong to no
+  /// model.
   bool was_checked = false;
   /// True if the last step was skipped because of an infinite gradient.
   bool step_was_skipped = false;
@@ -97,7 +98,7 @@ struct PreparedScheduler {
   std::shared_ptr<void> owner = nullptr;
   /// Null after free_memory().
   std::shared_ptr<ScheduleAdapter> schedule = nullptr;
-  /// The optimizers whose skipped steps hold it back.
+  /// The optimizers whose skipped steps hold the schedule back.
   std::vector<const PreparedOptimizer*> optimizers;
   /// The steps taken inside join_uneven_inputs.
   std::vector<SchedulerStep> journal = {};
@@ -105,22 +106,21 @@ struct PreparedScheduler {
 
 /// Whether a backward has left gradients that no step has used yet.
 [[nodiscard]] bool is_accumulating(const PreparedOptimizer& optimizer);
-/// Notes that its gradients are used or dropped; returns whether there were
-/// any.
+/// Marks its gradients as used or dropped; returns whether there were any.
 bool use_gradients(PreparedOptimizer& optimizer);
 
 /// Steps the schedule itself, whether or not a step is due.
 void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
 
-/// Items (tokens, say) that the losses of a window are means over.
+/// Items (tokens, for example) over which a window's losses are means.
 struct ItemCount {
   /// Sum of the counts given to backward() in this window.
   std::int64_t in_window = 0;
-  /// Divisor of the weights of the window's losses, the same on all ranks:
+  /// Divisor of the weights of the window's losses, the same on all ranks;
   /// keeps gradients in range before the total is known.
   double unit = 1;
   std::int64_t in_micro_step = 0;
-  /// The micro-step that was counted last; 0 if none.
+  /// The micro-step that was last counted; 0 if none.
   std::int64_t serial = 0;
 };
 
@@ -137,9 +137,9 @@ struct WindowProgress {
 
 /// The state of join_uneven_inputs.
 struct Join {
-  /// True inside join_uneven_inputs, on a single rank, too.
+  /// True inside join_uneven_inputs, even on a single rank.
   bool is_open = false;
-  /// A group of its own over all ranks; made when first needed.
+  /// A separate group over all ranks; created when first needed.
   std::optional<Group> group = std::nullopt;
   /// Null outside join_uneven_inputs and on a single rank.
   std::unique_ptr<JoinRound> round = nullptr;
@@ -149,38 +149,38 @@ struct Join {
 
 /// Position of a prepared loader in its pass.
 struct LoaderProgress {
-  /// Place in the order of preparation.
+  /// Position in the order of preparation.
   std::int64_t index = 0;
   /// Number of batches handed out.
   std::int64_t num_batches = 0;
   bool is_last_batch = false;
-  /// Number of real samples of the last global batch if it was filled up, else
-  /// 0.
+  /// Number of real samples in the last global batch if it was padded,
+  /// otherwise 0.
   std::int64_t remainder = 0;
 };
 
 /// State that all handles share. The order of members matters: they are
-/// destroyed last first, strategies before groups. The first ones are what each
-/// call of a step reads; they share a line of the processor's cache, which
-/// LibTorch's kernels evict between two calls.
+/// destroyed in reverse order, strategies before groups. The first members are
+/// what each call in a step reads; they share a cache line, which LibTorch's
+/// kernels evict between calls.
 struct alignas(64) Session {
   StepState step = {};
   StepClock clock;
   /// Loaders being read, the innermost last.
   std::vector<const LoaderProgress*> active_loaders = {};
-  /// What is in force, with its origins.
+  /// The settings in force, with their origins.
   Settings settings;
   SettingsReport report = {};
   World world;
-  /// Plan of models without options of their own.
+  /// The plan for models without their own options.
   ParallelPlan plan;
   Mesh mesh;
-  /// The request that the plan was made for, and its sources: the starting
-  /// point of plans for models with options of their own.
+  /// The request for which the plan was made, and its sources: the basis for
+  /// plans of models with their own options.
   PlanRequest plan_request = {};
   RequestSources request_sources = {};
-  /// Samples per rank and micro-step of each prepared loader; with DeepSpeed
-  /// only, whose configuration names them.
+  /// Samples per rank and micro-step of each prepared loader; only with
+  /// DeepSpeed, whose configuration names them.
   std::vector<std::int64_t> deepspeed_micro_batches = {};
   /// Meshes of models whose degrees differ from the session's.
   std::vector<Mesh> other_meshes = {};
@@ -190,42 +190,43 @@ struct alignas(64) Session {
   SchedulerOptions scheduling;
   /// Defaults of loaders, as the program last set them.
   DataLoaderConfiguration dataloader_config = {};
-  /// Generators that are synchronised when a pass begins.
+  /// Generators that are synchronised at the start of a pass.
   std::vector<RNGType> rng_types = {};
   bool device_placement = true;
-  /// The norm to which every step clips gradients, besides the program's own
-  /// clipping.
+  /// The norm to which every step clips gradients, in addition to the program's
+  /// own clipping.
   std::optional<double> max_gradient_norm = std::nullopt;
-  /// Set with fp16 only.
+  /// Set only with fp16.
   std::optional<GradScaler> scaler;
-  /// True if optimizers have stepped since the scale was last adapted.
+  /// True if optimizers have stepped since the scale was last adjusted.
   bool scale_is_due = false;
   WindowProgress window = {};
-  /// True once it was said that no accumulate() is open.
+  /// True once the warning that no accumulate() is open was given.
   bool has_warned_of_window = false;
   bool trigger = false;
-  /// Signals after which check_preemption() is true, and, from its first call,
-  /// whether one has come.
+  /// Signals after which check_preemption() is true, and, since its first call,
+  /// whether one has arrived.
   std::vector<int> preemption_signals = {};
   std::unique_ptr<SignalFlag> preemption = nullptr;
-  /// True once it was said that maybe_context_parallel() divides nothing.
+  /// True once the warning that maybe_context_parallel() splits nothing was
+  /// given.
   bool has_warned_of_context = false;
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::unique_ptr<PreparedScheduler>> schedulers;
   std::int64_t num_loaders = 0;
-  /// How often free_memory() was called: loaders prepared before are released.
+  /// How often free_memory() was called; loaders prepared earlier are released.
   std::int64_t num_releases = 0;
   Join join = {};
-  /// How many steps the optimizers have made; asked by another thread.
+  /// Number of steps the optimizers have made; read by another thread.
   std::shared_ptr<StepCounts> step_counts = std::make_shared<StepCounts>();
   /// Backward passes that average gradients over ranks; read by another thread.
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);
   std::unique_ptr<RankAgreement> agreement;
-  /// Where a profile listens; the world's.
+  /// The world's slot on which a profile listens.
   std::shared_ptr<StepSlot> steps = nullptr;
-  /// What profile() records unless it is told otherwise.
+  /// What profile() records by default.
   ProfileOptions profile_options = {};
   /// Trackers and the run's journal.
   std::unique_ptr<RunTracking> tracking;
@@ -233,8 +234,8 @@ struct alignas(64) Session {
   /// destroyed.
   std::unique_ptr<Checkpoints> checkpoints;
 
-  /// The model's tensor for one that an optimizer steps on; null if no prepared
-  /// model has it.
+  /// The model's tensor for a tensor that an optimizer steps on; null if no
+  /// prepared model has it.
   [[nodiscard]] const at::Tensor* tensor_of(const at::Tensor& local) const {
     for (const auto& model : models) {
       const Parameter* row = model->table.find_local(local);
@@ -264,12 +265,12 @@ at::Tensor clip_gradients(
     double max_norm,
     const ClipNormOptions& options);
 
-/// Throws ConfigError for a handle that free_memory() released. `what` is to be
-/// prepared: "the model again".
+/// Throws ConfigError for a handle that free_memory() released. `what` has to
+/// be prepared: "the model again".
 [[noreturn]] void throw_released(std::string_view what);
 
-/// Warns once, at the optimizer's first step, of parameters that belong to no
-/// prepared model: no strategy averages their gradients.
+/// Warns once, at the optimizer's first step, about parameters that belong to
+/// no prepared model, whose gradients no strategy averages.
 void warn_untracked_parameters(Session& session, PreparedOptimizer& optimizer);
 
 /// Throws ConfigError inside join_uneven_inputs. `what` names the operation that

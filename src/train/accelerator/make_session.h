@@ -11,8 +11,8 @@
 namespace accelerate::detail {
 
 /// Joins the world, resolves the options there, and makes what an Accelerator
-/// consists of. The session reports settings without effect when
-/// its last handle is destroyed, if no step and no finish() has done so. Throws
+/// consists of. The session reports settings without effect when its last
+/// handle is destroyed, unless a step or finish() has done so. Throws
 /// ConfigError and DistributedError. Collective.
 std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,

@@ -15,8 +15,8 @@ struct SettingsInForce {
   std::vector<IgnoredSetting> ignored;
 };
 
-/// The settings of code, launcher and variables, with what was chosen where they
-/// leave something open, and those that an engine ignores.
+/// The settings from code, launcher and variables, with what was chosen where
+/// they leave something open, and the settings that an engine ignores.
 SettingsInForce settings_in_force(
     const AcceleratorOptions& options,
     const Decisions& decisions,

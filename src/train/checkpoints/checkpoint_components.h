@@ -15,11 +15,11 @@ std::vector<PreparedModel*> live_models(const Session& session);
 /// A model as checkpoints see it.
 PlacedModel placed(const PreparedModel& model);
 
-/// What the components are listed for.
+/// What the listed components are for.
 enum class CheckpointUse { save, load };
 
 /// Every component of a session that has state, in the order in which states
-/// are loaded. `with_weights` has one entry per live model and leaves models
+/// are loaded. `with_weights` has one entry per live model, false to leave it
 /// out; CheckpointRequest leaves out optimizers and schedules. A feature with
 /// state adds itself to `Checkpoints::components`.
 ComponentList components_of(

@@ -22,72 +22,76 @@ class Accelerator;
 
 namespace accelerate::detail {
 
-/// The states that several machines keep in memory: each has the part that its
-/// own ranks hold (see MachinePartScope), and a copy of the part of the machine
-/// before it, so that a machine may be lost with its memory. A state is complete
-/// once every part and every copy is; until then the one before it stays.
+/// The states that several machines keep in memory. Each machine has the part
+/// that its own ranks hold (see MachinePartScope), and a copy of the part of
+/// the machine before it, so that a machine may be lost with its memory. A
+/// state is complete once every part and every copy is; until then the previous
+/// state is kept.
 ///
-/// Where machines may join and leave, states that other machines, or another
-/// number of them, have kept can be loaded, too; see WholeStates.
+/// Where machines may join and leave, states kept by other machines, or by a
+/// different number of them, can also be loaded; see WholeStates.
 ///
-/// Made, and used, by all ranks in the same order.
+/// Made and used by all ranks in the same order.
 class MachineStates {
  public:
-  /// `memory`: a directory in the memory of this machine. `may_change`: whether
-  /// machines may join and leave; states of other machines are left alone
-  /// otherwise. Collective.
+  /// `memory`: a directory in this machine's memory. `may_change`: whether
+  /// machines may join and leave; otherwise, states of other machines are left
+  /// alone. Collective.
   MachineStates(
       const World& world,
       const std::filesystem::path& memory,
       bool may_change = false);
   MachineStates(const MachineStates&) = delete;
   MachineStates& operator=(const MachineStates&) = delete;
-  /// Waits for the copies under way.
+  /// Waits for the copies in progress.
   ~MachineStates();
 
-  /// Makes the directories. Throws ConfigError on all ranks if a machine cannot.
+  /// Creates the directories. Throws ConfigError on all ranks if a machine
+  /// cannot.
   void make_directories();
 
-  /// The states that can be loaded, the newest first; equal on all ranks. What
-  /// else machines have of states is removed. Collective.
+  /// The states that can be loaded, newest first; the same on all ranks.
+  /// Removes anything else that machines hold of states. Collective.
   std::vector<MemoryState> survey();
-  /// The number of the next state, which no machine has used, after survey().
+  /// The number of the next state, which no machine has used; set by survey().
   [[nodiscard]] std::int64_t next_number() const { return next_number_; }
-  /// A sentence about the newest state of which a part is lost; empty if none.
+  /// A sentence about the newest state if a part of it is lost; otherwise
+  /// empty.
   [[nodiscard]] const std::string& lost() const { return lost_; }
 
-  /// Gives everything that is prepared the state of this name, of survey(), for which parts
-  /// that machines have lost come from those that hold their copies. Throws as
-  /// Accelerator::load_state(), CheckpointError if a part cannot be fetched.
+  /// Loads the state of this name, from survey(), into everything that is
+  /// prepared. Parts that machines have lost come from the machines that hold
+  /// their copies. Throws as Accelerator::load_state(), and CheckpointError if
+  /// a part cannot be fetched.
   void load(
       const Accelerator& accelerator,
       const std::string& name,
       const LoadStateOptions& options);
-  /// Removes all states but the one loaded last, if one was, whose missing
-  /// copies are made.
+  /// Removes all states except the one loaded last, if any, and makes its
+  /// missing copies.
   void settle();
 
-  /// Begins to save a state. Returns false, having done nothing, while the last
-  /// one, or a checkpoint of the project, is not complete yet.
+  /// Begins to save a state. Returns false, having done nothing, while the
+  /// previous state or a checkpoint of the project is still incomplete.
   bool begin(
       const Accelerator& accelerator,
       const std::string& name,
       WhenBusy when_busy = WhenBusy::skip);
-  /// This rank's view of the state that is being kept.
+  /// This rank's view of the state being kept.
   enum Progress : std::int64_t { done = 0, failed = 1, busy = 2 };
   [[nodiscard]] Progress progress();
-  /// Saves a state of which every machine has all when this returns, so that any
-  /// of them may leave. Waits for one that is being kept. Throws CheckpointError
-  /// if that is not possible. Collective.
+  /// Saves a state such that every machine has all of it on return, so that any
+  /// of them may leave. Waits for a state that is being kept. Throws
+  /// CheckpointError if that is impossible. Collective.
   void keep_whole(const Accelerator& accelerator, const std::string& name);
-  /// Goes on with what is due when the largest progress of all ranks is
+  /// Continues with what is due when the largest progress of all ranks is
   /// `agreed`. Throws DistributedError if another machine was lost.
   void advance(Progress agreed);
 
  private:
   enum class Phase { idle, saving, copying };
 
-  // What one machine has.
+  // What one machine holds.
   struct Holding {
     int first_rank = 0;
     std::vector<std::string> parts;
@@ -97,7 +101,7 @@ class MachineStates {
   Progress wait_for_phase();
   [[nodiscard]] bool is_first() const { return world_.local_rank() == 0; }
   [[nodiscard]] std::size_t num_machines() const { return firsts_.size(); }
-  // The machine that has the copy of this one's part.
+  // The machine that holds the copy of this machine's part.
   [[nodiscard]] std::size_t holder_of(std::size_t machine) const {
     return (machine + 1) % num_machines();
   }
@@ -106,15 +110,15 @@ class MachineStates {
   [[nodiscard]] bool has_copy(std::size_t machine, const std::string& name)
       const;
   [[nodiscard]] std::vector<Holding> exchange_holdings() const;
-  // The machines whose part of the state nobody holds in its place.
+  // The machines whose part of the state is held neither by them nor as a copy.
   [[nodiscard]] std::vector<std::string> lost_parts(
       const std::string& name) const;
-  // Moves from machines to those after them, or back, where `is_wanted`.
+  // Copies of the parts of `machines`, from each to its holder.
   [[nodiscard]] std::vector<DirectoryMove> copies_of(
       const std::string& name,
       const std::vector<std::size_t>& machines) const;
   void move(const std::vector<DirectoryMove>& moves, const std::string& what);
-  // Makes this machine keep no state but this one.
+  // Removes all states of this machine except this one.
   void keep_only(const std::string& name);
   void forget(const std::string& name) const;
   void copy_in_background();
@@ -124,16 +128,16 @@ class MachineStates {
   std::filesystem::path directory_;
   std::vector<int> firsts_;
   std::size_t machine_ = 0;
-  /// The first ranks of all machines; only they have it.
+  /// A group of the first ranks of all machines; set only on them.
   std::optional<Group> between_;
   std::vector<Holding> holdings_;
   std::int64_t next_number_ = 0;
   std::string lost_;
   std::string loaded_;
-  /// Set where machines may join and leave, after make_directories().
+  /// Set by make_directories() where machines may join and leave.
   std::optional<WholeStates> whole_;
   bool may_change_;
-  // Whether the state loaded was put together anew.
+  // Whether the loaded state was reassembled by WholeStates.
   bool loaded_whole_ = false;
 
   Phase phase_ = Phase::idle;

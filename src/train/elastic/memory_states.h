@@ -11,36 +11,38 @@ namespace accelerate::detail {
 /// A complete state in memory.
 struct MemoryState {
   std::filesystem::path path;
-  /// Its place among the states in memory, from 0.
+  /// Its position among the states in memory, from 0.
   std::int64_t number = 0;
-  /// The number that the project's next checkpoint had when it was saved: a
-  /// checkpoint of this number or above is newer.
+  /// The number of the project's next checkpoint when it was saved: a
+  /// checkpoint with this number or above is newer.
   std::int64_t next_checkpoint = 0;
 };
 
-/// The checkpoints that ranks keep in memory, in a directory of this run. They
-/// are ordered by their numbers, never by clocks.
+/// The checkpoints that ranks keep in memory, in a directory of this run,
+/// ordered by their numbers, never by clocks.
 class MemoryStates {
  public:
   explicit MemoryStates(std::filesystem::path directory)
       : directory_(std::move(directory)) {}
 
-  /// Makes the directory, for this user alone. Throws ConfigError if another
-  /// user's is there, or if it cannot be made.
+  /// Creates the directory, for this user only. Throws ConfigError if it
+  /// belongs to another user or cannot be created.
   void make_directory() const;
-  /// Where a state is saved. `generation` tells those apart that were begun with
-  /// one number, in a generation that ended meanwhile and in the next.
+  /// Where a state is saved. `generation` distinguishes states that were begun
+  /// with the same number in a generation that has since ended and in the next
+  /// one.
   [[nodiscard]] std::filesystem::path path_of(
       int generation,
       std::int64_t number,
       std::int64_t next_checkpoint) const;
-  /// MemoryState::next_checkpoint of the state of this name, if it is one.
+  /// MemoryState::next_checkpoint of the state with this name; nothing if it is
+  /// not one.
   [[nodiscard]] static std::optional<std::int64_t> next_checkpoint_of(
       std::string_view name);
-  /// The complete ones, the newest first. Empty without the directory.
+  /// The complete states, newest first. Empty if the directory does not exist.
   [[nodiscard]] std::vector<MemoryState> list() const;
-  /// Removes all but the newest two complete ones, and with `parts` what a save
-  /// that was interrupted has left: nobody may be saving then.
+  /// Removes all but the newest two complete states, and with `parts` also what
+  /// an interrupted save left; no save may then be in progress.
   void tidy(bool parts) const;
 
  private:

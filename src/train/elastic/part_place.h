@@ -15,14 +15,14 @@ struct PartPlace {
   std::size_t num_parts = 0;
 };
 
-/// "2x4": two machines of four ranks; "1x3,2x1": one of three and two of one.
-/// `firsts`: the machines' first ranks.
+/// "2x4": two machines with four ranks each; "1x3,2x1": one with three and two
+/// with one. `firsts`: the machines' first ranks.
 std::string shape_of(const std::vector<int>& firsts, int num_ranks);
 
 /// The directory in which machine `machine` of a group of this shape keeps its
 /// parts: "machine_0_of_2x4".
 std::string part_directory(std::size_t machine, const std::string& shape);
-/// Nothing for other directories.
+/// Nothing if `name` is not such a directory.
 std::optional<PartPlace> parse_part_directory(const std::string& name);
 
 }  // namespace accelerate::detail

@@ -9,17 +9,17 @@
 
 namespace accelerate::detail {
 
-/// States in memory whose parts machines kept that were other machines, or other
-/// numbers of ranks, than now: from the parts that are left, every machine makes
-/// itself the whole state, as a checkpoint of its own. Files that several parts
-/// have in common travel once, and only to machines that lack them.
+/// States in memory whose parts were kept by other machines, or with other
+/// numbers of ranks, than now. From the parts that are left, every machine
+/// assembles the whole state as its own checkpoint. Files that several parts
+/// share are sent once, and only to machines that lack them.
 ///
 /// Used by all ranks in the same order; only the first rank of each machine
 /// touches files.
 class WholeStates {
  public:
-  /// `memory`: the directory in the memory of this machine. `between`: the first
-  /// ranks of all machines, on these alone.
+  /// `memory`: the directory in this machine's memory. `between`: a group of
+  /// the first ranks of all machines; set only on them.
   WholeStates(
       World world,
       std::filesystem::path memory,
@@ -27,13 +27,13 @@ class WholeStates {
 
   /// The names of the states that can be made whole. Collective.
   [[nodiscard]] std::set<std::string> survey() const;
-  /// Gives every machine the whole state of this name. Throws CheckpointError on
-  /// all ranks if one cannot have it. Collective.
+  /// Gives every machine the whole state of this name. Throws CheckpointError
+  /// on all ranks if a machine cannot get it. Collective.
   void make(const std::string& name) const;
-  /// The directory of whole states on this machine.
+  /// The directory of this machine's whole states.
   [[nodiscard]] std::filesystem::path directory() const;
-  /// Removes all states of this machine, whole or in parts, but this whole one
-  /// and those below `kept`.
+  /// Removes all states of this machine, whole or in parts, except this whole
+  /// state and those below `kept`.
   void remove_others(
       const std::string& name,
       const std::filesystem::path& kept = {}) const;

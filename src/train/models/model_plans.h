@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// A model's plan, and the settings among its own options that do nothing.
+/// A model's plan, and its own options that have no effect.
 struct ModelPlan {
   ParallelPlan plan;
   bool device_placement = true;

@@ -10,22 +10,22 @@
 
 namespace accelerate::detail {
 
-/// Those that are defined.
+/// The module's parameters and buffers that are defined.
 std::vector<at::Tensor> parameters_and_buffers(const torch::nn::Module& module);
 
-/// True for a tensor of a model that was made without memory.
+/// True for a model's tensor that was made without memory.
 bool has_no_values(const at::Tensor& tensor);
 
-/// Tensors without memory are skipped; they get it on the right device later.
+/// Skips tensors without memory, which get it on the right device later.
 void move_to_device(torch::nn::Module& module, const at::Device& device);
 
-/// Where the module's tensors are; `otherwise` if it has none with memory.
+/// The device of the module's tensors; `otherwise` if none has memory.
 at::Device device_of(
     const torch::nn::Module& module,
     const at::Device& otherwise);
 
-/// True if the rank whose initial values this model (or this stage of it) takes
-/// has none. With `keeps_own` each rank takes its own. Collective.
+/// True if the rank that provides the initial values of this model (or stage)
+/// has none. With `keeps_own`, each rank provides its own. Collective.
 bool lacks_values(
     const Mesh& mesh,
     const torch::nn::Module& module,

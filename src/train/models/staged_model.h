@@ -14,10 +14,11 @@ namespace accelerate::detail {
 
 struct PreparedModel;
 
-/// What is known of the whole of a model of which this rank has a stage.
+/// What is known about the full model of which this rank has a stage.
 struct StagedModel {
   OtherStages others;
-  /// All layers under their names. Tensors of other stages are meta tensors.
+  /// All layers under their names. Tensors of other stages are on the meta
+  /// device.
   std::shared_ptr<torch::nn::Module> module;
 };
 
@@ -27,7 +28,7 @@ std::shared_ptr<const StagedModel> make_staged_model(
     std::shared_ptr<torch::nn::Module> whole,
     int rank);
 
-/// The whole model as what reads shards sees it: tensors of other stages are
+/// The full model as seen by readers of shards: tensors of other stages are
 /// sharded, and this rank has empty shards of them.
 struct WholeModel {
   std::shared_ptr<torch::nn::Module> module;

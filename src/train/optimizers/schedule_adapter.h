@@ -18,7 +18,7 @@ struct SchedulerStep {
   double metric = 0;
 };
 
-/// Steps, saves and loads the user's schedule, of whichever class. Borrows it.
+/// Steps, saves and loads the user's schedule, of any class. Borrows it.
 class ScheduleAdapter {
  public:
   ScheduleAdapter() = default;
@@ -26,20 +26,20 @@ class ScheduleAdapter {
   ScheduleAdapter& operator=(const ScheduleAdapter&) = delete;
   virtual ~ScheduleAdapter() = default;
 
-  /// Address of the user's schedule, to recognise one that is given twice.
+  /// Address of the user's schedule, to recognise one that is passed twice.
   [[nodiscard]] virtual const void* address() const = 0;
-  /// The optimizer it changes; null if unknown.
+  /// The optimizer that it changes; null if unknown.
   [[nodiscard]] virtual const torch::optim::Optimizer* optimizer() const {
     return nullptr;
   }
 
   /// True if scheduler_from_deepspeed() made it.
   [[nodiscard]] virtual bool is_from_deepspeed() const { return false; }
-  /// True if scheduler_from_megatron_lm() made it: a step per optimizer step,
+  /// True if scheduler_from_megatron_lm() made it: one step per optimizer step,
   /// for any number of processes.
   [[nodiscard]] virtual bool is_from_megatron_lm() const { return false; }
 
-  /// Throws ConfigError if it needs a metric and has none, or the reverse.
+  /// Throws ConfigError if it needs a metric and gets none, or the reverse.
   virtual void require_accepts(bool has_metric) const = 0;
   /// Takes a step, whether or not one is due.
   virtual void step(const SchedulerStep& step) = 0;

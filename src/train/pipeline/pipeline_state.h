@@ -19,7 +19,7 @@
 
 namespace accelerate {
 
-/// A pipeline as one of its ranks has it.
+/// A pipeline as seen by one of its ranks.
 struct Pipeline::State {
   PipelineOptions options;
   detail::PipelineScheduleKind kind;
@@ -31,7 +31,7 @@ struct Pipeline::State {
   detail::TiedGradients tied;
   /// By number of micro-batches.
   std::map<int, detail::PipelineSchedule> schedules = {};
-  /// Chunks whose last backward of the present step has begun.
+  /// Chunks whose last backward of the current step has begun.
   std::set<int> completed_chunks = {};
 
   [[nodiscard]] detail::PreparedModel& prepared() const {
@@ -41,30 +41,30 @@ struct Pipeline::State {
     return executor.rank() == places.last_rank();
   }
 
-  /// The schedule of a batch of so many samples.
+  /// The schedule for a batch of `rows` samples.
   const detail::PipelineSchedule& schedule_for(std::int64_t rows);
 
   /// Computes a chunk of this rank's layers.
   detail::PipelineValue forward(int chunk, const detail::PipelineValue& inputs);
 
-  /// The losses of a chunk's experts in the forward that has just ended;
-  /// undefined if it has none.
+  /// The losses of a chunk's experts in the forward that just ended; undefined
+  /// if it has none.
   [[nodiscard]] at::Tensor take_expert_losses(int chunk) const;
 
-  /// Runs one pass of autograd for some micro-batch.
+  /// Runs one autograd pass of a micro-batch.
   void backward(
       const detail::StagePass& pass,
       const std::function<void()>& body);
 
-  /// Called before a chunk's last backward of the step: the parameters whose
-  /// gradients it completes.
+  /// Called before a chunk's last backward of the step; returns the parameters
+  /// whose gradients it completes.
   [[nodiscard]] std::vector<at::Tensor> completed_by(int chunk);
 
-  /// Ends a step whose micro-batches have left their gradients: averages them
-  /// over the ranks that read other data if the window ends.
+  /// Ends a step once all micro-batches have left their gradients: averages
+  /// them over the ranks that read other data if the window ends.
   void end_backwards();
 
-  /// Gives all ranks the losses of the last one, as numbers.
+  /// Sends the last rank's losses to all ranks, as numbers.
   void share_losses(std::vector<at::Tensor>& losses, std::size_t count);
 };
 

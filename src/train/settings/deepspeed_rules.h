@@ -6,10 +6,10 @@
 
 namespace accelerate::detail {
 
-/// Throws ConfigError if the objects given to prepare() contradict the
-/// session's DeepSpeed configuration: optimizers and schedules made in code
-/// beside its sections for them, or loaders of other batch sizes. Completes the
-/// "auto" batch sizes of the configuration. Does nothing without DeepSpeed.
+/// Throws ConfigError if the objects passed to prepare() contradict the
+/// session's DeepSpeed configuration: optimizers or schedules made in code
+/// although it has sections for them, or loaders with other batch sizes. Fills
+/// in the configuration's "auto" batch sizes. Does nothing without DeepSpeed.
 void apply_deepspeed_rules(Session& session, const PrepareRequest& request);
 
 }  // namespace accelerate::detail

@@ -11,16 +11,16 @@
 
 namespace accelerate::detail {
 
-/// The options of an Accelerator, and the launcher's settings for them, that do
-/// nothing: those known from Accelerate that nothing here acts on, and those
-/// that belong to another precision than the one in force. Throws ConfigError
-/// for those that Accelerate would refuse, too.
+/// The options of an Accelerator, and the launcher's settings for them, that
+/// have no effect: those known from Accelerate that nothing here acts on, and
+/// those for another precision than the one in force. Throws ConfigError for
+/// those that Accelerate would refuse, too.
 std::vector<IgnoredSetting> options_without_effect(
     const AcceleratorOptions& options,
     const Settings& settings,
     Precision precision);
 
-/// Those among the options of replicas.
+/// The options of replicas that have no effect.
 std::vector<IgnoredSetting> options_without_effect(
     const ReplicateOptions& options);
 

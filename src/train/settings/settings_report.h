@@ -10,19 +10,19 @@ namespace accelerate::detail {
 
 struct Session;
 
-/// Settings that were given and do nothing; see
+/// Settings that were given and have no effect; see
 /// report_settings_without_effect().
 struct SettingsReport {
-  /// Those that an engine ignores, of which it is known from the start.
+  /// Settings that an engine ignores, known from the start.
   std::vector<IgnoredSetting> ignored = {};
   /// How many of these have been reported.
   std::size_t num_reported = 0;
   bool is_made = false;
-  /// A schedule was prepared that the engine's settings describe.
+  /// True if a schedule was prepared that the engine's settings describe.
   bool has_engine_schedule = false;
 };
 
-/// Whether an engine or an option has named a setting as ignored already, so
+/// Whether an engine or an option already reported this setting as ignored, so
 /// that the report does not repeat it under its key.
 bool is_named(
     const std::vector<IgnoredSetting>& ignored,
@@ -33,11 +33,12 @@ void note_ignored_settings(
     Session& session,
     const std::vector<IgnoredSetting>& settings);
 
-/// Warns once, on the main process, of every setting of code, flags, variables
-/// or file that neither acted nor was refused, with its origin. To be called
-/// when everything that reads settings has had the chance to: when a step
-/// begins, in finish(), and when the last handle of a program that did neither
-/// is destroyed. Later calls only report what was noted in between.
+/// Warns once, on the main process, about every setting from code, flags,
+/// variables or a file that neither took effect nor was refused, with its
+/// origin. Must be called once everything that reads settings has had the
+/// chance to: when a step begins, in finish(), and when the last handle of a
+/// program that did neither is destroyed. Later calls only report what was
+/// noted in between.
 void report_settings_without_effect(Session& session);
 
 }  // namespace accelerate::detail

@@ -4,8 +4,8 @@
 
 namespace accelerate::detail {
 
-/// Removes the gradient, or sets it to zero in place. For a parameter without
-/// gradient, or an undefined one, does nothing. Call it without grad mode.
+/// Resets the gradient, or sets it to zero in place. Does nothing for an
+/// undefined parameter or one without a gradient. Call it without grad mode.
 inline void drop_gradient(const at::Tensor& parameter, bool set_to_none) {
   if (!parameter.defined()) return;
   at::Tensor& gradient = parameter.mutable_grad();

@@ -12,12 +12,11 @@ namespace accelerate::detail {
 /// before gradients are read.
 void complete_gradients(Session& session);
 
-/// Adapts the scale if steps were taken since it last was, and makes all
-/// gradients that wait for a step fit the scale again. Called before a
-/// backward.
+/// Adapts the scale if steps were taken since it was last adapted, and rescales
+/// all gradients that await a step to match it. Called before a backward.
 void settle_scale(Session& session);
 
-/// Unscales gradients that wait for a step of this optimizer, once.
+/// Unscales the gradients that await a step of this optimizer, once.
 void unscale(Session& session, PreparedOptimizer& optimizer);
 /// The same for every optimizer that steps on any of `parameters`.
 void unscale_parameters(

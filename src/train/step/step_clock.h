@@ -6,7 +6,8 @@
 
 namespace accelerate::detail {
 
-/// Counts micro-steps and tells which of them end a step. Touches no tensors.
+/// Counts micro-steps and determines which of them end a step. Touches no
+/// tensors.
 class StepClock {
  public:
   explicit StepClock(int window) : window_(window), length_(window) {}
@@ -20,23 +21,23 @@ class StepClock {
     ++serial_;
   }
 
-  /// Begins anew, outside all windows.
+  /// Starts afresh, outside all windows.
   void reset() { *this = StepClock(window_); }
-  /// Makes later windows this long; the next micro-step begins one.
+  /// Sets the length of later windows; the next micro-step begins one.
   void set_window(int window) {
     window_ = window;
     length_ = window;
     micro_step_ = 0;
     sync_gradients_ = true;
   }
-  /// Decides for the present micro-step, in place of its position.
+  /// Overrides the decision for the current micro-step.
   void set_sync_gradients(bool sync_gradients) {
     sync_gradients_ = sync_gradients;
   }
 
   [[nodiscard]] int window() const { return window_; }
   [[nodiscard]] bool sync_gradients() const { return sync_gradients_; }
-  /// Number of micro-steps of the present window so far, including this one;
+  /// Number of micro-steps in the current window so far, including this one;
   /// outside all windows, that of a full window.
   [[nodiscard]] int length() const { return length_; }
   /// True if the window ends with this micro-step before it is full.
@@ -49,7 +50,7 @@ class StepClock {
   [[nodiscard]] StateDict state_dict() const {
     return {{"micro_step", micro_step_}, {"serial", serial_}};
   }
-  /// Restarts a window that was in progress: its gradients are lost.
+  /// Restarts a window that was in progress, whose gradients are lost.
   void load_state_dict(const StateDict& state) {
     const auto micro_step = state.get<std::int64_t>("micro_step");
     serial_ = state.get<std::int64_t>("serial");

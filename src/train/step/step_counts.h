@@ -9,11 +9,11 @@
 namespace accelerate::detail {
 
 /// The numbers of steps that optimizers have made. Each optimizer's thread
-/// advances its own, which is a plain addition; any thread may ask.
+/// advances its own count, which is a plain addition; any thread may read them.
 class StepCounts {
  public:
-  /// Counts an optimizer's steps from most() on, in `count`, which must outlive
-  /// the last question.
+  /// Counts an optimizer's steps in `count`, starting at most(). `count` must
+  /// outlive the last call of most().
   void add(std::int64_t& count) {
     const std::lock_guard lock(mutex_);
     count = most_of_all();
@@ -22,7 +22,7 @@ class StepCounts {
   static void advance(std::int64_t& count) {
     std::atomic_ref(count).store(count + 1, std::memory_order_relaxed);
   }
-  /// Steps of the optimizer that has made most.
+  /// Number of steps of the optimizer that has made the most.
   [[nodiscard]] std::int64_t most() const {
     const std::lock_guard lock(mutex_);
     return most_of_all();
