@@ -7,8 +7,8 @@
 namespace accelerate::detail {
 
 /// Describes the request, one line per subject: engine, degrees, sharding, wrap
-/// policy, recomputation, step, precision, optimizer, and each setting that has
-/// no effect, with its origin.
+/// policy, recomputation, step, precision, optimizer, and each setting without
+/// effect, with its origin.
 std::string explain(const TrainingRequest& request);
 
 }  // namespace accelerate::detail

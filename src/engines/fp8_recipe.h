@@ -13,7 +13,7 @@
 
 namespace accelerate::detail {
 
-// Recipes with every field set: those of code, then the launcher's, then
+// Recipes with every field set: from the code, then the launcher, then
 // Accelerate's defaults. These throw ConfigError for what Accelerate refuses.
 
 AORecipeKwargs resolve_recipe(
@@ -32,23 +32,24 @@ FP8RecipeKwargs resolve_recipe(
     const Settings& settings,
     const Environment& environment);
 
-/// A recipe that models can be prepared with, fields set as above.
+/// A recipe with which models can be prepared, fields set as above.
 struct Float8Request {
   std::variant<AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs> recipe =
       AORecipeKwargs();
   Float8Attention attention = Float8Attention::none;
-  /// Every how many steps casts and products are measured; 0: never.
+  /// Steps between measurements of casts and products; 0 for never.
   std::int64_t statistics_interval = 0;
-  /// Code asks for enable_fsdp_float8_all_gather, rather than a default.
+  /// True if the code asks for enable_fsdp_float8_all_gather, rather than a
+  /// default.
   bool float8_all_gather_is_given = false;
 };
 
-/// Whether sharded weights travel in float8.
+/// Whether sharded weights are gathered in float8.
 bool gathers_in_float8(const Float8Request& request);
 
-/// The recipe of code; without one, that of the launcher's fp8_backend, torchao's
-/// if that is unset, too. Throws ConfigError for one that this version does not
-/// have, and for one that contradicts itself.
+/// The recipe from the code; otherwise the one for the launcher's fp8_backend,
+/// or torchao's if that is unset, too. Throws ConfigError for a recipe that
+/// this version does not support or that contradicts itself.
 Float8Request read_float8_request(
     const std::optional<FP8Recipe>& given,
     const Settings& settings,

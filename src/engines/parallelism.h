@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// `given` with every unset field filled in: from the launcher's `settings`,
-/// else the default; settings of a degree of 1 stay unset. Throws one
+/// `given` with every unset field filled in, from the launcher's `settings` or
+/// else the default; settings for a degree of 1 stay unset. Throws one
 /// ConfigError with everything that is wrong.
 ParallelismConfig resolve_parallelism(
     const ParallelismConfig& given,

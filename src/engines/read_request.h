@@ -18,8 +18,8 @@ struct RequestSources {
   ParallelOptions parallel = {};
   /// "no", "fp16" or "bf16".
   std::string mixed_precision = "no";
-  /// True if nobody asked for that precision, so that a DeepSpeed configuration
-  /// may choose another.
+  /// True if that precision was not asked for, so that a DeepSpeed
+  /// configuration may choose another.
   bool precision_is_open = false;
   int num_local_ranks = 1;
   Settings settings = {};

@@ -14,8 +14,8 @@
 
 namespace accelerate::detail {
 
-// Each of these reads the settings of one engine. They fill in everything but
-// degrees, and throw ConfigError.
+// Each of these reads the settings of one engine. They fill in everything
+// except degrees, and throw ConfigError.
 
 TrainingRequest read_fully_sharded(
     const std::optional<FullyShardedDataParallelOptions>& given,
@@ -25,7 +25,7 @@ TrainingRequest read_fully_sharded(
 /// The precision that the program or its launcher asks for.
 struct RequestedPrecision {
   std::string_view name;
-  /// True if neither did, so that the engine may choose.
+  /// True if neither asks for one, so that the engine may choose.
   bool is_open = false;
 };
 
@@ -40,7 +40,7 @@ TrainingRequest read_megatron_lm(
     const Settings& settings);
 
 /// The degrees of all axes that code or launcher give, in ParallelOptions' own
-/// fields or an engine's. `complaints` receives contradictions.
+/// fields or an engine's. Contradictions are added to `complaints`.
 std::array<std::optional<int>, kNumAxes> read_degrees(
     const ParallelOptions& options,
     const Settings& settings,
@@ -56,14 +56,14 @@ WrapPolicy wrap_policy_of(
     std::int64_t min_num_params,
     int fsdp_version);
 
-/// How ranks along context exchange what attention needs. Throws ConfigError for
-/// settings of ParallelismConfig that contradict each other.
+/// How ranks along context exchange the inputs of attention. Throws ConfigError
+/// for settings of ParallelismConfig that contradict each other.
 SequenceRequest read_sequence_request(
     const ParallelOptions& options,
     const Settings& settings);
 
-/// What a ParallelismConfig says about degrees that are 1, or asks for and
-/// does not exist here. Throws ConfigError as resolve_parallelism() does.
+/// What a ParallelismConfig sets for degrees of 1, or asks for although it does
+/// not exist here. Throws ConfigError as resolve_parallelism() does.
 std::vector<IgnoredSetting> parallelism_without_effect(
     const ParallelismConfig& given,
     const Settings& settings);

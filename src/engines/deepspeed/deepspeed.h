@@ -14,12 +14,12 @@
 
 namespace accelerate::detail {
 
-/// A DeepSpeed configuration, completed step by step: values of "auto" are
-/// filled in as they become known.
+/// A DeepSpeed configuration, completed step by step: "auto" values are filled
+/// in as they become known.
 class DeepSpeedConfig {
  public:
-  /// Reads DeepSpeed's own configuration if there is one, and makes it and the
-  /// options agree. Throws ConfigError if it cannot be read, has no
+  /// Reads DeepSpeed's own configuration, if there is one, and reconciles it
+  /// with the options. Throws ConfigError if it cannot be read, has no
   /// "zero_optimization", contradicts the launcher's config file, or asks for
   /// MS-AMP in a way that Accelerate refuses.
   DeepSpeedConfig(
@@ -35,15 +35,15 @@ class DeepSpeedConfig {
   [[nodiscard]] int zero_stage() const { return stage_; }
 
   /// `precision` is "no", "fp16", "bf16" or "fp8", which counts as bf16. Throws
-  /// ConfigError if the configuration enables another.
+  /// ConfigError if the configuration enables a different one.
   void set_mixed_precision(std::string_view precision);
 
-  /// Replaces each "auto" by the value of its dotted path, such as
+  /// Replaces each "auto" with the value for its dotted path, such as
   /// "optimizer.params.lr". Throws ConfigError naming an "auto" that `values`
   /// lacks and, with `must_match`, all values that differ.
   void fill(const nlohmann::json& values, bool must_match = true);
 
-  /// The same for those in `values`; other "auto" stay.
+  /// The same for the paths in `values`; other "auto" values stay.
   void fill_known(const nlohmann::json& values);
 
   /// "fp16" or "bf16" if the configuration enables it.

@@ -16,8 +16,8 @@ struct DeepSpeedBatches {
 
 /// Returns the DeepSpeed configuration (JSON) with "auto" replaced in
 /// train_batch_size, train_micro_batch_size_per_gpu and
-/// gradient_accumulation_steps, as Accelerate does: by the smallest loader's
-/// batches. Throws ConfigError if the configuration's sizes are those of no
+/// gradient_accumulation_steps, using the smallest loader's batches as
+/// Accelerate does. Throws ConfigError if the configuration's sizes match no
 /// loader, or contradict each other.
 std::string fill_batch_sizes(
     const std::string& config,

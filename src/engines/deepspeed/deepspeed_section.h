@@ -13,12 +13,12 @@ namespace accelerate::detail {
 /// Reads a section {"type": ..., "params": {...}} of a DeepSpeed configuration.
 /// Parameters are taken one by one; those left at the end are unknown. Every
 /// getter returns the default if the parameter is missing, and throws
-/// ConfigError for a value of another type.
+/// ConfigError for a value of the wrong type.
 class DeepSpeedSectionReader {
  public:
   /// `config` is the configuration as JSON; `automatic` maps parameters to the
-  /// values of "auto". Throws ConfigError if there is no such section with a
-  /// type.
+  /// values that "auto" stands for. Throws ConfigError if there is no such
+  /// section with a type.
   DeepSpeedSectionReader(
       const std::string& config,
       std::string name,
@@ -33,12 +33,13 @@ class DeepSpeedSectionReader {
       const std::string& key,
       const std::tuple<double, double>& default_value);
 
-  /// Ignores a parameter that affects how DeepSpeed computes, not the result.
+  /// Ignores a parameter that affects how DeepSpeed computes but not the
+  /// result.
   void pass_over(const std::string& key) { unknown_.erase(key); }
 
   /// Throws ConfigError naming the parameters that were not taken.
   void require_all_known() const;
-  /// Throws ConfigError: the type is not one of `known`.
+  /// Throws ConfigError saying that the type is not one of `known`.
   [[noreturn]] void refuse_type(std::string_view known) const;
 
  private:

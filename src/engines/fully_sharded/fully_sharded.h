@@ -8,16 +8,17 @@
 
 namespace accelerate::detail {
 
-/// `given` with every unset field filled in: from the launcher's `settings`,
+/// `given` with every unset field filled in, from the launcher's `settings` or
 /// else the default. A field that its version does not have is left unset.
-/// `mixed_precision` ("no", "fp16", "bf16", "fp8") makes the precision policy
-/// if none is given. Throws one ConfigError with everything that is wrong.
+/// `mixed_precision` ("no", "fp16", "bf16", "fp8") determines the precision
+/// policy if none is given. Throws one ConfigError with everything that is
+/// wrong.
 FullyShardedDataParallelOptions resolve_fully_sharded(
     const FullyShardedDataParallelOptions& given,
     const Settings& settings,
     std::string_view mixed_precision = "no");
 
-/// The policy of one dtype that Accelerate names "fp32", "fp16", "bf16", or
+/// The policy for a dtype as Accelerate names it: "fp32", "fp16", "bf16", or
 /// "fp8", which gathers weights in bf16.
 MixedPrecisionPolicy policy_named(std::string_view name, int fsdp_version);
 

@@ -18,14 +18,14 @@ struct MegatronScheduleArguments {
   std::optional<std::string> lr_wsd_decay_style = std::nullopt;
 };
 
-/// What `other_megatron_args` says.
+/// The contents of `other_megatron_args`.
 struct MegatronArguments {
-  /// The options, with the fields replaced that it gives.
+  /// The options, with the fields that it gives replaced.
   MegatronLMOptions options;
   MegatronScheduleArguments schedule = {};
   /// The names of `schedule` that it gives.
   std::vector<std::string> schedule_names = {};
-  /// The names that mean nothing here.
+  /// The names that have no meaning here.
   std::vector<std::string> unknown = {};
   std::vector<std::string> complaints = {};
 };

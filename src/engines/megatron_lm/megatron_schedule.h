@@ -15,10 +15,10 @@ struct MegatronScheduleLengths {
   std::int64_t global_batch_size = 0;
 };
 
-/// A schedule as Megatron-LM's OptimizerParamScheduler has it. All lengths are
-/// in samples if the batch size is known, else in iterations.
+/// A schedule as in Megatron-LM's OptimizerParamScheduler. All lengths are in
+/// samples if the batch size is known, otherwise in iterations.
 struct MegatronSchedule {
-  /// What an optimizer step adds to the position in the schedule.
+  /// What each optimizer step adds to the position in the schedule.
   double increment = 1;
   double warmup = 0;
   double decay = 0;
@@ -29,16 +29,16 @@ struct MegatronSchedule {
   double wsd_decay = 0;
   std::string wsd_style = "exponential";
 
-  /// How weight decay changes over `weight_decay_length`; unset: not at all.
+  /// How weight decay changes over `weight_decay_length`; unset if it does not.
   std::optional<double> start_weight_decay = std::nullopt;
   double end_weight_decay = 0;
   double weight_decay_length = 0;
   std::string weight_decay_style = "constant";
 
-  /// The learning rate of a group, of which `max_lr` is the highest, after so
-  /// many optimizer steps.
+  /// The learning rate, after `step` optimizer steps, of a group whose highest
+  /// rate is `max_lr`.
   [[nodiscard]] double lr_at(std::int64_t step, double max_lr) const;
-  /// The weight decay then; unset if the schedule does not change it.
+  /// The weight decay at that step; unset if the schedule does not change it.
   [[nodiscard]] std::optional<double> weight_decay_at(std::int64_t step) const;
 };
 
