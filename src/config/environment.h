@@ -8,8 +8,8 @@
 
 namespace accelerate::detail {
 
-/// A copy of environment variables, so that everything below depends on a value
-/// and not on the process: ranks that are threads get one each.
+/// A copy of environment variables, so that everything depends on a value and
+/// not on the process: ranks that are threads get one each.
 class Environment {
  public:
   Environment() = default;

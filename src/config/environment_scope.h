@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// patch_environment() that takes names as they are written.
+/// patch_environment() with names taken as written.
 [[nodiscard]] EnvironmentScope set_environment(
     const std::map<std::string, std::string>& variables);
 

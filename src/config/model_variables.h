@@ -4,9 +4,9 @@
 
 namespace accelerate::detail {
 
-/// Whether models that are made without memory have no memory for buffers
-/// either (ACCELERATE_INIT_INCLUDE_BUFFERS; false if it is unset). Throws
-/// ConfigError for a value that is not a boolean.
+/// Whether models made without memory have no memory for buffers either
+/// (ACCELERATE_INIT_INCLUDE_BUFFERS; false if it is unset). Throws ConfigError
+/// for a value that is not a boolean.
 bool init_includes_buffers(const Environment& environment);
 
 }  // namespace accelerate::detail

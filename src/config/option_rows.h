@@ -6,7 +6,7 @@
 
 namespace accelerate::detail {
 
-// The rows of the option table by subject, in the order of the help pages.
+// The rows of the option table by subject, in help-page order.
 std::span<const OptionSpec> launch_option_rows();
 std::span<const OptionSpec> sharding_option_rows();
 std::span<const OptionSpec> engine_option_rows();

@@ -8,18 +8,18 @@
 
 namespace accelerate::detail {
 
-/// The variable with the secret of a launch. Launchers give it to their ranks;
+/// The variable with the secret of a launch. Launchers pass it to their ranks;
 /// a user may give one to the launchers of several machines.
 inline constexpr const char* kStoreSecretVariable =
     "ACCELERATE_CPP_STORE_SECRET";
 
-/// The variable with the ticket of the board on which a launcher's ranks note
+/// The variable with the ticket of the board on which a launcher's ranks report
 /// what they do.
 inline constexpr const char* kBoardVariable = "ACCELERATE_CPP_BOARD";
 
 /// In elastic groups (docs/guides/elastic.md): the generation in force, which
-/// run_elastic() sets; the one in which a process begins, and its page on the
-/// board, which the launcher sets; and a directory in memory for states.
+/// run_elastic() sets; the generation in which a process begins and its page on
+/// the board, which the launcher sets; and a directory in memory for states.
 inline constexpr const char* kGenerationVariable = "ACCELERATE_CPP_GENERATION";
 inline constexpr const char* kFirstGenerationVariable =
     "ACCELERATE_CPP_FIRST_GENERATION";
@@ -37,41 +37,41 @@ struct RankVariables {
   std::string address = "127.0.0.1";
   int port = 29500;
   /// The launcher that set the variables: "none", "torch", "Open MPI", "MPI",
-  /// "Slurm" …
+  /// "Slurm" ...
   std::string launcher = "none";
-  /// True if torchrun's agent hosts the store: rank 0 connects as a client,
-  /// too.
+  /// True if torchrun's agent hosts the store, so that rank 0 connects as a
+  /// client, too.
   bool agent_hosts_store = false;
-  /// Prefix of every store key, so that a restarted group does not find keys of
-  /// the old one, and that the launcher's store knows its ranks by the secret.
+  /// Prefix of every store key, so that a restarted group does not find the old
+  /// group's keys, and the launcher's store recognises its ranks by the secret.
   std::string store_prefix;
   /// The ticket of the launcher's board; empty if it has none.
   std::string board;
-  /// This process's page on it.
+  /// This process's page on the board.
   int board_page = 0;
   /// The generation of an elastic group, from 1; 0 outside run_elastic().
   int generation = 0;
-  /// The generation in which this process begins: above 1 if it replaces one
-  /// that has ended, or joins a group that grows.
+  /// The generation in which this process begins; above 1 if it replaces a
+  /// process that has ended, or joins a growing group.
   int first_generation = 1;
-  /// Where the ranks of this machine may keep states in memory; empty: the
-  /// launcher names no directory.
+  /// Where the ranks of this machine may keep states in memory; empty if the
+  /// launcher provides no directory.
   std::string memory_directory;
 };
 
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes
-/// training operators (RANK, WORLD_SIZE …), Open MPI, MVAPICH, Intel MPI and
+/// training operators (RANK, WORLD_SIZE ...), Open MPI, MVAPICH, Intel MPI and
 /// MPICH, PALS, and Slurm steps, in this order; a single process if none is
 /// set. Throws one ConfigError listing all variables that are missing, invalid
 /// or contradictory.
 RankVariables read_rank_variables(const Environment& environment);
 
-/// Whether a launcher sets this variable per rank, so that a process that
-/// starts its own ranks must not pass it on.
+/// Whether launchers set this variable per rank, so that a process that starts
+/// its own ranks must not pass it on.
 bool is_rank_variable(std::string_view name);
 
-/// The secret of a launch that the environment has; empty if there is none.
-/// Throws ConfigError for one that can be guessed or cannot be part of a key.
+/// The secret of a launch in the environment; empty if there is none. Throws
+/// ConfigError for a secret that can be guessed or cannot be part of a key.
 std::string read_store_secret(const Environment& environment);
 
 /// The first host of a Slurm node list: "node[03-05,9],x7" gives "node03".

@@ -8,8 +8,8 @@
 
 namespace accelerate::detail {
 
-/// Which options of the table have been read, and which were reported already.
-/// Safe for several threads.
+/// Which options of the table have been read, and which have been reported.
+/// Thread-safe.
 class ReadRecord {
  public:
   ReadRecord();

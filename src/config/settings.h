@@ -15,8 +15,8 @@
 
 namespace accelerate::detail {
 
-/// The origin of a value, weakest first. `settled`: nobody gave it; the library
-/// chose it when everything else was known.
+/// The origin of a value, weakest first. `settled`: the library chose it once
+/// everything else was known.
 enum class Origin {
   default_value,
   settled,
@@ -55,20 +55,20 @@ struct GivenSetting {
 /// Which rows explain() lists.
 enum class ExplainedRows {
   of_launch,
-  /// Without defaults of what only a launcher acts on, and with a note where a
-  /// given setting has no effect.
+  /// Without defaults of options that only launchers act on, and with a note
+  /// where a given setting has no effect.
   of_program,
 };
 
 /// Every option of the table with its value and origin. Copies share the record
-/// of what was read.
+/// of which options were read.
 class Settings {
  public:
-  /// Returns nothing for an option that is unset and has no default. Does not
+  /// Returns null for an option that is unset and has no default. Does not
   /// count as reading it.
   [[nodiscard]] const Resolved* find(std::string_view key) const;
 
-  // These read the option: its value decides something.
+  // These count as reading the option: its value decides something.
 
   [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key) const;
   [[nodiscard]] std::optional<double> number(std::string_view key) const;
@@ -78,32 +78,32 @@ class Settings {
   [[nodiscard]] std::optional<std::string> as_written(
       std::string_view key) const;
 
-  /// Whether any source sets the option, rather than its default.
+  /// Whether a source, rather than the default, sets the option.
   [[nodiscard]] bool is_given(std::string_view key) const;
 
-  /// For what is read elsewhere, such as a value that code overrides.
+  /// For options that are read elsewhere, such as a value overridden in code.
   void mark_read(std::string_view key) const;
   [[nodiscard]] bool was_read(std::string_view key) const;
-  /// For what the launcher has told the user about.
+  /// For settings that the launcher has reported to the user.
   void mark_reported(std::string_view key) const;
-  /// Copies of `other` and this then know what either has read.
+  /// Makes copies of `other` and this share one record of reads.
   void share_reads_with(const Settings& other) { reads_ = other.reads_; }
 
-  /// The settings that flags, variables or a file gave, code does not override,
-  /// and nobody has acted on so far: those that no one read, and those of which
-  /// the table says that this library does not act on them. Not listed are
-  /// values that change nothing, and what mark_reported() named.
+  /// The settings given by flags, variables or a file that code does not
+  /// override and nothing has acted on so far: those that were not read, and
+  /// those that this library does not act on according to the table. Omits
+  /// values that change nothing and settings passed to mark_reported().
   [[nodiscard]] std::vector<GivenSetting> unread() const;
 
-  /// The value in force of an option that no source gives.
+  /// Sets the value in force of an option that no source gives.
   void settle(std::string_view key, std::string text, std::string where);
 
-  /// Replaces a value that was given by one that is in force instead.
+  /// Replaces a given value with the one that is in force instead.
   void overrule(std::string_view key, std::string text, std::string where);
 
   /// One line per option: name, value, origin. Options that only Python
-  /// programs use are listed only if they are given, those of an engine only if
-  /// they are given or settled.
+  /// programs use are listed only if they are given, options of an engine only
+  /// if they are given or settled.
   [[nodiscard]] std::string explain(
       ExplainedRows rows = ExplainedRows::of_launch) const;
 
@@ -123,24 +123,24 @@ class Settings {
   std::shared_ptr<const ReadRecord> reads_ = std::make_shared<ReadRecord>();
 };
 
-/// Takes each option from the strongest source that sets it. Checks every value
-/// of every source first and throws one ConfigError with all complaints.
+/// Takes each option from the strongest source that sets it. First checks every
+/// value of every source, and throws one ConfigError with all complaints.
 Settings resolve(std::span<const Source> sources);
 
 /// The settings in the environment variables of the table.
 Source source_from_environment(const Environment& environment);
 
 /// `ACCELERATE_CPP_CONFIG`: the launcher's decisions, as one JSON object with
-/// the config file's keys, under "origins" the origin of each, and under
-/// "reported" a list of keys.
+/// the config file's keys, each key's origin under "origins", and a list of
+/// keys under "reported".
 inline constexpr std::string_view kHandoverVariable = "ACCELERATE_CPP_CONFIG";
 Source source_from_handover(const Environment& environment);
-/// `reported` are the keys of settings whose lack of effect the launcher has
-/// reported.
+/// `reported` are the keys of settings that the launcher has reported to have
+/// no effect.
 std::string to_handover(
     const Settings& settings,
     const std::vector<std::string>& reported = {});
-/// Marks what the launcher has reported.
+/// Marks the settings that the launcher has reported.
 void mark_reported_by_launcher(
     const Environment& environment,
     const Settings& settings);

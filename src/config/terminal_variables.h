@@ -4,11 +4,12 @@
 
 namespace accelerate::detail {
 
-/// What environment variables say of the terminal.
+/// What environment variables say about the terminal.
 struct TerminalVariables {
-  /// The locale's character set (LC_ALL, else LC_CTYPE, else LANG) is UTF-8.
+  /// True if the locale's character set (LC_ALL, else LC_CTYPE, else LANG) is
+  /// UTF-8.
   bool has_utf8 = false;
-  /// Neither NO_COLOR is set nor TERM "dumb".
+  /// True unless NO_COLOR is set or TERM is "dumb".
   bool wants_colors = true;
 };
 

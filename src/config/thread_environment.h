@@ -5,10 +5,10 @@
 
 namespace accelerate::detail {
 
-/// Variables that Environment::current() has on this thread while it lives,
-/// instead of the process's or besides them. The environment of the process,
-/// which other threads may be reading, is left alone. Scopes end in the reverse
-/// order of their beginning.
+/// While it lives, Environment::current() on this thread has these variables,
+/// in addition to or in place of the process's. The process's environment,
+/// which other threads may be reading, is left alone. Scopes must end in
+/// reverse order of creation.
 class ThreadEnvironment {
  public:
   explicit ThreadEnvironment(std::map<std::string, std::string> variables);
@@ -16,7 +16,8 @@ class ThreadEnvironment {
   ThreadEnvironment& operator=(const ThreadEnvironment&) = delete;
   ~ThreadEnvironment();
 
-  /// Those of this thread's scopes, the inner ones' first; null if it has none.
+  /// The variables of this thread's scopes; inner scopes take precedence. Null
+  /// if there are no scopes.
   static const std::map<std::string, std::string>* variables_of_thread();
 
  private:

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 using ConfigJson = nlohmann::ordered_json;
 
-/// A config file as written: keys in its order, values of the types that
+/// A config file as written: keys in file order, values with the types that
 /// Accelerate's reader gives them (`yes` is a boolean, `'yes'` a string).
 struct ConfigDocument {
   std::filesystem::path path;
@@ -25,14 +25,14 @@ struct ConfigDocument {
   std::map<std::string, int, std::less<>> lines;
 };
 
-/// Throws ConfigError, with the line, for text that does not parse, and for
-/// text that is not a map.
+/// Throws ConfigError, with the line, for text that does not parse or is not a
+/// map.
 ConfigDocument parse_config(std::string text, std::filesystem::path path);
 ConfigDocument read_config_document(const std::filesystem::path& path);
 
-/// Every key of Accelerate with the value in force: defaults filled in, keys of
-/// old versions replaced. Throws one ConfigError with every unknown key and the
-/// nearest known one, and a missing or unknown `distributed_type`.
+/// Every Accelerate key with the value in force: defaults filled in, keys of
+/// old versions replaced. Throws one ConfigError for a missing or unknown
+/// `distributed_type` and every unknown key, with the nearest known key.
 ConfigJson values_in_force(const ConfigDocument& document);
 
 /// The values to write to a file, without nulls and empty maps.
@@ -42,13 +42,13 @@ ConfigJson values_to_write(const ConfigJson& in_force);
 std::string write_config(const ConfigJson& values, bool as_json);
 
 /// The document's text updated to these values: keeps the lines and comments of
-/// unchanged keys, drops removed keys, and appends new ones. Rewrites JSON
+/// unchanged keys, drops removed keys, and appends new ones. JSON is rewritten
 /// entirely.
 std::string updated_text(
     const ConfigDocument& document,
     const ConfigJson& values);
 
-/// Whether a key may be at the top level of a file for this machine.
+/// Whether a key may appear at the top level of this machine's file.
 bool is_config_key(std::string_view key);
 
 /// The JSON schema of config files, for editors.

@@ -15,19 +15,19 @@ namespace accelerate::detail {
 std::optional<std::filesystem::path> default_config_path(
     const Environment& environment);
 
-/// What is at that path.
+/// What is found at that path.
 struct DefaultConfig {
   /// Empty if no variable names a directory.
   std::filesystem::path path;
   bool exists = false;
   /// Why the file, or the directory it would be in, cannot be read; empty if it
-  /// can, or does not exist.
+  /// can be read or does not exist.
   std::string problem;
 };
 DefaultConfig find_default_config(const Environment& environment);
 
-/// The settings of the file. Throws one ConfigError with every unknown key and
-/// the nearest known one, and for a file of a SageMaker job.
+/// The settings in the file. Throws one ConfigError with every unknown key and
+/// the nearest known one, also for a SageMaker job's file.
 Source source_from_config(const ConfigDocument& document);
 
 }  // namespace accelerate::detail

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 /// CPU. Throws ConfigError for an unknown precision.
 ConfigJson default_config(const std::string& mixed_precision, int num_devices);
 
-/// Writes default_config() to a file. Returns false, without a change, if the
+/// Writes default_config() to a file. Returns false and changes nothing if the
 /// file exists.
 bool write_default_config(
     const std::filesystem::path& path,

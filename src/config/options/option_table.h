@@ -24,7 +24,7 @@ enum class OptionUse {
 
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
 
-/// One setting, under all its names: the single source of the launcher's flags,
+/// One setting under all its names: the single source of the launcher's flags,
 /// the config file's keys, the variables, and docs/reference/options.md.
 struct OptionSpec {
   std::string_view key;      ///< key in the config file and the launcher's JSON
@@ -32,15 +32,15 @@ struct OptionSpec {
   std::string_view flag;     ///< flag of `accelerate-cpp launch`, or empty
   std::string_view variable;  ///< environment variable, or empty
   OptionKind kind;
-  /// The value that the library, or our launcher, uses if no source sets the
-  /// option; empty: there is none, or it depends on other settings.
+  /// The value that the library or our launcher uses if no source sets the
+  /// option; empty: none, or it depends on other settings.
   std::string_view default_value;
   std::string_view limits;  ///< choice: "a|b|c"; numbers: "1.." or "0..65535"
   OptionUse use;
   std::string_view group;  ///< heading above the flag in the help
   std::string_view help;
-  /// What Accelerate's launcher gives Python programs where that differs from
-  /// `default_value`; empty: nothing.
+  /// What Accelerate's launcher passes to Python programs, where that differs
+  /// from `default_value`; empty: nothing.
   std::optional<std::string_view> python_default = std::nullopt;
 
   [[nodiscard]] std::string_view default_for_python() const {
@@ -56,11 +56,12 @@ const OptionSpec* find_option(std::string_view key);
 /// Null if no option has this environment variable.
 const OptionSpec* find_option_of_variable(std::string_view variable);
 
-/// Whether `value` is what happens without the setting, too: here or under
-/// Accelerate's launcher, which gives most of them.
+/// Whether `value` also applies without the setting: here, or under
+/// Accelerate's launcher, which passes most of them.
 bool is_default(const OptionSpec& spec, const OptionValue& value);
 
-/// The value that `text` means. Throws ConfigError listing the allowed values.
+/// The value that `text` stands for. Throws ConfigError listing the allowed
+/// values.
 OptionValue parse_option(const OptionSpec& spec, std::string_view text);
 
 std::string format_option(const OptionValue& value);
