@@ -8,16 +8,16 @@
 
 namespace accelerate::detail {
 
-/// The shape of a number, or of lists of lists of numbers, by the first element
-/// of each list. Nothing if there are more than kMostDimensions lists inside
-/// each other.
+/// The shape of a number or of nested lists of numbers, judged by the first
+/// element of each list. Nothing if lists are nested deeper than
+/// kMostDimensions.
 std::optional<std::vector<std::int64_t>> shape_of_lists(
     const nlohmann::json& value);
 
-/// The numbers in row-major order. Nothing if a list has another length than
-/// `shape` says, an element is not a number, or, for integers, not a whole
-/// number of 64 bits. Truth values count as 0 and 1. `Number` is double or
-/// std::int64_t, where `takes_unsigned` lets 2^63 and more wrap around.
+/// The numbers in row-major order. Nothing if a list's length differs from
+/// `shape`, an element is not a number, or, for integers, not a 64-bit integer.
+/// Booleans count as 0 and 1. `Number` is double or std::int64_t; for the
+/// latter, `takes_unsigned` lets 2^63 and more wrap around.
 template <class Number>
 std::optional<std::vector<Number>> numbers_in_lists(
     const nlohmann::json& value,

@@ -5,17 +5,17 @@
 
 namespace accelerate::detail {
 
-/// Deals batches of any size to the ranks in turn. The rules are those of
-/// Accelerate's BatchSamplerShard without a batch size.
+/// Deals batches of any size to the ranks in turn, by the rules of Accelerate's
+/// BatchSamplerShard without a batch size.
 struct BatchRoundRobin {
   std::int64_t num_batches = 0;
   /// Number of batches that were already read.
   std::int64_t first = 0;
   int rank = 0;
   int count = 1;
-  /// Drop a round that does not have a batch for every rank.
+  /// Drops a round that does not have a batch for every rank.
   bool drop_last = false;
-  /// Give ranks without a batch in the last round one of the first batches.
+  /// Gives ranks without a batch in the last round one of the first batches.
   bool even_batches = true;
 
   /// Number of batches of this rank.

@@ -18,7 +18,7 @@ struct BatchSamplerShardOptions {
   int count = 1;
   bool drop_last = false;
   bool split_batches = false;
-  /// Fills up the last round with samples from the beginning, so that all ranks
+  /// Pads the last round with samples from the beginning, so that all ranks
   /// have equally many batches of equal size.
   bool even_batches = true;
 };
@@ -35,11 +35,10 @@ class BatchSamplerShard {
 
   /// Number of batches of this rank.
   [[nodiscard]] std::int64_t size() const { return size_; }
-  /// Positions of the samples of batch `index`, including those that fill it
-  /// up.
+  /// Positions of the samples in batch `index`, including padding.
   [[nodiscard]] std::vector<std::int64_t> positions(std::int64_t index) const;
   /// Number of real samples, over all ranks, in the round of batch `index` if
-  /// that round was filled up; else 0.
+  /// that round was padded; otherwise 0.
   [[nodiscard]] std::int64_t remainder(std::int64_t index) const;
   /// Number of samples that all ranks together take in one round.
   [[nodiscard]] std::int64_t round_size() const { return round_size_; }

@@ -8,9 +8,9 @@
 
 namespace accelerate::detail {
 
-/// Throws ConfigError on every rank of `group` if their loaders differ in what
-/// decides which rank reads which samples: options, sizes, orders and seeds.
-/// `rank_0_seed` is the seed where the options give none. Collective.
+/// Throws ConfigError on every rank of `group` if their loaders differ in
+/// anything that decides which rank reads which samples: options, sizes, orders
+/// and seeds. `rank_0_seed` is the seed if the options give none. Collective.
 void require_equal_loaders(
     const Group& group,
     const DatasetFacts& dataset,

@@ -6,13 +6,13 @@
 namespace accelerate::detail {
 
 /// Throws ConfigError for options that contradict each other or the dataset.
-/// They may have unset fields, or the accelerator's defaults in them.
+/// Unset fields may remain, or may hold the accelerator's defaults.
 void require_consistent(
     const DatasetFacts& dataset,
     const DataLoaderOptions& options);
 
 /// The same once the ranks are known: `given` are the loader's own options,
-/// `options` these with the accelerator's defaults in unset fields.
+/// `options` the same with unset fields filled from the accelerator's defaults.
 void require_attachable(
     const DatasetFacts& dataset,
     const DataLoaderOptions& given,

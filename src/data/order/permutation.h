@@ -11,7 +11,7 @@ namespace accelerate::detail {
 ///
 /// A Feistel network over the smallest even number of bits that holds `size`,
 /// applied until the value is inside (Black and Rogaway, "Ciphers with
-/// Arbitrary Finite Domains", 2002). Good for training, not for secrets.
+/// Arbitrary Finite Domains", 2002). Not cryptographically secure.
 class Permutation {
  public:
   Permutation(std::int64_t size, std::uint64_t seed, std::uint64_t epoch);
