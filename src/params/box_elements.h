@@ -12,11 +12,12 @@
 namespace accelerate::detail {
 
 /// Positions of the elements of a layout's box in the global tensor, both
-/// row-major. Elements have the same order in both, so the elements of the box
-/// in a range of the tensor are a range of the box.
+/// row-major. Elements have the same order in both, so the box's elements
+/// within a range of the tensor form a range of the box.
 class BoxElements {
  public:
-  /// With the size of an element in bytes, bytes stand for elements everywhere.
+  /// If `element_size` is the size of an element in bytes, everything counts
+  /// bytes instead of elements.
   explicit BoxElements(const Layout& layout, std::int64_t element_size = 1);
 
   [[nodiscard]] std::int64_t count() const { return count_; }
@@ -29,7 +30,7 @@ class BoxElements {
   [[nodiscard]] bool is_run(std::int64_t begin, std::int64_t end) const {
     return begin >= end || begin / run_ == (end - 1) / run_;
   }
-  /// Calls visit(first in the box, first in the tensor, number) for each run of
+  /// Calls visit(first in the box, first in the tensor, count) for each run of
   /// the box's elements [begin, end) that is contiguous in the tensor.
   template <class Visit>
   void for_each_run(std::int64_t begin, std::int64_t end, Visit&& visit) const {
@@ -41,7 +42,7 @@ class BoxElements {
   }
 
  private:
-  /// The row of the tensor that a row of the box is.
+  /// The tensor's row that corresponds to a row of the box.
   [[nodiscard]] std::int64_t row_place(std::int64_t row) const;
 
   struct Dim {
@@ -53,7 +54,7 @@ class BoxElements {
   };
   /// Outermost first.
   std::vector<Dim> dims_;
-  /// Layout::row_ranges, of dims_[0].
+  /// Layout::row_ranges, along dims_[0].
   std::vector<IndexRange> row_ranges_;
   std::int64_t count_ = 1;
   /// Elements of the box that are contiguous in the tensor.

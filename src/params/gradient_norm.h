@@ -15,10 +15,10 @@ struct PlacedParameter {
 };
 
 /// Norm of the gradients of `rows` as if every parameter were unsharded: rows
-/// are grouped by the axes they are split over, each group's sum of powers is
-/// reduced over exactly those axes, and the sums are added, so that replicated
-/// rows count once. `norm_type` is any p > 0, or infinity.
-/// Returns a 0-d tensor on the gradients' device; 0 if there are none.
+/// are grouped by the axes over which they are split, each group's sum of
+/// powers is reduced over exactly those axes, and the sums are added, so that
+/// replicated rows count once. `norm_type` is any p > 0, or infinity. Returns a
+/// 0-d tensor on the gradients' device; 0 if there are none.
 at::Tensor gradient_norm(
     std::span<const PlacedParameter> rows,
     double norm_type);

@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// Gives a meta tensor uninitialised memory on `device`, seen by every handle
-/// to it; other tensors are left alone.
+/// Gives a meta tensor uninitialised memory on `device`, visible through every
+/// handle to it; other tensors are left alone.
 void materialize(const at::Tensor& tensor, c10::Device device);
 
 }  // namespace accelerate::detail

@@ -10,8 +10,8 @@ class Module;
 
 namespace accelerate::detail {
 
-/// The tree of a program's module. A tensor that several modules share has one
-/// id in all of them; tensors that are not defined are left out.
+/// The tree of a program's module. A tensor shared by several modules has the
+/// same id in all of them; undefined tensors are left out.
 ModuleNode module_tree(const torch::nn::Module& module);
 
 }  // namespace accelerate::detail

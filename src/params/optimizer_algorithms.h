@@ -13,8 +13,8 @@ class OptimizerParamState;
 
 namespace accelerate::detail {
 
-/// One of LibTorch's algorithms: how its options and the state of a parameter
-/// are read and written, under the keys of torch.
+/// One of LibTorch's algorithms: how to read and write its options and a
+/// parameter's state, under torch's keys.
 struct OptimizerAlgorithm {
   const char* name;
   bool (*is_options)(const torch::optim::OptimizerOptions&);
@@ -26,8 +26,8 @@ struct OptimizerAlgorithm {
       const StateDict&);
 };
 
-/// The algorithm whose options and states an optimizer has; null for a class
-/// with types of its own.
+/// The algorithm whose option and state types an optimizer uses; null for a
+/// class with its own types.
 const OptimizerAlgorithm* find_algorithm(
     const torch::optim::Optimizer& optimizer);
 

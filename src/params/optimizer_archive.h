@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// Returns what the optimizer's own save() writes, with names in place of
-/// LibTorch's addresses of parameters; for unknown classes of optimizers.
+/// Returns what the optimizer's own save() writes, with names in place of the
+/// parameter addresses that LibTorch writes; for unknown optimizer classes.
 /// Throws ConfigError if the optimizer has state but its save() writes nothing.
 StateDict read_archive(
     const torch::optim::Optimizer& optimizer,

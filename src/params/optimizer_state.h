@@ -17,14 +17,14 @@ namespace accelerate::detail {
 
 /// The state of an optimizer, with parameters by name, so that it can be loaded
 /// with parameters in another order, in other groups and in other processes.
-/// Keys are those of torch: exp_avg, momentum_buffer, step, lr, betas ….
+/// Keys are torch's: exp_avg, momentum_buffer, step, lr, betas ...
 struct OptimizerState {
   struct Group {
     StateDict options;
     std::vector<std::string> parameters;
   };
   /// "AdamW", "Adam", "SGD", "Adagrad", "RMSprop" or "LBFGS"; "archive" for any
-  /// other class, as its own save() wrote it.
+  /// other class, whose own save() wrote it.
   std::string algorithm;
   std::vector<Group> groups;
   /// State by parameter name, for parameters that have one. LBFGS keeps its
@@ -44,9 +44,9 @@ OptimizerState read_optimizer_state(
     const torch::optim::Optimizer& optimizer,
     const NameOfParameter& name_of);
 
-/// What would go wrong in write_optimizer_state: another algorithm, another
-/// number of groups, parameters that only one side has, unless `may_be_missing`
-/// returns true for their names. Empty if nothing would.
+/// What would go wrong in write_optimizer_state: a different algorithm or
+/// number of groups, or parameters that only one side has, unless
+/// `may_be_missing` returns true for their names. Empty if nothing would.
 std::vector<std::string> optimizer_complaints(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
@@ -54,17 +54,16 @@ std::vector<std::string> optimizer_complaints(
     const std::function<bool(const std::string& name)>& may_be_missing);
 
 /// Replaces the optimizer's state; tensors are not copied. Parameters without
-/// an entry lose theirs. Groups are matched by position; a parameter may have
-/// moved to another group.
+/// an entry lose their state. Groups are matched by position; a parameter may
+/// have moved to another group.
 void write_optimizer_state(
     torch::optim::Optimizer& optimizer,
     const OptimizerState& state,
     const NameOfParameter& name_of);
 
-/// Adapts the state of a Python optimizer to this one: numbers of parameters
-/// become names, in the order of the groups; options that this class does not
-/// have are left out. Throws CheckpointError if the number of parameters
-/// differs.
+/// Adapts the state of a Python optimizer to this one: parameter numbers become
+/// names, in group order; options that this class lacks are left out. Throws
+/// CheckpointError if the number of parameters differs.
 OptimizerState adapt_python_state(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,

@@ -8,18 +8,18 @@
 
 namespace accelerate::detail {
 
-/// A tensor of a strategy's state that is the same on all ranks that have it:
+/// A tensor of a strategy's state that is the same on all ranks that have it;
 /// saved once, and loaded by any number of ranks.
 struct SharedState {
   std::string name;
   at::Tensor tensor;
-  /// The parameter that it is about: of the stages of a pipeline that have it,
-  /// the first saves the state.
+  /// The parameter to which it belongs: the first pipeline stage that has the
+  /// parameter saves the state.
   std::string parameter;
 };
 
 using SharedStates = std::vector<SharedState>;
-/// What was saved, by name.
+/// Saved states by name.
 using SavedSharedStates = std::map<std::string, at::Tensor>;
 
 }  // namespace accelerate::detail
