@@ -2,7 +2,7 @@
 
 namespace accelerate::detail {
 
-/// Base of optimizers and schedules that a DeepSpeed configuration describes,
+/// Base of optimizers and schedules described by a DeepSpeed configuration,
 /// which may not be replaced by others.
 class MadeFromDeepSpeed {
  public:

@@ -2,8 +2,8 @@
 
 namespace accelerate::detail {
 
-/// Base of schedules that Megatron-LM's settings describe. They count optimizer
-/// steps, not those of all processes together.
+/// Base of schedules described by Megatron-LM's settings. They count optimizer
+/// steps, not the steps of all processes together.
 class MadeFromMegatronLM {
  public:
   virtual ~MadeFromMegatronLM() = default;

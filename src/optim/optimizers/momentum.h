@@ -9,7 +9,7 @@
 namespace accelerate::detail {
 
 /// Sets a group's momentum, or the first of its betas: through `custom` if it
-/// is set, else directly in LibTorch's option classes.
+/// is set, otherwise directly in LibTorch's option classes.
 void set_momentum(
     torch::optim::OptimizerOptions& options,
     double momentum,

@@ -6,7 +6,7 @@
 namespace accelerate::optim {
 
 /// The options of a FusedBackwardOptimizer, whose classes keep their own:
-/// LibTorch's schedules ask the options of every optimizer for a learning rate.
+/// LibTorch's schedules ask every optimizer's options for a learning rate.
 struct RateOptions : torch::optim::OptimizerCloneableOptions<RateOptions> {
   RateOptions() = default;
   // torch::optim::serialize needs this constructor.
