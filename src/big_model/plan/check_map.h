@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// What is wrong with a map for a model.
+/// What is wrong with a device map for a model.
 struct DeviceMapComplaints {
   /// Entries that name neither a module nor a parameter or buffer.
   std::vector<std::string> unknown;
@@ -22,11 +22,11 @@ DeviceMapComplaints find_complaints(
     const DeviceMap& map);
 
 /// Throws ConfigError naming the tensors without a place. Returns a warning
-/// about entries of no module, empty if there are none.
+/// about entries that match no module, empty if there are none.
 std::string require_complete_map(const ModuleNode& root, const DeviceMap& map);
 
-/// A warning about tied parameters that have several places; empty if there are
-/// none.
+/// A warning about tied parameters that are in several places; empty if there
+/// are none.
 std::string split_ties_warning(const ModuleNode& root, const DeviceMap& map);
 
 }  // namespace accelerate::detail

@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// Adds places for the buffers of modules that were split, which Accelerate's
-/// rules leave without one: each goes to the first place of its module that has
-/// room, or else to the module's last place.
+/// Adds places for the buffers of split modules, which Accelerate's rules leave
+/// without one: each goes to the first place of its module that has room, or
+/// otherwise to the module's last place.
 DeviceMap complete_device_map(const ModuleNode& root, const DeviceMap& map);
 
 }  // namespace accelerate::detail

@@ -8,17 +8,18 @@
 
 namespace accelerate::detail {
 
-/// A part of a model that is brought to a device as a whole.
+/// A part of a model that is moved to a device as a unit.
 struct PlanBlock {
   std::string name;
-  /// Bytes in memory where it is resident. A tied tensor counts in the first of
+  /// Bytes in memory if it is resident. A tied tensor counts in the first of
   /// its blocks.
   double num_bytes = 0;
-  /// Bytes that are fetched where it is not.
+  /// Bytes that are fetched if it is not.
   double num_bytes_fetched = 0;
-  /// Seconds that it computes.
+  /// Seconds of compute.
   double seconds = 0;
-  /// Number of its group of tied blocks, which all have one place; -1 without.
+  /// Number of its group of tied blocks, which share one place; -1 if it is not
+  /// tied.
   int tie = -1;
 };
 
@@ -28,19 +29,19 @@ using BlockPlace = int;
 inline constexpr BlockPlace kFromHost = -1;
 inline constexpr BlockPlace kFromDisk = -2;
 
-/// What the blocks may take.
+/// The memory that blocks may take.
 struct PlanLimits {
   /// Bytes of each computing device.
   std::vector<double> devices;
-  /// Bytes of host memory that blocks are fetched from; nothing if the CPU
+  /// Bytes of host memory from which blocks are fetched; unset if the CPU
   /// computes, or if host memory may not be used.
   std::optional<double> host = std::nullopt;
   bool has_accelerator = false;
 };
 
 /// When everything is done, in seconds from the start of a forward. Blocks are
-/// fetched in their order into two buffers on the first device: each while the
-/// one before it computes.
+/// fetched in order into two buffers on the first device, each while the
+/// previous one computes.
 struct ForwardTimeline {
   double compute = 0;       ///< the last block's end
   double disk = 0;          ///< end of the last read
@@ -49,7 +50,7 @@ struct ForwardTimeline {
   double other_buffer = 0;  ///< when the one after that may be
   int device = 0;           ///< where the activations are
 
-  /// Lets a block follow. Returns the seconds that it waits for its weights.
+  /// Appends a block. Returns the seconds for which it waits for its weights.
   double add(
       const PlanBlock& block,
       BlockPlace place,
@@ -62,9 +63,9 @@ double largest_fetched(
     const std::vector<PlanBlock>& blocks,
     const std::vector<BlockPlace>& places);
 
-/// Whether places keep the limits. Two buffers of the largest fetched block are
-/// kept free on the first device, and in host memory if blocks go through it.
-/// Devices are filled in order, and tied blocks have one place.
+/// Whether the places keep the limits. Two buffers of the largest fetched
+/// block's size are kept free on the first device, and in host memory if blocks
+/// go through it. Devices are filled in order, and tied blocks share one place.
 bool keeps_limits(
     const std::vector<PlanBlock>& blocks,
     const std::vector<BlockPlace>& places,

@@ -10,7 +10,7 @@
 
 namespace accelerate::detail {
 
-/// Bytes by dotted name, of every module and tensor; "" is the whole model. A
+/// Bytes of every module and tensor by dotted name; "" is the whole model. A
 /// tied tensor counts where it comes first, and has no entry elsewhere.
 using ModuleSizes = std::map<std::string, double>;
 
@@ -19,7 +19,7 @@ ModuleSizes module_sizes(
     const ModuleNode& root,
     const ModuleSizesOptions& options);
 
-/// The entry "" of these sizes; 0 without tensors.
+/// The entry "" of these sizes; 0 if there are no tensors.
 double total_module_size(
     const ModuleNode& root,
     const ModuleSizesOptions& options);

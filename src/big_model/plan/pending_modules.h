@@ -9,33 +9,34 @@
 
 namespace accelerate::detail {
 
-/// Modules and tensors that have no place yet, in the order in which they will
-/// get one, and the largest layer among them. No item is inside of another one.
+/// Modules and tensors without a place, in the order in which they will get
+/// one, and the largest layer among them. No item is inside another one.
 class PendingModules {
  public:
-  /// All of the model: SizedTree::items().
+  /// Starts with the entire model: SizedTree::items().
   explicit PendingModules(const SizedTree& tree);
 
   [[nodiscard]] bool empty() const { return front() == end_; }
   [[nodiscard]] int front() const { return next_[index(end_)]; }
-  /// Removes the first item. If the last of the largest layers was inside, looks
-  /// for the largest of what remains.
+  /// Removes the first item. If the last of the largest layers was inside it,
+  /// finds the largest layer of what remains.
   int take_front();
   void put_front(int node);
   void put_front(const std::vector<int>& nodes);
   void remove(int node);
-  /// Puts parts in the place of an item.
+  /// Replaces an item with its parts.
   void replace(int node, const std::vector<int>& parts);
   /// Items in order.
   [[nodiscard]] std::vector<int> items() const;
 
-  /// The item that is `node` or holds it; -1 if it has a place already.
+  /// The item that is `node` or contains it; -1 if `node` already has a place.
   [[nodiscard]] int holder_of(int node) const;
 
-  /// Bytes of the largest layer when it was last looked for. It may have got a
-  /// place since along with a tied module, and still counts, as in Accelerate.
+  /// Bytes of the largest layer when it was last searched for. It may since
+  /// have been placed along with a tied module, and still counts, as in
+  /// Accelerate.
   [[nodiscard]] double largest_layer() const { return largest_layer_; }
-  /// Looks again, among modules only.
+  /// Searches again, among modules only.
   void find_largest_layer();
 
  private:
@@ -48,13 +49,13 @@ class PendingModules {
   std::vector<int> next_;
   std::vector<int> previous_;
   std::vector<bool> is_pending_;
-  // Pending modules by the bytes of their largest layer. Those that are no
-  // longer pending are dropped when they come to the top.
+  // Pending modules by the bytes of their largest layer. Modules that are no
+  // longer pending are dropped when they reach the top.
   std::priority_queue<std::pair<double, int>> by_layer_;
   std::vector<bool> is_in_queue_;
   double largest_layer_ = 0;
-  // The layers of that size that were pending when they were last looked for
-  // and have not been taken since.
+  // The layers of that size that were pending at the last search and have not
+  // been taken since.
   std::set<int> largest_;
 };
 

@@ -24,13 +24,13 @@ struct SizedNode {
   /// Bytes of everything below; a tied tensor counts where it comes first.
   double num_bytes = 0;
   double num_buffer_bytes = 0;
-  /// Bytes of everything below, with tied tensors wherever they are, and the
-  /// elements of its parameters.
+  /// Bytes of everything below, with tied tensors wherever they occur, and the
+  /// number of elements of its parameters.
   double num_bytes_with_ties = 0;
   double num_elements = 0;
-  /// Bytes of the largest layer inside: see SizedTree::is_layer.
+  /// Bytes of the largest layer inside; see SizedTree::is_layer.
   double largest_layer = 0;
-  /// Whether it holds a tensor that counts, or is one.
+  /// Whether it contains, or is, a tensor that counts.
   bool has_tensors = false;
   bool is_no_split = false;
   bool has_children = false;  ///< modules
@@ -42,9 +42,10 @@ struct LargestLayer {
   std::vector<int> nodes;
 };
 
-/// A module tree as an array with sizes: a module's parameters, buffers and
-/// children follow it, each with all that is below it. Node 0 is the root. Holds
-/// views of the names in the ModuleNode it was made of, which must outlive it.
+/// A module tree as an array with sizes: a module is followed by its
+/// parameters, buffers and children, each with everything below it. Node 0 is
+/// the root. Holds views of the names in the ModuleNode from which it was
+/// built, which must outlive it.
 class SizedTree {
  public:
   /// Throws ConfigError for an unknown dtype.
@@ -64,7 +65,7 @@ class SizedTree {
   [[nodiscard]] bool is_inside(int node, int ancestor) const {
     return ancestor <= node && node < (*this)[ancestor].end;
   }
-  /// Whether a module is brought to a device as a whole.
+  /// Whether a module is moved to a device as a unit.
   [[nodiscard]] bool is_layer(int node) const {
     return !(*this)[node].has_children || (*this)[node].is_no_split;
   }
@@ -76,19 +77,19 @@ class SizedTree {
   [[nodiscard]] std::vector<int> parts(int node) const;
   [[nodiscard]] std::vector<int> buffers(int node) const;
 
-  /// Appends the layers inside of `node` that have `num_bytes`.
+  /// Appends the layers inside `node` that have `num_bytes`.
   void add_layers(int node, double num_bytes, std::vector<int>& layers) const;
-  /// The largest layers of these nodes, where tensors count as layers.
+  /// The largest layers among these nodes, where tensors count as layers.
   [[nodiscard]] LargestLayer largest_layer(const std::vector<int>& nodes) const;
-  /// What a map has to place: the root's parameters, children, and buffers.
+  /// What a map has to place: the root's parameters, children and buffers.
   [[nodiscard]] std::vector<int> items() const;
 
-  /// Groups of parameters that are one tensor; members by name, groups in the
-  /// order of their first members in the tree.
+  /// Groups of parameters that are one tensor; members sorted by name, groups
+  /// by the position of their first members in the tree.
   [[nodiscard]] const std::vector<std::vector<int>>& ties() const {
     return ties_;
   }
-  /// Parameters outside of `node` that are tied to one inside.
+  /// Parameters outside `node` that are tied to one inside it.
   [[nodiscard]] std::vector<int> tied_outside(int node) const;
 
  private:
@@ -97,7 +98,7 @@ class SizedTree {
 
   std::vector<SizedNode> nodes_;
   std::vector<std::vector<int>> ties_;
-  // The tied parameters in the order of the tree, each with its group.
+  // The tied parameters in tree order, each with its group.
   std::vector<std::pair<int, int>> tied_nodes_;
 };
 

@@ -16,26 +16,26 @@ const FourBitCodebook& nf4_codebook();
 /// of fraction, divided by the largest. Not ascending; codes 0 and 8 are zero.
 const FourBitCodebook& fp4_codebook();
 
-/// How values find their code in a 4-bit codebook.
+/// How to find the code of a value in a 4-bit codebook.
 struct FourBitSearch {
-  /// Middles of neighbouring values, ascending.
+  /// Midpoints between neighbouring values, ascending.
   std::array<float, 15> bounds{};
-  /// The code of the value with so many bounds below it.
+  /// The code of a value, by the number of bounds below it.
   std::array<std::uint8_t, 16> codes{};
 };
 
-/// Ties go to the smaller value. Of two equal values, the smaller code is for
-/// zero itself.
+/// Ties go to the smaller value. Of two equal values, zero itself gets the
+/// smaller code.
 FourBitSearch search_of(const FourBitCodebook& codebook);
 
-/// 256 ascending values of an 8-bit data type; those of fewer bits are filled
-/// up with zeros.
+/// 256 ascending values of an 8-bit data type; types with fewer bits are padded
+/// with zeros.
 using ByteCodebook = std::vector<float>;
 
 /// Dynamic tree quantisation ("8-bit Optimizers via Block-wise Quantization",
 /// Dettmers et al. 2022): the leading zero bits are a decimal exponent, the
-/// rest a linear fraction. Signed, 7 bits of exponent: what quantises scales in
-/// double quantisation.
+/// rest a linear fraction. The defaults, signed with 7 exponent bits, quantise
+/// the scales in double quantisation.
 struct DynamicMapOptions {
   bool is_signed = true;
   int max_exponent_bits = 7;
@@ -47,13 +47,13 @@ ByteCodebook create_dynamic_map(const DynamicMapOptions& options = {});
 struct LinearMapOptions {
   bool is_signed = true;
   int total_bits = 8;
-  /// Gives up one of the values of a signed map, so that zero is one of them.
+  /// Drops one of the values of a signed map, so that zero is one of them.
   bool add_zero = true;
 };
 ByteCodebook create_linear_map(const LinearMapOptions& options = {});
 
-/// A float of so many bits, divided by the largest. The bits with the sign must
-/// be the total.
+/// A float with this many bits, divided by the largest. The bits, including the
+/// sign, must add up to the total.
 struct Fp8MapOptions {
   bool is_signed = true;
   int exponent_bits = 5;

@@ -12,9 +12,9 @@ struct QuantizedModel::State {
   explicit State(detail::ProductKind kind) : keeper(kind) {}
 
   detail::QuantizedWeightKeeper keeper;
-  /// Keeps codes of the keeper, so it ends first.
+  /// Holds codes of the keeper, so it must be destroyed first.
   Dispatch dispatch;
-  /// Handles to the tensors of the module.
+  /// Handles to the module's tensors.
   WeightList tensors;
 };
 

@@ -8,15 +8,15 @@ namespace accelerate::detail {
 
 /// How an input is multiplied by a quantised matrix.
 struct ProductKind {
-  /// By the matrix itself instead of its transpose.
+  /// Multiplies by the matrix itself instead of its transpose.
   bool is_transposed = false;
-  /// LLM.int8(): the input is quantised as well.
+  /// LLM.int8(): quantises the input as well.
   bool quantizes_inputs = false;
   double threshold = 0;
 };
 
 /// The product with the last dimension of `input`, in fp32; differentiable in
-/// the input, any number of times.
+/// the input, to any order.
 at::Tensor quantized_product(
     const at::Tensor& input,
     const QuantizedWeight& weight,
@@ -30,9 +30,9 @@ at::Tensor quantized_linear(
     const at::Tensor& bias,
     const ProductKind& kind = {});
 
-/// input [rows, columns] * weight^T, contiguous fp32 on the CPU: by kernels on
-/// the codes for a few rows, else by dequantising a part of the weight at a
-/// time.
+/// input [rows, columns] * weight^T, contiguous fp32 on the CPU: for a few rows
+/// by kernels that read the codes, otherwise by dequantising one part of the
+/// weight at a time.
 at::Tensor multiply_by_rows(
     const at::Tensor& input,
     const QuantizedWeight& weight);

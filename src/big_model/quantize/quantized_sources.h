@@ -15,19 +15,19 @@
 
 namespace accelerate::detail {
 
-/// A layer whose weight is quantised, and its parameter.
+/// A layer to be quantised, and its weight parameter.
 struct QuantizedSource {
   std::string module_name;
   at::Tensor parameter;
 };
 
-/// Where the weights of layers come from: files, as values or quantised already
-/// in bitsandbytes' layout, or the parameters themselves.
+/// Where the weights of layers come from: files, with plain values or already
+/// quantised in bitsandbytes' layout, or the parameters themselves.
 class QuantizedSources {
  public:
-  /// `location` is empty for the parameters. Throws CheckpointError with every
-  /// weight that is missing or has another shape, ConfigError for parameters
-  /// that are not finite.
+  /// `location` is empty to use the parameters. Throws CheckpointError with
+  /// every weight that is missing or has a different shape, ConfigError for
+  /// parameters that are not finite.
   QuantizedSources(
       std::vector<QuantizedSource> sources,
       const std::filesystem::path& location,
@@ -45,7 +45,7 @@ class QuantizedSources {
 
  private:
   /// The stored tensors of one weight by their names in the layer: "weight",
-  /// and "weight.absmax" and others or "SCB" if it is quantised.
+  /// and if it is quantised, "weight.absmax" and others or "SCB".
   using Parts = std::map<std::string, const StoredTensor*>;
 
   void require_all(const std::filesystem::path& location) const;

@@ -13,15 +13,15 @@
 
 namespace accelerate::detail {
 
-/// Scales per scale of scales, as in bitsandbytes.
+/// Scales per nested scale, as in bitsandbytes.
 inline constexpr std::int64_t kNestedBlockSize = 256;
 
 const FourBitCodebook& codebook_of(QuantizationType type);
 /// "int8", "nf4", "fp4".
 const char* name_of(QuantizationType type);
 
-/// Elements [begin, begin + out.size()) of a contiguous tensor on the CPU in
-/// fp32, fp16 or bf16.
+/// Copies elements [begin, begin + out.size()) of a contiguous fp32, fp16 or
+/// bf16 tensor on the CPU.
 void copy_to_floats(
     const at::Tensor& tensor,
     std::int64_t begin,
@@ -35,7 +35,8 @@ void copy_from_floats(
 FourBitRows four_bit_rows(const QuantizedWeight& weight);
 Int8Rows int8_rows(const QuantizedWeight& weight);
 
-/// Rows [begin, end) of a matrix on the CPU into `out`, fp32, on this thread.
+/// Dequantises rows [begin, end) of a matrix on the CPU into `out`, fp32, on
+/// this thread.
 void dequantize_rows(
     const QuantizedWeight& weight,
     std::int64_t begin,

@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// Names of modules that a configuration keeps from being quantised.
+/// Names of modules that a configuration excludes from quantisation.
 std::vector<std::string> skipped_modules(
     const torch::nn::Module& model,
     const QuantizationConfig& config);

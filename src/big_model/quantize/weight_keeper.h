@@ -16,14 +16,14 @@
 
 namespace accelerate::detail {
 
-/// Keeps quantised weights in the place of parameters of modules.
+/// Holds quantised weights in place of modules' parameters.
 class QuantizedWeightKeeper final : public CodedWeightKeeper {
  public:
   /// `kind` is how inputs are multiplied by the weights.
   explicit QuantizedWeightKeeper(ProductKind kind) : kind_(kind) {}
 
-  /// Takes a parameter's memory, if it has any, and uses `weight` for it, which
-  /// is of the same shape. `name` is that of its layer.
+  /// Takes a parameter's memory, if it has any, and uses `weight`, which has
+  /// the same shape, in its place. `name` is its layer's.
   void
   keep(std::string name, const at::Tensor& parameter, QuantizedWeight weight);
 
@@ -34,13 +34,13 @@ class QuantizedWeightKeeper final : public CodedWeightKeeper {
   [[nodiscard]] const QuantizedWeight& weight(std::size_t unit) const {
     return kept_[unit].weight;
   }
-  /// The number of a kept parameter; nothing for other tensors, and for one
-  /// whose data was replaced since.
+  /// The number of a kept parameter; nothing for other tensors, or if the
+  /// parameter's data has been replaced since.
   [[nodiscard]] std::optional<std::size_t> find(const at::Tensor& tensor) const;
 
-  /// Products use the codes, views stay views, and every other operator gets
-  /// the dequantised values. Throws ConfigError for one that would change a
-  /// weight.
+  /// Products use the codes, views stay views, and every other operator
+  /// receives dequantised values. Throws ConfigError for an operator that would
+  /// change a weight.
   void call(GatedCall& call) override;
   [[nodiscard]] std::size_t num_places() const override { return 1; }
 
@@ -57,7 +57,7 @@ class QuantizedWeightKeeper final : public CodedWeightKeeper {
     std::unique_ptr<GatedTensor> gate;
   };
 
-  /// How a tensor is multiplied by: a kept matrix, or its transpose.
+  /// What a tensor is multiplied by: a kept matrix or its transpose.
   struct Operand {
     std::size_t unit = 0;
     bool is_transposed = false;

@@ -9,8 +9,8 @@
 #define ACCELERATE_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// For functions that only prefetch: g++ takes calls that it does not inline at
-// once for calls without effect, and removes them.
+// For functions that only prefetch: g++ treats calls that it does not inline at
+// once as free of side effects, and removes them.
 #define ACCELERATE_INLINE [[gnu::always_inline]] inline
 
 namespace accelerate::detail {
@@ -27,8 +27,8 @@ constexpr RowKernels row_kernels_of(std::string_view name) {
       &Kernels::multiply_int8_int8};
 }
 
-// Null where the compiler builds for other processors, or the processor lacks
-// the instructions.
+// Null if the compiler targets other processors, or the processor lacks the
+// instructions.
 const RowKernels* avx512_row_kernels();
 const RowKernels* avx2_row_kernels();
 const RowKernels* portable_row_kernels();

@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// The scales of a weight quantised in blocks: fp32, or codes themselves
+/// The scales of a weight quantised in blocks: fp32, or quantised themselves
 /// (double quantisation, section 3 of QLoRA: Dettmers et al. 2023).
 struct BlockScales {
   /// One per block; null if they are nested.
@@ -27,8 +27,8 @@ struct BlockScales {
   }
 };
 
-/// A matrix in 4-bit codes, two in a byte, the first in the high bits. Blocks
-/// are consecutive elements, and may cross rows.
+/// A matrix in 4-bit codes, two per byte, the first in the high bits. Blocks
+/// are consecutive elements, and may span rows.
 struct FourBitRows {
   const std::uint8_t* codes = nullptr;
   const float* code_values = nullptr;  ///< 16
@@ -40,7 +40,7 @@ struct FourBitRows {
 /// A matrix in int8, with one factor per row.
 struct Int8Rows {
   const std::int8_t* values = nullptr;
-  /// The largest absolute value of each row, which 127 stands for.
+  /// The largest absolute value of each row, represented by 127.
   const float* absmax = nullptr;
   std::int64_t columns = 0;
 };
@@ -50,8 +50,8 @@ inline constexpr std::int64_t kMostInputs = 8;
 /// Columns that are decoded together.
 inline constexpr std::int64_t kGroupColumns = 32;
 
-/// Inputs of products in the order in which kernels read them. Zero at first, and
-/// aligned to cache lines: a load that crosses two takes twice as long.
+/// Inputs of products in the order in which kernels read them. Initially zero,
+/// and aligned to cache lines: a load that crosses two takes twice as long.
 class PackedInputs {
  public:
   explicit PackedInputs(std::int64_t num_floats)
@@ -73,10 +73,9 @@ class PackedInputs {
   std::vector<Line> lines_;
 };
 
-/// Input i's column g * kGroupColumns + c is element
-/// (g * num_inputs + i) * kGroupColumns + c, so that rows and inputs are read
-/// from beginning to end. Rows of inputs that are a power of two apart would
-/// displace each other in the first-level cache.
+/// Stores column g * kGroupColumns + c of input i at (g * num_inputs + i) *
+/// kGroupColumns + c, so that rows and inputs are read sequentially. Input rows
+/// that are a power of two apart would evict each other from the L1 cache.
 PackedInputs
 packed_inputs(const float* x, std::int64_t num_inputs, std::int64_t columns);
 
@@ -94,8 +93,8 @@ struct RowProduct {
 };
 
 /// Products and conversions of quantised rows, for one thread, written for one
-/// instruction set. A row's result depends on nothing but the row and the
-/// inputs, so any division of rows over threads gives the same bits.
+/// instruction set. A row's result depends only on the row and the inputs, so
+/// it is bitwise the same however rows are split over threads.
 struct RowKernels {
   std::string_view name;
   /// Inputs in the order in which multiply_4bit() reads them for `matrix`.
@@ -111,7 +110,7 @@ struct RowKernels {
       std::int64_t begin,
       std::int64_t count,
       float* out);
-  /// Codes by place among 15 ascending bounds: the number of bounds below
+  /// Codes by position among 15 ascending bounds: the number of bounds below
   /// value * factor.
   void (*find_codes)(
       const float* values,
@@ -130,10 +129,10 @@ struct RowKernels {
       std::int32_t* out);
 };
 
-/// The fastest that this processor runs.
+/// The fastest kernels that this processor supports.
 const RowKernels& row_kernels();
 
-/// All that this processor runs, the fastest first.
+/// All kernels that this processor supports, fastest first.
 std::span<const RowKernels* const> supported_row_kernels();
 
 }  // namespace accelerate::detail
