@@ -31,7 +31,7 @@ inline constexpr BlockPlace kFromDisk = -2;
 
 /// The memory that blocks may take.
 struct PlanLimits {
-  /// Bytes of each computing device.
+  /// Bytes on each computing device.
   std::vector<double> devices;
   /// Bytes of host memory from which blocks are fetched; unset if the CPU
   /// computes, or if host memory may not be used.
