@@ -173,7 +173,7 @@ class StructureReader {
   std::size_t next_ = 0;
 };
 
-/// A batch that can be cut by rows and sent.
+/// A batch that can be sliced by rows and sent.
 template <class T>
 struct IsObjectList : std::false_type {};
 template <class T, class A>
@@ -194,8 +194,8 @@ std::int64_t rows_of(const Batch& batch) {
   }
 }
 
-/// Rows [begin, end) of `batch`. Rows past its end are taken from `first`,
-/// repeatedly if need be.
+/// Rows [begin, end) of `batch`. Rows past its end come from `first`, repeated
+/// as necessary.
 template <Dispatchable Batch>
 Batch slice_filled(
     const Batch& batch,
@@ -271,8 +271,8 @@ Batch received_batch(RoundSlice slice) {
 
 /// The description of a round that rank 0 sends before its tensors.
 struct RoundHeader {
-  /// The pass and the round in it that a rank is about to send or receive, both
-  /// counted from 0. Given by every rank, since they must be the same on all.
+  /// The pass, and the round within it, that a rank is about to send or
+  /// receive, both counted from 0. Given by every rank, since they must agree.
   std::int64_t pass = 0;
   std::int64_t round = 0;
   bool has_batch = false;
@@ -285,8 +285,8 @@ struct RoundHeader {
 
 /// Sends each rank of `group` its slice from rank 0, the only rank that passes
 /// `slices`. All slices must have the same shapes. Returns this rank's slice.
-/// Throws an error of rank 0 on the other ranks, too, and Error on a rank that
-/// is at another round than rank 0.
+/// Throws rank 0's error on the other ranks, too, and Error on a rank that is
+/// in a different round than rank 0.
 ACCELERATE_API RoundSlice scatter_round(
     const Group& group,
     RoundHeader& header,

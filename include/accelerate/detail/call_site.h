@@ -4,7 +4,7 @@
 
 namespace accelerate::detail {
 
-/// Where a function is called, as the default argument of its last parameter.
+/// The call site of a function, as the default argument of its last parameter.
 /// Stands in for std::source_location, which clang++ 14 lacks.
 struct CallSite {
   const char* file = nullptr;  ///< lives as long as the program

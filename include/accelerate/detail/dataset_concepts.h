@@ -9,8 +9,8 @@
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 
-/// Detects the capabilities of a dataset by its members, which DataLoader
-/// documents.
+/// Detects the capabilities of a dataset from its members, as documented at
+/// DataLoader.
 namespace accelerate::detail {
 
 template <class D>
@@ -51,7 +51,7 @@ consteval bool must_be_dataset() {
   return ReadableDataset<D>;
 }
 
-/// Whether a collate function takes samples. If not, compiling fails with a
+/// Whether a collate function accepts samples. If not, compiling fails with a
 /// message that says what to do.
 template <class Collate, class Samples>
 consteval bool must_collate() {

@@ -26,7 +26,7 @@ inline double seconds_between(
   return std::chrono::duration<double>(end - begin).count();
 }
 
-/// Throws DataError "sample 17: get() failed: …" with the current exception
+/// Throws DataError "sample 17: get() failed: ..." with the current exception
 /// nested. Must be called in a catch block.
 [[noreturn]] ACCELERATE_API void throw_sample_error(
     std::int64_t sample,
@@ -40,8 +40,8 @@ inline double seconds_between(
     std::int64_t sample,
     std::int64_t size);
 
-/// Shows how many samples of a stream were skipped, and warns once if it takes
-/// long.
+/// Shows how many samples of a stream have been skipped, and warns once if that
+/// takes long.
 class ACCELERATE_API SkipProgress {
  public:
   /// `bar`: how the bar looks on this rank.
@@ -62,7 +62,7 @@ class ACCELERATE_API SkipProgress {
 };
 
 /// Reads a dataset batch by batch: claims the next batch, then makes it. Shared
-/// between a loader and its workers.
+/// by a loader and its workers.
 template <class Dataset, class Collate>
 class DatasetFetcher
     : public std::enable_shared_from_this<DatasetFetcher<Dataset, Collate>> {
@@ -129,7 +129,7 @@ class DatasetFetcher
     /// The stream's own state after it gave this batch's last sample.
     std::optional<StateDict> stream_state = std::nullopt;
     std::optional<Batch> batch = std::nullopt;
-    /// The copy to the device that is under way.
+    /// The copy to the device that is in progress.
     std::shared_ptr<void> sent = nullptr;
     double read_seconds = 0;
     double collate_seconds = 0;
@@ -194,8 +194,8 @@ class DatasetFetcher
     return !source.is_dispatching() || source.context().group.rank() == 0;
   }
 
-  /// The next batch of this rank, or round if rank 0 reads for all; null at the
-  /// end. Must not be called concurrently.
+  /// The next batch of this rank, or round if rank 0 reads for all ranks; null
+  /// at the end. Must not be called concurrently.
   std::unique_ptr<Job> claim(Worker& worker) {
     auto job = std::make_unique<Job>();
     job->fetcher = this->shared_from_this();
@@ -235,8 +235,8 @@ class DatasetFetcher
     std::optional<StateDict> state = std::nullopt;
   };
 
-  // Uses nothing that a pass changes: a worker that was left behind may be in
-  // here while the next pass runs.
+  // Uses nothing that a pass changes: a worker that was left behind may run
+  // this during the next pass.
   void make(Job& job, Worker& worker) {
     const auto start = LoaderClock::now();
     auto collate_start = start;
@@ -333,7 +333,7 @@ class DatasetFetcher
       if constexpr (requires(at::Generator& generator) {
                       collate(std::move(samples), generator);
                     }) {
-        // ~ gives a generator other than the first sample's.
+        // ~ selects a generator other than the first sample's.
         at::Generator& generator = worker.generator(
             seed_at(job.read.pass_seed, ~job.read.first_position));
         job.batch.emplace(collate(std::move(samples), generator));
@@ -361,7 +361,7 @@ class DatasetFetcher
     return source.rank_batch_size() * source.num_shares();
   }
 
-  // The samples of all ranks in the next round of a stream.
+  // The samples for all ranks in the next round of a stream.
   std::optional<Round> read_round(Worker& worker) {
     const auto size = static_cast<std::size_t>(rows_of_round());
     Round round;
@@ -395,8 +395,8 @@ class DatasetFetcher
   }
 
   bool claim_from_stream(Job& job, Worker& worker) {
-    // Reads one round ahead, because only then is the last round known to be
-    // the last.
+    // Reads one round ahead, because otherwise the last round is not known to
+    // be the last.
     if (!std::exchange(has_begun_, true)) ahead_ = read_round(worker);
     if (!has_share(ahead_)) return false;
     Round round = *std::exchange(ahead_, std::nullopt);
@@ -430,9 +430,9 @@ class DatasetFetcher
   bool has_begun_ = false;
   bool stream_has_ended_ = false;
   std::int64_t num_read_ = 0;
-  /// A round that was read and not yet claimed.
+  /// A round that was read but not claimed yet.
   std::optional<Round> ahead_ = std::nullopt;
-  /// The samples that fill up the last round.
+  /// The samples that pad the last round.
   Samples first_samples_ = {};
 };
 

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 struct LoaderSlot {
   std::function<StateDict()> state_dict;
   std::function<void(const StateDict&)> load_state_dict;
-  /// Returns why the loader cannot continue from a state; "" if it can. Null:
+  /// Returns why the loader cannot resume from a state; "" if it can. Null:
   /// load_state_dict checks.
   std::function<std::string(const StateDict&)> load_complaint = nullptr;
 };

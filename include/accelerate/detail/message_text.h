@@ -55,8 +55,9 @@ struct Format {
   }
 };
 
-/// Streams every value into its place: format("rank {} of {}", rank, size). An
-/// object, so that argument-dependent lookup never finds std::format instead.
+/// Streams each value into its place: format("rank {} of {}", rank, size). It
+/// is an object so that argument-dependent lookup never finds std::format
+/// instead.
 inline constexpr Format format;
 
 }  // namespace accelerate::detail

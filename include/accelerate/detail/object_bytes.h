@@ -26,15 +26,15 @@ namespace accelerate {
 
 namespace detail {
 
-/// False; lets a static_assert refuse an overload only once it is used.
+/// False, but lets a static_assert refuse an overload only once it is used.
 template <class...>
 inline constexpr bool kNever = false;
 
 /// Packs several byte strings into one, and back. `unpack_bytes` throws
-/// DistributedError for bytes that pack_bytes did not make.
+/// DistributedError for bytes that pack_bytes did not produce.
 ACCELERATE_API std::string pack_bytes(const std::vector<std::string>& parts);
 ACCELERATE_API std::vector<std::string> unpack_bytes(std::string_view bytes);
-/// Throw a DistributedError: the ranks run different programs.
+/// These throw a DistributedError: the ranks run different programs.
 [[noreturn]] ACCELERATE_API void throw_wrong_size(
     std::size_t found,
     std::size_t expected);
@@ -42,11 +42,11 @@ ACCELERATE_API std::vector<std::string> unpack_bytes(std::string_view bytes);
     std::uint64_t found,
     std::size_t count);
 
-/// Dtype, shape, kind of device and elements; strided tensors of any dtype,
-/// undefined ones and meta tensors too. Throws ConfigError for sparse and
-/// quantized tensors.
+/// Writes dtype, shape, device type and elements of strided tensors of any
+/// dtype, including undefined and meta tensors. Throws ConfigError for sparse
+/// and quantized tensors.
 ACCELERATE_API std::string tensor_to_bytes(const at::Tensor& tensor);
-/// Throws DistributedError for other bytes.
+/// Throws DistributedError if tensor_to_bytes did not produce the bytes.
 ACCELERATE_API at::Tensor tensor_from_bytes(std::string_view bytes);
 
 template <class T>
@@ -55,8 +55,8 @@ struct IsTransferable;
 template <class... Ts>
 struct TypeList {};
 
-/// The types of the values that an object of a fixed structure consists of;
-/// void for other types.
+/// The types of the values in an object with a fixed structure; void for other
+/// types.
 template <class T>
 struct MembersOf {
   using Types = void;
@@ -108,7 +108,7 @@ concept JsonObject = requires(const T& json) {
   T::parse(std::string());
 };
 
-/// A pair in a map has a constant key, which cannot be read into.
+/// Pairs in a map have a constant key, which cannot be read into.
 template <class Value>
 struct ReadAs {
   using Type = Value;
@@ -118,7 +118,7 @@ struct ReadAs<std::pair<const K, V>> {
   using Type = std::pair<K, V>;
 };
 
-/// A container that grows: vector, deque, list, set, map and the like.
+/// A container that grows, such as vector, deque, list, set or map.
 template <class T>
 concept Container = requires(T& values, typename T::value_type&& value) {
   values.begin();
@@ -138,7 +138,7 @@ concept UnorderedContainer = Container<T> && requires {
 template <class T>
 concept Number = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
-/// Containers and arrays of numbers that lie one behind the other.
+/// Containers and arrays of numbers in contiguous memory.
 template <class T>
 concept NumbersInMemory =
     Number<typename T::value_type> && requires(T& values) {
@@ -168,7 +168,7 @@ consteval bool has_standard_form() {
       std::is_same_v<T, std::filesystem::path>) {
     return true;
   } else if constexpr (std::is_same_v<T, std::string>) {
-    return false;  // has functions of its own
+    return false;  // has its own functions
   } else if constexpr (JsonObject<T>) {
     return true;
   } else if constexpr (HasMembers<T>) {
@@ -241,7 +241,7 @@ auto find_obstacle() {
   }
 }
 
-/// Names, in the compiler's message, the type that cannot be sent.
+/// Names the type that cannot be sent in the compiler's message.
 template <class T>
 struct CannotTravel {
   static_assert(
@@ -274,7 +274,7 @@ consteval bool must_travel() {
   return IsTransferable<T>::value;
 }
 
-// Pointers to the values of an unordered container, in the order of their keys.
+// Pointers to the values of an unordered container, in key order.
 template <UnorderedContainer T>
 auto values_in_key_order(const T& values) {
   std::vector<const typename T::value_type*> ordered;

@@ -25,36 +25,36 @@ using PipelineTensors = std::vector<at::Tensor>;
 namespace detail {
 
 /// What a layer of a pipeline takes or returns: tensors, and how they were
-/// nested. An optional without value has an undefined tensor.
+/// nested. An optional without a value has an undefined tensor.
 struct PipelineValue {
   PipelineTensors tensors;
-  /// One character per part, in order: `t` a tensor, `n` an optional without
-  /// value, `(` and `)` around a tuple, pair or array, `[` and `]` around a
-  /// vector, `{` and `}` around a map, in which the length of each key, `:` and
-  /// the key come before its value.
+  /// One character per part, in order: `t` for a tensor, `n` for an optional
+  /// without a value, `(` and `)` around a tuple, pair or array, `[` and `]`
+  /// around a vector, `{` and `}` around a map, in which each value is preceded
+  /// by the length of its key, `:` and the key.
   std::string structure;
 };
 
-/// Reads a PipelineValue part by part. Throws ConfigError, naming the layer,
-/// where another part comes than is asked for.
+/// Reads a PipelineValue part by part. Throws ConfigError, naming the layer, if
+/// the next part is not the requested one.
 class ACCELERATE_API PipelineValueReader {
  public:
   PipelineValueReader(std::string_view layer, const PipelineValue& value)
       : layer_(layer), value_(value) {}
 
   at::Tensor tensor();
-  /// Whether an optional has no value, which is then passed by.
+  /// Whether the next optional has no value; if so, skips it.
   bool skip_none();
   /// Enters a tuple, pair, array or vector, or a map.
   void enter_list();
   void enter_map();
-  /// Leaves what was entered, if it ends here.
+  /// Leaves the innermost part entered, if it ends here.
   bool leave();
-  /// Leaves what was entered, which must end here.
+  /// Leaves the innermost part entered, which must end here.
   void end();
   /// The key of the map's next entry.
   std::string key();
-  /// Called when everything was read.
+  /// Must be called once everything has been read.
   void finish();
 
  private:
@@ -67,7 +67,7 @@ class ACCELERATE_API PipelineValueReader {
   std::size_t num_tensors_ = 0;
 };
 
-/// Stands for the name of a layer in messages.
+/// These stand for the name of a layer in messages.
 inline constexpr std::string_view kLossFunction = "the loss function";
 inline constexpr std::string_view kOutputsAs = "outputs_as()";
 
@@ -109,8 +109,8 @@ concept PipelineOptional = requires { typename PipelineItem<T>::Optional; };
 template <class T>
 concept PipelineVector = requires { typename PipelineItem<T>::Vector; };
 
-// Whether a value of the type can only be made of one that was nested alike. Of
-// the others, tensors are counted.
+// Whether a value of this type can only be built from one with the same
+// nesting. For other types, only the number of tensors counts.
 template <class T>
 struct NeedsStructure : std::bool_constant<kIsTensorMap<T>> {};
 template <class... Ts>
@@ -127,7 +127,7 @@ struct NeedsStructure<std::optional<T>>
 template <class T, class A>
 struct NeedsStructure<std::vector<T, A>> : std::true_type {};
 
-/// Adds a value of any type that visit_tensors takes.
+/// Appends a value of any type that visit_tensors accepts.
 template <class T>
 void append_to(PipelineValue& all, const T& value) {
   if constexpr (std::is_convertible_v<T, at::Tensor>) {
@@ -170,7 +170,7 @@ PipelineValue pipeline_value(const T& value) {
 }
 inline PipelineValue pipeline_value(PipelineValue value) { return value; }
 
-/// Reads a value that was nested as T is.
+/// Reads a value with the nesting of T.
 template <class T>
 T read_nested(PipelineValueReader& reader) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -180,7 +180,7 @@ T read_nested(PipelineValueReader& reader) {
     return read_nested<typename PipelineItem<T>::Optional>(reader);
   } else if constexpr (PipelineParts<T>::value) {
     reader.enter_list();
-    // Braces, since they evaluate from left to right.
+    // Braces, since they are evaluated from left to right.
     T value = [&]<std::size_t... i>(std::index_sequence<i...>) {
       return T{read_nested<std::tuple_element_t<i, T>>(reader)...};
     }(std::make_index_sequence<std::tuple_size_v<T>>());
@@ -206,7 +206,7 @@ T read_nested(PipelineValueReader& reader) {
   }
 }
 
-/// Takes tensors one after the other, however they were nested.
+/// Takes tensors one after another, however they were nested.
 class PipelineTensorSource {
  public:
   explicit PipelineTensorSource(const PipelineTensors& tensors)
@@ -248,8 +248,8 @@ constexpr std::size_t num_tensors_in() {
   }
 }
 
-/// A function's parameter from what the layer before returned. Several
-/// parameters are read like a tuple.
+/// Builds a function's parameter from the previous layer's return value.
+/// Several parameters are read like a tuple.
 template <class T>
 T pipeline_argument(std::string_view layer, const PipelineValue& value) {
   if constexpr (std::is_same_v<T, PipelineTensors>) {

@@ -24,8 +24,8 @@ ACCELERATE_API MemoryPlan plan_memory(
     const std::function<at::Tensor(std::int64_t num_samples)>& loss_of,
     const MemoryPlanOptions& options);
 
-/// The first `num_samples` along dimension 0, from the beginning again after
-/// the last; in new memory, as a loader's batch.
+/// The first `num_samples` along dimension 0, starting over after the last one;
+/// in new memory, like a loader's batch.
 ACCELERATE_API at::Tensor samples_of(
     const at::Tensor& inputs,
     std::int64_t num_samples);
@@ -42,7 +42,7 @@ inline constexpr bool kIsTuple<std::tuple<Ts...>> = true;
 template <class T>
 concept ExampleInputs = std::is_same_v<T, at::Tensor> || kIsTuple<T>;
 
-/// The loss of a module of whose output nothing is known. `M` is a holder or a
+/// A loss for a module of whose output nothing is known. `M` is a holder or a
 /// shared_ptr; the inputs are borrowed.
 template <class M, ExampleInputs Inputs>
 struct ForwardLoss {
@@ -58,7 +58,7 @@ struct ForwardLoss {
         },
         as_tuple());
   }
-  /// The number of samples of the inputs, unless another is asked for.
+  /// Sets the batch size to the inputs' number of samples unless it is given.
   [[nodiscard]] MemoryPlanOptions with_batch_size(
       MemoryPlanOptions options) const {
     if (!options.batch_size)

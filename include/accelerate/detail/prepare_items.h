@@ -38,24 +38,25 @@ struct RequestedModel {
   std::shared_ptr<torch::nn::Module> module;
   /// Null if the model has no options of its own.
   std::shared_ptr<const ModelOptions> options;
-  /// Its place among the arguments, from 1.
+  /// Position among the arguments, from 1.
   int position = 0;
 };
 
 struct RequestedOptimizer {
   torch::optim::Optimizer* optimizer = nullptr;
-  /// True if the handle will share its ownership; else the program must keep it.
+  /// True if the handle will share ownership; otherwise the program must keep
+  /// it.
   bool is_owned = false;
-  /// Its place among the arguments, from 1.
+  /// Position among the arguments, from 1.
   int position = 0;
 };
 
-/// A loader of this library that was given to prepare().
+/// A loader of this library that was passed to prepare().
 struct RequestedLoader {
   /// Number of samples; 0 with a batch sampler.
   std::int64_t batch_size = 0;
-  /// Whether the batch is that of all ranks together. Unset: as the
-  /// accelerator's dataloader_config says.
+  /// Whether batch_size counts all ranks together. Unset: the accelerator's
+  /// dataloader_config decides.
   std::optional<bool> splits_batches = std::nullopt;
 };
 
@@ -69,7 +70,7 @@ struct ACCELERATE_API PrepareRequest {
   std::vector<RequestedOptimizer> optimizers;
   std::vector<SchedulerReference> schedulers;
   std::vector<RequestedLoader> loaders;
-  /// Number of arguments that were collected so far.
+  /// Number of arguments collected so far.
   int num_items = 0;
 };
 
@@ -79,7 +80,8 @@ struct PrepareResult {
   std::vector<std::shared_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::shared_ptr<PreparedScheduler>> schedulers;
   std::size_t next_model = 0, next_optimizer = 0, next_scheduler = 0;
-  /// Makes what one data loader is attached to; valid during prepare().
+  /// Creates the context to which one data loader is attached; valid during
+  /// prepare().
   std::function<LoaderContext()> loader_context;
 };
 
@@ -87,11 +89,11 @@ struct PrepareResult {
 class ACCELERATE_API ModelConstruction {
  public:
   /// `only_on_rank_0`: only the first rank of the model, or of this pipeline
-  /// stage, initializes parameters; the others begin with its values.
+  /// stage, initializes parameters; the other ranks start with its values.
   ModelConstruction(const Mesh& mesh, bool only_on_rank_0);
   ~ModelConstruction();
   ModelConstruction(ModelConstruction&&) noexcept;
-  /// Called when the modules are made. Collective if only rank 0 initialized
+  /// Called once the modules are made. Collective if only rank 0 initialized
   /// them.
   void finish();
 
@@ -124,7 +126,7 @@ concept LoaderLike =
 template <class T>
 concept ModuleLike = std::is_convertible_v<T*, torch::nn::Module*>;
 
-/// The type that an owning pointer points to, else void.
+/// The type that an owning pointer points to; void for other types.
 template <class T>
 struct PointedTo {
   using Type = void;
@@ -165,7 +167,7 @@ template <class T>
 concept DatasetLike = BatchDataset<T> || RandomDataset<T> || StreamDataset<T> ||
     requires(T& dataset) { dataset.get(std::int64_t{}); };
 
-/// Whether prepare() takes an argument of type T, which is a reference for an
+/// Whether prepare() accepts an argument of type T, which is a reference for an
 /// lvalue. If not, compiling fails with a message that says what to do.
 template <class T>
 consteval bool must_be_preparable() {
@@ -228,12 +230,12 @@ consteval bool must_be_preparable() {
   }
 }
 
-/// Throws ConfigError: argument `position` of prepare(), from 1, is an empty
-/// pointer. `kind` is "an optimizer", say.
+/// Throws ConfigError saying that argument `position` of prepare(), from 1, is
+/// an empty pointer. `kind` is "an optimizer", for example.
 [[noreturn]] ACCELERATE_API void throw_empty_pointer(
     const char* kind,
     int position);
-/// Keeps what the user's pointer owns as long as the object is prepared.
+/// Keeps what the user's pointer owns alive as long as the object is prepared.
 ACCELERATE_API void keep_alive(
     PreparedOptimizer& prepared,
     std::shared_ptr<void> owner);
@@ -255,7 +257,7 @@ void collect_item(
     const ModelOptions* options = nullptr) {
   using Item = std::remove_cv_t<T>;
   if constexpr (IsModuleWithOptions<Item>::value) {
-    // Counts the argument.
+    // The recursive call counts the argument.
     collect_item(request, item.module, &item.options);
     return;
   }
@@ -275,7 +277,7 @@ void collect_item(
   } else if constexpr (SchedulerLike<Item>) {
     request.schedulers.emplace_back(&item);
   } else if constexpr (ModuleHolder<Item>) {
-    // ptr() of an empty holder is an assertion of LibTorch.
+    // ptr() of an empty holder fails a LibTorch assertion.
     if (item.is_empty()) {
       request.add(nullptr, options);
     } else {
@@ -334,7 +336,7 @@ auto make_handle(PrepareResult& result, T&& item) {
   }
 }
 
-/// The handles of all arguments, in their order: a tuple, or the only one.
+/// The handles of all arguments, in order: a tuple, or the only one.
 template <class... Items>
 auto make_handles(PrepareResult& result, Items&&... items) {
   if constexpr (sizeof...(Items) == 1) {

@@ -12,38 +12,39 @@ enum class StepPart : std::uint8_t {
   forward,        ///< a prepared model's forward
   backward,       ///< Accelerator::backward()
   optimizer,      ///< Optimizer::step() and zero_grad()
-  communication,  ///< waiting for other ranks, inside of any other part
+  communication,  ///< waiting for other ranks, inside any other part
   checkpoint,     ///< saving or loading
 };
 
-/// Is told what a rank's threads do. Parts nest.
+/// Observes what a rank's threads do. Parts nest.
 class StepListener {
  public:
   virtual ~StepListener() = default;
 
-  /// `subject` says which model a forward is of; otherwise null.
+  /// `subject` identifies the model of a forward; otherwise null.
   virtual void begin(StepPart part, const void* subject) noexcept = 0;
   virtual void end(StepPart part) noexcept = 0;
-  /// Messages started and not yet waited for: `change` more of them.
+  /// `change` more messages are in flight: started and not waited for yet.
   virtual void change_in_flight(int change) noexcept = 0;
-  /// In the current part, communication has gone on for `hidden` nanoseconds
-  /// while the rank computed, and for `exposed` more while it waited.
+  /// In the current part, communication has been in progress for `hidden`
+  /// nanoseconds while the rank computed, and for another `exposed` while it
+  /// waited.
   virtual void overlapped(
       std::int64_t hidden,
       std::int64_t exposed) noexcept = 0;
-  /// An optimizer has made its `num_steps`-th step.
+  /// An optimizer has made step number `num_steps`.
   virtual void stepped(std::int64_t num_steps) noexcept = 0;
 };
 
-/// Where a session's calls find who listens: a profile while there is one, and
-/// for as long as the session lives whoever notes what the rank does. Where
-/// nobody does, that costs a call two loads and branches.
+/// Where a session's calls find their listeners: a profile while there is one,
+/// and a monitor that records what the rank does for the session's lifetime.
+/// Without listeners, a call costs two loads and branches.
 struct StepSlot {
   std::atomic<StepListener*> listener{nullptr};
   /// Set before any call is made; null if there is none.
   std::shared_ptr<StepListener> monitor = nullptr;
 
-  /// The profile.
+  /// The profile's listener.
   [[nodiscard]] StepListener* get() const {
     return listener.load(std::memory_order_acquire);
   }

@@ -4,12 +4,12 @@
 
 namespace accelerate::detail {
 
-/// The part of a session that a backward reads if it needs nothing but
-/// LibTorch's own.
+/// The part of a session that a backward reads if it needs only LibTorch's own
+/// functions.
 struct StepState {
-  /// True if steps need nothing but LibTorch's own functions: one process,
-  /// windows of one micro-step, no strategies, no loss scaler, no clipping of
-  /// their own, nothing to report, no profile. Found out at the end of a step,
+  /// True if steps need only LibTorch's own functions: one process, windows of
+  /// one micro-step, no strategies, no loss scaler, no clipping of their own,
+  /// nothing to report, no profile. Determined at the end of a step; valid
   /// until a model is prepared or released, the window changes, a setting is
   /// noted, or a profile begins.
   bool is_direct = false;

@@ -27,7 +27,7 @@ class ACCELERATE_API Worker {
   ~Worker();
 
   /// Publishes the current activity for timeout messages. Throws Stopped if the
-  /// pass has ended. `place` is the sample's index, or the batch's number.
+  /// pass has ended. `place` is the sample's index or the batch's number.
   void now(Doing doing, std::int64_t place) {
     if (is_stopping_.load(std::memory_order_relaxed)) throw Stopped();
     place_.store(place, std::memory_order_relaxed);
@@ -43,8 +43,8 @@ class ACCELERATE_API Worker {
   /// The generator for one sample's random numbers, seeded with `seed`.
   at::Generator& generator(std::uint64_t seed);
 
-  /// Runs `copy` with this worker's own stream as the current one. Returns a
-  /// handle for wait_for_side_stream().
+  /// Runs `copy` with this worker's own stream current. Returns a handle for
+  /// wait_for_side_stream().
   std::shared_ptr<void> on_side_stream(
       at::Device device,
       const std::function<void()>& copy);
@@ -62,7 +62,7 @@ class ACCELERATE_API Worker {
   std::unique_ptr<SideStream> side_stream_;
 };
 
-/// Makes the current stream of `device` wait for the work behind a handle of
+/// Makes the current stream of `device` wait for the work behind a handle from
 /// on_side_stream().
 ACCELERATE_API void wait_for_side_stream(
     const std::shared_ptr<void>& done,
@@ -71,7 +71,7 @@ ACCELERATE_API void wait_for_side_stream(
 /// done with it (recordStream).
 ACCELERATE_API void use_on_current_stream(const at::Tensor& tensor);
 
-/// A batch that was claimed and is yet to be made.
+/// A batch that was claimed but not made yet.
 class ACCELERATE_API BatchJob {
  public:
   BatchJob() = default;
@@ -86,7 +86,7 @@ class ACCELERATE_API BatchJob {
 
 struct WorkerPoolOptions {
   int num_workers = 1;
-  /// Maximum number of jobs claimed and not handed out.
+  /// Maximum number of jobs claimed but not handed out.
   std::int64_t capacity = 2;
   bool in_order = true;
   /// 0: no timeout.
@@ -108,13 +108,13 @@ class ACCELERATE_API WorkerPool {
   ~WorkerPool();
 
   /// The next finished job; null at the end. Throws a job's exception in its
-  /// turn, and Error at a timeout.
+  /// turn, and Error on timeout.
   std::unique_ptr<BatchJob> next();
   /// Number of jobs before the first that was not handed out.
   [[nodiscard]] std::int64_t num_in_turn() const;
-  /// Ends all threads, each at its next sample. Those that do not end within
-  /// the timeout, if there is one, are left behind: returns the activity of one
-  /// of them, else "". Sets `is_claiming` if one is inside `claim`.
+  /// Stops all threads, each at its next sample. Threads that do not stop
+  /// within the timeout, if there is one, are left behind: returns the activity
+  /// of one of them, otherwise "". Sets `is_claiming` if one is inside `claim`.
   std::string stop(bool& is_claiming) noexcept;
 
  private:
