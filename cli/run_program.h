@@ -17,7 +17,7 @@ struct Output {
   std::string err;
 };
 
-/// Runs a program to its end, with this process's environment.
+/// Runs a program to completion with this process's environment.
 Output run_program(const std::vector<std::string>& command);
 
 /// Runs a program that shares our output. Returns its exit code as a shell

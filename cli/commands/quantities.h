@@ -5,8 +5,8 @@
 
 namespace accelerate::cli {
 
-/// "400TF", "1.2 PFLOPS", "4e14": operations per second. Throws ConfigError
-/// otherwise. `flag` is named in errors.
+/// "400TF", "1.2 PFLOPS", "4e14": operations per second. Throws ConfigError for
+/// other text. `flag` is named in errors.
 double parse_flops(const std::string& flag, const std::string& text);
 /// "400Gb/s" (bits), "50GB/s": bytes per second.
 double parse_rate(const std::string& flag, const std::string& text);

@@ -10,9 +10,9 @@ class App;
 
 namespace accelerate::cli {
 
-/// For a command line that did not parse: an error that names the word that
-/// stands where a subcommand of `tool` should, and the nearest subcommand.
-/// Nothing if there is no such word.
+/// For a command line that did not parse: an error that names the word in the
+/// place of a subcommand of `tool`, and the nearest subcommand. Nothing if
+/// there is no such word.
 std::optional<std::string> describe_unknown_command(
     CLI::App& tool,
     const std::vector<std::string>& words);

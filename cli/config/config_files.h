@@ -9,7 +9,7 @@
 
 namespace accelerate::cli {
 
-/// Adds keys of newer versions and replaces old ones, keeping comments and
+/// Adds keys from newer versions and replaces old ones, keeping comments and
 /// order. Throws ConfigError if the file does not exist or is invalid.
 void update_config(const std::filesystem::path& path);
 

@@ -31,7 +31,7 @@ bool has_machines(const Answers& answers);
 
 std::function<std::string(const detail::ConfigJson&)> at_least(
     std::int64_t least);
-/// Choices that are shown as they are written to the file.
+/// Choices shown as they are written to the file.
 std::vector<std::pair<std::string, detail::ConfigJson>> plain_choices(
     std::initializer_list<const char*> values);
 

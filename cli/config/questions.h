@@ -12,8 +12,7 @@ namespace accelerate::cli {
 
 using Answers = detail::ConfigJson;
 
-/// One question. Without `choices`, the type of the default is that of the
-/// answer.
+/// One question. Without `choices`, the answer has the type of the default.
 struct Question {
   std::string key;   ///< key of the answer
   std::string text;  ///< without default and final punctuation
@@ -26,8 +25,8 @@ struct Question {
   std::function<std::string(const detail::ConfigJson& answer)> complaint;
 };
 
-/// Asks the questions in order. An empty line takes the default; "<" goes back
-/// to the previous question; an invalid answer is explained and asked for
+/// Asks the questions in order. An empty line selects the default; "<" goes
+/// back to the previous question; an invalid answer is explained and asked for
 /// again. Answers to questions that do not apply are absent. Throws ConfigError
 /// if `in` ends early.
 Answers ask(

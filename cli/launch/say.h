@@ -6,8 +6,8 @@
 
 namespace accelerate::cli {
 
-/// Writes a line of the launcher to standard error, unbuffered, between those of
-/// the ranks.
+/// Writes a line of the launcher to standard error, unbuffered, among the
+/// ranks' lines.
 inline void say(const std::string& text) {
   (void)!::write(STDERR_FILENO, text.data(), text.size());
 }

@@ -7,7 +7,7 @@
 
 namespace accelerate::cli {
 
-/// Thrown if a signal ends a launcher that waits for others.
+/// Thrown if a signal ends a launcher that is waiting for others.
 struct Stopped {
   int signal;
 };
@@ -23,8 +23,8 @@ class Signals {
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] std::optional<signalfd_siginfo> next() const;
-  /// Handles pending signals while no ranks run: throws Stopped for those that
-  /// end the launcher.
+  /// Handles pending signals while no ranks run: throws Stopped for signals
+  /// that end the launcher.
   void heed() const;
 
  private:

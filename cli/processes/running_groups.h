@@ -9,20 +9,20 @@
 
 namespace accelerate::cli {
 
-/// A group of ranks that runs on this machine.
+/// A group of ranks running on this machine.
 struct RunningGroup {
   /// The process that made its board: its launcher, or its first rank.
   pid_t process = 0;
   detail::Board board;
 };
 
-/// The groups of all processes into which this one may look, in the order of
-/// their processes. Nothing is registered anywhere: a process that has a board
-/// keeps its file open.
+/// All groups whose processes this process may inspect, in the order of their
+/// processes. Nothing is registered anywhere: a process that has a board keeps
+/// its file open.
 std::vector<RunningGroup> find_groups();
 
-/// The group of the process `number`, which may be its launcher or a rank.
-/// Throws ConfigError if there is none, with the groups that there are.
+/// The group of process `number`, which may be its launcher or a rank. Throws
+/// ConfigError listing the existing groups if there is none.
 RunningGroup find_group(pid_t number);
 
 }  // namespace accelerate::cli

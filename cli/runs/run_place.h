@@ -6,7 +6,7 @@
 
 namespace accelerate::cli {
 
-/// Where a run's journal is, and how the run is called among others.
+/// Where a run's journal is, and the run's name among others.
 struct RunPlace {
   std::string name;
   std::filesystem::path directory;
@@ -17,14 +17,15 @@ struct RunPlace {
   bool operator==(const RunPlace&) const = default;
 };
 
-/// The runs that `paths` are or hold, in the order of `paths` and then by name:
-/// a run's directory, a project's (`PROJECT/RUN/journal`), or one of projects.
-/// No path means the current directory. A run that several paths lead to is
-/// there once. Names are unique: the directory's, with those around it where
-/// needed. Throws ConfigError for a path that holds no run.
+/// The runs that `paths` name or contain, in the order of `paths` and then by
+/// name: a path is a run's directory, a project's (`PROJECT/RUN/journal`), or a
+/// directory of projects. No path means the current directory. A run reached
+/// through several paths appears once. Names are unique: the directory's, with
+/// parent directories where needed. Throws ConfigError for a path that holds no
+/// run.
 std::vector<RunPlace> find_runs(const std::vector<std::string>& paths);
 
-/// As find_runs(), but a path may still be empty of runs.
+/// As find_runs(), but a path may hold no runs yet.
 std::vector<RunPlace> find_runs_so_far(const std::vector<std::string>& paths);
 
 }  // namespace accelerate::cli

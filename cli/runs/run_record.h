@@ -17,7 +17,7 @@
 
 namespace accelerate::cli {
 
-/// A run as its journal tells it so far. Not thread-safe.
+/// A run as recorded in its journal so far. Not thread-safe.
 class RunRecord {
  public:
   using Point = detail::RunHistory::Point;
@@ -31,15 +31,15 @@ class RunRecord {
   /// Throws Error if the journal cannot be opened.
   explicit RunRecord(RunPlace place);
 
-  /// Reads what the journal has got since the last call. Returns whether there
-  /// was anything. Throws Error if it cannot be read.
+  /// Reads what was added to the journal since the last call. Returns whether
+  /// there was anything. Throws Error if it cannot be read.
   bool update();
 
   [[nodiscard]] const RunPlace& place() const { return place_; }
   [[nodiscard]] const std::string& name() const { return place_.name; }
-  /// Figures by name, those that were logged among other values included.
+  /// Figures by name, including those logged among other values.
   [[nodiscard]] const Series& series() const { return history_.series(); }
-  /// Figures of the machine by name; the step of a point is its number.
+  /// Figures of the machine by name; a point's step is its index.
   [[nodiscard]] const Series& system() const { return system_; }
   [[nodiscard]] const std::vector<RankSample>& ranks() const { return ranks_; }
   /// All other events. The bodies of pictures are left in the journal; see
@@ -60,19 +60,19 @@ class RunRecord {
   /// The body of one of the events. Throws Error if it cannot be read. May be
   /// called by several threads.
   [[nodiscard]] std::string body_of(const Event& event) const;
-  /// The checkpoints that have steps, in their order.
+  /// The checkpoints that have steps, in order.
   [[nodiscard]] std::vector<const Event*> checkpoints() const;
 
   /// The largest step of any figure.
   [[nodiscard]] std::optional<std::int64_t> last_step() const;
   /// The times of the first and the last entry, in seconds since 1970; 0 if
-  /// there is none.
+  /// there are none.
   [[nodiscard]] double begin() const { return begin_; }
   [[nodiscard]] double end() const { return end_; }
   [[nodiscard]] std::uint64_t num_damaged_bytes() const {
     return reader_->num_damaged_bytes();
   }
-  /// What the last process said about itself; empty if it said nothing.
+  /// What the last process reported about itself; empty if nothing.
   [[nodiscard]] detail::JournalSessionInfo info() const;
 
  private:
@@ -93,13 +93,14 @@ class RunRecord {
   double end_ = 0;
 };
 
-/// The figure that stands for a run: of its losses, else of all figures, the
-/// one with the most points. Empty if there is none.
+/// The figure that represents a run: among losses, or otherwise among all
+/// figures, the one with the most points. Empty if there is none.
 std::string main_figure_of(const RunRecord& run);
 
-/// All that was configured, by name: configuration and hyperparameters, whose
-/// nested names are joined by "/", and what the last process said about itself
-/// ("seeds/...", "versions/...", "num_processes", "host", "command").
+/// Everything that was configured, by name: configuration and hyperparameters,
+/// whose nested names are joined with "/", and what the last process reported
+/// about itself ("seeds/...", "versions/...", "num_processes", "host",
+/// "command").
 std::vector<std::pair<std::string, std::string>> settings_of(
     const RunRecord& run);
 

@@ -6,19 +6,19 @@
 
 namespace accelerate::cli {
 
-/// Number of columns that a UTF-8 text takes on a terminal, if no character in
-/// it is wide.
+/// Number of columns that UTF-8 text takes on a terminal, if none of its
+/// characters is wide.
 std::size_t shown_width(std::string_view text);
 
-/// Rows under a heading, in columns as wide as they need to be. The first
-/// column is aligned to the left, and so are those whose values are not all
-/// numbers. Values are made printable.
+/// Rows under a heading, in columns as wide as necessary. The first column is
+/// left-aligned, as are columns whose values are not all numbers. Values are
+/// made printable.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> heading);
   void add(std::vector<std::string> row);
   [[nodiscard]] bool empty() const { return rows_.size() < 2; }
-  /// Each line ends with a line break and begins with `indent`.
+  /// Each line begins with `indent` and ends with a line break.
   [[nodiscard]] std::string text(std::string_view indent = {}) const;
 
  private:

@@ -7,9 +7,9 @@
 
 namespace accelerate::cli {
 
-/// A connection of a launcher to a detail::StoreServer. Not thread-safe. Every
-/// function throws DistributedError if the connection is lost. Unless the
-/// server has no secret, either join() or show_secret() comes first.
+/// A launcher's connection to a detail::StoreServer. Not thread-safe. Every
+/// function throws DistributedError if the connection is lost. If the server
+/// has a secret, call join() or show_secret() first.
 class StoreClient {
  public:
   /// Retries until the server listens, calling `between`, which may throw,
@@ -23,9 +23,9 @@ class StoreClient {
   StoreClient& operator=(const StoreClient&) = delete;
   ~StoreClient();
 
-  /// Asks the server of a launch to take this launcher in as `machine`, and to
-  /// tell its secret, or compares the secret that both were `given`. Where
-  /// another launcher has that place, it waits up to `patience` for it to leave,
+  /// Asks the server of a launch to admit this launcher as `machine` and to
+  /// disclose its secret, or compares the secret that both were `given`. If
+  /// another launcher holds that place, waits up to `patience` for it to leave,
   /// calling `between`, which may throw. Throws ConfigError if the server
   /// refuses.
   std::string join(
@@ -33,13 +33,13 @@ class StoreClient {
       const std::string& given,
       std::chrono::milliseconds patience = {},
       const std::function<void()>& between = {});
-  /// Lets the server know this client by its keys from now on.
+  /// Identifies this client to the server by its keys from now on.
   void show_secret(const std::string& secret);
 
   void set(const std::string& key, const std::string& value);
   /// The value of a key; empty if the key does not exist.
   std::string get(const std::string& key);
-  /// Adds to an integer, which begins at 0. Returns the sum.
+  /// Adds to an integer, which starts at 0. Returns the sum.
   std::int64_t add(const std::string& key, std::int64_t value);
   /// Sets the key unless it exists. Returns its value afterwards.
   std::string set_once(const std::string& key, const std::string& value);

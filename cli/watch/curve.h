@@ -13,15 +13,16 @@ namespace accelerate::cli {
 struct CurveRequest {
   std::int64_t from = std::numeric_limits<std::int64_t>::min();
   std::int64_t to = std::numeric_limits<std::int64_t>::max();  ///< inclusive
-  /// Columns of pixels: at most twice as many points are left, and two more.
+  /// Columns of pixels; keeps at most two points per column, plus two.
   std::size_t num_columns = 600;
-  /// 0 shows the values as they are; towards 1, averages over more of them.
+  /// 0 shows the values unchanged; values closer to 1 average over more of
+  /// them.
   double smoothing = 0;
 };
 
-/// Exponential moving average without the bias of its beginning: the weight of
-/// a value shrinks by `smoothing` with each later one. Values that are not
-/// finite stay as they are and are not part of averages.
+/// Exponential moving average, corrected for the bias at its beginning: the
+/// weight of a value shrinks by the factor `smoothing` with each later one.
+/// Values that are not finite stay as they are and are left out of averages.
 class Smoother {
  public:
   explicit Smoother(double smoothing) : smoothing_(smoothing) {}
@@ -33,10 +34,10 @@ class Smoother {
   double weight_ = 0;
 };
 
-/// The points from step to step, smoothed over all before them. If they are
-/// more than fit, the least and the greatest value of each column of steps are
-/// left, in their order, with the first and the last point: the curve looks the
-/// same. The points are in the order of their steps.
+/// The requested points, smoothed over all before them. If there are too many,
+/// keeps the least and the greatest value of each column of steps, in order,
+/// plus the first and the last point: the curve looks the same. The points are
+/// in step order.
 std::vector<RunRecord::Point> curve_of(
     const std::vector<RunRecord::Point>& points,
     const CurveRequest& request);

@@ -8,8 +8,9 @@
 
 namespace accelerate::cli {
 
-/// The page about runs with all its data, for a browser without a server or a
-/// network. Curves have at most about 2000 points each, which look as all.
+/// The page about runs with all its data, for a browser without a server or
+/// network. Curves have at most about 2000 points each, which look like all of
+/// them.
 std::string report_page(const std::vector<std::unique_ptr<RunRecord>>& runs);
 
 }  // namespace accelerate::cli

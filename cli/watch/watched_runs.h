@@ -9,12 +9,12 @@
 
 namespace accelerate::cli {
 
-/// What a run has got since it was last looked at.
+/// What was added to a run since the last update.
 struct RunChange {
   struct Figure {
     std::string name;
-    /// The first new point; 0 if the points before it are others, too, since a
-    /// step was repeated.
+    /// Index of the first new point; 0 if earlier points changed, too, because
+    /// a step was repeated.
     std::size_t begin = 0;
     bool is_reset = false;
   };
@@ -27,21 +27,21 @@ struct RunChange {
   bool has_ranks = false;
 };
 
-/// The runs below some paths, which grow, and become more. An index always
-/// means the same run. Not thread-safe.
+/// The runs below some paths, which grow in length and number. An index always
+/// refers to the same run. Not thread-safe.
 class WatchedRuns {
  public:
   /// Throws ConfigError if a path holds no run.
   explicit WatchedRuns(std::vector<std::string> paths);
 
-  /// Reads what has been added. A journal that cannot be read any more stays as
-  /// it was.
+  /// Reads what was added. A journal that can no longer be read stays as it
+  /// was.
   std::vector<RunChange> update();
 
   [[nodiscard]] const std::vector<std::unique_ptr<RunRecord>>& runs() const {
     return runs_;
   }
-  /// Names of figures of any of the runs, sorted.
+  /// Sorted names of the figures of all runs.
   [[nodiscard]] std::vector<std::string> figure_names() const;
 
  private:
@@ -49,7 +49,7 @@ class WatchedRuns {
 
   std::vector<std::string> paths_;
   std::vector<std::unique_ptr<RunRecord>> runs_;
-  std::size_t num_reported_ = 0;  // runs that an update() has told of
+  std::size_t num_reported_ = 0;  // runs already reported by update()
 };
 
 }  // namespace accelerate::cli

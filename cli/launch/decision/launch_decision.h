@@ -11,7 +11,7 @@
 
 namespace accelerate::cli {
 
-/// Larger launches, and more ranks on a machine, are refused.
+/// Larger launches, or more ranks on a machine, are refused.
 inline constexpr int kMostProcesses = 1'000'000;
 inline constexpr int kMostProcessesHere = 4096;
 
@@ -31,7 +31,7 @@ struct LaunchDecision {
   /// The origin of a paradigm that no flag chose, such as "file run.yaml".
   std::string engine_where;
   bool uses_cpu = false;
-  /// True if Accelerate divides the cores among the ranks: if the file, or,
+  /// True if Accelerate splits the cores among the ranks: if the file or,
   /// without one, the flag says to use the CPU.
   bool shares_cores = false;
   bool uses_parallelism_config = false;
@@ -40,7 +40,7 @@ struct LaunchDecision {
   int num_machines = 1;
   int machine_rank = 0;
   std::optional<std::string> address;
-  /// 0: any free one.
+  /// 0: any free port.
   std::optional<int> port;
   std::string gpu_ids = "all";
   std::optional<std::string> mpi_hostfile;
@@ -52,7 +52,7 @@ struct LaunchDecision {
   }
 };
 
-/// The keys of a config file's `values` that a DeepSpeed configuration also
+/// The keys in a config file's `values` that a DeepSpeed configuration also
 /// has, for ACCELERATE_CONFIG_DS_FIELDS.
 std::vector<std::string> deepspeed_fields(
     const detail::Settings& settings,
@@ -68,14 +68,14 @@ LaunchDecision decide_launch(
     ProgramKind kind = ProgramKind::python);
 
 /// The variables that Accelerate's own library reads, as `accelerate launch`
-/// exports them. `environment` is what the program would get without them.
+/// exports them. `environment` is the program's environment without them.
 std::map<std::string, std::string> python_variables(
     const LaunchDecision& decision,
     const detail::Settings& settings,
     const detail::Environment& environment);
 
-/// Those of them that a flag, a variable or a file gave, or that follow from the
-/// kind of launch: programs of this library have defaults of their own.
+/// The subset given by a flag, a variable or a file, or implied by the kind of
+/// launch: programs of this library have their own defaults.
 std::map<std::string, std::string> native_variables(
     const LaunchDecision& decision,
     const detail::Settings& settings,

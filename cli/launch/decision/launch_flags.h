@@ -18,8 +18,8 @@ namespace accelerate::cli {
 /// The parsed command line of `launch`.
 class LaunchFlags {
  public:
-  /// Adds every flag of the option table, and those of the launch itself, to
-  /// `command`, which must outlive this.
+  /// Adds every flag of the option table, and the launch's own flags, to
+  /// `command`, which must outlive this object.
   explicit LaunchFlags(CLI::App& command);
 
   /// The settings given as flags. Throws ConfigError for invalid choices.
@@ -28,7 +28,7 @@ class LaunchFlags {
   /// for an unknown flag, naming the nearest one.
   [[nodiscard]] std::vector<std::string> program() const;
 
-  /// The flags as arguments, except those of these option keys.
+  /// The flags as arguments, without those for these option keys.
   [[nodiscard]] std::vector<std::string> arguments_without(
       const std::vector<std::string>& keys) const;
 
@@ -40,7 +40,8 @@ class LaunchFlags {
   [[nodiscard]] bool was_given(std::string_view key) const;
 
   CLI::App& command_;
-  // CLI11 finds an option by comparing all names of all options.
+  // By key, because CLI11 finds an option by comparing all names of all
+  // options.
   std::map<std::string, const CLI::Option*, std::less<>> options_;
   std::map<std::string, std::string, std::less<>> texts_;  // by option key
   std::map<std::string, bool, std::less<>> switches_;

@@ -14,7 +14,7 @@
 
 namespace accelerate::cli {
 
-/// The streams of a rank that are shown besides going to files.
+/// Which of a rank's streams are shown, in addition to going to files.
 struct Shown {
   bool out = true;
   bool err = true;
@@ -22,10 +22,10 @@ struct Shown {
 
 /// The ranks that will be started, all running one program.
 struct LaunchPlan {
-  std::string program;                 ///< a path that can be executed
+  std::string program;                 ///< an executable path
   std::vector<std::string> arguments;  ///< with the program first, as typed
-  /// The variables that all ranks share: the launcher's own and those that the
-  /// settings add. `added` has the latter as NAME=VALUE.
+  /// The variables that all ranks share: the launcher's own and those added by
+  /// the settings. `added` has the latter as NAME=VALUE.
   detail::Environment environment;
   std::vector<std::string> added;
   /// True for a single Python process, which, as with Accelerate, gets no rank
@@ -33,19 +33,19 @@ struct LaunchPlan {
   bool is_alone = false;
 
   int num_processes = 1;  ///< on all machines; of an elastic group, the most
-  /// The fewest with which an elastic group goes on.
+  /// The fewest processes with which an elastic group continues.
   int fewest_processes = 1;
   int num_machines = 1;
   int machine_rank = 0;
   std::string address = "127.0.0.1";
-  /// 0: a free one. Unset: a single process without a store.
+  /// 0: any free port. Unset: a single process without a store.
   std::optional<int> port;
-  /// The store's secret that the user gave to the launchers of all machines, or
-  /// nothing.
+  /// The store's secret that the user gave to the launchers of all machines;
+  /// empty if none.
   std::string given_secret;
 
   int num_threads = 0;  ///< per rank; 0: not set
-  /// Processors that each rank of this node is bound to. Empty: not bound.
+  /// Processors to which each rank of this node is bound. Empty: not bound.
   std::vector<std::vector<int>> processors;
 
   std::string role;
@@ -54,12 +54,13 @@ struct LaunchPlan {
   int max_restarts = 0;
   bool is_quiet = false;
   bool checks_machines = false;
-  /// How long ranks may go on after the launcher got SIGTERM.
+  /// How long ranks may continue after the launcher received SIGTERM.
   std::chrono::milliseconds grace{};
-  /// True if the program notes on a board what it does; Python programs do not.
+  /// True if the program reports on a board what it does; Python programs do
+  /// not.
   bool has_board = false;
-  /// Where ranks may keep states in memory, for as long as the launcher runs;
-  /// empty: nowhere. Nobody has made it yet.
+  /// Where ranks may keep states in memory while the launcher runs; empty:
+  /// nowhere. Not created yet.
   std::string memory_directory;
   /// How the ranks are watched for hangs.
   std::chrono::milliseconds hang_threshold{};
@@ -72,8 +73,8 @@ struct LaunchPlan {
   [[nodiscard]] bool has_elastic_machines() const {
     return num_machines > 1 && fewest_processes < num_processes;
   }
-  /// Whether a rank that ends may be replaced alone, if the program agrees, by a
-  /// launcher that decides for all.
+  /// Whether a rank that ends may be replaced individually, if the program
+  /// agrees, by a launcher that decides for all.
   [[nodiscard]] bool may_replace_ranks() const {
     return has_board && num_machines == 1 && num_processes > 1 &&
         (max_restarts > 0 || fewest_processes < num_processes);
@@ -83,7 +84,7 @@ struct LaunchPlan {
   }
 };
 
-/// The path of the program, which is looked up on PATH if it has no slash.
+/// The path of the program, which is looked up in PATH if it has no slash.
 /// Throws ConfigError if it does not exist.
 std::string find_program(
     const std::string& name,
@@ -100,20 +101,20 @@ LaunchPlan make_launch_plan(
     const Machine& machine,
     const std::vector<std::string>& command);
 
-/// Where ranks find the store. Without a secret none is handed on.
+/// Where ranks find the store. Without a secret, none is passed on.
 struct StorePlace {
   int port = 0;
   std::string secret;
 };
 
-/// A rank's place in a group that need not have all machines.
+/// A rank's place in a group that may lack some machines.
 struct RankPlace {
   int rank = 0;
   int num_ranks = 1;
 };
 
-/// The variables of a single rank, as NAME=VALUE. Without a `place`, that in a
-/// group of all machines.
+/// The variables of a single rank, as NAME=VALUE. Without a `place`, uses the
+/// place in a group of all machines.
 std::vector<std::string> rank_variables(
     const LaunchPlan& plan,
     int local_rank,
@@ -121,7 +122,7 @@ std::vector<std::string> rank_variables(
     const StorePlace& store,
     std::optional<RankPlace> place = std::nullopt);
 
-/// For --dry_run: command, variables and where each setting came from.
+/// For --dry_run: the command, the variables, and the origin of each setting.
 std::string describe(const LaunchPlan& plan, const detail::Settings& settings);
 
 /// Warnings about settings that have no effect on a program of this library.

@@ -6,11 +6,11 @@
 
 namespace accelerate::cli {
 
-/// The resources of the machine that the launcher runs on.
+/// The resources of the launcher's machine.
 struct Machine {
   /// Number of cores, not counting hyperthreads.
   int physical_cores = 1;
-  /// Number of NVIDIA devices, as the kernel module counts them.
+  /// Number of NVIDIA devices, as counted by the kernel module.
   int num_devices = 0;
   /// Processors that this process may run on; usable_cores also respects the
   /// quota of its cgroup.

@@ -6,11 +6,12 @@
 namespace accelerate::cli {
 
 /// The directory in memory in which this launcher's ranks may keep states; its
-/// name has the number of this process. Empty if the machine has none.
+/// name contains this process's id. Empty if the machine has none.
 std::filesystem::path memory_directory_of_launcher();
 
-/// Removes a directory of states in memory, which ranks may have made, when the
-/// launcher ends; and those of launchers that were killed, when it begins.
+/// Removes the directory of states in memory, which ranks may have created,
+/// when the launcher ends, and on construction those of launchers that were
+/// killed.
 class MemoryDirectory {
  public:
   /// Does nothing with an empty path.

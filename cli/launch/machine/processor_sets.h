@@ -5,17 +5,17 @@
 
 namespace accelerate::cli {
 
-/// A logical processor, with its package and core.
+/// A logical processor with its package and core.
 struct Processor {
   int number = 0;
   int package = 0;
   int core = 0;
 };
 
-/// The processors of these numbers, with their topology.
+/// The processors with these numbers, with their topology.
 std::vector<Processor> with_topology(const std::vector<int>& numbers);
 
-/// Disjoint sets of adjacent processors, one per rank, of sizes as equal as
+/// Disjoint sets of adjacent processors, one per rank, as equal in size as
 /// possible. Hyperthreads of a core stay together if there are enough cores.
 /// Empty if there are fewer processors than ranks.
 std::vector<std::vector<int>> share_processors(
@@ -23,7 +23,7 @@ std::vector<std::vector<int>> share_processors(
     int num_ranks);
 
 /// Parses lists such as "0-3,8;4-7" for two ranks. Throws ConfigError for
-/// invalid lists, another number of sets, or a processor that is not `allowed`.
+/// invalid lists, a wrong number of sets, or a processor that is not `allowed`.
 std::vector<std::vector<int>> parse_processors(
     const std::string& text,
     int num_ranks,

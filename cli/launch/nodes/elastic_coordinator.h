@@ -13,13 +13,13 @@
 
 namespace accelerate::cli {
 
-/// The keys of one attempt of an elastic group on several machines: its orders,
-/// how it ends, and what each machine reports.
+/// The keys for one attempt of an elastic group on several machines: its
+/// orders, how it ends, and each machine's reports.
 std::string elastic_key(int attempt, const char* what);
 std::string report_key(int attempt, int machine);
 
-/// Stands between the store and the ElasticKeeper of machine 0, for one attempt:
-/// reads reports, sees which launchers are gone, and writes orders.
+/// Connects the store and machine 0's ElasticKeeper for one attempt: reads
+/// reports, detects launchers that are gone, and writes orders.
 class ElasticCoordinator {
  public:
   ElasticCoordinator(
@@ -27,9 +27,10 @@ class ElasticCoordinator {
       int attempt,
       int num_restarts_left);
 
-  /// Does what is due. Call it often. Throws DistributedError as StoreClient.
+  /// Does what is due; call it often. Throws DistributedError as StoreClient
+  /// does.
   void keep(StoreClient& client);
-  /// How many machines have joined before the group began.
+  /// Number of machines that had joined before the group began.
   [[nodiscard]] std::int64_t num_machines() const;
 
  private:
@@ -43,7 +44,7 @@ class ElasticCoordinator {
   int attempt_;
   int num_restarts_left_;
   Heartbeats heartbeats_;
-  // Before the group begins; 0: none.
+  // Each machine's launcher before the group begins; 0 if none.
   std::vector<std::int64_t> launchers_;
   std::int64_t num_before_ = 0;
   Clock::time_point last_change_ = Clock::now();

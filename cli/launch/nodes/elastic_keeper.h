@@ -11,10 +11,10 @@
 
 namespace accelerate::cli {
 
-/// Decides for an elastic group on several machines, as machine 0: takes the
-/// reports of launchers and makes orders. A machine joins with all its seats, and
-/// leaves, or is lost, with all of them; a rank that ends is replaced on its own
-/// machine. Knows nothing of the store.
+/// Decides for an elastic group on several machines, on machine 0: takes
+/// launchers' reports and makes orders. A machine joins, leaves or is lost with
+/// all its seats; a rank that ends is replaced on its own machine. Does not
+/// know about the store.
 class ElasticKeeper {
  public:
   struct Options {
@@ -22,30 +22,30 @@ class ElasticKeeper {
     int seats_per_machine = 1;
     int fewest_ranks = 1;
     int num_restarts_left = 0;
-    /// See Generations::Options. Ranks that are late are killed, since what they
-    /// wait for may be a connection to a machine that is silent.
+    /// See Generations::Options. Late ranks are killed, since they may be
+    /// waiting for a connection to a silent machine.
     std::chrono::milliseconds patience = std::chrono::seconds(30);
   };
 
-  /// Begins with the machines that have a launcher; 0: none. Throws ConfigError
-  /// if the system gives no memory.
+  /// Begins with the machines that have a launcher (0 if none). Throws
+  /// ConfigError if the system has no memory for it.
   ElasticKeeper(const Options& options, std::vector<std::int64_t> launchers);
 
-  /// What a launcher tells.
+  /// Takes a launcher's report.
   void take(int machine, MachineReport report);
-  /// The launcher of a machine is gone.
+  /// Notes that a machine's launcher is gone.
   void lose(int machine);
-  /// Decides what follows from all that was told.
+  /// Decides what follows from everything reported.
   void keep();
 
-  /// Whether this launcher of the machine was taken in.
+  /// Whether this launcher of the machine was admitted.
   [[nodiscard]] bool belongs(int machine, std::int64_t launcher) const {
     return launcher > 0 &&
         orders_.machines[static_cast<std::size_t>(machine)].launcher ==
         launcher;
   }
   [[nodiscard]] const GroupOrders& orders() const { return orders_; }
-  /// Set once the group has ended; it decides nothing more then.
+  /// Set once the group has ended; nothing is decided after that.
   [[nodiscard]] const std::optional<GroupOutcome>& outcome() const {
     return outcome_;
   }
@@ -57,7 +57,7 @@ class ElasticKeeper {
     MachineReport report;
     bool is_leaving = false;
   };
-  // How many starts and ends of a seat were acted upon.
+  // Numbers of starts and ends of a seat that were acted upon.
   struct Seen {
     int started = 0;
     int ended = 0;
@@ -75,7 +75,7 @@ class ElasticKeeper {
   [[nodiscard]] Machine& at(int machine) {
     return machines_[static_cast<std::size_t>(machine)];
   }
-  // Whether a process is in the seat, or is about to be.
+  // Whether the seat has a process, or is about to.
   [[nodiscard]] bool has_process(int seat);
   [[nodiscard]] bool has_processes(int machine);
   static detail::Generations::Options generation_options(
@@ -99,7 +99,7 @@ class ElasticKeeper {
   std::vector<Seen> seen_;
   GroupOrders orders_;
   std::optional<GroupOutcome> outcome_;
-  // The failure that broke a generation last.
+  // The failure that last broke a generation.
   int failed_machine_ = 0;
   int failed_code_ = 1;
 };

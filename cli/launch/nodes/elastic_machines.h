@@ -18,7 +18,7 @@ namespace accelerate::cli {
 /// decides (ElasticKeeper) and cannot be replaced.
 class ElasticMachines {
  public:
-  /// Waits until the store answers, and joins. Throws as Machines.
+  /// Waits until the store answers, and joins. Throws as Machines does.
   ElasticMachines(
       const LaunchPlan& plan,
       const StorePlace& store,
@@ -27,23 +27,23 @@ class ElasticMachines {
   ElasticMachines& operator=(const ElasticMachines&) = delete;
   ~ElasticMachines();
 
-  /// The secret of the launch, which machine 0 has chosen.
+  /// The secret of the launch, chosen by machine 0.
   [[nodiscard]] const std::string& secret() const { return secret_; }
 
-  /// Begins the next attempt, on machine 0 with so many restarts left; waits
-  /// until this machine is taken in, or the group ends, whichever comes first.
+  /// Begins the next attempt; `num_restarts_left` counts on machine 0. Waits
+  /// until this machine is admitted or the group ends, whichever comes first.
   /// Throws DistributedError on machine 0 if too few join, or Stopped.
   ElasticMember& begin(int num_restarts_left);
-  /// The attempt that begin() has begun: not always the next, on a machine that
-  /// joins.
+  /// The attempt that begin() started, which on a machine that joins is not
+  /// always the next one.
   [[nodiscard]] int attempt() const { return attempt_; }
-  /// On machine 0, waits a while for the group's end.
+  /// On machine 0, waits a while for the group to end.
   void await_end() const;
-  /// Ends the group for all on behalf of this machine, which was signalled:
-  /// machine 0 keeps the store.
+  /// Ends the group for all on behalf of this machine, which was signalled,
+  /// since machine 0 keeps the store.
   void end_for_all(int code);
-  /// Returns when what this machine has reported has arrived, and on machine 0,
-  /// if `is_last`, when the others have left.
+  /// Returns once this machine's reports have arrived and, on machine 0 if
+  /// `is_last`, once the others have left.
   void finish(bool is_last);
 
  private:

@@ -15,8 +15,8 @@
 namespace accelerate::cli {
 
 /// This machine's part in one attempt of an elastic group on several machines.
-/// It stands between the launcher's thread that supervises the ranks, and the
-/// one that exchanges texts with machine 0 (ElasticMachines).
+/// Connects the launcher's thread that supervises the ranks with the thread
+/// that exchanges texts with machine 0 (ElasticMachines).
 class ElasticMember {
  public:
   /// `launcher`: see MachineReport.
@@ -30,45 +30,46 @@ class ElasticMember {
 
   // For the supervising thread.
 
-  /// The board of the ranks here, which must outlive all calls of exchange().
+  /// The board of this machine's ranks, which must outlive all calls of
+  /// exchange().
   void use_board(const detail::Board& board);
   void note_start(int seat, pid_t process);
   void note_end(int seat, int wait_status);
   void ask_to_leave();
 
   struct Orders {
-    /// Seats in which a process is to be started, and the generation in which it
+    /// Seats in which to start a process, and the generation in which it
     /// begins.
     std::vector<std::pair<int, std::uint32_t>> starts;
-    /// Seats whose process is to be killed.
+    /// Seats whose process must be killed.
     std::vector<int> kills;
-    /// A generation has begun.
+    /// True if a generation has begun.
     bool has_begun = false;
   };
-  /// Brings the board up to what machine 0 has decided, and tells it what is on
-  /// it. Returns what else is to be done.
+  /// Applies machine 0's decisions to the board, and reports to it what is on
+  /// the board. Returns what else must be done.
   Orders exchange();
-  /// True while the ranks are about to leave a generation.
+  /// True while the ranks are leaving a generation.
   [[nodiscard]] bool is_changing() const;
-  /// True while a rank here has not called run_elastic().
+  /// True while a rank here has not called run_elastic() yet.
   [[nodiscard]] bool is_starting() const;
   [[nodiscard]] int rank_of(int seat) const;
   [[nodiscard]] int num_ranks() const;
 
   // For both threads.
 
-  /// Machine 0 has taken this machine in.
+  /// Whether machine 0 has admitted this machine.
   [[nodiscard]] bool belongs() const;
-  /// The others go on without this machine.
+  /// Whether the others continue without this machine.
   [[nodiscard]] bool is_left_out() const;
-  /// The others cannot go on without it.
+  /// Whether the others cannot continue without it.
   [[nodiscard]] bool is_refused() const;
   [[nodiscard]] std::optional<GroupOutcome> outcome() const;
 
   // For the exchanging thread.
 
   [[nodiscard]] std::string report() const;
-  /// Counts how often report() has changed.
+  /// Number of times report() has changed.
   [[nodiscard]] std::int64_t num_reports() const;
   void hear(GroupOrders orders);
   void hear_outcome(GroupOutcome outcome);

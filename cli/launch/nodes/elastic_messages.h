@@ -7,35 +7,37 @@
 
 namespace accelerate::cli {
 
-/// The processes that one seat of an elastic group has had, as the launcher of
-/// their machine tells it.
+/// The processes that one seat of an elastic group has had, as reported by
+/// their machine's launcher.
 struct SeatReport {
   int num_started = 0;
   int num_ended = 0;
   /// The newest process.
   int process = 0;
-  /// The wait status of the newest that has ended.
+  /// The wait status of the newest process that has ended.
   int wait_status = 0;
   /// BoardSeat::process and BoardSeat::arrived.
   int announced = 0;
   std::uint32_t arrived = 0;
 };
 
-/// What the launcher of a machine tells machine 0.
+/// What a machine's launcher reports to machine 0.
 struct MachineReport {
-  /// Tells launchers apart that have had the machine's place one after the other.
+  /// Distinguishes launchers that occupied the machine's place one after
+  /// another.
   std::int64_t launcher = 0;
-  /// It was told to end, and asks whether the others can go on without it.
+  /// The launcher was told to end, and asks whether the others can continue
+  /// without it.
   bool wants_to_leave = false;
   std::vector<SeatReport> seats = {};
 };
 
 /// What machine 0 has decided for a seat.
 struct SeatOrders {
-  /// In the generation in force; -1: none.
+  /// Rank in the generation in force; -1 if none.
   int rank = -1;
-  /// How many processes are to have been started, the newest of them beginning
-  /// in this generation, and how many are to have been killed.
+  /// How many processes must have been started, the newest beginning in
+  /// `first_generation`, and how many must have been killed.
   int num_started = 0;
   std::uint32_t first_generation = 1;
   int num_killed = 0;
@@ -43,16 +45,16 @@ struct SeatOrders {
 
 /// What machine 0 has decided for a machine.
 struct MachineOrders {
-  /// The launcher to which the orders for seats are given; 0: none.
+  /// The launcher to which the orders for seats apply; 0 if none.
   std::int64_t launcher = 0;
-  /// Launchers up to this one do not belong to the group any more.
+  /// Launchers up to this one no longer belong to the group.
   std::int64_t left_out = 0;
-  /// The launcher up to which a wish to leave was refused.
+  /// The launcher up to which requests to leave were refused.
   std::int64_t refused = 0;
 };
 
-/// What machine 0 tells the launchers of all machines. The seats are those of one
-/// machine after the other.
+/// What machine 0 tells the launchers of all machines. Seats are listed machine
+/// by machine.
 struct GroupOrders {
   std::uint32_t generation = 0;
   /// BoardHeader::target and BoardHeader::wanted.
@@ -63,21 +65,21 @@ struct GroupOrders {
   std::vector<MachineOrders> machines = {};
 };
 
-/// How a group has ended.
+/// How a group ended.
 struct GroupOutcome {
   int code = 0;
   int num_restarts_left = 0;
-  /// The machine whose ranks failed first; -1: the connection to machine 0 is
-  /// lost, as `reason` says.
+  /// The machine whose ranks failed first; -1 if the connection to machine 0
+  /// was lost, as `reason` says.
   int machine = -1;
-  /// The culprit, for people on the other machines.
+  /// The culprit, to be shown on the other machines.
   std::string reason = {};
 };
 
 std::string to_text(const MachineReport& report);
 std::string to_text(const GroupOrders& orders);
 std::string to_text(const GroupOutcome& outcome);
-/// Throw DistributedError for anything else.
+/// These throw DistributedError for anything else.
 MachineReport parse_report(const std::string& text);
 GroupOrders parse_orders(const std::string& text);
 GroupOutcome parse_outcome(const std::string& text);

@@ -9,14 +9,14 @@
 
 namespace accelerate::cli {
 
-/// Whether another launcher starts the ranks: mpirun, or DeepSpeed's on several
-/// machines.
+/// Whether another launcher starts the ranks: mpirun, or DeepSpeed's for
+/// several machines.
 bool is_left_to_others(
     const LaunchDecision& decision,
     const detail::Settings& settings);
 
-/// Warnings about given settings that belong to another way of starting ranks
-/// than that of the decision, and so do nothing.
+/// Warnings about given settings that have no effect because they belong to
+/// another way of starting ranks than the one decided.
 std::vector<std::string> warnings_of_start(
     const LaunchDecision& decision,
     const detail::Settings& settings,
@@ -32,11 +32,11 @@ struct MpiLauncher {
 /// Throws ConfigError if PATH has none.
 MpiLauncher find_mpi(const detail::Environment& environment);
 
-/// The command line of mpirun, without the program's.
+/// The command line of mpirun, excluding the program's.
 std::vector<std::string> mpi_command(
     const LaunchDecision& decision,
     const MpiLauncher& mpi);
-/// The command line of DeepSpeed's launcher, without the program's.
+/// The command line of DeepSpeed's launcher, excluding the program's.
 std::vector<std::string> deepspeed_command(
     const LaunchDecision& decision,
     const detail::Settings& settings);

@@ -12,7 +12,7 @@ struct Host {
 };
 
 /// Parses a host file. Throws ConfigError for invalid lines, repeated hosts,
-/// and differing numbers of slots.
+/// and unequal numbers of slots.
 std::vector<Host> parse_hosts(const std::string& text);
 
 struct HostLaunch {
@@ -23,20 +23,20 @@ struct HostLaunch {
   std::string address;
   int port = 0;
   int num_processes = 0;  ///< on all hosts
-  /// The flags of launch without those about machines and hosts.
+  /// The flags of launch except those about machines and hosts.
   std::vector<std::string> flags;
   std::vector<std::string> program;
 };
 
 /// The commands that start one launcher per host: directly on this machine,
-/// through the remote shell elsewhere. pdsh starts several with one command.
+/// through the remote shell elsewhere. A single pdsh command starts several.
 std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch);
 
-/// Runs the commands concurrently. When one fails, ends the others and returns
-/// its exit code; else returns 0.
+/// Runs the commands concurrently. When one fails, stops the others and returns
+/// its exit code; otherwise returns 0.
 int run_commands(const std::vector<std::vector<std::string>>& commands);
 
-/// The string quoted as one word of a POSIX shell.
+/// The string quoted as one POSIX shell word.
 std::string quoted(const std::string& word);
 
 }  // namespace accelerate::cli

@@ -8,9 +8,9 @@
 
 namespace accelerate::cli {
 
-/// Joins the launch of machine 0 as the launcher of `plan.machine_rank`, and
-/// returns the launch's secret. With `waits`, it first waits for the end of a
-/// launcher that still has the place, and says so after a while. Throws as
+/// Joins machine 0's launch as the launcher of `plan.machine_rank`, and returns
+/// the launch's secret. With `waits`, first waits for a launcher that still
+/// holds the place to end, and says so after a while. Throws as
 /// StoreClient::join(), or Stopped.
 std::string join_launch(
     StoreClient& client,

@@ -4,14 +4,14 @@
 
 namespace accelerate::cli {
 
-/// How long launchers wait for those of other machines, which may still be
+/// How long launchers wait for launchers on other machines, which may still be
 /// starting.
 inline constexpr std::chrono::minutes kStartTimeout{5};
-/// After this long, a launcher says what it waits for.
+/// After this time, a launcher says what it is waiting for.
 inline constexpr std::chrono::seconds kTimeUntilReported{3};
-/// How long machine 0 keeps the store for the last requests of others.
+/// How long machine 0 keeps the store for other machines' last requests.
 inline constexpr std::chrono::seconds kTimeToLeave{5};
-/// The number of the attempt under way.
+/// The number of the current attempt.
 inline constexpr const char* kAttemptKey = "accelerate-cpp/attempt";
 
 }  // namespace accelerate::cli

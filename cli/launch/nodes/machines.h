@@ -11,16 +11,17 @@
 
 namespace accelerate::cli {
 
-/// Coordinates the launchers of several machines through the store of machine
-/// 0. They begin an attempt together, and a failure anywhere, including that of
-/// a launcher or its connection, ends the attempt everywhere. A launcher that is
-/// started in the place of one that is gone ends the attempt that lacks it, and
+/// Coordinates the launchers of several machines through machine 0's store.
+/// They begin each attempt together, and a failure anywhere, including that of
+/// a launcher or its connection, ends the attempt everywhere. A launcher
+/// started in place of one that is gone ends the attempt that lacks it, and
 /// takes part from the next one on.
 class Machines {
  public:
-  /// Waits until the store answers, and joins. `store` has the secret on
-  /// machine 0 only. Throws DistributedError on a timeout, and if it comes back
-  /// when no restart is left; ConfigError if machine 0 refuses; or Stopped.
+  /// Waits until the store answers, and joins. `store` has the secret only on
+  /// machine 0. Throws DistributedError on a timeout, and if this launcher
+  /// returns when no restart is left; ConfigError if machine 0 refuses; or
+  /// Stopped.
   Machines(
       const LaunchPlan& plan,
       const StorePlace& store,
@@ -29,17 +30,17 @@ class Machines {
   Machines& operator=(const Machines&) = delete;
   ~Machines();
 
-  /// The attempt with which this launcher begins: above 0 if it has taken the
-  /// place of another one.
+  /// The attempt with which this launcher begins; above 0 if it took another
+  /// launcher's place.
   [[nodiscard]] int first_attempt() const { return first_attempt_; }
   [[nodiscard]] bool is_returning() const { return num_launchers_ > 1; }
 
-  /// Waits for all machines, and begins to listen for the attempt's end.
-  /// Returns a descriptor that becomes readable when ranks elsewhere failed, or
+  /// Waits for all machines, and starts listening for the attempt's end.
+  /// Returns a descriptor that becomes readable when ranks elsewhere fail or
   /// another machine is gone. Throws DistributedError if a machine does not
   /// join, or Stopped.
   int begin(int attempt);
-  /// The secret of the launch, which machine 0 has chosen.
+  /// The secret of the launch, chosen by machine 0.
   [[nodiscard]] const std::string& secret() const { return secret_; }
 
   /// The exit code for all machines, and what failed elsewhere.
@@ -48,11 +49,11 @@ class Machines {
     std::string reason;
   };
   /// Reports the exit code of the ranks here. Waits until the ranks of all
-  /// machines have ended, or one failed. With `may_restart`, the store is kept
+  /// machines have ended or one has failed. With `may_restart`, keeps the store
   /// after a failure. Throws Stopped.
   End finish(int attempt, int code, bool may_restart);
-  /// Throws DistributedError if finish() has found that machine 0, which keeps
-  /// the store, is gone: nothing can be started again then.
+  /// Throws DistributedError if finish() found that machine 0, which keeps the
+  /// store, is gone: nothing can be restarted then.
   void require_store() const;
 
  private:
@@ -63,7 +64,7 @@ class Machines {
       Clock::duration patience,
       const std::string& what);
   void take_place(const LaunchPlan& plan);
-  // Tells that this machine is ready for the attempt; returns how many are.
+  // Reports that this machine is ready for the attempt; returns how many are.
   std::int64_t arrive(int attempt);
   void listen(int attempt);
   void stop_listening();
@@ -78,7 +79,7 @@ class Machines {
   std::thread thread_;
   std::atomic<bool> listens_{false};
   int stop_ = -1;
-  // Launchers that have had this place, this one included.
+  // Number of launchers that have had this place, including this one.
   std::int64_t num_launchers_ = 1;
   int first_attempt_ = 0;
   std::string store_loss_;

@@ -8,7 +8,7 @@
 
 namespace accelerate::cli {
 
-/// The connection of one machine to another, as measured.
+/// A measured connection from one machine to another.
 struct Reach {
   int from = 0;
   int to = 0;
@@ -18,10 +18,10 @@ struct Reach {
   double megabytes_per_second = 0;
 };
 
-/// Measures the connections between all machines: each listens at a port and
-/// connects to every other. All machines call this at the same time and get all
-/// results. Throws DistributedError if machine 0 cannot be reached or a machine
-/// does not join, or Stopped.
+/// Measures the connections between all machines: each listens on a port and
+/// connects to every other. All machines call this at the same time and receive
+/// all results. Throws DistributedError if machine 0 cannot be reached or a
+/// machine does not join, or Stopped.
 std::vector<Reach> check_machines(
     const LaunchPlan& plan,
     const StorePlace& place,

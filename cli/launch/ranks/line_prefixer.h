@@ -6,9 +6,9 @@
 namespace accelerate::cli {
 
 /// Prefixes every line of a stream that arrives in pieces, and passes on only
-/// complete lines, so that those of several ranks do not mix. A carriage return
-/// also ends a line, for progress bars. Lines longer than kMostBytes are passed
-/// on in pieces.
+/// complete lines, so that lines from several ranks do not mix. A carriage
+/// return also ends a line, for progress bars. Lines longer than kMostBytes are
+/// passed on in pieces.
 class LinePrefixer {
  public:
   static constexpr std::size_t kMostBytes = 1U << 16U;
@@ -23,7 +23,7 @@ class LinePrefixer {
  private:
   std::string prefix_;
   std::string line_;
-  bool is_continued_ = false;  // its beginning was passed on
+  bool is_continued_ = false;  // its beginning has been passed on
   bool after_carriage_return_ = false;
 };
 

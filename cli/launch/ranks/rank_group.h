@@ -21,12 +21,12 @@
 
 namespace accelerate::cli {
 
-/// The end of all ranks of this machine.
+/// How the ranks of this machine ended.
 struct GroupEnd {
   /// 0, the exit code of the rank that failed first, or 128 plus the signal
   /// that ended the launcher.
   int code = 0;
-  /// True if the launcher received a signal to end.
+  /// True if the launcher received a terminating signal.
   bool was_signalled = false;
   /// True if the ranks were ended because ranks elsewhere failed.
   bool was_stopped = false;
@@ -40,17 +40,18 @@ class RankGroup {
   struct Options {
     int attempt = 0;
     StorePlace store;
-    /// A descriptor that becomes readable when ranks elsewhere failed; or -1.
+    /// A descriptor that becomes readable when ranks elsewhere fail; or -1.
     int stop = -1;
-    /// How many more processes may be started in the place of others.
+    /// How many more processes may be started to replace others.
     int* num_restarts_left = nullptr;
     /// For a group whose machines come and go, where machine 0 decides about
-    /// ranks; else null. Must outlive this object.
+    /// ranks; otherwise null. Must outlive this object.
     ElasticMember* member = nullptr;
   };
 
-  /// Starts the ranks. Throws ConfigError if one cannot be started; then none
-  /// runs. Without a `watchdog` (null), the rank shares the launcher's output.
+  /// Starts the ranks. Throws ConfigError, and runs none, if one cannot be
+  /// started. Without a `watchdog` (null), the rank shares the launcher's
+  /// output.
   RankGroup(
       const LaunchPlan& plan,
       const Options& options,
@@ -60,7 +61,7 @@ class RankGroup {
   RankGroup& operator=(const RankGroup&) = delete;
   ~RankGroup();
 
-  /// Forwards output and signals until all ranks have ended. Ends the others
+  /// Forwards output and signals until all ranks have ended. Stops the others
   /// when one fails.
   GroupEnd run();
 
@@ -86,19 +87,19 @@ class RankGroup {
   void retire_monitor();
   // Starts a process; throws ConfigError if that fails.
   void start(int seat, std::uint32_t first_generation);
-  // Whether an elastic group goes on in spite of this failure.
+  // Whether an elastic group continues in spite of this failure.
   bool make_good(std::size_t index);
-  // Does for the ranks of this machine what machine 0 has decided.
+  // Carries out machine 0's decisions for the ranks of this machine.
   void follow_orders();
   void start_ordered(int seat, std::uint32_t first_generation);
-  // True once machine 0 has said how the group ends, or that it goes on without
-  // this machine.
+  // True once machine 0 has said how the group ends, or that it continues
+  // without this machine.
   [[nodiscard]] bool has_group_ended() const;
   void end_with_group();
-  // Asks the other machines to go on without this one; false if there is nobody
-  // to ask.
+  // Asks the other machines to continue without this one; false if there are
+  // none to ask.
   bool ask_to_leave();
-  // Replaces, adds and leaves out ranks of an elastic group as is due.
+  // Replaces, adds and drops ranks of an elastic group as is due.
   void keep_generations();
   void keep_sizes(detail::Generations& generations);
   // Writes on the board how a rank ended; reports the first failure.
@@ -115,20 +116,20 @@ class RankGroup {
   detail::Supervisor supervisor_;
   /// In the supervisor's order.
   std::vector<std::unique_ptr<RankProcess>> ranks_;
-  /// Nothing for programs that note nothing, or without memory to share.
+  /// Unset for programs that report nothing, or without shared memory.
   std::optional<detail::Board> board_;
   std::unique_ptr<detail::HangMonitor> hang_monitor_;
-  // Monitors of earlier generations that still take stacks.
+  // Monitors of earlier generations that are still taking stacks.
   std::vector<std::unique_ptr<detail::HangMonitor>> retired_monitors_;
-  /// Nothing for groups whose ranks cannot be replaced.
+  /// Unset for groups whose ranks cannot be replaced.
   std::optional<detail::Generations> generations_;
-  /// The failure that ended a generation last.
+  /// The failure that last ended a generation.
   std::size_t made_good_ = 0;
   int received_ = 0;
   bool was_stopped_ = false;
   bool has_failed_ = false;
   bool asks_to_leave_ = false;
-  /// Set when the failure of a rank is machine 0's to make good.
+  /// Set if machine 0 has to make good a rank's failure.
   bool has_lost_ = false;
 };
 

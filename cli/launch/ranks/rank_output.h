@@ -28,13 +28,13 @@ class LastOutput {
   bool blames_others_ = false;
 };
 
-/// Forwards one of the two output streams of a rank to ours and to a file.
+/// Forwards one of a rank's two output streams to ours and to a file.
 class RankStream final : public detail::EventSource {
  public:
   RankStream() = default;
   /// Takes ownership of the pipe. `target` is the descriptor that shows the
-  /// output, or -1; `log` is a path, or empty. `last_output` may be null; else
-  /// it gets all output and must outlive this.
+  /// output, or -1; `log` is a path, or empty. `last_output` may be null;
+  /// otherwise it receives all output and must outlive this object.
   RankStream(
       int pipe,
       int target,
@@ -46,7 +46,7 @@ class RankStream final : public detail::EventSource {
   ~RankStream() override;
 
   [[nodiscard]] int descriptor() const override { return pipe_; }
-  /// Forwards what has arrived; closes the pipe at its end.
+  /// Forwards what has arrived; closes the pipe at end of stream.
   void read() override;
 
  private:

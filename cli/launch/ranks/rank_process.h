@@ -19,7 +19,7 @@ struct RankProcess {
   RankProcess& operator=(const RankProcess&) = delete;
 
   int rank = 0;
-  /// The local rank of the group's first generation: its page on the board.
+  /// The local rank in the group's first generation: its page on the board.
   int seat = 0;
   pid_t pid = -1;
   LastOutput last_output;
@@ -28,15 +28,15 @@ struct RankProcess {
 };
 
 struct StartOptions {
-  /// The rank gets its own pipes and process group; else it shares those of the
-  /// launcher.
+  /// The rank gets its own pipes and process group; otherwise it shares the
+  /// launcher's.
   bool is_isolated = true;
   /// Number of the attempt, from 0.
   int attempt = 0;
   StorePlace store;
-  /// The ticket of the ranks' board; empty without one.
+  /// The ticket of the ranks' board; empty if there is none.
   std::string board;
-  /// The generation in which it begins, of an elastic group.
+  /// The generation of an elastic group in which it begins.
   std::uint32_t first_generation = 1;
   /// See rank_variables().
   std::optional<RankPlace> place = std::nullopt;

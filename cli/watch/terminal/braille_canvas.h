@@ -8,12 +8,13 @@
 namespace accelerate::cli {
 
 /// A drawing of dots on a terminal: each character cell has two columns and
-/// four rows of them (Unicode's Braille patterns). Dots outside are not drawn.
+/// four rows of dots (Unicode's Braille patterns). Dots outside the canvas are
+/// not drawn.
 class BrailleCanvas {
  public:
   BrailleCanvas(std::size_t num_columns, std::size_t num_rows);
 
-  /// In dots.
+  /// Size in dots.
   [[nodiscard]] std::int64_t width() const {
     return static_cast<std::int64_t>(2 * num_columns_);
   }
@@ -30,8 +31,8 @@ class BrailleCanvas {
       std::int64_t y1,
       int color = 0);
 
-  /// A row of cells as UTF-8. With colors, those that are not 0 are codes of
-  /// the terminal's 256 colors. Cells without dots are spaces.
+  /// A row of cells as UTF-8. With colors, nonzero colors are codes among the
+  /// terminal's 256. Cells without dots are spaces.
   [[nodiscard]] std::string row(std::size_t index, bool has_colors) const;
 
  private:

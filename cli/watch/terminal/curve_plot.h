@@ -9,7 +9,7 @@
 
 namespace accelerate::cli {
 
-/// A curve as it is drawn, with places on the axis of steps that are marked.
+/// A curve to draw, with steps to mark on the axis.
 struct PlottedCurve {
   int color = 0;  ///< of the terminal's 256
   std::vector<RunRecord::Point> points;
@@ -23,9 +23,9 @@ struct PlotLook {
   bool has_colors = false;
 };
 
-/// `num_rows` lines: the curves, with the values at their left, and below them
-/// the first and the last step, and the marks between these. Needs 24 columns
-/// and 2 rows.
+/// `num_rows` lines: the curves with values to their left, and below them the
+/// first and the last step, with the marks in between. Needs 24 columns and 2
+/// rows.
 std::vector<std::string> plot_curves(
     const std::vector<PlottedCurve>& curves,
     const PlotLook& look);

@@ -27,8 +27,8 @@ enum class WatchKey {
   none
 };
 
-/// The key at the beginning of `input`, which loses its bytes. An escape
-/// sequence that is not complete is left, unless it `is_all` there will be.
+/// Removes the key at the beginning of `input` and returns it. An incomplete
+/// escape sequence is left, unless `is_all` says that nothing follows.
 WatchKey take_key(std::string& input, bool is_all);
 
 /// Draws runs as text: curves of one figure, the legend, ranks, and the keys.
@@ -40,11 +40,11 @@ class Dashboard {
 
   struct Look {
     bool has_colors = false;
-    bool has_keys = false;  ///< a last line that tells the keys
+    bool has_keys = false;  ///< a last line that lists the keys
     double now = 0;         ///< seconds since 1970
   };
-  /// Lines without line breaks: as many as the screen has rows, none of them
-  /// wider than it.
+  /// Lines without line breaks: one per row of the screen, none wider than the
+  /// screen.
   [[nodiscard]] std::vector<std::string> draw(ScreenSize size, Look look) const;
 
  private:
@@ -72,7 +72,7 @@ class Dashboard {
   const WatchedRuns& runs_;
   std::string chosen_;         // the figure, or empty for the first
   int zoom_ = 0;               // shows the last 1/2^zoom of the steps
-  std::size_t smoothing_ = 0;  // an index of levels
+  std::size_t smoothing_ = 0;  // an index into the levels
   bool is_log_ = false;
 };
 

@@ -9,9 +9,9 @@
 
 namespace accelerate::cli {
 
-/// The terminal while the tool draws on it: alternate screen, no cursor, keys
-/// unread by the shell. The destructor restores it, and so do the signals that
-/// end the process. There is at most one.
+/// The terminal while the tool draws on it: alternate screen, hidden cursor,
+/// keys not read by the shell. The destructor and terminating signals restore
+/// it. There is at most one.
 class Terminal {
  public:
   /// Throws ConfigError if standard input and output are not a terminal.
@@ -20,16 +20,16 @@ class Terminal {
   Terminal& operator=(const Terminal&) = delete;
   ~Terminal();
 
-  /// Whether both are a terminal that understands escape sequences. `type`:
-  /// TERM.
+  /// Whether both are a terminal that understands escape sequences. `type`: the
+  /// value of TERM.
   static bool is_usable(const std::optional<std::string>& type);
 
   [[nodiscard]] ScreenSize size() const;
   void show(const std::vector<std::string>& lines);
 
   enum class Wake { key, time, resize, end };
-  /// Waits for a key, a change of size, a signal to end, or until the time is
-  /// over. Keys are appended to `input`.
+  /// Waits for a key, a resize, a terminating signal, or the time limit. Keys
+  /// are appended to `input`.
   Wake wait(std::chrono::milliseconds longest, std::string& input);
 };
 

@@ -10,19 +10,20 @@
 
 namespace accelerate::cli {
 
-// What the page gets, as JSON. Times are in seconds since 1970, but those of
-// points in seconds since the run began. Values that JSON lacks are null.
+// What the page receives, as JSON. Times are in seconds since 1970, except
+// those of points, which are in seconds since the run began. Values that JSON
+// lacks are null.
 
-/// A run in short: name, times, settings, sessions, the step, time and name of
-/// each checkpoint, the number of warnings, and the extremes of each figure.
+/// A summary of a run: name, times, settings, sessions, the step, time and name
+/// of each checkpoint, the number of warnings, and the extremes of each figure.
 std::string run_json(const RunRecord& run, std::size_t index);
 /// {"count": points of the figure, "steps": [...], "times": [...], "values":
-/// [...]} of the points that are left of the figure.
+/// [...]} of the figure's points that are kept.
 std::string curve_json(
     const RunRecord& run,
     const std::string& name,
     const CurveRequest& request);
-/// The same of all points from `begin` on, with "at": begin.
+/// The same for all points from `begin` on, with "at": begin.
 std::string new_points_json(
     const RunRecord& run,
     const std::string& name,
@@ -30,17 +31,17 @@ std::string new_points_json(
 /// {name: {"times": [...], "values": [...]}} of the system's figures.
 std::string system_json(const RunRecord& run, std::size_t num_columns);
 /// [{"time": ..., "ranks": [[rank, step, steps_per_second, memory_mb], ...]}],
-/// at most `most` of them, evenly chosen, the last one included.
+/// at most `most` of them, evenly spaced, including the last.
 std::string ranks_json(const RunRecord& run, std::size_t most);
-/// All events but settings. The bodies of images and figures are left out, or,
-/// with `inline_media`, are data: addresses.
+/// All events except settings. The bodies of images and figures are left out,
+/// or with `inline_media` are data: URLs.
 std::string events_json(const RunRecord& run, bool inline_media);
-/// What the page gets when runs have grown.
+/// What the page receives when runs have grown.
 std::string changes_json(
     const WatchedRuns& runs,
     const std::vector<RunChange>& changes);
 
-/// The JSON of an object of objects that are JSON already.
+/// The JSON of an object whose members are already JSON.
 std::string json_object(
     const std::vector<std::pair<std::string, std::string>>& members);
 std::string json_list(const std::vector<std::string>& items);
