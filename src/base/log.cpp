@@ -90,7 +90,7 @@ void Logger::write(const LogRecord& record) const {
 }
 
 void Logger::set_levels(std::vector<NamedLogLevel> levels) {
-  // The longest name that fits comes first.
+  // The longest matching name comes first.
   std::stable_sort(
       levels.begin(),
       levels.end(),

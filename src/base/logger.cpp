@@ -12,7 +12,7 @@ struct NamedLogger::State {
   std::string name;
   std::string prefix;
   std::mutex mutex = {};
-  /// What warning_once() was given.
+  /// The arguments of earlier warning_once() calls.
   std::set<std::tuple<bool, bool, std::string>> warnings = {};
 };
 

@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// One piece: the wanted bytes, and the blocks that hold them.
+/// One piece: the wanted bytes, and the blocks that contain them.
 struct DirectReader::Slot {
   Slot() = default;
   Slot(const Slot&) = delete;
@@ -23,7 +23,7 @@ struct DirectReader::Slot {
     if (memory != nullptr) ::munmap(memory, kPieceBytes);
   }
 
-  // Pieces that go to their own places need none.
+  // Allocated on first use: pieces that go to their own places need none.
   std::byte* own_memory() {
     if (memory == nullptr) {
       void* const made = ::mmap(
@@ -91,8 +91,8 @@ void DirectReader::wait_for_one() {
   --num_in_flight_;
 }
 
-// Returns when the piece has arrived or failed. One that was not submitted is
-// read here.
+// Returns once the piece has arrived or failed. A piece that was not submitted
+// is read here.
 void DirectReader::await(Slot& slot, const File& file) {
   while (!slot.is_done && num_in_flight_ > 0) wait_for_one();
   if (slot.is_done) return;
@@ -105,8 +105,8 @@ void DirectReader::await(Slot& slot, const File& file) {
   slot.is_done = true;
 }
 
-// What the file system refuses to read directly, and the rest of a short read,
-// comes through the page cache; that call also reports errors.
+// What the file system refuses to read directly, and the rest after a short
+// read, comes through the page cache; that call also reports errors.
 int DirectReader::complete(Slot& slot, const File& file) const {
   const std::uint64_t known = slot.first_block +
       (slot.result > 0 ? static_cast<std::uint64_t>(slot.result) : 0);

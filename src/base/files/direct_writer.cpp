@@ -138,8 +138,8 @@ void DirectWriter::start(Block& block) {
   end(block, result);
 }
 
-// Waits until a write completes: one thread waits for the ring, the others for
-// that thread.
+// Waits until a write completes: one thread waits for the ring, the others wait
+// for that thread.
 void DirectWriter::wait_for_one(Lock& lock) {
   if (num_in_flight_ == 0 || is_ring_awaited_) {
     changed_.wait(lock);

@@ -34,7 +34,7 @@ using std::filesystem::path;
 // Smaller writes go through the page cache.
 constexpr std::size_t kLeastDirectWrite = 1U << 20U;
 
-// The writer that all files being written share: its memory is bounded and
+// The writer shared by all files being written: its memory is bounded, and
 // freed after the last of them.
 class SharedWriter {
  public:
@@ -144,8 +144,8 @@ class PosixOutputFile final : public OutputFile {
       write_vectors(offset, vectors);
     }
     if (offset - begin >= kLeastDirectWrite) {
-      // Lets the disk start on these while the next are in flight. This is a
-      // hint: its failure says nothing about the data.
+      // Lets the disk start on these bytes while the next are in flight. This
+      // is only a hint: its failure says nothing about the data.
       ::sync_file_range(
           file_,
           static_cast<off_t>(begin),
@@ -188,7 +188,7 @@ class PosixOutputFile final : public OutputFile {
   DirectWriter::File direct_;
 };
 
-// True for the errors of a kernel or file system without a flag of renameat2().
+// True for the errors of a kernel or file system that lacks a renameat2() flag.
 bool lacks_renameat2(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP;
 }
@@ -213,8 +213,8 @@ class PosixFileSystem final : public FileSystem {
     }
     if (errno == EEXIST) return false;
     if (!lacks_renameat2(errno)) fail("replace", to, errno);
-    // Between these two, only an empty directory could be replaced: a rename
-    // leaves any other alone.
+    // Only an empty directory that appears between these two calls could be
+    // replaced: a rename leaves any other alone.
     struct stat there {};
     if (::lstat(to.c_str(), &there) == 0) return false;
     if (::rename(from.c_str(), to.c_str()) == 0) return true;

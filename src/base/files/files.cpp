@@ -46,7 +46,7 @@ class Descriptor {
   int fd_;
 };
 
-// The path to which a chain of symbolic links leads, which need not exist.
+// The target of a chain of symbolic links, which need not exist.
 std::filesystem::path follow_links(std::filesystem::path path) {
   constexpr int kMostLinks = 40;  // as many as Linux follows
   for (int i = 0; i < kMostLinks; ++i) {
@@ -68,7 +68,7 @@ std::optional<struct stat> status_of(const std::filesystem::path& path) {
 }
 
 void give_owner_and_mode(int file, const struct stat& status) {
-  // Only root may give files away, and others only to groups of theirs.
+  // Only root may give files away, and other users only to their own groups.
   if (::fchown(file, status.st_uid, status.st_gid) != 0) {
     [[maybe_unused]] const int result =
         ::fchown(file, static_cast<uid_t>(-1), status.st_gid);
@@ -76,12 +76,12 @@ void give_owner_and_mode(int file, const struct stat& status) {
   ::fchmod(file, status.st_mode & 0777);
 }
 
-// Writes and syncs a new file that is to take the place of another, if any.
+// Writes and syncs a new file that will replace another, if any.
 void write_new_file(
     const std::filesystem::path& path,
     std::string_view contents,
     const std::optional<struct stat>& replaced) {
-  // Only users who may read the file that it replaces may open it.
+  // The new file may be opened only by users who may read the one it replaces.
   const Descriptor file(
       path, O_WRONLY | O_CREAT | O_EXCL, replaced ? 0600 : 0666);
   if (!file.is_open()) throw_file_error("create", path, errno);

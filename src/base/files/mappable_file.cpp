@@ -24,20 +24,20 @@ namespace accelerate::detail {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// A huge page. Bytes are copied and populated by pieces of this size.
+// A huge page. Bytes are copied and populated in pieces of this size.
 constexpr std::size_t kPiece = std::size_t{2} << 20U;
-// The kernel maps what it has of so many bytes around a page that is asked for,
-// so that one page of each window is enough. Asking for every page makes it walk
-// through all of them, which takes four times as long.
+// When the kernel maps a page, it maps everything cached in a window of this
+// size around it, so touching one page per window is enough. Asking for every
+// page makes it walk through all of them, which takes four times as long.
 constexpr std::size_t kWindow = std::size_t{64} << 10U;
-// How often to check whether another process waits for a file. The kernel gives
-// holders of leases 45 seconds.
+// Time between checks for other processes that wait for a file. The kernel
+// gives lease holders 45 seconds.
 constexpr std::chrono::milliseconds kInterval(50);
-// Added per file, so that thousands of them take little processor time.
+// Added per file, so that thousands of files take little processor time.
 constexpr std::chrono::microseconds kIntervalPerFile(40);
 
-// Replaces mapped pages by copies, piece by piece. Readers on other threads see
-// either the page or its copy.
+// Replaces mapped pages with copies, piece by piece. Readers on other threads
+// see either the page or its copy.
 bool replace_by_copies(void* begin, std::size_t size) {
   for (std::size_t done = 0; done < size; done += kPiece) {
     const std::size_t piece = std::min(kPiece, size - done);
@@ -64,7 +64,7 @@ bool populate_all(std::byte* begin, std::size_t size) {
   return ::madvise(begin, size, MADV_POPULATE_READ) == 0;
 }
 
-// Maps what the page cache has of a piece.
+// Maps the pages of a piece that are in the page cache.
 bool populate_windows(std::byte* begin, std::size_t size) {
   for (std::size_t at = 0; at < size;) {
     if (!populate_all(begin + at, 1)) return false;
@@ -74,7 +74,7 @@ bool populate_windows(std::byte* begin, std::size_t size) {
   return true;
 }
 
-/// Tells which pages of this process are mapped.
+/// Reports which pages of this process are mapped.
 class PageTable {
  public:
   PageTable() : file_(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)) {}
@@ -84,7 +84,7 @@ class PageTable {
     if (file_ >= 0) ::close(file_);
   }
 
-  // False if that is not known.
+  // False if it cannot be determined.
   [[nodiscard]] bool is_mapped(const std::byte* address) const {
     constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63U;
     std::uint64_t entry = 0;
@@ -99,7 +99,7 @@ class PageTable {
   int file_;
 };
 
-// Reads those pages of a piece that the page cache does not have.
+// Reads the pages of a piece that are not in the page cache.
 bool populate_absent(std::byte* begin, std::size_t size) {
   std::array<unsigned char, kPiece / kPage> is_present{};
   if (::mincore(begin, size, is_present.data()) != 0)
@@ -112,8 +112,8 @@ bool populate_absent(std::byte* begin, std::size_t size) {
   return true;
 }
 
-// Where the page cache has a huge page, the kernel maps all of it for the first
-// page that is asked for, and the last one is there, too.
+// If the page cache has a huge page, touching its first page maps all of it,
+// and then the last one is mapped, too.
 bool populate_piece(
     std::byte* begin,
     std::size_t size,
@@ -126,7 +126,7 @@ bool populate_piece(
 
 }  // namespace
 
-/// What a MappableFile and its mapped bytes share.
+/// The state shared by a MappableFile and its mapped bytes.
 struct MappedBytes::File {
   explicit File(int opened) : descriptor(opened) {}
 
@@ -144,8 +144,8 @@ struct MappedBytes::File {
       if (bytes->begin_ == nullptr) continue;
       all = replace_by_copies(bytes->begin_, bytes->size_) && all;
     }
-    // Without memory for copies, the others wait as long as the kernel lets
-    // them.
+    // If memory for copies runs out, the other processes wait as long as the
+    // kernel makes them.
     if (!all) return;
     ::fcntl(descriptor, F_SETLEASE, F_UNLCK);
     is_leased = false;
@@ -156,14 +156,15 @@ struct MappedBytes::File {
   bool is_leased = false;
   bool is_watched = false;
   std::uint64_t promise = 0;
-  /// Those that are pages of the file.
+  /// The mapped bytes that are still pages of the file.
   std::vector<MappedBytes*> mapped;
 };
 
 namespace {
 
 /// The thread that copies pages when another process waits for a file. A
-/// process has at most one, which is never joined: it owns nothing that ends.
+/// process has at most one, which is never joined and owns nothing that is
+/// destroyed.
 class LeaseWatcher {
  public:
   static LeaseWatcher& instance() {
@@ -190,7 +191,7 @@ class LeaseWatcher {
   };
 
   LeaseWatcher() {
-    // Signals of the program are not for this thread; it inherits the mask.
+    // This thread must not take the program's signals; it inherits the mask.
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -237,7 +238,7 @@ bool MappedBytes::populate(const ForEach& for_each) const {
   const auto address = reinterpret_cast<std::uintptr_t>(data_);
   std::byte* const begin = data_ - address % kPage;
   std::byte* const end = data_ + num_bytes_;
-  // The first piece begins at a multiple of the size, as huge pages do.
+  // The first piece begins at a multiple of its size, as huge pages do.
   std::byte* const first = data_ - address % kPiece;
   const auto num_pieces =
       (static_cast<std::size_t>(end - first) + kPiece - 1) / kPiece;
@@ -269,8 +270,8 @@ std::uint64_t MappableFile::protect() const {
   MappedBytes::File& file = *file_;
   const std::lock_guard lock(file.mutex);
   if (file.is_leased) return file.has_lease() ? file.promise : 0;
-  // The signal that the kernel sends when another process waits is ignored by
-  // default; once the owner is set below, it goes to a thread that blocks it.
+  // The kernel's signal that another process is waiting is ignored by default;
+  // once the owner is set below, it goes to a thread that blocks it.
   LeaseWatcher& watcher = LeaseWatcher::instance();
   if (::fcntl(file.descriptor, F_SETSIG, SIGURG) != 0 ||
       ::fcntl(file.descriptor, F_SETLEASE, F_RDLCK) != 0) {
@@ -306,7 +307,7 @@ std::unique_ptr<MappedBytes> MappableFile::map(
       offset + num_bytes > static_cast<std::uint64_t>(status.st_size)) {
     return nullptr;
   }
-  // Huge pages are only mapped completely.
+  // Huge pages can only be mapped completely.
   const std::size_t unit = num_bytes < kPiece ? kPage : kPiece;
   const std::uint64_t begin = offset / unit * unit;
   const std::uint64_t end = std::min<std::uint64_t>(

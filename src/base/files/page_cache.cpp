@@ -19,8 +19,8 @@ std::uint64_t page_bytes() {
   return bytes;
 }
 
-// The layouts of cachestat(), which Linux has since 6.5 and C libraries do not
-// declare yet.
+// The structures of cachestat(), which Linux has had since 6.5 and C libraries
+// do not declare yet.
 struct CachestatRange {
   std::uint64_t offset;
   std::uint64_t size;
@@ -46,8 +46,8 @@ count_by_cachestat(int file, std::uint64_t offset, std::uint64_t size) {
   return counted.num_cached;
 }
 
-// To others than the owner and those who may write, mincore() reports that all
-// pages are there.
+// Unless the caller owns the file or may write to it, mincore() reports that
+// all pages are resident.
 bool is_told_by_mincore(int file) {
   struct stat status {};
   return ::fstat(file, &status) == 0 &&
@@ -70,7 +70,8 @@ count_by_mincore(int file, std::uint64_t begin, std::uint64_t end) {
       pages.begin(), pages.end(), [](auto page) { return (page & 1U) != 0; }));
 }
 
-// Pages of a range that are there; null where the system does not tell.
+// Number of cached pages in a range; nothing where the system does not report
+// it.
 std::optional<std::uint64_t>
 count_cached(int file, std::uint64_t offset, std::uint64_t size) {
   const auto cached = count_by_cachestat(file, offset, size);

@@ -26,14 +26,14 @@ struct MemoryFiles {
   const char* cached_key;
 };
 
-// What a control group leaves; nothing without a limit.
+// Memory left in a control group; nothing if it has no limit.
 std::optional<std::uint64_t> left_in_group(
     const MemoryFiles& files,
     const std::filesystem::path& group) {
   const auto limit = lone_number(text_of(group / files.limit));
   const auto used = lone_number(text_of(group / files.used));
   if (!limit || !used) return std::nullopt;
-  // Cached files give way to programs, as in MemAvailable.
+  // Cached files can be evicted for programs, as in MemAvailable.
   const std::uint64_t cached =
       keyed_number(text_of(group / "memory.stat"), files.cached_key)
           .value_or(0);

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kNvidia = "0x10de";
 constexpr std::string_view kAmd = "0x1002";
 
-// The content of a file of the kernel; empty if it cannot be read.
+// The contents of a kernel file; empty if it cannot be read.
 std::string attribute(const fs::path& device, const char* name) {
   try {
     return std::string(trim(read_file(device / name)));
@@ -34,7 +34,7 @@ bool is_gpu(const fs::path& device, std::string_view vendor) {
   return kind.starts_with("0x03") || kind.starts_with("0x12");
 }
 
-// In the order of their addresses, which are the directories' names.
+// Sorted by address, which is the directory's name.
 std::vector<fs::path> gpus_of(
     const fs::path& pci_devices,
     std::string_view vendor) {

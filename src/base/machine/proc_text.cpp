@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::uint64_t kSectorBytes = 512;  // whatever the disk's sectors are
+constexpr std::uint64_t kSectorBytes = 512;  // whatever the disk's sector size
 constexpr std::uint64_t kKiB = 1024;
 
 std::string_view next_line(std::string_view& text) {
@@ -57,7 +57,7 @@ bool ends_in_digit(std::string_view name) {
 }
 
 // sda, vdb, xvdc and hdd, but not sda1; nvme0n1 and mmcblk0, but not nvme0n1p2.
-// Devices made of others (dm-0, md1, loop2) would count twice.
+// Devices built from others (dm-0, md1, loop2) would count twice.
 bool is_disk(std::string_view name) {
   for (const std::string_view letters : {"sd", "vd", "hd", "xvd"}) {
     if (name.starts_with(letters)) return !ends_in_digit(name);
@@ -147,7 +147,7 @@ ByteCounts network_bytes(std::string_view text) {
 
 namespace {
 
-// Seen from inside another namespace, a path may lead out of the tree.
+// Seen from inside another namespace, a path may lead outside the tree.
 std::optional<std::string_view> path_inside(std::string_view path) {
   if (path.find("..") != std::string_view::npos) return std::nullopt;
   return path;

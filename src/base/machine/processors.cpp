@@ -28,7 +28,7 @@ std::optional<double> positive(std::string_view text) {
   return static_cast<double>(*number);
 }
 
-// Processors' worth of time in each period: "200000 100000" is two; "max", or -1
+// Number of processors' time per period: "200000 100000" is two; "max", or -1
 // in version 1, means no limit.
 std::optional<double> quota_of(const std::filesystem::path& group) {
   const std::string text = file_text(group / "cpu.max");

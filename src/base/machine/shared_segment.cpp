@@ -18,8 +18,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// At the beginning of the segment: proves that the file that was opened through
-// a process number is the segment that was meant.
+// At the beginning of the segment: proves that the file opened through a
+// process id is the intended segment.
 constexpr std::size_t kNonceBytes = SharedSegment::kReservedBytes;
 
 std::string system_error() { return std::strerror(errno); }

@@ -19,15 +19,15 @@ namespace {
 
 using detail::format;
 
-// A version of PEP 440; members are compared in this order.
+// A PEP 440 version; members are compared in this order.
 struct Version {
   std::int64_t epoch = 0;
   std::vector<std::int64_t> release = {};
-  // What comes before, at, or after the release: kind, then number.
+  // The position before, at, or after the release: kind, then number.
   std::pair<int, std::int64_t> pre = {};
   std::int64_t post = -1;
   std::int64_t dev = 0;
-  // Numbers are above words, so each piece is a number, or -1 and the word.
+  // Numbers sort above words, so each piece is a number, or -1 and the word.
   std::vector<std::pair<std::int64_t, std::string>> local = {};
 
   auto operator<=>(const Version&) const = default;
@@ -90,7 +90,7 @@ class VersionReader {
     rest_.remove_prefix(length);
     return *value;
   }
-  // Takes one of the words, with a separator before it or none.
+  // Takes one of the words, with or without a separator before it.
   bool take_part(std::string_view word) {
     const std::string_view before = rest_;
     if (!rest_.empty() && is_separator(rest_[0])) rest_.remove_prefix(1);
@@ -98,7 +98,7 @@ class VersionReader {
     rest_ = before;
     return false;
   }
-  // The number of a part, 0 if it has none.
+  // The number of a part; 0 if it has none.
   std::int64_t part_number() {
     if (rest_.size() > 1 && is_separator(rest_[0]) && is_digit(rest_[1]))
       rest_.remove_prefix(1);

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kMostSignals = 65;
 
-// Handlers belong to the process. They only count, and read what was written
-// before they were installed.
+// Handlers are per process. They only count, and read what was written before
+// they were installed.
 std::array<std::atomic<int>, kMostSignals> counts;
 std::array<struct sigaction, kMostSignals> before;
 std::array<int, kMostSignals> num_users;
@@ -51,7 +51,7 @@ void uninstall(int signal) {
   if (--num_users[index(signal)] > 0) return;
   struct sigaction now {};
   sigaction(signal, nullptr, &now);
-  // A handler that the program has installed meanwhile stays.
+  // A handler that the program has installed since is left in place.
   if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == &note)
     sigaction(signal, &before[index(signal)], nullptr);
 }
@@ -60,7 +60,7 @@ void uninstall(int signal) {
 
 void SignalFlag::check(std::span<const int> signals) {
   for (const int signal : signals) {
-    // glibc keeps two signals to itself.
+    // glibc reserves two signals.
     struct sigaction now {};
     if (signal > 0 && signal < kMostSignals && signal != SIGKILL &&
         signal != SIGSTOP && sigaction(signal, nullptr, &now) == 0)

@@ -10,7 +10,8 @@ namespace accelerate::detail {
 void write_line_to_standard_output(std::string_view line) {
   std::string text(line);
   text += '\n';
-  // Usually the terminal of standard error, too, where bars may be.
+  // Standard output is usually the same terminal as standard error, where
+  // progress bars may be.
   ProgressScreen::of_standard_error().print_above([&] {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);

@@ -42,7 +42,7 @@ std::string remaining_text(const Meter& meter) {
   return clock_text(left / *meter.rate);
 }
 
-// The bar in eighths of a column, or tenths with digits.
+// The bar in eighths of a column, or in ASCII in tenths, written as digits.
 std::string bar_text(double share, std::size_t columns, bool ascii) {
   static constexpr std::array<std::string_view, 8> kEighths{
       "", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};

@@ -19,7 +19,7 @@ namespace {
 
 // The weight of the newest interval in the rate, as tqdm smooths it.
 constexpr double kSmoothing = 0.3;
-// Looks at the clock within an interval.
+// Number of clock readings per interval.
 constexpr double kLooksPerInterval = 8;
 constexpr std::int64_t kMostItemsUntilLook = 1 << 24;
 constexpr int kUnknownColumns = 80;
@@ -84,13 +84,13 @@ bool ProgressBar::is_delayed(double now) const {
 
 int ProgressBar::columns() const {
   if (columns_) return *columns_;
-  // The last column stays free: some terminals begin a new line there.
+  // The last column stays free: some terminals start a new line there.
   return screen_.is_terminal() ? columns_of_terminal() - 1 : 0;
 }
 
 std::string ProgressBar::line(bool is_last) const {
   Meter meter = meter_;
-  // At the end, the rate of all of it.
+  // At the end, shows the average rate of everything.
   if (is_last && meter.elapsed_seconds > 0 && meter.count > initial_) {
     meter.rate =
         static_cast<double>(meter.count - initial_) / meter.elapsed_seconds;
@@ -138,7 +138,7 @@ std::int64_t ProgressBar::look(std::int64_t count) {
   looked_count_ = count;
   if (seconds <= 0) return 1;
   const double stride = items / seconds * interval_seconds_ / kLooksPerInterval;
-  // At most twice as many as before, since the first items may be fast.
+  // At most twice the previous stride, since the first items may be fast.
   return static_cast<std::int64_t>(std::clamp(
       std::min(stride, 2 * items),
       1.0,

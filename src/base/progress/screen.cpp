@@ -10,7 +10,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// One write where the system takes it, so that lines of processes do not mix.
+// A single write where the system accepts it, so that lines of several
+// processes do not mix.
 void write_to_standard_error(std::string_view text) {
   while (!text.empty()) {
     const auto written = ::write(STDERR_FILENO, text.data(), text.size());
@@ -67,7 +68,7 @@ void ProgressScreen::draw(std::uint64_t number, std::string line) {
   const bool is_new = bar->line.empty();
   bar->line = std::move(line);
   if (!is_new && num_shown_ == 1) {
-    // Drawn over, so that the only bar does not flicker.
+    // Overwritten in place, so that a single bar does not flicker.
     write_("\r" + bar->line + "\x1b[K");
     return;
   }

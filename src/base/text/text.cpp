@@ -72,11 +72,11 @@ bool is_continuation(char c) { return (c & 0xc0) == 0x80; }
 
 struct Character {
   char32_t code = 0;
-  /// 0 if the byte does not begin a character of UTF-8.
+  /// 0 if the byte does not begin a UTF-8 character.
   std::size_t num_bytes = 0;
 };
 
-// The character that begins `text`, which is not empty.
+// The first character of `text`, which must not be empty.
 Character first_character(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text.front());
   if (lead < 0x80) return {lead, 1};
@@ -94,7 +94,7 @@ Character first_character(std::string_view text) {
   return {code, size};
 }
 
-// Controls, breaks of lines and paragraphs, and marks of direction.
+// Control characters, line and paragraph separators, and direction marks.
 bool changes_the_terminal(char32_t code) {
   return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c ||
       code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
@@ -161,7 +161,7 @@ std::string printable(std::string_view text, std::size_t most_bytes) {
   const std::size_t kept = most_bytes - std::min(most_bytes, kGap.size());
   std::size_t head = (kept + 1) / 2;
   std::size_t tail = out.size() - kept / 2;
-  // Characters stay whole.
+  // Do not split characters.
   while (head > 0 && is_continuation(out[head])) --head;
   while (tail < out.size() && is_continuation(out[tail])) ++tail;
   return format(
@@ -212,7 +212,7 @@ std::optional<bool> parse_bool(std::string_view text) {
 
 namespace {
 
-// The edit distance, or `enough` if it is no less.
+// The edit distance, or `enough` if it is not less.
 std::size_t edit_distance_below(
     std::string_view a,
     std::string_view b,
@@ -229,7 +229,7 @@ std::size_t edit_distance_below(
       current[j] = std::min({previous[j] + 1, current[j - 1] + 1, replaced});
     }
     std::swap(previous, current);
-    // No row has a lower minimum than the one before.
+    // No row has a lower minimum than the previous one.
     if (*std::min_element(previous.begin(), previous.end()) >= enough)
       return enough;
   }
@@ -239,21 +239,21 @@ std::size_t edit_distance_below(
 }  // namespace
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
-  // More edits than that are never needed.
+  // More edits are never needed.
   return edit_distance_below(a, b, a.size() + b.size());
 }
 
 std::optional<std::string> nearest(
     std::string_view name,
     std::span<const std::string> known) {
-  // Comparing takes the product of both lengths, and so long a name is not a
-  // typo.
+  // Comparison takes time in the product of the lengths, and a name this long
+  // is not a typo.
   constexpr std::size_t kMostBytes = 500;
   if (name.size() > kMostBytes) return std::nullopt;
   const std::string* best = nullptr;
   std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
   for (const std::string& candidate : known) {
-    // At least so many characters have to be inserted.
+    // At least this many characters have to be inserted.
     const std::size_t difference = std::max(name.size(), candidate.size()) -
         std::min(name.size(), candidate.size());
     if (difference >= best_distance) continue;
