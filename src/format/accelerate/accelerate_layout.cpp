@@ -30,7 +30,7 @@ const SavedTensors& section_of(
   return found == manifest.sections.end() ? none : found->second;
 }
 
-// True if a model's native file is also Accelerate's.
+// True if Accelerate's layout has the same file for a model.
 bool is_shared_file(
     const std::string& name,
     const AccelerateLayoutOptions& options) {
@@ -39,7 +39,7 @@ bool is_shared_file(
        name.find("-of-") == std::string::npos);
 }
 
-// The names of the native layout's own files: those that no hook put there.
+// The names of the native layout's own files, which no hook added.
 std::set<std::string> native_files(const Manifest& manifest) {
   std::set<std::string> names;
   for (const auto& [section, tensors] : manifest.sections) {
@@ -63,7 +63,7 @@ std::set<std::string> native_files(const Manifest& manifest) {
   return names;
 }
 
-// The number in "rank-00003.safetensors"; nothing for another name.
+// The number in "rank-00003.safetensors"; nothing for any other name.
 std::optional<int> rank_in(const std::string& name) {
   constexpr std::string_view kBefore = "rank-", kAfter = ".safetensors";
   if (!name.starts_with(kBefore) || !name.ends_with(kAfter)) return {};
@@ -133,9 +133,9 @@ class Conversion {
     }
   }
 
-  // What the constructors of PyTorch's schedules put into the groups of their
-  // optimizer, and OneCycleLR reads there at every step. Loading an optimizer
-  // replaces its groups, so entries that a file lacks would be lost.
+  // What the constructors of PyTorch's schedules add to their optimizer's
+  // groups, where OneCycleLR reads it at every step. Loading an optimizer
+  // replaces its groups, so entries missing from a file would be lost.
   [[nodiscard]] ScheduleEntries schedule_entries(std::int64_t optimizer) const {
     ScheduleEntries entries;
     for (const Json& scheduler : list("schedulers")) {
@@ -192,8 +192,8 @@ class Conversion {
     }
   }
 
-  // The entries that PyTorch's schedules change while they run. Loading one
-  // updates the object, so options of its class may be missing.
+  // The entries that PyTorch's schedules change while they run. Loading a
+  // schedule only updates the object, so options of its class may be missing.
   TorchValue scheduler(const Json& saved, const std::string& name) {
     const bool is_own = saved.contains("step");
     const char* const count = is_own ? "step" : "num_steps";
@@ -213,7 +213,7 @@ class Conversion {
     };
     add("_last_lr", "last_lrs");
     add("base_lrs", "base_lrs");
-    // LambdaLR, MultiplicativeLR and CyclicLR demand an entry for functions,
+    // LambdaLR, MultiplicativeLR and CyclicLR require an entry for functions,
     // which are not saved if they are None.
     dict.add(
         {std::string("lr_lambdas")},
@@ -336,7 +336,7 @@ class Conversion {
     write(torch_file_of(section), {std::move(dict)});
   }
 
-  // Models that were saved with safe_serialization = false.
+  // Models saved with safe_serialization = false.
   void copy_torch_files() {
     if (source_ == output_) return;
     for (std::size_t i = 0;; ++i) {

@@ -20,8 +20,8 @@ struct Option {
   TorchValue value;
 };
 
-// The options that a class has in Python and not in LibTorch, with the values
-// that mean LibTorch's behaviour.
+// The options that a class has in Python but not in LibTorch, with the values
+// that match LibTorch's behaviour.
 struct PythonClass {
   const char* algorithm;
   std::vector<Option> more;
@@ -76,7 +76,7 @@ const PythonClass& class_of(
                              : format("of class {}", algorithm)));
 }
 
-// The names of a group's parameters in their order.
+// The names of a group's parameters, in order.
 std::vector<std::string> names_in(
     const SavedState& state,
     const Json& parameters) {
@@ -134,7 +134,7 @@ class Converter {
 
   TorchValue option(const std::string& key, const Json& value) const {
     TorchValue converted = state_.value(value, format("{}.{}", name_, key));
-    // Only betas are a list, which Python has as a tuple.
+    // Only betas is a list, which Python stores as a tuple.
     auto* const list = std::get_if<TorchValue::List>(&converted.value);
     if (list == nullptr) return converted;
     return {TorchValue::Tuple{std::move(*list)}};
@@ -190,7 +190,8 @@ class Converter {
     return {std::move(dict)};
   }
 
-  // The tensor of the section that a value refers to; null if it is none.
+  // The tensor of the section to which a value refers; null if it refers to
+  // none.
   const StoredTensor* tensor_in(const Json& value) const {
     if (!value.is_object()) return nullptr;
     const auto state = value.find("state");

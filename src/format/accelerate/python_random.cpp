@@ -17,7 +17,7 @@ constexpr std::int64_t kMostDevices = 1024;
 using Words = std::array<std::uint32_t, 624>;
 
 // The state of a Mersenne Twister after seeding (Matsumoto and Nishimura 2002,
-// init_genrand). The next number is drawn after the words are renewed.
+// init_genrand). The words are renewed before the next number is drawn.
 Words seeded(std::uint32_t seed) {
   Words words{};
   words[0] = seed;
@@ -44,8 +44,8 @@ TorchValue python_state(std::uint32_t seed) {
       {{std::int64_t{3}}, {std::move(inside)}, TorchValue{}}}};
 }
 
-// A value that numpy.random.set_state() takes; get_state() has an array in
-// place of the list.
+// A value that numpy.random.set_state() accepts; get_state() returns an array
+// instead of the list.
 TorchValue numpy_state(std::uint32_t seed) {
   const Words words = seeded(seed);
   return {TorchValue::Tuple{
@@ -76,8 +76,8 @@ TorchValue python_random_states(
       if (device == "cpu") {
         cpu = rank_state.value(state, device);
       } else if (device.starts_with("cuda:")) {
-        // Python's list has one state per device. A rank knows its own, which
-        // the ones before it get, too.
+        // Python's list has one state per device. A rank only knows its own,
+        // which is also used for the devices before it.
         const auto index = parse_int(std::string_view(device).substr(5));
         if (!index || *index >= kMostDevices) rank_state.fail();
         const auto place = static_cast<std::size_t>(*index);

@@ -83,7 +83,7 @@ void remove_tree(FileSystem& disk, const path& directory) {
   disk.remove_directory(directory);
 }
 
-// True for names of files that Python's Accelerate writes.
+// True for names of files written by Python's Accelerate.
 bool is_of_accelerate(const std::string& name) {
   static constexpr std::string_view kStarts[] = {
       "model",
@@ -113,7 +113,7 @@ bool has_directory(const Manifest& manifest, const std::string& name) {
   return after != manifest.files.end() && after->first.starts_with(name + "/");
 }
 
-// Lists files in the checkpoint to be replaced that no save wrote. Throws
+// Lists the files in the checkpoint to be replaced that no save wrote. Throws
 // CheckpointError if `target` must not be replaced.
 std::vector<path> user_entries_in(const path& target) {
   std::vector<path> user_entries;
@@ -152,8 +152,8 @@ std::vector<path> user_entries_in(const path& target) {
   return user_entries;
 }
 
-// What is under a name: nothing, or a directory with this manifest, which is
-// empty if it has none. Manifests of two saves differ.
+// The manifest in the directory of that name, empty if it has none; nothing if
+// the directory does not exist. Manifests of two saves always differ.
 std::optional<std::string> manifest_under(const path& target) {
   if (!std::filesystem::exists(target)) return std::nullopt;
   const path file = target / kManifestName;
@@ -168,8 +168,8 @@ std::optional<std::string> manifest_under(const path& target) {
       target.string()));
 }
 
-// The directory that `target` means: without a final slash, and with links
-// followed, so that the directory they lead to is replaced and not the links.
+// The directory that `target` refers to: without a trailing slash, and with
+// links followed, so that the directory is replaced and not the links.
 path resolved(const path& target) {
   if (target.empty()) {
     throw CheckpointError("[checkpoint] a save needs a directory's name");
@@ -191,7 +191,7 @@ path resolved(const path& target) {
   return followed;
 }
 
-// Requires that `directory` is hidden: if a crash leaves some of it, no reader
+// `directory` must be hidden, so that if a crash leaves some of it, no reader
 // takes that for a checkpoint.
 void discard(FileSystem& disk, const path& directory) {
   const DirectoryLock lock(directory);
@@ -248,7 +248,7 @@ void restore_put_aside(FileSystem& disk, const path& parent) {
     const auto name = visible_name(entry.filename().string(), kAside);
     if (!name || std::filesystem::exists(parent / *name)) continue;
     const DirectoryLock lock(entry);
-    // A save that is alive is between its two renames.
+    // A live save is between its two renames.
     if (!lock.is_held()) continue;
     disk.rename(entry, parent / *name);
     disk.sync_directory(parent);
@@ -285,13 +285,14 @@ PendingCheckpoint::PendingCheckpoint(
     static_cast<void>(user_entries_in(target_));
   }
   replaceable_ = manifest_under(target_);
-  // Another save's sweep may be faster than the lock, but not again and again.
+  // Another save's sweep may get in before the lock, but not every time.
   constexpr int kAttempts = 8;
   for (int i = 0; i < kAttempts; ++i) {
     directory_ = hidden_name(target_, kSaving);
     disk_->create_directory(directory_);
     lock_.emplace(directory_);
-    // It exists but is not locked: this file system cannot lock directories.
+    // The directory exists but is not locked: this file system cannot lock
+    // directories.
     if (std::filesystem::exists(directory_)) break;
   }
 }
@@ -301,7 +302,7 @@ PendingCheckpoint::~PendingCheckpoint() {
   try {
     remove_tree(*disk_, directory_);
   } catch (const std::exception&) {
-    // The next save removes it.
+    // The next save removes the directory.
   }
 }
 
@@ -351,8 +352,8 @@ std::optional<path> PendingCheckpoint::take_name(
   }
   if (disk_->exchange(directory_, target_)) {
     if (manifest_under(directory_) == replaceable) return directory_;
-    // Another program was faster by a moment. Should the way back fail, its
-    // checkpoint must not be removed with the directory.
+    // Another program got in first. If moving it back fails, its checkpoint
+    // must not be removed with the directory.
     is_committed_ = true;
     is_committed_ = !disk_->exchange(directory_, target_);
     refuse_to_replace(target_);

@@ -23,8 +23,8 @@ using Json = nlohmann::json;
 using safetensors::Box;
 using safetensors::Shape;
 
-// The file is kStart, 16 digits, kMiddle, the body, kEnd; the digits are the
-// body's checksum.
+// The file consists of kStart, 16 digits, kMiddle, the body and kEnd; the
+// digits are the body's checksum.
 constexpr std::string_view kStart = "{\"xxh3_64\": \"";
 constexpr std::string_view kMiddle = "\",\n\"manifest\": ";
 constexpr std::string_view kEnd = "}\n";
@@ -167,7 +167,7 @@ class Parser {
   bool is_complete_;
 };
 
-// True for a path inside the directory, in its only spelling.
+// True for a path inside the directory, in canonical form.
 bool is_inside(const std::string& name) {
   if (name.find('\0') != std::string::npos) return false;
   for (const std::string& step : split(name, '/')) {
@@ -229,7 +229,7 @@ std::string body_of(const Manifest& manifest) {
   }
 }
 
-// Whether `json`, the body, is that of a part.
+// Whether `json`, the body, describes a part.
 bool is_part(const Json& json, const Parser& parser) {
   const auto found = json.find("is_part");
   if (found == json.end()) return false;

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Out of line, so that what calls it stays small.
+// Out of line, so that its callers stay small.
 [[noreturn]] void throw_beyond() {
   throw Error("[format] an entry of a journal runs beyond its frame");
 }

@@ -56,7 +56,7 @@ class PosixJournalFile final : public JournalFile {
 
  private:
   // A directory that may be written but not read cannot be synced; its journal
-  // is written all the same.
+  // is still written.
   void sync_names() {
     std::erase_if(directories_, [&](const fs::path& each) {
       try {
@@ -87,8 +87,8 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-// What cannot be made, and what others make meanwhile, is noticed when the file
-// is opened.
+// Failures, and files that other processes create meanwhile, are noticed when
+// the file is opened.
 template <class Make>
 void make_unless_refused(const Make& make) {
   try {
@@ -97,8 +97,9 @@ void make_unless_refused(const Make& make) {
   }
 }
 
-// Makes what is missing. Returns the directories that have the names of the
-// journal and of its directories: absolute, since programs change theirs.
+// Creates what is missing. Returns the directories that contain the names of
+// the journal and of its directories: as absolute paths, since programs change
+// their working directory.
 std::vector<fs::path> make_names(const fs::path& given, FileSystem& disk) {
   std::error_code ignored;
   const fs::path absolute = fs::absolute(given, ignored);

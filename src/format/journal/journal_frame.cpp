@@ -40,7 +40,7 @@ void append_text(std::string& bytes, std::string_view text) {
   bytes += text;
 }
 
-// Small for small magnitudes of either sign.
+// Maps numbers of small magnitude, of either sign, to small numbers.
 std::uint64_t zigzag(std::int64_t value) {
   return (static_cast<std::uint64_t>(value) << 1U) ^
       static_cast<std::uint64_t>(value >> 63);
@@ -118,7 +118,7 @@ void JournalEncoder::begin_scalars(
 void JournalEncoder::add_scalar(std::string_view name, double value) {
   append_varint(late_, id_of(name));
   append(late_, value);
-  // New names come before the entry that has them.
+  // New names precede the entry that uses them.
   if (--num_missing_scalars_ == 0) payload_ += late_;
 }
 

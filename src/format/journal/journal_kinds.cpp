@@ -67,7 +67,7 @@ void add_figures(
   }
 }
 
-// The number of that name in an object, or 0.
+// The number under that name in an object; 0 if there is none.
 double number_at(const JournalJson& json, const char* name) {
   const auto found = json.find(name);
   return found == json.end() ? 0 : number_in(*found).value_or(0);

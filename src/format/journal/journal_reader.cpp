@@ -27,8 +27,8 @@ struct Frame {
   JournalHeader header;
 };
 
-// The first valid frame in the bytes. Nothing if there is none yet: what is
-// there may be the beginning of one, unless it `is_all` there is.
+// The first valid frame in the bytes. Nothing if there is none yet: the bytes
+// may be the beginning of one, unless `is_all` says that there are no more.
 std::optional<Frame> first_frame(std::string_view bytes, bool is_all) {
   std::size_t at = find_journal_header(bytes, 0);
   while (at != std::string_view::npos) {
@@ -48,7 +48,7 @@ std::optional<Frame> first_frame(std::string_view bytes, bool is_all) {
       "[format] {} cannot be read: {}", path.string(), std::strerror(errno)));
 }
 
-// The number of bytes that were read; fewer than asked for at the end of the
+// Returns the number of bytes read; fewer than requested at the end of the
 // file.
 std::size_t read_fully(
     int file,
@@ -88,8 +88,9 @@ JournalReader::JournalReader(std::filesystem::path path)
 
 JournalReader::~JournalReader() { ::close(file_); }
 
-// Returns false if there is no more to read for now. What is there is doubled,
-// so that a frame of any size, or damage, is looked at a few times only.
+// Returns false if there is no more to read for now. Each call doubles the
+// bytes held, so that a frame, or damage, of any size is scanned only a few
+// times.
 bool JournalReader::fill() {
   const std::size_t before = bytes_.size();
   struct stat status {};
@@ -115,8 +116,9 @@ void JournalReader::take_frame(
 }
 
 void JournalReader::read(const TakeFrame& take) {
-  // What did not make a frame may have been replaced by one since: a writer
-  // that opens the journal cuts off what its predecessor left unfinished.
+  // Bytes that did not form a frame may have been replaced by one since: a
+  // writer that opens the journal cuts off what its predecessor left
+  // unfinished.
   bytes_.clear();
   for (bool is_all = false; !is_all;) {
     is_all = !fill();

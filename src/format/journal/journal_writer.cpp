@@ -39,7 +39,7 @@ JournalWriter::JournalWriter(
     Options options)
     : options_(std::move(options)), file_(std::move(file)) {
   JournalReader reader(path);
-  // Only where its frames end is wanted.
+  // Only the end of its frames is needed.
   reader.read([](JournalDecoder&, std::uint64_t) {});
   offset_ = reader.end_of_frames();
   sequence_ = reader.next_sequence();
@@ -126,7 +126,7 @@ void JournalWriter::add(
         kMostJournalFrameBytes / 2));
   }
   std::unique_lock lock(mutex_);
-  // Frames stay within their limit.
+  // Keeps frames within their size limit.
   if (pending_.num_bytes() + size > kMostJournalFrameBytes) await_write(lock);
   if (!has_room(lock, size)) return;
   pending_.add({*time, step, std::move(event)});
@@ -150,7 +150,7 @@ bool JournalWriter::flush() {
 }
 
 void JournalWriter::await_write(std::unique_lock<std::mutex>& lock) {
-  // An attempt that runs now may have begun before the last entries.
+  // A write in progress may have begun before the last entries.
   const std::uint64_t wanted = num_begun_ + 1;
   is_wanted_ = true;
   work_.notify_one();
@@ -181,7 +181,7 @@ void JournalWriter::note_losses() {
        JournalEvent{"warning", "journal", "text/plain", std::move(text)}});
 }
 
-// The frames belong to this thread; the lock is for what is pending.
+// Frames belong to this thread; the lock protects what is pending.
 void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
   ++num_begun_;
   note_losses();
@@ -224,7 +224,7 @@ int JournalWriter::write_frame(const std::string& frame) {
   if (problem == 0) {
     offset_ += frame.size();
   } else {
-    // No reader shall find half a frame; the next attempt writes it again.
+    // Readers must not find half a frame; the next attempt writes it again.
     file_->truncate(offset_);
   }
   return problem;

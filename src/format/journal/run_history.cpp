@@ -79,8 +79,8 @@ void RunHistory::add_point(
 }
 
 // What an earlier process logged for this step and later ones was repeated, or
-// will be. Within a process a step may have been skipped before, and a second
-// value of a step is the better one.
+// will be. Within a process an earlier step may have been skipped, and the
+// second value for a step is the better one.
 void RunHistory::drop_repeated(Points& points, std::int64_t step) {
   double begin = kInfinity;
   while (!points.empty() && points.back().session < sessions_.size() &&
@@ -91,8 +91,8 @@ void RunHistory::drop_repeated(Points& points, std::int64_t step) {
   if (begin < kInfinity) note_lost({begin, sessions_.back().begin});
 }
 
-// The work of the later steps was lost when this process began, or, if it did
-// them itself, now.
+// The work of later steps was lost when this process began or, if this process
+// did it, now.
 void RunHistory::drop_after(std::int64_t step, double time) {
   LostTime lost{kInfinity, sessions_.empty() ? time : sessions_.back().begin};
   const auto note = [&](double of_step) {

@@ -65,8 +65,7 @@ Header lay_out(
 }
 
 std::string header_bytes(const Header& header) {
-  // Names in the order of the data, which the library's JSON objects do not
-  // keep.
+  // Names in data order, which the library's JSON objects do not preserve.
   using nlohmann::json;
   std::string text = "{";
   if (header.has_metadata) {

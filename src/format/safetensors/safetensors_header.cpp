@@ -20,7 +20,7 @@ namespace {
 using detail::format;
 using detail::printable;
 
-// Parses a header while it is read: nothing unwanted is built, so the cost of a
+// Parses a header as it is read: nothing unwanted is built, so the cost of a
 // hostile file is bounded by its size.
 class HeaderReader {
  public:
@@ -180,7 +180,7 @@ class HeaderReader {
   Field field_ = Field::none;
   std::set<Field> seen_;
   int num_offsets_ = 0;
-  /// Key in the metadata or in an entry that waits for its value.
+  /// Key in the metadata or in an entry, waiting for its value.
   std::string key_;
   bool has_key_ = false;
 };
@@ -242,7 +242,7 @@ std::string_view checked_json(
   return text;
 }
 
-// Throws unless the tensors take all `data_size` bytes, without holes or
+// Throws unless the tensors cover all `data_size` bytes without holes or
 // overlaps.
 void check_tensors_cover(
     const Header& header,
@@ -290,7 +290,7 @@ std::vector<std::string> names_in_order(const Header& header) {
   using Entry = std::map<std::string, TensorInfo>::value_type;
   std::vector<const Entry*> entries;
   for (const Entry& entry : header.tensors) entries.push_back(&entry);
-  // Empty tensors may share an offset: there the writer's order decides.
+  // Empty tensors may share an offset; then the writer's order decides.
   const auto place_of = [](const Entry* entry) {
     const TensorInfo& info = entry->second;
     return std::tuple(info.begin, info.end, -static_cast<int>(info.dtype));

@@ -14,11 +14,11 @@ namespace {
 using safetensors::Box;
 using safetensors::Shape;
 
-// Interlocked boxes are cut again and again, until this many pieces for each
-// box and dimension have been looked at. Boxes in rows, columns or a grid take
-// the logarithm of their number.
+// Interlocked boxes are cut repeatedly, until this many pieces per box and
+// dimension have been examined. Boxes in rows, columns or a grid take only the
+// logarithm of their number.
 constexpr std::uint64_t kMostPiecesPerBox = 64;
-// So few are compared in pairs.
+// This many boxes are compared in pairs.
 constexpr std::size_t kFewBoxes = 16;
 
 bool overlap(const Box& a, const Box& b) {
@@ -31,13 +31,13 @@ bool overlap(const Box& a, const Box& b) {
   return true;
 }
 
-// Looks for two boxes that overlap: cuts space in two, again and again, at the
+// Searches for two boxes that overlap: repeatedly cuts space in two at the
 // bounds of boxes, until few boxes are left in each cell.
 class OverlapSearch {
  public:
   enum class Answer { disjoint, overlap, too_long };
 
-  /// Boxes with elements, of one number of dimensions, at least one.
+  /// `boxes` have elements, and the same number of dimensions, at least one.
   explicit OverlapSearch(std::vector<const Box*> boxes)
       : boxes_(std::move(boxes)) {}
 
@@ -51,7 +51,7 @@ class OverlapSearch {
 
  private:
   struct Cell {
-    /// Those with elements in the cell.
+    /// The boxes with elements in the cell.
     std::vector<const Box*> boxes;
     Shape begin;
     Shape end;
@@ -171,7 +171,7 @@ std::optional<std::string> complaint_of_boxes(
   if (must_cover && covered != all) {
     return "the boxes of a tensor do not cover it";
   }
-  // Two boxes of a scalar have more elements than it.
+  // Two boxes of a scalar have more elements than the scalar.
   if (filled.size() < 2) return std::nullopt;
   const std::size_t num_boxes = filled.size();
   switch (OverlapSearch(std::move(filled)).run(shape)) {

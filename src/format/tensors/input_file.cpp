@@ -23,8 +23,8 @@ namespace {
       "[files] cannot read {}: {}", path.string(), std::strerror(error)));
 }
 
-// Models have thousands of files open at once. Where the process has too many,
-// its own limit is raised to the one that the system sets.
+// Models can have thousands of files open at once. If the process has too many,
+// its soft limit is raised to the hard limit.
 int open_file(const char* path, int flags) {
   const int file = ::open(path, flags | O_CLOEXEC);
   rlimit limit{};
@@ -76,7 +76,7 @@ std::span<const std::byte> InputFile::bytes() const {
 const DirectReader::File& InputFile::direct() const {
   std::call_once(is_direct_open_, [this] {
     direct_.plain = file_;
-    // The same file, even if another one has its name by now.
+    // The same file, even if another one has taken its name.
     const std::string same_file = format("/proc/self/fd/{}", file_);
     direct_.direct = open_file(same_file.c_str(), O_RDONLY | O_DIRECT);
     if (direct_.direct >= 0) {

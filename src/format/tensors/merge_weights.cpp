@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Throws unless the directory holds a sharded checkpoint. As in Accelerate, the
-// error names directories inside that do.
+// error names subdirectories that do.
 void require_sharded(const fs::path& directory) {
   if (!fs::is_directory(directory)) {
     throw ConfigError(

@@ -96,7 +96,7 @@ ModelShards split_model(
 bool is_model_file(const std::string& name, ModelFormat file_format) {
   const Names names(file_format);
   if (name == names.file(1, 1) || name == names.index()) return true;
-  // The pattern of the names that names.file() gives, for any numbers.
+  // The pattern of the names that names.file() returns, for any numbers.
   const std::string pattern = names.stem + "-#####-of-#####" + names.ending;
   const auto fits = [](char found, char wanted) {
     return wanted == '#' ? found >= '0' && found <= '9' : found == wanted;

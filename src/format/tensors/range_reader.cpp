@@ -9,10 +9,10 @@ namespace accelerate::detail {
 
 namespace {
 
-// Bytes that are read and then hashed at once: they fit into the cache.
+// Bytes that are read and then hashed at once, small enough for the cache.
 constexpr std::uint64_t kBufferedPiece = 256U << 10U;
-// Shorter segments are copied out of a piece: a system call each would cost
-// more.
+// Shorter segments are copied out of a piece, since one system call each would
+// cost more.
 constexpr std::uint64_t kLeastOwnRead = 64U << 10U;
 
 bool is_long(const FileSegment& segment) {
@@ -23,13 +23,14 @@ std::uint64_t end_of(const FileSegment& segment) {
   return segment.offset + segment.out.size();
 }
 
-// The segments of a range, while its bytes come in order.
+// The segments of a range, visited as its bytes arrive in order.
 class SegmentCursor {
  public:
   explicit SegmentCursor(std::span<const FileSegment> segments)
       : segments_(segments) {}
 
-  // Copies what is wanted of a piece at `offset`, except what is in its place.
+  // Copies what is wanted from a piece at `offset`, except what is already in
+  // place.
   void copy_out(std::uint64_t offset, std::span<const std::byte> piece) {
     skip_before(offset);
     const std::uint64_t limit = offset + piece.size();
@@ -46,7 +47,7 @@ class SegmentCursor {
     }
   }
 
-  // The segment that begins at `offset` or holds it; null if none does.
+  // The segment that begins at `offset` or contains it; null if none does.
   const FileSegment* at(std::uint64_t offset) {
     skip_before(offset);
     if (next_ == segments_.size() || segments_[next_].offset > offset) {
@@ -55,7 +56,7 @@ class SegmentCursor {
     return &segments_[next_];
   }
 
-  // Where the first long segment after `offset` begins, at most `limit`.
+  // Where the first long segment after `offset` begins, but at most `limit`.
   [[nodiscard]] std::uint64_t next_long(
       std::uint64_t offset,
       std::uint64_t limit) const {
@@ -79,7 +80,7 @@ class SegmentCursor {
   std::size_t next_ = 0;
 };
 
-// The place of bytes that one segment wants completely.
+// The destination of these bytes, if one segment wants all of them.
 std::byte*
 own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
   const FileSegment* const segment = cursor.at(offset);
@@ -104,7 +105,7 @@ void RangeReader::read(const FileRange& range, const Visit& visit) {
 
 void RangeReader::read_direct(const FileRange& range, const Visit& visit) {
   if (!direct_) direct_.emplace();
-  // Pieces are requested ahead of the one that is copied.
+  // Pieces are requested ahead of the one being copied.
   SegmentCursor asked(range.segments);
   SegmentCursor taken(range.segments);
   range.file->require_read(direct_->read(
@@ -131,7 +132,7 @@ void RangeReader::read_buffered(const FileRange& range, const Visit& visit) {
   while (at < range.end) {
     const FileSegment* const segment = cursor.at(at);
     if (segment != nullptr && segment->offset == at && is_long(*segment)) {
-      // To its place. Without `visit`, nothing is gained by small pieces.
+      // Directly to its place. Without `visit`, small pieces gain nothing.
       const std::uint64_t most = visit ? kBufferedPiece : segment->out.size();
       for (std::size_t done = 0; done < segment->out.size();) {
         const std::size_t size =

@@ -19,9 +19,11 @@ namespace {
 using safetensors::Box;
 using safetensors::Shape;
 
-// Shorter runs are copied out of a mapping: one read each would cost more.
+// Shorter runs are copied out of a mapping, since one read each would cost
+// more.
 constexpr std::uint64_t kLeastRun = 256U << 10U;
-// Unwanted bytes between wanted ones that are read, too, rather than seeking.
+// Unwanted bytes up to this many between wanted ones are read, too, rather than
+// skipped.
 constexpr std::uint64_t kMostGap = 64U << 10U;
 
 // The intersection of both boxes, in the coordinates of the full tensor; empty
@@ -80,7 +82,7 @@ void for_each_run(const Box& slice, const Box& a, const Box& b, Visit visit) {
   }
 }
 
-// Bytes of a chunk of a file that are wanted in memory.
+// Bytes in one chunk of a file that are wanted in memory.
 struct WantedBytes {
   const InputFile* file = nullptr;
   std::uint64_t chunk = 0;
@@ -88,11 +90,11 @@ struct WantedBytes {
   bool keeps_cached = false;
 };
 
-// What boxes need: bytes of files, and slices that are copied row by row.
+// What boxes need: bytes of files, and slices to copy row by row.
 struct Wanted {
   std::vector<WantedBytes> bytes;
   std::vector<std::function<void()>> copies;
-  // Files of which only copies need something.
+  // Files from which only copies need something.
   std::vector<const InputFile*> copied_files;
 };
 
@@ -132,7 +134,7 @@ void require_inside(const BoxToRead& wanted) {
   }
 }
 
-// Copies elements of a box with strides from number `from` on, counted row by
+// Copies elements of a strided box starting at element `from`, counted row by
 // row.
 void copy_strided(
     const StoredBox& stored,
@@ -159,7 +161,7 @@ void copy_strided(
   }
 }
 
-// Compares the checksums of the bytes that `both` covers. Files with checksums
+// Verifies the checksums of the bytes that `both` covers. Files with checksums
 // hold contiguous boxes.
 void verify_stored(
     const StoredBox& stored,
@@ -172,8 +174,8 @@ void verify_stored(
   });
 }
 
-// Whether other processes read the same bytes of a file that they share: they
-// do unless `both` is a complete shard, which is one rank's.
+// Whether other processes read the same bytes of a shared file: they do unless
+// `both` is a complete shard, which belongs to one rank.
 bool is_read_by_others(
     const StoredTensor& tensor,
     const StoredBox& stored,
@@ -266,7 +268,7 @@ void add_box(Wanted& all, const BoxToRead& wanted) {
       "saved: the state is one machine's part, for the ranks that it had");
 }
 
-// A range to read; if `verifies`, a chunk that is hashed on the way.
+// A range to read; if `verifies`, a chunk to hash on the way.
 struct ReadJob {
   FileRange range;
   bool verifies = false;
@@ -307,8 +309,8 @@ void add_chunk(
   std::move(repeated.begin(), repeated.end(), std::back_inserter(jobs));
 }
 
-// The first chunk of a file with a record, which has its header, is always
-// among what is hashed.
+// The first chunk of a file with a record contains its header and is always
+// hashed.
 void add_first_chunks(
     std::vector<ReadJob>& jobs,
     std::vector<const InputFile*> files) {
@@ -356,8 +358,8 @@ std::vector<ReadJob> read_jobs(Wanted& wanted) {
   return jobs;
 }
 
-// Whether a range goes on where another one ends, and one of them is too short
-// for direct reads.
+// Whether a range continues where another one ends, and one of them is too
+// short for direct reads.
 bool follows(const ReadJob& before, const ReadJob& after) {
   const FileRange& a = before.range;
   const FileRange& b = after.range;
@@ -368,9 +370,9 @@ bool follows(const ReadJob& before, const ReadJob& after) {
       b.end - a.begin <= kChunkBytes + RangeReader::kLeastDirectBytes;
 }
 
-// Ranges that are too short for direct reads become parts of the one before
-// them or after them: a short read through the page cache has the kernel read
-// more than is wanted.
+// Merges ranges that are too short for direct reads into the previous or next
+// range: on a short read through the page cache, the kernel reads more than is
+// wanted.
 void merge_short_ranges(std::vector<ReadJob>& jobs) {
   std::vector<ReadJob> merged;
   for (ReadJob& job : jobs) {

@@ -62,8 +62,8 @@ void read_range(
   }
 }
 
-// Whether what a file has under a tensor's name is, or has among its rows, the
-// slice.
+// Whether the tensor of that name in a file is the slice, or contains it among
+// its rows.
 bool holds(const safetensors::Shape& in_file, const SavedBox& saved) {
   const safetensors::Shape& size = saved.box.size;
   if (!saved.row) return in_file == size;

@@ -16,7 +16,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A piece of a file: bytes in memory, or bytes to be copied from a tensor.
+// A piece of a file: bytes in memory, or bytes to copy from a tensor.
 struct Piece {
   std::uint64_t begin = 0;  // in the file
   std::uint64_t num_bytes = 0;

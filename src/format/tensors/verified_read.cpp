@@ -80,7 +80,7 @@ void verify_checksums(const std::vector<const StoredTensor*>& tensors) {
       if (file.record() == nullptr) continue;
       const std::uint64_t size =
           safetensors::bytes_of(tensor->dtype, box.box.size).value_or(0);
-      // The first chunk has the header.
+      // The first chunk contains the header.
       if (!file.is_verified(0)) chunks.emplace(&file, 0);
       for (std::uint64_t chunk = box.offset / kChunkBytes;
            chunk * kChunkBytes < box.offset + size;

@@ -46,9 +46,9 @@ class TorchEntries {
   }
 
  private:
-  // A pickle refers to a dictionary again for two bytes, and all its tensors
-  // then have other names. The memory for names and places of tensors is
-  // bounded by the file's size; files take some hundred bytes per tensor.
+  // A pickle can refer to a dictionary again for two bytes, and all its tensors
+  // then have further names. The memory for names and places of tensors is
+  // bounded by the file's size; real files take a few hundred bytes per tensor.
   static constexpr std::uint64_t kListingPerByte = 64;
   static constexpr std::uint64_t kListingSlack = std::uint64_t{16} << 20U;
   static constexpr std::uint64_t kEntryBytes = 64;
@@ -168,7 +168,7 @@ StoredTensors open_file(const path& file) {
                               : stored_in_torch_file(file);
 }
 
-// The files that an index names, not opened yet.
+// The files named in an index, not opened yet.
 std::map<std::string, StoredTensors> files_of(
     const path& index,
     const nlohmann::json& map) {
@@ -219,7 +219,7 @@ StoredTensors open_index(const path& file, const OnOpenedFile& on_file) {
           printable(shard)));
     }
     StoredTensor& stored = all.emplace(name, tensor->second).first->second;
-    // Every file numbers its own storages from 1 on.
+    // Every file numbers its own storages from 1.
     if (stored.storage != 0) {
       stored.storage = storages
                            .emplace(
@@ -266,7 +266,7 @@ StoredTensors open_directory(
                       : " holds several indices of models; name one"));
 }
 
-// A file that was written under a temporary name beside its own.
+// A file written under a temporary name beside its own.
 struct Staged {
   path temporary;
   path target;

@@ -7,7 +7,7 @@
 #include "base/text/text.h"
 #include "format/torch/pickle_operations.h"
 
-// Operations and their meaning are those of Python's pickletools.
+// Operations and their meaning are as in Python's pickletools.
 namespace accelerate::detail {
 
 namespace {

@@ -1,4 +1,4 @@
-// What operations do to the stack, the memo and the tree.
+// How operations change the stack, the memo and the tree.
 #include <limits>
 #include <string>
 #include <string_view>
@@ -60,8 +60,8 @@ void Pickle::append(std::vector<std::uint32_t> items) {
   const std::uint32_t top = pop();
   stack_.push_back(top);
   Node target = nodes_[top];
-  // Items added to the result of a call (an OrderedDict, say) are kept as its
-  // state.
+  // Items added to the result of a call (an OrderedDict, for example) are kept
+  // as its state.
   if (target.kind == Kind::call) {
     const std::uint64_t call = target.payload;
     if (containers_[call].size() < 3) {
@@ -106,7 +106,9 @@ std::vector<std::uint32_t> Pickle::pop_several(std::size_t count) {
   return items;
 }
 
-// "module\nname\n" is kept as it is.
+// "module
+// name
+// " is kept unchanged.
 void Pickle::push_global_in_lines() {
   const std::size_t begin = at_;
   take_line();

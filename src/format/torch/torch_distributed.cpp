@@ -34,7 +34,7 @@ class MetadataReader {
         pickle_(
             std::as_bytes(std::span(text_)),
             where_,
-            // Leaves room for shapes, offsets and names of each shard.
+            // Leaves room for the shapes, offsets and names of each shard.
             (std::size_t{1} << 20) + 64 * text_.size()) {}
 
   TorchDistributed read() {
@@ -139,7 +139,7 @@ class MetadataReader {
       StoredBox box;
       box.box = {
           sizes(member(chunk, "offsets")), sizes(member(chunk, "sizes"))};
-      // Old planners list a shard of several ranks once for each.
+      // Old planners list a shard held by several ranks once for each rank.
       if (!seen.emplace(box.box.begin, box.box.size).second) continue;
       tensor.boxes.push_back(std::move(box));
     }
@@ -200,12 +200,12 @@ class MetadataReader {
     if (offset > all.size() || length > all.size() - offset) {
       fail(format("{} is shorter than it should be", printable(name)));
     }
-    // Shards follow one another, so each byte is in one.
+    // Shards follow one another, so each byte belongs to one shard.
     if (length > all.size() - num_read) {
       fail(format("shards in {} overlap", printable(name)));
     }
     num_read += length;
-    // Each shard is an entire torch.save file inside another file.
+    // Each shard is a complete torch.save file inside another file.
     const TorchFile saved(
         all.subspan(offset, length),
         format("{} at {}", file->path().string(), offset));
@@ -253,11 +253,11 @@ class MetadataReader {
   Pickle pickle_;
   struct Opened {
     std::shared_ptr<InputFile> file;
-    /// Bytes of the shards that were read.
+    /// Number of bytes of the shards read so far.
     std::uint64_t num_read = 0;
   };
   std::map<std::string, Opened> files_;
-  /// Shards that were not found yet, by where they begin in their tensor.
+  /// Shards not found yet, by their offset in their tensor.
   std::map<std::string, std::map<Shape, StoredBox*>> unplaced_;
 };
 

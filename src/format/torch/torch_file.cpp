@@ -22,7 +22,7 @@ namespace {
 using safetensors::Dtype;
 using safetensors::Shape;
 
-// Names of typed storages, and of dtypes where the storage has none.
+// Names of typed storages, and of dtypes that have no storage class.
 constexpr std::array<std::pair<std::string_view, Dtype>, 30> kDtypes{{
     {"torch FloatStorage", Dtype::F32},
     {"torch DoubleStorage", Dtype::F64},
@@ -76,8 +76,8 @@ std::size_t element_bytes(Dtype dtype) {
   return static_cast<std::size_t>(safetensors::bits_of(dtype)) / 8;
 }
 
-// One past the last element that a view of these sizes and strides reaches; an
-// empty view reaches nothing, wherever it begins.
+// One past the last element that a view with these sizes and strides reaches;
+// an empty view reaches nothing, wherever it begins.
 std::optional<std::uint64_t>
 reach(std::uint64_t offset, const Shape& sizes, const Shape& strides) {
   std::uint64_t last = offset;
@@ -156,7 +156,7 @@ struct TorchFile::State {
   std::optional<ZipReader> zip;
   std::string directory;
   std::unique_ptr<Pickle> pickle;
-  /// Storages of a file in the format before zip.
+  /// Storages of a file in the legacy format.
   std::map<std::string, std::span<const std::byte>> storages;
 
   // Memory limit for what is built from the file.

@@ -60,7 +60,7 @@ std::string storage_key_in(
   return std::string(value.text());
 }
 
-// Bytes per element of each storage: its size counts elements of its class.
+// Bytes per element of each storage, whose size counts elements of its class.
 std::map<std::string, std::size_t> element_widths(
     const Pickle& pickle,
     const std::string& name) {

@@ -19,7 +19,7 @@ using safetensors::Dtype;
 
 constexpr std::uint64_t kStageBytes = 16U << 20U;
 
-// Storages that torch has a class for; the others are bytes with a dtype.
+// Storages for which torch has a class; the others are bytes with a dtype.
 std::string_view storage_class(Dtype dtype) {
   switch (dtype) {
     case Dtype::BOOL:
@@ -74,7 +74,7 @@ std::string_view dtype_name(Dtype dtype) {
   }
 }
 
-// Writes protocol 2, which every version of Python reads.
+// Writes protocol 2, which every version of Python can read.
 class Pickler {
  public:
   explicit Pickler(std::vector<const TorchValue::Tensor*>& storages)
@@ -240,7 +240,7 @@ void write_torch_file(
   std::vector<const TorchValue::Tensor*> storages;
   const std::string pickle = Pickler(storages).document(root);
   ZipWriter zip(disk.create(path));
-  // The name that torch gives an archive without one.
+  // The name that torch gives to an unnamed archive.
   const std::string directory = "archive";
   zip.add(directory + "/data.pkl", pickle);
   zip.add(directory + "/.format_version", "1");

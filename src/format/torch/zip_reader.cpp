@@ -11,7 +11,7 @@
 
 #include "base/text/text.h"
 
-// The layout is that of PKWARE's APPNOTE 6.3.
+// The layout follows PKWARE's APPNOTE 6.3.
 namespace accelerate::detail {
 
 namespace {
@@ -43,7 +43,7 @@ Number number_at(Bytes bytes, std::size_t at) {
   return value;
 }
 
-// `size` bytes from `at`; nothing if they are not all inside.
+// `size` bytes starting at `at`; nothing if they are not all inside.
 std::optional<Bytes> piece(Bytes bytes, std::uint64_t at, std::uint64_t size) {
   if (at > bytes.size() || size > bytes.size() - at) return std::nullopt;
   return bytes.subspan(at, size);
@@ -53,14 +53,14 @@ std::string text_of(Bytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The offset of the record with this signature, searched from the end.
+// The offset of the end record, searched for from the end.
 std::optional<std::size_t> find_end(Bytes file) {
   if (file.size() < kEndBytes) return std::nullopt;
   const std::size_t last = file.size() - kEndBytes;
   const std::size_t first = last - std::min(last, kMostComment);
   for (std::size_t at = last + 1; at-- > first;) {
-    // The comment must end where the file does; otherwise any four bytes would
-    // do.
+    // The comment must end where the file does; otherwise any matching four
+    // bytes would do.
     if (number_at<std::uint32_t>(file, at) == kEnd &&
         number_at<std::uint16_t>(file, at + 20) ==
             file.size() - at - kEndBytes) {

@@ -58,7 +58,7 @@ void ZipWriter::begin(const std::string& name, std::uint64_t num_bytes) {
   const bool is_large = num_bytes >= kTooLarge;
   Record extra;
   if (is_large) extra.u16(1).u16(16).u64(num_bytes).u64(num_bytes);
-  // Padding is an extra field, named as torch names it.
+  // Padding is an extra field, with torch's name for it.
   const std::uint64_t unpadded =
       at_ + kHeaderBytes + name.size() + extra.bytes().size() + 4;
   const std::uint64_t padding =
