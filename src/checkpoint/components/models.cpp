@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Whether this rank is the first, from `first` on, that holds the box.
+// Whether this rank is the first rank, from `first` on, that holds the box.
 bool is_first_holder(const Layout& layout, const Mesh& mesh, int first) {
   const Mesh own = placement_mesh(layout, mesh);
   for (int other = first; other < own.world().rank(); ++other) {

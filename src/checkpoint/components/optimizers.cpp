@@ -26,9 +26,9 @@ bool may_be_missing(const MatchRules& rules, const std::string& name) {
       matches_any(rules.allow_missing, name);
 }
 
-// The state of the parameters of the whole model, from those that each rank of
-// `group` has: stages of a pipeline have other parameters, and ranks along
-// `expert` step on other experts.
+// The state of the full model's parameters, from the states of the ranks in
+// `group`: pipeline stages have different parameters, and ranks along `expert`
+// step on different experts.
 OptimizerState over_ranks(const OptimizerState& mine, const Group& group) {
   if (group.size() == 1) return mine;
   NamedTensors none;
@@ -74,7 +74,7 @@ void leave_out_other_stages(
 }
 
 // The destinations of this rank's shards of an optimizer's tensors: the memory
-// of present tensors that fit, else new memory.
+// of present tensors if they fit, otherwise new memory.
 class StateTensors {
  public:
   StateTensors(
@@ -94,8 +94,8 @@ class StateTensors {
     present_.insert(tensors.begin(), tensors.end());
   }
 
-  // Adds the tensors that `tree` refers to: the state of `parameter`, or, if
-  // that is empty, state of no parameter.
+  // Adds the tensors that `tree` refers to: the state of `parameter` or, if
+  // that is empty, state that belongs to no parameter.
   void add(const StateDict& tree, const std::string& parameter) {
     for (const std::string& name : tensor_names(tree)) {
       destinations_.push_back(destination(parameter, name));
@@ -154,7 +154,7 @@ class StateTensors {
   std::map<std::string, at::Tensor> made_;
 };
 
-// The parameter of a master weight with this name.
+// The parameter to which a master weight with this name belongs.
 std::string parameter_of(const std::string& master) {
   return master.substr(0, master.rfind('/'));
 }
@@ -357,7 +357,7 @@ void OptimizerComponent::load_one(
     values = insert_tensors(values, tensor_of);
   }
   state.others = insert_tensors(state.others, tensor_of);
-  // Skipped parameters keep their present state.
+  // Skipped parameters keep their current state.
   for (const auto& [name, values] : present.parameters) {
     const bool is_kept = matches_any(rules.skip, name) ||
         (may_be_missing(rules, name) && !state.parameters.contains(name));

@@ -16,7 +16,7 @@ namespace accelerate::detail {
 /// What OptimizerComponent loads.
 enum class OptimizerParts {
   all,
-  /// For optimizers whose state is kept elsewhere.
+  /// Only master weights; otherwise optimizers keep their current state.
   master_weights
 };
 

@@ -156,7 +156,7 @@ namespace {
 
 using LoaderSlots = std::vector<std::shared_ptr<LoaderSlot>>;
 
-// The state that each loader resumes from; fewer if fewer were saved.
+// The states from which loaders resume; fewer if fewer were saved.
 std::vector<StateDict> chosen_states(
     const CheckpointSource& source,
     const LoaderSlots& slots) {
@@ -201,7 +201,7 @@ void LoaderComponent::load(const CheckpointSource& source, const MatchRules&) {
   for (std::size_t i = 0; i < states.size(); ++i) {
     const LoaderSlot& slot = *slots_[i];
     if (!slot.load_state_dict || states[i].empty()) continue;
-    // Reached only without `strict`: the loader is left as it is.
+    // Only without `strict`: the loader is left as it is.
     if (!load_complaint(slot, states[i]).empty()) continue;
     slot.load_state_dict(states[i]);
   }
@@ -278,7 +278,7 @@ void StrategyComponent::load_shared(
     const std::string strategy = name.substr(0, name.find('/'));
     if (!claimed.contains(strategy)) unclaimed.insert(strategy);
   }
-  // Other stages have what this one may lack.
+  // Other stages may have what this one lacks.
   if (model.model.others != nullptr) return;
   for (const std::string& name : unclaimed) warn_unclaimed(name, number);
 }

@@ -115,7 +115,8 @@ void CheckpointReader::verify(const std::vector<std::string>& files) const {
 }
 
 std::vector<std::string> CheckpointReader::files_of_hooks() const {
-  // Names, not numbers of ranks: a node's own disk has some ranks' files only.
+  // Compares names, not rank numbers: a node's own disk has only some ranks'
+  // files.
   std::set<std::string> own{section_file(kStateSection, false, 0, 1)};
   for (const auto& [section, tensors] : manifest_.sections) {
     own.insert(section_file(section, false, 0, 1));

@@ -57,7 +57,7 @@ std::filesystem::path find_newest_checkpoint(
     return damaged.contains(entry.name);
   });
   const CheckpointEntry* const newest = newest_of(entries);
-  // The unusable ones were named by the first of several attempts.
+  // Unusable checkpoints were reported by the first of several attempts.
   if (damaged.empty()) warn_passed_over(checkpoints, base, entries, newest);
   return newest == nullptr ? std::filesystem::path() : base / newest->name;
 }

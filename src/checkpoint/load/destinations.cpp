@@ -19,8 +19,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Number of bytes that are staged before they are copied to tensors that cannot
-// be read into directly.
+// Number of bytes staged before they are copied to tensors that cannot be read
+// into directly.
 constexpr std::size_t kStageBytes = 32U << 20U;
 
 std::string text_of(const safetensors::Shape& shape) {
@@ -37,7 +37,7 @@ safetensors::Shape global_shape(const Destination& destination) {
   return {sizes.begin(), sizes.end()};
 }
 
-// Adds what is to be read into `target`, which has the layout's box.
+// Adds the boxes to read into `target`, which has the layout's box.
 void add_boxes(
     std::vector<BoxToRead>& boxes,
     const StoredTensor& saved,
@@ -54,7 +54,7 @@ void add_boxes(
   }
 }
 
-// Adds one complaint that lists at most 20 of the names.
+// Adds one complaint that lists at most 20 names.
 void append(
     std::vector<std::string>& complaints,
     const std::string& section,

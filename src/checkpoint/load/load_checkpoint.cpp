@@ -29,7 +29,8 @@ std::string failure_of(Body&& body) {
   }
 }
 
-// Chooses on each node if each has its own disk, else on rank 0 for all.
+// Chooses on each node if each has its own disk, otherwise on rank 0 for all
+// ranks.
 template <class Choose>
 std::filesystem::path agree_on_path(
     Checkpoints& checkpoints,
@@ -56,7 +57,7 @@ std::filesystem::path agree_on_path(
   return path;
 }
 
-// A rank's own state is only usable if as many ranks saved.
+// A rank's own state is only usable if the same number of ranks saved.
 void drop_other_ranks_state(const World& world, CheckpointSource& source) {
   if (source.num_processes == world.size()) return;
   source.rank_state.reset();
@@ -86,7 +87,7 @@ void require_no_complaints(
              : ""));
 }
 
-// Throws DamagedCheckpoint on all ranks if a file is damaged for one of them.
+// Throws DamagedCheckpoint on all ranks if a file is damaged for any of them.
 void require_undamaged(
     RankAgreement& agreement,
     const std::string& damage,
@@ -95,8 +96,8 @@ void require_undamaged(
   if (!all.empty()) throw DamagedCheckpoint(format("{}{}", what, all));
 }
 
-// Divides the files that hooks added among the ranks that share them: each is
-// hashed once.
+// Splits the files that hooks added among the ranks that share them, so that
+// each is hashed once.
 void verify_files_of_hooks(
     const Checkpoints& checkpoints,
     const std::filesystem::path& path) {
@@ -128,7 +129,7 @@ class Loading {
         models_(models),
         components_(components) {}
 
-  // Returns which models got weights.
+  // Returns which models received weights.
   [[nodiscard]] std::vector<bool> load(const std::filesystem::path& path) const;
   // Loads the newest checkpoint that is complete and undamaged. Returns nothing
   // if there is none.
@@ -138,8 +139,8 @@ class Loading {
   [[nodiscard]] CheckpointSource open(const std::filesystem::path& path) const;
   void show_reads_of(const CheckpointSource& source) const;
   void run_hooks(LoadHookContext& context) const;
-  // Leaves out models that the checkpoint does not have, which only
-  // strict = false allows.
+  // Leaves out models that the checkpoint lacks, which only strict = false
+  // allows.
   void leave_out_absent_models(
       const CheckpointSource& source,
       std::vector<bool>& with_weights) const;
@@ -168,7 +169,7 @@ CheckpointSource Loading::open(const std::filesystem::path& path) const {
   return source;
 }
 
-// What several ranks read of sharded tensors is not known yet.
+// How much of sharded tensors several ranks read is not known yet.
 void Loading::show_reads_of(const CheckpointSource& source) const {
   std::optional<std::uint64_t> num_bytes;
   if (checkpoints_.world.size() == 1) {
@@ -253,7 +254,7 @@ std::optional<std::vector<bool>> Loading::load_newest() const {
     try {
       return load(path);
     } catch (const DamagedCheckpoint& error) {
-      // An older one replaces everything that this one has changed.
+      // An older checkpoint replaces everything that this one changed.
       damaged.insert(path.filename().string());
       complaints += format("{}\n", error.what());
       checkpoints_.world.logger().log_once_per_world(

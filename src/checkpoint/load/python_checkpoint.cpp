@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
-// The number of steps that a scheduler has made. ChainedScheduler keeps none of
+// Number of steps that a scheduler has made. ChainedScheduler keeps no count of
 // its own: its schedules make all steps together.
 std::int64_t steps_of(const PythonState& saved, const Value& scheduler) {
   const auto schedules = PythonState::find(scheduler, "_schedulers");
@@ -111,7 +111,7 @@ StateDict read_random_states(const PythonState& saved) {
   return random;
 }
 
-// Returns nothing if the directory has no model of this number.
+// Returns nothing if the directory has no model with this number.
 std::optional<StoredTensors> find_model(
     const fs::path& directory,
     std::size_t number) {
@@ -179,13 +179,13 @@ int count_processes(const fs::path& directory) {
   return count;
 }
 
-// What Python keeps in a rank's file of random states.
+// The contents of a rank's file of random states.
 struct RankRecord {
   std::int64_t step = 0;
   std::optional<StateDict> state;
 };
 
-// A rank without a file takes the step, and nothing else, from that of rank 0.
+// A rank without a file takes only the step, from rank 0's file.
 RankRecord read_rank_record(const fs::path& directory, int rank) {
   RankRecord record;
   const fs::path first = random_states_file(directory, 0);
@@ -221,7 +221,7 @@ CheckpointSource open_python_checkpoint(const fs::path& directory, int rank) {
       {"optimizers", std::move(optimizers)},
       {"schedulers", std::move(schedulers)},
       {"objects", std::move(objects)},
-      // Positions of Python's loaders are objects of its own classes.
+      // Positions of Python's loaders are objects of Python classes.
       {"loaders", std::vector<StateDict>()},
       {"step",
        StateDict{{"micro_step", record.step}, {"serial", record.step}}}};

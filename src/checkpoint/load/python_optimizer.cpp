@@ -18,8 +18,8 @@ namespace {
 using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
-// Returns what the optimizer keeps for parameter `number`, and adds its
-// tensors, which are in `all`, to `tensors`.
+// Returns the optimizer's state for parameter `number`, and adds its tensors,
+// which are in `all`, to `tensors`.
 StateDict read_parameter(
     const PythonState& saved,
     const Value& entries,
@@ -45,7 +45,7 @@ StateDict read_parameter(
   return values;
 }
 
-// Returns the place of each parameter in its group, by number.
+// Returns each parameter's position in its group, by number.
 StateDict places_in_group(const Value& numbers) {
   StateDict places;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -61,7 +61,7 @@ void add_group_option(
     const PythonState& saved,
     const std::string& key,
     const Value& value) {
-  // Names that an optimizer made from named_parameters() keeps.
+  // Names kept by an optimizer that was made from named_parameters().
   if (key == "param_names") return;
   if (key == "maximize" && value.kind() == Kind::boolean) {
     if (value.integer() != 0) {

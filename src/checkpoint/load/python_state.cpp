@@ -164,7 +164,7 @@ void PythonState::add_list(
       if (is_dict(list.item(i))) {
         states.push_back(dict(list.item(i).as_dict()));
       } else {
-        // A mixed list: each item is a state of its own, under its index.
+        // A mixed list: each item becomes a separate state, under its index.
         StateDict one;
         add(one, std::to_string(i), list.item(i));
         states.push_back(std::move(one));

@@ -42,7 +42,7 @@ safetensors::Shape unsigned_shape(const std::vector<std::int64_t>& sizes) {
   return {sizes.begin(), sizes.end()};
 }
 
-// A rank's files and their fragment of the manifest.
+// A rank's files and its fragment of the manifest.
 struct RankFiles {
   std::vector<FileToWrite> files;
   Manifest fragment;
@@ -200,7 +200,7 @@ std::string CheckpointWriter::write_files() const {
   std::vector<std::string> torch_files;
   for (const Section& section : job_.contents.sections) {
     const bool is_native = job_.layout == CheckpointLayout::native;
-    // Another layout is made from tensors that lie as the ranks have them.
+    // Other layouts are made from tensors stored as the ranks hold them.
     if (job_.safe_serialization || !is_native ||
         !section.name.starts_with("model")) {
       add_section(mine, job_, directory_, section, is_leader);

@@ -46,7 +46,8 @@ std::unique_ptr<CheckpointWriter> make_writer(
       std::move(job), checkpoints.save_group());
 }
 
-// An asynchronous save whose copies exceed the memory limit is written at once.
+// An asynchronous save whose copies exceed the memory limit is written
+// synchronously.
 bool is_written_in_background(
     const Checkpoints& checkpoints,
     const CheckpointContents& contents,
@@ -98,7 +99,8 @@ SaveTicket save_checkpoint(
       writer->contents() = collect_contents(components(context.save_weights));
     }
   } catch (const std::exception& error) {
-    // Where the ranks write one directory, all are told why it cannot be made.
+    // If the ranks write to one directory, all of them learn why it cannot be
+    // created.
     if (writer == nullptr && !checkpoints.is_per_node()) throw;
     failure = error.what();
   }

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The iteration after a save must be a number, too.
+// The iteration after a save must also be a valid number.
 constexpr std::int64_t kHighestIteration =
     std::numeric_limits<std::int64_t>::max() - 1;
 
@@ -41,7 +41,7 @@ std::vector<std::filesystem::path> deleted_by(
   return deleted;
 }
 
-// The number after the highest one present.
+// The number after the highest existing one.
 std::int64_t next_iteration(
     const std::filesystem::path& base,
     const std::vector<CheckpointEntry>& entries) {
@@ -121,8 +121,8 @@ SaveTarget agree_on_target(
     try {
       const bool is_skipped =
           options.when_busy == WhenBusy::skip && checkpoints.saver.is_busy();
-      // The save ahead adds a checkpoint and deletes others, so it ends before
-      // anyone looks at what there is.
+      // The previous save adds a checkpoint and deletes others, so it must end
+      // before the directory is examined.
       if (!is_skipped) checkpoints.saver.join();
       target = choose_target(checkpoints.project, output_dir);
       target.is_skipped = is_skipped;
@@ -148,7 +148,7 @@ SaveTarget agree_on_target(
     return target;
   }
   const ProjectConfiguration& project = checkpoints.project;
-  // The directory of the project may differ between nodes, the name may not.
+  // The project's directory may differ between nodes; the name may not.
   if (project.save_on_each_node && output_dir.empty() &&
       !project.project_dir.empty()) {
     target.path = checkpoints_of(project) / target.path.filename();

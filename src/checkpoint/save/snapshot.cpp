@@ -37,7 +37,7 @@ bool is_flat(const at::Tensor& tensor) {
       !tensor.is_neg();
 }
 
-// Copies tensors one by one: states are small.
+// Copies tensors one by one, since states are small.
 StateDict copy_of(const StateDict& state) {
   StateDict copy;
   for (const auto& [key, value] : state.values()) {
@@ -66,7 +66,7 @@ using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 // Queues the copies on a side stream, after the work already queued on the
 // current stream and before later work. Returns an event that completes with
-// them; null without copies.
+// the copies; null if there are none.
 std::unique_ptr<c10::Event> copy_on_side_stream(
     at::Device device,
     const Copies& copies) {
@@ -96,7 +96,7 @@ struct Piece {
   std::size_t size;
 };
 
-// Copies still to be made, grouped by how they are made.
+// Copies still to be made, grouped by method.
 struct PendingCopies {
   std::vector<Piece> pieces;
   Copies on_host;
@@ -116,7 +116,7 @@ void add_pieces(
   }
 }
 
-// Replaces the tensors that this rank writes by tensors in `memory`, whose
+// Replaces the tensors that this rank writes with tensors in `memory`, whose
 // contents are pending, and drops the others.
 PendingCopies replace_tensors(CheckpointContents& contents, std::byte* memory) {
   PendingCopies pending;
@@ -153,7 +153,7 @@ void copy_pieces(const std::vector<Piece>& pieces) {
       });
 }
 
-// The accelerator that has tensors of the checkpoint; the CPU if none does.
+// The accelerator that holds tensors of the checkpoint; the CPU if none does.
 at::Device device_of_tensors(const CheckpointContents& contents) {
   at::Device device = at::kCPU;
   for (const Section& section : contents.sections) {

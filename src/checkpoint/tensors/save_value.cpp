@@ -21,8 +21,8 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// Identifies the elements of a tensor: equal for tensors that are the same
-// memory, seen alike.
+// Identifies the elements of a tensor: equal for tensors that view the same
+// memory in the same way.
 struct Elements {
   const void* data;
   std::vector<std::int64_t> sizes;
@@ -34,7 +34,7 @@ struct Elements {
 // Numbers the memory that tensors share, from 1.
 class SharedMemory {
  public:
-  // Returns 0 for a tensor without elements, which shares none.
+  // Returns 0 for a tensor without elements, which shares no memory.
   std::int64_t number_of(const at::Tensor& tensor) {
     if (tensor.numel() == 0 || tensor.is_meta()) return 0;
     const Elements elements{
@@ -51,7 +51,7 @@ class SharedMemory {
   std::map<Elements, std::int64_t> known_;
 };
 
-// Builds what write_torch_file() takes.
+// Builds the argument of write_torch_file().
 class StructureValues {
  public:
   TorchValue make(const SavedValue& saved) {
@@ -98,7 +98,7 @@ class StructureValues {
   SharedMemory memory_;
 };
 
-// The tensors by name, each memory once.
+// The tensors by name, each memory only once.
 std::map<std::string, TensorToWrite> named_tensors_in(const SavedValue& saved) {
   const auto refuse = [] {
     return ConfigError(

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Deeper states are refused when read, before they can overflow the stack.
+// Deeper states are refused on reading, before they can overflow the stack.
 constexpr int kMostDepth = 100;
 
 Json number(double value) {

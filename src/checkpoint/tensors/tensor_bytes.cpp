@@ -151,7 +151,7 @@ TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
         name));
   }
   TensorToWrite wanted = described(name, given);
-  // Copied by operators, which have it fetched.
+  // Offloaded tensors are copied by operators, which fetch them.
   const bool is_fetched = is_offloaded(given);
   const at::Tensor tensor = is_fetched
       ? given.variable_data()

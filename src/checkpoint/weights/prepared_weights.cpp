@@ -31,7 +31,7 @@ std::vector<const Parameter*> sharded_rows(const PlacedModel& model) {
   return rows;
 }
 
-// The module's own tensors, by the names that checkpoints give them.
+// The module's own tensors, by their names in checkpoints.
 WeightList own_weights(const PlacedModel& model) {
   WeightList weights = accelerate::get_state_dict(*model.module);
   for (auto& [name, tensor] : weights) name = model.table->name_of(name);
@@ -55,7 +55,7 @@ Group sharded_model_group(
   std::set<Axis> axes;
   for (const Parameter* row : rows)
     axes.insert(row->layout.split_axes.begin(), row->layout.split_axes.end());
-  // Experts are divided among shards; what is left of these is not enough for
+  // Experts are split among shards; what remains of that axis does not cover
   // the other rows.
   if (axes.contains(Axis::expert)) axes.insert(Axis::shard);
   return model.mesh->group(std::vector<Axis>(axes.begin(), axes.end()));
@@ -86,7 +86,7 @@ WeightList read_full(
   return weights;
 }
 
-// Complaints about tensors that cannot be loaded, since they are offloaded.
+// Complaints about tensors that cannot be loaded because they are offloaded.
 std::vector<std::string> offloaded_in(
     const StoredTensors& saved,
     const ParameterTable& table,
@@ -107,7 +107,7 @@ void broadcast_full(const World& world, WeightList& weights) {
 }
 
 // Rank 0 reads one box at a time and sends it to its owner. Returns the error,
-// if any; after one, boxes are still sent, so that no rank waits forever.
+// if any; after an error, boxes are still sent, so that no rank waits forever.
 std::string read_and_send(
     const World& world,
     const StoredTensors& saved,
@@ -165,7 +165,7 @@ std::string read_and_send(
   return failure;
 }
 
-// Bytes that are read into these, if no dtype differs.
+// Number of bytes read into these destinations, if no dtype differs.
 std::uint64_t num_read_bytes(const std::vector<Destination>& destinations) {
   std::uint64_t num_bytes = 0;
   for (const Destination& destination : destinations)
@@ -299,7 +299,7 @@ std::vector<bool> saved_on_rank_0(
   return std::vector<bool>(values, values + shared.numel());
 }
 
-// What `section` needs from a file, without what is skipped.
+// What `section` needs from a file, except what is skipped.
 std::vector<Destination> destinations_of(
     const Section& section,
     const MatchRules& rules) {
@@ -311,7 +311,8 @@ std::vector<Destination> destinations_of(
   return destinations;
 }
 
-// Shows optimizers the new values of parameters that they step on elsewhere.
+// Copies new values to tensors on which optimizers step in place of the
+// parameters.
 void copy_to_locals(const ParameterTable& table) {
   const at::NoGradGuard no_grad;
   for (const Parameter& row : table.rows()) {
