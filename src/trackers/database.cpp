@@ -155,7 +155,7 @@ DatabaseTransaction::~DatabaseTransaction() {
   try {
     database_.run("ROLLBACK");
   } catch (const Error&) {
-    // SQLite has rolled it back by itself.
+    // SQLite has already rolled it back.
   }
 }
 

@@ -6,7 +6,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Short texts are inside their object.
+// Shorter texts are stored inside their object.
 constexpr std::size_t kInlineText = 16;
 
 std::size_t extra_bytes(const std::string& text) {

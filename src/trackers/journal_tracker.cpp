@@ -131,7 +131,7 @@ void JournalTracker::move_to(
     const fs::path& directory,
     std::string description,
     std::optional<std::int64_t> step) {
-  // Throws before anything has changed.
+  // Throws before anything is changed.
   auto next = std::make_unique<JournalWriter>(
       journal_path(directory), std::move(description), options_);
   if (step) next->rewind_to(*step);

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// As much memory stays for later, however little was in it.
+// This much memory is kept for reuse, however little of it was used.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20U;
 
 struct NumbersHeader {

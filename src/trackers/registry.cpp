@@ -32,7 +32,7 @@ const std::vector<TrackerClass>& own_classes() {
   return classes;
 }
 
-// Classes are registered before there is an Accelerator, and by any thread.
+// Classes are registered before an Accelerator exists, from any thread.
 struct Registered {
   std::mutex mutex;
   std::vector<TrackerClass> classes;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kNoStep = std::numeric_limits<std::int64_t>::max();
 
-// Says, entry by entry from the last to the first, which figures are in force.
+// Determines, from the last entry to the first, which figures are in force.
 class InForce {
  public:
   void pass_session() {
@@ -71,7 +71,7 @@ TrackedValues values_of(const JournalScalars& scalars) {
   return values;
 }
 
-// A batch of images is an event for each, called "name#0", "name#1", ...
+// A batch of images is one event per image, named "name#0", "name#1", ...
 struct ImageName {
   std::string name;
   std::optional<long long> index;
@@ -151,7 +151,7 @@ void add_event(
   }
 }
 
-// The values that an entry logged, if it logged values.
+// The values that an entry logged, if any.
 std::optional<TrackedValues> logged_values(const JournalEntry& entry) {
   if (const auto* scalars = std::get_if<JournalScalars>(&entry.content))
     return values_of(*scalars);
@@ -161,8 +161,8 @@ std::optional<TrackedValues> logged_values(const JournalEntry& entry) {
   return std::nullopt;
 }
 
-// Values in force by the index of their entry, nothing for other entries, and
-// whether those are in force.
+// Values in force by index of their entry, nothing for other entries, and
+// whether an entry's event is in force.
 struct Survivors {
   std::vector<std::optional<TrackedValues>> values;
   std::vector<bool> has_event;

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Lines of a metric that is logged for hours without a flush.
+// Bounds the lines of a metric that is logged for hours without a flush.
 constexpr std::size_t kMostWaitingBytes = std::size_t{1} << 20U;
 
 [[noreturn]] void refuse_write(const fs::path& path, int problem) {
@@ -58,7 +58,7 @@ class WrittenFile {
   WrittenFile& operator=(const WrittenFile&) = delete;
   ~WrittenFile() { ::close(file_); }
 
-  /// Takes what it wrote off the front of `text`.
+  /// Removes what it wrote from the front of `text`.
   void write_all(std::string_view& text) {
     while (!text.empty()) {
       const ssize_t written = ::write(file_, text.data(), text.size());

@@ -14,7 +14,7 @@ namespace accelerate {
 
 namespace {
 
-// Python writes a number in full from 1e-4 up to 1e16.
+// Python writes numbers without an exponent from 1e-4 up to 1e16.
 constexpr int kLeastExponent = -4;
 constexpr int kMostExponent = 16;
 
@@ -38,7 +38,8 @@ std::string float_text(double value) {
   return text.find('.') == std::string::npos ? text + ".0" : text;
 }
 
-// Python's repr() of a text: in single quotes, unless it holds only those.
+// Python's repr() of a text: in single quotes, or in double quotes if it
+// contains only single ones.
 std::string quoted(const std::string& text) {
   constexpr std::string_view kHexDigits = "0123456789abcdef";
   const bool holds_single = text.find('\'') != std::string::npos;

@@ -42,7 +42,7 @@ bool TrackerFeed::is_empty() const {
   return waiting_.empty() && waiting_numbers_.num_bytes() == 0;
 }
 
-// A single item may be larger than everything.
+// A single item may exceed the limit.
 bool TrackerFeed::fits(std::size_t size) const {
   return is_empty() ||
       num_waiting_bytes_ + size <= options_.most_waiting_bytes || has_ended_;
@@ -85,7 +85,7 @@ void TrackerFeed::push_numbers(
   waiting_numbers_.add(numbers, time);
 }
 
-// Adds the entry of the numbers that were pushed since the last one.
+// Adds an entry for the numbers pushed since the last one.
 void TrackerFeed::end_numbers() {
   if (waiting_numbers_.num_bytes() == num_ended_bytes_) return;
   num_ended_bytes_ = waiting_numbers_.num_bytes();
@@ -107,7 +107,7 @@ void TrackerFeed::enqueue(
 }
 
 void TrackerFeed::run(std::function<void()> function) {
-  // Shared, since the thread still holds the task when its result is there.
+  // Shared, since the thread still holds the task when its result is ready.
   const auto task =
       std::make_shared<std::packaged_task<void()>>(std::move(function));
   std::future<void> done = task->get_future();
@@ -151,7 +151,7 @@ void TrackerFeed::await_items(std::unique_lock<std::mutex>& lock) {
 }
 
 void TrackerFeed::work() {
-  // Two lists take turns, so that a loop that logs seldom waits for memory.
+  // Two lists alternate, so that a loop that logs rarely waits for memory.
   std::vector<Entry> batch;
   std::unique_lock lock(mutex_);
   while (true) {

@@ -27,7 +27,7 @@ namespace {
 struct DvcliveOptions {
   fs::path directory;
   bool resumes = false;
-  /// Where to write a dvc.yaml; empty: nowhere.
+  /// Where to write a dvc.yaml; empty: not written.
   fs::path dvc_yaml;
 };
 
@@ -138,7 +138,7 @@ bool DvcliveTracker::log_images(
   const KeywordArguments arguments("dvclive's log_kwargs", options, {});
   const std::vector<Pixels> separate = separate_images(images);
   const std::string step = std::to_string(time.step.value_or(next_step_));
-  // DVC shows a directory of images with numbers for names as a slider.
+  // DVC shows a directory of images named by number as a slider.
   for (std::size_t i = 0; i < separate.size(); ++i) {
     const std::string directory =
         separate.size() == 1 ? name : name + "/" + std::to_string(i);

@@ -19,7 +19,7 @@ TrackedHistogram histogram_of(
     histogram.sum += value;
     histogram.sum_squares += value * value;
   }
-  // The range of all real numbers is beyond double.
+  // The difference of two doubles can overflow a double.
   long double least = histogram.min;
   long double width = histogram.max - least;
   if (width == 0) {

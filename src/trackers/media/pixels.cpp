@@ -31,8 +31,8 @@ namespace {
 constexpr std::string_view kDimensionLetters = "NCHW";
 constexpr std::int64_t kGridColumns = 8;
 
-// Sizes of an image batch and the distances between neighbours, in values, in
-// the order of kDimensionLetters. A dimension that the layout lacks has size 1.
+// Sizes of an image batch and strides in values, in the order of
+// kDimensionLetters. A dimension that the layout lacks has size 1.
 struct ImageStrides {
   std::array<std::int64_t, 4> sizes{1, 1, 1, 1};
   std::array<std::int64_t, 4> strides{0, 0, 0, 0};
@@ -131,7 +131,7 @@ std::vector<Pixels> separate_images(const TrackedImages& images) {
 Pixels in_colour(const Pixels& image) {
   if (image.channels >= 3) return image;
   const auto step = static_cast<std::size_t>(image.channels);
-  // Gray with transparency has two channels, and becomes one with four.
+  // Gray with alpha has two channels, and becomes four.
   Pixels result{image.height, image.width, image.channels + 2, {}};
   for (std::size_t i = 0; i < image.bytes.size(); i += step) {
     result.bytes.append(3, image.bytes[i]);

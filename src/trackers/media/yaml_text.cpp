@@ -76,7 +76,7 @@ std::string quoted_with_escapes(std::string_view text) {
 }
 
 std::string yaml_string(const std::string& text) {
-  // Bytes that are not UTF-8 are not YAML.
+  // Invalid UTF-8 is not YAML.
   if (!is_utf8(text)) return quoted_with_escapes(printable(text, text.size()));
   if (has_control_characters(text)) return quoted_with_escapes(text);
   if (!needs_quotes(text)) return text;
@@ -92,7 +92,7 @@ std::string yaml_number(double value, YamlDialect dialect) {
   if (std::isnan(value)) return ".nan";
   if (std::isinf(value)) return value > 0 ? ".inf" : "-.inf";
   std::string text = TrackedValue(value).str();
-  // YAML 1.1 has no numbers with an exponent and without a point.
+  // YAML 1.1 has no numbers with an exponent but no point.
   const std::size_t exponent = text.find('e');
   if (dialect == YamlDialect::pyyaml && exponent != std::string::npos &&
       text.find('.') == std::string::npos) {

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What is read and written here, whatever else there is.
+// The columns that are read and written here; there may be others.
 constexpr std::pair<const char*, const char*> kUsedColumns[] = {
     {"experiments", "last_update_time"},
     {"experiments", "artifact_location"},
@@ -44,7 +44,7 @@ std::int64_t now_of_database() {
       .count();
 }
 
-/// MLflow's tables in a SQLite file. Artifacts are files beside, by default
+/// MLflow's tables in a SQLite file. Artifacts are separate files, by default
 /// below ./mlruns.
 class MlflowDatabase final : public MlflowStore {
  public:
@@ -238,7 +238,7 @@ void MlflowDatabase::log_metrics(std::span<const MlflowMetric> metrics) {
   DatabaseTransaction transaction(database_);
   for (const MlflowMetric& each : metrics) {
     const bool is_nan = std::isnan(each.value);
-    // SQL has no infinity; MLflow takes the largest numbers for it.
+    // SQL has no infinity; MLflow uses the largest numbers instead.
     const double most = std::numeric_limits<double>::max();
     const double value =
         is_nan ? 0.0 : std::max(-most, std::min(most, each.value));

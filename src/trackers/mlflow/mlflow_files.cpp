@@ -31,7 +31,7 @@ namespace {
 constexpr std::int64_t kRunning = 1;
 constexpr std::int64_t kFinished = 3;
 
-/// A meta.yaml whose entries are looked at; nothing if there is none.
+/// A meta.yaml whose entries are inspected; nothing if there is none.
 std::optional<YAML::Node> read_meta(const fs::path& directory) {
   const fs::path path = directory / "meta.yaml";
   if (!fs::exists(path)) return std::nullopt;
@@ -55,7 +55,7 @@ std::int64_t whole_entry(const YAML::Node& meta, const char* name) {
   return parse_int(entry(meta, name)).value_or(0);
 }
 
-/// A number of 18 digits, as MLflow names experiments.
+/// An 18-digit number, as MLflow names experiments.
 std::string new_experiment_id() {
   std::random_device random;
   std::uniform_int_distribution<std::int64_t> digits(
@@ -63,11 +63,11 @@ std::string new_experiment_id() {
   return std::to_string(digits(random));
 }
 
-/// What meta.yaml says of a run.
+/// The contents of a run's meta.yaml.
 struct RunMeta {
   std::string artifact_uri, experiment_id, id, name, user;
   std::int64_t start_time = 0;
-  std::int64_t end_time = 0;  // 0: it runs
+  std::int64_t end_time = 0;  // 0: still running
   std::int64_t status = kRunning;
 
   void write(const fs::path& directory) const {
@@ -94,8 +94,8 @@ struct RunMeta {
   }
 };
 
-/// MLflow's directories: EXPERIMENT/RUN/{metrics,params,tags,artifacts}, each
-/// metric, parameter and tag a file of its name.
+/// MLflow's directories: EXPERIMENT/RUN/{metrics,params,tags,artifacts}, with
+/// one file per metric, parameter and tag.
 class MlflowFiles final : public MlflowStore {
  public:
   explicit MlflowFiles(fs::path root);
@@ -146,7 +146,7 @@ MlflowFiles::MlflowFiles(fs::path root) : root_(std::move(root)) {
         root_.string(),
         problem.message()));
   }
-  // MLflow takes for granted that it is there.
+  // MLflow assumes that the default experiment exists.
   if (is_new) create_experiment("0", MlflowExperiment{"Default", "", {}});
 }
 

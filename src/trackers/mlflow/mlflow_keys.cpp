@@ -38,7 +38,7 @@ std::string complaint_about_mlflow_key(std::string_view key) {
         "unlike \"{}\", which is not logged",
         printable(key));
   }
-  // Names become paths, which have to be different for different names.
+  // Names become paths, which must differ for different names.
   const std::string path =
       std::filesystem::path(key).lexically_normal().string();
   if (path != key || key.front() == '/' || key.back() == '/' || key == "." ||

@@ -28,7 +28,7 @@ json texts_json(std::span<const MlflowText> texts) {
   return result;
 }
 
-/// Protocol buffers spell what JSON lacks.
+/// Uses protocol buffers' spelling of numbers that JSON lacks.
 json number_json(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
@@ -61,7 +61,7 @@ HttpClientOptions server_options(
   return options;
 }
 
-/// MLflow's tracking server, by its REST interface.
+/// MLflow's tracking server, through its REST interface.
 class MlflowServer final : public MlflowStore {
  public:
   explicit MlflowServer(const HttpClientOptions& options)
@@ -106,7 +106,7 @@ class MlflowServer final : public MlflowStore {
 json MlflowServer::answer_of(const std::string& what, const HttpAnswer& answer)
     const {
   json body = json::parse(answer.body, nullptr, false);
-  // An artifact that was taken is answered with nothing.
+  // A stored artifact is answered with an empty body.
   if (answer.status == 200 && answer.body.empty()) return json::object();
   if (answer.status == 200 && body.is_object()) return body;
   const std::string said = body.is_object() && body.contains("message")
@@ -207,7 +207,8 @@ void MlflowServer::log_metrics(std::span<const MlflowMetric> metrics) {
   post("runs/log-batch", {{"run_id", run_id_}, {"metrics", std::move(list)}});
 }
 
-/// Where the server takes an artifact; empty if the artifacts are elsewhere.
+/// Where the server accepts an artifact; empty if artifacts are stored
+/// elsewhere.
 std::string MlflowServer::proxy_path(const std::string& path) const {
   constexpr std::string_view kScheme = "mlflow-artifacts:/";
   if (!artifact_uri_.starts_with(kScheme)) return "";

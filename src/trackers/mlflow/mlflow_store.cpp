@@ -31,7 +31,7 @@ std::string scheme_of(std::string_view uri) {
   return to_lower(scheme);
 }
 
-/// Replaces %20 and the like.
+/// Decodes percent-encoded bytes.
 std::string unescaped(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -81,7 +81,7 @@ fs::path path_of_uri(const std::string& uri) {
   std::string_view path(uri);
   path.remove_prefix(scheme.size() + 1);
   if (path.starts_with("//")) {
-    // Between the slashes is the host, which is this one.
+    // Between the slashes is the host, which is this machine.
     path.remove_prefix(2);
     const std::size_t slash = path.find('/');
     path.remove_prefix(slash == std::string_view::npos ? path.size() : slash);

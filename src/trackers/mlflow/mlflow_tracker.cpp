@@ -33,7 +33,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What waits while a store does not answer; the oldest are dropped then.
+// Limit of what waits while a store does not answer; the oldest are then
+// dropped.
 constexpr std::size_t kMostWaitingMetrics = 1'000'000;
 
 struct MlflowOptions {
@@ -296,7 +297,7 @@ bool MlflowTracker::log_artifact(
     store_->copy_artifact(below + fs::path(path).filename().string(), path);
     return true;
   }
-  // A directory goes in under its name.
+  // A directory is added under its name.
   const fs::path base = source.lexically_normal().parent_path().parent_path();
   for (const auto& each : fs::recursive_directory_iterator(source)) {
     if (!each.is_regular_file()) continue;
@@ -316,7 +317,7 @@ std::string user_of(const Environment& environment) {
   return "unknown";
 }
 
-/// Tags of a JSON object in a variable, or of arguments.
+/// Tags from a JSON object in a variable, or from arguments.
 std::vector<MlflowText> tags_of(
     const KeywordArguments& arguments,
     const Environment& environment) {
@@ -366,8 +367,8 @@ std::unique_ptr<GeneralTracker> make_mlflow(const TrackerRequest& request) {
        "run_name",
        "description"});
   const Environment& environment = request.environment;
-  // A run is nested in one that is active in the same process; this process
-  // has no other, so that there is nothing to do.
+  // A nested run belongs to an active one in the same process; this process has
+  // no other run, so there is nothing to do.
   if (const TrackedValue* const nested = arguments.find("nested_run");
       nested && !nested->text()) {
     (void)arguments.flag("nested_run");

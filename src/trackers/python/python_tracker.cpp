@@ -20,12 +20,12 @@ namespace accelerate::detail {
 
 namespace {
 
-/// What is special about the trackers of Python packages.
+/// Peculiarities of the trackers of Python packages.
 struct PackageFacts {
   std::string_view name;
   bool requires_logging_directory;
   bool main_process_only;
-  /// What else those can do who lack the package, for messages.
+  /// What to do without the package, for messages.
   std::string_view otherwise = "";
 };
 
@@ -140,7 +140,7 @@ void PythonTracker::start() {
   }
 }
 
-/// Whether the package has such a thing. Once the process is gone, calls are
+/// Whether the package supports the call. Once the process is gone, calls are
 /// ignored: its end has been reported.
 bool PythonTracker::ask(const char* what, TrackedValues arguments) {
   if (!process_ || !process_->is_running()) return true;

@@ -31,7 +31,7 @@ class SpawnSetup {
   SpawnSetup() {
     posix_spawn_file_actions_init(&actions_);
     posix_spawnattr_init(&attributes_);
-    // A package that asks for a key would wait forever.
+    // Otherwise a package that asks for a key would wait forever.
     posix_spawn_file_actions_addopen(
         &actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     sigset_t none, pipe;
@@ -50,9 +50,9 @@ class SpawnSetup {
     posix_spawnattr_destroy(&attributes_);
   }
 
-  /// The process inherits the descriptor.
+  /// Lets the process inherit the descriptor.
   void keep(int descriptor) {
-    // Onto itself: clears the flag that closes it.
+    // Duplicating onto itself clears the close-on-exec flag.
     posix_spawn_file_actions_adddup2(&actions_, descriptor, descriptor);
   }
   [[nodiscard]] const posix_spawn_file_actions_t* actions() const {
@@ -184,7 +184,8 @@ void TrackerProcess::give_up(const std::string& reason) {
 }
 
 void TrackerProcess::wait() {
-  // The socket does not tell: a package's own processes may have it, too.
+  // The socket does not reveal the end: a package's own processes may hold it,
+  // too.
   constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 5'000'000};
   const auto deadline = std::chrono::steady_clock::now() + options_.patience;
   while (is_running() && std::chrono::steady_clock::now() < deadline) {

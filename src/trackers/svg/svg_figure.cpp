@@ -20,7 +20,7 @@ constexpr double kBottom = 48;
 constexpr double kLegendLine = 16;
 constexpr int kMostTicks = 6;
 
-// Okabe and Ito's colours, which the colour-blind can tell apart.
+// Okabe and Ito's colours, which colour-blind people can distinguish.
 constexpr std::array<std::string_view, 7> kColours{
     "#0072b2",
     "#d55e00",
@@ -42,7 +42,7 @@ std::string place(double value) {
   return text.data();
 }
 
-// Characters that XML has no name for are left out.
+// Characters that XML cannot represent are left out.
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char letter : text) {
@@ -140,7 +140,7 @@ class Drawing {
   [[nodiscard]] double at_y(double value) const {
     return kTop + (y_.largest - value) / (y_.largest - y_.least) * height();
   }
-  // Half of a bar's width: a gap of a fifth is between neighbours.
+  // Half of a bar's width; a fifth of the distance between bars stays free.
   static double half_bar(const SvgSeries& series) {
     if (series.kind != SvgSeries::Kind::bar) return 0;
     std::vector<double> x = series.x;
@@ -315,7 +315,7 @@ std::vector<double> ticks_between(double least, double largest, int most) {
   }
   std::vector<double> ticks;
   const double first = std::ceil(least / step);
-  // Multiples rather than sums, so that 0 is 0.
+  // Multiples rather than sums, so that 0 is exactly 0.
   for (int i = 0; i <= 2 * most && (first + i) * step <= largest; ++i)
     ticks.push_back((first + i) * step);
   return ticks;

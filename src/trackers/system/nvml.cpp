@@ -19,7 +19,7 @@ bool find_in_library(void* library, const char* name, Function*& function) {
 
 }  // namespace
 
-// As in nvml.h, whose interface is stable; 0 is success.
+// As in nvml.h, whose interface is stable; 0 means success.
 struct Nvml::Library {
   struct Memory {
     unsigned long long total = 0, free = 0, used = 0;

@@ -13,10 +13,10 @@ namespace accelerate::detail {
 namespace {
 
 constexpr double kMegabyte = 1e6;
-// What is read here comes within this many bytes of a file of /proc.
+// What is read here lies within this many bytes of a /proc file.
 constexpr std::size_t kMostProcBytes = 1 << 18;
 
-// Three decimals are enough for people and journals.
+// Three decimals are enough for readers and journals.
 double to_thousandths(double figure) {
   return std::round(figure * 1000) / 1000;
 }
@@ -25,7 +25,7 @@ double megabytes(std::uint64_t bytes) {
   return to_thousandths(static_cast<double>(bytes) / kMegabyte);
 }
 
-// 0 if a device was removed and the sum became smaller.
+// 0 if the sum decreased because a device was removed.
 std::uint64_t since_begin(std::uint64_t now, std::uint64_t begin) {
   return now > begin ? now - begin : 0;
 }
@@ -65,7 +65,7 @@ std::optional<std::uint64_t> SystemReader::container_bytes(
   if (!limit || *limit >= machine_total) return std::nullopt;
   const auto used = lone_number(read(group / "memory.current"));
   if (!used) return std::nullopt;
-  // Cached files give way to programs, as in MemAvailable.
+  // Cached files can be evicted for programs, as in MemAvailable.
   return since_begin(
       *used,
       keyed_number(read(group / "memory.stat"), "inactive_file").value_or(0));

@@ -62,8 +62,8 @@ EventFile::EventFile(
       seconds.size(),
       "%010lld",
       static_cast<long long>(options.begin));
-  // The last number makes names of one process unique, also where several
-  // trackers begin in one second.
+  // The last number makes names unique within a process, even if several
+  // trackers begin in the same second.
   for (int number = 0; file_ < 0; ++number) {
     path_ = directory /
         format("events.out.tfevents.{}.{}.{}.{}{}",

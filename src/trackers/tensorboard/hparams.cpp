@@ -33,7 +33,7 @@ std::string hparams_summary(
     Field field,
     const std::string& message) {
   std::string content;
-  // Written even if it is empty: which field there is says what the data are.
+  // Written even if it is empty: the field's presence says what the data are.
   protozero::pbf_writer(content).add_message(field, message);
   return plugin_summary(format("_hparams_/{}", name), "hparams", content);
 }

@@ -125,8 +125,8 @@ std::string image_summary(std::string_view tag, const Pixels& image) {
 std::string histogram_summary(
     std::string_view tag,
     const TrackedHistogram& histogram) {
-  // A limit is the upper edge of its bucket, so the lowest edge belongs to a
-  // bucket that is empty.
+  // A limit is the upper edge of its bucket, so the lowest edge needs an empty
+  // bucket.
   std::vector<double> counts{0.0};
   counts.insert(counts.end(), histogram.counts.begin(), histogram.counts.end());
   return summary_of(tag, [&](protozero::pbf_writer& content) {

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kTensorBoardLogKwargs = "tensorboard's log_kwargs";
 
-// Writes what torch.utils.tensorboard's SummaryWriter does.
+// Writes what torch.utils.tensorboard's SummaryWriter writes.
 class TensorBoardTracker final : public GeneralTracker {
  public:
   TensorBoardTracker(const TrackerRequest& request, EventFileOptions options)
@@ -97,7 +97,7 @@ class TensorBoardTracker final : public GeneralTracker {
   EventFileOptions options_;
   std::function<void(const std::string&)> warn_;
   std::unique_ptr<EventFile> main_;
-  // Values that are named values have a file for each of these.
+  // Values that are dictionaries have one file per entry.
   std::map<fs::path, std::unique_ptr<EventFile>> parts_;
   std::set<std::string> not_logged_;
 };

@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Trackio adds the tables of what is not written here when it opens the file.
+// When Trackio opens the file, it adds the tables that are not written here.
 constexpr const char* kTrackioTables =
     "CREATE TABLE IF NOT EXISTS metrics ("
     "id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, "
@@ -53,7 +53,7 @@ constexpr const char* kTrackioTables =
     "UNIQUE(run_id));"
     "CREATE INDEX IF NOT EXISTS idx_configs_run_name ON configs(run_name);";
 
-/// A project's name in those of its files, as Trackio makes it.
+/// A project's name as Trackio uses it in file names.
 std::string trackio_project(std::string_view project) {
   std::string name;
   for (const char letter : project) {
@@ -242,7 +242,7 @@ void TrackioTracker::log(
        new_mlflow_run_id()});
 }
 
-/// Writes a file and returns the value that stands for it.
+/// Writes a file and returns the value that represents it.
 TrackedValue TrackioTracker::write_media(
     std::string_view type,
     std::string_view extension,
@@ -360,7 +360,7 @@ std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request) {
                                std::begin(kOwn), std::end(kOwn), each.name) ==
                         std::end(kOwn);
                   });
-  // Spaces, servers and system figures are the package's own business.
+  // Spaces, servers and system figures are left to the package.
   if (needs_python) return make_python_tracker(request, "trackio");
   const KeywordArguments arguments(
       "trackio's init_kwargs",

@@ -22,7 +22,7 @@ constexpr std::size_t kFragmentHeaderBytes = 7;
 // The format's name, magic number 0xbee1 and version 0.
 constexpr std::string_view kWandbHeader(":W&B\xe1\xbe\0", 7);
 
-// Whether a record fits into its block, or which fragment of it this is.
+// Fragment types: a full record, or the first, middle or last part of one.
 constexpr char kFull = 1, kFirst = 2, kMiddle = 3, kLast = 4;
 
 [[noreturn]] void throw_wandb_log_error(const std::filesystem::path& path) {

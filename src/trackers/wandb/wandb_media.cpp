@@ -22,7 +22,7 @@ struct MediaFile {
   std::string sha256;
 };
 
-// The name as a relative path that stays where it is put.
+// The name as a relative path that stays below its directory.
 std::string media_name(const std::string& name) {
   std::vector<std::string> parts;
   for (const std::string& part : split(utf8_text(name), '/')) {

@@ -61,8 +61,8 @@ void add_timestamp(pbf_writer& message, Field field, double time) {
       kTimestampNanos, static_cast<std::int32_t>((time - seconds) * 1e9));
 }
 
-// An item of a history or a summary; those of a configuration have one name,
-// in a field of its own.
+// An item of a history or a summary; items of a configuration have one name, in
+// a separate field.
 void add_item(
     pbf_writer& message,
     const std::vector<std::string>& names,
@@ -86,7 +86,7 @@ std::string config_message(const TrackedValues& values) {
 
 std::vector<std::string> command_line() {
   std::string bytes;
-  // A file of the kernel; without it, there are no arguments.
+  // A kernel file; without it, there are no arguments.
   if (std::FILE* const file = std::fopen("/proc/self/cmdline", "r")) {
     for (int each = std::fgetc(file); each != EOF; each = std::fgetc(file))
       bytes += static_cast<char>(each);
@@ -133,7 +133,7 @@ WandbRecords::WandbRecords(
     pbf_writer writer(header);
     pbf_writer version(writer, kHeaderVersion);
     version.add_string(kVersionProducer, "accelerate.cpp");
-    // The oldest wandb that W&B's own files of this version ask for.
+    // The oldest wandb that W&B's own files of this version require.
     version.add_string(kVersionMinConsumer, "0.70.0");
   }
   add(kRecordHeader, header);
@@ -225,7 +225,7 @@ void WandbRecords::add_summary(const nlohmann::ordered_json& values) {
   {
     pbf_writer summary(message);
     visit_wandb_leaves(values, [&](const auto& names, const auto& value) {
-      // What is none does not change a summary.
+      // None values do not change a summary.
       if (!value.is_null()) add_item(summary, names, value);
     });
   }
@@ -255,7 +255,8 @@ void WandbRecords::add_telemetry(bool has_finished) {
 }
 
 void WandbRecords::add_exit(double runtime) {
-  // After this record, earlier versions of `wandb sync` send the configuration.
+  // On reaching this record, earlier versions of `wandb sync` send the
+  // configuration.
   add_telemetry(true);
   std::string message;
   {

@@ -33,7 +33,7 @@ WandbMode wandb_mode(
       printable(*mode)));
 }
 
-// Eight letters and digits, as W&B makes them.
+// Eight letters and digits, as W&B generates them.
 std::string random_run_id() {
   constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
   std::random_device device;
@@ -43,7 +43,7 @@ std::string random_run_id() {
   return run_id;
 }
 
-// Ids and projects are part of file names and addresses.
+// Ids and projects are part of file names and URLs.
 void require_wandb_name(std::string_view what, const std::string& name) {
   constexpr std::string_view kForbidden = "/\\#?%:";
   if (!name.empty() && name.size() <= 128 && trim(name) == name &&

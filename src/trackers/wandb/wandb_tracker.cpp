@@ -45,8 +45,9 @@ std::string date_and_time(std::time_t seconds) {
   return text.data();
 }
 
-// Makes the directory of a run, and "latest-run" lead to it. One that another
-// run of this id has taken within the same second is left to that run.
+// Makes a run's directory, and points "latest-run" to it. A directory that
+// another run with this id has taken within the same second is left to that
+// run.
 fs::path make_run_directory(const WandbSettings& settings, double begin) {
   const fs::path hidden = settings.directory / ".wandb";
   const fs::path parent =
@@ -368,7 +369,7 @@ class DisabledWandbTracker final : public GeneralTracker {
 }  // namespace
 
 std::unique_ptr<GeneralTracker> make_wandb(const TrackerRequest& request) {
-  // The connection to W&B's server is the package's own business.
+  // The connection to W&B's server is left to the package.
   if (wandb_wants_online(request)) return make_python_tracker(request, "wandb");
   WandbSettings settings = wandb_settings(request);
   if (settings.mode == WandbMode::disabled)

@@ -87,7 +87,7 @@ std::string wandb_json(const ordered_json& value) {
 void merge_wandb_values(ordered_json& target, const ordered_json& values) {
   for (const auto& [name, value] : values.items()) {
     ordered_json& old = target[name];
-    // An object with a type, such as an image, is one value.
+    // An object with a type, such as an image, is a single value.
     if (old.is_object() && value.is_object() && !value.contains("_type")) {
       merge_wandb_values(old, value);
     } else {
