@@ -14,8 +14,8 @@ enum class Better { lower, higher, unknown };
 /// Guesses from the name: losses and errors shrink, accuracies and rates grow.
 Better better_values(std::string_view name);
 
-/// The extremes of the values, ignoring NaN, and the last value. Pointers are into
-/// `points`; null if there is no such value.
+/// The extremes of the values, ignoring NaN, and the last value. Pointers are
+/// into `points`; null if there is no such value.
 struct Extremes {
   const RunRecord::Point* min = nullptr;
   const RunRecord::Point* max = nullptr;
