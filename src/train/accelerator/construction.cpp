@@ -37,7 +37,7 @@ void ModelConstruction::finish() {
   if (!scope_) return;
   scope_->empty.reset();
   // Only rank 0 has drawn random numbers. Ranks whose generators were in the
-  // same state before take over its state after.
+  // same state before adopt rank 0's state after drawing.
   const Group& group = scope_->group;
   const at::Tensor before = scope_->state_before.clone();
   const at::Tensor after = generator_state(at::kCPU);

@@ -18,7 +18,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Accelerate's launcher always names a precision, "no" by default.
+// Accelerate's launcher always passes a precision, "no" by default.
 bool precision_is_open(
     const AcceleratorOptions& options,
     const Settings& settings) {
@@ -26,7 +26,7 @@ bool precision_is_open(
       requested_precision(options, settings) == Precision::no;
 }
 
-// Collects the ConfigError that `body` throws, if any; other errors pass.
+// Collects the ConfigError that `body` throws, if any; other errors propagate.
 template <class Body>
 void note_complaints(std::vector<std::string>& complaints, Body&& body) {
   try {
@@ -36,7 +36,7 @@ void note_complaints(std::vector<std::string>& complaints, Body&& body) {
   }
 }
 
-// The window that a DeepSpeed configuration sets, if it does.
+// Applies the window that a DeepSpeed configuration sets, if any.
 void apply_window_of_engine(
     const AcceleratorOptions& options,
     Decisions& decisions,

@@ -66,7 +66,7 @@ class LargeBlocks final : public c10::Allocator {
   void* take(std::size_t size) {
     const std::lock_guard lock(mutex_);
     if (limit_ == 0) return nullptr;
-    // The block freed last is the likeliest to be in a cache.
+    // The block freed last is the most likely to be in a cache.
     const auto found =
         std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
           return block.size == size;
@@ -127,23 +127,23 @@ class LargeBlocks final : public c10::Allocator {
   std::int64_t limit_ = 0;
 };
 
-// Set once, when it becomes LibTorch's allocator; it outlives all tensors.
+// Set once, when it becomes LibTorch's allocator; outlives all tensors.
 std::atomic<LargeBlocks*> registered{nullptr};
 
-// Also while a plan counts what a thread allocates.
+// Also works while a plan counts a thread's allocations.
 bool is_default_allocator() {
   c10::Allocator* const fallback = c10::GetDefaultCPUAllocator();
   return uncounted_cpu_allocator() == fallback &&
       fallback->raw_deleter() != nullptr;
 }
 
-// Returns null if the program has an allocator of its own.
+// Returns null if the program has its own allocator.
 LargeBlocks* register_once() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (registered == nullptr && is_default_allocator()) {
     auto blocks = std::make_unique<LargeBlocks>(*c10::GetDefaultCPUAllocator());
-    // Its deleter needs it as soon as it is registered.
+    // Its deleter needs this as soon as it is registered.
     registered = blocks.get();
     if (replace_cpu_allocator(c10::GetDefaultCPUAllocator(), blocks.get())) {
       static_cast<void>(blocks.release());
@@ -160,7 +160,8 @@ LargeBlocks* register_once() {
 }
 
 void LargeBlocks::give(void* memory) {
-  // Blocks begin at a page; memory of the other allocator hardly ever does.
+  // Blocks begin at a page boundary; the other allocator's memory hardly ever
+  // does.
   const bool may_be_block =
       reinterpret_cast<std::uintptr_t>(memory) % kPage == 0;
   if (may_be_block && registered.load()->keep(memory)) return;

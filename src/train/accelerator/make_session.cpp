@@ -20,7 +20,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Saves and loads that take less show no bar.
+// Saves and loads that take less time show no bar.
 constexpr double kProgressDelaySeconds = 2;
 
 ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
@@ -79,7 +79,7 @@ std::unique_ptr<RunTracking> make_tracking(
 }
 
 // The session, which reports settings without effect when its last handle is
-// destroyed, if no step and no finish() has done so.
+// destroyed, unless a step or finish() has done so.
 std::shared_ptr<Session> reporting_at_its_end(
     std::shared_ptr<Session> session) {
   Session* const shared = session.get();
@@ -99,7 +99,7 @@ WorldOptions world_options(const AcceleratorOptions& options) {
   return world;
 }
 
-// Adds what the session owns and that refers to other parts of it.
+// Adds the parts that the session owns and that refer to other parts of it.
 void add_services(
     Session& session,
     const AcceleratorOptions& options,

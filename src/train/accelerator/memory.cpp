@@ -25,8 +25,8 @@ bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
     return true;
-  // The types that LibTorch's allocators throw; a logic error may quote such a
-  // message.
+  // Only the types that LibTorch's allocators throw; a logic error may quote
+  // such a message.
   if (dynamic_cast<const std::runtime_error*>(&error) == nullptr &&
       dynamic_cast<const c10::Error*>(&error) == nullptr) {
     return false;
@@ -55,7 +55,7 @@ void clear_device_cache() {
 
 namespace {
 
-// Options of a world of these ranks with keys of its own in their store.
+// Options of a world of these ranks, with its own keys in their store.
 // Collective.
 WorldOptions options_of_new_world(const Group& group) {
   const detail::WorldCore& core = *group.impl()->world;
@@ -136,7 +136,7 @@ bool BatchSizeSearch::attempt(
     function(
         has_peers ? options_of_new_world(*options_.group) : WorldOptions());
   } catch (const DistributedError&) {
-    // A peer that ran out of memory has closed its connections.
+    // A peer that ran out of memory closes its connections.
     if (!has_peers) throw;
     lost = std::current_exception();
   } catch (const std::exception& error) {
@@ -147,7 +147,7 @@ bool BatchSizeSearch::attempt(
     ran_out = detail::is_true_on_any_rank(*options_.group, ran_out);
   if (!ran_out && lost) std::rethrow_exception(lost);
   if (!ran_out) return true;
-  // Outside the handler, because the exception may hold memory to be freed.
+  // Outside the handler, because the exception may hold the memory to be freed.
   clear_device_cache();
   const std::int64_t next = options_.reduce_batch_size
       ? options_.reduce_batch_size(batch_size_)

@@ -45,7 +45,7 @@ void synchronize_rng_state(const Group& group, at::Generator& generator) {
     const std::lock_guard lock(generator.mutex());
     return body();
   };
-  // The lock is not held while waiting for other ranks, which may be threads.
+  // Not locked while waiting for other ranks, which may be threads.
   at::Tensor state = locked([&] { return generator.get_state().clone(); });
   group.broadcast(state, 0);
   locked([&] { generator.set_state(state); });

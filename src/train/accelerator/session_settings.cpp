@@ -30,7 +30,7 @@ void add_world_options(Source& source, const AcceleratorOptions& options) {
   if (world.debug) source.add("debug", *world.debug ? "true" : "false", "code");
 }
 
-// The options given in code, as one more source of settings.
+// The options given in code, as another source of settings.
 Source source_from_code(const AcceleratorOptions& options) {
   Source source{Origin::code, {}};
   const auto add = [&](std::string_view key, const auto& value) {

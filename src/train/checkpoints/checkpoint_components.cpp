@@ -36,7 +36,7 @@ std::vector<torch::optim::Optimizer*> optimizers_of(const Session& session) {
   return optimizers;
 }
 
-// A schedule whose saved state also has the number of its optimizer, since
+// A schedule whose saved state includes the number of its optimizer, since
 // PyTorch's schedules keep entries in the optimizer's groups.
 AnyStateful schedule_with_optimizer(
     ScheduleAdapter& schedule,
@@ -86,7 +86,7 @@ bool with_optimizers(const Session& session, CheckpointUse use) {
                                   : request.loads_optimizers);
 }
 
-/// Has strategies give the optimizers their whole state while the component
+/// Makes strategies give the optimizers their whole state while the component
 /// reads or replaces it.
 class WholeOptimizers final : public CheckpointComponent {
  public:
@@ -126,7 +126,7 @@ class WholeOptimizers final : public CheckpointComponent {
   std::shared_ptr<CheckpointComponent> component_;
 };
 
-// Schedules, and then the optimizers, whose learning rates schedules change.
+// Schedules first, then optimizers, whose learning rates schedules change.
 ComponentList optimizer_components(
     const Session& session,
     const std::vector<PlacedModel>& models,

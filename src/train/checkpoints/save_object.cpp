@@ -25,7 +25,7 @@ using detail::format;
 using detail::TorchValue;
 using detail::TorchValues;
 
-// Gives `file` its name when it is complete and durable.
+// Gives `file` its name once it is complete and durable.
 void put_in_place(
     FileSystem& disk,
     const std::filesystem::path& file,
@@ -63,7 +63,7 @@ void write_safetensors(
   });
 }
 
-// Adds the tensors of nested states, names joined by dots.
+// Adds the tensors of nested states, with names joined by dots.
 void add_tensors(
     FileToWrite& contents,
     const std::string& prefix,
@@ -131,7 +131,7 @@ void AcceleratorCheckpoints::save(
   TorchValues values;
   TorchValue::OrderedDict dict;
   FileToWrite contents;
-  // Tied weights are in a safetensors file once, under their first name.
+  // A safetensors file holds tied weights once, under their first name.
   std::set<const void*> known;
   for (const auto& [name, tensor] : weights) {
     if (!safe_serialization) {

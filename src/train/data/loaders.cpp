@@ -21,8 +21,8 @@ using detail::LoaderContext;
 using detail::LoaderProgress;
 using detail::Session;
 
-// Each rank sends its batch rank and its generator's seed. All take the seed of
-// rank 0, so that torch::manual_seed there decides the order of data.
+// Each rank sends its batch rank and its generator's seed. All use rank 0's
+// seed, so that torch::manual_seed there determines the order of data.
 void exchange_batch_ranks(const Session& session, LoaderContext& context) {
   const std::vector<std::int64_t> mine{
       context.batch_rank,
@@ -47,7 +47,7 @@ void synchronize_generators(const Session& session) {
   synchronize_rng_states(session.world, types);
 }
 
-// Tells the session where a loop over the loader is.
+// Tells the session how far a loop over the loader is.
 void report_progress(
     const std::shared_ptr<Session>& session,
     LoaderContext& context) {
@@ -69,8 +69,8 @@ void report_progress(
   };
 }
 
-// Gives tensors this rank's positions. Their memory may be the dataset's, so it
-// stays as it is.
+// Reduces tensors to this rank's positions. Their memory may be the dataset's,
+// so it is not modified.
 void divide(
     const Group& group,
     const BatchSequences& sequences,

@@ -25,7 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A stream is the size of the list of files, the list, and the files' bytes.
+// A stream consists of the size of the file list, the list, and the files'
+// bytes.
 using ListSize = std::uint64_t;
 
 constexpr std::uint64_t kMoveBytes = 8U << 20U;
@@ -65,8 +66,8 @@ std::vector<FileInList> files_of(
   return files;
 }
 
-/// The stream of a directory. What cannot be read is sent as zeros, so that the
-/// other rank is not kept waiting.
+/// The stream of a directory. Unreadable bytes are sent as zeros, so that the
+/// other rank does not wait for them.
 class SentDirectory {
  public:
   explicit SentDirectory(const DirectoryMove& move) : directory_(move.source) {
@@ -141,8 +142,8 @@ class SentDirectory {
   std::uint64_t num_left_ = 0;
 };
 
-/// What becomes of a stream: a hidden directory, which gets its name at the end.
-/// After a failure it takes the rest and forgets it.
+/// Receives a stream into a hidden directory, which gets its name at the end.
+/// After a failure it reads and discards the rest.
 class ReceivedDirectory {
  public:
   explicit ReceivedDirectory(fs::path target)
@@ -173,7 +174,7 @@ class ReceivedDirectory {
     });
   }
 
-  // Gives it its name; returns what went wrong.
+  // Gives the directory its name; returns what went wrong.
   std::string finish() {
     attempt([&] {
       skip_complete();
@@ -240,7 +241,7 @@ class ReceivedDirectory {
     return taken;
   }
 
-  // Ends files that are complete, and begins the next one.
+  // Closes files that are complete, and opens the next one.
   void skip_complete() {
     while (file_ < files_.size()) {
       const FileInList& file = files_[file_];
@@ -272,7 +273,7 @@ class ReceivedDirectory {
   std::optional<std::ofstream> open_;
 };
 
-// The largest of all ranks' numbers.
+// The largest number of all ranks.
 std::uint64_t largest(const Group& group, std::uint64_t number) {
   const at::Tensor most = at::full(
       {1}, static_cast<std::int64_t>(number), at::TensorOptions(at::kLong));

@@ -1,4 +1,4 @@
-// How many samples a step of an elastic group has.
+// Number of samples per step of an elastic group.
 #include <algorithm>
 #include <cstdint>
 
@@ -15,8 +15,8 @@ namespace {
 using detail::ElasticRun;
 using detail::format;
 
-// The window with which so many ranks read `samples` per step, and how many
-// they then read.
+// The window with which a number of ranks reads `samples` per step, and how
+// many samples they then read.
 struct Window {
   std::int64_t steps = 1;
   std::int64_t samples = 0;
@@ -28,8 +28,8 @@ Window nearest_window(std::int64_t samples, std::int64_t at_once) {
   return {steps, steps * at_once};
 }
 
-// True where a group may be started again with another number of ranks, and
-// nobody says how many it began with.
+// True if a group may have been restarted with another number of ranks, and the
+// number it began with is unknown.
 bool hides_first_size(const ElasticRun& run) {
   return run.seat == nullptr && run.identity.board.empty() &&
       run.identity.launcher != "none";

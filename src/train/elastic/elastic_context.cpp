@@ -48,8 +48,8 @@ void require_directory(const ElasticRun& run) {
       "the program with accelerate-cpp launch");
 }
 
-// The states that several machines keep; null on one machine that nobody joins,
-// and if none are kept. Collective the first time.
+// The states that several machines keep; null on a single machine that no other
+// may join, and if none are kept. Collective on first use.
 MachineStates* machines_of(ElasticRun& run, const Accelerator& accelerator) {
   const World& world = accelerator.world();
   const bool may_change = run.seat != nullptr && run.seat->spans_machines();
@@ -64,7 +64,7 @@ MachineStates* machines_of(ElasticRun& run, const Accelerator& accelerator) {
   return run.machines.get();
 }
 
-// The number of the project's newest checkpoint; -1: it has none.
+// The number of the project's newest checkpoint; -1 if it has none.
 std::int64_t newest_checkpoint(const Accelerator& accelerator) {
   if (!names_checkpoints(accelerator)) return -1;
   const auto entries = detail::list_checkpoints(
@@ -74,8 +74,8 @@ std::int64_t newest_checkpoint(const Accelerator& accelerator) {
   return newest == nullptr ? -1 : *newest->number;
 }
 
-// The states in the memory of this machine, the newest first, and the number of
-// the next one.
+// The states in this machine's memory, newest first, and the number of the next
+// one.
 struct FoundStates {
   std::vector<MemoryState> states;
   std::int64_t next_number = 0;
@@ -100,8 +100,8 @@ FoundStates find_states(ElasticRun& run, const World& world) {
   return found;
 }
 
-// The states in memory and the project's newest checkpoint, the newest first,
-// as rank 0 sees them. The latter is an empty path, since resume() chooses it.
+// The states in memory and the project's newest checkpoint, newest first, as
+// rank 0 sees them. The checkpoint is an empty path, since resume() chooses it.
 std::vector<std::filesystem::path> agree_on_states(
     ElasticRun& run,
     const Accelerator& accelerator) {
@@ -165,14 +165,14 @@ std::string next_name(const ElasticRun& run, const Accelerator& accelerator) {
       .string();
 }
 
-// As save_in_memory(), on several machines.
+// save_in_memory() on several machines.
 void begin_on_machines(ElasticRun& run, const Accelerator& accelerator) {
   if (run.machines->begin(accelerator, next_name(run, accelerator)))
     ++run.num_saves;
 }
 
-// Before machines leave or join. Without the state, the ranks go back to the
-// one before it.
+// Called before machines leave or join. If the state cannot be saved, the ranks
+// go back to the previous one.
 void save_on_machines(ElasticRun& run, const Accelerator& accelerator) {
   try {
     machines_of(run, accelerator)
@@ -210,17 +210,17 @@ void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
         "the ranks were told to leave, and nothing was saved: the project does "
         "not name its checkpoints (automatic_checkpoint_naming, project_dir)");
   }
-  // Nobody closes its connections while another still needs them.
+  // No rank closes its connections while another still needs them.
   accelerator.wait_for_everyone();
 }
 
-// What all ranks do after a step.
+// What all ranks decide after a step.
 struct Verdict {
   bool is_preempted = false;
-  /// The generation that the ranks are to leave for; 0: none but the present
+  /// The generation for which the ranks must leave; 0 if none but the current
   /// one was ever wanted.
   std::int64_t generation = 0;
-  /// How far the slowest rank is with the state that machines are keeping.
+  /// How far the slowest rank is with the state being kept on machines.
   MachineStates::Progress progress = MachineStates::done;
 };
 
@@ -239,8 +239,8 @@ Verdict agree(ElasticRun& run, const World& world, bool is_told_to_end) {
       static_cast<MachineStates::Progress>(values[2])};
 }
 
-// Gives the program the first of these states, as agree_on_states() has them,
-// that can be loaded. Returns whether one could.
+// Loads the first of these states, from agree_on_states(), that can be loaded.
+// Returns whether one could.
 bool load_first(
     ElasticRun& run,
     const Accelerator& accelerator,
@@ -267,7 +267,7 @@ bool load_first(
   return false;
 }
 
-// Says what is loaded in place of a state in memory of which a part is lost.
+// Reports what is loaded in place of a state in memory that has lost a part.
 void tell_of_lost_state(
     const ElasticRun& run,
     const Accelerator& accelerator,
@@ -300,7 +300,8 @@ int ElasticContext::process_index() const { return run_->identity.rank; }
 bool ElasticContext::resume(
     const Accelerator& accelerator,
     const LoadStateOptions& options) const {
-  // run_elastic() read them before there was an Accelerator to report them.
+  // run_elastic() read them before an Accelerator existed that could report
+  // them.
   for (const std::string& key : run_->used_settings)
     accelerator.world().group().impl()->world->settings.mark_read(key);
   require_directory(*run_);

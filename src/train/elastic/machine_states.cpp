@@ -172,7 +172,7 @@ std::vector<DirectoryMove> MachineStates::copies_of(
     const std::string& name,
     const std::vector<std::size_t>& machines) const {
   std::vector<DirectoryMove> moves;
-  // A machine that is alone has nobody to keep a copy.
+  // A single machine has no other to keep a copy.
   if (num_machines() == 1) return moves;
   for (const std::size_t machine : machines) {
     moves.push_back(
@@ -246,7 +246,7 @@ void MachineStates::load(
 
 void MachineStates::settle() {
   if (is_first()) keep_only(loaded_);
-  // All machines have all of it.
+  // All machines have the whole state.
   if (loaded_whole_) return;
   std::vector<std::size_t> machines;
   for (std::size_t i = 0; !loaded_.empty() && i < num_machines(); ++i) {
@@ -274,7 +274,7 @@ bool MachineStates::begin(
     ticket_ = accelerator.save_state(
         name, {.asynchronous = true, .when_busy = when_busy});
   } catch (const CheckpointError& error) {
-    // All ranks are told the same.
+    // All ranks get the same error.
     world_.logger().log_once_per_world(
         LogLevel::warning, "train", format("{} {}", kNotKept, error.what()));
     return false;
@@ -329,7 +329,7 @@ void MachineStates::advance(Progress agreed) {
   }
 }
 
-// Waits until all ranks have done with the phase, and returns how.
+// Waits until all ranks are done with the phase, and returns the outcome.
 MachineStates::Progress MachineStates::wait_for_phase() {
   constexpr std::chrono::milliseconds kPause{2};
   while (true) {

@@ -26,8 +26,8 @@ constexpr std::string_view kPrefix = "generation_";
 constexpr std::string_view kNextCheckpoint = "_before_checkpoint_";
 constexpr std::string_view kNumber = "_state_";
 
-// Also what a save that was interrupted has left, whose name is hidden. Anything
-// else in the directory is none of ours.
+// Includes what an interrupted save left, under a hidden name. Anything else in
+// the directory is not ours.
 bool is_ours(std::string_view name) {
   return name.starts_with(kPrefix) || name.starts_with(format(".{}", kPrefix));
 }

@@ -24,13 +24,13 @@ using detail::ElasticRun;
 using detail::ElasticSeat;
 using detail::RankVariables;
 
-// A launcher sees the end of a process a moment after its peers do, and that of
-// a machine which is silent later than they may.
+// A launcher notices the end of a process slightly later than the process's
+// peers, and that of a silent machine possibly much later.
 std::chrono::milliseconds patience_of(const ElasticSeat& seat) {
   return std::chrono::seconds(seat.spans_machines() ? 30 : 5);
 }
 
-// Nothing where the launcher replaces no ranks.
+// Null if the launcher replaces no ranks.
 std::unique_ptr<ElasticSeat> find_seat(const RankVariables& identity) {
   if (identity.board.empty()) return nullptr;
   try {
@@ -46,7 +46,7 @@ std::unique_ptr<ElasticSeat> find_seat(const RankVariables& identity) {
   }
 }
 
-// As if the launcher had started this process for the generation.
+// The variables as if the launcher had started this process for the generation.
 std::map<std::string, std::string> variables_of(const ElasticPlace& place) {
   const std::string rank = std::to_string(place.rank);
   const std::string size = std::to_string(place.num_ranks);
@@ -60,7 +60,7 @@ std::map<std::string, std::string> variables_of(const ElasticPlace& place) {
       {detail::kGenerationVariable, std::to_string(place.generation)}};
 }
 
-// Gives what the program left unset the values that the launcher gives it.
+// Fills in what the program left unset with the launcher's values.
 void resolve(ElasticRun& run, const detail::Settings& settings) {
   ElasticOptions& options = run.options;
   const auto use = [&](const char* key) {
@@ -131,8 +131,8 @@ ElasticEnd run_elastic(
       if (seat->was_broken(patience_of(*seat))) continue;
       throw;
     } catch (const std::exception&) {
-      // What follows from the end of a peer may be any exception, but these come
-      // after the launcher has noticed.
+      // A peer's end may cause any exception, but these arrive after the
+      // launcher has noticed.
       if (seat->was_broken(std::chrono::milliseconds(0))) continue;
       throw;
     }

@@ -39,11 +39,11 @@ std::vector<std::string> entries_of(const fs::path& directory) {
   return names;
 }
 
-/// A directory on one machine that has a state or a part of it.
+/// A directory on one machine that holds a state or a part of it.
 struct StateSource {
   /// Relative to the machine's memory.
   std::string directory;
-  /// A whole state has none.
+  /// Unset for a whole state.
   std::optional<PartPlace> place;
   Manifest manifest;
 
@@ -54,7 +54,7 @@ struct StateSource {
   }
 };
 
-// What a machine keeps below its memory, by the directory there.
+// What a machine keeps below its memory, by directory.
 std::map<std::string, std::optional<PartPlace>> places_in(
     const fs::path& memory) {
   std::map<std::string, std::optional<PartPlace>> places{
@@ -70,8 +70,8 @@ std::map<std::string, std::optional<PartPlace>> places_in(
   return places;
 }
 
-// All machines' sources of a state, in the order of machines. What cannot be
-// read is none.
+// All machines' sources of a state, in machine order. Unreadable ones are left
+// out.
 std::vector<std::vector<StateSource>> exchange_sources(
     const Group& between,
     const fs::path& memory,
@@ -106,8 +106,8 @@ std::vector<std::vector<StateSource>> exchange_sources(
   return sources;
 }
 
-// The manifest of the whole state: that of a machine that has it, or the parts'
-// of machines that have all of them together.
+// The manifest of the whole state: from a machine that has it, or merged from
+// machines that have all its parts together.
 Manifest merge_manifests(const std::vector<std::vector<StateSource>>& sources) {
   std::map<std::string, std::map<std::size_t, const StateSource*>> by_shape;
   for (const auto& theirs : sources) {
@@ -133,9 +133,9 @@ Manifest merge_manifests(const std::vector<std::vector<StateSource>>& sources) {
   throw Error("a part of it is lost");
 }
 
-/// What has to travel, and where this machine finds each file afterwards.
+/// What has to be moved, and where this machine finds each file afterwards.
 struct Journey {
-  /// At most one move from one machine to another in each.
+  /// Each round has at most one move from one machine to another.
   std::vector<std::vector<DirectoryMove>> rounds;
   std::map<std::string, fs::path> places;
 };
@@ -254,8 +254,8 @@ void WholeStates::make_on_first_rank(const std::string& name) const {
   const Manifest whole = merge_manifests(sources);
   const Journey journey = plan_journey(whole, sources, self, memory_);
   std::error_code ignored;
-  // What has failed before must not stay. Of what follows, each machine does
-  // all, whatever fails.
+  // Leftovers of earlier failures must not stay. Each machine performs all of
+  // the following, whatever fails.
   fs::remove_all(memory_ / kFetched, ignored);
   fs::create_directory(memory_ / kFetched, ignored);
   fs::create_directory(directory(), ignored);

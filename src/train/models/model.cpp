@@ -63,7 +63,7 @@ void drop_gradients(
     drop_gradient(parameter, set_to_none);
     model.strategies.drop_gradient(parameter);
   }
-  // What the optimizer steps on may be another tensor.
+  // The optimizer may step on another tensor.
   for (const Parameter& row : model.table.rows())
     drop_gradient(row.local, set_to_none);
 }

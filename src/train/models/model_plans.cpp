@@ -44,7 +44,7 @@ bool asks_for_plan(const ModelOptions& options) {
       options.parallelize_plan;
 }
 
-// Reports a model that would train on another device than the ranks'.
+// Reports a model that would train on a device other than the ranks'.
 void require_placed(
     const Session& session,
     const torch::nn::Module& module,
@@ -71,7 +71,7 @@ PlanRequest request_of(const Session& session, const ModelOptions& options) {
   PlanRequest request = session.plan_request;
   request.training = read_model_request(
       options, session.request_sources, session.plan.degrees);
-  // Models split alike, also one whose options name another engine.
+  // Models are split alike, even one whose options name another engine.
   request.training.infers_plan =
       request.training.infers_plan || session.plan_request.training.infers_plan;
   request.training.divides_sequences = request.training.divides_sequences ||
@@ -83,7 +83,7 @@ PlanRequest request_of(const Session& session, const ModelOptions& options) {
   return request;
 }
 
-// `options` is null for a model without options of its own.
+// `options` is null for a model without its own options.
 void read_model_options(
     const Session& session,
     const ModelOptions* options,

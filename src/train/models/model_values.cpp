@@ -17,8 +17,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// LibTorch's pointers to accumulators are shared or, in newer versions,
-// intrusive.
+// LibTorch's pointers to accumulators are shared pointers or, in newer
+// versions, intrusive ones.
 template <class Pointer>
 auto weak(const Pointer& pointer) {
   if constexpr (requires { std::weak_ptr(pointer); }) {
@@ -28,8 +28,8 @@ auto weak(const Pointer& pointer) {
   }
 }
 
-// Moves a tensor in place, so that every handle sees it, as Module::to() does;
-// that refuses some devices.
+// Moves a tensor in place, so that every handle sees it, as Module::to() does,
+// which refuses some devices.
 void move_tensor(at::Tensor tensor, const at::Device& device) {
   const at::Tensor moved = tensor.detach().to(device);
   if (at::_has_compatible_shallow_copy_type(tensor, moved))

@@ -22,7 +22,7 @@ std::size_t count_repeated(std::vector<T> items) {
       items.end() - std::unique(items.begin(), items.end()));
 }
 
-// Where the ranks have different stages, only a Pipeline divides a model.
+// If the ranks have different stages, only a Pipeline splits a model.
 void require_stage(
     const Session& session,
     const RequestedModel& model,
@@ -40,7 +40,7 @@ void require_stage(
       model.position));
 }
 
-// Reports a borrowed optimizer whose end its handle could not notice.
+// Reports a borrowed optimizer whose destruction its handle could not notice.
 void require_watchable(
     const RequestedOptimizer& requested,
     std::vector<std::string>& complaints) {

@@ -82,8 +82,8 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   return model;
 }
 
-// Makes the optimizer step on what the models' strategies keep, and notices its
-// end.
+// Makes the optimizer step on the strategies' tensors, and notices its
+// destruction.
 detail::PreparedOptimizer& make_prepared_optimizer(
     Session& session,
     torch::optim::Optimizer& optimizer) {
@@ -109,7 +109,7 @@ void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
   }
 }
 
-// The schedule's own optimizer if it is known and prepared, else all.
+// The schedule's own optimizer if it is known and prepared, otherwise all.
 std::vector<const detail::PreparedOptimizer*> optimizers_of(
     const Session& session,
     const detail::SchedulerReference& scheduler) {
@@ -160,7 +160,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   require_preparable(session, request);
   detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);
-  // A rank that trains may pass by a call in which others wait for it.
+  // A training rank may miss a call in which others wait for it.
   if (!request.models.empty()) session.agreement->start_detector();
   detail::PrepareResult result;
   result.loader_context = [this] { return loader_context(); };

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The table has rows for parameters only.
+// The table only has rows for parameters.
 void add_buffers(const torch::nn::Module& module, ParameterTable& table) {
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
@@ -29,7 +29,7 @@ void add_buffers(const torch::nn::Module& module, ParameterTable& table) {
   }
 }
 
-// Axes along which ranks may have other shards; the same on all ranks.
+// Axes along which ranks may have different shards; the same on all ranks.
 std::vector<Axis> dividing_axes(const Mesh& mesh) {
   std::vector<Axis> axes;
   for (const Axis axis :
@@ -38,7 +38,7 @@ std::vector<Axis> dividing_axes(const Mesh& mesh) {
   return axes;
 }
 
-// What this rank has of each tensor; undefined for those of other stages.
+// What this rank has of each tensor; undefined for tensors of other stages.
 std::vector<at::Tensor> own_tensors(
     const PreparedModel& model,
     const ParameterTable& whole) {
@@ -112,7 +112,7 @@ std::unique_ptr<const WholeModel> whole_model(const PreparedModel& model) {
     row.local = own[i];
     const auto options = at::TensorOptions(dtypes[i]).device(model.device);
     if (row.layout.global_shape.empty()) {
-      // A number cannot be divided: all ranks get it from its first stage.
+      // A scalar cannot be split: all ranks get it from its first stage.
       const bool is_first = own[i].defined() &&
           !model.stage->others.saved_there.contains(row.name);
       row.local = is_first ? own[i].detach().clone() : at::zeros({}, options);

@@ -28,8 +28,8 @@ void require_prepared(const detail::PreparedOptimizer& prepared) {
   detail::throw_released("the optimizer again");
 }
 
-// A window by hand (no_sync, then one backward outside) has as many backward
-// passes as losses are divided by.
+// A manual window (no_sync, then one backward outside) must have as many
+// backward passes as the number by which losses are divided.
 void warn_without_windows(detail::Session& session) {
   const int window = session.clock.window();
   const int num_backwards =
@@ -61,8 +61,8 @@ bool can_step_directly(const detail::Session& session) {
              [](const auto& model) { return model->strategies.is_idle(); });
 }
 
-// Steps while the optimizer's state is as its class has it. What the closure
-// computes is as complete as the gradients before it.
+// Steps while the optimizer has its whole state. Gradients computed by the
+// closure are completed like those before it.
 at::Tensor step_on_whole_state(
     detail::PreparedOptimizer& prepared,
     const std::function<at::Tensor()>& closure) {
@@ -87,8 +87,8 @@ at::Tensor step_on_whole_state(
   return loss;
 }
 
-// Not inlined, so that step() stays a few lines of the processor's cache where
-// it does not need this.
+// Not inlined, so that step() spans only a few cache lines when it does not
+// need this.
 [[gnu::noinline]] at::Tensor take_step(
     detail::PreparedOptimizer& prepared,
     const std::function<at::Tensor()>& closure) {
@@ -117,8 +117,8 @@ at::Tensor step_on_whole_state(
   return loss;
 }
 
-// Drops what strategies keep of the gradient of a tensor that an optimizer steps
-// on.
+// Drops what strategies keep of the gradient of a tensor on which an optimizer
+// steps.
 void drop_kept_gradient(
     const detail::Session& session,
     const at::Tensor& parameter) {

@@ -24,8 +24,8 @@ namespace {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 
-// Shared by an optimizer and the handle that learns of its destruction, which
-// may happen on another thread.
+// Shared by an optimizer and the handle notified of its destruction, which may
+// happen on another thread.
 class DestructionNotice {
  public:
   explicit DestructionNotice(std::function<void()> on_destruction)
@@ -60,8 +60,8 @@ class WatchedOptions final : public Options {
   ~WatchedOptions() override { notice_->send(); }
 
  private:
-  // An optimizer that is prepared again has an earlier notice, and references
-  // to its options stay valid.
+  // An optimizer that is prepared again keeps its earlier notice, and
+  // references to its options stay valid.
   std::unique_ptr<OptimizerOptions> before_;
   std::shared_ptr<DestructionNotice> notice_;
 };
@@ -97,7 +97,7 @@ WatchableClass watchable() {
       &watch_options<Options>};
 }
 
-// The row for the class of these options; null if it is not known.
+// The row for the class of these options; null if it is unknown.
 const WatchableClass* find_class(const OptionsPointer& options) {
   static const std::array classes{
       watchable<torch::optim::SGDOptions>(),

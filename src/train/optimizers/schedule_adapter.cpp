@@ -52,8 +52,8 @@ class OwnSchedule final : public ScheduleAdapter {
   optim::LRScheduler& schedule_;
 };
 
-// LibTorch's schedules can neither save nor load state: their steps are counted
-// and repeated to bring another one to the same point.
+// LibTorch's schedules can neither save nor load state: their steps are
+// counted, and repeated to bring another schedule to the same point.
 class CountedSchedule : public ScheduleAdapter {
  public:
   void step(const SchedulerStep& step) final {
@@ -94,7 +94,7 @@ class CountedSchedule : public ScheduleAdapter {
   std::vector<double> metrics_;
 };
 
-// Gives access to a function that LibTorch keeps for derived classes.
+// Gives access to a protected function of LibTorch.
 struct TorchRates : torch::optim::LRScheduler {
   static std::vector<double> of(const torch::optim::LRScheduler& schedule) {
     return (schedule.*(&TorchRates::get_current_lrs))();

@@ -32,7 +32,7 @@ detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
   return *prepared.schedule;
 }
 
-// Number of steps that the schedule takes for this call.
+// Number of steps that the schedule takes on this call.
 int steps_due(const PreparedScheduler& prepared) {
   const detail::Session& session = *prepared.session;
   if (!session.scheduling.step_with_optimizer) return 1;
@@ -50,7 +50,7 @@ int steps_due(const PreparedScheduler& prepared) {
 }
 
 // The learning rates of the optimizer that a schedule must be changing, since
-// no other is prepared.
+// no other one is prepared.
 std::vector<double> rates_of_only_optimizer(const PreparedScheduler& prepared) {
   std::vector<double> rates;
   std::size_t num_optimizers = 0;
@@ -87,7 +87,8 @@ void Scheduler::step() const {
 void Scheduler::step(double metric) const {
   schedule_of(*prepared_).require_accepts(/*has_metric=*/true);
   if (steps_due(*prepared_) == 0) return;
-  // One step for any number of processes: the metric is one observation.
+  // One step for any number of processes, since the metric is a single
+  // observation.
   take_step(*prepared_, {true, metric});
 }
 

@@ -31,8 +31,8 @@ using detail::PipelineExecutor;
 using detail::PipelineSchedule;
 using detail::PipelineStages;
 
-// What is wrong on one rank ends the call on all, instead of leaving the others
-// waiting for it.
+// An error on one rank ends the call on all, instead of leaving the other ranks
+// waiting.
 Model<torch::nn::Module> prepare_stage(
     const Accelerator& accelerator,
     const Group& pipeline,
@@ -60,8 +60,8 @@ Model<torch::nn::Module> prepare_stage(
   return *model;
 }
 
-// Strategies have reserved tags for what each stage has; later messages among
-// all stages need the same ones.
+// Strategies have reserved tags for each stage's parameters; later messages
+// among all stages need the same tags.
 void agree_on_tags(const Mesh& mesh) {
   const int next = detail::reserve_tags(mesh, 0);
   const at::Tensor most =
@@ -78,9 +78,9 @@ std::vector<std::string> names_of(
   return names;
 }
 
-// The number of chunks per rank that have so many of the model's repeated layers
-// each; the last rank may have another number of layers. Throws ConfigError if
-// they do not divide those.
+// The number of chunks per rank with the requested number of the model's
+// repeated layers each; the last rank may have a different number of layers.
+// Throws ConfigError if the layers cannot be split that way.
 int chunks_of(
     const std::vector<detail::PipelineLayer>& layers,
     const detail::PipelineRequest& request,
@@ -102,7 +102,7 @@ int chunks_of(
                                   : std::string()));
 }
 
-// The options, completed by what an engine's settings say of pipelines.
+// The options, completed by an engine's pipeline settings.
 PipelineOptions complete(
     PipelineOptions options,
     const detail::PipelineRequest& request,
@@ -140,7 +140,7 @@ std::vector<std::size_t> begins_of(
       schedule.num_stages());
 }
 
-// The schedule of a full batch. Throws ConfigError for what none can do.
+// The schedule of a full batch. Throws ConfigError if no schedule can do it.
 PipelineSchedule schedule_of(
     const PipelineOptions& options,
     detail::PipelineScheduleKind kind,
@@ -208,7 +208,7 @@ const Model<torch::nn::Module>& Pipeline::model() const {
 }
 
 std::vector<at::Tensor> Pipeline::parameters() const {
-  // LibTorch lists a tensor with two names twice.
+  // LibTorch lists a tensor twice if it has two names.
   std::vector<at::Tensor> parameters;
   for (const detail::Parameter& row : model().prepared()->table.rows())
     parameters.push_back(row.tensor);

@@ -19,7 +19,7 @@ namespace {
 using detail::format;
 using detail::PipelineValue;
 
-// The token of the largest logit at the last place.
+// The token with the largest logit at the last position.
 PipelineValue most_likely(const PipelineValue& output) {
   if (output.tensors.size() != 1 || output.tensors[0].dim() != 3) {
     throw ConfigError(format(

@@ -81,7 +81,7 @@ detail::PipelineValue Pipeline::State::forward(
       detail::require_tensors(value, layer.name);
     }
     if (stage + 1 == places.num_stages()) {
-      // Other stages hand on what one process would compute with.
+      // Other stages pass on what a single process would compute with.
       for (at::Tensor& tensor : value.tensors)
         tensor = scope.restore_precision(tensor);
     }
@@ -139,12 +139,12 @@ void Pipeline::State::end_backwards() {
   Session& session = *own.session;
   if (own.sync_gradients) {
     if (session.world.size() > 1) ++*session.num_averaging_passes;
-    // A pass that reaches no parameter: what it finds are the gradients of
-    // earlier ones.
+    // A pass that reaches no parameter, so it only finds the gradients of
+    // earlier passes.
     run_pass(own, at::zeros({}), true, [] {});
   }
-  // Stages step alike on what they share, also where replicas do not average
-  // gradients (LocalSGD).
+  // Stages take the same steps on shared parameters, even where replicas do not
+  // average gradients (LocalSGD).
   const bool ends_window =
       session.clock.sync_gradients() || session.accumulation.sync_each_batch;
   if (own.sync_gradients || ends_window) tied.sum(own.table);

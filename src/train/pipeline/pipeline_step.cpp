@@ -1,4 +1,4 @@
-// A step of a pipeline: a batch, its micro-batches, and what comes out.
+// A step of a pipeline: a batch, its micro-batches, and the results.
 #include <accelerate/pipeline.h>
 
 #include <algorithm>
@@ -54,18 +54,18 @@ class Pipeline::Step {
 
  private:
   detail::StageCalls calls();
-  /// Lets the backward from a chunk's outputs be one of its experts' losses,
-  /// too.
+  /// Makes the backward from a chunk's outputs include its experts' losses.
   void add_expert_losses(int chunk, int micro_batch, PipelineValue& outputs);
   at::Tensor finish(int micro_batch, const PipelineValue& outputs);
-  /// A share of a micro-batch's loss in that of the window, as the scaler has it.
+  /// A share of a micro-batch's loss in the window's loss, scaled by the
+  /// scaler.
   [[nodiscard]] at::Tensor weighted(const at::Tensor& loss, double share) const;
   void collect(PipelineResult& result);
   [[nodiscard]] double share_of_rows(std::size_t micro_batch) const {
     return static_cast<double>(inputs_.num_rows[micro_batch]) /
         static_cast<double>(num_rows_);
   }
-  /// The share of a micro-batch in the batch's loss.
+  /// A micro-batch's share in the batch's loss.
   [[nodiscard]] double share_of(std::size_t micro_batch) const {
     return state_.options.micro_batch_loss == MicroBatchLoss::sum
         ? 1.0
@@ -194,7 +194,7 @@ void Pipeline::Step::add_expert_losses(
     PipelineValue& outputs) {
   at::Tensor losses = state_.take_expert_losses(chunk);
   if (!losses.defined() || !losses.requires_grad()) return;
-  // They are means over tokens, whatever the loss of a micro-batch is.
+  // These are means over tokens, whatever a micro-batch's loss is.
   losses =
       weighted(losses, share_of_rows(static_cast<std::size_t>(micro_batch)));
   const int stage = state_.places.stage(state_.executor.rank(), chunk);

@@ -65,7 +65,7 @@ void apply_deepspeed_rules(Session& session, const PrepareRequest& request) {
       .gradient_accumulation_steps = session.clock.window(),
       .num_ranks = num_ranks};
   for (const RequestedLoader& loader : request.loaders) {
-    // A batch sampler's batches differ.
+    // A batch sampler's batches differ in size.
     if (loader.batch_size == 0) continue;
     batches.micro_batches.push_back(
         loader.splits_batches.value_or(session.dataloader_config.split_batches)

@@ -11,8 +11,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// The settings of a window that do nothing while it has one micro-step. The
-// program may still have changed the window before its first step.
+// The settings of a window that have no effect while it has one micro-step. The
+// program may still change the window before its first step.
 std::vector<IgnoredSetting> accumulation_without_effect(
     const Session& session) {
   if (session.clock.window() > 1) return {};

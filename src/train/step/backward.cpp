@@ -46,7 +46,7 @@ void multiply_pending_gradients(Session& session, double factor) {
 }
 
 // Sums over the ranks whose gradients are averaged, so that items of a batch
-// that several ranks share count once.
+// shared by several ranks count once.
 double sum_over_ranks(const Session& session, std::int64_t count) {
   const at::Tensor sum = at::full({}, count, at::kLong);
   session.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
@@ -54,9 +54,9 @@ double sum_over_ranks(const Session& session, std::int64_t count) {
 }
 
 // The gradients of a window add up to the mean over all items of all ranks, and
-// the ranks are averaged, so the weight of a mean over n items is
-// n x ranks / all items. That total is known in the window's last micro-step;
-// until then the count of the first one stands in for it.
+// the ranks are averaged, so the weight of a mean over n items is n x ranks /
+// all items. That total is known in the window's last micro-step; until then,
+// the count of the first one stands in for it.
 double weight_of_items(Session& session, std::int64_t num_items) {
   const double ranks = session.mesh.gradient_group().size();
   detail::ItemCount& items = session.window.items;
@@ -141,7 +141,7 @@ void require_same_weighting(
 }
 
 // Notifies all strategies, then throws the first strategy's explanation, or
-// else the original exception.
+// otherwise the original exception.
 [[noreturn]] void fail_backward(
     const Session& session,
     const std::exception& error) {
@@ -154,9 +154,8 @@ void require_same_weighting(
   throw;
 }
 
-// Runs `body`, a backward from `loss`, and notifies all models' strategies of
-// its beginning and of its end or failure. `syncs` returns whether it ends a
-// model's step.
+// Runs `body`, a backward from `loss`, and notifies all models' strategies when
+// it begins, ends or fails. `syncs` returns whether it ends a model's step.
 template <class Syncs, class Body>
 void run_backward(
     const Session& session,
@@ -202,8 +201,8 @@ detail::PreparedModel* model_of(
 }  // namespace
 
 // The gradients of a window add up to the mean over its micro-steps. Only its
-// last micro-step shows that a loader's end cuts it short; the gradients of the
-// earlier ones are scaled then.
+// last micro-step reveals that a loader's end cuts it short; the earlier
+// gradients are scaled then.
 double detail::weight_of_micro_step(Session& session) {
   const StepClock& clock = session.clock;
   if (!clock.is_short() || session.accumulation.divide_by_full_window) {

@@ -26,7 +26,7 @@ using detail::Parameter;
 /// Rows of the models' tables, and unsharded rows for other tensors.
 struct Rows {
   std::vector<detail::PlacedParameter> all;
-  /// Without those that another stage of a pipeline has, too, and counts.
+  /// Without rows that another pipeline stage also has and counts.
   std::vector<detail::PlacedParameter> counted;
   std::vector<std::unique_ptr<Parameter>> own;
 };
@@ -65,15 +65,14 @@ Rows rows_for(
   return rows;
 }
 
-// The norm of the gradients of all stages of a pipeline, from that of this
-// rank's.
+// The norm of the gradients of all pipeline stages, from this rank's.
 at::Tensor norm_over_stages(
     const detail::Session& session,
     const at::Tensor& norm,
     double norm_type) {
   const Group& stages = session.mesh.group(Axis::pipeline);
   if (stages.size() == 1) return norm;
-  // A stage without parameters does not know the others' dtype.
+  // A stage without parameters does not know the other stages' dtype.
   at::Tensor all = norm.to(session.world.device(), at::kDouble);
   const bool is_infinite = std::isinf(norm_type);
   if (!is_infinite) all = all.pow(norm_type);

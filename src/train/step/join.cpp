@@ -119,7 +119,7 @@ void send_optimizer(
   optimizer.load(archive);
 }
 
-// Repeats the steps of `from` that this rank missed.
+// Repeats the steps of rank `from` that this rank missed.
 void send_schedule(
     detail::PreparedScheduler& scheduler,
     const Group& group,
@@ -130,8 +130,8 @@ void send_schedule(
   }
 }
 
-// Takes part in what active ranks average until none is left, then copies the
-// state of the rank that went on longest.
+// Takes part in the averaging of active ranks until none are left, then copies
+// the state of the rank that continued longest.
 void shadow_until_done(Session& session) {
   detail::JoinRound& round = *session.join.round;
   while (const std::optional<JoinEvent> event = round.announce(std::nullopt)) {
@@ -139,7 +139,7 @@ void shadow_until_done(Session& session) {
         ->strategies.shadow(*event);
   }
   const Group& group = round.group();
-  // All ranks ended in the same step, so none has missed anything.
+  // All ranks ended in the same step, so none missed anything.
   if (round.num_active() == group.size()) return;
   const int from = round.first_active();
   for (const auto& model : session.models) {

@@ -19,10 +19,10 @@ LocalSGD::LocalSGD(
   if (!options.enabled) return;
   if (const auto& complaint = model_->strategies.traits().local_sgd_complaint)
     throw ConfigError(*complaint);
-  // Alone it averages nothing, but refuses the same.
+  // A single rank averages nothing, but refuses the same models.
   is_active_ = true;
   before_ = model_->sync_gradients;
-  // Ranks that share sequences step alike.
+  // Ranks that share sequences take the same steps.
   model_->sync_gradients = before_ && model_->mesh.degree(Axis::context) > 1;
   model_->strategies.step_locally(true);
 }

@@ -48,7 +48,7 @@ Profile Accelerator::profile(const ProfileOptions& options) const {
     }
   }
   auto profile = std::make_unique<detail::ProfileSession>(std::move(request));
-  // Short ways report nothing. They open again after the profile's end.
+  // Direct paths report nothing. They are taken again after the profile ends.
   session_->step.is_direct = false;
   for (const auto& model : session_->models) model->runs_directly = false;
   return Profile(std::move(profile));

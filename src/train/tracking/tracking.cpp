@@ -25,7 +25,7 @@ void push(
     std::optional<std::int64_t> step,
     const TrackerKwargs& log_kwargs = {}) {
   if (!session.tracking->is_active()) return;
-  // Made in its place: loops log every few microseconds.
+  // Constructed in place: loops log every few microseconds.
   const auto item = std::make_shared<FeedItem>();
   item->time.step = step;
   item->content.emplace<Content>(std::move(content));
@@ -47,7 +47,7 @@ TrackedValues sizes_of(const Mesh& mesh) {
   return sizes;
 }
 
-// A seed may be beyond what trackers have as numbers.
+// A seed may exceed the numbers that trackers support.
 TrackedValues seeds() {
   const std::uint64_t seed =
       at::detail::getDefaultCPUGenerator().current_seed();
