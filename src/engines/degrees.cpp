@@ -16,7 +16,7 @@ namespace {
 
 using RequestedDegrees = std::array<std::optional<int>, kNumAxes>;
 
-// An axis, and the field and the launcher's option that give its degree.
+// An axis, and the field and launcher option that give its degree.
 struct DegreeRow {
   Axis axis;
   std::optional<int> ParallelOptions::*field;
@@ -117,8 +117,8 @@ RequestedDegrees translate_degrees(
     const ParallelOptions& options,
     const Settings& settings) {
   DegreeTranslation translation(own);
-  // read_degrees() reads all degrees that only the launcher gives but this one,
-  // which is not an axis.
+  // read_degrees() reads all degrees that only the launcher gives except this
+  // one, which is not an axis.
   const bool has_sequence_degree =
       settings.integer("parallelism_config_sp_size").value_or(1) > 1;
   if (options.parallelism_config || has_sequence_degree) {
@@ -205,11 +205,11 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
     std::optional<int>& degree = degrees[static_cast<std::size_t>(row.axis)];
     // The option table's default of 1 does not count as given.
     if (!settings.is_given(row.option)) continue;
-    // Giving one degree is enough, so this switch does the same as any of them.
+    // Giving one degree is enough, so this switch is equivalent to any of them.
     settings.mark_read("use_parallelism_config");
     const auto given = static_cast<int>(*settings.integer(row.option));
     const bool is_from_code = options.*row.field || options.parallelism_config;
-    // Accelerate's launcher gives degrees of 1, too.
+    // Accelerate's launcher passes degrees of 1, too.
     if (degree && *degree != given && given > 1 && !is_from_code) {
       complaints.push_back(format(
           "[parallel] {} is {} by Megatron-LM's settings, but {} is {}; leave "

@@ -41,7 +41,7 @@ std::vector<IgnoredSetting> dynamo_without_effect(
   std::vector<IgnoredSetting> ignored;
   const auto found =
       resolve_dynamo(given ? *given : TorchDynamoOptions(), settings);
-  // Compiling nothing is what happens.
+  // Compiling nothing is exactly what happens here.
   if (found.disable) return {};
   const bool compiles = found.backend != "no";
   const auto note = [&](bool is_in_code, std::string_view key) {

@@ -24,7 +24,7 @@ constexpr std::array<std::string_view, 3> kOverrideVariables{
     "ACCELERATE_FP8_OVERRIDE_WGRAD"};
 
 // The value of a key in any of its spellings; Accelerate's questions write some
-// keys otherwise than its launcher reads them.
+// keys differently from how its launcher reads them.
 std::string text_of(
     const Settings& settings,
     std::string_view key,
@@ -43,7 +43,7 @@ std::int64_t integer_of(
   return settings.is_given(key) || !other ? value : *other;
 }
 
-// A word of an option's list, in that list's case.
+// A word from an option's list of choices, in that list's case.
 std::string known_word(std::string_view key, const std::string& given) {
   return std::get<std::string>(parse_option(*find_option(key), given));
 }
@@ -67,7 +67,7 @@ OverrideLinearPrecision launched_override(
   const std::array fields{&found.fprop, &found.dgrad, &found.wgrad};
   const std::string text = *settings.text(kKey);
   std::string list = text;
-  // A list in a file.
+  // The text may be a list in a file.
   std::erase_if(list, [](char c) { return c == '[' || c == ']'; });
   const std::vector<std::string> words = split(list, ',');
   if (words.size() != fields.size()) {

@@ -92,7 +92,8 @@ class ParallelismResolution {
           !is_given("sp_seq_length_is_variable") ||
           settings_.boolean("parallelism_config_sp_seq_length_is_variable");
     }
-    // A length is read for sequences of one length only, as in Accelerate.
+    // The length is only read if all sequences have one length, as in
+    // Accelerate.
     if (!*config_.sp_seq_length_is_variable && !config_.sp_seq_length &&
         is_given("sp_seq_length")) {
       const auto text = *settings_.text("parallelism_config_sp_seq_length");

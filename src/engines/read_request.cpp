@@ -26,10 +26,10 @@ std::string_view possessive(Engine engine) {
   return "no engine's";
 }
 
-// The engine that is used. Throws ConfigError if there are two.
+// The engine in use. Throws ConfigError if there are two.
 Engine engine_of(const ParallelOptions& options, const Settings& settings) {
   std::vector<Engine> used;
-  // Reads every switch, also one that code makes needless.
+  // Reads every switch, even one made unnecessary by code.
   if (settings.boolean("use_fsdp") || options.fully_sharded)
     used.push_back(Engine::fully_sharded);
   if (settings.boolean("use_deepspeed") || options.deepspeed)
@@ -85,7 +85,7 @@ RecomputationRequest recomputation_of(
       .options = options.options};
 }
 
-// Lists what the options give for a policy that they do not choose.
+// Lists fields that the options give for a policy they do not choose.
 void list_void_fields(
     const ActivationCheckpointingOptions& options,
     std::vector<IgnoredSetting>& ignored) {
@@ -113,8 +113,8 @@ int degree_of(const std::array<int, kNumAxes>& degrees, Axis axis) {
   return degrees[static_cast<std::size_t>(axis)];
 }
 
-// The Accelerator's options, replaced by those of a model where given. Degrees
-// in which models cannot differ are the mesh's.
+// The Accelerator's options, overridden by a model's where given. Degrees that
+// cannot differ between models are the mesh's.
 ParallelOptions options_of_model(
     const ModelOptions& own,
     const ParallelOptions& common,
@@ -138,7 +138,7 @@ ParallelOptions options_of_model(
   if (own.replicate || own.shard) {
     const int ranks =
         degree_of(degrees, Axis::replicate) * degree_of(degrees, Axis::shard);
-    // make_plan reports degrees that do not divide.
+    // make_plan reports degrees that do not divide the ranks.
     const auto rest = [&](std::optional<int> degree) -> std::optional<int> {
       if (!degree || *degree < 1 || ranks % *degree != 0) return std::nullopt;
       return ranks / *degree;
@@ -154,8 +154,8 @@ ParallelOptions options_of_model(
   return options;
 }
 
-// Chooses the degrees of a model that only gives a sharding strategy: those of
-// the other models where they fit the strategy.
+// Chooses the degrees of a model that only gives a sharding strategy: the other
+// models' degrees where they fit the strategy.
 void choose_degrees(
     TrainingRequest& request,
     const std::array<int, kNumAxes>& degrees,
@@ -191,7 +191,7 @@ void take_autotp_size(
     std::vector<std::string>& complaints) {
   const bool is_from_code =
       sources.parallel.tensor || sources.parallel.parallelism_config;
-  // Accelerate's launcher gives degrees of 1, too.
+  // Accelerate's launcher passes degrees of 1, too.
   if (!degree || (*degree == 1 && !is_from_code)) degree = autotp_size;
   if (*degree == autotp_size) return;
   complaints.push_back(format(
@@ -213,7 +213,7 @@ TrainingRequest read_training_request(const RequestSources& sources) {
         sources,
         degrees[static_cast<std::size_t>(Axis::shard)].value_or(1) > 1);
   } catch (const ConfigError& error) {
-    // Megatron-LM's settings have been read for the degrees before.
+    // Megatron-LM's settings have already been read for the degrees.
     if (std::find(complaints.begin(), complaints.end(), error.what()) ==
         complaints.end()) {
       complaints.emplace_back(error.what());

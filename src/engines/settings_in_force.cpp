@@ -83,7 +83,7 @@ void list(OptionList& out, const FullyShardedDataParallelOptions& options) {
   out.add("fsdp_cpu_ram_efficient_loading", options.cpu_ram_efficient_loading);
 }
 
-// kAuto leaves a number open.
+// kAuto leaves a number unset.
 template <class T>
 std::optional<T> unless_auto(const std::optional<T>& value) {
   return value == T{kAuto} ? std::nullopt : value;
@@ -170,8 +170,8 @@ void settle_all(Settings& settings, const Source& source) {
     settings.settle(key, entry.first, entry.second);
 }
 
-// Takes what DeepSpeed's configuration says in place of what was given beside
-// it.
+// Replaces what was given beside DeepSpeed's configuration with what the
+// configuration says.
 std::vector<IgnoredSetting> overrule(
     Settings& settings,
     const DeepSpeedOptions& resolved) {
@@ -235,8 +235,8 @@ std::vector<IgnoredSetting> settle_engine(
           options.fully_sharded.value_or(FullyShardedDataParallelOptions()),
           sources.settings,
           sources.mixed_precision));
-      // The plugin's defaults of these do not apply: without a value, units are
-      // elements of containers, and the execution order is learned.
+      // The plugin's defaults for these do not apply: without a value, units
+      // are elements of containers, and the execution order is learned.
       defaults.values.erase("fsdp_auto_wrap_policy");
       defaults.values.erase("fsdp_forward_prefetch");
       settle_all(settings, defaults);

@@ -20,7 +20,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Settings that a DeepSpeed configuration, if there is one, must contain
+// Settings that must come from the DeepSpeed configuration, if there is one,
 // instead of the launcher's config file.
 constexpr std::array<std::string_view, 9> kFieldsOfConfig{
     "gradient_accumulation_steps",
@@ -93,7 +93,7 @@ Json auto_or(int value) { return value == kAuto ? Json("auto") : Json(value); }
 
 int accumulation_steps(const Json& value) {
   constexpr int kMost = std::numeric_limits<int>::max();
-  // get() wraps numbers that an int cannot hold, and cuts fractions off.
+  // get() wraps numbers that do not fit an int, and truncates fractions.
   if (!value.is_number_integer() || value < 1 || value > kMost) {
     throw ConfigError(format(
         "[config] gradient_accumulation_steps of the DeepSpeed configuration "
@@ -221,7 +221,7 @@ void DeepSpeedConfig::read_options(
 }
 
 // The options' values replace "auto"; then the configuration's values replace
-// those of the options.
+// the options'.
 void DeepSpeedConfig::merge() {
   const std::array<std::pair<std::string_view, Json>, 8> values{{
       {"gradient_accumulation_steps",
@@ -307,7 +307,8 @@ void DeepSpeedConfig::compose() {
 
 void DeepSpeedConfig::read_msamp(const Settings& settings) {
   if (!options_.enable_msamp) {
-    // Other words are for a recipe's reader, so looking is not reading.
+    // Other values are for a recipe's reader, so looking does not count as
+    // reading.
     const Resolved* const backend = settings.find("fp8_backend");
     options_.enable_msamp = backend != nullptr &&
         backend->value == OptionValue(std::string("msamp"));
@@ -322,7 +323,7 @@ void DeepSpeedConfig::read_msamp(const Settings& settings) {
   }
 }
 
-// An "msamp" section of the configuration's own stays as it is.
+// An "msamp" section in the configuration itself stays as it is.
 void DeepSpeedConfig::add_msamp() {
   if (!*options_.enable_msamp || json_.contains("msamp")) return;
   std::vector<std::string> complaints;

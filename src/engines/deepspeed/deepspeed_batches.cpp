@@ -42,7 +42,7 @@ void fill(Json& config, std::string_view key, std::int64_t value) {
   if (found != config.end() && *found == "auto") *found = value;
 }
 
-// The micro-batch that the configuration asks for; unset if it leaves it open.
+// The micro-batch that the configuration asks for; unset if it does not say.
 std::optional<std::int64_t> requested_micro_batch(
     const Json& config,
     std::int64_t batches_per_step) {

@@ -1,5 +1,5 @@
-// The values of a DeepSpeed configuration: finding them, and filling in those
-// that are "auto".
+// The values of a DeepSpeed configuration: finding them, and filling in "auto"
+// values.
 #include <utility>
 
 #include <accelerate/error.h>
@@ -89,7 +89,7 @@ std::optional<std::string> DeepSpeedConfig::enabled_precision() const {
 }
 
 void DeepSpeedConfig::fill(const Json& values, bool must_match) {
-  // Names of keys may have dots, too, so that a path does not lead to its node.
+  // Keys may contain dots, too, so a path does not lead to its node.
   std::vector<std::pair<std::string, Json*>> nodes;
   const auto collect =
       [&](const auto& self, Json& node, const std::string& path) -> void {

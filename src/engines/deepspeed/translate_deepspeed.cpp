@@ -35,8 +35,8 @@ bool is_known_key(std::string_view path) {
   return false;
 }
 
-// The fields that DeepSpeed acts on by itself; `config` is the origin of what
-// its configuration says.
+// Lists the fields that only DeepSpeed itself acts on; `config` is the origin
+// of what its configuration says.
 void list_ignored_fields(
     const DeepSpeedOptions& given,
     const DeepSpeedOptions& found,
@@ -145,8 +145,8 @@ std::optional<DeepSpeedSection> section_of(
       type->get<std::string>(), params == nullptr ? "{}" : params->dump()};
 }
 
-// The precision of the configuration if no other was requested; otherwise the
-// two must agree.
+// The configuration's precision if no other was requested; otherwise the two
+// must agree.
 std::string choose_precision(
     const DeepSpeedConfig& config,
     const RequestedPrecision& requested) {
@@ -170,7 +170,8 @@ std::string choose_precision(
   return std::string(requested.name);
 }
 
-// Tensor-parallel ranks that the configuration asks for; unset: none.
+// Number of tensor-parallel ranks that the configuration asks for; unset if
+// none.
 std::optional<int> autotp_size(const DeepSpeedConfig& config) {
   const nlohmann::json* const size = config.find("tensor_parallel.autotp_size");
   if (size == nullptr || size->is_null()) return std::nullopt;
@@ -196,7 +197,7 @@ TrainingRequest read_deepspeed(
   DeepSpeedConfig config(given, settings, environment);
   const std::string mixed_precision = choose_precision(config, precision);
   config.set_mixed_precision(mixed_precision);
-  // Accelerate's values for what it leaves to prepare().
+  // Accelerate's values for what it leaves open until prepare().
   config.fill_known(
       {{"gradient_clipping", 1.0},
        {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}});
@@ -227,8 +228,8 @@ TrainingRequest read_deepspeed(
     request.precision.sharded =
         sharded_precision(policy_named(mixed_precision, 1));
   }
-  // 1 does not count as given: it is also the value of a configuration without
-  // the key.
+  // 1 does not count as given, since it is also the value of a configuration
+  // without the key.
   if (*found.gradient_accumulation_steps > 1) {
     request.step.gradient_accumulation_steps =
         found.gradient_accumulation_steps;
@@ -237,7 +238,7 @@ TrainingRequest read_deepspeed(
   if (*found.gradient_clipping > 0) {
     request.step.gradient_clipping = found.gradient_clipping;
   } else if (clipping != nullptr && clipping->is_number() && *clipping > 0) {
-    // "auto", which is also the default without a configuration.
+    // From "auto", which is also the default without a configuration.
     request.step.gradient_clipping = clipping->get<double>();
     request.step.clips_by_default = true;
   }

@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// PyTorch's name and number of an enumerator; number 0: it has none.
+// PyTorch's name and number of an enumerator; number 0 if it has none.
 template <class T>
 struct Spelling {
   std::string_view name;

@@ -35,8 +35,8 @@ void read_strategy(
   }
 }
 
-// Fields of a policy that ask for what sharding does not do, or that belong to
-// the other version.
+// Lists fields of a policy that ask for something sharding does not do, or that
+// belong to the other version.
 void list_void_casts(
     std::vector<IgnoredSetting>& ignored,
     const MixedPrecisionPolicy& policy,
@@ -55,8 +55,8 @@ void list_void_casts(
     note("keep_low_precision_grads");
 }
 
-// A field left unset prefetches, unlike in PyTorch: the execution order is
-// learned. Version 2 has no such settings; it gathers ahead by itself.
+// Unlike in PyTorch, a field left unset prefetches: the execution order is
+// learned. Version 2 has no such settings; it always gathers ahead.
 void read_prefetch(
     ShardingRequest& sharding,
     const std::optional<FullyShardedDataParallelOptions>& given,
@@ -79,7 +79,7 @@ void read_prefetch(
       backward == BackwardPrefetch::backward_post;
 }
 
-// Lists what code gives that another field, the version or this library
+// Lists fields given in code that another field, the version or this library
 // decides.
 void list_void_fields(
     TrainingRequest& request,
@@ -142,7 +142,8 @@ void list_void_fields(
       instead);
 }
 
-// Lists what version 2, which always gathers ahead, accepts and does not have.
+// Lists fields that version 2, which always gathers ahead, accepts but does not
+// have.
 void list_ignored(
     TrainingRequest& request,
     const std::optional<FullyShardedDataParallelOptions>& given,
@@ -203,8 +204,8 @@ TrainingRequest read_fully_sharded(
   if (const auto& policy = options.mixed_precision_policy) {
     MixedPrecisionPolicy& precision = request.precision.sharded;
     precision = sharded_precision(*policy);
-    // Where the program's precision made the policy, autocast gives outputs in
-    // fp32, and buffers stay as they are.
+    // If the policy comes from the program's precision, autocast returns
+    // outputs in fp32, and buffers stay as they are.
     if (given && given->mixed_precision_policy) {
       precision.buffer_dtype = policy->buffer_dtype;
       precision.output_dtype = policy->output_dtype;

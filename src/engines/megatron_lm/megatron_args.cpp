@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// Whether JSON's value is one of the field's type; takes it then.
+// Whether the JSON value has the field's type; if so, assigns it.
 template <class Value>
 bool assign(const json& value, Value& field) {
   if constexpr (std::is_same_v<Value, bool>) {
@@ -27,7 +27,7 @@ bool assign(const json& value, Value& field) {
     if (!value.is_number()) return false;
   } else if constexpr (std::is_integral_v<Value>) {
     if (!value.is_number_integer()) return false;
-    // Numbers of 64 bits without a sign would wrap around.
+    // Unsigned 64-bit numbers would wrap around.
     const auto number = value.get<double>();
     if (number < static_cast<double>(std::numeric_limits<Value>::min()) ||
         number > static_cast<double>(std::numeric_limits<Value>::max()))
@@ -61,7 +61,7 @@ class ArgumentReader {
     for (const auto& item : arguments.items()) unread_.insert(item.key());
   }
 
-  // A field, by its own name or by that of Megatron-LM's argument.
+  // Takes a field, under its own name or that of Megatron-LM's argument.
   template <class Value>
   void take(
       std::optional<Value> MegatronLMOptions::*field,
@@ -78,7 +78,7 @@ class ArgumentReader {
     if (read(name, out_.schedule.*field)) out_.schedule_names.push_back(name);
   }
 
-  // Arguments that ask for what this library does need no report.
+  // Arguments that ask for what this library does anyway are not reported.
   void pass_over(const std::string& name, const std::set<std::string>& values) {
     const auto found = arguments_.find(name);
     if (found != arguments_.end() && found->is_string() &&
@@ -88,7 +88,7 @@ class ArgumentReader {
 
   void finish() {
     for (const std::string& name : unread_) {
-      // Megatron-LM's own default, with most arguments.
+      // null is Megatron-LM's own default for most arguments.
       if (!arguments_.at(name).is_null()) out_.unknown.push_back(name);
     }
   }

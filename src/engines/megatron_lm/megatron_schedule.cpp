@@ -44,7 +44,7 @@ class ScheduleReader {
     found_.decay_style = *options_.lr_decay_style;
     found_.warmup_init = more_.lr_warmup_init.value_or(0);
     found_.min_lr = *options_.min_lr;
-    // As in Accelerate, iterations of the program come before samples.
+    // As in Accelerate, the program's iterations take precedence over samples.
     const std::int64_t iters =
         options_.train_iters.value_or(lengths_.train_iters);
     const bool counts_samples = iters == 0 && !options_.lr_decay_iters &&
@@ -64,7 +64,7 @@ class ScheduleReader {
       "counts iterations, but the schedule counts samples; leave it out, or "
       "give train_iters";
 
-  // A length that does not belong to this schedule; 0 asks for nothing.
+  // Refuses a length that does not belong to this schedule; 0 asks for nothing.
   void refuse(
       const std::optional<std::int64_t>& length,
       std::string_view name,

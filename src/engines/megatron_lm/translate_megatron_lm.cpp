@@ -9,7 +9,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Lists the fields that the program, its model or another option decides here.
+// Lists the fields that are decided here by the program, its model or another
+// option.
 class MegatronWithoutCounterpart {
  public:
   MegatronWithoutCounterpart(
@@ -143,8 +144,8 @@ class MegatronWithoutCounterpart {
       ignored_.push_back({"other_megatron_args." + name, {}, "code"});
   }
 
-  // Values equal to the default are not listed: Accelerate's launcher always
-  // gives most fields.
+  // Values equal to the default are not listed, because Accelerate's launcher
+  // always passes most fields.
   template <class T>
   void note(
       std::optional<T> MegatronLMOptions::*field,
@@ -209,7 +210,7 @@ TrainingRequest read_megatron_lm(
   TrainingRequest request;
   request.engine = Engine::megatron_lm;
   ShardingRequest& sharding = request.sharding.emplace();
-  // Megatron's own FSDP shards parameters, its optimizer only its state.
+  // Megatron's own FSDP shards parameters; its optimizer shards only its state.
   sharding.shard_parameters = *found.use_custom_fsdp;
   sharding.reshard_after_forward = *found.use_custom_fsdp;
   const bool shards =
