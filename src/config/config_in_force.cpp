@@ -124,7 +124,7 @@ bool contains(
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The number of unknown keys that an error names.
+// The most unknown keys that an error names.
 constexpr int kMaxNamed = 20;
 
 class Resolver {
@@ -193,7 +193,7 @@ class Resolver {
     }
   }
 
-  // The value as the file spells it: YAML reads NO without quotes as a boolean.
+  // The value as spelled in the file: YAML reads an unquoted NO as a boolean.
   [[nodiscard]] std::string text(const std::string& key, std::string otherwise)
       const {
     if (!given_.contains(key) || given_[key].is_null()) return otherwise;

@@ -20,7 +20,7 @@ std::string from(std::string_view variable) {
   return format("environment variable {}", variable);
 }
 
-// A port per job and step, since steps of one job may run at the same time.
+// One port per job and step, since steps of a job may run at the same time.
 long long slurm_port(const Environment& environment) {
   const long long job = number_in(environment, "SLURM_JOB_ID").value_or(0);
   const long long step = number_in(environment, "SLURM_STEP_ID").value_or(0);

@@ -24,8 +24,8 @@ struct Family {
   std::string_view local_size;
 };
 
-// For Slurm, reads the number of tasks in the step: a batch script, which is
-// one process, has SLURM_PROCID, too.
+// For Slurm, uses the number of tasks in the step: a batch script, which is a
+// single process, has SLURM_PROCID, too.
 constexpr std::array<Family, 6> kFamilies{{
     {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI",
@@ -118,7 +118,7 @@ class VariableReader {
   std::vector<std::string> complaints_;
 };
 
-// Complains about local numbers that do not fit those of the world.
+// Complains about local numbers that do not fit the world's.
 void check_local(
     VariableReader& reader,
     const Family& family,
@@ -192,8 +192,8 @@ void check(VariableReader& reader, const Family& family, const Values& values) {
   check_local(reader, family, values);
 }
 
-// torchrun and our launcher may run inside an MPI or Slurm job of another size;
-// RANK from any other source must agree with the job.
+// torchrun and our launcher may run inside an MPI or Slurm job of a different
+// size; RANK from any other source must agree with the job.
 void check_against_job(
     VariableReader& reader,
     const Environment& environment,
@@ -286,7 +286,7 @@ bool is_rank_variable(std::string_view name) {
 
 namespace {
 
-// The launcher whose variables count, and what they say.
+// The launcher whose variables count, and their values.
 struct ChosenFamily {
   const Family* family = nullptr;
   Values values = {};
@@ -299,7 +299,7 @@ ChosenFamily choose_family(
   for (const Family& family : kFamilies) {
     const Values found = reader.read(family);
     // MPI libraries and Slurm export some of their variables outside jobs, too,
-    // so these need both.
+    // so both are required.
     const bool present = family.launcher == "torch" ? found.rank || found.size
                                                     : found.rank && found.size;
     if (!present) continue;
@@ -337,7 +337,8 @@ RankVariables read_rank_variables(const Environment& environment) {
   result.local_rank = values.local_rank.value_or(0);
   read_elastic_variables(environment, result);
   // With a local rank but no local size, all ranks may be on this node. Without
-  // both, every process is alone on its node, as Kubernetes operators start it.
+  // either, every process is alone on its node, as Kubernetes operators start
+  // it.
   result.local_size =
       values.local_size.value_or(values.local_rank ? result.size : 1);
   if (result.size == 1) return result;

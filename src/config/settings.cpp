@@ -28,7 +28,7 @@ bool is_from_source(const Resolved& value) {
   return value.origin > Origin::settled;
 }
 
-// The sections of the file that an engine reads only if it is in use.
+// Sections of the file that an engine reads only if it is in use.
 bool belongs_to_engine(const OptionSpec& spec) {
   return !spec.section.empty() && spec.section != "parallelism_config" &&
       spec.section != "mpirun_config";
@@ -101,7 +101,7 @@ bool Settings::is_without_effect(const OptionSpec& spec, const Resolved& value)
       if (reads_->was_read(spec)) return false;
       break;
     case OptionUse::launches:
-      // Our launcher has acted on what it hands over.
+      // Our launcher has already acted on what it passes on.
       if (value.origin != Origin::environment) return false;
       break;
     case OptionUse::carried:
@@ -167,7 +167,7 @@ std::string Settings::explain(ExplainedRows rows) const {
 
 namespace {
 
-// "2:8", the fewest and the most processes.
+// "2:8": the fewest and the most processes.
 std::optional<std::pair<std::string, std::string>> read_range(
     std::string_view key,
     const std::string& text) {
@@ -184,7 +184,8 @@ std::optional<std::pair<std::string, std::string>> read_range(
   return std::pair(fewest, most);
 }
 
-// A number of processes of a stronger source replaces a range of a weaker one.
+// A number of processes from a stronger source replaces a weaker source's
+// range.
 void drop_outdated_range(std::map<std::string, Resolved, std::less<>>& values) {
   const auto fewest = values.find("min_processes");
   const auto most = values.find("num_processes");

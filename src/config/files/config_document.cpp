@@ -25,13 +25,13 @@ bool is_one_of(
   return std::find(choices.begin(), choices.end(), text) != choices.end();
 }
 
-// Files of Accelerate have at most two levels and about a hundred values.
+// Accelerate's files have at most two levels and about a hundred values.
 constexpr std::size_t kMaxBytes = 1 << 20;
 constexpr int kMaxDepth = 32;
 constexpr int kMaxValues = 10'000;
-// What aliases may add to the text of the file.
+// How much aliases may add to the text of the file.
 constexpr std::size_t kMaxAliasBytes = 1 << 16;
-// Longer names than any setting has are not kept: a key may be as long as the
+// Names longer than any setting's are not kept: a key may be as long as the
 // file, and be part of the names of all values in its map.
 constexpr std::size_t kMaxNameBytes = 200;
 
@@ -42,8 +42,8 @@ class Converter {
   ConfigJson convert(const YAML::Node& root) { return convert(root, "", 0); }
 
  private:
-  // Aliases are followed, so one node may be visited many times, or without end
-  // if it contains itself: the bounds hold for what the text expands to.
+  // Aliases are followed, so a node may be visited many times, or endlessly if
+  // it contains itself; the bounds apply to the expanded text.
   ConfigJson
   convert(const YAML::Node& node, const std::string& name, int depth) {
     if (depth > kMaxDepth) {
@@ -106,7 +106,7 @@ class Converter {
     return map;
   }
 
-  // "key" or "map.key"; empty for what is deeper, or in a list.
+  // "key" or "map.key"; empty for anything deeper, or inside a list.
   static std::string
   name_of(const std::string& map, const std::string& key, int depth) {
     const bool has_name = depth == 0 || (depth == 1 && !map.empty());
@@ -114,7 +114,7 @@ class Converter {
     return depth == 0 ? key : format("{}.{}", map, key);
   }
 
-  // The file may be written again, and is handed to ranks as JSON.
+  // The file may be written again, and is passed to ranks as JSON.
   void check_text(const YAML::Node& scalar) {
     if (!is_utf8(scalar.Scalar()))
       refuse(scalar, "holds bytes that are not UTF-8; save the file as UTF-8");
@@ -144,7 +144,7 @@ class Converter {
   std::size_t num_bytes_ = 0;
 };
 
-// Reads a file of bounded size: a device has no end.
+// Reads a file of bounded size: a device never ends.
 std::string read_bounded(const std::filesystem::path& path) {
   const auto refuse = [&](std::string_view problem) {
     throw ConfigError(
@@ -169,7 +169,7 @@ std::string read_bounded(const std::filesystem::path& path) {
 
 }  // namespace
 
-// Follows the types of YAML 1.1, as Accelerate's reader does.
+// Uses the types of YAML 1.1, as Accelerate's reader does.
 ConfigJson yaml_value(const std::string& scalar) {
   if (is_one_of(scalar, {"", "~", "null", "Null", "NULL"})) return nullptr;
   if (is_one_of(
@@ -183,7 +183,7 @@ ConfigJson yaml_value(const std::string& scalar) {
     return false;
   }
   if (const auto integer = parse_int(scalar)) return *integer;
-  // YAML 1.1 reads 1e8, without a dot, as a string.
+  // YAML 1.1 reads 1e8, which has no dot, as a string.
   const bool has_dot = scalar.find('.') != std::string::npos;
   if (const auto number = parse_double(scalar); number && has_dot)
     return *number;

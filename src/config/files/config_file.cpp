@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The number of unknown keys that an error names.
+// The most unknown keys that an error names.
 constexpr int kMaxNamedKeys = 20;
 
 class Reader {
@@ -93,7 +93,7 @@ class Reader {
       const OptionSpec& spec,
       const std::string& name,
       const ConfigJson& value) {
-    // YAML reads NO without quotes as a boolean; choices are strings.
+    // YAML reads an unquoted NO as a boolean; choices are strings.
     const auto scalar = document_.scalars.find(name);
     const bool use_scalar = spec.kind == OptionKind::choice &&
         scalar != document_.scalars.end() && !value.is_string();

@@ -31,7 +31,7 @@ ConfigJson schema_of(const OptionSpec& spec) {
         const std::string other =
             choice == to_lower(choice) ? to_upper(choice) : to_lower(choice);
         if (other != choice) choices.push_back(other);
-        // YAML reads NO without quotes as a boolean, and digits as a number.
+        // YAML reads an unquoted NO as a boolean, and digits as a number.
         const ConfigJson bare = yaml_value(choice);
         if (!bare.is_string()) choices.push_back(bare);
       }
@@ -63,7 +63,7 @@ std::string config_schema() {
     }
     section["properties"][std::string(spec.key)] = schema_of(spec);
   }
-  // These maps may also hold keys without the prefix of their family.
+  // These maps may also hold keys without their family's prefix.
   for (const char* const open :
        {"fsdp_config", "fp8_config", "dynamo_config", "deepspeed_config"}) {
     properties[open].erase("additionalProperties");

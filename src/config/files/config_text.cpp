@@ -15,7 +15,7 @@ ConfigJson sorted(const ConfigJson& value) {
   std::map<std::string, ConfigJson> entries;
   for (const auto& [key, inner] : value.items()) entries[key] = sorted(inner);
   ConfigJson out = ConfigJson::object();
-  // The keys differ; ordered_json would search them at every insertion.
+  // The keys are distinct; ordered_json would search them at every insertion.
   auto& ordered = out.get_ref<ConfigJson::object_t&>();
   for (auto& [key, inner] : entries)
     ordered.emplace_back(key, std::move(inner));

@@ -90,7 +90,7 @@ std::optional<OptionValue> try_parse(
       }
       break;
     case OptionKind::text:
-      // The launcher hands settings over as JSON.
+      // The launcher passes settings on as JSON.
       if (is_utf8(text)) return std::string(text);
       break;
   }
