@@ -72,8 +72,8 @@ void LengthBucketSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
     if (!batch.empty()) batches_.push_back(std::move(batch));
   }
   if (!options_.shuffle) return;
-  // Shuffles the batches; otherwise their lengths would rise and fall through
-  // the pass.
+  // Shuffles the batches; otherwise lengths would rise and fall through the
+  // pass.
   std::vector<std::vector<std::int64_t>> mixed(batches_.size());
   const detail::Permutation permutation(size(), ~seed, epoch);
   for (std::int64_t i = 0; i < size(); ++i) {

@@ -20,8 +20,8 @@ namespace {
 
 using detail::format;
 
-// Reads the field at `at` into `text`, without its quotes, and moves `at`
-// behind it. Returns false if a quote is not closed.
+// Reads the field at `at` into `text`, without its quotes, and moves `at` past
+// it. Returns false if a quote is not closed.
 bool take_field(
     std::string_view file,
     std::size_t& at,

@@ -52,8 +52,8 @@ at::ScalarType dtype_of(std::byte code, const std::string& path) {
   }
 }
 
-// LibTorch counts elements and strides in 64 bits, and a stride takes an empty
-// dimension as one.
+// LibTorch counts elements and strides in 64 bits, and strides treat an empty
+// dimension as one of size 1.
 bool fits_into_a_tensor(
     const std::vector<std::int64_t>& sizes,
     std::size_t width) {
@@ -94,8 +94,8 @@ at::Tensor read_idx(const std::string& path) {
   for (std::size_t i = 0; i < num_dims && bytes.size() >= header; ++i) {
     const std::uint64_t size = big_endian(bytes.subspan(kMagic + i * 4, 4));
     sizes.push_back(static_cast<std::int64_t>(size));
-    // Stops multiplying before the product overflows: the file is wrong once it
-    // exceeds what the file can hold.
+    // Stops multiplying before the product overflows: the file is wrong once
+    // the product exceeds what it can hold.
     count = size != 0 && count > left / size + 1 ? left + 1 : count * size;
   }
   if (bytes.size() < header || count * width != bytes.size() - header) {

@@ -14,7 +14,7 @@
 #include "base/files/files.h"
 #include "base/text/text.h"
 
-// Compiles the decoder into this file alone.
+// Compiles the decoder into this file only.
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC
 #define STBI_NO_HDR
@@ -35,7 +35,7 @@ namespace {
 using detail::format;
 namespace fs = std::filesystem;
 
-// Pillow's limit. A few bytes can announce far more.
+// Pillow's limit. A few bytes can announce far larger images.
 constexpr std::int64_t kMostPixels = 178'956'970;
 
 bool is_image(const fs::path& path) {

@@ -24,7 +24,7 @@ using nlohmann::json;
 
 namespace {
 
-// What the value is, as messages say it: "a number", "an array", "null".
+// The type of the value in messages: "a number", "an array", "null".
 std::string json_type_of(const json& value) {
   if (value.is_null()) return "null";
   const bool has_vowel = value.is_array() || value.is_object();
@@ -157,7 +157,7 @@ struct JsonLinesFile::State {
   std::string_view text;
   std::vector<std::uint64_t> lines;
 
-  // The line number, which counts blank lines, is computed here.
+  // The line number, which includes blank lines, is computed here.
   [[nodiscard]] std::string place_of(std::int64_t index) const {
     const auto begin =
         static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
@@ -205,7 +205,7 @@ JsonRecord JsonLinesFile::record(std::int64_t index) const {
   const std::string_view text = line(index);
   detail::ParsedJson parsed = detail::parse_json(text);
   if (!parsed.complaint.empty()) {
-    // The place has the line.
+    // The place already names the line.
     std::string_view what = parsed.complaint;
     constexpr std::string_view kOnlyLine = "line 1, ";
     if (what.starts_with(kOnlyLine)) what.remove_prefix(kOnlyLine.size());

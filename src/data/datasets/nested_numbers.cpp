@@ -24,8 +24,8 @@ bool is_number_of(const json& value, bool takes_unsigned) {
   }
 }
 
-// Returns false for what is not a number, or another length. The lists inside
-// each other are at most as many as the dimensions.
+// Returns false for a value that is not a number, or a list of the wrong
+// length. Recurses at most once per dimension.
 template <class Number>
 bool append_numbers(
     const json& value,

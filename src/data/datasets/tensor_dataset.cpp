@@ -81,7 +81,7 @@ std::int64_t common_rows(std::span<const at::Tensor> tensors) {
 
 namespace {
 
-// True for rows that a plain copy can take: contiguous, and too few for
+// True for rows that a plain copy can handle: contiguous, and too few to need
 // threads.
 bool is_plain_copy(
     const at::Tensor& tensor,

@@ -48,7 +48,7 @@ void TokenDataset::State::add(const std::string& path) {
         width));
   }
   const std::int64_t tokens = bytes / width;
-  // A sample needs one token more than a block: the last token's successor.
+  // A sample needs one more token than a block: the last token's successor.
   const std::int64_t samples = tokens > options.block_size
       ? (tokens - options.block_size - 1) / stride + 1
       : 0;

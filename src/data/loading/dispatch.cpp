@@ -41,7 +41,7 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
 }
 
 // Throws on a rank that left its pass, or stays in it, while rank 0 did not.
-// Without this check it would take another round's samples for its own.
+// Otherwise it would take another round's samples for its own.
 void require_same_round(
     const RoundHeader& mine,
     std::int64_t pass,

@@ -14,7 +14,7 @@
 
 #include "base/text/text.h"
 
-// Sets the threads of LibTorch's OpenMP runtime for this thread:
+// Sets the number of threads of LibTorch's OpenMP runtime for this thread:
 // at::set_num_threads would also change threads that are not ours.
 extern "C" [[gnu::weak]] void omp_set_num_threads(int num_threads);
 
@@ -69,7 +69,7 @@ struct WorkerPool::Shared {
   int num_claiming = 0;
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
-  /// The loop's own thread, when it makes a batch instead of waiting.
+  /// Used by the loop's own thread when it makes a batch instead of waiting.
   Worker loop_worker;
   /// Running mean of the time that jobs take, in seconds.
   double mean_seconds = 1;
@@ -104,7 +104,7 @@ struct WorkerPool::Shared {
   [[noreturn]] void throw_timeout() const;
 };
 
-// Requires that the caller holds `claiming`.
+// The caller must hold `claiming`.
 std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
     Worker& worker,
     std::int64_t& number,
@@ -222,10 +222,11 @@ WorkerPool::~WorkerPool() {
 void WorkerPool::work(
     const std::shared_ptr<Shared>& shared,
     std::size_t index) {
-  // Grad mode and other thread-local state are those of the loop.
+  // Grad mode and other thread-local state are the loop's.
   const at::ThreadLocalStateGuard same_state(shared->thread_state);
-  // Workers are parallel among themselves. The first call makes LibTorch settle
-  // this thread's number of threads, which would undo the second.
+  // Parallelism is between workers. The first call makes LibTorch initialize
+  // this thread's number of threads, which would otherwise undo the second
+  // call.
   at::get_num_threads();
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
 
@@ -256,7 +257,8 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
       lock.unlock();
       could_make_one = shared.make_one();
       lock.lock();
-      // Checks again: anything may have happened meanwhile, including the end.
+      // Checks again: anything may have happened meanwhile, including the end
+      // of the pass.
       continue;
     }
     could_make_one = true;
@@ -278,8 +280,8 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
     ++shared.first_slot;
   }
   --shared.num_held;
-  // Does not notify for each free slot: waking a thread costs more than a small
-  // batch.
+  // Does not notify for every free slot: waking a thread costs more than a
+  // small batch.
   if (shared.worker_waits && shared.num_held <= shared.options.capacity / 2) {
     shared.worker_waits = false;
     shared.room.notify_all();

@@ -54,8 +54,8 @@ BatchSamplerShard::BatchSamplerShard(const BatchSamplerShardOptions& options)
   if (is_filled_up_ || has_share) ++size_;
 }
 
-// Rank r gets the r-th share of a round: a batch, or, with split_batches, a
-// slice of one.
+// Rank r gets the r-th part of a round: a batch, or with split_batches a slice
+// of one.
 std::int64_t BatchSamplerShard::begin_of(std::int64_t index) const {
   return options_.first + index * round_size_ +
       options_.rank * rank_batch_size_;

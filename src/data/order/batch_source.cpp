@@ -49,7 +49,7 @@ std::uint64_t seed_at(std::uint64_t pass_seed, std::int64_t position) {
 
 struct BatchSource::State {
   DatasetFacts dataset;
-  /// The loader's own options, and these with defaults in unset fields.
+  /// The loader's own options, and the same with defaults in unset fields.
   DataLoaderOptions given;
   DataLoaderOptions options;
   LoaderContext context = {};
@@ -61,13 +61,14 @@ struct BatchSource::State {
   bool is_attached = false;
   bool is_dispatching = false;
   bool even_batches = true;
-  /// True once it was said that rounds stay even in join_uneven_inputs().
+  /// True once the warning that rounds stay even in join_uneven_inputs() was
+  /// given.
   bool has_warned = false;
   std::uint64_t epoch = 0;
   bool is_reading = false;
-  /// Epoch of the pass under way; set_epoch may already have set the next one.
+  /// Epoch of the current pass; set_epoch may already have set the next one.
   std::uint64_t pass_epoch = 0;
-  /// Positions at which the pass under way began and the next one will begin.
+  /// Positions at which the current pass began and the next one will begin.
   std::int64_t first = 0;
   std::int64_t next_first = 0;
 
@@ -228,7 +229,7 @@ StateDict BatchSource::state_dict(std::int64_t num_given, bool has_ended)
       {"epoch", static_cast<std::int64_t>(now.epoch + (has_ended ? 1 : 0))},
       {"position", has_ended ? 0 : first() + moved},
       {"seed", static_cast<std::int64_t>(now.seed())}};
-  // Positions in a shard mean nothing for another number of shards.
+  // Positions in a shard are meaningless for another number of shards.
   if (now.options.already_sharded) {
     state.set("num_shards", static_cast<std::int64_t>(now.context.batch_count));
   }
@@ -286,7 +287,7 @@ void BatchSource::begin_pass(std::int64_t num_samples) {
   now.is_reading = true;
   now.pass_epoch = now.epoch;
   now.first = std::exchange(now.next_first, 0);
-  // First, since it may synchronise generators that a sampler draws from.
+  // Comes first, since it may synchronise generators that a sampler draws from.
   if (now.context.begin) now.context.begin();
   if (now.is_dispatching && now.context.even_batches &&
       !now.context.even_batches().value_or(true) &&

@@ -26,7 +26,7 @@ enum Agreed : std::size_t {
   kSeed
 };
 
-// Values that very likely differ if the samplers of two ranks give different
+// Differs with high probability if the samplers of two ranks give different
 // orders.
 std::int64_t fingerprint(Sampler& sampler, std::uint64_t seed) {
   sampler.begin_pass(seed, 0);
@@ -70,7 +70,7 @@ std::vector<std::int64_t> agreed_values(
         *options.use_seedable_sampler}) {
     flags = 2 * flags + (flag ? 1 : 0);
   }
-  // Data that the loader does not divide among the ranks may differ.
+  // Data that the loader does not split among the ranks may differ.
   if (dispatches || options.already_sharded) {
     return {flags, options.batch_size, 0, 0, 0, 0};
   }
@@ -107,7 +107,7 @@ void require_agreement(
       const std::int64_t of_first =
           all[0].const_data_ptr<std::int64_t>()[value];
       if (theirs == of_first) return;
-      // These values mean nothing to a reader.
+      // These values would not tell a reader anything.
       const std::string numbers = value == kOrder || value == kFlags
           ? std::string()
           : format(": {} and {}", of_first, theirs);

@@ -93,7 +93,7 @@ void require_attachable(
     const DataLoaderOptions& options,
     bool dispatches) {
   DataLoaderOptions checked = options;
-  // As a default it applies to loaders that shuffle.
+  // As a default, it applies only to loaders that shuffle.
   checked.use_seedable_sampler = given.use_seedable_sampler;
   require_consistent(dataset, checked);
   if (dispatches) require_dispatchable(options);

@@ -76,7 +76,7 @@ std::vector<std::int64_t> random_order(
     const RandomSamplerOptions& options,
     at::Generator& generator) {
   std::vector<std::int64_t> order = draw(dataset_size, options, generator);
-  // PyTorch draws a last permutation even if it needs none of it.
+  // PyTorch draws a last permutation even if it needs none of its values.
   const auto count = static_cast<std::int64_t>(order.size());
   if (!options.replacement && dataset_size > 0 && count % dataset_size == 0) {
     static_cast<void>(at::randperm(dataset_size, generator, at::kLong));

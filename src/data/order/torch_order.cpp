@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Changes the seed of LibTorch's CPU generator, and restores its state.
+// Seeds LibTorch's CPU generator, and restores its state on destruction.
 class SeededGenerator {
  public:
   explicit SeededGenerator(std::uint64_t seed)
@@ -90,7 +90,7 @@ void TorchOrder::begin_pass(const std::function<void()>& draw) {
   num_rounds_ = 0;
   has_ended_ = false;
   try {
-    // The order of Accelerate's SeedableRandomSampler for the same seed.
+    // The same order as Accelerate's SeedableRandomSampler for this seed.
     context_.seeds_order ? draw_with_seed(seed() + epoch_, draw) : draw();
   } catch (...) {
     end_pass();
