@@ -17,7 +17,7 @@ BoxElements::BoxElements(const Layout& layout, std::int64_t element_size)
     count_ *= extent;
     if (is_in_full) {
       run_ = count_;
-      // Any so many rows from a multiple of it on are in one range.
+      // Any `rows` rows starting at a multiple of `rows` lie in one range.
       if (dim == 0 && !row_ranges_.empty()) {
         std::int64_t rows = 0;
         for (const auto& [first, last] : row_ranges_)
@@ -53,7 +53,7 @@ std::int64_t BoxElements::num_before(std::int64_t index) const {
     number += inside * dim.box_stride;
     index %= dim.stride;
   }
-  // The remainder is inside one element.
+  // The remainder lies within one element.
   return number + index;
 }
 
@@ -75,7 +75,7 @@ std::int64_t BoxElements::row_place(std::int64_t row) const {
     if (row < last - first) return first + row;
     row -= last - first;
   }
-  // One behind the end.
+  // One past the end.
   return row_ranges_.back().second + row;
 }
 

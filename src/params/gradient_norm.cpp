@@ -48,7 +48,7 @@ struct SameSplit {
   /// Dtype of the norm, from the parameters, which all ranks have.
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  /// That of one of them.
+  /// The layout of one of the rows.
   const Layout* layout = nullptr;
 
   void add(const Parameter& row) {
@@ -74,11 +74,10 @@ at::Tensor gradient_norm(
         norm_type));
   }
   const at::NoGradGuard no_grad;
-  // Meshes in the order in which they occur, the same on all ranks.
+  // Meshes in order of occurrence, which is the same on all ranks.
   std::vector<const Mesh*> meshes;
   std::map<std::pair<std::ptrdiff_t, std::vector<Axis>>, SameSplit> by_split;
-  // Every rank must take part in the sum of every group, even without
-  // gradients.
+  // Every rank must take part in every group's sum, even without gradients.
   for (const PlacedParameter& placed : rows) {
     const auto& axes = placed.row->layout.split_axes;
     std::ptrdiff_t number = -1;  // unsharded: on any mesh

@@ -14,8 +14,8 @@ bool has_other_boxes(const Layout& layout, Axis axis) {
   return axis == Axis::pipeline || layout.is_split_over(axis);
 }
 
-// Appends the ranges of the tensor that rows [first, last) of the box are;
-// ranges that touch become one.
+// Appends the ranges of the tensor that correspond to rows [first, last) of the
+// box, merging adjacent ranges.
 void add_rows(
     const Layout& layout,
     std::int64_t first,
@@ -79,7 +79,7 @@ void Layout::split_rows(Axis axis, const std::vector<IndexRange>& ranges) {
     count += last - first;
     add_rows(*this, first, last, kept);
   }
-  // Without rows, it is an empty box somewhere.
+  // Without rows, it is an empty box at an arbitrary offset.
   if (!kept.empty()) offset[0] = kept.front().first;
   extent[0] = count;
   row_ranges.clear();
@@ -151,7 +151,7 @@ bool is_writer(const Layout& layout, const Mesh& mesh) {
   std::array<int, kNumAxes> coordinates{};
   for (int i = 0; i < kNumAxes; ++i) {
     const auto axis = static_cast<Axis>(i);
-    // Only what is split over it has a place along it.
+    // Only tensors split over `expert` have a coordinate along it.
     const bool is_placed =
         axis != Axis::expert || layout.is_split_over(Axis::expert);
     coordinates[static_cast<std::size_t>(i)] =

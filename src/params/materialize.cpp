@@ -12,7 +12,7 @@ void materialize(const at::Tensor& tensor, c10::Device device) {
       tensor.sizes(),
       tensor.strides(),
       tensor.options().device(device).requires_grad(false));
-  // set_data() refuses a tensor of another device type.
+  // set_data() refuses a tensor on another device type.
   tensor.unsafeGetTensorImpl()->shallow_copy_from(memory.getIntrusivePtr());
 }
 

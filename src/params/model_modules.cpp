@@ -9,8 +9,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// LibTorch's named_parameters() copies them into a hash table, which would be
-// half of a walk's time.
+// LibTorch's named_parameters() copies them into a hash table, which would take
+// half the time of a walk.
 class OwnParameters : public torch::nn::Module {
  public:
   static const torch::OrderedDict<std::string, at::Tensor>& of(
@@ -54,7 +54,7 @@ class ModuleWalk {
     }
   }
 
-  // Tensors that retie_parameters() tied are objects of their own with the same
+  // Tensors tied by retie_parameters() are separate objects with the same
   // memory.
   std::uint64_t id_of(const at::Tensor& tensor) {
     const void* const memory = tensor.has_storage()
@@ -81,7 +81,7 @@ class ModuleWalk {
   static constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
   struct Seen {
     at::Tensor tensor;
-    /// The one before it with the same memory.
+    /// The previous tensor with the same memory.
     std::size_t before = kNone;
   };
 

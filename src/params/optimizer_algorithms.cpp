@@ -65,7 +65,7 @@ struct Collect {
   }
 };
 
-// Reads fields from a StateDict. Optional values that are absent become unset.
+// Reads fields from a StateDict. Absent optional values become unset.
 struct Restore {
   const StateDict& state;
 

@@ -27,7 +27,7 @@ std::string address_of(const at::Tensor& parameter) {
       reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
 }
 
-// The key of a parameter here; no other key of an archive has this form.
+// A parameter's key here; no other key in an archive has this form.
 std::string label_of(const std::string& name) { return "parameter:" + name; }
 
 std::string renamed(const Renaming& renaming, const std::string& text) {
@@ -35,7 +35,7 @@ std::string renamed(const Renaming& renaming, const std::string& text) {
   return found == renaming.end() ? text : found->second;
 }
 
-// Bytes of a value that StateDict has no type for, as LibTorch pickles it.
+// A value that StateDict cannot represent, as the bytes of LibTorch's pickle.
 at::Tensor pickled(const c10::IValue& value) {
   const std::vector<char> bytes = torch::jit::pickle_save(value);
   at::Tensor tensor =
@@ -59,7 +59,8 @@ StateDict read_tree(
     torch::serialize::InputArchive inner;
     at::Tensor tensor;
     c10::IValue value;
-    // Parameters and buffers are tensors that an archive holds in other ways.
+    // An archive stores parameters and buffers, which are both tensors, in
+    // different ways.
     if (archive.try_read(key, inner)) {
       tree.set(name, read_tree(inner, renaming));
     } else if (

@@ -25,7 +25,7 @@ ParameterTable::ParameterTable(
     if (!tensor.defined() || leave_out(item.key(), tensor)) continue;
     const auto [entry, is_new] =
         by_tensor_.try_emplace(tensor.unsafeGetTensorImpl(), rows_.size());
-    // A tied tensor is one row, found by all of its names.
+    // A tied tensor is one row, found under each of its names.
     by_name_.emplace(name_of(item.key()), entry->second);
     if (is_new) {
       rows_.push_back(

@@ -12,13 +12,13 @@ namespace accelerate::detail {
 namespace {
 
 // Throws CheckpointError unless `theirs` are the options of the Python class
-// that has the same algorithm.
+// with the same algorithm.
 void require_same_class(
     const std::string& algorithm,
     const StateDict& ours,
     const StateDict& theirs) {
   for (const auto& [key, value] : ours.values()) {
-    // LBFGS keeps None for no line search.
+    // LBFGS stores None if there is no line search.
     if (theirs.contains(key) || key == "line_search_fn") continue;
     throw CheckpointError(format(
         "[checkpoint] the state of a Python optimizer has no option \"{}\", "
