@@ -37,7 +37,7 @@ Options adam_options(Section& section) {
   return options;
 }
 
-// The warm-up that all of DeepSpeed's schedules begin with.
+// The warm-up with which all of DeepSpeed's schedules begin.
 struct DeepSpeedWarmup {
   double num_steps = 2;
   bool is_logarithmic = true;
@@ -90,7 +90,7 @@ cosine_ratio(const DeepSpeedWarmup& warmup, double first, double last) {
   };
 }
 
-// WarmupLR and WarmupDecayLR: from 0 to 1, and back to 0 where there is an end.
+// WarmupLR and WarmupDecayLR: from 0 to 1, and back to 0 if there is an end.
 std::function<double(std::int64_t)> linear_share(
     const DeepSpeedWarmup& warmup) {
   return [=](std::int64_t number) -> double {

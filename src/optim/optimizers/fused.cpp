@@ -10,7 +10,7 @@ namespace accelerate::optim {
 
 namespace {
 
-/// Tensors that one kernel call processes. Their step counts are equal, so one
+/// Tensors processed by one kernel call. Their step counts are equal, so one
 /// 0-d tensor serves all.
 struct Batch {
   at::ScalarType dtype;
@@ -55,7 +55,7 @@ at::Tensor as_real(const at::Tensor& tensor) {
 class Batches {
  public:
   // `first`, `second` and `largest` are the parameter's state; undefined if the
-  // optimizer has none of that kind.
+  // optimizer does not have them.
   void add(
       const at::Tensor& parameter,
       std::int64_t step,

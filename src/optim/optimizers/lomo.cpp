@@ -154,7 +154,7 @@ void Lomo::update(
 
 namespace {
 
-/// Second moments: means of rows and columns for a matrix, else one per
+/// Second moments: means of rows and columns for a matrix, otherwise one per
 /// element.
 struct AdaLomoState : torch::optim::OptimizerCloneableParamState<AdaLomoState> {
   at::Tensor row, column, full;

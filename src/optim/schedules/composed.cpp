@@ -58,8 +58,8 @@ void load_schedules(const StateDict& state, const LRSchedulers& schedules) {
   }
 }
 
-// `restore_lrs` undoes changes to the learning rates by a state that does not
-// fit.
+// `restore_lrs` undoes changes to the learning rates made by a state that does
+// not fit.
 template <class RestoreLRs>
 void load_with_schedules(
     LRScheduler& combined,
@@ -105,8 +105,8 @@ SequentialLR::SequentialLR(
 }
 
 void SequentialLR::begin() {
-  // Binding one schedule sets learning rates that the next must not take as its
-  // base.
+  // Binding one schedule sets learning rates, which the next must not take as
+  // its base.
   for (const auto& schedule : schedules_) {
     set_lrs(base_lrs_);
     schedule->bind(*optimizer());

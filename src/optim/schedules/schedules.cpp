@@ -16,7 +16,7 @@ namespace {
 using accelerate::detail::format;
 
 // Chained schedules see learning rates that others have changed, so schedules
-// that scale multiply the present learning rate by a factor, as PyTorch does.
+// that scale multiply the current learning rate by a factor, as PyTorch does.
 
 void require_lambdas(
     const std::vector<LRLambda>& lambdas,
@@ -279,7 +279,7 @@ double CosineAnnealingWarmRestarts::get_lr(const LRContext& at) const {
 }
 
 void CosineAnnealingWarmRestarts::apply() {
-  // Started over.
+  // The schedule was restarted.
   if (step_ == 0) loaded_.reset();
   LRScheduler::apply();
 }
@@ -297,7 +297,7 @@ StateDict CosineAnnealingWarmRestarts::state_dict() const {
 
 void CosineAnnealingWarmRestarts::load_state_dict(const StateDict& state) {
   std::optional<Cycle> loaded;
-  // Without them the first cycle began at step 0.
+  // Without them, the first cycle began at step 0.
   if (state.contains("T_cur") && state.contains("T_i")) {
     loaded = Cycle{
         state.get<std::int64_t>("step"),

@@ -18,7 +18,7 @@ double ratio(std::int64_t dividend, std::int64_t divisor) {
       static_cast<double>(std::max<std::int64_t>(1, divisor));
 }
 
-// `after` gets the progress since the warm-up: 0 at its end, 1 at the last
+// `after` receives the progress since the warm-up: 0 at its end, 1 at the last
 // step, more beyond.
 template <class After>
 LRLambda warm_up(std::int64_t warmup, std::int64_t training, After after) {
