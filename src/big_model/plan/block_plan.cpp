@@ -18,8 +18,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Largest number of blocks for which it is worked out what each of them would
-// cost elsewhere.
+// Largest number of blocks for which the cost of placing each of them elsewhere
+// is computed.
 constexpr std::size_t kMostBlocksCompared = 2000;
 
 void require_speeds(const PlanDeviceMapOptions& options) {
@@ -45,7 +45,7 @@ void require_speeds(const PlanDeviceMapOptions& options) {
   }
 }
 
-// Layers, and what else has tensors.
+// Layers, and other nodes with tensors.
 void add_block_nodes(const SizedTree& tree, int node, std::vector<int>& nodes) {
   for (int i = node + 1; i < tree[node].end; i = tree[i].end) {
     if (tree[i].num_bytes_with_ties == 0) continue;

@@ -49,7 +49,7 @@ class MapCheck {
     return found->second = true;
   }
 
-  // Whether the map has entries for what is below a module.
+  // Whether the map has entries below a module.
   [[nodiscard]] bool has_entries_below(std::string_view prefix) const {
     const auto first = std::lower_bound(sorted_.begin(), sorted_.end(), prefix);
     return first != sorted_.end() && first->starts_with(prefix);
@@ -69,7 +69,7 @@ class MapCheck {
         name.resize(size);
       }
     };
-    // Most modules of a map with thousands of entries need no look inside.
+    // With thousands of entries in a map, most modules need no look inside.
     if (!has_place || has_entries_below(name)) {
       visit_tensors(module.parameters);
       visit_tensors(module.buffers);

@@ -8,9 +8,9 @@ namespace accelerate {
 
 namespace {
 
-// A part of a dotted name, and the entries of a map at and below it.
+// A part of a dotted name, and a map's entries at and below it.
 struct NamePart {
-  int entry = -1;  // the one with this very name
+  int entry = -1;  // the entry with exactly this name
   int first = -1;  // the earliest
   int num_entries = 0;
   bool has_one_device = true;
@@ -29,7 +29,7 @@ class Cleaning {
     std::string_view rest = below;
     while (start && !rest.empty()) start = part(*start, next_part(rest));
     if (start) clean(*start, std::string(below));
-    // What is elsewhere stays.
+    // Entries elsewhere stay as they are.
     for (std::size_t i = 0; i < placements_.size(); ++i) {
       if (!is_done_[i]) cleaned_.emplace(static_cast<int>(i), placements_[i]);
     }
@@ -44,7 +44,7 @@ class Cleaning {
     return placements_[static_cast<std::size_t>(entry)];
   }
 
-  // Takes the part in front of the first dot off `rest`.
+  // Removes and returns the part of `rest` before its first dot.
   static std::string_view next_part(std::string_view& rest) {
     const std::size_t dot = rest.find('.');
     const std::string_view part = rest.substr(0, dot);
@@ -114,7 +114,7 @@ class Cleaning {
   const std::vector<Placement>& placements_;
   NamePart root_;
   std::vector<bool> is_done_;
-  // By the place of the earliest of the entries that each one stands for.
+  // Keyed by the position of the earliest entry that each one stands for.
   std::map<int, Placement> cleaned_;
 };
 

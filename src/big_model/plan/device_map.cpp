@@ -12,7 +12,7 @@ namespace accelerate {
 
 namespace {
 
-// The index behind the colon of "cuda:1", or all of the text.
+// The index after the colon in "cuda:1", or the text itself as an index.
 std::optional<int> index_in(const std::string& text) {
   const std::size_t colon = text.find(':');
   const bool has_type = colon != std::string::npos && colon > 0;

@@ -17,17 +17,17 @@ namespace accelerate::detail {
 
 namespace {
 
-// A device while it is filled.
+// A device being filled.
 struct Filling {
   MapDevice device;
   std::optional<double> max_memory;
-  // Whether layers of other devices are brought to it to compute.
+  // Whether layers of other devices are moved to it to compute.
   bool is_main = false;
   double used = 0;
   double buffers = 0;
   std::optional<double> minimum_needed = std::nullopt;
-  // Items that the fallback has put first for this device, so that two items
-  // cannot be exchanged forever.
+  // Items that the fallback has moved to the front for this device, so that two
+  // items are not exchanged forever.
   std::set<int> tried = {};
 };
 
@@ -50,7 +50,7 @@ std::vector<Filling> fillings_of(const MaxMemory& max_memory) {
   return list;
 }
 
-// The modules that have to come along with an item, and what all take together.
+// The items that must be placed together with another one, and the size of all.
 struct Company {
   std::vector<int> holders;
   double num_bytes = 0;
@@ -97,8 +97,7 @@ class Inference {
     return found == reserved_.end() ? 0 : found->second;
   }
 
-  // Finds a place for the first item, or changes the list, or goes to the next
-  // device.
+  // Places the first item, or changes the list, or moves on to the next device.
   void step() {
     const int item = pending_.take_front();
     const Company company = company_of(item);
@@ -143,12 +142,12 @@ class Inference {
     pending_.put_front(item);
   }
 
-  // The items that hold parameters tied to one inside of `item`.
+  // The items that hold parameters tied to one inside `item`.
   Company company_of(int item) const {
     Company company{{}, tree_[item].num_bytes};
     for (const int parameter : tree_.tied_outside(item)) {
       const int holder = pending_.holder_of(parameter);
-      // Placed in an earlier step, or just taken from the list.
+      // Already placed, or just taken from the list.
       if (holder < 0) continue;
       company.holders.push_back(holder);
       // A holder that shares two parameters counts twice, as in Accelerate. The
@@ -159,7 +158,7 @@ class Inference {
     return company;
   }
 
-  // Adds the items tied to those that come along, and so on.
+  // Adds the items tied to the companions, transitively.
   Company closure_of(int item, const Company& company) const {
     std::set<int> all(company.holders.begin(), company.holders.end());
     std::vector<int> to_visit(all.begin(), all.end());
@@ -208,7 +207,7 @@ class Inference {
          to.is_main ? pending_.largest_layer() : 0});
   }
 
-  // Splits the first module that comes along and can be split.
+  // Splits the first companion that can be split.
   bool split_one_of(const Company& company) {
     for (const int holder : company.holders) {
       if (!tree_.is_splittable(holder)) continue;
@@ -219,14 +218,14 @@ class Inference {
   }
 
   // Looks for something that fits on an unused device instead of `item`, and
-  // puts it in front of it.
+  // moves it to the front.
   bool fall_back(int item, double needed) {
     Filling& to = device();
     const double room =
         *to.max_memory - std::max(pending_.largest_layer(), needed);
     const int found = first_that_fits(item, room);
     if (found < 0 || !to.tried.insert(found).second) return false;
-    // What holds it is split on the way down to it.
+    // Items that contain it are split on the way down to it.
     for (int holder = pending_.holder_of(found); holder != found;
          holder = pending_.holder_of(found)) {
       pending_.replace(holder, tree_.parts(holder));
@@ -251,8 +250,8 @@ class Inference {
     return -1;
   }
 
-  // Bytes of a part and what has to come along, once the items that hold the
-  // part are split on the way down to it. `front` is the item at the front.
+  // Bytes of a part and its companions, once the items that contain the part
+  // are split on the way down to it. `front` is the item at the front.
   double size_with_ties(int front, int node) const {
     double size = tree_[node].num_bytes;
     for (const int parameter : tree_.tied_outside(node)) {
@@ -266,7 +265,7 @@ class Inference {
     return size;
   }
 
-  // The largest part below `holder` that has `parameter` but not `node`.
+  // The largest part below `holder` that contains `parameter` but not `node`.
   int sibling(int holder, int node, int parameter) const {
     int part = parameter;
     while (tree_[part].parent != holder &&
@@ -276,7 +275,7 @@ class Inference {
     return part;
   }
 
-  // Buffers of offloaded modules stay on an accelerator device.
+  // Buffers of offloaded modules stay on an accelerator.
   std::vector<std::string> warnings() const {
     double buffers = 0;
     bool has_accelerator = false;

@@ -13,7 +13,8 @@ namespace {
 constexpr std::size_t kColumns = 4;
 using TableRow = std::array<std::string, kColumns>;
 
-// Columns as wide as their longest text, two spaces apart; sizes to the right.
+// Columns as wide as their longest text, two spaces apart; sizes are
+// right-aligned.
 std::string table_of(
     const std::vector<TableRow>& rows,
     const std::array<bool, kColumns>& is_right) {

@@ -30,7 +30,7 @@ double ForwardTimeline::add(
     start = std::max(start, arrival);
     free_buffer = other_buffer;
     other_buffer = start + block.seconds;
-    // What is over before the next fetch may begin no longer matters.
+    // What ends before the next fetch may begin no longer matters.
     disk = std::max(disk, free_buffer);
     link = std::max(link, free_buffer);
   }

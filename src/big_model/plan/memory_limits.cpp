@@ -14,9 +14,9 @@ bool has_parameters(const SizedTree& tree, int module) {
   return tree[module].num_bytes > tree[module].num_buffer_bytes;
 }
 
-// Bytes of the largest module of the given classes, of which the first of each
-// class stands for the others. Modules with buffers only come last, as they do
-// in a list of parameters and then buffers.
+// Bytes of the largest module of the given classes, where the first module of
+// each class stands for the others. Modules with only buffers come last, as
+// they do in a list of parameters followed by buffers.
 double largest_unsplit(
     const SizedTree& tree,
     const std::vector<std::string>& classes) {
@@ -42,7 +42,8 @@ bool has_modules_with_tensors(const SizedTree& tree, int module) {
   return false;
 }
 
-// Mean of the modules that hold tensors themselves and no other such modules.
+// Mean size of the modules that hold tensors themselves but no other such
+// modules.
 double mean_of_leaves(const SizedTree& tree) {
   double sum = 0;
   double count = 0;
@@ -57,7 +58,7 @@ double mean_of_leaves(const SizedTree& tree) {
   return count == 0 ? 0 : std::trunc(sum / count);
 }
 
-// The entries of the devices that are balanced.
+// The entries of the devices to balance.
 std::vector<std::size_t> accelerators_with_memory(const MaxMemory& limits) {
   std::vector<std::size_t> list;
   for (std::size_t i = 0; i < limits.size(); ++i) {
@@ -67,7 +68,7 @@ std::vector<std::size_t> accelerators_with_memory(const MaxMemory& limits) {
   return list;
 }
 
-// The first device holds what those numbered 1 to num_devices - 1 cannot.
+// The first device holds what devices 1 to num_devices - 1 cannot.
 void keep_first_low(MaxMemory& limits, double total, int num_devices) {
   double others = 0;
   for (const auto& [device, size] : limits) {
@@ -122,7 +123,7 @@ MaxMemory balanced_memory(
           mean_of_leaves(tree)));
   const auto each =
       static_cast<std::int64_t>(std::floor(total / shares) + margin);
-  // The last device keeps its limit, should the margin be too small.
+  // The last device keeps its limit, in case the margin is too small.
   for (std::size_t i = 0; i + 1 < devices.size(); ++i) {
     auto& [device, size] = limits[devices[i]];
     if (low_zero && device == MapDevice(0)) continue;

@@ -14,13 +14,13 @@ constexpr std::size_t kMostBufferSizes = 16;
 constexpr int kMostTiesApart = 3;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// A way to place the first blocks.
+// A placement of the first blocks.
 struct Way {
   ForwardTimeline timeline;
-  int current = 0;     // the device that is being filled
+  int current = 0;     // the device being filled
   double used = 0;     // bytes on it
   double host = 0;     // bytes in host memory
-  double bound = 0;    // no way to go on is faster
+  double bound = 0;    // no continuation is faster
   int last_step = -1;  // into the steps of all ways
 };
 
@@ -33,7 +33,7 @@ bool is_no_worse(const Way& a, const Way& b) {
       x.other_buffer <= y.other_buffer;
 }
 
-// One search: with buffers of one size, and given places of tied blocks.
+// One search, with buffers of one size and given places of tied blocks.
 class PlaceSearch {
  public:
   PlaceSearch(
@@ -63,7 +63,7 @@ class PlaceSearch {
     }
   }
 
-  // The best places that take less than `seconds`; changes `seconds` to theirs.
+  // The best places that take less than `seconds`, which is set to their time.
   std::optional<std::vector<BlockPlace>> run(
       double& seconds,
       std::size_t most_ways) {
@@ -147,8 +147,8 @@ class PlaceSearch {
     next.push_back(longer);
   }
 
-  // All blocks have to compute, and what exceeds the memory that is left has to
-  // be fetched.
+  // All blocks have to compute, and what exceeds the remaining memory has to be
+  // fetched.
   [[nodiscard]] double bound_of(const Way& way, std::size_t i) const {
     double room = -way.used;
     for (auto device = static_cast<std::size_t>(way.current);
@@ -160,7 +160,7 @@ class PlaceSearch {
     const double from_disk =
         fetched - (limits_.host ? *limits_.host - way.host : 0);
     double bound = way.timeline.compute + seconds_left_[i];
-    // Rounding must not make a bound exceed what it bounds.
+    // Rounding must not make a bound exceed the value that it bounds.
     constexpr double kSlack = 1 - 1e-9;
     if (fetched > 0 && limits_.has_accelerator)
       bound = std::max(
@@ -175,7 +175,7 @@ class PlaceSearch {
     return bound;
   }
 
-  // The ways that no other one makes superfluous, the most promising first.
+  // The ways that no other one dominates, most promising first.
   static std::vector<Way> frontier(
       std::vector<Way> ways,
       std::size_t most_ways) {
@@ -216,7 +216,7 @@ class PlaceSearch {
   std::vector<std::pair<int, BlockPlace>> steps_;
 };
 
-// Zero, for a model that is all resident, and the sizes of blocks.
+// Zero, for a fully resident model, and the sizes of blocks.
 std::vector<double> buffer_sizes(const std::vector<PlanBlock>& blocks) {
   std::vector<double> sizes{0};
   for (const PlanBlock& block : blocks)
@@ -230,7 +230,7 @@ std::vector<double> buffer_sizes(const std::vector<PlanBlock>& blocks) {
   return some;
 }
 
-// Every combination of places of groups of tied blocks.
+// Every combination of places for the groups of tied blocks.
 std::vector<std::vector<BlockPlace>> tie_places(int num_ties) {
   std::vector<std::vector<BlockPlace>> all{{}};
   for (int i = 0; i < num_ties; ++i) {
@@ -246,7 +246,7 @@ std::vector<std::vector<BlockPlace>> tie_places(int num_ties) {
   return all;
 }
 
-// Brings blocks closer that cost no time there.
+// Moves blocks closer if that costs no time.
 void bring_closer(
     const std::vector<PlanBlock>& blocks,
     const PlanLimits& limits,
@@ -285,7 +285,7 @@ std::optional<std::vector<BlockPlace>> find_places(
   for (const PlanBlock& block : blocks)
     num_ties = std::max(num_ties, block.tie + 1);
   if (num_ties > kMostTiesApart) {
-    // Many groups are placed together.
+    // If there are many groups, they are placed together.
     for (PlanBlock& block : blocks) block.tie = std::min(block.tie, 0);
     num_ties = 1;
   }

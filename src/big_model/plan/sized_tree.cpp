@@ -19,7 +19,7 @@ class ElementSizes {
 
   [[nodiscard]] bool has_special() const { return !special_.empty(); }
 
-  // `name` is dotted; it is read only if some tensors have dtypes of their own.
+  // `name` is dotted, and read only if some tensors have special dtypes.
   [[nodiscard]] double num_bytes(
       const ModuleTensor& tensor,
       const std::string& name) const {
@@ -41,10 +41,10 @@ class ElementSizes {
   std::unordered_map<std::string, double> special_;
 };
 
-// Ids that came before. Those of a program's module count from 0.
+// Ids seen so far. Those of a program's module count up from 0.
 class SeenIds {
  public:
-  // Whether it did not come before.
+  // Returns whether the id is new.
   bool insert(std::uint64_t id) {
     if (id >= kMostInOrder) return others_.insert(id).second;
     const auto place = static_cast<std::size_t>(id);

@@ -15,7 +15,7 @@ constexpr float kLeastScale = 1e-38f;
 constexpr float kLeastRowScale = 1e-36f;
 constexpr float kRoundsToIntegers = 12582912;  // 1.5 * 2^23
 
-// bitsandbytes looks codes up in a table for 65536 values from -1 to 1, to which
+// bitsandbytes looks codes up in a table of 65536 values from -1 to 1, to which
 // it rounds first.
 std::uint8_t nearest_code(float value, const ByteCodebook& codebook) {
   constexpr double kPlacesPerUnit = 32767.5;
@@ -33,7 +33,7 @@ std::uint8_t nearest_code(float value, const ByteCodebook& codebook) {
 }  // namespace
 
 float absolute_maximum(std::span<const float> values) {
-  // As integers, absolute values keep their order, with infinity and NaN above
+  // As integers, absolute values sort the same way, with infinity and NaN above
   // all others.
   std::uint32_t largest = 0;
   for (const float value : values) {
@@ -86,10 +86,10 @@ ByteBlocks quantize_byte_blocks(
 
 float quantize_int8_row(std::span<const float> values, std::int8_t* codes) {
   const float absmax = absolute_maximum(values);
-  // Below that, the factor would be infinite.
+  // Below this, the factor would be infinite.
   const float factor = absmax > kLeastRowScale ? 127 / absmax : 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    // Adding and subtracting rounds to an integer, halves to even.
+    // Adding and subtracting rounds to an integer, with halves to even.
     const float rounded =
         (values[i] * factor + kRoundsToIntegers) - kRoundsToIntegers;
     codes[i] = static_cast<std::int8_t>(rounded);

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::size_t kByteCodes = 256;
 
-// From `first` to `last` in float32 to the last bit as PyTorch's linspace, of
-// which bitsandbytes makes its maps: each half is counted from its end.
+// Values from `first` to `last` in float32, bit for bit as PyTorch's linspace,
+// from which bitsandbytes builds its maps: each half is counted from its end.
 std::vector<float> evenly_spaced(float first, float last, int count) {
   std::vector<float> values(static_cast<std::size_t>(count));
   const float step = (last - first) / static_cast<float>(count - 1);
@@ -133,7 +133,7 @@ ByteCodebook create_fp8_map(const Fp8MapOptions& options) {
   for (int exponent = 0; exponent < 1 << options.exponent_bits; ++exponent) {
     for (int fraction = 0; fraction < num_fractions; ++fraction) {
       const double part = static_cast<double>(fraction) / num_fractions;
-      // Larger exponents are smaller powers, as in bitsandbytes.
+      // Larger exponents stand for smaller powers, as in bitsandbytes.
       const double value = exponent == 0
           ? std::ldexp(part, -bias)
           : std::ldexp(1 + part, bias + 1 - exponent);

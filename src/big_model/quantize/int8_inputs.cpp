@@ -22,8 +22,8 @@ Int8Inputs quantize_int8_inputs(const at::Tensor& input, double threshold) {
     const at::Tensor is_outlier = values.abs() >= threshold;
     const at::Tensor is_column = is_outlier.any(0);
     result.outlier_columns = is_column.nonzero().view(-1);
-    // A row's scale is that of all its ordinary values, also of those in
-    // outlier columns.
+    // A row's scale covers all its ordinary values, including those in outlier
+    // columns.
     values = values.masked_fill(is_outlier, 0);
     result.absmax = values.abs().amax(1);
     values = values.masked_fill(is_column, 0);

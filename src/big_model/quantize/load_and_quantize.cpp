@@ -33,7 +33,7 @@ namespace {
 using detail::format;
 using detail::QuantizedSources;
 
-/// A weight that is quantised, under the first of its names.
+/// A weight to be quantised, under its first name.
 struct WeightToQuantize {
   std::string module_name;
   at::Tensor parameter;
@@ -44,7 +44,7 @@ struct WeightToQuantize {
 };
 
 /// What happens to the weights of a model's layers; made and checked before
-/// anything changes.
+/// anything is changed.
 struct QuantizationPlan {
   std::vector<WeightToQuantize> weights;
   QuantizeWeightOptions options;
@@ -64,7 +64,7 @@ const DeviceMap& map_of(const LoadAndQuantizeOptions& options) {
   return std::get<DeviceMap>(options.device_map);
 }
 
-// With a map in place of a strategy.
+// The options with a device map in place of a strategy.
 LoadAndQuantizeOptions resolved(
     const torch::nn::Module& model,
     const QuantizationConfig& config,
@@ -79,7 +79,7 @@ LoadAndQuantizeOptions resolved(
          .no_split_module_classes = options.no_split_module_classes,
          .offload_buffers = options.offload_buffers});
   }
-  // An accelerator that is missing is an error before anything changes.
+  // A missing accelerator is an error before anything is changed.
   if (!map_of(options).empty())
     static_cast<void>(
         detail::main_device_of(map_of(options), options.main_device));
@@ -145,14 +145,14 @@ QuantizationPlan plan_quantization(
   return plan;
 }
 
-// Moves tensors to files of an offload folder. Those of quantised weights are
-// then mapped.
+// Moves tensors to files of an offload folder. The files of quantised weights
+// are then mapped.
 class DiskWeights {
  public:
   explicit DiskWeights(const std::filesystem::path& folder) : folder_(folder) {}
 
   void put(const std::string& name, const at::Tensor& tensor) {
-    // Only one writer at a time has the folder.
+    // Only one writer at a time may have the folder.
     if (!writer_) writer_.emplace(detail::make_file_system(), folder_);
     const at::Tensor on_cpu = tensor.detach().to(at::kCPU);
     writer_->put(
@@ -190,7 +190,7 @@ class DiskWeights {
   std::map<std::string, std::vector<std::string>> names_;
 };
 
-// Loads what is not quantised.
+// Loads the weights that are not quantised.
 void load_others(
     torch::nn::Module& model,
     const QuantizationConfig& config,
@@ -209,8 +209,9 @@ void load_others(
   load_checkpoint_in_model(model, options.weights_location, loading);
 }
 
-// The parameters of "disk" that are not quantised, of a model that has its
-// values. What the folder has of another model must not be taken for them.
+// Writes the parameters on "disk" that are not quantised, for a model that has
+// its values. What the folder holds of another model must not be taken for
+// them.
 void put_others(
     const torch::nn::Module& model,
     const QuantizationPlan& plan,
@@ -227,7 +228,7 @@ void put_others(
   }
 }
 
-// The weights of "disk", as pages of their files; nothing for others.
+// The weights on "disk", as pages of their files; nothing for other weights.
 std::vector<std::optional<QuantizedWeight>> mapped_weights(
     const QuantizationPlan& plan,
     const DiskWeights& disk) {
@@ -239,8 +240,8 @@ std::vector<std::optional<QuantizedWeight>> mapped_weights(
   return weights;
 }
 
-// The values of a model that has them are freed one weight after another, once
-// all that can fail has been done: weights were checked, files are written.
+// The values of a model that has them are freed one weight at a time, once
+// everything that can fail is done: weights were checked, files are written.
 void quantize_in_place(
     const torch::nn::Module& model,
     const QuantizationPlan& plan,
@@ -269,7 +270,7 @@ void quantize_in_place(
   }
 }
 
-// The model changes once everything was read and written.
+// The model is changed only once everything has been read and written.
 void quantize_from_files(
     torch::nn::Module& model,
     const QuantizationPlan& plan,

@@ -1,4 +1,4 @@
-// Which layers are quantised: Accelerate's rules.
+// Which layers are quantised, by Accelerate's rules.
 #include <algorithm>
 #include <functional>
 #include <set>
@@ -19,7 +19,7 @@ namespace accelerate {
 
 namespace {
 
-// A module named "up" also keeps what is in "layers.0.up" and in "mlp_up".
+// A module named "up" also excludes modules in "layers.0.up" and in "mlp_up".
 bool is_kept(
     const std::string& name,
     const std::string& full_name,
@@ -83,7 +83,7 @@ std::vector<std::string> modules_to_quantize(
 
 namespace {
 
-// Options with the sizes of a quantised model.
+// The options with the sizes of the quantised model.
 InferAutoDeviceMapOptions with_quantized_sizes(
     const torch::nn::Module& model,
     const QuantizationConfig& config,

@@ -11,13 +11,13 @@ namespace accelerate::detail {
 
 namespace {
 
-// With more rows of input, dequantising once costs less than decoding for each
-// eight of them; 4 bits cost more to decode.
+// With more input rows, dequantising once costs less than decoding for every
+// eight of them; 4-bit codes cost more to decode.
 constexpr std::int64_t kMostKernelInputs = 32;
 constexpr std::int64_t kMostKernelInputs4Bit = 24;
-// Elements of a dequantised part. Parts that fit a cache are faster on a machine
-// that is free, but slower on a busy one, where threads wait for each other at
-// each of them, and for inputs as large as a part, which each product rearranges.
+// Elements of a dequantised part. Parts that fit into a cache are faster on an
+// idle machine, but slower on a busy one, where threads wait for each other at
+// each part, and for inputs as large as a part, which each product rearranges.
 constexpr std::int64_t kPartElements = 1 << 24;
 constexpr std::int64_t kLeastPartRows = 64;
 // Multiplications that are worth a thread.
@@ -71,7 +71,7 @@ at::Tensor multiply_by_kernels(
   const std::int64_t grain =
       std::max<std::int64_t>(kThreadWork / (columns * num_inputs), 1);
   for_parallel_ranges(rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    // Several eights of inputs share rows while they are in the cache.
+    // Several groups of eight inputs share rows while those are in the cache.
     const std::int64_t step = packed.size() > 1 ? kRowBlock : end - begin;
     for (std::int64_t row = begin; row < end; row += step)
       multiply(row, std::min(row + step, end));

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Elements that a thread quantises at once: large enough to be worth it, small
+// Elements that a thread quantises at a time: enough to be worth it, and few
 // enough for its cache.
 constexpr std::int64_t kQuantizedTogether = 1 << 16;
 constexpr float kLargestHalf = 65504;
@@ -39,7 +39,7 @@ at::Tensor floats(std::int64_t count) {
 }
 
 // The 4-bit codes of blocks [first, last), where `first` is even, so that they
-// begin with a byte.
+// begin at a byte boundary.
 void quantize_4bit_blocks(
     const at::Tensor& values,
     std::int64_t block_size,
@@ -50,7 +50,7 @@ void quantize_4bit_blocks(
   const std::int64_t end = std::min(blocks.second * block_size, values.numel());
   std::vector<float> block(static_cast<std::size_t>(end - begin));
   copy_to_floats(values, begin, block);
-  // The last byte of all may be half used; the other half stands for zero.
+  // The very last byte may be half used; the other half stands for zero.
   std::vector<std::uint8_t> codes(block.size() + 1);
   auto* const absmax = parts.absmax.mutable_data_ptr<float>();
   for (std::int64_t b = blocks.first; b < blocks.second; ++b) {
@@ -100,8 +100,7 @@ void nest_scales(QuantizedParts& parts) {
   parts.nested_offset = offset.item<float>();
 }
 
-// bitsandbytes quantises int8 weights from fp16, unless they do not fit into
-// it.
+// bitsandbytes quantises int8 weights from fp16, unless they do not fit fp16.
 void round_to_half(std::span<float> row) {
   if (absolute_maximum(row) > kLargestHalf) return;
   for (float& value : row) value = static_cast<float>(c10::Half(value));
@@ -129,7 +128,7 @@ QuantizedParts quantize_4bit_values(
       codebook.end(),
       parts.code_values.mutable_data_ptr<float>());
   const FourBitSearch search = search_of(codebook);
-  // Even numbers of blocks are complete bytes, whatever the size of a block.
+  // An even number of blocks takes whole bytes, whatever the block size.
   const std::int64_t together =
       std::max<std::int64_t>(kQuantizedTogether / block_size / 2, 1) * 2;
   for_parallel_ranges(

@@ -57,7 +57,7 @@ at::Tensor product_of_matrices(
   return multiply_by_rows(floats, weight);
 }
 
-// Below autograd and autocast, which would look at the operators inside.
+// Below autograd and autocast, which would otherwise see the operators inside.
 at::Tensor product_of(
     const at::Tensor& input,
     const QuantizedWeight& weight,
@@ -73,7 +73,7 @@ at::Tensor product_of(
   return product_of_matrices(matrix, weight, kind).view(sizes);
 }
 
-/// What a backward needs of a product.
+/// What a product's backward needs.
 struct SavedProduct : torch::CustomClassHolder {
   SavedProduct(QuantizedWeight saved_weight, ProductKind saved_kind)
       : weight(std::move(saved_weight)), kind(saved_kind) {}

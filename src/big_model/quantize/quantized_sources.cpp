@@ -79,7 +79,7 @@ void QuantizedSources::require_all(
       complaints.push_back(name + " is not in the checkpoint");
       continue;
     }
-    // The shape of one that is quantised is compared when it is read.
+    // The shape of an already quantised weight is compared when it is read.
     const bool is_quantized = parts_[i].size() > 1;
     const StoredTensor& stored = *weight->second;
     const auto shape = torch_shape(stored.dtype, stored.shape);

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 using NamedTensors = std::map<std::string, at::Tensor>;
 
 constexpr std::string_view kStatePrefix = "weight.quant_state.bitsandbytes__";
-// bitsandbytes' number of the only format that it reads, rows.
+// bitsandbytes' number for the only format that it reads, rows.
 constexpr int kRowFormat = 0;
 
 const std::vector<std::pair<std::string, c10::ScalarType>>& state_dtypes() {
@@ -115,7 +115,7 @@ Value state_value(const Json& state, const char* key) {
   }
 }
 
-/// What the JSON of a 4-bit weight says.
+/// The contents of a 4-bit weight's JSON.
 struct FourBitState {
   QuantizationType type = QuantizationType::nf4;
   std::int64_t block_size = 0;
@@ -163,7 +163,7 @@ QuantizedParts four_bit_parts(
   QuantizedParts parts;
   const auto weight = tensors.find("weight");
   if (weight == tensors.end()) throw_unfit("weight is missing");
-  // Programs may keep the bytes in a tensor of another dtype.
+  // Programs may store the bytes in a tensor of another dtype.
   parts.codes = weight->second.contiguous().view(-1).view(at::kByte);
   if (parts.codes.numel() < (state.count + 1) / 2)
     throw_unfit("weight has too few bytes for its shape");

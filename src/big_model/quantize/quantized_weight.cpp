@@ -19,7 +19,7 @@ namespace {
 
 using detail::format;
 
-// Elements that a thread dequantises at once.
+// Elements that a thread dequantises at a time.
 constexpr std::int64_t kDequantizedTogether = 1 << 14;
 
 void require_quantizable(
@@ -49,7 +49,7 @@ void require_quantizable(
   }
 }
 
-// The same by LibTorch's operators, for other devices.
+// The same with LibTorch's operators, for other devices.
 at::Tensor dequantize_by_operators(
     const QuantizedWeight& weight,
     const detail::QuantizedParts& parts) {

@@ -21,7 +21,7 @@ bool is_one(const c10::IValue& value) {
   return value.isScalar() && value.toScalar().equal(1);
 }
 
-// The dtype that autocast would give a product.
+// Casts to the dtype that autocast would use for a product.
 at::Tensor cast_for_product(const at::Tensor& input) {
   const c10::DeviceType device = input.device().type();
   if (!input.is_floating_point() || input.scalar_type() == at::kDouble ||
@@ -31,8 +31,8 @@ at::Tensor cast_for_product(const at::Tensor& input) {
   return input.to(at::autocast::get_autocast_dtype(device));
 }
 
-// A weight on an accelerator computes there; one in host memory travels, as
-// codes, to the device of the input.
+// A weight on an accelerator computes there; a weight in host memory is sent,
+// as codes, to the input's device.
 std::pair<at::Tensor, QuantizedWeight> brought_together(
     const at::Tensor& input,
     const QuantizedWeight& weight) {
@@ -84,7 +84,7 @@ std::vector<CodeTensor> QuantizedWeightKeeper::code_tensors(
   return parts;
 }
 
-// The parameter says that it is where its products are computed.
+// The parameter reports the device on which its products are computed.
 void QuantizedWeightKeeper::set_device(std::size_t unit, c10::Device device) {
   Kept& kept = kept_[unit];
   const at::Tensor parameter = kept.gate->tensor();

@@ -2,28 +2,28 @@
 // Avx512RowKernels. Inputs are packed in the order in which a register of codes
 // holds their columns, so that decoding 16 codes takes a shift and a lookup.
 //
-// Several rows are taken at a time, which share the loads of inputs, and inputs
-// piece by piece, so that they stay in the first-level cache. What is read of a
-// row then is too short for the processor's own prefetching.
+// Several rows are processed at a time, sharing the loads of inputs, and inputs
+// piece by piece, so that they stay in the L1 cache. What is read of a row at a
+// time is then too short for the hardware prefetcher.
 
 typedef Avx512RowKernels::Floats ChunkFloats;
-/// The codes of a chunk as 16 words of eight codes: code s of word i, from the
-/// low bits, is column 8 i + (s ^ 1) of the chunk.
+/// The codes of a chunk as 16 words of eight codes: code s of word i, counting
+/// from the low bits, is column 8 i + (s ^ 1) of the chunk.
 typedef std::uint32_t CodeWords __attribute__((vector_size(64)));
 
 constexpr std::int64_t kChunkColumns = 128;
-/// A half of a chunk lies in one block.
+/// Half a chunk lies in one block.
 constexpr std::int64_t kHalfColumns = kChunkColumns / 2;
 constexpr int kCodesInWord = 8;
 constexpr int kWords = 16;
-/// With fewer inputs than this, scaling the sum of each costs less than scaling
-/// each decoded weight.
+/// With fewer inputs than this, scaling each input's sum costs less than
+/// scaling each decoded weight.
 constexpr int kScaledWeightsFrom = 5;
 constexpr std::int64_t kRowsInPiece = 16;
 constexpr int rows_at_once(int num_inputs) { return num_inputs <= 2 ? 4 : 2; }
 constexpr std::int64_t kPieceFloats = 4096;
 
-/// A row's sums with each input, kept between pieces.
+/// A row's sums for each input, kept between pieces.
 struct ChunkSums {
   ChunkFloats of[kMostInputs];
 };
@@ -35,8 +35,8 @@ bool has_chunks(const FourBitRows& matrix) {
       (matrix.scales.absmax != nullptr || matrix.scales.nested_size == 256);
 }
 
-/// Chunk c of input i is eight lines from line (c * num_inputs + i) * 8 on, of
-/// which line s has the columns of each word's code s.
+/// Chunk c of input i is the eight lines starting at line (c * num_inputs + i)
+/// * 8; line s has the columns of each word's code s.
 PackedInputs inputs_in_chunks(
     const float* x,
     std::int64_t num_inputs,
@@ -75,8 +75,8 @@ struct RowsInChunks {
     return reinterpret_cast<CodeWords>(
         _mm512_loadu_si512(matrix.codes + place / 2));
   }
-  /// Fetches what is needed of the row as far after this one as rows take part
-  /// in a piece.
+  /// Prefetches what is needed of the row that follows this one by the number
+  /// of rows in a piece.
   ACCELERATE_INLINE void prefetch(std::int64_t row, std::int64_t chunk) const {
     const std::int64_t place =
         (row + kRowsInPiece) * matrix.columns + chunk * kChunkColumns;
@@ -101,7 +101,7 @@ struct RowsInChunks {
   }
 };
 
-// An input's columns of code s. Not to be loaded again for each row, which
+// An input's columns of code s. Must not be loaded again for each row, which
 // compilers do to save a register.
 ACCELERATE_KERNEL ChunkFloats load_once(const float* x) {
   ChunkFloats input = _mm512_load_ps(x);
@@ -109,7 +109,7 @@ ACCELERATE_KERNEL ChunkFloats load_once(const float* x) {
   return input;
 }
 
-/// What the chunks of a piece are multiplied with.
+/// What the chunks of a piece are multiplied by.
 struct ChunkPiece {
   const float* x;
   std::int64_t begin;
@@ -169,7 +169,7 @@ ACCELERATE_KERNEL void add_scaled_weights(
     std::int64_t row,
     const ChunkPiece& piece,
     ChunkFloats (&totals)[num_rows][num_inputs]) {
-  // A code's place among the scaled values of both halves is (code & 15) | 16
+  // A code's index among the scaled values of both halves is (code & 15) | 16
   // in the second half: 0xea is (a & b) | c.
   const __m512i code_bits = _mm512_set1_epi32(15);
   const __m512i second =

@@ -5,15 +5,15 @@
 //   load(), store(), horizontal_sum()
 // with ACCELERATE_KERNEL, the attributes of its functions.
 //
-// Inputs are taken piece by piece, so that they stay in the first-level cache
-// while rows stream by.
+// Inputs are processed piece by piece, so that they stay in the L1 cache while
+// rows stream by.
 
 static constexpr int kLanes = sizeof(Floats) / sizeof(float);
 static constexpr int kParts = kGroup / kLanes;
 static constexpr std::int64_t kRowsTogether = 16;
 static constexpr std::int64_t kCachedInputs = 4096;  // floats of all inputs
 
-// Sums of one row with each input, kept between pieces.
+// One row's sums for each input, kept between pieces.
 struct RowSums {
   float lanes[kMostInputs][kLanes];
 };
@@ -42,8 +42,8 @@ ACCELERATE_KERNEL static void add_groups(
   for (std::int64_t g = first_group; g < first_group + num_groups; ++g) {
     Floats weights[kParts];
     decoder.decode(g, weights);
-    // With several inputs, rows are read in pieces too short for the
-    // processor's own prefetching.
+    // With several inputs, rows are read in pieces too short for the hardware
+    // prefetcher.
     if constexpr (num_inputs > 1) decoder.prefetch_next_rows(g);
     const float* const inputs = x + g * (num_inputs * kGroup);
     ACCELERATE_UNROLL

@@ -43,9 +43,9 @@ struct Avx2RowKernels {
     }
   }
 
-  // The code's four bytes come from four tables of bytes, by one shuffle each
-  // for all 32 codes: shuffles of bytes are much cheaper than those of floats
-  // across lanes.
+  // A code's four bytes come from four byte tables, by one shuffle each for all
+  // 32 codes: byte shuffles are much cheaper than shuffles of floats across
+  // lanes.
   struct Scaled4bit {
     ACCELERATE_KERNEL explicit Scaled4bit(const float* code_values) {
       for (std::size_t byte = 0; byte < 4; ++byte) {
@@ -61,8 +61,8 @@ struct Avx2RowKernels {
 
     ACCELERATE_KERNEL void
     decode(const std::uint8_t* codes, float scale, Floats (&weights)[4]) const {
-      // Each byte twice, in the order that interleaving the tables' bytes
-      // within lanes turns into that of the elements.
+      // Each byte twice, in an order that interleaving the tables' bytes within
+      // lanes turns into element order.
       const __m256i twice = _mm256_setr_epi8(
           0,
           0,
@@ -130,8 +130,8 @@ struct Avx2RowKernels {
     __m256i bytes[4];
   };
 
-  // Products of absolute values with signed ones: two of them, at most 127 *
-  // 127 each, fit into the 16 bits of the instruction.
+  // Multiplies absolute values by signed ones: the sum of two products, at most
+  // 127 * 127 each, fits into the instruction's 16 bits.
   ACCELERATE_KERNEL static std::int32_t
   dot_int8(const std::int8_t* a, const std::int8_t* b, std::int64_t count) {
     __m256i sums = _mm256_setzero_si256();

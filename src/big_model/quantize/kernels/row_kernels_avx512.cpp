@@ -3,7 +3,7 @@
 #if defined(__x86_64__)
 
 #if defined(__GNUC__) && !defined(__clang__)
-// False alarms of g++ 12 about its own intrinsics (its bug 105593).
+// False positives of g++ 12 for its own intrinsics (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
@@ -51,7 +51,8 @@ struct Avx512RowKernels {
     }
   }
 
-  // All 16 values are in one register; the low four bits of each 32 choose.
+  // All 16 values are in one register; the low four bits of each 32-bit lane
+  // select one.
   struct Scaled4bit {
     ACCELERATE_KERNEL explicit Scaled4bit(const float* code_values)
         : values(_mm512_loadu_ps(code_values)) {}

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 namespace {
 
-/// For processors without kernels of their own, in the compiler's own vectors.
+/// For processors without dedicated kernels, using the compiler's vector types.
 struct PortableRowKernels {
   typedef float Floats __attribute__((vector_size(16)));
   static constexpr int kGroup = kGroupColumns;
