@@ -29,8 +29,7 @@
 
 namespace {
 
-// Messages name files and what is in them, which may have been written by
-// anybody.
+// Messages name files and quote their contents, which are untrusted.
 void complain(const char* message) {
   std::fprintf(
       stderr,

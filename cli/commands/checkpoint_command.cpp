@@ -47,8 +47,8 @@ struct CheckpointFlags {
   bool is_unsafe = false;
 };
 
-// Prints one line. Names in it come from files and directories, which may have
-// been written by anybody.
+// Prints one line. Names in it come from files and directories, which are
+// untrusted.
 void print(std::string_view line) {
   std::printf("%s\n", detail::printable(line, line.npos).c_str());
 }
@@ -61,7 +61,7 @@ std::string text_of(const safetensors::Shape& shape) {
   return text + "]";
 }
 
-// A name as printed, with spaces up to this width.
+// A name as printed, padded with spaces to this width.
 std::string padded(const std::string& name, std::size_t width) {
   std::string text = detail::printable(name);
   text.resize(std::max(text.size(), width), ' ');
@@ -76,8 +76,8 @@ std::uint64_t bytes_in(const fs::path& directory) {
   return total;
 }
 
-// The directory of checkpoints: that inside a project's directory, else the
-// path itself.
+// The directory of checkpoints: the one inside a project's directory, otherwise
+// the path itself.
 fs::path checkpoints_in(const fs::path& path) {
   const fs::path inside = path / detail::kCheckpointsDirectory;
   if (!fs::is_directory(path)) {
@@ -86,8 +86,8 @@ fs::path checkpoints_in(const fs::path& path) {
   return fs::is_directory(inside) ? inside : path;
 }
 
-// The path itself if it is a checkpoint or a file, else the newest checkpoint
-// in it.
+// The path itself if it is a checkpoint or a file, otherwise the newest
+// checkpoint in it.
 fs::path one_checkpoint(const fs::path& path) {
   if (!fs::is_directory(path) || fs::exists(path / detail::kManifestName)) {
     return path;
@@ -213,7 +213,7 @@ void show_tensors(const std::string& title, const StoredTensors& tensors) {
   }
 }
 
-// The stored tensors by section. Files that are not a checkpoint form one
+// The stored tensors by section. Files that are not a checkpoint form a single
 // section.
 std::map<std::string, StoredTensors> sections_of(const fs::path& path) {
   std::map<std::string, StoredTensors> sections;
@@ -228,7 +228,7 @@ std::map<std::string, StoredTensors> sections_of(const fs::path& path) {
   return sections;
 }
 
-// `a` and `b` have the same dtype and shape. Reads a piece of both at a time.
+// `a` and `b` have the same dtype and shape. Reads one piece of both at a time.
 bool have_equal_values(
     const detail::StoredTensor& a,
     const detail::StoredTensor& b) {
@@ -343,7 +343,7 @@ int convert(const CheckpointFlags& flags) {
   std::vector<std::string> left_out, warnings;
   fs::path target;
   {
-    // The bar goes before messages come.
+    // The bar is removed before messages are printed.
     const auto disk = detail::make_file_system_with_progress(
         "converting", num_bytes_of(manifest));
     detail::PendingCheckpoint pending(disk, flags.output);

@@ -23,12 +23,12 @@ struct Flag {
   std::string type;  // empty if the flag takes no value
 };
 
-// The help page of `app`, not of the subcommand on the command line.
+// The help page of `app`, rather than of the subcommand on the command line.
 std::string help_of(const CLI::App& app, const std::string& name) {
   return app.get_formatter()->make_help(&app, name, CLI::AppFormatMode::Normal);
 }
 
-// The flags, each in its spelling with underscores.
+// The flags, spelled with underscores.
 std::vector<Flag> flags_of(const CLI::App& command) {
   std::vector<Flag> flags;
   for (const CLI::Option* option : command.get_options()) {

@@ -32,7 +32,7 @@ struct EstimateFlags {
   bool trusts_code = false;
   std::string precision = "no";
   detail::TrainingPlan plan;
-  /// Empty: nothing is asked.
+  /// Empty if --fits was not given.
   std::string fits;
   int num_gpus = 1;
   int gpus_per_node = 0;
@@ -61,7 +61,7 @@ int print_fits(
       .context = static_cast<int>(flags.plan.context),
       .pipeline = static_cast<int>(flags.plan.pipeline)};
   if (flags.names_precision) {
-    // Float8 is for products; the rest of the forward is in bf16.
+    // Float8 is only for products; the rest of the forward is in bf16.
     facts.uses_fp8 = flags.precision == "fp8";
     facts.precisions = {
         flags.precision == "no"         ? FloatType::fp32
@@ -86,7 +86,7 @@ int print_fits(
   return plan.fits(limit).empty() ? 1 : 0;
 }
 
-// With a bar of the files, if the model is in several.
+// Shows a bar of the files, if the model is in several.
 detail::ModelTree read_model(const std::filesystem::path& path) {
   std::optional<Progress> bar;
   return detail::read_model_tree(
@@ -179,7 +179,7 @@ void add_degree(
       ->check(CLI::Range(1, 1 << 20));
 }
 
-// What is trained, and how.
+// Options for what is trained, and how.
 void add_training_options(CLI::App& command, EstimateFlags& flags) {
   add_option(
       command,
@@ -244,7 +244,7 @@ void add_fit_options(CLI::App& command, EstimateFlags& flags) {
       "devices on one node, with --fits [all]");
 }
 
-// The options of Accelerate's command, which downloads models and runs Python.
+// Options of Accelerate's command, which downloads models and runs Python.
 void add_ignored_options(CLI::App& command, EstimateFlags& flags) {
   add_option(
       command,

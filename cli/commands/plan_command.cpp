@@ -52,7 +52,7 @@ struct PlanFlags {
   std::string config_file;
 };
 
-// parse_size() knows no terabytes.
+// parse_size() does not support terabytes.
 double rate_of(const std::string& flag, const std::string& text) {
   const std::size_t unit = text.find("TB");
   if (unit == std::string::npos) return parse_rate(flag, text);

@@ -25,7 +25,7 @@ using Units = std::initializer_list<std::pair<std::string_view, double>>;
       "[cli] {} is \"{}\"; give {}", flag, detail::printable(text), wanted));
 }
 
-// A number above 0 with one of the units behind it, in any case.
+// A number above 0 followed by one of the units, in any case.
 std::optional<double> parse(const std::string& text, Units units) {
   const std::string lower = detail::to_lower(detail::trim(text));
   for (const auto& [unit, factor] : units) {
@@ -62,7 +62,7 @@ double parse_rate(const std::string& flag, const std::string& text) {
     const std::int64_t bytes = detail::parse_size(size);
     if (bytes > 0) return static_cast<double>(bytes);
   } catch (const ConfigError&) {
-    // Said below, with the flag.
+    // Reported below, with the flag.
   }
   refuse(flag, text, "a speed, such as 400Gb/s (bits) or 50GB/s (bytes)");
 }

@@ -37,7 +37,7 @@ void say(const std::string& name, const std::string& value) {
   std::printf("- %s: %s\n", name.c_str(), value.c_str());
 }
 
-// The value of the first line "name : value" of a file of /proc.
+// The value of the first line "name : value" in a /proc file.
 std::string proc_value(const fs::path& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {

@@ -56,7 +56,7 @@ fs::path path_of(
 }
 
 // The file to read: the named one, or Accelerate's own if it exists. Throws if
-// the latter cannot be looked at.
+// the latter cannot be inspected.
 std::optional<fs::path> existing_path(
     const std::string& named,
     const detail::Environment& environment) {
@@ -109,7 +109,7 @@ int update(const std::string& file) {
 }
 
 // The settings that a launched program gets: the launcher translates
-// distributed_type into the flag of an engine.
+// distributed_type into an engine's flag.
 detail::Source source_of_launch(const detail::ConfigDocument& document) {
   detail::Source source = detail::source_from_config(document);
   if (document.values.empty()) return source;
@@ -125,7 +125,7 @@ detail::Source source_of_launch(const detail::ConfigDocument& document) {
   return source;
 }
 
-// Prints every setting in force, and what those of engines ask for.
+// Prints every setting in force, and what the engines' settings ask for.
 void print_meaning(
     detail::Settings settings,
     detail::Environment environment,

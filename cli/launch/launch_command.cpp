@@ -38,8 +38,8 @@ void warn(const std::string& line) {
   std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());
 }
 
-// Reads the file that --config_file names, else Accelerate's default file if it
-// exists and --cpu was not given.
+// Reads the file named by --config_file, otherwise Accelerate's default file if
+// it exists and --cpu was not given.
 std::optional<detail::ConfigDocument> find_config(
     const LaunchFlags& flags,
     const detail::Source& given,
@@ -79,7 +79,7 @@ void require_launchable(
   }
 }
 
-// Replaces this process by a foreign launcher.
+// Replaces this process with a foreign launcher.
 int become_foreign_launcher(
     const LaunchDecision& decision,
     const detail::Settings& settings,

@@ -60,7 +60,7 @@ void require_reachable(
   }
 }
 
-// Exchanges how the attempt ended with the other machines.
+// Exchanges with the other machines how the attempt ended.
 void agree_on_end(
     Machines& machines,
     int attempt,
@@ -119,14 +119,14 @@ int run_attempts(
   }
 }
 
-// How an attempt of a group whose machines come and go has ended here.
+// How an attempt of a group whose machines come and go ended here.
 struct ElasticAttempt {
   int code = 0;
-  /// Those that are left if all machines begin another attempt; 0: none.
+  /// Restarts left if all machines begin another attempt; 0 if none.
   int num_restarts_left = 0;
 };
 
-// How the ranks of other machines, or the group, have failed.
+// How other machines' ranks, or the group, failed.
 std::string describe(const GroupOutcome& outcome) {
   if (outcome.code == 0) return {};
   if (outcome.machine < 0)
@@ -153,7 +153,7 @@ ElasticAttempt run_elastic_attempt(
           watchdog)
           .run();
   if (end.was_signalled) {
-    // After SIGTERM all ranks save and finish together, the others a moment
+    // After SIGTERM all ranks save and finish together, the others slightly
     // later.
     if (end.code == 128 + SIGTERM) machines.await_end();
     machines.end_for_all(end.code);
@@ -203,11 +203,12 @@ int run_elastic_attempts(
   }
 }
 
-// Only the launcher of machine 0 holds a store.
+// Only machine 0's launcher holds a store.
 detail::StoreServerOptions store_options(
     const LaunchPlan& plan,
     const std::string& secret) {
-  // Output, its files and the log of a rank, and what the launcher needs.
+  // A rank's output streams, their files and its log, plus what the launcher
+  // needs.
   constexpr int kDescriptorsPerRank = 8, kDescriptors = 64;
   detail::StoreServerOptions options;
   options.is_open = plan.num_machines > 1;

@@ -41,14 +41,14 @@ struct ResizeFlags {
   int num_ranks = 0;
 };
 
-// Steps per second between two looks.
+// Steps per second between two samples.
 std::string rate(
     const std::vector<RankActivity>& before,
     const RankActivity& now,
     double s) {
   double steps = 0;
   for (const RankActivity& each : before) {
-    // Another process may sit there now.
+    // Another process may have the seat now.
     if (each.index == now.index && each.process == now.process &&
         each.num_steps < now.num_steps)
       steps = static_cast<double>(now.num_steps - each.num_steps);
@@ -160,7 +160,7 @@ int print_stacks(const StacksFlags& flags) {
   return has_stacks ? 0 : 1;
 }
 
-// Asks the launcher, which looks several times per second.
+// Asks the launcher, which checks several times per second.
 int ask_for_size(const ResizeFlags& flags) {
   const RunningGroup group = find_group(flags.process);
   detail::BoardHeader& header = group.board.shared_header();

@@ -64,7 +64,7 @@ Better better_values(std::string_view name) {
           std::end(list);
     });
   };
-  // "tokens_per_second" grows although its seconds shrink.
+  // "tokens_per_second" grows even though its seconds shrink.
   if (std::find(words.begin(), words.end(), "per") != words.end())
     return Better::higher;
   if (has(kLower)) return Better::lower;

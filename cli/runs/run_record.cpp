@@ -75,8 +75,8 @@ void RunRecord::take_entry(const JournalDecoder& entry, std::uint64_t payload) {
   }
 }
 
-// Events that come every few seconds become figures. Their bodies are not kept,
-// nor are those of pictures, which may be larger than the memory.
+// Events that arrive every few seconds become figures. Their bodies are not
+// kept, nor are those of pictures, which may exceed memory.
 void RunRecord::take_event(const JournalDecoder& entry, std::uint64_t payload) {
   const auto& [kind, name, media_type, body] = entry.event();
   if (kind == journal_kind::kValues) {
@@ -100,7 +100,7 @@ void RunRecord::take_event(const JournalDecoder& entry, std::uint64_t payload) {
   }
 }
 
-// Numbers become figures, texts become events of their own.
+// Numbers become figures, texts become separate events.
 void RunRecord::take_values(const JournalDecoder& entry) {
   const auto json = detail::parse_journal_json(entry.event().body);
   if (!json || !json->is_object()) return;
@@ -127,8 +127,8 @@ void RunRecord::add_system(double time, std::string_view body) {
   }
 }
 
-// A run that goes on from an older checkpoint shows the machine and the ranks
-// as they were while the steps that it shows were made.
+// A run that continued from an older checkpoint shows the machine and the ranks
+// as they were while its current steps were made.
 void RunRecord::drop_lost_samples() {
   if (history_.lost_times() == dropped_) return;
   dropped_ = history_.lost_times();

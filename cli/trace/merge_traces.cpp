@@ -26,11 +26,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "profile_";
 
-// A file that merge_traces() reads, without its events.
+// A file read by merge_traces(), without its events.
 struct Trace {
   fs::path path;
   std::int64_t rank = 0;
-  /// What its times begin at, on the clock of rank 0.
+  /// The time from which its times count, on rank 0's clock.
   std::int64_t base_ns = 0;
   bool was_compared = false;
 };
@@ -96,8 +96,8 @@ void adapt(Json& event, std::int64_t rank, double shift_us) {
       event.value("ph", Json()) != "M") {
     *time = time->get<double>() + shift_us;
   }
-  // Devices and threads keep the numbers of their rows, which only need to
-  // differ between ranks.
+  // Devices and threads keep their row numbers, which only need to differ
+  // between ranks.
   const auto process = event.find("pid");
   if (process != event.end() && process->is_number_integer() &&
       process->get<std::int64_t>() == rank) {
@@ -111,7 +111,7 @@ void adapt(Json& event, std::int64_t rank, double shift_us) {
   event["pid"] = rank;
 }
 
-// Flows and asynchronous events are matched by numbers, which ranks give out
+// Flows and asynchronous events are matched by numbers that ranks assign
 // independently.
 void separate_id(Json& event, std::int64_t rank) {
   const auto id = event.is_object() ? event.find("id") : event.end();

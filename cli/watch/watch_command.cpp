@@ -50,7 +50,7 @@ int print_snapshot(WatchedRuns& runs) {
 
 int watch_in_terminal(WatchedRuns& runs, bool has_colors) {
   constexpr Milliseconds kInterval(500);
-  // How long the rest of an escape sequence may take.
+  // How long to wait for the rest of an escape sequence.
   constexpr Milliseconds kRest(50);
   Dashboard dashboard(runs);
   Terminal terminal;
@@ -77,8 +77,8 @@ int watch_in_terminal(WatchedRuns& runs, bool has_colors) {
 }
 
 int watch_in_browser(const WatchFlags& flags) {
-  // Waited for below, so that the server ends in order. Its threads have to
-  // inherit the mask.
+  // Waited for below, so that the server shuts down cleanly. Its threads have
+  // to inherit the mask.
   sigset_t ending;
   sigemptyset(&ending);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal);

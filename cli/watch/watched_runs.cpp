@@ -16,7 +16,7 @@ namespace {
 
 using Point = RunRecord::Point;
 
-// How far a run had come.
+// How far a run has been read.
 struct Mark {
   std::map<std::string, std::pair<std::size_t, Point>> figures;
   std::size_t num_events = 0;
@@ -41,8 +41,8 @@ Mark mark_of(const RunRecord& run) {
   return mark;
 }
 
-// The point that was the last one is where it was, unless points before it
-// were dropped, repeated or inserted.
+// The last point is still in its place unless points before it were dropped,
+// repeated or inserted.
 RunChange change_since(const Mark& before, const RunRecord& run) {
   RunChange change;
   for (const auto& [name, points] : run.series()) {
@@ -79,7 +79,7 @@ void WatchedRuns::open_new_runs(const std::vector<RunPlace>& places) {
     try {
       runs_.push_back(std::make_unique<RunRecord>(place));
     } catch (const Error&) {
-      // It has just been deleted, or belongs to another user.
+      // The run was just deleted, or belongs to another user.
       continue;
     }
   }
@@ -89,7 +89,7 @@ std::vector<RunChange> WatchedRuns::update() {
   try {
     if (num_reported_ > 0) open_new_runs(find_runs_so_far(paths_));
   } catch (const ConfigError&) {
-    // The directory has gone; what was read of it stays.
+    // The directory is gone; what was read from it stays.
   }
   std::vector<std::optional<RunChange>> found(runs_.size());
   const auto look = [&](std::size_t i) {

@@ -80,7 +80,7 @@ class Decider {
     complaints_.push_back("[launch] " + text);
   }
 
-  // The number of ranks or machines, which must be one that can be started.
+  // The number of ranks or machines, which must be small enough to start.
   int count(std::string_view key, std::int64_t value) {
     if (value <= kMostProcesses) return static_cast<int>(value);
     complain(format("{} is {}; at most {} start", key, value, kMostProcesses));
@@ -158,7 +158,7 @@ class Decider {
       multi_device = true;
     }
     checks_ids_ = multi_device;
-    // The flag --cpu wins over devices in a file.
+    // The flag --cpu takes precedence over devices in a file.
     if (is_flag("use_cpu")) {
       if (kind_ == ProgramKind::python) return;
       multi_device = tpu = false;
@@ -207,7 +207,7 @@ class Decider {
     }
   }
 
-  // The value, or the default of the kind of program.
+  // The value, or the default for this kind of program.
   [[nodiscard]] bool boolean(std::string_view key) const {
     if (settings_.is_given(key) || kind_ == ProgramKind::native)
       return settings_.boolean(key);
@@ -215,8 +215,8 @@ class Decider {
     return detail::parse_bool(spec.default_for_python()).value_or(false);
   }
 
-  // Accelerate checks only values from files: it takes any string of a flag as
-  // true.
+  // Accelerate checks only values from files: it takes any string given to the
+  // flag as true.
   [[nodiscard]] bool is_boolean_in_file() const {
     const detail::Resolved* const found =
         settings_.find("fsdp_sync_module_states");

@@ -17,7 +17,7 @@ using detail::format;
 using detail::OptionKind;
 using detail::OptionSpec;
 
-// Accelerate has short forms of these flags.
+// Short forms that Accelerate has for these flags.
 std::string short_form(std::string_view key) {
   if (key == "quiet") return ",-q";
   if (key == "module") return ",-m";

@@ -86,8 +86,8 @@ void share_cores(
   }
 }
 
-// The given settings of which the table says that native programs do not act on
-// them. What the library would act on, it reports itself if it does not.
+// The given settings on which, according to the table, native programs do not
+// act. The library itself reports settings that it would act on but did not.
 std::vector<GivenSetting> settings_without_effect(const Settings& settings) {
   std::vector<GivenSetting> found;
   for (GivenSetting& setting : settings.unread()) {
@@ -99,8 +99,8 @@ std::vector<GivenSetting> settings_without_effect(const Settings& settings) {
   return found;
 }
 
-// The launcher's decisions: an engine that the kind of launch chose is one of
-// them, and what launch_warnings() reports need not be reported again.
+// The launcher's decisions, including an engine chosen by the kind of launch.
+// What launch_warnings() reports is marked as reported.
 std::string handover_of(
     const LaunchDecision& decision,
     const Settings& settings,
@@ -133,7 +133,7 @@ std::string handover_of(
   return detail::to_handover(decided, reported);
 }
 
-// The fewest ranks of an elastic group, and where its states lie.
+// The fewest ranks of an elastic group, and where it keeps its states.
 void make_elastic(LaunchPlan& plan, const Settings& settings) {
   const auto fewest = settings.integer("min_processes");
   const bool wants_copies = settings.text("redundancy") == "neighbour";
@@ -230,8 +230,8 @@ void check_counts(const LaunchDecision& decision) {
   }
 }
 
-// Sets what every rank gets: the variables of this process but those of a rank,
-// and what `settings` say.
+// Sets what every rank gets: this process's variables except a rank's, and what
+// `settings` say.
 void set_variables(
     LaunchPlan& plan,
     const LaunchDecision& decision,
@@ -346,7 +346,7 @@ std::vector<std::string> rank_variables(
 
 namespace {
 
-// If there are more ranks, the first ones and the last are listed.
+// If there are more ranks, only the first ones and the last are listed.
 constexpr int kMostDescribedRanks = 64;
 
 std::string describe_rank(const LaunchPlan& plan, int local_rank) {

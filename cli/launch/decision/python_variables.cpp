@@ -16,7 +16,7 @@ using detail::Origin;
 using detail::Resolved;
 using detail::Settings;
 
-/// The way in which Accelerate writes a value into a variable.
+/// How Accelerate writes a value into a variable.
 enum class Style {
   as_written,
   lower,
@@ -140,7 +140,7 @@ class Exporter {
   std::map<std::string, std::string> finish() { return std::move(variables_); }
 
  private:
-  // What was given, else Accelerate's default.
+  // The given value, otherwise Accelerate's default.
   [[nodiscard]] std::optional<Resolved> value_for_python(
       std::string_view key) const {
     const Resolved* const found = settings_.find(key);
@@ -201,7 +201,7 @@ void add_fp8(Exporter& exporter, const Settings& settings) {
       found->origin == Origin::file && found->text.size() >= 3 &&
       found->text.find("True") == std::string::npos &&
       found->text.find("False") == std::string::npos) {
-    // Accelerate iterates a string from a file by characters.
+    // Accelerate iterates over the characters of a string from a file.
     for (std::size_t i = 0; i < 3; ++i) words[i] = found->text.substr(i, 1);
   }
   exporter.set("ACCELERATE_FP8_OVERRIDE_FPROP", words[0]);

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMemory = "/dev/shm";
 
-// Containers may share memory, but not process numbers.
+// Containers may share memory but not process ids.
 std::string prefix() {
   struct stat facts {};
   const bool is_known = ::stat("/proc/self/ns/pid", &facts) == 0;
@@ -27,8 +27,8 @@ std::string prefix() {
       "accelerate-cpp-{}-{}-", ::geteuid(), is_known ? facts.st_ino : 0);
 }
 
-// A directory of a launcher of this user that runs no more. The name could be
-// another user's choice, but not the owner.
+// A directory of a launcher of this user that no longer runs. Another user
+// could choose the name, but not the owner.
 bool is_left_over(const fs::directory_entry& entry) {
   const std::string name = entry.path().filename().string();
   if (!name.starts_with(prefix())) return false;
@@ -52,7 +52,7 @@ fs::path memory_directory_of_launcher() {
 MemoryDirectory::MemoryDirectory(fs::path path) : path_(std::move(path)) {
   if (path_.empty()) return;
   std::error_code error;
-  // One of an earlier process with this number.
+  // Left by an earlier process with this id.
   fs::remove_all(path_, error);
   fs::directory_iterator entries(path_.parent_path(), error);
   for (; !error && entries != fs::directory_iterator();

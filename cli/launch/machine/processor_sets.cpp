@@ -87,7 +87,7 @@ std::vector<std::vector<int>> share_processors(
   for (const Processor& each : processors) {
     by_core[{each.package, each.core}].push_back(each.number);
   }
-  // Shares entire cores if there are enough, else single processors.
+  // Splits whole cores if there are enough, otherwise single processors.
   std::vector<std::vector<int>> units;
   for (const auto& [where, numbers] : by_core) {
     if (by_core.size() >= static_cast<std::size_t>(num_ranks)) {

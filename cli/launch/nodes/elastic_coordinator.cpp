@@ -10,7 +10,7 @@ namespace accelerate::cli {
 
 namespace {
 
-// How long a group that is large enough waits for machines that are not there.
+// How long a group that is large enough waits for missing machines.
 constexpr std::chrono::seconds kTimeForOthers{10};
 
 }  // namespace
@@ -41,7 +41,7 @@ void ElasticCoordinator::keep(StoreClient& client) {
     read(client, machine, gone);
   if (!keeper_) begin();
   if (!keeper_) return;
-  // What a launcher that is gone has reported before counts.
+  // What a launcher reported before it went away still counts.
   keeper_->keep();
   for (const int machine : gone) keeper_->lose(machine);
   if (!gone.empty()) keeper_->keep();
@@ -70,7 +70,7 @@ void ElasticCoordinator::read(
   }
   if (text.empty() || (text == reports_[i] && !is_gone)) return;
   MachineReport report = parse_report(text);
-  // One that waits may be that of the next launcher, which is read again.
+  // A pending report may be the next launcher's; it is read again later.
   if (is_gone && !(keeper_ && keeper_->belongs(machine, report.launcher)))
     return;
   reports_[i] = std::move(text);
@@ -81,7 +81,7 @@ void ElasticCoordinator::read(
   }
 }
 
-// Begins when all machines are there, or enough and no other comes.
+// Begins once all machines are there, or enough are and no more come.
 void ElasticCoordinator::begin() {
   const std::int64_t count = num_machines();
   if (count != num_before_) {

@@ -70,7 +70,7 @@ ElasticKeeper::ElasticKeeper(
   write_orders();
 }
 
-// A process is to be started in each seat.
+// A process must be started in each seat.
 void ElasticKeeper::take_in(int machine, std::int64_t launcher) {
   machine_orders(machine).launcher = launcher;
   at(machine).is_leaving = false;
@@ -182,7 +182,7 @@ void ElasticKeeper::keep_membership(int machine) {
       take_in(machine, launcher);
     return;
   }
-  // Machine 0 keeps the store, and waits for the others.
+  // Machine 0 keeps the store, and waits for the other machines.
   if (machine != 0 && !generations_.has_finished() && !has_processes(machine))
     return leave_out(machine);
   if (!own.report.wants_to_leave || own.is_leaving ||
@@ -219,8 +219,8 @@ void ElasticKeeper::keep() {
   write_orders();
 }
 
-// A rank has finished, so the others are about to. Processes that were to join
-// come too late.
+// A rank has finished, so the others are about to. Processes that were about to
+// join are too late.
 void ElasticKeeper::keep_finish() {
   for (int seat = 0; seat < board_.num_pages(); ++seat) {
     const int machine = seat / options_.seats_per_machine;

@@ -20,7 +20,7 @@ namespace {
 using detail::format;
 using std::chrono::milliseconds;
 
-// From one exchange with machine 0 to the next.
+// Time from one exchange with machine 0 to the next.
 constexpr milliseconds kExchangePause{10};
 
 }  // namespace
@@ -82,7 +82,7 @@ class ElasticMachines::Exchange {
     const std::int64_t number = member_.num_reports();
     if (number > num_written_) {
       client.set(report_key(attempt, machine), member_.report());
-      // Answered after the report was taken.
+      // The answer arrives after the report was stored.
       (void)client.get(kAttemptKey);
       num_written_ = number;
     }
@@ -150,7 +150,7 @@ ElasticMember& ElasticMachines::begin(int num_restarts_left) {
   while (!member_->belongs() && !member_->outcome()) {
     signals_.heed();
     if (plan_.machine_rank != 0) {
-      // The attempt that goes on may be a later one.
+      // The attempt in progress may be a later one.
       const auto newest = detail::parse_int(client_.get(kAttemptKey));
       if (newest && *newest > attempt_) {
         attempt_ = static_cast<int>(*newest);
@@ -198,7 +198,7 @@ void ElasticMachines::end_for_all(int code) {
             .machine = 0,
             .reason = "machine 0, which was told to end,"}));
   } catch (const DistributedError&) {
-    // The store ends with this process in any case.
+    // The store ends with this process anyway.
   }
 }
 

@@ -68,7 +68,7 @@ ElasticMember::Orders ElasticMember::exchange() {
     const SeatOrders& own = orders.seats[first + i];
     detail::BoardSeat& page = board_->page(seat).seat;
     if (due.has_begun) {
-      // Nobody writes pages: all have left the generation.
+      // No process writes pages now: all have left the generation.
       if (before > 0) board_->clear_page(seat);
       page.rank.store(own.rank);
     }
@@ -99,7 +99,7 @@ bool ElasticMember::is_changing() const {
   for (std::size_t i = 0; i < told_.seats.size(); ++i) {
     const SeatReport& told = told_.seats[i];
     const SeatOrders& own = orders_.seats[first + i];
-    // A process that joins arrives before the others are told to make room.
+    // A joining process arrives before the others are told to make room.
     const bool joins = told.num_started > told.num_ended &&
         own.first_generation > orders_.generation;
     if (joins || own.num_started > told.num_started) return true;

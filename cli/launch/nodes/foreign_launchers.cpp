@@ -27,7 +27,7 @@ struct StartRow {
   Starter starter;
 };
 
-// The settings that only one of them acts on.
+// The settings on which only one of them acts.
 constexpr std::array kStartRows{
     StartRow{"cpu_affinity", Starter::this_launcher},
     StartRow{"enable_cpu_affinity", Starter::this_launcher},
@@ -58,7 +58,7 @@ bool is_left_to_others(
     const LaunchDecision& decision,
     const detail::Settings& settings) {
   if (decision.paradigm == Paradigm::deepspeed) {
-    // Native programs need no Python, unless a launcher is named.
+    // Native programs need no Python, unless a launcher is named explicitly.
     const bool is_named = decision.kind == ProgramKind::python ||
         settings.is_given("deepspeed_multinode_launcher");
     return decision.num_machines > 1 && is_named &&
@@ -88,7 +88,7 @@ std::vector<std::string> warnings_of_start(
     unused.push_back(detail::format("{} ({})", row.key, given.where));
   }
   std::vector<std::string> lines;
-  // Everything is shown where no file has it.
+  // Without files, everything is shown.
   if (starter == Starter::this_launcher && settings.is_given("tee") &&
       !settings.is_given("log_dir")) {
     const detail::Resolved& tee = *settings.find("tee");

@@ -31,7 +31,7 @@ namespace {
 using detail::format;
 using Clock = std::chrono::steady_clock;
 
-// The time for launchers whose peers are gone to end by themselves.
+// How long launchers whose peers are gone have to end by themselves.
 constexpr std::chrono::seconds kTimeForLaunchersToEnd{10};
 
 bool is_this_machine(const std::string& host) {
@@ -42,8 +42,8 @@ bool is_this_machine(const std::string& host) {
   return host == own || host == own.substr(0, own.find('.'));
 }
 
-// Whether a remote shell can only read the name as a host: no option ("-o..."),
-// no list or pattern of pdsh, nothing that a terminal acts on.
+// Whether a remote shell can only read the name as a host: not as an option
+// ("-o..."), a list or pattern of pdsh, or a terminal control sequence.
 bool is_host_name(std::string_view name) {
   // user@host: neither may look like an option.
   const std::size_t at = name.rfind('@');
@@ -59,7 +59,7 @@ bool is_host_name(std::string_view name) {
   });
 }
 
-// The launch command without machine_rank and program.
+// The launch command, without machine_rank and program.
 std::vector<std::string> launch_command(const HostLaunch& launch) {
   std::vector<std::string> command{launch.tool, "launch"};
   command.insert(command.end(), launch.flags.begin(), launch.flags.end());
@@ -76,7 +76,7 @@ std::vector<std::string> launch_command(const HostLaunch& launch) {
   return command;
 }
 
-// `machine_rank` is not quoted: the shell may evaluate it.
+// `machine_rank` is not quoted, so that the shell may evaluate it.
 std::string shell_line(
     const HostLaunch& launch,
     const std::string& machine_rank) {
@@ -91,7 +91,7 @@ std::string shell_line(
   return line;
 }
 
-// Without characters that a terminal acts on.
+// The text without terminal control characters.
 std::string printable(std::string text) {
   for (char& c : text) {
     if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = '?';
@@ -283,8 +283,8 @@ int run_commands(const std::vector<std::vector<std::string>>& commands) {
           "accelerate-cpp: %s %s\n",
           child.name.c_str(),
           detail::describe_exit(status).c_str());
-      // Launchers that are connected learn of the failure from each other; the
-      // rest are ended then.
+      // Connected launchers learn of the failure from each other; the rest are
+      // ended later.
       kill_at = Clock::now() + kTimeForLaunchersToEnd;
     }
     if (kill_at && Clock::now() >= *kill_at) {

@@ -128,8 +128,8 @@ int Machines::begin(int attempt) {
   return stop_;
 }
 
-// Sends heartbeats of this machine until the attempt ends. Machine 0 also
-// checks those of the others.
+// Sends this machine's heartbeats until the attempt ends. Machine 0 also checks
+// the other machines' heartbeats.
 void Machines::listen(int attempt) {
   try {
     StoreClient client(address_, port_, kTimeToLeave);
@@ -208,7 +208,7 @@ Machines::End Machines::finish(int attempt, int code, bool may_restart) {
     if (machine_ == 0 && !goes_on) wait_for(left + "/all", kTimeToLeave, "");
   } catch (const DistributedError& error) {
     if (machine_ != 0) store_loss_ = error.what();
-    // A node that did not leave in time has been reported already.
+    // A node that did not leave in time has already been reported.
     if (!result.reason.empty() || code != 0) return result;
     if (machine_ == 0) return result;
     result.code = 1;

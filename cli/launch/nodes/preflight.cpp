@@ -47,8 +47,8 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Reads messages, each a length and as many bytes, and answers each with one
-// byte, until the connection ends.
+// Reads messages, each a length followed by that many bytes, and answers each
+// with one byte, until the connection ends.
 void answer(int socket) {
   std::vector<char> block(1U << 20U);
   std::uint64_t size = 0;
@@ -66,14 +66,14 @@ void answer(int socket) {
   ::close(socket);
 }
 
-// Bounds reads and writes on a connection that may be cut.
+// Sets timeouts for reads and writes on a connection that may be cut.
 void limit_waits(int socket) {
   const timeval patience{20, 0};
   ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 }
 
-/// Listens at a free port and answers all connections.
+/// Listens on a free port and answers all connections.
 class Listener {
  public:
   Listener() {
@@ -203,7 +203,8 @@ std::string interface_of(const std::string& address) {
   return address;
 }
 
-// Machine 0 needs this, since its own connection to the store is local.
+// Machine 0 needs a numeric address, since its own connection to the store is
+// local.
 std::string numeric(const std::string& host) {
   const detail::Addresses addresses(host, 0);
   const addrinfo* const first = addresses.first();

@@ -1,4 +1,4 @@
-// What a RankGroup does where its ranks may be replaced, leave and join.
+// What a RankGroup does if its ranks may be replaced, leave and join.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -15,17 +15,18 @@ namespace accelerate::cli {
 
 namespace {
 
-// From one look at generations that change to the next.
+// Polling interval while generations change.
 constexpr std::chrono::milliseconds kWhileChanging{2};
-// Until all ranks have called run_elastic(), which few programs never do.
+// Polling interval until all ranks have called run_elastic(), which few
+// programs never do.
 constexpr std::chrono::milliseconds kWhileStarting{20};
 
 }  // namespace
 
 bool RankGroup::make_good(std::size_t index) {
   if (options_.member != nullptr && !was_stopped_ && received_ == 0) {
-    // What it started, and what another process with its number might be taken
-    // for.
+    // Kills what it started, and makes the watchdog forget it, since another
+    // process may get its id.
     ::kill(-ranks_[index]->pid, SIGKILL);
     watchdog_->forget(ranks_[index]->pid);
     if (!std::exchange(has_lost_, true)) made_good_ = index;
@@ -36,8 +37,8 @@ bool RankGroup::make_good(std::size_t index) {
   RankProcess& lost = *ranks_[index];
   const detail::Generations::Loss loss = generations_->lose(lost.seat);
   if (loss == detail::Generations::Loss::ends_group) return false;
-  // What it started, and what another process with its number might be taken
-  // for.
+  // Kills what it started, and makes the watchdog forget it, since another
+  // process may get its id.
   ::kill(-lost.pid, SIGKILL);
   watchdog_->forget(lost.pid);
   made_good_ = index;
@@ -85,7 +86,7 @@ void RankGroup::start_ordered(int seat, std::uint32_t first_generation) {
   try {
     start(seat, first_generation);
   } catch (const ConfigError& error) {
-    // All ranks of the first generation start, or none does.
+    // Either all ranks of the first generation start, or none.
     if (first_generation == 1) throw;
     say(detail::format("accelerate-cpp: {}\n", error.what()));
     constexpr int kFailed = 1 << 8;

@@ -19,10 +19,10 @@ namespace accelerate::cli {
 
 namespace {
 
-// Short, since a user who presses Ctrl+C is waiting.
+// Short, since a user who pressed Ctrl+C is waiting.
 constexpr std::chrono::milliseconds kTimeAfterInterrupt{4000};
 
-// Where a rank was when it ended, as the rest of a line and lines below it.
+// Where a rank was when it ended: the rest of a line, and lines below it.
 std::string describe_place(const detail::Board& board, int index) {
   const detail::RankActivity rank = detail::read_activity(board, index);
   if (rank.state == detail::BoardPageState::empty) return "\n";
@@ -129,7 +129,7 @@ void RankGroup::start_board() {
           "the launcher: {}",
           error.what()));
     }
-    // Training does not need it.
+    // Training does not need the board.
     return;
   }
   if (options_.member != nullptr) {
@@ -183,7 +183,7 @@ void RankGroup::note_end(std::size_t index) {
   std::string words;
   for (const std::string& line : ranks_[index]->last_output.lines())
     words += detail::format("    {}\n", line);
-  // The end of it is what tells why.
+  // The end of the output tells why.
   if (words.size() >= page.last_output.size())
     words.erase(0, words.size() - page.last_output.size() + 1);
   detail::set_text(page.last_output, words);

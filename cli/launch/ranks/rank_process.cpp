@@ -35,7 +35,7 @@ std::string prefix_of(const LaunchPlan& plan, int rank, int target) {
   return format("\033[{}m[{}]\033[0m ", kFirstColour + rank % kColours, name);
 }
 
-// The processes that sit in one place after another have a file each.
+// Processes that occupy a seat one after another each get their own file.
 std::string log_of(
     const LaunchPlan& plan,
     int rank,

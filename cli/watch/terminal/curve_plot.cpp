@@ -27,13 +27,13 @@ struct Range {
     max = std::max(max, value);
   }
   [[nodiscard]] bool is_empty() const { return min > max; }
-  // With a width, so that values have places.
+  // Never of width 0, so that values have positions.
   [[nodiscard]] Range widened() const {
     if (is_empty()) return {0, 1};
     const double margin = min < max ? 0 : (min == 0 ? 1 : std::abs(min) * 0.05);
     return {min - margin, max + margin};
   }
-  // Where a value is, from 0 to 1.
+  // The position of a value, from 0 to 1.
   [[nodiscard]] double place(double value) const {
     return (value - min) / (max - min);
   }
@@ -79,7 +79,7 @@ class Plot {
     return look_.is_log ? std::log10(value) : value;
   }
 
-  // In dots.
+  // The column in dots.
   [[nodiscard]] std::int64_t column_of(std::int64_t step) const {
     return std::llround(
         x_.place(static_cast<double>(step)) *
@@ -106,7 +106,7 @@ class Plot {
     }
   }
 
-  // Three values have labels: at the top, in the middle and at the bottom.
+  // Three values are labelled: at the top, in the middle and at the bottom.
   [[nodiscard]] std::string label(std::size_t row) const {
     const std::size_t last = look_.num_rows - 2;
     const bool has_any =

@@ -19,11 +19,12 @@ using detail::format;
 
 constexpr std::array<double, 4> kSmoothing{0, 0.6, 0.9, 0.97};
 constexpr int kMostZoom = 20;
-// Codes among the terminal's 256 that are readable on dark and on light paper.
+// Codes among the terminal's 256 colors that are readable on dark and light
+// backgrounds.
 constexpr std::array<int, 8> kColors{33, 208, 35, 167, 134, 136, 175, 37};
 constexpr int kWarningColor = 167;
 
-// The text in at most that many columns of a terminal.
+// The text cut to at most that many terminal columns.
 std::string cut(const std::string& text, std::size_t num_columns) {
   std::size_t shown = 0, i = 0;
   bool is_escape = false;
@@ -56,7 +57,7 @@ WatchKey take_key(std::string& input, bool is_all) {
   WatchKey key = WatchKey::none;
   if (input[0] == '\x1b' && input.size() >= 2 &&
       (input[1] == '[' || input[1] == 'O')) {
-    // Up to the letter that ends it: arrows are C and D, shift-tab is Z.
+    // Reads up to the final letter: arrows are C and D, shift-tab is Z.
     std::size_t end = 2;
     while (end < input.size() && (input[end] < '@' || input[end] > '~')) ++end;
     if (end == input.size() && !is_all) return WatchKey::none;
@@ -129,7 +130,7 @@ void Dashboard::press(WatchKey key) {
   }
 }
 
-// The chosen figure, else the main one of the first run that has any.
+// The chosen figure, otherwise the main one of the first run that has any.
 std::string Dashboard::figure() const {
   for (const auto& run : runs_.runs()) {
     const auto found = run->series().find(chosen_);
@@ -239,7 +240,7 @@ std::vector<std::string> Dashboard::legend(
   return lines;
 }
 
-// The ranks of the run that told about them last.
+// The ranks of the run that last reported them.
 std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
   const RunRecord* newest = nullptr;
   for (const auto& run : runs_.runs()) {
@@ -259,7 +260,7 @@ std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
     slowest_rank = slowest->rank;
   std::int64_t front = ranks.front().step;
   for (const auto& each : ranks) front = std::max(front, each.step);
-  // If not all fit, the slowest ones do.
+  // If not all fit, shows the slowest ones.
   if (ranks.size() + 1 > most) {
     std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
       return a.steps_per_second < b.steps_per_second;
@@ -284,7 +285,7 @@ std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
   return lines;
 }
 
-// The last warning of all, and how many there are.
+// The most recent warning, and how many there are.
 std::vector<std::string> Dashboard::warning_lines(Look look, std::size_t most)
     const {
   const RunRecord::Event* last = nullptr;

@@ -25,7 +25,7 @@ constexpr std::string_view kLeave = "\x1b[0m\x1b[?25h\x1b[?1049l";
 constexpr std::array kEnding{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 constexpr std::array kCrashes{SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
 
-// Signal handlers have no other way to these.
+// Global, because signal handlers have no other access to them.
 termios saved;
 int wake_pipe[2] = {-1, -1};
 volatile sig_atomic_t has_ended = 0;
@@ -39,7 +39,7 @@ void write_terminal(std::string_view text) {
   }
 }
 
-// Safe in a signal handler.
+// Safe to call in a signal handler.
 void restore() {
   write_terminal(kLeave);
   tcsetattr(STDIN_FILENO, TCSANOW, &saved);
@@ -59,7 +59,7 @@ void on_signal(int signal) {
 
 void on_crash(int signal) {
   restore();
-  // The default action, which the handler's flags have put back.
+  // Takes the default action, which the handler's flags have restored.
   raise(signal);
 }
 
@@ -111,7 +111,7 @@ ScreenSize Terminal::size() const {
 }
 
 void Terminal::show(const std::vector<std::string>& lines) {
-  // All at once, so that nothing flickers.
+  // Written all at once, so that nothing flickers.
   std::string text = "\x1b[H";
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (i > 0) text += "\r\n";
@@ -136,7 +136,7 @@ Terminal::Wake Terminal::wait(
   }
   if (waits[0].revents == 0) return Wake::time;
   const ssize_t count = read(STDIN_FILENO, bytes.data(), bytes.size());
-  // The terminal has gone.
+  // The terminal is gone.
   if (count == 0 || (count < 0 && errno != EINTR)) return Wake::end;
   if (count > 0) input.append(bytes.data(), static_cast<std::size_t>(count));
   return Wake::key;

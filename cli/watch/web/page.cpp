@@ -6,7 +6,7 @@ namespace accelerate::cli {
 
 namespace {
 
-// JSON inside <script>, which only "</script" or "<!--" could end.
+// JSON for use inside <script>, which only "</script" or "<!--" could end.
 std::string without_tags(std::string_view json) {
   std::string text;
   text.reserve(json.size());

@@ -70,7 +70,7 @@ std::vector<std::pair<std::string, std::string>> columns_of(
 
 JournalJson at(const Point* point) {
   if (point == nullptr) return nullptr;
-  // As text where JSON has no such number.
+  // As text if JSON has no such number.
   return {
       point->step,
       std::isfinite(point->value) ? JournalJson(point->value)
@@ -244,7 +244,7 @@ std::string changes_json(
     std::vector<std::pair<std::string, std::string>> figures;
     JournalJson resets = JournalJson::array();
     for (const RunChange::Figure& figure : change.figures) {
-      // The page requests the values of a new run like those of any other.
+      // The page requests a new run's values like any other's.
       if (figure.is_reset || change.is_new) {
         resets.push_back(figure.name);
       } else {

@@ -32,9 +32,9 @@ using detail::format;
 constexpr int kForbidden = 403, kNotFound = 404;
 constexpr std::size_t kMostColumns = 4000;
 constexpr std::size_t kMostRankSamples = 300;
-// Each open page holds a thread for its stream of changes.
+// Each open page occupies a thread for its stream of changes.
 constexpr std::size_t kNumThreads = 32;
-// A page that has been asleep for longer asks for everything again.
+// A page that has missed more messages requests everything again.
 constexpr std::size_t kMostMessages = 256;
 constexpr auto kSilence = std::chrono::seconds(10);
 constexpr const char* kJsonType = "application/json";
@@ -53,7 +53,7 @@ std::string random_token() {
   return token;
 }
 
-// Takes the same time wherever the texts differ.
+// Constant-time comparison.
 bool is_same(std::string_view one, std::string_view other) {
   if (one.size() != other.size()) return false;
   unsigned difference = 0;
@@ -80,8 +80,8 @@ CurveRequest curve_request(const httplib::Request& request) {
   return wanted;
 }
 
-// As it is: the library would compress a body, which takes longer than to send
-// it to a browser of this machine.
+// Sent uncompressed: the library would compress the body, which takes longer
+// than sending it to a browser on this machine.
 void answer_with(
     httplib::Response& response,
     std::string body,
@@ -102,7 +102,7 @@ void answer_with(
 
 }  // namespace
 
-/// What pages are told, numbered, for each to read at its own pace.
+/// Numbered messages to pages, each of which reads at its own pace.
 class Messages {
  public:
   void add(std::string message) {
@@ -123,7 +123,7 @@ class Messages {
   }
 
   enum class Outcome { message, silence, missed, closed };
-  /// Waits for the message after `cursor`, which then is after it.
+  /// Waits for the message after `cursor`, and advances `cursor` past it.
   Outcome next(std::uint64_t& cursor, std::string& message) {
     std::unique_lock lock(mutex_);
     const bool has_any = changed_.wait_for(
@@ -164,7 +164,7 @@ class WebServer::Impl {
   void bind(int port);
   void add_routes();
   bool refuses(const Request& request, Response& response) const;
-  // A route whose answer is JSON about the run that is asked for.
+  // A route whose answer is JSON about the requested run.
   template <class Answer>
   void add_run_route(const char* path, Answer answer);
   void answer_series(const Request& request, Response& response);
@@ -204,7 +204,7 @@ WebServer::Impl::~Impl() {
   end_.notify_all();
   looker_.join();
   messages_.close();
-  // stop() does nothing before the listener has begun.
+  // stop() has no effect before the listener has started.
   while (!server_.is_running()) std::this_thread::yield();
   server_.stop();
   listener_.join();
@@ -213,7 +213,8 @@ WebServer::Impl::~Impl() {
 void WebServer::Impl::bind(int port) {
   server_.new_task_queue = [] { return new httplib::ThreadPool(kNumThreads); };
   server_.set_keep_alive_timeout(1);
-  // Answers are written in two pieces, the second of which would wait for 40 ms.
+  // Answers are written in two pieces, the second of which would be delayed by
+  // 40 ms.
   server_.set_tcp_nodelay(true);
   // The library's default lets other programs listen on the same port.
   server_.set_socket_options([](auto socket) {
@@ -317,7 +318,7 @@ const RunRecord* WebServer::Impl::run_of(const Request& request) const {
       : nullptr;
 }
 
-// The curves of one figure of several runs.
+// The curves of one figure in several runs.
 void WebServer::Impl::answer_series(
     const Request& request,
     Response& response) {
@@ -338,7 +339,7 @@ void WebServer::Impl::answer_series(
   answer_with(response, json_object(curves), kJsonType);
 }
 
-// The body of an event. A picture may hold scripts, so nothing may run.
+// The body of an event. A picture may contain scripts, which must not run.
 void WebServer::Impl::answer_body(const Request& request, Response& response) {
   const std::shared_lock lock(mutex_);
   const RunRecord* const run = run_of(request);
