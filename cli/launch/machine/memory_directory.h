@@ -9,9 +9,8 @@ namespace accelerate::cli {
 /// name contains this process's id. Empty if the machine has none.
 std::filesystem::path memory_directory_of_launcher();
 
-/// Removes the directory of states in memory, which ranks may have created,
-/// when the launcher ends, and on construction those of launchers that were
-/// killed.
+/// On destruction, removes the directory of states in memory, which ranks may
+/// have created; on construction, those of launchers that were killed.
 class MemoryDirectory {
  public:
   /// Does nothing with an empty path.

@@ -183,7 +183,7 @@ void RankGroup::note_end(std::size_t index) {
   std::string words;
   for (const std::string& line : ranks_[index]->last_output.lines())
     words += detail::format("    {}\n", line);
-  // The end of the output tells why.
+  // Keeps the end of the output, which says why.
   if (words.size() >= page.last_output.size())
     words.erase(0, words.size() - page.last_output.size() + 1);
   detail::set_text(page.last_output, words);

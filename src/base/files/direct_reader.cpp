@@ -49,7 +49,7 @@ struct DirectReader::Slot {
   ssize_t result = 0;
 };
 
-/// Waits for what is in flight before its memory may go away.
+/// Waits for reads in flight before their memory may be freed.
 class DirectReader::InFlight {
  public:
   explicit InFlight(DirectReader& reader) : reader_(reader) {}

@@ -17,8 +17,7 @@ class Module;
 
 namespace accelerate::detail {
 
-/// What other ranks of a pipeline have of a model of which this rank has one
-/// stage.
+/// What the other pipeline stages of this rank's model have.
 struct OtherStages {
   /// Names of tensors that only other ranks have.
   std::set<std::string> names;

@@ -53,8 +53,8 @@ class OptionalStateComponent final : public CheckpointComponent {
   AnyStateful object_;
 };
 
-/// One state per rank under one key. Restored only if as many ranks load as
-/// saved.
+/// One state per rank under one key. Restored only if the number of ranks is
+/// the same as at the save.
 class RankStateComponent final : public CheckpointComponent {
  public:
   RankStateComponent(std::string key, AnyStateful object);

@@ -57,7 +57,7 @@ class RunHistory {
   /// Adds entries in journal order; may be called again for later ones.
   void add(const std::vector<JournalEntry>& entries);
   void add(const JournalEntry& entry);
-  /// Begins a frame, which numbers its names anew.
+  /// Begins a frame, whose names are numbered from 0 again.
   void begin_frame() { frame_series_.clear(); }
   /// Adds the scalars of the decoder's current entry in that frame.
   void add_scalars(const JournalDecoder& decoder);

@@ -32,7 +32,7 @@ class DvcliveFiles {
   void write_params(const TrackedValues& values);
 
   struct MetricOptions {
-    /// Milliseconds since 1970, for a column of its own.
+    /// Milliseconds since 1970, written as a separate column.
     std::optional<std::int64_t> timestamp;
     /// Whether the value becomes a row of the metric's file.
     bool plot = true;

@@ -41,7 +41,7 @@ class WandbRecords {
 
   void add_config(const TrackedValues& values);
   void add_history(const WandbHistory::Row& row, double runtime);
-  /// `values`: an object of what has changed.
+  /// `values`: an object with what has changed.
   void add_summary(const nlohmann::ordered_json& values);
   /// Adds a file of the run, by its path below "files".
   void add_file(const std::string& path);
