@@ -170,8 +170,8 @@ void settle_all(Settings& settings, const Source& source) {
     settings.settle(key, entry.first, entry.second);
 }
 
-// Replaces what was given beside DeepSpeed's configuration with what the
-// configuration says.
+// Replaces what was given in addition to DeepSpeed's configuration with what
+// the configuration says.
 std::vector<IgnoredSetting> overrule(
     Settings& settings,
     const DeepSpeedOptions& resolved) {

@@ -30,9 +30,9 @@ class ElasticMachines {
   /// The secret of the launch, chosen by machine 0.
   [[nodiscard]] const std::string& secret() const { return secret_; }
 
-  /// Begins the next attempt; `num_restarts_left` counts on machine 0. Waits
-  /// until this machine is admitted or the group ends, whichever comes first.
-  /// Throws DistributedError on machine 0 if too few join, or Stopped.
+  /// Begins the next attempt; `num_restarts_left` is used on machine 0 only.
+  /// Waits until this machine is admitted or the group ends, whichever comes
+  /// first. Throws DistributedError on machine 0 if too few join, or Stopped.
   ElasticMember& begin(int num_restarts_left);
   /// The attempt that begin() started, which on a machine that joins is not
   /// always the next one.

@@ -241,7 +241,7 @@ auto find_obstacle() {
   }
 }
 
-/// Names the type that cannot be sent in the compiler's message.
+/// Names, in the compiler's message, the type that cannot be sent.
 template <class T>
 struct CannotTravel {
   static_assert(

@@ -15,10 +15,10 @@ namespace accelerate::detail {
 class IoRing;
 
 /// Reads ranges of files past the page cache: a cold file then arrives at disk
-/// speed, without a copy through pages that are never read again. Keeps up to
-/// kMostPieces pieces in flight, which bounds its memory, through io_uring
-/// where the kernel allows it. Without io_uring each piece blocks, so use
-/// several threads with one reader each. Not thread-safe.
+/// speed, without a copy through pages that are never read again. Several
+/// pieces are in flight through io_uring where the kernel allows it; otherwise
+/// each piece blocks, so use several threads with one reader each. Memory in
+/// use: kMostPieces pieces. Not thread-safe.
 class DirectReader {
  public:
   static constexpr std::size_t kPieceBytes = 1U << 20U;
@@ -28,7 +28,7 @@ class DirectReader {
   /// The result of a read beyond the end of the file.
   static constexpr int kEndOfFile = -1;
 
-  /// A file opened for reading twice.
+  /// A file opened twice for reading.
   struct File {
     int direct = -1;  // with O_DIRECT
     int plain = -1;   // for reads that `direct` refuses

@@ -17,7 +17,7 @@ enum class WandbMode { offline, online, disabled };
 struct WandbSettings {
   WandbMode mode = WandbMode::offline;
   std::string project;
-  std::string entity;  ///< empty: the user's default, as for all texts below
+  std::string entity;  ///< empty: W&B's default, as for all texts below
   std::string name;
   std::string run_id;
   std::string group;
