@@ -1,7 +1,7 @@
 #pragma once
 
-// Includes everything but what only some programs need: datasets that are read
-// from files (datasets.h), batches of token sequences (token_collate.h), and
+// Includes everything except what only some programs need: datasets read from
+// files (datasets.h), batches of token sequences (token_collate.h), and
 // safetensors files (safetensors.h, a separate library without LibTorch).
 
 #include <accelerate/accelerator.h>

@@ -52,45 +52,46 @@ namespace detail {
 struct AddedTechnique;
 }  // namespace detail
 
-/// The functions that a training program needs, the same for one process and
-/// for many; those that concern processes, loaders, values of all ranks, trackers,
-/// and checkpoints are in base classes (accelerator_processes.h,
+/// Everything that a training program calls, the same on one process and on
+/// many. Functions for processes, loaders, values across ranks, trackers and
+/// checkpoints are in base classes (accelerator_processes.h,
 /// accelerator_loaders.h, accelerator_collectives.h, accelerator_tracking.h,
-/// accelerator_checkpoints.h).
-/// Built by every rank at once. A cheap handle: copies are the same accelerator.
-/// Not for several threads at once, but ranks may be threads with an Accelerator
-/// each.
+/// accelerator_checkpoints.h). Every rank constructs one at the same time. A
+/// cheap handle: copies refer to the same accelerator. Not thread-safe, but
+/// ranks can be threads with an Accelerator each.
 ///
 /// Functions that communicate must be called by all ranks in the same order;
-/// they throw DistributedError naming the peer that died or stays silent.
+/// they throw DistributedError naming the peer that died or stopped responding.
 class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
  public:
-  /// Connects to the other ranks. Throws one ConfigError with everything that
-  /// is wrong with the options and the launcher's settings, or DistributedError
-  /// naming ranks that do not arrive.
+  /// Connects to the other ranks. Throws a single ConfigError that lists
+  /// everything wrong with the options and the launcher's settings, or
+  /// DistributedError naming the ranks that did not arrive.
   explicit Accelerator(const AcceleratorOptions& options = {});
-  /// The same with additional techniques, for the library's own tests.
+  /// As above with additional techniques, for the library's own tests.
   Accelerator(
       const AcceleratorOptions& options,
       const std::vector<detail::AddedTechnique>& added);
 
   // Preparing.
 
-  /// Makes modules, optimizers, loaders and schedulers work on all ranks, and
-  /// returns handles in the order given: a tuple, or one handle for one item.
+  /// Prepares modules, optimizers, loaders and schedulers to work across all
+  /// ranks, and returns handles in the order given: a tuple, or a single handle
+  /// for a single item.
   ///
-  /// * a module (holder or `shared_ptr`) gives Model: it is moved to
-  ///   `device()` and takes rank 0's weights; with_options() gives it its own
-  ///   options (model_options.h);
-  /// * a `torch::optim` optimizer or LRScheduler gives Optimizer or Scheduler;
-  ///   it is borrowed, so a temporary does not compile. A `unique_ptr`, moved
-  ///   in, or `shared_ptr` to one is kept until free_memory() or finish();
-  /// * an accelerate::DataLoader, moved in, gives a DataLoader of this rank's
-  ///   share of the data, on `device()`; a `torch::data` loader gives
+  /// * a module (holder or `shared_ptr`) becomes a Model: it is moved to
+  ///   `device()` and receives rank 0's weights; with_options() gives it its
+  ///   own options (model_options.h);
+  /// * a `torch::optim` optimizer or LRScheduler becomes an Optimizer or
+  ///   Scheduler; it is borrowed, so a temporary does not compile. A
+  ///   `unique_ptr` (moved in) or `shared_ptr` to one is kept until
+  ///   free_memory() or finish();
+  /// * an accelerate::DataLoader (moved in) becomes a DataLoader of this rank's
+  ///   share of the data, on `device()`; a `torch::data` loader becomes a
   ///   TorchLoader.
   ///
-  /// May be called several times. Throws ConfigError, before anything is
-  /// touched, if an item cannot be prepared.
+  /// Can be called several times. Throws ConfigError, before changing anything,
+  /// if an item cannot be prepared.
   template <class... Items>
   auto prepare(Items&&... items) const {
     static_assert(sizeof...(Items) > 0, "prepare() needs something to prepare");
@@ -114,13 +115,13 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
     return prepare(optimizer);
   }
   /// `prepare(scheduler)`. It steps with its own optimizer if that is prepared,
-  /// else with all.
+  /// otherwise with all of them.
   template <detail::SchedulerLike S>
   Scheduler prepare_scheduler(S& scheduler) const {
     return prepare(scheduler);
   }
-  /// `prepare(std::move(loader))`, with options. To cut rounds your way, see
-  /// DataLoader::slice_fn_for_dispatch.
+  /// `prepare(std::move(loader))`, with options. To slice rounds your own way,
+  /// see DataLoader::slice_fn_for_dispatch.
   template <class Loader>
     requires detail::PreparableLoader<std::remove_cvref_t<Loader>>
   auto prepare_data_loader(
@@ -135,12 +136,12 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
     return detail::make_handle(result, std::forward<Loader>(loader));
   }
 
-  /// Calls `function`, which makes modules, and returns its result. If sharding
-  /// settings contain cpu_ram_efficient_loading or zero3_init_flag (on by
-  /// default in DeepSpeed's stage 3), only rank 0 gives them memory and values;
-  /// the other ranks make them as init_empty_weights() does, and prepare()
-  /// gives each rank its shards. Random generators in equal states before are
-  /// so afterwards. All ranks must call it.
+  /// Calls `function`, which constructs modules, and returns its result. With
+  /// cpu_ram_efficient_loading or zero3_init_flag (on by default in DeepSpeed's
+  /// stage 3) in the sharding settings, only rank 0 allocates and initializes
+  /// them; the other ranks construct them as init_empty_weights() does, and
+  /// prepare() gives each rank its shards. Random generators that agreed across
+  /// ranks before still agree afterwards. All ranks must call it.
   template <class Function>
   auto init_model(Function&& function) const {
     detail::ModelConstruction construction = begin_construction();
@@ -152,10 +153,10 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   // Training steps.
 
   /// Replaces `loss.backward()`: divides by the window's length (its true
-  /// length, where a loader's end cuts it short), scales with fp16, averages
-  /// gradients over the ranks if the window ends. `loss` is a scalar, this
-  /// rank's mean. Throws ConfigError if it is undefined, or if `num_items` is
-  /// negative or given in some micro-steps of a window only.
+  /// length, if the end of a loader cuts it short), scales with fp16, and
+  /// averages gradients over the ranks when the window ends. `loss` is a
+  /// scalar, this rank's mean. Throws ConfigError if it is undefined, or if
+  /// `num_items` is negative or given in only some micro-steps of a window.
   void backward(const at::Tensor& loss) const {
     if (step_->is_direct && loss.defined() && loss.numel() == 1 &&
         loss.requires_grad()) {
@@ -177,8 +178,8 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
 
   /// Runs backward and step in one, for a prepared optim::Lomo or AdaLomo: each
   /// parameter is updated as soon as its gradient is computed and averaged over
-  /// the ranks, and the gradient is freed. Name the optimizer if several are
-  /// prepared. Throws ConfigError without one, inside a window of several
+  /// the ranks, and the gradient is freed. Pass the optimizer if several are
+  /// prepared. Throws ConfigError if none is, inside a window of several
   /// micro-steps, for sharded models, and with fp16.
   void lomo_backward(const at::Tensor& loss, double learning_rate) const;
   void lomo_backward(
@@ -188,7 +189,8 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
 
   /// Begins a micro-step of a window of `gradient_accumulation_steps()`, for
   /// these models; a loader's last batch ends the window early. Keep the
-  /// returned scope for the whole micro-step, backward and step included.
+  /// returned scope alive for the whole micro-step, including backward and
+  /// step.
   template <class... Models>
   [[nodiscard]] MicroStep accumulate(const Models&... models) const {
     static_assert(
@@ -200,8 +202,8 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
       return begin_micro_step({});
     }
   }
-  /// While the returned scope lives, backward passes of these models are not
-  /// averaged over the ranks. The optimizers are not held back.
+  /// While the returned scope lives, gradients of these models are not averaged
+  /// over the ranks. Optimizers still step.
   template <class... Models>
   [[nodiscard]] MicroStep no_sync(const Models&... models) const {
     static_assert(
@@ -213,58 +215,59 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
       return MicroStep(session_, {}, false);
     }
   }
-  /// For programs written for Accelerate: the returned scope changes nothing.
-  /// There, a forward inside no_sync() decides that its backward is not
-  /// averaged, which this scope undoes. Here the backward decides when it is
-  /// called: outside no_sync() it is averaged, wherever the forward was.
+  /// For programs ported from Accelerate: the returned scope has no effect. In
+  /// Accelerate, a forward inside no_sync() turns averaging off for its
+  /// backward, which this scope undoes. Here, only the place of the backward
+  /// counts: outside no_sync() its gradients are averaged, wherever the forward
+  /// ran.
   template <class M>
   [[nodiscard]] MicroStep trigger_sync_in_backward(
       const Model<M>& model) const {
     return MicroStep(session_, {model.prepared().get()}, true);
   }
-  /// Runs `body`, a training loop in which ranks may make different numbers of
+  /// Runs `body`, a training loop in which ranks can take different numbers of
   /// steps. A rank that runs out of data shadows the others' collectives with
-  /// zeros until no rank has data; then all have the models, optimizers and
-  /// schedules of those that went on longest. All ranks must call it, and in
-  /// `body` run the same kinds of backward passes in the same order; other
-  /// collectives (gather, say) have no counterpart on ranks that have ended.
+  /// zeros until no rank has data left; then all take the models, optimizers
+  /// and schedules of the ranks that ran longest. All ranks must call it, and
+  /// run the same kinds of backward passes in the same order in `body`; other
+  /// collectives (gather, say) have no counterpart on ranks that have finished.
   /// Costs a short message per bucket of gradients.
   ///
   /// Throws ConfigError with fp16, whose scale all ranks decide together, and
-  /// inside itself.
+  /// when nested.
   void join_uneven_inputs(
       const std::function<void()>& body,
       const JoinOptions& options = {}) const;
-  /// While the returned scope lives, the module's parameters are full, to be
-  /// read or changed; changes must be the same on all ranks, and are kept. All
-  /// ranks must call it, outside forward and backward. Needed for sharded
+  /// While the returned scope lives, the module's parameters are full and can
+  /// be read or changed; changes must be the same on all ranks, and are kept.
+  /// All ranks must call it, outside forward and backward. Needed for sharded
   /// parameters only; others are always full.
   template <class M>
   [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
     return unshard_parameters(*model.prepared());
   }
-  /// While the returned scope lives, `buffers` have this rank's positions of
-  /// the sequence, which the ranks along `context` divide among them, and torch's
-  /// scaled_dot_product_attention is that of the whole sequence; see
-  /// ContextParallelScope. Needed for forward and loss. Warns once if context is
-  /// 1. Shift labels before.
+  /// While the returned scope lives, `buffers` hold this rank's positions of
+  /// the sequence, which is divided among the ranks along `context`, and
+  /// torch's scaled_dot_product_attention attends over the whole sequence; see
+  /// ContextParallelScope. Needed for forward and loss. Warns once if context
+  /// is 1. Shift labels first.
   [[nodiscard]] ContextParallelScope maybe_context_parallel(
       const std::vector<at::Tensor>& buffers,
       const std::vector<std::int64_t>& buffer_seq_dims,
       const std::vector<at::Tensor>& no_restore_buffers = {},
       const ContextParallelOptions& options = {}) const;
-  /// True if this micro-step ends a window, and outside accumulate().
+  /// True if this micro-step ends a window, and always outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
   /// Decides, until the next accumulate(), whether optimizers and schedules
   /// step. Whether a backward is averaged is up to accumulate() and no_sync().
   void set_sync_gradients(bool sync_gradients) const;
-  /// Changes the length of the windows to come; the next accumulate() begins
-  /// one. Throws ConfigError in the middle of a window, and below 1.
+  /// Changes the length of future windows; the next accumulate() begins one.
+  /// Throws ConfigError in the middle of a window, and for values below 1.
   void set_gradient_accumulation_steps(int num_steps) const;
-  /// A view of the window and of the loader that is being read.
+  /// A view of the current window and of the loader being read.
   [[nodiscard]] GradientState gradient_state() const;
-  /// The DeepSpeed configuration in force, JSON; empty without one.
+  /// The DeepSpeed configuration in force, as JSON; empty without one.
   [[nodiscard]] const std::string& deepspeed_config() const;
 
   // Gradients and precision.
@@ -274,16 +277,16 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   void unscale_gradients() const;
   void unscale_gradients(const Optimizer& optimizer) const;
   void unscale_gradients(const std::vector<Optimizer>& optimizers) const;
-  /// The loss scaler; nothing without fp16.
+  /// The loss scaler; empty without fp16.
   [[nodiscard]] const std::optional<GradScaler>& scaler() const;
   /// True if any optimizer skipped its last step because of an infinite
   /// gradient.
   [[nodiscard]] bool optimizer_step_was_skipped() const;
 
   /// Scales the gradients so that their norm, over the full gradients of all
-  /// these parameters, is at most `max_norm`. Call it on all ranks if
-  /// `sync_gradients()`, between backward and step. Returns the norm before
-  /// clipping, as a 0-d tensor on the device, without waiting for it.
+  /// these parameters, is at most `max_norm`. Call it on all ranks when
+  /// `sync_gradients()` is true, between backward and step. Returns the norm
+  /// before clipping, as a 0-d tensor on the device, without waiting for it.
   at::Tensor clip_grad_norm_(
       const std::vector<at::Tensor>& parameters,
       double max_norm,
@@ -322,13 +325,12 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
 
   // Memory.
 
-  /// The memory that training `module` takes per rank, for every way of
-  /// splitting it, before it is prepared: on the CPU, `loss_of(num_samples)` is
-  /// run forward and backward with 2 and with 4 samples, and memory is
-  /// extrapolated and played through what each way does with it. Random states,
-  /// gradients and the module are afterwards as before. No communication.
-  /// Throws ConfigError if the module is not on the CPU or the two runs differ
-  /// in more than sizes.
+  /// Estimates the memory that training `module` takes per rank, for every way
+  /// of splitting it, before it is prepared: `loss_of(num_samples)` is run
+  /// forward and backward on the CPU with 2 and with 4 samples, and its memory
+  /// is extrapolated and simulated for each way. Random states, gradients and
+  /// the module are left as they were. No communication. Throws ConfigError if
+  /// the module is not on the CPU or the two runs differ in more than sizes.
   template <detail::PreparableModule M>
   [[nodiscard]] MemoryPlan plan_memory(
       M module,
@@ -336,9 +338,9 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
       const MemoryPlanOptions& options = {}) const {
     return detail::plan_memory(world(), *module, loss_of, options);
   }
-  /// The same with the mean of `module->forward(inputs...)` for a loss. `inputs`
-  /// is a tensor or a tuple of them, with samples along dimension 0, which are
-  /// repeated as needed.
+  /// The same with the mean of `module->forward(inputs...)` as the loss.
+  /// `inputs` is a tensor or a tuple of them, with samples along dimension 0,
+  /// which are repeated as needed.
   template <detail::PreparableModule M, detail::ExampleInputs Inputs>
   [[nodiscard]] MemoryPlan plan_memory(
       M module,
@@ -351,19 +353,19 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   // Profiling.
 
   /// Records what this rank does, from here to the result's stop(), as
-  /// `options` say: by default AcceleratorOptions::profile. Only one profile at
-  /// a time records a thread. All ranks must call it: with output_trace_dir,
-  /// their clocks are compared.
+  /// `options` say (by default AcceleratorOptions::profile). Only one profile
+  /// at a time can record a thread. All ranks must call it: with
+  /// output_trace_dir, their clocks are compared.
   [[nodiscard]] Profile profile() const;
   [[nodiscard]] Profile profile(const ProfileOptions& options) const;
 
   // Ending.
 
   /// Forgets everything that was prepared, and frees the strategies' memory,
-  /// such as communication buckets; the count of micro-steps begins anew.
-  /// Earlier handles throw ConfigError when they are used afterwards (a loader
-  /// when a pass begins); modules and optimizers may be prepared again.
-  /// Registered objects and hooks stay.
+  /// such as communication buckets; the count of micro-steps restarts. Earlier
+  /// handles throw ConfigError when used afterwards (a loader when a pass
+  /// begins); modules and optimizers can be prepared again. Registered objects
+  /// and hooks stay.
   void free_memory() const;
   /// Also empties these objects, as release_memory() does.
   template <class First, class... More>
@@ -377,18 +379,17 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
     free_memory(objects...);
   }
   /// Ends training: waits for all ranks, so that none closes its connections
-  /// while another still needs them, then `free_memory()`. Destructors do
-  /// neither, so that a rank that fails does not wait.
+  /// while another still needs them, then calls `free_memory()`. Destructors do
+  /// neither, so that a failing rank does not wait.
   void finish() const;
-  /// Finishes the trackers and the journal, then as finish(). Nothing is lost
-  /// without it: an Accelerator that is destroyed finishes them, too.
+  /// Finishes the trackers and the journal, then calls finish(). Nothing is
+  /// lost without it: destroying the Accelerator finishes them, too.
   void end_training() const;
 
-  /// Every option in force, one per line: its value and where it comes from,
-  /// which is code, a flag, an environment variable, a file, the default, or
-  /// what followed from the rest. Settings of an engine (FSDP, DeepSpeed,
-  /// Megatron-LM) that is not in use are listed only if they were given, as
-  /// "without effect".
+  /// Every option in force, one per line, with its value and where it comes
+  /// from: code, a flag, an environment variable, a file, the default, or other
+  /// options. Settings of an engine (FSDP, DeepSpeed, Megatron-LM) that is not
+  /// in use are listed only if they were given, as "without effect".
   [[nodiscard]] std::string explain_settings() const;
 
  private:

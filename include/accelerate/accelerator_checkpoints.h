@@ -23,18 +23,18 @@
 
 namespace accelerate {
 
-/// Checkpoints, and the weights of models in files: a base of Accelerator.
+/// Checkpoints, and model weights in files; a base class of Accelerator.
 class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
  public:
   /// Writes everything that is prepared or registered, so that training resumes
   /// exactly after load_state(): weights and buffers, optimizers, schedules,
-  /// the loss scaler, positions of loaders, random states of every rank. All
+  /// the loss scaler, loader positions, and every rank's random states. All
   /// ranks must call it.
   ///
   /// Writes to `output_dir` or, without one and with
   /// automatic_checkpoint_naming, to the project's checkpoints. The checkpoint
-  /// appears under its name when all of it is durable; a crash leaves the
-  /// previous contents. Then older checkpoints beyond total_limit are deleted.
+  /// appears under its name once all of it is durable; a crash leaves the
+  /// previous contents. Older checkpoints beyond total_limit are then deleted.
   ///
   /// Throws ConfigError for a name that is taken, CheckpointError naming the
   /// rank that could not write and why, DistributedError if ranks made
@@ -43,27 +43,26 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
       const std::filesystem::path& output_dir,
       const SaveStateOptions& options = {}) const;
   SaveTicket save_state(const SaveStateOptions& options = {}) const;
-  /// Gives everything prepared and registered the state of a checkpoint: the
-  /// newest complete one, or the one in `input_dir`. All ranks must call it;
-  /// they may be more or fewer than those that saved. Everything is compared
-  /// first: throws one CheckpointError with all that does not fit, and nothing
-  /// was loaded. Checksums are compared while the data is read; see
+  /// Restores everything prepared and registered from a checkpoint: the newest
+  /// complete one, or the one in `input_dir`. All ranks must call it; their
+  /// number may differ from when it was saved. Everything is compared first: a
+  /// single CheckpointError lists all mismatches, and then nothing was loaded.
+  /// Checksums are verified while the data is read; see
   /// LoadStateOptions::verify.
   void load_state(
       const std::filesystem::path& input_dir,
       const LoadStateOptions& options = {}) const;
   void load_state(const LoadStateOptions& options = {}) const;
-  /// What load_state() without a path would load; nothing if there is no
-  /// complete checkpoint. Needs automatic_checkpoint_naming. All ranks must
-  /// call it.
+  /// The checkpoint that load_state() without a path would load, if there is a
+  /// complete one. Needs automatic_checkpoint_naming. All ranks must call it.
   [[nodiscard]] std::optional<std::filesystem::path> latest_checkpoint() const;
   /// Loads the newest complete checkpoint of the project, or does nothing if
   /// there is none, as in the first run of a program that is restarted. Returns
   /// whether it loaded one. Needs automatic_checkpoint_naming. All ranks must
-  /// call it. Throws as load_state(), also if there are checkpoints but all of
-  /// them are damaged.
+  /// call it. Throws like load_state(), and also if there are checkpoints but
+  /// all of them are damaged.
   bool resume(const LoadStateOptions& options = {}) const;
-  /// Adds objects to checkpoints, in this order. They are borrowed: they must
+  /// Adds objects to checkpoints, in this order. They are borrowed, and must
   /// live as long as the accelerator saves and loads.
   template <Stateful... Objects>
   void register_for_checkpointing(Objects&... objects) const {
@@ -85,12 +84,12 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
         "load_state_dict(); a plain value needs a name: "
         "register_for_checkpointing(\"epoch\", epoch)");
   }
-  /// Adds a variable to checkpoints, in the same order. It is borrowed: it must
-  /// live as long as the accelerator saves and loads. All ranks register it;
-  /// rank 0's value is saved, and every rank gets it. The saved name must be
-  /// the same when it is loaded. A tensor is loaded into its own memory if its
-  /// shape and dtype are those that were saved, else the variable gets a new
-  /// tensor on the same device.
+  /// Adds a variable to checkpoints, in the same order. It is borrowed, and
+  /// must live as long as the accelerator saves and loads. All ranks must
+  /// register it, under the name that it was saved with; rank 0's value is
+  /// saved, and every rank loads it. A tensor is loaded in place if its shape
+  /// and dtype are the saved ones; otherwise the variable gets a new tensor on
+  /// the same device.
   template <CheckpointValue T>
   void register_for_checkpointing(const std::string& name, T& value) const {
     register_object(
@@ -99,13 +98,13 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
           detail::load_value(name, value, state);
         });
   }
-  /// Writes an object to one file, on rank 0, or, with save_on_each_node, on
-  /// each node's first rank; other ranks return at once. The file appears when
-  /// it is complete and durable. Its format is torch.save's, which
+  /// Writes an object to one file on rank 0, or, with save_on_each_node, on
+  /// each node's first rank; other ranks return at once. The file appears once
+  /// it is complete and durable. Its format is that of torch.save, which
   /// torch.load(weights_only=True) reads; with `safe_serialization` it is
-  /// safetensors, for states that consist of tensors: those of nested states
-  /// are called "outer.inner". Throws ConfigError for what the format cannot
-  /// hold, Error if the file cannot be written.
+  /// safetensors, for states that consist of tensors; names in nested states
+  /// are "outer.inner". Throws ConfigError for what the format cannot hold,
+  /// Error if the file cannot be written.
   void save(
       const at::Tensor& tensor,
       const std::filesystem::path& file,
@@ -131,7 +130,7 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
         file,
         safe_serialization);
   }
-  /// Writes a prepared model's weights for other programs (weights.h): on rank
+  /// Writes a prepared model's weights for other programs (weights.h) on rank
   /// 0, or, with save_on_each_node, on each node's first rank. All ranks must
   /// call it; if one cannot write, all throw. A sharded model is gathered piece
   /// by piece: no rank ever holds a full tensor of it.
@@ -142,7 +141,7 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
       const SaveModelOptions& options = {}) const {
     detail::save_prepared(*model.prepared(), directory, options);
   }
-  /// Reads such files (weights.h) into a prepared model; all ranks must call
+  /// Reads weight files (weights.h) into a prepared model; all ranks must call
   /// it. If the model is sharded, each rank reads its own shards.
   template <class M>
   void load_model(
@@ -151,25 +150,26 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
       const LoadModelOptions& options = {}) const {
     detail::load_prepared(*model.prepared(), path, options);
   }
-  /// The model's tensors by name: its own, or, for a sharded model, those that
-  /// `options` select. All ranks must call it.
+  /// Returns the model's tensors by name: its own, or, for a sharded model,
+  /// those that `options` select. All ranks must call it.
   template <class M>
   [[nodiscard]] WeightList get_state_dict(
       const Model<M>& model,
       const StateDictOptions& options = {}) const {
     return detail::weights_of(*model.prepared(), options);
   }
-  /// This rank's shards of the model's tensors, with their offsets.
+  /// Returns this rank's shards of the model's tensors, with their offsets.
   template <class M>
   [[nodiscard]] std::vector<WeightShard> state_dict_shards(
       const Model<M>& model) const {
     return detail::shards_of(*model.prepared());
   }
-  /// Called by save_state() on every rank, before anything is collected, in the
-  /// order of registration.
+  /// Registers a hook that save_state() calls on every rank before anything is
+  /// collected, in the order of registration.
   HookHandle register_save_state_pre_hook(
       std::function<void(SaveHookContext&)> hook) const;
-  /// Called by load_state() on every rank, before anything is compared.
+  /// Registers a hook that load_state() calls on every rank before anything is
+  /// compared.
   HookHandle register_load_state_pre_hook(
       std::function<void(LoadHookContext&)> hook) const;
   [[nodiscard]] const ProjectConfiguration& project_configuration() const;

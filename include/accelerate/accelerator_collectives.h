@@ -18,28 +18,29 @@ namespace accelerate {
 
 struct MetricRanks;
 
-/// Values of all ranks, for metrics and decisions: a base of Accelerator.
-/// Functions on samples run over the ranks that read different data,
-/// `mesh().batch_group()`. With replicas and shards those are all ranks; where
-/// several ranks share a batch (as with tensor parallelism), they have the same
-/// values, and each sample counts once.
+/// Collectives on values of all ranks, for metrics and decisions; a base class
+/// of Accelerator. Functions on samples run over the ranks that read different
+/// data, `mesh().batch_group()`. With replicas and shards, that is every rank;
+/// where several ranks share a batch (as with tensor parallelism), they have
+/// the same values, and each sample counts once.
 class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
  public:
-  /// The values of all batches, joined along dimension 0 in the order of batch
-  /// ranks, on every rank.
+  /// Returns the values of all batches, concatenated along dimension 0 in the
+  /// order of batch ranks, on every rank.
   template <class T>
   T gather(const T& value) const {
     return accelerate::gather(value, mesh().batch_group());
   }
-  /// The same for tensors in braces.
+  /// The same for a braced list of tensors.
   template <class T>
   std::vector<T> gather(std::initializer_list<T> values) const {
     return accelerate::gather(values, mesh().batch_group());
   }
-  /// The same, without the samples that the loader repeated to fill the last
-  /// batch. Call it on every batch, inside the loop over the loader. Ranks may
-  /// have different numbers of rows; values that are not rows of the batch (0-d
-  /// losses, say) are all gathered as long as they are fewer than the samples.
+  /// Like gather(), without the samples that the loader repeated to fill the
+  /// last batch. Call it on every batch, inside the loop over the loader. Ranks
+  /// can have different numbers of rows; values that are not rows of the batch
+  /// (0-d losses, say) are all kept as long as there are fewer of them than
+  /// samples.
   template <class T>
   T gather_for_metrics(const T& value) const {
     static_assert(
@@ -79,8 +80,8 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
       return all;
     }
   }
-  /// The lists of all batches, joined, on every rank. See objects.h for what
-  /// can be sent.
+  /// Returns the lists of all batches, concatenated, on every rank. See
+  /// objects.h for what can be sent.
   template <class T>
   std::vector<T> gather_object(const std::vector<T>& objects) const {
     return accelerate::gather_object(objects, mesh().batch_group());
@@ -93,13 +94,13 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
   std::vector<T> gather_object(const T& object) const {
     return accelerate::gather_object(object, mesh().batch_group());  // refused
   }
-  /// The object of rank `from_process` of all processes.
+  /// Returns the object of process `from_process` on every process.
   template <class T>
   [[nodiscard]] T broadcast_object(const T& object, int from_process = 0)
       const {
     return accelerate::broadcast_object(object, world().group(), from_process);
   }
-  /// The list of rank `from_process` of all processes.
+  /// Returns the list of process `from_process` on every process.
   template <class T>
   [[nodiscard]] std::vector<T> broadcast_object_list(
       const std::vector<T>& objects,
@@ -107,12 +108,13 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
     return accelerate::broadcast_object_list(
         objects, world().group(), from_process);
   }
-  /// The tensors of rank `from_process` of all processes.
+  /// Returns the tensors of process `from_process` on every process.
   template <class T>
   T broadcast(const T& value, int from_process = 0) const {
     return accelerate::broadcast(value, world().group(), from_process);
   }
-  /// The sum, mean, maximum or other reduction over all batches, on every rank.
+  /// Returns the sum, mean, maximum or other reduction over all batches, on
+  /// every rank.
   template <class T>
   T reduce(
       const T& value,
@@ -120,7 +122,7 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
       double scale = 1.0) const {
     return accelerate::reduce(value, mesh().batch_group(), op, scale);
   }
-  /// Grows every tensor along `dim` to the largest size of any batch, so that
+  /// Pads every tensor along `dim` to the largest size of any batch, so that
   /// they can be gathered.
   template <class T>
   T pad_across_processes(
@@ -131,25 +133,26 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
     return accelerate::pad_across_processes(
         value, mesh().batch_group(), dim, pad_index, pad_first);
   }
-  /// Asks all ranks to stop at their next check; any rank may.
+  /// Asks all ranks to stop at their next check; any rank can call it.
   void set_trigger() const;
   /// True if any rank has set the trigger since the last check that returned
   /// true. Collective.
   [[nodiscard]] bool check_trigger() const;
-  /// True on all ranks, in the same call, if this process or that of any other
-  /// rank has been told to end (AcceleratorOptions::preemption_signals). For the
-  /// end of a step: save, and leave the loop before the time is over that the
-  /// launcher (`--grace_seconds`), Slurm or Kubernetes grants. Communicates a
-  /// number; call it on all ranks alike, in every step or every few steps. From
-  /// the first call on these signals no longer end the process.
+  /// True on all ranks, in the same call, if the process of any rank has been
+  /// told to end (AcceleratorOptions::preemption_signals). Call it at the end
+  /// of every step, or every few steps, on all ranks alike; if it is true, save
+  /// and leave the loop within the time that the launcher (`--grace_seconds`),
+  /// Slurm or Kubernetes grants. Communicates one number. From the first call
+  /// on, these signals no longer end the process.
   [[nodiscard]] bool check_preemption() const;
 
-  /// Metrics are made from an Accelerator: `Mean loss(accelerator)`. See
-  /// metrics.h.
+  /// Lets metrics be constructed from an Accelerator: `Mean loss(accelerator)`.
+  /// See metrics.h.
   operator MetricRanks() const;
 
-  /// This rank's share of a list, a tensor, or a map of them that every rank
-  /// has in full. See nested.h. Ranks that share a batch get the same share.
+  /// Returns this rank's share of a list, a tensor, or a map of them that every
+  /// rank has in full. See nested.h. Ranks that share a batch get the same
+  /// share.
   template <class T>
   T split_between_processes(const T& items, bool apply_padding = false) const {
     constexpr bool can_split = requires {
@@ -170,8 +173,8 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
  protected:
   using AcceleratorLoaders::AcceleratorLoaders;
 
-  /// Whether this process has been told to end; what check_preemption() asks all
-  /// ranks. Communicates nothing.
+  /// Whether this process has been told to end, which check_preemption() asks
+  /// all ranks. Does not communicate.
   [[nodiscard]] bool is_told_to_end() const;
   [[nodiscard]] std::int64_t loader_remainder() const;
   [[noreturn]] static void refuse_gather_object();

@@ -12,9 +12,9 @@
 
 namespace accelerate {
 
-/// Loaders and their defaults: a base of Accelerator. What is set applies to
-/// loaders prepared afterwards that leave the option unset themselves. All ranks
-/// must set the same.
+/// Loaders and their defaults; a base class of Accelerator. Settings apply to
+/// loaders prepared afterwards that leave the option unset. All ranks must set
+/// the same values.
 class ACCELERATE_API AcceleratorLoaders : public AcceleratorProcesses {
  public:
   [[nodiscard]] const DataLoaderConfiguration& dataloader_config() const;
@@ -23,7 +23,7 @@ class ACCELERATE_API AcceleratorLoaders : public AcceleratorProcesses {
   void set_split_batches(bool split_batches) const;
   [[nodiscard]] std::optional<bool> dispatch_batches() const;
   void set_dispatch_batches(std::optional<bool> dispatch_batches) const;
-  /// Not what join_uneven_inputs() sets for passes inside it.
+  /// Does not reflect what join_uneven_inputs() sets for passes inside it.
   [[nodiscard]] bool even_batches() const;
   void set_even_batches(bool even_batches) const;
   [[nodiscard]] bool use_seedable_sampler() const;

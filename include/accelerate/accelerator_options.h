@@ -21,11 +21,12 @@ namespace accelerate {
 
 /// How micro-steps add up to a step.
 struct GradientAccumulationOptions {
-  /// The same as `gradient_accumulation_steps`, where Accelerate's plugin has
-  /// it. It is an error to give both with different values above 1.
+  /// The same as AcceleratorOptions::gradient_accumulation_steps, at the place
+  /// it has in Accelerate's plugin. Giving both different values above 1 is an
+  /// error.
   std::optional<int> num_steps = std::nullopt;
-  /// Without effect, and reported if false: a prepared schedule steps at the
-  /// end of windows only. In Accelerate it never takes effect, either.
+  /// Has no effect, and is reported if false: a prepared schedule steps only at
+  /// the end of a window. It has no effect in Accelerate, either.
   bool adjust_scheduler = true;
   /// A loader's last batch ends the window, so that no gradient is carried into
   /// the next epoch.
@@ -33,9 +34,9 @@ struct GradientAccumulationOptions {
   /// Average over the ranks in every micro-step, not only in a window's last:
   /// more traffic, but no rank keeps unaveraged gradients.
   bool sync_each_batch = false;
-  /// Divide the losses of a window that a loader's end cut short by the full
-  /// number of micro-steps, as Accelerate does; such a step then counts for
-  /// less. Else they are divided by the true number.
+  /// Divide the losses of a window cut short by a loader's end by the full
+  /// number of micro-steps, as Accelerate does, so that the step counts for
+  /// less. False: they are divided by the true number.
   bool divide_by_full_window = false;
 };
 
@@ -43,41 +44,41 @@ struct GradientAccumulationOptions {
 struct SchedulerOptions {
   /// Step only if the optimizer did. False: at every call.
   bool step_with_optimizer = true;
-  /// Step once per process for each step of the optimizer: for schedules that
-  /// count steps of a single process. As in Accelerate, where it is so by
-  /// default, `split_batches` of `dataloader_config` makes it one step.
+  /// Step once per process for each optimizer step, for schedules that count
+  /// the steps of a single process. As in Accelerate, where this is the
+  /// default, `split_batches` in `dataloader_config` makes it one step.
   bool step_with_processes = false;
 };
 
 /// Settings given in code. An unset field takes the launcher's value (from its
-/// flags, the environment, the config file), else the default.
+/// flags, the environment or the config file), else the default.
 struct AcceleratorOptions {
   // Precision.
 
-  /// Autocast around every prepared model's forward; with `fp16` losses are
-  /// scaled too; with `fp8` linear layers compute in float8, and all else as
-  /// with `bf16`. Unset without a launcher: `no`.
+  /// Autocast around every prepared model's forward; with `fp16`, losses are
+  /// scaled, too; with `fp8`, linear layers compute in float8, and everything
+  /// else as with `bf16`. Unset without a launcher: `no`.
   std::optional<Precision> mixed_precision = std::nullopt;
   /// How layers compute in float8; used with `fp8` only. Unset: the recipe of
   /// the launcher's `fp8_backend`, else torchao's.
   std::optional<FP8Recipe> fp8_recipe = std::nullopt;
   /// torch::scaled_dot_product_attention in forwards of prepared models takes
-  /// queries, keys and values in float8 (e4m3), whatever the recipe of linear
-  /// layers; its own products, softmax and gradients are in high precision, and
-  /// gradients pass the casts unchanged. Used with `fp8` only.
+  /// queries, keys and values in float8 (e4m3), regardless of the linear
+  /// layers' recipe; its own products, softmax and gradients are in high
+  /// precision, and gradients pass the casts unchanged. Used with `fp8` only.
   Float8Attention fp8_attention = Float8Attention::none;
-  /// Every how many optimizer steps the run's journal gets what casts to float8
-  /// lose (shares of values that become 0 or are cut off, scales), and how far
-  /// products are from those in bf16; 0: never. Such a step takes several times
-  /// as long as others, and keeps inputs of layers as bf16 does. Used with `fp8`
-  /// only.
+  /// Number of optimizer steps between reports in the run's journal on what
+  /// casts to float8 lose (fractions of values that become 0 or are clipped,
+  /// scales) and how far products are from those in bf16; 0: never. A step with
+  /// a report takes several times as long as others, and keeps layers' inputs
+  /// as bf16 does. Used with `fp8` only.
   std::int64_t fp8_statistics_interval = 0;
   AutocastOptions autocast = {};
   /// Used with `fp16` only.
   GradScalerOptions grad_scaler = {};
   /// Parameters in bf16 or fp16 get fp32 master copies that the optimizer steps
-  /// on; after each step they are rounded into the model. Half the memory of an
-  /// fp32 model in forward and backward, with nearly its results.
+  /// on; after each step they are rounded into the model. Takes half the memory
+  /// of an fp32 model in forward and backward, with nearly the same results.
   bool master_weights = false;
 
   // The step.
@@ -93,11 +94,12 @@ struct AcceleratorOptions {
   /// What prepared loaders do where their own options are unset.
   DataLoaderConfiguration dataloader_config = {};
   /// The generators that take rank 0's state when a pass over a prepared loader
-  /// begins. RNGType::generator, as in Accelerate the default, concerns the
-  /// order of torch::data loaders (torch_loader.h); that of DataLoader depends
-  /// on seed and epoch only, so that ranks agree anyway. RNGType::torch and
-  /// RNGType::device are collective and make ranks draw the same numbers (for
-  /// dropout, say) afterwards; they cannot be used inside join_uneven_inputs().
+  /// begins. RNGType::generator, the default as in Accelerate, affects the
+  /// order of torch::data loaders (torch_loader.h); the order of a DataLoader
+  /// depends only on seed and epoch, so that ranks agree anyway. RNGType::torch
+  /// and RNGType::device are collective and make ranks draw the same numbers
+  /// (for dropout, say) afterwards; they cannot be used inside
+  /// join_uneven_inputs().
   std::vector<RNGType> rng_types = {RNGType::generator};
 
   // Devices, ranks and how they share the work.
@@ -107,24 +109,24 @@ struct AcceleratorOptions {
   /// (DataLoaderOptions) or prepare_data_loader() say otherwise.
   bool device_placement = true;
 
-  /// True keeps to the CPU where there is an accelerator; false takes the
-  /// accelerator even if the launcher was told to keep to the CPU. Unset: as
-  /// the launcher says (`--cpu`).
+  /// True: use the CPU even if there is an accelerator. False: use the
+  /// accelerator even if the launcher was told to use the CPU. Unset: as the
+  /// launcher says (`--cpu`).
   std::optional<bool> cpu = std::nullopt;
   ParallelOptions parallel = {};
   /// Keep freed memory of CPU tensors of 1 MiB and more for tensors of the same
-  /// size, up to the size of the gradients of prepared models on this rank,
-  /// while these models live. Steps are faster and the heap has fewer holes,
-  /// but the process is changed until it ends: LibTorch's CPU allocator is
+  /// size, up to the size of the prepared models' gradients on this rank, while
+  /// these models live. Steps are faster and the heap is less fragmented, but
+  /// the change lasts until the process ends: LibTorch's CPU allocator is
   /// replaced by one that forwards what it does not keep, and glibc maps every
   /// block of 128 KiB and more (`mallopt`). If the program has registered its
-  /// own allocator, that stays and nothing is kept. Used only if the device is
-  /// the CPU. Unset: for sharded models, unless `MALLOC_MMAP_THRESHOLD_` is in
-  /// the environment. False: neither is changed.
+  /// own allocator, that one stays and nothing is kept. Used only if the device
+  /// is the CPU. Unset: for sharded models, unless `MALLOC_MMAP_THRESHOLD_` is
+  /// in the environment. False: neither is changed.
   std::optional<bool> keep_freed_blocks = std::nullopt;
-  /// The signals by which this process is told that it will be ended soon; see
-  /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers, Kubernetes
-  /// and Slurm send; Slurm sends another one as well, if it is asked to
+  /// The signals that announce that this process will soon be ended; see
+  /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers,
+  /// Kubernetes and Slurm send; Slurm can be asked to send another one as well
   /// (`--signal=USR1@60`).
   std::vector<int> preemption_signals = {};
 
@@ -141,23 +143,22 @@ struct AcceleratorOptions {
   /// "comet_ml", "aim", "mlflow", "clearml", "dvclive", "swanlab", and those of
   /// register_tracker_class()), "all", or objects.
   std::vector<LogWith> log_with = {};
-  /// Write what is logged to `<logging_dir>/<run>/journal` as well, from which
-  /// it can be watched, compared and replayed to any tracker. Without
-  /// logging_dir and project_dir it is in "./runs".
+  /// Also write what is logged to `<logging_dir>/<run>/journal`, from which it
+  /// can be watched, compared, and replayed to any tracker. Without logging_dir
+  /// and project_dir, the journal is in "./runs".
   bool journal = true;
   /// How often the journal gets figures of the machine (processors, memory,
   /// disk, network, devices, steps per second), and each rank's step, speed and
-  /// memory, which the ranks leave in the store. A sample takes about 0.1 ms of
-  /// a thread of its own. 0: never.
+  /// memory, which the ranks leave in the store. A sample takes about 0.1 ms on
+  /// a background thread. 0: never.
   std::chrono::milliseconds figures_interval = std::chrono::seconds(5);
-  /// Progress bars on each node's first rank while save_state(), load_state(),
-  /// save_model() or load_model() have taken longer than 2 s. Asynchronous saves
-  /// have none.
+  /// Show progress bars on each node's first rank once save_state(),
+  /// load_state(), save_model() or load_model() has taken longer than 2 s.
+  /// Asynchronous saves have none.
   bool progress_bars = true;
   /// The name of the run. Unset: ACCELERATE_RUN_NAME or `--run_name`, else the
   /// project's name (before init_trackers(), the program's) with date, time and
-  /// four hexadecimal digits. A name that exists goes on with that run's
-  /// journal.
+  /// four hexadecimal digits. An existing name continues that run's journal.
   std::optional<std::string> run_name = std::nullopt;
 
   // Without effect in this version; reported if given.

@@ -30,8 +30,8 @@ struct Session;
 
 class Pipeline;
 
-/// What an Accelerator says of its processes, and how functions run on some of
-/// them: a base of Accelerator.
+/// Facts about an Accelerator's processes, and functions that run on some of
+/// them; a base class of Accelerator.
 class ACCELERATE_API AcceleratorProcesses {
  public:
   [[nodiscard]] at::Device device() const;
@@ -47,7 +47,7 @@ class ACCELERATE_API AcceleratorProcesses {
   [[nodiscard]] const Mesh& mesh() const;
 
   [[nodiscard]] DistributedType distributed_type() const;
-  /// True with several processes.
+  /// True if there are several processes.
   [[nodiscard]] bool use_distributed() const;
   /// True if the type is DistributedType::multi_gpu, as in Accelerate: not on
   /// CPUs, nor with FSDP, DeepSpeed or Megatron-LM.
@@ -59,16 +59,17 @@ class ACCELERATE_API AcceleratorProcesses {
   [[nodiscard]] int tensor_parallel_rank() const;
   [[nodiscard]] int pipeline_parallel_rank() const;
   [[nodiscard]] int context_parallel_rank() const;
-  /// The number of this rank's replica.
+  /// The index of this rank's replica.
   [[nodiscard]] int data_parallel_rank() const;
-  /// The number of this rank's shard in it.
+  /// The index of this rank's shard in its replica.
   [[nodiscard]] int data_parallel_shard_rank() const;
-  /// True on ranks whose model, or shards of it, a program that saves by itself
-  /// must write: the first rank of each node if every rank has the model, the
-  /// ranks of the first replica if it is divided. Functions of this class that
-  /// save decide by themselves, and are called on all ranks.
+  /// True on the ranks that must write their model, or their shards of it, in a
+  /// program that does its own saving: the first rank of each node if every
+  /// rank has the full model, the ranks of the first replica if it is divided.
+  /// The accelerator's own save functions decide for themselves, and are called
+  /// on all ranks.
   [[nodiscard]] bool should_save_model() const;
-  /// DeepSpeed's options in force, each with its value; nothing if DeepSpeed's
+  /// DeepSpeed's options in force, each with its value; empty if DeepSpeed's
   /// settings are not in use.
   [[nodiscard]] const std::optional<DeepSpeedOptions>& deepspeed_plugin() const;
 
@@ -89,11 +90,11 @@ class ACCELERATE_API AcceleratorProcesses {
   void main_process_first(const std::function<void()>& function) const;
   /// The same among the ranks of each node.
   void local_main_process_first(const std::function<void()>& function) const;
-  /// Writes a line to standard output, once per node: on its first rank.
+  /// Writes a line to standard output once per node, on its first rank.
   void print(std::string_view line) const;
 
   /// A logger for the program's own messages (logger.h). Its level is `level`,
-  /// else the one that ACCELERATE_CPP_LOG has for the name, else log_level.
+  /// else the one that ACCELERATE_CPP_LOG sets for the name, else log_level.
   [[nodiscard]] NamedLogger logger(
       std::string name,
       std::optional<LogLevel> level = std::nullopt) const;
@@ -109,7 +110,7 @@ class ACCELERATE_API AcceleratorProcesses {
     return accelerate::progress(
         std::forward<Range>(range), progress_options(options));
   }
-  /// A bar around the numbers below `total`, or one that is updated by hand.
+  /// A bar around the numbers below `total`, or one that the caller updates.
   template <std::integral T>
     requires(!std::same_as<T, bool>)
   [[nodiscard]] auto progress(T total, const ProgressOptions& options = {})
@@ -121,22 +122,22 @@ class ACCELERATE_API AcceleratorProcesses {
 
   // Layouts.
 
-  /// How fast these ranks and what is between them are, measured in a few
-  /// seconds, on all ranks at once: forwards and backwards of a layer like those
-  /// of `shape` with sequences of that length, an optimizer's step, messages of
-  /// ranks of one node and of several. Nothing else should run meanwhile.
-  /// Micro-batches of more than `most_tokens` tokens are not measured, and count
-  /// like the largest that is. Collective; the same on all ranks.
+  /// Measures how fast these ranks and the links between them are, in a few
+  /// seconds on all ranks at once: forward and backward of a layer like those
+  /// of `shape` with sequences of that length, an optimizer step, and messages
+  /// within and between nodes. Nothing else should run meanwhile. Micro-batches
+  /// of more than `most_tokens` tokens are not measured, and are rated like the
+  /// largest that is. Collective; the same on all ranks.
   [[nodiscard]] ClusterSpeeds measure_cluster(
       const TransformerShape& shape,
       std::int64_t sequence_length,
       std::int64_t most_tokens = 8192) const;
-  /// The same for layers of a middle size.
+  /// The same for layers of medium size.
   [[nodiscard]] ClusterSpeeds measure_cluster() const;
-  /// Plans how the training of a transformer should be divided among ranks, by
-  /// simulating steps of many layouts (planning.h). Without options.num_ranks it
-  /// is for these ranks, without options.cluster for what measure_cluster()
-  /// finds. Collective; the same on all ranks.
+  /// Plans how to divide the training of a transformer among ranks, by
+  /// simulating steps of many layouts (planning.h). Without options.num_ranks
+  /// it plans for these ranks, without options.cluster for the speeds that
+  /// measure_cluster() finds. Collective; the same on all ranks.
   [[nodiscard]] LayoutPlan plan(
       const TransformerShape& shape,
       const LayoutPlanOptions& options = {}) const;
@@ -151,7 +152,7 @@ class ACCELERATE_API AcceleratorProcesses {
   std::shared_ptr<detail::Session> session_;
 
  private:
-  /// Reads the settings of the session that PipelineOptions leave to it.
+  /// Reads the session's settings for what PipelineOptions leave unset.
   friend class Pipeline;
 };
 

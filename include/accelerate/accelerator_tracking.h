@@ -23,22 +23,22 @@ struct PreparedModel;
 ACCELERATE_API std::vector<ExpertLoad> take_expert_loads(PreparedModel& model);
 }  // namespace detail
 
-/// Trackers and the run's journal: a base of Accelerator. Functions act on the
-/// main process and return at once on the others; they cost the loop about as
-/// much as copying what is logged, since another thread hands it on. Give steps:
-/// without them a resumed run cannot tell what it repeats.
+/// Trackers and the run's journal; a base class of Accelerator. Functions act
+/// on the main process and return at once on the others; a call costs about as
+/// much as copying what is logged, since another thread passes it on. Pass
+/// steps: without them, a resumed run cannot tell what it repeats.
 class ACCELERATE_API AcceleratorTracking : public AcceleratorCollectives {
  public:
-  /// Makes and starts the trackers of AcceleratorOptions::log_with, and gives
-  /// them the configuration. `init_kwargs`: settings by the trackers' names.
-  /// Throws what a tracker throws that cannot start, and ConfigError if it was
-  /// called before.
+  /// Creates and starts the trackers of AcceleratorOptions::log_with, and
+  /// passes them `config`. `init_kwargs`: settings by tracker name. Throws
+  /// whatever a tracker that cannot start throws, and ConfigError if called
+  /// before.
   void init_trackers(
       const std::string& project_name,
       const LogValues& config = {},
       const TrackerKwargs& init_kwargs = {}) const;
   /// Logs values of a step to the journal and all trackers. `log_kwargs`:
-  /// options by the trackers' names.
+  /// options by tracker name.
   void log(
       LogValues values,
       std::optional<std::int64_t> step = std::nullopt,
@@ -69,35 +69,37 @@ class ACCELERATE_API AcceleratorTracking : public AcceleratorCollectives {
       const std::string& name,
       const std::string& svg,
       std::optional<std::int64_t> step = std::nullopt) const;
-  /// How many tokens the experts of each ExpertLayer of a model were sent since
-  /// the last call, by all ranks; of this rank's layers, if a pipeline divides
-  /// the model. Collective. To log them: log(to_tracked_values(loads), step).
-  /// Needs experts.h.
+  /// Returns how many tokens all ranks have sent to the experts of each
+  /// ExpertLayer of a model since the last call; if a pipeline divides the
+  /// model, for this rank's layers only. Collective. To log them:
+  /// log(to_tracked_values(loads), step). Needs experts.h.
   template <class M>
   [[nodiscard]] std::vector<ExpertLoad> expert_loads(
       const Model<M>& model) const {
     return detail::take_expert_loads(*model.prepared());
   }
 
-  /// Copies a file, or a directory with all in it, into the trackers' runs,
-  /// where they keep such; `directory` is the one in the run for it. The copy
-  /// is made soon after, not before this returns. The journal notes the path.
+  /// Copies a file, or a directory with all its contents, into the runs of
+  /// trackers that keep artifacts; `directory` is the destination within the
+  /// run. The copy is made in the background, soon after this returns. The
+  /// journal records the path.
   void log_artifact(
       const std::filesystem::path& path,
       const std::string& directory = {}) const;
 
-  /// The tracker of that name, when it has got all that was logged before. On
-  /// other ranks, and without trackers, one whose functions do nothing. Do not
-  /// log while you call it: trackers are not for several threads. Throws
-  /// ConfigError for a name that is not among the trackers.
+  /// Returns the tracker of that name once it has received everything logged so
+  /// far. On other ranks, and without trackers, returns one whose functions are
+  /// no-ops. Do not log while using it: trackers are not thread-safe. Throws
+  /// ConfigError if no tracker has that name.
   [[nodiscard]] std::shared_ptr<GeneralTracker> get_tracker(
       const std::string& name) const;
-  /// Those that init_trackers() started; none on other ranks.
+  /// The trackers that init_trackers() started; none on other ranks.
   [[nodiscard]] std::vector<std::shared_ptr<GeneralTracker>> trackers() const;
-  /// The directory of the run, in which its journal is; empty on other ranks,
-  /// without a journal, and while nothing has been logged.
+  /// The run's directory, which contains its journal; empty on other ranks,
+  /// without a journal, and until something is logged.
   [[nodiscard]] std::filesystem::path run_dir() const;
-  /// Returns when trackers have got what was logged, and the journal is durable.
+  /// Returns once the trackers have received what was logged, and the journal
+  /// is durable.
   void flush_trackers() const;
 
  protected:

@@ -26,9 +26,9 @@ struct CheckpointOptions {
   /// Keep the function's inputs in host memory until backward. CPU tensors are
   /// there already.
   bool offload_inputs = false;
-  /// Compares sums over tensors: memory that was written by other means than
-  /// LibTorch's operators cannot be recomputed, and becomes an error that names
-  /// the operator.
+  /// Compares sums over tensors: memory written by anything but LibTorch's
+  /// operators cannot be recomputed, and causes an error that names the
+  /// operator.
   CompareRecomputed compare = CompareRecomputed::first;
 
   bool operator==(const CheckpointOptions&) const = default;
@@ -37,8 +37,8 @@ struct CheckpointOptions {
 /// Activation checkpointing of a model's modules, whatever their classes; they
 /// are chosen as in FullyShardedDataParallelOptions. From the first use of a
 /// chosen module's parameters to the first use of another's, operators are
-/// recorded and recomputed in backward, and nothing that they save for it is
-/// kept in between. (Chen et al., "Training Deep Nets with Sublinear Memory
+/// recorded, and recomputed in backward; nothing that they save for backward is
+/// kept until then. (Chen et al., "Training Deep Nets with Sublinear Memory
 /// Cost", 2016.)
 struct ActivationCheckpointingOptions {
   /// Unset: the elements of the outermost Sequentials and ModuleLists.
@@ -56,7 +56,7 @@ struct ActivationCheckpointingOptions {
 namespace detail {
 class Recording;
 
-/// Recomputes on this thread until it is destroyed.
+/// Checkpoints what this thread runs until it is destroyed.
 class ACCELERATE_API CheckpointScope {
  public:
   explicit CheckpointScope(const CheckpointOptions& options);
@@ -71,22 +71,23 @@ class ACCELERATE_API CheckpointScope {
 class HostKeeper;
 }  // namespace detail
 
-/// Runs `function` and returns what it returns; what its operators save for
-/// backward is not kept, but recomputed when backward first needs it.
+/// Runs `function` and returns its result; what its operators save for backward
+/// is not kept, but recomputed when backward first needs it.
 ///
 /// `function` itself runs once: the operators that it called are recorded and
 /// called again, with the same random states, autocast and gradient modes, up
-/// to the last that saved something. So its side effects happen once, running
-/// statistics are updated once, and results are those without checkpointing, to
-/// the last bit where operators are deterministic. Kernels that write to the
-/// memory of tensors without an operator of their own are found by comparing,
-/// see CheckpointOptions, and must be registered with TORCH_LIBRARY.
+/// to the last that saved something. So side effects and updates of running
+/// statistics happen once, and results are those without checkpointing, bit for
+/// bit where operators are deterministic. Kernels that write to tensors' memory
+/// outside of an operator are found by comparing (see CheckpointOptions), and
+/// must be registered with TORCH_LIBRARY.
 ///
-/// Inside another checkpoint() it does nothing more. With gradients disabled
-/// nothing is recorded. One thread at a time may run backward through it.
+/// Inside another checkpoint() it has no further effect. With gradients
+/// disabled, nothing is recorded. Only one thread at a time can run backward
+/// through it.
 ///
 /// Backward throws Error, naming the operator, if a tensor from outside was
-/// changed in place since, or if recomputing gave another result.
+/// changed in place since, or if recomputing gave a different result.
 template <class Function>
 std::invoke_result_t<Function> checkpoint(
     Function&& function,
@@ -96,16 +97,16 @@ std::invoke_result_t<Function> checkpoint(
 }
 
 struct SaveOnCpuOptions {
-  /// Page-locked host memory: copies overlap with computation.
+  /// Use pinned memory, so that copies overlap with computation.
   bool pin_memory = true;
   /// Smaller tensors stay on the device.
   std::int64_t min_bytes = 1024;
 };
 
-/// While it lives, what operators of this thread save for backward is kept in
+/// While it lives, what operators on this thread save for backward is kept in
 /// host memory, and returns to its device when backward needs it. Parameters
-/// and CPU tensors stay where they are. Destroyed on the thread that made it,
-/// the innermost first.
+/// and CPU tensors stay where they are. Must be destroyed on the thread that
+/// made it, innermost first.
 class ACCELERATE_API SaveOnCpu {
  public:
   explicit SaveOnCpu(const SaveOnCpuOptions& options = SaveOnCpuOptions());

@@ -11,27 +11,27 @@
 
 namespace accelerate {
 
-/// How keys and values of the other ranks come to a rank.
+/// How each rank gets the keys and values of the others.
 enum class KeyValueRotation {
-  /// All at once, while the rank's own block is computed with. Needs memory for
-  /// the keys and values of the whole sequence.
+  /// All at once, while the rank's own block is computed. Needs memory for the
+  /// keys and values of the whole sequence.
   allgather,
-  /// One block at a time, each while the one before it is computed with. Needs
-  /// memory for two blocks besides the rank's own.
+  /// One block at a time, each while the previous one is computed. Needs memory
+  /// for two blocks besides the rank's own.
   alltoall,
 };
 
 /// Options of attention over a sequence that is divided among ranks. All ranks
-/// give the same ones.
+/// must pass the same ones.
 struct SequenceAttentionOptions {
   /// Each position attends to itself and those before it in the sequence.
   bool is_causal = false;
   /// Which positions attend to which (bool, true: attends) or what is added to
   /// the scores (floating), as for torch's scaled_dot_product_attention; not
   /// together with is_causal. Broadcasts to batch x heads x queries x keys,
-  /// where keys are those of the whole sequence, in order, and queries are
-  /// those of the whole sequence or those of this rank. Lengths may include
-  /// padding. Must not require a gradient.
+  /// with the keys of the whole sequence, in order, and the queries of the
+  /// whole sequence or of this rank. Lengths can include padding. Must not
+  /// require a gradient.
   std::optional<at::Tensor> attn_mask = std::nullopt;
   /// The document of each position, integers, `batch x length` or `length`, for
   /// the whole sequence: positions of different documents do not attend to each
@@ -41,17 +41,16 @@ struct SequenceAttentionOptions {
   /// for the whole sequence; also together with is_causal or attn_mask. The
   /// output of a query that attends to nothing is 0.
   std::optional<at::Tensor> key_padding_mask = std::nullopt;
-  /// Probability with which a weight is dropped. Which are dropped follows from
-  /// a seed and from the weight's place in the sequence, not from the number of
-  /// ranks.
+  /// Probability of dropping a weight. Which weights are dropped depends on a
+  /// seed and on their places in the sequence, not on the number of ranks.
   double dropout_p = 0;
-  /// Seed of dropout. Unset: each call draws one from the generators of the
-  /// ranks, of which the first rank's counts.
+  /// Seed of dropout. Unset: each call draws one from each rank's generator,
+  /// and the first rank's is used.
   std::optional<std::uint64_t> dropout_seed = std::nullopt;
-  /// The number in the model of the query's first head, where ranks have some
-  /// heads each (tensor parallelism): with the same seed, they then drop the
-  /// weights that one process drops. Heads with the same number and seed drop
-  /// alike.
+  /// Index in the model of the query's first head, where each rank has some of
+  /// the heads (tensor parallelism): with the same seed, ranks then drop the
+  /// weights that one process would. Heads with the same index and seed drop
+  /// the same weights.
   std::int64_t first_head = 0;
   /// Factor of the scores; unset: 1 / sqrt(size of a head).
   std::optional<double> scale = std::nullopt;
@@ -61,21 +60,21 @@ struct SequenceAttentionOptions {
   KeyValueRotation rotation = KeyValueRotation::allgather;
 };
 
-/// Attention over a sequence of which each rank of `group` has the positions
-/// that `shards` gives it: what torch's scaled_dot_product_attention would
-/// return for these positions, had it the whole sequence. Each rank computes
-/// its queries with its own keys and values and then with those of the others
-/// as they arrive, and merges the results in fp32 (Liu, Zaharia and Abbeel,
-/// Ring Attention with Blockwise Transformers, 2023). Differentiable once; in
+/// Attention over a sequence that is divided among the ranks of `group` as
+/// `shards` says. Returns what torch's scaled_dot_product_attention would
+/// return for this rank's positions, given the whole sequence. Each rank
+/// attends to its own keys and values and then to those of the others as they
+/// arrive, and merges the results in fp32 (Liu, Zaharia and Abbeel, Ring
+/// Attention with Blockwise Transformers, 2023). Differentiable once; in
 /// backward, keys and values are exchanged again, and their gradients travel to
 /// their owners. Causal attention computes only what is visible, and sends only
 /// what is read.
 ///
-/// `query`: batch x heads x local_length x size; `key` and `value` with the same
-/// positions; or 3 dimensions, without heads. Padded queries give outputs
-/// without meaning, padded keys are not attended to. Throws ConfigError if
-/// shapes do not fit, DistributedError if a rank is gone. Collective, in forward
-/// and in backward, which all ranks run alike.
+/// `query`: batch x heads x local_length x size; `key` and `value` with the
+/// same positions; or 3 dimensions, without heads. Outputs of padded queries
+/// are meaningless; padded keys are not attended to. Throws ConfigError if
+/// shapes do not fit, DistributedError if a rank is gone. Collective in forward
+/// and backward, which all ranks must run alike.
 ACCELERATE_API at::Tensor ring_attention(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -84,14 +83,14 @@ ACCELERATE_API at::Tensor ring_attention(
     const SequenceShards& shards,
     const SequenceAttentionOptions& options = {});
 
-/// The same result by exchanging heads (Jacobs et al., DeepSpeed Ulysses, 2023):
-/// each rank gets all positions of some heads, attends, and gives the positions
-/// back. Two all-to-alls of the query's size and two of the keys', each with
-/// its way back; no rotation. Heads that do not divide go to the first ranks,
-/// and heads of keys that several ranks need to each of them. Tensors have 4
-/// dimensions; a mask has the rows of the whole sequence. Throws ConfigError if
-/// the query has fewer heads than the group has ranks, and as ring_attention()
-/// does.
+/// The same result by exchanging heads (Jacobs et al., DeepSpeed Ulysses,
+/// 2023): each rank gets all positions of some heads, attends, and gives the
+/// positions back. Takes two all-to-alls of the query's size and two of the
+/// keys', each with its reverse in backward; no rotation. If heads do not
+/// divide evenly, the first ranks get more; key heads that several ranks need
+/// are sent to each of them. Tensors have 4 dimensions; a mask has the rows of
+/// the whole sequence. Throws ConfigError if the query has fewer heads than the
+/// group has ranks, and as ring_attention() does.
 ACCELERATE_API at::Tensor ulysses_attention(
     const at::Tensor& query,
     const at::Tensor& key,

@@ -26,17 +26,17 @@
 
 /// Models whose weights are spread over devices, host memory and the disk.
 ///
-/// Modules stay as they are. An operator that takes an offloaded weight has it
-/// fetched first; what follows is fetched meanwhile, by a thread of its own and
-/// in the order that the model's forwards have shown; what is not needed next
-/// leaves memory at once. Backwards fetch weights again, so frozen weights may
+/// Modules are not changed. An offloaded weight is fetched before an operator
+/// uses it, while a background thread prefetches the weights that follow, in
+/// the order that earlier forwards have shown; what is not needed next leaves
+/// memory at once. Backward passes fetch weights again, so frozen weights can
 /// be offloaded while others are trained.
 namespace accelerate {
 
-/// A map by the name of a strategy: "auto" or "balanced" spread the model
-/// evenly over the accelerators, "balanced_low_0" leaves the first one as
-/// little as possible, "sequential" fills one after another. Throws ConfigError
-/// for other names.
+/// Infers a map by a named strategy: "auto" or "balanced" spread the model
+/// evenly over the accelerators, "balanced_low_0" puts as little as possible on
+/// the first one, "sequential" fills one after another. Throws ConfigError for
+/// other names.
 [[nodiscard]] ACCELERATE_API DeviceMap infer_auto_device_map(
     const torch::nn::Module& model,
     const std::string& strategy,
@@ -44,16 +44,16 @@ namespace accelerate {
 
 /// What dispatching has moved so far.
 struct DispatchStats {
-  std::uint64_t bytes = 0;       ///< of fetched weights in memory now
+  std::uint64_t bytes = 0;       ///< fetched weights now in memory
   std::uint64_t peak_bytes = 0;  ///< the most at any time
   std::uint64_t fetched_bytes = 0;
-  /// Those among them that are pages of files and were not copied.
+  /// The part of fetched_bytes that is mapped from files and was not copied.
   std::uint64_t mapped_bytes = 0;
   std::int64_t num_fetches = 0;
   /// How often an operator had to wait for a weight, and for how long.
   std::int64_t num_waits = 0;
   double wait_seconds = 0;
-  /// How often a weight was used that was not expected next.
+  /// How often a weight other than the expected one was used.
   std::int64_t num_surprises = 0;
 };
 
@@ -63,50 +63,49 @@ struct DispatchOptions {
 
   /// Where each module is kept; names every tensor of the model.
   DeviceMap device_map = {};
-  /// Where the modules of "cpu" and "disk" are computed. Unset: the first
+  /// Where modules on "cpu" and "disk" are computed. Unset: the first
   /// accelerator of the map, else the CPU.
   std::optional<MapDevice> main_device = std::nullopt;
 
   // Values, and the folder of those on disk.
 
-  /// Values of weights; those that are missing here are the model's own. They
-  /// are read where they are, and never written to.
+  /// Values of weights; those missing here are the model's own. They are read
+  /// in place, and never written to.
   WeightList state_dict = {};
-  /// Folder with the weights of "disk" (offload.h). Without an index.json they
+  /// Folder of the weights on "disk" (offload.h). Without an index.json, they
   /// are written there now.
   std::filesystem::path offload_dir = {};
-  /// A folder that has other values for this model's weights, by its checksums,
-  /// is an error: it is that of another model, or this one was trained since.
-  /// False: a warning, and its values are used.
+  /// Makes it an error if the folder's checksums do not match this model's
+  /// weights: it belongs to another model, or this one has been trained since.
+  /// False: a warning, and the folder's values are used.
   bool strict_offload_dir = false;
-  /// Where weights of "disk" are, besides the folder.
+  /// Where weights on "disk" are, besides the folder.
   OffloadIndex offload_index = {};
 
   // What moves, and when.
 
-  /// Buffers are offloaded, too. Otherwise they stay where they are computed
-  /// with.
+  /// Offloads buffers, too. Otherwise they stay on the device that uses them.
   bool offload_buffers = false;
   /// Keys of maps among a forward's arguments that are not moved to the main
   /// device.
   std::vector<std::string> skip_keys = {};
-  /// Classes whose modules are fetched with everything below them at once,
-  /// such as one that reads its children's weights itself.
+  /// Classes whose modules are fetched at once with everything below them, such
+  /// as one that reads its children's weights itself.
   std::vector<std::string> preload_module_classes = {};
-  /// Offloads even if the map has a single place, and that is a device.
+  /// Offloads even if the map has a single place that is a device.
   bool force_hooks = false;
 
   // Memory.
 
-  /// Most memory of fetched weights, those in use included, unless a single
-  /// module needs more. Unset: twice the largest module (or class of
+  /// Maximum memory for fetched weights, including those in use, unless a
+  /// single module needs more. Unset: twice the largest module (or class of
   /// preload_module_classes).
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 
-/// Keeps a module's weights where they belong for as long as it lives. When it
-/// is destroyed, offloaded weights cannot be read any more. Movable. Forwards
-/// of one model run on one thread at a time.
+/// Keeps a module's weights where they belong for as long as it lives. Once it
+/// is destroyed, offloaded weights can no longer be read. Movable. Only one
+/// thread at a time can run forwards of a model.
 class ACCELERATE_API Dispatch {
  public:
   Dispatch();
@@ -116,19 +115,18 @@ class ACCELERATE_API Dispatch {
 
   /// The map that was given; Accelerate's `hf_device_map`.
   [[nodiscard]] const DeviceMap& device_map() const;
-  /// Where the modules of "cpu" and "disk" are computed, and where forwards
-  /// begin.
+  /// Where modules on "cpu" and "disk" are computed, and where forwards begin.
   [[nodiscard]] c10::Device main_device() const;
   [[nodiscard]] DispatchStats stats() const;
-  /// Calls the module's forward: arguments are moved to the main device, but
-  /// for DispatchOptions::skip_keys, and results to where the first tensor
-  /// among the arguments was. A module that is called itself has its weights,
-  /// too, and gets its arguments as they are.
+  /// Calls the module's forward: arguments are moved to the main device, except
+  /// DispatchOptions::skip_keys, and results to where the first tensor among
+  /// the arguments was. A module that is called directly has its weights, too,
+  /// but gets its arguments as they are.
   template <class Module, class... Args>
   auto call(Module& module, Args&&... args) const;
-  /// Frees what is fetched; forwards fetch again.
+  /// Frees all fetched weights; forwards fetch them again.
   void offload();
-  /// Ends offloading: every weight is fetched to where it is computed with and
+  /// Ends offloading: every weight is fetched to the device that uses it and
   /// stays there. Throws what reading throws.
   void release();
 
@@ -196,10 +194,10 @@ class DispatchedModel {
   Dispatch dispatch_;
 };
 
-/// Puts a model's modules where a map says. With one place that is a device,
-/// the model is moved there. Throws ConfigError for a map without a place for a
-/// tensor, an accelerator that is missing, and weights of "disk" without values
-/// or a folder; then the model is as before.
+/// Places a model's modules as a map says. If its only place is a device, the
+/// model is moved there. Throws ConfigError for a map without a place for a
+/// tensor, a missing accelerator, and weights on "disk" without values or a
+/// folder; the model is then unchanged.
 [[nodiscard]] ACCELERATE_API Dispatch
 dispatch_module(torch::nn::Module& module, const DispatchOptions& options);
 
@@ -214,8 +212,8 @@ template <class Holder>
 
 /// Arguments of cpu_offload() and disk_offload(), as in DispatchOptions.
 struct OffloadOptions {
-  /// Unset: that of the model's first parameter, or the CPU if that has no
-  /// memory.
+  /// Unset: the device of the model's first parameter, or the CPU if that
+  /// parameter has no memory.
   std::optional<c10::Device> execution_device = std::nullopt;
   bool offload_buffers = false;
   WeightList state_dict = {};
@@ -255,8 +253,8 @@ template <class Holder>
   return {std::move(model), std::move(dispatch)};
 }
 
-/// Brings one of several models of a pipeline back to host memory by hand. A
-/// handle: copies are the same. Does nothing once the model is gone.
+/// Moves one of several models of a pipeline back to host memory by hand. A
+/// handle: copies refer to the same hook. Does nothing once the model is gone.
 class ACCELERATE_API UserCpuOffloadHook {
  public:
   UserCpuOffloadHook() = default;
@@ -272,10 +270,10 @@ class ACCELERATE_API UserCpuOffloadHook {
   std::shared_ptr<Link> link_;
 };
 
-/// Keeps a model in host memory until its first forward, which brings all of it
-/// to the device, where it stays until `offload()` of the hook. With
-/// `prev_module_hook` that model leaves its device first: models of a pipeline
-/// take turns.
+/// Keeps a model in host memory until its first forward, which moves all of it
+/// to the device, where it stays until the hook's `offload()`. With
+/// `prev_module_hook`, that hook's model leaves its device first, so that the
+/// models of a pipeline take turns.
 [[nodiscard]] ACCELERATE_API std::pair<Dispatch, UserCpuOffloadHook>
 cpu_offload_module_with_hook(
     torch::nn::Module& module,
@@ -312,8 +310,8 @@ struct LoadAndDispatchOptions {
 
   // Weights on disk.
 
-  /// Where weights of "disk" are copied. Empty: they stay in the checkpoint's
-  /// own files, and are read there; not with broadcast_from_rank0.
+  /// Where weights on "disk" are copied. Empty: they are read from the
+  /// checkpoint's own files; not allowed with broadcast_from_rank0.
   std::filesystem::path offload_folder = {};
   bool strict_offload_folder = false;
   bool offload_buffers = false;
@@ -349,15 +347,15 @@ struct LoadAndDispatchOptions {
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 
-/// load_checkpoint_and_dispatch() for a module that somebody else owns.
+/// load_checkpoint_and_dispatch() for a module that the caller owns.
 [[nodiscard]] ACCELERATE_API Dispatch load_checkpoint_and_dispatch_module(
     torch::nn::Module& module,
     const std::filesystem::path& checkpoint,
     const LoadAndDispatchOptions& options);
 
 /// Reads a checkpoint into a model, usually one on the meta device, and
-/// dispatches it: memory in use is at most what stays, and the largest tensors
-/// on their way. Throws as load_checkpoint_in_model() and dispatch_model().
+/// dispatches it: peak memory is what stays plus the largest tensors in
+/// transit. Throws like load_checkpoint_in_model() and dispatch_model().
 ///
 ///     auto model = [&] { accelerate::EmptyWeightsScope meta; return Net(); }();
 ///     auto big = accelerate::load_checkpoint_and_dispatch(

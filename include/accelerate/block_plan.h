@@ -8,10 +8,10 @@
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
 
-/// Places for the blocks of a model by the time that a forward will take.
+/// Placement of a model's blocks by the predicted time of a forward.
 namespace accelerate {
 
-/// Speeds by which a forward is predicted, stated or from measure_speeds().
+/// Speeds from which a forward is predicted, given or from measure_speeds().
 struct MachineSpeeds {
   /// Multiplications and additions that the computing device does per second.
   double flops_per_second = 1e12;
@@ -31,7 +31,7 @@ struct MachineSpeeds {
 struct PlanDeviceMapOptions {
   /// Memory of each place, as in InferAutoDeviceMapOptions.
   MaxMemory max_memory = {};
-  /// Classes whose modules are one block. Without any, each module without
+  /// Classes whose modules are one block each. Empty: each module without
   /// children is one.
   std::vector<std::string> no_split_module_classes = {};
   /// See ModuleSizesOptions.
@@ -40,20 +40,20 @@ struct PlanDeviceMapOptions {
   MachineSpeeds speeds = {};
   /// Tokens (rows) of a forward: each costs two operations per parameter.
   std::int64_t num_tokens = 1;
-  /// Seconds that named blocks compute, where they are known better.
+  /// Compute times of named blocks in seconds, where better ones are known.
   std::vector<std::pair<std::string, double>> block_seconds = {};
 };
 
-/// A map and the forward that it is expected to give.
+/// A map and the predicted times of a forward with it.
 struct PlannedDeviceMap {
   DeviceMap map;
   /// Predicted seconds of one forward that begins with nothing fetched.
   double forward_seconds = 0;
   /// The same if all blocks were resident.
   double resident_seconds = 0;
-  /// The classes of PlanDeviceMapOptions::no_split_module_classes. The prediction
-  /// is of forwards that fetch blocks as a whole: give them to the dispatcher,
-  /// too.
+  /// The classes of PlanDeviceMapOptions::no_split_module_classes. The
+  /// prediction assumes that blocks are fetched as a whole: pass these classes
+  /// to the dispatcher, too.
   std::vector<std::string> preload_module_classes = {};
 };
 

@@ -20,7 +20,7 @@ namespace accelerate {
 struct BucketContext {
   /// Valid during the call. LibTorch's own hooks take its address.
   c10d::ProcessGroup& process_group;
-  /// What turns a sum over the ranks into their mean: the number of ranks, or,
+  /// Divides a sum over the ranks to give their mean: the number of ranks, or,
   /// inside join_uneven_inputs, what JoinOptions say.
   double divisor;
 };
@@ -39,16 +39,16 @@ struct BucketContext {
 struct BucketHook {
   /// Called in the backward pass, on the thread that computes it, as soon as a
   /// bucket is full: in the order of the buckets' indices, which is the same on
-  /// all ranks. So hooks that start the same collectives in each call match. It
-  /// must not start a backward, and should not wait: the pass goes on while
-  /// messages travel.
+  /// all ranks. So hooks match if they start the same collectives in each call.
+  /// It must not start a backward, and should not block: the pass continues
+  /// while messages are in flight.
   ///
-  /// The bucket lives until the function returns; its buffer, one dimension of
-  /// the gradients' dtype, until the future is complete, and may be changed in
-  /// place. The future's value is the mean of the buckets of all ranks: that
-  /// buffer, or any tensor of its dtype and number of elements. Gradients are
-  /// replaced by it when the backward ends. Inside join_uneven_inputs, ranks
-  /// without data call it with buckets of zeros, and drop the result.
+  /// The bucket lives until the function returns; its buffer, 1-d in the
+  /// gradients' dtype, lives until the future completes, and can be changed in
+  /// place. The future's value must be the mean of all ranks' buckets: that
+  /// buffer, or any tensor with its dtype and number of elements. It replaces
+  /// the gradients when the backward ends. Inside join_uneven_inputs, ranks
+  /// without data call the hook with buckets of zeros, and drop the result.
   ///
   /// With a comm_wrapper, the buffer is in the wrapper's dtype. An exception
   /// ends the backward on this rank.
@@ -56,9 +56,9 @@ struct BucketHook {
       c10d::GradBucket& bucket,
       const BucketContext& ranks)>
       reduce;
-  /// What later calls depend on, different on each rank; saved with
-  /// checkpoints, and given back by load_state(). Both or neither: without
-  /// them, nothing of the hook is in checkpoints.
+  /// Per-rank state that later calls depend on, saved with checkpoints and
+  /// restored by load_state(). Set both or neither: without them, checkpoints
+  /// hold nothing of the hook.
   std::function<StateDict()> state_dict = nullptr;
   std::function<void(const StateDict&)> load_state_dict = nullptr;
 };

@@ -25,8 +25,8 @@ class ACCELERATE_API ByteSize {
   std::int64_t bytes_;
 };
 
-/// A number of bytes for people: "1.5 GB", with powers of 1024, as Accelerate
-/// writes it.
+/// Formats a number of bytes for people: "1.5 GB", with powers of 1024, as
+/// Accelerate does.
 [[nodiscard]] ACCELERATE_API std::string convert_bytes(double bytes);
 
 }  // namespace accelerate
