@@ -64,36 +64,37 @@ struct ProjectConfiguration {
   }
 };
 
-/// The effect of a save while another is still being written.
+/// What a save does while another is still being written.
 enum class WhenBusy {
   wait,  ///< until the other is done
   skip,  ///< do nothing: the ticket says that it was skipped
 };
 
-/// The files of a checkpoint.
+/// The format of a checkpoint.
 enum class CheckpointLayout {
-  /// This library's: checksums, shards as the ranks hold them, everything that
-  /// a training needs to continue exactly.
+  /// This library's: checksums, shards as the ranks hold them, and everything
+  /// needed to resume training exactly.
   native,
-  /// Those of Python's `Accelerator.save_state`, which its `load_state` reads:
+  /// That of Python's `Accelerator.save_state`, which its `load_state` reads:
   /// model.safetensors, optimizer.bin, scheduler.bin, scaler.pt,
-  /// random_states_<rank>.pkl, custom_checkpoint_<i>.pkl. They have no
-  /// checksums, no positions of loaders and no state of compressed gradients;
-  /// sharded models and optimizers are written in full. Optimizers must be
-  /// AdamW, Adam, SGD, Adagrad or RMSprop.
+  /// random_states_<rank>.pkl, custom_checkpoint_<i>.pkl. Has no checksums,
+  /// loader positions or state of compressed gradients; sharded models and
+  /// optimizers are written in full. Optimizers must be AdamW, Adam, SGD,
+  /// Adagrad or RMSprop.
   accelerate,
 };
 
 struct SaveStateOptions {
-  /// Return when everything is copied to host memory; the files are written in
-  /// the background. An error is thrown by the next save, load or finish(), or
+  /// Return once everything is copied to host memory; the files are written in
+  /// the background. Errors are thrown by the next save, load or finish(), or
   /// by the ticket.
   bool asynchronous = false;
   WhenBusy when_busy = WhenBusy::wait;
-  /// Most host memory that an asynchronous save may hold on this rank, in
-  /// bytes; a larger one is written before save_state returns. 0: no limit.
+  /// Maximum host memory, in bytes, of an asynchronous save on this rank; a
+  /// larger save is written before save_state returns. 0: no limit.
   std::uint64_t memory_limit = 0;
-  /// False: models as torch files (pytorch_model.bin) instead of safetensors.
+  /// False: write models as torch files (pytorch_model.bin) instead of
+  /// safetensors.
   bool safe_serialization = true;
   /// `accelerate` for checkpoints that Python continues from. Costs a second
   /// pass over what the ranks have written, on the first rank.
@@ -101,20 +102,19 @@ struct SaveStateOptions {
 };
 
 struct LoadStateOptions {
-  /// Everything saved and everything prepared must match. False: what is
-  /// missing is left unchanged, and what is left over is ignored; shapes must
-  /// still match.
+  /// Everything saved and everything prepared must match. False: what the
+  /// checkpoint lacks is left unchanged, and what it has in excess is ignored;
+  /// shapes must still match.
   bool strict = true;
   /// Names of parameters, buffers and optimizer state that are left unchanged;
   /// patterns with * and ?.
   std::vector<std::string> skip = {};
-  /// Names that may be missing in the checkpoint.
+  /// Names that may be missing from the checkpoint.
   std::vector<std::string> allow_missing = {};
-  /// Compare what is read with its checksums, which are computed while it is
-  /// read. If the newest checkpoint turns out to be damaged, a call without a
-  /// path warns and loads the one before it; with a path that is a
-  /// CheckpointError, and prepared objects may have old and new states. False
-  /// saves the time of hashing.
+  /// Verify checksums while reading. If the newest checkpoint turns out to be
+  /// damaged, a call without a path warns and loads the one before it; a call
+  /// with a path throws CheckpointError, and may leave prepared objects with a
+  /// mix of old and new state. False saves the time of hashing.
   bool verify = true;
 };
 
@@ -127,8 +127,8 @@ struct SaveProgress;
     std::int64_t saved);
 /// Throws ConfigError: `name` is too large to be saved.
 [[noreturn]] ACCELERATE_API void throw_too_large(const std::string& name);
-/// Gives `tensor` a saved value: in its own memory if shape and dtype are the
-/// same, else as a new tensor on its device.
+/// Assigns a saved value to `tensor`: in place if shape and dtype are the same,
+/// otherwise as a new tensor on its device.
 ACCELERATE_API void assign_saved(at::Tensor& tensor, const at::Tensor& saved);
 
 template <CheckpointValue T>
@@ -162,8 +162,8 @@ void load_value(const std::string& name, T& value, const StateDict& state) {
 
 }  // namespace detail
 
-/// A save under way, or finished. A cheap handle; destroying it waits for
-/// nothing.
+/// A save in progress, or finished. A cheap handle; destroying it does not
+/// wait.
 class ACCELERATE_API SaveTicket {
  public:
   explicit SaveTicket(std::shared_ptr<detail::SaveProgress> progress);
@@ -172,10 +172,10 @@ class ACCELERATE_API SaveTicket {
   [[nodiscard]] const std::filesystem::path& path() const;
   /// True once the save is complete and durable, was skipped, or failed.
   [[nodiscard]] bool is_done() const;
-  /// True if another save was under way, so that nothing was or will be
+  /// True if another save was in progress, so that nothing was or will be
   /// written.
   [[nodiscard]] bool was_skipped() const;
-  /// Returns when the save is done; throws its error if it failed.
+  /// Waits until the save is done; throws its error if it failed.
   void wait() const;
 
  private:

@@ -21,7 +21,7 @@ namespace accelerate::optim {
 /// Owned, unbound schedules.
 using LRSchedulers = std::vector<std::unique_ptr<LRScheduler>>;
 
-/// Schedules made without an optimizer, at least one, for SequentialLR and
+/// At least one schedule, each made without an optimizer, for SequentialLR and
 /// ChainedScheduler.
 template <class... Ts>
 concept UnboundSchedules =

@@ -14,7 +14,7 @@
 
 namespace accelerate {
 
-/// Options of one division of sequences. All ranks give the same ones.
+/// How sequences are divided among ranks. All ranks must pass the same options.
 struct ContextParallelOptions {
   SequenceCut cut = SequenceCut::zigzag;
   /// What each buffer is padded with if the length does not divide, one value
@@ -22,7 +22,7 @@ struct ContextParallelOptions {
   /// padding out of the loss. Without values such a length is an error.
   std::vector<double> pad_values = {};
   /// The document of each position of the whole sequence, as in
-  /// SequenceAttentionOptions, for attention of all layers.
+  /// SequenceAttentionOptions, for the attention of all layers.
   std::optional<at::Tensor> document_ids = std::nullopt;
   /// Exchange attention heads rather than keys and values: two all-to-alls per
   /// attention (Ulysses). Needs at least as many heads as ranks. Unset: true if
@@ -31,35 +31,34 @@ struct ContextParallelOptions {
   /// How keys and values travel. Unset: what `cp_comm_strategy` of
   /// ParallelismConfig says, else all at once.
   std::optional<KeyValueRotation> rotation = std::nullopt;
-  /// Length of the whole sequence, where the program has cut its tensors itself
-  /// and gives no buffers.
+  /// Length of the whole sequence, if the program divides its tensors itself
+  /// and passes no buffers.
   std::optional<std::int64_t> sequence_length = std::nullopt;
 };
 
-/// Labels of the next positions: those of position i + 1 at i along `dim`, and
-/// `ignore_index` at the last one. To be computed before sequences are divided,
-/// since a rank's last position has its label on another rank. A copy; throws
-/// ConfigError for a scalar or an unknown dimension.
+/// Returns the labels of the next positions: that of position i + 1 at i along
+/// `dim`, and `ignore_index` at the last. Call it before sequences are divided,
+/// since the label for a rank's last position is on another rank. Returns a
+/// copy; throws ConfigError for a scalar or an unknown dimension.
 [[nodiscard]] ACCELERATE_API at::Tensor shift_labels(
     const at::Tensor& labels,
     std::int64_t dim = -1,
     std::int64_t ignore_index = -100);
 
-/// While it lives, tensors have this rank's positions of a sequence that is
+/// While it lives, tensors hold this rank's positions of a sequence that is
 /// divided among the ranks of a group, and attention on this thread
-/// (scaled_dot_product_attention, by whichever module) is that of the whole
-/// sequence. What a model computes for each position by itself needs no change;
-/// positions must come as a buffer, not be counted by the model. Destroyed on
-/// the thread that made it, the innermost first.
+/// (scaled_dot_product_attention, in any module) covers the whole sequence.
+/// Position-wise computations need no change; the model must take positions
+/// from a buffer, not count them. Must be destroyed on the thread that made it,
+/// innermost first.
 class ACCELERATE_API ContextParallelScope {
  public:
-  /// Gives each of `buffers` its positions in place, along the dimension of the
-  /// same index in `buffer_seq_dims`. The destructor gives back the whole
-  /// tensors, but for those that are also in `no_restore_buffers`. Throws
-  /// ConfigError, before any is changed, for buffers of different lengths,
+  /// Cuts each of `buffers` in place to this rank's positions, along the
+  /// dimension of the same index in `buffer_seq_dims`. The destructor restores
+  /// the full tensors, except those in `no_restore_buffers`. Throws
+  /// ConfigError, before changing any, for buffers of different lengths,
   /// buffers that require a gradient, and lengths that need padding if
-  /// `pad_values` are missing. With a group of one
-  /// rank the buffers stay whole.
+  /// `pad_values` are missing. With a group of one rank, buffers stay whole.
   ContextParallelScope(
       const Group& group,
       const std::vector<at::Tensor>& buffers,
@@ -72,22 +71,22 @@ class ACCELERATE_API ContextParallelScope {
 
   /// Which positions each rank has.
   [[nodiscard]] const SequenceShards& shards() const;
-  /// Those of this rank, 64-bit integers in host memory; from shards().length()
-  /// on they are padding.
+  /// This rank's positions, 64-bit integers in host memory; those from
+  /// shards().length() on are padding.
   [[nodiscard]] at::Tensor positions() const;
 
-  /// The whole sequence along `dim` of what a model made of this rank's
-  /// positions, in order and without padding, on every rank: for metrics, before
-  /// gather_for_metrics(). Without a gradient. With one rank, the tensor itself,
-  /// detached. Throws ConfigError if `tensor` has no such dimension, or another
+  /// Gathers a model's results for the whole sequence along `dim`, in order and
+  /// without padding, on every rank: for metrics, before gather_for_metrics().
+  /// Records no gradient. With one rank, returns the tensor itself, detached.
+  /// Throws ConfigError if `tensor` has no such dimension, or a different
   /// number of positions along it. Collective among the ranks along `context`.
   [[nodiscard]] at::Tensor gather(const at::Tensor& tensor, std::int64_t dim)
       const;
 
-  /// The mean over the positions of all ranks that a loss is: the sum of `sum`
-  /// over the ranks, divided by that of `count`, both scalars. The same value
-  /// on all ranks; its gradients, averaged over the ranks as those of every
-  /// loss are, are those of one process. Needed where ranks have different
+  /// A loss as the mean over the positions of all ranks: the sum of `sum` over
+  /// the ranks divided by the sum of `count`, both scalars. The value is the
+  /// same on all ranks; its gradients, averaged over the ranks like those of
+  /// any loss, equal those of one process. Needed where ranks have different
   /// numbers of labels (padding, ignored labels); otherwise each rank's own
   /// mean gives the same gradients. Collective.
   [[nodiscard]] at::Tensor mean(const at::Tensor& sum, const at::Tensor& count)

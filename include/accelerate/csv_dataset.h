@@ -79,7 +79,7 @@ struct CsvDatasetOptions {
 /// TensorDataset of CsvFile::numbers.
 class ACCELERATE_API CsvDataset {
  public:
-  /// Throws as CsvFile, and for columns that do not exist.
+  /// Throws like CsvFile, and for columns that do not exist.
   CsvDataset(const std::string& path, CsvDatasetOptions options);
 
   [[nodiscard]] std::int64_t size() const { return file_.num_rows(); }

@@ -63,7 +63,7 @@ ACCELERATE_API void warn_left_behind(
 
 }  // namespace detail
 
-/// A pass that begins after the first batches; see skip_first_batches().
+/// A pass that skips the first batches; see skip_first_batches().
 template <class Loader>
 class SkippedBatches {
  public:
@@ -90,11 +90,12 @@ class SkippedBatches {
 /// * a stream: `next()`, returning an optional sample, empty at the end. If it
 ///   has `set_epoch(epoch)` or `reset()`, they are called, in that order,
 ///   before each pass; `size()`, if it has one, is the number of samples. It
-///   gives the same samples on every rank, or is read by rank 0 alone
-///   (dispatch_batches), and cannot be shuffled. With `state_dict()` and
-///   `load_state_dict()` it is resumed through them, otherwise by reading on.
+///   must give the same samples on every rank, or be read by rank 0 alone
+///   (dispatch_batches), and cannot be shuffled. It is resumed through
+///   `state_dict()` and `load_state_dict()` if it has them, otherwise by
+///   reading on.
 ///
-/// `size()` is called before each pass, so a dataset may grow between them. A
+/// `size()` is called before each pass, so a dataset can grow between them. A
 /// dataset that holds one rank's shard says so with `bool is_sharded() const`.
 ///
 /// With workers (DataLoaderOptions::num_workers) `get`, `get_batch` and the
@@ -108,11 +109,11 @@ class SkippedBatches {
 ///
 ///     for (auto& [inputs, labels] : loader) …
 ///
-/// One pass at a time; it may be left early, and a new one starts a new epoch.
-/// Where rank 0 reads for all (dispatch_batches), all ranks must leave it after
-/// the same batch: the next batch is an Error on the others.
-/// Exceptions of a dataset or collate function reach the loop as DataError.
-/// A loader must not be used by several threads at once.
+/// One pass at a time; it can be left early, and a new one starts a new epoch.
+/// If rank 0 reads for all (dispatch_batches), all ranks must leave it after
+/// the same batch; otherwise those that stay get an Error at the next one.
+/// Exceptions of a dataset or collate function reach the loop as DataError. A
+/// loader must not be used by several threads at once.
 template <class Dataset, class Collate = DefaultCollate>
 class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   using Fetcher = detail::DatasetFetcher<Dataset, Collate>;
@@ -120,12 +121,12 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
  public:
   using Batch = typename Fetcher::Batch;
-  /// Rows [begin, end) of a round. The last round may have fewer rows than
-  /// that; the function then decides how to fill up the slice.
+  /// Returns rows [begin, end) of a round. The last round may have fewer rows;
+  /// the function then decides how to fill up the slice.
   using SliceFunction = std::function<
       Batch(const Batch& round, std::int64_t begin, std::int64_t end)>;
 
-  /// The loader owns the dataset: give a pointer-like dataset to share one.
+  /// The loader owns the dataset: pass a pointer-like dataset to share one.
   /// Throws ConfigError for options that are invalid or contradictory.
   explicit DataLoader(
       Dataset dataset,
@@ -181,9 +182,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   /// Begins a pass. Throws ConfigError inside another pass over this loader.
   Iterator begin() { return begin_after(0); }
-  /// Begins a pass after its first `num_batches` batches of each rank: in
-  /// constant time with random access; a stream is read and its samples
-  /// dropped.
+  /// Begins a pass after each rank's first `num_batches` batches: in constant
+  /// time with random access, by reading and dropping samples with a stream.
   Iterator begin_after(std::int64_t num_batches) {
     begin_pass();
     return Iterator(*this, num_batches);
@@ -207,15 +207,16 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   {
     return fetcher_->num_samples();
   }
-  /// The number of the next pass, or of the one under way; the first is 0.
+  /// The epoch of the pass in progress, or else of the next one; the first is
+  /// 0.
   [[nodiscard]] std::uint64_t epoch() const { return source().epoch(); }
-  /// Makes the next pass that of epoch `epoch`.
+  /// Sets the epoch of the next pass.
   void set_epoch(std::uint64_t epoch) { source().set_epoch(epoch); }
 
   /// The position of the loader: epoch, position in the global order, seed, and
   /// the state of a stream that has one. The current batch counts as read;
   /// batches that workers have ready do not. Equal on all ranks; with uneven
-  /// batches, or where rank 0 alone reads, use that of rank 0.
+  /// batches, or if rank 0 alone reads, use rank 0's.
   [[nodiscard]] StateDict state_dict() const {
     StateDict state = source().state_dict(num_given(), pass_.has_ended);
     const bool is_inside =
@@ -223,11 +224,11 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     if (stream_state_ && is_inside) state.set("stream", *stream_state_);
     return state;
   }
-  /// The next pass continues where `state` was taken, in constant time with
-  /// random access and also on another number of ranks or with another batch
-  /// size; later passes are complete. A stream continues through its own state,
-  /// or is read up to that position. Throws CheckpointError for a state that
-  /// does not fit, ConfigError inside a pass.
+  /// Makes the next pass continue where `state` was taken, in constant time
+  /// with random access, even on a different number of ranks or with a
+  /// different batch size; later passes are complete. A stream continues from
+  /// its own state, or is read up to that position. Throws CheckpointError for
+  /// a state that does not fit, ConfigError inside a pass.
   void load_state_dict(const StateDict& state) {
     if (!stuck_.empty()) detail::throw_stuck(stuck_);
     source().load_state_dict(state);
@@ -247,11 +248,11 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     slice_ = std::move(slice);
   }
 
-  /// The report of the pass under way, or of the last one.
+  /// The report of the pass in progress, or else of the last one.
   [[nodiscard]] PrefetchReport prefetch_report() const { return report_; }
   [[nodiscard]] const Dataset& dataset() const { return fetcher_->dataset; }
-  /// The options that the loader was made with; once it is prepared, with the
-  /// accelerator's defaults in fields that these left unset.
+  /// The options that the loader was made with; once it is prepared, fields
+  /// that they left unset have the accelerator's defaults.
   [[nodiscard]] const DataLoaderOptions& options() const {
     return fetcher_->options;
   }
@@ -324,7 +325,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     pass_.num_skipped = num_batches;
     if (!fetcher_->reads()) return;
     if (source().is_dispatching()) {
-      // Reads the first round all the same: it fills up the last one.
+      // Reads the first round anyway: it fills up the last one.
       if (auto job = fetcher_->claim(fetcher_->self)) {
         job->run(fetcher_->self);
         pass_.first_round = std::move(job->batch);
@@ -498,7 +499,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   std::shared_ptr<Fetcher> fetcher_;
   SliceFunction slice_ = nullptr;
   Pass pass_;
-  /// Passes that were begun since the loader was prepared.
+  /// Passes begun since the loader was prepared.
   std::int64_t num_passes_ = 0;
   PrefetchReport report_;
   /// The state of a stream after the current batch, or the one from which the

@@ -19,9 +19,9 @@ struct DataLoaderConfiguration {
   /// Unset: rank 0's torch::manual_seed.
   std::optional<std::uint64_t> data_seed = std::nullopt;
   bool non_blocking = false;
-  /// Checkpoints of save_state() contain the positions of loaders, and
-  /// load_state() continues their passes. False: they leave these loaders out,
-  /// which begin a new pass after load_state(). Accelerate's default is false.
+  /// save_state() saves the positions of loaders, and load_state() continues
+  /// their passes. False: it leaves them out, and loaders begin a new pass
+  /// after load_state(). Accelerate's default is false.
   bool use_stateful_dataloader = true;
   BatchSequences sequences = {};
 };

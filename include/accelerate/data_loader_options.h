@@ -11,7 +11,7 @@
 namespace accelerate {
 
 /// How a DataLoader forms batches, gives them to the ranks, and reads ahead.
-/// Fields that DataLoaderConfiguration has, too, are std::optional: unset, they
+/// Fields that DataLoaderConfiguration also has are std::optional; unset, they
 /// are as AcceleratorOptions::dataloader_config says.
 struct DataLoaderOptions {
   // Samples of a batch, and their order.
@@ -19,8 +19,8 @@ struct DataLoaderOptions {
   /// Samples per rank and micro-step; with `split_batches`, samples of all
   /// ranks together.
   std::int64_t batch_size = 1;
-  /// Shuffle anew in every epoch by a keyed permutation, of constant memory and
-  /// start time at any size.
+  /// Reshuffle in every epoch by a keyed permutation, which takes constant
+  /// memory and start-up time at any size.
   bool shuffle = false;
   /// With `shuffle`: use PyTorch's order, which Accelerate's option of this
   /// name gives for the same seed and epoch. Default: false.
@@ -45,9 +45,9 @@ struct DataLoaderOptions {
   /// the loop would not match; it cannot be combined with dispatch_batches.
   /// Default: true.
   std::optional<bool> even_batches = std::nullopt;
-  /// Rank 0 alone reads and sends the other ranks their slices, for data that
+  /// Only rank 0 reads, and sends the other ranks their slices, for data that
   /// only one process can read; the last round is cut evenly, filled up with
-  /// samples of the first. Default: for streams whose batches can be sent,
+  /// samples of the first. Default: true for streams whose batches can be sent,
   /// unless even_batches is false.
   std::optional<bool> dispatch_batches = std::nullopt;
   /// The dataset, or its sampler, already gives each rank its own shard, which
@@ -60,7 +60,8 @@ struct DataLoaderOptions {
 
   // Randomness.
 
-  /// Seeds the shuffle, with the epoch. Default: rank 0's torch::manual_seed.
+  /// Seeds the shuffle, together with the epoch. Default: rank 0's
+  /// torch::manual_seed.
   std::optional<std::uint64_t> data_seed = std::nullopt;
 
   // Prefetching, and copies to the device.
@@ -81,13 +82,13 @@ struct DataLoaderOptions {
   /// Maximum number of batches per worker that are ready or being made. Unset:
   /// 2.
   std::optional<int> prefetch_factor = std::nullopt;
-  /// Hand batches out in the order of the pass. Without it, a slow batch does
-  /// not hold up others: they come as they are made (only the last stays the
-  /// last), and a pass that is resumed from a state continues at the first
-  /// batch not handed out, so that some later ones come again.
+  /// Hand out batches in the order of the pass. False: a slow batch does not
+  /// hold up others, which come as they are made (only the last stays last),
+  /// and a pass resumed from a state continues at the first batch not handed
+  /// out, so that some later ones are repeated.
   bool in_order = true;
-  /// Put batches into pinned memory, from which copies to the device are
-  /// faster and need not wait. Without an accelerator it changes nothing.
+  /// Put batches into pinned memory, from which copies to the device are faster
+  /// and need not wait. Has no effect without an accelerator.
   bool pin_memory = false;
   /// With workers: how long the loop waits for a batch before it throws an
   /// Error that names the samples being read, and how long leaving the loop

@@ -5,22 +5,22 @@
 
 namespace accelerate {
 
-/// Stands for a number that is taken from what the program does ("auto").
+/// Stands for a number that is derived from the program ("auto").
 inline constexpr int kAuto = -1;
 
 /// Sharding as DeepSpeed and Accelerate's DeepSpeedPlugin spell it. A field
 /// left unset takes the launcher's value (`--zero_stage`,
-/// `ACCELERATE_DEEPSPEED_*`, `deepspeed_config:`), else the default, which is
-/// named. With a DeepSpeed configuration, its values override the fields here,
+/// `ACCELERATE_DEEPSPEED_*`, `deepspeed_config:`), else the default named
+/// below. With a DeepSpeed configuration, its values override the fields here,
 /// except where it says "auto". It also chooses the precision if neither
-/// AcceleratorOptions nor the launcher do ("bf16" or "fp16": {"enabled": true});
-/// a contradiction is an error, and so are optimizers, schedules and loaders
-/// that do not fit its sections and batch sizes (deepspeed_training.h).
+/// AcceleratorOptions nor the launcher does ("bf16" or "fp16": {"enabled":
+/// true}); a contradiction is an error, and so are optimizers, schedules and
+/// loaders that do not fit its sections and batch sizes (deepspeed_training.h).
 struct DeepSpeedOptions {
   // The configuration file, and the step.
 
   /// DeepSpeed's configuration: the path of its JSON file, the JSON itself, or
-  /// that in URL-safe base64. Empty: only the fields below count. Its
+  /// the JSON in URL-safe base64. Empty: only the fields below count. Its
   /// `tensor_parallel.autotp_size` splits each layer over that many ranks, by
   /// infer_parallelize_plan() for models without a `parallelize_plan`.
   std::string hf_ds_config = {};
@@ -52,8 +52,8 @@ struct DeepSpeedOptions {
   /// always give full weights, in the dtype of the shards. Unset: false.
   std::optional<bool> zero3_save_16bit_model = std::nullopt;
   /// Classes of mixture-of-experts layers, separated by commas: with stage 3,
-  /// each such layer is gathered as one unit. Otherwise reported. Naming a class
-  /// that no module has is an error.
+  /// each such layer is gathered as one unit. Without effect in other stages,
+  /// and reported. Naming a class that no module has is an error.
   std::optional<std::string> transformer_moe_cls_names = std::nullopt;
 
   // What DeepSpeed does by itself; without effect here, and reported.

@@ -26,23 +26,24 @@ struct DummyScheduler {
   std::int64_t warmup_num_steps = 0;
 };
 
-/// The optimizer that a DeepSpeed configuration (its JSON,
-/// Accelerator::deepspeed_config()) describes: Adam, which is AdamW unless
-/// adam_w_mode is false, AdamW, SGD or Adagrad, each as the fused one of
-/// accelerate::optim. Prepare it like any other. With such a section, prepare()
-/// refuses optimizers made otherwise, as Accelerate does. Throws ConfigError for a
-/// configuration without such a section, another type, a parameter that the
-/// optimizer does not have, and an "auto" without a value.
+/// Makes the optimizer of a DeepSpeed configuration's "optimizer" section
+/// (`config` is its JSON, Accelerator::deepspeed_config()): Adam, which is
+/// AdamW unless adam_w_mode is false, AdamW, SGD or Adagrad, each in
+/// accelerate::optim's fused version. Prepare it like any other. With such a
+/// section, prepare() rejects optimizers made in any other way, as Accelerate
+/// does. Throws ConfigError for a configuration without the section, another
+/// type, a parameter that the optimizer does not have, and an "auto" without a
+/// value.
 ACCELERATE_API std::unique_ptr<torch::optim::Optimizer>
 optimizer_from_deepspeed(
     const std::string& config,
     std::vector<at::Tensor> parameters,
     const DummyOptim& automatic = {});
 
-/// The schedule that the configuration describes, for that optimizer: WarmupLR,
-/// WarmupDecayLR or WarmupCosineLR, with DeepSpeed's formulas and defaults. With
-/// such a section, prepare() refuses schedules made otherwise.
-/// Throws ConfigError as above.
+/// Makes the schedule that the configuration describes, for that optimizer:
+/// WarmupLR, WarmupDecayLR or WarmupCosineLR, with DeepSpeed's formulas and
+/// defaults. With such a section, prepare() rejects schedules made in any other
+/// way. Throws ConfigError as above.
 ACCELERATE_API std::unique_ptr<optim::LRScheduler> scheduler_from_deepspeed(
     const std::string& config,
     torch::optim::Optimizer& optimizer,

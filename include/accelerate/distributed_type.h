@@ -10,13 +10,13 @@
 
 namespace accelerate {
 
-/// How a program runs on its processes, in Accelerate's words.
+/// How a program runs on its processes, in Accelerate's terms.
 enum class DistributedType {
   no,  ///< one process
   multi_cpu,
   multi_gpu,  ///< on accelerators of any kind
-  /// Models are sharded, by settings of FSDP or a degree of `shard`; unlike in
-  /// Accelerate on CPUs, too.
+  /// Models are sharded, by FSDP's settings or a degree of `shard`; unlike in
+  /// Accelerate, also on CPUs.
   fsdp,
   deepspeed,
   megatron_lm,
@@ -36,7 +36,7 @@ struct AcceleratorState {
   int local_process_index = 0;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   Precision mixed_precision = Precision::no;
-  /// The DeepSpeed configuration in force, JSON; empty without one.
+  /// The DeepSpeed configuration in force, as JSON; empty without one.
   std::string deepspeed_config = {};
 
   [[nodiscard]] bool use_distributed() const { return num_processes > 1; }

@@ -9,7 +9,7 @@ namespace accelerate {
 /// spells it. TorchDynamo traces Python code, so these options have no effect
 /// on modules in C++: they are checked, and reported if they ask for anything.
 /// A field left unset takes the launcher's value (`--dynamo_*`,
-/// `ACCELERATE_DYNAMO_*`), else the default, which is named.
+/// `ACCELERATE_DYNAMO_*`), else the default named below.
 struct TorchDynamoOptions {
   /// A backend of Accelerate's list, in upper or lower case: "inductor",
   /// "eager", "cudagraphs" ... "no" compiles nothing. Unset: "no".
@@ -18,7 +18,7 @@ struct TorchDynamoOptions {
   std::optional<std::string> mode = std::nullopt;
   /// Compile the model as a whole, or fail. Unset: false.
   std::optional<bool> fullgraph = std::nullopt;
-  /// Shapes may change. Unset: TorchDynamo decides.
+  /// Shapes can change. Unset: TorchDynamo decides.
   std::optional<bool> dynamic = std::nullopt;
   /// Compile nothing, for tests.
   bool disable = false;

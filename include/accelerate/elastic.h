@@ -17,40 +17,43 @@ namespace detail {
 struct ElasticRun;
 }  // namespace detail
 
-/// Where ranks keep a state to go back to, besides checkpoints of the project.
+/// Where ranks keep a state to fall back to, besides the project's checkpoints.
 enum class Redundancy {
   none,
-  /// In memory of the machine, outside the ranks' processes: what one of them
-  /// writes outlives it. On several machines, each part also in the memory of the
-  /// next machine.
+  /// In the machine's memory, outside the ranks' processes, so that it outlives
+  /// them. With several machines, each part is also kept in the next machine's
+  /// memory.
   neighbour,
 };
 
-/// What stays the same when a group changes its size.
+/// What stays the same when a group's size changes.
 enum class ElasticBatch {
   /// The samples of a step on all ranks together.
   global,
-  /// The samples of a step on each rank, so that those of all ranks grow and
-  /// shrink with their number. The learning rate is left to the program.
+  /// The samples of a step on each rank, so that the global batch grows and
+  /// shrinks with the number of ranks. The learning rate is left to the
+  /// program.
   per_rank,
 };
 
 struct ElasticOptions {
   /// Unset: as the launcher says (`--redundancy`), else none.
   std::optional<Redundancy> redundancy = std::nullopt;
-  /// How many steps lie between two such states. Each costs a copy of the state
-  /// to host memory while training waits, and up to three times its size in
-  /// memory of the machine while it is saved. Unset: as the launcher says (`--redundancy_steps`), else 10.
+  /// Number of steps between two such states. Each costs a copy of the state to
+  /// host memory while training waits, and up to three times its size in the
+  /// machine's memory while it is saved. Unset: as the launcher says
+  /// (`--redundancy_steps`), else 10.
   std::optional<int> redundancy_steps = std::nullopt;
-  /// The directory in memory for these states, of ranks that run on one machine
-  /// together. Empty: the launcher's own below /dev/shm, which it removes when
+  /// The in-memory directory for these states, shared by the ranks of one
+  /// machine. Empty: the launcher's own below /dev/shm, which it removes when
   /// it ends.
   std::filesystem::path memory_dir = {};
   /// Samples of a step on all ranks together; see
-  /// ElasticContext::gradient_accumulation_steps(). With ElasticBatch::per_rank,
-  /// those of the most ranks that the group may have. 0: not used.
+  /// ElasticContext::gradient_accumulation_steps(). With
+  /// ElasticBatch::per_rank, for the largest number of ranks that the group can
+  /// have. 0: not used.
   std::int64_t global_batch_size = 0;
-  /// Whether a step keeps global_batch_size or each rank's part of it when the
+  /// Whether a step keeps global_batch_size or each rank's share of it when the
   /// number of ranks changes. Unset: as the launcher says (`--elastic_batch`),
   /// else global.
   std::optional<ElasticBatch> batch = std::nullopt;
@@ -63,14 +66,14 @@ enum class ElasticEnd {
   left,       ///< the group goes on without this process or its machine
 };
 
-/// What the function of run_elastic() is called with: this process's part in one
-/// generation of the group. Not for several threads at once.
+/// The argument of run_elastic()'s function: this process's part in one
+/// generation of the group. Not thread-safe.
 class ACCELERATE_API ElasticContext {
  public:
   explicit ElasticContext(std::shared_ptr<detail::ElasticRun> run);
 
-  /// Number of the generation, from 1. It grows when a rank was replaced and
-  /// when the group has changed its size.
+  /// Number of the generation, from 1. It grows when a rank is replaced and
+  /// when the group changes its size.
   [[nodiscard]] int generation() const;
   [[nodiscard]] int num_processes() const;
   [[nodiscard]] int process_index() const;
@@ -78,34 +81,35 @@ class ACCELERATE_API ElasticContext {
   /// The window with which the ranks of this generation read
   /// `ElasticOptions::global_batch_size` samples per step, for
   /// AcceleratorOptions::gradient_accumulation_steps; with
-  /// ElasticBatch::per_rank, the window with which the most ranks that the group
-  /// may have would, whatever their number is now. `batch_size` is that of a
-  /// rank's batches; `ranks_per_batch`, how many ranks share a batch (the
-  /// product of tensor, context and pipeline degrees). Where the samples cannot
-  /// be divided, the nearest window, which resume() reports. Throws ConfigError
-  /// without a global_batch_size, and for sizes below 1.
+  /// ElasticBatch::per_rank, the window with which the largest number of ranks
+  /// that the group can have would, regardless of the current number.
+  /// `batch_size` is the size of a rank's batches; `ranks_per_batch` is how
+  /// many ranks share a batch (the product of tensor, context and pipeline
+  /// degrees). If the samples do not divide evenly, returns the nearest window,
+  /// which resume() reports. Throws ConfigError without a global_batch_size,
+  /// and for sizes below 1.
   [[nodiscard]] int gradient_accumulation_steps(
       std::int64_t batch_size,
       int ranks_per_batch = 1) const;
 
-  /// Gives everything prepared and registered the newest state there is: that of
-  /// the last step in memory, or the newest complete checkpoint of the project.
-  /// Returns whether there was one; call it before the loop, when everything is
-  /// prepared. All ranks must call it. Throws as Accelerator::load_state(), and
-  /// ConfigError for Redundancy::neighbour on several machines, or without a
-  /// directory in memory.
+  /// Restores everything prepared and registered to the newest state there is:
+  /// the last one kept in memory, or the newest complete checkpoint of the
+  /// project. Returns whether there was one; call it before the loop, once
+  /// everything is prepared. All ranks must call it. Throws like
+  /// Accelerator::load_state(), and ConfigError for Redundancy::neighbour on
+  /// several machines, or without a directory in memory.
   bool resume(
       const Accelerator& accelerator,
       const LoadStateOptions& options = {}) const;
 
-  /// For the end of each step, or of each micro-step, where it returns at once
-  /// inside a window. Keeps a state in memory every redundancy_steps steps. True
-  /// on all ranks in the same call if they are to leave: the function then
-  /// returns. That is so if the group gets another size (resizing()), for which
-  /// the state is kept in memory, and if a process was told to end
-  /// (preempted(); AcceleratorOptions::preemption_signals): then the state was
-  /// saved as a checkpoint of the project, if that names its checkpoints.
-  /// Collective; communicates two numbers.
+  /// Call it at the end of each step, or of each micro-step, where it returns
+  /// at once inside a window. Keeps a state in memory every redundancy_steps
+  /// steps. Returns true on all ranks in the same call if `function` must
+  /// return: because the group changes its size (resizing()), with the state
+  /// kept in memory, or because a process was told to end (preempted();
+  /// AcceleratorOptions::preemption_signals), with the state saved as a
+  /// checkpoint of the project, if that names its checkpoints. Collective;
+  /// communicates a few numbers.
   [[nodiscard]] bool step_done(const Accelerator& accelerator) const;
 
   /// Why step_done() was true.
@@ -117,21 +121,21 @@ class ACCELERATE_API ElasticContext {
 };
 
 /// Calls `function`, which makes its Accelerator, models and loaders, prepares
-/// them, calls resume() and trains. When another rank of the group ends, and
-/// `accelerate-cpp launch` was told to replace it (`--max_restarts`), or may go
-/// on without it (`--num_processes 2:8`), this process stays: it leaves
-/// `function` by the DistributedError that tells of the lost peer, waits until
-/// the launcher has started another process for the rank, and calls
-/// `function` anew. What is made outside of `function` (loaded data, LibTorch,
-/// a device's context) is kept.
+/// them, calls resume() and trains. When another rank of the group dies, and
+/// `accelerate-cpp launch` was told to replace it (`--max_restarts`), or can
+/// continue without it (`--num_processes 2:8`), this process stays: it leaves
+/// `function` with the DistributedError about the lost peer, waits until the
+/// launcher has started another process for the rank, and calls `function`
+/// again. What was made outside `function` (loaded data, LibTorch, a device's
+/// context) is kept.
 ///
-/// Worlds and Accelerators must be made, and destroyed, in `function`; it must
-/// not swallow DistributedErrors. Other exceptions are passed on, and end the
-/// process as ever, which the launcher then replaces.
+/// Worlds and Accelerators must be made and destroyed in `function`, which must
+/// not swallow DistributedErrors. Other exceptions propagate and end the
+/// process as usual; the launcher then replaces it.
 ///
 /// Under another launcher, and on several machines without `--num_processes
-/// MIN:MAX`, `function` is called once; a group that is started again goes on
-/// from its checkpoints.
+/// MIN:MAX`, `function` is called once; a restarted group resumes from its
+/// checkpoints.
 ACCELERATE_API ElasticEnd run_elastic(
     const std::function<void(ElasticContext&)>& function,
     const ElasticOptions& options = {});

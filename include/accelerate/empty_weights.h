@@ -12,21 +12,21 @@ namespace torch::nn {
 class Module;
 }
 
-/// Models that are described before they have memory, or made where they are
-/// needed.
+/// Models that are described before they have memory, or made on the device
+/// where they are needed.
 namespace accelerate {
 
 /// While it lives, parameters of modules that this thread makes go to another
-/// device than the CPU. Scopes nest; with several, a tensor is first where the
-/// outer one says.
+/// device than the CPU. Scopes nest; a tensor first goes where the outer one
+/// says.
 ///
 /// `include_buffers`: every tensor that a factory function (torch::empty,
 /// torch::randn ...) would make on the CPU is made on the device instead.
-/// Without it, tensors are made as usual, and a parameter moves when its module
-/// has registered it: by the time the next tensor is made or an operator
-/// takes it, one at a time. Buffers keep their values. A parameter that was
-/// registered without requires_grad looks like a buffer, and stays;
-/// init_on_device() moves those, too.
+/// Without it, tensors are made as usual, and a parameter moves once its module
+/// has registered it, one at a time, by the time the next tensor is made or an
+/// operator takes it. Buffers keep their values. A parameter registered without
+/// requires_grad looks like a buffer, and stays; init_on_device() moves those,
+/// too.
 class ACCELERATE_API DeviceScope {
  public:
   DeviceScope(c10::Device device, bool include_buffers);
@@ -40,13 +40,13 @@ class ACCELERATE_API DeviceScope {
 };
 
 /// A DeviceScope of the meta device, where tensors have sizes and a dtype but
-/// no memory: a model of any size is described at once. Values come later:
-/// load_checkpoint_and_dispatch() or load_model() into the module, or prepare()
-/// a sharded model and load into it, whereby each rank gets only its shards.
+/// no memory: so a model of any size is made at once. Values come later: use
+/// load_checkpoint_and_dispatch() or load_model(), or prepare() it as a sharded
+/// model and load into that, so that each rank gets only its shards.
 ///
-/// Buffers are empty as well if `include_buffers`, by default if
-/// ACCELERATE_INIT_INCLUDE_BUFFERS is set; throws ConfigError if that is no
-/// boolean.
+/// With `include_buffers`, by default the value of
+/// ACCELERATE_INIT_INCLUDE_BUFFERS, buffers are empty as well; throws
+/// ConfigError if the variable is not a boolean.
 ///
 ///     Net net = [&] { accelerate::EmptyWeightsScope scope; return Net(); }();
 class ACCELERATE_API EmptyWeightsScope {
@@ -60,7 +60,7 @@ class ACCELERATE_API EmptyWeightsScope {
 
 namespace detail {
 
-/// Moves all parameters to the device, seen by every handle to them.
+/// Moves all parameters to the device in place, so that every handle sees it.
 ACCELERATE_API void move_parameters(
     const torch::nn::Module& module,
     c10::Device device);
@@ -68,8 +68,8 @@ ACCELERATE_API bool init_includes_buffers(std::optional<bool> include_buffers);
 
 }  // namespace detail
 
-/// Calls `function` inside a DeviceScope, moves those parameters of the module
-/// that it returns which are not on the device yet, and returns the module.
+/// Calls `function` inside a DeviceScope, moves the parameters of the returned
+/// module that are not on the device yet, and returns the module.
 template <class Function>
 auto init_on_device(
     c10::Device device,

@@ -9,17 +9,17 @@
 
 namespace accelerate {
 
-/// Environment variables that were changed, with their previous values, which
-/// the destructor restores: also when an exception ends the scope.
+/// Changed environment variables, whose previous values the destructor
+/// restores, also when an exception ends the scope.
 ///
 /// The environment belongs to the whole process, and changing it is not safe
 /// while another thread reads it: open and close such scopes before threads
 /// exist (workers of loaders, LibTorch's pools, ranks as threads). Scopes must
-/// end in the reverse order of their beginning.
+/// end in reverse order.
 class ACCELERATE_API EnvironmentScope {
  public:
-  /// Restores `previous` at the end: no value for a variable that was not set.
-  /// With `clears`, everything else is removed then, too.
+  /// Restores `previous` at the end; a variable without a value was not set.
+  /// With `clears`, every other variable is removed then, too.
   EnvironmentScope(
       std::map<std::string, std::optional<std::string>> previous,
       bool clears);
@@ -32,9 +32,9 @@ class ACCELERATE_API EnvironmentScope {
   bool clears_;
 };
 
-/// Sets environment variables while the returned scope lives. Names are turned
-/// into upper case, as Accelerate does. Throws ConfigError, having set nothing,
-/// for a name that is empty or contains "=".
+/// Sets environment variables while the returned scope lives. Names are
+/// converted to upper case, as in Accelerate. Throws ConfigError, having set
+/// nothing, for a name that is empty or contains "=".
 ///
 ///     const auto scope = patch_environment({{"omp_num_threads", "1"}});
 [[nodiscard]] ACCELERATE_API EnvironmentScope
@@ -54,11 +54,11 @@ struct BasicConfigOptions {
 };
 
 /// Writes a config file for the launcher, for all devices of this machine, as
-/// `accelerate-cpp config default` does: YAML, or JSON to a name that ends in
-/// .json. Returns the path; nothing, having left the file as it is, if it
-/// exists. Throws ConfigError for an unknown precision, and where neither
-/// `save_location` nor a home directory is known, Error if the file cannot be
-/// written.
+/// `accelerate-cpp config default` does: YAML, or JSON if the name ends in
+/// .json. Returns the path, or nothing if the file already exists, which is
+/// then left as it is. Throws ConfigError for an unknown precision, and if
+/// neither `save_location` nor a home directory is known; Error if the file
+/// cannot be written.
 ACCELERATE_API std::optional<std::filesystem::path> write_basic_config(
     const BasicConfigOptions& options = {});
 

@@ -22,18 +22,19 @@
 
 namespace accelerate {
 
-/// How a router makes scores of its logits: softmax over all experts, or a
+/// How a router turns logits into scores: softmax over all experts, or a
 /// sigmoid for each.
 enum class RouterScore { softmax, sigmoid };
 
-/// What a router adds in training, so that it tries experts it would not choose.
+/// Noise that a router adds in training, so that it tries experts it would not
+/// otherwise choose.
 enum class RouterNoise {
   none,
-  /// Inputs are multiplied by uniform numbers of 1 - noise_scale to
-  /// 1 + noise_scale (Fedus et al., "Switch Transformers", 2022).
+  /// Inputs are multiplied by uniform random numbers from 1 - noise_scale to 1
+  /// + noise_scale (Fedus et al., "Switch Transformers", 2022).
   jitter,
-  /// Gumbel noise, times noise_scale, on the logits that experts are chosen by,
-  /// not on the weights (DeepSpeed's RSample).
+  /// Gumbel noise, times noise_scale, on the logits that select experts, not on
+  /// the weights (DeepSpeed's RSample).
   gumbel,
   /// Normal noise of standard deviation noise_scale on the logits (Riquelme et
   /// al., "Scaling Vision with Sparse Mixture of Experts", 2021, whose scale is
@@ -53,10 +54,11 @@ enum class TokenDrop {
 
 /// Which ranks' tokens the balance loss counts.
 enum class BalanceScope {
-  /// All that read other data or other positions: the loss of one process with
-  /// the same global micro-batch. Costs a small all-reduce per layer.
+  /// All ranks that read different data or positions, which gives the loss of
+  /// one process with the same global micro-batch. Costs a small all-reduce per
+  /// layer.
   all_ranks,
-  /// This rank's.
+  /// Only this rank.
   rank,
 };
 
@@ -67,9 +69,9 @@ struct RouterOptions {
   /// Number of experts per token.
   std::int64_t top_k = 2;
   RouterScore score = RouterScore::softmax;
-  /// The weights of a token's experts add up to weight_scale; else they are the
-  /// scores times weight_scale. With softmax and this, weights are those of a
-  /// softmax over the chosen experts alone.
+  /// The weights of a token's experts add up to weight_scale; with softmax,
+  /// they are those of a softmax over the chosen experts alone. False: the
+  /// weights are the scores times weight_scale.
   bool normalize_weights = true;
   double weight_scale = 1.0;
 
@@ -77,7 +79,7 @@ struct RouterOptions {
 
   /// An expert takes at most capacity_factor x tokens x top_k / num_experts
   /// assignments of a rank's micro-batch, rounded up, and drops the others, for
-  /// which the layer returns 0. Unset: none is dropped.
+  /// which the layer returns 0. Unset: none are dropped.
   std::optional<double> capacity_factor = std::nullopt;
   /// The same in evaluation mode. Unset: as in training.
   std::optional<double> eval_capacity_factor = std::nullopt;
@@ -85,7 +87,7 @@ struct RouterOptions {
   std::int64_t min_capacity = 0;
   TokenDrop drop = TokenDrop::lowest_weight;
 
-  // Losses, which are the program's to add: auxiliary_loss().
+  // Losses, which the program must add: auxiliary_loss().
 
   /// Coefficient of the balance loss: num_experts times the sum over experts of
   /// the share of assignments times the mean score (Fedus et al., 2022, with the
@@ -102,7 +104,7 @@ struct RouterOptions {
   double noise_scale = 1e-2;
 };
 
-/// What a router decides about tokens; all in fp32 but the first.
+/// What a router decides about tokens; all in fp32 except the first.
 struct Routing {
   /// The experts of each token: tokens x top_k, int64.
   at::Tensor experts;
@@ -114,8 +116,8 @@ struct Routing {
   at::Tensor logits;
 };
 
-/// Chooses experts by a linear layer without bias, in fp32 whatever the
-/// precision of tokens and autocast.
+/// Chooses experts with a linear layer without bias, in fp32 regardless of
+/// tokens and autocast.
 class ACCELERATE_API RouterImpl : public torch::nn::Cloneable<RouterImpl> {
  public:
   /// Throws ConfigError for options that contradict each other.
@@ -139,14 +141,14 @@ class ACCELERATE_API RouterImpl : public torch::nn::Cloneable<RouterImpl> {
   std::int64_t num_experts_;
   RouterOptions options_;
 };
-/// A handle to a RouterImpl, as torch::nn::Linear is one to its own.
+/// The module holder of RouterImpl.
 class Router : public torch::nn::ModuleHolder<RouterImpl> {
  public:
   using torch::nn::ModuleHolder<RouterImpl>::ModuleHolder;
   using Impl = RouterImpl;
 };
 
-/// What is between the matrices of an expert.
+/// The activation between an expert's matrices.
 enum class ExpertActivation { relu, gelu, silu };
 
 /// A multi-layer perceptron: down(activation(up(x))), or, if it is gated,
@@ -158,8 +160,8 @@ struct ExpertMlpOptions {
   bool bias = false;
 };
 
-/// All experts of a layer as one module, each matrix a slice of one tensor. Takes
-/// tokens sorted by expert.
+/// All experts of a layer as one module, with each expert's matrix a slice of
+/// one tensor. Takes tokens sorted by expert.
 class ACCELERATE_API ExpertMlpImpl
     : public torch::nn::Cloneable<ExpertMlpImpl> {
  public:
@@ -192,14 +194,14 @@ class ACCELERATE_API ExpertMlpImpl
   std::int64_t hidden_size_;
   ExpertMlpOptions options_;
 };
-/// A handle to an ExpertMlpImpl, as torch::nn::Linear is one to its own.
+/// The module holder of ExpertMlpImpl.
 class ExpertMlp : public torch::nn::ModuleHolder<ExpertMlpImpl> {
  public:
   using torch::nn::ModuleHolder<ExpertMlpImpl>::ModuleHolder;
   using Impl = ExpertMlpImpl;
 };
 
-/// What an ExpertLayer is made of.
+/// The parts of an ExpertLayer.
 struct ExpertLayerOptions {
   std::int64_t hidden_size = 0;
   std::int64_t num_experts = 0;
@@ -209,21 +211,21 @@ struct ExpertLayerOptions {
 
   /// An ExpertMlp of all experts.
   std::optional<ExpertMlpOptions> mlp = std::nullopt;
-  /// Makes expert `index`: a module whose forward takes a tensor of
-  /// tokens x hidden_size, which may have no rows, and returns one of that shape.
-  /// The experts of a layer have parameters of the same names, shapes and
+  /// Makes expert `index`: a module whose forward takes a tensor of tokens x
+  /// hidden_size, which may have no rows, and returns one of that shape. The
+  /// experts of a layer must have parameters with the same names, shapes and
   /// dtypes.
   std::function<torch::nn::AnyModule(std::int64_t index)> make_expert = nullptr;
 
-  // The shared expert, which takes all tokens while others travel: at most one
-  // of the two.
+  // The shared expert, which processes all tokens while others are in transit:
+  // at most one of the two.
 
   /// A dense MLP of linear layers.
   std::optional<ExpertMlpOptions> shared_mlp = std::nullopt;
   /// Makes a module as above.
   std::function<torch::nn::AnyModule()> make_shared_expert = nullptr;
-  /// The shared expert's result is multiplied by the sigmoid of a linear layer
-  /// of the token.
+  /// Multiplies the shared expert's result by the sigmoid of a linear layer of
+  /// the token.
   bool shared_expert_gate = false;
 };
 
@@ -236,7 +238,7 @@ struct ExpertLoad {
   /// Number of assignments that exceeded an expert's capacity.
   std::int64_t dropped = 0;
 
-  /// The assignments of the busiest expert over their mean; 1 for a perfect
+  /// The assignments of the busiest expert divided by the mean; 1 for a perfect
   /// balance, and if there were none.
   [[nodiscard]] ACCELERATE_API double imbalance() const;
 };
@@ -246,11 +248,11 @@ struct ExpertLayerState;
 }  // namespace detail
 
 /// A mixture of experts: y = sum over a token's experts of weight x expert(x),
-/// plus the shared expert's result. In one process, or unprepared, all experts
-/// are here. Prepared with ParallelOptions::expert above 1, each rank along the
-/// axis holds some of them, consecutive and as equal in number as possible, and
-/// tokens travel to their experts and back, in numbers that are known when they
-/// are routed. Results are those of all experts on one rank.
+/// plus the shared expert's result. In one process, or unprepared, it holds all
+/// experts. Prepared with ParallelOptions::expert above 1, each rank along the
+/// axis holds a consecutive range of them, as even as possible, and tokens are
+/// sent to their experts and back, in numbers known only once they are routed.
+/// Results equal those of all experts on one rank.
 ///
 ///     struct BlockImpl : torch::nn::Module {
 ///       accelerate::ExpertLayer experts = register_module(
@@ -262,10 +264,10 @@ struct ExpertLayerState;
 ///               .mlp = accelerate::ExpertMlpOptions{.intermediate_size = 1024}}));
 ///     };
 ///
-/// All ranks along `expert` run the layer as often, forward and backward, each
-/// with its own tokens, of which there may be none. An expert that got no tokens
-/// has gradients of zero. Second derivatives through tokens that travel are an
-/// error.
+/// All ranks along `expert` must run the layer equally often, forward and
+/// backward, each with its own tokens, possibly none. An expert that got no
+/// tokens has gradients of zero. Second derivatives through tokens sent to
+/// other ranks are an error.
 class ACCELERATE_API ExpertLayerImpl
     : public torch::nn::Cloneable<ExpertLayerImpl> {
  public:
@@ -275,32 +277,36 @@ class ACCELERATE_API ExpertLayerImpl
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
-  /// `x`: any shape whose last dimension is hidden_size; so is the result.
+  /// `x`: any shape whose last dimension is hidden_size. The result has the
+  /// same shape.
   at::Tensor forward(const at::Tensor& x);
 
   /// The balance and z-losses of the last forward in training mode, times their
-  /// coefficients, with their graph: 0-d, fp32. Undefined before, if both
-  /// coefficients are 0, and once auxiliary_loss(model) has returned it.
+  /// coefficients, with their graph: 0-d, fp32. Undefined before the first one,
+  /// if both coefficients are 0, and once auxiliary_loss(model) has returned
+  /// it.
   [[nodiscard]] const at::Tensor& auxiliary_loss() const;
   /// The same without coefficients and graph; undefined where the coefficient
   /// is 0.
   [[nodiscard]] const at::Tensor& balance_loss() const;
   [[nodiscard]] const at::Tensor& z_loss() const;
 
-  /// What this rank's tokens were assigned to since the last call, or since the
-  /// layer was made.
+  /// Returns the assignments of this rank's tokens since the last call, or
+  /// since the layer was made.
   ExpertLoad take_load();
-  /// The experts that this rank holds: the first, and the one behind the last.
+  /// The range of experts that this rank holds: the first, and one past the
+  /// last.
   [[nodiscard]] std::int64_t first_expert() const;
   [[nodiscard]] std::int64_t last_expert() const;
 
   [[nodiscard]] const ExpertLayerOptions& options() const { return options_; }
-  /// For the library.
+  /// For the library's own use.
   [[nodiscard]] detail::ExpertLayerState& state() const { return *state_; }
 
  private:
   at::Tensor shared_result(const at::Tensor& tokens);
-  /// The results of rows sorted by expert, of which each has so many.
+  /// Returns the results of rows sorted by expert; `counts` has each expert's
+  /// number of rows.
   at::Tensor expert_results(
       const at::Tensor& rows,
       const std::vector<std::int64_t>& counts);
@@ -325,18 +331,19 @@ class ExpertLayer : public torch::nn::ModuleHolder<ExpertLayerImpl> {
   using Impl = ExpertLayerImpl;
 };
 
-/// The auxiliary losses of all ExpertLayers of a model in the forward that has
-/// just ended, added up, to be added to its loss: 0-d; 0 without a graph if no
+/// Returns the sum of the auxiliary losses of all ExpertLayers of a model in
+/// its last forward, to be added to its loss: 0-d; 0 without a graph if no
 /// layer has any, and in evaluation mode. Call it once after each forward, in a
-/// statement of its own, since C++ computes the operands of + in any order:
+/// statement of its own, since C++ evaluates the operands of + in any order:
 /// throws ConfigError if there was no forward since the last call. A pipeline's
-/// steps do it themselves: each stage computes the gradients of its own, which
-/// the loss that step() returns leaves out.
+/// steps do this themselves: each stage computes the gradients of its own
+/// losses, which the loss that step() returns leaves out.
 ACCELERATE_API at::Tensor auxiliary_loss(const torch::nn::Module& model);
 
-/// What to log of expert loads: per layer `experts/<layer>/imbalance`,
-/// `experts/<layer>/dropped` (the share of assignments), and
-/// `experts/<layer>/load` (a list: the share of each expert).
+/// Converts expert loads to values to log: per layer
+/// `experts/<layer>/imbalance`, `experts/<layer>/dropped` (the fraction of
+/// assignments), and `experts/<layer>/load` (a list: the fraction of each
+/// expert).
 ACCELERATE_API TrackedValues
 to_tracked_values(const std::vector<ExpertLoad>& loads);
 

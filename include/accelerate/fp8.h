@@ -20,13 +20,15 @@ namespace accelerate {
 /// three for the mantissa (largest value 448), e5m2 five and two (57344).
 enum class Float8Type { e4m3, e5m2 };
 
-/// Which values share a scale, which follows from the largest of them. torchao's
-/// Float8LinearRecipeName.
+/// Which values share a scale, which is computed from the largest of them
+/// (torchao's Float8LinearRecipeName).
 enum class Float8LinearRecipeName {
-  /// All values of a tensor. Gradients of outputs are e5m2, all else e4m3.
+  /// All values of a tensor. Gradients of outputs are e5m2, everything else
+  /// e4m3.
   tensorwise,
   /// The values that a product sums over: each row of inputs and weights has
-  /// its scale, a power of two. All are e4m3. More exact, and slower.
+  /// its own scale, a power of two. Everything is e4m3. More accurate, and
+  /// slower.
   rowwise,
   /// The same, but gradients of weights are computed in high precision.
   rowwise_with_gw_hp,
@@ -43,29 +45,29 @@ struct ACCELERATE_API Float8LinearConfig {
   /// The format of inputs in the forward product, and in the product that gives
   /// the gradient of the weight.
   Float8Type input_dtype = Float8Type::e4m3;
-  /// Scales are rounded down to powers of two, with which scaling changes
-  /// nothing but the exponent. Unset: in the row-wise recipes.
+  /// Round scales down to powers of two, so that scaling changes only the
+  /// exponent. Unset: true in the row-wise recipes.
   std::optional<bool> round_scales_to_power_of_2 = std::nullopt;
-  /// Zeros fill the dimension that a product sums over up to a multiple of 16,
-  /// which hardware wants. Results stay the same.
+  /// Pad the dimension that a product sums over with zeros to a multiple of 16,
+  /// as hardware requires. Results stay the same.
   bool pad_inner_dim = false;
-  /// For tensorwise, where parameters are sharded: weights of float8 layers are
-  /// gathered as float8, in half the bytes of bf16. Layers compute what they
-  /// would compute otherwise. Other code that reads such a weight in a forward
-  /// sees it rounded; full_parameters(), checkpoints and weights that several
-  /// modules share have their own values. Throws ConfigError with another recipe.
+  /// For tensorwise with sharded parameters: gather weights of float8 layers as
+  /// float8, in half the bytes of bf16. The layers' results stay the same.
+  /// Other code that reads such a weight in a forward sees it rounded;
+  /// full_parameters(), checkpoints, and weights shared by several modules keep
+  /// their own values. Throws ConfigError with another recipe.
   bool enable_fsdp_float8_all_gather = false;
-  /// Products are emulated also where the device multiplies float8: operands
-  /// are cast alike, and then multiplied in fp32.
+  /// Emulate products even if the device multiplies float8: operands are cast
+  /// in the same way, and then multiplied in fp32.
   bool emulate = false;
-  /// Not in torchao: gradients of outputs are rounded up or down at random, with
-  /// their own value as the mean, so that small ones do not vanish. Draws one
-  /// number from LibTorch's CPU generator per cast.
+  /// Not in torchao: gradients of outputs are rounded up or down at random,
+  /// with their own value as the expectation, so that small ones do not vanish.
+  /// Draws one number from LibTorch's CPU generator per cast.
   bool stochastic_rounding = false;
 };
 
-/// Dynamic scaling as torchao does it. Layers: every torch::nn::Linear but the
-/// first and the last, whose sizes are both multiples of 16.
+/// Dynamic scaling as torchao does it. Layers: every torch::nn::Linear whose
+/// sizes are both multiples of 16, except the first and the last one.
 struct AORecipeKwargs {
   /// Unset: the tensorwise recipe with the two fields below.
   std::optional<Float8LinearConfig> config = std::nullopt;
@@ -73,14 +75,14 @@ struct AORecipeKwargs {
   /// name, and returns whether it becomes float8.
   std::function<bool(const std::string& name, const torch::nn::Module& layer)>
       module_filter_func = nullptr;
-  /// Unset: the launcher's (`fp8_pad_inner_dim`), else true. Not beside
+  /// Unset: the launcher's (`fp8_pad_inner_dim`), else true. Not together with
   /// `config`, which has its own.
   std::optional<bool> pad_inner_dim = std::nullopt;
-  /// Unset: the launcher's, else true. Not beside `config`.
+  /// Unset: the launcher's, else true. Not together with `config`.
   std::optional<bool> enable_fsdp_float8_all_gather = std::nullopt;
 };
 
-/// True: that product stays in high precision.
+/// Which products stay in high precision.
 struct OverrideLinearPrecision {
   bool fprop = false;
   bool dgrad = false;
@@ -89,52 +91,51 @@ struct OverrideLinearPrecision {
   bool operator==(const OverrideLinearPrecision&) const = default;
 };
 
-/// Delayed scaling as TransformerEngine does it: the scale of a step follows
-/// from the largest values of earlier steps, which ranks agree on at each
-/// optimizer step; or MXFP8, where each 32 values have a scale of their own.
-/// Layers: every torch::nn::Linear whose sizes are both multiples of 16. Fields
-/// that are unset take the launcher's value, else the default that is named.
+/// Delayed scaling as TransformerEngine does it: the scale of a step is
+/// computed from the largest values of earlier steps, which ranks agree on at
+/// each optimizer step; or MXFP8, where every 32 values share a scale. Layers:
+/// every torch::nn::Linear whose sizes are both multiples of 16. Unset fields
+/// take the launcher's value, else the default named below.
 struct TERecipeKwargs {
-  /// Float8 in forwards of a model in evaluation mode, too. Unset: false.
+  /// Use float8 in evaluation mode, too. Unset: false.
   std::optional<bool> use_autocast_during_eval = std::nullopt;
   /// Scales are divided by 2^margin. Unset: 0.
   std::optional<std::int64_t> margin = std::nullopt;
-  /// Steps from one new scale to the next. Unset: 1.
+  /// Number of steps between new scales. Unset: 1.
   std::optional<std::int64_t> interval = std::nullopt;
   /// "E4M3", "E5M2", or "HYBRID": E4M3, but E5M2 for gradients of outputs.
   /// Unset: "HYBRID"; with MXFP8 "E4M3".
   std::optional<std::string> fp8_format = std::nullopt;
-  /// The steps whose largest values are remembered. Unset: 1024.
+  /// Number of steps whose largest values are remembered. Unset: 1024.
   std::optional<std::int64_t> amax_history_len = std::nullopt;
   /// "max" of the history, or "most_recent". Unset: "most_recent".
   std::optional<std::string> amax_compute_algo = std::nullopt;
   /// Unset: no product.
   std::optional<OverrideLinearPrecision> override_linear_precision =
       std::nullopt;
-  /// Unset: false. Not with amax_history_len and amax_compute_algo, of which
-  /// MXFP8 has none.
+  /// Unset: false. Not with amax_history_len or amax_compute_algo, which MXFP8
+  /// does not have.
   std::optional<bool> use_mxfp8_block_scaling = std::nullopt;
   /// Not in TransformerEngine's recipes of these names: see
   /// Float8LinearConfig::stochastic_rounding.
   bool stochastic_rounding = false;
 };
 
-/// MS-AMP's recipe, with gradients and optimizer states in few bits. Scales are
-/// dynamic, per tensor, and powers of two; inputs and weights are e4m3, gradients
-/// of outputs e5m2 (Peng et al., FP8-LM: Training FP8 Large Language Models,
-/// 2023). Layers: every torch::nn::Linear whose sizes are both multiples of
-/// 16. Not for models that ranks divide (shard, tensor, expert, pipeline), LOMO
-/// and join_uneven_inputs(), which throw ConfigError.
+/// MS-AMP's recipe, with low-precision gradients and optimizer state. Scales
+/// are dynamic, per tensor, and powers of two; inputs and weights are e4m3,
+/// gradients of outputs e5m2 (Peng et al., FP8-LM: Training FP8 Large Language
+/// Models, 2023). Layers: every torch::nn::Linear whose sizes are both
+/// multiples of 16. Throws ConfigError for models divided among ranks (shard,
+/// tensor, expert, pipeline), for LOMO, and for join_uneven_inputs().
 struct MSAMPRecipeKwargs {
-  /// "O1": a gradient of such a layer's weight is kept in e4m3 with a scale of
-  /// its own from when a backward has computed it until the optimizer steps, and
-  /// so travels between replicas, in a quarter of the bytes of fp32. Until then
-  /// its parameter has no grad().
-  /// "O2": besides, between steps the optimizer's own state has exp_avg as e4m3
-  /// codes and exp_avg_sq as fp16 codes, for all parameters of the model; for
-  /// Adam and AdamW only. Checkpoints have the values.
-  /// Unset: the launcher's (`fp8_opt_level`), else "O2". Weights stay in their
-  /// own precision, where MS-AMP has scaled fp16.
+  /// "O1": the gradient of such a layer's weight is kept in e4m3 with its own
+  /// scale from backward until the optimizer steps, and is communicated between
+  /// replicas in that form, in a quarter of the bytes of fp32. Until then its
+  /// parameter has no grad(). "O2": in addition, between steps the optimizer
+  /// keeps exp_avg as e4m3 codes and exp_avg_sq as fp16 codes, for all
+  /// parameters of the model; for Adam and AdamW only. Checkpoints have the
+  /// decoded values. Unset: the launcher's (`fp8_opt_level`), else "O2".
+  /// Weights stay in their own precision, whereas MS-AMP has scaled fp16.
   std::optional<std::string> opt_level = std::nullopt;
 };
 
@@ -145,14 +146,16 @@ struct FP8RecipeKwargs : TERecipeKwargs {
   std::optional<std::string> backend = std::nullopt;
 };
 
-/// Which values of queries, of keys and of values share a scale where attention
-/// computes in float8. Scales are powers of two, from the largest value.
+/// Which values of queries, keys and values share a scale when attention
+/// computes in float8. Scales are powers of two, computed from the largest
+/// value.
 enum class Float8Attention {
   /// Attention computes in high precision.
   none,
   /// All values of a tensor.
   per_tensor,
-  /// Those of one head of one sample, so that samples do not depend on others.
+  /// The values of one head of one sample, so that samples do not depend on
+  /// each other.
   per_head,
 };
 
@@ -167,13 +170,13 @@ struct Float8LayerChoice {
   std::string reason = {};
 };
 
-/// Which of a model's torch::nn::Linear become float8 layers by a recipe: all of
-/// them, in the order of named_modules().
+/// Returns, for every torch::nn::Linear of a model in the order of
+/// named_modules(), whether a recipe makes it a float8 layer.
 ACCELERATE_API std::vector<Float8LayerChoice> choose_float8_layers(
     const torch::nn::Module& model,
     const FP8Recipe& recipe = AORecipeKwargs());
 
-/// One line per layer.
+/// Describes the choices, one line per layer.
 ACCELERATE_API std::string explain_float8_layers(
     const std::vector<Float8LayerChoice>& layers);
 

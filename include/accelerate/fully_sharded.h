@@ -31,7 +31,7 @@ enum class ShardingStrategy {
 
 /// When the backward pass gathers its next unit.
 enum class BackwardPrefetch {
-  /// When it is needed: slowest, and the memory of one unit less.
+  /// When it is needed: slowest, but saves the memory of one unit.
   none,
   /// Before the gradients of the current unit are computed: fastest.
   backward_pre,
@@ -88,34 +88,34 @@ struct MixedPrecisionPolicy {
   bool operator==(const MixedPrecisionPolicy&) const = default;
 };
 
-/// Sharding parameters, gradients and optimizer state over the ranks, as
-/// Accelerate's FullyShardedDataParallelPlugin spells it. A field left unset
-/// takes the launcher's value (`--fsdp_*`, `FSDP_*`, `fsdp_config:`), else the
-/// plugin's default, which is named.
+/// Options for sharding parameters, gradients and optimizer state over the
+/// ranks, spelled as in Accelerate's FullyShardedDataParallelPlugin. A field
+/// left unset takes the launcher's value (`--fsdp_*`, `FSDP_*`,
+/// `fsdp_config:`), else the plugin's default, named below.
 struct FullyShardedDataParallelOptions {
   // What is sharded, and when it is resharded.
 
-  /// Which of PyTorch's two spellings: 1 chooses by sharding_strategy, 2 by
+  /// Which of PyTorch's two APIs: 1 is configured by sharding_strategy, 2 by
   /// reshard_after_forward. Both do the same here. Unset: 1.
   std::optional<int> fsdp_version = std::nullopt;
   /// Unset, in version 1: full_shard.
   std::optional<ShardingStrategy> sharding_strategy = std::nullopt;
   /// Version 2. True: full_shard; false: shard_grad_op; a number: between
   /// forward and backward, parameters are sharded over groups of that many
-  /// consecutive ranks. In version 1 a strategy, which sharding_strategy
-  /// overrules. Unset: true.
+  /// consecutive ranks. In version 1, a strategy, which sharding_strategy
+  /// overrides. Unset: true.
   std::optional<std::variant<bool, int, ShardingStrategy>>
       reshard_after_forward = std::nullopt;
 
   // What is gathered ahead of its use.
 
-  /// When backwards gather the next unit. Unset: backward_pre, since the
+  /// When backward gathers the next unit. Unset: backward_pre, since the
   /// execution order of the last pass is known here without an option. Version
   /// 2 ignores it, with a warning.
   std::optional<BackwardPrefetch> backward_prefetch = std::nullopt;
-  /// Forwards gather the next unit while the current one computes; false: when
-  /// it is needed, which saves its memory. Unset: true, for the same reason.
-  /// Version 2 refuses it.
+  /// Gather the next unit in forward while the current one computes; false:
+  /// when it is needed, which saves its memory. Unset: true, for the same
+  /// reason. Version 2 rejects it.
   std::optional<bool> forward_prefetch = std::nullopt;
 
   // Dtypes.
@@ -124,7 +124,7 @@ struct FullyShardedDataParallelOptions {
 
   // Which modules become units.
 
-  /// Unset, by the launcher, too: the elements of the outermost Sequentials and
+  /// Unset, also by the launcher: the elements of the outermost Sequentials and
   /// ModuleLists become units.
   std::optional<AutoWrapPolicy> auto_wrap_policy = std::nullopt;
   /// Replaces a policy: returns whether the module of this name becomes a unit.
@@ -148,23 +148,23 @@ struct FullyShardedDataParallelOptions {
   // Saving and loading.
 
   /// Has no effect and is reported if set: save_state() always writes shards,
-  /// which any number of ranks loads, and get_state_dict() returns full weights,
-  /// as Accelerate's does, unless StateDictOptions say otherwise. Version 2
-  /// refuses local_state_dict. Unset: full_state_dict in version 1,
+  /// which any number of ranks can load, and get_state_dict() returns full
+  /// weights, as Accelerate's does, unless StateDictOptions say otherwise.
+  /// Version 2 rejects local_state_dict. Unset: full_state_dict in version 1,
   /// sharded_state_dict in version 2.
   std::optional<StateDictType> state_dict_type = std::nullopt;
 
   // Limits, and what the module keeps.
 
   /// At most two units are unsharded at a time, the one that computes and the
-  /// next; false: at most three, for links that take longer than computing.
-  /// Unset: true.
+  /// next; false: at most three, for links that are slower than the
+  /// computation. Unset: true.
   std::optional<bool> limit_all_gathers = std::nullopt;
   /// Has no effect and is reported if false: the module always keeps its own
   /// parameters. Unset: false in version 1, nothing in version 2.
   std::optional<bool> use_orig_params = std::nullopt;
-  /// Begin with the weights of rank 0. Has no effect and is reported if false:
-  /// all ranks always do. Unset: false in version 1, unless
+  /// Start from rank 0's weights. Has no effect and is reported if false: all
+  /// ranks always do. Unset: false in version 1, unless
   /// cpu_ram_efficient_loading, which needs it; nothing in version 2.
   std::optional<bool> sync_module_states = std::nullopt;
 

@@ -42,12 +42,12 @@ struct GradScalerOptions {
 ///     scaler.step(adamw);
 ///     scaler.update();
 ///
-/// A cheap handle: copies are the same scaler. Not for several threads at once.
+/// A cheap handle: copies refer to the same scaler. Not thread-safe.
 class ACCELERATE_API GradScaler {
  public:
-  /// Throws ConfigError with everything that is wrong with the options. With a
-  /// `group`, its ranks agree on infinities: if one rank found some, all skip
-  /// the step; `unscale_` is then collective.
+  /// Throws a single ConfigError that lists everything wrong with the options.
+  /// With a `group`, its ranks agree on infinities: if one rank found some, all
+  /// skip the step; `unscale_` is then collective.
   explicit GradScaler(
       const GradScalerOptions& options = {},
       c10::Device device = c10::kCPU,
@@ -69,8 +69,8 @@ class ACCELERATE_API GradScaler {
   [[nodiscard]] bool found_inf(torch::optim::Optimizer& optimizer) const;
   [[nodiscard]] bool is_unscaled(torch::optim::Optimizer& optimizer) const;
 
-  /// Unscales if that is not done yet, and steps unless there was an infinity.
-  /// Returns whether it stepped. Waits for the device.
+  /// Unscales the gradients if that is not done yet, and steps unless there was
+  /// an infinity. Returns whether it stepped. Waits for the device.
   bool step(
       torch::optim::Optimizer& optimizer,
       const std::function<at::Tensor()>& closure = nullptr) const;
@@ -87,8 +87,8 @@ class ACCELERATE_API GradScaler {
   /// Empty if not enabled. Keys are those of torch: scale, growth_factor,
   /// backoff_factor, growth_interval, _growth_tracker.
   [[nodiscard]] StateDict state_dict() const;
-  /// Throws CheckpointError for a state that does not fit; then nothing is
-  /// changed.
+  /// Throws CheckpointError, before changing anything, for a state that does
+  /// not fit.
   void load_state_dict(const StateDict& state) const;
 
  private:

@@ -15,7 +15,7 @@ struct Session;
 
 /// The innermost prepared loader that a loop is reading.
 struct ActiveDataLoader {
-  /// Its place in the order in which loaders were prepared, from 0.
+  /// Its index in the order in which loaders were prepared, from 0.
   std::int64_t index = 0;
   /// Number of batches that the pass has handed out to this rank.
   std::int64_t num_batches = 0;
@@ -25,22 +25,21 @@ struct ActiveDataLoader {
   std::int64_t remainder = -1;
 };
 
-/// A view of where an Accelerator is in its window and in its loaders. Cheap;
-/// shows the present whenever it is asked. Made by
-/// Accelerator::gradient_state().
+/// A view of an Accelerator's position in its window and in its loaders. Cheap;
+/// always reads the current state. Made by Accelerator::gradient_state().
 class ACCELERATE_API GradientState {
  public:
   explicit GradientState(std::shared_ptr<const detail::Session> session)
       : session_(std::move(session)) {}
 
-  /// True if this micro-step ends a window, and outside accumulate().
+  /// True if this micro-step ends a window, and always outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   /// Number of micro-steps of a full window.
   [[nodiscard]] int num_steps() const;
   /// Whether a loader's last batch ends the window.
   [[nodiscard]] bool sync_with_dataloader() const;
 
-  /// Whether a pass over a prepared loader is under way.
+  /// Whether a pass over a prepared loader is in progress.
   [[nodiscard]] bool in_dataloader() const;
   /// Whether the active loader's current batch is its last; false outside
   /// loaders.

@@ -11,12 +11,12 @@ namespace torch::nn {
 class Module;
 }
 
-/// Code that runs before and after a module's forward, without a change of the
+/// Code that runs before and after a module's forward, without changing the
 /// module.
 namespace accelerate {
 
-/// Base class of hooks; see add_hook_to_module() for when they are called. Every
-/// function does nothing unless it is overridden. One object may be the hook of
+/// Base class of hooks; see add_hook_to_module() for when they are called.
+/// Every function is a no-op unless overridden. One object can be the hook of
 /// several modules.
 class ACCELERATE_API ModelHook {
  public:
@@ -27,18 +27,19 @@ class ACCELERATE_API ModelHook {
 
   /// Called once, when the hook is added.
   virtual void init_hook(torch::nn::Module& module);
-  /// Called with the forward's inputs; returns as many, which are used instead.
+  /// Called with the forward's inputs; returns the same number of tensors,
+  /// which replace them.
   virtual std::vector<at::Tensor> pre_forward(
       torch::nn::Module& module,
       std::vector<at::Tensor> inputs);
   /// Returns what the forward uses in place of a parameter or buffer of the
-  /// module, which is unchanged: of the same shape, on any device, of any
-  /// dtype. Gradients pass through what the function does.
+  /// module, which itself is unchanged: a tensor of the same shape, on any
+  /// device, of any dtype. Gradients flow through this function.
   virtual at::Tensor prepare_weight(
       torch::nn::Module& module,
       const at::Tensor& weight);
-  /// Called with the forward's outputs; returns as many, which are used
-  /// instead.
+  /// Called with the forward's outputs; returns the same number of tensors,
+  /// which replace them.
   virtual std::vector<at::Tensor> post_forward(
       torch::nn::Module& module,
       std::vector<at::Tensor> outputs);
@@ -49,8 +50,8 @@ class ACCELERATE_API ModelHook {
   [[nodiscard]] virtual bool no_grad() const { return false; }
 };
 
-/// Calls several hooks one after another, in all functions in the same order.
-/// Records no graph if one of them wants none.
+/// Calls several hooks one after another, in the same order in all functions.
+/// Records no graph if any of them has no_grad().
 class ACCELERATE_API SequentialHook : public ModelHook {
  public:
   explicit SequentialHook(std::vector<std::shared_ptr<ModelHook>> hooks);
@@ -75,8 +76,8 @@ class ACCELERATE_API SequentialHook : public ModelHook {
   std::vector<std::shared_ptr<ModelHook>> hooks_;
 };
 
-/// Has a hook called before and after a module's forward. The hook replaces one
-/// that the module has; with `append`, it is called after that one.
+/// Adds a hook that is called before and after a module's forward. It replaces
+/// the module's previous hook; with `append`, it is called after that one.
 ///
 /// C++ modules do not announce their forwards, so the hook is called for the
 /// operators that a forward consists of: those that take a parameter or buffer
@@ -86,21 +87,23 @@ class ACCELERATE_API SequentialHook : public ModelHook {
 /// weights (linear, convolutions, embeddings, normalisations, PReLU, RNN, LSTM
 /// and GRU) call one such operator in each forward, so their hooks are called
 /// once, with the layer's tensor arguments and results. A module that calls
-/// several (MultiheadAttention, one's own) has its hook called for each of them.
+/// several (MultiheadAttention, or your own) has its hook called for each of
+/// them.
 ///
-/// Also called when a checkpointed forward is recomputed; not in backwards. An
-/// operator of other code that fits the description counts, and so do those of
-/// another module that shares a tensor. Operators that the hook calls itself
-/// call no hooks.
+/// The hook is also called when a checkpointed forward is recomputed, but not
+/// in backward. An operator of other code that fits the description counts, and
+/// so do those of another module that shares a tensor. Operators that the hook
+/// itself calls do not call hooks.
 ///
-/// Cannot be hooked: modules without parameters and buffers of their own, such
-/// as containers and activations; modules whose tensors are on the meta device
-/// and are not offloaded, or are views with gaps; and modules that share all of
-/// their tensors with a module that has a hook. Then this throws ConfigError.
+/// Throws ConfigError for modules that cannot be hooked: those without
+/// parameters and buffers of their own, such as containers and activations;
+/// those whose tensors are on the meta device and not offloaded, or are views
+/// with gaps; and those that share all of their tensors with a module that has
+/// a hook.
 ///
-/// The hook lives as long as the module's tensors, which it does not keep alive.
-/// Replacing a tensor's data (Module::to, set_data) ends its hooks: add them
-/// afterwards. Modules that are sharded or offloaded can be hooked.
+/// The hook lives as long as the module's tensors, which it does not keep
+/// alive. Replacing a tensor's data (Module::to, set_data) removes its hooks:
+/// add them afterwards. Modules that are sharded or offloaded can be hooked.
 ACCELERATE_API void add_hook_to_module(
     torch::nn::Module& module,
     std::shared_ptr<ModelHook> hook,

@@ -8,9 +8,9 @@
 
 namespace accelerate {
 
-/// The tensor in an IDX file, the format of MNIST and its relatives: of the
-/// file's shape and dtype (kByte, kChar, kShort, kInt, kFloat or kDouble), in
-/// its own memory.
+/// Reads the tensor in an IDX file, the format of MNIST and similar datasets,
+/// with the file's shape and dtype (kByte, kChar, kShort, kInt, kFloat or
+/// kDouble), into memory of its own.
 ///
 ///     TensorDataset(
 ///         read_idx(images).to(at::kFloat).div(255),

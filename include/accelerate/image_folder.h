@@ -15,18 +15,18 @@
 
 namespace accelerate {
 
-/// The image in a JPEG, PNG, BMP, GIF (first frame), TGA, PSD or PNM file:
-/// [channels, height, width] kByte. `channels`: 1 (grey), 3 or 4; unset: as in
-/// the file. Throws Error if the file cannot be read, ConfigError if it cannot
-/// be decoded.
+/// Reads the image in a JPEG, PNG, BMP, GIF (first frame), TGA, PSD or PNM
+/// file: [channels, height, width] kByte. `channels`: 1 (grey), 3 or 4; unset:
+/// as in the file. Throws Error if the file cannot be read, ConfigError if it
+/// cannot be decoded.
 [[nodiscard]] ACCELERATE_API at::Tensor read_image(
     const std::string& path,
     std::optional<int> channels = std::nullopt);
 
 struct ImageFolderOptions {
   /// Height and width to which images are resized (bilinear, with
-  /// antialiasing). Unset: unchanged, which can be batched only if all are
-  /// equal.
+  /// antialiasing). Unset: unchanged; they can then be batched only if all have
+  /// the same size.
   std::optional<std::pair<std::int64_t, std::int64_t>> size = std::nullopt;
   int channels = 3;
   /// Transforms the image, [channels, height, width] kByte after resizing, with

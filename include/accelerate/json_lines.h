@@ -14,8 +14,8 @@
 
 namespace accelerate {
 
-/// One line of a JSON lines file: an object. A key that is missing or of
-/// another type is a ConfigError that names file, line and key.
+/// One line of a JSON lines file: an object. Functions throw ConfigError naming
+/// file, line and key if the key is missing or of another type.
 class ACCELERATE_API JsonRecord {
  public:
   JsonRecord(JsonRecord&&) noexcept;

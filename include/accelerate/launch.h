@@ -19,11 +19,11 @@ struct LaunchFunctionOptions {
   /// unless `variables` say otherwise.
   bool cpu = false;
   /// Additional variables for the ranks, such as ACCELERATE_MIXED_PRECISION.
-  /// They and `cpu` overrule the environment. Where the function runs in this
-  /// process they are set while it runs, and restored afterwards.
+  /// They and `cpu` override the environment. If the function runs in this
+  /// process, they are set while it runs and restored afterwards.
   std::map<std::string, std::string> variables = {};
   /// The ranks' arguments, without the program's name. Unset: this process's.
-  /// Without effect where the function runs in this process.
+  /// Without effect if the function runs in this process.
   std::optional<std::vector<std::string>> arguments = std::nullopt;
 };
 
@@ -34,15 +34,15 @@ struct LaunchFunctionOptions {
 /// The ranks are new processes of this program with the same arguments, not
 /// forks: each runs from the beginning of main() to this call, then the
 /// function, and ends there with code 0; calls with other names do nothing in
-/// it. So call it early, and do expensive work in the function. If the
-/// program is already a rank of another launcher, or `num_processes` is 1, the
-/// function simply runs here.
+/// it. So call it early, and do expensive work in the function. If the program
+/// is already a rank of another launcher, or `num_processes` is 1, the function
+/// simply runs in this process.
 ///
 /// Returns when all ranks have ended successfully. If one fails, the others are
-/// ended, and its error is rethrown here with its class (ConfigError,
-/// CheckpointError, DistributedError, DataError, else Error) and the number of
-/// the rank; a rank that failed by itself is preferred to one that only lost a
-/// peer. No rank outlives this process. Must not be called concurrently. Throws
+/// terminated, and its error is rethrown here with its class (ConfigError,
+/// CheckpointError, DistributedError, DataError, else Error) and rank; a rank
+/// that failed by itself takes precedence over one that only lost a peer. No
+/// rank outlives this process. Must not be called concurrently. Throws
 /// ConfigError if the ranks cannot be started.
 ACCELERATE_API void launch_function(
     const std::function<void()>& function,

@@ -22,15 +22,15 @@ namespace accelerate {
 struct LoadCheckpointOptions {
   // Places, and the folder of weights on disk.
 
-  /// Where each tensor goes. Empty: where it is now, and to the CPU from the
-  /// meta device.
+  /// Where each tensor goes. Empty: where it is now, or to the CPU if it is on
+  /// the meta device.
   DeviceMap device_map = {};
   /// Where weights with the place "disk" are written, in Accelerate's format
-  /// (offload.h) and in the checkpoint's dtype. A folder that holds them
-  /// already is not written.
+  /// (offload.h) and in the checkpoint's dtype. A folder that already holds
+  /// them is not rewritten.
   std::filesystem::path offload_folder = {};
-  /// A folder that has other values for weights of the checkpoint is an error:
-  /// it is that of another model. False: they are replaced.
+  /// Makes it an error if the folder has other values for weights of the
+  /// checkpoint: it belongs to another model. False: they are replaced.
   bool strict_offload_folder = false;
 
   // Dtypes, and what is written to disk.
@@ -38,8 +38,8 @@ struct LoadCheckpointOptions {
   /// Dtype of floating-point tensors in the module. Unset: with a device map,
   /// that of the checkpoint for the disk, else that of the module.
   std::optional<c10::ScalarType> dtype = std::nullopt;
-  /// Without `dtype`, tensors on the CPU take the checkpoint's dtype, too. It
-  /// puts nothing on disk, as it does in Accelerate: memory in use is bounded
+  /// Without `dtype`, tensors on the CPU take the checkpoint's dtype, too.
+  /// Unlike in Accelerate, nothing is put on disk: memory use is bounded
   /// anyway.
   bool offload_state_dict = false;
   /// Buffers with the place "disk" are written as well. Otherwise they go to
@@ -50,29 +50,28 @@ struct LoadCheckpointOptions {
 
   // What has to be there, and who reads.
 
-  /// Every tensor of the module must be in the checkpoint, and every one of the
-  /// checkpoint in the module. False: those in only one of them are left out,
-  /// with a warning about tensors that no module has.
+  /// Every tensor of the module must be in the checkpoint, and vice versa.
+  /// False: those in only one of them are left out, with a warning about
+  /// tensors that no module has.
   bool strict = false;
-  /// False is refused: a module that is not prepared has full tensors. See
+  /// False is rejected: a module that is not prepared has full tensors. See
   /// Accelerator::load_model() for sharded ones.
   bool full_state_dict = true;
   /// Only rank 0 of `group` reads the checkpoint, and sends the others its
-  /// tensors one by one. All ranks call with the same arguments.
+  /// tensors one by one. All ranks must pass the same arguments.
   bool broadcast_from_rank0 = false;
   std::optional<Group> group = std::nullopt;
 
   // How files are read.
 
-  /// Tensors that stay on the CPU in the dtype of a safetensors file, in a
-  /// module on the meta device, are mapped: their pages are read when they are
-  /// first used. If another program is about to change the file, they become
-  /// copies before it may. Where the kernel does not tell (files of another
-  /// user, on a network, or open for writing), and with false, they are read
-  /// now.
+  /// Memory-map tensors that stay on the CPU in the dtype of a safetensors
+  /// file, in a module on the meta device: their pages are read on first use.
+  /// If another program is about to change the file, they are copied before it
+  /// can. With false, or if the kernel cannot announce changes (files of
+  /// another user, on a network, or open for writing), they are read now.
   bool map_weights = true;
-  /// Shows a bar of the bytes that are read, on the ranks that read; those that
-  /// are mapped do not count. Unset: none.
+  /// Shows a progress bar of the bytes read, not counting mapped ones, on the
+  /// ranks that read. Unset: none.
   std::optional<ProgressOptions> progress = std::nullopt;
 
   // Names.
@@ -84,19 +83,19 @@ struct LoadCheckpointOptions {
 };
 
 /// Reads weights into a module and puts each where a device map says, in one
-/// pass through the files: memory in use is that of the tensors that stay, and
-/// one buffer of 32 MiB (of a tensor on its way to disk, or of a row, if that is
-/// larger). Files are those of load_model(). Tensors that stay are replaced in
-/// place, which members of modules see; those on the disk are on the meta device
-/// afterwards, for dispatch_model() to run the module. A tensor with several
-/// names is in memory if one of them is. Throws ConfigError for a map without a
-/// place for a tensor, and for the disk without an offload folder; one
-/// CheckpointError with everything that does not fit, and what reading and
-/// writing throw. Then nothing was loaded, with one exception: values of tensors
-/// that have memory already are replaced last, after everything was checked,
-/// checksums included, but while they are read if they are more than the buffer
-/// holds. A disk or a rank that fails meanwhile leaves some of them replaced, and
-/// the error says so.
+/// pass through the files: memory use is that of the tensors that stay, plus
+/// one buffer of 32 MiB (of a tensor on its way to disk, or of a row, if that
+/// is larger). Accepts the files of load_model(). Tensors that stay are
+/// replaced in place, so members of modules see them; those on disk are left on
+/// the meta device, for dispatch_model() to run the module. A tensor with
+/// several names is in memory if any of them is. Throws ConfigError for a map
+/// without a place for a tensor, and for the disk without an offload folder; a
+/// single CheckpointError with all mismatches; and what reading and writing
+/// throw. Nothing is loaded then, with one exception: values of tensors that
+/// already have memory are replaced last, after all checks, including
+/// checksums, but while they are read if the buffer cannot hold them. A disk or
+/// rank that fails meanwhile leaves some of them replaced, and the error says
+/// so.
 ACCELERATE_API void load_checkpoint_in_model(
     torch::nn::Module& model,
     const std::filesystem::path& checkpoint,

@@ -16,17 +16,17 @@ struct LocalSGDOptions {
 
 /// Lets every rank train by itself and averages the weights, not the gradients,
 /// every few steps (Stich, Local SGD Converges Fast and Communicates Little):
-/// less traffic, other results.
+/// less communication, different results.
 ///
 ///     LocalSGD local(accelerator, model, {.local_sgd_steps = 8});
 ///     for (auto& [x, y] : loader) { …; optimizer.step(); local.step(); }
 ///     local.finish();
 ///
-/// While it lives and is enabled, gradients of the model are not averaged, but
-/// for those of ranks that share sequences (ParallelOptions::context): these step
-/// alike, and average their gradients in every step. One replica alone has
-/// nothing to average. `step` and `finish` are collective. Throws
-/// ConfigError if the model is sharded, or would be on several ranks.
+/// While it lives and is enabled, gradients of the model are not averaged,
+/// except among ranks that share sequences (ParallelOptions::context), which
+/// take the same steps and average in every one. A single replica has nothing
+/// to average. `step` and `finish` are collective. Throws ConfigError if the
+/// model is sharded, or would be on several ranks.
 class ACCELERATE_API LocalSGD {
  public:
   template <class M>
@@ -40,9 +40,9 @@ class ACCELERATE_API LocalSGD {
   LocalSGD(const LocalSGD&) = delete;
   LocalSGD& operator=(const LocalSGD&) = delete;
 
-  /// To be called after each optimizer step: averages the weights if due.
+  /// Averages the weights if due. Call it after each optimizer step.
   void step();
-  /// Averages once more, and lets gradients be averaged again.
+  /// Averages the weights once more, and resumes averaging gradients.
   void finish();
 
  private:

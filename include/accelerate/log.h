@@ -40,7 +40,7 @@ struct NamedLogLevel {
 
 /// Minimum levels and a sink for messages. Each Accelerator holds its own, so
 /// that several in one process do not interfere. Copies share only the sink's
-/// own state. Safe for several threads if the sink is.
+/// own state. Thread-safe if the sink is.
 class ACCELERATE_API Logger {
  public:
   /// Writes "[accelerate] warning: message" lines to standard error.
@@ -55,14 +55,14 @@ class ACCELERATE_API Logger {
       LogLevel level,
       std::string_view area,
       std::string_view message) const;
-  /// Gives the sink a record as it is, whatever its level.
+  /// Passes a record to the sink as it is, whatever its level.
   void write(const LogRecord& record) const;
-  /// The same logger with a second sink that gets the same records.
+  /// Returns the same logger with a second sink that gets the same records.
   [[nodiscard]] Logger also_to(LogSink second) const;
 
   void set_level(LogLevel level) { level_ = level; }
   /// Levels of areas and names that differ from level(). One for "data" also
-  /// decides for "data.loading", unless that has its own.
+  /// applies to "data.loading", unless that has its own.
   void set_levels(std::vector<NamedLogLevel> levels);
   void set_rank(int rank) { rank_ = rank; }
   [[nodiscard]] LogLevel level() const { return level_; }
@@ -84,11 +84,11 @@ ACCELERATE_API LogLevel parse_log_level(std::string_view name);
 ACCELERATE_API std::vector<NamedLogLevel> parse_log_levels(
     std::string_view text);
 
-/// The line of the default sink, without its newline.
+/// Formats a record as the default sink does, without the newline.
 ACCELERATE_API std::string format_log_line(const LogRecord& record);
 
-/// The record as one JSON object, {"time", "level", "name", "rank", "message"},
-/// without a newline. `seconds` since 1970.
+/// Formats a record as one JSON object, {"time", "level", "name", "rank",
+/// "message"}, without a newline. `seconds` since 1970.
 ACCELERATE_API std::string format_log_json(
     const LogRecord& record,
     double seconds);
@@ -101,9 +101,8 @@ struct LogLineOptions {
   bool colors = false;
 };
 
-/// Writes lines to standard error, above any progress bars. Safe for several
-/// threads; each line is one write, so that lines of several processes do not
-/// mix.
+/// Writes lines to standard error, above any progress bars. Thread-safe; each
+/// line is one write, so that lines of several processes do not mix.
 ACCELERATE_API LogSink standard_error_sink(const LogLineOptions& options = {});
 
 }  // namespace accelerate
