@@ -12,8 +12,8 @@ class Module;
 namespace accelerate::detail {
 
 /// Recomputes activations of chosen modules in backward (activations/); works
-/// with every other strategy, or none. `whole_model`: see TechniqueOptions; a
-/// stage may have none of the chosen modules.
+/// with or without other strategies. `whole_model`: see TechniqueOptions; a
+/// stage can lack all of the chosen modules.
 std::unique_ptr<Strategy> make_activation_checkpointing(
     const RecomputationRequest& request,
     std::shared_ptr<const torch::nn::Module> whole_model = nullptr);

@@ -2,13 +2,13 @@
 
 namespace accelerate::detail {
 
-/// Whether this thread runs a backward: autograd's formulas, or a forward that is
+/// Whether this thread is running a backward: autograd's formulas, or a forward
 /// recomputed for them.
 bool is_in_backward();
 
-/// Whether autograd's own formulas call an operator, on tensors that a forward
-/// saved: they need no collectives, which have formulas of their own. A forward
-/// that is recomputed inside of a backward does.
+/// Whether autograd's own formulas are calling an operator, on tensors that a
+/// forward saved. They need no collectives: those have formulas of their own. A
+/// forward recomputed inside a backward does need them.
 bool is_in_formula();
 
 }  // namespace accelerate::detail

@@ -5,17 +5,17 @@
 
 namespace accelerate::detail {
 
-/// Full parameters while a handle from enter() lives, of a strategy that keeps
-/// slices in their place.
+/// Keeps the parameters of a slicing strategy full while a handle from enter()
+/// is alive.
 class FullScope {
  public:
   /// `open` makes parameters full, `close` makes them slices again; neither is
-  /// called once this object has ended.
+  /// called once this object is destroyed.
   FullScope(std::function<void()> open, std::function<void()> close);
 
-  /// The first handle opens, and the end of the last one closes.
+  /// The first handle opens; destroying the last one closes.
   [[nodiscard]] std::shared_ptr<void> enter();
-  /// Throws ConfigError, naming backward(), while a handle lives.
+  /// Throws ConfigError, naming backward(), while a handle is alive.
   void require_closed() const;
 
  private:

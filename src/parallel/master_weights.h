@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// Gives parameters in bf16 or fp16 fp32 masters, their rows' `local`, on which
-/// optimizers step; each step is rounded into the model. Gradients move to the
-/// masters when they are complete, so they accumulate over a window in the
+/// Gives bf16 and fp16 parameters fp32 master weights (their rows' `local`), on
+/// which optimizers step; each step is rounded into the model. Gradients move
+/// to the masters once complete, so they accumulate over a window in the
 /// model's dtype.
 std::unique_ptr<Strategy> make_master_weights();
 

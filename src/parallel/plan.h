@@ -21,8 +21,8 @@ class Module;
 
 namespace accelerate::detail {
 
-/// A technique that is not in the table, added in code. It makes degrees above
-/// 1 of its axis possible, and is applied before those of the table.
+/// A technique added in code rather than listed in the table. It allows degrees
+/// above 1 on its axis, and is applied before those in the table.
 struct AddedTechnique {
   std::string name;  // the strategy's name, also in checkpoints
   Axis axis = Axis::tensor;
@@ -35,7 +35,8 @@ struct TechniqueOptions {
   ShardOptions shard = {};
   std::optional<RecomputationRequest> activation_checkpointing = std::nullopt;
   bool master_weights = false;
-  /// Unset: inferred from each model if `infers_plan`, else nothing is split.
+  /// Unset: inferred from each model if `infers_plan`; otherwise nothing is
+  /// split.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   bool infers_plan = false;
   /// An inferred plan divides sequences between layers where it can.
@@ -43,8 +44,8 @@ struct TechniqueOptions {
   std::optional<Float8Request> float8 = std::nullopt;
   ExpertRequest experts = {};
   std::vector<AddedTechnique> added = {};
-  /// Set for a pipeline's stage: the whole model. Policies that look at a layer
-  /// among others look at it here, so that all stages decide alike. Tensors of
+  /// Set for a pipeline stage: the whole model. Policies that compare a layer
+  /// with others look at it here, so that all stages decide alike. Tensors of
   /// other stages are meta tensors.
   std::shared_ptr<const torch::nn::Module> whole_model = nullptr;
 };
@@ -52,16 +53,16 @@ struct TechniqueOptions {
 struct ParallelPlan {
   Degrees degrees{};
   TechniqueOptions techniques = {};
-  /// True if this one process would shard if there were several; it refuses
-  /// what they would refuse.
+  /// True for a single process that would shard if there were several; it
+  /// refuses what they would refuse.
   bool would_shard = false;
-  /// True if freed memory of large CPU tensors is kept while a model lives.
+  /// True if freed memory of large CPU tensors is kept while a model is alive.
   bool keeps_freed_blocks = false;
   /// True if only rank 0 initializes models, or reads their weights.
   bool makes_on_rank_0 = false;
   bool reads_on_rank_0 = false;
-  /// What was given and does nothing: ReplicateOptions beside sharding, and
-  /// float8 gathers without it.
+  /// Settings that were given but have no effect: ReplicateOptions beside
+  /// sharding, and float8 gathers without it.
   std::vector<IgnoredSetting> ignored = {};
 
   [[nodiscard]] int degree(Axis axis) const {
@@ -73,11 +74,11 @@ struct ParallelPlan {
 struct PlanRequest {
   TrainingRequest training = {};
   ReplicateOptions replicate = {};
-  /// True for a model that takes them from the Accelerator, where they may be
-  /// meant for other models.
+  /// True for a model that takes `replicate` from the Accelerator, where it may
+  /// be meant for other models.
   bool replicate_is_inherited = false;
   bool master_weights = false;
-  /// Set with mixed_precision fp8.
+  /// Set if mixed_precision is fp8.
   std::optional<Float8Request> float8 = std::nullopt;
   /// AcceleratorOptions::keep_freed_blocks.
   std::optional<bool> keep_freed_blocks = std::nullopt;
@@ -98,8 +99,8 @@ ParallelPlan make_plan(const PlanRequest& request);
 /// The names of all techniques, in the order of application.
 std::vector<std::string_view> technique_names();
 
-/// The strategies that the plan asks for, in order of application, for `model`
-/// on `mesh`, which has the plan's degrees.
+/// Returns the strategies that the plan asks for, in order of application, for
+/// `model` on `mesh`, which has the plan's degrees.
 StrategyList make_strategies(
     const Mesh& mesh,
     const ParallelPlan& plan,

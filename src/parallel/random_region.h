@@ -6,29 +6,28 @@
 
 namespace accelerate::detail {
 
-/// Identifies random numbers that only rank `rank` of an axis' ranks has.
+/// Identifies the random numbers that only rank `rank` along the axis draws.
 std::uint64_t random_stream_of(Axis axis, int rank);
 
-/// From here to leave_random_region() with the same owner, operators with
-/// random numbers on this thread draw from generators of the region: those of
-/// different streams are independent of each other. For what a rank computes of
-/// slices that the other ranks have the rest of, as dropout between a
-/// column-wise and a row-wise layer. Outside, generators stay the same on all
+/// From here to leave_random_region() with the same owner, random operators on
+/// this thread draw from the region's generators; different streams are
+/// independent. For computations on this rank's slice, such as dropout between
+/// a column-wise and a row-wise layer. Outside, generators stay the same on all
 /// ranks.
 ///
-/// Regions have no state that a checkpoint would have to hold: the first random
-/// operator in one draws the region's seed from the default generator of the
-/// CPU, one number on every rank, from which the numbers of the region follow;
-/// a region without random operators draws nothing. Regions may be nested; an
-/// inner one takes its seed from the outer one. Forwards that are recomputed
-/// get the numbers that they had the first time, regions or not. Without effect
-/// on operators that are given a generator.
+/// Regions have no state to checkpoint: the first random operator in a region
+/// draws the region's seed from the CPU's default generator, one number on
+/// every rank, and that seed determines the region's numbers; a region without
+/// random operators draws nothing. Regions can be nested; an inner one takes
+/// its seed from the outer one. Recomputed forwards get the numbers they had
+/// the first time, inside a region or not. Has no effect on operators that are
+/// given a generator.
 ///
-/// Does nothing if a region of this owner is open on the thread. Costs a flag
-/// of the thread; random operators in a region some microseconds each.
+/// Does nothing if a region of this owner is open on the thread. Costs a
+/// thread-local flag, and some microseconds per random operator in a region.
 void enter_random_region(const void* owner, std::uint64_t stream);
 
-/// Ends the region, and those that were opened in it; nothing if there is none.
+/// Ends the region and those opened inside it; a no-op if there is none.
 void leave_random_region(const void* owner);
 
 }  // namespace accelerate::detail

@@ -11,20 +11,19 @@
 
 namespace accelerate::detail {
 
-/// Gives `tensor` the memory and shape of `slice`, seen by every handle to it,
-/// and takes its gradient away. Operators on it that are watched (gate/) still
-/// are.
+/// Gives `tensor` the memory and shape of `slice`, visible through every handle
+/// to it, and drops its gradient. If it is watched (gate/), it stays watched.
 void become_slice(const at::Tensor& tensor, const at::Tensor& slice);
 
-/// The indices of a dimension that each rank of a group has, one range after
-/// another.
+/// The indices of a dimension that each rank of a group has: a list of ranges
+/// per rank.
 using RangesByRank = std::vector<std::vector<IndexRange>>;
 
-/// Rank r has the indices begins[r] to begins[r + 1].
+/// Gives rank r the indices begins[r] to begins[r + 1].
 RangesByRank ranges_between(const std::vector<std::int64_t>& begins);
 
-/// Parameters of which each rank of a group has a slice in their place, and
-/// which become full for a while.
+/// Parameters that are replaced with a slice on each rank of a group, and can
+/// be made full for a while.
 class SlicedParameters {
  public:
   /// `tensor` is this rank's slice; `ranges` along `dim`.
@@ -34,9 +33,9 @@ class SlicedParameters {
       RangesByRank ranges,
       const Group& group);
 
-  /// Makes all of them full. Collective.
+  /// Makes all parameters full. Collective.
   void open();
-  /// Makes them slices again, of what they have become.
+  /// Makes them slices again, of their current values.
   void close();
 
  private:
@@ -50,8 +49,8 @@ class SlicedParameters {
     at::Tensor kept = {};
     std::int64_t version = 0;
 
-    /// `slices` are those of all ranks, one after another; in the parameter's
-    /// order.
+    /// Puts `slices`, those of all ranks one after another, into the
+    /// parameter's order.
     [[nodiscard]] at::Tensor full(const at::Tensor& slices) const;
     /// This rank's slice of the full parameter.
     [[nodiscard]] at::Tensor own(const at::Tensor& parameter) const;

@@ -11,9 +11,9 @@
 
 namespace accelerate::detail {
 
-/// The strategies of one model. Events reach them in the order in which they
-/// were added; the end of a backward, a failure and the end of a join reach
-/// them in the reverse order, since each undoes what was begun before.
+/// The strategies of one model. Events reach them in the order they were added;
+/// the end of a backward, a failure and the end of a join reach them in reverse
+/// order, since these undo what was begun before.
 class StrategyList {
  public:
   StrategyList() = default;
@@ -36,7 +36,7 @@ class StrategyList {
 
   void prepare(torch::nn::Module& module, ParameterTable& table);
   /// If `optimizer` steps on parameters of `table`, after_step() passes its
-  /// steps on from here.
+  /// steps on from now on.
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table);
   void before_forward();
   void after_forward(const ForwardOutputs& outputs);
@@ -51,7 +51,7 @@ class StrategyList {
   void unpack_optimizer_state(torch::optim::Optimizer& optimizer);
   void pack_optimizer_state(torch::optim::Optimizer& optimizer);
   void after_step(const torch::optim::Optimizer& optimizer);
-  /// Takes the figures of all strategies.
+  /// Takes the metrics of all strategies.
   [[nodiscard]] std::vector<StepFigure> take_figures();
   void step_locally(bool is_local);
   void average_parameters(const ParameterTable& table);
@@ -59,7 +59,7 @@ class StrategyList {
   [[nodiscard]] std::vector<std::shared_ptr<void>> unshard_parameters();
 
   /// Notifies every strategy, even if one of them throws. Returns the first
-  /// exception thrown, which says more than `error`; null if none was.
+  /// exception thrown, which says more than `error`; null if none threw.
   [[nodiscard]] std::exception_ptr on_failure(const std::exception& error);
 
   void begin_join(JoinRound& round, int model);
@@ -69,12 +69,12 @@ class StrategyList {
   /// State by strategy name; strategies without state of this kind are left
   /// out.
   [[nodiscard]] StateDict state_dict() const;
-  /// Returns the names whose state no strategy here takes. Also reads the
-  /// earlier format, with positions in the list for names.
+  /// Returns the names of states that no strategy here takes. Also reads the
+  /// earlier format, which has positions in the list as names.
   [[nodiscard]] std::vector<std::string> load_state_dict(
       const StateDict& saved);
-  /// The same for state that all ranks share; names begin with those of the
-  /// strategies, as in "float8/fc1/scale".
+  /// State that all ranks share; names begin with the strategy's name, as in
+  /// "float8/fc1/scale".
   [[nodiscard]] SharedStates shared_states() const;
   void load_shared_states(const SavedSharedStates& saved);
 

@@ -12,17 +12,18 @@
 
 namespace accelerate::detail {
 
-/// One call of a MultiheadAttention, from the product of queries and keys on. Its
-/// code sees scores and weights of one process' sizes, without memory. Their
-/// values are computed, for this rank's heads, where they are needed: none at all
-/// if a ring, or an exchange of heads, attends to a divided sequence; those that
-/// the module returns once an operator reads them, on all ranks alike.
+/// One call of a MultiheadAttention, from the product of queries and keys on.
+/// Its code sees scores and weights with the sizes of a single process, without
+/// memory. Their values are computed, for this rank's heads, only where needed:
+/// never if a divided sequence is attended to in a ring or by exchanging heads;
+/// for the weights that the module returns, once an operator reads them, on all
+/// ranks alike.
 class AttentionCall final : public GateKeeper,
                             public std::enable_shared_from_this<AttentionCall> {
  public:
   AttentionCall(const ProjectedPart& queries, const ProjectedPart& keys);
 
-  /// What stands for the product: batch heads x queries x keys.
+  /// The placeholder of the product: batch heads x queries x keys.
   [[nodiscard]] at::Tensor scores(std::int64_t batch, std::int64_t num_keys);
 
   void call(GatedCall& call) override;
@@ -39,14 +40,14 @@ class AttentionCall final : public GateKeeper,
   void take_padding(const at::Tensor& mask);
   void drop(GatedCall& call);
   void attend(GatedCall& call);
-  /// Whether a ring can attend, without weights.
+  /// Whether a ring or an exchange of heads can attend, without weights.
   [[nodiscard]] bool can_exchange() const;
   [[nodiscard]] at::Tensor attend_by_exchange(
       const ProjectedPart& values) const;
   [[nodiscard]] at::Tensor weights_before_dropout() const;
-  /// Weights as they are multiplied with values: batch x heads x queries x keys.
+  /// Weights as multiplied with values: batch x heads x queries x keys.
   [[nodiscard]] at::Tensor weights() const;
-  /// What the module returns of them.
+  /// The weights that the module returns.
   [[nodiscard]] at::Tensor returned(Stage stage) const;
   void read(GatedCall& call);
 

@@ -18,7 +18,7 @@ namespace accelerate::detail {
 /// The heads that each rank of a group computes.
 struct SplitHeads {
   Group group;
-  /// Where the heads of each rank begin, and the end.
+  /// The first head of each rank, and the end.
   std::vector<std::int64_t> begins;
   /// Owns the random region in which a rank computes its heads.
   const void* region_owner = nullptr;
@@ -29,7 +29,7 @@ struct SplitHeads {
   [[nodiscard]] std::int64_t count() const {
     return begins[static_cast<std::size_t>(group.rank()) + 1] - first();
   }
-  /// Columns of each rank, of heads of this size.
+  /// Number of columns per rank, for heads of this size.
   [[nodiscard]] std::vector<std::int64_t> columns(
       std::int64_t head_size) const {
     std::vector<std::int64_t> all;
@@ -39,17 +39,17 @@ struct SplitHeads {
   }
 };
 
-/// A MultiheadAttention on which ranks work together.
+/// A MultiheadAttention that ranks compute together.
 struct AttentionLayer {
-  /// That of the module.
+  /// The module's name.
   std::string name;
   std::int64_t num_heads = 1;
   std::int64_t head_size = 1;
   /// Set if the rows of its projections are split by heads.
   std::optional<SplitHeads> split = std::nullopt;
-  /// Its projections are separate, and whole.
+  /// True if its projections are separate weights, full on every rank.
   bool is_separate = false;
-  /// Its last layer takes the outputs of this rank's heads.
+  /// True if its last layer takes the outputs of this rank's heads.
   bool out_takes_heads = false;
   std::shared_ptr<CausalMasks> causal_masks = std::make_shared<CausalMasks>();
 
@@ -59,8 +59,8 @@ struct AttentionLayer {
   }
 };
 
-/// Heads that a call of the layer computes on this rank: all, or those of the
-/// split.
+/// The heads that a call of the layer computes on this rank: all, or this
+/// rank's share.
 struct ComputedHeads {
   std::int64_t first = 0;
   std::int64_t count = 1;

@@ -22,26 +22,27 @@ class Module;
 
 namespace accelerate::detail {
 
-/// Lets ranks compute torch::nn::MultiheadAttention together, whose code computes
-/// attention itself, with sizes that it takes from its options and its input: it
-/// gets placeholders with the sizes of one process (Projection, AttentionCall),
-/// and returns what this rank computed.
+/// Lets ranks compute torch::nn::MultiheadAttention together. The module's code
+/// computes attention itself, with sizes from its options and its input, so it
+/// is given placeholders with the sizes of a single process (Projection,
+/// AttentionCall), and returns what this rank computed.
 ///
-/// On a sequence that ranks divide, queries, keys and values are those of this
-/// rank's positions, and a ring, or an exchange of heads, attends (ring_attention,
-/// ulysses_attention). Masks must have this rank's rows and the columns of the
-/// whole sequence, without padding. Keys of another number than this rank's
-/// positions are those of a sequence that every rank has, as in AttentionScope,
-/// and stay as they are.
+/// If ranks divide the sequence, queries, keys and values are those of this
+/// rank's positions, and attention is computed in a ring or by exchanging heads
+/// (ring_attention, ulysses_attention). Masks must have this rank's rows and
+/// the columns of the whole sequence, without padding. If there are more or
+/// fewer keys than this rank has positions, they belong to a sequence that
+/// every rank has, as in AttentionScope, and stay as they are.
 ///
-/// If ranks split its projections by heads, each attends with its own.
+/// If ranks split the projections by heads, each rank attends with its own
+/// heads.
 class AttentionLayers final
     : public GateKeeper,
       public std::enable_shared_from_this<AttentionLayers> {
  public:
-  /// Watches the projections of a MultiheadAttention, as the first of their
-  /// keepers, unless that has been done. They must have the shapes that a
-  /// forward sees. `name` is the module's.
+  /// Watches the projections of a MultiheadAttention, as their first keeper,
+  /// unless already done. They must have the shapes that a forward sees. `name`
+  /// is the module's.
   void watch(
       const std::string& name,
       const torch::nn::Module& module,
@@ -60,9 +61,9 @@ class AttentionLayers final
     std::shared_ptr<const AttentionLayer> layer;
     /// The shape of the tensor in a forward.
     std::vector<std::int64_t> shape;
-    /// How many of queries, keys and values it projects to.
+    /// How many of queries, keys and values the tensor projects to.
     std::int64_t num_parts = 1;
-    /// Queries are among them.
+    /// True if queries are among them.
     bool has_queries = false;
   };
 
@@ -76,8 +77,8 @@ class AttentionLayers final
   void watch_separate(
       const torch::nn::Module& module,
       const std::shared_ptr<const AttentionLayer>& layer);
-  /// The sequence of which a projection's input has this rank's positions;
-  /// nothing if every rank has all of it.
+  /// The sequence whose local positions a projection's input holds; nothing if
+  /// every rank has the whole sequence.
   [[nodiscard]] std::optional<DividedSequence> sequence_of(
       std::int64_t length,
       const Watched& watched);
@@ -93,8 +94,8 @@ class AttentionLayers final
   std::vector<Watched> watched_;
   bool is_full_ = false;
   std::mutex mutex_;
-  /// The last sequences that were divided, by the positions of a rank, for
-  /// forwards that are recomputed on threads of backward.
+  /// The most recently divided sequences, by number of positions per rank, for
+  /// forwards recomputed on backward threads.
   std::map<std::int64_t, DividedSequence> sequences_;
 };
 

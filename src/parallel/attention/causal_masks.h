@@ -12,14 +12,14 @@
 
 namespace accelerate::detail {
 
-/// Knows masks that mean no more than the order of a sequence, for which a ring
-/// computes and sends half.
+/// Recognizes masks that are merely causal, for which a ring computes and sends
+/// half.
 class CausalMasks {
  public:
   /// Whether `mask` (this rank's queries x keys of the whole sequence, added to
-  /// scores) lets every query attend to itself and what is before it, 0, and to
-  /// nothing else, -inf; on all ranks. Collective for a mask that is new, which
-  /// must be so on all ranks alike.
+  /// scores) lets every query attend to itself and earlier keys (0) and to
+  /// nothing else (-inf), on all ranks. Collective for a new mask, which must
+  /// be new on all ranks alike.
   bool is_causal(const at::Tensor& mask, const DividedSequence& sequence);
 
  private:
@@ -33,7 +33,7 @@ class CausalMasks {
   };
 
   std::mutex mutex_;
-  /// The last ones.
+  /// The most recent masks.
   std::vector<Known> known_;
 };
 

@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// What this rank has of a projection: queries, keys and values side by side, or
+/// This rank's part of a projection: queries, keys and values side by side, or
 /// some of them.
 struct ProjectedPart {
   std::shared_ptr<const AttentionLayer> layer;
@@ -22,37 +22,38 @@ struct ProjectedPart {
   at::Tensor own;
   /// How many of queries, keys and values are side by side.
   std::int64_t num_parts = 1;
-  /// `own` has the columns of this rank's heads only.
+  /// True if `own` has the columns of this rank's heads only.
   bool is_split = false;
-  /// Positions that the module's code expects of queries, and of keys.
+  /// Number of positions that the module's code expects of queries, and of
+  /// keys.
   std::int64_t query_rows = 0;
   std::int64_t key_rows = 0;
-  /// The sequence of which keys and values are this rank's positions; unset if
-  /// every rank has all.
+  /// The sequence whose local positions keys and values are; unset if every
+  /// rank has all.
   std::optional<DividedSequence> sequence = std::nullopt;
-  /// Factor of queries.
+  /// Factor that queries are multiplied with.
   double scale = 1;
-  /// Keys or values after those of the sequence, which every rank has: 1 x batch
-  /// x columns.
+  /// Keys or values that follow those of the sequence, and that every rank has:
+  /// 1 x batch x columns.
   std::vector<at::Tensor> extra = {};
 
   [[nodiscard]] ComputedHeads heads() const;
   [[nodiscard]] std::int64_t own_width() const;
 };
 
-/// Whom the code of a MultiheadAttention calls operators on in place of a
-/// projection: a tensor of the sizes that one process has, without memory
-/// (make_placeholder).
+/// Stands in for a projection in the code of a MultiheadAttention: a tensor
+/// with the sizes of a single process, without memory (make_placeholder).
 class Projection final : public GateKeeper,
                          public std::enable_shared_from_this<Projection> {
  public:
-  /// A placeholder with the sizes of queries (`is_query`), or of keys or values;
-  /// with those of keys for all side by side.
+  /// Returns a placeholder with the sizes of queries (`is_query`), or of keys
+  /// or values; the sizes of keys if all are side by side.
   static at::Tensor placeholder(ProjectedPart part, bool is_query);
 
   void call(GatedCall& call) override;
 
-  /// What a value stands for; null unless it is a placeholder of a projection.
+  /// The projection that a value stands for; null unless it is a placeholder of
+  /// one.
   static const ProjectedPart* find(const c10::IValue& value);
 
  private:
@@ -67,7 +68,7 @@ class Projection final : public GateKeeper,
   void append(GatedCall& call);
   void make_contiguous(GatedCall& call);
   [[nodiscard]] bool attend(GatedCall& call);
-  /// The tensor itself in place of a placeholder of it.
+  /// The tensor that a placeholder stands for.
   [[nodiscard]] at::Tensor made(const at::Tensor& view) const;
 
   ProjectedPart part_;

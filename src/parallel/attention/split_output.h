@@ -11,12 +11,12 @@
 
 namespace accelerate::detail {
 
-/// The outputs of this rank's heads, positions x batch x columns, behind the sizes
-/// of those of all.
+/// The outputs of this rank's heads, positions x batch x columns, behind a
+/// placeholder with the sizes of all heads.
 class SplitOutput final : public GateKeeper,
                           public std::enable_shared_from_this<SplitOutput> {
  public:
-  /// `rows`: positions that the module's code expects.
+  /// `rows`: number of positions that the module's code expects.
   static at::Tensor placeholder(
       std::shared_ptr<const AttentionLayer> layer,
       at::Tensor own,

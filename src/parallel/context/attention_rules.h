@@ -18,9 +18,8 @@ namespace accelerate::detail {
 class AttentionRules {
  public:
   AttentionRules() = default;
-  /// `batch`, `num_heads`: those of the queries. `first_head` and `seed`: of
-  /// dropout. Throws
-  /// ConfigError for masks that do not fit.
+  /// `batch`, `num_heads`: those of the queries. `first_head`, `seed`: for
+  /// dropout. Throws ConfigError for masks that do not fit.
   AttentionRules(
       const SequenceAttentionOptions& options,
       const SequenceShards& shards,
@@ -30,7 +29,7 @@ class AttentionRules {
       std::int64_t first_head,
       std::uint64_t seed);
 
-  /// Those of a tile with keys of `key_rank`, for tensors on `device`.
+  /// The rules of a tile with keys of `key_rank`, for tensors on `device`.
   [[nodiscard]] BlockRules of(
       const SequenceShards& shards,
       const VisibleTile& tile,
@@ -45,11 +44,12 @@ class AttentionRules {
   /// Batch x heads x queries of this rank x keys of the sequence; the first
   /// three may be 1. Undefined without a mask.
   at::Tensor mask_;
-  /// Batch x length, and those of this rank's queries; undefined without.
+  /// Batch x length, and the part for this rank's queries; undefined without
+  /// document ids.
   at::Tensor documents_;
   at::Tensor query_documents_;
-  /// Batch x 1 x 1 x keys of the sequence, true where they are not attended to;
-  /// undefined without.
+  /// Batch x 1 x 1 x keys of the sequence, true for keys that are not attended
+  /// to; undefined without padding.
   at::Tensor padding_;
   std::optional<DropoutMask> dropout_;
   std::vector<std::int64_t> query_positions_;

@@ -8,22 +8,22 @@
 
 namespace accelerate::detail {
 
-/// The sequence whose shards this thread computes with.
+/// A sequence that is sharded over ranks.
 struct DividedSequence {
   Group group;
   SequenceShards shards;
-  /// Exchange heads (Ulysses) rather than keys and values.
+  /// True to exchange heads (Ulysses) rather than keys and values.
   bool exchange_heads = false;
   KeyValueRotation rotation = KeyValueRotation::allgather;
   std::optional<at::Tensor> document_ids = std::nullopt;
 };
 
-/// While it lives, aten::scaled_dot_product_attention on this thread attends to
-/// the whole sequence, with its own arguments: is_causal means the order of the
-/// sequence. Attention of this rank's queries to keys of another number is
-/// cross-attention to keys that every rank has, and stays as it is. Other
-/// threads, and programs without such a scope, pay nothing. Destroyed on the
-/// thread that made it, the innermost first.
+/// While alive, makes aten::scaled_dot_product_attention on this thread attend
+/// to the whole sequence: is_causal refers to the order of the sequence. If
+/// there are more or fewer keys than this rank's queries, it is cross-attention
+/// to keys that every rank has, and stays as it is. Other threads, and programs
+/// without such a scope, pay nothing. Must be destroyed on the thread that made
+/// it, the innermost first.
 class AttentionScope {
  public:
   explicit AttentionScope(DividedSequence sequence);
@@ -39,12 +39,12 @@ class AttentionScope {
   ReplacedAttention replaced_;
 };
 
-/// The sequence of the innermost AttentionScope on this thread; null outside of
-/// all.
+/// The sequence of the innermost AttentionScope on this thread; null outside
+/// any scope.
 const DividedSequence* divided_sequence();
 
-/// Whether this thread computes, inside an AttentionScope, with the positions of
-/// one rank among several.
+/// Whether this thread is inside an AttentionScope that divides the sequence
+/// among several ranks.
 bool divides_sequence();
 
 }  // namespace accelerate::detail

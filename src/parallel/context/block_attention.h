@@ -12,27 +12,27 @@ namespace accelerate::detail {
 
 // In this room's attention, tensors are B x H x L x E: batch, heads, positions,
 // elements of a head. Keys and values may have fewer heads, each of which
-// serves as many consecutive heads of the queries (grouped-query attention).
+// serves an equal number of consecutive query heads (grouped-query attention).
 
 /// Which keys of a block its queries may attend to, and which of the resulting
-/// weights are dropped. All functions get rows of the block's queries, counted
-/// from its first, and return tensors that broadcast to B x H x rows x keys.
+/// weights are dropped. All functions get a range of the block's query rows,
+/// counted from its first, and return tensors that broadcast to B x H x rows x
+/// keys.
 struct BlockRules {
   using Rows =
       std::function<at::Tensor(std::int64_t first, std::int64_t count)>;
 
-  /// Bool (true: attends) or floating (added to the scores); unset if all may
-  /// be attended to.
+  /// Bool (true: attends) or floating (added to the scores); unset if all keys
+  /// are attended to.
   Rows mask = nullptr;
-  /// What the weights are multiplied with: 0, or 1 / (1 - dropout_p). Unset
-  /// without dropout.
+  /// Factors of the weights: 0, or 1 / (1 - dropout_p). Unset without dropout.
   Rows dropout = nullptr;
 
   [[nodiscard]] bool has_any() const { return mask || dropout; }
 };
 
-/// The tile's queries against its keys. `key` and `value` have exactly the
-/// tile's keys, `query` its queries.
+/// The inputs of one tile: `key` and `value` have exactly the tile's keys,
+/// `query` its queries.
 struct AttentionBlock {
   at::Tensor query;
   at::Tensor key;
@@ -42,7 +42,7 @@ struct AttentionBlock {
   BlockRules rules = {};
 };
 
-/// The attention of a block by itself. `logsumexp` is B x H x L in the dtype of
+/// The attention of a single block. `logsumexp` is B x H x L in the dtype of
 /// accumulation, -inf for queries that attend to no key; their output is 0.
 struct BlockOutput {
   at::Tensor output;
@@ -56,22 +56,21 @@ struct BlockGradients {
   at::Tensor value;
 };
 
-/// float, or double for double.
+/// Returns float, or double for double.
 at::ScalarType accumulation_dtype(at::ScalarType dtype);
 
 BlockOutput attend(const AttentionBlock& block);
 
-/// `output` and `logsumexp` are those of the whole attention, of which the
-/// block is a part, for the block's queries: the gradient of attention needs
-/// nothing else of the other blocks (Dao et al., FlashAttention, 2022,
-/// algorithm 4; Liu et al., Ring Attention, 2023).
+/// `whole` has the output and logsumexp of the whole attention, for the block's
+/// queries: the gradient needs nothing else from the other blocks (Dao et al.,
+/// FlashAttention, 2022, algorithm 4; Liu et al., Ring Attention, 2023).
 BlockGradients attend_backward(
     const AttentionBlock& block,
     const at::Tensor& grad_output,
     const BlockOutput& whole);
 
-/// Merges a block's attention into that of the blocks before it, both in the
-/// dtype of accumulation, in place.
+/// Merges a block's attention into that of the previous blocks, in place; both
+/// are in the dtype of accumulation.
 void merge_into(const BlockOutput& whole, const BlockOutput& block);
 
 }  // namespace accelerate::detail

@@ -14,10 +14,10 @@
 
 namespace accelerate::detail {
 
-/// Brings the blocks of a group's ranks to this one, one after the other, each
-/// while the one before it is computed with. In step s every rank has the block
-/// of the rank s before it, received from its owner: so each step is a
-/// permutation, and no rank forwards what it does not need itself.
+/// Brings the blocks of a group's ranks to this rank one by one, each while the
+/// previous one is being computed with. In step s every rank has the block of
+/// the rank s before it, received from its owner: each step is a permutation,
+/// and no rank forwards what it does not need itself.
 class BlockExchange {
  public:
   /// `own`: this rank's tensors, at most kTensors, B x H x L x ..., which must
@@ -31,12 +31,12 @@ class BlockExchange {
 
   static constexpr int kTensors = 2;
 
-  /// The rank whose block step `step` is about.
+  /// The rank whose block is processed in `step`.
   [[nodiscard]] int owner_at(int step) const;
 
   /// Waits for the block of `step`, and begins the transfer of the next one.
   /// Called for 0, 1, ..., size - 1. Tensors have the positions that this rank
-  /// reads, which may be none. They are valid until the call for step + 1.
+  /// reads, possibly none, and are valid until the call for step + 1.
   const std::vector<at::Tensor>& block_at(int step);
 
   /// Waits until the other ranks have this one's block.
@@ -56,19 +56,19 @@ class BlockExchange {
 
   Group group_;
   std::vector<at::Tensor> own_;
-  /// `own_` as it is sent; empty until something is.
+  /// `own_` in the form in which it is sent; empty until the first send.
   std::vector<at::Tensor> packed_;
   KeyValueRotation rotation_;
   std::function<std::int64_t(int, int)> num_positions_;
-  /// From the step under way, whose messages to others may not be over, to the
-  /// last that has begun.
+  /// From the current step, whose messages to others may be unfinished, to the
+  /// last one begun.
   std::deque<Transfer> transfers_;
   std::vector<at::Tensor> current_;
   int begun_ = 0;
 };
 
-/// Adds to this rank's gradients of its block what the other ranks computed of
-/// them, in the order of the steps in which they had the block.
+/// Adds the other ranks' contributions to the gradients of this rank's block,
+/// in the order of the steps in which they had the block.
 class GradientExchange {
  public:
   /// `sums`: gradients of this rank's block, to which contributions are added.
@@ -78,9 +78,10 @@ class GradientExchange {
       std::function<std::int64_t(int reader, int owner)> num_positions);
 
   /// Sends `gradients` of the first positions of the block of step `step` >= 1
-  /// to its owner, and adds those that another rank computed in the step before.
+  /// to its owner, and adds those that another rank computed in the previous
+  /// step.
   void contribute(int step, std::vector<at::Tensor> gradients);
-  /// Waits for the last ones.
+  /// Waits for the last contributions.
   void finish();
 
  private:

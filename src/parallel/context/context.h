@@ -8,8 +8,8 @@ namespace accelerate::detail {
 
 /// Context parallelism: the ranks along the axis have the same parameters and
 /// different positions of the same sequences. `replicate` or `shard` averages
-/// their gradients; attention is exchanged by AttentionScope. What is left for
-/// the strategy is to say what such a model cannot do.
+/// their gradients, and AttentionScope handles attention; this strategy only
+/// says what such a model cannot do.
 std::unique_ptr<Strategy> make_context();
 
 }  // namespace accelerate::detail

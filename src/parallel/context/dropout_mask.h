@@ -17,7 +17,7 @@ struct DropoutMask {
   std::uint64_t seed = 0;
   std::int64_t batch = 1;
   std::int64_t num_heads = 1;
-  /// The number in the model of the first of `num_heads`.
+  /// The model's index of the first of `num_heads`.
   std::int64_t first_head = 0;
 
   /// Returns batch x num_heads x queries x keys in host memory, float: 0 where

@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// ring_attention() of tensors with 4 dimensions that are known to fit.
-/// `first_head`: the number in the model of the query's first head, on which
-/// dropout depends. `seed`: of dropout.
+/// ring_attention() of 4-dimensional tensors that are known to fit.
+/// `first_head`: the model's index of the query's first head, on which dropout
+/// depends. `seed`: for dropout.
 at::Tensor attend_in_ring(
     const at::Tensor& query,
     const at::Tensor& key,

@@ -11,26 +11,29 @@
 
 namespace accelerate::detail {
 
-/// A query, key or value with 4 dimensions: those of 2 or 3 dimensions get a
-/// batch or heads of size 1. Throws ConfigError for others.
+/// Returns a query, key or value with 4 dimensions: tensors of 2 or 3
+/// dimensions get a batch or heads dimension of size 1. Throws ConfigError for
+/// others.
 at::Tensor with_heads(const at::Tensor& tensor);
 
-/// Throws ConfigError unless a rank of `group` has `length` positions.
+/// Throws ConfigError unless `length` is the number of positions per rank of
+/// `group`.
 void check_local_length(
     std::int64_t length,
     const Group& group,
     const SequenceShards& shards);
 
-/// The options' seed of dropout, or one that all ranks of the group agree on:
-/// each draws a number, so that their generators go on alike, and the first
-/// rank's is used. 0 without dropout.
+/// Returns the options' dropout seed, or one that all ranks of the group agree
+/// on: each draws a number, so that their generators stay in step, and the
+/// first rank's is used. 0 without dropout.
 std::uint64_t dropout_seed(
     const SequenceAttentionOptions& options,
     const Group& group);
 
-/// The positions of `rank` along `dim` of a tensor of the whole sequence, with
-/// `fill` where the sequence is padded. The tensor may have the padding already.
-/// A copy, unless one rank has all. Throws ConfigError if the size is another.
+/// Returns the positions of `rank` along `dim` of a tensor of the whole
+/// sequence, with `fill` where the sequence is padded. The tensor may already
+/// have the padding. A copy, unless one rank has all. Throws ConfigError if the
+/// size does not fit.
 at::Tensor local_positions(
     const at::Tensor& tensor,
     std::int64_t dim,
@@ -38,9 +41,9 @@ at::Tensor local_positions(
     int rank,
     const at::Scalar& fill);
 
-/// The whole sequence along `dim`, in order and without padding, from each rank's
-/// positions of it. Backward sums what the ranks have of the gradient, and gives
-/// each its positions. Throws ConfigError if this rank has another number of
+/// Gathers the whole sequence along `dim`, in order and without padding, from
+/// each rank's positions. Backward sums the gradient over the ranks, and gives
+/// each its positions. Throws ConfigError if this rank has the wrong number of
 /// positions. Collective.
 at::Tensor gather_positions(
     const at::Tensor& own,

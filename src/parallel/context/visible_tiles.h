@@ -8,7 +8,8 @@
 namespace accelerate::detail {
 
 /// Consecutive rows of one rank's queries that attend to the same keys of
-/// another rank (or of itself): the first `num_keys` of those that rank holds.
+/// another rank (or of itself): the first `num_keys` of the keys that rank
+/// holds.
 struct VisibleTile {
   std::int64_t first_query = 0;
   std::int64_t num_queries = 0;
@@ -19,16 +20,17 @@ struct VisibleTile {
   friend bool operator==(const VisibleTile&, const VisibleTile&) = default;
 };
 
-/// The pairs of queries of `query_rank` and keys of `key_rank` that attention
-/// computes. Padding is not a key, and as queries attends to real keys.
+/// Returns the pairs of queries of `query_rank` and keys of `key_rank` that
+/// attention computes. Padding is excluded from keys; padded queries attend to
+/// real keys.
 std::vector<VisibleTile> visible_tiles(
     const SequenceShards& shards,
     int query_rank,
     int key_rank,
     bool is_causal);
 
-/// How many keys of `key_rank`, from its first, any query of `query_rank`
-/// attends to.
+/// Returns how many keys of `key_rank`, from its first, any query of
+/// `query_rank` attends to.
 std::int64_t num_visible_keys(
     const SequenceShards& shards,
     int query_rank,

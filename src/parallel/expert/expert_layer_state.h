@@ -12,20 +12,20 @@
 
 namespace accelerate::detail {
 
-/// The ranks that compute a layer together; each group is this rank alone where
-/// nothing is divided so.
+/// The ranks that compute a layer together; a group along which nothing is
+/// divided is this rank alone.
 struct ExpertRanks {
-  /// Where the layer's experts are.
+  /// The ranks that hold the layer's experts.
   Group experts = {};
-  /// The same ranks, for tokens.
+  /// The same ranks, for exchanging tokens.
   TokenRoute route = {};
   /// Ranks that have slices of each expert.
   Group split = {};
-  /// Ranks with other tokens, of which the balance loss counts all.
+  /// Ranks with different tokens, all of which the balance loss counts.
   Group balance = {};
 };
 
-/// What an ExpertLayer knows besides its modules.
+/// The state of an ExpertLayer besides its modules.
 struct ExpertLayerState {
   ExpertRanks ranks = {};
   /// The first expert of each rank along `experts`, and the end.
@@ -36,7 +36,7 @@ struct ExpertLayerState {
   at::Tensor balance_loss = {};
   at::Tensor z_loss = {};
 
-  /// Since they were last taken.
+  /// Counted since they were last taken.
   std::vector<std::int64_t> assigned = {};
   std::int64_t num_dropped = 0;
 

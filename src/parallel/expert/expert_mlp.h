@@ -13,8 +13,8 @@ void check_mlp(const ExpertMlpOptions& options);
 
 at::Tensor activate(const at::Tensor& tensor, ExpertActivation activation);
 
-/// The experts from `first` on, one for each of `counts`, of the tokens sorted
-/// by expert. `first` counts from the first of the module's tensors. The ranks
+/// Applies the experts from `first` on, one for each of `counts`, to the tokens
+/// sorted by expert. `first` is an index into the module's tensors. The ranks
 /// of `split` have slices of the intermediate size, whose results are summed.
 at::Tensor compute_experts(
     const ExpertMlpImpl& mlp,

@@ -5,7 +5,8 @@
 
 namespace accelerate::detail {
 
-/// While it lives, autocast leaves this thread's operators on the device alone.
+/// While alive, keeps autocast from casting this thread's operators on the
+/// device.
 class FullPrecisionScope {
  public:
   explicit FullPrecisionScope(c10::DeviceType device)

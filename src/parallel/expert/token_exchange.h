@@ -11,16 +11,16 @@
 
 namespace accelerate::detail {
 
-/// The ranks that send each other tokens, on a group that nothing else uses.
+/// The ranks that exchange tokens, on a group that nothing else uses.
 struct TokenRoute {
   Group group = {};
-  /// Named in errors: "blocks.0.experts".
+  /// The layer's name in errors, such as "blocks.0.experts".
   std::string layer = {};
   /// Number of exchanges so far, the same on all ranks; shared by all layers.
   std::shared_ptr<int> num_exchanges = std::make_shared<int>(0);
 };
 
-/// How many rows this rank sends to each rank, and gets from each.
+/// How many rows this rank sends to, and receives from, each rank.
 struct RowCounts {
   std::vector<std::int64_t> sent;
   std::vector<std::int64_t> received;
@@ -31,21 +31,21 @@ struct RowCounts {
 /// Rows in transit, until TokenExchange::finish().
 struct RowsUnderWay;
 
-/// An all-to-all of rows whose numbers are known only now. `rows`: those for the
-/// first rank, then those for the second, and so on; rows x features.
-/// Differentiable once: gradients take the way back, and are on it while
-/// backward computes what forward computed between begin and finish.
+/// An all-to-all of rows whose counts are known only at run time. `rows`: those
+/// for the first rank, then those for the second, and so on; rows x features.
+/// Differentiable once: gradients are sent back while backward computes what
+/// forward computed between begin and finish.
 ///
 /// All ranks of the group call it alike, and run its backward alike: with
-/// `trains`, also a rank whose rows need no gradient. Nothing is recorded for
-/// recomputation: rows that arrived are kept.
+/// `trains`, even a rank whose rows need no gradient. Nothing is recorded for
+/// recomputation: received rows are kept.
 class TokenExchange {
  public:
   TokenExchange(TokenRoute route, RowCounts counts, bool trains);
 
   void begin(const at::Tensor& rows);
-  /// Those of the first rank, then those of the second, and so on. Throws
-  /// DistributedError naming the ranks that are gone or silent.
+  /// Returns the rows of the first rank, then those of the second, and so on.
+  /// Throws DistributedError naming the ranks that are gone or silent.
   [[nodiscard]] at::Tensor finish();
 
  private:

@@ -24,14 +24,15 @@ struct TokenPlan {
   [[nodiscard]] std::int64_t num_dropped() const;
 };
 
-/// `capacity`: the most rows per expert; negative for any number.
+/// `capacity`: the most rows per expert; negative for no limit.
 TokenPlan plan_tokens(
     const Routing& routing,
     std::int64_t num_experts,
     std::int64_t capacity,
     TokenDrop drop);
 
-/// The most rows per expert of so many tokens; negative if the options set none.
+/// Returns the most rows per expert for `num_tokens` tokens; negative if the
+/// options set no limit.
 std::int64_t capacity_of(
     const RouterOptions& options,
     std::int64_t num_experts,

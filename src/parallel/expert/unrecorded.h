@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// While it lives, this thread's operators are not recorded for recomputation:
-/// what they make counts as tensors from outside, which are kept. For what
-/// depends on other ranks, or is written by no operator.
+/// While alive, keeps this thread's operators from being recorded for
+/// recomputation: their results count as tensors from outside, which are kept.
+/// For values that depend on other ranks, or that no operator writes.
 class Unrecorded {
  private:
   c10::impl::ExcludeDispatchKeyGuard exclude_{kRecordingKey};

@@ -9,8 +9,8 @@
 
 namespace accelerate::detail {
 
-/// Has scaled_dot_product_attention in forwards of the model take queries, keys
-/// and values as float8 leaves them (precision/fp8/float8_attention.h). Ranks
+/// Makes scaled_dot_product_attention in forwards of the model use queries,
+/// keys and values rounded to float8 (precision/fp8/float8_attention.h). Ranks
 /// that divide a sequence agree on scales.
 std::unique_ptr<Strategy> make_float8_attention(
     const Mesh& mesh,

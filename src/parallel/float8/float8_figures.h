@@ -12,22 +12,22 @@
 
 namespace accelerate::detail {
 
-/// Measures the steps whose number is a multiple of an interval: what the casts
-/// of float8 layers lose, and how far products are from those of bf16.
+/// Measures every n-th step: what the casts of float8 layers lose, and how far
+/// their products are from bf16 products.
 class Float8Figures {
  public:
   /// `interval`: 0 measures nothing.
   Float8Figures(const Mesh& mesh, std::int64_t interval)
       : mesh_(mesh), interval_(interval) {}
 
-  /// Has layers measure the step that begins, if it is its turn.
+  /// Makes layers measure the step that begins, if it is due.
   void begin_step(const Float8Layers& layers);
-  /// Ends a step, and begins the next. If the step was measured, ranks add up
-  /// what they measured, so all of them call it.
+  /// Ends a step, and begins the next. If the step was measured, this is a
+  /// collective: ranks add up their measurements.
   void end_step(const Float8Layers& layers);
 
-  /// Takes the figures of the last step that was measured: on each rank those
-  /// of all layers, of all stages of a pipeline.
+  /// Takes the figures of the last measured step: on each rank, those of all
+  /// layers of all pipeline stages.
   [[nodiscard]] std::vector<StepFigure> take();
 
  private:

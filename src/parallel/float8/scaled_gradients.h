@@ -17,12 +17,12 @@
 namespace accelerate::detail {
 
 /// The gradients of some parameters in float8 (e4m3), each with a scale of its
-/// own: a gradient is cast as soon as a backward has computed it, added to what
-/// earlier ones left, and leaves the parameter without one.
+/// own. A gradient is cast and accumulated here as soon as a backward has
+/// computed it, and the parameter keeps none.
 class ScaledGradients {
  public:
-  /// `group` has replicas of the parameters. Gradients travel in messages of
-  /// about `message_bytes`.
+  /// `group`: the ranks with replicas of the parameters. Gradients are sent in
+  /// messages of about `message_bytes`.
   ScaledGradients(
       std::vector<at::Tensor> parameters,
       Group group,
@@ -33,17 +33,17 @@ class ScaledGradients {
 
   /// From now on, averages among the ranks of `group`.
   void average_among(Group group) { group_ = std::move(group); }
-  /// Gives all ranks the mean of their gradients. Ranks agree on the smallest of
-  /// their scales, each adds up its part of all ranks' codes in fp32, in the
-  /// order of the ranks, and casts the mean with that scale: a quarter of the
-  /// bytes of an all-reduce in fp32. A rank without a gradient contributes
-  /// zeros; if no rank has one, none is set. Collective.
+  /// Gives all ranks the mean of their gradients. Ranks agree on the smallest
+  /// of their scales; each adds up its shard of all ranks' codes in fp32, in
+  /// rank order, and casts the mean with that scale: a quarter of the bytes of
+  /// an fp32 all-reduce. A rank without a gradient contributes zeros; if no
+  /// rank has one, none is set. Collective.
   void average();
-  /// Gives the parameters their gradients in their own dtype.
+  /// Gives the parameters their gradients back, in their own dtype.
   void restore();
   /// Drops the gradient of `parameter`, if it is here.
   void drop(const at::Tensor& parameter);
-  /// Memory of all gradients here.
+  /// Number of bytes of all gradients here.
   [[nodiscard]] std::int64_t nbytes() const;
 
  private:
@@ -63,7 +63,7 @@ class ScaledGradients {
   std::vector<Entry> entries_;
   Group group_;
   std::int64_t message_bytes_;
-  // Taken by the threads of a backward.
+  // Locked by backward threads.
   mutable std::mutex mutex_;
   std::unordered_map<const void*, std::size_t> index_of_;
   std::vector<std::function<void()>> unhook_;

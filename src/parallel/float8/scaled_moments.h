@@ -13,9 +13,9 @@ class Optimizer;
 
 namespace accelerate::detail {
 
-/// Keeps the moments of Adam and AdamW in 8 and 16 bits between steps: the first
-/// in float8 (e4m3), the others in fp16, each tensor with a scale of its own.
-/// What is restored and packed again stays as it was.
+/// Keeps the moments of Adam and AdamW in 8 and 16 bits between steps: the
+/// first in float8 (e4m3), the others in fp16, each tensor with a scale of its
+/// own. Unpacking and packing again is lossless.
 class ScaledMoments {
  public:
   /// Throws ConfigError for an optimizer of another class that steps on
@@ -24,12 +24,12 @@ class ScaledMoments {
       const torch::optim::Optimizer& optimizer,
       const ParameterTable& table);
 
-  /// Packs the state of the table's parameters, as far as it is not packed:
-  /// exp_avg becomes float8 codes, exp_avg_sq and max_exp_avg_sq fp16 ones.
+  /// Packs the state of the table's parameters that is not packed yet: exp_avg
+  /// becomes float8 codes, exp_avg_sq and max_exp_avg_sq fp16 ones.
   void pack(
       const torch::optim::Optimizer& optimizer,
       const ParameterTable& table);
-  /// Gives them tensors of their values again, in the dtype of the parameter.
+  /// Restores the moments as tensors in the dtype of the parameter.
   void unpack(
       const torch::optim::Optimizer& optimizer,
       const ParameterTable& table);
@@ -41,7 +41,7 @@ class ScaledMoments {
     at::Tensor max_exp_avg_sq;
   };
 
-  /// By the state of a parameter, while that is packed.
+  /// By the state of a parameter, while it is packed.
   std::unordered_map<const void*, Scales> scales_;
 };
 

@@ -18,13 +18,13 @@ struct AverageOptions {
   std::optional<at::ScalarType> send_in = std::nullopt;
   /// What the sums are divided by; unset: the number of ranks.
   std::optional<double> divisor = std::nullopt;
-  /// Gradients travel in messages of about this size.
+  /// Gradients are sent in messages of about this size.
   std::int64_t message_bytes = 25 << 20;
 };
 
 /// Gives all ranks of `group` the mean of their gradients of each parameter.
 /// Ranks without a gradient contribute zeros; if no rank has one, none is set.
-/// Collective, with as many parameters of the same shapes and dtypes on all
+/// Collective, with parameters of the same number, shapes and dtypes on all
 /// ranks. Uses few, large messages.
 void average_gradients(
     const Group& group,

@@ -19,20 +19,20 @@
 
 namespace accelerate::detail {
 
-/// The parameters that a Reducer averages gradients of, and their names.
+/// The parameters whose gradients a Reducer averages, and their names.
 struct TrainableRows {
   std::vector<at::Tensor> tensors;
   std::unordered_map<std::size_t, std::string> names;
   std::unordered_map<const c10::TensorImpl*, std::string> names_by_tensor;
 };
 
-/// How long the buckets of one backward travelled.
+/// How long the reductions of one backward's buckets took.
 struct ReductionTimes {
   std::int64_t hidden_ns = 0;   ///< while gradients were still computed
   std::int64_t exposed_ns = 0;  ///< after that
 };
 
-/// The trained rows for which `is_chosen`.
+/// Returns the trained rows for which `is_chosen` returns true.
 TrainableRows trainable_rows(
     const ParameterTable& table,
     bool (*is_chosen)(const Parameter& row));
@@ -43,28 +43,29 @@ class BucketReducer : public c10d::Reducer {
   using c10d::Reducer::Reducer;
 
   /// Whether the backward since prepare_for_backward() reached a parameter.
-  /// With a static graph, `is_first` is true in the first reduction, which
-  /// happens after the backward.
+  /// `is_first`: this is the first reduction, which with a static graph happens
+  /// after the backward.
   [[nodiscard]] bool was_reached(bool is_first) const;
-  /// True if that backward gave gradients to some parameters only.
+  /// True if that backward gave gradients to only some parameters.
   [[nodiscard]] bool is_unfinished() const { return require_finalize_; }
-  /// Moves the buckets into memory in which `connection` reduces without
-  /// copies, if it has such; with what they hold. Called on all ranks when they
-  /// have made the buckets, and when they have rebuilt them.
+  /// Moves the buckets, with their contents, into memory in which `connection`
+  /// reduces without copies, if it offers such memory. Called on all ranks
+  /// after building the buckets, and after rebuilding them.
   void share_buckets(Connection& connection);
   void ignore_gradients() { expect_autograd_hooks_ = false; }
   /// Counts parameter number `index` as used in the backward that begins:
-  /// LibTorch forgets those that only earlier micro-steps used.
+  /// LibTorch forgets parameters that only earlier micro-steps used.
   void mark_used(std::size_t index);
 
-  /// Has LibTorch take times() in every backward, rather than in some.
+  /// Makes LibTorch measure times() in every backward, rather than only in
+  /// some.
   void keep_times(bool keep);
-  /// Those of the last backward; zero if it took none.
+  /// The times of the last backward; zero if it measured none.
   [[nodiscard]] ReductionTimes times() const;
 
   // With a static graph, the first reduction counts how often each parameter is
   // used. LibTorch also counts uses in backward passes that are not averaged,
-  // before and after that one, and then waits for them forever.
+  // before and after that reduction, and then waits for them forever.
   void restore_uses();
   void remember_uses() { uses_ = numGradHooksTriggeredMap_; }
 
@@ -72,16 +73,16 @@ class BucketReducer : public c10d::Reducer {
   std::unordered_map<std::size_t, int> uses_;
 };
 
-/// A reducer of the rows' gradients among the ranks of `group`. It keeps a
-/// c10d::Logger, which LibTorch calls without a check when the set of used
+/// Returns a reducer of the rows' gradients among the ranks of `group`. It
+/// keeps a c10d::Logger, which LibTorch calls unchecked when the set of used
 /// parameters changes.
 std::shared_ptr<BucketReducer> make_reducer(
     const TrainableRows& rows,
     const Group& group,
     const ReplicateOptions& options);
 
-/// The names of the parameters that LibTorch's `message` lists, by index, as
-/// left without gradient.
+/// Returns the names of the parameters that LibTorch's `message` lists, by
+/// index, as having no gradient.
 std::vector<std::string> names_without_gradient(
     const std::string& message,
     const TrainableRows& rows);

@@ -20,18 +20,18 @@ namespace accelerate::detail {
 
 class StepListener;
 
-/// Calls `body`, a collective of `group` that `operation` names in errors.
+/// Calls `body`, a collective of `group`; `operation` is its name in errors.
 void guard_collective(
     const Group& group,
     const char* operation,
     const std::function<void()>& body);
 
-/// Averages the gradients of some parameters over the ranks of a group that
-/// have replicas of them, in each backward that ends a window, or in the last
-/// ones of a pipeline's step.
+/// Averages the gradients of some parameters over the ranks that have replicas
+/// of them, in each backward that ends a window, or in the last ones of a
+/// pipeline's step.
 class GradientAverager {
  public:
-  /// `group` has several ranks, `rows` a parameter.
+  /// `group` must have several ranks, `rows` at least one parameter.
   GradientAverager(
       Group group,
       TrainableRows rows,
@@ -43,20 +43,20 @@ class GradientAverager {
 
   void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
-  /// The next backward of a pipeline's step is the last one for `parameters`,
-  /// of which others than the averager's are left alone.
+  /// Called when the next backward of a pipeline's step is the last one for
+  /// `parameters`; ignores those that are not the averager's.
   void before_last_gradients(const std::vector<at::Tensor>& parameters);
-  /// Forgets a step that failed.
+  /// Discards a step that failed.
   void abandon();
-  /// The optimizer has used what gradients there were.
+  /// Called when the optimizer has used all gradients.
   void after_step() { pending_.clear(); }
 
-  /// From now on, averages among the ranks of `group`, of which there are
-  /// several. Between steps, not inside a join; does not communicate.
+  /// From now on, averages among the ranks of `group`, which must be several.
+  /// Called between steps, not inside a join; does not communicate.
   void average_among(Group group);
 
-  /// From here to end_join(), averages with the ranks of the round's group, and
-  /// announces collectives in it as those of model number `model`.
+  /// From here to end_join(), averages over the round's group, and announces
+  /// collectives in the round under model number `model`.
   void begin_join(JoinRound& round, int model);
   /// Whether a collective was announced since the last call.
   bool take_announced();
@@ -68,7 +68,7 @@ class GradientAverager {
   /// Ends the reduction of a backward that reached the parameters.
   void end_reduction(bool is_first);
   /// Ends a backward that did not reach them. Earlier micro-steps of the window
-  /// may have left gradients; whether they did on any rank, the ranks agree on.
+  /// may have left gradients; the ranks agree on whether any rank has some.
   void pass_by(bool is_first);
   void average_pending(
       const std::vector<at::Tensor>& parameters,
@@ -80,7 +80,7 @@ class GradientAverager {
   /// Ends a step of several backwards.
   void end_step();
   void rebuild_buckets();
-  /// Tells ranks without data, if there may be any.
+  /// Tells ranks without data about a collective, if there can be any.
   void announce(JoinEvent::Kind kind, int bucket = 0);
   /// From now on, gradients are averaged among the ranks of `group`.
   void connect(const Group& group);
@@ -92,7 +92,7 @@ class GradientAverager {
   [[nodiscard]] bool has_hook() const;
   [[nodiscard]] double divisor() const;
   [[nodiscard]] const Group& group() const;
-  /// Null while nobody profiles.
+  /// Null unless a profiler is active.
   [[nodiscard]] StepListener* listener() const;
 
   Group group_;

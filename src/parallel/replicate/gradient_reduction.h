@@ -23,7 +23,7 @@ struct ReductionContext {
   [[nodiscard]] int num_ranks() const { return process_group->getSize(); }
 };
 
-/// How a bucket of gradients becomes their mean over the ranks. Buckets are
+/// Turns a bucket of gradients into their mean over the ranks. Buckets are
 /// reduced in the order of their indices, the same on all ranks.
 class GradientReduction {
  public:
@@ -32,12 +32,12 @@ class GradientReduction {
   GradientReduction& operator=(const GradientReduction&) = delete;
   virtual ~GradientReduction() = default;
 
-  /// The future holds the bucket's buffer with the result.
+  /// Returns a future of the bucket's buffer with the result.
   virtual FutureTensor reduce(
       c10d::GradBucket& bucket,
       const ReductionContext& context) = 0;
-  /// True if later reductions depend on earlier ones. The state is different on
-  /// each rank.
+  /// True if later reductions depend on earlier ones. The state differs per
+  /// rank.
   [[nodiscard]] virtual bool has_state() const { return false; }
   [[nodiscard]] virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict&) {}
@@ -49,7 +49,8 @@ using NameOf = std::function<const std::string&(const at::Tensor&)>;
 /// Returns what is wrong with the options; nothing if they can be honoured.
 std::optional<std::string> validate_reduction(const ReplicateOptions& options);
 
-/// The reduction that the options ask for; plain averaging for CommHook::none.
+/// Returns the reduction that the options ask for; plain averaging for
+/// CommHook::none.
 std::unique_ptr<GradientReduction> make_reduction(
     const ReplicateOptions& options,
     NameOf name_of);

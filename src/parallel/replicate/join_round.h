@@ -13,7 +13,7 @@ struct JoinEvent {
   enum class Kind {
     bucket = 1,
     end_of_backward = 2,
-    /// Gradients of earlier micro-steps, which the last one passed by.
+    /// Gradients of earlier micro-steps that the last one did not touch.
     pending_gradients = 3,
   };
   Kind kind = Kind::bucket;
@@ -33,9 +33,9 @@ class JoinRound {
         divides_by_all_(divide_by_initial_world_size),
         num_active_(group_.size()) {}
 
-  /// Collective. `mine` is unset on a rank without data. Returns what the ranks
-  /// with data do; nothing if none has data. Throws DistributedError, naming
-  /// the ranks, if they do different things.
+  /// Agrees on the next event. `mine` is unset on a rank without data. Returns
+  /// what the ranks with data do; nothing if no rank has data. Collective.
+  /// Throws DistributedError, naming the ranks, if they do different things.
   std::optional<JoinEvent> announce(const std::optional<JoinEvent>& mine);
 
   [[nodiscard]] const Group& group() const { return group_; }

@@ -17,11 +17,11 @@ class PendingGradients {
   /// parameters, which outlive the object.
   void begin_backward(const std::vector<at::Tensor>& parameters);
   void end_backward(const std::vector<at::Tensor>& parameters);
-  /// Called when all gradients are averaged, or used.
+  /// Called when all gradients have been averaged, or used.
   void clear();
 
-  /// Whether there was such a backward, which is the same on all ranks, though
-  /// it may have reached this model on some of them only.
+  /// Whether there was such a backward: the same on all ranks, though it may
+  /// have reached this model only on some of them.
   [[nodiscard]] bool had_backward() const { return had_backward_; }
   [[nodiscard]] bool any() const { return !changed_.empty(); }
   /// Whether parameter number `index` got a gradient.
@@ -30,7 +30,7 @@ class PendingGradients {
   }
 
  private:
-  /// Which tensor a gradient is, and how often it was written to.
+  /// A gradient's identity, and the number of times it was written to.
   using State = std::pair<const void*, std::int64_t>;
   static State state_of(const at::Tensor& parameter);
 

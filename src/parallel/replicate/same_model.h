@@ -11,8 +11,8 @@
 
 namespace accelerate::detail {
 
-/// Throws ConfigError, on all ranks of `group`, if their models differ in
-/// names, dtypes, shapes or what is trained, saying where.
+/// Throws ConfigError on all ranks of `group`, saying where, if their models
+/// differ in names, dtypes, shapes or trained parameters.
 void require_same_model(
     const Group& group,
     const ParameterTable& table,

@@ -18,10 +18,10 @@
 
 namespace accelerate::detail {
 
-/// Averages the gradients of a step of several backwards, of which each
-/// parameter has another last one: those of a pipeline's micro-batches.
-/// c10d::Reducer averages those of one backward. Gradients travel in buckets, in
-/// the order of the buckets, each as soon as all of its gradients are complete.
+/// Averages the gradients of a step of several backwards, the last of which
+/// differs per parameter: a pipeline's micro-batches. (c10d::Reducer handles a
+/// single backward.) Buckets are sent in order, each as soon as all of its
+/// gradients are complete.
 ///
 /// A parameter without a gradient on this rank contributes zero, and keeps none
 /// if no rank has one.
@@ -30,7 +30,7 @@ class StepReducer {
   using Reduce = std::function<FutureTensor(c10d::GradBucket&)>;
 
   /// `reduce` returns the mean of a bucket over `group`, and is called on the
-  /// thread that computes gradients. `rows` outlive the object.
+  /// thread that computes gradients. `rows` must outlive the object.
   StepReducer(
       const TrainableRows& rows,
       const Group& group,
@@ -42,16 +42,18 @@ class StepReducer {
 
   /// Called before a backward that is the last one for `parameters`.
   void begin_last(const std::vector<at::Tensor>& parameters);
-  /// Called after it: those of them that it did not reach are complete, too.
+  /// Called after that backward: parameters that it did not reach are complete,
+  /// too.
   void end_last();
-  /// Whether gradients travel, or may have.
+  /// Whether gradients are being sent, or may have been.
   [[nodiscard]] bool has_begun() const { return has_begun_; }
-  /// Completes the rest, waits for all means, and gives them to the parameters.
+  /// Completes the remaining gradients, waits for all means, and gives them to
+  /// the parameters.
   void finish();
-  /// Forgets a step that failed.
+  /// Discards a step that failed.
   void abandon();
 
-  /// Those of the last step.
+  /// The times of the last step.
   [[nodiscard]] const ReductionTimes& times() const { return times_; }
 
  private:

@@ -16,31 +16,33 @@ class Module;
 
 namespace accelerate::detail {
 
-/// Weights that are gathered as the layers that read them multiply them.
+/// Weights that are gathered in the float8 form in which their layers multiply
+/// them.
 struct Float8Gather {
   DynamicCast cast;
-  /// The weights of a module.
+  /// Returns those weights of a module.
   std::function<std::vector<at::Tensor>(const torch::nn::Module& module)>
       weights_of;
 };
 
-/// The scales of weights that are gathered in float8: those of the values of all
-/// ranks, which all of them need before they gather. (torchao computes them in
-/// precompute_float8_dynamic_scale_for_fsdp, once per step and in one message,
-/// too.)
+/// The scales of weights that are gathered in float8. A scale covers the values
+/// of all ranks, and every rank needs it before the gather. (torchao's
+/// precompute_float8_dynamic_scale_for_fsdp also computes them once per step,
+/// in one message.)
 class GatheredScales {
  public:
-  /// `groups`: the ranks that have the other values of each weight.
+  /// `groups`: the ranks that hold the other values of each weight.
   GatheredScales(const DynamicCast& cast, std::vector<Group> groups)
       : cast_(cast), groups_(std::move(groups)) {}
 
-  /// Adds a weight of which this rank has the rows `local`. Its scale (fp32, a
-  /// number on the device of `local`) is undefined until compute(), and after
-  /// forget(): the weight is then gathered as it is.
+  /// Adds a weight of which this rank has the rows `local`. Its scale (an fp32
+  /// scalar on the device of `local`) is undefined before compute() and after
+  /// forget(): the weight is then gathered in its own dtype.
   std::shared_ptr<at::Tensor> add(const at::Tensor& local);
-  /// Computes the scales that are not known. Collective if there are any.
+  /// Computes the unknown scales. Collective if there are any.
   void compute();
-  /// The weights have changed, or will be gathered as they are.
+  /// Called when the weights have changed, or will be gathered in their own
+  /// dtype.
   void forget();
 
  private:

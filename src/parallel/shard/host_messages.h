@@ -12,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// Tags of one unit's messages from rank to rank: one per parameter, and one
-/// for the message that small ones share. Each kind alternates between two,
+/// Tags of one unit's messages between ranks: one per parameter, and one for
+/// the message that small parameters share. Each kind alternates between two,
 /// since a rank may be one round ahead of another.
 class HostTags {
  public:
@@ -43,7 +43,7 @@ inline std::vector<int> peers_of(const Group& group) {
   return others;
 }
 
-/// Takes pinned memory, which a device copies from or to.
+/// Takes pinned memory for copies to or from a device.
 inline at::Tensor
 take_pinned(BlockPool& pool, at::IntArrayRef sizes, at::ScalarType dtype) {
   return pool.take(sizes, at::TensorOptions(dtype).pinned_memory(true));

@@ -13,8 +13,8 @@
 
 namespace accelerate::detail {
 
-/// Sends shards as tagged messages between the hosts' memories: received in
-/// place, any number of rows without padding. Tensors on another device are
+/// Sends shards as tagged messages between host memories: received in place,
+/// with any number of rows, without padding. Tensors on another device are
 /// copied to and from the host.
 class HostShardTraffic final : public ShardTraffic {
  public:
@@ -52,8 +52,8 @@ class HostShardTraffic final : public ShardTraffic {
   Unit& state_of(const UnitShards& unit) { return *units_[unit.number]; }
 
   Mesh mesh_;
-  /// The ranks over which the model is sharded, as one group for parameters and
-  /// one for gradients.
+  /// The ranks over which the model is sharded: one group for parameters, one
+  /// for gradients.
   Group gather_group_;
   Group reduce_group_;
   Group reshard_group_;

@@ -21,14 +21,14 @@ namespace accelerate::detail {
 /// The resolved options of sharding.
 struct ShardOptions {
   ModuleSelection units = {};
-  /// A regular expression; modules whose full name it matches stay unsharded.
+  /// A regular expression; modules whose full name matches stay unsharded.
   std::optional<std::string> ignored_modules = std::nullopt;
-  /// Parameters are sharded and gathered for each use; else only gradients and
-  /// optimizer state are sharded, and parameters are gathered after each step
-  /// (ZeRO-1 and 2).
+  /// Parameters are sharded and gathered for each use. If false, only gradients
+  /// and optimizer state are sharded, and parameters are gathered after each
+  /// step (ZeRO-1 and 2).
   bool shards_parameters = true;
-  /// Full parameters are resharded after their last use in a forward (ZeRO-3);
-  /// else after a backward.
+  /// Full parameters are resharded after their last use in a forward (ZeRO-3).
+  /// If false, after a backward.
   bool reshards_after_forward = true;
   /// Above 1: between forward and backward, parameters are sharded over groups
   /// of that many consecutive ranks, which gather them faster.
@@ -47,10 +47,10 @@ struct ShardOptions {
   /// Dtype in which gradients are averaged over replicas of the shards; unset:
   /// unchanged.
   std::optional<at::ScalarType> replica_dtype = std::nullopt;
-  /// Size of the messages in which they travel.
+  /// Size of the messages in which those gradients are sent.
   std::int64_t message_bytes = 25 << 20;
   /// LibTorch's allocator keeps freed memory of full parameters, so sharding
-  /// need not.
+  /// does not need to.
   bool allocator_keeps_blocks = false;
   /// Shards, with their gradients and optimizer state, are in host memory, and
   /// optimizers step there. Has no effect on the CPU.
@@ -75,9 +75,9 @@ struct ShardOptions {
 class BlockPool;
 class ShardTraffic;
 
-/// Makes the traffic of a model. Collective. `reshard_group`: the ranks that
-/// keep a replica among themselves between forward and backward; empty if there
-/// are none. `pool`: memory of full parameters, to be shared.
+/// Makes a model's traffic. Collective. `reshard_group`: the ranks that keep a
+/// replica among themselves between forward and backward; empty if there are
+/// none. `pool`: memory of full parameters, to be shared.
 using MakeShardTraffic = std::function<std::unique_ptr<ShardTraffic>(
     const Mesh& mesh,
     const Group& reshard_group,
@@ -92,18 +92,18 @@ std::unique_ptr<ShardTraffic> make_host_traffic(
 /// Fully sharded data parallel: each rank keeps some rows of every parameter,
 /// with their gradients and optimizer state; units of parameters are gathered
 /// just before they are read (gate/), and gradients are reduced to the shards
-/// as they are complete. (Rajbhandari et al., "ZeRO: Memory Optimizations
+/// as they become complete. (Rajbhandari et al., "ZeRO: Memory Optimizations
 /// Toward Training Trillion Parameter Models", SC 2020; Zhao et al., "PyTorch
 /// FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.)
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options);
-/// What stands for it where one process shards nothing: refuses what several
-/// would refuse, and does nothing else.
+/// A single-process stand-in that shards nothing: only refuses what several
+/// processes would refuse.
 std::unique_ptr<Strategy> make_shard_of_one(const ShardOptions& options);
-/// The reasons why some functions cannot be used with a sharded model.
+/// Returns the reasons why some functions cannot be used with a sharded model.
 StrategyTraits refusals_of_shard();
-/// As make_shard(), with traffic other than messages between hosts.
+/// Like make_shard() above, with traffic other than messages between hosts.
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options,

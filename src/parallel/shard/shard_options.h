@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// The options of the sharding that was requested, in these dtypes.
+/// Resolves the requested sharding into options with these dtypes.
 ShardOptions make_shard_options(
     const ShardingRequest& request,
     const MixedPrecisionPolicy& precision);
@@ -21,9 +21,9 @@ ShardOptions make_shard_options(
 struct ShardedReplicas {
   /// Dtype in which gradients are averaged over replicas; unset: their own.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// What was given and does nothing.
+  /// Settings that were given but have no effect.
   std::vector<IgnoredSetting> ignored = {};
-  /// What cannot be honoured.
+  /// Why some setting cannot be honoured.
   std::optional<std::string> complaint = std::nullopt;
 };
 

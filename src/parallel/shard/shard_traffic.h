@@ -14,17 +14,16 @@ namespace accelerate::detail {
 /// themselves (ShardedParameter::kept_rows) from a forward to its backward.
 enum class ShardSource { all_ranks, reshard_group };
 
-/// The communication of one model's shards: gathers full parameters, reduces
-/// gradients to the ranks that keep their shards. When that happens, and which
-/// unit is full, is decided elsewhere (ShardUnit, UnshardSchedule,
-/// GradientReducer). All calls are made with gradients disabled, from one
-/// thread at a time.
+/// The communication of one model's shards: gathers full parameters, and
+/// reduces gradients to the ranks that keep their shards. ShardUnit,
+/// UnshardSchedule and GradientReducer decide when, and which unit is full. All
+/// calls are made with gradients disabled, from one thread at a time.
 ///
 /// All ranks start the same unshards in the same order. Reductions may start in
 /// different orders if ranks use different parameters: traffic that needs one
-/// order on all ranks defers those that are early. A rank waits for a reduction
-/// only if all ranks have started it, or will start it whatever that rank does
-/// (ReductionOrder).
+/// order on all ranks defers early ones. A rank waits for a reduction only if
+/// all ranks have started it, or will start it regardless of what that rank
+/// does (ReductionOrder).
 class ShardTraffic {
  public:
   ShardTraffic() = default;
@@ -37,35 +36,36 @@ class ShardTraffic {
   /// Lets the traffic keep up to `up_to_bytes` of its own memory for later use.
   virtual void keep_memory(std::int64_t up_to_bytes) = 0;
 
-  /// Whether a parameter, and its gradient, has messages of its own instead of
-  /// sharing those of its unit.
+  /// Whether a parameter and its gradient have messages of their own instead of
+  /// sharing the unit's.
   [[nodiscard]] virtual bool travels_alone(
       const ShardedParameter& parameter) const = 0;
 
-  /// Starts gathering the parameters into `memory`, by their places in the
-  /// unit: of the full shapes, on the model's device; undefined for parameters
-  /// that are full already. At most one unshard per unit at a time.
+  /// Starts gathering the parameters into `memory`: one tensor per parameter of
+  /// the unit, of the full shape, on the model's device; undefined for
+  /// parameters that are already full. At most one unshard per unit at a time.
   virtual void start_unshard(
       const UnitShards& unit,
       ShardSource source,
       std::vector<at::Tensor> memory) = 0;
-  /// Waits, and returns the memory, which the current stream may read.
+  /// Waits, and returns the memory, ready to be read on the current stream.
   virtual std::vector<at::Tensor> finish_unshard(const UnitShards& unit) = 0;
   /// Called before the unit's full parameters lose their memory.
   virtual void before_reshard(const UnitShards& unit) = 0;
 
-  /// True if take_gradient() only starts a copy to the host, for which
-  /// start_reduce() waits, so that it should be called later.
+  /// True if take_gradient() only starts a copy to the host. start_reduce()
+  /// waits for that copy, so it is better called later.
   [[nodiscard]] virtual bool stages_gradients() const = 0;
   /// Takes the gradient of a parameter that travels alone; zeros if it has
   /// none.
   virtual void take_gradient(const UnitShards& unit, std::size_t place) = 0;
-  /// Starts reducing the gradient that was taken.
+  /// Starts reducing the gradient taken by take_gradient().
   virtual void start_reduce(const UnitShards& unit, std::size_t place) = 0;
   /// Waits for that reduction. The mean is kept until finish_rest().
   virtual void finish_reduce(const UnitShards& unit, std::size_t place) = 0;
-  /// Takes the other gradients of the unit, after all that travel alone have
-  /// been started, and starts reducing them, together with `order_hash`.
+  /// Takes the unit's other gradients and starts reducing them, together with
+  /// `order_hash`. Called after all reductions of gradients that travel alone
+  /// have been started.
   virtual void start_rest(const UnitShards& unit, std::uint64_t order_hash) = 0;
   /// Waits for all reductions of the unit, and adds the means over the ranks to
   /// the shards' gradients; a parameter that no rank used gets none. Sums run

@@ -13,11 +13,11 @@
 
 namespace accelerate::detail {
 
-/// This rank's place among those over which a model is sharded.
+/// This rank's place among the ranks over which a model is sharded.
 struct ShardPlace {
   int rank = 0;
-  /// This rank's place in its reshard group, and the size of that group; 1 if
-  /// there is none.
+  /// This rank's place in its reshard group, and that group's size; 1 if there
+  /// is none.
   int reshard_group_rank = 0;
   int reshard_group_size = 1;
 };
@@ -44,7 +44,7 @@ class ShardUnit {
   /// Bytes of the full parameters.
   [[nodiscard]] std::int64_t full_bytes() const;
 
-  /// Gathers and reshards are called alike on all ranks of a group.
+  /// All ranks of a group gather and reshard in the same order.
   void start_gather();
   void finish_gather();
   [[nodiscard]] bool is_unsharded() const { return state_ == State::full; }
@@ -54,8 +54,8 @@ class ShardUnit {
   /// Frees the memory of one parameter, if it travels alone; the next gather
   /// fills it again.
   void reshard_parameter(std::size_t i);
-  /// Changes to the full parameters from here to keep_changes() are written to
-  /// the shards.
+  /// Changes made to the full parameters from here to keep_changes() are
+  /// written back to the shards.
   void watch_for_changes();
   void keep_changes();
 
@@ -72,7 +72,7 @@ class ShardUnit {
   void abandon();
 
  private:
-  /// In state `sharded`, some parameters may be full nevertheless.
+  /// In state `sharded`, some parameters may still be full.
   enum class State { sharded, gathering, full };
 
   void free_memory(ShardedParameter& parameter);

@@ -27,33 +27,33 @@ struct ShardedParameter {
   std::optional<at::ScalarType> reduce_dtype;
   std::int64_t version_when_opened = 0;
 
-  /// As row_begins, for the ranks of the reshard group; and this rank's rows,
-  /// which it keeps between forward and backward.
+  /// Like row_begins, for the ranks of the reshard group; and the rows that
+  /// this rank keeps between forward and backward.
   std::vector<std::int64_t> reshard_group_begins = {};
   at::Tensor kept_rows = {};
 
   /// Set for a weight that is gathered in float8; see GatheredScales.
   std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
-  /// `full` was gathered in float8, so that its values are rounded.
+  /// True if `full` was gathered in float8, so its values are rounded.
   bool is_rounded = false;
 
-  /// An expert of other ranks: empty here, on all ranks of the shard group.
+  /// True for an expert of other ranks: empty on all ranks of this shard group.
   bool is_elsewhere = false;
 
-  /// The rows that `rank` keeps, of a tensor of the full shape.
+  /// Returns the rows that `rank` keeps, out of a tensor of the full shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
-  /// Whether a gather that starts now is in float8.
+  /// Whether a gather that starts now would be in float8.
   [[nodiscard]] bool travels_in_float8() const {
     return gathered_scale != nullptr && gathered_scale->defined();
   }
   [[nodiscard]] at::ScalarType reduced_in() const {
     return reduce_dtype.value_or(full.scalar_type());
   }
-  /// Takes the gradient away from the full parameter, dense and in
-  /// reduced_in(); undefined if it has none.
+  /// Moves the gradient out of the full parameter, dense and in reduced_in();
+  /// undefined if it has none.
   [[nodiscard]] at::Tensor take_gradient() const;
-  /// Adds `mean`, on the shard's device, to the shard's gradient, which may
-  /// become that tensor.
+  /// Adds `mean`, on the shard's device, to the shard's gradient; may keep
+  /// `mean` as that gradient.
   void add_gradient(const at::Tensor& mean) const;
 };
 
@@ -72,13 +72,13 @@ struct UnitShards {
   }
 };
 
-/// The rows from begins[rank] to begins[rank + 1].
+/// Returns the rows from begins[rank] to begins[rank + 1].
 at::Tensor rows_between(
     const at::Tensor& tensor,
     const std::vector<std::int64_t>& begins,
     int rank);
 
-/// The first row of each rank, of `num_rows` rows, and the end.
+/// Returns the first row of each rank, out of `num_rows` rows, and the end.
 std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks);
 
 }  // namespace accelerate::detail

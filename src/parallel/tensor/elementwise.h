@@ -7,7 +7,7 @@ class Module;
 namespace accelerate::detail {
 
 /// Whether the module is one of LibTorch's activations or dropout without
-/// parameters: each element of its result depends on one of its input.
+/// parameters: each output element depends on one input element.
 bool is_elementwise(const torch::nn::Module& module);
 
 }  // namespace accelerate::detail

@@ -10,12 +10,12 @@
 
 namespace accelerate::detail {
 
-/// Changes the layout of a tensor: gathers or slices it; autograd records it,
-/// so that the gradient takes the opposite way. A tensor that every rank has in
-/// full has the same gradient on all of them. Dimension `num_mixed_dims` from
-/// the end, and those after it, cannot be sliced. `what` is
-/// the tensor, for messages: throws ConfigError for a dimension that it does not
-/// have. Collective.
+/// Changes the layout of a tensor by gathering or slicing it. Autograd records
+/// this, and backward does the reverse to the gradient. A tensor that every
+/// rank has in full has the same gradient on all ranks. The last
+/// `num_mixed_dims` dimensions cannot be sliced. `what` names the tensor in
+/// messages: throws ConfigError for a dimension that it does not have.
+/// Collective.
 at::Tensor redistribute(
     const at::Tensor& tensor,
     const LayoutChange& change,

@@ -21,31 +21,31 @@
 
 namespace accelerate::detail {
 
-/// A parameter behind the gate, of which this rank has a slice.
+/// A gated parameter of which this rank has a slice.
 struct WatchedSplit {
   SplitParameter split;
   std::vector<std::int64_t> global_shape;
   std::vector<std::int64_t> local_shape;
-  /// Where the slices of all ranks begin, and the end.
+  /// The first index of each rank's slice, and the end.
   std::vector<std::int64_t> begins;
 
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
 };
 
 /// Watches split parameters (gate/watched_tensor.h): where a module multiplies
-/// by one, or looks up embeddings, it does this rank's share, with the
-/// collective that comes before or after. C++ modules write products as
-/// `linear`, as `addmm` or `matmul` with the transposed weight.
+/// by one, or looks up embeddings in it, computes this rank's share, with the
+/// collective before or after. C++ modules write products as `linear`, or as
+/// `addmm` or `matmul` with the transposed weight.
 class SplitKeeper final : public GateKeeper,
                           public std::enable_shared_from_this<SplitKeeper> {
  public:
   explicit SplitKeeper(Group group) : group_(std::move(group)) {}
 
-  /// Returns the number of the parameter. The rows that attention takes of its
-  /// projections, of one or two of them, have the numbers that follow.
+  /// Returns the number of the parameter. The rows of one or two projections
+  /// that attention takes have the numbers that follow.
   std::size_t add(WatchedSplit split);
 
-  /// Inside a forward, an operator that would take a slice for the full
+  /// Inside a forward, an operator that would mistake a slice for the full
   /// parameter is an error. Outside, optimizers and checkpoints work on slices.
   void begin_forward();
   void end_forward();
@@ -54,18 +54,18 @@ class SplitKeeper final : public GateKeeper,
   void forget_input();
   [[nodiscard]] bool is_in_forward() const { return num_forwards_ > 0; }
 
-  /// What the last layer that returned a slice returned, for messages; empty if
-  /// there was none in this forward.
+  /// Describes the last slice that a layer returned, for messages; empty if no
+  /// layer returned one in this forward.
   [[nodiscard]] const std::string& last_slice() const { return last_slice_; }
 
-  /// While the parameters are full (full_parameters()), operators on them are
-  /// those of one process.
+  /// While the parameters are full (full_parameters()), operators on them run
+  /// as in a single process.
   void set_full(bool is_full) { is_full_ = is_full; }
 
   void call(GatedCall& call) override;
 
  private:
-  /// A call of a module that stays whole.
+  /// A call of a module that is not split.
   struct WholeCall {
     const WatchedSplit* weight = nullptr;
     std::size_t input_at = 0;
@@ -77,7 +77,7 @@ class SplitKeeper final : public GateKeeper,
     WeightProduct factors;
   };
 
-  /// The input of a product, and what was made of it.
+  /// The input of a product, and how it was transformed.
   struct LastInput {
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
     std::int64_t version = 0;
@@ -93,12 +93,13 @@ class SplitKeeper final : public GateKeeper,
     }
   };
 
-  /// The parameter that a value is, or is a view of; null if it is none.
+  /// The parameter that a value is or is a view of; null if neither.
   [[nodiscard]] const WatchedSplit* find(const c10::IValue& value) const;
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
   void multiply(GatedCall& call, const Product& product);
   void follow_placement(bool takes_slice, bool returns_slice) const;
-  /// Whether the model's code runs, also for a second time in a backward.
+  /// Whether the model's code is running, including recomputation in a
+  /// backward.
   [[nodiscard]] bool is_in_model() const;
   [[nodiscard]] at::Tensor multiply_locally(
       GatedCall& call,
@@ -147,7 +148,7 @@ class SplitKeeper final : public GateKeeper,
   std::atomic<int> num_forwards_{0};
   bool is_full_ = false;
   std::string last_slice_;
-  /// Forwards that are recomputed run on threads of backward.
+  /// Recomputed forwards run on backward threads.
   std::mutex last_input_mutex_;
   std::optional<LastInput> last_input_;
   std::optional<RegionEntrance> last_entrance_;

@@ -30,7 +30,7 @@ class SplitPlanner {
       const std::string& pattern,
       const std::vector<std::string>& names);
 
-  /// Everything that was added. Throws ConfigError with all complaints.
+  /// Returns everything that was added. Throws ConfigError with all complaints.
   std::vector<SplitParameter> finish();
 
  private:
@@ -49,25 +49,25 @@ class SplitPlanner {
 
   void complain(std::string_view what);
 
-  // Modules that are split, or work on slices that they are given.
+  // Modules that are split, or that work on slices they are given.
   void apply_style(const StyledModule& each);
   void apply(const ColwiseParallel& style);
   void apply(const RowwiseParallel& style);
   void apply(const SequenceParallel& style);
-  // Preparations are merged with other styles before.
+  // Preparations have been merged with other styles before.
   void apply(const PrepareModuleInput&) {}
   void apply(const PrepareModuleOutput&) {}
   void apply(const PrepareModuleInputOutput&) {}
   void apply_colwise_embedding(const ColwiseParallel& style);
   void apply_rowwise_embedding(const RowwiseParallel& style);
-  /// Notes whether the module is a convolution; complains of groups.
+  /// Notes whether the module is a convolution; complains about groups.
   void find_convolution();
   [[nodiscard]] bool is_convolution() const { return num_weight_dims_ > 2; }
   /// Whether a placement divides what the layer mixes: the last dimension, or
   /// the channels of a convolution.
   [[nodiscard]] bool is_features(const TensorPlacement& placement) const;
-  /// The placement; for Shard{-1} and Shard{1} of a convolution that of its
-  /// channels, counted from the end.
+  /// Returns the placement; for Shard{-1} and Shard{1} of a convolution, the
+  /// one of its channels, counted from the end.
   [[nodiscard]] TensorPlacement features_in(
       const TensorPlacement& placement) const;
   void require_heads(
@@ -79,7 +79,8 @@ class SplitPlanner {
   [[nodiscard]] std::int64_t heads_of_attention() const;
   void require_usual_embedding();
 
-  // Modules that stay whole, between changes of layout (prepared_modules.cpp).
+  // Modules that are not split, between changes of layout
+  // (prepared_modules.cpp).
   void prepare(
       const std::string& name,
       const torch::nn::Module& module,
@@ -100,7 +101,7 @@ class SplitPlanner {
   SplitParameter* entry(const std::string& key);
   /// Splits a parameter along `dim`.
   SplitParameter* take(const std::string& key, std::int64_t dim);
-  /// Leaves a parameter whole, with a gradient that is summed.
+  /// Leaves a parameter full, with a gradient that is summed.
   void share(const std::string& key);
 
   template <class Use>
@@ -111,17 +112,16 @@ class SplitPlanner {
 
   const ParameterTable& table_;
   int num_ranks_;
-  /// The module that is looked at.
+  /// The module being planned.
   std::string name_;
   const torch::nn::Module* module_ = nullptr;
-  /// Dimensions that its weight may have: 2, or those of a convolution's.
+  /// The most dimensions that its weight can have: 2, or a convolution's.
   std::int64_t num_weight_dims_ = 2;
   std::size_t num_parameters_ = 0;
   std::vector<StyledModule> styled_;
   std::vector<Preparation> preparations_;
   std::vector<std::unique_ptr<SplitParameter>> splits_;
-  /// Tables of embeddings, and how one that is also the last layer is
-  /// multiplied by.
+  /// Embedding tables, and how one that is also the last layer multiplies.
   std::vector<std::pair<std::string, SplitProduct>> tied_;
   std::vector<std::string> complaints_;
 };

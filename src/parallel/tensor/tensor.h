@@ -11,14 +11,15 @@
 namespace accelerate::detail {
 
 /// Tensor parallelism: each rank of the tensor axis keeps a slice of the
-/// weights that `plan` names, or without one infer_parallelize_plan(), and
-/// computes with it when the module's own code multiplies by the weight (gate/). (Shoeybi et al., "Megatron-LM: Training
-/// Multi-Billion Parameter Language Models Using Model Parallelism", 2019.)
-/// Comes before all strategies that divide what this one leaves. Ranks of the
-/// axis read the same batch; parameters that stay whole get equal gradients on
-/// all of them, so nothing is averaged over this axis. `divides_sequences`: an
-/// inferred plan goes through divide_sequences(). `whole_model`: see
-/// TechniqueOptions; what it says about layers of other stages is checked, too.
+/// weights named by `plan`, or by infer_parallelize_plan() without one, and
+/// computes with it when the module's own code multiplies by the weight
+/// (gate/). (Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter
+/// Language Models Using Model Parallelism", 2019.) Comes before all strategies
+/// that divide what this one leaves. Ranks of the axis read the same batch;
+/// parameters that stay full get equal gradients on all of them, so nothing is
+/// averaged over this axis. `divides_sequences`: an inferred plan goes through
+/// divide_sequences(). `whole_model`: see TechniqueOptions; the plan is also
+/// checked for layers of other stages.
 std::unique_ptr<Strategy> make_tensor(
     const Mesh& mesh,
     const std::optional<ParallelizePlan>& plan,

@@ -15,30 +15,30 @@
 
 namespace accelerate::detail {
 
-/// The values that parameters have when a strategy shards them: those of the
-/// first rank of their `replica_group`, whose coordinates are 0 on all axes
-/// that do not split the parameter yet. If some rank built its model without
-/// memory, each rank is sent its own box only; if the first rank did too, there
-/// are no values yet, and boxes are zeros.
+/// The values of parameters when a strategy shards them: those of the first
+/// rank of their `replica_group`, whose coordinates are 0 on all axes that do
+/// not split the parameter yet. If some rank built its model without memory,
+/// each rank is sent only its own box; if the first rank did, too, there are no
+/// values yet, and boxes are zeros.
 class InitialValues {
  public:
-  /// Collective among the ranks that have the rows of `table`.
+  /// Collective among the ranks that hold the rows of `table`.
   InitialValues(const Mesh& mesh, const ParameterTable& table);
 
-  /// Gives a row that stays unsharded memory on every rank; to be called before
+  /// Allocates memory on every rank for a row that stays unsharded; call before
   /// broadcast().
   void make_full(const Parameter& row);
-  /// Broadcasts the rows that every rank has memory for.
+  /// Broadcasts the rows for which every rank has memory.
   void broadcast(const ParameterTable& table) const;
-  /// This rank's box of a row of which rank r along `axis` gets the indices
-  /// begins[r] to begins[r + 1] of `dim`. A view, if this rank has memory for
+  /// Returns this rank's box of a row, where rank r along `axis` gets indices
+  /// begins[r] to begins[r + 1] of `dim`. A view if this rank has memory for
   /// the full row. The row's layout must not include the split yet. Collective.
   [[nodiscard]] at::Tensor own_box(
       const Parameter& row,
       Axis axis,
       std::int64_t dim,
       const std::vector<std::int64_t>& begins) const;
-  /// The same along dimension 0, where rank r gets the rows ranges[r], one
+  /// The same along dimension 0, where rank r gets the rows in ranges[r], one
   /// range after another; a copy.
   [[nodiscard]] at::Tensor own_rows(
       const Parameter& row,
@@ -46,7 +46,8 @@ class InitialValues {
       const std::vector<std::vector<IndexRange>>& ranges) const;
 
  private:
-  /// `box_of` takes the box of a rank along the axis out of the full tensor.
+  /// `box_of` extracts a rank's box from the full tensor; `place` is its place
+  /// along the axis.
   [[nodiscard]] at::Tensor box_of_rank(
       const Parameter& row,
       Axis axis,

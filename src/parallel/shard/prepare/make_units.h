@@ -15,10 +15,10 @@
 
 namespace accelerate::detail {
 
-/// Whether ranks divide the row along `expert`.
+/// Whether the row is divided along the `expert` axis.
 bool is_expert(const Parameter& row);
 
-/// The units of a sharded model, and the traffic that they refer to.
+/// The units of a sharded model, and the traffic they refer to.
 struct ShardUnits {
   std::unique_ptr<ShardTraffic> traffic;
   /// Null if no experts are divided.
@@ -28,19 +28,19 @@ struct ShardUnits {
   std::optional<GatheredScales> scales;
 };
 
-/// What units are made with. All but the pool must outlive them.
+/// The inputs of make_units. All but the pool must outlive the units.
 struct UnitRequest {
   const Mesh& mesh;
   const ShardOptions& options;
   const MakeShardTraffic& make_traffic;
-  /// Keeps gated parameters, which it knows by the number of their unit.
+  /// Keeper of gated parameters, which it identifies by unit number.
   GateKeeper& keeper;
   /// Memory of full parameters.
   std::shared_ptr<BlockPool> pool;
 };
 
-/// Shards the rows of a plan: each rank keeps its own, with `values`. Collective
-/// among the ranks that share the model.
+/// Shards the rows of a plan: each rank keeps its own shards, initialized from
+/// `values`. Collective among the ranks that share the model.
 ShardUnits make_units(
     const UnitRequest& request,
     const torch::nn::Module& module,

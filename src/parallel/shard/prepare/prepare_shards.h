@@ -23,25 +23,26 @@ class Module;
 
 namespace accelerate::detail {
 
-/// The text of describe() for a sharded row, whose parameter is in `unit`.
+/// Returns the text of describe() for a sharded row whose parameter is in
+/// `unit`.
 std::string policy_of(
     const Parameter& row,
     const ShardedParameter& parameter,
     const std::string& unit);
 
-/// The errors for reading a sharded parameter that is not gathered.
+/// Returns the errors for reading a sharded parameter that is not gathered.
 UnavailableMessages sharded_messages(const std::string& parameter);
 
-/// Throws ConfigError with the first line of `error` if it is such an error;
-/// LibTorch's goes on with the stack.
+/// Throws ConfigError with the first line of `error` if it is such an error; in
+/// LibTorch's message the stack follows.
 void explain_unavailable(const c10::Error& error);
 
-/// This rank's reshard group: the `count` consecutive ranks that share
+/// Returns this rank's reshard group: the `count` consecutive ranks that share
 /// parameters between a forward and its backward; an empty group for 0 and 1.
 Group reshard_group_of(const Mesh& mesh, int count);
 
-/// Gives `tensor` its own contiguous memory in `dtype`; the TensorImpl stays,
-/// so that the module sees it.
+/// Gives `tensor` its own contiguous memory in `dtype`; the TensorImpl stays
+/// the same, so the module sees the change.
 void make_dense(const at::Tensor& tensor, at::ScalarType dtype);
 
 /// Casts floating buffers of `module`, except those of the modules named

@@ -24,10 +24,10 @@ struct WrapUnit {
   std::vector<Parameter*> rows;
 };
 
-/// Units of rows. A row is in the innermost unit that holds it, the first of
-/// several that share it. The root unit comes first; units without rows are
-/// left out. Rows of ignored modules, and scalars, are in no unit, but in
-/// `unsharded`.
+/// Units of rows. A row belongs to the innermost unit that holds it, or the
+/// first of several that share it. The root unit comes first; units without
+/// rows are left out. Rows of ignored modules, and scalars, go to `unsharded`
+/// instead.
 struct UnitPlan {
   std::vector<WrapUnit> units;
   std::vector<Parameter*> unsharded;

@@ -12,12 +12,12 @@
 namespace accelerate::detail {
 
 /// Reduces the gradients of all units in each backward: decides what is reduced
-/// when, and where this rank may wait.
+/// when, and where this rank can wait.
 class GradientReducer {
  public:
-  /// `units`, which must outlive the object. `comparing`: the traffic that
-  /// reaches all ranks of the shard group, among which orders are compared; that
-  /// of other units reaches some of them.
+  /// `units` must outlive the object. `comparing`: the traffic that reaches all
+  /// ranks of the shard group, among which orders are compared; the traffic of
+  /// other units reaches only some of them.
   GradientReducer(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
       const ShardTraffic& comparing);
@@ -32,13 +32,13 @@ class GradientReducer {
   /// Called when the remaining parameters of `unit` get no gradients on this
   /// rank.
   void complete(std::size_t unit);
-  /// Bounds the memory of reductions in flight, before a gradient of `unit`, by
-  /// waiting for those that cannot cause a deadlock.
+  /// Called before a gradient of `unit`: bounds the memory of reductions in
+  /// flight, by waiting for those that cannot cause a deadlock.
   void make_room(std::size_t unit);
   /// Called when all units are complete: waits for everything. `is_usual`:
-  /// later backwards may be like this one.
+  /// later backwards are likely to be like this one.
   void finish(bool is_usual);
-  /// Called after a failure; the units must be abandoned, too.
+  /// Called after a failure; the units must also be abandoned.
   void abandon();
 
  private:

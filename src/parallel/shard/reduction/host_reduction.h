@@ -17,7 +17,7 @@
 namespace accelerate::detail {
 
 /// Reduces the gradients of one unit to the ranks that keep their shards, by
-/// messages between hosts, once per backward: each large gradient by itself,
+/// messages between hosts, once per backward: each large gradient separately,
 /// the others together. See ShardTraffic for the calls.
 class HostReduction {
  public:
@@ -40,13 +40,13 @@ class HostReduction {
   [[nodiscard]] at::Tensor take_gradient(
       const UnitShards& unit,
       std::size_t place);
-  /// The mean of this rank's shard of the gradient over the ranks, one tensor
-  /// per rank in `shards`, of which it may move one out.
+  /// Returns the mean over the ranks of this rank's shard of the gradient.
+  /// `shards`: one tensor per rank; at most one is moved from.
   [[nodiscard]] at::Tensor mean_of(
       const ShardedParameter& parameter,
       std::vector<at::Tensor>& shards) const;
-  /// The shards, one per rank, of a small parameter's gradient, which begin at
-  /// byte `begin` of each pack.
+  /// Returns the shards of a small parameter's gradient, one per rank, which
+  /// begin at byte `begin` of each pack.
   [[nodiscard]] std::vector<at::Tensor> unpack(
       const ShardedParameter& parameter,
       std::int64_t begin,

@@ -10,8 +10,8 @@
 
 namespace accelerate::detail {
 
-/// Gradients that are reduced together: of one large parameter, or of the rest
-/// of a unit, which completes it.
+/// Gradients that are reduced together: that of one large parameter, or the
+/// rest of a unit, which completes the unit.
 struct GradientMessage {
   static constexpr std::size_t kRest = std::numeric_limits<std::size_t>::max();
 
@@ -22,23 +22,24 @@ struct GradientMessage {
   bool operator==(const GradientMessage&) const = default;
 };
 
-/// Decides where in a backward a rank may wait for its reductions, to bound
-/// their memory, so that no two ranks ever wait for each other, whichever
+/// Decides where in a backward a rank can wait for its reductions, to bound
+/// their memory, such that no two ranks ever wait for each other, whichever
 /// parameters each of them uses, in whatever order.
 ///
-/// Remembers orders in which all ranks sent the same messages: a few of them,
-/// as several losses cause, as long as their common messages have one order. A
-/// rank that follows one of these orders may wait for a common message that it
-/// has sent: of the ranks that wait, the one least far in that order waits for
-/// a message that all others have sent. A rank that leaves the orders must not
-/// wait before all its gradients are sent. Until an order is learned, units are
-/// expected from the last to the first: a rank waits only for units after its
-/// current one, and only if it has completed all of those.
+/// Remembers a few orders in which all ranks sent the same messages (several
+/// losses cause several orders), as long as their common messages have one
+/// order. A rank that follows one of these orders can wait for a common message
+/// that it has sent: of the ranks that wait, the one furthest behind in that
+/// order waits for a message that all others have sent. A rank that departs
+/// from the orders must not wait before all its gradients are sent. Until an
+/// order is learned, units are expected from the last to the first: a rank
+/// waits only for units after its current one, and only if it has completed all
+/// of those.
 class ReductionOrder {
  public:
   /// `is_silent`: by unit, whether it never sends anything. `is_partial`: by
-  /// unit, whether its messages go to some ranks only, so that they do not show
-  /// whether all ranks had the same order; empty for none.
+  /// unit, whether its messages go to only some ranks, and so do not show
+  /// whether all ranks had the same order; empty if none is partial.
   explicit ReductionOrder(
       std::vector<bool> is_silent = {},
       std::vector<bool> is_partial = {})
@@ -65,7 +66,7 @@ class ReductionOrder {
       is_complete_[message.unit] = true;
   }
 
-  /// Whether this rank may wait for `message`, which it has sent, before it
+  /// Whether this rank can wait for `message`, which it has sent, before it
   /// sends a message of unit `current`.
   [[nodiscard]] bool may_wait_for(
       const GradientMessage& message,
@@ -116,7 +117,7 @@ class ReductionOrder {
         messages.end();
   }
 
-  // The messages that both have, in the order of `messages`.
+  // Returns the messages that both have, in the order of `messages`.
   static Messages common_of(const Messages& messages, const Messages& others) {
     Messages both;
     for (const GradientMessage& message : messages) {
@@ -152,12 +153,13 @@ class ReductionOrder {
   std::vector<bool> is_partial_;
   std::vector<bool> is_complete_;
   std::vector<Messages> learned_;
-  /// The messages that all learned orders have, in their common order.
+  /// The messages common to all learned orders, in their common order.
   Messages common_;
   /// Indices of the learned orders that this backward has followed so far.
   std::vector<std::size_t> followed_;
   Messages sent_;
-  /// The messages of units that this backward reached.
+  /// The messages, up to the last compared one, of units that this backward
+  /// reached.
   Messages reached_;
   std::uint64_t hash_ = kOffset;
 };

@@ -9,8 +9,8 @@
 
 namespace accelerate::detail {
 
-/// Memory of a few recurring sizes, kept between uses: otherwise the system
-/// would map and clear its pages each time, and the heap would fragment. Not
+/// Keeps memory of a few recurring sizes between uses: otherwise the system
+/// would map and clear pages each time, and the heap would fragment. Not
 /// thread-safe.
 class BlockPool {
  public:
@@ -27,8 +27,8 @@ class BlockPool {
     return block.view(options.dtype().toScalarType()).view(sizes);
   }
 
-  /// Takes memory back. Memory that is still referenced, or beyond the limit,
-  /// is not kept.
+  /// Takes memory back. Does not keep memory that is still referenced or
+  /// exceeds the limit.
   void give(at::Tensor memory) {
     if (memory.storage().use_count() > 1) return;
     const auto bytes = static_cast<std::int64_t>(memory.nbytes());

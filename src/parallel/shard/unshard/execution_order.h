@@ -8,8 +8,8 @@
 namespace accelerate::detail {
 
 /// The order in which the units of a model are used, learned in each pass to
-/// predict the next. A pass that departs from the learned order is not
-/// predicted any further.
+/// predict the next. Prediction stops once a pass departs from the learned
+/// order.
 class ExecutionOrder {
  public:
   void begin() {
@@ -32,8 +32,8 @@ class ExecutionOrder {
   /// Whether this pass has followed the order of the last one so far.
   [[nodiscard]] bool is_known() const { return follows_; }
 
-  /// The next `count` units, or as many as are left; none if the order is not
-  /// known.
+  /// The next `count` units, or all that are left if fewer; none if the order
+  /// is not known.
   [[nodiscard]] std::span<const std::size_t> next(std::size_t count) const {
     if (!follows_) return {};
     const std::size_t begin = std::min(seen_.size(), learned_.size());
@@ -41,7 +41,7 @@ class ExecutionOrder {
         begin, std::min(count, learned_.size() - begin));
   }
 
-  /// Whether `unit` is one of the next `count`.
+  /// Whether `unit` is among the next `count`.
   [[nodiscard]] bool is_due_soon(std::size_t unit, std::size_t count) const {
     const auto soon = next(count);
     return std::find(soon.begin(), soon.end(), unit) != soon.end();

@@ -17,8 +17,8 @@
 namespace accelerate::detail {
 
 /// Gathers the full parameters of one unit, by messages between hosts. Large
-/// ones are received in place; small ones share a message. Copies to a device
-/// are queued on its current stream.
+/// parameters are received in place; small ones share a message. Copies to a
+/// device are queued on its current stream.
 class HostUnshard {
  public:
   HostUnshard(HostTags tags, std::shared_ptr<BlockPool> pool);
@@ -46,7 +46,7 @@ class HostUnshard {
       const std::vector<std::vector<at::Tensor>>& rows_by_rank,
       int tag);
   void unpack(const UnitShards& unit);
-  /// Gives parameters in host memory the values that travelled in float8.
+  /// Decodes values that were sent in float8 into parameters in host memory.
   void restore();
   void queue_copies();
 
@@ -55,7 +55,7 @@ class HostUnshard {
   std::uint64_t num_gathers_ = 0;
   std::uint64_t num_reshard_group_gathers_ = 0;
   std::unique_ptr<Gather> gather_;
-  /// Host memory that a device may still be copying from, until the event.
+  /// Host memory that a device may still be copying from, until `copied_`.
   std::vector<at::Tensor> pending_copies_;
   std::optional<c10::Event> copied_;
 };

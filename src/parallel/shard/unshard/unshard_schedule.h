@@ -11,9 +11,10 @@
 
 namespace accelerate::detail {
 
-/// Decides which of its units are unsharded: the one that computes, and those
-/// that come next if the pass follows the order of the last one. All ranks that
-/// share the units use them in the same order, so that they gather alike.
+/// Decides which of its units are unsharded: the one that computes, and the
+/// next ones if the pass follows the order of the last pass. All ranks that
+/// share the units use them in the same order, so they gather in the same
+/// order.
 class UnshardSchedule {
  public:
   enum class Pass { forward, evaluation, backward };
@@ -24,7 +25,7 @@ class UnshardSchedule {
       const ShardOptions& options)
       : units_(units), options_(options) {}
 
-  /// Numbers of units are places in `units`.
+  /// Adds a unit by number, its place in `units`.
   void add(std::size_t unit) { own_.push_back(unit); }
 
   void begin(Pass pass);
@@ -34,14 +35,13 @@ class UnshardSchedule {
   void before_read(std::size_t unit, bool is_filled);
   /// Starts gathering the units after `unit`, if the order is known.
   void prefetch(std::size_t unit);
-  /// Whether `unit` is used again so soon that it stays unsharded.
+  /// Whether `unit` is used again soon enough to stay unsharded.
   [[nodiscard]] bool is_due_soon(std::size_t unit) const;
 
-  /// Reshards all units, after a forward except those that its backward reads
-  /// first.
+  /// Reshards units, except those that stay full for the backward.
   void reshard_after_forward(bool is_held_open);
   void reshard_all();
-  /// Called when no unit computes any more.
+  /// Called when no unit computes anymore.
   void forget() { current_.reset(); }
 
  private:
