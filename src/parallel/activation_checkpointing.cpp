@@ -56,7 +56,7 @@ class ActivationCheckpointing final : public Strategy {
   }
 
  private:
-  // The segment of the chosen module that so many are before.
+  // Returns the segment of a chosen module that `num_before` others precede.
   std::size_t segment_of(const std::string& name, std::size_t num_before) {
     if (request_.num_modules &&
         std::cmp_greater_equal(num_before, *request_.num_modules))
@@ -70,7 +70,7 @@ class ActivationCheckpointing final : public Strategy {
     return segments_.names.size() - 1;
   }
 
-  // Whether the policy chooses modules of the whole model.
+  // Whether the policy chooses any module of the whole model.
   [[nodiscard]] bool chooses_some_elsewhere() const {
     if (!whole_model_) return false;
     ParameterTable table(*whole_model_);

@@ -13,7 +13,7 @@ namespace {
 
 struct DegreeRow {
   Axis axis;
-  /// Returns what is wrong with a degree above 1; null if nothing ever is.
+  /// Returns what is wrong with a degree above 1; null if it is always valid.
   std::optional<std::string> (*complain)(const PlanRequest&) = nullptr;
 };
 

@@ -32,7 +32,8 @@ struct Technique {
   bool (*is_for)(const ParallelPlan&, const torch::nn::Module&) = nullptr;
 };
 
-// Ranks along context hold the same parameters, and gradients of other tokens.
+// Ranks along context hold the same parameters, and gradients of different
+// tokens.
 bool has_replicas(const ParallelPlan& plan) {
   return plan.degree(Axis::replicate) > 1 || plan.degree(Axis::context) > 1;
 }
@@ -52,7 +53,8 @@ constexpr Technique kTechniques[] = {
            options.divides_sequences,
            options.whole_model);
      }},
-    // Also where nothing is divided: layers learn whose tokens they balance.
+    // Needed even if nothing is divided: layers learn whose tokens they
+    // balance.
     {"experts",
      [](const ParallelPlan& plan) {
        return plan.degree(Axis::expert) > 1 || plan.degree(Axis::tensor) > 1 ||
@@ -61,7 +63,7 @@ constexpr Technique kTechniques[] = {
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_experts(mesh, options.experts);
      },
-     // It says so if there is nothing to divide.
+     // It warns if there is nothing to divide.
      [](const ParallelPlan& plan, const torch::nn::Module& model) {
        return plan.degree(Axis::expert) > 1 || has_experts(model);
      }},
@@ -78,8 +80,8 @@ constexpr Technique kTechniques[] = {
            std::get<MSAMPRecipeKwargs>(options.float8->recipe),
            options.replicate.bucket_bytes);
      }},
-    // An early row comes late after a backward, so that gradients are averaged
-    // in the model's own dtype. Shards are in full precision by themselves.
+    // Being early here means coming late after a backward, so gradients are
+    // averaged in the model's own dtype. Shards already are in full precision.
     {"master_weights",
      [](const ParallelPlan& plan) {
        return plan.techniques.master_weights && plan.degree(Axis::shard) == 1;
@@ -101,7 +103,7 @@ constexpr Technique kTechniques[] = {
     {"context",
      [](const ParallelPlan& plan) { return plan.degree(Axis::context) > 1; },
      [](const Mesh&, const TechniqueOptions&) { return make_context(); }},
-    // If a model is sharded, `shard` averages gradients over its replicas, too.
+    // If a model is sharded, `shard` also averages gradients over its replicas.
     {"replicate",
      [](const ParallelPlan& plan) {
        return has_replicas(plan) && plan.degree(Axis::shard) == 1;
@@ -135,7 +137,7 @@ constexpr Technique kTechniques[] = {
      }},
 };
 
-// A single process shards nothing, whatever it is asked for.
+// A single process shards nothing, whatever was requested.
 bool would_shard_if_several(const PlanRequest& request) {
   const TrainingRequest& training = request.training;
   return request.num_ranks == 1 && training.sharding &&
@@ -143,7 +145,7 @@ bool would_shard_if_several(const PlanRequest& request) {
       !training.shard_degree_is_given;
 }
 
-// Adds what sharding cannot do over `shards` ranks to `complaints`.
+// Adds to `complaints` what sharding cannot do over `shards` ranks.
 void check_sharding(
     const ShardingRequest& sharding,
     const PlanRequest& request,
@@ -172,7 +174,7 @@ void check_sharding(
   }
 }
 
-// What ReplicateOptions mean for the replicas of a sharded model.
+// Applies ReplicateOptions to the replicas of a sharded model.
 void apply_replicate_options(
     const PlanRequest& request,
     ParallelPlan& plan,
@@ -191,8 +193,8 @@ void apply_replicate_options(
   if (replicas.complaint) complaints.push_back(*std::move(replicas.complaint));
 }
 
-// Adds the axes along which gradients and moments have scales of one process no
-// longer.
+// Complains about axes along which the scales of gradients and moments are no
+// longer those of one process.
 void check_ms_amp(
     const PlanRequest& request,
     const ParallelPlan& plan,
@@ -216,7 +218,7 @@ void check_ms_amp(
       axes.size() == 1 ? "divides" : "divide"));
 }
 
-// Reports that weights were to travel in float8, where nobody gathers them.
+// Reports that weights were to be gathered in float8, if nothing gathers them.
 void note_unused_gather(const PlanRequest& request, ParallelPlan& plan) {
   const bool is_sharded = plan.degree(Axis::shard) > 1 || plan.would_shard;
   if (!request.float8 || !request.float8->float8_all_gather_is_given ||
@@ -241,8 +243,8 @@ ParallelPlan make_plan(const PlanRequest& request) {
   plan.would_shard = would_shard_if_several(request);
   const int shards = plan.degree(Axis::shard);
   if (sharding) check_sharding(*sharding, request, shards, complaints);
-  // Also where nothing is replicated now: a program that runs on one process
-  // should run on several.
+  // Checked even if nothing is replicated now: a program that runs on one
+  // process should run on several.
   if (auto complaint = validate_replicate(request.replicate))
     complaints.push_back(*std::move(complaint));
   if (sharding) {

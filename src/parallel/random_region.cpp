@@ -23,17 +23,17 @@ namespace accelerate::detail {
 
 namespace {
 
-// LibTorch uses it only while it exports programs from Python. It comes before
-// kRecordingKey, so that a recording sees the generators of the region.
+// LibTorch uses this key only while it exports programs from Python. It comes
+// before kRecordingKey, so a recording sees the region's generators.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::PreDispatch;
 static_assert(kKey > kRecordingKey);
 
-/// States of generators, of which a copy of the default one draws.
+/// States of generators; a copy of the default generator draws from them.
 class Stream {
  public:
   explicit Stream(std::uint64_t seed) : seed_(seed) {}
 
-  /// The state for the generators of `generator`'s device.
+  /// The state for generators on the device of `generator`.
   at::Tensor& state(const at::Generator& generator) {
     at::Tensor& state = states_[generator.device()];
     if (!state.defined()) {
@@ -67,11 +67,11 @@ struct Region {
   std::uint64_t stream;
   /// Unset until the first random operator.
   std::optional<Stream> numbers = std::nullopt;
-  /// Whether its seed was taken from the generator around it.
+  /// Whether its seed was taken from the enclosing generator.
   bool has_drawn = false;
 };
 
-// Thread-local because a region is of a forward, and the dispatch key is
+// Thread-local because a region belongs to a forward, and the dispatch key is
 // included per thread.
 thread_local std::vector<Region> regions;
 
@@ -101,8 +101,8 @@ Stream& numbers_of(std::size_t level) {
   return *region.numbers;
 }
 
-// Takes the seeds of the innermost region, and of those around it, for good if
-// an operator has used them; a dropout of nothing has not.
+// Takes the seeds of the innermost region and of the enclosing ones for good if
+// an operator has used them; a dropout of an empty tensor has not.
 void take_seeds(bool has_drawn) {
   for (std::size_t level = regions.size(); level-- > 0;) {
     Region& region = regions[level];
@@ -159,12 +159,12 @@ void run_random_operator(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  // What the operator calls draws from the same generator.
+  // Operators that this one calls draw from the same generator.
   const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   const std::size_t num_arguments = operation.schema().arguments().size();
-  // Recomputed operators are given the state that they had.
+  // Recomputed operators are given the state they had the first time.
   if (regions.empty() ||
       c10::impl::tls_is_dispatch_key_excluded(kRecordingKey) ||
       has_generator(*stack, num_arguments)) {
@@ -181,8 +181,8 @@ void run_random_operator(
   take_seeds(has_drawn);
 }
 
-// A process can have one kernel per operator and dispatch key. Operators that
-// libraries register later draw from the default generators.
+// A process can have only one kernel per operator and dispatch key. Operators
+// that libraries register later draw from the default generators.
 void register_random_operators() {
   static const auto libraries = [] {
     std::map<std::string, std::unique_ptr<torch::Library>> made;

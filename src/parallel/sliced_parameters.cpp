@@ -17,7 +17,7 @@ namespace accelerate::detail {
 void become_slice(const at::Tensor& tensor, const at::Tensor& slice) {
   std::vector<TensorWatch> watches = take_watches(tensor);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(slice.getIntrusivePtr());
-  // Nothing computes with what has no elements.
+  // Nothing computes with an empty slice.
   if (slice.numel() > 0) {
     for (TensorWatch& watch : watches) watch_tensor(tensor, std::move(watch));
   }

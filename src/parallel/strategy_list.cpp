@@ -30,8 +30,8 @@ bool steps_on(
   });
 }
 
-// Older checkpoints name strategies by position; at that time, only `replicate`
-// had state, and was first or second in the list.
+// Older checkpoints name strategies by position; only `replicate` had state
+// then, and was first or second in the list.
 std::string_view name_of_key(std::string_view key) {
   return key == "0" || key == "1" ? "replicate" : key;
 }
@@ -155,8 +155,8 @@ void StrategyList::after_load() {
 
 std::vector<std::shared_ptr<void>> StrategyList::unshard_parameters() {
   std::vector<std::shared_ptr<void>> open;
-  // What was divided last is gathered first. The scopes end in the order of the
-  // list, since a vector destroys its first element first.
+  // Parameters that were divided last are gathered first. The scopes end in
+  // list order, since a vector destroys its first element first.
   for (const Entry& entry : std::views::reverse(entries_)) {
     if (auto scope = entry.strategy->unshard_parameters())
       open.insert(open.begin(), std::move(scope));

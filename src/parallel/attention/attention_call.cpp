@@ -42,8 +42,8 @@ at::Tensor of_all_positions(const ProjectedPart& part) {
   return at::cat(items, 0);
 }
 
-// Positions x batch x columns as batch heads x positions x elements, for products
-// of matrices.
+// Positions x batch x columns as batch heads x positions x elements, for matrix
+// products.
 at::Tensor as_matrices(const at::Tensor& columns, std::int64_t head_size) {
   return columns.contiguous()
       .view({columns.size(0), -1, head_size})
@@ -59,7 +59,8 @@ bool is_autocast(const at::Tensor& tensor) {
   return at::autocast::is_autocast_enabled(tensor.device().type());
 }
 
-// Queries x keys, or batch x queries x keys: which are of one document.
+// Queries x keys, or batch x queries x keys: true where both are in the same
+// document.
 at::Tensor same_document(const DividedSequence& sequence) {
   const at::Tensor& ids = *sequence.document_ids;
   std::vector<std::int64_t> own =
@@ -192,8 +193,8 @@ at::Tensor AttentionCall::weights_before_dropout() const {
   return each.flatten(0, 1).softmax(-1);
 }
 
-// Decides how to attend, since all masks are known; and no other operator's
-// random numbers are repeated where a forward is recomputed.
+// Decides here how to attend: all masks are known, and a recomputed forward
+// repeats only this operator's random numbers.
 void AttentionCall::drop(GatedCall& call) {
   const at::Tensor view = call.arguments()[0].toTensor();
   exchanges_ = can_exchange();
@@ -310,7 +311,7 @@ at::Tensor AttentionCall::returned(Stage stage) const {
   return stage == Stage::averaged ? all / divisor_ : all;
 }
 
-// Puts the weights where an operator takes what stands for them.
+// Replaces an operator's placeholder arguments with the weights.
 void AttentionCall::read(GatedCall& call) {
   const auto made = [this](const c10::IValue& value) -> c10::IValue {
     const TensorWatch* const watch = find_watch(value, this);

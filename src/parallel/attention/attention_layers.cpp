@@ -20,7 +20,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// By which watches are found: a model has those of the last Accelerator.
+// Identifies watches: a model has those of the last Accelerator.
 const char kAttentionOwner = 0;
 
 }  // namespace
@@ -55,7 +55,7 @@ void AttentionLayers::watch_joint(
   const std::int64_t width = layer->width(), own = layer->own_width();
   watch_as(
       weight, add({Role::projection, layer, weight.sizes().vec(), 3, true}));
-  // What follows it in the list: see slice().
+  // The units that follow it: see slice().
   add({Role::projection, layer, {own, width}, 1, true});
   add({Role::projection, layer, {own, width}, 1, false});
   add({Role::projection, layer, {2 * own, width}, 2, false});
@@ -120,7 +120,7 @@ std::optional<DividedSequence> AttentionLayers::sequence_of(
   return *current;
 }
 
-// Whether keys may turn out to be of a divided sequence.
+// Whether keys may turn out to belong to a divided sequence.
 bool AttentionLayers::may_be_divided() {
   if (const DividedSequence* const current = divided_sequence())
     return current->group.size() > 1 || current->document_ids;
@@ -128,8 +128,8 @@ bool AttentionLayers::may_be_divided() {
   return is_in_backward() && !sequences_.empty();
 }
 
-// The rows of this rank's heads of a weight that every rank has. Of the gradients
-// of the weight and of the input, each rank has a summand.
+// Takes the rows of this rank's heads from a weight that every rank has. Each
+// rank has a summand of the gradients of weight and input.
 void AttentionLayers::take_own_rows(
     GatedCall& call,
     const WeightProduct& product,
@@ -147,8 +147,8 @@ void AttentionLayers::take_own_rows(
   input = copy_to_region(input.toTensor(), split.group);
 }
 
-// Puts a placeholder in the place of what a weight projects to, if ranks have
-// heads or positions of it.
+// Replaces what a weight projects to with a placeholder, if ranks divide its
+// heads or positions.
 bool AttentionLayers::project(GatedCall& call) {
   std::optional<std::size_t> unit;
   const std::optional<WeightProduct> product = weight_product_in(
@@ -165,8 +165,8 @@ bool AttentionLayers::project(GatedCall& call) {
   const bool is_split = layer.split && !is_full_;
   if (is_split && layer.is_separate) {
     take_own_rows(call, *product, layer);
-    // The keeper of a split weight does so by itself. What is recomputed has the
-    // numbers that it had.
+    // The keeper of a split weight does this itself. Recomputed operators get
+    // the numbers they had.
     if (!is_in_backward()) {
       enter_random_region(
           layer.split->region_owner,
@@ -176,7 +176,7 @@ bool AttentionLayers::project(GatedCall& call) {
   call.run();
   c10::IValue& result = call.results().front();
   ProjectedPart part{weight.layer, result.toTensor(), weight.num_parts};
-  // Modules give it positions x batch x elements.
+  // The module's input is positions x batch x elements.
   if (part.own.dim() != 3) return true;
   part.is_split =
       is_split && part.own.size(-1) == weight.num_parts * layer.own_width();
@@ -192,8 +192,8 @@ bool AttentionLayers::project(GatedCall& call) {
   return true;
 }
 
-// Rows of the joint weight, which the module takes where queries are not the
-// keys: those of queries, of keys, of values, or of the last two.
+// Handles slices of the joint weight, which the module takes where queries are
+// not the keys: the rows of queries, keys, values, or the last two.
 bool AttentionLayers::slice(GatedCall& call) {
   if (call.operation().operator_name().name != "aten::slice") return false;
   const std::optional<std::size_t> unit = unit_of(call.arguments().front());
@@ -214,12 +214,12 @@ bool AttentionLayers::slice(GatedCall& call) {
   at::Tensor rows = result.toTensor();
   const std::int64_t own = watched.layer->own_width();
   if (watched.layer->split) {
-    // Views are those of code outside of a forward.
+    // Views come from code outside a forward.
     if (rows.is_view() || find_watch(rows, &kAttentionOwner) != nullptr)
       return true;
   } else {
     if (!may_be_divided()) return true;
-    // A view's watches would be those of the weight.
+    // A view would share the weight's watches.
     rows = rows.clone();
   }
   std::size_t place = *unit + 3;
@@ -229,7 +229,8 @@ bool AttentionLayers::slice(GatedCall& call) {
   return true;
 }
 
-// The code counts the columns of all heads; this rank has those of its own.
+// The module's code counts the columns of all heads; this rank has only its
+// own.
 void AttentionLayers::slice_bias(GatedCall& call, const Watched& bias) const {
   const AttentionLayer& layer = *bias.layer;
   if (bias.shape.front() == 3 * layer.own_width()) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMostKnown = 8;
 
-// Padded queries attend to anything.
+// Padded queries may attend to anything.
 bool is_causal_here(const at::Tensor& mask, const DividedSequence& sequence) {
   const SequenceShards& shards = sequence.shards;
   if (mask.size(1) != shards.length()) return false;

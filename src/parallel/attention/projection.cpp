@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// By which placeholders of projections are found.
+// Identifies placeholders of projections.
 const char kProjectionOwner = 0;
 
 }  // namespace
@@ -83,7 +83,7 @@ void Projection::add_bias(GatedCall& call) {
   result = Projection::placeholder(std::move(sum), is_query);
 }
 
-// Queries, keys and values, or the last two.
+// Divides queries, keys and values, or the last two.
 void Projection::divide(GatedCall& call) {
   const std::vector<at::Tensor> own = part_.own.chunk(part_.num_parts, -1);
   c10::List<at::Tensor> parts;
@@ -105,9 +105,9 @@ void Projection::scale(GatedCall& call) {
   call.replace(keeper->placeholder_of(view.sizes(), view.scalar_type()));
 }
 
-// Keys or values that the module adds to those that it was given: bias_k and
-// bias_v to positions x batch x columns, zeros (add_zero_attn) to heads x
-// positions x elements.
+// Appends the keys or values that the module adds itself: bias_k and bias_v to
+// positions x batch x columns, zeros (add_zero_attn) to heads x positions x
+// elements.
 void Projection::append(GatedCall& call) {
   const std::vector<at::Tensor> items =
       call.arguments().front().toTensorVector();

@@ -62,7 +62,7 @@ void SplitOutput::call(GatedCall& call) {
         layer_->name,
         name));
   }
-  // Else the keeper of the last layer's weight does so.
+  // Otherwise the keeper of the last layer's weight leaves it.
   if (!layer_->out_takes_heads || layer_->is_separate)
     leave_random_region(layer_->split->region_owner);
   call.arguments().front() = layer_->out_takes_heads ? own_ : of_all_heads();

@@ -12,30 +12,30 @@ namespace accelerate::detail {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Scores computed at once where no fused kernel serves, unless one row of all
-// heads has more.
+// Number of scores computed at once without a fused kernel, unless one row of
+// all heads has more.
 constexpr std::int64_t kMostScores = std::int64_t{1} << 22;
 
 std::int64_t group_size(const AttentionBlock& block) {
   return block.query.size(1) / block.key.size(1);
 }
 
-// B x H x ... as B x heads of the keys x heads that share one x ...
+// B x H x ... as B x key heads x query heads per key head x ...
 at::Tensor by_key_head(const at::Tensor& tensor, std::int64_t group) {
   return tensor.unflatten(1, {tensor.size(1) / group, group});
 }
 
-// LibTorch's fused kernel for processors takes blocks without rules.
+// LibTorch's fused CPU kernel takes blocks without rules.
 bool has_fused_kernel(const AttentionBlock& block) {
   return !block.rules.has_any() && block.query.is_cpu() &&
       block.query.size(-1) == block.value.size(-1) && block.query.numel() > 0 &&
       block.key.numel() > 0;
 }
 
-// ---- The fused kernel, once per head of those that share keys.
+// ---- The fused kernel, once per query head of those that share a key head.
 
-// The kernel takes any strides of positions, heads and batches, but reads the
-// elements of a head one after another.
+// The kernel takes any strides of positions, heads and batches, but needs the
+// elements of a head to be contiguous.
 at::Tensor with_dense_rows(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 && tensor.stride(-2) >= tensor.size(-1)
       ? tensor
@@ -101,7 +101,7 @@ BlockGradients attend_backward_fused(
       group == 1 ? query[0] : at::stack(query, 2).flatten(1, 2), key, value};
 }
 
-// ---- By products of matrices, some rows at a time.
+// ---- Matrix products, some rows at a time.
 
 struct RowRange {
   std::int64_t first;
@@ -119,8 +119,8 @@ std::vector<RowRange> rows_of(const AttentionBlock& block) {
   return all;
 }
 
-// What applies to rows of a block's scores, which are B x heads of the keys x
-// heads that share one x rows x keys.
+// Queries, scores and dropout of some rows of a block; scores are B x key heads
+// x query heads per key head x rows x keys.
 class RowScores {
  public:
   explicit RowScores(const AttentionBlock& block)
@@ -258,7 +258,7 @@ BlockGradients attend_backward(
 
 void merge_into(const BlockOutput& whole, const BlockOutput& block) {
   const at::Tensor sum = at::logaddexp(whole.logsumexp, block.logsumexp);
-  // Where nothing was attended to, both weights are exp(-inf).
+  // If nothing was attended to, both weights are exp(-inf).
   const at::Tensor finite = sum.masked_fill(sum == -kInfinity, 0);
   whole.output.mul_((whole.logsumexp - finite).exp_().unsqueeze(-1))
       .addcmul_(

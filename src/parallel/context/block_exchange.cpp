@@ -11,19 +11,19 @@ namespace accelerate::detail {
 
 namespace {
 
-// Tags of a group's messages, apart from those of other traffic among the same
-// ranks, which are numbered from 0. Two ranks exchange one block and one
-// gradient per attention, and a rank has received all of one attention before
-// it expects anything of the next.
+// Tags of a group's messages, distinct from those of other traffic among the
+// same ranks, which start at 0. Two ranks exchange one block and one gradient
+// per attention, and a rank has received all of one attention before it expects
+// anything of the next.
 constexpr int kFirstBlockTag = 1 << 20;
 constexpr int kFirstGradientTag = kFirstBlockTag + BlockExchange::kTensors;
 
 constexpr std::int64_t kPositions = 2;
 
 // The dimension of positions in the dense tensors of messages. In blocks it is
-// the first, so that a block's first positions are dense without a copy.
+// the first, so that a block's first positions are contiguous.
 constexpr std::int64_t kPositionsOfBlock = 0;
-// In gradients it is before the heads, where LibTorch's CPU kernels have it.
+// In gradients it comes before the heads, as in LibTorch's CPU kernels.
 constexpr std::int64_t kPositionsOfGradient = 1;
 
 // The tensor with its positions as dimension `place`, dense.
@@ -31,7 +31,7 @@ at::Tensor packed(const at::Tensor& tensor, std::int64_t place) {
   return tensor.movedim(kPositions, place).contiguous();
 }
 
-// Tensors for messages of `count` positions that `packed` returned.
+// Tensors for messages of `count` positions in the layout of packed().
 std::vector<at::Tensor> empty_packed(
     const std::vector<at::Tensor>& like,
     std::int64_t count,

@@ -12,8 +12,8 @@ namespace accelerate::detail {
 
 namespace {
 
-/// Throws ConfigError for a layer that mixes positions without attention, and so
-/// would see those of this rank only.
+/// Throws ConfigError for a layer that mixes positions without attention, and
+/// so would see only this rank's.
 void check_layers(const torch::nn::Module& model) {
   for (const auto& item : model.named_modules()) {
     const torch::nn::Module& layer = *item.value();

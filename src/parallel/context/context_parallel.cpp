@@ -143,7 +143,7 @@ struct ContextParallelScope::State {
 
   Group group;
   SequenceShards shards;
-  /// What is given back: tensors, each with its whole data.
+  /// Tensors to restore, each with its data for the whole sequence.
   std::vector<std::pair<at::Tensor, at::Tensor>> whole = {};
   std::optional<detail::AttentionScope> attention = std::nullopt;
 };
@@ -193,7 +193,8 @@ ContextParallelScope::ContextParallelScope(
     buffer.set_data(detail::local_positions(
         whole, buffer_seq_dims[i], shards, group.rank(), fill));
   }
-  // Last, since the destructor, which leaves it, does not run if this throws.
+  // Last, since the destructor, which leaves the region, does not run if this
+  // constructor throws.
   detail::enter_random_region(
       state_.get(), detail::random_stream_of(Axis::context, group.rank()));
 }

@@ -31,7 +31,7 @@ using detail::VisibleTile;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What backward needs besides tensors.
+// What backward needs besides tensors, which autograd saves.
 struct RingCall final : torch::CustomClassHolder {
   RingCall(Group ranks, SequenceShards cut)
       : group(std::move(ranks)), shards(cut) {}
@@ -82,8 +82,8 @@ at::Tensor zeros_by_position(
       .transpose(1, 2);
 }
 
-// Adds `part` to the rows of `sum` from `first` on. An undefined sum is 0 with
-// `num_rows` rows; `part` becomes it if it has as many.
+// Adds `part` to the rows of `sum` from `first` on. An undefined sum stands for
+// `num_rows` rows of 0; `part` becomes the sum if it has that many rows.
 void add_rows(
     at::Tensor& sum,
     std::int64_t num_rows,
@@ -131,7 +131,7 @@ BlockOutput attend_around(
 }
 
 // Adds the gradients of this rank's queries to `grad_query`, and returns those
-// of the keys and values that were read, undefined if none was.
+// of the keys and values that were read; undefined if none were.
 std::vector<at::Tensor> backward_of_block(
     const RingCall& call,
     int owner,
@@ -153,8 +153,8 @@ std::vector<at::Tensor> backward_of_block(
   return sums;
 }
 
-// The gradient of this rank's keys or values, from that of those which it reads
-// itself: all but padding.
+// Returns the gradient of this rank's keys or values, given that of the ones it
+// reads itself (all but padding).
 at::Tensor own_gradient(
     const at::Tensor& read,
     const at::Tensor& block,
@@ -264,8 +264,8 @@ at::Tensor attend_in_ring(
       query.size(1),
       first_head,
       seed);
-  // A segment that is recomputed keeps the output, rather than exchange keys
-  // and values a third time, and recomputes the three inputs.
+  // A recomputed segment recomputes the three inputs, but keeps the output
+  // rather than exchange keys and values a third time.
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
   return RingAttention::apply(query, key, value, call);
 }

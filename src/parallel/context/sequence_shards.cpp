@@ -37,7 +37,7 @@ std::vector<PositionRange> SequenceShards::ranges(int rank) const {
     return {{rank * local_length_, local_length_}};
   const std::int64_t chunk = local_length_ / 2;
   const std::int64_t tail = (2 * num_ranks_ - 1 - rank) * chunk;
-  // The chunks of the last rank are neighbours.
+  // The last rank's two chunks are adjacent.
   if (rank == num_ranks_ - 1) return {{rank * chunk, local_length_}};
   return {{rank * chunk, chunk}, {tail, chunk}};
 }

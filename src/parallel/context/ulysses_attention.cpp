@@ -43,7 +43,7 @@ class HeadExchange {
     return joined.index_select(kPositions, on_device(order, tensor));
   }
 
-  // The way back, with zeros as padding.
+  // The inverse, with zeros as padding.
   [[nodiscard]] at::Tensor to_positions(
       const at::Tensor& tensor,
       const std::vector<std::int64_t>& counts) const {
@@ -72,8 +72,8 @@ class HeadExchange {
   std::vector<std::int64_t> lengths_;
 };
 
-// Keys or values with the heads of each rank one after the other; heads that
-// several ranks need come several times, and their gradients are added.
+// Keys or values with the heads of each rank one after another; heads that
+// several ranks need appear several times, and their gradients are added up.
 at::Tensor for_each_rank(
     const at::Tensor& tensor,
     const std::vector<HeadShare>& shares) {
@@ -139,7 +139,7 @@ at::Tensor ulysses_attention(
   }
   const HeadShare& own = shares[static_cast<std::size_t>(group.rank())];
   const std::uint64_t seed = detail::dropout_seed(options, group);
-  // Nothing of what follows is recomputed, since messages cannot be replayed.
+  // Nothing below is recomputed, since messages cannot be replayed.
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(detail::kRecordingKey);
   const HeadExchange exchange(group, shards);
   const at::Tensor queries = exchange.to_heads(query, counts);

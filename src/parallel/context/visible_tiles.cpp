@@ -27,8 +27,8 @@ std::vector<VisibleTile> visible_tiles(
   if (keys == 0) return {};
   if (!is_causal || query_rank == key_rank)
     return {{0, shards.local_length(), keys, is_causal}};
-  // Ranges of different ranks do not overlap, so that all queries of one see
-  // the same keys.
+  // Ranges of different ranks do not overlap, so all queries of a range see the
+  // same keys.
   std::vector<VisibleTile> tiles;
   std::int64_t first_query = 0;
   for (const PositionRange& range : shards.ranges(query_rank)) {

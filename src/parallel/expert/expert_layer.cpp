@@ -31,7 +31,7 @@ using detail::format;
 using detail::RowCounts;
 using detail::TokenPlan;
 
-// The experts of a layer that are modules of the program, by their numbers.
+// A layer's experts that are user-defined modules, by number.
 struct ExpertListImpl : torch::nn::Module {
   explicit ExpertListImpl(const ExpertLayerOptions& options) {
     for (std::int64_t i = 0; i < options.num_experts; ++i) {
@@ -44,8 +44,8 @@ struct ExpertListImpl : torch::nn::Module {
     }
   }
 
-  // Those from `first` on; an expert without tokens is called, too, so that its
-  // gradients are zeros.
+  // Applies the experts from `first` on, even those without tokens, so that
+  // their gradients are zeros.
   at::Tensor compute(
       const at::Tensor& tokens,
       const std::vector<std::int64_t>& counts,
@@ -64,7 +64,7 @@ struct ExpertListImpl : torch::nn::Module {
           results.back().sizes(),
           by_expert[e].sizes()));
     }
-    // The backward of a rank without experts goes on to the tokens, too.
+    // On a rank without experts, backward must reach the tokens, too.
     return results.empty() ? tokens * 1 : at::cat(results);
   }
 
@@ -130,7 +130,7 @@ void check_layer(const ExpertLayerOptions& options) {
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }
 
-// Under autocast, tokens travel and are computed with in its dtype.
+// Under autocast, tokens are sent and computed in its dtype.
 at::Tensor lowered(const at::Tensor& tokens) {
   const auto device = tokens.device().type();
   if (!at::autocast::is_autocast_enabled(device) ||
@@ -154,13 +154,13 @@ std::vector<std::vector<std::int64_t>> counts_of_all(
   return all;
 }
 
-// The rows that this rank gets of each of its experts, and in which order.
+// The rows that this rank receives for each of its experts, and their order.
 struct Arrival {
   RowCounts rows;
-  /// Number of rows of each expert here.
+  /// Number of rows of each expert on this rank.
   std::vector<std::int64_t> counts;
-  /// The place of each row, sorted by expert, among those that arrive, sorted
-  /// by rank; undefined if these are the same.
+  /// For each row sorted by expert, its place among the received rows, sorted
+  /// by rank; undefined if both orders are the same.
   at::Tensor order;
 };
 

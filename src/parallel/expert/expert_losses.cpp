@@ -28,8 +28,8 @@ at::Tensor balance_loss(
   at::Tensor shares;
   {
     const at::NoGradGuard no_grad;
-    // Other ranks' counts leave no trace in a recording, so neither does what
-    // follows from them.
+    // Other ranks' counts cannot be replayed from a recording, so nothing
+    // derived from them is recorded.
     const Unrecorded unrecorded;
     at::Tensor counts = at::tensor(assigned, at::kLong);
     if (options.balance_scope == BalanceScope::all_ranks)

@@ -81,8 +81,8 @@ at::Tensor compute_experts(
     std::int64_t first,
     const Group& split) {
   const ExpertMlpOptions& options = mlp.options();
-  // A rank without experts has parameters without experts, and no tokens. It
-  // takes part in the backward of the others nevertheless.
+  // A rank without experts has empty parameters and no tokens, but still takes
+  // part in the other ranks' backward.
   if (counts.empty()) return tokens * 1;
   const bool is_split = mlp.up_proj.size(1) != options.intermediate_size;
   const at::Tensor inputs = is_split ? copy_to_region(tokens, split) : tokens;
@@ -137,7 +137,7 @@ void ExpertMlpImpl::reset() {
                        std::vector<std::int64_t> sizes,
                        std::int64_t fan_in) {
     const at::Tensor tensor = register_parameter(name, at::empty(sizes));
-    // As torch::nn::Linear, of which each slice is one.
+    // As torch::nn::Linear does: each slice is one linear layer.
     const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
     torch::nn::init::uniform_(tensor, -bound, bound);
     return tensor;

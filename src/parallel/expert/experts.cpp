@@ -38,10 +38,10 @@ constexpr std::string_view kNoLocalSgd =
 /// A parameter of a layer's experts, and how its dimensions are divided.
 struct ExpertParameter {
   Parameter* row = nullptr;
-  /// Where the rows of each rank along `expert` begin, and the end; empty for a
+  /// The first row of each rank along `expert`, and the end; empty for a
   /// parameter that stays as it is.
   std::vector<std::int64_t> begins = {};
-  /// The dimension that ranks along `tensor` divide; negative for none.
+  /// The dimension divided along `tensor`; negative for none.
   std::int64_t split_dim = -1;
 };
 
@@ -59,7 +59,8 @@ class Experts final : public Strategy {
 
   [[nodiscard]] StrategyTraits traits() const override {
     StrategyTraits traits{
-        // `shard` gives memory to what this strategy does not divide.
+        // `shard` gives memory to parameters that this strategy does not
+        // divide.
         .takes_empty = mesh_.degree(Axis::shard) > 1};
     if (num_expert_ranks_ == 1) return traits;
     traits.join_complaint = kNoJoin;
@@ -110,7 +111,7 @@ class Experts final : public Strategy {
             num_expert_ranks_));
   }
 
-  // Tells the layers which ranks compute with them.
+  // Tells the layers which ranks they compute with.
   void connect(
       const std::vector<NamedExpertLayer>& layers,
       const std::string& prefix) {
@@ -164,7 +165,7 @@ class Experts final : public Strategy {
     }
   }
 
-  // The dimension of the intermediate size.
+  // The dimension that has the intermediate size.
   [[nodiscard]] std::int64_t split_dim_of(const std::string& name) const {
     if (num_split_ranks_ == 1 || name == "down_bias") return -1;
     return name == "down_proj" ? 2 : 1;
@@ -254,7 +255,7 @@ class Experts final : public Strategy {
   /// On the tensors of trained parameters.
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
   /// The open full_parameters() scope.
-  // What was divided last is gathered first.
+  // The dimension divided last is gathered first.
   FullScope full_{
       [this] {
         split_.open();

@@ -99,7 +99,7 @@ RouterImpl::RouterImpl(
 void RouterImpl::reset() {
   weight =
       register_parameter("weight", at::empty({num_experts_, hidden_size_}));
-  // As torch::nn::Linear.
+  // As torch::nn::Linear does.
   torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0));
 }
 

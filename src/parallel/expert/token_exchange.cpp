@@ -28,7 +28,7 @@ struct RowsUnderWay : torch::CustomClassHolder {
   /// The rows that arrive, in host memory.
   at::Tensor arriving = {};
   at::Device device = at::kCPU;
-  /// The gradients, on their way back.
+  /// The gradients being sent back.
   c10::intrusive_ptr<RowsUnderWay> gradients = nullptr;
 };
 
@@ -38,7 +38,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using UnderWay = c10::intrusive_ptr<RowsUnderWay>;
 
-// A rank that gets no tokens from another may be that many exchanges ahead of
+// A rank that gets no tokens from another can be this many exchanges ahead of
 // it.
 constexpr int kNumTags = 1 << 16;
 
@@ -50,7 +50,7 @@ std::vector<std::int64_t> with_num_rows(
   return sizes;
 }
 
-// Sends rows, and returns memory for those that arrive, which is filled when
+// Sends rows, and returns memory for the incoming ones, which is filled when
 // receive_rows() returns.
 at::Tensor send_rows(RowsUnderWay& exchange, const at::Tensor& rows) {
   const Group& group = exchange.route.group;
@@ -109,8 +109,8 @@ UnderWay exchange_of(const AutogradContext& context) {
       context.saved_data.at("exchange").toCapsule());
 }
 
-// Between the two, the tensor that stands for the rows has their memory and not
-// yet their values; nothing but FinishRows reads it.
+// Between BeginRows and FinishRows, the tensor has the rows' memory but not yet
+// their values; only FinishRows reads it.
 struct BeginRows : torch::autograd::Function<BeginRows> {
   static at::Tensor forward(
       AutogradContext* context,
@@ -131,8 +131,8 @@ struct BeginRows : torch::autograd::Function<BeginRows> {
     require_first_derivative();
     const UnderWay exchange = exchange_of(*context);
     const UnderWay gradients = std::exchange(exchange->gradients, nullptr);
-    // The second half of a divided backward (SplitBackward) comes here for the
-    // anchor's sake; the rows had theirs in the first.
+    // The second half of a split backward (SplitBackward) gets here for the
+    // anchor; the rows' gradients came in the first half.
     if (!gradients) return {at::Tensor(), at::Tensor(), at::Tensor()};
     return {receive_rows(*gradients), at::Tensor(), at::Tensor()};
   }
@@ -171,7 +171,7 @@ void TokenExchange::begin(const at::Tensor& rows) {
     return;
   }
   under_way_ = c10::make_intrusive<RowsUnderWay>(route_, counts_);
-  // A leaf that every rank has, so that all of them run the backward.
+  // A leaf on every rank makes all ranks run the backward.
   at::Tensor anchor;
   {
     const Unrecorded unrecorded;

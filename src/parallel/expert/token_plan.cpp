@@ -14,7 +14,7 @@ namespace {
 
 using Slots = std::vector<std::int64_t>;
 
-// Leaves `capacity` of an expert's slots, in their order.
+// Keeps `capacity` of an expert's slots, in their order.
 void drop_slots(
     Slots& slots,
     std::int64_t capacity,
@@ -55,7 +55,7 @@ TokenPlan plan_tokens(
     std::int64_t num_experts,
     std::int64_t capacity,
     TokenDrop drop) {
-  // Which tokens go where is decided once.
+  // Decided once, not again in a recomputed forward.
   const Unrecorded unrecorded;
   const std::int64_t top_k = routing.experts.size(1);
   const at::Tensor experts = routing.experts.detach().to(at::kCPU).contiguous();

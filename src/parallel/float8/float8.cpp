@@ -38,7 +38,8 @@ std::unordered_set<const void*> linear_layers_of(
   return found;
 }
 
-// The steps in a row after which a delayed scale that does not fit is named.
+// Number of consecutive steps after which an ill-fitting delayed scale is
+// reported.
 constexpr std::int64_t kMisfitsToName = 10;
 
 constexpr std::string_view name_of(Float8Layer::Role role) {
@@ -53,7 +54,7 @@ constexpr std::string_view name_of(Float8Layer::Role role) {
   return "";
 }
 
-// What a misfit that lasts means, and what to do.
+// Explains what a lasting misfit means, and what to do.
 std::string
 explain_misfit(const DelayedScale& scale, float amax, float used_scale) {
   constexpr std::string_view kRemedy =
@@ -220,7 +221,7 @@ class Float8 final : public Strategy, public StrategyState {
       const at::Tensor scales = find("scale");
       const at::Tensor history = find("amax_history");
       const at::Tensor num_updates = find("num_updates");
-      // A layer that was not float8 when the state was saved begins anew.
+      // A layer that was not float8 when the state was saved starts afresh.
       if (!scales.defined()) continue;
       const auto roles = static_cast<std::int64_t>(layer->delayed.size());
       if (!history.defined() || !num_updates.defined() ||
@@ -252,9 +253,9 @@ class Float8 final : public Strategy, public StrategyState {
     mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
     if (mesh_.degree(Axis::tensor) > 1)
       mesh_.group(Axis::tensor).all_reduce(amaxes, ReduceOp::max);
-    // The only time that a step waits for the device.
+    // The only point where a step waits for the device.
     amaxes = amaxes.cpu().contiguous();
-    // A second optimizer of the model has nothing to add.
+    // With a second optimizer of the model, there is nothing left to add.
     if (amaxes.max().item<float>() == 0) return;
     const auto* value = amaxes.const_data_ptr<float>();
     for (const auto& layer : keeper_->layers())
@@ -262,13 +263,13 @@ class Float8 final : public Strategy, public StrategyState {
         update(*layer, static_cast<Float8Layer::Role>(role), *value++);
   }
 
-  // Ends a step of one tensor, and names it if its scales go on not fitting.
+  // Ends a step of one tensor, and reports it if its scales keep not fitting.
   void update(Float8Layer& layer, Float8Layer::Role role, float amax) {
     DelayedTensor& tensor = *layer.delayed[role];
     const float used_scale = tensor.scale().scale();
     tensor.update(amax);
     if (tensor.scale().num_misfits() != kMisfitsToName) return;
-    // All ranks that share the layer know the same.
+    // All ranks that share the layer have the same information.
     if (mesh_.gradient_group().rank() != 0 ||
         mesh_.coordinate(Axis::tensor) != 0 ||
         !named_misfits_.emplace(&layer, role).second) {
@@ -286,7 +287,7 @@ class Float8 final : public Strategy, public StrategyState {
             explain_misfit(tensor.scale(), amax, used_scale)));
   }
 
-  // Has ranks that divide the layer agree on scales.
+  // Makes ranks that divide the layer agree on scales.
   void share(
       Float8Layer& layer,
       const at::Tensor& weight,
@@ -310,7 +311,7 @@ class Float8 final : public Strategy, public StrategyState {
     }
   }
 
-  // Has ranks that divide sequences agree on scales.
+  // Makes ranks that divide sequences agree on scales.
   void share_positions(Float8Layer& layer) const {
     if (mesh_.degree(Axis::context) == 1) return;
     layer.has_positions = &divides_sequence;
@@ -325,7 +326,7 @@ class Float8 final : public Strategy, public StrategyState {
       const std::string& name,
       const ParameterTable& table) {
     for (const at::Tensor& weight : weights_) {
-      // Shared by two layers, of which the first counts.
+      // The weight is shared by two layers; the first one counts.
       if (weight.is_same(linear.weight)) return;
     }
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
@@ -336,7 +337,7 @@ class Float8 final : public Strategy, public StrategyState {
     }
     if (const Parameter* const row = table.find(linear.weight))
       layer->gathered_scale = row->gathered_scale;
-    // Memory that comes and goes must not leave copies behind.
+    // A weight whose memory comes and goes must not leave copies behind.
     layer->keeps_weight = keeper_of(linear.weight) == nullptr;
     layer->warn = [logger = mesh_.world().logger()](const std::string& text) {
       logger.log(LogLevel::warning, "precision", text);
@@ -347,7 +348,7 @@ class Float8 final : public Strategy, public StrategyState {
     weights_.push_back(linear.weight);
   }
 
-  // Layers are alike in what the device has to multiply.
+  // What the device supports is the same for all layers.
   void probe(Float8Layer& layer, c10::Device device) {
     if (emulates_) return;
     if (probed_) {
@@ -381,7 +382,7 @@ class Float8 final : public Strategy, public StrategyState {
   Float8Figures figures_;
 };
 
-// The weights that nothing but one float8 layer of `module` reads.
+// Returns the weights that are read only by one float8 layer of `module`.
 std::vector<at::Tensor> weights_to_gather(
     const torch::nn::Module& module,
     const torch::nn::Module& whole_model,

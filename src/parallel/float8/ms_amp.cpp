@@ -45,7 +45,7 @@ class MsAmp final : public Strategy {
          choose_linear_layers(module, layer_rule_of(recipe_))) {
       if (!layer.choice.is_float8) continue;
       Parameter* const row = row_of(layer.module->weight, table);
-      // A weight of two layers is one row.
+      // A weight shared by two layers is one row.
       if (row == nullptr || !row->tensor.requires_grad() ||
           std::exchange(row->is_averaged_apart, true)) {
         continue;
@@ -66,7 +66,7 @@ class MsAmp final : public Strategy {
     if (sync_gradients) gradients_->average();
   }
   void step_locally(bool is_local) override {
-    // With replicas only, no backward syncs meanwhile.
+    // With replicas only, no backward syncs in the meantime.
     if (mesh_.degree(Axis::context) == 1) return;
     gradients_->average_among(
         is_local ? mesh_.group(Axis::context) : mesh_.gradient_group());

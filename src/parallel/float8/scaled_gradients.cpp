@@ -20,12 +20,12 @@ namespace {
 constexpr at::ScalarType kGradient = at::kFloat8_e4m3fn;
 constexpr float kNone = std::numeric_limits<float>::infinity();
 
-// A scale of NaN, which no reduction keeps for certain, travels as 0.
+// A NaN scale is sent as 0, since reductions do not reliably keep NaN.
 at::Tensor message_of(const at::Tensor& scale) {
   return at::nan_to_num(scale, 0.0);
 }
 
-// The mean of codes with one scale, added up in fp32, as codes.
+// Returns the mean, as codes, of codes with one common scale; summed in fp32.
 at::Tensor mean_of(const std::vector<at::Tensor>& codes) {
   const at::Tensor one = at::ones({}, codes[0].options().dtype(at::kFloat));
   at::Tensor sum;
@@ -74,7 +74,7 @@ ScaledGradients::~ScaledGradients() {
 }
 
 void ScaledGradients::hook(std::size_t index) {
-  // The accumulator lives, with its hooks, as long as something holds it.
+  // The accumulator and its hooks live only as long as something holds it.
   const auto accumulator =
       torch::autograd::impl::grad_accumulator(entries_[index].parameter);
   const auto key =
@@ -113,7 +113,7 @@ void ScaledGradients::average() {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   const at::Tensor scales = agree_on_scales();
-  // The only time that a step waits for the device.
+  // The only point where a step waits for the device.
   const at::Tensor on_host = scales.cpu();
   const float* const smallest = on_host.const_data_ptr<float>();
   Message message;

@@ -27,8 +27,8 @@ bool has(const ParameterTable& table, const at::Tensor& parameter) {
       table.find_local(parameter) != nullptr;
 }
 
-// Calls `visit(state, parameter)` for the states of the table's parameters, with
-// their own types.
+// Calls `visit(state, parameter)` for each state of the table's parameters, as
+// its own type.
 template <class Visit>
 void for_each_state(
     const torch::optim::Optimizer& optimizer,
@@ -49,8 +49,8 @@ void for_each_state(
   }
 }
 
-// A second moment that became 0 would have its parameter's update divided by
-// eps, so it becomes the smallest value instead.
+// If a second moment became 0, its parameter's update would be divided by eps,
+// so it becomes the smallest value instead.
 ScaledTensor cast_second(const at::Tensor& moment) {
   constexpr double kSmallestHalf = 0x1p-24;
   ScaledTensor cast = cast_scaled(moment, kSecond);

@@ -73,7 +73,8 @@ void average_gradients(
   group.all_reduce(owners);
   const auto* const num_owners = owners.const_data_ptr<std::int64_t>();
 
-  // Parameters of the next message, and its bytes, by the dtype of the sum.
+  // The next message's parameters, and its size in bytes, by the dtype of the
+  // sum.
   std::map<at::ScalarType, std::vector<at::Tensor>> messages;
   std::map<at::ScalarType, std::int64_t> sizes;
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -23,7 +23,7 @@ struct LoggedReducer {
   std::shared_ptr<c10d::Logger> logger;
 };
 
-// LibTorch after 2.11 added arguments with defaults; the twelve of 2.11 are
+// LibTorch added arguments with defaults after 2.11; the twelve of 2.11 are
 // enough for all versions.
 template <class Reducer = BucketReducer>
 std::shared_ptr<Reducer> construct(
@@ -79,7 +79,7 @@ bool BucketReducer::was_reached(bool is_first) const {
 }
 
 void BucketReducer::share_buckets(Connection& connection) {
-  // Below, copies cost less than a segment.
+  // Below this size, copies cost less than a segment.
   constexpr std::int64_t kLeastBytes = std::int64_t{256} << 10U;
   constexpr std::int64_t kAlignment = 64;
   const auto room_for = [](const Bucket& bucket) {
@@ -88,7 +88,7 @@ void BucketReducer::share_buckets(Connection& connection) {
   };
   std::int64_t total = 0;
   for (const Bucket& bucket : buckets_) {
-    // Sparse gradients have no memory of the bucket's.
+    // Sparse gradients use no bucket memory.
     if (!bucket.gradients.defined() || !bucket.gradients.is_cpu()) return;
     total += room_for(bucket);
   }
@@ -120,7 +120,7 @@ void BucketReducer::keep_times(bool keep) {
   ddp_runtime_logging_sample_rate_ =
       keep ? 1 : c10d::kDDPRuntimeLoggingSampleRate;
   if (!keep || timer_ == nullptr) return;
-  // What a backward does not reach is not measured anew.
+  // A backward that does not get that far would leave the old time in place.
   timer_->getTimeRef(c10d::Timer::Event::kBackwardCommEnd) = c10d::kUnsetTime;
 }
 

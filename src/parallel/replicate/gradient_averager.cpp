@@ -49,10 +49,10 @@ void GradientAverager::before_backward(
     bool sync_gradients,
     const at::Tensor& loss) {
   if (!sync_gradients) return pending_.begin_backward(rows_.tensors);
-  // The step's gradients are on their way.
+  // The step's gradients are already being sent.
   if (has_begun_step()) return;
   if (options_.static_graph) reducer_->restore_uses();
-  // prepare_for_forward() counts iterations: called once per reduction,
+  // prepare_for_forward() counts iterations, so call it once per reduction,
   // however many forwards lead to it.
   reducer_->prepare_for_forward();
   reducer_->keep_times(listener() != nullptr);
@@ -246,7 +246,7 @@ void GradientAverager::shadow_bucket(int index) {
     if (!bucket.isLast()) return;
     for (const FutureTensor& future : futures_) future->waitAndThrow();
     if (!options_.find_unused_parameters) return;
-    // The other ranks now reduce which parameters were used.
+    // The other ranks now reduce the map of used parameters.
     std::vector<at::Tensor> none_used{
         at::zeros_like(reducer_->get_local_used_map_on_device())};
     process_group->allreduce(none_used)->wait();
@@ -254,7 +254,7 @@ void GradientAverager::shadow_bucket(int index) {
 }
 
 void GradientAverager::shadow_pending_gradients() {
-  // Stand-ins without gradients contribute nothing, and keep the result from
+  // Stand-ins without gradients contribute nothing, and keep the result out of
   // this rank's parameters.
   std::vector<at::Tensor> stand_ins;
   for (const at::Tensor& parameter : rows_.tensors)

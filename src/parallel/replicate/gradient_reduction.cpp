@@ -86,7 +86,7 @@ class HookReduction final : public GradientReduction {
   }
 
  private:
-  // LibTorch's collectives give a list of one tensor.
+  // LibTorch's collectives return a list of one tensor.
   static at::Tensor mean_in(
       const c10::IValue& value,
       const at::Tensor& buffer) {

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Hashes alike in all builds, unlike std::hash.
+// The same in all builds, unlike std::hash.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char letter : text) {
@@ -28,9 +28,10 @@ std::uint64_t hash_of(std::string_view text) {
   return hash;
 }
 
-// The tensor, or a copy of it. Products of matrices are equal bit by bit only if
-// their memory is aligned alike, and the place of a gradient in its bucket
-// changes when the reducer rebuilds the buckets, which a resumed run does again.
+// Returns the tensor or an aligned copy. Matrix products are bitwise equal only
+// if their memory is aligned alike, but a gradient's place in its bucket
+// changes when the reducer rebuilds the buckets, which a resumed run does
+// again.
 at::Tensor in_aligned_memory(const at::Tensor& tensor) {
   constexpr std::uintptr_t kAlignment = 64;
   const auto address =
@@ -77,7 +78,7 @@ class PowerSgd final : public GradientReduction {
   FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
       override {
     const at::NoGradGuard no_grad;
-    // A backward that threw leaves pending buckets.
+    // A backward that threw may have left pending buckets.
     if (bucket.getIndex() == 0) pending_.clear();
     FutureTensor result;
     if (iteration_ < options_.start_power_sgd_iter) {
@@ -252,7 +253,7 @@ class PowerSgd final : public GradientReduction {
         known->second.sizes() == matrix.q.sizes()) {
       return known->second.to(matrix.q.options());
     }
-    // Seeded by name and step, so that all ranks draw the same factors whatever
+    // Seeded by name and step, so all ranks draw the same factors regardless of
     // the buckets.
     const std::uint64_t seed = options_.random_seed ^ hash_of(matrix.name) ^
         (static_cast<std::uint64_t>(iteration_) * 0x9e3779b97f4a7c15);

@@ -105,8 +105,9 @@ class Replicate final : public Strategy,
   void step_locally(bool is_local) override {
     const Group& wanted =
         is_local ? mesh_.group(Axis::context) : mesh_.gradient_group();
-    // With replicas only, no backward syncs meanwhile; with divided sequences
-    // only, the same ranks share samples as average gradients.
+    // With replicas only, no backward syncs in the meantime; with divided
+    // sequences only, the ranks that share samples are those that average
+    // gradients.
     if (mesh_.degree(Axis::context) == 1 || wanted.size() == group_.size())
       return;
     group_ = wanted;
@@ -137,8 +138,8 @@ class Replicate final : public Strategy,
       experts_->reduction().load_state_dict(state.get<StateDict>("experts"));
   }
 
-  // Models with divided experts are not joined (Experts), so these concern what
-  // all ranks share.
+  // Models with divided experts cannot be joined (Experts), so these concern
+  // only parameters that all ranks share.
   void begin_join(JoinRound& round, int model) override {
     round_ = &round;
     if (shared_) shared_->begin_join(round, model);
@@ -200,10 +201,10 @@ class Replicate final : public Strategy,
   ReplicateOptions options_;
   /// Averages parameters that all ranks share; null if none is trained.
   std::unique_ptr<GradientAverager> shared_;
-  /// Averages experts that this rank holds; null if none is trained, or no other
+  /// Averages experts that this rank holds; null if none is trained or no other
   /// rank holds them.
   std::unique_ptr<GradientAverager> experts_;
-  /// Another strategy averages some parameters.
+  /// True if another strategy averages some parameters.
   bool has_rows_apart_ = false;
   std::vector<at::Tensor> buffers_;
   bool had_forward_ = false;

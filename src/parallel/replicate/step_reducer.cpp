@@ -69,7 +69,7 @@ StepReducer::~StepReducer() {
 void StepReducer::hook(std::size_t row) {
   const at::Tensor& tensor = rows_.tensors[row];
   row_of_[tensor.unsafeGetTensorImpl()] = row;
-  // Only somebody who holds it keeps the accumulator, and its hooks.
+  // The accumulator and its hooks live only as long as something holds it.
   const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
   const auto key =
       accumulator->add_post_hook(std::make_unique<Hook>(*this, row));

@@ -33,7 +33,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Calls a function when a parameter's gradient of this backward is complete.
+// Calls a function when this backward's gradient of a parameter is complete.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit GradientHook(std::function<void()> on_gradient)
@@ -119,7 +119,7 @@ class Shard final : public Strategy, public GateKeeper {
     const LockedScope lock(mutex_);
     if (num_forwards_++ > 0 || phase_ == Phase::backward) return;
     if (!is_held_open()) {
-      // Strategies that divided parameters before may have made them full.
+      // Strategies that divided parameters earlier may have made them full.
       require_unchanged(units_);
       if (scales_) scales_->compute();
     }
@@ -168,8 +168,8 @@ class Shard final : public Strategy, public GateKeeper {
     if (backward_.reduces && (was_reached || settles)) {
       reducer_->end_gradients();
       for (std::size_t u = 0; u < units_.size(); ++u) {
-        // Other ranks may have reached parameters of the unit that this
-        // backward did not reach here.
+        // Other ranks may have reached parameters of the unit that this rank's
+        // backward did not reach.
         if (std::exchange(backward_.pending[u], 0) > 0 ||
             units_[u]->has_gradient())
           reducer_->complete(u);
@@ -206,7 +206,7 @@ class Shard final : public Strategy, public GateKeeper {
     {
       const LockedScope lock(mutex_);
       if (scales_ && phase_ == Phase::idle && !is_held_open()) {
-        // The scope shows the weights themselves, not what float8 leaves of them.
+        // The scope shows the weights themselves, not their float8 roundings.
         reshard_all();
         scales_->forget();
       }
@@ -233,8 +233,8 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
  private:
-  // Makes unsharded parameters and buffers equal on all ranks. Returns what the
-  // shards are cut from.
+  // Makes unsharded parameters and buffers equal on all ranks. Returns the
+  // values that shards are cut from.
   InitialValues share_values(const UnitPlan& plan, const ParameterTable& table)
       const {
     InitialValues values(mesh_, table);
@@ -277,7 +277,7 @@ class Shard final : public Strategy, public GateKeeper {
   }
 
   void before_read(std::size_t unit, bool is_filled) override {
-    // Outside of passes, other ranks may not read the parameter, so this one
+    // Outside a pass, other ranks might not read the parameter, so this rank
     // must not wait for them.
     if (phase_ == Phase::idle) return;
     const LockedScope lock(mutex_);
@@ -295,13 +295,13 @@ class Shard final : public Strategy, public GateKeeper {
 
   [[nodiscard]] bool may_replace() const override { return false; }
 
-  // Called when the gradient at `place` among those of the unit is complete.
+  // Called when the gradient at `place` among the unit's is complete.
   void on_gradient(std::size_t unit, std::size_t place) {
     const LockedScope lock(mutex_);
     if (phase_ != Phase::backward) return;
     backward_.was_reached = true;
     if (backward_.pending[unit] == 0) return;
-    // This backward does not read the parameter any more.
+    // This backward no longer reads the parameter.
     const bool frees = options_.shards_parameters && !is_held_open() &&
         !schedule_of(unit).is_due_soon(unit);
     if (frees)
@@ -419,7 +419,7 @@ class Shard final : public Strategy, public GateKeeper {
   Mesh mesh_;
   ShardOptions options_;
   MakeShardTraffic make_traffic_;
-  /// All ranks that have the model, or this pipeline stage of it.
+  /// All ranks that hold the model, or this pipeline stage of it.
   Group model_group_;
   std::vector<at::Tensor> buffers_;
   /// Parameters that stay unsharded: those that all ranks share, and those of
@@ -441,8 +441,8 @@ class Shard final : public Strategy, public GateKeeper {
   /// Number of open full_parameters() scopes.
   int num_scopes_ = 0;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
-  /// One for units that all ranks have, one for those of experts, which only the
-  /// ranks that hold them read.
+  /// One for units that all ranks hold, one for units of experts, which only
+  /// the ranks that hold them read.
   UnshardSchedule schedules_[2]{{units_, options_}, {units_, options_}};
   Backward backward_;
   Window window_;

@@ -117,7 +117,7 @@ void ShardUnit::keep_changes() {
     const at::Tensor own =
         parameter.rows_of(parameter.full.detach(), place_.rank);
     if (own.is_alias_of(parameter.local)) continue;
-    // If the shard is more precise, only a real change may round it.
+    // If the shard is more precise, it is only overwritten after a real change.
     const bool is_exact = !parameter.is_rounded &&
         own.scalar_type() == parameter.local.scalar_type();
     if (is_exact || parameter.full._version() != parameter.version_when_opened)

@@ -28,12 +28,12 @@ namespace {
 
 namespace nn = torch::nn;
 
-// Inputs of linear layers may have any number of dimensions from 2 on.
+// Inputs of linear layers may have 2 or more dimensions.
 const TensorPlacement kSequence = accelerate::Shard{-2};
-// Where the layers of a Transformer have it: sequence x batch x width.
+// The layers of a Transformer have sequence x batch x width.
 const TensorPlacement kTransformerSequence = accelerate::Shard{0};
 
-// The norms of a Transformer's layer, which come after what they are named for.
+// Names of a Transformer layer's norms, by what they come before or after.
 struct LayerNorms {
   std::string_view after_self_attention;
   std::string_view before_feed_forward;
@@ -45,7 +45,7 @@ constexpr LayerNorms kDecoderNorms{"norm1", "norm2", "norm3"};
 
 template <class Impl>
 bool is_exactly(const nn::Module& module) {
-  // A class derived from it may compute something else.
+  // A derived class may compute something else.
   return typeid(module) == typeid(Impl);
 }
 
@@ -58,8 +58,8 @@ class SequenceDivision {
  public:
   SequenceDivision(const nn::Module& root, ParallelizePlan& plan)
       : plan_(plan) {
-    // The root may not belong to a shared_ptr, which named_modules() needs to
-    // list it.
+    // The root might not be owned by a shared_ptr, which named_modules() needs
+    // to list it.
     modules_.emplace_back("", &root);
     for (const auto& item : root.named_modules({}, /*include_self=*/false))
       modules_.emplace_back(item.key(), item.value().get());
@@ -153,7 +153,8 @@ class SequenceDivision {
     return module == nullptr ? nullptr : linear_of_style<Style>(name, *module);
   }
 
-  // A norm of the last dimension, with parameters that show where it is called.
+  // Requires a norm of the last dimension, with parameters that show where it
+  // is called.
   [[nodiscard]] bool can_divide_norm(const std::string& name) const {
     const nn::Module* const module = find(name);
     return module != nullptr && is_norm_of_last_dim(*module) &&
@@ -181,7 +182,7 @@ class SequenceDivision {
     divided_layers_.insert(layer);
   }
 
-  // Self-attention that is split by heads, as the plan has it.
+  // A self-attention that the plan splits by heads.
   struct Attention {
     ColwiseParallel* projections = nullptr;
     RowwiseParallel* out = nullptr;
@@ -210,7 +211,7 @@ class SequenceDivision {
     return Attention{projections, out};
   }
 
-  // Passes slices on from layer to layer of a stack, and to its last norm.
+  // Passes slices on from layer to layer of a stack, up to its last norm.
   void join_layers(const std::string& stack, const LayerNorms& norms) {
     const std::string layers = dotted_name(stack, "layers");
     const auto name_of = [&](int i) {

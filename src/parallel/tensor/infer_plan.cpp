@@ -32,8 +32,8 @@ using detail::format;
 using detail::is_elementwise;
 namespace nn = torch::nn;
 
-// The last layer of a feed-forward block, and those that it takes its input
-// from, as widespread models name them.
+// The last layer of a feed-forward block, and the layers that produce its
+// input, as common models name them.
 struct FeedForwardNames {
   std::string_view down;
   std::array<std::string_view, 2> up;
@@ -53,7 +53,7 @@ constexpr FeedForwardNames kFeedForwards[] = {
     {"dense_4h_to_h", {"dense_h_to_4h", {}}},
 };
 
-// Embeddings with fewer rows than the largest one by this factor are those of
+// Embedding tables smaller than the largest one by this factor are for
 // positions or types, where a sum over ranks costs more than it saves.
 constexpr std::int64_t kSmallTable = 8;
 
@@ -62,14 +62,14 @@ bool is_one_of_types(const nn::Module& module) {
   return ((module.as<Types>() != nullptr) || ...);
 }
 
-// Whether the activation of a Transformer's layer is one of LibTorch's own.
+// Whether a Transformer layer's activation is one of LibTorch's own.
 template <class Layer>
 bool has_known_activation(const Layer& layer) {
   return !std::holds_alternative<std::function<at::Tensor(const at::Tensor&)>>(
       layer.options.activation());
 }
 
-// Decides on the modules of one model, those with a known structure first.
+// Decides on the modules of one model, starting with known structures.
 class PlanInference {
  public:
   PlanInference(const nn::Module& root, int num_ranks) : num_ranks_(num_ranks) {
@@ -104,7 +104,7 @@ class PlanInference {
     const nn::Module* module = nullptr;
     std::optional<ParallelStyle> style;
     std::string why;
-    /// Why the layer cannot have a style; for a layer of a known structure.
+    /// Why a layer of a known structure cannot have a style.
     std::string obstacle;
     bool is_decided = false;
   };
@@ -165,7 +165,8 @@ class PlanInference {
         linear_of(*entry) != nullptr && obstacle_to(*entry, dim).empty();
   }
 
-  // Splits `ups` over their outputs, which `down` takes.
+  // Splits `ups` over their outputs, and `down`, which takes them, over its
+  // inputs.
   void divide_pair(
       std::span<Entry* const> ups,
       Entry& down,
@@ -208,8 +209,8 @@ class PlanInference {
       divide_pair(std::array{up}, *down, "the feed-forward of a Transformer");
   }
 
-  // Why ranks cannot have some heads of a MultiheadAttention each; empty if they
-  // can.
+  // Why the heads of a MultiheadAttention cannot be divided among ranks; empty
+  // if they can.
   std::string obstacle_to_heads(const Entry& attention) const {
     const std::int64_t heads =
         attention.module->as<nn::MultiheadAttentionImpl>()->options.num_heads();
@@ -311,10 +312,10 @@ class PlanInference {
     }
   }
 
-  // Feed-forward blocks in modules of other classes, which nothing but their
-  // names and shapes gives away.
+  // Feed-forward blocks in modules of other classes, recognized only by names
+  // and shapes.
   void divide_names(std::size_t i) {
-    // Those that may be divided have been already.
+    // Those that can be divided have already been.
     if (is_one_of_types<
             nn::TransformerEncoderLayerImpl,
             nn::TransformerDecoderLayerImpl>(*entries_[i].module))
@@ -339,7 +340,7 @@ class PlanInference {
     }
   }
 
-  // Whether something else in module `i` may work on the hidden dimension.
+  // Whether anything else in module `i` may work on the hidden dimension.
   bool has_other_user(
       std::size_t i,
       const Entry& down,
@@ -363,7 +364,7 @@ class PlanInference {
     return false;
   }
 
-  // Rows of the largest table of embeddings.
+  // Number of rows of the largest embedding table.
   std::int64_t largest_table() const {
     std::int64_t rows = 0;
     for (const Entry& entry : entries_) {
@@ -407,7 +408,8 @@ class PlanInference {
         "gathered, since what follows is not known");
   }
 
-  // Whether all other users of the table multiply by it, as a last layer does.
+  // Whether some other user of the table does more than multiply by it, as a
+  // last layer does.
   bool is_shared_otherwise(const Entry& entry) const {
     const auto& table = entry.module->as<nn::EmbeddingImpl>()->weight;
     return std::any_of(
@@ -459,7 +461,7 @@ class PlanInference {
   std::map<const c10::TensorImpl*, std::vector<std::size_t>> users_;
 };
 
-// Brings decisions in line with a plan of which layers were changed.
+// Updates decisions to match a plan in which layers were changed.
 void take_styles(InferredPlan& inferred) {
   for (PlanDecision& decision : inferred.decisions) {
     for (const auto& [name, style] : inferred.plan) {

@@ -22,7 +22,7 @@ using detail::format;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Where this rank's classes are among those of all ranks.
+/// This rank's range of classes among those of all ranks.
 struct OwnClasses {
   std::int64_t begin = 0;
   std::int64_t end = 0;

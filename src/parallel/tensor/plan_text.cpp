@@ -15,7 +15,7 @@ std::string placement_text(const TensorPlacement& placement) {
   return shard == nullptr ? "Replicate" : format("Shard({})", shard->dim);
 }
 
-// The name of a style and those of its layouts that are not its defaults.
+// Formats a style's name and its non-default layouts.
 class StyleText {
  public:
   std::string operator()(const ColwiseParallel& style) const {

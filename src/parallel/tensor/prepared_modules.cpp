@@ -23,7 +23,7 @@ struct NamedModule {
   const torch::nn::Module* module = nullptr;
 };
 
-// The first or last layer of a Sequential, whose input or result is the
+// Returns the first or last layer of a Sequential, whose input or result is the
 // Sequential's own; any other module itself.
 NamedModule outermost_layer(NamedModule found, bool is_first) {
   while (found.module->as<torch::nn::SequentialImpl>() != nullptr) {
@@ -40,7 +40,8 @@ bool is_any_of(const torch::nn::Module& module) {
   return ((module.as<Layers>() != nullptr) || ...);
 }
 
-// How a module that reads its weight first is called; nothing for others.
+// Returns how to call a module that reads its weight first; nothing for other
+// modules.
 std::optional<PreparedModule> prepared_module(const torch::nn::Module& module) {
   namespace nn = torch::nn;
   if (module.as<nn::LinearImpl>() != nullptr)
@@ -183,7 +184,7 @@ void SplitPlanner::apply_preparation(const Preparation& each) {
   const std::optional<PreparedModule> kind = prepared_module(*module_);
   if (!kind) return complain(kUnseen);
   PreparedModule use = *kind;
-  // A module that stays whole returns what it works on.
+  // A module that is not split returns the layout that it works on.
   const TensorPlacement within =
       each.input ? each.input->to : each.output->from;
   use.input = each.input.value_or(LayoutChange{within, within});

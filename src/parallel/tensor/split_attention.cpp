@@ -27,8 +27,9 @@ constexpr std::string_view kSeparateProjections =
 
 }  // namespace
 
-// The rows of this rank's heads, of the projections that MultiheadAttention takes
-// of their weight if queries are not the keys. Its code counts those of all heads.
+// Takes this rank's rows of the projections that MultiheadAttention slices out
+// of their weight if queries are not the keys. Its code counts the rows of all
+// heads.
 bool SplitKeeper::take_projections(GatedCall& call) {
   if (call.operation().operator_name().name != "aten::slice" || !is_in_model())
     return false;
@@ -50,7 +51,7 @@ bool SplitKeeper::take_projections(GatedCall& call) {
   arguments[2] = first * own;
   arguments[3] = last * own;
   call.run();
-  // A view's watches would be those of the weight.
+  // A view would share the weight's watches.
   at::Tensor rows = call.results().front().toTensor().clone();
   watch_tensor(
       rows,
@@ -87,9 +88,9 @@ void SplitPlanner::split_attention(const ColwiseParallel& style) {
   split_heads(product);
 }
 
-// Each rank has the rows of its heads, of queries, keys and values; separate
-// projections stay whole, since the module's code compares their sizes with those
-// of its input.
+// Each rank has the query, key and value rows of its heads; separate
+// projections stay full, since the module's code compares their sizes with
+// those of its input.
 void SplitPlanner::split_heads(SplitProduct product) {
   const auto& attention = *module_->as<torch::nn::MultiheadAttentionImpl>();
   const std::int64_t width = attention.options.embed_dim();
@@ -110,7 +111,7 @@ void SplitPlanner::split_heads(SplitProduct product) {
     assign(*weight, weight->product, product);
   }
   split_rows("in_proj_bias");
-  // Ranks use the rows of their heads (AttentionLayers).
+  // Ranks use only the rows of their heads (AttentionLayers).
   for (const char* const key :
        {"q_proj_weight", "k_proj_weight", "v_proj_weight"}) {
     if (SplitParameter* const weight = entry(key)) weight->num_heads = heads;
@@ -118,8 +119,8 @@ void SplitPlanner::split_heads(SplitProduct product) {
   for (const char* const key : {"bias_k", "bias_v"}) share(key);
 }
 
-// The number of heads whose outputs the module takes as the last layer of a
-// MultiheadAttention that is split by heads; 0 for other layers.
+// Returns the number of heads of a MultiheadAttention split by heads whose last
+// layer the module is; 0 for other layers.
 std::int64_t SplitPlanner::heads_of_attention() const {
   for (const StyledModule& each : styled_) {
     const auto* const attention =

@@ -48,7 +48,7 @@ at::Tensor SplitKeeper::look_up_vocabulary(
                           : reduce_scatter_to_region(own, slice->dim, group_);
 }
 
-// Looks up embeddings in a split table, if the operator does.
+// Handles an operator that looks up embeddings in a split table.
 bool SplitKeeper::look_up(GatedCall& call) {
   const auto& name = call.operation().operator_name();
   if (name.name != "aten::embedding" || !name.overload_name.empty())

@@ -23,8 +23,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// The dimension that a layer with this weight mixes, from the end: the last one,
-// or that of a convolution's channels.
+// The dimension that a layer with this weight mixes, counted from the end: the
+// last one, or a convolution's channels.
 std::int64_t feature_dim(const WatchedSplit& weight) {
   return 1 - static_cast<std::int64_t>(weight.global_shape.size());
 }
@@ -68,8 +68,8 @@ void SplitKeeper::abandon_forward() {
   forget_input();
 }
 
-// What follows works on slices, of which the other ranks have the rest, or on
-// what every rank has.
+// Enters a random region if what follows works on slices; leaves it if it works
+// on tensors that every rank has.
 void SplitKeeper::follow_placement(bool takes_slice, bool returns_slice) const {
   if (!is_in_forward()) return;
   if (returns_slice) {
@@ -84,7 +84,7 @@ const WatchedSplit* SplitKeeper::find(const c10::IValue& value) const {
   return watch == nullptr ? nullptr : &splits_[watch->unit];
 }
 
-// The product with a split weight that an operator is.
+// The product with a split weight, if the operator is one.
 std::optional<SplitKeeper::Product> SplitKeeper::product_in(
     GatedCall& call) const {
   const WatchedSplit* weight = nullptr;
@@ -119,8 +119,8 @@ void SplitKeeper::require_size(
       remedy));
 }
 
-// What a row-wise layer takes of an input that was divided along another
-// dimension. Gradients of the other columns are those of other ranks.
+// The columns that a row-wise layer takes of an input that was divided along
+// another dimension. Other ranks have the gradients of the other columns.
 at::Tensor SplitKeeper::own_columns(
     const WatchedSplit& weight,
     const at::Tensor& gathered) const {
@@ -178,8 +178,8 @@ RegionEntrance SplitKeeper::new_entrance(
   return RegionEntrance::copy(as_autocast_product(input), group_);
 }
 
-// Layers that take the same input, as those of queries, keys and values do,
-// share what is gathered of it, and the message of its gradient.
+// Layers that take the same input, such as query, key and value projections,
+// share the gathered input, and the message of its gradient.
 RegionEntrance SplitKeeper::entrance_of(
     const WatchedSplit& weight,
     const at::Tensor& input) {
@@ -258,7 +258,7 @@ at::Tensor SplitKeeper::multiply_locally(
 
 void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   const WatchedSplit& weight = *product.weight;
-  // A local bias belongs to local columns; any other is added once, to the
+  // A local bias belongs to local columns; any other bias is added once, to the
   // result of all ranks.
   const at::Tensor& bias = product.factors.bias;
   at::Tensor result = multiply_locally(
@@ -266,8 +266,8 @@ void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   add_up(call, weight, std::move(result), bias);
 }
 
-// Makes what a layer returns of this rank's share, and adds the bias where that
-// has not been added.
+// Turns this rank's share into the layer's result, and adds the bias if it has
+// not been added yet.
 void SplitKeeper::add_up(
     GatedCall& call,
     const WatchedSplit& weight,
@@ -299,8 +299,8 @@ void SplitKeeper::add_up(
   }
 }
 
-// Gathers the weight of a layer that returns full results for code that takes
-// some of its rows: MultiheadAttention does, if queries are not the keys.
+// For a layer that returns full results, gathers the weight if code takes some
+// of its rows, as MultiheadAttention does if queries are not the keys.
 bool SplitKeeper::gather_rows(GatedCall& call) const {
   if (call.operation().operator_name().name != "aten::slice" || !is_in_model())
     return false;
@@ -320,8 +320,9 @@ bool SplitKeeper::gather_rows(GatedCall& call) const {
   return true;
 }
 
-// Runs an operator on parameters that ranks use on slices of the sequence. A view
-// of one is one, too, and what is made of it sums its gradient.
+// Runs an operator on parameters that ranks use on slices of the sequence. A
+// view of such a parameter counts as one, and sums its gradient when it is
+// used.
 void SplitKeeper::run_with_shared_gradients(GatedCall& call) {
   bool is_view = false;
   const auto& schema = call.operation().schema().arguments();
@@ -340,15 +341,15 @@ void SplitKeeper::run_with_shared_gradients(GatedCall& call) {
   }
   require_slice(call);
   if (!is_view) return;
-  // It may have been copied, by a reshape or a cast.
+  // A reshape or a cast may have copied instead.
   for (c10::IValue& result : call.results()) {
     if (result.isTensor() && find(result) == nullptr)
       result = copy_to_region(result.toTensor(), group_);
   }
 }
 
-// Views of a slice are slices; any other result would be taken for that of the
-// full parameter.
+// Views of a slice are slices; any other result would be mistaken for a result
+// of the full parameter.
 void SplitKeeper::require_slice(GatedCall& call) {
   const WatchedSplit* split = nullptr;
   for (const c10::IValue& value : call.arguments()) {

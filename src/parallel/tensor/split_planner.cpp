@@ -184,8 +184,8 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
   SplitParameter* const weight = take("weight", 0);
   if (weight == nullptr) return;
   assign(*weight, weight->product, product);
-  // Beside gathered results the bias stays whole, and is added to them; they
-  // are complete however rows are divided.
+  // If results are gathered, the bias stays full and is added to them; they are
+  // complete however rows are divided.
   if (is_replicated(output)) return;
   const std::int64_t outputs =
       table_.find(weight->name)->layout.global_shape.front();
@@ -233,7 +233,7 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
     weight->num_heads = heads;
   }
   assign(*weight, weight->product, SplitProduct{true, input, output});
-  // The bias is added to a slice of the results: of columns, or of the
+  // The bias is added to a slice of the results: a slice of columns, or of the
   // sequence.
   if (is_features(output)) {
     take("bias", 0);

@@ -47,7 +47,7 @@ class TensorParallel final : public Strategy {
 
   [[nodiscard]] StrategyTraits traits() const override {
     return {
-        // `shard` gives memory to what this strategy does not split.
+        // `shard` gives memory to parameters that this strategy does not split.
         .takes_empty = mesh_.degree(Axis::shard) > 1,
         .join_complaint =
             "[parallel] the ranks of a tensor-parallel model compute each "
@@ -93,7 +93,7 @@ class TensorParallel final : public Strategy {
     full_.require_closed();
   }
 
-  // Forwards that were recomputed leave their last input.
+  // Recomputed forwards leave their last input behind.
   void after_backward(bool) override { keeper_->forget_input(); }
 
   void before_forward() override { keeper_->begin_forward(); }
@@ -131,8 +131,8 @@ class TensorParallel final : public Strategy {
         module, table, plan_of(module), mesh_.degree(Axis::tensor));
   }
 
-  // Those of the whole model's parameters that this stage has, under their
-  // names here.
+  // The splits of the whole model's parameters that this stage has, under their
+  // names in the stage.
   [[nodiscard]] std::vector<SplitParameter> splits_of_stage(
       const torch::nn::Module& whole,
       const ParameterTable& table) const {
@@ -176,7 +176,7 @@ class TensorParallel final : public Strategy {
     return std::move(inferred.plan);
   }
 
-  // Modules of attention whose heads are divided.
+  // Watches attention modules whose heads are divided.
   void watch_attention(
       const torch::nn::Module& module,
       const ParameterTable& table,
@@ -284,8 +284,8 @@ class TensorParallel final : public Strategy {
   std::optional<ParallelizePlan> plan_;
   bool divides_sequences_;
   std::shared_ptr<const torch::nn::Module> whole_model_;
-  /// Lives as long as the parameters, so that the module goes on working as a
-  /// tensor-parallel one when the Accelerator is gone.
+  /// Lives as long as the parameters, so that the module keeps working
+  /// tensor-parallel after the Accelerator is gone.
   std::shared_ptr<SplitKeeper> keeper_;
   std::shared_ptr<AttentionLayers> attention_layers_ =
       std::make_shared<AttentionLayers>();

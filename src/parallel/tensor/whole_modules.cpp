@@ -59,7 +59,8 @@ std::optional<SplitKeeper::WholeCall> SplitKeeper::whole_call_in(
   return WholeCall{weight, product->input_at};
 }
 
-// Changes the layouts of what a module that stays whole is given and returns.
+// Changes the layouts of the input and the result of a module that is not
+// split.
 bool SplitKeeper::call_whole_module(GatedCall& call) {
   if (!is_in_model()) return false;
   const std::optional<WholeCall> found = whole_call_in(call);

@@ -19,9 +19,9 @@ namespace {
 using torch::optim::AdagradOptions;
 using torch::optim::AdagradParamState;
 
-// The state that Adagrad's constructor gives the local, if `state` is that of
-// an Adagrad that has not stepped; else null. Other optimizers make theirs in
-// their first step.
+// Returns the state that Adagrad's constructor would give the local, if `state`
+// belongs to an Adagrad that has not stepped; otherwise null. Other optimizers
+// create their state in the first step.
 std::unique_ptr<AdagradParamState> fresh_adagrad_state(
     const torch::optim::OptimizerParamState& state,
     const torch::optim::OptimizerOptions& options,
@@ -70,7 +70,7 @@ void bind_locals(
     for (at::Tensor& parameter : group.params()) {
       const Parameter* row = table.find(parameter);
       if (row == nullptr) continue;
-      // A slice in the place of the full parameter has state of its own, too.
+      // A slice that replaces the full parameter has its own state, too.
       if (row->local.is_same(row->tensor) && row->layout.is_unsharded())
         continue;
       const auto state = states.find(parameter.unsafeGetTensorImpl());

@@ -65,7 +65,7 @@ class UnitMaker {
         reshard_group.size()};
     places_[true] = {experts.group(Axis::shard).rank()};
     for (const WrapUnit& unit : plan_.units) {
-      // What ranks divide among themselves along `expert` has other shards.
+      // Parameters divided along `expert` are sharded over other ranks.
       for (const bool of_experts : {false, true}) add_unit(unit, of_experts);
     }
     log_upcast();
@@ -168,7 +168,7 @@ class UnitMaker {
   ParameterTable& table_;
   std::unordered_set<const void*> float8_weights_;
   ShardUnits made_;
-  // Both by traffic: of the model, and of its experts.
+  // Both indexed by traffic: the model's, and its experts'.
   ShardPlace places_[2];
   std::size_t num_units_[2] = {0, 0};
   int num_upcast_ = 0;

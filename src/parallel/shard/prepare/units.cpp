@@ -26,7 +26,7 @@ void find_by_predicate(
   }
 }
 
-// The longest of `names` that is a module around `parameter`.
+// The longest of `names` that is a module containing `parameter`.
 const std::string* innermost(
     const std::vector<std::string>& names,
     const std::string& parameter) {
@@ -66,8 +66,8 @@ void find_rows(
     find_rows(child, dotted_name(name, child.name), table, rows);
 }
 
-// Policies decide on full parameters: slices of another strategy may differ in
-// size between ranks, which then would have different units.
+// Policies see the sizes of full parameters: slices of another strategy can
+// differ in size between ranks, which would then have different units.
 void use_full_sizes(ModuleNode& module, const RowsById& rows) {
   for (ModuleTensor& tensor : module.parameters) {
     const auto row = rows.find(tensor.id);

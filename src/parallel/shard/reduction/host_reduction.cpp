@@ -25,7 +25,7 @@ struct HostReduction::Large {
   P2PBatch batch;
   at::Tensor outgoing;               // the full gradient, on the host
   std::vector<at::Tensor> incoming;  // one per rank
-  /// The gradient that `outgoing` is copied from, until the event.
+  /// The gradient that `outgoing` is copied from, until `copied`.
   at::Tensor on_device;
   std::optional<c10::Event> copied;
 };
@@ -105,7 +105,7 @@ void HostReduction::send_rest(
           parameter.rows_of(gradient, rank).reshape(-1).view(at::kByte));
     }
   }
-  // A pack begins with the hash and with which parameters this rank used.
+  // A pack begins with the hash, and a flag per parameter that this rank used.
   const at::Tensor header = at::cat(
       {at::tensor({static_cast<std::int64_t>(order_hash)}, at::kLong)
            .view(at::kByte),
@@ -135,7 +135,7 @@ at::Tensor HostReduction::mean_of(
   const at::ScalarType dtype = parameter.local.scalar_type();
   const bool may_keep =
       parameter.full.is_cpu() && parameter.reduced_in() == dtype;
-  // The sum takes the memory of another rank's shard; a + b is b + a.
+  // The sum reuses the memory of another rank's shard; a + b equals b + a.
   const std::size_t kept = group_.rank() == 0 ? 1 : 0;
   at::Tensor sum;
   std::size_t next = 1;

@@ -15,10 +15,10 @@ namespace accelerate::detail {
 namespace {
 
 constexpr std::size_t kSmallBytes = 32 << 10;
-// What travels in float8.
+// The dtype of float8 messages.
 constexpr at::ScalarType kGathered = at::kFloat8_e4m3fn;
 
-// In fp32, on the device of `bytes`.
+// Returns the values in fp32, on the device of `bytes`.
 at::Tensor values_of(const at::Tensor& bytes, const at::Tensor& scale) {
   return Float8Matrix{bytes.view(kGathered), scale.to(bytes.device())}
       .dequantize();
@@ -35,10 +35,10 @@ struct HostUnshard::Gather {
   Group group;
   ShardSource source;
   std::vector<at::Tensor> memory;
-  /// Host memory that is received into: `memory` itself, or copied to it. Bytes
-  /// where a parameter travels in float8.
+  /// Host memory to receive into: `memory` itself, or memory copied to it
+  /// later. Bytes for a parameter sent in float8.
   std::vector<at::Tensor> on_host = {};
-  /// The scales of what travels in float8; undefined for others.
+  /// The scales of parameters sent in float8; undefined for others.
   std::vector<at::Tensor> scales = {};
   /// Bytes of the small parameters, one tensor per rank.
   std::vector<at::Tensor> packs = {};

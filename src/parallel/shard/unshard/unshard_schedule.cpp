@@ -8,7 +8,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A unit stays unsharded if it is among this many next ones.
+// A unit stays unsharded if it is among this many units used next.
 constexpr std::size_t kKept = 2;
 
 }  // namespace
