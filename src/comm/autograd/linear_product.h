@@ -6,27 +6,27 @@
 
 namespace accelerate::detail {
 
-/// The product of `input` with the transpose of `weight` (outputs x inputs),
-/// plus `bias` unless undefined, as at::linear() computes it, under autocast in
-/// its dtype. Its backward computes the gradient of the input first, and that
-/// of the weight in a node of its own: while the gradient of the input travels,
-/// if that enters a region, else before what the gradient of the input leads
-/// to.
+/// Returns the product of `input` with the transpose of `weight` (outputs x
+/// inputs), plus `bias` unless undefined, as at::linear() computes it; under
+/// autocast in its dtype. Its backward computes the gradient of the input
+/// first, and that of the weight in a node of its own: while the collective of
+/// the input's gradient runs if the input enters a region, otherwise before
+/// backward continues past the input.
 ///
-/// The weight may be behind a gate: it is read again in backward. May be
+/// The weight can be behind a gate: backward reads it again. Can be
 /// differentiated any number of times.
 at::Tensor linear_product(
     const at::Tensor& input,
     const at::Tensor& weight,
     const at::Tensor& bias = {});
 
-/// The same for what enters a region: the product takes what `input` gives.
+/// The same for an input that enters a region: multiplies `input.enter()`.
 at::Tensor linear_product(
     RegionEntrance& input,
     const at::Tensor& weight,
     const at::Tensor& bias = {});
 
-/// What autocast would cast a factor of a product to; `tensor` without
+/// Casts a factor of a product as autocast would; returns `tensor` without
 /// autocast. Autograd records it.
 at::Tensor as_autocast_product(const at::Tensor& tensor);
 

@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// The collectives of regions (region.h), and what gradients take.
+/// The collectives of regions (region.h), and those of their gradients.
 enum class RegionOp {
   copy,
   reduce,
@@ -24,10 +24,10 @@ enum class RegionOp {
   reduce_scatter,
 };
 
-/// The collective that an operation's gradient takes.
+/// Returns the collective that an operation's gradient takes.
 RegionOp gradient_of(RegionOp op);
 
-/// What forward and backward of one call share.
+/// The data that forward and backward of one call share.
 struct RegionCall : torch::CustomClassHolder {
   RegionCall(
       RegionOp which,
@@ -60,7 +60,7 @@ struct RegionCall : torch::CustomClassHolder {
   std::vector<std::int64_t> begins;
 };
 
-/// What copy_to_region(), gather_from_region() and slice_to_region() do.
+/// The calls of copy_to_region(), gather_from_region() and slice_to_region().
 c10::intrusive_ptr<RegionCall> copy_call(const Group& group);
 c10::intrusive_ptr<RegionCall> gather_call(
     const at::Tensor& tensor,
@@ -71,11 +71,11 @@ c10::intrusive_ptr<RegionCall> gather_call(
 c10::intrusive_ptr<RegionCall>
 slice_call(const at::Tensor& tensor, std::int64_t dim, const Group& group);
 
-/// Does the collective; autograd records nothing.
+/// Runs the collective; autograd records nothing.
 at::Tensor result_of(const at::Tensor& tensor, const RegionCall& call);
 
-/// The result of a collective that goes on meanwhile. `tensor` has its shape,
-/// and its values after wait().
+/// The result of a collective in flight. `tensor` has its shape, and its values
+/// after wait().
 class PendingResult {
  public:
   explicit PendingResult(at::Tensor result) : tensor(std::move(result)) {}
@@ -83,19 +83,20 @@ class PendingResult {
 
   at::Tensor tensor;
   BegunCollective collective = {};
-  /// What arrives: per rank a slice along `dim`, some of them padded. Empty if
-  /// it arrives in `tensor`.
+  /// The received data: one slice along `dim` per rank, some padded. Empty if
+  /// received in `tensor`.
   std::vector<at::Tensor> slices = {};
   std::int64_t dim = 0;
 };
 
 /// Begins the collective. reduce, gather_partial, gather_equal and
-/// reduce_scatter travel while the rank computes; others are done at once.
+/// reduce_scatter proceed while the rank computes; the others finish
+/// immediately.
 PendingResult begin_collective(
     const at::Tensor& tensor,
     const RegionCall& call);
 
-/// Does the collective, and has autograd record it.
+/// Runs the collective, recorded by autograd.
 at::Tensor record_collective(
     const at::Tensor& tensor,
     const c10::intrusive_ptr<RegionCall>& call);

@@ -10,20 +10,20 @@
 
 namespace accelerate::detail {
 
-/// A tensor on its way into a region (region.h), in two nodes of the graph. The
-/// backward of the inner one begins the collective that the gradient takes, and
-/// the backward of the outer one waits for it; what autograd runs between them
-/// is computed while the gradient travels. Autograd runs the node with the
-/// highest sequence number of those that are ready, so a node of number
-/// between() comes after the first and before the second; linear_product()
-/// gives that number to the gradient of its weight.
+/// The entry of a tensor into a region (region.h), as two nodes of the graph.
+/// The backward of the inner node begins the gradient's collective, and the
+/// backward of the outer node waits for it; what autograd runs in between
+/// overlaps with the collective. Of the nodes that are ready, autograd runs the
+/// one with the highest sequence number, so a node with number between() comes
+/// after the first and before the second; linear_product() gives that number to
+/// the gradient of its weight.
 ///
 /// With create_graph, and for gradients that need no message, the inner node
 /// does everything.
 class RegionEntrance {
  public:
-  /// As copy_to_region(), gather_from_region() with gradients that are summed,
-  /// and slice_to_region().
+  /// Like copy_to_region(), gather_from_region() with partial gradients, and
+  /// slice_to_region().
   static RegionEntrance copy(const at::Tensor& tensor, const Group& group);
   static RegionEntrance gather(
       const at::Tensor& tensor,
@@ -32,12 +32,12 @@ class RegionEntrance {
       std::span<const std::int64_t> sizes = {});
   static RegionEntrance
   slice(const at::Tensor& tensor, std::int64_t dim, const Group& group);
-  /// Goes in as it is, without a collective in forward or backward.
+  /// Enters unchanged, without a collective in forward or backward.
   static RegionEntrance as_it_is(const at::Tensor& tensor);
 
-  /// The tensor inside of the region. The first call does the forward's
-  /// collective; later ones return the same tensor, whose gradients are added
-  /// before they travel.
+  /// Returns the tensor inside the region. The first call runs the forward's
+  /// collective; later ones return the same tensor, whose gradients are summed
+  /// before their collective.
   const at::Tensor& enter();
 
   /// The sequence number between the two nodes.
@@ -47,7 +47,7 @@ class RegionEntrance {
   struct State;
   explicit RegionEntrance(std::shared_ptr<State> state);
 
-  /// Copies are the same entrance.
+  /// Shared by copies, which are the same entrance.
   std::shared_ptr<State> state_;
 };
 

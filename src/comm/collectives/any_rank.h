@@ -4,7 +4,7 @@
 
 namespace accelerate::detail {
 
-/// True on all ranks of the group if `own` is on any. Collective.
+/// Returns true on all ranks of the group if `own` is true on any. Collective.
 bool is_true_on_any_rank(const Group& group, bool own);
 
 }  // namespace accelerate::detail

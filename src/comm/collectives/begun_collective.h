@@ -13,10 +13,11 @@ namespace accelerate::detail {
 
 class NotedCallScope;
 
-/// A collective that goes on while the rank computes, until wait(). All ranks
-/// of the group begin theirs in the same order; other collectives of the group
-/// may be begun, and waited for, meanwhile. Tensors are dense and must not be
-/// touched until wait(). Errors are those of the Group's own collectives.
+/// A collective that proceeds while the rank computes, until wait(). All ranks
+/// of the group must begin theirs in the same order; other collectives of the
+/// group may be begun, and waited for, in the meantime. Tensors must be dense
+/// and must not be touched until wait(). Errors are those of the Group's own
+/// collectives.
 class BegunCollective {
  public:
   /// Nothing to wait for.
@@ -37,9 +38,9 @@ class BegunCollective {
       const at::Tensor& output,
       const at::Tensor& input);
 
-  /// Lets it proceed while nobody waits; call it if wait() comes much later.
+  /// Lets it proceed while no thread waits; call it if wait() comes much later.
   void run_in_background();
-  /// Returns when the result is there; at once if it was called before.
+  /// Returns when the result is complete; immediately if called before.
   void wait();
 
  private:

@@ -30,11 +30,11 @@ struct WorldCore {
   std::chrono::milliseconds timeout{};
   bool debug = false;
   Logger logger;
-  /// The launcher's, which everything that uses this world reads.
+  /// The launcher's settings, read by everything that uses this world.
   Settings settings = {};
-  /// Where a profile listens, and the board's monitor.
+  /// Where profilers and the board's monitor listen.
   std::shared_ptr<StepSlot> steps = std::make_shared<StepSlot>();
-  /// Null in a world of one rank without a launcher, and where memory cannot be
+  /// Null in a world of one rank without a launcher, and if memory cannot be
   /// shared.
   std::shared_ptr<WorldBoard> board = nullptr;
 
@@ -50,9 +50,9 @@ struct GroupImpl {
   std::vector<int> world_ranks{0};
   std::shared_ptr<WorldCore> world;
 
-  /// The keys of this group; null for a group of one.
+  /// The store with this group's keys; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store;
-  /// Messages that nobody waits for any more.
+  /// Messages that nothing waits for anymore.
   UnfinishedWorks unfinished;
 
   /// Takes any dense tensor; null for a group of one.
@@ -60,7 +60,7 @@ struct GroupImpl {
   /// The connection as c10d::Reducer takes it; null for a group of one.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
 
-  /// Number of the collective under way, counted from 1, equal on all ranks.
+  /// Number of the current collective, counted from 1, equal on all ranks.
   std::atomic<std::uint64_t> sequence{0};
 
   /// Notes this rank's calls on the board; null without one.
@@ -76,18 +76,18 @@ struct GroupImpl {
   }
 };
 
-/// Makes the process group of the group, which is connected; where the world
-/// has a board, its calls are noted there.
+/// Makes the process group of a connected group; if the world has a board, its
+/// calls are noted there.
 void note_calls(GroupImpl& group);
 
-/// Connects `world_ranks`, of which this process is number `rank`.
+/// Connects `world_ranks`, where this process is number `rank`.
 std::shared_ptr<GroupImpl> make_group(
     std::shared_ptr<WorldCore> world,
     std::string name,
     int rank,
     std::vector<int> world_ranks);
 
-/// True if `error` is a failure of the group's transport or store, which other
+/// Whether `error` is a failure of the group's transport or store, which other
 /// ranks may have caused.
 bool is_communication_failure(
     const GroupImpl& group,
@@ -102,7 +102,7 @@ bool is_communication_failure(
     std::uint64_t sequence,
     const std::exception& error);
 
-/// In debug mode, compares what the ranks are about to do. Throws
+/// Compares what the ranks are about to do (debug mode). Throws
 /// DistributedError with each rank's version if they differ.
 void check_agreement(
     const GroupImpl& group,

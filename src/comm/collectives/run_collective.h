@@ -17,7 +17,7 @@
 
 namespace accelerate::detail {
 
-/// "Float [2, 3]".
+/// Formats a tensor, as in "Float [2, 3]".
 std::string text_of(const at::Tensor& tensor);
 inline std::string text_of(const std::string& detail) { return detail; }
 
@@ -92,7 +92,7 @@ void run_message(
   }
 }
 
-/// Each throws ConfigError for an argument that does not fit the group.
+/// These throw ConfigError for an argument that does not fit the group.
 void require_rank(const GroupImpl& group, const char* operation, int rank);
 void require_tag(const char* operation, int tag);
 void require_parts(

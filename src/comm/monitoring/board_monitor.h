@@ -14,8 +14,8 @@
 
 namespace accelerate::detail {
 
-/// Notes phases and steps on a rank's page, and in every eighth step how long
-/// the phases take without the waits for other ranks.
+/// Notes phases and steps on a rank's page, and in every eighth step the
+/// durations of the phases, excluding waits for other ranks.
 class BoardMonitor final : public StepListener {
  public:
   explicit BoardMonitor(std::shared_ptr<BoardWriter> writer)

@@ -15,27 +15,27 @@
 
 namespace accelerate::detail {
 
-/// Finds out for a rank that waits in a call whether the others will ever make
-/// it. A thread of each rank publishes the rank's position through the store; a
+/// Tells a rank that waits in a call whether the others will ever make that
+/// call. A thread per rank publishes the rank's position through the store; a
 /// rank that has begun more collective work than the waiting one has passed the
 /// call by. Each rank polls the store every half second.
 class DesyncDetector {
  public:
-  /// Counts that are equal on all ranks at the same place of the program.
+  /// Counts that are equal on all ranks at the same point of the program.
   struct Position {
     std::int64_t passes = 0;       ///< backward passes that average gradients
     std::int64_t collectives = 0;  ///< of the group of all ranks
   };
 
-  /// `position` is called by another thread. With one rank no thread runs.
+  /// `position` is called on another thread. With one rank, no thread runs.
   DesyncDetector(const World& world, std::function<Position()> position);
   DesyncDetector(const DesyncDetector&) = delete;
   DesyncDetector& operator=(const DesyncDetector&) = delete;
   ~DesyncDetector();
 
-  /// Asks the other ranks for their positions; a rank that waits in `call`
-  /// calls it repeatedly. Throws DistributedError, naming `call` and the rank,
-  /// if an answer to the previous question shows that a rank has gone on.
+  /// Asks the other ranks for their positions; called repeatedly by a rank that
+  /// waits in `call`. Throws DistributedError, naming `call` and the rank, if
+  /// an answer to the previous question shows that a rank has moved on.
   void ask(const std::string& call);
 
  private:

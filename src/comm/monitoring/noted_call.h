@@ -14,17 +14,17 @@ namespace accelerate::detail {
 
 class WorldBoard;
 
-/// The collectives of one group on the board: this rank's, and those of the
-/// other ranks of the machine. Used by the threads that use the group.
+/// The collectives of one group on the board: this rank's and those of the
+/// other ranks on this machine. Used by the threads that use the group.
 class NotedCalls {
  public:
   struct Options {
     std::shared_ptr<WorldBoard> board = nullptr;
     std::string group = {};
     int size = 1;
-    /// The members' ranks in the world, in which roots are noted.
+    /// The members' world ranks; roots are noted as world ranks.
     std::vector<int> world_ranks = {};
-    /// Whether to compare calls, since the transport does not.
+    /// Whether to compare calls, because the transport does not.
     bool compares = false;
   };
 
@@ -33,8 +33,8 @@ class NotedCalls {
   NotedCalls(Options options, BoardLaneWriter& lane)
       : options_(std::move(options)), lane_(lane) {}
 
-  /// Notes a call and returns its number. If it compares, throws
-  /// DistributedError with the calls of all ranks if another one has made a
+  /// Notes a call and returns its number. If calls are compared, throws
+  /// DistributedError with the calls of all ranks if another rank has made a
   /// different call in this place.
   std::uint64_t begin(const NotedCall& call);
   void end(std::uint64_t number) noexcept { lane_.end(number); }
@@ -49,12 +49,13 @@ class NotedCalls {
 
   Options options_;
   BoardLaneWriter& lane_;
-  // The lanes of the other ranks of this machine, once all have been found.
+  // The lanes of the other ranks on this machine, once all have been found.
   std::vector<const BoardLane*> peers_;
   int num_searches_ = 0;
 };
 
-/// A collective that is noted for as long as it lives; null calls note nothing.
+/// Notes a collective for the lifetime of the object; if `calls` is null, does
+/// nothing.
 class NotedCallScope {
  public:
   NotedCallScope(NotedCalls* calls, const NotedCall& call)

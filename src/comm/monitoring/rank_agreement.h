@@ -12,28 +12,28 @@
 
 namespace accelerate::detail {
 
-/// Agreement of all ranks through the store, beside the traffic of training:
-/// on making the same call, on what rank 0 decides, and on whether a call
-/// succeeded everywhere. Used by one thread.
+/// Lets all ranks agree through the store, beside the traffic of training: on
+/// making the same call, on rank 0's decisions, and on whether a call succeeded
+/// everywhere. Used by one thread.
 class RankAgreement {
  public:
-  /// `position` is called by another thread (see DesyncDetector). Connections
-  /// are opened and threads started when they are first needed.
+  /// `position` is called on another thread (see DesyncDetector). Connections
+  /// are opened and threads started on first use.
   RankAgreement(
       World world,
       std::function<DesyncDetector::Position()> position);
 
   /// Starts the thread that answers ranks waiting in a call that this rank has
-  /// passed by. The calls below do this themselves; call it early in a program
-  /// where a rank may never make any of them.
+  /// passed by. The calls below do this themselves; call it early if a rank may
+  /// never make any of them.
   void start_detector();
 
   /// Returns when all ranks are in `call` with the same `arguments`. Throws
   /// DistributedError with each rank's call if they are not.
   void require_same_call(const std::string& call, const std::string& arguments);
 
-  /// Every rank passes its `failure`, empty for none. If any rank failed, all
-  /// throw a CheckpointError that begins with `what`.
+  /// Every rank passes its `failure`, or an empty string. If any rank failed,
+  /// all throw a CheckpointError that begins with `what`.
   void require_success(
       const std::string& failure,
       const std::string& call,
@@ -45,7 +45,7 @@ class RankAgreement {
       const std::string& failure,
       const std::string& call);
 
-  /// True on the rank that decides.
+  /// Whether this is the rank that decides.
   [[nodiscard]] bool is_leader() const { return world_.rank() == 0; }
   /// Returns the leader's `decision` on all ranks.
   std::string decide(const std::string& decision, const std::string& call);

@@ -18,13 +18,13 @@ namespace accelerate::detail {
 class WorldBoard;
 
 /// Collectives on strings through the store, without a process group: for work
-/// beside training, also on its own thread. One object per rank, used by one
-/// thread at a time; all ranks make the same calls in the same order. With one
-/// rank nothing is sent.
+/// beside training, possibly on its own thread. One object per rank, used by
+/// one thread at a time; all ranks make the same calls in the same order. With
+/// one rank, nothing is sent.
 ///
-/// Throws DistributedError naming the rank that does not arrive within the
-/// world's timeout, or if the store is gone or holds what no rank wrote. `what`
-/// names the call in errors.
+/// Throws DistributedError naming a rank that does not arrive within the
+/// world's timeout, or if the store is gone or holds data that no rank wrote.
+/// `what` names the call in errors.
 class StoreGroup {
  public:
   /// `ranks` are world ranks; the first is the leader. No other group may have
@@ -34,14 +34,14 @@ class StoreGroup {
   [[nodiscard]] bool is_leader() const { return place_ == 0; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
 
-  /// A rank that waits for others calls `check` about twice a second; it may
-  /// throw to end the wait.
+  /// Has a rank that waits for others call `check` about twice a second;
+  /// `check` may throw to end the wait.
   void while_waiting(std::function<void(const std::string& what)> check) {
     check_ = std::move(check);
   }
 
-  /// Makes calls that wait, now or later, throw DistributedError soon. For a
-  /// rank that fails and must not wait for others. Any thread may call it.
+  /// Makes current and later waiting calls throw DistributedError soon. For a
+  /// rank that fails and must not wait for others. Thread-safe.
   void cancel() { is_cancelled_ = true; }
 
   /// Returns every rank's `value` on the leader, in the order of `ranks`; an
@@ -70,7 +70,7 @@ class StoreGroup {
   std::uint64_t count_ = 0;
   std::function<void(const std::string& what)> check_;
   std::atomic<bool> is_cancelled_{false};
-  /// Keys of the leader's broadcasts that some rank may not have read yet.
+  /// Keys of the leader's broadcasts that some ranks may not have read yet.
   std::vector<std::string> unread_;
 };
 

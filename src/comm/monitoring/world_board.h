@@ -13,8 +13,8 @@
 
 namespace accelerate::detail {
 
-/// The board of a world: on it this rank notes what it does, and reads what the
-/// other ranks of its machine do.
+/// A world's board: this rank notes its activity there, and reads that of the
+/// other ranks on its machine.
 class WorldBoard {
  public:
   WorldBoard(Board board, int index, int rank);
@@ -27,8 +27,8 @@ class WorldBoard {
   /// Notes phases and steps.
   [[nodiscard]] std::shared_ptr<StepListener> monitor() const;
 
-  /// Monitors the ranks for hangs on a thread of its own, for as long as this
-  /// lives, and logs reports as warnings.
+  /// Monitors the ranks for hangs on a thread of its own, for the lifetime of
+  /// this object, and logs reports as warnings.
   void start_hang_monitor(HangMonitorOptions options, Logger logger);
 
  private:
@@ -38,19 +38,19 @@ class WorldBoard {
   std::unique_ptr<MonitorThread> monitor_thread_;
 };
 
-/// Offers a board to the other ranks of this rank's machine, through the store.
-/// Null where the system gives no memory to share; that is logged once.
+/// Offers a board, through the store, to the other ranks on this machine.
+/// Returns null if the system provides no shared memory, which is logged once.
 std::shared_ptr<WorldBoard> make_world_board(
     const Store& store,
     const RankVariables& identity,
     const Logger& logger);
-/// The board that the first rank of the machine has offered; null if it offered
-/// none, or if this process may not map it.
+/// Returns the board that the machine's first rank has offered; null if it
+/// offered none or this process cannot map it.
 std::shared_ptr<WorldBoard> find_world_board(
     const Store& store,
     const RankVariables& identity,
     const Logger& logger);
-/// The launcher's board; null if it has none that this process may map.
+/// Returns the launcher's board; null if it has none that this process can map.
 std::shared_ptr<WorldBoard> launcher_board(
     const RankVariables& identity,
     const Logger& logger);

@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// A store that ranks of one generation of an elastic group use: every call, and
-/// every wait, throws DistributedError once the generation is broken, so that
-/// nobody waits for keys of a rank that has ended.
+/// The store of one generation of an elastic group: every call, and every wait,
+/// throws DistributedError once the generation is broken, so that no rank waits
+/// for keys of a rank that has ended.
 class GenerationStore final : public c10d::Store {
  public:
   GenerationStore(

@@ -7,11 +7,11 @@
 
 namespace accelerate::detail {
 
-/// The TCP store that this process serves at `port` as rank 0 of its worlds,
-/// served until the process ends: a rank that makes its next World may connect
-/// before rank 0 has left the one before, or after. Each call returns a client
-/// of its own. Port 0 is a new server each time, which ends with its store.
-/// Throws as Store::tcp. Thread-safe.
+/// Returns a new client of the TCP store that this process serves at `port` as
+/// rank 0 of its worlds. The server runs until the process ends: a rank that
+/// makes its next World can connect before or after rank 0 has left the
+/// previous one. Port 0 starts a new server each time, which ends with its
+/// store. Throws like Store::tcp. Thread-safe.
 Store hosted_store(
     const std::string& host,
     int port,

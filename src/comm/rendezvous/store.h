@@ -14,8 +14,9 @@ struct StoreImpl {
   int port = 0;
 };
 
-/// A second client of the same store, for another thread: a TCP client
-/// serialises its callers, so a blocking wait of one would hold up the rest.
+/// Returns a second client of the same store, for another thread: a TCP client
+/// serialises its callers, so one caller's blocking wait would hold up the
+/// rest.
 c10::intrusive_ptr<c10d::Store> own_client(const Store& store);
 
 /// Polls until the key exists. Returns false after `timeout`.

@@ -11,18 +11,18 @@
 
 namespace accelerate::detail {
 
-/// A client of a TCP store: ours, or torchrun's (c10d::TCPStore, whose protocol
-/// and error types this has). Unlike LibTorch's client, it asks no name server
-/// for the names of the two ends of a connection, and looks for a server that
-/// does not listen yet every few milliseconds.
+/// A client of a TCP store: ours, or torchrun's c10d::TCPStore, whose protocol
+/// and error types it shares. Unlike LibTorch's client, it does no reverse DNS
+/// lookups for the two ends of a connection, and retries every few milliseconds
+/// while the server is not listening yet.
 ///
-/// One connection: a wait of one thread holds up the others. Once an answer is
+/// Has one connection: one thread's wait holds up the others. Once an answer is
 /// late or the connection is lost, every call fails.
 class TcpStore final : public c10d::Store {
  public:
-  /// Connects, and repeats it until `timeout`, which then is that of every wait
-  /// and answer; 0 waits without end. Keeps `server` alive. Throws
-  /// DistributedError if nothing listens there, or something else than a store.
+  /// Connects, retrying until `timeout`, which also applies to every later wait
+  /// and answer; 0 waits forever. Keeps `server` alive. Throws DistributedError
+  /// if nothing listens there, or something other than a store.
   TcpStore(
       std::string host,
       int port,
@@ -67,7 +67,7 @@ class TcpStore final : public c10d::Store {
   void introduce();
   void send(const std::string& message);
   void await_keys(const std::vector<std::string>& keys, Milliseconds timeout);
-  // Returns false if nothing has arrived at the end of the timeout.
+  // Returns false if nothing arrives within the timeout.
   [[nodiscard]] bool can_receive(Milliseconds timeout) const;
   void receive(void* into, std::size_t size);
   template <class T>

@@ -17,9 +17,10 @@ struct WorldImpl {
   at::Device device = at::kCPU;
   std::shared_ptr<WorldCore> core = std::make_shared<WorldCore>();
   Group all_ranks;
-  // Made when it is first needed.
+  // Made on first use.
   std::optional<Group> node_ranks;
-  // Number of groups made so far of a list of ranks: gives each its own keys.
+  // Number of groups made so far per list of ranks: gives each group its own
+  // keys.
   std::map<std::vector<int>, int> group_counts;
 };
 

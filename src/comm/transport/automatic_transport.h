@@ -7,8 +7,9 @@
 
 namespace accelerate::detail {
 
-/// Shared memory for groups whose ranks can share it, Gloo for others; both for
-/// groups some of whose ranks can. Warns once if ranks of one machine cannot.
+/// Uses shared memory for groups whose ranks can all share it, Gloo for those
+/// that cannot, and both for groups where some ranks can. Warns once if ranks
+/// on one machine cannot share memory.
 [[nodiscard]] std::shared_ptr<Transport> make_automatic_transport(
     const TransportSettings& settings);
 

@@ -11,12 +11,12 @@ struct RankCall {
   std::string call;
 };
 
-/// What a transport that compares calls says of two that differ. Inside autograd
-/// an exception has no type, so the text has to tell: see is_disagreement().
+/// Returns the message of a transport that compares calls, for two that differ.
+/// Autograd loses the exception's type, so the text identifies it: see
+/// is_disagreement().
 std::string describe_disagreement(const RankCall& own, const RankCall& other);
 
-/// Whether a failure's text is one that describe_disagreement() made, or
-/// contains it.
+/// Whether a failure's text is or contains one from describe_disagreement().
 bool is_disagreement(std::string_view text);
 
 }  // namespace accelerate::detail

@@ -7,18 +7,18 @@
 
 namespace accelerate::detail {
 
-/// What the ranks of a group tell each other through the store while they
+/// Exchanges values through the store between the ranks of a group while they
 /// connect.
 class Handshake {
  public:
-  /// `purpose`: sets its keys apart from those of others.
+  /// `purpose`: distinguishes its keys from those of other handshakes.
   Handshake(const ConnectRequest& request, const std::string& purpose);
 
   void tell(const std::string& key, const std::string& value);
-  /// Waits until `rank` has told it; throws DistributedError if it does not.
+  /// Waits until `rank` has told `key`; throws DistributedError if it does not.
   std::string ask(const std::string& key, int rank);
 
-  /// Tells `value`, and returns what all ranks told, by rank.
+  /// Tells `value`, and returns the values of all ranks, by rank.
   std::vector<std::string> exchange(
       const std::string& key,
       const std::string& value);

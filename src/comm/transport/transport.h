@@ -21,23 +21,22 @@
 namespace accelerate::detail {
 
 /// How messages from one rank to another are matched. `ordered`: in the order
-/// in which they were sent, and a send completes even before its receive is
-/// posted. `tagged`: by the tag that both sides name.
+/// they were sent, and a send completes even before its receive is posted.
+/// `tagged`: by the tag that both sides pass.
 enum class PointToPoint { none, ordered, tagged };
 
 /// What a transport can do by itself. Adapters (adapters.h) supply the rest.
 struct TransportFacts {
   std::string name;
-  /// Devices whose memory it reads and writes.
+  /// Devices whose memory it can read and write.
   std::vector<c10::DeviceType> device_types;
   std::function<bool(at::ScalarType, ReduceOp)> can_reduce;
   PointToPoint point_to_point = PointToPoint::none;
-  /// Two threads of a rank may use one connection at once.
+  /// Two threads of a rank can use one connection at once.
   bool is_thread_safe = false;
-  /// It fails itself, naming both, where ranks make different calls.
+  /// If ranks make different calls, it fails by itself, naming both calls.
   bool compares_calls = false;
-  /// Takes tensors of any strides, also as outputs, and moves any dtype as it
-  /// is.
+  /// Takes tensors of any strides, even as outputs, and moves any dtype as is.
   bool takes_views = false;
 
   [[nodiscard]] bool has_device(c10::DeviceType device) const;
@@ -45,18 +44,18 @@ struct TransportFacts {
 
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-/// Tags of messages from here on are for the use of transports and adapters.
+/// Message tags from here on are reserved for transports and adapters.
 inline constexpr int kFirstReservedTag = 1 << 30;
 
 /// Ranks that a transport has connected. All ranks make the same calls in the
 /// same order; a failure is thrown by the call or by `wait()` of its work, and
-/// ends the connection. If a rank destroys its connection, operations in which
-/// others wait for it fail. The work keeps alive the tensors that it needs.
+/// ends the connection. If a rank destroys its connection, other ranks'
+/// operations that wait for it fail. A work keeps the tensors it needs alive.
 ///
-/// Tensors are contiguous, on one of the transport's devices. Values that are
-/// reduced are of a dtype and operation that it can reduce; values that are
-/// only moved are bytes. adapted() (adapters.h) takes any dense tensor, and
-/// passes it as it is where the transport takes views.
+/// Tensors are contiguous, on one of the transport's devices. Reductions use a
+/// dtype and operation that it can reduce; values that are only moved are
+/// bytes. adapted() (adapters.h) takes any dense tensor, and passes it on as is
+/// if the transport takes views.
 class Connection {
  public:
   Connection(int rank, int size) : rank_(rank), size_(size) {}
@@ -73,11 +72,11 @@ class Connection {
   /// In place on rank `dst`; elsewhere `tensor` keeps its values.
   virtual Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) = 0;
   virtual Work broadcast(const at::Tensor& tensor, int src) = 0;
-  /// `output` holds the ranks' inputs one after the other.
+  /// `output` holds the ranks' inputs one after another.
   virtual Work all_gather(
       const at::Tensor& output,
       const at::Tensor& input) = 0;
-  /// `outputs`: one per rank on `dst`, elsewhere none.
+  /// `outputs`: one per rank on `dst`, none elsewhere.
   virtual Work gather(
       const std::vector<at::Tensor>& outputs,
       const at::Tensor& input,
@@ -87,35 +86,35 @@ class Connection {
       const at::Tensor& output,
       const at::Tensor& input,
       ReduceOp op) = 0;
-  /// `inputs`: one per rank on `src`, elsewhere none.
+  /// `inputs`: one per rank on `src`, none elsewhere.
   virtual Work scatter(
       const at::Tensor& output,
       const std::vector<at::Tensor>& inputs,
       int src) = 0;
   /// The tensors have one dimension; sizes are numbers of elements, one per
-  /// rank, or none where all are equal.
+  /// rank, or none if all are equal.
   virtual Work all_to_all(
       const at::Tensor& output,
       const at::Tensor& input,
       const std::vector<std::int64_t>& output_sizes,
       const std::vector<std::int64_t>& input_sizes) = 0;
   virtual Work barrier() = 0;
-  /// Returns when every rank has come here; throws after `timeout`.
+  /// Returns when every rank has arrived; throws after `timeout`.
   virtual void monitored_barrier(std::chrono::milliseconds timeout) = 0;
 
-  /// Sends to one rank, where the transport can. `tag` is 0 unless messages are
+  /// Sends to one rank, if the transport can. `tag` is 0 unless messages are
   /// tagged.
   virtual Work send(const at::Tensor& tensor, int dst, int tag);
   virtual Work receive(const at::Tensor& tensor, int src, int tag);
 
-  /// Lets the operations that were begun proceed while nobody waits for them.
-  /// Call it after work that is waited for much later, or never (futures). A
-  /// transport may otherwise do everything in `wait()`.
+  /// Lets begun operations proceed while no thread waits for them. Call it
+  /// after beginning work that is waited for much later, or never (futures).
+  /// Otherwise a transport may do everything in `wait()`.
   virtual void run_in_background() {}
 
-  /// Memory of this rank in which all_reduce() copies nothing, as bytes. All
-  /// ranks call it together, with equal sizes, as if it were a collective.
-  /// Undefined, on all ranks, where the transport has no such memory.
+  /// Returns memory, as bytes, that all_reduce() can reduce without copies.
+  /// Called like a collective, by all ranks with equal sizes. Undefined, on all
+  /// ranks, if the transport has no such memory.
   [[nodiscard]] virtual at::Tensor reducible_memory(std::int64_t /*bytes*/) {
     return {};
   }
@@ -138,8 +137,8 @@ struct ConnectRequest {
   Logger logger = {};
 };
 
-/// The means by which a World's ranks move and reduce tensors; its connections
-/// share it. Used by one thread at a time.
+/// How a World's ranks move and reduce tensors; shared by its connections. Used
+/// by one thread at a time.
 class Transport {
  public:
   Transport() = default;
@@ -151,13 +150,14 @@ class Transport {
   /// Called by all ranks of the group at about the same time.
   [[nodiscard]] virtual std::shared_ptr<Connection> connect(
       const ConnectRequest& request) = 0;
-  /// One line about a failure of this transport; nothing for an exception that
-  /// is not its own.
+  /// Describes a failure of this transport in one line; returns nothing for
+  /// exceptions that are not its own.
   [[nodiscard]] virtual std::optional<std::string> describe_failure(
       const std::exception& error) const = 0;
 };
 
-/// The first line of `error`'s message; LibTorch's goes on with a backtrace.
+/// Returns the first line of `error`'s message; in LibTorch's, a backtrace
+/// follows.
 std::string first_line_of(const std::exception& error);
 
 }  // namespace accelerate::detail

@@ -14,9 +14,9 @@ namespace accelerate::detail {
 /// Facts about the nodes that a transport may need when it starts.
 struct TransportSettings {
   bool is_single_node = true;
-  /// Which node this rank is on: a number that only its ranks have.
+  /// Number of this rank's node, which only its ranks have.
   int node = 0;
-  /// How many ranks that node has.
+  /// Number of ranks on that node.
   int local_size = 1;
   /// Address of rank 0's node.
   std::string main_address;
@@ -33,7 +33,7 @@ struct TransportRow {
 /// All transports of this build, the best first.
 std::span<const TransportRow> transports();
 
-/// The row called `name`, or without one the first available. Throws
+/// Returns the row called `name`, or the first available one if unset. Throws
 /// ConfigError listing the names if that transport is unknown or unavailable.
 const TransportRow& choose_transport(const std::optional<std::string>& name);
 

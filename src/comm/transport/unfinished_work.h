@@ -9,15 +9,15 @@
 
 namespace accelerate::detail {
 
-/// Work that nobody may wait for any more, and the memory that it uses. The work
-/// ends first.
+/// Work that may no longer be waited for, and the memory it uses. Destroys the
+/// work first.
 struct UnfinishedWork {
   at::Tensor tensor;
   Work work;
 };
 
-/// Keeps such work for as long as the transport may use its memory: until it is
-/// done, as far as the transport tells, else until its group ends.
+/// Keeps such work while the transport may use its memory: until the transport
+/// reports it complete, or until the group ends.
 class UnfinishedWorks {
  public:
   void keep(std::vector<UnfinishedWork> works) {

@@ -8,11 +8,11 @@
 
 namespace accelerate::detail {
 
-/// Work that is complete from the start. Its future holds `tensors`.
+/// Returns work that is already complete. Its future holds `tensors`.
 Work completed_work(std::vector<at::Tensor> tensors);
 
-/// `work` followed by `finish`, which runs once: in `wait()`, or on the thread
-/// that completes the future, which holds `tensors`.
+/// Returns `work` followed by `finish`, which runs once: in `wait()`, or on the
+/// thread that completes the future, which holds `tensors`.
 Work work_then(
     Work work,
     std::function<void()> finish,

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 /// Wraps `connection` so that it takes dense tensors of any device, dtype and
 /// strides, and any tag: adapters supply what the transport lacks, and cost
-/// nothing where it lacks nothing.
+/// nothing if it lacks nothing.
 std::shared_ptr<Connection> adapted(std::shared_ptr<Connection> connection);
 
 /// Copies tensors of other devices through host memory.
@@ -22,18 +22,18 @@ std::shared_ptr<Connection> stage_through_host(
 std::shared_ptr<Connection> widen_dtypes(
     std::shared_ptr<Connection> connection);
 
-/// Matches messages by tag over a connection that keeps their order: each is
-/// sent behind a header, and those not asked for yet are kept.
+/// Matches messages by tag over an ordered connection: each is preceded by a
+/// header, and those not requested yet are kept.
 std::shared_ptr<Connection> match_tags(std::shared_ptr<Connection> connection);
 
-/// Throws DistributedError, rather than let values mix, where two threads call a
-/// connection at once whose transport is not safe for that. Works of different
-/// calls may be waited for on any thread.
+/// Throws DistributedError, rather than let values mix, if two threads call a
+/// connection at once and its transport is not thread-safe. The Work of a call
+/// may be waited for on any thread.
 std::shared_ptr<Connection> refuse_concurrent_calls(
     std::shared_ptr<Connection> connection);
 
-/// An adapted connection as a process group for c10d::Reducer. Notes what it
-/// does in `calls`, unless that is null.
+/// Wraps an adapted connection as a process group for c10d::Reducer. Notes its
+/// calls in `calls`, unless null.
 c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
     const std::shared_ptr<Connection>& connection,
     const c10::intrusive_ptr<c10d::Store>& store,

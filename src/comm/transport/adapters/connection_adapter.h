@@ -72,7 +72,7 @@ class ConnectionAdapter : public Connection {
 
  protected:
   [[nodiscard]] Connection& inner() const { return *inner_; }
-  /// The inner connection's facts; an adapter changes those that it improves.
+  /// The inner connection's facts; an adapter changes the ones it improves.
   TransportFacts facts_;
 
  private:

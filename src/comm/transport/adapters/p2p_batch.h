@@ -14,17 +14,17 @@
 namespace accelerate::detail {
 
 /// Point-to-point messages between this rank and others of a group, without
-/// intermediate copies. Both sides name the same tag, which no other message
-/// between them uses meanwhile. Tensors are dense, on the host, and must not be
+/// intermediate copies. Both sides pass the same tag, which no other message in
+/// flight between them may use. Tensors are dense, on the host, and must not be
 /// touched until wait(). Used by one thread at a time.
 class P2PBatch {
  public:
-  /// `what` names the batch in errors: "gathering block 3".
+  /// `what` names the batch in errors, such as "gathering block 3".
   P2PBatch(Group group, std::string what);
   P2PBatch(const P2PBatch&) = delete;
   P2PBatch& operator=(const P2PBatch&) = delete;
-  /// Does not wait: the group keeps what peers may still read or write until
-  /// that is done, or until it ends itself.
+  /// Does not wait: the group keeps memory that peers may still read or write
+  /// until they are done, or until the group ends.
   ~P2PBatch();
 
   /// Empty tensors are neither sent nor received.
@@ -40,7 +40,7 @@ class P2PBatch {
       const at::Tensor& tensor,
       int peer,
       int tag);
-  // Those from or to which messages have not arrived yet, in the world.
+  // World ranks of peers with unfinished messages.
   [[nodiscard]] std::vector<int> awaited() const;
   void note_in_flight(int change) const;
   [[noreturn]] void fail(const std::exception& error) const;
@@ -48,7 +48,7 @@ class P2PBatch {
   Group group_;
   std::string what_;
   std::vector<UnfinishedWork> messages_;
-  std::vector<int> peers_;  // of the messages, in the world
+  std::vector<int> peers_;  // of each message, as world ranks
 };
 
 }  // namespace accelerate::detail

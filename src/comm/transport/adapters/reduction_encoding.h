@@ -8,11 +8,11 @@
 
 namespace accelerate::detail {
 
-/// A contiguous view of `tensor` as bytes, or of a copy if `tensor` is not
-/// contiguous. For moving values of any dtype.
+/// Returns a contiguous view of `tensor` as bytes, or of a copy if `tensor` is
+/// not contiguous. For moving values of any dtype.
 at::Tensor as_bytes(const at::Tensor& tensor);
 
-/// Whether the values are what memory holds, each in a place of its own: no
+/// Whether memory holds the values as they are, each in its own place: no
 /// conjugate or negative view, no expanded dimension.
 bool is_plain(const at::Tensor& tensor);
 
@@ -38,10 +38,10 @@ class ReductionEncoding {
   [[nodiscard]] const at::Tensor& buffer() const { return buffer_; }
   /// The operation that the transport performs.
   [[nodiscard]] ReduceOp transport_op() const { return transport_op_; }
-  /// True if the buffer is the tensor, and its reduction the result.
+  /// True if the buffer is the tensor itself, and its reduction is the result.
   [[nodiscard]] bool is_identity() const { return is_identity_; }
-  /// `reduced`, a buffer or part of one, as values of the original dtype, and
-  /// divided for a mean over `num_ranks`.
+  /// Decodes `reduced`, a buffer or part of one, into the original dtype; for a
+  /// mean, divides by `num_ranks`.
   [[nodiscard]] at::Tensor decode(const at::Tensor& reduced, int num_ranks)
       const;
 

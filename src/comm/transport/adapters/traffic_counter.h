@@ -10,17 +10,17 @@
 
 namespace accelerate::detail {
 
-/// What one rank's connections have carried. Any thread may ask.
+/// Counts what one rank's connections have carried. Thread-safe.
 class TrafficCounter {
  public:
   struct Count {
     std::uint64_t begun = 0;
-    /// Those whose work was waited for.
+    /// Operations whose work has been waited for.
     std::uint64_t finished = 0;
-    /// The bytes that the rank must send at least, by the best algorithm there
-    /// is for R ranks and n bytes: 2 n (R - 1) / R in an all-reduce,
-    /// n (R - 1) / R in a reduce-scatter of n, n (R - 1) in an all-gather of n,
-    /// and what is for others in an all-to-all.
+    /// The fewest bytes that the rank must send, by the best known algorithm
+    /// for R ranks and n bytes: 2 n (R - 1) / R in an all-reduce, n (R - 1) / R
+    /// in a reduce-scatter of n, n (R - 1) in an all-gather of n, and the bytes
+    /// meant for others in an all-to-all.
     double bytes = 0;
   };
 
@@ -39,10 +39,10 @@ class TrafficCounter {
   std::map<std::string, Count> counts_;
 };
 
-/// Counts what the connections of `inner` carry, after adapters have changed
-/// it, so that bytes are those that travel. For measurements and tests
-/// (WorldOptions::own_transport); ranks that are threads share `inner`, and have
-/// a counter each.
+/// Counts what the connections of `inner` carry, below the adapters, so the
+/// bytes are those actually sent. For measurements and tests
+/// (WorldOptions::own_transport); ranks that are threads share `inner` but have
+/// separate counters.
 std::shared_ptr<Transport> make_counting_transport(
     std::shared_ptr<Transport> inner,
     std::shared_ptr<TrafficCounter> counter);

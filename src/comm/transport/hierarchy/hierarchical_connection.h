@@ -9,10 +9,10 @@
 
 namespace accelerate::detail {
 
-/// A connection of ranks on several islands: inside of an island by memory,
-/// between islands by messages of `network`, which connects all of them.
+/// Returns a connection of ranks on several islands: through memory within an
+/// island, and through `network`, which connects all ranks, between islands.
 /// `inside`: this rank's island; null if it is alone there. `world_ranks`: for
-/// messages.
+/// error messages.
 [[nodiscard]] std::shared_ptr<Connection> make_hierarchical_connection(
     std::shared_ptr<SharedMemoryConnection> inside,
     std::shared_ptr<Connection> network,

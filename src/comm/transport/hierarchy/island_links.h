@@ -14,11 +14,11 @@
 
 namespace accelerate::detail {
 
-/// Messages between ranks of different islands, for one collective after the
-/// other. Calls block. Used by one thread at a time.
+/// Messages between ranks of different islands, for one collective at a time.
+/// Calls block. Used by one thread at a time.
 class IslandLinks {
  public:
-  /// What may travel with a stamp in meet(): at most so many bytes.
+  /// The largest payload, in bytes, that meet() can send with a stamp.
   static constexpr std::size_t kMostPayload = 4096;
 
   IslandLinks(
@@ -37,25 +37,25 @@ class IslandLinks {
   [[nodiscard]] int local_rank() const { return islands_.local_rank(rank()); }
   [[nodiscard]] bool is_leader() const { return local_rank() == 0; }
 
-  /// Called by the first rank of each island: compares stamps, and returns what
-  /// each island gave as payload, by island. Throws std::runtime_error with both
-  /// calls if the islands are about to do different things.
+  /// Called by the first rank of each island: compares stamps, and returns each
+  /// island's payload, by island. Throws std::runtime_error with both calls if
+  /// the islands are about to do different things.
   std::vector<at::Tensor> meet(
       CollectiveStamp stamp,
       const at::Tensor& payload = {});
 
-  /// Called by the ranks that are number `lane` of their islands: `bytes` becomes
-  /// that of island `from`.
+  /// Called by rank number `lane` of each island: copies island `from`'s
+  /// `bytes` to all.
   void broadcast(const at::Tensor& bytes, std::size_t from, int lane);
-  /// Called by the ranks that are number `lane` of their islands: `values`, of
-  /// one dimension, become the reduction over all, in the order of the islands.
+  /// Called by rank number `lane` of each island: reduces `values`, of one
+  /// dimension, over the islands, in island order, in place.
   void all_reduce(const at::Tensor& values, ReduceOp op, int lane);
 
-  /// Messages under way; wait() ends them.
+  /// Messages in flight; wait() completes them.
   class Messages {
    public:
     explicit Messages(const IslandLinks& links) : links_(links) {}
-    /// Contiguous tensors; those without bytes are not sent.
+    /// Tensors must be contiguous; empty ones are not sent.
     void send(const at::Tensor& tensor, int to);
     void receive(const at::Tensor& tensor, int from);
     void wait();
@@ -65,8 +65,8 @@ class IslandLinks {
     std::vector<Work> works_;
   };
 
-  /// Reduces equal tensors of all islands, in the order of the islands, into
-  /// `to`, which may be one of them.
+  /// Reduces equally shaped tensors of all islands, in island order, into `to`,
+  /// which may be one of them.
   static void reduce_in_order(
       const at::Tensor& to,
       const std::vector<at::Tensor>& by_island,

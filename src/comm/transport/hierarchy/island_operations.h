@@ -12,12 +12,12 @@
 
 namespace accelerate::detail {
 
-/// Collectives of ranks on several islands, as functions that block: inside of
-/// an island by memory, between islands by messages. All ranks call the same
-/// ones in the same order, one after the other. Tensors are contiguous.
+/// Blocking collectives of ranks on several islands: through memory within an
+/// island, by messages between islands. All ranks make the same calls in the
+/// same order, one at a time. Tensors are contiguous.
 ///
-/// Sums: each island adds its ranks' values in their order, then the islands'
-/// sums are added in the order of the islands; each of both rounds once.
+/// Sums: each island adds its ranks' values in rank order, then the islands'
+/// sums are added in island order; each stage rounds once.
 class IslandOperations {
  public:
   /// `inside`: this rank's island; null if it is alone there.
@@ -52,19 +52,19 @@ class IslandOperations {
  private:
   [[nodiscard]] const Islands& islands() const { return links_.islands(); }
   [[nodiscard]] std::size_t num_lanes(std::int64_t bytes) const;
-  /// The rank of an island, by its number there, that sends and receives for a
-  /// collective whose root is `root`.
+  /// The rank, numbered within its island, that sends and receives for a
+  /// collective with this `root`.
   [[nodiscard]] int agent_of(std::size_t island, int root) const;
   [[nodiscard]] int agent_here(int root) const {
     return agent_of(links_.island(), root);
   }
   [[nodiscard]] int agent_rank(std::size_t island, int root) const;
 
-  /// Returns when all ranks are about to do the same.
+  /// Returns when all ranks are about to make the same call.
   void agree(const CollectiveStamp& stamp);
   void agree_inside(const CollectiveStamp& stamp);
-  /// Exchanges the islands' `blocks`, of a row per rank, of which only this
-  /// island's is filled, and places all rows into `output`.
+  /// Exchanges the islands' `blocks`, with one row per rank, and places all
+  /// rows into `output`. Only this island's block is filled on entry.
   void exchange_blocks(
       const at::Tensor& output,
       std::vector<at::Tensor> blocks,

@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// A group's ranks, divided into those that share memory: the ranks of each
-/// island are in ascending order, the islands in the order of their first ranks.
+/// A group's ranks, divided into islands that share memory: ranks are in
+/// ascending order within an island, islands in the order of their first ranks.
 class Islands {
  public:
   /// `keys`: one per rank; ranks with equal keys share memory.
@@ -25,8 +25,8 @@ class Islands {
   [[nodiscard]] int local_rank(int rank) const {
     return local_rank_[static_cast<std::size_t>(rank)];
   }
-  /// The ranks of the smallest island: as many move data between islands at
-  /// once, each for its lane.
+  /// The size of the smallest island: the number of ranks per island that move
+  /// data between islands at once, one per lane.
   [[nodiscard]] std::size_t num_lanes() const;
 
  private:

@@ -16,26 +16,26 @@
 
 namespace accelerate::detail {
 
-/// Runs blocking tasks one after the other, in the order in which they were
-/// queued. A thread that waits for a task runs those before it, and it;
-/// run_in_background() starts a thread that runs them while nobody waits. After
-/// a failure all later tasks fail likewise. Any thread may call.
+/// Runs blocking tasks one at a time, in the order they were queued. A thread
+/// that waits for a task runs the tasks before it, and the task itself;
+/// run_in_background() starts a thread that runs them while no thread waits.
+/// After a failure, all later tasks fail with it. Thread-safe.
 class SerialQueue : public std::enable_shared_from_this<SerialQueue> {
  public:
-  /// `on_failure`: called once, with the first failure.
+  /// `on_failure` is called once, with the first failure.
   explicit SerialQueue(std::function<void(const std::exception&)> on_failure);
   SerialQueue(const SerialQueue&) = delete;
   SerialQueue& operator=(const SerialQueue&) = delete;
   ~SerialQueue();
 
-  /// The task's work; its future holds `outputs`. Throws the first failure if
-  /// there was one.
+  /// Queues a task and returns its work, whose future holds `outputs`. Throws
+  /// the first failure if there was one.
   Work push(std::function<void()> task, std::vector<at::Tensor> outputs);
   void run_in_background();
-  /// Fails what has not begun, and waits for what has.
+  /// Fails tasks that have not begun, and waits for those that have.
   void close();
-  /// False in a child that was forked: it does not have the threads for which the
-  /// end of this object would wait.
+  /// False in a forked child, which lacks the threads that the destructor would
+  /// wait for.
   [[nodiscard]] bool is_own_process() const;
 
  private:

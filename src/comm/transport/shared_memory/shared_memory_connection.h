@@ -14,12 +14,12 @@ namespace accelerate::detail {
 
 [[nodiscard]] const TransportFacts& shared_memory_facts();
 
-/// A host tensor as collectives take it.
+/// Wraps a host tensor as collectives take it.
 [[nodiscard]] HostTensor host_tensor(const at::Tensor& tensor);
 
 class SharedMemoryConnection final : public Connection {
  public:
-  /// `engine`: entered by all ranks.
+  /// `engine`: all ranks have entered it.
   explicit SharedMemoryConnection(std::shared_ptr<ProgressEngine> engine);
   SharedMemoryConnection(const SharedMemoryConnection&) = delete;
   SharedMemoryConnection& operator=(const SharedMemoryConnection&) = delete;
@@ -54,9 +54,9 @@ class SharedMemoryConnection final : public Connection {
   void run_in_background() override { engine_->run_in_background(); }
   [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override;
 
-  /// Waits for all ranks, and throws if they are about to do different things.
+  /// Waits for all ranks; throws if they are about to do different things.
   void agree(const CollectiveStamp& stamp);
-  /// Ends the connection: the other ranks fail with this reason.
+  /// Ends the connection; the other ranks fail with this reason.
   void end(const std::string& reason) { engine_->end(reason); }
 
  private:

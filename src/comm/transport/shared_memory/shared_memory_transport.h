@@ -13,7 +13,7 @@
 
 namespace accelerate::detail {
 
-/// Some ranks of a group cannot map one memory.
+/// Thrown if some ranks of a group cannot map the same memory.
 class CannotShareMemory : public DistributedError {
  public:
   using DistributedError::DistributedError;
@@ -29,7 +29,7 @@ class SharedMemoryTransport final : public Transport {
   [[nodiscard]] std::shared_ptr<Connection> connect(
       const ConnectRequest& request) override;
   /// The same as connect(). Throws CannotShareMemory, with the reason, on all
-  /// ranks of the group if it is so for some.
+  /// ranks of the group if any rank cannot share.
   [[nodiscard]] std::shared_ptr<SharedMemoryConnection> share(
       const ConnectRequest& request) const;
   [[nodiscard]] std::optional<std::string> describe_failure(

@@ -12,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// What the ranks of a connection share, as one of them uses it. Used by one
-/// thread at a time, except for ring() and blocks().
+/// One rank's view of what the ranks of a connection share. Used by one thread
+/// at a time, except for ring() and blocks().
 class Fabric {
  public:
   Fabric(SharedSegment segment, int rank, int size)
@@ -36,13 +36,14 @@ class Fabric {
     return layout_.channel(segment_.data(), from, to);
   }
 
-  /// Sets a counter of this rank, and wakes the ranks that may wait for it.
+  /// Sets a counter of this rank, and wakes the ranks that may be waiting for
+  /// it.
   void publish(std::atomic<std::uint64_t>& counter, std::uint64_t value) const {
     counter.store(value);
     for (int peer = 0; peer < size_; ++peer) tell(peer, Attention::everything);
   }
-  /// The same, for a counter that only `reader` reads, which is woken if it
-  /// sleeps with so much attention.
+  /// The same for a counter that only `reader` reads; `reader` is woken if it
+  /// sleeps with at least this attention.
   void publish_to(
       int reader,
       std::atomic<std::uint64_t>& counter,
@@ -52,9 +53,9 @@ class Fabric {
     tell(reader, least);
   }
 
-  /// Wakes the thread of a rank that sleeps, if it waits or sleeps with so much
+  /// Wakes a peer's sleeping thread if it waits, or sleeps with at least this
   /// attention. Sequentially consistent, as are the sleeper's stores of
-  /// is_asleep and `attention` before it looks once more: at least one of both
+  /// is_asleep and `attention` before it checks once more: at least one side
   /// sees the other.
   void tell(int peer, Attention least) const {
     if (peer == rank_) return;
@@ -66,13 +67,13 @@ class Fabric {
     }
   }
 
-  /// Wakes a rank's thread that waits, or keeps it from falling asleep.
+  /// Wakes a rank's waiting thread, or keeps it from falling asleep.
   void ring(int rank) const { ring(page(rank).doorbell); }
-  /// The same for the thread that sleeps while none waits.
+  /// The same for the background thread, which sleeps while no thread waits.
   void ring_in_background(int rank) const { ring(page(rank).background_bell); }
 
-  /// The first step of a collective that begins now, after all others are
-  /// complete.
+  /// The first step of a collective that begins now, after all others have
+  /// completed.
   [[nodiscard]] std::uint64_t next_step() const { return next_step_; }
   void set_next_step(std::uint64_t step) { next_step_ = step; }
   std::uint64_t take_sequence() { return next_sequence_++; }

@@ -7,17 +7,17 @@
 
 namespace accelerate::detail {
 
-/// The elements of a tensor in host memory, in row-major order, however they
-/// lie there. Positions and lengths are in bytes of that order, and multiples of
+/// The elements of a tensor in host memory, in row-major order, whatever their
+/// strides. Positions and lengths are in bytes of that order, and multiples of
 /// an element. Owns nothing.
 class HostMemory {
  public:
   /// No bytes.
   HostMemory() = default;
-  /// Bytes that lie one after the other.
+  /// Contiguous bytes.
   HostMemory(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
-  /// `strides` are numbers of elements; 0 repeats an element, which is right for
-  /// memory that is only read.
+  /// `strides` are in elements; 0 repeats an element, which is valid for memory
+  /// that is only read.
   HostMemory(
       std::byte* data,
       std::size_t element_bytes,
@@ -25,7 +25,7 @@ class HostMemory {
       std::span<const std::int64_t> strides);
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  /// Where the elements lie if they lie one after the other; else null.
+  /// The elements if they are contiguous; otherwise null.
   [[nodiscard]] std::byte* contiguous() const {
     return dims_.empty() ? data_ : nullptr;
   }
@@ -54,8 +54,8 @@ class HostMemory {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   std::size_t element_bytes_ = 1;
-  // Without dimensions of one element, and with those that lie one after the
-  // other as one; empty if all do.
+  // Excludes dimensions of one element, and merges contiguous ones; empty if
+  // all are contiguous.
   std::vector<Dim> dims_;
 };
 

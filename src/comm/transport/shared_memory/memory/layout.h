@@ -7,10 +7,10 @@
 
 namespace accelerate::detail {
 
-/// Memory that different ranks write is on different cache lines.
+/// Memory written by different ranks is on different cache lines.
 inline constexpr std::size_t kCacheLine = 64;
 
-/// What a rank is about to do, for comparison with what the others do.
+/// What a rank is about to do, for comparison with the other ranks.
 struct CollectiveStamp {
   /// Dimensions whose sizes are compared; further ones count as one.
   static constexpr std::size_t kMostDims = 8;
@@ -28,25 +28,25 @@ struct CollectiveStamp {
       default;
 };
 
-/// What the others need to know of a rank's part in a collective, and what may
-/// differ.
+/// What the others need to know about a rank's part in a collective, and what
+/// can differ per rank.
 struct CollectiveNote {
-  /// Where the values lie in memory that all ranks map (SharedBlocks); a
-  /// negative block if they do not.
+  /// Location of the values in memory that all ranks map (SharedBlocks); a
+  /// negative block if they are not there.
   std::int64_t block = -1;
   std::uint64_t offset = 0;
-  /// Most bytes that the rank sends to another one, in an all_to_all.
+  /// The most bytes that the rank sends to any other, in an all_to_all.
   std::uint64_t longest = 0;
 };
 
-/// Whether a rank takes part.
+/// Whether a rank takes part in the connection.
 enum class PageState : std::uint32_t { absent, open, closed };
 
-/// What a rank that waits for nothing is woken for.
+/// The events for which a rank is woken while none of its threads waits.
 enum class Attention : std::uint32_t {
   nothing,
-  /// Messages that do not fit into their channel. Others stay there until
-  /// somebody waits for them.
+  /// Messages that do not fit into their channel. Others stay there until a
+  /// thread waits for them.
   full_channels,
   everything
 };
@@ -54,8 +54,8 @@ enum class Attention : std::uint32_t {
 /// Written by one rank, read by all. Zeroed memory is a valid page.
 struct RankPage {
   /// Collectives are sequences of steps, counted over all collectives of a
-  /// connection: the number of steps for which this rank has written its slot,
-  /// has reduced its part, and will read no slot any more.
+  /// connection. These are the numbers of steps for which this rank has written
+  /// its slot, has reduced its part, and will no longer read any slot.
   alignas(kCacheLine) std::atomic<std::uint64_t> written;
   std::atomic<std::uint64_t> combined;
   std::atomic<std::uint64_t> done;
@@ -63,18 +63,18 @@ struct RankPage {
   /// Changes at every event for which a waiting thread may be asleep.
   alignas(kCacheLine) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> is_asleep;
-  /// The same for the thread that sleeps while nobody waits. While somebody
-  /// does, `attention` is nothing.
+  /// The same for the background thread, which sleeps while no thread waits.
+  /// While a thread waits, `attention` is nothing.
   std::atomic<std::uint32_t> background_bell;
   std::atomic<Attention> attention;
 
   alignas(kCacheLine) std::atomic<PageState> state;
   std::atomic<std::int64_t> process;
-  /// Why the rank closed its connection, ended by a zero; empty if nothing had
+  /// Why the rank closed its connection, zero-terminated; empty if nothing
   /// failed. Valid once `state` is closed.
   std::array<char, 240> last_output;
 
-  /// The collective that began with a step of even or odd number, valid once
+  /// The collectives that began with a step of even and odd number, valid once
   /// `written` counts that step.
   struct Call {
     CollectiveStamp stamp;
@@ -83,8 +83,8 @@ struct RankPage {
   alignas(kCacheLine) std::array<Call, 2> calls;
 };
 
-/// A ring of bytes from one rank to another. `head` and `tail` count the bytes
-/// that were written and read; the bytes follow it in memory.
+/// A ring buffer from one rank to another. `head` and `tail` count the bytes
+/// written and read; the bytes follow the header in memory.
 struct ChannelHeader {
   alignas(kCacheLine) std::atomic<std::uint64_t> head;
   alignas(kCacheLine) std::atomic<std::uint64_t> tail;
@@ -92,8 +92,8 @@ struct ChannelHeader {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// Where everything lies in a segment: a page per rank, two slots per rank (for
-/// the steps with even and odd numbers), a channel per pair of ranks.
+/// The layout of a segment: one page per rank, two slots per rank (for even and
+/// odd steps), one channel per pair of ranks.
 class SegmentLayout {
  public:
   static constexpr std::size_t kSlotBytes = std::size_t{256} << 10U;

@@ -7,13 +7,13 @@
 
 namespace accelerate::detail {
 
-/// All failures of this transport begin with it.
+/// Prefix of all failures of this transport.
 inline constexpr const char* kSharedMemoryMark = "[shared memory] ";
 
-/// Whether the other ranks of a connection are still there.
+/// Tells whether the other ranks of a connection are still alive.
 class Peers {
  public:
-  /// `world_ranks`: the ranks' numbers in the world, for messages.
+  /// `world_ranks`: the ranks' numbers in the world, for error messages.
   explicit Peers(std::vector<int> world_ranks);
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
@@ -21,13 +21,14 @@ class Peers {
 
   /// Called when all ranks have written their processes to their pages.
   void watch(const Fabric& fabric);
-  /// Those whose processes have ended, or which have closed their connections.
+  /// Returns the ranks whose processes have ended or that have closed their
+  /// connections.
   [[nodiscard]] std::vector<int> find_gone(const Fabric& fabric) const;
-  /// Whether some have closed their connections.
+  /// Whether any rank has closed its connection.
   [[nodiscard]] static bool have_left(const Fabric& fabric);
-  /// Why such a rank is gone: its last output, if it had any.
+  /// Why such a rank is gone: its last output, if any.
   [[nodiscard]] std::string describe_gone(const Fabric& fabric, int rank) const;
-  /// Its number in the world.
+  /// The rank's number in the world, as text.
   [[nodiscard]] std::string name_of(int rank) const;
 
  private:

@@ -13,11 +13,11 @@
 
 namespace accelerate::detail {
 
-/// Memory of which each rank of a connection has a part, and all ranks map all
-/// parts, so that the others can reduce what lies there without copies.
+/// Memory with one part per rank of a connection. All ranks map all parts, so
+/// they can reduce data there without copies.
 class SharedBlock {
  public:
-  /// The bytes of a segment with a part of `bytes` for each rank.
+  /// The size of a segment with a part of `bytes` per rank.
   static std::size_t segment_bytes(std::size_t bytes, int num_ranks) {
     return kHeaderBytes +
         part_bytes(bytes) * static_cast<std::size_t>(num_ranks);
@@ -33,7 +33,7 @@ class SharedBlock {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   SharedSegment& segment() { return segment_; }
 
-  /// Called when this rank's part is not used any more.
+  /// Called when this rank's part is no longer used.
   void release() { num_released().fetch_add(1); }
   [[nodiscard]] int count_released() const { return num_released().load(); }
 
@@ -51,13 +51,12 @@ class SharedBlock {
   std::size_t bytes_;
 };
 
-/// The blocks of a connection, by number. All ranks add the same ones in the
-/// same order. A block stays mapped until all ranks have released it, since
-/// those that have may still reduce what others have there. Any thread may
-/// call.
+/// The blocks of a connection, by number. All ranks add the same blocks in the
+/// same order. A block stays mapped until all ranks have released it, since a
+/// rank that has may still reduce other ranks' data there. Thread-safe.
 class SharedBlocks {
  public:
-  /// Forgets blocks that nobody uses, and takes one more.
+  /// Drops blocks that all ranks have released, and adds one.
   void add(std::shared_ptr<SharedBlock> block, int num_ranks) {
     const std::lock_guard lock(mutex_);
     std::erase_if(blocks_, [num_ranks](const auto& entry) {
@@ -66,7 +65,7 @@ class SharedBlocks {
     blocks_.emplace(next_number_++, std::move(block));
   }
 
-  /// Where these bytes of `rank` lie in its part of a block.
+  /// Locates these bytes of `rank` in its part of a block.
   [[nodiscard]] CollectiveNote
   locate(int rank, const std::byte* data, std::size_t bytes) const {
     const std::lock_guard lock(mutex_);
@@ -80,7 +79,7 @@ class SharedBlocks {
     return {};
   }
 
-  /// What the note of `rank` says; null if its data lie elsewhere.
+  /// The data that the note of `rank` refers to; null if it is elsewhere.
   [[nodiscard]] std::byte* find(int rank, const CollectiveNote& note) const {
     if (note.block < 0) return nullptr;
     const std::lock_guard lock(mutex_);

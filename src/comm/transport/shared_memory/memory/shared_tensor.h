@@ -8,10 +8,10 @@
 
 namespace accelerate::detail {
 
-/// Bytes in memory that the ranks of the engine's connection map together, for
-/// reductions without copies. All ranks call it at the same place in their order
-/// of collectives, with equal sizes. Undefined, on all ranks, where the system
-/// gives no such memory.
+/// Allocates bytes in memory that all ranks of the engine's connection map, for
+/// reductions without copies. All ranks call it at the same place in their
+/// order of collectives, with equal sizes. Returns undefined, on all ranks, if
+/// the system provides no such memory.
 [[nodiscard]] at::Tensor shared_tensor(
     ProgressEngine& engine,
     std::int64_t bytes);

@@ -10,9 +10,9 @@
 
 namespace accelerate::detail {
 
-/// A collective in steps. In each, a rank writes its slot; where `combines`, it
-/// reduces its part of what all wrote; then it reads. A slot is written again
-/// when all have done with it, two steps later.
+/// A collective in steps. In each step, a rank writes its slot; if `combines`,
+/// it reduces its part of what all ranks wrote; then it reads. A slot is
+/// written again two steps later, when all ranks are done with it.
 class Collective : public Operation {
  public:
   bool advance(Fabric& fabric) final;
@@ -23,14 +23,14 @@ class Collective : public Operation {
   [[nodiscard]] std::string describe() const final;
 
  protected:
-  /// The ranks for whose slots a rank waits before it combines or reads.
+  /// The ranks whose slots a rank awaits before it combines or reads.
   static constexpr int kNobody = -1;
   static constexpr int kEverybody = -2;
 
   struct Shape {
     CollectiveStamp stamp = {};
     CollectiveNote note = {};
-    /// Equal on all ranks, as far as the stamp tells.
+    /// Equal on all ranks if their stamps are.
     std::uint64_t num_steps = 1;
     bool combines = false;
     /// A rank, kNobody or kEverybody. A rank that awaits nobody does not read.
@@ -39,9 +39,9 @@ class Collective : public Operation {
 
   /// Called once, before the first step.
   virtual Shape begin(Fabric& fabric) = 0;
-  /// Called once, when this rank has compared the stamps of those that it
-  /// awaits, and before it combines or reads. Returns the number of steps, which
-  /// may depend on the ranks' notes where every rank awaits all.
+  /// Called once, after this rank has compared the stamps of the ranks it
+  /// awaits, and before it combines or reads. Returns the number of steps,
+  /// which may depend on the ranks' notes if every rank awaits all.
   virtual std::uint64_t settle(Fabric&, std::uint64_t num_steps) {
     return num_steps;
   }
@@ -55,8 +55,7 @@ class Collective : public Operation {
       const {
     return fabric.slot(rank, first_step_ + step);
   }
-  /// The note of a rank that this one awaits, once it has written its first
-  /// step.
+  /// The note of an awaited rank, once it has written its first step.
   [[nodiscard]] const CollectiveNote& note_of(const Fabric& fabric, int rank)
       const {
     return fabric.page(rank).calls[first_step_ % 2].note;
@@ -67,7 +66,7 @@ class Collective : public Operation {
   bool try_combine(Fabric& fabric);
   bool try_read(Fabric& fabric);
   [[nodiscard]] bool is_awaited(const Fabric& fabric, int rank) const;
-  // Whether `counter` of all awaited ranks is at least `value`.
+  // Whether `counter` is at least `value` on all awaited ranks.
   [[nodiscard]] bool have_all(
       const Fabric& fabric,
       std::atomic<std::uint64_t> RankPage::*counter,
@@ -85,7 +84,7 @@ class Collective : public Operation {
   bool are_compared_ = false;
 };
 
-/// "all_reduce of 4096 bytes (Float [1024], sum)".
+/// Formats a stamp, as in "all_reduce of 4096 bytes (Float [1024], sum)".
 std::string describe(const CollectiveStamp& stamp);
 
 }  // namespace accelerate::detail

@@ -36,7 +36,7 @@ struct HostTensor {
       std::span<const std::int64_t> sizes,
       std::span<const std::int64_t> strides);
 
-  /// What a rank that calls a collective with this tensor is about to do.
+  /// The stamp of a collective that is called with this tensor.
   [[nodiscard]] CollectiveStamp stamp(CollectiveKind kind, int root = -1) const;
 
   HostMemory memory;
@@ -57,35 +57,34 @@ std::unique_ptr<Operation> make_barrier(
     const CollectiveStamp& stamp = {
         .kind = static_cast<std::uint8_t>(CollectiveKind::barrier)});
 std::unique_ptr<Operation> make_broadcast(const HostTensor& data, int root);
-/// `output` receives the inputs of all ranks, one after the other.
+/// `output` receives the inputs of all ranks, one after another.
 std::unique_ptr<Operation> make_all_gather(
     const HostMemory& output,
     const HostTensor& input);
-/// `outputs`: one per rank on `root`, elsewhere none.
+/// `outputs`: one per rank on `root`, none elsewhere.
 std::unique_ptr<Operation>
 make_gather(std::vector<HostMemory> outputs, const HostTensor& input, int root);
-/// `inputs`: one per rank on `root`, elsewhere none.
+/// `inputs`: one per rank on `root`, none elsewhere.
 std::unique_ptr<Operation> make_scatter(
     const HostTensor& output,
     std::vector<HostMemory> inputs,
     int root);
-/// Both tensors have one dimension, in which the ranks' parts lie one after the
-/// other; the sizes of parts are in bytes. The ranks compare them.
+/// Both tensors have one dimension, which holds the ranks' parts one after
+/// another; the sizes of parts are in bytes. The ranks compare them.
 std::unique_ptr<Operation> make_all_to_all(
     const HostTensor& output,
     const HostTensor& input,
     std::vector<std::size_t> output_bytes,
     std::vector<std::size_t> input_bytes);
-/// In place. Short ones are reduced by each rank as a whole; of long ones, each
-/// rank reduces a part, where the data lie if that is in one of the fabric's
-/// blocks.
+/// In place. Every rank reduces all of a short tensor; of a long one, each rank
+/// reduces a part, without copies if the data is in one of the fabric's blocks.
 std::unique_ptr<Operation>
 make_all_reduce(const HostTensor& data, const Combination& how, int num_ranks);
 /// In place on rank `root`; elsewhere `data` is only read.
 std::unique_ptr<Operation>
 make_reduce(const HostTensor& data, const Combination& how, int root);
-/// `input` has as many bytes as `output` for each rank; `output` receives the
-/// reduction of this rank's.
+/// `input` has the size of `output` per rank; `output` receives the reduction
+/// of this rank's part.
 std::unique_ptr<Operation> make_reduce_scatter(
     const HostMemory& output,
     const HostTensor& input,

@@ -19,14 +19,14 @@ using CombineFunction = void (*)(
 
 struct Combination {
   CombineFunction function = nullptr;
-  /// Bytes of what the function counts.
+  /// Size of one of the elements that the function counts.
   std::size_t element_bytes = 1;
   at::ScalarType dtype = at::ScalarType::Byte;
   ReduceOp op = ReduceOp::sum;
 };
 
-/// How to reduce these values; `function` is null where that is not defined or
-/// not supported.
+/// Returns how to reduce these values; `function` is null if that is undefined
+/// or unsupported.
 [[nodiscard]] Combination combination_of(at::ScalarType dtype, ReduceOp op);
 
 }  // namespace accelerate::detail

@@ -54,18 +54,18 @@ class Message final : public Operation {
   bool is_complete_ = false;
 };
 
-/// The messages of a rank. Between two ranks they travel in the order in which
-/// they were sent; those that arrive before anybody asked for their tag are kept
-/// in this process's memory.
+/// The messages of a rank. Between two ranks, they arrive in the order they
+/// were sent; those that arrive before their tag is requested are kept in this
+/// process's memory.
 class Mailbox {
  public:
   explicit Mailbox(int num_ranks)
       : peers_(static_cast<std::size_t>(num_ranks)) {}
 
   void post(const std::shared_ptr<Message>& message);
-  /// Moves what can be moved without waiting, and appends to `finished` what is
-  /// complete then. Returns whether anything was moved. Throws
-  /// DisagreementError if a message has another size than its receiver's.
+  /// Moves what can be moved without waiting, and appends completed messages to
+  /// `finished`. Returns whether anything was moved. Throws DisagreementError
+  /// if a message and its receiver differ in size.
   bool advance(
       Fabric& fabric,
       std::vector<std::shared_ptr<Operation>>& finished);
@@ -73,12 +73,12 @@ class Mailbox {
   std::vector<std::shared_ptr<Operation>> take_pending();
   [[nodiscard]] std::vector<std::shared_ptr<Operation>> pending() const;
   [[nodiscard]] bool is_idle() const { return num_pending_ == 0; }
-  /// The events that must wake the background thread so that incomplete messages
-  /// move on while no thread waits for them.
+  /// The events that must wake the background thread so that incomplete
+  /// messages make progress while no thread waits for them.
   [[nodiscard]] Attention attention() const;
 
  private:
-  // What is being read from a channel: into a receiver's memory, or kept.
+  // The message being read from a channel: into a receiver's memory, or kept.
   struct Incoming {
     std::int64_t tag = 0;
     std::size_t bytes = 0;

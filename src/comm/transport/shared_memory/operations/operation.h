@@ -13,8 +13,8 @@
 
 namespace accelerate::detail {
 
-/// Something that a rank does together with others, in pieces: whoever waits for
-/// any operation of a connection advances all of them.
+/// Something that a rank does together with others, in pieces: a thread that
+/// waits for any operation of a connection advances all of them.
 class Operation {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,28 +24,29 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  /// Does what can be done without waiting. Returns whether that was anything.
+  /// Does what can be done without waiting. Returns whether it made progress.
   /// Throws DistributedError if the ranks disagree.
   virtual bool advance(Fabric& fabric) = 0;
-  /// Whether it is a Message; else it is a collective.
+  /// Whether it is a Message rather than a collective.
   [[nodiscard]] virtual bool is_message() const { return false; }
   /// True once advance() has nothing left to do.
   [[nodiscard]] virtual bool is_complete() const = 0;
-  /// Adds the ranks of the connection for which advance() waits.
+  /// Adds the connection's ranks that advance() waits for.
   virtual void list_awaited(const Fabric& fabric, std::vector<int>& ranks)
       const = 0;
-  /// "all_reduce of 4096 bytes".
+  /// Formats the operation, as in "all_reduce of 4096 bytes".
   [[nodiscard]] virtual std::string describe() const = 0;
 
-  /// Owns the memory that the operation uses.
+  /// Keeps the owner of the memory that the operation uses.
   void keep(std::shared_ptr<const void> owner) { owner_ = std::move(owner); }
 
-  /// Finished operations have succeeded, or failed for the reason given.
+  /// Finished operations have either succeeded, or failed for the reason in
+  /// failure().
   [[nodiscard]] bool is_finished() const { return state_.load() != kPending; }
   [[nodiscard]] bool has_failed() const { return state_.load() == kFailed; }
   [[nodiscard]] const std::string& failure() const { return failure_; }
 
-  /// The time at which waiting ends with an error; none before it is set.
+  /// Sets the time at which waiting ends with an error; there is none before.
   void set_deadline(Clock::time_point time) {
     deadline_.store(time.time_since_epoch().count());
   }

@@ -26,17 +26,17 @@ piece_of(std::uint64_t index, std::size_t each, std::size_t total) {
   return {.begin = begin, .size = std::min(each, total - begin)};
 }
 
-/// How many pieces there are, at least one.
+/// Number of pieces, at least one.
 inline std::uint64_t num_pieces(std::size_t total, std::size_t each) {
   return std::max<std::size_t>((total + each - 1) / each, 1);
 }
 
-/// Bytes per step for each other rank where all share a slot.
+/// Bytes per step for each other rank if all share a slot.
 inline std::size_t share_of_slot(const Fabric& fabric) {
   return kSlotBytes / (index_of(fabric.size()) - 1) / kCacheLine * kCacheLine;
 }
 
-/// Where the slot of `from` has what is for `to`.
+/// Offset in the slot of `from` of the bytes meant for `to`.
 inline std::size_t place_in_slot(const Fabric& fabric, int from, int to) {
   return index_of(to < from ? to : to - 1) * share_of_slot(fabric);
 }

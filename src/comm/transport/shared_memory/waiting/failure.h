@@ -7,7 +7,7 @@
 namespace accelerate::detail {
 
 /// Thrown while an operation advances: this rank and `rank` began different
-/// ones.
+/// operations.
 struct DisagreementError : std::exception {
   DisagreementError(int with, std::string own, std::string other)
       : rank(with), own_call(std::move(own)), other_call(std::move(other)) {}

@@ -25,26 +25,27 @@ struct DisagreementError;
 struct ProgressEngineOptions {
   /// How long an operation waits for a silent rank.
   std::chrono::milliseconds timeout{};
-  /// The ranks' numbers in the world, for messages.
+  /// The ranks' numbers in the world, for error messages.
   std::vector<int> world_ranks;
-  /// The machine has processors for all that run while a rank waits.
+  /// The machine has enough processors for all threads that run while a rank
+  /// waits.
   bool may_spin = false;
 };
 
-/// Advances the operations of one rank on one connection. Nothing happens by
-/// itself: a thread that waits for an operation advances all of them, and after
-/// run_in_background() a thread of the engine's own, the worker, does while
-/// nobody waits. One thread at a time drives; one that sleeps does not, so that
-/// the others need not wake it to begin something or to wait. Neither a call that
-/// is waited for at once nor a message that finds room costs a change of threads.
-/// Any thread may call.
+/// Advances the operations of one rank on one connection. There is no automatic
+/// progress: a thread that waits for an operation advances all of them, and
+/// after run_in_background() the engine's worker thread does while no thread
+/// waits. One thread at a time drives; a sleeping thread does not, so others
+/// need not wake it to begin an operation or to wait. Neither a call that is
+/// waited for at once nor a message that finds room costs a thread switch.
+/// Thread-safe.
 ///
-/// Waiting spins for some microseconds (Patience) and then sleeps. A sleeper
-/// looks every 10 ms whether the ranks that it awaits are still there. The worker
-/// sleeps through what can wait until somebody waits for it (Attention). A
-/// failure ends the connection: all operations fail with it, and the other ranks
-/// learn the reason. A process that was forked from this one has a copy of the
-/// engine that does nothing: the connection is its parent's.
+/// A waiting thread spins for some microseconds (Patience) and then sleeps.
+/// Every 10 ms, a sleeper checks that the ranks it awaits are still alive. The
+/// worker sleeps through events that can wait until a thread waits for them
+/// (Attention). A failure ends the connection: all operations fail with it, and
+/// the other ranks learn the reason. In a forked process, the copy of the
+/// engine does nothing: the connection is the parent's.
 class ProgressEngine {
  public:
   ProgressEngine(
@@ -61,8 +62,9 @@ class ProgressEngine {
   SharedSegment& segment() { return fabric_.segment(); }
   SharedBlocks& blocks() { return fabric_.blocks(); }
 
-  /// Enters this rank: other ranks' processes are watched from here on. Called
-  /// when all ranks have mapped the segment and called announce().
+  /// Enter this rank in two steps. watch_peers() begins to watch the other
+  /// ranks' processes; it is called when all ranks have mapped the segment and
+  /// called announce().
   void announce();
   void watch_peers();
 
@@ -70,42 +72,45 @@ class ProgressEngine {
   /// the same order. Throws std::runtime_error if the connection has failed.
   void begin(const std::shared_ptr<Operation>& operation);
   /// Returns when `operation` has finished; throws std::runtime_error if it
-  /// failed. `timeout`: instead of the connection's.
+  /// failed. `timeout` overrides the connection's, unless 0.
   void wait(
       Operation& operation,
       std::chrono::milliseconds timeout = std::chrono::milliseconds::zero());
-  /// Whether it has finished, after doing what can be done without waiting.
+  /// Does what can be done without waiting, and returns whether `operation` has
+  /// finished.
   [[nodiscard]] bool test(Operation& operation);
-  /// Lets the operations that were begun proceed while nobody waits.
+  /// Lets begun operations proceed while no thread waits.
   void run_in_background();
-  /// Calls `listener` when `operation` has finished, at once if it has, on the
-  /// thread that finishes it.
+  /// Calls `listener` when `operation` finishes, on the thread that finishes
+  /// it; immediately if it already has.
   void on_finish(Operation& operation, std::function<void()> listener);
 
   /// Ends the connection. Ranks that wait for this one fail.
   void close();
-  /// Ends it for a reason from outside: all operations, and the other ranks, fail
-  /// with it.
+  /// Ends the connection for an external reason, with which all operations and
+  /// the other ranks fail.
   void end(const std::string& reason);
   /// False in a process that was forked from the one that connected. The engine
-  /// must not be destroyed there: its threads do not exist, whatever they held.
+  /// must not be destroyed there: its threads do not exist, but may have held
+  /// locks.
   [[nodiscard]] bool is_own_process() const;
 
  private:
   using Clock = Operation::Clock;
-  // How long a sleeper does not look whether the ranks that it awaits are there.
+  // The interval at which a sleeper checks that the ranks it awaits are alive.
   static constexpr std::chrono::milliseconds kLookInterval{10};
 
   // Advances until `until` has finished.
   void drive(const Operation& until);
-  // Advances until all have finished, another thread wants to, or nothing moves.
+  // Advances until all have finished, another thread wants to drive, or nothing
+  // moves.
   void drive_in_background();
   void take_notice();
   bool advance_all();
   void take_inbox();
   void finish(const std::vector<std::shared_ptr<Operation>>& operations);
-  // Sleeps until a rank or a thread of this process rings, and checks the ranks.
-  // Does not drive meanwhile.
+  // Sleeps until a rank or a thread of this process rings, and checks the
+  // ranks. Does not drive while asleep.
   void sleep();
   void sleep_in_background(std::unique_lock<std::mutex>& lock);
   void check_peers_at_times();
@@ -118,14 +123,14 @@ class ProgressEngine {
   void fail(const std::string& reason);
   void ring_all() const;
   void take_ending();
-  // Does what can be done without waiting, if nobody drives.
+  // Does what can be done without waiting, if no thread drives.
   void advance_once(std::unique_lock<std::mutex>& lock);
-  // Lets another thread drive, and leaves what is unfinished to the worker.
+  // Lets another thread drive, and leaves unfinished operations to the worker.
   void stop_driving(std::unique_lock<std::mutex>& lock);
   bool leave_to_worker(std::unique_lock<std::mutex>& lock);
   void run_worker();
   [[nodiscard]] bool is_idle() const;
-  // For what the worker is woken while nobody waits.
+  // The events for which the worker is woken while no thread waits.
   [[nodiscard]] Attention attention() const;
   void post(const std::shared_ptr<Operation>& operation);
 
@@ -134,7 +139,7 @@ class ProgressEngine {
   Peers peers_;
   std::int64_t process_;
 
-  // Used by the thread that drives.
+  // Used only by the driving thread.
   Patience patience_;
   std::deque<std::shared_ptr<Operation>> collectives_;
   Mailbox mailbox_;
@@ -152,16 +157,16 @@ class ProgressEngine {
   bool is_closed_ = false;
   bool wants_worker_ = false;
   std::string failure_;
-  std::string ending_;  // what end() was given
+  std::string ending_;  // end()'s argument
   std::thread worker_;
 
   std::atomic<bool> has_inbox_{false};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_closing_{false};
   std::atomic<bool> is_ending_{false};
-  // Threads that wait while another one does.
+  // Threads that wait while another one drives or sleeps.
   std::atomic<int> num_waiting_{0};
-  // Operations with listeners that are not finished.
+  // Unfinished operations with listeners.
   std::atomic<int> num_listeners_{0};
 };
 

@@ -1,8 +1,8 @@
 #pragma once
 
 // The wheels ship ProcessGroupGloo.hpp but none of Gloo's own headers. These
-// declare the few names it mentions; nothing here is ever defined, called or
-// laid out by us, so no layout can differ. Private to gloo_transport.cpp.
+// declare the few names it mentions; we never define, call or lay out any of
+// them, so no layout can differ. Private to gloo_transport.cpp.
 
 #include <chrono>
 #include <memory>
