@@ -32,7 +32,7 @@ int product(const Degrees& grid) {
   return std::accumulate(grid.begin(), grid.end(), 1, std::multiplies<>());
 }
 
-// Why experts cannot be divided so; nothing if they can.
+// Why experts cannot be divided by these degrees; nothing if they can.
 std::optional<std::string> expert_complaint(const Degrees& degrees) {
   const int experts = at(degrees, Axis::expert);
   const int shards = at(degrees, Axis::shard);
@@ -152,7 +152,7 @@ std::vector<int> mesh_ranks(
 
 struct MeshImpl {
   World world;
-  /// As they were given.
+  /// The degrees as given.
   Degrees degrees;
   /// The product of its sizes is the number of ranks.
   Degrees grid;
@@ -162,7 +162,7 @@ struct MeshImpl {
   std::map<std::pair<std::size_t, std::string>, Group> purpose_groups = {};
   Group batch_group = {};
   Group gradient_group = {};
-  /// Null if the mesh is that of experts itself, or nothing is divided along
+  /// Null if this is the experts' mesh itself, or nothing is divided along
   /// `expert`.
   std::shared_ptr<MeshImpl> experts = nullptr;
   /// Shared by all meshes of these ranks.
@@ -175,7 +175,7 @@ struct MeshImpl {
     return world.new_group(ranks);
   }
 
-  /// Makes the groups of all axes but those that `known` has alike.
+  /// Makes the groups of all axes, except groups that `known` already has.
   void make_groups(const MeshImpl* known) {
     for (std::size_t i = 0; i < kNumAxes; ++i) {
       AxisSet axes{};
@@ -248,7 +248,7 @@ Group Mesh::group(std::span<const Axis> axes) const {
       std::find(axes.begin(), axes.end(), Axis::expert) != axes.end()) {
     return experts().group(axes);
   }
-  // Axes of degree 1 add no ranks; leaving them out finds the existing group.
+  // Axes of degree 1 add no ranks; without them, the existing group is found.
   for (const Axis axis : axes) set[index_of(axis)] = degree(axis) > 1;
   const auto count = std::count(set.begin(), set.end(), true);
   if (count == 0) return {};

@@ -59,7 +59,7 @@ at::Tensor exchange_pieces(
     const Group& group,
     const AllToAllDims& dims) {
   if (group.size() == 1) return tensor.clone();
-  // In one dimension, since what is sent and what arrives differ in two.
+  // Flattened, since sent and received parts differ in two dimensions.
   std::vector<at::Tensor> parts;
   for (const at::Tensor& part :
        tensor.split_with_sizes(dims.split_sizes, dims.split_dim))
@@ -85,7 +85,7 @@ class AllToAll : public torch::autograd::Function<AllToAll> {
     return exchange_pieces(tensor, call->group, call->dims);
   }
 
-  // Differentiable itself, since it is another all-to-all.
+  // Itself differentiable, being another all-to-all.
   static variable_list backward(
       AutogradContext* context,
       const variable_list& grads) {

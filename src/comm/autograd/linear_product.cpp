@@ -17,13 +17,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// What the nodes of one product share.
+/// The data that the nodes of one product share.
 struct ProductCall : torch::CustomClassHolder {
   explicit ProductCall(at::Tensor matrix) : weight(std::move(matrix)) {}
 
   at::Tensor weight;
   bool has_bias = false;
-  /// For the weight's node, from the product's backward.
+  /// Set by the product's backward for the weight's node.
   at::Tensor gradient;
   at::Tensor input;
 };
@@ -38,9 +38,9 @@ at::Tensor weight_gradient(
 }
 
 /// The gradient of the weight. Autograd runs it after the product's backward,
-/// which it gets no values from.
+/// which passes it no values.
 struct WeightNode : torch::autograd::Function<WeightNode> {
-  // Returns a tensor without elements, by which the product's node leads here.
+  // Returns an empty tensor that connects the product's node to this one.
   static at::Tensor forward(
       AutogradContext* context,
       const at::Tensor& weight,

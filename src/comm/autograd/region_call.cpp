@@ -28,7 +28,7 @@ RegionOp gradient_of(RegionOp op) {
 
 namespace {
 
-// Slices travel with as many indices as the longest has.
+// Slices are padded to the longest one's number of indices when sent.
 at::Tensor
 padded_slice(const at::Tensor& slice, std::int64_t dim, std::int64_t size) {
   if (slice.size(dim) == size) return slice.contiguous();
@@ -48,7 +48,7 @@ at::Tensor stacked_slices(const at::Tensor& tensor, const RegionCall& call) {
   return at::stack(slices);
 }
 
-// The slices of all ranks, joined when they have arrived.
+// Gathers the slices of all ranks, to be joined once they have arrived.
 PendingResult begin_gather(const at::Tensor& tensor, const RegionCall& call) {
   const at::Tensor own =
       padded_slice(tensor.detach(), call.dim, call.longest());

@@ -11,13 +11,13 @@
 
 namespace accelerate::detail {
 
-/// What the two nodes share.
+/// The data that the two nodes share.
 struct EnteringRegion : torch::CustomClassHolder {
   explicit EnteringRegion(c10::intrusive_ptr<RegionCall> how)
       : call(std::move(how)) {}
 
   c10::intrusive_ptr<RegionCall> call;
-  /// The gradient that travels, from the one node's backward to the other's.
+  /// The gradient in flight, from one node's backward to the other's.
   std::optional<PendingResult> pending;
 };
 

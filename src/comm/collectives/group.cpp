@@ -99,7 +99,7 @@ std::vector<at::Tensor> Group::all_gather_uneven(
     CallSite site) const {
   detail::require_dense("all_gather_uneven", tensor);
   if (size() == 1) return {tensor.detach()};
-  // Shapes first, as bytes, since even the number of dimensions may differ.
+  // Shapes first, as bytes, since even the number of dimensions can differ.
   const std::string dtype = c10::toString(tensor.scalar_type());
   std::string shape = dtype + ":";
   for (const std::int64_t extent : tensor.sizes())

@@ -24,11 +24,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How long a rank that saw a failure waits for the others to report it, too.
-// It names those that do not.
+// How long a rank that saw a failure waits for the others to report it. It
+// names those that do not.
 constexpr milliseconds kDiagnosisTime{2000};
 
-// The commonest reason for which ranks make different calls.
+// The most common reason why ranks make different calls.
 constexpr std::string_view kUnevenLoops =
     "if a loop gave them different numbers of batches, let the loader fill "
     "them "
@@ -91,7 +91,7 @@ std::string diagnose(
           kUnevenLoops);
     }
   }
-  // Asking would only delay the answer: the other rank may fail in a later call.
+  // Asking would only delay the error: the other rank may fail in a later call.
   if (is_disagreement(text)) {
     return format("the ranks made different calls: {}", kUnevenLoops);
   }

@@ -22,7 +22,7 @@ namespace detail {
 
 namespace {
 
-// By ReduceOp.
+// Indexed by ReduceOp.
 constexpr std::array<std::string_view, 8> kOperations{
     "sum",
     "mean",
@@ -46,7 +46,7 @@ std::int64_t hash_of(std::string_view text) {
   return static_cast<std::int64_t>(hash);
 }
 
-// What `describe` says of each tensor.
+// Lists what `describe` returns for each tensor.
 template <class Describe>
 std::string list_of(
     const std::vector<at::Tensor>& tensors,
@@ -72,8 +72,8 @@ std::string dtype_and_row(const at::Tensor& tensor) {
 }
 
 // Throws DistributedError, on all ranks, unless `mine` is the same on all. A
-// transport would not notice, but give wrong values, or wait. Costs 8 bytes per
-// rank.
+// transport would not notice a difference, and return wrong values or hang.
+// Costs 8 bytes per rank.
 void require_same(
     const Group& group,
     std::string_view function,
@@ -139,9 +139,9 @@ void reduce_in_place(
     at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
     tensor = result;
     if (!op) continue;
-    // One rank has a mean of integers as well.
+    // On one rank, a mean of integers is defined.
     if (group.size() == 1 && *op == ReduceOp::mean) continue;
-    // Checks the tensor on a single rank, too.
+    // Also checks the tensor on a single rank.
     group.all_reduce(result, *op);
     if (group.size() == 1) continue;
     tensor = scale == 1.0 ? result : result.mul(scale);

@@ -17,7 +17,7 @@ void append_number(std::string& out, std::uint64_t number) {
 
 }  // namespace
 
-// Number of parts, their sizes, their bytes.
+// Layout: the number of parts, their sizes, their bytes.
 std::string pack_bytes(const std::vector<std::string>& parts) {
   std::string out;
   append_number(out, parts.size());

@@ -20,7 +20,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A tensor's bytes begin with these numbers, then the sizes, then the elements.
+// The head of a serialized tensor; its sizes and its elements follow.
 struct TensorHead {
   std::int64_t is_defined = 0;
   std::int64_t dtype = 0;
@@ -59,7 +59,7 @@ void require_sendable(const at::Tensor& tensor) {
   }
 }
 
-// A dtype of LibTorch whose tensors are not quantized.
+// Requires a LibTorch dtype that is not quantized.
 c10::ScalarType dtype_of(const TensorHead& head) {
   const auto dtype = static_cast<c10::ScalarType>(head.dtype);
   if (head.dtype < 0 ||

@@ -53,7 +53,8 @@ std::string describe_ended(const RankActivity& rank, const std::string& group) {
   return text;
 }
 
-// Ranks that ended without losing a peer themselves, else all that ended.
+// Ranks that ended without having lost a peer, or all that ended if there are
+// none.
 std::vector<std::string> find_ended(
     const Ranks& ranks,
     const std::string& group) {
@@ -67,7 +68,7 @@ std::vector<std::string> find_ended(
   return causes.empty() ? all : causes;
 }
 
-// Each rank's call, if they differ in the place where `own_rank` is.
+// Each rank's call, if calls differ at the place where `own_rank` is.
 std::vector<std::string>
 find_disagreement(const Ranks& ranks, int own_rank, const std::string& group) {
   const auto own =
@@ -145,7 +146,7 @@ std::optional<std::string> diagnose_by_board(
     if (look > 0) std::this_thread::sleep_for(kPause);
     const Ranks ranks = members_of(board, world_ranks);
     ended = find_ended(ranks, group);
-    // A launcher tells how a rank ended, a moment after it has.
+    // A launcher reports how a rank ended a moment after it has ended.
     has_status =
         std::any_of(ranks.begin(), ranks.end(), [](const RankActivity& each) {
           return each.wait_status.has_value();

@@ -39,7 +39,7 @@ void BoardMonitor::begin(StepPart part, const void*) noexcept {
   if (num_open_++ >= kMostOpen) return;
   OpenPart& open = open_[num_open_ - 1];
   open.before = before;
-  // What is nested counts for the part around it.
+  // Nested parts count towards the enclosing one.
   open.is_timed = num_open_ == 1 && writer_->is_timed();
   if (!open.is_timed) return;
   open.waited_ns = waited_ns_;

@@ -66,7 +66,7 @@ void DesyncDetector::answer() {
       answered = *question;
     }
   } catch (const std::exception&) {
-    // The store is gone, so no rank will ask any more.
+    // The store is gone, so no rank will ask anymore.
   }
 }
 

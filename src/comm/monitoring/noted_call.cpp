@@ -38,7 +38,7 @@ std::uint64_t NotedCalls::begin(const NotedCall& call) {
   return number;
 }
 
-// Other ranks may still be making the group; those of other machines never
+// Other ranks may still be making the group; ranks on other machines never
 // appear.
 void NotedCalls::find_peers() {
   constexpr int kMostSearches = 64;

@@ -66,7 +66,7 @@ std::string RankAgreement::gather_failures(
   std::vector<std::string> lines;
   const auto failures = calls().all_gather(failure, call);
   for (std::size_t i = 0; i < failures.size(); ++i) {
-    // Most failures are alike on all ranks.
+    // Most failures are the same on all ranks.
     if (failures[i].empty() || (i > 0 && failures[i] == failures[0])) continue;
     lines.push_back(
         failures.size() == 1 ? failures[i]

@@ -25,7 +25,7 @@ std::string packed(const std::vector<std::string>& values) {
   return all;
 }
 
-// Nothing if `all` is not what packed() made of `count` values.
+// Returns nothing if `all` is not what packed() made from `count` values.
 std::optional<std::vector<std::string>> unpacked(
     std::string_view all,
     std::size_t count) {
@@ -112,7 +112,7 @@ void StoreGroup::forget(const std::string& key) {
   try {
     store_->deleteKey(key);
   } catch (const std::exception&) {
-    // A store that cannot delete keys keeps a few more bytes.
+    // A store that cannot delete keys just keeps a few more bytes.
   }
 }
 

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Where the first rank of a machine offers its board.
+// The key at which the first rank of a machine offers its board.
 std::string key_of(const RankVariables& identity) {
   return format("board/{}", identity.rank - identity.local_rank);
 }
@@ -53,7 +53,7 @@ std::shared_ptr<WorldBoard> open_board(
 
 }  // namespace
 
-/// Looks at the board several times per second.
+/// Polls the board several times per second.
 class WorldBoard::MonitorThread {
  public:
   MonitorThread(const Board& board, HangMonitorOptions options, Logger logger)

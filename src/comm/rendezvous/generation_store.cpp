@@ -75,7 +75,7 @@ void GenerationStore::wait(const std::vector<std::string>& keys) {
 void GenerationStore::wait(
     const std::vector<std::string>& keys,
     const milliseconds& timeout) {
-  // Short waits, between which the generation is looked at.
+  // Waits in short intervals, and checks the generation in between.
   constexpr milliseconds kLook{50};
   const auto start = std::chrono::steady_clock::now();
   while (true) {

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A process can listen at a port once, whatever number of worlds it makes.
+// A process can listen at a port only once, however many worlds it makes.
 struct HostedStores {
   std::mutex mutex;
   std::map<int, Store> by_port;

@@ -56,7 +56,7 @@ Store Store::tcp(
     server = std::make_shared<detail::StoreServer>(
         host, port, detail::StoreServerOptions{.is_open = is_open});
     port = server->port();
-    // Not every network leads a machine back to itself by its outer address.
+    // On some networks, a machine cannot reach itself by its external address.
     if (is_open) address = "localhost";
   }
   return Store(std::make_shared<detail::StoreImpl>(detail::StoreImpl{
@@ -104,7 +104,7 @@ namespace detail {
 c10::intrusive_ptr<c10d::Store> own_client(const Store& store) {
   auto client = store.impl()->store->clone();
   // A first request shows the launcher's store the secret in the prefix: under
-  // pressure it closes connections that have not.
+  // pressure, the store closes connections that have not shown it.
   client->check({"introduction"});
   return client;
 }

@@ -64,7 +64,7 @@ class Message {
   std::string bytes_;
 };
 
-// Also of a connection that is being made.
+// Also applies to a connection that is being made.
 void set_send_timeout(int socket, milliseconds timeout) {
   timeval value{};
   value.tv_sec = timeout.count() / 1000;
@@ -72,7 +72,7 @@ void set_send_timeout(int socket, milliseconds timeout) {
   ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &value, sizeof value);
 }
 
-// Returns -1 if nobody answers at any of the addresses.
+// Returns -1 if none of the addresses answers.
 int connect_to(const std::string& host, int port, milliseconds timeout) {
   const Addresses found(host, port);
   for (const addrinfo* each = found.first(); each != nullptr;
@@ -229,7 +229,7 @@ void TcpStore::await_keys(
   send(Message(StoreQuery::wait).keys(keys).bytes());
   if (!can_receive(timeout)) {
     send(Message(StoreQuery::cancel_wait).bytes());
-    // The keys may have come at the last moment; the answer to the
+    // The keys may have arrived at the last moment; the answer to the
     // cancellation follows.
     if (receive<StoreAnswer>() == StoreAnswer::stop_waiting)
       (void)receive<StoreAnswer>();

@@ -83,9 +83,9 @@ std::optional<at::Device> device_of_launcher(const Settings& settings) {
   }
 }
 
-// The place of this process among those of its machine that choose devices. In
-// an elastic group the others are numbered anew when some leave or are replaced;
-// a process keeps its seat, and so its device.
+// This process's place among the processes of its machine that choose devices.
+// In an elastic group, ranks are renumbered when some leave or are replaced,
+// but a process keeps its seat, and so its device.
 int device_place(const WorldOptions& options, const RankVariables& identity) {
   return identity.generation > 0 && !options.local_rank ? identity.board_page
                                                         : identity.local_rank;
@@ -98,7 +98,7 @@ at::Device choose_device(
   if (options.device) return *options.device;
   if (options.cpu.value_or(false)) return at::kCPU;
   if (const auto named = device_of_launcher(settings)) {
-    // Code that does not want the CPU overrides a launcher that names it.
+    // Code that rules out the CPU overrides a launcher that names it.
     if (!options.cpu || !named->is_cpu()) return *named;
   }
   const bool keeps_to_cpu = options.cpu.value_or(settings.boolean("use_cpu"));
@@ -140,7 +140,7 @@ Store open_store(
       : store.with_prefix(identity.store_prefix);
 }
 
-// In an elastic group, nobody waits for ranks of a generation that is broken.
+// In an elastic group, no rank waits for ranks of a broken generation.
 Store store_of_generation(const Store& store, const RankVariables& identity) {
   if (identity.generation == 0 || identity.board.empty()) return store;
   try {
@@ -153,13 +153,12 @@ Store store_of_generation(const Store& store, const RankVariables& identity) {
             [board, generation] { return is_broken(*board, generation); }),
         store.port()}));
   } catch (const SegmentError&) {
-    // The launcher then does not replace ranks, either.
+    // In that case, the launcher does not replace ranks either.
     return store;
   }
 }
 
-// A process that takes another one's place belongs to no generation before its
-// run_elastic().
+// A replacement process belongs to no generation before its run_elastic().
 void require_generation(const RankVariables& identity) {
   if (identity.generation > 0 || identity.first_generation <= 1) return;
   throw ConfigError(
@@ -177,8 +176,8 @@ Store store_of_world(const Store& store, std::int64_t number) {
   return number == 1 ? store : store.with_prefix(format("world{}", number));
 }
 
-// Says which ranks have made fewer worlds than this one, which has waited for
-// them; empty if none has, or if the store cannot tell.
+// Names the ranks that have made fewer worlds than this one, which has waited
+// for them; empty if none has, or if the store does not know.
 std::string
 describe_fewer_worlds(const Store& store, int size, std::int64_t number) {
   std::string text;
@@ -195,7 +194,7 @@ describe_fewer_worlds(const Store& store, int size, std::int64_t number) {
   return text;
 }
 
-// The group of all ranks of the world that is number `number` over `store`.
+// Connects the group of all ranks of world number `number` over `store`.
 std::shared_ptr<GroupImpl> connect_all(
     const Store& store,
     std::int64_t number,
@@ -238,9 +237,9 @@ HangMonitorOptions hang_monitor_options(
       .path = environment.get("PATH").value_or("")};
 }
 
-// The launcher's board; else one of the ranks' own, which the first rank of
-// each machine makes before it connects. Worlds after the first always have
-// their own.
+// Joins the launcher's board, or otherwise one of the ranks' own, which the
+// first rank of each machine makes before it connects. Worlds after the first
+// always have their own.
 void join_board(
     WorldCore& core,
     const RankVariables& identity,
@@ -274,7 +273,7 @@ void use_board(
     core.board->start_hang_monitor(std::move(monitoring), core.logger);
 }
 
-// What log_level, log_levels and log_format say.
+// Makes the logger that log_level, log_levels and log_format ask for.
 Logger logger_of(const Settings& settings, const Environment& environment) {
   const bool has_colors = ProgressScreen::of_standard_error().is_terminal() &&
       terminal_variables(environment).wants_colors;

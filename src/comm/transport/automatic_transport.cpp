@@ -21,8 +21,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Another process's memory can be opened below /proc by processes of the same
-// user in the same namespaces of processes and users.
+// Processes of the same user, in the same PID and user namespaces, can open
+// another process's memory under /proc.
 std::string namespaces() {
   std::string text = std::to_string(::geteuid());
   for (const char* const file : {"/proc/self/ns/pid", "/proc/self/ns/user"}) {
@@ -66,7 +66,7 @@ class AutomaticTransport final : public Transport {
     const Islands islands(keys);
     warn_if_divided(request, islands, machines);
     if (islands.count() == 1) return inside;
-    // Not before it is needed: it opens sockets.
+    // Created only when needed, since it opens sockets.
     if (!network_) network_ = make_gloo_transport(settings_);
     std::shared_ptr<Connection> network = network_->connect(request);
     if (islands.count() == keys.size()) return network;
@@ -82,8 +82,8 @@ class AutomaticTransport final : public Transport {
   }
 
  private:
-  // Null if this rank is alone, or if the ranks of its island cannot share
-  // memory after all.
+  // Returns null if this rank is alone, or if its island cannot share memory
+  // after all.
   std::shared_ptr<SharedMemoryConnection> connect_island(
       const ConnectRequest& request,
       const Islands& islands) {

@@ -14,8 +14,8 @@ namespace {
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// A future of tensors; those of accelerators are complete for the streams of
-// whoever waits.
+// A future of tensors; a waiter's streams are synchronized with accelerator
+// tensors.
 Future future_of(const std::vector<at::Tensor>& tensors) {
   std::vector<c10::Device> devices;
   for (const at::Tensor& tensor : tensors) {
@@ -100,7 +100,7 @@ class WorkThen final : public c10d::Work {
 
   std::shared_ptr<Rest> rest_;
   std::vector<at::Tensor> tensors_;
-  // Destroyed first: a transport may still use what the others keep.
+  // Destroyed first: a transport may still use the other members.
   detail::Work work_;
 };
 

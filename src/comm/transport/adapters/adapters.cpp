@@ -40,7 +40,7 @@ ReduceOp from_c10d(const c10d::ReduceOp& op) {
   }
 }
 
-// A collective that is on the board until it has ended.
+// A collective that is noted on the board until it has ended.
 class NotedWork final : public c10d::Work {
  public:
   NotedWork(
@@ -169,7 +169,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
       connection->size());
   for (const c10::DeviceType device : connection->facts().device_types)
     group->setBackend(device, type, backend);
-  // Its tensors are staged through host memory where the transport lacks it.
+  // Accelerator tensors are staged through host memory if the transport lacks
+  // that device.
   const auto accelerator = at::accelerator::getAccelerator(/*checked=*/false);
   if (accelerator && !connection->facts().has_device(*accelerator))
     group->setBackend(*accelerator, type, backend);

@@ -11,8 +11,9 @@ namespace accelerate::detail {
 
 namespace {
 
-// A tensor as the transport moves it: itself where the transport takes views,
-// else its bytes, which are a view, or a copy if it is not contiguous.
+// A tensor as the transport moves it: the tensor itself if the transport takes
+// views, otherwise its bytes, which are a view, or a copy if it is not
+// contiguous.
 struct MovedTensor {
   MovedTensor(const TransportFacts& facts, const at::Tensor& moved)
       : tensor(moved),

@@ -38,7 +38,7 @@ bool is_bit_op(ReduceOp op) {
       advice));
 }
 
-// Booleans travel as bytes 0 and 1.
+// Booleans are sent as bytes 0 and 1.
 ReduceOp boolean_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::product:
@@ -52,8 +52,8 @@ ReduceOp boolean_op(ReduceOp op) {
   }
 }
 
-// Wider dtypes that hold all values of `dtype`, the narrowest first. Sums,
-// products and bit operations of integers are equal modulo their width.
+// Wider dtypes that hold all values of `dtype`, the narrowest first. Integer
+// sums, products and bit operations are equal modulo their width.
 std::vector<at::ScalarType> wider_than(at::ScalarType dtype) {
   switch (dtype) {
     case at::kByte:
@@ -74,8 +74,7 @@ std::vector<at::ScalarType> wider_than(at::ScalarType dtype) {
   }
 }
 
-// The dtype in which the transport computes for `dtype`; `dtype` itself if it
-// can.
+// The dtype in which the transport reduces `dtype`; `dtype` itself if possible.
 at::ScalarType
 encoded_dtype(const TransportFacts& facts, at::ScalarType dtype, ReduceOp op) {
   if (facts.can_reduce(dtype, op)) return dtype;
@@ -185,7 +184,7 @@ void ReductionEncoding::encode(
   } else if (c10::isComplexType(dtype_)) {
     plain = at::view_as_real(plain);
   }
-  // LibTorch divides no 8-bit floats.
+  // LibTorch cannot divide 8-bit floats.
   const bool is_divided_wider =
       op_ == ReduceOp::mean && c10::isFloat8Type(plain.scalar_type());
   buffer_ = plain.to(

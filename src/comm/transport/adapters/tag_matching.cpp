@@ -24,7 +24,7 @@ struct TaggedMessage {
   bool is_here = false;
 };
 
-// Messages from one peer, read in the order in which they were sent.
+// Messages from one peer, read in the order they were sent.
 class TaggedChannel {
  public:
   TaggedChannel(std::shared_ptr<Connection> connection, int peer)

@@ -108,9 +108,9 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
 }
 
 /// Gloo (LibTorch 2.11, 2.15) writes to its sockets without MSG_NOSIGNAL, so
-/// SIGPIPE would end the process when a peer is gone. Gloo's threads inherit the
-/// block that is in force when they are started; functions that write from the
-/// calling thread set one themselves.
+/// SIGPIPE would end the process when a peer is gone. Gloo's threads inherit
+/// the signal mask in force when they are started; functions that write from
+/// the calling thread block the signal themselves.
 class GlooConnection final : public Connection {
  public:
   explicit GlooConnection(c10::intrusive_ptr<c10d::Backend> backend)
@@ -129,7 +129,7 @@ class GlooConnection final : public Connection {
   }
 
   Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) override {
-    // Gloo uses the senders' tensors as scratch.
+    // Gloo uses the senders' tensors as scratch space.
     std::vector<at::Tensor> tensors{rank() == dst ? tensor : tensor.clone()};
     c10d::ReduceOptions options;
     options.reduceOp = to_c10d(op);
@@ -196,7 +196,7 @@ class GlooConnection final : public Connection {
       const std::vector<std::int64_t>& input_sizes) override {
     at::Tensor to = output;
     at::Tensor from = input;
-    // Gloo moves the sizes out of what it is given.
+    // Gloo moves from its size arguments.
     std::vector<std::int64_t> to_sizes = output_sizes;
     std::vector<std::int64_t> from_sizes = input_sizes;
     return backend_->alltoall_base(to, from, to_sizes, from_sizes);
@@ -261,12 +261,12 @@ class GlooTransport final : public Transport {
 
 // On busy machines, Gloo (LibTorch 2.11, 2.15) sometimes loses a connection
 // while making it: one rank fails at once, the others wait for it. All ranks
-// have arrived by now, so the wait is short, and they try again together.
+// have arrived by now, so the timeout is short, and they retry together.
 std::shared_ptr<Connection> GlooTransport::connect(
     const ConnectRequest& request) {
   constexpr int kAttempts = 4;
   const int size = static_cast<int>(request.world_ranks.size());
-  // Gloo itself waits several times as long.
+  // Gloo itself waits several times this long.
   const milliseconds connect_timeout =
       milliseconds(5000) + size * milliseconds(20);
   std::string failure;

@@ -125,13 +125,13 @@ class HierarchicalConnection final : public Connection {
   }
 
  private:
-  /// What a forked child cannot end, since it does not have their threads.
+  /// Members that a forked child cannot end, since it lacks their threads.
   struct Kept {
     std::shared_ptr<SerialQueue> queue;
     std::shared_ptr<Connection> network;
   };
 
-  // The other ranks of the island would wait for this one.
+  // Otherwise the other ranks of the island would wait for this one.
   static void tell(
       const std::shared_ptr<SharedMemoryConnection>& island,
       int own,

@@ -18,7 +18,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The first message of a collective from island to island.
+// The first message of a collective between islands.
 struct Greeting {
   CollectiveStamp stamp;
   std::uint64_t payload_bytes;
@@ -106,7 +106,8 @@ std::vector<at::Tensor> IslandLinks::meet(
   return payloads;
 }
 
-// A binomial tree over the islands, counted from the one that has the values.
+// Uses a binomial tree over the islands, counted from the one that has the
+// values.
 void IslandLinks::broadcast(
     const at::Tensor& bytes,
     std::size_t from,
@@ -146,7 +147,7 @@ void IslandLinks::reduce_in_order(
       to.nbytes() / how.element_bytes);
 }
 
-// Each island reduces one part for all, and sends it to all.
+// Each island reduces one part for all islands, and sends them the result.
 void IslandLinks::all_reduce(const at::Tensor& values, ReduceOp op, int lane) {
   const std::size_t count = islands_.count();
   const std::int64_t each =

@@ -15,7 +15,8 @@ moved_stamp(const at::Tensor& tensor, CollectiveKind kind, int root = -1) {
   return host_tensor(tensor).stamp(kind, root);
 }
 
-// Rows `begin` to `end` of `count` in equal shares, number `index`.
+// Begin and size of share number `index` if `rows` are divided into `count`
+// equal shares.
 std::pair<std::int64_t, std::int64_t>
 share_of(std::int64_t rows, std::size_t index, std::size_t count) {
   const auto at = [&](std::size_t i) {
@@ -56,7 +57,7 @@ at::Tensor IslandOperations::empty_block(
     std::size_t island) const {
   const auto& members = islands().members(island);
   const auto count = static_cast<std::int64_t>(members.size());
-  // Straight into place where that is one block.
+  // Received directly into place if that is one block.
   if (members.back() - members.front() + 1 == count)
     return output.narrow(0, members.front(), count);
   return at::empty({count, output.size(1)}, output.options());
@@ -95,7 +96,7 @@ void IslandOperations::all_gather(
   exchange_blocks(
       rows,
       blocks,
-      // The same on all islands, whose own blocks may differ.
+      // The same on all islands, though their own blocks may differ in size.
       num_lanes(static_cast<std::int64_t>(rows.nbytes() / islands().count())));
 }
 
@@ -139,7 +140,7 @@ void IslandOperations::gather(
   const bool is_agent = links_.local_rank() == agent_here(dst);
   const bool is_root = links_.rank() == dst;
   const auto& members = links_.own_members();
-  // A place per rank of this island.
+  // One row per rank of this island.
   std::vector<at::Tensor> block;
   for (std::size_t i = 0; is_agent && i < members.size(); ++i) {
     block.push_back(
@@ -203,7 +204,7 @@ void IslandOperations::all_to_all(
     const std::vector<std::int64_t>& output_sizes,
     const std::vector<std::int64_t>& input_sizes) {
   CollectiveStamp stamp = moved_stamp(input, CollectiveKind::all_to_all);
-  // What each rank sends is its own affair.
+  // Ranks may send different amounts.
   stamp.bytes = stamp.num_dims = 0;
   stamp.sizes = {};
   agree(stamp);

@@ -9,7 +9,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Tensors of fewer bytes travel between islands through one rank each.
+// Smaller tensors are sent between islands by one rank per island.
 constexpr std::int64_t kLaneBytes = std::int64_t{256} << 10U;
 
 CollectiveStamp stamp_of_tensor(
@@ -132,8 +132,8 @@ void IslandOperations::reduce(const at::Tensor& tensor, ReduceOp op, int dst) {
   IslandLinks::reduce_in_order(sum, sums, op);
 }
 
-// On each island one rank reduces the shard of one receiver: the receiver itself
-// on its own, elsewhere each in turn.
+// On each island, one rank reduces the shard of one receiver: the receiver
+// itself on its own island, the ranks in turn on others.
 void IslandOperations::reduce_scatter(
     const at::Tensor& output,
     const at::Tensor& input,

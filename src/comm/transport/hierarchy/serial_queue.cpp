@@ -92,12 +92,12 @@ void SerialQueue::wait(const std::shared_ptr<Task>& task) {
     }
   }
   --num_waiting_;
-  // Tasks of others may be left.
+  // Other threads' tasks may be left.
   changed_.notify_all();
   if (task->failure) std::rethrow_exception(task->failure);
 }
 
-// Called with tasks left, and while no thread runs one.
+// Called while tasks are left and no thread is running one.
 void SerialQueue::run_first(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Task> task = tasks_.front();
   is_running_ = true;

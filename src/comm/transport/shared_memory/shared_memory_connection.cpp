@@ -217,7 +217,7 @@ Work SharedMemoryConnection::all_to_all(
       {input});
 }
 
-// One part per rank.
+// Returns the size of each rank's part.
 std::vector<std::size_t> SharedMemoryConnection::bytes_of_parts(
     const at::Tensor& tensor,
     const std::vector<std::int64_t>& sizes) const {

@@ -19,8 +19,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// The segment of the group: rank 0 makes it. Nothing, with the reason in
-// `complaint`, where that fails.
+// Maps the group's segment, which rank 0 makes. Returns nothing, with the
+// reason in `complaint`, if that fails.
 std::optional<SharedSegment> map_segment(
     Handshake& handshake,
     const ConnectRequest& request,
@@ -37,7 +37,7 @@ std::optional<SharedSegment> map_segment(
     const std::string told = handshake.ask("ticket", 0);
     if (told.empty()) return std::nullopt;
     const std::size_t space = told.find(' ');
-    // What the launcher calls different nodes may be one machine.
+    // Different nodes of a launcher can be one machine.
     if (told.substr(0, space) != std::to_string(node)) {
       throw SegmentError(
           "[comm] the ranks cannot share memory: they are on different nodes");
@@ -93,7 +93,7 @@ std::shared_ptr<SharedMemoryConnection> SharedMemoryTransport::share(
   return std::make_shared<SharedMemoryConnection>(std::move(engine));
 }
 
-// By the mark, since inside autograd an exception has no type.
+// Looks for the mark, since autograd loses the exception's type.
 std::optional<std::string> SharedMemoryTransport::describe_failure(
     const std::exception& error) const {
   const std::string line = first_line_of(error);
@@ -102,8 +102,8 @@ std::optional<std::string> SharedMemoryTransport::describe_failure(
   return line.substr(mark + std::string_view(kSharedMemoryMark).size());
 }
 
-// While one thread of this rank looks, all threads of the machine's other ranks
-// may compute.
+// While one thread of this rank polls, all threads of the machine's other ranks
+// may be computing.
 bool SharedMemoryTransport::may_spin() const {
   return 1 + (num_local_ranks_ - 1) * at::get_num_threads() <= num_processors_;
 }

@@ -7,12 +7,12 @@ namespace accelerate::detail {
 
 namespace {
 
-// Rows and columns that are copied together where a tensor is transposed: as
-// many columns as fill a cache line of the strided side.
+// Number of rows and columns copied together for a transposed tensor: enough
+// columns to fill a cache line of the strided side.
 constexpr std::size_t kTile = 16;
 
-// One side of a copy lies one after the other, the other side at strides; kOut
-// copies to the first.
+// One side of the copy is contiguous, the other strided; kOut copies to the
+// contiguous one.
 template <bool kOut, std::size_t kBytes>
 void copy_elements(
     std::byte* flat,
@@ -107,7 +107,7 @@ void HostMemory::copy_in(
   if (dims_.empty()) {
     std::memcpy(data_ + begin, from, bytes);
   } else {
-    // Only read from.
+    // Only read.
     copy_strided<false>(const_cast<std::byte*>(from), begin, bytes);
   }
 }
@@ -137,7 +137,7 @@ void HostMemory::copy_strided(
 }
 
 // Copies elements from `at` on, which is number `first` of its row: the rest of
-// the row, or several rows of a transposed tensor. Returns how many.
+// the row, or several rows of a transposed tensor. Returns the number copied.
 template <bool kOut>
 std::size_t HostMemory::copy_run(
     std::byte* flat,

@@ -54,7 +54,8 @@ std::optional<SharedSegment> map_together(
     if (engine.rank() != 0 && ticket[0] != '\0')
       segment.emplace(SharedSegment::open(ticket.data()));
   } catch (const SegmentError&) {
-    // Rank 0 has not sent its ticket then, but must, although it is empty.
+    // In this case rank 0 has not sent its ticket yet, but must, even though it
+    // is empty.
     if (engine.rank() == 0) run(engine, make_broadcast(bytes_in(ticket), 0));
   }
   std::array<std::uint8_t, 1> own{segment ? std::uint8_t{1} : std::uint8_t{0}};
@@ -78,7 +79,7 @@ at::Tensor shared_tensor(ProgressEngine& engine, std::int64_t bytes) {
   return at::from_blob(
       memory,
       {bytes},
-      // A forked process drops a copy, not what its parent uses.
+      // A forked process drops only its copy, not the memory its parent uses.
       [block = std::move(block), process = ::getpid()](void*) {
         if (::getpid() == process) block->release();
       },

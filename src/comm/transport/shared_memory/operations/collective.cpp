@@ -45,7 +45,7 @@ std::string describe(const CollectiveStamp& stamp) {
   std::string text(kKinds[stamp.kind]);
   const auto kind = static_cast<CollectiveKind>(stamp.kind);
   if (kind == CollectiveKind::barrier) return text;
-  // Ranks send as much as they like in an all_to_all.
+  // In an all_to_all, ranks may send different amounts.
   if (kind != CollectiveKind::all_to_all)
     text += format(" of {} bytes", stamp.bytes);
   text +=
@@ -86,7 +86,7 @@ bool Collective::advance(Fabric& fabric) {
 bool Collective::try_write(Fabric& fabric) {
   if (next_written_ == num_steps_) return false;
   const std::uint64_t step = first_step_ + next_written_;
-  // The slot was used two steps ago.
+  // The slot was last used two steps ago.
   for (int rank = 0; rank < fabric.size(); ++rank) {
     if (fabric.page(rank).done.load(std::memory_order_acquire) + 1 < step)
       return false;

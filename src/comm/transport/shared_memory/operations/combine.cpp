@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Elements that are combined at once, so that they stay in the first cache.
+// Number of elements combined at once, so that they stay in the L1 cache.
 constexpr std::size_t kBlock = 1024;
 
 template <class T, class... Others>
@@ -133,7 +133,7 @@ using Accumulator = typename AccumulateAs<T>::type;
 
 template <class T>
 CombineFunction of_numbers(ReduceOp op) {
-  // Signed order is that of T itself; signed sums are those of unsigned values.
+  // Comparisons use T itself; signed sums are computed on unsigned values.
   using Ordered = std::conditional_t<std::integral<T>, T, Accumulator<T>>;
   switch (op) {
     case ReduceOp::sum:
@@ -226,7 +226,7 @@ CombineFunction function_for(at::ScalarType dtype, ReduceOp op) {
     case at::kFloat8_e8m0fnu:
       return of_numbers<c10::Float8_e8m0fnu>(op);
     case at::kComplexHalf:
-      // Halves, twice as many: see element_bytes below.
+      // Twice as many halves: see element_bytes below.
       return op == ReduceOp::sum ? of_numbers<c10::Half>(op) : nullptr;
     case at::kComplexFloat:
       return of_complex<c10::complex<float>>(op);

@@ -11,14 +11,15 @@ namespace accelerate::detail {
 
 namespace {
 
-// Before each message in its channel. Its size divides that of a channel, and
-// messages are padded to it, so that it never wraps.
+// Precedes each message in its channel. Its size divides a channel's, and
+// messages are padded to a multiple of it, so a header never wraps.
 struct MessageHeader {
   std::int64_t tag;
   std::uint64_t bytes;
 };
 constexpr std::size_t kUnit = sizeof(MessageHeader);
-// Bytes after which the other rank is told, so that both copy at once.
+// Number of bytes after which the other rank is notified, so that both copy at
+// once.
 constexpr std::size_t kPortion = std::size_t{64} << 10U;
 
 std::size_t padding_of(std::size_t bytes) {
@@ -29,7 +30,7 @@ std::byte* ring_of(ChannelHeader& channel) {
   return reinterpret_cast<std::byte*>(&channel + 1);
 }
 
-// A ring's bytes from a position on, around its end.
+// A ring's bytes from a position on, wrapping around its end.
 struct RingBytes {
   RingBytes(
       ChannelHeader& channel,
@@ -86,7 +87,8 @@ void Mailbox::post(const std::shared_ptr<Message>& message) {
   }
 }
 
-// Gives the receiver a message that has come before it, or lets it wait.
+// Gives the receiver a message that arrived before it was posted, or lets it
+// wait.
 void Mailbox::take_early(Peer& peer, const std::shared_ptr<Message>& receiver) {
   const auto found = std::find_if(
       peer.early.begin(), peer.early.end(), [&](const Incoming& each) {
@@ -156,7 +158,7 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
   } else if (room == 0) {
     return ask_for_room(fabric, *message);
   }
-  // `room` is a multiple of the unit, so that the padding fits behind the end.
+  // `room` is a multiple of the unit, so the padding fits after the end.
   const std::size_t left = message->bytes_ - message->moved_;
   const std::size_t count = std::min({left, room, kPortion});
   RingBytes(channel, ring_bytes, head, count)
@@ -177,8 +179,8 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
   return true;
 }
 
-// Nothing can be moved, of which the reader is told once: it may have slept
-// through all that is in the channel.
+// Called if nothing can be moved: notifies the reader once, since it may have
+// slept through everything in the channel.
 bool Mailbox::ask_for_room(const Fabric& fabric, Message& message) {
   if (!std::exchange(message.has_asked_for_room_, true))
     fabric.tell(message.peer_, Attention::full_channels);

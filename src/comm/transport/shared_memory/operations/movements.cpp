@@ -12,8 +12,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Copies between two places of this rank, through `scratch` if neither of them
-// lies one after the other.
+// Copies between two places of this rank, through `scratch` if neither is
+// contiguous.
 void copy_between(
     const HostMemory& to,
     std::size_t to_begin,
@@ -210,7 +210,7 @@ class AllToAll final : public Collective {
         stamp_(input.stamp(CollectiveKind::all_to_all)),
         output_bytes_(std::move(output_bytes)),
         input_bytes_(std::move(input_bytes)) {
-    // What each rank sends is its own affair.
+    // Ranks may send different amounts.
     stamp_.bytes = stamp_.num_dims = 0;
     stamp_.sizes = {};
     std::size_t begin = 0;
@@ -222,7 +222,8 @@ class AllToAll final : public Collective {
   }
 
  private:
-  // In the first step, a part begins with the bytes that come in all steps.
+  // In the first step, a part begins with its total number of bytes in all
+  // steps.
   static constexpr std::size_t kHeader = kCacheLine;
 
   Shape begin(Fabric& fabric) override {
@@ -250,7 +251,7 @@ class AllToAll final : public Collective {
     return num_pieces(kHeader + longest, share_);
   }
 
-  // The bytes of a part that travel in this step.
+  // The bytes of a part that are sent in this step.
   [[nodiscard]] Piece piece(std::uint64_t step, std::size_t total) const {
     Piece found = piece_of(step, share_, kHeader + total);
     const std::size_t header = step == 0 ? kHeader : 0;

@@ -10,10 +10,10 @@ namespace accelerate::detail {
 
 namespace {
 
-// All-reduces of at most so many bytes, of all ranks together, are reduced by
-// each rank as a whole: one wait instead of two.
+// In all-reduces of at most this many bytes, summed over all ranks, every rank
+// reduces all of the data: one wait instead of two.
 constexpr std::size_t kShort = std::size_t{32} << 10U;
-// What is reduced and then copied while it is in the cache.
+// Number of bytes reduced and then copied while in the cache.
 constexpr std::size_t kCached = std::size_t{16} << 10U;
 
 CollectiveStamp stamp_of(
@@ -43,7 +43,8 @@ void combine_bytes(
       bytes / how.element_bytes);
 }
 
-// A reduction of slots, all of it on the ranks that read: all, or one.
+// A reduction in which every reading rank (all, or one) reduces all of the
+// slots.
 class WholeReduce final : public Collective {
  public:
   WholeReduce(
@@ -97,11 +98,11 @@ class WholeReduce final : public Collective {
   std::vector<std::byte> scratch_;
 };
 
-// Each rank reduces its part of a step's elements, and the others copy it. What
-// a rank reduces itself does not pass through its slot before. Ranks whose data
-// lie where all ranks map them (SharedBlocks) copy nothing: the others read them
-// there, and write the results there. Where that is so for all ranks,
-// the second step is the last.
+// Each rank reduces its part of a step's elements, and the others copy the
+// result. A rank does not write the part that it reduces itself to its slot
+// first. Ranks whose data is in memory that all ranks map (SharedBlocks) copy
+// nothing: the others read the data and write the results there. If all ranks'
+// data is, the second step is the last.
 class PartedAllReduce final : public Collective {
  public:
   PartedAllReduce(const HostTensor& data, const Combination& how)
@@ -157,7 +158,7 @@ class PartedAllReduce final : public Collective {
     const Piece now = piece(step);
     const Piece own = part_of(fabric, now, fabric.rank());
     const bool is_contiguous = data_.contiguous() != nullptr;
-    // What lies at strides is reduced in the slot.
+    // Strided data is reduced in the slot.
     const std::size_t skipped = is_contiguous ? own.size : 0;
     const std::size_t after = own.begin + skipped;
     data_.copy_out(slot, now.begin, own.begin);
@@ -222,7 +223,7 @@ class PartedAllReduce final : public Collective {
   CollectiveStamp stamp_;
   Combination how_;
   CollectiveNote place_;
-  // The ranks' data; null for those whose data travel through slots.
+  // The ranks' data; null for ranks whose data passes through slots.
   std::vector<std::byte*> mapped_;
   bool all_are_mapped_ = false;
   std::vector<const void*> sources_;

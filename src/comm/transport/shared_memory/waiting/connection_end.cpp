@@ -30,7 +30,7 @@ void ProgressEngine::check_peers_at_times() {
 void ProgressEngine::check_peers() {
   if (has_failed_.load()) return;
   const std::vector<int> gone = peers_.find_gone(fabric_);
-  // What they did before they went counts.
+  // What they did before they left still counts.
   if (!gone.empty() && advance_all()) return;
   std::vector<std::shared_ptr<Operation>> pending = mailbox_.pending();
   if (!collectives_.empty()) pending.push_back(collectives_.front());
@@ -67,7 +67,7 @@ std::string ProgressEngine::describe_disagreement(
              {peers_.name_of(error.rank), error.other_call});
 }
 
-// Called by the thread that drives, or where none does.
+// Called by the driving thread, or while none drives.
 void ProgressEngine::fail(const std::string& reason) {
   std::vector<std::shared_ptr<Operation>> failed;
   {
@@ -78,7 +78,7 @@ void ProgressEngine::fail(const std::string& reason) {
     failed.insert(failed.end(), collectives_.begin(), collectives_.end());
     failed.insert(failed.end(), inbox_.begin(), inbox_.end());
     for (const auto& operation : failed) operation->failure_ = failure_;
-    // These were complete before.
+    // These had already completed.
     failed.insert(failed.end(), finished_.begin(), finished_.end());
     collectives_.clear();
     inbox_.clear();
@@ -114,7 +114,7 @@ void ProgressEngine::end(const std::string& reason) {
   stop_driving(lock);
 }
 
-// Called by the thread that drives.
+// Called by the driving thread.
 void ProgressEngine::take_ending() {
   std::string reason;
   {
@@ -139,7 +139,7 @@ void ProgressEngine::close() {
   }
   fabric_.ring_in_background(rank());
   const bool has_pending = !is_idle();
-  // Unless it has failed, there is no last output.
+  // There is no last output unless it has failed.
   fabric_.own_page().state.store(PageState::closed);
   changed_.notify_all();
   lock.unlock();

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
-// Without FUTEX_PRIVATE_FLAG, since the word is in memory that processes share.
+// Without FUTEX_PRIVATE_FLAG, since processes share the word.
 void futex_wait(
     std::atomic<std::uint32_t>& word,
     std::uint32_t expected,

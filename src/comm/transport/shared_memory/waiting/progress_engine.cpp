@@ -60,7 +60,7 @@ void ProgressEngine::begin(const std::shared_ptr<Operation>& operation) {
   }
   inbox_.push_back(operation);
   has_inbox_.store(true);
-  // A message for which there is room leaves at once.
+  // A message that finds room is sent immediately.
   advance_once(lock);
   if (!failure_.empty()) throw std::runtime_error(failure_);
 }
@@ -106,7 +106,7 @@ void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
     }
     is_driven_ = true;
     has_waiter_ = true;
-    // The worker sleeps on.
+    // Lets the worker keep sleeping.
     fabric_.own_page().attention.store(Attention::nothing);
     lock.unlock();
     drive(operation);
@@ -114,7 +114,7 @@ void ProgressEngine::wait(Operation& operation, milliseconds timeout) {
     has_waiter_ = false;
     stop_driving(lock);
   }
-  // Those that drove before have seen this thread wait.
+  // Threads that drove earlier have seen this thread wait.
   if (wants_worker_ && !is_worker_asleep_) changed_.notify_all();
   lock.unlock();
   if (operation.has_failed()) throw std::runtime_error(operation.failure());
@@ -148,7 +148,7 @@ void ProgressEngine::drive_in_background() {
   }
 }
 
-// What other threads have asked for.
+// Handles what other threads have asked for.
 void ProgressEngine::take_notice() {
   if (is_closing_.load())
     fail(format("{}the connection was closed", kSharedMemoryMark));
@@ -186,7 +186,8 @@ bool ProgressEngine::advance_all() {
     fail(describe_disagreement(error));
     return true;
   } catch (const std::exception& error) {
-    // Out of memory, say. Whoever drives goes on, so that nobody waits forever.
+    // Out of memory, for example. The driving thread continues, so that no
+    // thread waits forever.
     fail(format("{}{}", kSharedMemoryMark, error.what()));
     return true;
   }
@@ -216,7 +217,7 @@ void ProgressEngine::finish(
     }
     if (num_waiting_.load() > 0) changed_.notify_all();
   }
-  // The thread that waits may sleep while another one drives.
+  // The waiting thread may be asleep while another one drives.
   if (fabric_.own_page().is_asleep.load() != 0) fabric_.ring(rank());
   for (const auto& listener : listeners) listener();
 }
@@ -228,7 +229,7 @@ void ProgressEngine::on_finish(
   if (!operation.is_finished()) {
     operation.listener_ = std::move(listener);
     num_listeners_.fetch_add(1);
-    // The worker learns that it counts.
+    // Lets the worker know that this operation needs it.
     if (is_worker_asleep_ && !has_waiter_) advance_once(lock);
     return;
   }
@@ -242,7 +243,7 @@ void ProgressEngine::sleep() {
   RankPage& page = fabric_.own_page();
   page.is_asleep.store(1);
   const std::uint32_t seen = page.doorbell.load();
-  // What happened before the others saw this rank asleep.
+  // Catches events from before the others saw this rank asleep.
   bool has_news = advance_all();
   std::unique_lock lock(mutex_);
   has_news =
@@ -261,7 +262,8 @@ void ProgressEngine::sleep() {
   page.is_asleep.store(0);
 }
 
-// Called and left without driving; returns when the worker has something to do.
+// Called and returns without driving; returns when the worker has something to
+// do.
 void ProgressEngine::sleep_in_background(std::unique_lock<std::mutex>& lock) {
   RankPage& page = fabric_.own_page();
   const std::uint32_t seen = page.background_bell.load();
@@ -271,7 +273,7 @@ void ProgressEngine::sleep_in_background(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     futex_wait(page.background_bell, seen, kLookInterval);
     lock.lock();
-    // Else whoever drives or waits does all there is to do.
+    // Otherwise the thread that drives or waits does all there is to do.
     if (page.background_bell.load() != seen || (!is_driven_ && !has_waiter_))
       break;
   }
@@ -284,7 +286,7 @@ void ProgressEngine::run_in_background() {
   if (is_closed_) return;
   wants_worker_ = true;
   if (!worker_.joinable()) worker_ = std::thread([this] { run_worker(); });
-  // A worker that sleeps learns what there is to do when somebody stops driving.
+  // A sleeping worker learns what there is to do when a thread stops driving.
   if (!is_worker_asleep_) {
     if (!is_driven_) changed_.notify_all();
   } else if (!has_waiter_) {
@@ -315,8 +317,8 @@ void ProgressEngine::run_worker() {
 
 void ProgressEngine::stop_driving(std::unique_lock<std::mutex>& lock) {
   while (true) {
-    // What other threads leave to the one that drives, which may have looked
-    // before.
+    // Requests that other threads left to the driving thread after it last
+    // checked.
     if (is_ending_.load()) {
       lock.unlock();
       take_ending();
@@ -333,8 +335,8 @@ void ProgressEngine::stop_driving(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-// Tells the other ranks for what the worker is to be woken, if it sleeps and
-// nobody waits. Returns whether there is something to do before.
+// Tells the other ranks which events must wake the worker, if it sleeps and no
+// thread waits. Returns true if there may be something to do first.
 bool ProgressEngine::leave_to_worker(std::unique_lock<std::mutex>& lock) {
   if (!is_worker_asleep_ || has_waiter_ || has_failed_.load()) return false;
   const Attention needed = attention();
@@ -342,7 +344,7 @@ bool ProgressEngine::leave_to_worker(std::unique_lock<std::mutex>& lock) {
   if (attention.load() == needed) return false;
   attention.store(needed);
   lock.unlock();
-  // What happened before the others saw it.
+  // Catches events from before the others saw the change.
   advance_all();
   lock.lock();
   return true;
