@@ -15,11 +15,11 @@ namespace accelerate::detail {
 
 namespace {
 
-// Number of new tensors that are looked at again whenever one is made. Modules
-// register a parameter right after they made it.
+// Number of recent tensors that are checked again whenever one is made. Modules
+// register a parameter right after making it.
 constexpr std::size_t kMostRecent = 16;
 
-// Entries of tensors that no longer exist are removed from so many entries on.
+// Number of entries from which on those of destroyed tensors are removed.
 constexpr std::size_t kLeastPruned = 1024;
 
 // Thread-local because the scope includes the dispatch key on its own thread
@@ -59,7 +59,8 @@ FactoryScope::~FactoryScope() {
       made_.erase(tensor);
     }
   } catch (const std::exception&) {
-    // Memory ran out: what is not moved stays where it was made.
+    // Out of memory: tensors that have not been moved stay where they were
+    // made.
   }
 }
 

@@ -5,8 +5,8 @@
 
 namespace accelerate::detail {
 
-/// The first result of `find` that is not null or empty, for an operator's
-/// arguments and the elements of those that are lists, in order.
+/// Returns the first result of `find` that is not null or empty, over an
+/// operator's arguments and the elements of list arguments, in order.
 template <class Find>
 auto first_of(c10::ArrayRef<c10::IValue> values, const Find& find)
     -> decltype(find(values.front())) {

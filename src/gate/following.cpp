@@ -24,7 +24,7 @@ std::atomic<int> num_following = 0;
 // Thread-local because each thread computes a forward of its own.
 thread_local std::optional<c10::Device> last_device;
 
-// Operators that take tensors of several devices as they are.
+// Operators that accept tensors of several devices.
 constexpr std::string_view kDeviceChanging[] = {
     "aten::copy_",
     "aten::to",
@@ -38,7 +38,7 @@ bool takes_several_devices(const c10::OperatorHandle& operation) {
       std::end(kDeviceChanging);
 }
 
-// Lengths of sequences, which LibTorch wants on the CPU.
+// Lengths of sequences, which LibTorch expects on the CPU.
 bool stays_on_host(
     const c10::OperatorHandle& operation,
     const c10::Argument& argument) {
@@ -53,7 +53,7 @@ bool has_device(const c10::IValue& value) {
   return !(tensor.dim() == 0 && tensor.is_cpu());
 }
 
-// Calls `visit` with the tensors of a value that have to be where an operator
+// Calls `visit` with the tensors of a value that must be where an operator
 // runs.
 template <class Visit>
 void for_each_placed(const c10::IValue& value, Visit&& visit) {
@@ -91,7 +91,7 @@ std::optional<c10::Device> device_written_to(
   return device;
 }
 
-// The same value if all of it is there.
+// Returns the value itself if all of it is already there.
 c10::IValue moved(const c10::IValue& value, c10::Device device) {
   const auto there = [&](const at::Tensor& tensor) {
     return tensor.device() == device ? tensor : tensor.to(device);
@@ -103,7 +103,7 @@ c10::IValue moved(const c10::IValue& value, c10::Device device) {
     is_there = is_there && tensor.device() == device;
   });
   if (is_there) return value;
-  // The list may be the program's.
+  // The list may belong to the program.
   c10::List<c10::IValue> list = value.toList().copy();
   for (std::size_t i = 0; i < list.size(); ++i) {
     const c10::IValue item = list.get(i);
@@ -112,7 +112,7 @@ c10::IValue moved(const c10::IValue& value, c10::Device device) {
   return list;
 }
 
-// A backward's operators, unless it is differentiated itself.
+// Whether a backward is running that is not itself differentiated.
 bool is_backward() {
   return torch::autograd::get_current_graph_task_id() != -1 &&
       !at::GradMode::is_enabled();

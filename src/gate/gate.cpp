@@ -34,8 +34,8 @@ static_assert(kKey > c10::DispatchKey::AutogradFunctionality);
 static_assert(kKey > c10::DispatchKey::AutocastCPU);
 static_assert(kKey > c10::DispatchKey::AutocastCUDA);
 
-// Thread-local because gates still apply to the operators of other threads (of
-// a backward, of a second model).
+// Thread-local because gates still apply to other threads' operators (a
+// backward's, a second model's).
 thread_local bool bypasses_gates = false;
 
 // Gates apply to the operator that a keeper runs, not to the keeper's own
@@ -60,16 +60,16 @@ struct GatedCall::State {
   c10::DispatchKeySet keys;
   torch::jit::Stack& stack;
   FactoryScope* factories;
-  /// The operator is another one than the keys were computed for.
+  /// True if the operator is not the one the keys were computed for.
   bool is_another = false;
   Keepers keepers = {};
   std::size_t next_keeper = 0;
   bool has_results = false;
-  /// Somebody said on which device it runs.
+  /// True once a keeper has chosen the device.
   bool has_device = false;
-  /// Arguments are on other devices than when the keys were taken.
+  /// True if arguments have moved to other devices since the keys were taken.
   bool has_moved = false;
-  /// The results follow the arguments.
+  /// True if the results follow the arguments.
   bool is_followed = false;
 
   [[nodiscard]] std::size_t num_arguments() const {
@@ -111,16 +111,16 @@ struct GateFallback {
   }
 
   static void pass_on(GatedCall::State& state) {
-    // Operators inside this one take the same tensors, for which keepers need
-    // no second call; factory functions inside must still be intercepted.
+    // Operators inside this one take the same tensors, so keepers need no
+    // second call; factory functions inside must still be intercepted.
     std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
     const bool is_factory = state.factories != nullptr &&
         state.factories->before(state.operation, state.stack);
     if (!is_factory) exclude.emplace(kKey);
     if (state.is_another || state.has_moved ||
         (state.factories != nullptr && !is_factory)) {
-      // The keys are those of another operator, or of the devices on which
-      // arguments were.
+      // The keys belong to another operator, or to the arguments' former
+      // devices.
       state.operation.callBoxed(state.stack);
     } else {
       state.operation.redispatchBoxed(
@@ -242,7 +242,7 @@ void GatedCall::become(
         arguments.size(),
         state_.operation.operator_name().name));
   }
-  // The arguments may be those on the stack.
+  // `arguments` may refer to the stack.
   torch::jit::Stack others(arguments.begin(), arguments.end());
   torch::jit::drop(state_.stack, state_.num_arguments());
   for (c10::IValue& argument : others)
@@ -282,7 +282,7 @@ GatedTensor::GatedTensor(
   const bool is_empty = tensor.is_meta();
   std::vector<TensorWatch> watches = take_watches(tensor);
   // variable_data() instead of detach(), since writing to the memory must not
-  // count as a change of the tensor.
+  // bump the tensor's version.
   const at::Tensor memory = is_empty
       ? at::empty({0}, tensor.options().device(device).requires_grad(false))
       : tensor.variable_data();
@@ -303,7 +303,7 @@ GatedTensor::~GatedTensor() {
     make_unreadable(storage, std::move(messages_.afterwards));
     return;
   }
-  // Its own tensors and views of them stay watched, and find the memory.
+  // The tensor and its views stay watched, and still find the memory.
   entry_->keeper = nullptr;
   own_entry(storage, std::move(entry_));
 }

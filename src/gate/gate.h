@@ -36,26 +36,25 @@ class GatedCall {
   /// types.
   [[nodiscard]] std::span<c10::IValue> arguments();
 
-  /// Has the operator run on a device: moves the tensors among its arguments
-  /// there, undefined ones and scalars of the CPU excepted. An operator that
-  /// writes to a tensor runs where that is. Operators that compute with the
-  /// results follow them while there is a Following (gate/following.h).
+  /// Makes the operator run on a device: moves the tensors among its arguments
+  /// there, except undefined ones and CPU scalars. An operator that writes to a
+  /// tensor runs where that tensor is. Operators that compute with the results
+  /// follow them while a Following exists (gate/following.h).
   void move_to(c10::Device device);
 
-  /// Runs the operator, or the next keeper's call(), on the arguments as they
-  /// are now.
+  /// Runs the operator, or the next keeper's call(), on the current arguments.
   void run();
   /// Whether run() would call a keeper that may compute something else
-  /// (GateKeeper::may_replace), so that the gradients of the operator are not
+  /// (GateKeeper::may_replace), in which case the operator's gradients are not
   /// known here.
   [[nodiscard]] bool may_be_replaced_next() const;
-  /// Puts another operator in this one's place, for run() and for the keepers
-  /// that follow: a product without its bias, say. It must have one result, as
-  /// this one has; `arguments` are all of its schema.
+  /// Replaces this operator with another one, for run() and for the keepers
+  /// that follow: for example, a product without its bias. Both must have one
+  /// result; `arguments` are all those of the new operator's schema.
   void become(
       const c10::OperatorHandle& operation,
       std::span<const c10::IValue> arguments);
-  /// Uses `result` as the operator's result, instead of running it. For
+  /// Uses `result` as the operator's result instead of running it. For
   /// operators with one result.
   void replace(c10::IValue result);
 
@@ -74,13 +73,13 @@ class GatedCall {
 /// computes; its exceptions propagate through the operator.
 ///
 /// It is called above autograd and autocast, once for each operator that a
-/// program or a backward calls, not for operators inside of those. So autograd
+/// program or a backward calls, not for operators inside those. So autograd
 /// records what call() runs in an operator's place, on the arguments that it
-/// chose: moving an argument moves its gradient back, a copy that was computed
-/// without a graph (a dequantised weight) gets no gradient, while the input
-/// gets its own. An operation with another gradient must be a
-/// torch::autograd::Function. Backwards call operators on gated tensors that
-/// were saved, and so call the keeper again, with GradMode off.
+/// chose: moving an argument moves its gradient back; a copy computed without a
+/// graph (a dequantised weight) gets no gradient, while the input gets its own.
+/// An operation with another gradient must be a torch::autograd::Function.
+/// Backward calls operators on saved gated tensors, and so calls the keeper
+/// again, with GradMode off.
 class GateKeeper {
  public:
   GateKeeper() = default;
@@ -98,12 +97,12 @@ class GateKeeper {
   /// by the run() of the previous one. The keeper's own operators bypass gates.
   virtual void call(GatedCall& call) { call.run(); }
 
-  /// False if call() always runs the operator as it is.
+  /// False if call() always runs the operator unchanged.
   [[nodiscard]] virtual bool may_replace() const { return true; }
 
-  /// Number of modules that were placed on devices by whom this keeper belongs
-  /// to; 0 if it has nothing to do with devices. Tensors with one that has stay
-  /// where they are.
+  /// Number of modules that this keeper's owner has placed on devices; 0 if the
+  /// keeper has nothing to do with devices. Tensors whose keeper has placed
+  /// modules stay where they are.
   [[nodiscard]] virtual std::size_t num_places() const { return 0; }
   /// This keeper, if it keeps offloaded weights; null for others.
   virtual OffloadKeeper* as_offload_keeper() { return nullptr; }
@@ -111,7 +110,7 @@ class GateKeeper {
   virtual CodedWeightKeeper* as_coded_keeper() { return nullptr; }
 };
 
-/// While it lives, operators on this thread bypass all gates: for code that
+/// While alive, makes operators on this thread bypass all gates: for code that
 /// keeps a gate and handles the tensors behind it.
 class BypassGates {
  public:
@@ -124,7 +123,7 @@ class BypassGates {
   bool before_;
 };
 
-/// Messages of the errors for accessing memory that is missing.
+/// Error messages for accessing missing memory.
 struct UnavailableMessages {
   /// Used if the keeper has not filled the tensor.
   std::string while_kept;
@@ -132,11 +131,11 @@ struct UnavailableMessages {
   std::string afterwards;
 };
 
-/// A tensor whose memory is freed and filled again while modules, optimizers
+/// A tensor whose memory can be freed and refilled while modules, optimizers
 /// and autograd hold the tensor. Operators that take it, or a view of it, first
 /// call the keeper, in forward and in backward; other operators cost nothing.
-/// Code that accesses the memory without LibTorch's operators while it is
-/// missing gets an error with the keeper's message.
+/// Code that accesses missing memory without LibTorch's operators gets an error
+/// with the keeper's message.
 ///
 /// Implementation: a dispatch key that is otherwise unused, DeferredInit, is
 /// added to the tensor's own TensorImpl; one boxed fallback of that key,
@@ -144,9 +143,9 @@ struct UnavailableMessages {
 /// forwards the call.
 class GatedTensor {
  public:
-  /// `tensor` must be dense and not a view. It keeps its memory, or, if it is a
-  /// meta tensor, is filled with memory on `device` later. `keeper` must
-  /// outlive this object, and knows the tensor as number `unit`.
+  /// `tensor` must be dense and not a view. It keeps its memory; a meta tensor
+  /// is later filled with memory on `device`. `keeper` must outlive this
+  /// object, and knows the tensor by number `unit`.
   GatedTensor(
       const at::Tensor& tensor,
       UnavailableMessages messages,
@@ -166,13 +165,13 @@ class GatedTensor {
   [[nodiscard]] bool is_filled() const;
 
   /// True if the tensor's data was replaced after it was put behind the gate
-  /// (Module::to, set_data), so that the keeper is not called any more.
+  /// (Module::to, set_data), so the keeper is no longer called.
   [[nodiscard]] bool is_bypassed() const;
 
   [[nodiscard]] const at::Tensor& tensor() const { return tensor_; }
 
-  /// The number under which `keeper` knows the tensor that `value` is, or is a
-  /// view of; nothing if it is not a tensor of that keeper.
+  /// The number by which `keeper` knows the tensor that `value` is or is a view
+  /// of; nothing if it is not that keeper's tensor.
   [[nodiscard]] static std::optional<std::size_t> unit_of(
       const c10::IValue& value,
       const GateKeeper& keeper);

@@ -8,8 +8,8 @@
 namespace accelerate::detail {
 
 // LibTorch's own loops over elements call at::parallel_for() where it is
-// parallel. They iterate over bytes here, whose addresses tell the range, and
-// which nobody reads or writes.
+// parallel. Here they iterate over bytes that are never read or written; their
+// addresses encode the range.
 void for_parallel_ranges(
     std::int64_t count,
     std::int64_t grain,

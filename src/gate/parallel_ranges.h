@@ -6,13 +6,13 @@
 
 namespace accelerate::detail {
 
-/// Calls function(begin, end) for ranges that make up [0, count), on LibTorch's
-/// threads; on this thread alone if `count` is below `grain`, inside of another
-/// parallel region, or with one thread. An exception of a range reaches the
-/// caller.
+/// Calls function(begin, end) for ranges that cover [0, count), on LibTorch's
+/// threads; on this thread alone if `count` is below `grain`, inside another
+/// parallel region, or with one thread. Exceptions propagate to the caller.
 ///
-/// at::parallel_for() is a template that is serial unless the program that uses
-/// it is compiled with the OpenMP that LibTorch was compiled with; this is not.
+/// at::parallel_for() is a template that is serial unless the program using it
+/// is compiled with the same OpenMP as LibTorch; this function does not depend
+/// on that.
 void for_parallel_ranges(
     std::int64_t count,
     std::int64_t grain,

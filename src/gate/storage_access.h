@@ -15,7 +15,7 @@ inline void make_unreadable(c10::StorageImpl& storage, std::string message) {
 }
 
 // LibTorch before 2.14 cannot clear the error. An explicit instantiation may
-// name a private member, and so gives access to it.
+// name a private member, which gives access to it.
 template <bool c10::StorageImpl::*member>
 struct FlagAccess {
   friend bool& access_flag(c10::StorageImpl& storage) {
@@ -32,7 +32,7 @@ struct KeySetAccess {
     return tensor.*member;
   }
 };
-/// The dispatch keys of a tensor, to be changed.
+/// Returns a tensor's dispatch keys, to be changed.
 c10::DispatchKeySet& access_keys(c10::TensorImpl& tensor);
 
 template struct KeySetAccess<&c10::TensorImpl::key_set_>;

@@ -16,24 +16,24 @@ namespace accelerate::detail {
 struct TensorWatch {
   std::shared_ptr<GateKeeper> keeper;
   std::size_t unit = 0;
-  /// By which the watch is found: the module that it was made for.
+  /// Identifies the watch: the module it was made for.
   const void* owner = nullptr;
 };
 
-/// Has `watch.keeper` called for operators on the tensor, around the keeper of
-/// its memory if it has one, and after watches that exist. The tensor keeps its
-/// memory, and keeps the watch as long as it lives. It must have memory or a
+/// Makes operators on the tensor call `watch.keeper`, around the keeper of its
+/// memory if it has one, and after existing watches. The tensor keeps its
+/// memory, and holds the watch for its lifetime. It must have memory or a
 /// keeper, and be dense; it may be a view, whose base is not watched.
 void watch_tensor(const at::Tensor& tensor, TensorWatch watch);
 
-/// The same, before watches that exist.
+/// The same, before existing watches.
 void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch);
 
-/// A tensor of these sizes, dense and without memory, for code that calls operators
-/// on a tensor but reads only its sizes. `watch.keeper` is called for each of
-/// them, and may have those run that return a view; it must replace the others.
-/// Accessing the memory throws an error with this message. The tensor, and its
-/// views, keep the keeper.
+/// Returns a dense tensor of these sizes without memory, for code that calls
+/// operators on a tensor but reads only its sizes. `watch.keeper` is called for
+/// each operator; it may run those that return a view, and must replace the
+/// others. Accessing the memory throws an error with this message. The tensor
+/// and its views keep the keeper alive.
 at::Tensor make_placeholder(
     at::IntArrayRef sizes,
     const at::TensorOptions& options,
@@ -43,20 +43,21 @@ at::Tensor make_placeholder(
 /// Ends the watch of this owner, if there is one.
 void unwatch_tensor(const at::Tensor& tensor, const void* owner);
 
-/// The watch of this owner on a tensor, or on what it is a view of; null if
-/// there is none.
+/// Returns this owner's watch on a tensor, or on the tensor that it is a view
+/// of; null if there is none.
 const TensorWatch* find_watch(const c10::IValue& value, const void* owner);
 
-/// Whether anybody watches the tensor.
+/// Whether the tensor has any watch.
 bool is_watched(const at::Tensor& tensor);
 
-/// The most places of a keeper or watch of the tensor (GateKeeper::num_places).
+/// The largest num_places() among the tensor's keeper and watches (GateKeeper).
 std::size_t num_places_of(const at::Tensor& tensor);
 
-/// Whether the tensor's memory is kept somewhere else while no operator uses it.
+/// Whether the tensor's memory is kept elsewhere while no operator uses it.
 bool is_offloaded(const at::Tensor& tensor);
 
-/// Whether it is offloaded or kept as codes: it cannot be written to, and has no values to send.
+/// Whether the tensor is offloaded or kept as codes: it cannot be written to,
+/// and has no values to send.
 bool is_offloaded_or_coded(const at::Tensor& tensor);
 
 /// The keeper of the tensor's memory; null if it has none.

@@ -22,8 +22,8 @@ bool is_transpose_of(
       tensor.strides() == at::IntArrayRef({1, shape[1]});
 }
 
-// The weight that autograd knows the view by, so that its gradient takes no
-// detour; else a view of the view.
+// Returns the weight itself if it is the view's base, so that its gradient
+// takes no detour; otherwise a view of the view.
 at::Tensor weight_under(
     const at::Tensor& transposed,
     const std::vector<std::int64_t>& shape) {

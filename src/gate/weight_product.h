@@ -13,14 +13,14 @@
 
 namespace accelerate::detail {
 
-/// A product with the transpose of a matrix of weights, plus a bias, as modules
-/// write it: aten::linear with the weight; or, as C++ modules do, aten::addmm,
+/// A product with the transpose of a weight matrix, plus a bias, as modules
+/// write it: aten::linear with the weight; or, as in C++ modules, aten::addmm,
 /// aten::matmul or aten::mm with a transposed view of it.
 struct WeightProduct {
-  /// Places of the two factors among the operator's arguments.
+  /// Indices of the two factors among the operator's arguments.
   std::size_t input_at = 0;
   std::size_t weight_at = 0;
-  /// Outputs x inputs, the weight itself where the view tells.
+  /// Outputs x inputs; the weight itself if the view reveals it.
   at::Tensor weight;
   /// Inputs x outputs.
   at::Tensor transposed;
@@ -28,9 +28,9 @@ struct WeightProduct {
   at::Tensor bias = {};
 };
 
-/// The product that an operator is. `shape_of` returns the shape of the weight
-/// that an argument is, or is a view of; null for anything else. Views of a
-/// part of the weight are not products with it.
+/// Returns the product that the operator computes, if any. `shape_of` returns
+/// the shape of the weight that an argument is or is a view of; null for
+/// anything else. Views of part of the weight do not count.
 std::optional<WeightProduct> weight_product_in(
     GatedCall& call,
     c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>
