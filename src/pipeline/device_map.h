@@ -10,12 +10,13 @@
 
 namespace accelerate::detail {
 
-/// How Accelerate's "auto" divides a model into stages: a device map of devices
-/// that have a tenth more than an equal share of the model and its largest
-/// layer each.
+/// How Accelerate's "auto" divides a model into stages: a device map over
+/// devices, each with 10% more memory than an equal share of the model plus its
+/// largest layer.
 struct DeviceMapSplit {
   DeviceMap map;
-  /// The first module on each device but the first; nothing for an empty one.
+  /// The first module on each device but the first; nothing for an empty
+  /// device.
   std::vector<std::optional<std::string>> points;
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 using Kind = PipelineActionKind;
 
-// How long a rank looks for the reason of another one's end.
+// How long a rank looks for the reason why another one ended.
 constexpr std::chrono::milliseconds kDiagnosisTime{2000};
 constexpr std::chrono::milliseconds kDiagnosisPause{20};
 
@@ -51,7 +51,7 @@ struct MicroBatchScope {
   MicroBatchScope& operator=(const MicroBatchScope&) = delete;
 };
 
-// Whether the chunk's parameters have all gradients of the micro-batch then.
+// Whether the chunk's parameters then have all of the micro-batch's gradients.
 bool completes_weights(Kind kind) {
   return kind == Kind::backward || kind == Kind::backward_weight;
 }
@@ -64,8 +64,7 @@ PipelineTensors requiring_grad(const PipelineTensors& tensors) {
   return chosen;
 }
 
-// A gradient for every input that requires one, zero where nothing depends on
-// the input.
+// Replaces undefined gradients with zeros, where nothing depends on the input.
 void fill_up(PipelineTensors& gradients, const PipelineTensors& inputs) {
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) gradients[i] = at::zeros_like(inputs[i]);
@@ -175,7 +174,7 @@ void PipelineExecutor::run_actions(
     place_ = describe(action);
     if (completes_weights(action.kind)) --num_backwards_left_[action.chunk];
     expect(action);
-    // What is needed next may arrive while this is computed.
+    // The next action's inputs can arrive while this one computes.
     if (i + 1 < actions.size()) expect(actions[i + 1]);
     switch (action.kind) {
       case Kind::forward:
@@ -224,8 +223,8 @@ void PipelineExecutor::forward(
     activation.roots = requiring_grad(outputs.tensors);
   }
   if (!trains_) return;
-  // Gradients of the first stage's inputs are of no use here; a program that
-  // wants them has a graph behind them.
+  // Gradients of the first stage's inputs are not used here; if a program wants
+  // them, its inputs have a graph.
   if (!is_first(value.stage)) activation.inputs = taken.tensors;
   kept_[{action.chunk, action.micro_batch}] = std::move(activation);
 }
@@ -250,7 +249,7 @@ void PipelineExecutor::backward(
     kept_.erase({action.chunk, action.micro_batch});
 }
 
-// The gradients of the inputs that require some.
+// Returns the gradients of the inputs that require them.
 PipelineTensors PipelineExecutor::compute_gradients(
     const PipelineAction& action,
     const StageCalls& calls,
@@ -309,14 +308,14 @@ std::string PipelineExecutor::describe(const PipelineAction& action) const {
       action.micro_batch);
 }
 
-// The first report of a pipeline is the reason of all others.
+// The first report in a pipeline is the cause of all others.
 void PipelineExecutor::report(const std::string& reason) noexcept {
   broken_ = reason;
   if (world_ranks_.size() == 1) return;
   try {
     if (store_.add(kNumReports, 1) == 1) store_.set(kReason, reason);
   } catch (const std::exception&) {
-    // Rank 0, which keeps the store, is gone: the others will notice that.
+    // Rank 0, which hosts the store, is gone: the others will notice.
   }
 }
 

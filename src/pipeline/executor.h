@@ -19,31 +19,31 @@
 
 namespace accelerate::detail {
 
-/// A pass of autograd on a rank.
+/// An autograd pass on a rank.
 struct StagePass {
-  /// Where it begins.
+  /// The tensor at which it begins.
   at::Tensor root;
   int chunk = 0;
-  /// No later pass of this step reaches the chunk's parameters.
+  /// True if no later pass of this step reaches the chunk's parameters.
   bool is_last = false;
 };
 
-/// What the executor calls on a rank.
+/// The functions that the executor calls on a rank.
 struct StageCalls {
   /// Computes a chunk of this rank's layers.
   std::function<
       PipelineValue(int chunk, int micro_batch, const PipelineValue& inputs)>
       forward;
   /// Takes the outputs of the model, on the last stage; returns the scalar at
-  /// which the backward begins, or nothing in an evaluation.
+  /// which the backward begins, or an undefined tensor in an evaluation.
   std::function<at::Tensor(int micro_batch, const PipelineValue& outputs)>
       finish;
-  /// Runs `body`, which is the pass.
+  /// Runs `body`, which performs the pass.
   std::function<void(const StagePass& pass, const std::function<void()>& body)>
       backward;
 };
 
-/// The rows of a step's micro-batches.
+/// A step's micro-batches.
 struct StepInputs {
   /// Inputs of the model per micro-batch, on the first stage.
   std::vector<PipelineValue> inputs;
@@ -54,15 +54,15 @@ struct StepInputs {
 /// the group make the same calls.
 class PipelineExecutor {
  public:
-  /// `group`: the ranks of the pipeline in order; the only handle, since it is
-  /// closed when a rank fails. `store` is used for the reason, and by nobody
-  /// else.
+  /// `group`: the ranks of the pipeline in order; must be the only handle,
+  /// since the group is closed when a rank fails. `store` holds the reason, and
+  /// must not be used for anything else.
   PipelineExecutor(Group&& group, Store store, at::Device device);
 
   /// Computes one step: the whole schedule, or its forwards alone, without
-  /// autograd. What `calls` throws ends the step on all
-  /// ranks: it is rethrown here, and the others throw DistributedError, naming
-  /// the stage and the reason. The executor cannot be used afterwards.
+  /// autograd. An exception from `calls` ends the step on all ranks: it is
+  /// rethrown here, and the other ranks throw DistributedError, naming the
+  /// stage and the reason. The executor cannot be used afterwards.
   void run(
       const PipelineSchedule& schedule,
       const StageCalls& calls,
@@ -72,11 +72,11 @@ class PipelineExecutor {
   /// Gives all ranks the values of rank `src` of the pipeline, in place.
   void broadcast(const at::Tensor& tensor, int src);
 
-  /// The value that `make` gives on rank `src`, on all ranks. If it throws,
-  /// all ranks do.
+  /// Returns, on all ranks, the value that `make` returns on rank `src`. If it
+  /// throws, all ranks throw.
   PipelineValue share(int src, const std::function<PipelineValue()>& make);
 
-  /// This rank of the pipeline.
+  /// This rank's place in the pipeline.
   [[nodiscard]] int rank() const { return rank_; }
 
  private:
@@ -84,9 +84,10 @@ class PipelineExecutor {
   /// A micro-batch between its forward and the end of its backward.
   struct Activation {
     PipelineTensors inputs;
-    /// Where the backward begins: outputs that require gradients, or the loss.
+    /// The tensors at which the backward begins: outputs that require
+    /// gradients, or the loss.
     PipelineTensors roots;
-    /// Set between the two halves of a divided backward.
+    /// Set between the two halves of a split backward.
     std::unique_ptr<SplitBackward> halves = nullptr;
   };
   using ActivationKey = std::pair<int, int>;  // chunk, micro-batch
@@ -127,7 +128,7 @@ class PipelineExecutor {
   const PipelineSchedule* schedule_ = nullptr;
   const std::vector<std::int64_t>* num_rows_ = nullptr;
   bool trains_ = true;
-  /// Backwards of each chunk that this step has yet to end.
+  /// The number of each chunk's backwards that this step has yet to end.
   std::map<int, int> num_backwards_left_;
   /// What is being computed, for errors.
   std::string place_;

@@ -63,7 +63,7 @@ PipelineValue value_in(const std::string& layer, AnyValue any) {
       kMostInTuple));
 }
 
-// Calls `function` with a tuple of as many tensors.
+// Calls `function` with a tuple of the tensors.
 template <class Function, std::size_t... n>
 std::optional<AnyValue> with_tuple(
     const PipelineTensors& tensors,
@@ -80,7 +80,7 @@ std::optional<AnyValue> with_tuple(
   return result;
 }
 
-// A Sequential hands on what the module before returned; only its first module
+// A Sequential passes on the previous module's result; only its first module
 // takes several arguments.
 AnyValue forward_any(
     AnyModule& module,

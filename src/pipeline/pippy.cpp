@@ -55,9 +55,9 @@ std::vector<std::string> layer_names(const PipelineLayers& layers) {
   return names;
 }
 
-// The split points that Accelerate's device map gives. It keeps room for the
-// largest layer on the first device, so that it may leave ranks without layers:
-// then all get as equal shares as possible.
+// Returns the split points of Accelerate's device map. It keeps room for the
+// largest layer on the first device, so it can leave ranks without layers; in
+// that case all get shares as equal as possible.
 std::vector<std::string> automatic_split(
     const PipelineLayers& layers,
     std::vector<std::string> no_split_module_classes,
@@ -88,8 +88,8 @@ std::vector<std::string> automatic_split(
 
 }  // namespace
 
-// The rows of rank 0's batch. What is wrong with it is known there, but ends the
-// call on all ranks.
+// Returns the number of rows in rank 0's batch. Errors are detected there, but
+// end the call on all ranks.
 std::int64_t PippyModel::agree_on_rows(
     State& state,
     const detail::PipelineValue& inputs) {

@@ -10,18 +10,18 @@
 
 namespace accelerate::detail {
 
-/// What is known of a tensor before it arrives. An optional without value has
-/// the dtype Undefined.
+/// What is known about a tensor before it arrives. An optional without a value
+/// has dtype Undefined.
 struct TensorSignature {
   at::ScalarType dtype = at::kFloat;
-  /// Its gradient comes back.
+  /// True if its gradient is sent back.
   bool requires_grad = false;
   std::vector<std::int64_t> sizes;
 
   bool operator==(const TensorSignature&) const = default;
 };
 
-/// What is known of a value before it arrives, so that it can be received.
+/// What must be known about a value in order to receive it.
 struct ValueSignature {
   std::vector<TensorSignature> tensors;
   std::string structure;
@@ -29,17 +29,17 @@ struct ValueSignature {
   bool operator==(const ValueSignature&) const = default;
 };
 
-/// `trains`: gradients of the tensors that require some come back.
+/// `trains`: tensors that require a gradient get theirs sent back.
 ValueSignature signature_of(const PipelineValue& value, bool trains);
 
-/// As a message, and back.
+/// Encodes a signature as a message, and decodes it.
 std::vector<std::int64_t> numbers_of(const ValueSignature& signature);
 ValueSignature signature_in(const std::vector<std::int64_t>& numbers);
 
-/// For people: "Float [2, 3], Long [2] without gradient".
+/// Formats a signature, as in "Float [2, 3], Long [2] without gradient".
 std::string text_of(const ValueSignature& signature);
 
-/// A tensor to receive into.
+/// Returns a tensor to receive into.
 at::Tensor empty_like(const TensorSignature& signature, at::Device device);
 
 }  // namespace accelerate::detail

@@ -13,9 +13,9 @@ namespace {
 
 constexpr double kUnreached = std::numeric_limits<double>::infinity();
 
-// The best division of the layers before each place into one stage after the
-// other. `weigh(so_far, stage)` is the measure of a division, from that of its
-// earlier stages and the cost of its last one.
+// Returns the best division, by dynamic programming over the layers before each
+// place, one stage at a time. `weigh(so_far, stage)` measures a division, given
+// the measure of its earlier stages and the cost of its last one.
 template <class Weigh>
 std::vector<std::size_t> best_division(
     std::span<const double> costs,
@@ -100,7 +100,7 @@ std::vector<std::size_t> balanced_stages(
       best_division(costs, stages, [](double so_far, double stage) {
         return std::max(so_far, stage);
       });
-  // Sums in another order differ by rounding.
+  // Sums in a different order can differ by rounding.
   const double limit = most_expensive(costs, first) * (1 + 1e-9);
   return best_division(costs, stages, [limit](double so_far, double stage) {
     return stage > limit ? kUnreached : so_far + stage * stage;

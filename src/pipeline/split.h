@@ -8,20 +8,19 @@
 namespace accelerate::detail {
 
 /// Divides layers into consecutive stages of at least one layer each, so that
-/// the most expensive stage is as cheap as possible, and of the divisions that
-/// are so, one whose stages are as equal as possible. Returns the index of each
-/// stage's first layer. Costs are at least 0; there are at least as many as
-/// stages.
+/// the most expensive stage is as cheap as possible and, among such divisions,
+/// the stages are as equal as possible. Returns the index of each stage's first
+/// layer. Costs must not be negative, nor fewer than the stages.
 std::vector<std::size_t> balanced_stages(
     std::span<const double> costs,
     int num_stages);
 
-/// How a model is divided: `split_points` names the first layer of each stage
-/// but the first; without names, the stages are balanced by `costs`, one per
-/// layer. Returns the index of each stage's first layer. Throws ConfigError for
-/// names of no layer, out of order or of the first layer, for another number of
-/// names than stages need, for costs that are not one per layer or below 0, and
-/// for fewer layers than stages.
+/// Divides a model: `split_points` names the first layer of each stage but the
+/// first; without names, the stages are balanced by `costs`, one per layer.
+/// Returns the index of each stage's first layer. Throws ConfigError for names
+/// that are unknown, out of order or the first layer's, for too few or too many
+/// names, for costs that are negative or not one per layer, and for fewer
+/// layers than stages.
 std::vector<std::size_t> divide_layers(
     const std::vector<std::string>& layers,
     const std::vector<std::string>& split_points,

@@ -34,7 +34,7 @@ SplitBackward::SplitBackward(
   }
 }
 
-// Graphs are as deep as models, so this does not recurse.
+// Iterative, since graphs are as deep as models.
 void SplitBackward::find_paths(const Edges& roots) {
   struct Visit {
     const Node* node;
@@ -69,7 +69,7 @@ bool SplitBackward::leads_to_inputs(const Edge& edge) const {
   return edge.is_valid() && leads_.at(edge.function.get());
 }
 
-// Every input of the nodes that lead to inputs and to something else.
+// Every edge into nodes that lead both to inputs and to something else.
 SplitBackward::Edges SplitBackward::find_boundary() const {
   Edges boundary;
   std::unordered_map<const Node*, bool> seen;
@@ -94,8 +94,8 @@ SplitBackward::Edges SplitBackward::find_boundary() const {
   return boundary;
 }
 
-// Takes the nodes of the boundary out of the paths to the inputs, so that
-// autograd computes their other gradients only.
+// Cuts the boundary's nodes off from the inputs, so that autograd computes only
+// their other gradients.
 void SplitBackward::cut(const Edges& boundary) {
   for (const Edge& edge : boundary) {
     // set_next_edge() refuses nodes that others lead to.
@@ -124,7 +124,7 @@ PipelineTensors SplitBackward::compute_inputs() {
     weight_gradients_.push_back(std::move(gradient));
   }
   found.resize(inputs_.size());
-  // Frees the nodes that nothing else holds, and what they saved.
+  // Frees the nodes that nothing else holds, and their saved tensors.
   input_roots_.clear();
   input_gradients_.clear();
   inputs_.clear();

@@ -11,21 +11,21 @@
 
 namespace accelerate::detail {
 
-/// A backward in two halves, of which the second may come much later: gradients
-/// of a stage's inputs, which other stages wait for, and gradients of its
-/// parameters, which nobody does (Qi et al., "Zero Bubble Pipeline
-/// Parallelism", 2023). Nothing is computed twice: a node that both halves need,
-/// a linear layer's say, computes one of its products in each, from the gradient
-/// that the first half left there. What only inputs need is freed after the
-/// first half.
+/// A backward in two halves, the second of which can run much later: the
+/// gradients of a stage's inputs, which other stages wait for, and the
+/// gradients of its parameters, which no stage waits for (Qi et al., "Zero
+/// Bubble Pipeline Parallelism", 2023). Nothing is computed twice: a node that
+/// both halves need, such as a linear layer's, computes one of its products in
+/// each, from the gradient that the first half left there. What only the input
+/// gradients need is freed after the first half.
 ///
-/// It works on autograd's graph, so it knows no kinds of layers. A node that
-/// computes both gradients at once whatever is asked of it (a
-/// torch::autograd::Function that does not look at needs_input_grad) runs twice.
+/// It works on autograd's graph, so it does not depend on kinds of layers. A
+/// node that always computes both gradients at once (a
+/// torch::autograd::Function that ignores needs_input_grad) runs twice.
 class SplitBackward {
  public:
-  /// `gradients` are those of `roots`, undefined for a root that is a scalar
-  /// and where the backward begins.
+  /// `gradients` are those of `roots`; undefined for a scalar root at which the
+  /// backward begins.
   SplitBackward(
       const PipelineTensors& roots,
       const PipelineTensors& gradients,
@@ -33,11 +33,11 @@ class SplitBackward {
 
   /// Whether the first half has anything to compute.
   [[nodiscard]] bool has_inputs() const { return !input_roots_.empty(); }
-  /// The first half. Returns the gradients of the inputs, undefined where
-  /// nothing depends on one. Called once.
+  /// The first half. Returns the gradients of the inputs; undefined if nothing
+  /// depends on an input. Called once.
   PipelineTensors compute_inputs();
   /// The second half: accumulates the gradients of parameters. Called once,
-  /// after compute_inputs() if that has anything to compute.
+  /// after compute_inputs() if has_inputs().
   void compute_weights();
 
  private:

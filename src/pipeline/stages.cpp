@@ -39,13 +39,13 @@ void visit_layer(const PipelineLayer& layer, Visit&& visit) {
     visit(name, tensor, false);
 }
 
-// The class of the node that has a child of this name, as policies that choose
-// modules see it: lists have numbers for names.
+// The class of a node with a child of this name, as seen by policies that
+// choose modules: children of lists have numbers for names.
 std::string class_of_node(const std::string& child) {
   return is_number(child) ? "torch::nn::ModuleListImpl" : "PipelineStage";
 }
 
-// Builds a tree in which modules and tensors have dotted names.
+// Builds a tree of modules and tensors from dotted names.
 class StageTree {
  public:
   explicit StageTree(std::shared_ptr<torch::nn::Module> root) {
@@ -111,7 +111,7 @@ class StageTree {
   std::map<std::string, at::Tensor> parameters_;
 };
 
-// Which stages have a tensor, and its names in the whole model.
+// The stages that use a tensor, and its name in the whole model.
 struct TensorUse {
   std::string name;
   at::Tensor tensor;
@@ -167,7 +167,7 @@ std::vector<double> parameter_bytes(const std::vector<PipelineLayer>& layers) {
 
 namespace {
 
-// The layers that are modules of the class that most of them have.
+// Indices of the layers of the most common class.
 std::vector<std::size_t> repeated_layers(
     const std::vector<PipelineLayer>& layers) {
   std::unordered_map<std::type_index, std::vector<std::size_t>> places;
@@ -196,7 +196,7 @@ std::vector<std::size_t> begins_with_last_rank(
   const auto count = static_cast<int>(repeated.size());
   const int others = places.num_stages() - places.num_chunks;
   const int rest = count - of_last_rank;
-  // A last stage without such layers has what comes after them.
+  // A last stage without repeated layers has the layers that come after them.
   const bool has_last = of_last_rank > 0 ||
       (places.num_chunks == 1 && count > 0 &&
        repeated.back() + 1 < layers.size());
@@ -263,7 +263,7 @@ PipelineStages make_stages(
     if (use.is_buffer || use.ranks.size() < 2) continue;
     TiedParameter tied{use.name, {}, use.ranks};
     if (has_rank(use.ranks, rank)) tied.tensor = use.tensor;
-    // Before the layers, so that it is the parameter's first name here, too.
+    // Before the layers, so it is the parameter's first name here, too.
     if (tied.tensor.defined() && !own_names.contains(use.name))
       tree.add(use.name, use.tensor);
     stages.tied.push_back(std::move(tied));

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The tensor that backward accumulates the parameter's gradient in. Master
+// The tensor in which backward accumulates the parameter's gradient. Master
 // weights get theirs from it later.
 const at::Tensor& accumulated_in(
     const ParameterTable& table,

@@ -13,27 +13,27 @@
 
 namespace accelerate::detail {
 
-/// Parameters that several stages have, each of which computes a summand of
-/// their gradients. All ranks of the pipeline make the same calls, in the same
-/// order.
+/// Sums the gradients of parameters shared by several stages, each of which
+/// computes a summand. All ranks of the pipeline make the same calls, in the
+/// same order.
 class TiedGradients {
  public:
   TiedGradients() = default;
-  /// Connects the ranks that have each parameter, and makes its first values
-  /// those of the first stage that has it. `pipeline_ranks`: their ranks in the
-  /// world.
+  /// Connects the ranks that share each parameter, and gives them the initial
+  /// values of the first such stage. `pipeline_ranks`: the pipeline's world
+  /// ranks.
   TiedGradients(
       const World& world,
       const std::vector<int>& pipeline_ranks,
       const std::vector<TiedParameter>& tied);
 
-  /// Called before a step of the pipeline adds to the gradients. What an
-  /// earlier one has summed stays on one rank of each parameter's only, so that
-  /// the next sum counts it once.
+  /// Called before a step of the pipeline adds to the gradients. Keeps an
+  /// earlier step's sum on only one of each parameter's ranks, so that the next
+  /// sum counts it once.
   void begin_step(const ParameterTable& table);
 
   /// Replaces the gradients with their sums over the stages. A stage without a
-  /// gradient has a zero; a parameter without any keeps none.
+  /// gradient contributes zero; a parameter without any keeps none.
   void sum(const ParameterTable& table);
 
  private:
@@ -42,7 +42,7 @@ class TiedGradients {
     /// The gradient that sum() left; expired if the program has dropped it.
     std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> summed;
   };
-  /// The parameters that the same ranks have.
+  /// The parameters shared by the same ranks.
   struct Tie {
     Group group;
     std::vector<Entry> entries;

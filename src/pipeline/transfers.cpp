@@ -15,14 +15,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// Numbers in the first message that tells what a stage hands on: how many there
-// are, and the first of them. A second message has the others.
+// Size of a signature's first message: the total count, and the first numbers.
+// A second message has the rest.
 constexpr std::int64_t kSignatureNumbers = 64;
-// Most tensors between two stages. Each value has a tag for each, and one for
-// each message of its signature.
+// The most tensors between two stages. Each value has a tag per tensor, and one
+// per message of its signature.
 constexpr int kMostTensors = 1022;
 constexpr int kTagsPerValue = kMostTensors + 2;
-// Steps whose messages have different tags.
+// Number of consecutive steps whose messages have different tags.
 constexpr std::int64_t kStepsApart = 4;
 
 }  // namespace
@@ -62,7 +62,7 @@ void StageTransfers::send_outputs(
     send(outputs.tensors[i], peer, tag + 2 + static_cast<int>(i));
 }
 
-// Tells the other rank what comes, unless it knows.
+// Sends the signature to the other rank, unless it knows it already.
 void StageTransfers::tell(
     const StageValue& value,
     const ValueSignature& signature,
@@ -193,8 +193,8 @@ void StageTransfers::abandon() {
 int StageTransfers::tag_of(const StageValue& value, Direction direction) const {
   const auto step = static_cast<int>(num_steps_ % kStepsApart);
   const int kind = direction == Direction::outputs ? 0 : 1;
-  // Outputs are known by the stage that gives them, gradients by the one that
-  // computes them.
+  // Outputs are identified by the stage that produces them, gradients by the
+  // stage that computes them.
   const int place = (value.stage * 2 + kind) * schedule_->num_micro_batches +
       value.micro_batch;
   return (place * static_cast<int>(kStepsApart) + step) * kTagsPerValue;

@@ -21,7 +21,7 @@
 
 namespace accelerate::detail {
 
-/// A message to or from a rank of the pipeline did not arrive.
+/// Thrown if a message to or from a rank of the pipeline did not arrive.
 struct LostPeer : std::runtime_error {
   LostPeer(int peer_rank, const std::string& text)
       : std::runtime_error(text), peer(peer_rank) {}
@@ -29,15 +29,15 @@ struct LostPeer : std::runtime_error {
   int peer;  ///< its rank in the pipeline
 };
 
-/// What a step does.
+/// The mode of a step.
 struct StepMode {
-  /// Backwards follow.
+  /// True if backwards follow.
   bool trains = true;
-  /// Shapes are told with every micro-batch.
+  /// True to send shapes with every micro-batch.
   bool shapes_may_change = false;
 };
 
-/// Which values travel: those of a stage for a micro-batch.
+/// Identifies the values of a stage for a micro-batch.
 struct StageValue {
   int stage = 0;
   int micro_batch = 0;
@@ -45,31 +45,33 @@ struct StageValue {
 };
 
 /// The messages between the stages of a pipeline: outputs to the next stage,
-/// gradients to the one before. What a stage hands on is told with its first
-/// micro-batch of each number of rows, and must stay the same afterwards.
-/// Stages of one rank hand tensors over. Used by one thread.
+/// gradients to the previous one. A stage sends the signature of its outputs
+/// with its first micro-batch of each number of rows; it must stay the same
+/// afterwards. Stages on the same rank hand tensors over directly. Used by one
+/// thread.
 class StageTransfers {
  public:
   StageTransfers(Group&& group, at::Device device);
 
-  /// Begins a step; its messages do not mix with those of the one before.
+  /// Begins a step; its messages do not mix with the previous step's.
   void begin_step(const PipelineSchedule& schedule, const StepMode& mode);
 
-  /// Hands the outputs of a stage to the next one. Throws ConfigError if they
+  /// Sends the outputs of a stage to the next one. Throws ConfigError if they
   /// are not like those of earlier micro-batches.
   void send_outputs(const StageValue& value, const PipelineValue& outputs);
-  /// Begins to receive the inputs of a stage, as far as their shapes are known.
+  /// Begins to receive the inputs of a stage, if their shapes are known.
   void expect_inputs(const StageValue& value);
-  /// The inputs of a stage; those whose gradients go back require them.
+  /// Returns the inputs of a stage; those whose gradients are sent back require
+  /// gradients.
   PipelineValue receive_inputs(const StageValue& value);
 
-  /// Hands the gradients of a stage's inputs to the stage before, one per input
-  /// that requires one.
+  /// Sends the gradients of a stage's inputs to the previous stage, one per
+  /// input that requires one.
   void send_gradients(
       const StageValue& value,
       const PipelineTensors& gradients);
-  /// Begins to receive the gradients of a stage's outputs, `like` those that
-  /// require them.
+  /// Begins to receive the gradients of a stage's outputs. `like`: the outputs
+  /// that require gradients.
   void expect_gradients(const StageValue& value, const PipelineTensors& like);
   PipelineTensors receive_gradients(
       const StageValue& value,
@@ -78,9 +80,9 @@ class StageTransfers {
   /// Gives all ranks the values of `src`, in place.
   void broadcast(const at::Tensor& tensor, int src);
 
-  /// Waits until everything that was sent has left.
+  /// Waits until all sends have completed.
   void end_step();
-  /// Forgets messages under way.
+  /// Drops messages in flight.
   void abandon();
 
  private:
@@ -125,7 +127,7 @@ class StageTransfers {
   std::int64_t num_steps_ = 0;
   std::map<SignatureKey, ValueSignature> sent_;
   std::map<SignatureKey, ValueSignature> received_;
-  /// What stages of this rank hand each other.
+  /// Values passed between stages of this rank.
   std::map<ValueKey, PipelineValue> handed_over_;
   std::map<ValueKey, std::vector<Message>> expected_;
   std::deque<Message> leaving_;

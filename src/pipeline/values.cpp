@@ -12,14 +12,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// Whether each tensor of a value is there, as far as its structure says so.
+// Whether each tensor of a value is present, according to its structure.
 std::vector<bool> presence_in(const std::string& structure) {
   std::vector<bool> presence;
   for (std::size_t i = 0; i < structure.size(); ++i) {
     const char part = structure[i];
     if (part == 't' || part == 'n') presence.push_back(part == 't');
     if (part < '0' || part > '9') continue;
-    // A key, which is passed by.
+    // Skips a key.
     std::size_t size = 0;
     for (; structure[i] != ':'; ++i)
       size = 10 * size + static_cast<std::size_t>(structure[i] - '0');
@@ -28,7 +28,7 @@ std::vector<bool> presence_in(const std::string& structure) {
   return presence;
 }
 
-// The first undefined tensor that should be there.
+// Index of the first undefined tensor that should be present.
 std::optional<std::size_t> find_undefined(const PipelineValue& value) {
   const std::vector<bool> presence = presence_in(value.structure);
   for (std::size_t i = 0; i < value.tensors.size(); ++i) {
