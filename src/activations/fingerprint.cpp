@@ -14,8 +14,9 @@ namespace {
 constexpr std::int64_t kSummedAtOnce = 1 << 14;
 
 Fingerprint sums_of(const at::Tensor& tensor) {
-  // On the CPU, LibTorch copies into double what it sums in double; in parts, so
-  // that comparing needs no more memory than recomputation saves.
+  // On the CPU, LibTorch copies tensors to double in order to sum in double.
+  // Sums in parts, so that comparing does not need more memory than
+  // recomputation saves.
   if (tensor.is_cpu() && tensor.numel() > kSummedAtOnce) {
     const auto sizes = tensor.sizes();
     const auto dim =
@@ -37,7 +38,7 @@ Fingerprint sums_of(const at::Tensor& tensor) {
 
 Fingerprint fingerprint_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  // Byte tensors are kernels' workspace, some of which is never written.
+  // Byte tensors are kernels' workspaces, parts of which are never written.
   if (tensor.numel() == 0 || tensor.layout() != at::kStrided ||
       tensor.is_complex() || tensor.is_quantized() ||
       tensor.scalar_type() == at::kByte) {
@@ -46,7 +47,8 @@ Fingerprint fingerprint_of(const at::Tensor& tensor) {
   return sums_of(tensor);
 }
 
-// The tolerance is for accelerators, which may sum in another order each time.
+// The tolerance is for accelerators, which may sum in a different order each
+// time.
 bool Fingerprint::is_like(const Fingerprint& other) const {
   const auto alike = [&](double mine, double theirs) {
     if (std::isnan(mine) || std::isnan(theirs))

@@ -9,7 +9,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// These operators change what autograd knows of a tensor, not its values.
+// These operators change what autograd knows about a tensor, not its values.
 bool only_marks(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
   return name == "aten::requires_grad_" || name == "aten::detach_" ||

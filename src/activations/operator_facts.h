@@ -8,7 +8,7 @@ namespace accelerate::detail {
 
 /// Facts about an operator that are the same in every call.
 struct OperatorFacts {
-  /// True if the operator returns tensors, or changes some.
+  /// True if the operator returns or changes tensors.
   bool leaves_trace = false;
   bool is_random = false;
   std::vector<bool> changes_argument;

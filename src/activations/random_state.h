@@ -10,7 +10,7 @@
 
 namespace accelerate::detail {
 
-/// The generator that the operator about to run on `stack` draws from.
+/// Returns the generator that the operator about to run on `stack` draws from.
 inline at::Generator generator_of(
     const torch::jit::Stack& stack,
     std::size_t num_arguments) {
@@ -30,8 +30,8 @@ inline at::Tensor state_of(at::Generator& generator) {
   return generator.get_state();
 }
 
-/// Replays random numbers from a saved state; afterwards the generator is where
-/// it was.
+/// Replays random numbers from a saved state; restores the generator's own
+/// state when destroyed.
 class RandomStateScope {
  public:
   RandomStateScope(const at::Generator& generator, const at::Tensor& state)

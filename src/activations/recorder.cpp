@@ -11,8 +11,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Thread-local because a recording is of its own thread's operators; the
-// dispatch key that intercepts them is included per thread, too.
+// Thread-local because a recording covers its own thread's operators; the
+// dispatch key that intercepts them is also included per thread.
 thread_local Recording* current = nullptr;
 
 void record(
@@ -31,7 +31,7 @@ void record(
   }
 }
 
-// A process can have one fallback per dispatch key.
+// A process can have only one fallback per dispatch key.
 void register_fallback() {
   static const auto library = [] {
     auto made = std::make_unique<torch::Library>(

@@ -17,8 +17,9 @@
 
 namespace accelerate::detail {
 
-/// Segments of a forward pass: one begins where an operator takes a tensor of
-/// another segment. Tensors of `kUnrecorded` end a segment and begin none.
+/// Segments of a forward pass: a new one begins where an operator takes a
+/// tensor of another segment. Tensors of `kUnrecorded` end a segment without
+/// beginning one.
 struct Segments {
   static constexpr std::size_t kUnrecorded = 0;
 
@@ -27,9 +28,9 @@ struct Segments {
   std::vector<std::string> names{""};
 };
 
-/// While it lives, operators of this thread are recorded on tapes. Inside
-/// another recording, and with gradients disabled, it does nothing. Destroyed
-/// on the thread that made it, the innermost first.
+/// While alive, records this thread's operators on tapes. Does nothing inside
+/// another recording, or with gradients disabled. Must be destroyed on the
+/// thread that made it, the innermost first.
 class Recording final : public SavedTensorKeeper {
  public:
   /// Records one tape per segment. `segments` must outlive it.

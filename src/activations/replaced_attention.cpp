@@ -57,7 +57,7 @@ struct ReplacedAttentionKernel {
 
 namespace {
 
-// A process can have one kernel per operator and dispatch key.
+// A process can have only one kernel per operator and dispatch key.
 void register_kernel() {
   static const auto libraries = [] {
     auto others = std::make_unique<torch::Library>(

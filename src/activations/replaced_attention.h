@@ -23,17 +23,17 @@ struct AttentionArguments {
 /// Calls the operator itself.
 at::Tensor attend_by_operator(const AttentionArguments& arguments);
 
-/// The tensor as autocast would give it to the operator, which autocast has not
-/// reached yet.
+/// Casts the tensor as autocast would for the operator; the function runs
+/// before autocast.
 at::Tensor cast_by_autocast(const at::Tensor& tensor);
 
-/// While it lives, a function takes the place of
-/// aten::scaled_dot_product_attention on this thread (replaced_operator.h).
-/// Other threads, and programs without such an object, pay nothing. Destroyed on
-/// the thread that made it, the innermost first.
+/// While alive, replaces aten::scaled_dot_product_attention on this thread with
+/// a function (replaced_operator.h). Other threads, and programs without such
+/// an object, pay nothing. Must be destroyed on the thread that made it, the
+/// innermost first.
 class ReplacedAttention {
  public:
-  /// Gets the object that it belongs to, too.
+  /// Also receives the object that it belongs to.
   using Attend = std::function<
       at::Tensor(const ReplacedAttention&, const AttentionArguments&)>;
 
@@ -42,8 +42,8 @@ class ReplacedAttention {
   ReplacedAttention& operator=(const ReplacedAttention&) = delete;
   ~ReplacedAttention();
 
-  /// For the function: attention as it would be without this object, by the
-  /// enclosing one's function, or the operator itself.
+  /// For use by the function: computes attention as if this object did not
+  /// exist, by the enclosing object's function or the operator itself.
   [[nodiscard]] at::Tensor enclosing(const AttentionArguments& arguments) const;
 
  private:

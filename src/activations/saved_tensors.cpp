@@ -12,11 +12,11 @@ namespace accelerate::detail {
 namespace {
 
 // The keepers of open scopes, innermost last. Thread-local because a scope
-// applies to the forward of its own thread, on which the engine asks for hooks.
+// applies to its own thread's forward, where the engine asks for hooks.
 thread_local std::vector<SavedTensorKeeper*> keepers;
 
-// How the engine is given a graph's root, which differs between versions of
-// LibTorch.
+// The type of the engine's graph root parameter, which differs between versions
+// of LibTorch.
 template <class Function>
 struct RootParameter;
 template <class Result, class Class, class Graph, class Root, class Buffer>
@@ -42,15 +42,15 @@ class EngineWithHooks final : public torch::autograd::Engine {
       torch::autograd::InputBuffer&& input_buffer) override {
     std::call_once(has_threads_, [this] {
       initialize_device_threads_pool();
-      // LibTorch starts the threads of one engine per process: those of its own
-      // if that has run a backward before.
+      // LibTorch starts the threads of only one engine per process: its own
+      // engine's, if that has already run a backward.
       if (device_ready_queues_.empty()) start_device_threads();
     });
     return Engine::execute_with_graph_task(
         graph_task, std::move(graph_root), std::move(input_buffer));
   }
 
-  // Never destroyed, like LibTorch's own engine: its threads may outlive main.
+  // Never destroyed, like LibTorch's own engine: its threads can outlive main.
   static torch::autograd::Engine& instance() {
     static auto* const engine = new EngineWithHooks();
     return *engine;

@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// Decides what autograd keeps in place of the tensors that operators of this
-/// thread save for backward. It is asked once per saved tensor; null leaves the
-/// tensor to the enclosing scope, or unchanged.
+/// Decides what autograd keeps instead of the tensors that this thread's
+/// operators save for backward. make_hooks() is called once per saved tensor;
+/// null leaves the tensor to the enclosing scope, or unchanged.
 class SavedTensorKeeper {
  public:
   SavedTensorKeeper() = default;
@@ -19,12 +19,12 @@ class SavedTensorKeeper {
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() = 0;
 };
 
-/// While it lives, `keeper` is asked, before those of enclosing scopes.
-/// Destroyed on the thread that made it, the innermost first.
+/// While alive, consults `keeper` before those of enclosing scopes. Must be
+/// destroyed on the thread that made it, the innermost first.
 ///
 /// Implementation: LibTorch asks its autograd engine for such hooks, and the
-/// engine for C++ has none; the first scope of a process replaces it with one
-/// that has them.
+/// C++ engine has none; the first scope of a process replaces it with an engine
+/// that does.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(SavedTensorKeeper& keeper);

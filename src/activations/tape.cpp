@@ -15,8 +15,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// States of random generators, which kernels for attention save unwritten where
-// they drop nothing.
+// Random generator states, which attention kernels save unwritten if they drop
+// nothing.
 bool is_generator_state(
     const c10::OperatorHandle& operation,
     const at::Tensor& tensor) {
@@ -32,7 +32,7 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-/// The hooks in autograd's node that stand for a saved tensor.
+/// The hooks in an autograd node that stand for a saved tensor.
 class Tape::Hooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Hooks(std::shared_ptr<Tape> tape) : tape_(std::move(tape)) {}
@@ -146,7 +146,7 @@ Tape::Place Tape::place_of(const at::Tensor& tensor) {
   const Place place{Place::Kind::outside, outside_.size()};
   Outside outside;
   outside.requires_grad = tensor.requires_grad();
-  // Parameters are kept themselves; other tensors without their graph.
+  // Parameters are kept as they are; other tensors without their graph.
   outside.tensor = tensor.is_leaf() && tensor.requires_grad()
       ? tensor
       : tensor.variable_data();

@@ -30,8 +30,8 @@ namespace accelerate::detail {
 inline constexpr c10::DispatchKey kRecordingKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// The operators that have been compared, identified by all that ran before
-/// them.
+/// The operators that have been compared, each identified by the history of
+/// operators up to it.
 class ComparedOperators {
  public:
   [[nodiscard]] bool has(std::uint64_t history) const {
@@ -49,14 +49,14 @@ class ComparedOperators {
 };
 
 /// The operators of a segment of a forward pass, with the tensors that they
-/// took from outside it. Tensors that they saved for backward are not kept;
-/// when backward needs the first of them, the operators are recomputed, up to
-/// the last whose saved tensors are needed.
+/// took from outside the segment. Tensors saved for backward are not kept; when
+/// backward needs the first of them, the operators are recomputed, up to the
+/// last one whose saved tensors are needed.
 ///
 /// Results are those of the first run: arguments, random states, autocast and
 /// gradient modes are restored; tensors from outside that the segment changes
-/// are copied before, and the copy is changed in the recomputation. It is an
-/// error, as for autograd, if other code has changed such a tensor since.
+/// are copied beforehand, and recomputation changes the copy. As in autograd,
+/// it is an error if other code has changed a tensor from outside since.
 ///
 /// Recorded by one thread; replayed by any, one at a time.
 class Tape : public std::enable_shared_from_this<Tape> {
@@ -69,8 +69,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
   ~Tape();
 
   /// Called when an operator is about to run with the arguments on top of
-  /// `stack`. Returns false if it leaves no trace and is not recorded. After
-  /// true, end() or cancel() follows.
+  /// `stack`. Returns false if it leaves no trace and is not recorded. If true,
+  /// end() or cancel() must follow.
   bool begin(
       const c10::OperatorHandle& operation,
       const torch::jit::Stack& stack);
@@ -116,14 +116,14 @@ class Tape : public std::enable_shared_from_this<Tape> {
   void forget(const Place& place);
 
   void replay();
-  /// Index behind the last operator whose tensors a hook wants.
+  /// Index after the last operator whose tensors a hook wants.
   [[nodiscard]] std::size_t end_of_wanted() const;
   [[nodiscard]] torch::jit::Stack arguments_again(
       const Operator& entry,
       Replay& replay) const;
   [[nodiscard]] at::Tensor input_again(const Input& input, Replay& replay)
       const;
-  /// Replaces the arguments on `stack` by the operator's results.
+  /// Replaces the arguments on `stack` with the operator's results.
   void run_again(
       Operator& entry,
       torch::jit::Stack& stack,
@@ -156,8 +156,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
   // Used while recording. Weak references keep addresses from being reused.
   std::unordered_map<const c10::TensorImpl*, Known> known_;
-  /// What operators saved of a storage. The weak reference keeps the address
-  /// from being that of another storage later.
+  /// What operators saved of a storage. The weak reference keeps the storage's
+  /// address from being reused.
   struct Savings {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::vector<Place> places;

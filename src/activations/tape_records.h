@@ -15,14 +15,14 @@
 #include "activations/host_copy.h"
 #include "activations/tape.h"
 
-/// What a tape knows of tensors and operators.
+/// What a tape knows about tensors and operators.
 namespace accelerate::detail {
 
 /// Identifies a tensor known to the tape.
 struct Tape::Place {
   enum class Kind { nowhere, outside, made, by_operator, kept };
   Kind kind = Kind::nowhere;
-  /// Index of the outside tensor, of the made one, or of the operator.
+  /// Index of the outside tensor, the made tensor, or the operator.
   std::size_t index = 0;
   /// Index among the tensors that the operator saved.
   std::size_t number = 0;
@@ -46,8 +46,7 @@ struct Tape::Output {
 struct Tape::Saved {
   /// Number of hooks in nodes that still exist.
   int num_hooks = 0;
-  /// True if the tensor is changed in place later, so that replaying must copy
-  /// it.
+  /// True if the tensor is changed in place later, so a replay must copy it.
   bool is_changed_later = false;
   std::optional<Fingerprint> fingerprint;
   at::Tensor value;
