@@ -21,7 +21,7 @@ namespace accelerate::detail {
 /// operator ran. Followers carry the gate's key, and have no keeper.
 ///
 /// Gradients do not follow: they are where autograd computes them.
-
+///
 /// While an object of this class exists, tensors of any model follow. Without
 /// one, followers are ordinary tensors.
 class Following {

@@ -8,10 +8,10 @@
 
 namespace accelerate::detail {
 
-/// A pipe whose ends are not inherited by programs (close-on-exec).
+/// A pipe whose ends are not inherited by child programs (close-on-exec).
 class Pipe {
  public:
-  /// Throws ConfigError if the system refuses.
+  /// Throws ConfigError if the system call fails.
   Pipe();
   Pipe(Pipe&& other) noexcept;
   Pipe& operator=(Pipe&& other) noexcept;
@@ -28,7 +28,7 @@ class Pipe {
   int write_end_ = -1;
 };
 
-/// The program to start, and its surroundings.
+/// The program to start, and its environment.
 struct ProcessStart {
   std::string program;
   /// The arguments, beginning with the program's name.
@@ -50,12 +50,12 @@ struct ProcessStart {
 
 struct StartedProcess {
   pid_t pid = -1;
-  /// 0 if the process runs, else the errno of why it could not be started.
+  /// 0 if the process is running; otherwise the errno of the failed start.
   int problem = 0;
 };
 
-/// Starts a process that is killed when the thread that started it ends,
-/// however it ends.
+/// Starts a process that is killed when the starting thread ends, however it
+/// ends.
 StartedProcess start_process(ProcessStart start);
 
 }  // namespace accelerate::detail

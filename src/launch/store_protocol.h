@@ -45,16 +45,15 @@ enum class StoreJoinAnswer : std::uint8_t {
 /// The argument of `validate`, the first query of a connection.
 inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
 
-/// What a store holds at most. A client whose request would exceed a limit is
-/// closed; the protocol has no answer for errors.
+/// The limits of a store. A client whose request would exceed one is closed;
+/// the protocol has no error answer.
 struct StoreLimits {
   std::uint64_t max_key_bytes = 64ULL << 10U;
   /// As in LibTorch's own server.
   std::uint64_t max_keys_per_message = 128ULL << 10U;
   /// Bytes of one message, of one value and of one answer.
   std::uint64_t max_message_bytes = 256ULL << 20U;
-  /// Memory of all keys, values, messages that are arriving and answers that
-  /// clients have not read.
+  /// Memory of all keys, values, incoming messages and unread answers.
   std::uint64_t max_total_bytes = 1ULL << 30U;
 };
 

@@ -17,28 +17,28 @@ struct StoreRequest {
   /// The amount of `add`, the nonce of `ping`, the magic number of `validate`,
   /// the machine of `join`.
   std::int64_t number = 0;
-  /// Keys and values in the order in which they came.
+  /// Keys and values in the order they arrived.
   std::vector<std::string> strings;
 };
 
-/// Puts a message together as its bytes arrive, so that one that comes in many
-/// small pieces costs no more than one that comes at once. Memory grows with
-/// the bytes that have arrived, never with a length that a client announces.
+/// Assembles a message as its bytes arrive, so that many small pieces cost no
+/// more than one large one. Memory grows with the bytes that have arrived,
+/// never with a length that a client announces.
 class StoreRequestReader {
  public:
   explicit StoreRequestReader(const StoreLimits& limits) : limits_(limits) {}
 
-  /// Reads from the front of `bytes`. Returns how many bytes were taken: all of
-  /// them, or those up to the end of the message. Throws StoreRefusal for an
+  /// Reads from the front of `bytes`. Returns the number of bytes consumed:
+  /// all, or those up to the end of the message. Throws StoreRefusal for an
   /// unknown query or a length beyond the limits.
   std::size_t read(std::string_view bytes);
 
   [[nodiscard]] bool is_complete() const { return state_ == State::complete; }
   /// True if the message has a key and its first one has arrived.
   [[nodiscard]] bool has_key() const { return has_key_; }
-  /// The complete message, or what has arrived of it.
+  /// The complete message, or the part that has arrived.
   [[nodiscard]] StoreRequest& request() { return request_; }
-  /// Forgets the message and begins with the next one.
+  /// Drops the message and begins the next one.
   void start_next();
 
   /// Bytes of memory held for the message.
@@ -52,8 +52,8 @@ class StoreRequestReader {
     amount,  ///< 64 bits
     key,
     value,
-    keys,  ///< a count, then as many keys
-    pairs  ///< a count, then as many keys, each with its value
+    keys,  ///< a count, then that many keys
+    pairs  ///< a count, then that many keys, each with its value
   };
   enum class State : std::uint8_t {
     query,

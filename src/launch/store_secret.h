@@ -4,8 +4,8 @@
 
 namespace accelerate::detail {
 
-/// 128 random bits of the system as 32 hexadecimal digits. Throws ConfigError
-/// if the system has none.
+/// Returns 128 random bits from the system as 32 hexadecimal digits. Throws
+/// ConfigError if the system provides none.
 std::string make_store_secret();
 
 }  // namespace accelerate::detail

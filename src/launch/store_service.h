@@ -14,27 +14,28 @@
 
 namespace accelerate::detail {
 
-/// What a store keeps of one connection.
+/// A store's state of one connection.
 class StoreSession {
  public:
-  /// `is_trusted` is asked when the client's first request does not show the
+  /// `is_trusted` is called if the client's first request does not show the
   /// secret.
   StoreSession(const StoreLimits& limits, std::function<bool()> is_trusted)
       : reader_(limits), is_trusted_(std::move(is_trusted)) {}
   StoreSession(const StoreSession&) = delete;
   StoreSession& operator=(const StoreSession&) = delete;
 
-  /// Answers that have not been sent.
+  /// Answers that have not been sent yet.
   [[nodiscard]] std::string_view unsent() const {
     return std::string_view(unsent_).substr(num_sent_);
   }
   void mark_sent(std::size_t num_bytes);
-  /// False while messages that have arrived wait for answers to be sent.
+  /// False while received messages wait for answers to be sent.
   [[nodiscard]] bool wants_input() const { return arrived_.empty(); }
   [[nodiscard]] bool is_admitted() const { return is_admitted_; }
   /// Whether this is the launcher of another machine.
   [[nodiscard]] bool has_joined() const { return machine_ > 0; }
-  /// Asks whether the client is trusted before it has made a request.
+  /// Admits the client before its first request if it is trusted. Returns
+  /// whether it is admitted.
   [[nodiscard]] bool admit_if_trusted();
 
  private:
@@ -66,28 +67,29 @@ class StoreSession {
   std::uint64_t accounted_ = 0;
 };
 
-/// Below the secret. The key does not exist before the first launcher has joined.
+/// Returns the key of a machine's connection, relative to the secret's prefix.
+/// It does not exist before the first launcher has joined.
 std::string connection_key(int machine);
 
-/// The store without its sockets: takes bytes of clients, holds the values, and
+/// The store without its sockets: takes clients' bytes, holds the values, and
 /// makes answers. Not thread-safe.
 ///
-/// With a secret, a client may read and write nothing until it is admitted: by
-/// a first key that begins with "/SECRET/", which a c10d::PrefixStore over an
-/// unmodified client gives to every connection and its clones; by joining; or
-/// because it is trusted. Until then it holds one key at most.
+/// With a secret, a client cannot read or write anything until it is admitted:
+/// by a first key that begins with "/SECRET/", which a c10d::PrefixStore over
+/// an unmodified client gives to every connection and its clones; by joining;
+/// or by being trusted. Until then the session holds at most one key.
 ///
-/// Whether the launcher of machine K is connected is the value, 1 or 0, of the
-/// key that connection_key(K) names.
+/// The value of key connection_key(K) is 1 or 0: whether the launcher of
+/// machine K is connected.
 class StoreService {
  public:
   struct Options {
     StoreLimits limits = {};
-    /// Empty: everybody is admitted.
+    /// Empty: all clients are admitted.
     std::string secret = {};
-    /// Above 1, each machine but the first may join once at a time.
+    /// Above 1, each machine but the first can join, one launcher at a time.
     int num_machines = 1;
-    /// Launchers that join must know the secret; otherwise they are told.
+    /// True if joining launchers must know the secret; if false, they are told.
     bool is_secret_shared = false;
   };
 
@@ -97,15 +99,15 @@ class StoreService {
 
   /// `session` must be closed before it is destroyed.
   void open(StoreSession& session) { sessions_.push_back(&session); }
-  /// Does nothing to a session that is closed.
+  /// A no-op if the session is already closed.
   void close(StoreSession& session);
 
-  /// Takes bytes that arrived, and answers the messages that they complete. May
-  /// also add answers to other sessions, which waited for a key. Throws
+  /// Takes received bytes, and answers the messages that they complete. May
+  /// also add answers to other sessions that waited for a key. Throws
   /// StoreRefusal or std::bad_alloc if the session must be closed; the others
   /// and the values are then as the last complete request left them.
   void receive(StoreSession& session, std::string_view bytes);
-  /// Goes on with messages that waited for answers to be sent.
+  /// Continues with messages that waited for answers to be sent.
   void resume(StoreSession& session);
 
   [[nodiscard]] std::size_t num_keys() const { return values_.size(); }

@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// The dictionary of a store, which knows how much memory it holds. A function
+/// The dictionary of a store, which tracks how much memory it holds. A function
 /// that throws std::bad_alloc has changed nothing.
 class StoreValues {
  public:
@@ -20,17 +20,17 @@ class StoreValues {
     return values_.contains(key);
   }
 
-  /// Sets all of key, value, key, value ..., or none; a later value of a key
-  /// replaces an earlier one.
+  /// Sets all pairs (key, value, key, value ...) or none; a later value of a
+  /// key replaces an earlier one.
   void set_all(std::vector<std::string> pairs);
   void set(std::string key, std::string value);
-  /// Appends to the value; a missing key begins with an empty one.
+  /// Appends to the value; a missing key begins empty.
   void append(const std::string& key, std::string_view more);
   /// Returns whether the key existed.
   bool erase(const std::string& key);
 
   [[nodiscard]] std::size_t size() const { return values_.size(); }
-  /// Bytes of memory, estimated.
+  /// Estimated number of bytes held.
   [[nodiscard]] std::uint64_t memory() const { return memory_; }
 
  private:

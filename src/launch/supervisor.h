@@ -22,31 +22,31 @@ class EventSource {
 };
 
 /// Supervises the ranks of this machine until all have ended. When one fails,
-/// it waits briefly for another that may be the cause, then ends the others
-/// with SIGTERM and later SIGKILL.
+/// waits briefly for another failure that may be the cause, then ends the
+/// others with SIGTERM and later SIGKILL.
 class Supervisor {
  public:
   struct Options {
-    /// Readable when a signal, such as SIGCHLD, has come; read before looking
-    /// for ranks that have ended. Null: the supervisor does not handle signals,
-    /// and takes a rank for ended when its sources are.
+    /// Readable when a signal, such as SIGCHLD, has arrived; read before
+    /// checking for ranks that have ended. Null: the supervisor does not handle
+    /// signals, and considers a rank ended when its sources are.
     EventSource* signals = nullptr;
     /// Another source to read from, or null.
     EventSource* event = nullptr;
     /// True if every rank leads a process group; signals then go to the groups.
     bool has_groups = false;
     /// Whether a rank that ended with this status cannot have been brought down
-    /// by a peer, so that there is no other cause to wait for. Null: always
-    /// waits.
+    /// by a peer, so there is no other cause to wait for. Null: always waits.
     bool (*is_surely_the_cause)(int wait_status) = nullptr;
-    /// Called when a rank has ended and what it wrote until then was read, with
-    /// its index in ranks(). May be empty.
+    /// Called with a rank's index in ranks() when it has ended and its output
+    /// has been read. May be empty.
     std::function<void(std::size_t index)> on_end = {};
-    /// Asked when a rank has failed: true if that is not a failure of the group,
-    /// since another process takes its place, or the others go on without it.
-    /// May call add(). May be empty.
+    /// Called when a rank has failed; returns true if that is not a failure of
+    /// the group, because another process replaces it or the others continue
+    /// without it. May call add(). May be empty.
     std::function<bool(std::size_t index)> is_made_good = {};
-    /// True while ranks may still be added though none runs. May be empty.
+    /// True while ranks may still be added even though none is running. May be
+    /// empty.
     std::function<bool()> awaits_more = {};
     /// Called at least this often while ranks run; 0: never.
     std::chrono::milliseconds interval{0};
@@ -59,20 +59,22 @@ class Supervisor {
     std::vector<EventSource*> sources;
     bool is_running = true;
     int wait_status = 0;
-    /// The others go on without it. Its number may be another process's by now.
+    /// True if the others continue without it. Its process id may have been
+    /// reused.
     bool has_left = false;
   };
 
   explicit Supervisor(Options options) : options_(std::move(options)) {}
 
   void add(pid_t pid, std::vector<EventSource*> sources);
-  /// Returns when all ranks have ended and their outputs were read. If ranks
-  /// have process groups, also kills what ranks of a failed group started.
+  /// Returns when all ranks have ended and their outputs have been read. If
+  /// ranks have process groups, also kills processes started by ranks of a
+  /// failed group.
   void run();
-  /// Kills all ranks, for instance if one of them cannot be started.
+  /// Kills all ranks, for example if one of them cannot be started.
   void kill_and_wait();
 
-  /// The process has ended and no longer belongs to the group.
+  /// Called when the process has ended and no longer belongs to the group.
   void forget(std::size_t index) { ranks_[index].has_left = true; }
   /// Counts a failure that was made good after all, and ends the group.
   void give_up(std::size_t index);
@@ -83,7 +85,7 @@ class Supervisor {
   /// Sends SIGTERM to all ranks; their ends no longer count as failures.
   void terminate();
   /// Expects all ranks to end, after they were signalled from outside; those
-  /// that run longer than `time` are killed.
+  /// still running after `time` are killed.
   void expect_end(std::chrono::milliseconds time);
 
   [[nodiscard]] const std::vector<Rank>& ranks() const { return ranks_; }
@@ -120,15 +122,16 @@ class Supervisor {
 struct Suspect {
   std::size_t rank = 0;
   bool is_surely_the_cause = false;
-  /// True if it reports a lost peer, or was terminated.
+  /// True if it reported a lost peer, or was terminated.
   bool is_victim = false;
 };
 
-/// The rank of the first suspect that is surely the cause, else of the first
-/// that is not a victim, else of the first; nothing if there are none.
+/// Returns the rank of the first suspect that is surely the cause, otherwise
+/// the first that is not a victim, otherwise the first; nothing if there are
+/// none.
 std::optional<std::size_t> find_cause(std::span<const Suspect> suspects);
 
-/// Whether a rank was killed by a signal that the end of a peer cannot cause.
+/// Whether a rank was killed by a signal that a peer's end cannot cause.
 bool is_surely_the_cause(int wait_status);
 
 }  // namespace accelerate::detail

@@ -4,14 +4,14 @@
 
 namespace accelerate::detail {
 
-/// A small process that outlives the launcher, however it ends, and then kills
-/// the process groups of the ranks, including grandchildren.
+/// A small process that outlives the launcher, however the launcher ends, and
+/// then kills the ranks' process groups, including grandchildren.
 class Watchdog {
  public:
   /// Must be constructed before any rank starts, so that it does not inherit
   /// their pipes, and before the launcher has threads.
   Watchdog();
-  /// Dismisses the process, which then kills nothing.
+  /// Dismisses the process without killing anything.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;

@@ -20,38 +20,40 @@ struct BoardOptions {
   int world_size = 1;
   int attempt = 0;
   int machine = 0;
-  /// For people who list what is running.
+  /// Shown to people who list what is running.
   std::string command = {};
-  /// The name by which the process's boards are found; another one for a board
-  /// that is not about processes of this machine.
+  /// The name by which the process's boards are found; a different one for a
+  /// board that is not about processes of this machine.
   const char* name = "accelerate-board";
 };
 
-/// Pages of shared memory on which the ranks of one machine note what they do,
-/// one page per local rank. Whoever wants to know reads it and need not ask a
-/// rank, which may no longer answer. It has no name in a file system and is
-/// gone with the last process that maps it.
+/// Shared memory in which the ranks of one machine note what they do, one page
+/// per local rank. Observers read it instead of asking a rank, which may no
+/// longer answer. It has no name in a file system and disappears with the last
+/// process that maps it.
 class Board {
  public:
-  /// Throws SegmentError if the system gives no memory.
+  /// Throws SegmentError if the system provides no memory.
   static Board create(const BoardOptions& options);
-  /// Maps the board that ticket() described. Throws SegmentError if this
-  /// process may not map it, or if it is another version's.
+  /// Maps the board described by a ticket(). Throws SegmentError if this
+  /// process may not map it, or if it has another version.
   static Board open(const std::string& ticket);
-  /// The boards that `process` created, as far as this process may map them.
+  /// Returns the boards created by `process` that this process may map.
   static std::vector<Board> of_process(pid_t process);
 
   [[nodiscard]] std::string ticket() const { return segment_.ticket(); }
 
   [[nodiscard]] const BoardHeader& header() const;
-  /// The same, for those of its values that change while ranks run.
+  /// The same, for the values that change while ranks run.
   [[nodiscard]] BoardHeader& shared_header() const;
-  /// Adds a report for the ranks to read. Called by whoever watches them.
+  /// Adds a report for the ranks to read. Called by the process that monitors
+  /// them.
   void add_report(std::string_view text) const;
   [[nodiscard]] int num_pages() const { return header().num_pages; }
-  /// `index`: the local rank; in an elastic group, that of the first generation.
+  /// `index`: the local rank; in an elastic group, the one in the first
+  /// generation.
   [[nodiscard]] BoardPage& page(int index) const;
-  /// Empties a page, but for its seat. Nobody may be writing it.
+  /// Clears a page, except its seat. No process may be writing it.
   void clear_page(int index) const;
 
  private:
@@ -62,14 +64,14 @@ class Board {
   SharedSegment segment_;
 };
 
-/// Reads the reports of a board as they come.
+/// Reads a board's reports as they are added.
 class BoardReports {
  public:
-  /// `board` must outlive it. Reports from before are not news.
+  /// `board` must outlive this object. Earlier reports are skipped.
   explicit BoardReports(const Board& board);
 
-  /// The reports since the last call, without those that newer ones have
-  /// replaced meanwhile.
+  /// Returns the reports since the last call, except those that newer ones have
+  /// replaced.
   std::vector<std::string> news();
 
  private:
@@ -77,15 +79,15 @@ class BoardReports {
   std::uint64_t num_read_ = 0;
 };
 
-/// Copies as much of `text` as fits, ended by a zero.
+/// Copies as much of `text` as fits, zero-terminated.
 template <std::size_t size>
 void set_text(BoardText<size>& target, std::string_view text) {
   const std::size_t length = text.copy(target.data(), size - 1);
   target[length] = '\0';
 }
 
-/// The characters of `text`; a text without an end is read to the end of its
-/// memory.
+/// Returns the characters of `text`; an unterminated text is read to the end of
+/// its memory.
 template <std::size_t size>
 std::string text_of(const BoardText<size>& text) {
   const std::string_view all(text.data(), size);

@@ -10,19 +10,20 @@ namespace accelerate::detail {
 /// What a rank's program is doing.
 enum class RankPhase : std::uint8_t {
   starting,    ///< has not taken part in a group yet
-  between,     ///< in the program's own code between the library's calls
-  data,        ///< waits for the loader's next batch
+  between,     ///< in the program's own code, between library calls
+  data,        ///< waiting for the loader's next batch
   forward,     ///< a prepared model's forward
   backward,    ///< Accelerator::backward()
   optimizer,   ///< Optimizer::step() and zero_grad()
-  checkpoint,  ///< saves or loads
+  checkpoint,  ///< saving or loading
 };
 inline constexpr std::size_t kNumRankPhases = 7;
 
 enum class BoardPageState : std::uint32_t { empty, running, finished, failed };
 
-/// Values that one thread writes and other processes read as a whole: a reader
-/// that sees the same even version before and after has a consistent copy.
+/// Values that one thread writes and other processes read consistently (a
+/// seqlock): a reader that sees the same even version before and after has a
+/// consistent copy.
 template <std::size_t num_words>
 struct VersionedWords {
   std::atomic<std::uint32_t> version;
@@ -38,28 +39,28 @@ struct BoardLane {
   static constexpr std::size_t kMostDims = 4;
   static constexpr std::size_t kWords = 4 + kMostDims;
 
-  /// The newest call that began: its number on this lane, from 1; its
-  /// signature, equal on ranks that make the same call; its packed description;
-  /// the number of dimensions; the first dimensions.
+  /// The newest call begun: its number on this lane, from 1; its signature,
+  /// equal on ranks that make the same call; its packed description; the number
+  /// of dimensions; the first dimensions.
   alignas(64) VersionedWords<kWords> call;
-  /// The number of the newest call that has ended.
+  /// The number of the newest call that has completed.
   std::atomic<std::uint64_t> ended;
   BoardText<104> group;
 };
 
-/// A wait for certain ranks outside of a group's collectives: for their
-/// messages, or for what they write into the store.
+/// A wait for certain ranks outside a group's collectives: for their messages,
+/// or for values that they write to the store.
 struct BoardWait {
   static constexpr std::size_t kMostPeers = 12;
-  /// Number of the wait, from 1; packed description; peers, four to a word,
-  /// each one more than its rank.
+  /// Number of the wait, from 1; packed description; peers, four per word, each
+  /// as its rank plus one.
   static constexpr std::size_t kWords = 2 + kMostPeers / 4;
 
   alignas(64) VersionedWords<kWords> wait;
   std::atomic<std::uint64_t> ended;
 };
 
-/// The durations of the last steps in one phase, in a ring.
+/// Ring buffer of one phase's durations in the last steps.
 struct PhaseDurations {
   static constexpr std::size_t kKept = 64;
 
@@ -70,17 +71,17 @@ struct PhaseDurations {
 /// The place of a process in an elastic group (elastic_seat.h). Survives the
 /// processes that take it one after another.
 struct BoardSeat {
-  /// Written by the rank: its process, if that has announced itself, else 0, and
+  /// Written by the rank: its process, or 0 before it has announced itself, and
   /// the generation that it is ready for.
   std::atomic<std::int32_t> process;
   std::atomic<std::uint32_t> arrived;
-  /// Written by the launcher, before the generation in force: the rank in it, or
-  /// -1 for a process that leaves the group.
+  /// Written by the launcher before it sets the current generation: the rank in
+  /// that generation, or -1 for a process that leaves the group.
   std::atomic<std::int32_t> rank;
 };
 
-/// What one rank does. All but the last part is written by the rank and read by
-/// whoever watches it. Zeroed memory is a valid page.
+/// One rank's activity. All but the last part is written by the rank and read
+/// by its observers. Zeroed memory is a valid page.
 struct BoardPage {
   static constexpr std::size_t kMostLanes = 32;
   static constexpr std::size_t kMostWaits = 4;
@@ -93,9 +94,9 @@ struct BoardPage {
   /// Counts changes of the phase.
   std::atomic<std::uint64_t> num_phases;
   std::atomic<std::uint64_t> num_steps;
-  /// What the program's own code says of HangMonitorOptions, which wins over the
-  /// launcher: one more than the threshold in milliseconds, one more than
-  /// OnHang; 0: nothing.
+  /// HangMonitorOptions from the program's own code, which override the
+  /// launcher's: the threshold in milliseconds plus one, OnHang plus one; 0:
+  /// not set.
   std::atomic<std::uint64_t> hang_threshold;
   std::atomic<std::uint32_t> on_hang;
 
@@ -108,7 +109,7 @@ struct BoardPage {
   std::array<BoardWait, kMostWaits> waits;
   std::array<PhaseDurations, kNumRankPhases> durations;
 
-  /// Why the rank fails, as it says itself; valid once `state` is failed.
+  /// Why the rank fails, by its own account; valid once `state` is failed.
   BoardText<504> failure;
 
   /// The rest is written by the process that supervises the rank.
@@ -121,7 +122,7 @@ struct BoardPage {
   alignas(64) BoardSeat seat;
 };
 
-/// The first page: what is running. Written before any rank can read it.
+/// The first page: what is running. Written before any rank can read the board.
 struct BoardHeader {
   static constexpr std::uint64_t kVersion = 3;
 
@@ -135,23 +136,23 @@ struct BoardHeader {
   std::int64_t started;  ///< seconds since 1970
   BoardText<504> command;
 
-  /// The generations of an elastic group, from 1; 0: its launcher replaces no
-  /// rank. Ranks of one older than `target` leave it at once, those of one older
-  /// than `wanted` at the end of their step. `num_ranks` is that of the
-  /// generation in force.
+  /// The generations of an elastic group, from 1; 0: its launcher does not
+  /// replace ranks. Ranks of a generation older than `target` leave it
+  /// immediately; those of one older than `wanted`, at the end of their step.
+  /// `num_ranks` is that of the current generation.
   std::atomic<std::uint32_t> generation;
   std::atomic<std::uint32_t> target;
   std::atomic<std::uint32_t> wanted;
   std::atomic<std::int32_t> num_ranks;
-  /// The sizes that the group may have, and one that somebody asks for, or 0.
+  /// The sizes that the group may have, and a requested size, or 0.
   std::atomic<std::int32_t> fewest_ranks;
   std::atomic<std::int32_t> most_ranks;
   std::atomic<std::int32_t> asked_ranks;
 
-  /// What whoever watches the ranks has reported: the newest texts, in a ring.
+  /// Ring buffer of the newest reports by the process that monitors the ranks.
   static constexpr std::size_t kKeptReports = 4;
   std::atomic<std::uint64_t> num_reports;
-  /// One more than are kept, into which the next is written.
+  /// One more than is kept: the next report is written there.
   std::array<BoardText<3000>, kKeptReports + 1> reports;
 };
 

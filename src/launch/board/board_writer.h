@@ -24,7 +24,7 @@ struct CallPlace {
   std::uint32_t line = 0;
 };
 
-/// A collective as it is noted. Texts live as long as the program.
+/// A collective to be noted. Texts live as long as the program.
 struct NotedCall {
   const char* operation = "";
   const char* dtype = nullptr;  ///< null: it has no tensor
@@ -35,7 +35,7 @@ struct NotedCall {
 
 class BoardWriter;
 
-/// The collectives of one group, of one rank. Any thread may call.
+/// Notes one rank's collectives of one group. Thread-safe.
 class BoardLaneWriter {
  public:
   BoardLaneWriter(BoardWriter& writer, BoardLane& lane)
@@ -43,16 +43,16 @@ class BoardLaneWriter {
   BoardLaneWriter(const BoardLaneWriter&) = delete;
   BoardLaneWriter& operator=(const BoardLaneWriter&) = delete;
 
-  /// Notes that a call begins, and returns its number, from 1: equal on all
-  /// ranks of the group if they make the same calls.
+  /// Notes that a call begins. Returns its number, from 1, which is equal on
+  /// all ranks of the group if they make the same calls.
   std::uint64_t begin(const NotedCall& call) noexcept;
-  /// Notes that call `number` and all before it have ended.
+  /// Notes that call `number` and all earlier ones have ended.
   void end(std::uint64_t number) noexcept;
 
   [[nodiscard]] const BoardLane& lane() const { return lane_; }
 
  private:
-  // Numbers of texts that were used last, so that they are not looked up.
+  // Cache of recently used texts' numbers, which saves lookups.
   struct Known {
     const void* address = nullptr;
     std::uint32_t line = 0;
@@ -65,15 +65,15 @@ class BoardLaneWriter {
 
   BoardWriter& writer_;
   BoardLane& lane_;
-  // Used by the thread that stores into the lane.
+  // Used only by the thread that stores into the lane.
   std::uint64_t count_ = 0;
   std::array<Known, 8> operations_;
   std::array<Known, 8> places_;
   std::array<Known, 4> dtypes_;
 };
 
-/// Writes the page of one rank. What it writes is read by other processes at
-/// any moment. Any thread may call; phases are those of the thread that trains.
+/// Writes one rank's page, which other processes may read at any moment.
+/// Thread-safe; phases are those of the training thread.
 class BoardWriter {
  public:
   BoardWriter(Board board, int index, int rank);
@@ -85,38 +85,38 @@ class BoardWriter {
   [[nodiscard]] const Board& board() const { return board_; }
   [[nodiscard]] int index() const { return index_; }
 
-  /// A lane for the group of this name; null when the page is full. Lives as
-  /// long as the writer.
+  /// Returns a lane for the group of this name; null if the page is full. The
+  /// lane lives as long as the writer.
   BoardLaneWriter* add_lane(std::string_view group);
 
-  /// The rank enters a phase; returns the one that it was in, to return to.
+  /// Enters a phase; returns the previous one, to be restored later.
   RankPhase enter(RankPhase phase) noexcept;
-  /// The rank has made so many steps.
+  /// Sets the number of steps that the rank has made.
   void set_num_steps(std::uint64_t num_steps) noexcept;
-  /// True in those steps whose phases are timed.
+  /// True in steps whose phases are timed.
   [[nodiscard]] bool is_timed() const noexcept {
     return (page_.num_steps.load(std::memory_order_relaxed) & 7U) == 0;
   }
-  /// Notes how long one step was in a phase, without waiting for other ranks.
+  /// Notes the time that one step spent in a phase, excluding waits for other
+  /// ranks.
   void note_duration(RankPhase phase, std::uint32_t microseconds) noexcept;
 
-  /// The rank waits for `peers` until end_wait(), which takes the number that
-  /// this returns. 0: no room to note it.
+  /// Notes that the rank waits for `peers` until end_wait(). Returns the number
+  /// to pass there; 0 if there is no room to note the wait.
   std::uint32_t begin_wait(
       const char* what,
       std::span<const int> peers) noexcept;
   void end_wait(std::uint32_t number) noexcept;
 
-  /// What the program's code says of how its ranks are monitored for hangs; see
-  /// BoardPage.
+  /// Sets the program's own options for hang monitoring; see BoardPage.
   void set_hang_options(
       std::optional<std::chrono::milliseconds> threshold,
       std::optional<std::uint32_t> on_hang) noexcept;
 
-  /// Why this rank fails.
+  /// Notes why this rank fails.
   void fail(std::string_view reason) noexcept;
 
-  /// The number of a text on the page; 0 when the page is full.
+  /// Returns the number of a text on the page; 0 if the page is full.
   std::uint16_t number_of(std::string_view text) noexcept;
 
  private:
@@ -130,7 +130,7 @@ class BoardWriter {
   std::uint32_t busy_waits_ = 0;
 };
 
-/// In a phase for as long as it lives. A null writer notes nothing.
+/// Notes a phase for the lifetime of the object. A null writer notes nothing.
 class BoardPhaseScope {
  public:
   BoardPhaseScope(BoardWriter* writer, RankPhase phase)
@@ -147,8 +147,8 @@ class BoardPhaseScope {
   RankPhase before_;
 };
 
-/// Waits for certain ranks for as long as it lives. A null writer notes
-/// nothing.
+/// Notes a wait for certain ranks for the lifetime of the object. A null writer
+/// notes nothing.
 class BoardWaitScope {
  public:
   BoardWaitScope(

@@ -17,23 +17,23 @@ namespace accelerate::detail {
 /// A rank that waits for others.
 struct WaitingRank {
   int rank = 0;
-  /// What it waits in, in words.
+  /// Describes what it waits in.
   std::string in;
   std::chrono::milliseconds time{};
 };
 
-/// A rank for which others wait while it does not wait itself.
+/// A rank that others wait for, and that is not waiting itself.
 struct BlockingRank {
   int rank = 0;
   pid_t process = 0;
-  /// How long it has been where it is.
+  /// How long it has been in its current place.
   std::chrono::milliseconds time{};
   RankPhase phase = RankPhase::starting;
   std::uint64_t step = 0;
-  /// Its newest call in the group that waits for it, or in any; empty if it has
-  /// made none.
+  /// Its newest call in the group that waits for it, or in any group; empty if
+  /// it has made none.
   std::string last_call;
-  /// The process's state as the kernel calls it: R, S, D, T, Z; ' ' if unknown.
+  /// The kernel's state of the process: R, S, D, T, Z; ' ' if unknown.
   char process_state = ' ';
 };
 
@@ -49,19 +49,19 @@ struct HangReport {
   Kind kind = Kind::late;
   std::vector<WaitingRank> waiting;
   std::vector<BlockingRank> blocking;
-  /// Each rank's call, where they disagree.
+  /// Each rank's call, if they disagree.
   std::vector<std::pair<int, GroupCall>> calls;
 };
 
-/// What ranks do, and what the kernel says of their processes.
+/// A rank's activity, and its process's state in the kernel.
 struct ObservedRank {
   RankActivity activity;
   char process_state = ' ';
 };
 
-/// Finds ranks for which others wait, from looks at the board. Pages have no
-/// times: how long something has lasted is counted from the look that first saw
-/// it, so the ranks read no clock.
+/// Finds ranks that others wait for, by polling the board. Pages have no
+/// timestamps: durations are counted from the look that first saw a state, so
+/// ranks never read a clock.
 class HangDetector {
  public:
   using Clock = std::chrono::steady_clock;
@@ -73,16 +73,16 @@ class HangDetector {
     threshold_ = threshold;
   }
 
-  /// A report the first time that somebody has waited for longer than the
-  /// threshold, and again only if other ranks block or the same ones block in
-  /// another place. Where all have arrived, or wait for each other, everybody has
-  /// to have waited so long: calls take their time, and ranks that make a group
-  /// seem to wait in a circle. A disagreement is reported at once.
+  /// Returns a report the first time that a rank has waited for longer than the
+  /// threshold, and again only if other ranks block, or the same ones in
+  /// another place. If all ranks have arrived, or wait for each other, every
+  /// rank must have waited that long: calls take time, and ranks that make a
+  /// group seem to wait in a circle. A disagreement is reported immediately.
   std::optional<HangReport> look(
       std::span<const ObservedRank> ranks,
       Clock::time_point now);
 
-  /// How long a rank has been in its phase; for lists of ranks.
+  /// Returns how long a rank has been in its phase; for lists of ranks.
   [[nodiscard]] std::chrono::milliseconds time_in_phase(
       int rank,
       Clock::time_point now) const;
@@ -109,13 +109,13 @@ class HangDetector {
       Clock::time_point now);
   [[nodiscard]] std::optional<HangReport> find_disagreement(
       std::span<const ObservedRank> ranks) const;
-  // The ranks that have to arrive before a wait can end, as far as the board
-  // tells.
+  // The ranks that must arrive before a wait can end, as far as the board
+  // shows.
   static std::set<int> awaited_by(
       const Wait& wait,
       std::span<const ObservedRank> ranks);
-  // The waits that are too long, those in the same call, and those of
-  // the ranks that they wait for.
+  // The waits that are too long, those in the same call, and those of the ranks
+  // being waited for.
   [[nodiscard]] std::vector<Wait> find_involved(
       std::span<const ObservedRank> ranks,
       std::span<const Wait> waits) const;
@@ -134,8 +134,8 @@ class HangDetector {
   std::string reported_;
 };
 
-/// Several lines, each ended by a line break: who holds up whom, where each
-/// rank is. `prefix` begins the first line.
+/// Formats a report as lines that each end with a line break: which ranks hold
+/// up which, and where each rank is. `prefix` begins the first line.
 std::string describe(const HangReport& report, const std::string& prefix);
 
 }  // namespace accelerate::detail

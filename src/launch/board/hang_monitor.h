@@ -18,51 +18,51 @@
 
 namespace accelerate::detail {
 
-/// What happens when ranks hang.
+/// What to do when ranks hang.
 enum class OnHang {
-  warn,    ///< a report that names who holds up whom
-  stacks,  ///< and the stacks of the ranks that hold up the others
-  kill,    ///< and the ranks are killed whose stacks were taken
+  warn,    ///< reports which ranks hold up which
+  stacks,  ///< also takes the stacks of the ranks that hold up others
+  kill,    ///< also kills the ranks whose stacks were taken
 };
 
 /// Parses "warn", "stacks" or "kill". Throws ConfigError for another string.
 OnHang parse_on_hang(std::string_view text);
 
 struct HangMonitorOptions {
-  /// How long ranks wait before it is reported; 0: never.
+  /// How long ranks wait before a hang is reported; 0: never.
   std::chrono::milliseconds threshold = std::chrono::seconds(10);
   OnHang on_hang = OnHang::stacks;
-  /// The directories in which to look for the tool that takes stacks.
+  /// The directories to search for the tool that takes stacks.
   std::string path = {};
-  /// Takes the lines of a report. Called by look(), and by another thread for
-  /// stacks.
+  /// Receives the lines of a report. Called by look(), and on another thread
+  /// for stacks.
   std::function<void(const std::string& text)> say = {};
 };
 
-/// Watches the ranks of a board: reports those that hold up others, and those
-/// that are slower than the others for a minute. Reports are also kept on the
-/// board. look() is called several times per second, by one thread, and returns
-/// at once.
+/// Monitors the ranks of a board: reports those that hold up others, and those
+/// that have been slower than the others for a minute. Reports are also kept on
+/// the board. look() is called several times per second, by one thread, and
+/// returns immediately.
 class HangMonitor {
  public:
   HangMonitor(const Board& board, HangMonitorOptions options);
   HangMonitor(const HangMonitor&) = delete;
   HangMonitor& operator=(const HangMonitor&) = delete;
-  /// Retires, and waits until the stack that is being taken is there.
+  /// Retires, and waits until the stack in progress has been taken.
   ~HangMonitor();
 
   void look();
-  /// Takes no further stacks and ends no process: the ranks have moved on since
+  /// Stops taking stacks and killing processes: the ranks have moved on since
   /// the report.
   void retire() { is_retired_.store(true); }
   /// True while stacks are taken.
   [[nodiscard]] bool is_busy() const { return takes_stacks_.load(); }
 
-  /// The time from one look to the next that the detector needs.
+  /// The interval between looks that the detector needs.
   static constexpr std::chrono::milliseconds kInterval{250};
 
  private:
-  // What programs have said on their pages.
+  // Reads the options that programs have set on their pages.
   void read_settings();
   void say(const std::string& text);
 
@@ -72,7 +72,7 @@ class HangMonitor {
   StragglerDetector stragglers_;
   std::mutex saying_;
   std::thread stacks_;
-  // Whether that thread is still at work.
+  // Whether that thread is still working.
   std::atomic<bool> takes_stacks_{false};
   std::atomic<bool> is_retired_{false};
 };

@@ -4,7 +4,7 @@
 
 namespace accelerate::detail {
 
-/// What one word of a lane or a wait says.
+/// The contents of one word of a lane or a wait.
 struct PackedCall {
   std::uint16_t operation = 0;  ///< number of its text
   std::uint16_t dtype = 0;      ///< 0: none

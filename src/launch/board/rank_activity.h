@@ -24,21 +24,22 @@ struct GroupCall {
   std::string place;  ///< "group.cpp:120", or empty
   bool has_ended = false;
 
-  /// Whether both are the same operation on like tensors.
+  /// Whether both are the same operation on similar tensors.
   [[nodiscard]] bool agrees_with(const GroupCall& other) const;
 };
 
-/// "all_reduce (Float [4, 8]) number 12 of group \"world\" at group.cpp:120".
+/// Formats a call, as in "all_reduce (Float [4, 8]) number 12 of group
+/// \"world\" at group.cpp:120".
 std::string describe(const GroupCall& call);
 
-/// A wait for messages, or for what other ranks write into the store.
+/// A wait for messages, or for values that other ranks write to the store.
 struct PeerWait {
   std::uint64_t number = 0;
   std::string what;
   std::vector<int> peers;  ///< ranks in the world
 };
 
-/// What one rank's page says at one moment.
+/// The contents of one rank's page at one moment.
 struct RankActivity {
   int rank = 0;
   int index = 0;  ///< of its page
@@ -59,13 +60,13 @@ struct RankActivity {
   std::string last_output;
 };
 
-/// Reads a page that its rank may be writing.
+/// Reads a page while its rank may be writing it.
 RankActivity read_activity(const Board& board, int index);
-/// All ranks' pages, also those of ranks that have not joined yet; in an elastic
-/// group, those of the generation in force.
+/// Reads all ranks' pages, including those of ranks that have not joined yet;
+/// in an elastic group, those of the current generation.
 std::vector<RankActivity> read_activities(const Board& board);
 
-/// "in forward", "between calls of the library".
+/// Describes a phase, as in "in forward" or "between calls of the library".
 const char* describe(RankPhase phase);
 
 }  // namespace accelerate::detail

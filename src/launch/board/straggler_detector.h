@@ -11,11 +11,11 @@
 
 namespace accelerate::detail {
 
-/// A rank that takes longer for its steps than the others.
+/// A rank whose steps take longer than the others'.
 struct StragglerReport {
   int rank = 0;
-  /// The phase in which it loses most, and how long a step is in it here and,
-  /// in the median, on the other ranks.
+  /// The phase in which it loses most time, and the time per step there on this
+  /// rank and, as a median, on the others.
   RankPhase phase = RankPhase::starting;
   std::uint32_t phase_us = 0;
   std::uint32_t others_phase_us = 0;
@@ -25,24 +25,24 @@ struct StragglerReport {
 };
 
 /// Finds ranks that are slower than the others for some time, from the
-/// durations of phases on the board. These are without the waits for other
-/// ranks, in which fast ranks spend what slow ones take longer.
+/// durations of phases on the board. These exclude waits for other ranks, where
+/// fast ranks spend the time that slow ones take longer.
 class StragglerDetector {
  public:
   using Clock = std::chrono::steady_clock;
 
   struct Options {
-    /// How many times the others' time a slow rank takes.
+    /// A slow rank takes at least this many times as long as the others.
     double factor = 1.2;
-    /// For how long it has to be slow.
+    /// How long it must have been slow.
     std::chrono::milliseconds time = std::chrono::minutes(1);
   };
 
   StragglerDetector() = default;
   explicit StragglerDetector(const Options& options) : options_(options) {}
 
-  /// A report the first time that a rank has been slow for long enough, and
-  /// again only after it was not.
+  /// Returns a report the first time that a rank has been slow for long enough,
+  /// and again only after it has recovered.
   std::optional<StragglerReport> look(
       std::span<const RankActivity> ranks,
       Clock::time_point now);
@@ -51,7 +51,7 @@ class StragglerDetector {
   struct Slow {
     Clock::time_point since{};
     bool is_reported = false;
-    /// Timed steps when it was first seen to be slow.
+    /// Number of timed steps when it was first seen to be slow.
     std::uint64_t num_timed = 0;
   };
 
@@ -59,7 +59,7 @@ class StragglerDetector {
   std::map<int, Slow> slow_;
 };
 
-/// One line, with its line break.
+/// Formats a report as one line, with its line break.
 std::string describe(const StragglerReport& report);
 
 }  // namespace accelerate::detail

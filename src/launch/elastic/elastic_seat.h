@@ -13,18 +13,18 @@ struct ElasticPlace {
   /// -1: the process leaves the group.
   int rank = -1;
   int num_ranks = 0;
-  /// Among the ranks of this machine.
+  /// Its rank among those of this machine.
   int local_rank = 0;
   int num_local_ranks = 0;
 };
 
-/// A process's seat in the elastic group of its launcher, on whose board it is.
-/// The process keeps its seat while ranks of others are replaced, and while the
+/// A process's seat in its launcher's elastic group, on the launcher's board.
+/// The process keeps its seat while other ranks are replaced, and while the
 /// group grows and shrinks.
 class ElasticSeat {
  public:
-  /// `index`: the page on the board. `first_generation`: the one in which the
-  /// process begins.
+  /// `index`: the page on the board. `first_generation`: the generation in
+  /// which the process begins.
   ElasticSeat(Board board, int index, std::uint32_t first_generation);
   ElasticSeat(const ElasticSeat&) = delete;
   ElasticSeat& operator=(const ElasticSeat&) = delete;
@@ -37,18 +37,19 @@ class ElasticSeat {
   [[nodiscard]] bool spans_machines() const {
     return most_ranks() > board_.num_pages();
   }
-  /// Tells the launcher that this process stays when others end, and returns its
-  /// place as soon as the next generation is in force.
+  /// Tells the launcher that this process stays when others end, and returns
+  /// its place as soon as the next generation begins.
   ElasticPlace take_place();
-  /// True once ranks of the generation taken last have to leave it, because one
+  /// Returns true once ranks must leave the generation taken last, because one
   /// of them has ended. Waits up to `patience` for the launcher to notice.
   [[nodiscard]] bool was_broken(std::chrono::milliseconds patience) const;
-  /// The generation that the launcher wants after the end of a step; that of
-  /// take_place() if it wants none.
+  /// The generation that the launcher wants after the end of a step; the
+  /// current one if it wants none.
   [[nodiscard]] std::uint32_t wanted() const;
-  /// The next take_place() is for this generation, which all ranks agreed upon.
+  /// Makes the next take_place() wait for this generation, which all ranks have
+  /// agreed on.
   void leave_for(std::uint32_t generation) { next_ = generation; }
-  /// Tells the launcher that this process no longer is replaced alone.
+  /// Tells the launcher that this process can no longer be replaced alone.
   void withdraw();
 
  private:
@@ -62,7 +63,7 @@ class ElasticSeat {
   std::uint32_t next_;
 };
 
-/// Whether ranks of `generation` have to leave it.
+/// Whether ranks of `generation` must leave it.
 inline bool is_broken(const Board& board, std::uint32_t generation) {
   return board.header().target.load() > generation;
 }

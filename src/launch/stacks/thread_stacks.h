@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 struct ThreadStack {
   long thread = 0;
-  /// Functions, the innermost first.
+  /// Function names, the innermost first.
   std::vector<std::string> frames;
 
   bool operator==(const ThreadStack&) const = default;
@@ -22,18 +22,17 @@ struct ThreadStack {
 struct ProcessStacks {
   pid_t process = 0;
   std::vector<ThreadStack> threads;
-  /// Why there are none, and what to do; empty if there are.
+  /// Why there are no stacks, and what to do; empty if there are.
   std::string problem;
 };
 
-/// Takes stacks of other processes, without their help, by eu-stack
-/// (elfutils) or else gdb. The process is stopped for as long as it takes. The
-/// system allows it for processes that this one started, and for those of the
-/// same user where it is not restricted (kernel.yama.ptrace_scope).
+/// Takes stacks of other processes, without their cooperation, using eu-stack
+/// (elfutils) or else gdb. The process is stopped meanwhile. The system allows
+/// this for processes started by this one, and for others of the same user
+/// unless restricted (kernel.yama.ptrace_scope).
 class StackTaker {
  public:
-  /// Looks for the tools in the directories of `path`, which is separated by
-  /// colons.
+  /// Looks for the tools in the colon-separated directories of `path`.
   explicit StackTaker(std::string_view path);
 
   /// Returns within `timeout`.
@@ -46,17 +45,17 @@ class StackTaker {
   std::string gdb_;
 };
 
-/// The stacks in what eu-stack or gdb printed.
+/// Parses the stacks in the output of eu-stack or gdb.
 std::vector<ThreadStack> parse_stacks(std::string_view text);
 
-/// A process with the name that it has in a listing: "rank 3".
+/// A process's stacks, and its name in a listing, such as "rank 3".
 struct NamedStacks {
   std::string name;
   ProcessStacks stacks;
 };
 
-/// A listing in which threads with equal stacks, in one process or several,
-/// share one entry. Lines end with a line break.
+/// Formats a listing in which threads with equal stacks, in one process or
+/// several, share one entry. Every line ends with a line break.
 std::string describe(std::span<const NamedStacks> processes);
 
 }  // namespace accelerate::detail
