@@ -9,11 +9,11 @@
 
 namespace accelerate::detail {
 
-/// The dtype in which autocast computes; nothing for `no`.
+/// Returns the dtype in which autocast computes; nothing for `no`.
 std::optional<c10::ScalarType> autocast_dtype(Precision precision);
 
-/// The reason why `device` cannot compute in `precision`, and what to do
-/// instead; nothing if it can.
+/// Returns why `device` cannot compute in `precision`, and what to do instead;
+/// nothing if it can.
 std::optional<std::string> precision_complaint(
     Precision precision,
     c10::Device device);

@@ -8,11 +8,11 @@
 
 namespace accelerate::detail {
 
-/// The values that a cast to float8 (e4m3) leaves of queries, keys or values
-/// [..., heads, positions, elements], in their own dtype: scales are powers of
-/// two, so bf16 and fp16 have all of them. The gradient passes unchanged.
-/// `agree`: makes largest values those of all ranks that have other positions,
-/// in place; null if this rank has all.
+/// Rounds queries, keys or values [..., heads, positions, elements] to float8
+/// (e4m3), but keeps their dtype: scales are powers of two, so bf16 and fp16
+/// represent all results exactly. The gradient passes unchanged. `agree`:
+/// maximizes amaxes, in place, over the ranks that have other positions; null
+/// if this rank has all.
 at::Tensor round_to_float8(
     const at::Tensor& heads,
     Float8Attention granularity,

@@ -12,11 +12,11 @@
 namespace accelerate::detail {
 
 /// Watches the weights of linear layers (gate/watched_tensor.h), and computes
-/// products with them in float8, whichever operators the module's code uses.
+/// products with them in float8, whichever operators the module's code calls.
 class Float8Keeper final : public GateKeeper {
  public:
-  /// `only_in_forwards`: products outside of begin_forward() and end_forward(),
-  /// and of a forward that was begun with false, stay as they are.
+  /// `only_in_forwards`: products outside begin_forward() and end_forward(), or
+  /// in a forward begun with false, are left unchanged.
   explicit Float8Keeper(bool only_in_forwards)
       : only_in_forwards_(only_in_forwards) {}
 
@@ -41,7 +41,7 @@ class Float8Keeper final : public GateKeeper {
     at::Tensor bias = {};
   };
 
-  /// How a tensor is a kept weight.
+  /// A watched weight as an operand.
   struct Operand {
     std::size_t unit = 0;
     bool is_transposed = false;
@@ -54,7 +54,7 @@ class Float8Keeper final : public GateKeeper {
   bool only_in_forwards_;
   Float8Layers layers_;
   std::vector<std::vector<std::int64_t>> weight_sizes_;
-  // Read by threads of backward, which recompute forwards.
+  // Read by backward threads, which recompute forwards.
   std::atomic<int> num_forwards_ = 0;
   std::atomic<bool> in_float8_ = true;
 };

@@ -22,8 +22,8 @@
 namespace accelerate::detail {
 
 /// How a linear layer's three products are computed. Each product has two
-/// operands; where one of them has no cast, the product is computed in the
-/// precision of the input.
+/// operands; if either has no cast, the product is computed in the precision of
+/// the input.
 struct Float8Rules {
   /// output = input * weight^T
   std::optional<DynamicCast> input = DynamicCast{};
@@ -35,16 +35,16 @@ struct Float8Rules {
   std::optional<DynamicCast> grad_output_for_grad_weight =
       DynamicCast{at::kFloat8_e5m2};
   std::optional<DynamicCast> input_for_grad_weight = DynamicCast{};
-  /// Scales per tensor that follow from earlier steps, in place of those of the
-  /// casts above.
+  /// Per-tensor scales from earlier steps, which replace those of the casts
+  /// above.
   std::optional<DelayedScaleOptions> delayed = std::nullopt;
-  /// Operands get zeros where the device wants other sizes.
+  /// Operands are padded with zeros if the device requires other sizes.
   bool pads = true;
-  /// Gradients are rounded up or down at random.
+  /// Gradients are rounded stochastically.
   bool rounds_gradients_randomly = false;
 
-  /// Whether casts for products that sum over different dimensions are one, so
-  /// that it can serve twice.
+  /// Whether casts for products that sum over different dimensions are the
+  /// same, so that one cast can serve both.
   [[nodiscard]] bool is_same_cast(
       const std::optional<DynamicCast>& a,
       const std::optional<DynamicCast>& b) const;
@@ -56,16 +56,16 @@ class DelayedTensor {
   DelayedTensor(Float8Format type, const DelayedScaleOptions& options)
       : scale_(type, options) {}
 
-  /// The scale of this step, a number on `device`.
+  /// The scale of this step, a scalar on `device`.
   [[nodiscard]] at::Tensor scale_on(c10::Device device);
-  /// Notes a largest value, a number, for the next step. Called by the threads
-  /// of forward and backward; does not wait for a device.
+  /// Notes an amax, a scalar, for the next step. Called on forward and backward
+  /// threads; does not wait for a device.
   void note(const at::Tensor& amax);
-  /// The largest value noted since the last call: of those that were in host
-  /// memory, where NaN counts as infinity, and of those that are on a device,
-  /// undefined if there were none.
+  /// Takes the largest amax noted since the last call, among those in host
+  /// memory (NaN counts as infinity) and among those on a device (undefined if
+  /// there were none).
   std::pair<float, at::Tensor> take_amax();
-  /// Ends a step with the largest value of all ranks.
+  /// Ends a step, given the amax of all ranks.
   void update(float amax);
   void restore(
       float scale,
@@ -81,7 +81,7 @@ class DelayedTensor {
   at::Tensor pending_on_device_;
 };
 
-/// What the products of one layer need, and what they leave for later steps.
+/// The data that one layer's products need, and leave for later steps.
 struct Float8Layer : torch::CustomClassHolder {
   enum Role { input, weight, grad_output };
   static constexpr std::size_t kNumRoles = 3;
@@ -90,12 +90,12 @@ struct Float8Layer : torch::CustomClassHolder {
 
   Float8Layer(std::string name, const Float8Rules& rules);
 
-  /// Tries how `device` multiplies the operands of each product.
+  /// Finds out by trying how `device` multiplies the operands of each product.
   void probe(c10::Device device);
 
-  /// Casts an operand; the product sums over `dim`. The amax is undefined
-  /// unless scales are delayed. `of_positions`: has_positions() was true in the
-  /// forward.
+  /// Casts an operand whose product sums over `dim`. The amax is undefined
+  /// unless scales are delayed. `of_positions`: whether has_positions() was
+  /// true in the forward.
   [[nodiscard]] MeasuredMatrix cast(
       const at::Tensor& matrix,
       const DynamicCast& how,
@@ -110,11 +110,11 @@ struct Float8Layer : torch::CustomClassHolder {
   /// Drops kept casts: the weight may have changed.
   void forget_weight();
 
-  /// Notes what cast() measured; nothing if that is undefined.
+  /// Notes the amax that cast() measured; a no-op if undefined.
   void note(Role role, const at::Tensor& amax) const;
 
-  /// a [m, k] times b [n, k] transposed. If the device fails, the product is
-  /// emulated from then on, with a warning.
+  /// Returns a [m, k] times b [n, k] transposed. If the device fails, emulates
+  /// the product from then on, with a warning.
   [[nodiscard]] at::Tensor multiply(
       Product product,
       const Float8Matrix& a,
@@ -127,19 +127,19 @@ struct Float8Layer : torch::CustomClassHolder {
   std::array<std::atomic<Float8Multiplier::Way>, kNumProducts> ways;
   /// By role; empty without delayed scaling.
   std::vector<std::unique_ptr<DelayedTensor>> delayed;
-  /// False where the weight's memory comes and goes.
+  /// False if the weight's memory comes and goes.
   bool keeps_weight = false;
   std::function<void(const std::string&)> warn = nullptr;
-  /// By role: how ranks divide the matrix; empty where each has all of it.
+  /// By role: how ranks divide the matrix; empty if each has all of it.
   std::array<std::vector<MatrixDivision>, kNumRoles> divisions;
-  /// Whether this thread computes with some positions of a sequence, so that
-  /// other ranks have other rows of inputs and of gradients of outputs. Null:
-  /// never.
+  /// Returns whether this thread computes with only some positions of a
+  /// sequence, so that other ranks have other rows of inputs and of output
+  /// gradients. Null: never.
   std::function<bool()> has_positions = nullptr;
-  /// Makes largest values those of all ranks that have positions, in place.
+  /// Maximizes amaxes, in place, over all ranks that have positions.
   std::function<void(const at::Tensor& amax)> agree_on_positions = nullptr;
-  /// The scale of the weight while it has the values that float8 left of it;
-  /// undefined while it has its own. Null: it always has its own.
+  /// The weight's scale while it holds values rounded to float8; undefined
+  /// while it holds its own values. Null: it always holds its own.
   std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
   /// Whether casts and products of forwards with a backward are measured.
   std::atomic<bool> is_measured = false;
@@ -161,8 +161,8 @@ struct Float8Layer : torch::CustomClassHolder {
 
 using Float8Layers = std::vector<c10::intrusive_ptr<Float8Layer>>;
 
-/// Takes the largest values that all layers have noted: [layers, roles]; NaN
-/// counts as infinity.
+/// Takes the amaxes that all layers have noted: [layers, roles]; NaN counts as
+/// infinity.
 at::Tensor take_amaxes(const Float8Layers& layers, c10::Device device);
 
 }  // namespace accelerate::detail

@@ -14,9 +14,9 @@ namespace accelerate::detail {
 
 /// Which linear layers become float8.
 struct Float8LayerRule {
-  /// The first and the last one stay as they are.
+  /// The first and the last layer are left unchanged.
   bool spares_ends = true;
-  /// Replaces all rules if set.
+  /// If set, replaces all other rules.
   std::function<bool(const std::string&, const torch::nn::Module&)> filter =
       nullptr;
 };

@@ -6,12 +6,12 @@
 
 namespace accelerate::detail {
 
-/// input [..., k] times `transposed_weight` [k, n], in the dtype of the input,
-/// with gradients; the layer's rules say how. Nothing is added.
+/// Returns input [..., k] times `transposed_weight` [k, n] without a bias, in
+/// the dtype of the input, with gradients, computed by the layer's rules.
 ///
-/// Largest values count for delayed scales when a backward uses what a forward
-/// computed, so that evaluations leave no trace; those of layers that have no
-/// gradients count at once, unless gradients are disabled.
+/// Amaxes count for delayed scales only when a backward uses a forward's
+/// results, so that evaluations leave no trace; those of layers without
+/// gradients count immediately, unless gradients are disabled.
 at::Tensor float8_product(
     const at::Tensor& input,
     const at::Tensor& transposed_weight,

@@ -15,56 +15,56 @@ namespace accelerate::detail {
 /// How many values share a scale.
 enum class Float8Granularity {
   tensorwise,  ///< all
-  axiswise,    ///< those that a product sums over: a row, or a column
+  axiswise,    ///< those that a product sums over: a row or a column
   blocks,      ///< kMxBlockSize consecutive ones of those, with an E8M0 scale
 };
 
-/// A cast with scales that follow from the values.
+/// A cast with scales derived from the values.
 struct DynamicCast {
   at::ScalarType dtype = at::kFloat8_e4m3fn;
   Float8Granularity granularity = Float8Granularity::tensorwise;
-  /// Scales are powers of two; those of blocks always are.
+  /// True for power-of-two scales; those of blocks always are.
   bool power_of_2 = false;
 
   bool operator==(const DynamicCast&) const = default;
 };
 
-/// If set, values are rounded up or down at random, with their own value as the
-/// mean. The random numbers are a function of the seed and a value's place in
-/// the matrix, the same on every device.
+/// If set, rounding is stochastic and unbiased. The random numbers are a
+/// function of the seed and a value's place in the matrix, the same on every
+/// device.
 using RoundingSeed = std::optional<std::uint32_t>;
 
 /// A matrix in float8, on any device.
 struct Float8Matrix {
   /// [rows, columns].
   at::Tensor values;
-  /// fp32: what the values were multiplied by before the cast; broadcastable to
-  /// the matrix, but for blocks, where a dimension has one element for
+  /// In fp32: the factors of the values before the cast; broadcastable to the
+  /// matrix, except for blocks, where one dimension has one element per
   /// kMxBlockSize of the matrix.
   at::Tensor scale;
   /// The dimension along which blocks lie; unset for other granularities.
   std::optional<std::int64_t> block_dim = std::nullopt;
 
-  /// In fp32: values / scale. Strides are those of the values.
+  /// Returns values / scale in fp32. Strides are those of the values.
   [[nodiscard]] at::Tensor dequantize() const;
-  /// Views of the same matrix with rows for columns.
+  /// Returns a transposed view.
   [[nodiscard]] Float8Matrix transposed() const;
-  /// The scales of blocks as E8M0 (kFloat8_e8m0fnu), by which values are
-  /// multiplied to restore them.
+  /// Returns the scales of blocks as E8M0 (kFloat8_e8m0fnu), with which values
+  /// are multiplied to restore them.
   [[nodiscard]] at::Tensor e8m0_scales() const;
   [[nodiscard]] std::int64_t nbytes() const {
     return static_cast<std::int64_t>(values.nbytes() + scale.nbytes());
   }
 };
 
-/// The format of a float8 dtype. Throws ConfigError for other dtypes.
+/// Returns the format of a float8 dtype. Throws ConfigError for other dtypes.
 Float8Format float8_format(at::ScalarType dtype);
 
-/// The largest absolute value as a number (fp32, on the tensor's device), 0
-/// without elements, NaN if any is NaN. Does not wait for the device.
+/// Returns the largest absolute value as an fp32 scalar on the tensor's device;
+/// 0 without elements, NaN if any is NaN. Does not wait for the device.
 at::Tensor amax_of(const at::Tensor& tensor);
 
-/// The scales that follow from largest absolute values.
+/// Returns the scales for these amaxes.
 at::Tensor scale_of(const at::Tensor& amax, const DynamicCast& cast);
 
 /// Casts a matrix of fp32, bf16, fp16 or fp64; a product sums over `dim`, 0 or
@@ -79,13 +79,14 @@ Float8Matrix cast_dynamically(
 struct MatrixDivision {
   /// The dimension that they divide.
   std::int64_t dim = 0;
-  /// Makes largest values those of all ranks, in place.
+  /// Maximizes amaxes over all ranks, in place.
   std::function<void(const at::Tensor& amax)> agree;
 };
 
-/// The same for a part of a matrix, with the scales of the whole: ranks agree on
-/// largest values that they have parts of. Blocks are those of the part, which
-/// are those of the whole where parts are of multiples of kMxBlockSize.
+/// The same for a part of a matrix, with the scales of the whole matrix: ranks
+/// agree on the amaxes of values that they divide. Blocks are the part's own,
+/// which match those of the whole matrix if part sizes are multiples of
+/// kMxBlockSize.
 Float8Matrix cast_with_others(
     const at::Tensor& matrix,
     const DynamicCast& cast,
@@ -93,28 +94,28 @@ Float8Matrix cast_with_others(
     const std::vector<MatrixDivision>& divisions,
     RoundingSeed seed = std::nullopt);
 
-/// Casts with a given scale, a number (fp32, on the matrix's device).
+/// Casts with a given scale, an fp32 scalar on the matrix's device.
 Float8Matrix cast_with_scale(
     const at::Tensor& matrix,
     at::ScalarType dtype,
     const at::Tensor& scale,
     RoundingSeed seed = std::nullopt);
 
-/// A matrix, and the largest absolute value that it had before the cast.
+/// A cast matrix, and its largest absolute value before the cast.
 struct MeasuredMatrix {
   Float8Matrix matrix;
   at::Tensor amax;
 };
 
-/// The same, reading the values once for both.
+/// Casts and measures in one pass over the values.
 MeasuredMatrix cast_and_measure(
     const at::Tensor& matrix,
     at::ScalarType dtype,
     const at::Tensor& scale,
     RoundingSeed seed = std::nullopt);
 
-/// The same as cast_dynamically, computed by LibTorch's operators, for devices
-/// without kernels.
+/// Like cast_dynamically(), by LibTorch's operators, for devices without
+/// kernels.
 Float8Matrix cast_by_operators(
     const at::Tensor& matrix,
     const DynamicCast& cast,

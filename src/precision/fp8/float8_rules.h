@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-// What recipes with all fields set (engines/fp8_recipe.h) say about a layer's
-// products.
+// Translate recipes with all fields set (engines/fp8_recipe.h) into rules for a
+// layer's products.
 
 Float8Rules float8_rules_of(const AORecipeKwargs& recipe);
 Float8Rules float8_rules_of(const TERecipeKwargs& recipe);

@@ -13,42 +13,42 @@
 
 namespace accelerate::detail {
 
-/// What the casts of one layer lost in a step, and how far its products are
-/// from those of bf16, as numbers that ranks can combine. Thread-safe. Waits for
-/// the device.
+/// Measures what one layer's casts lose in a step, and how far its products are
+/// from bf16 products, as numbers that ranks can combine. Thread-safe. Waits
+/// for the device.
 class Float8Statistics {
  public:
   static constexpr std::int64_t kNumRoles = 3;
   static constexpr std::int64_t kNumProducts = 3;
   /// Ranks add these numbers up.
   static constexpr std::int64_t kNumSums = 3 * kNumRoles + 2 * kNumProducts;
-  /// Ranks take the largest of these: the largest scales and the negatives of the
-  /// smallest; -infinity without a cast.
+  /// Ranks take the maximum of these: the largest scales, and the negated
+  /// smallest ones; -infinity without a cast.
   static constexpr std::int64_t kNumExtremes = 2 * kNumRoles;
 
-  /// `role`: a Float8Layer::Role. A value underflows if it is not 0 and becomes
-  /// 0; it overflows if it is cut off, that is, if rounding to nearest would
+  /// `role`: a Float8Layer::Role. A nonzero value underflows if it becomes 0; a
+  /// value overflows if it saturates, that is, if rounding to nearest would
   /// exceed the format's largest value.
   void add_cast(
       std::int64_t role,
       const at::Tensor& matrix,
       const Float8Matrix& cast);
-  /// `product`: a Float8Layer::Product; `a` times `b` in bf16 is what `result` is
-  /// compared with.
+  /// `product`: a Float8Layer::Product; compares `result` with `a` times `b` in
+  /// bf16.
   void add_product(
       std::int64_t product,
       const at::Tensor& result,
       const at::Tensor& a,
       const at::Tensor& b);
 
-  /// Takes what was added since the last call: kNumSums and kNumExtremes
+  /// Takes the data added since the last call: kNumSums and kNumExtremes
   /// numbers (fp64) in host memory.
   at::Tensor take();
 
-  /// Names ("fp8/fc1/input/underflow_rate") and values of what the numbers of a
-  /// step say; nothing of a role or product without values. Rates are shares of
-  /// the values that are not 0; errors are norms of differences over norms in
-  /// bf16.
+  /// Returns the figures of a step's numbers by name, such as
+  /// "fp8/fc1/input/underflow_rate"; none for a role or product without values.
+  /// Rates are shares of nonzero values; errors are norms of differences over
+  /// bf16 norms.
   [[nodiscard]] static std::vector<std::pair<std::string, double>> figures_of(
       const std::string& layer,
       const at::Tensor& numbers);

@@ -8,8 +8,8 @@
 
 namespace accelerate::detail {
 
-// What float8_matrix.h declares, for matrices in host memory, by the kernels of
-// this processor. Matrices have elements.
+// The functions of float8_matrix.h for matrices in host memory, by this
+// processor's kernels. Matrices must not be empty.
 
 float host_amax(const at::Tensor& tensor);
 
@@ -25,7 +25,7 @@ Float8Matrix host_cast_with_scale(
     float scale,
     RoundingSeed seed);
 
-/// Returns the largest absolute value in `amax`.
+/// Returns the largest absolute value as `amax`.
 MeasuredMatrix host_cast_and_measure(
     const at::Tensor& matrix,
     at::ScalarType dtype,
@@ -35,7 +35,7 @@ MeasuredMatrix host_cast_and_measure(
 /// For contiguous values.
 at::Tensor host_dequantize(const Float8Matrix& matrix);
 
-/// The scale of a largest absolute value.
+/// Returns the scale for an amax.
 float scale_of_number(float amax, const DynamicCast& cast);
 
 }  // namespace accelerate::detail

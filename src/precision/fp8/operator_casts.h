@@ -10,19 +10,19 @@
 namespace accelerate::detail {
 
 // Parts of casts by LibTorch's operators, which run on any device. All give the
-// bits of the kernels.
+// same bits as the kernels.
 
 at::Tensor scales_by_operators(const at::Tensor& amax, const DynamicCast& cast);
 
-/// The largest absolute value of a matrix, or those along `dim`, which keeps a
-/// size of 1; 0 where there are no values. In the matrix's dtype.
+/// Returns the largest absolute value of a matrix, or those along `dim`, which
+/// is kept with size 1; 0 if there are no values. In the matrix's dtype.
 at::Tensor amax_by_operators(
     const at::Tensor& matrix,
     std::optional<std::int64_t> dim = std::nullopt);
 
-/// `matrix` times `scales`, which broadcast to it, in float8. Products beyond the
-/// format's largest value are limited to it. Without `limits` the caller knows
-/// that rounding leaves none, which saves a pass over memory.
+/// Returns `matrix` times `scales`, which broadcast to it, in float8. Products
+/// beyond the format's largest value saturate. Pass false for `limits` if no
+/// product can exceed it, which saves a pass over memory.
 at::Tensor scaled_cast(
     const at::Tensor& matrix,
     const at::Tensor& scales,
@@ -30,7 +30,7 @@ at::Tensor scaled_cast(
     bool limits,
     RoundingSeed seed);
 
-/// Scales that can be broadcast to the matrix.
+/// Returns scales that broadcast to the matrix.
 at::Tensor spread_scales(const Float8Matrix& matrix);
 
 }  // namespace accelerate::detail

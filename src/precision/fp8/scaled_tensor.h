@@ -12,21 +12,21 @@ namespace accelerate::detail {
 struct ScaledTensor {
   /// Codes, in the shape of the tensor.
   at::Tensor values;
-  /// fp32, a number on the device of `values`: what they were multiplied by.
+  /// An fp32 scalar on the device of `values`: their factor.
   at::Tensor scale;
 
   [[nodiscard]] bool defined() const { return values.defined(); }
-  /// values / scale.
+  /// Returns values / scale.
   [[nodiscard]] at::Tensor restore(at::ScalarType dtype) const;
 };
 
-/// For each largest absolute value, the largest power of two that keeps it
-/// within the range of `dtype`; 1 for 0, NaN for infinity and NaN, so that one
-/// such value makes all of its tensor NaN. fp32, at most 2^115.
+/// Returns, for each amax, the largest power of two that keeps it within the
+/// range of `dtype`; 1 for 0; NaN for infinity and NaN, so that one such value
+/// makes its entire tensor NaN. fp32, at most 2^115.
 at::Tensor powers_of_2_for(const at::Tensor& amax, at::ScalarType dtype);
 
-/// Casts a floating tensor to float8 or fp16 with the scale that follows from
-/// its largest value, rounding to nearest even. Does not wait for the device.
+/// Casts a floating tensor to float8 or fp16 with a scale derived from its
+/// amax, rounding to nearest even. Does not wait for the device.
 ScaledTensor cast_scaled(const at::Tensor& tensor, at::ScalarType dtype);
 
 /// The same with a given scale; values beyond the range saturate.

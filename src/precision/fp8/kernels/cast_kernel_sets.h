@@ -13,8 +13,8 @@ constexpr CastKernels cast_kernels_of(std::string_view name) {
   return set;
 }
 
-// Null where the compiler builds for other processors, or the processor lacks
-// the instructions.
+// These return null if the compiler targets other processors, or this processor
+// lacks the instructions.
 const CastKernels* avx512_cast_kernels();
 const CastKernels* avx2_cast_kernels();
 const CastKernels* portable_cast_kernels();

@@ -9,8 +9,8 @@
 namespace accelerate::detail {
 
 /// Formats of 8 bits. e4m3fn and e5m2: OCP 8-bit Floating Point Specification,
-/// 2023; the two with "uz" have no negative zero, a bias that is one larger, and
-/// one NaN, 0x80.
+/// 2023; the two "uz" formats have no negative zero, a bias larger by one, and
+/// a single NaN, 0x80.
 enum class Float8Format { e4m3fn, e5m2, e4m3fnuz, e5m2fnuz };
 inline constexpr std::size_t kNumFloat8Formats = 4;
 
@@ -36,16 +36,16 @@ constexpr float largest_value(Float8Format type) {
   return 0;
 }
 
-/// What decides how values are rounded at random: a seed, and the place of the
-/// first of them in its matrix.
+/// Determines stochastic rounding: a seed, and the place of the first value in
+/// its matrix.
 struct RandomPlace {
   std::uint32_t seed = 0;
   std::uint64_t first = 0;
 };
 
-/// Casts of one thread, written for one instruction set; all sets give the same
-/// bits. Values are converted to fp32, multiplied by a scale in fp32, limited
-/// to the format's largest value, and rounded to nearest, ties to even. Infinity
+/// Single-threaded casts for one instruction set; all sets give the same bits.
+/// Values are converted to fp32, multiplied by a scale in fp32, saturated to
+/// the format's largest value, and rounded to nearest, ties to even. Infinity
 /// becomes the largest value, NaN stays NaN. Pointers need no alignment.
 struct CastKernels {
   using Cast = void (*)(
@@ -105,34 +105,34 @@ struct CastKernels {
   std::string_view name;
   /// With one scale for all values.
   PerFormat<Cast> cast;
-  /// The same, and returns what `amax` does, of the values before they are
-  /// scaled: for scales that do not follow from them.
+  /// The same, and returns the `amax` of the values before scaling: for scales
+  /// that are not derived from them.
   PerFormat<CastFindingAmax> cast_finding_amax;
-  /// With a scale for each value.
+  /// With one scale per value.
   PerFormat<CastColumns> cast_columns;
-  /// For full blocks of kMxBlockSize values, the scales by which MX formats
-  /// cast them: powers of two.
+  /// The scales with which MX formats cast full blocks of kMxBlockSize values:
+  /// powers of two.
   PerFormat<FindScalesOfBlocks> scales_of_blocks;
-  /// With a scale for each such block.
+  /// With one scale per such block.
   PerFormat<CastBlocks> cast_blocks;
-  /// Rounds up with a probability of the value's distance from the lower
-  /// neighbour, so that the mean of many casts is the value. The random bits
-  /// are a function of the seed and the value's place.
+  /// Rounds stochastically: up with a probability proportional to the value's
+  /// distance from the lower neighbour, so that the mean of many casts is the
+  /// value. The random bits are a function of the seed and the value's place.
   PerFormat<CastRandomly> cast_randomly;
   PerFormat<CastColumnsRandomly> cast_columns_randomly;
   /// Restores values: codes in fp32, divided by a scale.
   PerFormatOnly<Decode> decode;
   PerFormatOnly<DecodeColumns> decode_columns;
-  /// The largest absolute value; NaN if any value is; 0 of none.
+  /// The largest absolute value; NaN if any value is NaN; 0 without values.
   PerSource<FindAmax> amax;
-  /// amax[i] becomes the larger of itself and |values[i]|; NaN as above.
+  /// Sets amax[i] to the larger of itself and |values[i]|; NaN as above.
   PerSource<FindAmaxOfColumns> amax_of_columns;
 };
 
-/// The fastest that this processor runs.
+/// Returns the fastest set that this processor supports.
 const CastKernels& cast_kernels();
 
-/// All that this processor runs, the fastest first.
+/// Returns all sets that this processor supports, the fastest first.
 std::span<const CastKernels* const> supported_cast_kernels();
 
 }  // namespace accelerate::detail
