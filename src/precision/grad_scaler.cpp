@@ -87,7 +87,8 @@ struct GradScaler::State {
   std::optional<Group> group;
   at::Tensor scale;           // float [1]
   at::Tensor growth_tracker;  // int32 [1]
-  // Infinities found by unscale_ since the last update: float [1], 0 or 1.
+  // Whether unscale_ has found infinities since the last update: float [1], 0
+  // or 1.
   std::map<const torch::optim::Optimizer*, at::Tensor> found = {};
 };
 

@@ -20,8 +20,8 @@ bool is_recomputing() {
   return c10::impl::tls_is_dispatch_key_excluded(kRecordingKey);
 }
 
-// Whether a formula of autograd calls the operator, rather than code of a
-// forward or of one that is recomputed.
+// Whether an autograd formula calls the operator, rather than a forward or a
+// recomputed forward.
 bool is_in_backward_formula() {
   return torch::autograd::get_current_node() != nullptr && !is_recomputing();
 }
@@ -35,7 +35,7 @@ bool calls_operator(const GatedCall& call, std::string_view name) {
   return found.name == name && found.overload_name.empty();
 }
 
-// The dtype that autocast would compute a product in.
+// Casts the input to the dtype in which autocast would compute a product.
 at::Tensor with_autocast_dtype(const at::Tensor& input) {
   const c10::DeviceType device = input.device().type();
   if (!input.is_floating_point() || input.scalar_type() == at::kDouble ||

@@ -197,7 +197,7 @@ at::Tensor Float8Layer::multiply(
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {
-    // What a small product of the same types did not show.
+    // A failure that the small product of the same types did not reveal.
     if (ways[product].exchange(Way::emulation) != Way::emulation && warn) {
       warn(format(
           "layer \"{}\": {} of {} times {} is emulated from now on, since the "

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kMultipleOf = 16;
 
-// Why a layer stays as it is; empty if it becomes float8.
+// Why a layer is left unchanged; empty if it becomes float8.
 std::string reason_to_spare(
     const LinearLayer& layer,
     const Float8LayerRule& rule,
@@ -62,7 +62,7 @@ std::vector<LinearLayer> choose_linear_layers(
             dynamic_cast<torch::nn::LinearImpl*>(item.value().get()))
       layers.push_back({{item.key()}, linear});
   }
-  // LibTorch gives children of a constant module as pointers to variable ones.
+  // LibTorch returns a const module's children as pointers to non-const.
   if (const auto* const linear =
           dynamic_cast<const torch::nn::LinearImpl*>(&model))
     layers.push_back({{""}, const_cast<torch::nn::LinearImpl*>(linear)});

@@ -16,26 +16,25 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Float8 operands cannot be added up by autograd, and autocast has nothing to
-// change in them.
+// Autograd cannot sum float8 operands, and autocast must not touch them.
 struct BelowAutocast {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-/// What the caller knows and the function does not: inside of it nothing
-/// requires gradients.
+/// What the caller knows and the function does not: inside it, nothing requires
+/// gradients.
 struct Uses {
-  /// The weight gets a gradient.
+  /// True if the weight gets a gradient.
   bool trains_weight = false;
-  /// Something gets a gradient.
+  /// True if anything gets a gradient.
   bool has_backward = false;
-  /// Largest values of this forward count although no backward follows.
+  /// True if this forward's amaxes count although no backward follows.
   bool counts_at_once = false;
   /// See Float8Layer::has_positions.
   bool of_positions = false;
 };
 
-/// Which of the input's values are kept for the gradient of the weight.
+/// In which form the input is kept for the gradient of the weight.
 enum class KeptInput : std::int64_t { none, full, cast, cast_along_rows };
 
 KeptInput kept_input(const Float8Rules& rules, bool trains_weight) {
@@ -47,7 +46,8 @@ KeptInput kept_input(const Float8Rules& rules, bool trains_weight) {
       : KeptInput::cast_along_rows;
 }
 
-/// Multiplies matrices; returns no view, so that programs may change the result.
+/// Multiplies matrices; does not return a view, so programs can change the
+/// result.
 struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
   static at::Tensor forward(
       AutogradContext* context,
@@ -92,10 +92,10 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     } else {
       output = at::mm(input, transposed_weight.to(input.scalar_type()));
     }
-    // What the gradient of the weight is compared with.
+    // Kept for comparison with the gradient of the weight.
     const at::Tensor measured_input = is_measured ? input : at::Tensor();
     if (kept == KeptInput::cast_along_rows) {
-      // Cast now, so that a byte per value is kept.
+      // Cast now, so that only one byte per value is kept.
       const MeasuredMatrix along_rows = layer->cast(
           input,
           *rules.input_for_grad_weight,
@@ -196,14 +196,14 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
         layer->statistics.add_product(
             Float8Layer::grad_weight, grad_weight, grad_output.t(), saved[3]);
       }
-      // A parameter in another dtype than the input gets its own.
+      // A parameter whose dtype differs from the input's gets its own dtype.
       grad_weight = grad_weight.t().to(saved[0].scalar_type());
     }
     return {grad_input, grad_weight, at::Tensor(), at::Tensor()};
   }
 
  private:
-  // Lists of tensors have no undefined ones.
+  // Lists of tensors cannot hold undefined ones.
   static at::Tensor defined(const at::Tensor& amax) {
     return amax.defined() ? amax : at::empty({0});
   }
@@ -217,8 +217,8 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     note(Float8Layer::weight, amaxes[1]);
   }
 
-  // As bytes, of which every operator knows something, such as those that
-  // compare recomputed tensors. `measured_input` may be undefined.
+  // Saved as bytes, which every operator supports, including those that compare
+  // recomputed tensors. `measured_input` may be undefined.
   static void save(
       AutogradContext* context,
       const at::Tensor& transposed_weight,

@@ -114,7 +114,8 @@ Float8Matrix cast_with_others(
   const auto is_along = [&](const MatrixDivision& division) {
     return division.dim == dim;
   };
-  // Scales of blocks, and of rows that nobody divides, follow from this part.
+  // Scales of blocks, and of rows that are not divided, depend only on this
+  // part.
   if (cast.granularity == Float8Granularity::blocks ||
       std::ranges::none_of(divisions, is_along))
     return cast_dynamically(matrix, cast, dim, seed);

@@ -12,7 +12,7 @@ namespace {
 
 using Way = Float8Multiplier::Way;
 
-// What cuBLAS wants of the sizes of operands.
+// cuBLAS's requirements on operand sizes.
 constexpr std::int64_t kMultipleOfSizes = 16;
 constexpr std::int64_t kTileRows = 128;
 constexpr std::int64_t kTileColumns = 4;
@@ -29,9 +29,10 @@ bool has_scales_of_rows(const Float8Matrix& a, const Float8Matrix& b) {
   return a.scale.dim() == 2 || b.scale.dim() == 2;
 }
 
-// A dense copy of a matrix in bytes that is the transpose of a dense one. LibTorch
-// copies bytes in this order slowly. It takes half as long (211 us instead of 392
-// for 8192 x 8192 on an H200) within groups of 8 rows first, then in words of 8.
+// Returns a dense copy of a byte matrix that is the transpose of a dense one.
+// LibTorch copies bytes in this order slowly. Transposing within groups of 8
+// rows first, then in 8-byte words, takes half as long (211 us instead of 392
+// for 8192 x 8192 on an H200).
 at::Tensor transposed_in_words(const at::Tensor& bytes) {
   constexpr std::int64_t kWord = 8;
   const at::Tensor source = bytes.t();
@@ -55,7 +56,7 @@ at::Tensor dense(const at::Tensor& values) {
   return transposed_in_words(values.view(at::kByte)).view(values.scalar_type());
 }
 
-// Zeros at the ends of both dimensions.
+// Pads the ends of both dimensions with zeros.
 at::Tensor
 padded(const at::Tensor& values, std::int64_t rows, std::int64_t columns) {
   const at::Tensor copied = dense(values);
@@ -64,7 +65,7 @@ padded(const at::Tensor& values, std::int64_t rows, std::int64_t columns) {
       .view(values.scalar_type());
 }
 
-// Factors that restore values, one per row.
+// Returns the factors that restore values, one per row.
 at::Tensor factors_of_rows(const at::Tensor& scale, std::int64_t rows) {
   const at::Tensor inverse = scale.reciprocal();
   if (scale.dim() == 0) return inverse.expand({rows, 1});
@@ -84,7 +85,7 @@ bool has_device_sizes(const Float8Matrix& a, const Float8Matrix& b) {
       b.values.size(0) % kMultipleOfSizes == 0;
 }
 
-/// The operands as the device takes them.
+/// The operands in the form that the device takes.
 struct DeviceOperands {
   DeviceOperands(const Float8Matrix& a, const Float8Matrix& b) {
     const std::int64_t inner = missing_to(
@@ -114,8 +115,8 @@ struct DeviceOperands {
   at::Tensor right;
 };
 
-// The columns that `b` has. No view where nothing was added, so that programs
-// may change the result of an autograd function.
+// Returns the columns that `b` has. Never a view, so that programs can change
+// the result of an autograd function.
 at::Tensor without_padding(const at::Tensor& product, const Float8Matrix& b) {
   const std::int64_t columns = b.values.size(0);
   return product.size(1) == columns
@@ -138,7 +139,7 @@ at::Tensor multiply_on_device(
         at::kBFloat16,
         /*use_fast_accum=*/false);
   } else if (has_scales_of_rows(a, b)) {
-    // Scales of rows go with results in bf16 only.
+    // Row scales are supported only with bf16 results.
     product = operands.multiply(
         with_rows(factors_of_rows(a.scale, rows_a), rows_a),
         with_rows(factors_of_rows(b.scale, b.values.size(0)), rows_b).t(),
@@ -188,7 +189,8 @@ emulate(const Float8Matrix& a, const Float8Matrix& b, at::ScalarType dtype) {
   return scaled_afterwards(product, a, b, dtype);
 }
 
-// Codes of several magnitudes, so that wrong scales or orders are noticed.
+// Returns codes of several magnitudes, so that wrong scales or orders are
+// noticed.
 at::Tensor values_to_try(c10::Device device, int first) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const at::Tensor numbers =
@@ -240,7 +242,7 @@ at::Tensor multiply(
     case Way::emulation:
       return emulate(a, b, dtype);
     case Way::device:
-      // Results of products with scales of rows are in bf16.
+      // Products with row scales have bf16 results.
       if (dtype == at::kFloat && !has_blocks(a, b) && has_scales_of_rows(a, b))
         return multiply_unscaled(a, b, dtype);
       return multiply_on_device(a, b, dtype);
@@ -263,7 +265,8 @@ Float8Multiplier::Way probe_multiplication(
     try {
       if (is_right(way, left, right)) return way;
     } catch (const std::exception&) {
-      // LibTorch has no function that says which devices and layouts it knows.
+      // LibTorch has no function that tells which devices and layouts it
+      // supports.
     }
   }
   return Way::emulation;

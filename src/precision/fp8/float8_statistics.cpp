@@ -23,8 +23,8 @@ constexpr std::array<std::string_view, Float8Statistics::kNumRoles> kRoleNames{
 constexpr std::array<std::string_view, Float8Statistics::kNumProducts>
     kProductNames{"forward", "grad_input", "grad_weight"};
 
-// By how much of the largest value of a format another may exceed it and still
-// be rounded to it: half of the last step.
+// By how much, relative to a format's largest value, a value can exceed it and
+// still be rounded to it: half of the last step.
 double rounding_of_largest(Float8Format type) {
   const bool has_three_bits =
       type == Float8Format::e4m3fn || type == Float8Format::e4m3fnuz;
@@ -35,7 +35,7 @@ double rounding_of_largest(Float8Format type) {
 
 at::Tensor number_of(const at::Tensor& mask) { return mask.sum(at::kDouble); }
 
-// One wait for the device instead of one per number.
+// Copies numbers with one wait for the device instead of one each.
 std::vector<double> on_host(const std::vector<at::Tensor>& numbers) {
   const at::Tensor stacked = at::stack(numbers).to(at::kDouble).cpu();
   const auto* const values = stacked.const_data_ptr<double>();

@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Values that one thread casts at once.
+// Number of values that one thread casts at once.
 constexpr std::int64_t kCastTogether = 1 << 15;
 
 // Calls `function(first, count, piece)` for pieces of a matrix on all threads.
@@ -100,7 +100,7 @@ struct HostCast : SourceMatrix {
       kernels.cast_columns[format][source](from, count, scales, codes + first);
     }
   }
-  // Whole blocks with the scales that follow from them.
+  // Casts whole blocks, with the scales derived from them.
   void cast_blocks(std::int64_t first, std::int64_t num_blocks, float* scales)
       const {
     kernels.scales_of_blocks[format][source](
@@ -134,10 +134,10 @@ struct HostCast : SourceMatrix {
   std::uint8_t* codes;
 };
 
-// The larger of two, NaN if one is.
+// The larger of two, or NaN if one is NaN.
 float larger_or_nan(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
-// The largest of what `find(first, count)` returns of pieces.
+// Returns the largest result of `find(first, count)` over all pieces.
 template <class Find>
 float largest_of_pieces(std::int64_t size, Find&& find) {
   const std::int64_t pieces = (size + kCastTogether - 1) / kCastTogether;
@@ -153,7 +153,7 @@ float largest_of_pieces(std::int64_t size, Find&& find) {
 
 at::Tensor number(float value) { return at::full({}, value, at::kFloat); }
 
-// Each row in groups of `together` values, each group with its scale.
+// Casts each row in groups of `together` values, one scale per group.
 at::Tensor cast_along_rows(
     const HostCast& matrix,
     const DynamicCast& how,
@@ -181,7 +181,7 @@ at::Tensor cast_along_rows(
   return scales;
 }
 
-// Each row in blocks, all of which are whole.
+// Casts each row in blocks, all of them full.
 at::Tensor cast_whole_blocks(const HostCast& matrix) {
   at::Tensor scales = at::empty(
       {matrix.rows, matrix.columns / kMxBlockSize},
@@ -195,8 +195,8 @@ at::Tensor cast_whole_blocks(const HostCast& matrix) {
   return scales;
 }
 
-// Each column in groups of `together` values. Groups of rows are read from
-// beginning to end, in pieces of columns that stay in the cache.
+// Casts each column in groups of `together` values. Reads groups of rows
+// sequentially, in pieces of columns that stay in the cache.
 at::Tensor cast_along_columns(
     const HostCast& matrix,
     const DynamicCast& how,
@@ -230,7 +230,7 @@ at::Tensor cast_along_columns(
   return scales;
 }
 
-/// Codes of a matrix, and where their values go.
+/// The codes of a matrix, and the memory for their values.
 struct HostDecode {
   explicit HostDecode(const Float8Matrix& matrix)
       : format(static_cast<std::size_t>(
@@ -247,7 +247,7 @@ struct HostDecode {
   void decode(std::int64_t first, std::int64_t count, float by) const {
     kernels.decode[format](codes + first, count, by, out + first);
   }
-  // Each row in groups with a scale.
+  // Decodes a row in groups, one scale per group.
   void decode_row(std::int64_t row, std::int64_t groups, std::int64_t together)
       const {
     for (std::int64_t group = 0; group < groups; ++group) {
@@ -258,7 +258,7 @@ struct HostDecode {
           scales[row * groups + group]);
     }
   }
-  // A row with a scale for each value.
+  // Decodes a row with one scale per value.
   void decode_columns(std::int64_t row, std::int64_t row_of_scales) const {
     kernels.decode_columns[format](
         codes + row * columns,

@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Rounded down to powers of two; 0 and NaN stay.
+// Rounds down to powers of two; 0 and NaN stay.
 at::Tensor powers_of_2(const at::Tensor& scales) {
   const at::Tensor exponents = std::get<1>(at::frexp(scales)).to(at::kDouble);
   return at::where(
@@ -32,7 +32,7 @@ at::Tensor amax_of_blocks(const at::Tensor& matrix, std::int64_t dim) {
   return padded.unflatten(dim, {-1, kMxBlockSize}).abs().amax({dim + 1});
 }
 
-/// What rounding needs to know of a format; bits are those of fp32.
+/// The properties of a format that rounding needs; bits are those of fp32.
 struct Rounding {
   explicit Rounding(Float8Format type)
       : mantissa_bits(
@@ -46,14 +46,14 @@ struct Rounding {
 
   std::int64_t mantissa_bits;
   std::int64_t bias;
-  /// Bits of an fp32 mantissa that are rounded away.
+  /// Number of fp32 mantissa bits that are rounded away.
   std::int64_t shift = 23 - mantissa_bits;
 };
 
 constexpr std::int64_t kWord = 0xffffffff;
 
-// The numbers of the kernels' RandomWords, as integers of 64 bits, whose
-// products may overflow: only their low words count.
+// The numbers of the kernels' RandomWords, in 64-bit integers. Products may
+// overflow: only their low words count.
 at::Tensor random_words(const at::Tensor& like, std::uint32_t seed) {
   const at::Tensor places =
       at::arange(like.numel(), like.options().dtype(at::kLong))
@@ -67,8 +67,8 @@ at::Tensor random_words(const at::Tensor& like, std::uint32_t seed) {
   return x.bitwise_xor(x.bitwise_right_shift(16));
 }
 
-// fp32 values that the format has, rounded as the kernels' encode_randomly does;
-// `limited` does not exceed the format's largest value.
+// Rounds to fp32 values that the format has, like the kernels' encode_randomly;
+// `limited` must not exceed the format's largest value.
 at::Tensor rounded_randomly(
     const at::Tensor& limited,
     Float8Format type,
@@ -111,7 +111,7 @@ at::Tensor scales_by_operators(
     if (cast.power_of_2) scales = powers_of_2(scales);
     return scales.to(at::kFloat);
   }
-  // Rounded down is what the reciprocal of one rounded up is.
+  // Rounding down equals the reciprocal of rounding up.
   const at::Tensor scales = powers_of_2(largest / exact);
   return scales.clamp(std::ldexp(1.0, -127), std::ldexp(1.0, 127))
       .to(at::kFloat);
@@ -120,7 +120,7 @@ at::Tensor scales_by_operators(
 at::Tensor amax_by_operators(
     const at::Tensor& matrix,
     std::optional<std::int64_t> dim) {
-  // A norm reads values once, abs().max() thrice.
+  // A norm reads the values once, abs().max() three times.
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (!dim) {
     return matrix.numel() == 0 ? at::zeros({}, matrix.options())
@@ -140,7 +140,7 @@ at::Tensor scaled_cast(
   const auto made_of = [&](at::ScalarType type) {
     return at::empty(matrix.sizes(), matrix.options().dtype(type));
   };
-  // Scales with dimensions make the product one in fp32.
+  // Scales with dimensions make the product fp32.
   const at::Tensor factors = scales.dim() == 0 ? scales.view({1, 1}) : scales;
   if (!limits && !seed) {
     at::Tensor values = made_of(dtype);
@@ -152,7 +152,7 @@ at::Tensor scaled_cast(
   at::mul_out(scaled, matrix, factors);
   if (!seed || matrix.numel() == 0) {
     at::Tensor values = made_of(dtype);
-    // With numbers as limits, LibTorch casts in a pass of its own.
+    // With scalar limits, LibTorch would cast in a separate pass.
     const at::Tensor limit = at::full({}, largest, scaled.options());
     return at::clamp_out(values, scaled, -limit, limit);
   }
@@ -186,7 +186,7 @@ Float8Matrix cast_by_operators(
       break;
   }
   made.values = matrix;
-  // Infinities of a block are limited; elsewhere their scales are 0.
+  // Infinities in blocks saturate; with other granularities their scales are 0.
   made.values = scaled_cast(
       matrix,
       spread_scales(made),

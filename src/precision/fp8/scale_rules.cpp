@@ -14,7 +14,7 @@ constexpr double kSmallestAmax = 1e-12;
 constexpr std::uint8_t kLargestE8m0 = 0xfe;
 constexpr int kE8m0Bias = 127;
 
-// NaN if any value is.
+// Returns NaN if any value is NaN.
 float largest_of(const std::vector<float>& values) {
   float largest = 0;
   for (const float value : values) {
@@ -37,8 +37,8 @@ float scale_of_amax(double amax, Float8Format type, bool power_of_2) {
 std::uint8_t e8m0_of_amax(float amax, Float8Format type) {
   if (std::isnan(amax)) return 0xff;
   if (std::isinf(amax)) return kLargestE8m0;
-  // The quotient's exponent follows from the bits of both; those of subnormal
-  // numbers give one that is too small for a code, as it is.
+  // Computes the quotient's exponent from the bits of both; subnormal numbers
+  // give an exponent too small for a code, as it should be.
   constexpr std::uint32_t kMantissa = 0x7fffff;
   const auto bits = std::bit_cast<std::uint32_t>(amax);
   const auto largest = std::bit_cast<std::uint32_t>(largest_value(type));
@@ -110,7 +110,7 @@ void DelayedScale::restore(
   scale_ = scale;
   num_updates_ = num_updates;
   std::fill(history_.begin(), history_.end(), 0.0F);
-  // The first place is that of the current step, so it is not copied.
+  // The first place belongs to the current step, so it is not copied.
   const std::size_t count =
       std::min(history.empty() ? 0 : history.size() - 1, history_.size() - 1);
   std::copy_n(

@@ -1,8 +1,9 @@
 // Members of cast_kernels.inl for blocks of kMxBlockSize values.
 
-// The scales that follow from blocks' largest magnitudes (e8m0_of_amax and
-// scale_of_e8m0 in precision/fp8/scale_rules.h): the exponent of the quotient of
-// the format's largest value and a magnitude, rounded down.
+// Returns the scales for blocks' largest magnitudes (e8m0_of_amax and
+// scale_of_e8m0 in precision/fp8/scale_rules.h): powers of two with the
+// exponent, rounded down, of the format's largest value divided by the
+// magnitude.
 template <Float8Format format>
 ACCELERATE_KERNEL static Words block_scales(Words magnitudes) {
   using N = Numbers<format>;
@@ -10,7 +11,7 @@ ACCELERATE_KERNEL static Words block_scales(Words magnitudes) {
   constexpr std::uint32_t kLargestExponent = 254;
   constexpr std::uint32_t kScaleOfInfinity = 1U << 22;
   constexpr std::uint32_t kNaN = 0x7fc00000;
-  // All bits, which is -1, where the mantissa is above that of the largest.
+  // All bits set (-1) where the mantissa is above that of the largest value.
   const Words is_above = (Words)((Ints)(magnitudes & kMantissa) >
                                  (Ints)all_of(N::kLargest & kMantissa));
   const Words exponent = smaller(

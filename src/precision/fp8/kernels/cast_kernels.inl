@@ -1,12 +1,13 @@
 // The members that all instruction sets share, included into a struct that has
 // the vector types Floats and Words (uint32_t), Ints (int32_t), Halves
 // (uint16_t) and Bytes (uint8_t), all of kLanes elements, with
-// ACCELERATE_KERNEL, the attributes of its functions. Where g++ 12 takes several
-// instructions for what the set has one for, the struct has the function: widen
-// (Halves and Bytes to Words), narrow (Words to Bytes), smaller and larger of
-// two Words without a sign bit, and largest_word of such Words.
+// ACCELERATE_KERNEL, the attributes of its functions. The struct also has the
+// functions for which g++ 12 would use several instructions instead of the
+// set's single one: widen (Halves and Bytes to Words), narrow (Words to Bytes),
+// smaller and larger of two Words without a sign bit, and largest_word of such
+// Words.
 
-// A format's numbers; bits are those of fp32.
+// A format's constants; bits are those of fp32.
 template <Float8Format format>
 struct Numbers {
   static constexpr bool kIsUz =
@@ -15,14 +16,14 @@ struct Numbers {
       format == Float8Format::e4m3fn || format == Float8Format::e4m3fnuz;
   static constexpr std::uint32_t kMantissaBits = kIsE4m3 ? 3 : 2;
   static constexpr std::uint32_t kBias = (kIsE4m3 ? 7 : 15) + (kIsUz ? 1 : 0);
-  // Bits of an fp32 mantissa that are rounded away.
+  // Number of fp32 mantissa bits that are rounded away.
   static constexpr std::uint32_t kShift = 23 - kMantissaBits;
   static constexpr std::uint32_t kRebias = (127 - kBias) << kMantissaBits;
   static constexpr std::uint32_t kLargest =
       std::bit_cast<std::uint32_t>(largest_value(format));
   static constexpr std::uint32_t kSmallestNormal = (128 - kBias) << 23;
-  // The power of two above which fp32 numbers are as far apart as the format's
-  // numbers above its smallest normal one.
+  // The power of two above which fp32 numbers have the same spacing as the
+  // format's numbers above its smallest normal one.
   static constexpr std::uint32_t kMagic = kSmallestNormal + (kShift << 23);
 };
 
@@ -33,8 +34,8 @@ ACCELERATE_KERNEL static Words all_of(std::uint32_t value) {
   return Words{} + value;
 }
 
-// Comparisons of vectors are of signed numbers, which all processors have;
-// magnitudes have no sign bit.
+// Compares vectors as signed numbers, which all processors support; magnitudes
+// have no sign bit.
 ACCELERATE_KERNEL static Words
 choose_below(Words value, std::uint32_t limit, Words below, Words otherwise) {
   return (Ints)value < (Ints)all_of(limit) ? below : otherwise;
@@ -55,8 +56,8 @@ ACCELERATE_KERNEL static Floats load(const void* values, std::int64_t index) {
         sizeof halves);
     const Words words = widen(halves);
     if constexpr (source == CastSource::bfloat16) return (Floats)(words << 16);
-    // The exponent's bias is corrected by a multiplication, which makes
-    // subnormal numbers normal.
+    // A multiplication corrects the exponent's bias and makes subnormal numbers
+    // normal.
     const Words magnitude = (words & 0x7fff) << 13;
     const Words scaled =
         (Words)((Floats)magnitude * std::bit_cast<float>(0x77800000U));
@@ -80,9 +81,10 @@ with_sign(Words code, Words magnitude, Words sign) {
   }
 }
 
-// Rounds by a sum: adding 2^(E + kShift) to a number of exponent E leaves
-// kMantissaBits of its mantissa, and its leading one, in the lowest bits. With
-// the smallest normal exponent for smaller numbers, these are subnormal ones.
+// Rounds by an addition: adding 2^(E + kShift) to a number with exponent E
+// leaves kMantissaBits of its mantissa, and its leading one, in the lowest
+// bits. Smaller numbers use the smallest normal exponent, which gives subnormal
+// ones.
 template <Float8Format format>
 ACCELERATE_KERNEL static Words encode(Floats value) {
   using N = Numbers<format>;
@@ -99,8 +101,8 @@ ACCELERATE_KERNEL static Words encode(Floats value) {
       (sum - magic) + (exponent >> N::kShift), magnitude, sign);
 }
 
-/// Random numbers of consecutive places: the finalizer of a hash, lowbias32 by
-/// C. Wellons (2018), of the place and the seed.
+/// Random numbers for consecutive places: the finalizer of a hash, lowbias32 by
+/// C. Wellons (2018), applied to the place and the seed.
 struct RandomWords {
   ACCELERATE_KERNEL explicit RandomWords(RandomPlace from) : start(from) {
     for (int lane = 0; lane < kLanes; ++lane)
@@ -112,7 +114,7 @@ struct RandomWords {
     const std::uint64_t first = start.first + static_cast<std::uint64_t>(index);
     const auto low = static_cast<std::uint32_t>(first);
     const Words places = lanes + low;
-    // Lanes behind an overflow have small numbers.
+    // Lanes after an overflow have small numbers.
     const Words is_over =
         (Words)((Ints)(places ^ kSign) < (Ints)all_of(low ^ kSign));
     const Words high = static_cast<std::uint32_t>(first >> 32) - is_over;
@@ -137,8 +139,8 @@ ACCELERATE_KERNEL static Words encode_randomly(Floats value, Words random) {
       choose_below(magnitude, N::kLargest, magnitude, all_of(N::kLargest));
   const Words normal =
       ((limited + (random >> (32 - N::kShift))) >> N::kShift) - N::kRebias;
-  // Below the smallest normal number the distance of neighbours stays, so more
-  // bits of the mantissa, which now includes its leading one, are rounded away.
+  // Below the smallest normal number the spacing stays the same, so more bits
+  // of the mantissa, which now includes its leading one, are rounded away.
   const Words exponent = limited >> 23;
   const Words missing = all_of(N::kSmallestNormal >> 23) - exponent;
   const Words shift =
@@ -160,7 +162,7 @@ ACCELERATE_KERNEL static void store(Words codes, std::uint8_t* out) {
   std::memcpy(out, &bytes, sizeof bytes);
 }
 
-// The last values, fewer than a vector has, with zeros behind them.
+// The last values, fewer than a full vector, padded with zeros.
 template <CastSource source>
 struct Rest {
   static constexpr std::size_t kSize =
@@ -280,7 +282,7 @@ ACCELERATE_KERNEL static void cast_columns_randomly(
 
 #include "precision/fp8/kernels/decode_kernels.inl"
 
-// As integers, magnitudes have the order of the numbers, and NaN is above all.
+// As integers, magnitudes order like the numbers, with NaN above all.
 template <CastSource source>
 ACCELERATE_KERNEL static Words magnitude_at(
     const void* values,

@@ -3,8 +3,8 @@
 #if defined(__x86_64__)
 
 #if defined(__GNUC__) && !defined(__clang__)
-// False alarms of g++ 12 about vectors (its bug 105593), and a remark about how
-// functions, all of this file, would pass them.
+// Spurious g++ 12 warnings about vectors (its bug 105593), and a note about
+// passing them to functions, all of which are in this file.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -40,7 +40,7 @@ struct Avx2CastKernels {
   }
   ACCELERATE_KERNEL static Bytes narrow(Words values) {
     const __m256i words = (__m256i)values;
-    // Each half of the register is packed by itself.
+    // Each half of the register is packed separately.
     const __m128i halves = _mm256_castsi256_si128(
         _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 8));
     const std::int64_t packed =

@@ -1,8 +1,8 @@
 #include "precision/fp8/kernels/cast_kernel_sets.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-// False alarms of g++ 12 about vectors (its bug 105593), and a remark about how
-// functions, all of this file, would pass them.
+// Spurious g++ 12 warnings about vectors (its bug 105593), and a note about
+// passing them to functions, all of which are in this file.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif

@@ -1,4 +1,4 @@
-// Kernels that restore values of codes; a part of cast_kernels.inl.
+// Kernels that decode values; a part of cast_kernels.inl.
 
 template <Float8Format format>
 ACCELERATE_KERNEL static Floats decoded(const std::uint8_t* codes) {
