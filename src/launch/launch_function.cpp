@@ -76,13 +76,13 @@ class Report final : public detail::EventSource {
   std::string text_;
 };
 
-/// Where ranks find the store.
+/// The port and the secret of the store.
 struct StorePlace {
   int port = 0;
   std::string secret;
 };
 
-/// The ranks, with their reports in the same order.
+/// The ranks, and their reports in the same order.
 struct Ranks {
   detail::Supervisor supervisor{{}};
   std::vector<std::unique_ptr<Report>> reports;

@@ -17,9 +17,9 @@ namespace accelerate::detail {
 
 namespace {
 
-/// One end of a connection, IPv4 as an address embedded in IPv6.
+/// One end of a connection; IPv4 addresses are mapped to IPv6.
 struct End {
-  std::array<std::uint32_t, 4> words{};  // as the kernel keeps them
+  std::array<std::uint32_t, 4> words{};  // as the kernel stores them
   unsigned port = 0;
 
   [[nodiscard]] bool is_ipv4() const {
@@ -30,7 +30,7 @@ struct End {
     return words[0] == 0 && words[1] == 0 && words[2] == 0 &&
         words[3] == htonl(1);
   }
-  // As /proc/net/tcp (IPv4) and /proc/net/tcp6 spell it.
+  // Formats the end as in /proc/net/tcp (IPv4) and /proc/net/tcp6.
   [[nodiscard]] std::string text(bool as_ipv4) const {
     std::array<char, 48> out{};
     if (as_ipv4) {
@@ -73,7 +73,8 @@ std::optional<End> end_of(int socket, NameOfEnd* name) {
 
 enum class Owner { unreadable, not_found, this_user, another };
 
-// The connection's row as the peer's socket has it: ends are exchanged.
+// Looks up the connection's row for the peer's socket, where the ends are
+// swapped.
 Owner owner_in(const char* table, const std::string& ends) {
   std::ifstream file(table);
   if (!file) return Owner::unreadable;
@@ -101,7 +102,7 @@ bool is_of_this_user(int socket) {
   const auto ends = [&](bool as_ipv4) {
     return " " + peer->text(as_ipv4) + " " + own->text(as_ipv4) + " ";
   };
-  // Rows can be missed while others come and go.
+  // Rows can be missed while others are added and removed.
   constexpr int kReads = 3;
   for (int i = 0; i < kReads; ++i) {
     const Owner ipv6 = owner_in("/proc/net/tcp6", ends(false));

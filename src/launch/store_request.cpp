@@ -90,7 +90,7 @@ bool StoreRequestReader::advance(std::string_view& bytes) {
   return false;
 }
 
-// Native byte order; every length and number arrives through here.
+// Reads native byte order; every length and number passes through here.
 bool StoreRequestReader::read_integer(
     std::string_view& bytes,
     std::size_t width) {
@@ -190,8 +190,8 @@ bool StoreRequestReader::read_text(std::string_view& bytes) {
   return true;
 }
 
-// Doubles the capacity as std::string does, but not beyond the string's size:
-// reserve() would double it, too.
+// Doubles the capacity like std::string, but not beyond the string's size;
+// reserve() would also double it.
 void StoreRequestReader::append_text(std::string_view piece) {
   std::string& text = request_.strings.back();
   const std::size_t before = text.capacity();

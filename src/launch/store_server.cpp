@@ -29,11 +29,11 @@ namespace accelerate::detail {
 
 namespace {
 
-// Bytes read at once from a client that is not admitted, and from others.
+// Number of bytes read at once from unadmitted clients, and from others.
 constexpr std::size_t kUnadmittedBlock = 4U << 10U;
 constexpr std::size_t kBlock = 64U << 10U;
-// How long new connections wait where the system has no descriptor or memory
-// for them.
+// How long new connections wait if the system has no descriptor or memory for
+// them.
 constexpr int kAcceptPauseMilliseconds = 100;
 constexpr int kMostReports = 16;
 constexpr std::size_t kFewestClients = 16;
@@ -90,7 +90,7 @@ class Server {
       for (std::size_t i = 0; i < clients_.size(); ++i) {
         if (waits_[i + 2].revents != 0) serve(*clients_[i], waits_[i + 2]);
       }
-      // Also answers to clients that waited for another one's key.
+      // Includes answers to clients that waited for another client's key.
       for (const auto& client : clients_) send_answers(*client);
       std::erase_if(
           clients_, [](const auto& client) { return client->socket < 0; });
@@ -101,7 +101,7 @@ class Server {
  private:
   // Returns false at the end.
   bool wait() {
-    // There is room: accept_one() reserves it.
+    // accept_one() has reserved room.
     waits_.clear();
     waits_.push_back({end_, POLLIN, 0});
     waits_.push_back({is_accepting() ? listener_ : -1, POLLIN, 0});
@@ -119,8 +119,8 @@ class Server {
       for (pollfd& each : waits_) each.revents = 0;
       return true;
     }
-    // No memory, or a limit of descriptors that was lowered: only the end can
-    // be waited for.
+    // Out of memory, or the descriptor limit was lowered: wait only for the
+    // end.
     for (pollfd& each : waits_) each.revents = 0;
     return ::poll(waits_.data(), 1, kAcceptPauseMilliseconds) <= 0;
   }
@@ -148,8 +148,8 @@ class Server {
   void add(int socket) {
     const int on = 1;
     ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    // A machine that vanished without closing its connection gives its place
-    // free for the launcher that comes after it.
+    // Frees the place of a machine that vanished without closing its
+    // connection, for the launcher that succeeds it.
     ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     const int idle = 5, interval = 3, count = 3;
     ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -172,7 +172,7 @@ class Server {
     has_unadmitted_ = true;
   }
 
-  // Makes room. Returns false if all clients are admitted.
+  // Makes room by closing a client. Returns false if all clients are admitted.
   bool close_unadmitted() {
     for (const auto& client : clients_) {
       if (client->session.is_admitted() || client->session.admit_if_trusted())
@@ -215,7 +215,7 @@ class Server {
           num_reports_ == kMostReports ? " (the last report of this kind)"
                                        : ""));
     } catch (const std::bad_alloc&) {
-      // There is no memory for the line.
+      // No memory for the line.
     }
   }
 

@@ -9,11 +9,11 @@ namespace accelerate::detail {
 
 namespace {
 
-// Messages of a client wait while it has not read more than this of its
-// answers, so that answers cannot pile up.
+// A client's messages wait while more than this much of its answers is unread,
+// so that answers cannot pile up.
 constexpr std::size_t kMostUnsentBytes = 64U << 10U;
 
-// The time does not depend on where the strings differ.
+// Takes the same time wherever the strings differ.
 bool is_equal_secret(std::string_view given, std::string_view secret) {
   if (given.size() != secret.size()) return false;
   unsigned difference = 0;
@@ -106,8 +106,8 @@ bool StoreService::shows_secret(std::string_view key) const {
       is_equal_secret(key.substr(1, size), options_.secret);
 }
 
-// Throws unless the client may make the request whose first key, at least, has
-// arrived.
+// Throws unless the client may make the request. Does nothing before the first
+// key has arrived.
 void StoreService::admit(StoreSession& session) const {
   StoreRequestReader& reader = session.reader_;
   const StoreRequest& request = reader.request();
@@ -300,8 +300,8 @@ std::string_view StoreService::value_of(const std::string& key) const {
   return found == nullptr ? std::string_view() : std::string_view(*found);
 }
 
-// Removes keys that exist from the end of the list. Each is looked at once, or
-// at each new key while it is the last.
+// Removes existing keys from the end of the list. Each key is checked once, or
+// at every new key while it is the last.
 bool StoreService::is_still_missing(std::vector<std::string>& keys) const {
   while (!keys.empty() && values_.contains(keys.back())) keys.pop_back();
   return !keys.empty();
@@ -312,13 +312,13 @@ void StoreService::wake_waiting() {
     if (session->awaited_.empty() || is_still_missing(session->awaited_))
       continue;
     session->awaited_memory_ = 0;
-    // One byte, for which a string that has been sent has room.
+    // One byte, which fits into a string that has been sent.
     session->answer(StoreAnswer::stop_waiting);
     account(*session);
   }
 }
 
-// A key as the launcher's output shows it: without secret, readable, short.
+// Formats a key for the launcher's output: without secret, readable, short.
 std::string StoreService::shown(std::string_view key) const {
   constexpr std::size_t kMostCharacters = 80;
   if (!options_.secret.empty() && shows_secret(key))

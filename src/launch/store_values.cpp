@@ -6,7 +6,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A node, its place in the table, and what the allocator adds.
+// A node, its place in the table, and the allocator's overhead.
 constexpr std::uint64_t kBytesPerEntry = 160;
 
 }  // namespace
@@ -21,8 +21,8 @@ const std::string* StoreValues::find(const std::string& key) const {
 }
 
 void StoreValues::set_all(std::vector<std::string> pairs) {
-  // All that can fail comes first: nodes are made aside, and the table gets
-  // room for them.
+  // Everything that can fail comes first: nodes are made separately, and the
+  // table reserves room for them.
   Map staged;
   staged.reserve(pairs.size() / 2);
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {

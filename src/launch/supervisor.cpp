@@ -30,8 +30,8 @@ bool is_silent(const Supervisor::Rank& rank) {
 
 namespace {
 
-// Reads what a process wrote before it ended: at most what pipes hold, since its
-// children may go on writing.
+// Reads what a process wrote before it ended: at most what pipes hold, since
+// its children may continue writing.
 void drain(const Supervisor::Rank& rank) {
   constexpr int kMostReads = 32;
   for (EventSource* const source : rank.sources) {
@@ -124,7 +124,7 @@ int Supervisor::milliseconds_to_next_deadline() const {
 }
 
 void Supervisor::collect_dead() {
-  // Others may be added meanwhile, which cannot have ended yet.
+  // Ranks added in the meantime cannot have ended yet.
   const std::size_t num_ranks = ranks_.size();
   for (std::size_t i = 0; i < num_ranks; ++i) {
     Rank& rank = ranks_[i];
@@ -148,7 +148,7 @@ void Supervisor::collect_dead() {
 }
 
 void Supervisor::note_failure(std::size_t index) {
-  // Ignores the ends that we brought about.
+  // Ignores ends that the supervisor itself caused.
   if (was_terminated_ || expects_end_) return;
   if (options_.is_made_good && failures_.empty() &&
       options_.is_made_good(index)) {
@@ -185,7 +185,7 @@ void Supervisor::terminate() {
 
 void Supervisor::expect_end(std::chrono::milliseconds time) {
   expects_end_ = true;
-  // A second signal does not prolong it.
+  // A second signal does not extend the time.
   const auto end = Clock::now() + time;
   if (!kill_at_ || end < *kill_at_) kill_at_ = end;
 }

@@ -15,7 +15,7 @@ namespace {
 constexpr pid_t kDismiss = 0;
 
 [[noreturn]] void keep_watch(int pipe) {
-  // Leaves the session, so that signals of the terminal do not reach it.
+  // Leaves the session, so that terminal signals do not reach it.
   setsid();
   std::vector<pid_t> groups;
   pid_t message = 0;

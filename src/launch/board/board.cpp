@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Behind the bytes that identify the segment.
+// After the bytes that identify the segment.
 constexpr std::size_t kHeaderOffset = 64;
 constexpr std::size_t kPagesOffset = 20480;
 constexpr std::size_t kPageAlignment = 4096;

@@ -17,7 +17,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 
-// Makes readers and other writers wait while words are stored.
+// Makes readers and other writers wait while it stores words.
 template <std::size_t size>
 class StoreScope {
  public:

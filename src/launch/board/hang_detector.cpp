@@ -16,7 +16,7 @@ bool is_running(const ObservedRank& rank) {
       !rank.activity.wait_status;
 }
 
-// A stopped process waits for nothing, whatever its page says.
+// A stopped process does not wait for anything, whatever its page says.
 bool is_stopped(const ObservedRank& rank) {
   return rank.process_state == 'T' || rank.process_state == 't';
 }
@@ -135,7 +135,7 @@ std::vector<HangDetector::Wait> HangDetector::note_waits(
     time_of({activity.rank, "phase"}, activity.num_phases, now);
     if (!is_running(rank)) continue;
     for (const GroupCall& call : activity.calls) {
-      // Twice the number, so that a call that has ended is another state.
+      // Twice the number, so that a call that has ended is a different state.
       const milliseconds time = time_of(
           {activity.rank, call.group},
           2 * call.number + (call.has_ended ? 1 : 0),
@@ -212,7 +212,7 @@ std::set<int> HangDetector::awaited_by(
   std::set<int> missing;
   for (const ObservedRank& other : ranks) {
     const GroupCall* const theirs = find_call(other.activity, wait.call->group);
-    // Stopped in the call itself, a rank has not arrived either.
+    // A rank that is stopped inside the call has not arrived either.
     if (theirs != nullptr &&
         (theirs->number < wait.call->number ||
          (is_stopped(other) && !theirs->has_ended)))
@@ -324,7 +324,7 @@ std::optional<HangReport> HangDetector::look(
     return std::nullopt;
   }
   HangReport report = explain(ranks, involved, now);
-  // A call that all have entered, or a circle, may yet resolve itself.
+  // A call that all ranks have entered, or a cycle, may still resolve itself.
   const bool may_resolve = report.kind != HangReport::Kind::late &&
       std::any_of(involved.begin(), involved.end(), [&](const Wait& wait) {
                              return wait.time < threshold_;

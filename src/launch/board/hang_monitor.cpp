@@ -20,8 +20,8 @@ struct NamedProcess {
   pid_t process = 0;
 };
 
-// The processes whose stacks explain a report: of those that hold up the
-// others, else of all that wait.
+// The processes whose stacks explain a report: those that hold up the others,
+// or all that wait if there are none.
 std::vector<NamedProcess> processes_of(
     const HangReport& report,
     std::span<const ObservedRank> ranks) {
@@ -98,7 +98,7 @@ void HangMonitor::look() {
   stacks_ =
       std::thread([this,
                    kills = options_.on_hang == OnHang::kill &&
-                       // Ranks that wait for another machine are not to blame.
+                       // Ranks that wait for another machine are not the cause.
                        report->kind != HangReport::Kind::elsewhere,
                    processes = processes_of(*report, ranks)] {
         const StackTaker taker(options_.path);

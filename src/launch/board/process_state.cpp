@@ -22,7 +22,7 @@ std::string read_proc(pid_t process, const char* name) {
 
 char process_state(pid_t process) {
   const std::string text = read_proc(process, "stat");
-  // The name of the program, in parentheses, may hold any character.
+  // The program's name, in parentheses, can contain any character.
   const std::size_t end = text.rfind(')');
   return end == std::string::npos || end + 2 >= text.size() ? ' '
                                                             : text[end + 2];

@@ -16,9 +16,9 @@ namespace {
 
 constexpr auto kAcquire = std::memory_order_acquire;
 
-// Nothing if nothing was stored yet, or if its writer is stopped in the middle
-// of a store. A writer that was merely descheduled gets some milliseconds to
-// finish; a report of a dead rank cannot wait longer.
+// Returns nothing if nothing was stored yet, or if the writer is stopped in the
+// middle of a store. A writer that was merely descheduled gets some
+// milliseconds to finish; a report of a dead rank cannot wait longer.
 template <std::size_t size>
 std::optional<std::array<std::uint64_t, size>> load(
     const VersionedWords<size>& source) {
@@ -46,7 +46,8 @@ std::string text_at(const BoardPage& page, std::uint16_t number) {
 }
 
 GroupCall read_call(const BoardPage& page, const BoardLane& lane) {
-  // Read first: a call that ends meanwhile counts as going on, not the reverse.
+  // Read first: a call that ends in the meantime counts as in progress, not the
+  // reverse.
   const std::uint64_t ended = lane.ended.load(kAcquire);
   const auto words = load(lane.call);
   GroupCall call;

@@ -37,7 +37,7 @@ std::uint64_t num_timed(const RankActivity& rank) {
   return most;
 }
 
-// Over all ranks but one; 0 if there are none.
+// Returns the median over all ranks but one; 0 if there are none.
 template <class Value>
 std::uint32_t median_of_others(
     std::span<const RankActivity> ranks,
@@ -105,7 +105,7 @@ std::optional<StragglerReport> StragglerDetector::look(
             .try_emplace(
                 rank.rank, Slow{.since = now, .num_timed = num_timed(rank)})
             .first->second;
-    // Old figures say nothing about now.
+    // Old durations say nothing about the present.
     if (slow.is_reported || now - slow.since < options_.time ||
         num_timed(rank) == slow.num_timed)
       continue;

@@ -23,14 +23,14 @@ int ElasticSeat::most_ranks() const { return header().most_ranks.load(); }
 
 ElasticPlace ElasticSeat::take_place() {
   while (true) {
-    // Others may have ended since, so that it is a later one.
+    // Others may have ended since, which makes it a later generation.
     next_ = std::max(next_, header().target.load());
     seat().arrived.store(next_);
     seat().process.store(::getpid());
     if (header().generation.load() >= next_) break;
     std::this_thread::sleep_for(kPause);
   }
-  // The launcher changes these only after this process has arrived once more.
+  // The launcher changes these only after this process has arrived again.
   current_ = header().generation.load();
   next_ = current_ + 1;
   ElasticPlace place{current_, seat().rank.load(), header().num_ranks.load()};

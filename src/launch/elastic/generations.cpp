@@ -67,7 +67,7 @@ std::vector<int> Generations::late() const {
   std::vector<int> seats;
   if (!is_broken() || std::chrono::steady_clock::now() <= deadline_)
     return seats;
-  // Those who join may take as long as any program to start.
+  // Joining processes may take as long to start as any program.
   for (int seat = 0; seat < options_.most; ++seat) {
     const State state = seats_[static_cast<std::size_t>(seat)].state;
     const bool is_rank = state == State::member || state == State::leaving;
@@ -126,7 +126,8 @@ Generations::Loss Generations::lose(int seat, bool may_replace) {
   if (lost.state == State::joining) {
     vacate(seat);
     if (!lost.replaces) {
-      // Those who were lost before may have been spared for its sake.
+      // The group may have survived earlier losses only because this process
+      // was to join.
       return is_broken() && num_staying() < options_.fewest ? Loss::ends_group
                                                             : Loss::harmless;
     }
@@ -194,7 +195,8 @@ bool Generations::finish(int seat) {
 }
 
 int Generations::take_request() {
-  // Those who have left last may still be ending, in seats that others need.
+  // Processes that left most recently may still be ending, in seats that others
+  // need.
   const bool has_departed =
       std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
         return seat.state == State::departed;
@@ -234,7 +236,8 @@ bool Generations::advance() {
     const State state = seats_[static_cast<std::size_t>(seat)].state;
     if (state == State::joining && !has_arrived(seat)) return false;
   }
-  // Those who join are ready; only now the others need to interrupt themselves.
+  // Joining processes are ready; only now do the others need to interrupt
+  // themselves.
   header().wanted.store(next());
   for (int seat = 0; seat < options_.most; ++seat) {
     const State state = seats_[static_cast<std::size_t>(seat)].state;

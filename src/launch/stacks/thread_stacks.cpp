@@ -38,7 +38,7 @@ struct Output {
   bool is_complete = false;
 };
 
-// Reads what a program prints until it ends or the time is over.
+// Reads a program's output until it ends or times out.
 Output run(
     std::vector<std::string> arguments,
     std::chrono::milliseconds timeout) {
@@ -46,7 +46,7 @@ Output run(
   ProcessStart start;
   start.program = arguments.front();
   start.arguments = std::move(arguments);
-  // Names of functions are printed in any language.
+  // Function names do not depend on the locale.
   start.variables = {"LC_ALL=C", "HOME=/", "DEBUGINFOD_URLS="};
   start.out = pipe.write_end();
   start.err = pipe.write_end();
@@ -82,7 +82,8 @@ Output run(
 
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
 
-// The thread of "TID 12:" or "Thread 1 (Thread 0x7f (LWP 12) "name"):".
+// Parses the thread id in "TID 12:" or "Thread 1 (Thread 0x7f (LWP 12)
+// "name"):".
 std::optional<long> thread_of(std::string_view line) {
   std::string_view rest;
   if (line.starts_with("TID ")) {
@@ -101,7 +102,7 @@ std::optional<long> thread_of(std::string_view line) {
   return static_cast<long>(*value);
 }
 
-// The function of "#3  0x00007ff name (arguments) at file:12".
+// Parses the function in "#3 0x00007ff name (arguments) at file:12".
 std::optional<std::string> frame_of(std::string_view line) {
   if (line.size() < 2 || line[0] != '#' || !is_digit(line[1]))
     return std::nullopt;
@@ -117,7 +118,7 @@ std::optional<std::string> frame_of(std::string_view line) {
     if (rest.starts_with("in ")) rest = trim(rest.substr(3));
     if (rest.starts_with("- 1")) rest = trim(rest.substr(3));
   }
-  // A function without a name is told by its address.
+  // A function without a name is identified by its address.
   return printable(rest.empty() ? address : rest);
 }
 
