@@ -7,13 +7,6 @@
 
 namespace accelerate::cli {
 
-std::size_t shown_width(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-      }));
-}
-
 TextTable::TextTable(std::vector<std::string> heading) {
   rows_.push_back(std::move(heading));
 }
@@ -32,7 +25,7 @@ std::string TextTable::text(std::string_view indent) const {
     is_left[i] = i == 0;
     for (std::size_t row = 0; row < rows_.size(); ++row) {
       const std::string& value = rows_[row][i];
-      widths[i] = std::max(widths[i], shown_width(value));
+      widths[i] = std::max(widths[i], detail::num_columns_of(value));
       if (row > 0 && !value.empty() && !detail::parse_double(value))
         is_left[i] = true;
     }
@@ -41,7 +34,7 @@ std::string TextTable::text(std::string_view indent) const {
   for (const auto& row : rows_) {
     std::string line(indent);
     for (std::size_t i = 0; i < num_columns; ++i) {
-      const std::string gap(widths[i] - shown_width(row[i]), ' ');
+      const std::string gap(widths[i] - detail::num_columns_of(row[i]), ' ');
       if (i > 0) line += "  ";
       line += is_left[i] ? row[i] + gap : gap + row[i];
     }

@@ -6,10 +6,6 @@
 
 namespace accelerate::cli {
 
-/// Number of columns that UTF-8 text takes on a terminal, if none of its
-/// characters is wide.
-std::size_t shown_width(std::string_view text);
-
 /// Rows under a heading, in columns as wide as necessary. The first column is
 /// left-aligned, as are columns whose values are not all numbers. Values are
 /// made printable.

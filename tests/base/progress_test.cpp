@@ -12,6 +12,7 @@
 #include "base/progress/meter.h"
 #include "base/progress/progress_bar.h"
 #include "base/progress/screen.h"
+#include "base/text/text.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::detail {

@@ -6,7 +6,6 @@
 
 #include "base/text/text.h"
 #include "cli/runs/figures.h"
-#include "cli/runs/text_table.h"
 #include "cli/watch/terminal/braille_canvas.h"
 
 namespace accelerate::cli {
@@ -40,7 +39,9 @@ struct Range {
 };
 
 std::string to_right(const std::string& text, std::size_t width) {
-  return std::string(width - std::min(width, shown_width(text)), ' ') + text;
+  return std::string(
+             width - std::min(width, detail::num_columns_of(text)), ' ') +
+      text;
 }
 
 class Plot {

@@ -76,13 +76,6 @@ std::string first_columns(const std::string& text, std::size_t columns) {
 
 }  // namespace
 
-std::size_t num_columns_of(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-      }));
-}
-
 std::string clock_text(double seconds) {
   if (!(seconds >= 0)) return "?";
   const auto whole = static_cast<std::int64_t>(std::min(seconds, kMostSeconds));

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
 namespace accelerate::detail {
 
@@ -37,7 +36,5 @@ std::string meter_line(const Meter& meter, const MeterStyle& style);
 std::string clock_text(double seconds);
 /// 1.23k: three digits and a prefix.
 std::string scaled_text(double number, double divisor);
-/// Number of columns that UTF-8 text takes, as if no character were wide.
-std::size_t num_columns_of(std::string_view text);
 
 }  // namespace accelerate::detail

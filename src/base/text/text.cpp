@@ -188,6 +188,13 @@ std::optional<Number> parse_all(std::string_view text) {
 
 }  // namespace
 
+std::size_t num_columns_of(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) {
+        return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+      }));
+}
+
 std::optional<long long> parse_int(std::string_view text) {
   if (text.size() > 1 && text[0] == '+') text.remove_prefix(1);
   return parse_all<long long>(text);

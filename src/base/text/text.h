@@ -37,6 +37,9 @@ std::string printable(
 /// The same for a message of several lines: keeps tabs, line breaks and length.
 std::string printable_lines(std::string_view text);
 
+/// Number of columns that UTF-8 text takes, as if no character were wide.
+std::size_t num_columns_of(std::string_view text);
+
 /// Parses all of `text` as a number; nothing if characters are left over or the
 /// value does not fit.
 std::optional<long long> parse_int(std::string_view text);

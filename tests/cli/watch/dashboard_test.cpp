@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/text/text.h"
 #include "cli/run_journal.h"
-#include "cli/runs/text_table.h"
 #include "cli/watch/terminal/braille_canvas.h"
 #include "cli/watch/terminal/dashboard.h"
 #include "support/temporary_directory.h"
@@ -127,7 +127,7 @@ TEST_F(DashboardOfRuns, FillsAnyScreenExactly) {
             dashboard.draw({columns, rows}, {.has_keys = has_keys});
         EXPECT_EQ(lines.size(), rows) << columns << " x " << rows;
         for (const std::string& line : lines)
-          EXPECT_LE(shown_width(line), columns) << line;
+          EXPECT_LE(detail::num_columns_of(line), columns) << line;
       }
     }
   }
