@@ -39,7 +39,7 @@ struct TechniqueOptions {
   /// split.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   bool infers_plan = false;
-  /// An inferred plan divides sequences between layers where it can.
+  /// True if an inferred plan divides sequences between layers where possible.
   bool divides_sequences = false;
   std::optional<Float8Request> float8 = std::nullopt;
   ExpertRequest experts = {};

@@ -26,7 +26,7 @@ RangesByRank ranges_between(const std::vector<std::int64_t>& begins);
 /// be made full for a while.
 class SlicedParameters {
  public:
-  /// `tensor` is this rank's slice; `ranges` along `dim`.
+  /// `tensor` is this rank's slice; `ranges` are along `dim`.
   void add(
       const at::Tensor& tensor,
       std::int64_t dim,

@@ -42,7 +42,7 @@ struct StrategyTraits {
   std::optional<at::ScalarType> input_dtype = std::nullopt;
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// Why ranks with different numbers of steps cannot be joined; unset if they
-  /// can.
+  /// can be.
   std::optional<std::string> join_complaint = std::nullopt;
   /// Why ranks cannot step independently and average parameters periodically
   /// (LocalSGD); unset if they can.

@@ -26,7 +26,7 @@ class StrategyList {
   void clear();
 
   [[nodiscard]] bool empty() const { return entries_.empty(); }
-  /// True if no event of a step reaches a strategy that does something.
+  /// True if no strategy does anything in the events of a step.
   [[nodiscard]] bool is_idle() const { return traits_.is_idle; }
   [[nodiscard]] std::vector<std::string_view> names() const;
   /// The traits of all strategies combined: a flag is true if any is

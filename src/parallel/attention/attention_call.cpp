@@ -29,7 +29,7 @@ namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// Keys or values of all positions, the added ones last.
+// Returns keys or values of all positions, the appended ones last.
 at::Tensor of_all_positions(const ProjectedPart& part) {
   at::Tensor all = part.own;
   if (part.sequence) {

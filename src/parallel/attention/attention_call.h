@@ -55,9 +55,9 @@ class AttentionCall final : public GateKeeper,
   ProjectedPart keys_;
   std::int64_t batch_ = 1;
   std::int64_t num_keys_ = 0;
-  /// Added to the scores, queries x keys; undefined without.
+  /// Added to the scores, queries x keys; undefined without a mask.
   at::Tensor mask_;
-  /// Keys that are not attended to, batch x keys; undefined without.
+  /// Keys that are not attended to, batch x keys; undefined without padding.
   at::Tensor padding_;
   bool exchanges_ = false;
   double dropout_p_ = 0;

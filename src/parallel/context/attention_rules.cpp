@@ -24,7 +24,7 @@ std::string sizes_of(const at::Tensor& tensor) {
   return join(sizes, " x ");
 }
 
-// Padded positions have the mask of the last one; their output is not used.
+// Padded positions use the last position's mask; their output is not used.
 at::Tensor index_tensor(
     std::span<const std::int64_t> positions,
     std::int64_t length) {
@@ -84,7 +84,7 @@ void AttentionRules::take_mask(
         shards.length(),
         shards.local_length()));
   }
-  // Where both sizes are equal, one rank has the whole sequence.
+  // If both sizes are equal, one rank has the whole sequence.
   if (!is_local && queries != 1) {
     const at::Tensor index = index_tensor(query_positions_, queries);
     whole = whole.index_select(2, index.to(whole.device()));

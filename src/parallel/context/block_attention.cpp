@@ -161,7 +161,7 @@ class RowScores {
     return narrowed(block_.query, rows);
   }
 
-  /// Rows of a tensor of the queries' heads, in the dtype of accumulation.
+  /// Rows of a tensor with the queries' heads, in the dtype of accumulation.
   at::Tensor narrowed(const at::Tensor& tensor, const RowRange& rows) const {
     return by_key_head(
         tensor.narrow(2, rows.first, rows.count).to(dtype_), group_);
@@ -170,7 +170,7 @@ class RowScores {
   [[nodiscard]] const at::Tensor& key() const { return key_; }
 
  private:
-  // B x H x rows x keys, any of which may be 1, with the heads divided.
+  // Divides the heads of B x H x rows x keys, any of which may be 1.
   at::Tensor grouped(const at::Tensor& tensor) const {
     return tensor.size(1) == 1 ? tensor.unsqueeze(2)
                                : by_key_head(tensor, group_);

@@ -26,7 +26,7 @@ constexpr std::int64_t kPositionsOfBlock = 0;
 // In gradients it comes before the heads, as in LibTorch's CPU kernels.
 constexpr std::int64_t kPositionsOfGradient = 1;
 
-// The tensor with its positions as dimension `place`, dense.
+// Returns a dense tensor with the positions as dimension `place`.
 at::Tensor packed(const at::Tensor& tensor, std::int64_t place) {
   return tensor.movedim(kPositions, place).contiguous();
 }

@@ -39,7 +39,7 @@ class BlockExchange {
   /// reads, possibly none, and are valid until the call for step + 1.
   const std::vector<at::Tensor>& block_at(int step);
 
-  /// Waits until the other ranks have this one's block.
+  /// Waits until the other ranks have this rank's block.
   void finish();
 
  private:

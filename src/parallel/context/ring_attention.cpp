@@ -73,8 +73,8 @@ at::Tensor rows_of(const at::Tensor& tensor, const VisibleTile& tile) {
 }
 
 // Zeros of shape B x H x L x E, laid out as B x L x H x E like the results of
-// LibTorch's fused kernels, so that joining the heads of an output, or sending a
-// gradient, needs no copy.
+// LibTorch's fused kernels, so that joining the heads of an output, or sending
+// a gradient, needs no copy.
 at::Tensor zeros_by_position(
     at::IntArrayRef sizes,
     const at::TensorOptions& options) {

@@ -171,7 +171,8 @@ class Experts final : public Strategy {
     return name == "down_proj" ? 2 : 1;
   }
 
-  // A parameter of expert number `name` ("3.weight"): its rank has all rows.
+  // For a parameter of one expert, named like "3.weight": that expert's rank
+  // has all rows.
   static std::vector<std::int64_t> begins_of_module(
       const std::string& name,
       const at::Tensor& parameter,

@@ -80,7 +80,7 @@ void check_router(
 at::Tensor noise_like(const at::Tensor& logits, const RouterOptions& options) {
   if (options.noise == RouterNoise::normal)
     return at::randn_like(logits) * options.noise_scale;
-  // Gumbel: -log(-log(u)) = -log(e), where e is exponential.
+  // Gumbel: -log(-log(u)) = -log(e), where e is exponentially distributed.
   return at::empty_like(logits).exponential_().log().neg() *
       options.noise_scale;
 }

@@ -93,7 +93,8 @@ std::int64_t capacity_of(
   if (!factor) return -1;
   const double mean = static_cast<double>(num_tokens * options.top_k) /
       static_cast<double>(num_experts);
-  // A product that rounding put just above a whole number is that number.
+  // A product that is just above an integer because of rounding counts as that
+  // integer.
   const double capacity = std::ceil(*factor * mean * (1 - 1e-12));
   return std::max(
       options.min_capacity,

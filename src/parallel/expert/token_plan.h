@@ -10,7 +10,7 @@
 namespace accelerate::detail {
 
 /// Which tokens go to which expert: one row for each assignment that is not
-/// dropped, sorted by expert, and by token for each expert.
+/// dropped, sorted by expert, and by token within each expert.
 struct TokenPlan {
   /// The token of each row, and its place in the flattened assignments
   /// (tokens x top_k); int64, on the tokens' device.

@@ -13,8 +13,8 @@ namespace accelerate::detail {
 struct AverageOptions {
   /// Dtype of the sums; unset: each gradient's own.
   std::optional<at::ScalarType> sum_in = std::nullopt;
-  /// Narrower dtype in which gradients are sent and summed, divided before they
-  /// are narrowed, so that sums do not overflow. Replaces `sum_in`.
+  /// Narrower dtype in which gradients are sent and summed; they are divided
+  /// before being narrowed, so that sums do not overflow. Replaces `sum_in`.
   std::optional<at::ScalarType> send_in = std::nullopt;
   /// What the sums are divided by; unset: the number of ranks.
   std::optional<double> divisor = std::nullopt;

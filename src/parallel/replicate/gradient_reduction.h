@@ -60,7 +60,7 @@ FutureTensor sum_over_ranks(
     const at::Tensor& tensor,
     const ReductionContext& context);
 
-/// Lets c10d::Reducer call any function for its buckets.
+/// Lets c10d::Reducer call an arbitrary function for its buckets.
 class CommHookFunction final
     : public c10d::CppCommHookInterface<
           std::function<FutureTensor(c10d::GradBucket&)>> {

@@ -25,7 +25,7 @@ void broadcast_all(
     const std::vector<at::Tensor>& tensors,
     int from = 0);
 
-/// Rows by the axes that split them: rows of one entry have the same
+/// Rows by the axes that split them: rows in one entry have the same
 /// replica_group.
 using RowsByAxes = std::map<std::vector<Axis>, std::vector<const Parameter*>>;
 RowsByAxes rows_by_axes(const ParameterTable& table);

@@ -349,7 +349,7 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
-  // Averages gradients of shards over the replicas, and those of unsharded
+  // Averages gradients of shards over replicas, and those of unsharded
   // parameters over all ranks.
   void average_replicas() {
     std::vector<at::Tensor> shards[2];  // as unsharded_
@@ -426,7 +426,7 @@ class Shard final : public Strategy, public GateKeeper {
   /// experts.
   std::vector<at::Tensor> unsharded_[2];
   std::vector<at::Tensor> hooked_;
-  /// Set if weights travel in float8.
+  /// Set if weights are gathered in float8.
   std::optional<GatheredScales> scales_;
   std::unique_ptr<ShardTraffic> traffic_;
   /// Null if no experts are divided.

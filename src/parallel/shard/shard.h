@@ -40,8 +40,8 @@ struct ShardOptions {
   bool prefetches_backward = true;
   /// Number of units gathered ahead.
   std::size_t prefetch_depth = 1;
-  /// A backward prefetches only when the current unit's gradients are complete:
-  /// less memory.
+  /// A backward prefetches only when the current unit's gradients are complete,
+  /// which saves memory.
   bool prefetches_after_gradients = false;
   bool broadcast_buffers = true;
   /// Dtype in which gradients are averaged over replicas of the shards; unset:
@@ -65,7 +65,8 @@ struct ShardOptions {
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// A forward's floating inputs are cast to param_dtype.
   bool casts_inputs = true;
-  /// Weights that travel in float8 where parameters are sharded; unset: none.
+  /// Weights that are gathered in float8 if parameters are sharded; unset:
+  /// none.
   std::optional<Float8Gather> float8 = std::nullopt;
   /// Shards of bf16 and fp16 parameters are in fp32. With param_dtype, shards
   /// of those that are trained always are.

@@ -68,9 +68,9 @@ class ShardTraffic {
   /// have been started.
   virtual void start_rest(const UnitShards& unit, std::uint64_t order_hash) = 0;
   /// Waits for all reductions of the unit, and adds the means over the ranks to
-  /// the shards' gradients; a parameter that no rank used gets none. Sums run
-  /// in the order of the ranks, so results do not depend on timing. Returns
-  /// whether the hashes of all ranks are equal. The next backward may begin.
+  /// the shards' gradients; a parameter that no rank used gets none. Sums are
+  /// taken in rank order, so results do not depend on timing. Returns whether
+  /// the hashes of all ranks are equal. Afterwards the next backward may begin.
   virtual bool finish_rest(const UnitShards& unit) = 0;
 
   /// Called after a failure: drops the unit's communication in flight.

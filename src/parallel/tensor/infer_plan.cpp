@@ -146,8 +146,8 @@ class PlanInference {
     return nullptr;
   }
 
-  // Why a layer cannot be split along dimension `dim` of its weight; empty if it
-  // can.
+  // Why a layer cannot be split along dimension `dim` of its weight; empty if
+  // it can.
   std::string obstacle_to(const Entry& entry, std::int64_t dim) const {
     if (const Entry* const other = sharer_of(entry))
       return format("\"{}\" uses its weight, too", other->name);
@@ -225,7 +225,7 @@ class PlanInference {
   void divide_attention(std::size_t i) {
     Entry& attention = entries_[i];
     bool has_heads = false;
-    // The pattern of a plan cannot name the model itself.
+    // A plan's pattern cannot name the model itself.
     if (attention.name.empty()) {
       return decide(
           attention,
@@ -269,7 +269,7 @@ class PlanInference {
   void divide_out_projection(std::size_t i, bool has_heads) {
     Entry* const out = child(i, "out_proj");
     if (out == nullptr || out->is_decided) return;
-    // It is a class of its own in some versions of LibTorch.
+    // It has a class of its own in some versions of LibTorch.
     const auto* const linear = out->module->as<nn::LinearImpl>();
     if (linear == nullptr) return;
     if (sharer_of(*out) != nullptr || linear->weight.size(1) < num_ranks_) {
@@ -293,7 +293,7 @@ class PlanInference {
         "the last product of attention, whose input every rank has");
   }
 
-  // Pairs of layers with nothing but activations between them.
+  // Pairs of layers with only activations between them.
   void divide_sequential(std::size_t i) {
     Entry* up = nullptr;
     for (const auto& item : entries_[i].module->named_children()) {

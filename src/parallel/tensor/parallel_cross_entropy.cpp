@@ -43,7 +43,7 @@ OwnClasses own_classes(const at::Tensor& logits, const Group& group) {
   return classes;
 }
 
-// Takes rows of logits, in the dtype in which sums are taken.
+// Takes rows of logits, in the dtype of the sums.
 struct ParallelCrossEntropy : torch::autograd::Function<ParallelCrossEntropy> {
   static at::Tensor forward(
       AutogradContext* context,
@@ -63,7 +63,7 @@ struct ParallelCrossEntropy : torch::autograd::Function<ParallelCrossEntropy> {
     const at::Tensor own =
         (targets - classes.begin).masked_fill_(is_own.logical_not(), 0);
     at::Tensor exponentials = shifted.exp();
-    // The sum of exponentials, and the logit of the target, of each row.
+    // The sum of exponentials and the target's logit, per row.
     const at::Tensor sums = at::zeros({2, logits.size(0)}, logits.options());
     sums[0].copy_(exponentials.sum(-1));
     if (has_classes) {

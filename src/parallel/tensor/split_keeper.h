@@ -50,7 +50,7 @@ class SplitKeeper final : public GateKeeper,
   void begin_forward();
   void end_forward();
   void abandon_forward();
-  /// Forgets the input that layers share, which keeps a tensor alive.
+  /// Drops the input that layers share, which keeps a tensor alive.
   void forget_input();
   [[nodiscard]] bool is_in_forward() const { return num_forwards_ > 0; }
 

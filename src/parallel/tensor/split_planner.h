@@ -15,7 +15,7 @@
 
 namespace accelerate::detail {
 
-/// Collects what the styles of modules mean for their parameters.
+/// Translates the styles of modules into splits of their parameters.
 class SplitPlanner {
  public:
   /// `table` must outlive the planner.
@@ -91,7 +91,7 @@ class SplitPlanner {
       const torch::nn::Module* module,
       bool is_input,
       const LayoutChange& change);
-  /// Whether another style of the module takes over the changes.
+  /// Whether the changes were merged into another style of the module.
   bool merge(const Preparation& each);
   template <class Style>
   void merge_into(Style& style, const Preparation& each);

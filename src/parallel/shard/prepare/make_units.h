@@ -24,7 +24,7 @@ struct ShardUnits {
   /// Null if no experts are divided.
   std::unique_ptr<ShardTraffic> expert_traffic;
   std::vector<std::unique_ptr<ShardUnit>> units;
-  /// Set if weights travel in float8.
+  /// Set if weights are gathered in float8.
   std::optional<GatheredScales> scales;
 };
 

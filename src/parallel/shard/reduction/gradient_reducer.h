@@ -27,7 +27,7 @@ class GradientReducer {
   /// Called when the gradient at `place` among the trainable parameters of
   /// `unit` is complete.
   void send(std::size_t unit, std::size_t place);
-  /// Called when this backward computes no more gradients.
+  /// Called when this backward has computed all its gradients.
   void end_gradients() { order_.end_gradients(); }
   /// Called when the remaining parameters of `unit` get no gradients on this
   /// rank.

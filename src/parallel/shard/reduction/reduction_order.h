@@ -82,7 +82,7 @@ class ReductionOrder {
   /// Hash of everything sent in this backward, in order.
   [[nodiscard]] std::uint64_t hash() const { return hash_; }
 
-  /// Called when this backward computes no more gradients: later messages
+  /// Called when this backward has computed all its gradients: later messages
   /// complete units that it did not reach.
   void end_gradients() {
     reached_ = sent_;
@@ -92,8 +92,8 @@ class ReductionOrder {
     mix(GradientMessage::kRest);
   }
 
-  /// Called when everything is sent. `all_alike`: every rank sent the same
-  /// messages in the same order; has the same value on all ranks.
+  /// Called when everything is sent. `all_alike`: whether every rank sent the
+  /// same messages in the same order; the same on all ranks.
   void end(bool all_alike) {
     if (all_alike && !reached_.empty()) learn();
   }
