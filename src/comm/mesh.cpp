@@ -60,8 +60,8 @@ std::optional<std::string> expert_complaint(const Degrees& degrees) {
       shards);
 }
 
-// "set shard to 2 or launch 16 processes": offers a new degree if changing one
-// is enough.
+// Returns advice such as "set shard to 2 or launch 16 processes"; offers a new
+// degree if changing one is enough.
 std::string remedy(const Degrees& degrees, int size) {
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     if (i == index_of(Axis::expert)) continue;

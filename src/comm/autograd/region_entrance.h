@@ -18,8 +18,8 @@ namespace accelerate::detail {
 /// after the first and before the second; linear_product() gives that number to
 /// the gradient of its weight.
 ///
-/// With create_graph, and for gradients that need no message, the inner node
-/// does everything.
+/// With create_graph, or if gradients need no message, the inner node does
+/// everything.
 class RegionEntrance {
  public:
   /// Like copy_to_region(), gather_from_region() with partial gradients, and

@@ -32,7 +32,7 @@ class BegunCollective {
       const Group& group,
       const at::Tensor& output,
       const at::Tensor& input);
-  /// `output` has one more dimension, of ranks, in front of `input`'s.
+  /// `output` has an extra leading dimension, of ranks.
   static BegunCollective all_gather(
       const Group& group,
       const at::Tensor& output,

@@ -57,7 +57,8 @@ struct GroupImpl {
 
   /// Takes any dense tensor; null for a group of one.
   std::shared_ptr<Connection> connection;
-  /// The connection as c10d::Reducer takes it; null for a group of one.
+  /// The connection in the form that c10d::Reducer takes; null for a group of
+  /// one.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
 
   /// Number of the current collective, counted from 1, equal on all ranks.

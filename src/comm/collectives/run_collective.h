@@ -48,8 +48,8 @@ inline const at::Tensor* tensor_in(const std::string&) { return nullptr; }
 
 /// Runs one collective: numbers it, notes it on the board, compares it between
 /// ranks in debug mode, and turns failures into errors that name the peers.
-/// `detail`: a tensor of the same shape on all ranks, or a string; it is
-/// described only in debug mode.
+/// `detail`: a tensor of the same shape on all ranks, or a string; only used in
+/// debug mode and on the board.
 template <class Detail, class Body>
 auto run_collective(
     const GroupImpl& group,

@@ -99,7 +99,7 @@ class AutomaticTransport final : public Transport {
       own.world_ranks.push_back(
           request.world_ranks[static_cast<std::size_t>(member)]);
     }
-    // A rank that waits for other islands fails first, and says why.
+    // Lets a rank that waits for other islands fail first, since it knows why.
     if (islands.count() > 1) own.timeout += std::chrono::seconds(1);
     try {
       return memory_.share(own);

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 /// nothing if it lacks nothing.
 std::shared_ptr<Connection> adapted(std::shared_ptr<Connection> connection);
 
-/// Copies tensors of other devices through host memory.
+/// Stages tensors of other devices through host memory.
 std::shared_ptr<Connection> stage_through_host(
     std::shared_ptr<Connection> connection);
 

@@ -22,7 +22,7 @@ struct MovedTensor {
                                                  : as_bytes(moved)),
         is_alias(moved.numel() == 0 || sent.data_ptr() == moved.data_ptr()) {}
 
-  // Copies received bytes into the tensor, unless they are there already.
+  // Copies received bytes into the tensor, unless it shares their memory.
   void write_back() const {
     if (is_alias) return;
     tensor.detach().copy_(

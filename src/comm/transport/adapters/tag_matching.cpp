@@ -86,8 +86,8 @@ class TaggedChannel {
 
 class TaggedReceive final : public c10d::Work {
  public:
-  // A weak pointer: the channel goes with its connection, even if this receive
-  // is never waited for.
+  // A weak pointer: the channel is destroyed with its connection, even if this
+  // receive is never waited for.
   TaggedReceive(
       std::weak_ptr<TaggedChannel> channel,
       std::shared_ptr<TaggedMessage> message)

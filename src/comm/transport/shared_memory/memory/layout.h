@@ -12,7 +12,8 @@ inline constexpr std::size_t kCacheLine = 64;
 
 /// What a rank is about to do, for comparison with the other ranks.
 struct CollectiveStamp {
-  /// Dimensions whose sizes are compared; further ones count as one.
+  /// Number of dimensions whose sizes are compared; further ones are merged
+  /// into the last.
   static constexpr std::size_t kMostDims = 8;
 
   std::uint64_t sequence = 0;  ///< number of the collective on its connection

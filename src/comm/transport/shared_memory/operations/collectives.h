@@ -50,9 +50,8 @@ struct HostTensor {
 /// dtypes and shapes; if they do not, the first ranks to notice throw
 /// DistributedError with both calls.
 ///
-/// Data pass through the ranks' slots in steps. Reductions add in the order of
-/// the ranks, so their results depend neither on timing nor on the size of
-/// steps.
+/// Data passes through the ranks' slots in steps. Reductions add in rank order,
+/// so their results depend neither on timing nor on the size of steps.
 std::unique_ptr<Operation> make_barrier(
     const CollectiveStamp& stamp = {
         .kind = static_cast<std::uint8_t>(CollectiveKind::barrier)});

@@ -58,7 +58,8 @@ struct Sum {
 };
 template <class A>
 struct Product {
-  // Through unsigned: small integers would be promoted to int, which overflows.
+  // Through unsigned: small integers would be promoted to int, which can
+  // overflow.
   static A apply(A a, A b) {
     if constexpr (std::unsigned_integral<A> && sizeof(A) < sizeof(unsigned)) {
       return static_cast<A>(static_cast<unsigned>(a) * b);

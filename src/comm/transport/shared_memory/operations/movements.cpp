@@ -291,7 +291,8 @@ class AllToAll final : public Collective {
   }
 
   void read(Fabric& fabric, std::uint64_t step) override {
-    // Begins with the neighbour, so that not all read the same slot at once.
+    // Begins with the neighbour, so that not all ranks read the same slot at
+    // once.
     for (int distance = 1; distance < fabric.size(); ++distance) {
       const int rank = (fabric.rank() + distance) % fabric.size();
       const Piece now = piece(step, output_bytes_[index_of(rank)]);
