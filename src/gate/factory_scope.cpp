@@ -109,7 +109,7 @@ bool FactoryScope::redirect(
 void FactoryScope::track(const c10::IValue& value) {
   if (!value.isTensor()) return;
   const at::Tensor& tensor = value.toTensor();
-  // Tensors with another owner were not made by this operator.
+  // A tensor with another owner was not made by this operator.
   if (!tensor.defined() || !tensor.is_cpu() || tensor.use_count() > 1) {
     return;
   }

@@ -172,7 +172,7 @@ struct GateFallback {
   }
 };
 
-// A process can have one fallback per dispatch key; all gates share it.
+// A process can have only one fallback per dispatch key; all gates share it.
 void register_gate_fallback() {
   static const auto library = [] {
     auto made = std::make_unique<torch::Library>(

@@ -69,8 +69,8 @@ class GatedCall {
   State& state_;
 };
 
-/// Keeps the memory of tensors behind a gate. It is called on the thread that
-/// computes; its exceptions propagate through the operator.
+/// Keeps the memory of tensors behind a gate. Called on the computing thread;
+/// its exceptions propagate through the operator.
 ///
 /// It is called above autograd and autocast, once for each operator that a
 /// program or a backward calls, not for operators inside those. So autograd
@@ -160,7 +160,7 @@ class GatedTensor {
   /// Makes the tensor use `memory`, which must be dense and of the same dtype
   /// and number of elements. Nothing is copied.
   void fill(const at::Tensor& memory);
-  /// Takes the memory out of the tensor, and returns it.
+  /// Removes the memory from the tensor, and returns it.
   at::Tensor release();
   [[nodiscard]] bool is_filled() const;
 

@@ -25,7 +25,7 @@ struct FlagAccess {
 bool& access_flag(c10::StorageImpl& storage);
 template struct FlagAccess<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-// LibTorch changes a tensor's keys only together with its storage.
+// LibTorch's API changes a tensor's keys only together with its storage.
 template <c10::DispatchKeySet c10::TensorImpl::*member>
 struct KeySetAccess {
   friend c10::DispatchKeySet& access_keys(c10::TensorImpl& tensor) {

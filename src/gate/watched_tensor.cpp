@@ -61,7 +61,8 @@ c10::Storage give_gated_storage(
       memory.unsafeGetTensorImpl()->key_set().add(kGateKey),
       tensor.dtype());
   gated->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  // The TensorImpl stays, so every handle to the parameter sees the change.
+  // The TensorImpl stays the same, so every handle to the parameter sees the
+  // change.
   tensor.unsafeGetTensorImpl()->shallow_copy_from(gated);
   return made;
 }
