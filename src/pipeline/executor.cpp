@@ -345,7 +345,7 @@ void PipelineExecutor::fail(const LostPeer& lost) {
 
 void PipelineExecutor::close() noexcept {
   kept_.clear();
-  // The connection closes, and the ranks that wait for this one notice.
+  // Closes the connection, which the ranks that wait for this one notice.
   transfers_.abandon();
 }
 
