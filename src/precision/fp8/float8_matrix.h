@@ -16,7 +16,7 @@ namespace accelerate::detail {
 enum class Float8Granularity {
   tensorwise,  ///< all
   axiswise,    ///< those that a product sums over: a row or a column
-  blocks,      ///< kMxBlockSize consecutive ones of those, with an E8M0 scale
+  blocks,      ///< kMxBlockSize consecutive of those, with an E8M0 scale
 };
 
 /// A cast with scales derived from the values.
@@ -42,7 +42,7 @@ struct Float8Matrix {
   /// matrix, except for blocks, where one dimension has one element per
   /// kMxBlockSize of the matrix.
   at::Tensor scale;
-  /// The dimension along which blocks lie; unset for other granularities.
+  /// The dimension along which blocks extend; unset for other granularities.
   std::optional<std::int64_t> block_dim = std::nullopt;
 
   /// Returns values / scale in fp32. Strides are those of the values.
@@ -67,8 +67,8 @@ at::Tensor amax_of(const at::Tensor& tensor);
 /// Returns the scales for these amaxes.
 at::Tensor scale_of(const at::Tensor& amax, const DynamicCast& cast);
 
-/// Casts a matrix of fp32, bf16, fp16 or fp64; a product sums over `dim`, 0 or
-/// 1 (or -1 and -2). Values beyond the largest one saturate, NaN stays.
+/// Casts a matrix of fp32, bf16, fp16 or fp64 whose product sums over `dim`: 0
+/// or 1 (or -1 and -2). Values beyond the largest one saturate, NaN stays.
 Float8Matrix cast_dynamically(
     const at::Tensor& matrix,
     const DynamicCast& cast,

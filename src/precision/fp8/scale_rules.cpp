@@ -75,7 +75,7 @@ ScaleFit fit_of(float amax, float scale, Float8Format type) {
   if (!std::isfinite(amax)) return ScaleFit::not_finite;
   const float scaled = amax * scale;
   if (scaled > 2 * largest_value(type)) return ScaleFit::saturates;
-  // Half of the smallest value is rounded to even.
+  // Half of the smallest value rounds to even, that is, to 0.
   return amax > 0 && scaled <= smallest_value(type) / 2 ? ScaleFit::vanishes
                                                         : ScaleFit::good;
 }

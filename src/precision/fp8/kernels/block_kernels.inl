@@ -1,4 +1,4 @@
-// Members of cast_kernels.inl for blocks of kMxBlockSize values.
+// The members of cast_kernels.inl for blocks of kMxBlockSize values.
 
 // Returns the scales for blocks' largest magnitudes (e8m0_of_amax and
 // scale_of_e8m0 in precision/fp8/scale_rules.h): powers of two with the
