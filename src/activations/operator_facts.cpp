@@ -48,7 +48,7 @@ OperatorFacts find_facts(const c10::OperatorHandle& operation) {
 }  // namespace
 
 const OperatorFacts& facts_of(const c10::OperatorHandle& operation) {
-  // Thread-local so that looking up, once per operator, takes no lock.
+  // Thread-local so that the lookup, once per operator, takes no lock.
   thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts>
       known;
   const auto [entry, is_new] = known.try_emplace(&operation.schema());

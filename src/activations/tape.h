@@ -144,11 +144,12 @@ class Tape : public std::enable_shared_from_this<Tape> {
   std::recursive_mutex mutex_;
   std::vector<Operator> operators_;
   std::vector<Outside> outside_;
-  /// Flat copies of memory from outside, before the segment changed it.
+  /// Flat copies of memory from outside, made before the segment changed it.
   std::vector<at::Tensor> copies_;
   std::size_t num_made_ = 0;
   std::size_t num_wanted_ = 0;
-  /// Tensors made by the segment that a node saved outside any operator.
+  /// Tensors made by the segment that the user's own nodes saved, outside any
+  /// operator.
   std::unordered_map<std::size_t, Saved> saved_made_;
   bool is_in_operator_ = false;
   bool is_closed_ = false;
