@@ -183,8 +183,8 @@ void start_rank(
   throw Error(text);
 }
 
-// Throws the error of the failed ranks, preferably of one that did not merely
-// lose a peer. Returns if none failed.
+// Throws the error of a failed rank, preferably one that did not merely lose a
+// peer. Returns if none failed.
 void throw_failure(const Ranks& ranks) {
   std::vector<detail::Suspect> suspects;
   // Ranks that the supervisor ended, by any signal, do not count as failures.

@@ -42,7 +42,7 @@ struct ProcessStart {
   int err = -1;
   /// Another descriptor that the process inherits, or -1.
   int kept = -1;
-  /// Processors to bind the process to; null: those of this process.
+  /// Processors to bind the process to; null: inherits this process's.
   const cpu_set_t* processors = nullptr;
   /// Unblocks all signals in the process, and ignores none.
   bool resets_signals = false;

@@ -51,7 +51,7 @@ struct StoreLimits {
   std::uint64_t max_key_bytes = 64ULL << 10U;
   /// As in LibTorch's own server.
   std::uint64_t max_keys_per_message = 128ULL << 10U;
-  /// Bytes of one message, of one value and of one answer.
+  /// Size of one message, one value and one answer.
   std::uint64_t max_message_bytes = 256ULL << 20U;
   /// Memory of all keys, values, incoming messages and unread answers.
   std::uint64_t max_total_bytes = 1ULL << 30U;

@@ -276,7 +276,7 @@ class Server {
   int num_reports_ = 0;
 };
 
-// Returns the socket, or minus the error number.
+// Returns the socket, or the negated errno.
 int listen_at(const addrinfo& where) {
   const int socket =
       ::socket(where.ai_family, where.ai_socktype | SOCK_CLOEXEC, 0);
@@ -312,7 +312,7 @@ StoreServer::StoreServer(
         found.problem()));
   }
   int socket = -EADDRNOTAVAIL;
-  // Among all interfaces, the IPv6 one also accepts IPv4.
+  // If listening on all interfaces, the IPv6 socket also accepts IPv4.
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* each = found.first(); each != nullptr && socket < 0;
          each = each->ai_next) {

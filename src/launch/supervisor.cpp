@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A failed rank brings its peers down, and does not always die first.
+// A failed rank brings its peers down, but does not always die first.
 constexpr std::chrono::milliseconds kTimeToFindTheCause{300};
 constexpr std::chrono::seconds kTimeToEnd{4};
 // Grandchildren may hold a pipe open after their rank has gone.

@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// Something that a supervisor reads from while ranks run.
+/// A descriptor that a supervisor reads from while ranks run.
 class EventSource {
  public:
   virtual ~EventSource() = default;
@@ -76,7 +76,8 @@ class Supervisor {
 
   /// Called when the process has ended and no longer belongs to the group.
   void forget(std::size_t index) { ranks_[index].has_left = true; }
-  /// Counts a failure that was made good after all, and ends the group.
+  /// Counts an earlier failure as one of the group after all, and ends the
+  /// group.
   void give_up(std::size_t index);
   /// Changes Options::interval.
   void set_interval(std::chrono::milliseconds interval);

@@ -14,7 +14,7 @@ char process_state(pid_t process);
 /// process.
 std::uint64_t resident_bytes(pid_t process);
 
-/// Whether a process has ended, or is about to be waited for.
+/// Whether a process has ended, including one that has not been waited for yet.
 bool has_ended(pid_t process);
 
 }  // namespace accelerate::detail

@@ -58,7 +58,7 @@ class ElasticSeat {
 
   Board board_;
   int index_;
-  /// The generation taken last, and the one to be taken.
+  /// The generation taken last, and the one to take next.
   std::uint32_t current_ = 0;
   std::uint32_t next_;
 };
