@@ -46,6 +46,99 @@ KeptInput kept_input(const Float8Rules& rules, bool trains_weight) {
       : KeptInput::cast_along_rows;
 }
 
+/// The gradients of one product.
+class Float8Gradients {
+ public:
+  Float8Gradients(
+      AutogradContext* context,
+      Float8Layer& layer,
+      const at::Tensor& grad_output)
+      : layer_(layer),
+        saved_(context->get_saved_variables()),
+        grad_output_(grad_output),
+        kept_(static_cast<KeptInput>(context->saved_data["kept"].toInt())),
+        is_measured_(context->saved_data["is_measured"].toBool()),
+        of_positions_(context->saved_data["of_positions"].toBool()) {}
+
+  at::Tensor of_input() {
+    const Float8Rules& rules = layer_.rules;
+    const at::Tensor weight = saved_[0].t();
+    if (!rules.grad_output || !rules.weight_for_grad_input)
+      return at::mm(grad_output_, weight.to(grad_output_.scalar_type()));
+    const MeasuredMatrix cast_weight =
+        layer_.cast_weight(weight, *rules.weight_for_grad_input, 0);
+    layer_.note(Float8Layer::weight, cast_weight.amax);
+    at::Tensor grad_input = layer_.multiply(
+        Float8Layer::grad_input,
+        cast(*rules.grad_output, 1),
+        cast_weight.matrix.transposed(),
+        grad_output_.scalar_type());
+    if (is_measured_) {
+      layer_.statistics.add_cast(
+          Float8Layer::weight, weight, cast_weight.matrix);
+      layer_.statistics.add_product(
+          Float8Layer::grad_input, grad_input, grad_output_, weight);
+    }
+    return grad_input;
+  }
+
+  /// The gradient of the transposed weight.
+  at::Tensor of_weight() {
+    at::Tensor grad_weight = kept_ == KeptInput::full
+        ? at::mm(grad_output_.t(), saved_[1])
+        : layer_.multiply(
+              Float8Layer::grad_weight,
+              cast(*layer_.rules.grad_output_for_grad_weight, 0).transposed(),
+              kept_input().transposed(),
+              grad_output_.scalar_type());
+    if (is_measured_ && kept_ != KeptInput::full) {
+      layer_.statistics.add_product(
+          Float8Layer::grad_weight, grad_weight, grad_output_.t(), saved_[3]);
+    }
+    // A parameter whose dtype differs from the input's gets its own dtype.
+    return grad_weight.t().to(saved_[0].scalar_type());
+  }
+
+ private:
+  // One cast may serve both products.
+  Float8Matrix cast(const DynamicCast& how, std::int64_t dim) {
+    const Float8Rules& rules = layer_.rules;
+    if (cast_grad_ &&
+        rules.is_same_cast(
+            rules.grad_output, rules.grad_output_for_grad_weight))
+      return *cast_grad_;
+    const MeasuredMatrix made = layer_.cast(
+        grad_output_, how, dim, Float8Layer::grad_output, of_positions_);
+    layer_.note(Float8Layer::grad_output, made.amax);
+    if (is_measured_) {
+      layer_.statistics.add_cast(
+          Float8Layer::grad_output, grad_output_, made.matrix);
+    }
+    cast_grad_ = made.matrix;
+    return made.matrix;
+  }
+
+  [[nodiscard]] Float8Matrix kept_input() const {
+    const DynamicCast& how = *layer_.rules.input_for_grad_weight;
+    const bool has_blocks = kept_ == KeptInput::cast_along_rows &&
+        how.granularity == Float8Granularity::blocks;
+    return {
+        saved_[1].view(how.dtype),
+        has_blocks
+            ? saved_[2].view(at::kFloat8_e8m0fnu).to(at::kFloat).reciprocal()
+            : saved_[2],
+        has_blocks ? std::optional<std::int64_t>(0) : std::nullopt};
+  }
+
+  Float8Layer& layer_;
+  variable_list saved_;
+  at::Tensor grad_output_;
+  KeptInput kept_;
+  bool is_measured_;
+  bool of_positions_;
+  std::optional<Float8Matrix> cast_grad_;
+};
+
 /// Multiplies matrices; does not return a view, so programs can change the
 /// result.
 struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
@@ -92,29 +185,8 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     } else {
       output = at::mm(input, transposed_weight.to(input.scalar_type()));
     }
-    // Kept for comparison with the gradient of the weight.
-    const at::Tensor measured_input = is_measured ? input : at::Tensor();
-    if (kept == KeptInput::cast_along_rows) {
-      // Cast now, so that only one byte per value is kept.
-      const MeasuredMatrix along_rows = layer->cast(
-          input,
-          *rules.input_for_grad_weight,
-          0,
-          Float8Layer::input,
-          uses.of_positions);
-      if (is_measured) {
-        layer->statistics.add_cast(
-            Float8Layer::input, input, along_rows.matrix);
-      }
-      save(context, transposed_weight, along_rows.matrix, measured_input);
-      cast_input.amax = along_rows.amax;
-    } else if (kept == KeptInput::cast) {
-      save(context, transposed_weight, cast_input.matrix, measured_input);
-    } else if (kept == KeptInput::full) {
-      context->save_for_backward({transposed_weight, input});
-    } else {
-      context->save_for_backward({transposed_weight});
-    }
+    keep_input(
+        context, *layer, kept, uses, {input, transposed_weight}, cast_input);
     if (uses.has_backward) {
       context->saved_data["amaxes"] = std::vector<at::Tensor>{
           defined(cast_input.amax), defined(cast_weight.amax)};
@@ -133,76 +205,53 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     const auto layer = c10::static_intrusive_pointer_cast<Float8Layer>(
         context->saved_data["layer"].toCapsule());
     count(context, *layer);
-    const variable_list saved = context->get_saved_variables();
-    const auto kept =
-        static_cast<KeptInput>(context->saved_data["kept"].toInt());
-    const Float8Rules& rules = layer->rules;
-    const at::Tensor& grad_output = grads[0];
-    const bool is_measured = context->saved_data["is_measured"].toBool();
-    // One cast may serve both products.
-    std::optional<Float8Matrix> cast_grad;
-    const auto cast = [&](const DynamicCast& how, std::int64_t dim) {
-      if (cast_grad &&
-          rules.is_same_cast(
-              rules.grad_output, rules.grad_output_for_grad_weight)) {
-        return *cast_grad;
-      }
-      const MeasuredMatrix made = layer->cast(
-          grad_output,
-          how,
-          dim,
-          Float8Layer::grad_output,
-          context->saved_data["of_positions"].toBool());
-      layer->note(Float8Layer::grad_output, made.amax);
-      if (is_measured) {
-        layer->statistics.add_cast(
-            Float8Layer::grad_output, grad_output, made.matrix);
-      }
-      cast_grad = made.matrix;
-      return made.matrix;
-    };
-    at::Tensor grad_input;
-    if (context->needs_input_grad(0)) {
-      const at::Tensor weight = saved[0].t();
-      if (rules.grad_output && rules.weight_for_grad_input) {
-        const MeasuredMatrix cast_weight =
-            layer->cast_weight(weight, *rules.weight_for_grad_input, 0);
-        layer->note(Float8Layer::weight, cast_weight.amax);
-        grad_input = layer->multiply(
-            Float8Layer::grad_input,
-            cast(*rules.grad_output, 1),
-            cast_weight.matrix.transposed(),
-            grad_output.scalar_type());
-        if (is_measured) {
-          layer->statistics.add_cast(
-              Float8Layer::weight, weight, cast_weight.matrix);
-          layer->statistics.add_product(
-              Float8Layer::grad_input, grad_input, grad_output, weight);
-        }
-      } else {
-        grad_input = at::mm(grad_output, weight.to(grad_output.scalar_type()));
-      }
-    }
-    at::Tensor grad_weight;
-    if (context->needs_input_grad(1)) {
-      grad_weight = kept == KeptInput::full
-          ? at::mm(grad_output.t(), saved[1])
-          : layer->multiply(
-                Float8Layer::grad_weight,
-                cast(*rules.grad_output_for_grad_weight, 0).transposed(),
-                restored(*layer, kept, saved).transposed(),
-                grad_output.scalar_type());
-      if (is_measured && kept != KeptInput::full) {
-        layer->statistics.add_product(
-            Float8Layer::grad_weight, grad_weight, grad_output.t(), saved[3]);
-      }
-      // A parameter whose dtype differs from the input's gets its own dtype.
-      grad_weight = grad_weight.t().to(saved[0].scalar_type());
-    }
+    Float8Gradients gradients(context, *layer, grads[0]);
+    at::Tensor grad_input, grad_weight;
+    if (context->needs_input_grad(0)) grad_input = gradients.of_input();
+    if (context->needs_input_grad(1)) grad_weight = gradients.of_weight();
     return {grad_input, grad_weight, at::Tensor(), at::Tensor()};
   }
 
  private:
+  struct Operands {
+    const at::Tensor& input;
+    const at::Tensor& transposed_weight;
+  };
+
+  // Saves what the gradients need. Casts the input along its rows now, if its
+  // gradient needs that, so that only one byte per value is kept.
+  static void keep_input(
+      AutogradContext* context,
+      Float8Layer& layer,
+      KeptInput kept,
+      const Uses& uses,
+      const Operands& operands,
+      MeasuredMatrix& cast_input) {
+    const auto& [input, transposed_weight] = operands;
+    const bool is_measured = uses.has_backward && layer.is_measured;
+    // Kept for comparison with the gradient of the weight.
+    const at::Tensor measured_input = is_measured ? input : at::Tensor();
+    if (kept == KeptInput::cast_along_rows) {
+      const MeasuredMatrix along_rows = layer.cast(
+          input,
+          *layer.rules.input_for_grad_weight,
+          0,
+          Float8Layer::input,
+          uses.of_positions);
+      if (is_measured) {
+        layer.statistics.add_cast(Float8Layer::input, input, along_rows.matrix);
+      }
+      save(context, transposed_weight, along_rows.matrix, measured_input);
+      cast_input.amax = along_rows.amax;
+    } else if (kept == KeptInput::cast) {
+      save(context, transposed_weight, cast_input.matrix, measured_input);
+    } else if (kept == KeptInput::full) {
+      context->save_for_backward({transposed_weight, input});
+    } else {
+      context->save_for_backward({transposed_weight});
+    }
+  }
+
   // Lists of tensors cannot hold undefined ones.
   static at::Tensor defined(const at::Tensor& amax) {
     return amax.defined() ? amax : at::empty({0});
@@ -230,21 +279,6 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
         input.block_dim ? input.e8m0_scales().view(at::kByte) : input.scale};
     if (measured_input.defined()) tensors.push_back(measured_input);
     context->save_for_backward(std::move(tensors));
-  }
-
-  static Float8Matrix restored(
-      const Float8Layer& layer,
-      KeptInput kept,
-      const variable_list& saved) {
-    const DynamicCast& how = *layer.rules.input_for_grad_weight;
-    const bool has_blocks = kept == KeptInput::cast_along_rows &&
-        how.granularity == Float8Granularity::blocks;
-    return {
-        saved[1].view(how.dtype),
-        has_blocks
-            ? saved[2].view(at::kFloat8_e8m0fnu).to(at::kFloat).reciprocal()
-            : saved[2],
-        has_blocks ? std::optional<std::int64_t>(0) : std::nullopt};
   }
 };
 
