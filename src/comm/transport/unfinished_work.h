@@ -9,8 +9,8 @@
 
 namespace accelerate::detail {
 
-/// Work that may no longer be waited for, and the memory it uses. Destroys the
-/// work first.
+/// Work that may no longer be waited for, and the memory it uses. The work is
+/// destroyed first.
 struct UnfinishedWork {
   at::Tensor tensor;
   Work work;

@@ -46,8 +46,7 @@ class Board {
   [[nodiscard]] const BoardHeader& header() const;
   /// The same, for the values that change while ranks run.
   [[nodiscard]] BoardHeader& shared_header() const;
-  /// Adds a report for the ranks to read. Called by the process that monitors
-  /// them.
+  /// Adds a report for the ranks to read. Called by their monitor.
   void add_report(std::string_view text) const;
   [[nodiscard]] int num_pages() const { return header().num_pages; }
   /// `index`: the local rank; in an elastic group, the one in the first

@@ -149,7 +149,7 @@ struct BoardHeader {
   std::atomic<std::int32_t> most_ranks;
   std::atomic<std::int32_t> asked_ranks;
 
-  /// Ring buffer of the newest reports by the process that monitors the ranks.
+  /// Ring buffer of the newest reports by the ranks' monitor.
   static constexpr std::size_t kKeptReports = 4;
   std::atomic<std::uint64_t> num_reports;
   /// One more than is kept: the next report is written there.

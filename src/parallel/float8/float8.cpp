@@ -348,7 +348,7 @@ class Float8 final : public Strategy, public StrategyState {
     weights_.push_back(linear.weight);
   }
 
-  // What the device supports is the same for all layers.
+  // All layers have the device multiply the same kinds of operands.
   void probe(Float8Layer& layer, c10::Device device) {
     if (emulates_) return;
     if (probed_) {

@@ -115,8 +115,8 @@ struct DeviceOperands {
   at::Tensor right;
 };
 
-// Returns the columns that `b` has. Never a view, so that programs can change
-// the result of an autograd function.
+// Returns the columns that `b` has. Without padding, not a view, so that
+// programs can change the result of an autograd function.
 at::Tensor without_padding(const at::Tensor& product, const Float8Matrix& b) {
   const std::int64_t columns = b.values.size(0);
   return product.size(1) == columns
