@@ -16,15 +16,11 @@ std::string_view mixed_precision_of(FloatType precision) {
   return "no";
 }
 
-std::string layout_config(
-    const TrainingLayout& layout,
-    const LayoutPlanOptions& options) {
-  const int per_node = options.cluster->ranks_per_node;
-  const int nodes = (options.num_ranks + per_node - 1) / per_node;
-  std::string text = format(
-      "# Written by accelerate-cpp plan for {} ranks: {}\n",
-      options.num_ranks,
-      layout.describe());
+namespace {
+
+// What the program itself has to ask for, as comments.
+std::string program_notes(const TrainingLayout& layout) {
+  std::string text;
   if (layout.pipeline > 1) {
     text += format(
         "# In the program: PipelineOptions{{.schedule = \"{}\", .num_chunks = "
@@ -43,6 +39,21 @@ std::string layout_config(
       "different data\n",
       layout.pipeline > 1 ? layout.micro_batch * layout.num_micro_batches
                           : layout.micro_batch);
+  return text;
+}
+
+}  // namespace
+
+std::string layout_config(
+    const TrainingLayout& layout,
+    const LayoutPlanOptions& options) {
+  const int per_node = options.cluster->ranks_per_node;
+  const int nodes = (options.num_ranks + per_node - 1) / per_node;
+  std::string text = format(
+      "# Written by accelerate-cpp plan for {} ranks: {}\n",
+      options.num_ranks,
+      layout.describe());
+  text += program_notes(layout);
   const bool is_sharded = layout.sharding != LayoutSharding::none;
   const bool is_on_host = options.cluster->shared_processors > 0;
   text += format(
