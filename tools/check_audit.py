@@ -33,7 +33,7 @@ STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w+)(?: : (?:public )?(\w+))?
 FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
 KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
 # The values of OptionUse, and whether the option then has no effect in a program of this library.
-USES = {"acts": False, "launches": False, "carried": True, "python_only": True, "nobody": True}
+USES = {"acts": False, "launches": False, "carried": True, "python_only": True, "unused": True}
 # Tests whose tables name what is reported.
 REPORTS = ["reported_fields_test.cpp", "ignored_options_test.cpp"]
 

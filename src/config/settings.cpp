@@ -106,7 +106,7 @@ bool Settings::is_without_effect(const OptionSpec& spec, const Resolved& value)
       break;
     case OptionUse::carried:
     case OptionUse::python_only:
-    case OptionUse::nobody:
+    case OptionUse::unused:
       break;
   }
   return !is_default(spec, value.value);

@@ -33,7 +33,7 @@ class CollectiveTraffic : public ShardTraffic {
     units_.emplace_back();
   }
   void keep_memory(std::int64_t) override {}
-  bool travels_alone(const ShardedParameter& parameter) const override {
+  bool is_sent_alone(const ShardedParameter& parameter) const override {
     return parameter.full.dim() > 1;
   }
 
@@ -83,7 +83,7 @@ class CollectiveTraffic : public ShardTraffic {
   void finish_reduce(const UnitShards&, std::size_t) override {}
   void start_rest(const UnitShards& unit, std::uint64_t order_hash) override {
     for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
-      if (travels_alone(unit.trained(place))) continue;
+      if (is_sent_alone(unit.trained(place))) continue;
       take_gradient(unit, place);
       start_reduce(unit, place);
     }

@@ -393,7 +393,7 @@ std::vector<std::string> launch_warnings(
     const Settings& settings,
     const std::string& program) {
   if (is_python(program)) return {};
-  std::vector<std::string> later, never, nobody;
+  std::vector<std::string> later, never, unused;
   for (const GivenSetting& setting : settings_without_effect(settings)) {
     const std::string words = format("{} ({})", setting.key, setting.where);
     switch (detail::find_option(setting.key)->use) {
@@ -404,7 +404,7 @@ std::vector<std::string> launch_warnings(
         never.push_back(words);
         break;
       default:
-        nobody.push_back(words);
+        unused.push_back(words);
         break;
     }
   }
@@ -419,7 +419,7 @@ std::vector<std::string> launch_warnings(
       later);
   add("only for Python programs, which this is not", never);
   add("without effect, since this launcher does not work as torchrun does",
-      nobody);
+      unused);
   return lines;
 }
 

@@ -213,7 +213,7 @@ std::string_view mark_of(OptionUse use) {
       break;
     case OptionUse::launches:
       return "l";
-    case OptionUse::nobody:
+    case OptionUse::unused:
       return "-";
     case OptionUse::carried:
       return "py";

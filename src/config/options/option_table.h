@@ -19,7 +19,7 @@ enum class OptionUse {
   launches,     ///< our launcher; programs do not read it
   carried,      ///< Python programs; this library does not yet
   python_only,  ///< Python programs; this library never will
-  nobody,       ///< none: Accelerate's files and command lines may have it
+  unused,       ///< none: Accelerate's files and command lines may have it
 };
 
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;

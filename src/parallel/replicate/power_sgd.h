@@ -7,7 +7,7 @@
 namespace accelerate::detail {
 
 /// Low-rank compression of each gradient matrix M: P = M Q is summed over the
-/// ranks and orthogonalised, Q = Mᵀ P is averaged, and P Qᵀ replaces the mean
+/// ranks and orthogonalised, Q = M^T P is averaged, and P Q^T replaces the mean
 /// of all M. (Vogels et al., NeurIPS 2019.)
 ///
 /// P is reduced while backward continues, Q after the last bucket, in the same

@@ -31,7 +31,7 @@ void HostShardTraffic::keep_memory(std::int64_t up_to_bytes) {
   pool_->keep_up_to(up_to_bytes);
 }
 
-bool HostShardTraffic::travels_alone(const ShardedParameter& parameter) const {
+bool HostShardTraffic::is_sent_alone(const ShardedParameter& parameter) const {
   return !is_small(parameter);
 }
 

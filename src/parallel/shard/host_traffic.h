@@ -28,7 +28,7 @@ class HostShardTraffic final : public ShardTraffic {
 
   void add_unit(const UnitShards& unit) override;
   void keep_memory(std::int64_t up_to_bytes) override;
-  [[nodiscard]] bool travels_alone(
+  [[nodiscard]] bool is_sent_alone(
       const ShardedParameter& parameter) const override;
   void start_unshard(
       const UnitShards& unit,

@@ -38,7 +38,7 @@ class ShardTraffic {
 
   /// Whether a parameter and its gradient have messages of their own instead of
   /// sharing the unit's.
-  [[nodiscard]] virtual bool travels_alone(
+  [[nodiscard]] virtual bool is_sent_alone(
       const ShardedParameter& parameter) const = 0;
 
   /// Starts gathering the parameters into `memory`: one tensor per parameter of

@@ -99,7 +99,7 @@ void ShardUnit::reshard(bool to_reshard_group) {
 void ShardUnit::reshard_parameter(std::size_t i) {
   ShardedParameter& parameter = shards_.parameters[i];
   if (state_ == State::gathering || !parameter.gate ||
-      !parameter.gate->is_filled() || !traffic_.travels_alone(parameter)) {
+      !parameter.gate->is_filled() || !traffic_.is_sent_alone(parameter)) {
     return;
   }
   free_memory(parameter);

@@ -142,7 +142,7 @@ class UnitMaker {
 
   void gather_in_float8(Parameter& row, ShardedParameter& parameter) {
     const bool is_chosen = parameter.gate != nullptr &&
-        made_.traffic->travels_alone(parameter) &&
+        made_.traffic->is_sent_alone(parameter) &&
         float8_weights_.contains(row.tensor.unsafeGetTensorImpl());
     if (!is_chosen) return;
     parameter.gathered_scale = made_.scales->add(parameter.local);

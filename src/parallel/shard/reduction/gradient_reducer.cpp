@@ -40,12 +40,12 @@ void GradientReducer::begin() {
   all_alike_ = true;
 }
 
-bool GradientReducer::travels_alone(std::size_t unit, std::size_t place) const {
-  return traffic(unit).travels_alone(shards(unit).trained(place));
+bool GradientReducer::is_sent_alone(std::size_t unit, std::size_t place) const {
+  return traffic(unit).is_sent_alone(shards(unit).trained(place));
 }
 
 void GradientReducer::send(std::size_t unit, std::size_t place) {
-  if (!travels_alone(unit, place)) return;
+  if (!is_sent_alone(unit, place)) return;
   make_room(unit);
   take(unit, place);
 }
@@ -81,7 +81,7 @@ void GradientReducer::complete(std::size_t unit) {
   if (progress_[unit].is_complete) wait_for_all();
   progress_[unit].is_taken.resize(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (travels_alone(unit, i) && !progress_[unit].is_taken[i]) take(unit, i);
+    if (is_sent_alone(unit, i) && !progress_[unit].is_taken[i]) take(unit, i);
   }
   send_taken();
   const at::NoGradGuard no_grad;

@@ -54,7 +54,7 @@ class GradientReducer {
   [[nodiscard]] ShardTraffic& traffic(std::size_t unit) const {
     return units_[unit]->traffic();
   }
-  [[nodiscard]] bool travels_alone(std::size_t unit, std::size_t place) const;
+  [[nodiscard]] bool is_sent_alone(std::size_t unit, std::size_t place) const;
   void take(std::size_t unit, std::size_t place);
   void send_taken();
   void note(const GradientMessage& message);

@@ -97,7 +97,7 @@ bool Collective::try_write(Fabric& fabric) {
   write(fabric, next_written_, fabric.slot(fabric.rank(), step));
   ++next_written_;
   fabric.publish(own.written, step + 1);
-  if (shape_.awaited == kNobody) {
+  if (shape_.awaited == kNoRank) {
     next_combined_ = next_done_ = next_written_;
     fabric.publish(own.done, step + 1);
   }
@@ -131,7 +131,7 @@ bool Collective::try_read(Fabric& fabric) {
 
 bool Collective::is_awaited(const Fabric& fabric, int rank) const {
   return rank != fabric.rank() &&
-      (shape_.awaited == kEverybody || shape_.awaited == rank);
+      (shape_.awaited == kAllRanks || shape_.awaited == rank);
 }
 
 bool Collective::have_all(

@@ -24,8 +24,8 @@ class Collective : public Operation {
 
  protected:
   /// The ranks whose slots a rank awaits before it combines or reads.
-  static constexpr int kNobody = -1;
-  static constexpr int kEverybody = -2;
+  static constexpr int kNoRank = -1;
+  static constexpr int kAllRanks = -2;
 
   struct Shape {
     CollectiveStamp stamp = {};
@@ -33,8 +33,8 @@ class Collective : public Operation {
     /// Equal on all ranks if their stamps are.
     std::uint64_t num_steps = 1;
     bool combines = false;
-    /// A rank, kNobody or kEverybody. A rank that awaits nobody does not read.
-    int awaited = kEverybody;
+    /// A rank, kNoRank or kAllRanks. A rank that awaits none does not read.
+    int awaited = kAllRanks;
   };
 
   /// Called once, before the first step.

@@ -60,7 +60,7 @@ class Broadcast final : public Collective {
     return {
         .stamp = stamp_,
         .num_steps = num_pieces(data_.bytes(), kSlotBytes),
-        .awaited = fabric.rank() == root_ ? kNobody : root_};
+        .awaited = fabric.rank() == root_ ? kNoRank : root_};
   }
   void write(Fabric& fabric, std::uint64_t step, std::byte* slot) override {
     if (fabric.rank() != root_) return;
@@ -124,7 +124,7 @@ class Gather final : public Collective {
     return {
         .stamp = stamp_,
         .num_steps = num_pieces(input_.bytes(), kSlotBytes),
-        .awaited = fabric.rank() == root_ ? kEverybody : kNobody};
+        .awaited = fabric.rank() == root_ ? kAllRanks : kNoRank};
   }
   void write(Fabric& fabric, std::uint64_t step, std::byte* slot) override {
     if (fabric.rank() == root_) return;
@@ -165,7 +165,7 @@ class Scatter final : public Collective {
     return {
         .stamp = stamp_,
         .num_steps = num_pieces(output_.bytes(), share_),
-        .awaited = fabric.rank() == root_ ? kNobody : root_};
+        .awaited = fabric.rank() == root_ ? kNoRank : root_};
   }
   void write(Fabric& fabric, std::uint64_t step, std::byte* slot) override {
     if (fabric.rank() != root_) return;

@@ -64,7 +64,7 @@ class WholeReduce final : public Collective {
     return {
         .stamp = stamp_,
         .num_steps = num_pieces(data_.bytes(), kSlotBytes),
-        .awaited = reads ? kEverybody : kNobody};
+        .awaited = reads ? kAllRanks : kNoRank};
   }
   void write(Fabric& fabric, std::uint64_t step, std::byte* slot) override {
     if (fabric.rank() == root_) return;
