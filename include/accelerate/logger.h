@@ -24,7 +24,7 @@ struct LogOptions {
 
 namespace detail {
 
-/// Where a named logger's messages go and who may write them.
+/// Where a named logger's messages go and which ranks write them.
 struct LoggerPlace {
   Logger logger;
   int rank = 0;
@@ -34,17 +34,17 @@ struct LoggerPlace {
 
 }  // namespace detail
 
-/// The program's messages under a name of its own, which knows the ranks; made
-/// by Accelerator::logger(). The message is a literal with a `{}` for each value
-/// (`{{` and `}}` are braces), checked at compile time; what is not shown is
-/// not formatted:
+/// A named logger for the program's own messages that knows the ranks; made by
+/// Accelerator::logger(). The message is a literal with a `{}` for each value
+/// (`{{` and `}}` are braces), checked at compile time; messages that are not
+/// shown are not formatted:
 ///
 ///     const auto logger = accelerator.logger("train");
 ///     logger.info("epoch {}: loss {}", epoch, loss);
 ///     logger.warning({.main_process_only = false}, "no data on this rank");
 ///
-/// Messages begin with "[RANK r] ". A cheap handle; copies share what
-/// warning_once() has said. Safe for several threads, except with `in_order`.
+/// Messages begin with "[RANK r] ". A cheap handle; copies share the memory of
+/// warning_once(). Thread-safe, except with `in_order`.
 class ACCELERATE_API NamedLogger {
  public:
   NamedLogger(detail::LoggerPlace place, std::string name, LogLevel level);

@@ -21,12 +21,12 @@ namespace accelerate::optim {
 struct LRContext {
   std::int64_t step;  ///< optimizer steps so far
   double base_lr;     ///< the group's learning rate before any schedule
-  double lr;          ///< the group's present learning rate
+  double lr;          ///< the group's current learning rate
   std::size_t group;  ///< number of the parameter group
 };
 
-/// Base of all schedules; derive from it to write one. Borrows the optimizer.
-/// Not for several threads at once.
+/// Base class of all schedules; derive from it to write your own. Borrows the
+/// optimizer. Not thread-safe.
 class ACCELERATE_API LRScheduler {
  public:
   virtual ~LRScheduler();
@@ -36,7 +36,7 @@ class ACCELERATE_API LRScheduler {
   /// Call it after each optimizer step (the handle that prepare() returns skips
   /// those that the optimizer did not take). Throws ConfigError if unbound.
   virtual void step();
-  /// A step with the present metric, for schedules that need one
+  /// Steps with the current metric, for schedules that need one
   /// (ReduceLROnPlateau); the others throw ConfigError.
   virtual void step(double metric);
 
@@ -46,21 +46,21 @@ class ACCELERATE_API LRScheduler {
   }
   /// Number of steps so far; PyTorch calls it last_epoch.
   [[nodiscard]] std::int64_t step_count() const { return step_; }
-  /// Steps after which `step()` throws; none for most schedules.
+  /// Number of steps after which `step()` throws; none for most schedules.
   [[nodiscard]] virtual std::optional<std::int64_t> total_steps() const;
   /// Null if unbound.
   [[nodiscard]] torch::optim::Optimizer* optimizer() const {
     return optimizer_;
   }
 
-  /// The state to continue exactly here in another process, with an optimizer
-  /// of as many groups. Loading also sets the optimizer's learning rates.
-  /// Throws CheckpointError if the state is of another schedule or another
-  /// number of groups; then nothing has changed.
+  /// The state with which another process continues exactly here, given an
+  /// optimizer with the same number of groups. Loading also sets the
+  /// optimizer's learning rates. Throws CheckpointError, before changing
+  /// anything, if the state is of another schedule or another number of groups.
   [[nodiscard]] virtual StateDict state_dict() const;
   virtual void load_state_dict(const StateDict& state);
 
-  /// Binds an optimizer, with its present learning rates as the base. Throws
+  /// Binds an optimizer, with its current learning rates as the base. Throws
   /// ConfigError if one is already bound.
   void bind(torch::optim::Optimizer& optimizer);
 
@@ -75,8 +75,8 @@ class ACCELERATE_API LRScheduler {
   /// Sets the learning rates of step `step_`, and whatever else the schedule
   /// controls.
   virtual void apply();
-  /// Restarts at step 0, from the base learning rates, without looking at the
-  /// present ones.
+  /// Restarts at step 0, from the base learning rates, regardless of the
+  /// current ones.
   virtual void restart();
 
   void set_lrs(const std::vector<double>& lrs);

@@ -16,7 +16,7 @@ class Optimizer;
 class OptimizerOptions;
 }  // namespace torch::optim
 
-/// The schedules of torch.optim.lr_scheduler that stand for themselves.
+/// The schedules of torch.optim.lr_scheduler that are not made of others.
 namespace accelerate::optim {
 
 /// base_lr x f(step). One function for all groups, or one per group.
@@ -37,7 +37,7 @@ class ACCELERATE_API LambdaLR : public LRScheduler {
   std::vector<LRLambda> lr_lambdas_;
 };
 
-/// The present learning rate x f(step), from step 1 on.
+/// The current learning rate x f(step), from step 1 on.
 class ACCELERATE_API MultiplicativeLR : public LRScheduler {
  public:
   explicit MultiplicativeLR(std::vector<LRLambda> lr_lambdas);
@@ -195,9 +195,9 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
   CosineAnnealingWarmRestarts(
       torch::optim::Optimizer& optimizer,
       const CosineAnnealingWarmRestartsOptions& options);
-  /// With T_cur, the steps since the last restart, and T_i, the length of the
-  /// present cycle. These are loaded as they were saved, so that a cycle goes
-  /// on even if it did not begin where the number of steps says.
+  /// Includes T_cur, the steps since the last restart, and T_i, the length of
+  /// the current cycle. They are loaded as saved, so that a cycle continues
+  /// even if it did not begin where the number of steps says.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -258,7 +258,7 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
   explicit OneCycleLR(OneCycleLROptions options);
   OneCycleLR(torch::optim::Optimizer& optimizer, OneCycleLROptions options);
   std::optional<std::int64_t> total_steps() const override;
-  /// With the bounds that PyTorch's class keeps in the optimizer's groups.
+  /// Includes the bounds that PyTorch's class keeps in the optimizer's groups.
   /// Loading leaves these as the options say.
   StateDict state_dict() const override;
 

@@ -8,18 +8,18 @@
 namespace accelerate {
 
 /// Model parallelism as Megatron-LM and Accelerate's MegatronLMPlugin spell it.
-/// This library does what concerns how ranks share a model and a step;
-/// Megatron-LM itself is a Python engine. A field left unset takes the
-/// launcher's value (`--megatron_lm_*`, `MEGATRON_LM_*`), else the default,
-/// which is named. Fields "without effect" concern what Megatron-LM builds or
-/// does by itself; they are checked, and listed in one warning if they are given
-/// or if the launcher changes them. scheduler_from_megatron_lm()
-/// (megatron_lm_training.h) makes the schedule that these options describe.
+/// This library implements how ranks share a model and a step; Megatron-LM
+/// itself is a Python engine. A field left unset takes the launcher's value
+/// (`--megatron_lm_*`, `MEGATRON_LM_*`), else the default named below. Fields
+/// "without effect" concern what Megatron-LM builds or does by itself; they are
+/// checked, and listed in one warning if they are given or if the launcher
+/// changes them. scheduler_from_megatron_lm() (megatron_lm_training.h) makes
+/// the schedule that these options describe.
 struct MegatronLMOptions {
   // Degrees of parallelism.
 
   /// Number of tensor-parallel ranks; models without a `parallelize_plan` get
-  /// that of infer_parallelize_plan(). Unset: 1.
+  /// the one of infer_parallelize_plan(). Unset: 1.
   std::optional<int> tp_degree = std::nullopt;
   /// Number of pipeline stages. Unset: 1.
   std::optional<int> pp_degree = std::nullopt;
@@ -41,9 +41,9 @@ struct MegatronLMOptions {
   /// Norm that gradients are clipped to; 0: no clipping. Unset: 1.
   std::optional<double> gradient_clipping = std::nullopt;
   /// Tensor-parallel ranks also shard the sequence between the matrices: where
-  /// the plan that they infer has only norms, dropout and activations between a
+  /// the inferred plan has only norms, dropout and activations between a
   /// RowwiseParallel and a ColwiseParallel layer of a Sequential, these work on
-  /// slices. Without effect if tp_degree is 1, and beside a parallelize_plan,
+  /// slices. Without effect if tp_degree is 1, or with a parallelize_plan,
   /// which names SequenceParallel layers itself. Unset: false.
   std::optional<bool> sequence_parallelism = std::nullopt;
 
@@ -52,13 +52,14 @@ struct MegatronLMOptions {
   /// Recompute activations in the backward pass. Unset: false.
   std::optional<bool> recompute_activations = std::nullopt;
   /// "full": the layers of the outermost Sequentials and ModuleLists are
-  /// recomputed; "selective": only modules of attention, those whose class or
-  /// name has "Attention" or "attn" in it. This and the next two are without
-  /// effect unless recompute_activations is true. Unset: "full".
+  /// recomputed; "selective": only attention modules, those with "Attention" or
+  /// "attn" in their class or name. This and the next two have no effect unless
+  /// recompute_activations is true. Unset: "full".
   std::optional<std::string> recompute_granularity = std::nullopt;
-  /// "uniform": recompute_num_layers of the layers of "full" are recomputed
-  /// together, so that only the input of the first is kept. "block": only the
-  /// first recompute_num_layers of each rank are recomputed. Unset: "uniform".
+  /// "uniform": the layers of "full" are recomputed in groups of
+  /// recompute_num_layers, so that only the input of each group's first is
+  /// kept. "block": only the first recompute_num_layers of each rank are
+  /// recomputed. Unset: "uniform".
   std::optional<std::string> recompute_method = std::nullopt;
   /// See recompute_method. Unset: 1.
   std::optional<int> recompute_num_layers = std::nullopt;
@@ -79,28 +80,28 @@ struct MegatronLMOptions {
   std::optional<bool> use_precision_aware_optimizer = std::nullopt;
   /// load_state() leaves optimizers and schedules as they are; master weights
   /// start from those of the checkpoint, or else from its weights. Does not
-  /// hold for the states in memory of an elastic run. Unset: false.
+  /// apply to the in-memory states of an elastic run. Unset: false.
   std::optional<bool> no_load_optim = std::nullopt;
-  /// save_state() saves no optimizers, master weights and schedules, which more
-  /// than halves a checkpoint of Adam. Loading one needs no_load_optim or
-  /// LoadStateOptions::strict = false. Unset: false.
+  /// save_state() leaves out optimizers, master weights and schedules, which
+  /// more than halves a checkpoint with Adam. Loading one needs no_load_optim
+  /// or LoadStateOptions::strict = false. Unset: false.
   std::optional<bool> no_save_optim = std::nullopt;
 
   // The loss.
 
   /// Omit ends of documents from the loss; without effect. Unset: false.
   std::optional<bool> eod_mask_loss = std::nullopt;
-  /// Average over all tokens of a window and of all ranks: each micro-step has
-  /// the weight of the BackwardOptions::num_items that its backward() is given.
-  /// False: micro-steps and ranks have equal weights, whatever num_items says.
-  /// Unset: true.
+  /// Average over all tokens of a window and of all ranks: each micro-step is
+  /// weighted by the BackwardOptions::num_items of its backward(). False:
+  /// micro-steps and ranks have equal weights, whatever num_items says. Unset:
+  /// true.
   std::optional<bool> calculate_per_token_loss = std::nullopt;
 
   // The model; without effect, unless stated otherwise.
 
-  /// Number of layers on the last rank of a Pipeline whose options give neither
-  /// split_points nor costs, of the class that most layers have; the other ranks
-  /// have equally many. Without effect if pp_degree is 1. Unset: as
+  /// Number of layers, of the class that most layers have, on the last rank of
+  /// a Pipeline whose options give neither split_points nor costs; the other
+  /// ranks share the rest equally. Without effect if pp_degree is 1. Unset: as
   /// PipelineOptions say.
   std::optional<int> decoder_last_pipeline_num_layers = std::nullopt;
   /// Concerns the model that Megatron-LM builds. Unset: true.
@@ -117,15 +118,15 @@ struct MegatronLMOptions {
   /// "Interleaved1F1B". Layers of the class that most layers have are counted.
   /// Without effect if pp_degree is 1. Unset: one stage per rank.
   std::optional<int> num_layers_per_virtual_pipeline_stage = std::nullopt;
-  /// Lengths of sequences, of an encoder's and of a decoder's.
+  /// Lengths of sequences, of encoder sequences and of decoder sequences.
   std::optional<int> seq_length = std::nullopt;
   std::optional<int> encoder_seq_length = std::nullopt;
   std::optional<int> decoder_seq_length = std::nullopt;
   /// Return logits from a forward without labels. Unset: false.
   std::optional<bool> return_logits = std::nullopt;
 
-  // Megatron-LM's own loop, and its schedule: but for is_train_batch_min and
-  // lr_mult, which are without effect, fields of scheduler_from_megatron_lm().
+  // Megatron-LM's own loop and its schedule: is_train_batch_min and lr_mult
+  // have no effect; scheduler_from_megatron_lm() uses the others.
 
   /// The micro-batch is the smallest batch size of the prepared loaders; false:
   /// the largest. Unset: true.
@@ -149,7 +150,7 @@ struct MegatronLMOptions {
   std::optional<double> lr_warmup_fraction = std::nullopt;
   /// Unset: 0.
   std::optional<double> min_lr = std::nullopt;
-  /// Factor of the learning rate of parameters that a condition chooses. Unset:
+  /// Factor of the learning rate of parameters that a condition selects. Unset:
   /// 1.
   std::optional<double> lr_mult = std::nullopt;
 
@@ -160,20 +161,20 @@ struct MegatronLMOptions {
   std::optional<std::vector<std::int64_t>> consumed_samples = std::nullopt;
   /// Data come from Megatron-LM's own datasets. Unset: false.
   std::optional<bool> megatron_dataset_flag = std::nullopt;
-  /// Number of steps of an evaluation, and of the training between two. Unset:
-  /// 100 and 1000.
+  /// Number of steps of an evaluation, and of training between evaluations.
+  /// Unset: 100 and 1000.
   std::optional<std::int64_t> eval_iters = std::nullopt;
   std::optional<std::int64_t> eval_interval = std::nullopt;
   std::optional<std::string> tensorboard_dir = std::nullopt;
   /// Unset: false.
   std::optional<bool> set_all_logging_options = std::nullopt;
 
-  /// Further arguments of Megatron-LM, as a JSON object. Those of the fields
+  /// Further arguments of Megatron-LM, as a JSON object. Those that are fields
   /// above, by their names or Megatron-LM's ("tensor_model_parallel_size",
-  /// "clip_grad"), replace the fields; "lr_warmup_init", "lr_wsd_decay_iters",
-  /// "lr_wsd_decay_samples" and "lr_wsd_decay_style" belong to the schedule. Each
-  /// of the others is reported as without effect, unless it is null or what
-  /// this library does ("exp_avg_dtype": "fp32").
+  /// "clip_grad"), override the fields; "lr_warmup_init", "lr_wsd_decay_iters",
+  /// "lr_wsd_decay_samples" and "lr_wsd_decay_style" belong to the schedule.
+  /// Any other is reported as without effect, unless it is null or what this
+  /// library does ("exp_avg_dtype": "fp32").
   std::optional<std::string> other_megatron_args = std::nullopt;
 };
 

@@ -30,7 +30,7 @@ namespace accelerate {
 /// that of the C library's heap.
 ACCELERATE_API void clear_device_cache();
 
-/// Empties tensors, module holders, pointers and containers, then
+/// Empties tensors, module holders, pointers and containers, then calls
 /// `clear_device_cache()`.
 template <class... Ts>
 void release_memory(Ts&... objects) {
@@ -47,16 +47,16 @@ void release_memory(Ts&... objects) {
 }
 
 struct BatchSizeSearchOptions {
-  /// search_from_plan() knows a good one.
+  /// search_from_plan() finds a good one.
   std::int64_t starting_batch_size = 128;
   /// The next batch size to try after one that was too large. Unset: nine
-  /// tenths, rounded down; `halve` is the other usual choice.
+  /// tenths, rounded down; `halve` is the other common choice.
   std::function<std::int64_t(std::int64_t batch_size)> reduce_batch_size =
       nullptr;
-  /// Ranks that must train with one batch size: all try again if one ran out of
-  /// memory. The function must end on every rank: either it does not
+  /// Ranks that must train with the same batch size: all try again if one ran
+  /// out of memory. The function must end on every rank: either it does not
   /// communicate where another rank may have failed, or it communicates through
-  /// a world of its own, made from the WorldOptions that it takes. It must not
+  /// its own world, made from the WorldOptions that it is passed. It must not
   /// use this group.
   std::optional<Group> group = std::nullopt;
 };
@@ -71,23 +71,23 @@ struct PlannedSearch {
   MemorySplit split = MemorySplit::replicated;
   FloatType precision = FloatType::fp32;
   bool recomputes = false;
-  /// Memory of one rank. Unset: what is free now, on the first accelerator or, without
-  /// one, of the RAM, which the ranks of the group share.
+  /// Memory of one rank. Unset: what is free now on the first accelerator or,
+  /// without one, in RAM, which the ranks of the group share.
   std::optional<ByteSize> memory = std::nullopt;
-  /// See BatchSizeSearchOptions; all ranks begin with the smallest size that one
-  /// of them finds.
+  /// See BatchSizeSearchOptions; all ranks begin with the smallest size that
+  /// any of them finds.
   std::optional<Group> group = std::nullopt;
 };
 
-/// Options of a search that begins at the largest micro-batch that fits by a
-/// plan, instead of far above or below it. Collective if there is a group.
-/// Throws ConfigError for a split that the plan does not have.
+/// Returns options of a search that begins at the largest micro-batch that fits
+/// according to a plan, instead of far above or below it. Collective if there
+/// is a group. Throws ConfigError for a split that the plan does not have.
 [[nodiscard]] ACCELERATE_API BatchSizeSearchOptions
 search_from_plan(const MemoryPlan& plan, const PlannedSearch& search = {});
 
 /// Finds the largest batch size, in a decreasing sequence, with which a
 /// function does not run out of memory. The size found is kept: a later call
-/// begins with it. Not for several threads at once.
+/// begins with it. Not thread-safe.
 class ACCELERATE_API BatchSizeSearch {
  public:
   explicit BatchSizeSearch(BatchSizeSearchOptions options = {});
@@ -99,7 +99,7 @@ class ACCELERATE_API BatchSizeSearch {
   ///
   /// `function(batch_size, world_options)` gets the options of a world of the
   /// group's ranks that no other try uses. If it builds its Accelerator with
-  /// them, it may communicate anywhere: when a rank runs out of memory and
+  /// them, it can communicate anywhere: when a rank runs out of memory and
   /// leaves the function, its connections close, the others get a
   /// DistributedError at once, and all try again with a smaller size.
   template <class Function>

@@ -11,8 +11,8 @@
 #include <accelerate/state_dict.h>
 #include <accelerate/world.h>
 
-// Metrics over all ranks. Each is given the batches of its own rank, keeps sums
-// (or scores), and makes one collective when it is computed:
+// Metrics over all ranks. Each rank updates a metric with its own batches; the
+// metric keeps sums (or scores), and makes one collective when it is computed:
 //
 //     Accuracy accuracy(accelerator, {.top_k = 5});
 //     for (auto& [inputs, labels] : loader)
@@ -20,21 +20,21 @@
 //     accelerator.print(std::to_string(accuracy.compute()));
 //
 // The result is that of one process that reads every sample once, whatever the
-// number of ranks: batches may have any sizes, also none, and rows that a loader
-// repeated to fill its last batch are left out, as gather_for_metrics() does.
-// For this, dimension 0 of what is given are the samples of the current batch.
+// number of ranks: batches can have any size, including 0, and rows that a
+// loader repeated to fill its last batch are left out, as by
+// gather_for_metrics(). For this, dimension 0 of the arguments must be the
+// samples of the current batch.
 //
 // compute() and state_dict() are collective, everything else is local. Inputs
-// may have any floating-point dtype, also bf16, and be on any device; sums are
-// fp64 or int64. Nothing is recorded by autograd. Not for several threads at
-// once.
+// can have any floating-point dtype, including bf16, and be on any device; sums
+// are fp64 or int64. Nothing is recorded by autograd. Not thread-safe.
 //
-// Metrics can be registered for checkpointing. A checkpoint has the state of
-// all ranks together, so training may be resumed on more or fewer.
+// Metrics can be registered for checkpointing. A checkpoint has the combined
+// state of all ranks, so training can be resumed on more or fewer.
 
 namespace accelerate {
 
-/// The ranks of a metric: an Accelerator, or a group of one's own. By default
+/// The ranks of a metric: an Accelerator, or a group of your own. By default,
 /// this process alone.
 struct MetricRanks {
   /// Ranks that read different data.
@@ -44,18 +44,19 @@ struct MetricRanks {
   std::function<std::int64_t()> remainder = {};
 };
 
-/// What happens to values that are not a number.
+/// What happens to NaN values.
 enum class NanPolicy {
-  /// The result is not a number, either.
+  /// The result is NaN, too.
   propagate,
-  /// They are left out, with their weight.
+  /// They are left out, with their weights.
   ignore,
   /// update() throws ConfigError.
   refuse
 };
 
-/// What of a batch counts, and how much. Each tensor has the shape of the values
-/// (of the labels, where there are labels), or only the first of its dimensions.
+/// Which values of a batch count, and how much. Each tensor has the shape of
+/// the values (of the labels, if there are labels), or only its first
+/// dimension.
 struct MetricSamples {
   /// Not negative; undefined: 1 each.
   at::Tensor weights = {};
@@ -63,15 +64,16 @@ struct MetricSamples {
   at::Tensor mask = {};
 };
 
-/// What metrics share whose state is a tensor of sums.
+/// Base class of metrics whose state is a tensor of sums.
 class ACCELERATE_API SummedMetric {
  public:
   /// Forgets everything.
   void reset();
   /// The sums over all ranks. Collective.
   [[nodiscard]] StateDict state_dict() const;
-  /// Continues from a state of any number of ranks; all ranks load it. Throws
-  /// CheckpointError for that of another metric or other options.
+  /// Continues from a state of any number of ranks; all ranks must load it.
+  /// Throws CheckpointError for a state of another metric or with other
+  /// options.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -92,7 +94,7 @@ struct MeanOptions {
   NanPolicy nan = NanPolicy::propagate;
 };
 
-/// The weighted mean of values, as of losses.
+/// The weighted mean of values, such as losses.
 class ACCELERATE_API Mean : public SummedMetric {
  public:
   explicit Mean(MetricRanks ranks = {}, const MeanOptions& options = {});
@@ -100,7 +102,7 @@ class ACCELERATE_API Mean : public SummedMetric {
   /// weight is the number of samples, and it counts even if some were repeated.
   void update(const at::Tensor& values, const MetricSamples& samples = {});
   void update(double value, double weight = 1);
-  /// Not a number without values. Collective.
+  /// NaN without values. Collective.
   [[nodiscard]] double compute() const;
 
  private:
@@ -124,38 +126,38 @@ class ACCELERATE_API Sum : public SummedMetric {
   NanPolicy nan_;
 };
 
-/// How predictions are read by metrics of classes.
+/// How classification metrics read predictions.
 struct ClassOptions {
   /// Samples with this label are left out.
   std::int64_t ignore_index = -100;
-  /// A prediction of two classes, given as one score each, is 1 above this.
+  /// With two classes and one score per prediction, class 1 is predicted above
+  /// this.
   double threshold = 0.5;
-  /// Leave out samples with a score that is not a number; else update() throws
-  /// ConfigError.
+  /// Leave out samples with a NaN score; false: update() throws ConfigError.
   bool ignore_nan = false;
 };
 
 struct AccuracyOptions {
-  /// A sample is right if its label is among this many highest scores; equal
+  /// A sample is correct if its label is among this many highest scores; equal
   /// scores rank by class.
   std::int64_t top_k = 1;
   ClassOptions classes = {};
 };
 
-/// The share of samples whose class is predicted.
+/// The fraction of samples whose class is predicted correctly.
 class ACCELERATE_API Accuracy : public SummedMetric {
  public:
   explicit Accuracy(
       MetricRanks ranks = {},
       const AccuracyOptions& options = {});
-  /// `labels` are whole numbers of any shape, such as [N]. `predictions` are
-  /// scores with one more dimension, the classes, as [N, C]; or have the shape
-  /// of the labels: classes as whole numbers, or scores of class 1 of two.
+  /// `labels` are integers of any shape, such as [N]. `predictions` are scores
+  /// with one more dimension, the classes, such as [N, C]; or have the shape of
+  /// the labels: classes as integers, or scores of class 1 of two.
   void update(
       const at::Tensor& predictions,
       const at::Tensor& labels,
       const MetricSamples& samples = {});
-  /// Not a number without samples. Collective.
+  /// NaN without samples. Collective.
   [[nodiscard]] double compute() const;
 
  private:
@@ -185,7 +187,7 @@ class ACCELERATE_API Perplexity : public SummedMetric {
   void update_losses(
       const at::Tensor& losses,
       const MetricSamples& samples = {});
-  /// Not a number without tokens. Collective.
+  /// NaN without tokens. Collective.
   [[nodiscard]] double compute() const;
 
  private:
@@ -197,13 +199,13 @@ struct ConfusionMatrixOptions {
   ClassOptions classes = {};
 };
 
-/// How often samples of a class were predicted to be of each.
+/// How often samples of each class were predicted as each class.
 class ACCELERATE_API ConfusionMatrix : public SummedMetric {
  public:
   explicit ConfusionMatrix(
       MetricRanks ranks = {},
       const ConfusionMatrixOptions& options = {});
-  /// As Accuracy::update(), without weights.
+  /// Like Accuracy::update(), without weights.
   void update(
       const at::Tensor& predictions,
       const at::Tensor& labels,
@@ -216,13 +218,13 @@ class ACCELERATE_API ConfusionMatrix : public SummedMetric {
   ConfusionMatrixOptions options_;
 };
 
-/// How the figures of classes become one.
+/// How per-class values become one.
 enum class ClassAverage {
   /// Over all samples, whatever their class.
   micro,
   /// The mean over classes.
   macro,
-  /// The mean over classes by the weight of their samples.
+  /// The mean over classes, weighted by their samples.
   weighted
 };
 
@@ -237,14 +239,14 @@ struct F1Options {
 class ACCELERATE_API F1 : public SummedMetric {
  public:
   explicit F1(MetricRanks ranks = {}, const F1Options& options = {});
-  /// As Accuracy::update().
+  /// Like Accuracy::update().
   void update(
       const at::Tensor& predictions,
       const at::Tensor& labels,
       const MetricSamples& samples = {});
   /// 0 without samples. Collective.
   [[nodiscard]] double compute() const;
-  /// One for each class, fp64: 0 for a class that does not occur. Collective.
+  /// One value per class, fp64; 0 for a class that does not occur. Collective.
   [[nodiscard]] at::Tensor compute_per_class() const;
 
  private:
@@ -257,7 +259,7 @@ struct AUROCOptions {
   /// macro or weighted; only used with more than two classes.
   ClassAverage average = ClassAverage::macro;
   /// 0: exact, ties count half; keeps every score, in fp64, and gathers them.
-  /// Else an approximation by that many bins of scores from 0 to 1.
+  /// Otherwise, an approximation with that many bins of scores from 0 to 1.
   std::int64_t num_bins = 0;
   ClassOptions classes = {};
 };
@@ -273,13 +275,13 @@ class ACCELERATE_API AUROC {
       const at::Tensor& scores,
       const at::Tensor& labels,
       const MetricSamples& samples = {});
-  /// Not a number if no class has samples of it and others. Collective.
+  /// NaN if no class has both samples of it and others. Collective.
   [[nodiscard]] double compute() const;
-  /// One for each class ([1] for two classes), fp64; not a number for a class
-  /// without samples of it, or without others. Collective.
+  /// One value per class ([1] for two classes), fp64; NaN for a class without
+  /// samples of it, or without others. Collective.
   [[nodiscard]] at::Tensor compute_per_class() const;
   void reset();
-  /// As those of SummedMetric; an exact one has every score.
+  /// Like SummedMetric's; the state of an exact AUROC has every score.
   [[nodiscard]] StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 
@@ -292,7 +294,8 @@ class ACCELERATE_API AUROC {
   AUROCOptions options_;
   /// Exact: one row per sample, its scores, label and weight.
   std::vector<at::Tensor> rows_;
-  /// Binned: weights of samples by column, whether they are of the class, bin.
+  /// Binned: weights of samples by column, by whether they are of the class,
+  /// and by bin.
   at::Tensor bins_;
 };
 

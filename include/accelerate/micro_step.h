@@ -17,7 +17,7 @@ struct Session;
 /// Options of Accelerator::prepare_data_loader().
 struct PrepareDataLoaderOptions {
   /// Move batches to the device; overrides the loader's own option. Unset: as
-  /// that says, or AcceleratorOptions::device_placement.
+  /// that option says, else AcceleratorOptions::device_placement.
   std::optional<bool> device_placement = std::nullopt;
 };
 
@@ -26,7 +26,7 @@ struct PrepareDataLoaderOptions {
 /// do not step.
 class ACCELERATE_API MicroStep {
  public:
-  /// A scope that changes nothing.
+  /// A no-op scope.
   MicroStep() = default;
   /// The models are the session's.
   MicroStep(

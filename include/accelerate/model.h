@@ -46,7 +46,7 @@ ACCELERATE_API void drop_gradients(
     bool set_to_none);
 
 /// Whether forward passes of the model need nothing but the module's own
-/// function. Valid as long as the model; found out in its first forward pass.
+/// function. Valid as long as the model; determined in its first forward pass.
 ACCELERATE_API const bool& runs_directly(const PreparedModel& model);
 
 /// One forward pass of a prepared model: opens autocast and notifies the
@@ -80,9 +80,9 @@ class ACCELERATE_API ForwardScope {
 
 }  // namespace detail
 
-/// A prepared module. A cheap handle: copies are the same model. Forward passes
-/// go through it, so that autocast, sharding and gradient averaging see them;
-/// `model->forward(x)` would bypass them and does not compile.
+/// A prepared module. A cheap handle: copies refer to the same model. Forward
+/// passes go through it, so that autocast, sharding and gradient averaging see
+/// them; `model->forward(x)` would bypass them and does not compile.
 ///
 /// Like the module itself, not thread-safe.
 template <class M>
@@ -99,7 +99,7 @@ class Model {
         prepared_(std::move(prepared)),
         runs_directly_(&detail::runs_directly(*prepared_)) {}
 
-  /// The module's `forward`, with the arguments given.
+  /// Calls the module's `forward` with the given arguments.
   template <class... Args>
   auto operator()(Args&&... args) const {
     // A forward that takes a tensor by reference gets the user's own tensor.
@@ -125,9 +125,9 @@ class Model {
     }
   }
 
-  /// Any other computation on the module as one forward pass: another method,
-  /// or several of them. `function` takes `M&`; its result is returned, with
-  /// tensors in full precision even under autocast.
+  /// Runs any other computation on the module as one forward pass: another
+  /// method, or several of them. `function` takes `M&`; its result is returned,
+  /// with tensors in full precision even under autocast.
   template <class Function>
   auto call(Function&& function) const {
     using Output = std::decay_t<std::invoke_result_t<Function, M&>>;
@@ -147,8 +147,8 @@ class Model {
     }
   }
 
-  /// Read access to the module's members: `model->fc1->weight`. What changes
-  /// the module goes through the handle, `call()` or `module()`.
+  /// Read access to the module's members: `model->fc1->weight`. To change the
+  /// module, use the handle, `call()` or `module()`.
   const ReadOnly_call_model_x_or_model_eval_or_use_model_module* operator->()
       const {
     return module_.get();
@@ -181,8 +181,8 @@ class Model {
   void zero_grad(bool set_to_none = true) const {
     detail::drop_gradients(*prepared_, module_->parameters(), set_to_none);
   }
-  /// The model's tensors by name, as Accelerator::get_state_dict() gives them;
-  /// if the model is sharded, all ranks must call it.
+  /// The model's tensors by name, as Accelerator::get_state_dict() returns
+  /// them; if the model is sharded, all ranks must call it.
   [[nodiscard]] WeightList state_dict(
       const StateDictOptions& options = {}) const {
     return detail::weights_of(*prepared_, options);

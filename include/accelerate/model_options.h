@@ -12,12 +12,13 @@ namespace accelerate {
 /// as in AcceleratorOptions, or as the launcher says.
 struct ModelOptions {
   /// Move the model to the accelerator's device. Unset: as
-  /// AcceleratorOptions::device_placement says. On several ranks a model stays
-  /// on another device in evaluation_mode only.
+  /// AcceleratorOptions::device_placement says. On several ranks, a model can
+  /// stay on another device only in evaluation_mode.
   std::optional<bool> device_placement = std::nullopt;
   /// For a model that is never trained: it is neither replicated nor sharded,
-  /// keeps this rank's own weights (checkpoints have those of rank 0), and sends
-  /// nothing in a backward; autocast still applies. Excludes all options below.
+  /// keeps this rank's own weights (checkpoints have those of rank 0), and does
+  /// not communicate in backward; autocast still applies. Excludes all options
+  /// below.
   bool evaluation_mode = false;
   /// Numbers of replicas of this model and of ranks that shard each; the
   /// product is the number of ranks. One left unset takes what the other
@@ -25,10 +26,10 @@ struct ModelOptions {
   /// for something else.
   std::optional<int> replicate = std::nullopt;
   std::optional<int> shard = std::nullopt;
-  /// How the model is sharded, or, with ShardingStrategy::no_shard, that it is
-  /// not. Replaces everything that AcceleratorOptions say about this, for
-  /// whichever engine; fields left unset are decided by the launcher.
-  /// DeepSpeed's stage 0 does not shard either. At most one of the two.
+  /// How the model is sharded, or, with ShardingStrategy::no_shard or
+  /// DeepSpeed's stage 0, that it is not. Replaces everything that
+  /// AcceleratorOptions say about this, whatever the engine; fields left unset
+  /// are decided by the launcher. At most one of the two.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
   /// The layers of this model that `ParallelOptions::tensor` splits; an empty

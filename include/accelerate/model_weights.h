@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 struct PreparedModel;
 
-// Implementations of the Accelerator's functions of the same purposes.
+// Implementations of the Accelerator's corresponding functions.
 ACCELERATE_API void save_prepared(
     const PreparedModel& model,
     const std::filesystem::path& directory,
@@ -28,9 +28,9 @@ ACCELERATE_API std::string describe_prepared(const PreparedModel& model);
 
 namespace accelerate {
 
-/// One line per parameter of a prepared model: its name, dtype and shape, the
-/// unit it is gathered with, the rows that this rank keeps, and the dtypes in
-/// which it is kept, computed and reduced. Meant for people.
+/// Describes a prepared model, one line per parameter: its name, dtype and
+/// shape, the unit it is gathered with, the rows that this rank keeps, and the
+/// dtypes in which it is kept, computed and reduced. Meant for people.
 template <class M>
 std::string describe(const Model<M>& model) {
   return detail::describe_prepared(*model.prepared());

@@ -18,21 +18,22 @@
 
 /// Single tensors of a module: naming, replacing, sharing and moving them.
 ///
-/// A module's members (`weight`) are handles to the tensors that are registered
-/// under names. So a tensor is replaced in place, which every handle to it
-/// sees: members, optimizers, and other modules that share it.
+/// A module's members (`weight`) are handles to its registered tensors. So a
+/// tensor is replaced in place, which every handle to it sees: members,
+/// optimizers, and other modules that share it.
 namespace accelerate {
 
 struct NamedModuleTensorsOptions {
   bool include_buffers = true;
-  /// Tensors of modules below, too, by dotted names.
+  /// Include tensors of modules below, by dotted names.
   bool recurse = false;
-  /// Without those that get_non_persistent_buffers() names.
+  /// Leave out those that get_non_persistent_buffers() names.
   bool remove_non_persistent = false;
 };
 
 /// A module's parameters, then its buffers, under their names in it; a tensor
-/// with several names once. The tensors are the module's own, not copies.
+/// with several names appears once. The tensors are the module's own, not
+/// copies.
 [[nodiscard]] ACCELERATE_API WeightList named_module_tensors(
     const torch::nn::Module& module,
     const NamedModuleTensorsOptions& options = {});
@@ -45,7 +46,7 @@ struct NonPersistentBuffersOptions {
 
 /// Names of the buffers that are not part of a state dict. LibTorch registers
 /// all buffers of C++ modules as part of it, so there are none: the function is
-/// here for programs that are translated from Python.
+/// here for programs ported from Python.
 [[nodiscard]] ACCELERATE_API std::vector<std::string>
 get_non_persistent_buffers(
     const torch::nn::Module& module,
@@ -60,13 +61,13 @@ struct TensorStorageId {
   bool operator==(const TensorStorageId&) const = default;
 };
 
-/// The storage of a tensor. Tensors without memory (on the meta device) have
-/// one each.
+/// The storage of a tensor. Tensors without memory (on the meta device) each
+/// have their own.
 [[nodiscard]] ACCELERATE_API TensorStorageId
 id_tensor_storage(const at::Tensor& tensor);
 
-/// Tensors that are on a device already, by the memory that they were copied
-/// from and by device, so that tied weights are copied to each device once.
+/// Tensors already on a device, by the memory that they were copied from and by
+/// device, so that tied weights are copied to each device once.
 using TiedParamsMap =
     std::map<const void*, std::vector<std::pair<c10::Device, at::Tensor>>>;
 
@@ -74,24 +75,23 @@ struct SetModuleTensorOptions {
   /// New contents, of the same shape; the module shares their memory if they
   /// need no conversion. Undefined: the tensor's own.
   at::Tensor value = {};
-  /// The tensor's new dtype, for a value of floating-point elements; others
-  /// keep their own. Unset: the tensor keeps its dtype. Without a value it has
-  /// no effect.
+  /// The tensor's new dtype, for floating-point values; others keep their own.
+  /// Unset: the tensor keeps its dtype. Has no effect without a value.
   std::optional<c10::ScalarType> dtype = std::nullopt;
-  /// Copies to use instead of new ones, and where new ones of tensors named in
-  /// it are put. It must outlive the call.
+  /// Copies to use instead of new ones; new copies of tensors that it names are
+  /// added to it. It must outlive the call.
   TiedParamsMap* tied_params_map = nullptr;
-  /// Copies from pinned memory may be under way when the call returns.
+  /// Copies from pinned memory may still be in progress when the call returns.
   bool non_blocking = false;
-  /// Returns unused memory of the device that a tensor left to the system.
+  /// Return unused memory of the device that the tensor leaves to the system.
   bool clear_cache = true;
 };
 
-/// Puts a parameter or buffer on a device, with new contents if they are given;
-/// `name` may be dotted. On the meta device it has no contents. A tensor that
-/// other modules share changes for them, too; requires_grad stays. Throws
-/// ConfigError for a name of no tensor, another shape, a tensor without
-/// contents that gets none, and for a tensor that is offloaded or sharded.
+/// Moves a parameter or buffer to a device, with new contents if given; `name`
+/// can be dotted. On the meta device it has no contents. A tensor that other
+/// modules share changes for them, too; requires_grad stays. Throws ConfigError
+/// for a name that is not a tensor's, another shape, a tensor without contents
+/// that gets none, and a tensor that is offloaded or sharded.
 ACCELERATE_API void set_module_tensor_to_device(
     torch::nn::Module& module,
     const std::string& name,
@@ -99,8 +99,9 @@ ACCELERATE_API void set_module_tensor_to_device(
     const SetModuleTensorOptions& options = {});
 
 /// Makes the parameters of each group share the memory of the first one that
-/// has some. Parameters that are one tensor already stay as they are. Throws
-/// ConfigError for names of no parameter, or different shapes or dtypes.
+/// has some. Parameters that already are one tensor stay as they are. Throws
+/// ConfigError for names that are not parameters, or different shapes or
+/// dtypes.
 ACCELERATE_API void retie_parameters(
     torch::nn::Module& module,
     const std::vector<std::vector<std::string>>& tied_params);
@@ -112,12 +113,12 @@ ACCELERATE_API std::string check_tied_parameters_on_same_device(
     const DeviceMap& device_map);
 
 /// While it lives, the module's own tensors are on `execution_device`, and
-/// afterwards where they were; offloaded ones are fetched and, with the changes
-/// that were made, put back. For code that reads or changes weights of an
-/// offloaded model. Nothing moves without a device, except that offloaded
-/// tensors are fetched to where they are computed with. The module must live as
-/// long; after a move of an accelerator's tensors, operators on them are not
-/// recorded in a graph that outlives the scope.
+/// afterwards where they were; offloaded ones are fetched, and put back with
+/// any changes. For code that reads or changes weights of an offloaded model.
+/// Without a device, nothing moves, except that offloaded tensors are fetched
+/// to the device that uses them. The module must live as long; after a move of
+/// an accelerator's tensors, operators on them are not recorded in a graph that
+/// outlives the scope.
 ///
 ///     {
 ///       const accelerate::AlignModuleDevice aligned(*net->head, torch::kCPU);
@@ -148,8 +149,8 @@ auto align_module_device(
   return std::forward<Function>(function)();
 }
 
-/// Whether a tensor of the module itself is offloaded: dispatch_model(),
-/// cpu_offload() or disk_offload() fetch it when it is needed.
+/// Whether any of the module's own tensors is offloaded, and so fetched by
+/// dispatch_model(), cpu_offload() or disk_offload() when it is needed.
 [[nodiscard]] ACCELERATE_API bool has_offloaded_params(
     const torch::nn::Module& module);
 

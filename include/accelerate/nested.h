@@ -131,17 +131,17 @@ T with_tensors(T value, Change&& change) {
 }
 }  // namespace detail
 
-/// Every tensor of `value` as the values of all ranks joined along dimension 0
-/// in rank order, on every rank; a 0-d tensor counts as one row. With one rank
-/// it is the value itself. In debug mode all shapes must agree; otherwise the
-/// number of rows may differ per rank, but not the other dimensions. Returns
-/// new tensors; nothing is recorded by autograd.
+/// Returns `value` with every tensor concatenated over all ranks along
+/// dimension 0, in rank order, on every rank; a 0-d tensor counts as one row.
+/// With one rank, that is the value itself. In debug mode, all shapes must
+/// agree; otherwise the number of rows may differ per rank, but not the other
+/// dimensions. Returns new tensors; nothing is recorded by autograd.
 ///
-/// This and the functions below that communicate compare first what the ranks
-/// gave, which costs a message of 8 bytes per rank; Group's collectives do so in
-/// debug mode only. If the numbers of tensors, dtypes or shapes do not agree,
-/// they throw DistributedError on every rank, with what each rank gave; the
-/// group stays usable.
+/// This and the functions below that communicate first compare what the ranks
+/// pass, which costs a message of 8 bytes per rank; Group's collectives do so
+/// in debug mode only. If the numbers of tensors, dtypes or shapes do not
+/// agree, they throw DistributedError on every rank, with what each rank
+/// passed; the group stays usable.
 template <class T>
 T gather(const T& value, const Group& group) {
   static_assert(
@@ -151,15 +151,15 @@ T gather(const T& value, const Group& group) {
   return detail::with_tensors(
       value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
 }
-/// The same for tensors in braces.
+/// The same for a braced list of tensors.
 template <class T>
 std::vector<T> gather(std::initializer_list<T> values, const Group& group) {
   return gather(std::vector<T>(values), group);
 }
 
-/// Every tensor of `value` reduced over all ranks by `op`, times `scale`; with
-/// std::nullopt (Accelerate's "none") every rank keeps its own. The mean needs
-/// floating-point or complex values. Returns new tensors.
+/// Returns `value` with every tensor reduced over all ranks by `op`, times
+/// `scale`; with std::nullopt (Accelerate's "none"), every rank keeps its own.
+/// The mean needs floating-point or complex values. Returns new tensors.
 template <class T>
 T reduce(
     const T& value,
@@ -174,8 +174,8 @@ T reduce(
   });
 }
 
-/// Every tensor of `value` with the values of rank `from_process`. Shapes and
-/// dtypes must agree on all ranks. Returns new tensors.
+/// Returns `value` with the values of rank `from_process` in every tensor.
+/// Shapes and dtypes must agree on all ranks. Returns new tensors.
 template <class T>
 T broadcast(const T& value, const Group& group, int from_process = 0) {
   static_assert(
@@ -187,9 +187,9 @@ T broadcast(const T& value, const Group& group, int from_process = 0) {
   });
 }
 
-/// Every tensor of `value`, grown along `dim` to the largest size that any rank
-/// has, with `pad_index` after its values (or before, with `pad_first`).
-/// Tensors without that dimension stay as they are. `dim` may count from the
+/// Returns `value` with every tensor padded along `dim` to the largest size of
+/// any rank, with `pad_index` after its values (or before, with `pad_first`).
+/// Tensors without that dimension stay as they are. `dim` can count from the
 /// end.
 template <class T>
 T pad_across_processes(
@@ -206,13 +206,14 @@ T pad_across_processes(
   });
 }
 
-/// Corresponding tensors of all `values` joined along `dim`; the rest as in the
-/// first. Throws ConfigError for an empty list, or values of different
-/// structure.
+/// Concatenates corresponding tensors of all `values` along `dim`; the rest is
+/// as in the first. Throws ConfigError for an empty list, or values of
+/// different structure.
 template <NestedTensors T>
 T concatenate(const std::vector<T>& values, std::int64_t dim = 0);
 
-/// Rows [begin, end) of every tensor, as views; `end` is clamped to the size.
+/// Returns rows [begin, end) of every tensor, as views; `end` is clamped to the
+/// size.
 template <NestedTensors T>
 T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
   visit_tensors(value, [&](at::Tensor& tensor) {
@@ -221,7 +222,8 @@ T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
   return value;
 }
 
-/// Size of dimension 0 of the first tensor that has one; nothing if none has.
+/// Size of dimension 0 of the first tensor that has one; std::nullopt if none
+/// has.
 template <NestedTensors T>
 std::optional<std::int64_t> find_batch_size(const T& value) {
   for (const at::Tensor& tensor : tensors_of(value)) {
@@ -230,7 +232,7 @@ std::optional<std::int64_t> find_batch_size(const T& value) {
   return std::nullopt;
 }
 
-/// Every tensor of `batch_size` rows along `dim`, grown with zeros so that
+/// Pads every tensor of `batch_size` rows along `dim` with zeros, so that
 /// `num_processes` ranks get equally many rows each. The sizes are exactly
 /// those of Accelerate's pad_input_tensors.
 template <NestedTensors T>
@@ -245,11 +247,11 @@ T pad_input_tensors(
   return value;
 }
 
-/// The numbers of all tensors in one flat list, row-major, for metrics and
-/// logs: as double by default, integers and booleans too, bf16 widened; or, with
-/// `listify<std::int64_t>(value)`, exact integers. Waits for the device. Throws
-/// ConfigError for an integer that a double would round (beyond 2^53), and,
-/// asked for integers, for tensors of another kind.
+/// Returns the numbers of all tensors in one flat list, row-major, for metrics
+/// and logs: as doubles by default, including integers, booleans and bf16; or,
+/// with `listify<std::int64_t>(value)`, as exact integers. Waits for the
+/// device. Throws ConfigError for an integer that a double would round (beyond
+/// 2^53), and, if integers are asked for, for tensors of another kind.
 template <class Number = double, NestedTensors T>
   requires std::same_as<Number, double> || std::same_as<Number, std::int64_t>
 std::vector<Number> listify(const T& value) {
@@ -272,9 +274,10 @@ T convert_to_fp32(T value) {
   return value;
 }
 
-/// A copy of this rank's share of a list that every rank has in full; if it
-/// does not divide evenly, the first ranks have one item more. With
-/// `apply_padding` all have that many, by repeating the list's last item.
+/// Returns a copy of this rank's share of a list that every rank has in full;
+/// if it does not divide evenly, the first ranks have one item more. With
+/// `apply_padding`, the other ranks repeat the list's last item to have as
+/// many.
 template <class T>
 std::vector<T> split_between_processes(
     const std::vector<T>& items,
@@ -290,7 +293,7 @@ std::vector<T> split_between_processes(
   }
   return own;
 }
-/// The same along dimension 0; every rank gets a 0-d tensor in full.
+/// The same along dimension 0; a 0-d tensor goes to every rank in full.
 ACCELERATE_API at::Tensor split_between_processes(
     const at::Tensor& tensor,
     const Group& group,

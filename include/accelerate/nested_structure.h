@@ -22,7 +22,7 @@ struct ApplyOptions {
   /// that are defined.
   std::function<bool(const at::Tensor&)> test_type = nullptr;
   /// Throw ConfigError for numbers and strings, and for tensors that
-  /// `test_type` refuses, instead of leaving them as they are.
+  /// `test_type` rejects, instead of leaving them as they are.
   bool error_on_other_type = false;
 };
 
@@ -57,9 +57,9 @@ struct ApplyVisitor {
   }
 };
 
-/// The same value with `function(tensor)`, a tensor, in place of every tensor.
-/// Like all functions here it keeps types: a tuple stays a tuple, a struct a
-/// struct (in Accelerate that is honor_type's work).
+/// Returns the same value with `function(tensor)`, a tensor, in place of every
+/// tensor. Like all functions here, it keeps types: a tuple stays a tuple, a
+/// struct a struct (honor_type in Accelerate).
 template <class Function, NestedTensors T>
 T recursively_apply(
     Function&& function,
@@ -103,7 +103,7 @@ std::vector<std::vector<std::int64_t>> get_shape(const T& value) {
   return shapes;
 }
 
-/// The device of the first tensor; nothing if there is none.
+/// The device of the first tensor; std::nullopt if there is none.
 template <NestedTensors T>
 std::optional<at::Device> find_device(const T& value) {
   for (const at::Tensor& tensor : tensors_of(value)) {
@@ -112,8 +112,8 @@ std::optional<at::Device> find_device(const T& value) {
   return std::nullopt;
 }
 
-/// The tensor that one rank has, on every rank, on `world.device()`. The other
-/// ranks give an undefined tensor: they need not know dtype and shape.
+/// Copies the tensor that one rank has to every rank, on `world.device()`. The
+/// other ranks pass an undefined tensor; they need not know dtype and shape.
 /// Collective. Throws ConfigError on every rank unless exactly one has it.
 [[nodiscard]] ACCELERATE_API at::Tensor copy_tensor_to_devices(
     const at::Tensor& tensor,

@@ -24,17 +24,17 @@ namespace accelerate {
 ///   without its graph: on the CPU if it was there, else on the receiving
 ///   rank's current device of the same kind. Meta tensors, which have a dtype
 ///   and a shape only, and undefined ones arrive as such. Sparse and quantized
-///   tensors are refused with a ConfigError;
+///   tensors are rejected with ConfigError;
 /// * containers, arrays, pairs, tuples, optionals and variants of the standard
-///   library of such values, to any depth. Unordered containers travel in the
+///   library of such values, to any depth. Unordered containers are sent in the
 ///   order of their keys, which need operator<=>;
 /// * types of your own, for which two functions are defined in their namespace:
 ///
 ///     std::string object_to_bytes(const Episode& episode);
 ///     void object_from_bytes(std::string_view bytes, Episode& episode);
 ///
-///   They may call accelerate::object_to_bytes() and object_from_bytes() with
-///   a std::tuple of the members.
+///   They can call accelerate::object_to_bytes() and object_from_bytes() with a
+///   std::tuple of the members.
 ///
 /// An object is read into a default-constructed one. All ranks must run the
 /// same build on machines of one byte order: object_from_bytes() throws
@@ -42,9 +42,10 @@ namespace accelerate {
 template <class T>
 concept Transferable = detail::IsTransferable<T>::value;
 
-/// The lists of all ranks, joined in rank order, on every rank. Their lengths
-/// may differ, and so may the shapes and dtypes of tensors in them. Collective.
-/// A type that cannot be sent does not compile: see Transferable.
+/// Returns the lists of all ranks, concatenated in rank order, on every rank.
+/// Their lengths may differ, and so may the shapes and dtypes of tensors in
+/// them. Collective. A type that cannot be sent does not compile: see
+/// Transferable.
 template <class T>
 std::vector<T> gather_object(
     const std::vector<T>& objects,
@@ -70,7 +71,7 @@ std::vector<T> gather_object(
     const Group& group) {
   return gather_object(std::vector<T>(objects), group);
 }
-/// Refused: only lists can be joined.
+/// Does not compile: only lists can be joined.
 template <class T>
 std::vector<T> gather_object(const T& object, const Group& group) {
   static_assert(
@@ -80,9 +81,9 @@ std::vector<T> gather_object(const T& object, const Group& group) {
   return gather_object(std::vector<T>{object}, group);
 }
 
-/// The object of rank `from_process`, on every rank. The other ranks' `object`
-/// is ignored; with one rank it is returned unchanged. Collective. Throws
-/// ConfigError for a rank that the group does not have.
+/// Returns the object of rank `from_process` on every rank. The other ranks'
+/// `object` is ignored; with one rank it is returned unchanged. Collective.
+/// Throws ConfigError for a rank that the group does not have.
 template <class T>
 [[nodiscard]] T
 broadcast_object(const T& object, const Group& group, int from_process = 0) {

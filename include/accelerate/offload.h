@@ -17,9 +17,8 @@
 #include <accelerate/weights.h>
 
 /// Weights in a folder, in Accelerate's format: a file NAME.dat per tensor with
-/// its elements one row after another, and index.json with their dtypes and
-/// shapes. Programs in Python read what is written here, and the other way
-/// round.
+/// its elements in row-major order, and index.json with their dtypes and
+/// shapes. Python programs read what is written here, and vice versa.
 ///
 /// Written files are durable before index.json names them. Beside it is
 /// checksums.json, which Accelerate ignores.
@@ -31,7 +30,7 @@ struct OffloadedWeight {
   /// PyTorch's name, "bfloat16". For a tensor in a safetensors file, the dtype
   /// that it is converted to; empty for its own.
   std::string dtype = {};
-  /// Only for a .dat file; a safetensors file says its own.
+  /// Only for a .dat file; a safetensors file has its own.
   std::vector<std::int64_t> shape = {};
   /// Empty for a .dat file.
   std::filesystem::path safetensors_file = {};
@@ -41,16 +40,16 @@ struct OffloadedWeight {
   bool operator==(const OffloadedWeight&) const = default;
 };
 
-/// Entries by the names of weights, in the order in which they were added.
+/// Entries by weight name, in the order in which they were added.
 class ACCELERATE_API OffloadIndex {
  public:
   using Entries = std::vector<std::pair<std::string, OffloadedWeight>>;
 
   OffloadIndex() = default;
-  /// The first entry of a name counts.
+  /// If a name appears twice, its first entry counts.
   explicit OffloadIndex(Entries entries);
 
-  /// Adds an entry, or replaces the one of that name where it is.
+  /// Adds an entry, or replaces the one of that name in place.
   void set(const std::string& name, OffloadedWeight weight);
   /// Null for a name without an entry.
   [[nodiscard]] const OffloadedWeight* find(const std::string& name) const;
@@ -64,19 +63,19 @@ class ACCELERATE_API OffloadIndex {
 };
 
 /// Writes a weight's file and returns its entry, for an OffloadIndex. A file
-/// that has the same contents is left alone. Names may contain '/', which makes
-/// folders. Throws ConfigError for names that would lead out of the folder and
-/// for weights without contents, Error if the file cannot be written; then it
-/// is as before.
+/// that has the same contents is left alone. Names can contain '/', which
+/// creates folders. Throws ConfigError for names that would lead out of the
+/// folder and for weights without contents, Error if the file cannot be
+/// written, which is then unchanged.
 ACCELERATE_API OffloadedWeight offload_weight(
     const at::Tensor& weight,
     const std::string& name,
     const std::filesystem::path& folder);
 
-/// The weight in such a file: mapped, so that its pages are read when they are
-/// used. Changes of the tensor are not written. The file must not be shortened
-/// while the tensor exists. Throws CheckpointError if the file is not of the
-/// size that the entry says.
+/// Returns the weight in such a file, memory-mapped: its pages are read on
+/// first use. Changes to the tensor are not written back. The file must not be
+/// shortened while the tensor exists. Throws CheckpointError if the file does
+/// not have the size that the entry implies.
 [[nodiscard]] ACCELERATE_API at::Tensor load_offloaded_weight(
     const std::filesystem::path& file,
     const OffloadedWeight& weight);
@@ -87,16 +86,16 @@ ACCELERATE_API void save_offload_index(
     const OffloadIndex& index,
     const std::filesystem::path& folder);
 
-/// The index.json of a folder. Throws CheckpointError if it is missing or no
-/// index.
+/// Reads the index.json of a folder. Throws CheckpointError if it is missing or
+/// not an index.
 [[nodiscard]] ACCELERATE_API OffloadIndex
 load_offload_index(const std::filesystem::path& folder);
 
 /// Writes weights and their index to a folder, which is created. Weights that
-/// the folder has already are compared by size and checksum and not written.
-/// All files are complete before any gets its name, so an error leaves the
-/// folder as it was, and what a process that was killed left is removed by the
-/// next one. Waits for another process that fills the folder.
+/// the folder already has, by size and checksum, are not rewritten. All files
+/// are complete before any gets its name, so an error leaves the folder as it
+/// was; what a killed process left behind is removed by the next one. Waits for
+/// another process that is filling the folder.
 ACCELERATE_API void offload_state_dict(
     const std::filesystem::path& folder,
     const WeightList& state_dict);
@@ -132,11 +131,12 @@ class ACCELERATE_API PrefixedDataset : public WeightMapping {
 
 /// Where an OffloadedWeightsLoader finds weights; at least one must be given.
 struct OffloadedWeightsSources {
-  /// Weights in memory, which count before those in files.
+  /// Weights in memory, which take precedence over those in files.
   WeightList state_dict = {};
   /// A folder with the .dat files, and an index.json unless `index` is given.
   std::filesystem::path save_folder = {};
-  /// Entries besides those of the folder's index.json, which they replace.
+  /// Entries in addition to those of the folder's index.json, over which they
+  /// take precedence.
   OffloadIndex index = {};
   /// Where weights from files are put.
   c10::Device device = c10::kCPU;
@@ -160,30 +160,31 @@ class ACCELERATE_API OffloadedWeightsLoader : public WeightMapping {
   std::unique_ptr<State> state_;
 };
 
-/// Those weights that are one of `submodule_names`, or below it, by submodule.
+/// Returns the weights that are one of `submodule_names`, or below one, by
+/// submodule.
 [[nodiscard]] ACCELERATE_API WeightList extract_submodules_state_dict(
     const WeightList& state_dict,
     const std::vector<std::string>& submodule_names);
 
-/// The state dict of a model whose weights may be offloaded, on the CPU: they are
-/// fetched one after another, and the result has memory of its own. Tensors of
-/// others share the model's. Tensors on the meta device that nobody fetches are
-/// left out, with a warning.
+/// Returns the state dict of a model whose weights may be offloaded: those are
+/// fetched to the CPU one after another, into memory of their own. Other
+/// tensors share the model's memory. Tensors on the meta device that are not
+/// offloaded are left out, with a warning.
 [[nodiscard]] ACCELERATE_API WeightList
 get_state_dict_offloaded_model(const torch::nn::Module& model);
 
-/// A state dict with the tensors of one module, for a module whose weights may be
+/// Returns a state dict with the tensors of one module, whose weights may be
 /// offloaded. `module_name` is the name of one of its tensors in `state_dict`
-/// ("layers.0.weight"); the entries of that module get its values, offloaded ones
-/// on a device.
+/// ("layers.0.weight"); the entries of that module get its values, offloaded
+/// ones on `device_to_put_offload`.
 [[nodiscard]] ACCELERATE_API WeightList get_state_dict_from_offload(
     const torch::nn::Module& module,
     const std::string& module_name,
     WeightList state_dict,
     c10::Device device_to_put_offload = c10::kCPU);
 
-/// Puts the weights of an index into a module, on the CPU, from .dat files of a
-/// folder or safetensors files. Throws as set_module_tensor_to_device() and
+/// Loads the weights of an index into a module, on the CPU, from .dat files of
+/// a folder or safetensors files. Throws like set_module_tensor_to_device() and
 /// load_offloaded_weight().
 ACCELERATE_API void load_offloaded_weights(
     torch::nn::Module& model,

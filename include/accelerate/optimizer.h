@@ -21,24 +21,25 @@ struct PreparedOptimizer;
 }
 
 /// A prepared optimizer. A cheap handle: the user's optimizer must outlive it,
-/// unless prepare() was given a unique_ptr or shared_ptr. Using the handle of an
-/// optimizer that was destroyed throws ConfigError. For that the handle watches
-/// the optimizer's options; prepare() throws ConfigError for an optimizer that
-/// it is to borrow and whose options are of a class of the program's own.
+/// unless prepare() was given a unique_ptr or shared_ptr. Using the handle of a
+/// destroyed optimizer throws ConfigError. To detect that, the handle watches
+/// the optimizer's options; prepare() therefore throws ConfigError if it is to
+/// borrow an optimizer with options of a class of the program's own.
 class ACCELERATE_API Optimizer {
  public:
   explicit Optimizer(std::shared_ptr<detail::PreparedOptimizer> prepared)
       : prepared_(std::move(prepared)) {}
 
   /// Steps if this micro-step ends a window (`Accelerator::sync_gradients()`);
-  /// otherwise does nothing. With fp16 a step whose gradients are not finite on
-  /// some rank is skipped on all. `closure` recomputes the loss, for optimizers
-  /// that need it (not with fp16). Returns the closure's last result.
+  /// otherwise does nothing. With fp16, a step is skipped on all ranks if
+  /// gradients are not finite on any of them. `closure` recomputes the loss,
+  /// for optimizers that need it (not with fp16). Returns the closure's last
+  /// result.
   at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
 
   /// Drops the gradients, except those of an unfinished window: between a
-  /// window's first backward and its step it does nothing, so a loop may call
-  /// it first or last.
+  /// window's first backward and its step it is a no-op, so a loop can call it
+  /// first or last.
   void zero_grad(bool set_to_none = true) const;
 
   /// True if the last step was skipped because of an infinite gradient.

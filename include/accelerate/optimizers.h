@@ -55,10 +55,11 @@ class ACCELERATE_API Adagrad : public torch::optim::Adagrad {
 /// Averages a gradient over ranks, in place.
 using AverageGradient = std::function<void(const at::Tensor&)>;
 
-/// Base of optimizers that update each parameter during the backward pass, as
-/// soon as its gradient is complete, and free the gradient at once: the memory
-/// of all gradients is never needed. `step()` and `zero_grad()` do nothing. Not
-/// for gradient accumulation, and not with fp16, whose losses are scaled.
+/// Base class of optimizers that update each parameter during the backward
+/// pass, as soon as its gradient is complete, and free the gradient at once:
+/// the gradients are never all in memory at once. `step()` and `zero_grad()`
+/// are no-ops. Not for gradient accumulation, and not with fp16, whose losses
+/// are scaled.
 ///
 /// Accelerator::lomo_backward() runs them; without an Accelerator, call
 ///
@@ -75,11 +76,11 @@ class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
       const at::Tensor& loss,
       double learning_rate,
       const AverageGradient& average = nullptr);
-  /// Does nothing: the backward has stepped.
+  /// No-op: the backward has already stepped.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Whether each element is updated from its own gradient alone, so that ranks
-  /// may have slices of the parameters (tensor parallelism).
+  /// can have slices of the parameters (tensor parallelism).
   [[nodiscard]] virtual bool updates_elements_alone() const { return false; }
 
  protected:

@@ -15,15 +15,15 @@ namespace detail {
 struct MeshImpl;
 }  // namespace detail
 
-/// The ranks as a grid with one dimension per axis but `expert`, which folds
-/// into `replicate` and `shard`: consecutive ranks along these two hold different
-/// experts. A cheap handle.
+/// The ranks as a grid with one dimension per axis except `expert`, which folds
+/// into `replicate` and `shard`: consecutive ranks along these two hold
+/// different experts. A cheap handle.
 class ACCELERATE_API Mesh {
  public:
   /// One degree per axis, in the order of Axis. Collective. Throws ConfigError,
-  /// saying what to change, if the product of all but `expert` is not the number
-  /// of ranks, or if `expert` does not divide `replicate` x `shard` in whole
-  /// shards.
+  /// saying what to change, if the product of all except `expert` is not the
+  /// number of ranks, or if `expert` does not divide `replicate` x `shard` in
+  /// whole shards.
   Mesh(const World& world, const std::array<int, kNumAxes>& degrees);
 
   [[nodiscard]] int degree(Axis axis) const;
@@ -45,8 +45,8 @@ class ACCELERATE_API Mesh {
   [[nodiscard]] int batch_count() const;
   /// One rank per batch, by batch rank: this rank and those that differ from it
   /// along replicate and shard. Samples are gathered, counted and split among
-  /// them, so that each counts once, however many ranks share a batch. Made at
-  /// construction.
+  /// them, so that each counts once, regardless of how many ranks share a
+  /// batch. Made at construction.
   [[nodiscard]] const Group& batch_group() const;
   /// The ranks that average the gradients of an unsharded parameter: those of
   /// `batch_group()` and, if the sequence is sharded, those that have its other

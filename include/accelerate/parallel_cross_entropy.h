@@ -15,13 +15,13 @@ namespace accelerate {
 /// (`output_layouts` or `logits_layouts` Shard{-1}), with
 /// `mesh().group(Axis::tensor)`.
 ///
-/// `logits`: [..., classes of this rank], floating-point; ranks have consecutive
-/// classes, in the order of the group, and need not have equally many.
-/// `targets`: [...], 64-bit numbers of classes among all, the same on all ranks.
-/// Those that are `ignore_index` count neither in the sum nor in the mean;
-/// without any other the result is not a number, as for cross_entropy.
-/// Returns a 0-d fp32 tensor (fp64 for such logits), the same on all ranks;
-/// its gradient is that of this rank's logits. Collective.
+/// `logits`: [..., classes of this rank], floating-point; ranks have
+/// consecutive classes, in the order of the group, not necessarily equally
+/// many. `targets`: [...], 64-bit numbers of classes among all, the same on all
+/// ranks. Those that are `ignore_index` count neither in the sum nor in the
+/// mean; if all are, the result is NaN, as for cross_entropy. Returns a 0-d
+/// fp32 tensor (fp64 for such logits), the same on all ranks; its gradient
+/// flows to this rank's logits. Collective.
 ///
 /// Throws ConfigError for shapes that do not fit and, on the CPU, for targets
 /// that no rank has. (Shoeybi et al., "Megatron-LM", 2019, section 3.)

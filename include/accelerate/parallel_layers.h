@@ -14,12 +14,12 @@
 
 namespace accelerate {
 
-/// A layer that says itself how tensor parallelism splits it: no plan needs to
-/// name it, though a pattern of a plan that matches it comes first. Modules of
-/// programs may derive from it beside torch::nn::Module; their weights are those
-/// of a linear layer or an embedding.
+/// A layer that itself defines how tensor parallelism splits it: no plan needs
+/// to name it, though a pattern of a plan that matches it takes precedence. A
+/// program's modules can derive from it in addition to torch::nn::Module; they
+/// must have the weights of a linear layer or an embedding.
 ///
-/// With `ParallelOptions::tensor` above 1, give an empty `parallelize_plan` if
+/// With `ParallelOptions::tensor` above 1, pass an empty `parallelize_plan` if
 /// nothing else is to be split.
 class ACCELERATE_API ParallelLayer {
  public:
@@ -31,12 +31,13 @@ class ACCELERATE_API ParallelLayer {
   [[nodiscard]] virtual ParallelStyle parallel_style() const = 0;
 };
 
-/// A linear layer whose outputs are split over the tensor-parallel ranks once it
-/// is prepared; until then, and in one process, it is torch::nn::Linear.
+/// A linear layer whose outputs are split over the tensor-parallel ranks once
+/// it is prepared; until then, and in one process, it behaves like
+/// torch::nn::Linear.
 ///
-/// Weights are initialised as torch::nn::Linear does, in full, so they are those
-/// of rank 0 and do not depend on the number of ranks; with init_empty_weights()
-/// or init_model() they never need memory in full.
+/// Weights are initialised in full, like those of torch::nn::Linear, and taken
+/// from rank 0, so they do not depend on the number of ranks; with
+/// init_empty_weights() or init_model(), they never need memory in full.
 class ACCELERATE_API ColumnParallelLinearImpl : public torch::nn::LinearImpl,
                                                 public ParallelLayer {
  public:
@@ -57,7 +58,7 @@ class ACCELERATE_API ColumnParallelLinearImpl : public torch::nn::LinearImpl,
   ColwiseParallel style_;
 };
 
-/// A handle to a ColumnParallelLinearImpl, as torch::nn::Linear is one to its own.
+/// The module holder of ColumnParallelLinearImpl.
 class ColumnParallelLinear
     : public torch::nn::ModuleHolder<ColumnParallelLinearImpl> {
  public:
@@ -65,7 +66,7 @@ class ColumnParallelLinear
   using Impl = ColumnParallelLinearImpl;
 };
 
-/// As ColumnParallelLinear, but its inputs are split: it takes what a
+/// Like ColumnParallelLinear, but its inputs are split: it takes what a
 /// ColumnParallelLinear returns, and sums the results of all ranks.
 class ACCELERATE_API RowParallelLinearImpl : public torch::nn::LinearImpl,
                                              public ParallelLayer {
@@ -87,7 +88,7 @@ class ACCELERATE_API RowParallelLinearImpl : public torch::nn::LinearImpl,
   RowwiseParallel style_;
 };
 
-/// A handle to a RowParallelLinearImpl, as torch::nn::Linear is one to its own.
+/// The module holder of RowParallelLinearImpl.
 class RowParallelLinear
     : public torch::nn::ModuleHolder<RowParallelLinearImpl> {
  public:
@@ -96,9 +97,9 @@ class RowParallelLinear
 };
 
 /// An embedding whose rows are split over the tensor-parallel ranks once it is
-/// prepared, initialised as torch::nn::Embedding is. Its weight may also be the
-/// last layer; `logits_layouts` of the style describes those logits. Not with
-/// max_norm or scale_grad_by_freq.
+/// prepared, initialised like torch::nn::Embedding. Its weight can also be that
+/// of the last layer; `logits_layouts` of the style describes those logits. Not
+/// with max_norm or scale_grad_by_freq.
 class ACCELERATE_API VocabParallelEmbeddingImpl
     : public torch::nn::EmbeddingImpl,
       public ParallelLayer {
@@ -120,7 +121,7 @@ class ACCELERATE_API VocabParallelEmbeddingImpl
   RowwiseParallel style_;
 };
 
-/// A handle to a VocabParallelEmbeddingImpl, as torch::nn::Linear is one to its own.
+/// The module holder of VocabParallelEmbeddingImpl.
 class VocabParallelEmbedding
     : public torch::nn::ModuleHolder<VocabParallelEmbeddingImpl> {
  public:

@@ -43,20 +43,20 @@ enum class CommHook {
   /// (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
   /// Distributed Optimization", NeurIPS 2019).
   power_sgd,
-  /// PowerSGD of each bucket as one square matrix: faster, less exact. A
-  /// resumed training differs by more than rounding, since buckets are laid out
-  /// anew (docs/concepts/exact_resume.md).
+  /// PowerSGD of each bucket as one square matrix: faster, less accurate. A
+  /// resumed run differs by more than rounding, since buckets are laid out anew
+  /// (docs/concepts/exact_resume.md).
   batched_power_sgd,
 };
 
-/// The dtype in which a hook computes and sends.
+/// The dtype in which a hook computes and communicates.
 enum class CommWrapper { none, fp16, bf16 };
 
 /// Options of CommHook::power_sgd and CommHook::batched_power_sgd.
 struct PowerSGDOptions {
   /// Number of columns of the factors. More: more bytes, less error.
   int matrix_approximation_rank = 1;
-  /// The step at which compression begins; early gradients compress badly.
+  /// The step at which compression begins; early gradients compress poorly.
   std::int64_t start_power_sgd_iter = 1000;
   /// Matrices that would not shrink by more than this factor are sent
   /// uncompressed. Not used by batched_power_sgd.
@@ -66,7 +66,7 @@ struct PowerSGDOptions {
   /// Start from the factors of the previous step.
   bool warm_start = true;
   /// Above 0: orthogonalise by Gram-Schmidt with this added to each norm,
-  /// faster and less exact; 0: by a QR decomposition.
+  /// faster and less accurate; 0: by a QR decomposition.
   double orthogonalization_epsilon = 0;
   /// Seed of the initial factors; the same on all ranks.
   std::uint64_t random_seed = 0;
@@ -74,13 +74,13 @@ struct PowerSGDOptions {
 
 struct BucketHook;  // bucket_hook.h
 
-/// How replicas of a model on several ranks are kept equal.
+/// How replicas of a model on several ranks are kept identical.
 ///
-/// A sharded model has replicas only where `replicate` is above 1 beside
-/// `shard`. Of these options, bucket_bytes, broadcast_buffers and the
-/// comm_hooks fp16 and bf16 then apply to the averaging over them; another hook
-/// or a wrapper is an error, and the rest is listed as ignored. Sharded models
-/// allow unused parameters without an option.
+/// A sharded model has replicas only if `replicate` is above 1 as well as
+/// `shard`. Only bucket_bytes, broadcast_buffers and the comm_hooks fp16 and
+/// bf16 then apply to averaging over them; another hook or a wrapper is an
+/// error, and the other options are listed as ignored. Sharded models always
+/// allow unused parameters.
 struct ReplicateOptions {
   // Buckets.
 
@@ -92,11 +92,12 @@ struct ReplicateOptions {
 
   // Which parameters are used.
 
-  /// Set it when some parameters are not used in some steps; each rank may use
-  /// others, but at least one. Costs a walk over the loss's graph before every
-  /// backward that averages.
+  /// Set it if some parameters are not used in some steps; ranks may use
+  /// different ones, but at least one each. Costs a walk over the loss's graph
+  /// before every backward that averages.
   bool find_unused_parameters = false;
-  /// The set of used parameters never changes: found once, in the first step.
+  /// The set of used parameters never changes, so it is found once, in the
+  /// first step.
   bool static_graph = false;
 
   // Memory, and buffers.
@@ -107,7 +108,7 @@ struct ReplicateOptions {
   /// Broadcast rank 0's buffers (running statistics) after each step.
   bool broadcast_buffers = true;
 
-  // How gradients travel.
+  // How gradients are communicated.
 
   /// Compression of gradients between ranks.
   CommHook comm_hook = CommHook::none;

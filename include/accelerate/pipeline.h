@@ -20,7 +20,7 @@ namespace accelerate {
 class Accelerator;
 
 /// What the loss function of a pipeline returns for a micro-batch, and so how
-/// the losses of micro-batches add up.
+/// the losses of micro-batches are combined.
 enum class MicroBatchLoss {
   /// A mean over its samples: the step's loss is the mean over all samples.
   mean,
@@ -28,44 +28,44 @@ enum class MicroBatchLoss {
   sum,
 };
 
-/// How a model is divided into stages, and how they work together. All ranks
-/// give the same options.
+/// How a model is divided into stages, and how they are scheduled. All ranks
+/// must pass the same options.
 struct PipelineOptions {
-  /// The names of the first layer of each stage but the first. Empty: stages
+  /// The names of the first layer of each stage except the first. Empty: stages
   /// are as equal as possible in `costs`.
   std::vector<std::string> split_points = {};
-  /// What each layer costs, in any unit (time is best). Empty: the bytes of its
-  /// parameters.
+  /// The cost of each layer, in any unit (time is best). Empty: the bytes of
+  /// its parameters.
   std::vector<double> costs = {};
-  /// In which order ranks compute, in any case of letters:
+  /// The order in which ranks compute, ignoring case:
   /// - "GPipe": all forwards, then all backwards.
   /// - "1F1B": a backward as soon as possible, so that a rank keeps the
   ///   activations of at most as many micro-batches as there are ranks.
   /// - "Interleaved1F1B": 1F1B with `num_chunks` stages per rank, which divides
   ///   the idle time by their number, for more messages.
   /// - "LoopedBFS": `num_chunks` stages per rank, each of which computes all
-  ///   micro-batches before the next one does: activations of all are kept.
+  ///   micro-batches before the next one does: the activations of all are kept.
   /// - "ZBH1": 1F1B in which gradients of weights fill the idle time.
   /// - "InterleavedZeroBubble": the same with `num_chunks` stages per rank.
-  /// - "ZBVZeroBubble": the same with two, of which the second ones have the
-  ///   opposite order, so that the last stage is on the first rank. Almost no
+  /// - "ZBVZeroBubble": the same with two stages per rank, the second ones in
+  ///   reverse order, so that the last stage is on the first rank. Almost no
   ///   idle time if a forward takes as long as each half of a backward.
-  /// - "DualPipeV": placed alike, forwards of one stage beside backwards of the
-  ///   other. Needs as many micro-batches as there are stages.
+  /// - "DualPipeV": the same placement, with forwards of one stage paired with
+  ///   backwards of the other. Needs as many micro-batches as there are stages.
   std::string schedule = "1F1B";
   /// Stages per rank; above 1 with the schedules that say so. Stage c * ranks +
-  /// r is on rank r. Unset: 2 where a schedule has exactly two, else 1.
+  /// r is on rank r. Unset: 2 if the schedule has exactly two, else 1.
   std::optional<int> num_chunks = std::nullopt;
-  /// Into how many micro-batches a batch is divided: the first ones have a
-  /// sample more if the number does not divide it, and a batch of fewer samples
-  /// has one micro-batch per sample. More: less idle time, smaller products.
-  /// Unset: one per rank of the pipeline, or one per stage with DualPipeV.
+  /// Number of micro-batches that a batch is divided into: the first ones have
+  /// one sample more if it does not divide evenly, and a batch with fewer
+  /// samples has one micro-batch per sample. More: less idle time, smaller
+  /// products. Unset: one per rank of the pipeline, or one per stage with
+  /// DualPipeV.
   std::optional<int> num_micro_batches = std::nullopt;
   MicroBatchLoss micro_batch_loss = MicroBatchLoss::mean;
-  /// What a stage hands on may have another shape or dtype with each
-  /// micro-batch, as sequences of different lengths do. Costs a small message
-  /// each. Without it, that is an error; it may always depend on the number of
-  /// samples.
+  /// A stage's outputs may have different shapes or dtypes in each micro-batch,
+  /// as with sequences of different lengths. Costs a small message each. False:
+  /// that is an error; only the number of samples may differ.
   bool shapes_may_change = false;
   /// Give all ranks of the pipeline the losses. Costs a small message per step,
   /// and waiting for the last stage.
@@ -76,34 +76,34 @@ struct PipelineOptions {
 struct PipelineStepOptions {
   /// Keep the model's outputs, on the last stage.
   bool return_outputs = false;
-  /// Give them to all ranks of the pipeline.
+  /// Give the outputs to all ranks of the pipeline.
   bool gather_outputs = false;
-  /// See PipelineOptions, whose value it replaces in this step: for an
-  /// evaluation of sequences of different lengths.
+  /// Overrides PipelineOptions::shapes_may_change in this step, for an
+  /// evaluation with sequences of different lengths.
   std::optional<bool> shapes_may_change = std::nullopt;
 };
 
 /// Options of Pipeline::generate().
 struct PipelineGenerateOptions {
   std::int64_t max_new_tokens = 20;
-  /// A sequence ends with this token, and is filled with it up to the longest
-  /// one. Unset: sequences end at max_new_tokens.
+  /// A sequence ends with this token, and is padded with it to the longest one.
+  /// Unset: sequences end at max_new_tokens.
   std::optional<std::int64_t> eos_token_id = std::nullopt;
-  /// The layers keep what they computed of earlier tokens, for each micro-batch
-  /// (current_micro_batch()), so that after the first forward they are given the
-  /// last token alone. Empty the caches before.
+  /// The layers cache what they computed for earlier tokens, for each
+  /// micro-batch (current_micro_batch()), so that after the first forward they
+  /// get only the last token. Empty the caches beforehand.
   bool has_cache = false;
 };
 
-/// What a step returned. Tensors have no graph.
+/// The result of a step. Tensors have no graph.
 struct PipelineResult {
   /// The loss of the whole batch, 0-d; undefined without a loss function, and,
   /// with losses_on_all_ranks off, on ranks other than the last.
   at::Tensor loss = {};
   /// The loss function's values, one per micro-batch.
   std::vector<at::Tensor> losses = {};
-  /// The tensors of what the last layer returned, micro-batches together along
-  /// dimension 0; empty where it was not asked for.
+  /// The tensors that the last layer returned, with micro-batches concatenated
+  /// along dimension 0; empty unless requested.
   PipelineTensors outputs = {};
   /// How they were nested (outputs_as()).
   std::string output_structure = {};
@@ -154,9 +154,9 @@ PipelineLoss pipeline_loss(Loss loss) {
 
 }  // namespace detail
 
-/// A model whose layers are divided among ranks, which compute micro-batches one
-/// after the other: each rank has some consecutive layers, gives what they
-/// return to the next rank, and gets the gradients back. A cheap handle.
+/// A model whose layers are divided among ranks, which compute micro-batches
+/// one after another: each rank has consecutive layers, sends their outputs to
+/// the next rank, and gets the gradients back. A cheap handle.
 ///
 ///     accelerate::Accelerator accelerator({.parallel = {.pipeline = 4}});
 ///     accelerate::Pipeline pipeline(
@@ -175,30 +175,31 @@ PipelineLoss pipeline_loss(Loss loss) {
 ///
 /// step() takes the place of forward and Accelerator::backward(): gradients are
 /// those of the whole batch, divided by the window, scaled with fp16, and
-/// averaged over the ranks that read other data if the window ends: while
-/// others are still computed, and by the communication hooks. Autocast,
-/// sharding, tensor parallelism, recomputation and clipping work inside a stage
-/// as elsewhere. Checkpoints have the names of the whole model, and may be
-/// loaded with another number of stages.
+/// averaged over the ranks that read other data if the window ends, through the
+/// communication hooks and while others are still computed. Autocast, sharding,
+/// tensor parallelism, recomputation and clipping work inside a stage as
+/// elsewhere. Checkpoints have the names of the whole model, and can be loaded
+/// with a different number of stages.
 ///
-/// All ranks of the pipeline make the same calls, with batches of the same size
-/// (a prepared loader gives them the same batches). If a rank throws, all throw
-/// DistributedError with its reason, and the pipeline is unusable afterwards.
+/// All ranks of the pipeline must make the same calls, with batches of the same
+/// size (a prepared loader gives them the same batches). If a rank throws, all
+/// throw DistributedError with its reason, and the pipeline is unusable
+/// afterwards.
 class ACCELERATE_API Pipeline {
  public:
   /// Divides the layers among the ranks along `pipeline`, and prepares this
   /// rank's. Parameters of other ranks' layers lose their memory here: they
-  /// become meta tensors. Collective. Throws ConfigError if the layers cannot be
-  /// divided so.
+  /// become meta tensors. Collective. Throws ConfigError if the layers cannot
+  /// be divided this way.
   Pipeline(
       const Accelerator& accelerator,
       const PipelineLayers& layers,
       const PipelineOptions& options = {});
 
-  /// Forward and backward of a batch. `inputs` are what the first layer takes,
-  /// `targets` what the loss is computed with: tensors, or tuples, vectors,
-  /// optionals or maps of tensors, with samples along dimension 0; a rank that
-  /// has neither the first nor the last stage reads only their size.
+  /// Runs forward and backward of a batch. `inputs` are what the first layer
+  /// takes, `targets` what the loss compares outputs with: tensors, or tuples,
+  /// vectors, optionals or maps of tensors, with samples along dimension 0; a
+  /// rank that has neither the first nor the last stage reads only their size.
   /// `loss(outputs, targets)` is called on the last stage with a micro-batch of
   /// each, as its parameters take them (PipelineLayers::add).
   template <class Inputs, class Targets, class Loss>
@@ -228,7 +229,8 @@ class ACCELERATE_API Pipeline {
          /*trains=*/false},
         options);
   }
-  /// The model's outputs without gradients: on the last stage, or on all ranks.
+  /// Returns the model's outputs without gradients, on the last stage or on all
+  /// ranks.
   template <class Inputs>
   PipelineTensors forward(const Inputs& inputs, bool gather_outputs = false)
       const {
@@ -237,12 +239,12 @@ class ACCELERATE_API Pipeline {
         .outputs;
   }
 
-  /// Tokens of a language model: [sequences, length + new tokens] on all ranks,
-  /// from `tokens`, [sequences, length], which all ranks give. `next(output)` is
-  /// called on the last stage with what the last layer returned for a micro-batch,
-  /// [sequences, tokens, vocabulary] say, and returns the next token of each
-  /// sequence. Without it, the one of the largest logit at the last place is
-  /// taken.
+  /// Generates tokens with a language model: [sequences, length + new tokens]
+  /// on all ranks, from `tokens`, [sequences, length], which all ranks pass.
+  /// `next(output)` is called on the last stage with what the last layer
+  /// returned for a micro-batch, [sequences, tokens, vocabulary] say, and
+  /// returns the next token of each sequence. Without it, the largest logit at
+  /// the last position decides.
   at::Tensor generate(
       const at::Tensor& tokens,
       const PipelineGenerateOptions& options = {}) const;
@@ -261,14 +263,14 @@ class ACCELERATE_API Pipeline {
   }
 
   /// The handle of this rank's layers, as prepare() returns it: for
-  /// accumulate(), clip_grad_norm_() and what saves and loads.
+  /// accumulate(), clip_grad_norm_(), saving and loading.
   [[nodiscard]] const Model<torch::nn::Module>& model() const;
-  /// Those of this rank's layers, each once, for the optimizer.
+  /// The parameters of this rank's layers, each once, for the optimizer.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
   void train(bool on = true) const { model().train(on); }
   void eval() const { model().eval(); }
 
-  /// Number of stages of the model, and of those on this rank.
+  /// Number of stages of the model.
   [[nodiscard]] int num_stages() const;
   [[nodiscard]] bool has_first_stage() const;
   [[nodiscard]] bool has_last_stage() const;
@@ -276,11 +278,11 @@ class ACCELERATE_API Pipeline {
   [[nodiscard]] const std::vector<std::vector<std::string>>& stages() const;
   /// The stages, one per line, and a drawing of the schedule. Meant for people.
   [[nodiscard]] std::string describe() const;
-  /// What each rank of the pipeline does, in order, with what is sent, received,
-  /// gathered and reduced, in PyTorch's notation: "4F0" is the forward of stage 4
-  /// and micro-batch 0, "4B0" its backward, "4I0" and "4W0" the halves of it;
-  /// "4SEND_F0", "5RECV_F0", "4UNSHARD", "4REDUCE_GRAD", "4RESHARD". Meant for
-  /// comparison; messages may also come earlier.
+  /// The actions of each rank of the pipeline, in order, including sends,
+  /// receives, gathers and reductions, in PyTorch's notation: "4F0" is the
+  /// forward of stage 4 and micro-batch 0, "4B0" its backward, "4I0" and "4W0"
+  /// the halves of it; "4SEND_F0", "5RECV_F0", "4UNSHARD", "4REDUCE_GRAD",
+  /// "4RESHARD". Meant for comparison; messages may also come earlier.
   [[nodiscard]] std::vector<std::vector<std::string>> actions() const;
 
  private:
@@ -294,7 +296,7 @@ class ACCELERATE_API Pipeline {
     /// Null if there is none.
     detail::PipelineLoss loss;
     bool trains = true;
-    /// What is kept of a micro-batch's outputs; null for all.
+    /// Selects what is kept of a micro-batch's outputs; null: all.
     PipelineSelect select = nullptr;
   };
 

@@ -58,8 +58,8 @@ struct FirstDropped<ParameterTypes<First, Rest...>> {
   using Types = ParameterTypes<Rest...>;
 };
 
-/// Calls `function` with what the layer before returned, as its parameters take
-/// it.
+/// Calls `function` with what the previous layer returned, as its parameters
+/// take it.
 template <class Function, class... Args>
 PipelineValue call_layer(
     const std::string& layer,
@@ -97,19 +97,19 @@ concept PipelineModule = requires(const T& module) {
 
 }  // namespace detail
 
-/// In a layer that a pipeline computes: the number of the micro-batch, from 0, of
-/// which a layer may keep something until the next forward, such as keys and
+/// Inside a layer of a pipeline, the number of the micro-batch, from 0: a layer
+/// can keep something per micro-batch until the next forward, such as keys and
 /// values of earlier tokens. 0 elsewhere.
 ACCELERATE_API int current_micro_batch();
 
-/// The layers of a model in the order in which its forward computes them: what
-/// a Pipeline divides into stages. A layer takes what the one before it
-/// returned; what later layers need, too (a mask, a skip connection), is handed
-/// through as a further tensor. Names are those in the model
-/// ("blocks.3"): weights are saved, loaded and shown under them.
+/// The layers of a model in the order in which its forward computes them, for a
+/// Pipeline to divide into stages. A layer takes what the previous one
+/// returned; what later layers also need (a mask, a skip connection) is passed
+/// through as an additional tensor. Names are those in the model ("blocks.3"):
+/// weights are saved, loaded and shown under them.
 ///
-/// Layers share the program's modules; nothing is copied. Build them alike on
-/// all ranks.
+/// Layers share the program's modules; nothing is copied. Build the same ones
+/// on all ranks.
 ///
 ///     accelerate::PipelineLayers layers;
 ///     layers.add("embedding", net->embedding);
@@ -120,15 +120,16 @@ ACCELERATE_API int current_micro_batch();
 class ACCELERATE_API PipelineLayers {
  public:
   PipelineLayers() = default;
-  /// The modules of a Sequential. They may return tensors, tuples of up to
+  /// The modules of a Sequential. They can return tensors, tuples of up to
   /// eight, vectors, or maps with strings for keys.
   PipelineLayers(const torch::nn::Sequential& modules);
 
-  /// A module's own `forward`. It may take and return tensors, and tuples, pairs,
-  /// arrays, vectors, optionals and maps of them, to any depth; maps have strings
-  /// for keys. Parameters that are tensors, or optionals or tuples of them, take
-  /// the tensors that the layer before returned one after the other, however
-  /// they were nested; those with vectors or maps must be nested as they were.
+  /// Adds a module with its own `forward`. It can take and return tensors, and
+  /// tuples, pairs, arrays, vectors, optionals and maps of them, to any depth;
+  /// maps have strings for keys. Parameters that are tensors, or optionals or
+  /// tuples of them, take the tensors that the previous layer returned one
+  /// after another, however they were nested; parameters with vectors or maps
+  /// must be nested as those were.
   template <detail::PipelineModule M>
   PipelineLayers& add(std::string name, const M& module) {
     auto owned = detail::pipeline_module(module);
@@ -148,8 +149,8 @@ class ACCELERATE_API PipelineLayers {
     };
     return add(std::move(layer));
   }
-  /// `forward(module, tensors...)`: a lambda or function with the module (`M&`,
-  /// the class behind the holder) first, and then parameters as above.
+  /// Adds `forward(module, tensors...)`: a lambda or function with the module
+  /// (`M&`, the class behind the holder) first, and then parameters as above.
   template <detail::PipelineModule M, class Function>
   PipelineLayers& add(std::string name, const M& module, Function forward) {
     auto owned = detail::pipeline_module(module);
@@ -169,7 +170,7 @@ class ACCELERATE_API PipelineLayers {
     };
     return add(std::move(layer));
   }
-  /// A function without parameters of its own.
+  /// Adds a function without trainable parameters.
   template <class Function>
     requires(!detail::PipelineModule<Function>)
   PipelineLayers& add(std::string name, Function forward) {
@@ -181,11 +182,11 @@ class ACCELERATE_API PipelineLayers {
     };
     return add(std::move(layer));
   }
-  /// Each module of a Sequential, named "name.0" and so on.
+  /// Adds each module of a Sequential, named "name.0" and so on.
   PipelineLayers& add_each(
       const std::string& name,
       const torch::nn::Sequential& modules);
-  /// Each module of a ModuleList, all of the class `Impl`.
+  /// Adds each module of a ModuleList, all of the class `Impl`.
   template <class Impl, class List>
   PipelineLayers& add_each(const std::string& name, const List& modules) {
     for (std::size_t i = 0; i < modules.size(); ++i) {
@@ -194,9 +195,9 @@ class ACCELERATE_API PipelineLayers {
     return *this;
   }
 
-  /// The last layer's function also uses this module or parameter, which may
-  /// belong to other layers, too: a tied embedding, a parameter of the model
-  /// itself. The ranks that have it add up their gradients.
+  /// Declares that the layer added last also uses this module or parameter,
+  /// which may belong to other layers, too: a tied embedding, or a parameter of
+  /// the model itself. The ranks that have it add up their gradients.
   template <detail::PipelineModule M>
   PipelineLayers& uses(std::string name, const M& module) {
     return use(std::move(name), detail::pipeline_module(module));

@@ -17,17 +17,17 @@ namespace accelerate {
 
 /// Options of prepare_pippy(), with Accelerate's names.
 struct PreparePippyOptions {
-  /// The names of the first layer on each rank but the first. Empty, or "auto"
-  /// alone: the layers are divided by their bytes as Accelerate does it, or
-  /// equally where that would leave ranks without layers.
+  /// The names of the first layer on each rank except the first. Empty, or
+  /// "auto" alone: the layers are divided by their bytes as in Accelerate, or
+  /// equally if that would leave ranks without layers.
   std::vector<std::string> split_points = {};
   /// Classes of modules whose children stay together, for "auto". Layers always
   /// do.
   std::vector<std::string> no_split_module_classes = {};
-  /// Number of micro-batches that a batch is divided into; one of fewer samples
-  /// has one per sample. Unset: the number of ranks.
+  /// Number of micro-batches that a batch is divided into; a batch with fewer
+  /// samples has one per sample. Unset: the number of ranks.
   std::optional<int> num_chunks = std::nullopt;
-  /// All ranks get the output, instead of the last one only.
+  /// Give all ranks the output, instead of only the last one.
   bool gather_output = false;
 };
 
@@ -35,10 +35,11 @@ struct PreparePippyOptions {
 /// handle.
 class ACCELERATE_API PippyModel {
  public:
-  /// Computes a batch in all ranks; collective. The inputs, tensors with samples
-  /// along dimension 0, are read on rank 0; others may give none. Returns the
-  /// outputs on the last rank, or with gather_output on all; elsewhere nothing.
-  /// A batch that num_chunks does not divide comes back without padding.
+  /// Computes a batch on all ranks; collective. The inputs, tensors with
+  /// samples along dimension 0, are read on rank 0; other ranks need not pass
+  /// any. Returns the outputs on the last rank, or with gather_output on all;
+  /// elsewhere nothing. A batch that num_chunks does not divide is returned
+  /// without padding.
   template <class... Inputs>
   PipelineTensors operator()(const Inputs&... inputs) const {
     detail::PipelineValue all;
@@ -70,10 +71,10 @@ class ACCELERATE_API PippyModel {
   std::shared_ptr<State> state_;
 };
 
-/// Divides a model's layers among all ranks of `world`, for inference: each rank
-/// computes its layers, micro-batch by micro-batch. Parameters of other ranks'
-/// layers lose their memory. Collective. Throws ConfigError if the layers cannot
-/// be divided so.
+/// Divides a model's layers among all ranks of `world`, for inference: each
+/// rank computes its layers, micro-batch by micro-batch. Parameters of other
+/// ranks' layers lose their memory. Collective. Throws ConfigError if the
+/// layers cannot be divided this way.
 ///
 ///     auto model = accelerate::prepare_pippy(accelerator.world(), net);
 ///     auto output = model(inputs);

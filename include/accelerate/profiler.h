@@ -22,9 +22,9 @@ class ProfileSession;
 struct RecordedCycle;
 }  // namespace detail
 
-/// Decides which steps of a training loop a profiler records: `skip_first`
-/// steps are skipped, then follow cycles of `wait` steps without it, `warmup`
-/// steps whose records are dropped, and `active` recorded ones. Like
+/// Decides which steps of a training loop a profiler records: it skips
+/// `skip_first` steps, then repeats cycles of `wait` steps that it ignores,
+/// `warmup` steps whose records are dropped, and `active` recorded ones. Like
 /// torch.profiler.schedule.
 struct ProfileSchedule {
   std::int64_t wait = 0;
@@ -46,7 +46,7 @@ enum class ProfilerAction {
   record_and_save,  ///< the last recorded step of a cycle
 };
 
-/// The action of a profiler in step number `step`, counted from 0. Records
+/// Returns a profiler's action in step number `step`, counted from 0. Records
 /// nothing itself. Throws ConfigError if the schedule has a negative number or
 /// no active step.
 ACCELERATE_API ProfilerAction
@@ -88,8 +88,8 @@ struct ProfileOptions {
   std::string output_trace_dir = {};
 };
 
-/// All calls of an operator, or of a user range, taken together. A total counts
-/// what is called from within, too; `self` leaves that out.
+/// All calls of an operator, or of a user range, taken together. A total
+/// includes what is called from within; `self` leaves that out.
 struct OperatorAverage {
   std::string name;
   std::int64_t count = 0;
@@ -104,11 +104,11 @@ struct OperatorAverage {
   std::string input_shapes = {};
   /// The module of the calls; only if grouped by it.
   std::string module = {};
-  /// The innermost functions, one a line; only if grouped by them.
+  /// The innermost functions, one per line; only if grouped by them.
   std::string stack = {};
 };
 
-/// What else calls must have in common to be taken together, besides the name.
+/// What calls must have in common, besides the name, to be taken together.
 struct KeyAveragesOptions {
   bool group_by_input_shape = false;
   bool group_by_module = false;
@@ -116,7 +116,7 @@ struct KeyAveragesOptions {
   std::int64_t group_by_stack_n = 0;
 };
 
-/// By which column a table is sorted, largest first; names are in order.
+/// The column by which a table is sorted, largest first; names alphabetically.
 enum class OperatorOrder {
   self_cpu_time_total,
   cpu_time_total,
@@ -133,14 +133,14 @@ struct OperatorTableOptions {
   std::size_t row_limit = 100;
 };
 
-/// The rows as text, with the columns that hold anything.
+/// Formats the rows as text, with the columns that are not empty.
 ACCELERATE_API std::string operator_table(
     std::vector<OperatorAverage> rows,
     const OperatorTableOptions& options = {});
 
 /// Where the time of a rank's recorded steps went, in nanoseconds. The parts
-/// from `data_ns` to `idle_ns` add up to `total_ns`. On a device these are times
-/// of the host, which runs ahead of it.
+/// from `data_ns` to `idle_ns` add up to `total_ns`. With an accelerator, these
+/// are times of the host, which runs ahead of it.
 struct StepTimes {
   std::int64_t rank = 0;
   std::int64_t num_steps = 0;
@@ -150,21 +150,22 @@ struct StepTimes {
   std::int64_t forward_ns = 0;
   std::int64_t backward_ns = 0;
   std::int64_t optimizer_ns = 0;
-  /// Waiting for other ranks, in whichever part.
+  /// Waiting for other ranks, in any part of the step.
   std::int64_t communication_ns = 0;
   /// The program's own work between the library's calls.
   std::int64_t other_ns = 0;
-  /// The program's thread asleep between the library's calls.
+  /// The program's thread sleeping between the library's calls.
   std::int64_t idle_ns = 0;
-  /// Communication while the rank computed: no part of `total_ns`. Messages of
-  /// sharded models count until the rank asks for them, so this is at most.
+  /// Communication while the rank computed; not part of `total_ns`. Messages of
+  /// sharded models count until the rank asks for them, so this is an upper
+  /// bound.
   std::int64_t hidden_communication_ns = 0;
 
   bool operator==(const StepTimes&) const = default;
 };
 
-/// A row per rank: the mean step in milliseconds, and what part of it went
-/// where.
+/// A row per rank: the mean step in milliseconds, and the fraction spent in
+/// each part.
 ACCELERATE_API std::string step_times_table(const std::vector<StepTimes>& rows);
 /// The same as values, for a tracker or the journal: milliseconds per step.
 ACCELERATE_API TrackedTable
@@ -172,8 +173,8 @@ step_times_values(const std::vector<StepTimes>& rows);
 /// The same as a JSON list of objects with StepTimes' fields.
 ACCELERATE_API std::string step_times_json(const std::vector<StepTimes>& rows);
 
-/// What one cycle of a profile has recorded. A cheap handle; copies are the
-/// same records.
+/// What one cycle of a profile has recorded. A cheap handle; copies refer to
+/// the same records.
 class ACCELERATE_API ProfileResults {
  public:
   explicit ProfileResults(std::shared_ptr<const detail::RecordedCycle> cycle);
@@ -195,10 +196,10 @@ class ACCELERATE_API ProfileResults {
   std::shared_ptr<const detail::RecordedCycle> cycle_;
 };
 
-/// Records what one thread of a rank, and the backward passes that it starts,
-/// do; made by Accelerator::profile(). Used on the thread that made it. The
-/// destructor ends what stop() did not, except that it does not wait for other
-/// ranks, and logs what stop() would throw.
+/// Records what one thread of a rank does, including the backward passes that
+/// it starts; made by Accelerator::profile(). Must be used on the thread that
+/// made it. If stop() was not called, the destructor does its work, but does
+/// not wait for other ranks, and logs what stop() would throw.
 class ACCELERATE_API Profile {
  public:
   explicit Profile(std::unique_ptr<detail::ProfileSession> session);
@@ -206,27 +207,27 @@ class ACCELERATE_API Profile {
   Profile& operator=(Profile&&) = delete;
   ~Profile();
 
-  /// Called at the end of each step of the loop: goes on in the schedule, and
-  /// counts a step of step_times().
+  /// Advances the schedule, and counts a step of step_times(). Call it at the
+  /// end of each step of the loop.
   void step();
   /// Ends the recording, writes the trace if there is an output_trace_dir, and
   /// then waits for every rank. Throws ConfigError if a trace is to be written
-  /// and the schedule has recorded nothing. Calling it again does nothing.
+  /// and the schedule has recorded nothing. Calling it again is a no-op.
   void stop();
 
   /// Number of calls of step().
   [[nodiscard]] std::int64_t step_num() const;
-  /// The action of the step under way.
+  /// The action of the current step.
   [[nodiscard]] ProfilerAction current_action() const;
   /// The cycle recorded last. Throws ConfigError if there is none yet.
   [[nodiscard]] ProfileResults results() const;
-  /// Those of results().
+  /// The averages of results().
   [[nodiscard]] std::vector<OperatorAverage> key_averages(
       const KeyAveragesOptions& options = {}) const;
-  /// Those of the steps recorded so far. A profile without a call of step() has
-  /// one, from beginning to end.
+  /// The times of the steps recorded so far. Without calls of step(), the whole
+  /// profile is one step.
   [[nodiscard]] StepTimes step_times() const;
-  /// The same of all ranks, in their order; all ranks must call it.
+  /// The same of all ranks, in rank order; all ranks must call it.
   [[nodiscard]] std::vector<StepTimes> gather_step_times() const;
 
  private:
@@ -234,7 +235,7 @@ class ACCELERATE_API Profile {
 };
 
 /// Names a part of the program in profiles: what happens while it lives. Costs
-/// next to nothing while nobody profiles this thread.
+/// next to nothing while this thread is not profiled.
 class ACCELERATE_API ProfileRange {
  public:
   explicit ProfileRange(std::string_view name);

@@ -21,11 +21,11 @@ namespace accelerate {
 struct ProgressOptions {
   // What is counted.
 
-  /// Stands before the bar.
+  /// Text before the bar.
   std::string description = {};
-  /// Number of items; unset: that of the range, or unknown.
+  /// Number of items; unset: the size of the range, if known.
   std::optional<std::int64_t> total = std::nullopt;
-  /// Items that were done before, as by a resumed run: not part of the rate.
+  /// Items already done before, as in a resumed run; not part of the rate.
   std::int64_t initial = 0;
   /// What is counted.
   std::string unit = "it";
@@ -40,9 +40,9 @@ struct ProgressOptions {
   bool leave = true;
   /// Nothing is shown before this time has passed, or if the bar ends sooner.
   double delay_seconds = 0;
-  /// Least time between two drawings on a terminal.
+  /// Minimum time between two redraws on a terminal.
   double min_interval_seconds = 0.1;
-  /// Least time between two lines where standard error is not a terminal.
+  /// Minimum time between two lines if standard error is not a terminal.
   double line_interval_seconds = 10;
 
   // What it looks like, and where it is shown.
@@ -57,7 +57,7 @@ struct ProgressOptions {
   bool main_process_only = true;
 };
 
-/// A value behind the bar. Numbers have three significant digits.
+/// A value shown after the bar. Numbers have three significant digits.
 class ACCELERATE_API PostfixText {
  public:
   PostfixText(std::string text) : text_(std::move(text)) {}
@@ -76,7 +76,7 @@ class ACCELERATE_API PostfixText {
   std::string text_;
 };
 
-/// A name and its value behind the bar.
+/// A name and its value, shown after the bar.
 struct PostfixValue {
   std::string name;
   PostfixText value;
@@ -90,10 +90,10 @@ struct ProgressBarDeleter {
 };
 }  // namespace detail
 
-/// A progress bar on standard error. On a terminal it is a line that is drawn
-/// again, at the bottom, with the bars of inner loops below it; elsewhere
-/// (pipes, files, notebooks) a plain line every line_interval_seconds. Messages
-/// of loggers appear above it. Not for several threads at once.
+/// A progress bar on standard error. On a terminal, it is a line at the bottom
+/// that is redrawn, with the bars of inner loops below it; elsewhere (pipes,
+/// files, notebooks) a plain line every line_interval_seconds. Messages of
+/// loggers appear above it. Not thread-safe.
 class ACCELERATE_API Progress {
  public:
   explicit Progress(const ProgressOptions& options = {});
@@ -106,15 +106,15 @@ class ACCELERATE_API Progress {
     count_ += num_items;
     if (bar_ && --num_until_look_ <= 0) look();
   }
-  /// Values behind the bar, from its next drawing on.
+  /// Sets the values after the bar, from the next redraw on.
   void set_postfix(std::vector<PostfixValue> values);
   void set_description(std::string description);
   void set_total(std::optional<std::int64_t> total);
   /// Draws the bar now.
   void refresh();
-  /// Begins again, with the same total.
+  /// Restarts, with the same total.
   void reset();
-  /// Draws the bar a last time, or removes it without `leave`. The destructor
+  /// Draws the bar one last time, or removes it without `leave`. The destructor
   /// does the same.
   void close();
 
@@ -176,8 +176,8 @@ std::optional<std::int64_t> size_of_range(const Range& range) {
 
 }  // namespace detail
 
-/// A range whose elements are counted by the bar that it is, as a loop reads
-/// them. A temporary range is kept, another is borrowed.
+/// A range that is also a bar, which counts its elements as a loop reads them.
+/// A temporary range is stored, any other is borrowed.
 template <class Range>
 class ProgressRange : public Progress {
   using Stored = std::remove_reference_t<Range>;
@@ -238,7 +238,7 @@ template <class Range>
     const ProgressOptions& options = {}) {
   return ProgressRange<Range>(std::forward<Range>(range), options);
 }
-/// A bar around the numbers below `total`, or one that is updated by hand.
+/// A bar around the numbers below `total`, or one that the caller updates.
 template <std::integral T>
   requires(!std::same_as<T, bool>)
 [[nodiscard]] auto progress(T total, const ProgressOptions& options = {}) {

@@ -55,12 +55,12 @@ struct QuantizedParts {
 
 }  // namespace detail
 
-/// A weight in 8 or 4 bits with what it takes to multiply by it. Copies share
-/// their tensors, which do not change.
+/// A weight in 8 or 4 bits with everything needed to multiply by it. Copies
+/// share their tensors, which do not change.
 class ACCELERATE_API QuantizedWeight {
  public:
   /// Quantises values in fp32, fp16 or bf16, of any layout and device; int8
-  /// takes matrices, which bitsandbytes rounds to fp16 first, and so does this.
+  /// takes matrices, and rounds them to fp16 first, as bitsandbytes does.
   /// Throws ConfigError for another dtype or shape, a block size below 1, and
   /// values that are not finite.
   explicit QuantizedWeight(
@@ -92,10 +92,10 @@ class ACCELERATE_API QuantizedWeight {
       const at::Tensor& bias = {}) const;
 
   /// The tensors under the names that bitsandbytes gives them in a module with
-  /// the parameter "weight": for 4 bits weight, weight.absmax, weight.quant_map,
-  /// weight.nested_absmax, weight.nested_quant_map and
+  /// the parameter "weight": for 4 bits weight, weight.absmax,
+  /// weight.quant_map, weight.nested_absmax, weight.nested_quant_map and
   /// weight.quant_state.bitsandbytes__nf4; for int8 weight, SCB and
-  /// weight_format. They are all that has to move for the weight to move.
+  /// weight_format. Moving them moves the weight.
   [[nodiscard]] WeightList tensors() const;
   /// The inverse of tensors(). Throws CheckpointError naming what is missing or
   /// does not fit.
@@ -118,10 +118,10 @@ class ACCELERATE_API QuantizedWeight {
 
 /// LLM.int8() itself, for comparison with programs that quantise inputs as
 /// well: rows of the input become int8, except for the columns in which a value
-/// reaches `threshold`, which are multiplied in full precision; 0 is no
+/// reaches `threshold`, which are multiplied in full precision; 0: no
 /// threshold. QuantizedWeight::linear() keeps all of the input in full
-/// precision, which is more exact and as fast on CPUs. Gradients reach input and
-/// bias as by linear(). Throws ConfigError for a weight that is not int8.
+/// precision, which is more accurate and as fast on CPUs. Gradients reach input
+/// and bias as with linear(). Throws ConfigError for a weight that is not int8.
 [[nodiscard]] ACCELERATE_API at::Tensor llm_int8_linear(
     const at::Tensor& input,
     const QuantizedWeight& weight,
