@@ -43,60 +43,60 @@ struct QuantizationConfig {
   std::string bnb_4bit_quant_type = "fp4";
   /// See QuantizeWeightOptions::double_quant.
   bool bnb_4bit_use_double_quant = false;
-  /// "fp32", "fp16" or "bf16". Products on the CPU are computed in fp32, and
-  /// have the dtype of their input, whatever it says; it is the default of
-  /// `torch_dtype`.
+  /// "fp32", "fp16" or "bf16". Products on the CPU are computed in fp32 and
+  /// have their input's dtype regardless; it is the default of `torch_dtype`.
   std::string bnb_4bit_compute_dtype = "fp16";
 
   // Dtypes, and modules that are left alone.
 
-  /// What weights are converted to when they are loaded from files, before they
-  /// are quantised if they are: "fp32", "fp16" or "bf16". Empty: fp16 for 8
-  /// bits, the compute dtype for 4 bits.
+  /// The dtype to which weights are converted when loaded from files, before
+  /// any are quantised: "fp32", "fp16" or "bf16". Empty: fp16 for 8 bits, the
+  /// compute dtype for 4 bits.
   std::string torch_dtype = {};
-  /// Modules that are not quantised, with all that is in them: names of layers
+  /// Modules that are not quantised, with everything in them: names of layers
   /// ("lm_head"), dotted names, or ends of those. Unset:
   /// get_keys_to_not_convert().
   std::optional<std::vector<std::string>> skip_modules = std::nullopt;
-  /// Modules that are not quantised either, and stay in fp32 where
-  /// `torch_dtype` is fp16.
+  /// Modules that are not quantised either, and stay in fp32 if `torch_dtype`
+  /// is fp16.
   std::optional<std::vector<std::string>> keep_in_fp32_modules = std::nullopt;
 
   // Beyond Accelerate.
 
   /// See QuantizeWeightOptions::block_size.
   std::int64_t bnb_4bit_blocksize = 64;
-  /// Products by llm_int8_linear() instead of with inputs in full precision. For
-  /// comparison; slower on CPUs.
+  /// Compute products with llm_int8_linear() instead of with inputs in full
+  /// precision. For comparison; slower on CPUs.
   bool llm_int8_quantize_inputs = false;
 
-  /// Throws ConfigError for what is not allowed; returns warnings.
+  /// Throws ConfigError for invalid settings; returns warnings.
   ACCELERATE_API std::vector<std::string> check() const;
   /// `torch_dtype` and `bnb_4bit_compute_dtype`, resolved.
   [[nodiscard]] ACCELERATE_API c10::ScalarType resolved_torch_dtype() const;
   [[nodiscard]] ACCELERATE_API c10::ScalarType compute_dtype() const;
-  /// What sizes of quantised weights are counted in: "int8" or "int4".
+  /// The dtype in which sizes of quantised weights are counted: "int8" or
+  /// "int4".
   [[nodiscard]] std::string target_dtype() const {
     return load_in_8bit ? "int8" : "int4";
   }
 };
 
-/// Names of modules that are better not quantised: those with tied weights, and
-/// the last child of the model, which is usually its head. None for a model
-/// without ties that has no child named `base_model_prefix`, if that is given:
-/// such a model has no head.
+/// Names of modules that should not be quantised: those with tied weights, and
+/// the last child of the model, which is usually its head. Empty for a model
+/// without ties and without a child named `base_model_prefix`, if that is
+/// given: such a model has no head.
 [[nodiscard]] ACCELERATE_API std::vector<std::string> get_keys_to_not_convert(
     const torch::nn::Module& model,
     const std::string& base_model_prefix = {});
 
-/// Dotted names of the Linear layers that are quantised if modules with
-/// `skip_modules` are not, in the order of the model.
+/// Dotted names of the Linear layers that are quantised if `skip_modules` are
+/// left out, in the order of the model.
 [[nodiscard]] ACCELERATE_API std::vector<std::string> modules_to_quantize(
     const torch::nn::Module& model,
     const std::vector<std::string>& skip_modules);
 
-/// infer_auto_device_map() with the sizes that weights have once they are
-/// quantised. `options.dtype` and `options.special_dtypes` are replaced.
+/// infer_auto_device_map() with the sizes of quantised weights. `options.dtype`
+/// and `options.special_dtypes` are replaced.
 [[nodiscard]] ACCELERATE_API DeviceMap infer_quantized_device_map(
     const torch::nn::Module& model,
     const QuantizationConfig& config,
@@ -117,11 +117,11 @@ struct LoadAndQuantizeOptions {
   /// meta device.
   std::filesystem::path weights_location = {};
   /// Where each module is kept: a map, or a strategy of
-  /// infer_quantized_device_map(), such as "auto". Empty: where it is, and to
-  /// the CPU from the meta device. With a map the model is dispatched as by
-  /// dispatch_model(), to the map's first accelerator if it has one: weights of
-  /// "cpu" and "disk" are fetched, as codes, before their modules need them.
-  /// Unlike bitsandbytes, 4 bits work on the CPU and the disk, too.
+  /// infer_quantized_device_map(), such as "auto". Empty: where it is, or on
+  /// the CPU if it is on the meta device. With a map, the model is dispatched
+  /// as by dispatch_model(), to the map's first accelerator if it has one:
+  /// weights on "cpu" and "disk" are fetched, as codes, before their modules
+  /// need them. Unlike bitsandbytes, 4 bits work on the CPU and the disk, too.
   std::variant<DeviceMap, std::string> device_map = DeviceMap();
   /// For a strategy.
   MaxMemory max_memory = {};
@@ -152,7 +152,7 @@ struct LoadAndQuantizeOptions {
 /// and their parameters keep their types, shapes and dtypes, but the weights
 /// have no memory of their own, and products with them use the codes. Any other
 /// operator that reads such a weight gets its values, dequantised for that
-/// operator; one that would change it is refused. The parameters are frozen;
+/// operator; one that would change it is rejected. The parameters are frozen;
 /// gradients reach what is before and after them. Keep this object as long as
 /// the module is used.
 class ACCELERATE_API QuantizedModel {
@@ -168,9 +168,9 @@ class ACCELERATE_API QuantizedModel {
   /// ConfigError for another name.
   [[nodiscard]] const QuantizedWeight& weight(
       const std::string& module_name) const;
-  /// What a device map did: where forwards begin, and what was fetched. An
-  /// empty one if there was no map. Its call() runs the module with its
-  /// arguments where forwards begin.
+  /// The result of a device map: where forwards begin, and what was fetched;
+  /// empty without a map. Its call() runs the module with its arguments moved
+  /// to where forwards begin.
   [[nodiscard]] Dispatch& dispatch() const;
   /// Bytes of all tensors of the model as they are now, offloaded or not.
   [[nodiscard]] std::int64_t get_memory_footprint() const;
@@ -178,7 +178,7 @@ class ACCELERATE_API QuantizedModel {
   /// The model's tensors as bitsandbytes saves them: quantised weights as
   /// QuantizedWeight::tensors(), the others as they are.
   [[nodiscard]] WeightList state_dict() const;
-  /// As accelerate::save_model(), in bitsandbytes' layout.
+  /// Like accelerate::save_model(), in bitsandbytes' layout.
   /// load_and_quantize_model() reads it, and so do Python programs.
   std::vector<std::string> save_model(
       const std::filesystem::path& directory,
@@ -196,13 +196,13 @@ class ACCELERATE_API QuantizedModel {
 };
 
 /// Quantises the weights of the Linear layers of a model, one after another as
-/// they are read: memory in use is that of the result and of one weight.
-/// Weights that files hold in bitsandbytes' layout are used as they are. A
-/// model that has its values is quantised in place if `weights_location` is
-/// empty. Throws ConfigError for what QuantizationConfig::check() refuses, a
-/// model without values and without `weights_location`, and values that are not
-/// finite; CheckpointError naming everything that does not fit. Then the model
-/// is as it was.
+/// they are read: memory use is that of the result plus one weight. Weights
+/// that files hold in bitsandbytes' layout are used as they are. A model that
+/// has its values is quantised in place if `weights_location` is empty. Throws
+/// ConfigError for what QuantizationConfig::check() rejects, a model without
+/// values and without `weights_location`, and values that are not finite;
+/// CheckpointError naming everything that does not fit. The model is then
+/// unchanged.
 [[nodiscard]] ACCELERATE_API QuantizedModel load_and_quantize_model(
     torch::nn::Module& model,
     const QuantizationConfig& config,

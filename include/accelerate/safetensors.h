@@ -46,7 +46,7 @@ enum class Dtype {
 
 /// "F32" and so on.
 ACCELERATE_API std::string_view name_of(Dtype dtype);
-/// Returns nothing for an unknown name; names are upper case.
+/// Returns std::nullopt for an unknown name; names are upper case.
 ACCELERATE_API std::optional<Dtype> parse_dtype(std::string_view name);
 /// Number of bits of an element.
 ACCELERATE_API int bits_of(Dtype dtype);
@@ -54,8 +54,8 @@ ACCELERATE_API int bits_of(Dtype dtype);
 /// Sizes along all dimensions; empty for a single element.
 using Shape = std::vector<std::uint64_t>;
 
-/// Number of bytes of a contiguous tensor of this shape. Nothing if the number
-/// does not fit into 64 bits, or elements do not fill complete bytes.
+/// Number of bytes of a contiguous tensor of this shape. std::nullopt if the
+/// number does not fit into 64 bits, or elements do not fill complete bytes.
 ACCELERATE_API std::optional<std::uint64_t> bytes_of(
     Dtype dtype,
     const Shape& shape);
@@ -85,17 +85,17 @@ struct Header {
 /// The names of the tensors in the order of the data.
 ACCELERATE_API std::vector<std::string> names_in_order(const Header& header);
 
-/// Longer headers are refused.
+/// Longer headers are rejected.
 inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 
 /// Reads the header of a file of `file_size` bytes. `start` holds the beginning
 /// of the file, at least the header, as far as the file goes. Throws
 /// CheckpointError unless the file is valid: the header is one JSON object of
 /// known fields, each once, and the tensors cover the data without holes or
-/// overlaps, as the reference reader demands. Also refused are things that the
-/// reference reader accepts: white space other than spaces after the header,
-/// duplicate names, unknown fields, null metadata and shapes of more than 64
-/// dimensions. `name` is used in messages.
+/// overlaps, as the reference reader demands. Unlike the reference reader, also
+/// rejects white space other than spaces after the header, duplicate names,
+/// unknown fields, null metadata and shapes of more than 64 dimensions. `name`
+/// is used in messages.
 ACCELERATE_API Header parse_header(
     std::span<const std::byte> start,
     std::uint64_t file_size,
@@ -126,7 +126,7 @@ class ACCELERATE_API Reader {
   /// The tensor's bytes in the mapping, little-endian, possibly unaligned;
   /// valid as long as the reader.
   [[nodiscard]] std::span<const std::byte> bytes(const std::string& name) const;
-  /// Copies a slice of a tensor to `out`, one row after another, touching only
+  /// Copies a slice of a tensor to `out` in row-major order, touching only
   /// those pages of the file. Throws CheckpointError if the box is not inside
   /// the tensor, `out` has another size, or elements are smaller than a byte.
   void read(const std::string& name, const Box& box, std::span<std::byte> out)
@@ -137,7 +137,7 @@ class ACCELERATE_API Reader {
   std::unique_ptr<State> state_;
 };
 
-/// A tensor that is to be written.
+/// A tensor to be written.
 struct Declaration {
   std::string name;
   Dtype dtype = Dtype::F32;
@@ -161,7 +161,7 @@ ACCELERATE_API std::string header_bytes(const Header& header);
 /// The file appears under its name, replacing another, once it is complete.
 class ACCELERATE_API Writer {
  public:
-  /// Throws Error if the file cannot be written, and as lay_out.
+  /// Throws Error if the file cannot be written, and like lay_out().
   Writer(
       const std::filesystem::path& path,
       const std::vector<Declaration>& tensors,
@@ -178,8 +178,8 @@ class ACCELERATE_API Writer {
   /// Writes the next bytes of the data. Throws Error if they cannot be written,
   /// CheckpointError if they exceed what was declared.
   void write(std::span<const std::byte> bytes);
-  /// To be called when all data was given: makes the file durable and gives it
-  /// its name. Throws CheckpointError if some is missing, Error if it cannot be
+  /// Makes the file durable and gives it its name; call it once all data is
+  /// written. Throws CheckpointError if some is missing, Error if it cannot be
   /// written.
   void finish();
 

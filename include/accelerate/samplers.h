@@ -13,7 +13,7 @@
 namespace accelerate {
 
 /// The order in which a pass visits the samples of a dataset. Every rank holds
-/// a sampler, and all agree: the order depends on seed and epoch only. Give
+/// a sampler, and all agree: the order depends only on seed and epoch. Pass
 /// your own class to a loader as DataLoaderOptions::sampler.
 class ACCELERATE_API Sampler {
  public:
@@ -118,7 +118,7 @@ class ACCELERATE_API WeightedRandomSampler final : public Sampler {
 };
 
 /// Decides which samples form each batch of a pass, for batches of different
-/// sizes. Every rank holds one, and all agree. Give it to a loader as
+/// sizes. Every rank holds one, and all agree. Pass it to a loader as
 /// DataLoaderOptions::batch_sampler; batches go to the ranks in turn.
 class ACCELERATE_API BatchSampler {
  public:

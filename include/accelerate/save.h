@@ -156,17 +156,17 @@ SavedValue saved_value(const T& object) {
 
 }  // namespace detail
 
-/// Writes an object to a file that Python reads: `torch.load(file,
+/// Writes an object to a file that Python can read: `torch.load(file,
 /// weights_only=True)`, or with `safe_serialization` any safetensors reader.
 ///
 /// * Tensors, numbers, strings, StateDict, JSON (types with dump() and a static
 ///   parse()) and standard containers of these. Maps, StateDict, JSON objects
 ///   and lists of names and tensors (get_state_dict()) become dicts, whose keys
-///   must be strings or integers; pairs and tuples tuples; other containers
-///   lists; an empty optional None.
-/// * Tensors are written contiguous, from any device; those that are the same
-///   memory are written once and stay shared. With `safe_serialization`, which
-///   can hold tensors by name only, the first name keeps such a tensor and the
+///   must be strings or integers; pairs and tuples become tuples, other
+///   containers lists, an empty optional None.
+/// * Tensors are written contiguous, from any device; those that share memory
+///   are written once and stay shared. With `safe_serialization`, which can
+///   hold tensors by name only, the first name keeps such a tensor and the
 ///   others are left out, as Accelerate does.
 ///
 /// The file appears under its name, replacing another, once it is complete and

@@ -37,7 +37,7 @@ class ACCELERATE_API Scheduler {
   explicit Scheduler(std::shared_ptr<detail::PreparedScheduler> prepared)
       : prepared_(std::move(prepared)) {}
 
-  /// Steps if the optimizer did in this micro-step; else does nothing. After
+  /// Steps if the optimizer did in this micro-step; otherwise a no-op. After
   /// its last step, a schedule stays there. Counts optimizer steps, not
   /// processes (SchedulerOptions). A schedule of this library follows its own
   /// optimizer; a LibTorch schedule follows all that are prepared.

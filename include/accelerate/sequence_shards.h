@@ -31,7 +31,7 @@ struct PositionRange {
 class ACCELERATE_API SequenceShards {
  public:
   /// `length`: number of positions before padding. Throws ConfigError for a
-  /// negative length or less than one rank.
+  /// negative length or fewer than one rank.
   SequenceShards(
       std::int64_t length,
       int num_ranks,
@@ -41,8 +41,8 @@ class ACCELERATE_API SequenceShards {
   [[nodiscard]] int num_ranks() const { return num_ranks_; }
   [[nodiscard]] SequenceCut cut() const { return cut_; }
 
-  /// Positions including padding, which are those from length() on: a multiple
-  /// of num_ranks(), with the zigzag cut of 2 * num_ranks().
+  /// Number of positions including padding (those from length() on): a multiple
+  /// of num_ranks(), or of 2 * num_ranks() with the zigzag cut.
   [[nodiscard]] std::int64_t padded_length() const {
     return local_length_ * num_ranks_;
   }
@@ -55,8 +55,8 @@ class ACCELERATE_API SequenceShards {
   /// The same, one by one.
   [[nodiscard]] std::vector<std::int64_t> positions(int rank) const;
 
-  /// For each position, padding included, its index where the shards of all
-  /// ranks follow one another: what brings the concatenation back in order.
+  /// For each position, padding included, its index in the concatenation of all
+  /// ranks' shards; indexing the concatenation with it restores the order.
   [[nodiscard]] std::vector<std::int64_t> restore() const;
 
  private:

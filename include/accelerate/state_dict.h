@@ -50,7 +50,7 @@ class ACCELERATE_API StateDict {
       const& {
     return values_;
   }
-  /// Returned by value from a temporary, so that a loop may run over it.
+  /// Returned by value from a temporary, so that a loop can run over it.
   [[nodiscard]] std::map<std::string, Value, std::less<>> values() && {
     return std::move(values_);
   }
@@ -76,8 +76,8 @@ class ACCELERATE_API StateDict {
   std::map<std::string, Value, std::less<>> values_;
 };
 
-/// `destination` with the entries of `source`, which win; state dicts, or maps,
-/// that both have under a key are merged in the same way.
+/// Returns `destination` with the entries of `source`, which take precedence;
+/// state dicts, or maps, that both have under a key are merged in the same way.
 [[nodiscard]] ACCELERATE_API StateDict
 merge_dicts(const StateDict& source, StateDict destination);
 /// The same for nested maps.
@@ -99,7 +99,7 @@ template <class Map>
   return destination;
 }
 
-/// Ranks can send each other state dicts (objects.h).
+/// Serialises a state dict, so that ranks can send it (objects.h).
 [[nodiscard]] ACCELERATE_API std::string object_to_bytes(
     const StateDict& state);
 /// The inverse of object_to_bytes().

@@ -24,7 +24,7 @@ struct BackwardOptions {
   at::Tensor gradient = {};
   /// Leaf tensors in which gradients are accumulated; all others get none.
   /// Empty: all. On several ranks a backward that averages must reach every
-  /// trainable parameter of a model or none of them, so name all that it uses,
+  /// trainable parameter of a model or none of them, so list all that it uses,
   /// or call it inside no_sync().
   std::vector<at::Tensor> inputs = {};
 };
@@ -39,7 +39,7 @@ struct ClipNormOptions {
 struct GatherForMetricsOptions {
   /// For lists of tensors, one for each sample: join the ranks' lists, so that
   /// shapes may differ, instead of the rows of each tensor. Slower: the tensors
-  /// travel through host memory.
+  /// go through host memory.
   bool use_gather_object = false;
 };
 

@@ -31,40 +31,41 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-/// Where a tensor is that goes into a layer or comes out of it.
+/// The layout of a tensor that enters or leaves a layer.
 using TensorPlacement = std::variant<Replicate, Shard>;
 
 /// Splits a linear layer over its outputs, an embedding over its columns, or a
 /// convolution over its output channels; so each rank computes a slice of the
 /// last dimension, or of the channels.
 ///
-/// Convolutions (Conv1d, Conv2d, Conv3d) must have `groups` 1. Of theirs,
-/// Shard{-1} and Shard{1} both mean the channels, the only dimension that can be
-/// split.
+/// Convolutions (Conv1d, Conv2d, Conv3d) must have `groups` 1. For them,
+/// Shard{-1} and Shard{1} both mean the channels, the only dimension that can
+/// be split.
 ///
-/// A MultiheadAttention is split by heads: each rank has the rows of its heads of
-/// `in_proj_weight` and `in_proj_bias`, and computes their attention; give its
-/// `out_proj` a RowwiseParallel. Projections of keys or values of another width
-/// (`kdim`, `vdim`) stay whole, and each rank computes its rows. What the module
-/// returns, and its masks, are those of one process; reading the attention weights
-/// that it returns is a collective operation. With `input_layouts` Shard{0} it
-/// takes slices of the sequence, whose positions it gathers; with `output_layouts`
-/// Shard{0}, its `out_proj` then returns slices. With fewer heads than ranks, give
-/// it `output_layouts` Replicate, and its `out_proj` `input_layouts` Replicate:
-/// projections are gathered, and each rank computes all heads.
+/// A MultiheadAttention is split by heads: each rank has the rows of its heads
+/// of `in_proj_weight` and `in_proj_bias`, and computes their attention; give
+/// its `out_proj` a RowwiseParallel. Projections of keys or values of another
+/// width (`kdim`, `vdim`) stay whole, and each rank computes its rows. The
+/// module's results and masks are those of one process; reading the attention
+/// weights that it returns is collective. With `input_layouts` Shard{0}, it
+/// takes slices of the sequence and gathers their positions; with
+/// `output_layouts` Shard{0}, its `out_proj` then returns slices. With fewer
+/// heads than ranks, give it `output_layouts` Replicate, and its `out_proj`
+/// `input_layouts` Replicate: projections are gathered, and each rank computes
+/// all heads.
 struct ColwiseParallel {
-  /// What the layer is given. Shard: it is gathered first.
+  /// Layout of the layer's input. Shard: it is gathered first.
   TensorPlacement input_layouts = Replicate{};
-  /// What the layer returns: Shard{-1}, or Replicate, which gathers it.
+  /// Layout of the layer's output: Shard{-1}, or Replicate, which gathers it.
   TensorPlacement output_layouts = Shard{-1};
-  /// Number of attention heads among the outputs, none of which is divided:
-  /// each rank computes some heads. With grouped queries the number of heads of
-  /// keys and values, for the layer of queries, too. 0: any output may begin a
-  /// slice.
+  /// Number of attention heads among the outputs; none is split, so each rank
+  /// computes some of them. With grouped queries, the number of heads of keys
+  /// and values, for the layer of queries, too. 0: a slice can begin at any
+  /// output.
   std::int64_t num_heads = 0;
-  /// Outputs of the projections that one layer has, one after another, as
-  /// {width, width, width} for queries, keys and values: each rank computes its
-  /// heads of each, so that code which divides the result in the same way, and
+  /// Widths of the projections that one layer computes one after another, such
+  /// as {width, width, width} for queries, keys and values: each rank computes
+  /// its heads of each, so code that divides the result in the same way, and
   /// takes the number of heads from its size, works on slices. A rank's weight
   /// has its rows of the first projection, then those of the second, and so on.
   /// Needs num_heads. Empty: one projection.
@@ -76,23 +77,23 @@ struct ColwiseParallel {
 /// channels, so that results are summed over the ranks, and the bias is added
 /// once, after the sum; or an embedding over its rows, the vocabulary.
 ///
-/// Convolutions as with ColwiseParallel.
+/// For convolutions, see ColwiseParallel.
 ///
-/// An embedding whose weight is also the last layer (a tied product with the
-/// transposed weight) gives logits that `logits_layouts` describes.
+/// If an embedding's weight is also that of the last layer (a tied product with
+/// the transposed weight), `logits_layouts` describes the logits.
 struct RowwiseParallel {
-  /// What a linear layer is given: Shard{-1}, as a ColwiseParallel returns it;
-  /// Replicate, of which it takes its slice; or Shard of another dimension, which
-  /// it gathers first. Without effect on an embedding, which takes the indices
-  /// as they are.
+  /// Layout of a linear layer's input: Shard{-1}, as a ColwiseParallel returns
+  /// it; Replicate, from which it takes its slice; or Shard of another
+  /// dimension, which it gathers first. Without effect on an embedding, which
+  /// takes the indices as they are.
   TensorPlacement input_layouts = Shard{-1};
-  /// What the layer returns: Replicate, or Shard of the sequence dimension for
-  /// a SequenceParallel layer that follows.
+  /// Layout of the layer's output: Replicate, or Shard of the sequence
+  /// dimension for a SequenceParallel layer that follows.
   TensorPlacement output_layouts = Replicate{};
-  /// Number of attention heads that the inputs belong to, as the
-  /// ColwiseParallel layers before it have it. 0: slices are even.
+  /// Number of attention heads that the inputs belong to, as in the
+  /// ColwiseParallel layers before it. 0: slices are even.
   std::int64_t num_heads = 0;
-  /// What a tied product returns: Replicate, or Shard{-1}.
+  /// Layout of a tied product's result: Replicate, or Shard{-1}.
   TensorPlacement logits_layouts = Replicate{};
   bool operator==(const RowwiseParallel&) const = default;
 };
@@ -100,44 +101,44 @@ struct RowwiseParallel {
 /// Leaves a layer (a norm) whole and lets it work on slices of the sequence,
 /// each rank on its own: gradients of its parameters are summed over the ranks.
 /// The slices come from a RowwiseParallel that returns Shard{d}, and go to a
-/// ColwiseParallel that is given Shard{d}.
+/// ColwiseParallel that takes Shard{d}.
 struct SequenceParallel {
   bool operator==(const SequenceParallel&) const = default;
 };
 
-/// Gives a module its input in another layout: gathered (Shard to Replicate),
+/// Changes the layout of a module's input: gathered (Shard to Replicate),
 /// sliced (Replicate to Shard), or sliced along another dimension. Backward
-/// takes the gradient the opposite way.
+/// does the reverse to the gradient.
 ///
-/// A module's call is seen where it reads its weight, so the module must be one
-/// of LibTorch's that read theirs first: Linear, Embedding, a norm, a
-/// convolution; or a Sequential that begins with one. A module that is split as
-/// well (the first layer of a Sequential) must be given, by its own style, what
-/// is desired here. A module that stays whole works on what it is given: on
+/// A module's call is detected when it reads its weight, so the module must be
+/// one of LibTorch's that read theirs first: Linear, Embedding, a norm, a
+/// convolution; or a Sequential that begins with one. The style of a module
+/// that is split as well (the first layer of a Sequential) must take the layout
+/// desired here. A module that stays whole works on what it is given: with
 /// slices, the gradients of its parameters are summed over the ranks, and it
 /// returns slices. Only Linear, Embedding and LayerNorm, which treat each
-/// position by itself, may be given slices.
+/// position independently, can be given slices.
 struct PrepareModuleInput {
-  /// What the code before the module gives it.
+  /// The layout that the code before the module passes.
   TensorPlacement input_layouts = Replicate{};
-  /// What the module gets.
+  /// The layout that the module gets.
   TensorPlacement desired_input_layouts = Replicate{};
   bool operator==(const PrepareModuleInput&) const = default;
 };
 
-/// Changes the layout of what a module returns, as PrepareModuleInput does that
-/// of its input; of a Sequential, what its last layer returns. `output_layouts`
-/// Shard: the module was given slices, and the gradients of its parameters are
+/// Changes the layout of a module's output, like PrepareModuleInput for its
+/// input; of a Sequential, the output of its last layer. With `output_layouts`
+/// Shard, the module was given slices, and the gradients of its parameters are
 /// summed.
 struct PrepareModuleOutput {
-  /// What the module returns.
+  /// The layout that the module returns.
   TensorPlacement output_layouts = Replicate{};
-  /// What the code after the module gets.
+  /// The layout that the code after the module gets.
   TensorPlacement desired_output_layouts = Replicate{};
   bool operator==(const PrepareModuleOutput&) const = default;
 };
 
-/// PrepareModuleInput and PrepareModuleOutput of one module.
+/// PrepareModuleInput and PrepareModuleOutput for one module.
 struct PrepareModuleInputOutput {
   TensorPlacement input_layouts = Replicate{};
   TensorPlacement desired_input_layouts = Replicate{};
@@ -159,8 +160,8 @@ using ParallelStyle = std::variant<
 /// named_modules() gives them, each with a style. In a pattern, `*` and `?`
 /// stand for characters of one part of a name, as in PyTorch's
 /// parallelize_module, and a part `**` for any number of parts. A module takes
-/// the style of the first pattern that matches it; modules that none matches
-/// stay whole, on every rank. prepare() throws ConfigError for a pattern that
+/// the style of the first pattern that matches it; modules that match none stay
+/// whole, on every rank. prepare() throws ConfigError for a pattern that
 /// matches nothing.
 ///
 ///     {{"blocks.*.mlp.0", ColwiseParallel{}},
@@ -185,32 +186,34 @@ struct InferredPlan {
   [[nodiscard]] ACCELERATE_API std::string explain() const;
 };
 
-/// A plan for a model that nobody wrote one for, on `num_ranks` tensor-parallel
-/// ranks: results are those of one process whatever the model's forward does
+/// Infers a plan from a model's structure, for `num_ranks` tensor-parallel
+/// ranks. Results are those of one process whatever the model's forward does
 /// with its layers, as long as it calls them.
 ///
-/// Pairs of linear layers that need no exchange between them are found where the
-/// structure shows them: in TransformerEncoderLayer and TransformerDecoderLayer,
-/// in a Sequential with only activations and dropout between, and in
-/// feed-forward blocks of well-known names and shapes (`gate_proj`, `up_proj`,
-/// `down_proj`; `fc1`, `fc2`; ...), between whose layers nothing but elementwise
-/// operators are expected. MultiheadAttention is split by heads, unless they are
-/// fewer than the ranks. Other linear layers gather their results. Embeddings are split over their rows, but for those with a
-/// small part of the largest one's (positions). Layers that have fewer indices
-/// than ranks, or share their weights otherwise than with an embedding, classes
-/// derived from Linear, and all other modules stay whole.
+/// Pairs of linear layers that need no exchange between them are found where
+/// the structure shows them: in TransformerEncoderLayer and
+/// TransformerDecoderLayer, in a Sequential with only activations and dropout
+/// between, and in feed-forward blocks of well-known names and shapes
+/// (`gate_proj`, `up_proj`, `down_proj`; `fc1`, `fc2`; ...), where only
+/// elementwise operators are expected between the layers. MultiheadAttention is
+/// split by heads, unless it has fewer heads than ranks. Other linear layers
+/// gather their results. Embeddings are split over their rows, except those
+/// with a small fraction of the largest one's (positions). Layers that have
+/// fewer indices than ranks, or share their weights with anything but an
+/// embedding, classes derived from Linear, and all other modules stay whole.
 ///
 /// `sequence_parallel`: norms and dropout work on slices of the sequence where
-/// the structure shows that nothing else sees those: from the norm before the
+/// the structure shows that nothing else sees them: from the norm before the
 /// feed-forward to the norm after it in TransformerEncoderLayer and
 /// TransformerDecoderLayer, around self-attention between the layers of
 /// TransformerEncoder and TransformerDecoder, and in a Sequential between two
-/// pairs of layers. A rank then keeps a slice of the activations there; as many
-/// bytes are sent as without.
+/// pairs of layers. Each rank then keeps a slice of the activations there; the
+/// number of bytes sent does not change.
 ///
-/// The result may be edited before it is given to ParallelOptions. The same on
-/// all ranks for the same model; not collective. The module is only read; it may
-/// be on the meta device. Throws ConfigError for less than one rank.
+/// The result can be edited before it is passed to ParallelOptions. It is the
+/// same on all ranks for the same model; the call is not collective. The module
+/// is only read, and can be on the meta device. Throws ConfigError for fewer
+/// than one rank.
 [[nodiscard]] ACCELERATE_API InferredPlan infer_parallelize_plan(
     const torch::nn::Module& module,
     int num_ranks = 1,

@@ -52,8 +52,8 @@ struct IsVector : std::false_type {};
 template <class T, class A>
 struct IsVector<std::vector<T, A>> : std::true_type {};
 
-/// Number of samples in a batch. One that is neither a list nor a nested value
-/// counts as one.
+/// Number of samples in a batch. A batch that is neither a list nor a nested
+/// value counts as one.
 template <bool gives_samples, class Batch>
 std::int64_t num_samples_of(const Batch& batch) {
   if constexpr (
@@ -77,14 +77,14 @@ std::int64_t num_samples_of(const Batch& batch) {
 /// loader's seed (data_seed, else rank 0's torch::manual_seed at prepare())
 /// plus the epoch, so that all ranks draw the same; the generator's state is
 /// restored. Without RNGType::generator in AcceleratorOptions::rng_types the
-/// sampler draws from each rank's generator as it is. A sampler that has a
-/// generator of its own, or draws numbers later than in reset(), must be equal
-/// on all ranks. Ranks that are threads share LibTorch's generator: none may
-/// draw numbers while another begins a pass.
+/// sampler draws from each rank's generator as it is. A sampler that has its
+/// own generator, or draws numbers after reset(), must give the same order on
+/// all ranks. Ranks that are threads share LibTorch's generator: none may draw
+/// numbers while another begins a pass.
 ///
 /// A pass continues after load_state() by reading and dropping batches, on any
 /// number of ranks, with RandomSampler and SequentialSampler; with any other
-/// sampler, load_state() refuses a checkpoint that was saved inside a pass.
+/// sampler, load_state() rejects a checkpoint that was saved inside a pass.
 template <class Loader>
 class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
   using Facts = detail::TorchLoaderFacts<Loader>;
@@ -228,22 +228,24 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
 
   /// Begins a pass. Throws ConfigError inside another pass over this loader.
   Iterator begin() { return begin_after(0); }
-  /// Begins a pass after its first `num_batches` batches of each rank, which
-  /// are read and dropped.
+  /// Begins a pass after each rank's first `num_batches` batches, which are
+  /// read and dropped.
   Iterator begin_after(std::int64_t num_batches) {
     return Iterator(*this, num_batches);
   }
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
   [[nodiscard]] Loader& inner() { return *loader_; }
 
-  /// The number of the next pass, or of the one under way; the first is 0.
+  /// The epoch of the pass in progress, or else of the next one; the first is
+  /// 0.
   [[nodiscard]] std::uint64_t epoch() const { return order_.epoch(); }
-  /// Makes the next pass that of epoch `epoch`.
+  /// Sets the epoch of the next pass.
   void set_epoch(std::uint64_t epoch) { order_.set_epoch(epoch); }
-  /// Epoch, number of batches that all ranks together have been given, seed.
+  /// The epoch, the number of batches handed out to all ranks together, and the
+  /// seed.
   [[nodiscard]] StateDict state_dict() const { return order_.state_dict(); }
-  /// The next pass continues where `state` was taken. Throws CheckpointError
-  /// for a state that does not fit, ConfigError inside a pass.
+  /// Makes the next pass continue where `state` was taken. Throws
+  /// CheckpointError for a state that does not fit, ConfigError inside a pass.
   void load_state_dict(const StateDict& state) {
     order_.load_state_dict(state);
   }

@@ -16,15 +16,15 @@
 
 #include <accelerate/export.h>
 
-// What trackers are: interface and values. Needs no LibTorch; tracking.h adds
-// tensors and the accelerator's side.
+// The interface of trackers, and their values. Needs no LibTorch; tracking.h
+// adds tensors and the accelerator's side.
 
 namespace accelerate {
 
 struct NamedValue;
 
-/// A value that is logged or configured: nothing, a truth value, a whole or a
-/// real number, a text, a list, or named values in their order.
+/// A value that is logged or configured: none, a boolean, an integer, a
+/// floating-point number, a string, a list, or named values in order.
 class ACCELERATE_API TrackedValue {
  public:
   using List = std::vector<TrackedValue>;
@@ -41,7 +41,7 @@ class ACCELERATE_API TrackedValue {
   TrackedValue() = default;
   template <std::same_as<bool> T>
   TrackedValue(T value) : content_(value) {}
-  /// Throws ConfigError for a whole number beyond 64 bits.
+  /// Throws ConfigError for an integer that does not fit into int64.
   template <std::integral T>
     requires(!std::same_as<T, bool>)
   TrackedValue(T value) : content_(whole(value)) {}
@@ -56,9 +56,9 @@ class ACCELERATE_API TrackedValue {
 
   [[nodiscard]] const Content& content() const { return content_; }
   [[nodiscard]] bool is_none() const { return content_.index() == 0; }
-  /// The value of a number or truth value; nothing otherwise.
+  /// The value of a number or boolean; std::nullopt otherwise.
   [[nodiscard]] std::optional<double> number() const;
-  /// The text; null if it is something else.
+  /// The string; null if it is something else.
   [[nodiscard]] const std::string* text() const;
   [[nodiscard]] const Map* map() const;
   /// As Python's str() writes it: "True", "1e-05", "[1, 2]", "{'a': 1}".
@@ -89,7 +89,7 @@ struct NamedValue {
   bool operator==(const NamedValue&) const = default;
 };
 
-// Compilers may look into the type of the content here only: it is complete.
+// Defined here, since the type of the content is complete only now.
 inline TrackedValue::TrackedValue(const char* value)
     : content_(std::string(value)) {}
 inline TrackedValue::TrackedValue(std::string_view value)
@@ -112,7 +112,7 @@ struct TrackedImages {
   std::vector<std::int64_t> shape;
   /// "NHWC", "NCHW", "HWC", "CHW", "HW".
   std::string layout;
-  /// Floats of 0 to 1, else bytes.
+  /// Floats from 0 to 1, else bytes.
   bool is_float = false;
   /// Contiguous values, floats in the machine's byte order.
   std::string values;
@@ -128,7 +128,7 @@ struct TrackedTable {
   bool operator==(const TrackedTable&) const = default;
 };
 
-/// Counts of values between edges, of which there is one more.
+/// Counts of values between edges; there is one more edge than counts.
 struct TrackedHistogram {
   std::vector<double> edges;
   std::vector<double> counts;
@@ -138,10 +138,10 @@ struct TrackedHistogram {
   bool operator==(const TrackedHistogram&) const = default;
 };
 
-/// Takes a run's values to a tool. Derive from it for a tool of your own: name()
-/// is needed, everything else has a default. All functions but the constructor
-/// are called on one thread, which is not the training loop's; an exception
-/// becomes one warning, and training goes on.
+/// Sends a run's values to a tool. Derive from it for a tool of your own:
+/// name() is required, everything else has a default. All functions except the
+/// constructor are called on one thread, which is not the training loop's; an
+/// exception becomes one warning, and training continues.
 class ACCELERATE_API GeneralTracker {
  public:
   GeneralTracker() = default;
@@ -152,20 +152,22 @@ class ACCELERATE_API GeneralTracker {
   [[nodiscard]] virtual std::string name() const = 0;
   /// Whether it writes files below ProjectConfiguration::logging_dir.
   [[nodiscard]] virtual bool requires_logging_directory() const;
-  /// Whether the tool has one writer per run; otherwise programs may make one
+  /// Whether the tool has one writer per run; otherwise programs can make one
   /// on each rank themselves. init_trackers() makes them on the main process.
   [[nodiscard]] virtual bool main_process_only() const;
 
   /// Begins the run. May throw: init_trackers() then throws, too.
   virtual void start();
-  /// The run's configuration and hyperparameters, once, after start().
+  /// Called once, after start(), with the run's configuration and
+  /// hyperparameters.
   virtual void store_init_configuration(const TrackedValues& values);
   /// `options`: log_kwargs of this tracker.
   virtual void log(
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options);
-  /// These return false if the tool has no such thing; that is reported once.
+  /// These functions return false if the tool does not support them, which is
+  /// reported once.
   virtual bool log_images(
       const std::string& name,
       const TrackedImages& images,
@@ -187,7 +189,7 @@ class ACCELERATE_API GeneralTracker {
       const std::string& svg,
       const LogTime& time,
       const TrackedValues& options);
-  /// Copies a file, or a directory with all in it, into the run.
+  /// Copies a file, or a directory with all its contents, into the run.
   virtual bool log_artifact(
       const std::string& path,
       const std::string& directory);
@@ -200,10 +202,10 @@ class ACCELERATE_API GeneralTracker {
 };
 
 /// A tracker to log with: the name of one of the library's or of a registered
-/// class, "all", or one that the program has made.
+/// class, "all", or an object that the program has made.
 using LogWith = std::variant<std::string, std::shared_ptr<GeneralTracker>>;
 
-/// Settings of trackers by their names: {{"wandb", {{"entity", "team"}}}}.
+/// Settings by tracker name: {{"wandb", {{"entity", "team"}}}}.
 using TrackerKwargs = std::map<std::string, TrackedValues, std::less<>>;
 
 /// What a tracker of a registered class is made from.
@@ -222,13 +224,13 @@ using TrackerFactory =
     std::function<std::shared_ptr<GeneralTracker>(const TrackerArguments&)>;
 
 struct TrackerClassOptions {
-  /// Refuse it where there is no ProjectConfiguration::logging_dir.
+  /// Reject it if there is no ProjectConfiguration::logging_dir.
   bool requires_logging_directory = false;
 };
 
 /// Makes a tracker available by name to every Accelerator of this process that
-/// is made afterwards. A name that is taken is taken over, with a warning.
-/// Throws ConfigError without a name or factory, and for "all".
+/// is made afterwards. A name that is already taken is replaced, with a
+/// warning. Throws ConfigError without a name or factory, and for "all".
 ACCELERATE_API void register_tracker_class(
     const std::string& name,
     TrackerFactory factory,

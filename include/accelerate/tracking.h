@@ -12,14 +12,15 @@
 #include <accelerate/export.h>
 #include <accelerate/tracker.h>
 
-// What Accelerator::log() and its like take: tracker.h's values, and tensors.
+// Arguments of Accelerator::log() and related functions: tracker.h's values,
+// and tensors.
 
 namespace accelerate {
 
-/// A value and its name. A tensor of one element is a number, one of several a
-/// list (of lists, by its dimensions). It is read at once: for a tensor on a
-/// device that waits until the device has computed it, so log every few steps
-/// there, not in each. Throws ConfigError for an undefined or complex tensor.
+/// A value and its name. A tensor with one element becomes a number, one with
+/// several a list (of lists, by its dimensions). It is read at once, which
+/// waits for the device to compute it, so log tensors on a device every few
+/// steps, not in each. Throws ConfigError for an undefined or complex tensor.
 class ACCELERATE_API LogEntry {
  public:
   LogEntry(std::string name, TrackedValue value)
@@ -32,7 +33,7 @@ class ACCELERATE_API LogEntry {
   NamedValue entry_;
 };
 
-/// What is logged together: {{"loss", loss}, {"lr", 1e-3}}.
+/// Values that are logged together: {{"loss", loss}, {"lr", 1e-3}}.
 class LogValues {
  public:
   LogValues() = default;
@@ -49,26 +50,26 @@ class LogValues {
   TrackedValues values_;
 };
 
-/// The value of a tensor as LogEntry has it.
+/// Converts a tensor as LogEntry does.
 ACCELERATE_API TrackedValue to_tracked_value(const at::Tensor& tensor);
 
 /// How images are laid out, and what trackers do with them.
 struct LogImagesOptions {
   /// The order of dimensions: "NHWC", "NCHW", "HWC", "CHW" or "HW". Empty:
-  /// channels come first where that dimension has 1, 3 or 4 elements, else last.
+  /// channels come first if that dimension has 1, 3 or 4 elements, else last.
   std::string layout = {};
   TrackerKwargs log_kwargs = {};
 };
 
-/// Images as trackers have them: floats of 0 to 1, or bytes; truth values
-/// become black and white. Throws ConfigError for other dtypes, and for shapes
-/// that are not images.
+/// Converts images to the form that trackers take: floats from 0 to 1, or
+/// bytes; booleans become black and white. Throws ConfigError for other dtypes,
+/// and for shapes that are not images.
 ACCELERATE_API TrackedImages
 to_tracked_images(const at::Tensor& images, const std::string& layout = {});
 
-/// How many of a tensor's elements lie between edges at equal distances, from
-/// the least to the largest. Infinities and NaN are left out. Throws
-/// ConfigError for an undefined or complex tensor, and without bins.
+/// Counts a tensor's elements in bins of equal width, from the smallest to the
+/// largest element. Infinities and NaN are left out. Throws ConfigError for an
+/// undefined or complex tensor, and without bins.
 ACCELERATE_API TrackedHistogram
 to_tracked_histogram(const at::Tensor& values, std::int64_t num_bins = 64);
 
@@ -93,8 +94,8 @@ struct Figure {
   int height = 400;  ///< in pixels
 };
 
-/// The figure as an SVG document. Throws ConfigError for series whose x and y
-/// differ in length. Points that are not finite are gaps.
+/// Renders the figure as an SVG document. Throws ConfigError for series whose x
+/// and y differ in length. Points that are not finite become gaps.
 ACCELERATE_API std::string to_svg(const Figure& figure);
 
 }  // namespace accelerate

@@ -18,8 +18,8 @@
 namespace accelerate {
 
 namespace detail {
-// The order of an unordered map depends on how it was filled, so it is not that
-// of a copy, nor that of other ranks.
+// The order of an unordered map depends on how it was filled, so copies and
+// other ranks may have another one.
 template <class Map>
 auto entries_by_key(Map& values) {
   static_assert(
@@ -35,8 +35,8 @@ auto entries_by_key(Map& values) {
   return entries;
 }
 
-// A visitor may leave out values of maps by their key, and may want to know of
-// values that are not tensors.
+// A visitor can skip values of maps by their key, and can be told of values
+// that are not tensors.
 template <class Visitor, class Key>
 bool enters(Visitor& visitor, const Key& key) {
   if constexpr (requires {
@@ -55,7 +55,7 @@ void visit_other(Visitor& visitor, const char* kind) {
 }  // namespace detail
 
 /// `visit_tensors(value, visitor)` calls `visitor(tensor)` with every
-/// `at::Tensor&` in a nested value, always in the same order; the visitor may
+/// `at::Tensor&` in a nested value, always in the same order; the visitor can
 /// replace the tensor. Supported are tensors, and optional, vector, array,
 /// pair, tuple, map, unordered_map and torch::data::Example of them, to any
 /// depth; numbers and strings among them are skipped. To support your own type,
@@ -68,7 +68,7 @@ void visit_other(Visitor& visitor, const char* kind) {
 ///     }
 ///
 /// An unordered_map is visited in ascending order of its keys, so that copies
-/// and ranks agree on it; keys without an order are refused by the compiler.
+/// and ranks agree on it; keys without an order do not compile.
 template <class Visitor>
 void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
   visitor(tensor);
@@ -155,7 +155,7 @@ void visit_tensors(Example& example, Visitor&& visitor) {
     visit_tensors(example.target, visitor);
 }
 
-/// A visitor of this namespace, so that argument-dependent lookup in a user's
+/// A visitor in this namespace, so that argument-dependent lookup in a user's
 /// visit_tensors finds the overloads above.
 template <class Function>
 struct TensorVisitor {

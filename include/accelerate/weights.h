@@ -40,29 +40,29 @@ struct SaveModelOptions {
 /// max_shard_size, model-00001-of-0000N.safetensors and an index. Tied weights
 /// are written once. All files are durable before any gets its name; files that
 /// an earlier save left are removed. Creates `directory`. Returns the names
-/// that are in no file because they share a tensor that is. Throws ConfigError
-/// for an invalid size and for tensors without values, Error if a file cannot
-/// be written.
+/// that are left out because their tensor is written under another name. Throws
+/// ConfigError for an invalid size and for tensors without values, Error if a
+/// file cannot be written.
 ACCELERATE_API std::vector<std::string> save_model(
     const torch::nn::Module& module,
     const std::filesystem::path& directory,
     const SaveModelOptions& options = {});
 
 struct LoadModelOptions {
-  /// Every tensor of the module must be in the files, and every tensor in the
-  /// files in the module. False: tensors that are in only one of them are left
-  /// unchanged; shapes must still match.
+  /// Every tensor of the module must be in the files, and vice versa. False:
+  /// tensors that are in only one of them are left unchanged; shapes must still
+  /// match.
   bool strict = true;
   /// Names of tensors that are left unchanged, and of those that may be
   /// missing; patterns with * and ?.
   std::vector<std::string> skip = {};
   std::vector<std::string> allow_missing = {};
-  /// Maps a name in the files to one in the module, where they differ, as those
-  /// of a Python and a C++ program may; returns an empty string for a tensor to
-  /// be ignored. See rename_prefixes().
+  /// Maps a name in the files to one in the module, if they differ, as between
+  /// a Python and a C++ program; returns an empty string for a tensor to be
+  /// ignored. See rename_prefixes().
   std::function<std::string(const std::string& name)> rename = nullptr;
   /// Only rank 0 reads, and sends the others their tensors: for files that are
-  /// on its node alone, or a disk slower than the network. For
+  /// only on its node, or a disk slower than the network. For
   /// Accelerator::load_model() only. Unset: true if the model's sharding
   /// settings have cpu_ram_efficient_loading.
   std::optional<bool> broadcast_from_rank0 = std::nullopt;
@@ -97,8 +97,8 @@ rename_prefixes(std::vector<std::pair<std::string, std::string>> prefixes);
 /// meta tensors get memory on the CPU. `path` is a safetensors file, a
 /// torch.save file, a Hugging Face index of either, a directory that holds one
 /// of these, a checkpoint of save_state(), or a distributed checkpoint of
-/// torch. Nothing in the files is executed. Throws one CheckpointError with
-/// everything that does not fit; then nothing was loaded.
+/// torch. Nothing in the files is executed. Throws a single CheckpointError
+/// with everything that does not fit; then nothing was loaded.
 ACCELERATE_API void load_model(
     torch::nn::Module& module,
     const std::filesystem::path& path,
@@ -123,7 +123,7 @@ ACCELERATE_API void merge_fsdp_weights(
     const std::filesystem::path& output_path,
     const MergeWeightsOptions& options = {});
 
-/// The tensors in such a file or directory, read to the CPU, by name.
+/// Reads the tensors in such a file or directory to the CPU, by name.
 ACCELERATE_API std::map<std::string, at::Tensor> load_state_dict(
     const std::filesystem::path& path);
 

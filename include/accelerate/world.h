@@ -30,25 +30,25 @@ struct WorldImpl;
 /// floating-point or complex values.
 enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
 
-/// Ranks that communicate. A cheap handle: copies are the same group.
+/// Ranks that communicate. A cheap handle: copies refer to the same group.
 ///
 /// Every collective must be called by all ranks of the group, in the same
 /// order, with tensors of the same dtype on the same kind of device; shapes
-/// must agree unless a function says otherwise. With one rank each is the
-/// identity. Every dtype LibTorch has is taken (arithmetic on packed 4-bit
-/// floats excepted), as are non-contiguous, 0-d and empty tensors. Nothing is
+/// must agree unless a function says otherwise. With one rank, each is the
+/// identity. Every LibTorch dtype is supported (except arithmetic on packed
+/// 4-bit floats), as are non-contiguous, 0-d and empty tensors. Nothing is
 /// recorded by autograd.
 ///
-/// `site`, which a caller leaves out, is the place that errors and reports of
-/// hanging ranks name.
+/// Callers leave out `site`, the place that errors and reports of hanging ranks
+/// name.
 ///
 /// A group must not be used by two threads at once: make another group for
-/// overlapping traffic (`World::new_group`).
+/// overlapping communication (`World::new_group`).
 ///
 /// Throws DistributedError, naming the operation, its number and the peers, if
-/// a peer is gone or stays silent for longer than the timeout; the group is
-/// unusable afterwards. Throws ConfigError for a tensor or operation that
-/// cannot be honoured, before anything is sent.
+/// a peer is gone or does not respond within the timeout; the group is unusable
+/// afterwards. Throws ConfigError for a tensor or operation that is not
+/// supported, before anything is sent.
 class ACCELERATE_API Group {
  public:
   /// A group of this process alone.
@@ -112,8 +112,8 @@ class ACCELERATE_API Group {
       std::span<const at::Tensor> parts,
       detail::CallSite site = detail::CallSite::current()) const;
 
-  /// A message is received by the recv() that names its tag, a number of 30
-  /// bits; messages of one tag in the order in which they were sent.
+  /// A message is received by the recv() with the same tag, a number of 30
+  /// bits; messages with one tag arrive in the order in which they were sent.
   void send(const at::Tensor& tensor, int dst, int tag = 0) const;
   void recv(const at::Tensor& tensor, int src, int tag = 0) const;
 
@@ -152,7 +152,7 @@ class ACCELERATE_API Group {
 /// store is gone or `get` waits longer than the timeout.
 class ACCELERATE_API Store {
  public:
-  /// A TCP store. The rank that serves it listens at `port` (0 for a free one,
+  /// A TCP store. The rank that serves it listens on `port` (0 for a free one,
   /// see port()); the others connect, waiting for the server. Throws
   /// ConfigError if the port is taken.
   static Store tcp(
@@ -172,9 +172,9 @@ class ACCELERATE_API Store {
   /// Adds to a counter that starts at 0; returns the new value.
   std::int64_t add(const std::string& key, std::int64_t amount) const;
 
-  /// The same store, with every key behind `prefix`.
+  /// The same store, with `prefix` before every key.
   [[nodiscard]] Store with_prefix(const std::string& prefix) const;
-  /// The port at which a TCP store listens; 0 for others.
+  /// The port on which a TCP store listens; 0 for others.
   [[nodiscard]] int port() const;
 
   explicit Store(std::shared_ptr<detail::StoreImpl> impl);
@@ -197,7 +197,7 @@ struct WorldOptions {
   std::optional<int> local_rank = std::nullopt;
   std::optional<int> local_size = std::nullopt;
 
-  // How ranks meet, and how they talk.
+  // How ranks find each other, and how they communicate.
 
   /// Host and port of the TCP store that rank 0 serves.
   std::optional<std::string> address = std::nullopt;
@@ -206,7 +206,7 @@ struct WorldOptions {
   std::optional<Store> store = std::nullopt;
   /// Name of the transport between the ranks. "shared_memory": memory that the
   /// ranks of one machine map together; connecting throws DistributedError,
-  /// saying why, where ranks cannot. "gloo": TCP, available everywhere.
+  /// saying why, if ranks cannot. "gloo": TCP, available everywhere.
   /// "automatic": the first for groups of ranks on one machine, else the
   /// second. Unset: as the launcher says, else automatic. World throws
   /// ConfigError listing the names for another one.
@@ -216,20 +216,20 @@ struct WorldOptions {
 
   /// Unset: the accelerator of this local rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;
-  /// True keeps to the CPU where there is an accelerator; false takes the
-  /// accelerator even if the launcher was told to keep to the CPU. `device`
+  /// True: use the CPU even if there is an accelerator. False: use the
+  /// accelerator even if the launcher was told to use the CPU. `device`
   /// overrides it. Unset: as the launcher says.
   std::optional<bool> cpu = std::nullopt;
 
   // Waiting, and reports of ranks that hang.
 
-  /// How long starting, and every collective, waits for a silent peer.
+  /// How long start-up, and every collective, waits for an unresponsive peer.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  /// How many seconds ranks wait for others of their machine before a report
-  /// names those that hold them up, with what they do; 0: never. Nothing else
-  /// happens before `timeout`, unless on_hang says so. Ranks whose call takes
-  /// longer than this regularly, since one of them evaluates meanwhile, should
-  /// raise it. Unset: as the launcher says, else 10.
+  /// Number of seconds that ranks wait for others on their machine before a
+  /// report names those that hold them up, and what they are doing; 0: never.
+  /// Nothing else happens before `timeout`, unless on_hang says so. Raise it if
+  /// calls regularly take longer, because one rank evaluates meanwhile, say.
+  /// Unset: as the launcher says, else 10.
   std::optional<double> hang_seconds = std::nullopt;
   /// What follows such a report: "warn": nothing more. "stacks": the stacks of
   /// the ranks that hold up the others. "kill": they are killed as well, so
@@ -251,16 +251,16 @@ struct WorldOptions {
 
 /// This process and its peers: ranks, device, store and the group of all ranks.
 /// A cheap handle; the last copy, and the last Group made from it, close the
-/// connections. Built by every rank at once. Several may exist in one process,
-/// even as one rank per thread over an in-memory store; such a program needs
-/// TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's flight
-/// recorder is not safe if several groups are created at once.
+/// connections. Every rank constructs one at the same time. Several can exist
+/// in one process, even as one rank per thread over an in-memory store; such a
+/// program needs TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's
+/// flight recorder is not safe when several groups are created at once.
 class ACCELERATE_API World {
  public:
   /// Connects to the other ranks, and makes the device the calling thread's
   /// current one, so that tensors of "cuda" are on this rank's. Throws
   /// ConfigError for variables or options that contradict each other,
-  /// DistributedError naming ranks that do not arrive.
+  /// DistributedError naming the ranks that did not arrive.
   explicit World(const WorldOptions& options = {});
 
   [[nodiscard]] int rank() const;
@@ -277,8 +277,9 @@ class ACCELERATE_API World {
   [[nodiscard]] const Store& store() const;
   [[nodiscard]] const Logger& logger() const;
 
-  /// Makes a group of some ranks. Called by exactly these ranks, each with the
-  /// same list; calling again with the same list makes a new, separate group.
+  /// Makes a group of some ranks. Must be called by exactly these ranks, each
+  /// with the same list; calling again with the same list makes a new, separate
+  /// group.
   [[nodiscard]] Group new_group(const std::vector<int>& world_ranks) const;
 
   // The same facts and control of processes as Accelerator has, under the names
@@ -302,8 +303,8 @@ class ACCELERATE_API World {
       const;
   void on_main_process(const std::function<void()>& function) const;
   void on_last_process(const std::function<void()>& function) const;
-  /// Runs `function` on the rank of this number on each node; a node with
-  /// fewer ranks runs it nowhere. Throws ConfigError for a negative number.
+  /// Runs `function` on the rank with this local index on each node; nodes with
+  /// fewer ranks do not run it. Throws ConfigError for a negative number.
   void on_local_process(
       int local_process_index,
       const std::function<void()>& function) const;
@@ -314,13 +315,13 @@ class ACCELERATE_API World {
   void main_process_first(const std::function<void()>& function) const;
   /// The same among the ranks of each node.
   void local_main_process_first(const std::function<void()>& function) const;
-  /// This rank's share of a list, a tensor, or a map of them that every rank
-  /// has in full. Needs nested.h, which describes it.
+  /// Returns this rank's share of a list, a tensor, or a map of them that every
+  /// rank has in full. Needs nested.h, which describes it.
   template <class T>
   [[nodiscard]] T split_between_processes(
       const T& items,
       bool apply_padding = false) const;
-  /// Writes a line to standard output, once per node: on its first rank.
+  /// Writes a line to standard output once per node, on its first rank.
   void print(std::string_view line) const;
 
  private:
