@@ -56,9 +56,9 @@ struct AddedTechnique;
 /// many. Functions for processes, loaders, values across ranks, trackers and
 /// checkpoints are in base classes (accelerator_processes.h,
 /// accelerator_loaders.h, accelerator_collectives.h, accelerator_tracking.h,
-/// accelerator_checkpoints.h). Every rank constructs one at the same time. A
-/// cheap handle: copies refer to the same accelerator. Not thread-safe, but
-/// ranks can be threads with an Accelerator each.
+/// accelerator_checkpoints.h). Construction is collective. A cheap handle:
+/// copies refer to the same accelerator. Not thread-safe, but ranks can be
+/// threads with an Accelerator each.
 ///
 /// Functions that communicate must be called by all ranks in the same order;
 /// they throw DistributedError naming the peer that died or stopped responding.
@@ -138,7 +138,7 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
 
   /// Calls `function`, which constructs modules, and returns its result. With
   /// cpu_ram_efficient_loading or zero3_init_flag (on by default in DeepSpeed's
-  /// stage 3) in the sharding settings, only rank 0 allocates and initializes
+  /// stage 3) in the sharding settings, only rank 0 allocates and initialises
   /// them; the other ranks construct them as init_empty_weights() does, and
   /// prepare() gives each rank its shards. Random generators that agreed across
   /// ranks before still agree afterwards. All ranks must call it.

@@ -44,8 +44,8 @@ class ACCELERATE_API AcceleratorCheckpoints : public AcceleratorTracking {
       const SaveStateOptions& options = {}) const;
   SaveTicket save_state(const SaveStateOptions& options = {}) const;
   /// Restores everything prepared and registered from a checkpoint: the newest
-  /// complete one, or the one in `input_dir`. All ranks must call it; their
-  /// number may differ from when it was saved. Everything is compared first: a
+  /// complete one, or the one in `input_dir`. All ranks must call it; there can
+  /// be more or fewer than when it was saved. Everything is compared first: a
   /// single CheckpointError lists all mismatches, and then nothing was loaded.
   /// Checksums are verified while the data is read; see
   /// LoadStateOptions::verify.

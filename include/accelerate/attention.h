@@ -56,7 +56,8 @@ struct SequenceAttentionOptions {
   std::optional<double> scale = std::nullopt;
   /// Allows keys and values to have fewer heads than queries.
   bool enable_gqa = false;
-  /// How keys and values travel in ring_attention; ulysses_attention ignores it.
+  /// How ring_attention exchanges keys and values; ulysses_attention ignores
+  /// it.
   KeyValueRotation rotation = KeyValueRotation::allgather;
 };
 
@@ -66,9 +67,9 @@ struct SequenceAttentionOptions {
 /// attends to its own keys and values and then to those of the others as they
 /// arrive, and merges the results in fp32 (Liu, Zaharia and Abbeel, Ring
 /// Attention with Blockwise Transformers, 2023). Differentiable once; in
-/// backward, keys and values are exchanged again, and their gradients travel to
-/// their owners. Causal attention computes only what is visible, and sends only
-/// what is read.
+/// backward, keys and values are exchanged again, and their gradients are sent
+/// to their owners. Causal attention computes only what is visible, and sends
+/// only what is read.
 ///
 /// `query`: batch x heads x local_length x size; `key` and `value` with the
 /// same positions; or 3 dimensions, without heads. Outputs of padded queries
@@ -89,8 +90,8 @@ ACCELERATE_API at::Tensor ring_attention(
 /// keys', each with its reverse in backward; no rotation. If heads do not
 /// divide evenly, the first ranks get more; key heads that several ranks need
 /// are sent to each of them. Tensors have 4 dimensions; a mask has the rows of
-/// the whole sequence. Throws ConfigError if the query has fewer heads than the
-/// group has ranks, and as ring_attention() does.
+/// the whole sequence. Throws like ring_attention(), and ConfigError if the
+/// query has fewer heads than the group has ranks.
 ACCELERATE_API at::Tensor ulysses_attention(
     const at::Tensor& query,
     const at::Tensor& key,

@@ -334,7 +334,7 @@ struct LoadAndDispatchOptions {
   std::vector<std::string> preload_module_classes = {};
   bool force_hooks = false;
 
-  // Strictness, and who reads.
+  // Strictness, and which ranks read.
 
   bool strict = false;
   bool full_state_dict = true;

@@ -20,8 +20,8 @@ namespace accelerate {
 struct BucketContext {
   /// Valid during the call. LibTorch's own hooks take its address.
   c10d::ProcessGroup& process_group;
-  /// Divides a sum over the ranks to give their mean: the number of ranks, or,
-  /// inside join_uneven_inputs, what JoinOptions say.
+  /// Divisor that turns a sum over the ranks into their mean: the number of
+  /// ranks, or, inside join_uneven_inputs, what JoinOptions say.
   double divisor;
 };
 

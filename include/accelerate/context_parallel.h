@@ -28,7 +28,7 @@ struct ContextParallelOptions {
   /// attention (Ulysses). Needs at least as many heads as ranks. Unset: true if
   /// `sp_size` of ParallelismConfig divides the sequence, else false.
   std::optional<bool> exchange_heads = std::nullopt;
-  /// How keys and values travel. Unset: what `cp_comm_strategy` of
+  /// How keys and values are exchanged. Unset: what `cp_comm_strategy` of
   /// ParallelismConfig says, else all at once.
   std::optional<KeyValueRotation> rotation = std::nullopt;
   /// Length of the whole sequence, if the program divides its tensors itself

@@ -52,7 +52,7 @@ enum class PlacementReason {
   given,     ///< by the caller
   fits,      ///< first device with room, in the order of devices
   tied,      ///< shares a parameter with the module before it
-  fallback,  ///< the first part of the model with room on an unused device
+  fallback,  ///< the first part of the model that fits on an unused device
   last,      ///< no other device has room: the disk takes everything
   planned,   ///< chosen for speed; `note` says why
 };

@@ -40,7 +40,7 @@ struct AcceleratorState {
   std::string deepspeed_config = {};
 
   [[nodiscard]] bool use_distributed() const { return num_processes > 1; }
-  /// The lines that Python prints for it.
+  /// The lines that Python prints for `accelerator.state`.
   [[nodiscard]] ACCELERATE_API std::string text() const;
 };
 

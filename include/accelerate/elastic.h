@@ -104,12 +104,12 @@ class ACCELERATE_API ElasticContext {
 
   /// Call it at the end of each step, or of each micro-step, where it returns
   /// at once inside a window. Keeps a state in memory every redundancy_steps
-  /// steps. Returns true on all ranks in the same call if `function` must
-  /// return: because the group changes its size (resizing()), with the state
-  /// kept in memory, or because a process was told to end (preempted();
-  /// AcceleratorOptions::preemption_signals), with the state saved as a
-  /// checkpoint of the project, if that names its checkpoints. Collective;
-  /// communicates a few numbers.
+  /// steps. Returns true on all ranks in the same call if run_elastic()'s
+  /// function must return: because the group changes its size (resizing()),
+  /// with the state kept in memory, or because a process was told to end
+  /// (preempted(); AcceleratorOptions::preemption_signals), with the state
+  /// saved as a checkpoint of the project, if that names its checkpoints.
+  /// Collective; communicates a few numbers.
   [[nodiscard]] bool step_done(const Accelerator& accelerator) const;
 
   /// Why step_done() was true.

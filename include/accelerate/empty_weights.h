@@ -16,8 +16,8 @@ class Module;
 /// where they are needed.
 namespace accelerate {
 
-/// While it lives, parameters of modules that this thread makes go to another
-/// device than the CPU. Scopes nest; a tensor first goes where the outer one
+/// While it lives, parameters of modules that this thread makes go to `device`
+/// instead of the CPU. Scopes nest; a tensor first goes where the outer one
 /// says.
 ///
 /// `include_buffers`: every tensor that a factory function (torch::empty,
@@ -40,9 +40,9 @@ class ACCELERATE_API DeviceScope {
 };
 
 /// A DeviceScope of the meta device, where tensors have sizes and a dtype but
-/// no memory: so a model of any size is made at once. Values come later: use
-/// load_checkpoint_and_dispatch() or load_model(), or prepare() it as a sharded
-/// model and load into that, so that each rank gets only its shards.
+/// no memory, so that a model of any size is made instantly. Values come later:
+/// use load_checkpoint_and_dispatch() or load_model(), or prepare() it as a
+/// sharded model and load into that, so that each rank gets only its shards.
 ///
 /// With `include_buffers`, by default the value of
 /// ACCELERATE_INIT_INCLUDE_BUFFERS, buffers are empty as well; throws

@@ -83,7 +83,7 @@ struct RouterOptions {
   std::optional<double> capacity_factor = std::nullopt;
   /// The same in evaluation mode. Unset: as in training.
   std::optional<double> eval_capacity_factor = std::nullopt;
-  /// The least capacity.
+  /// The minimum capacity.
   std::int64_t min_capacity = 0;
   TokenDrop drop = TokenDrop::lowest_weight;
 
@@ -324,7 +324,7 @@ class ACCELERATE_API ExpertLayerImpl
   torch::nn::Linear shared_gate_ = nullptr;
   std::shared_ptr<detail::ExpertLayerState> state_;
 };
-/// A handle to an ExpertLayerImpl, as torch::nn::Linear is one to its own.
+/// The module holder of ExpertLayerImpl.
 class ExpertLayer : public torch::nn::ModuleHolder<ExpertLayerImpl> {
  public:
   using torch::nn::ModuleHolder<ExpertLayerImpl>::ModuleHolder;

@@ -48,7 +48,7 @@ class ACCELERATE_API GradientState {
   /// repetitions, if the loader filled it up; 0 if it repeated none. -1 before
   /// the last batch and outside loaders.
   [[nodiscard]] std::int64_t remainder() const;
-  /// The active loader; nothing outside loaders.
+  /// The active loader; std::nullopt outside loaders.
   [[nodiscard]] std::optional<ActiveDataLoader> active_dataloader() const;
 
  private:

@@ -48,7 +48,7 @@ struct LoadCheckpointOptions {
   /// Names of modules whose tensors are float32 where `dtype` is float16.
   std::vector<std::string> keep_in_fp32_modules = {};
 
-  // What has to be there, and who reads.
+  // What must be there, and which ranks read.
 
   /// Every tensor of the module must be in the checkpoint, and vice versa.
   /// False: those in only one of them are left out, with a warning about

@@ -50,7 +50,7 @@ ACCELERATE_API void drop_gradients(
 ACCELERATE_API const bool& runs_directly(const PreparedModel& model);
 
 /// One forward pass of a prepared model: opens autocast and notifies the
-/// strategies. Destroyed on the thread that made it.
+/// strategies. Must be destroyed on the thread that made it.
 class ACCELERATE_API ForwardScope {
  public:
   explicit ForwardScope(PreparedModel& model);

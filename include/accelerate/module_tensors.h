@@ -83,7 +83,7 @@ struct SetModuleTensorOptions {
   TiedParamsMap* tied_params_map = nullptr;
   /// Copies from pinned memory may still be in progress when the call returns.
   bool non_blocking = false;
-  /// Return unused memory of the device that the tensor leaves to the system.
+  /// Return unused memory to the system on the device that the tensor leaves.
   bool clear_cache = true;
 };
 

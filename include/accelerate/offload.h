@@ -160,8 +160,8 @@ class ACCELERATE_API OffloadedWeightsLoader : public WeightMapping {
   std::unique_ptr<State> state_;
 };
 
-/// Returns the weights that are one of `submodule_names`, or below one, by
-/// submodule.
+/// Returns the weights that are one of `submodule_names`, or below one, grouped
+/// by submodule.
 [[nodiscard]] ACCELERATE_API WeightList extract_submodules_state_dict(
     const WeightList& state_dict,
     const std::vector<std::string>& submodule_names);

@@ -44,7 +44,7 @@ enum class CommHook {
   /// Distributed Optimization", NeurIPS 2019).
   power_sgd,
   /// PowerSGD of each bucket as one square matrix: faster, less accurate. A
-  /// resumed run differs by more than rounding, since buckets are laid out anew
+  /// resumed run differs by more than rounding, since buckets are rebuilt
   /// (docs/concepts/exact_resume.md).
   batched_power_sgd,
 };

@@ -51,7 +51,7 @@ struct PipelineOptions {
   ///   reverse order, so that the last stage is on the first rank. Almost no
   ///   idle time if a forward takes as long as each half of a backward.
   /// - "DualPipeV": the same placement, with forwards of one stage paired with
-  ///   backwards of the other. Needs as many micro-batches as there are stages.
+  ///   backwards of the other. Needs at least one micro-batch per stage.
   std::string schedule = "1F1B";
   /// Stages per rank; above 1 with the schedules that say so. Stage c * ranks +
   /// r is on rank r. Unset: 2 if the schedule has exactly two, else 1.

@@ -59,8 +59,8 @@ enum class ProfilerActivity { cpu, cuda };
 ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view name);
 
 /// What Accelerator::profile() records, as Accelerate's ProfileKwargs spells
-/// it. Everything but `activities` and `schedule_option` makes recorded steps
-/// slower.
+/// it. Everything except `activities` and `schedule_option` makes recorded
+/// steps slower.
 struct ProfileOptions {
   /// Unset: operators. Empty: only where the time of steps goes, which costs
   /// next to nothing. This version records operators on the host only:

@@ -13,7 +13,7 @@
 
 #include <accelerate/export.h>
 
-// Progress bars as tqdm's users know them. Needs no LibTorch.
+// Progress bars in the style of tqdm. Needs no LibTorch.
 
 namespace accelerate {
 
@@ -194,7 +194,8 @@ class ProgressRange : public Progress {
         : inner_(std::move(inner)), progress_(&progress) {}
     decltype(auto) operator*() { return *inner_; }
     Iterator& operator++() {
-      // Counted before the next element is made: its time is the next one's.
+      // Counts first: the time to make the next element belongs to the next
+      // item.
       progress_->update();
       ++inner_;
       return *this;

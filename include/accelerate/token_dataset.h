@@ -31,7 +31,7 @@ struct TokenDatasetOptions {
 /// batch is a tuple of two [batch, block_size] kLong tensors: the tokens, and
 /// for each the token that follows it. Samples do not cross files; tokens at
 /// the end of a file that do not fill a sample are dropped. Files are
-/// memory-mapped, so that files of any size open instantly, and must not change
+/// memory-mapped, so files of any size open instantly; they must not change
 /// meanwhile. Copies share them. Safe to read from several threads.
 class ACCELERATE_API TokenDataset {
  public:

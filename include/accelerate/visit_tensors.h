@@ -19,7 +19,7 @@ namespace accelerate {
 
 namespace detail {
 // The order of an unordered map depends on how it was filled, so copies and
-// other ranks may have another one.
+// other ranks may have a different one.
 template <class Map>
 auto entries_by_key(Map& values) {
   static_assert(

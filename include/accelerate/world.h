@@ -251,10 +251,10 @@ struct WorldOptions {
 
 /// This process and its peers: ranks, device, store and the group of all ranks.
 /// A cheap handle; the last copy, and the last Group made from it, close the
-/// connections. Every rank constructs one at the same time. Several can exist
-/// in one process, even as one rank per thread over an in-memory store; such a
-/// program needs TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's
-/// flight recorder is not safe when several groups are created at once.
+/// connections. Construction is collective. Several can exist in one process,
+/// even as one rank per thread over an in-memory store; such a program needs
+/// TORCH_FR_BUFFER_SIZE=0 in its environment, because LibTorch's flight
+/// recorder is not thread-safe when several groups are created at once.
 class ACCELERATE_API World {
  public:
   /// Connects to the other ranks, and makes the device the calling thread's
