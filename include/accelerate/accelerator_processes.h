@@ -117,7 +117,7 @@ class ACCELERATE_API AcceleratorProcesses {
       const {
     return accelerate::progress(total, progress_options(options));
   }
-  /// Refused: `main_process_only` is an option.
+  /// Deleted: `main_process_only` is a field of ProgressOptions.
   void progress(bool, const ProgressOptions& = {}) const = delete;
 
   // Layouts.

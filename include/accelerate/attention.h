@@ -37,9 +37,9 @@ struct SequenceAttentionOptions {
   /// the whole sequence: positions of different documents do not attend to each
   /// other (packed sequences, block-diagonal masks).
   std::optional<at::Tensor> document_ids = std::nullopt;
-  /// Positions that are not attended to, bool (true: padding), `batch x length`,
-  /// for the whole sequence; also together with is_causal or attn_mask. The
-  /// output of a query that attends to nothing is 0.
+  /// Positions that are not attended to, `batch x length`, bool (true:
+  /// padding), for the whole sequence; also together with is_causal or
+  /// attn_mask. The output of a query that attends to nothing is 0.
   std::optional<at::Tensor> key_padding_mask = std::nullopt;
   /// Probability of dropping a weight. Which weights are dropped depends on a
   /// seed and on their places in the sequence, not on the number of ranks.

@@ -90,12 +90,12 @@ struct RouterOptions {
   // Losses, which the program must add: auxiliary_loss().
 
   /// Coefficient of the balance loss: num_experts times the sum over experts of
-  /// the share of assignments times the mean score (Fedus et al., 2022, with the
-  /// shares of all top_k choices). It is 1 for a perfect balance.
+  /// the share of assignments times the mean score (Fedus et al., 2022, with
+  /// the shares of all top_k choices). It is 1 for a perfect balance.
   double balance_loss = 0;
   BalanceScope balance_scope = BalanceScope::all_ranks;
-  /// Coefficient of the z-loss, the mean of log(sum(exp(logits)))^2, which keeps
-  /// logits small (Zoph et al., "ST-MoE", 2022).
+  /// Coefficient of the z-loss, the mean of log(sum(exp(logits)))^2, which
+  /// keeps logits small (Zoph et al., "ST-MoE", 2022).
   double z_loss = 0;
 
   // Noise.

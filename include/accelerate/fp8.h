@@ -71,8 +71,8 @@ struct ACCELERATE_API Float8LinearConfig {
 struct AORecipeKwargs {
   /// Unset: the tensorwise recipe with the two fields below.
   std::optional<Float8LinearConfig> config = std::nullopt;
-  /// Chooses layers, in place of the rule above. Gets each linear layer with its
-  /// name, and returns whether it becomes float8.
+  /// Chooses layers, in place of the rule above. Gets each linear layer with
+  /// its name, and returns whether it becomes float8.
   std::function<bool(const std::string& name, const torch::nn::Module& layer)>
       module_filter_func = nullptr;
   /// Unset: the launcher's (`fp8_pad_inner_dim`), else true. Not together with

@@ -27,7 +27,7 @@ struct LogRecord {
   bool is_of_library = true;
 };
 
-/// Receives every message that passes a logger's level, on the thread that logs.
+/// Receives every message that passes a logger's level, on the logging thread.
 using LogSink = std::function<void(const LogRecord&)>;
 
 /// The level of the messages of one area or named logger.

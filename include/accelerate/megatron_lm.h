@@ -29,7 +29,7 @@ struct MegatronLMOptions {
   /// Number of ranks over which experts are divided (ParallelOptions::expert).
   /// Unset: 1.
   std::optional<int> expert_model_parallel_size = std::nullopt;
-  /// Number of ranks over which each expert is split: 1, or tp_degree. Unset: 1.
+  /// Number of ranks that each expert is split over: 1, or tp_degree. Unset: 1.
   std::optional<int> expert_tensor_parallel_size = std::nullopt;
 
   // The step.
@@ -74,8 +74,8 @@ struct MegatronLMOptions {
   std::optional<bool> optimizer_cpu_offload = std::nullopt;
   /// Without effect. Unset: false.
   std::optional<bool> overlap_cpu_optimizer_d2h_h2d = std::nullopt;
-  /// The optimizer steps on fp32 copies of parameters in bf16 and fp16, with its
-  /// state in fp32, as Megatron-LM's default dtypes say: see
+  /// The optimizer steps on fp32 copies of parameters in bf16 and fp16, with
+  /// its state in fp32, as Megatron-LM's default dtypes say: see
   /// AcceleratorOptions::master_weights, which this sets. Unset: false.
   std::optional<bool> use_precision_aware_optimizer = std::nullopt;
   /// load_state() leaves optimizers and schedules as they are; master weights

@@ -142,7 +142,7 @@ class ACCELERATE_API BatchSizeSearch {
   std::int64_t batch_size_;
 };
 
-/// One search: `find_executable_batch_size([&](std::int64_t batch_size) {...})`.
+/// Searches once: `find_executable_batch_size([&](std::int64_t n) { ... })`.
 template <class Function>
 auto find_executable_batch_size(
     Function&& function,

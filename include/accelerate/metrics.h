@@ -98,8 +98,9 @@ struct MeanOptions {
 class ACCELERATE_API Mean : public SummedMetric {
  public:
   explicit Mean(MetricRanks ranks = {}, const MeanOptions& options = {});
-  /// Values of any shape. A loss that is already a mean over a batch is 0-d: its
-  /// weight is the number of samples, and it counts even if some were repeated.
+  /// Values of any shape. A loss that is already a mean over a batch is 0-d:
+  /// its weight is the number of samples, and it counts even if some were
+  /// repeated.
   void update(const at::Tensor& values, const MetricSamples& samples = {});
   void update(double value, double weight = 1);
   /// NaN without values. Collective.
@@ -182,8 +183,8 @@ class ACCELERATE_API Perplexity : public SummedMetric {
       const at::Tensor& logits,
       const at::Tensor& labels,
       const MetricSamples& samples = {});
-  /// Losses of single tokens; or a mean over some, 0-d, with their number as its
-  /// weight.
+  /// Losses of single tokens; or a mean over some, 0-d, weighted by their
+  /// number.
   void update_losses(
       const at::Tensor& losses,
       const MetricSamples& samples = {});

@@ -18,8 +18,8 @@ namespace accelerate {
 
 /// The axes along which ranks can differ, outermost first: consecutive ranks
 /// share a tensor group, those farthest apart are pipeline stages. `expert`
-/// folds into `replicate` and `shard`: it divides the ranks along these two once
-/// more, for the parameters of experts (experts.h).
+/// folds into `replicate` and `shard`: it divides the ranks along these two
+/// once more, for the parameters of experts (experts.h).
 enum class Axis { pipeline, replicate, shard, expert, context, tensor };
 
 /// Number of axes.

@@ -246,7 +246,7 @@ template <std::integral T>
   return ProgressRange<detail::CountRange>(
       detail::CountRange(static_cast<std::int64_t>(total)), options);
 }
-/// Refused: options are given in braces, `{.main_process_only = false}`.
+/// Deleted: pass options in braces, `{.main_process_only = false}`.
 void progress(bool, const ProgressOptions& = {}) = delete;
 
 }  // namespace accelerate
