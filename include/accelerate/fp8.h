@@ -139,7 +139,7 @@ struct MSAMPRecipeKwargs {
   std::optional<std::string> opt_level = std::nullopt;
 };
 
-/// Accelerate's deprecated class for both of the above.
+/// Accelerate's deprecated class for TransformerEngine and MS-AMP.
 struct FP8RecipeKwargs : TERecipeKwargs {
   std::optional<std::string> opt_level = std::nullopt;
   /// "TE" or "MSAMP", in any case. Unset: the launcher's, else "TE".
