@@ -13,7 +13,8 @@
 
 #include <accelerate/export.h>
 
-/// Optimizers for which LibTorch has kernels but no classes.
+/// Optimizers with fused steps, and optimizers that step during the backward
+/// pass.
 ///
 /// The first four are LibTorch's own classes with a fused step: one kernel for
 /// all parameters of a dtype and device instead of a dozen per parameter, on
