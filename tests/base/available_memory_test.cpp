@@ -15,7 +15,7 @@ using detail::available_memory;
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
 
-/// A machine as its files describe it.
+/// A machine as described by its files under /proc and /sys.
 class AvailableMemory : public ::testing::Test {
  protected:
   void write(const std::string& file, const std::string& text) const {
@@ -71,7 +71,7 @@ TEST_F(AvailableMemory, CountsCachedFilesAsFree) {
   is_in("/job");
   limit("/job", mib(300), 120, 50);
   EXPECT_EQ(available_memory(root()), 230 * kMiB);
-  // More than is used cannot be free.
+  // No more memory than is used can be freed.
   limit("/job", mib(300), 120, 200);
   EXPECT_EQ(available_memory(root()), 300 * kMiB);
 }
@@ -99,8 +99,8 @@ TEST_F(AvailableMemory, IsThatOfTheMachineIfTheGroupHasMore) {
   EXPECT_EQ(available_memory(root()), 100 * kMiB);
 }
 
-// In a container, /proc/self/cgroup may name a group that only the host sees,
-// and the container's own is at the top.
+// In a container, /proc/self/cgroup can name a group that only the host sees;
+// the container's own group is at the top.
 TEST_F(AvailableMemory, FindsTheLimitOfAContainer) {
   has_free(1000);
   is_in("/docker/0123/of/the/host");

@@ -34,7 +34,7 @@ std::string random_bytes(std::size_t size) {
   return bytes;
 }
 
-// Memory that begins `shift` bytes after a multiple of 4096.
+// Memory that starts `shift` bytes past a multiple of 4096.
 class Memory {
  public:
   Memory(std::size_t size, std::size_t shift) : bytes_(size + shift + 4096) {
@@ -54,7 +54,7 @@ class DirectReaderTest : public ::testing::Test {
     std::ofstream(path_, std::ios::binary) << bytes_;
     file_.plain = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     file_.direct = ::open(path_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
-    // A file system without direct reads: all come through the page cache.
+    // Without direct reads in the file system, all reads use the page cache.
     if (file_.direct < 0) {
       file_.direct = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     }
@@ -65,7 +65,7 @@ class DirectReaderTest : public ::testing::Test {
     ::close(file_.direct);
   }
 
-  // What `read` gives of [begin, end), with its result.
+  // Reads [begin, end) with `read` and returns its result and the bytes.
   std::pair<int, std::string> read(
       DirectReader& reader,
       std::uint64_t begin,
@@ -103,7 +103,7 @@ TEST_F(DirectReaderTest, GivesTheSameBytesForAnyOffsetSizeAndAlignment) {
     const bool has_place = *rc::gen::arbitrary<bool>();
     DirectReader& reader = *rc::gen::arbitrary<bool>() ? ring : calls;
     const Memory memory(kSize, shift);
-    // Some of the bytes want to be in place.
+    // Bytes from `first` on are read in place.
     const auto first = *rc::gen::inRange<std::uint64_t>(begin, end + 1);
     const auto place = [&](std::uint64_t offset, std::size_t) -> std::byte* {
       return offset >= first ? memory.begin() + (offset - first) : nullptr;
@@ -132,7 +132,7 @@ TEST_F(DirectReaderTest, ReadsAlignedPiecesIntoTheirPlace) {
         num_in_place += piece.data() == memory.begin() + offset ? 1 : 0;
       });
   EXPECT_EQ(result, 0);
-  // The first piece begins between blocks, and the last ends between them.
+  // The first piece starts and the last piece ends inside a block.
   constexpr std::size_t kPiece = DirectReader::kPieceBytes;
   EXPECT_EQ(
       places,
@@ -155,7 +155,7 @@ TEST_F(DirectReaderTest, ReportsTheEndOfTheFile) {
     }
     EXPECT_EQ(
         read(reader, 3 * kSize, 4 * kSize).first, DirectReader::kEndOfFile);
-    // It can be used again.
+    // The reader can be used again.
     EXPECT_EQ(read(reader, 0, kSize).second, bytes_);
   }
 }
@@ -194,8 +194,8 @@ TEST_F(DirectReaderTest, ThrowsWhatTheTakerThrowsWithNothingInFlight) {
   EXPECT_EQ(read(reader, 0, kSize).second, bytes_);
 }
 
-// A disk whose calls are interrupted or short. Short reads of a direct file are
-// complete blocks.
+// A disk whose calls are interrupted or short. Short reads of a direct file
+// return complete blocks.
 ssize_t unreliable(int file, void* out, std::size_t size, off_t offset) {
   static std::atomic<int> num_calls{0};
   const int call = num_calls++;

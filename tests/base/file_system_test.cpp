@@ -112,7 +112,7 @@ TEST(OutputFile, ReportsFailuresWhenFinishedAtTheLatest) {
   const testing::TemporaryDirectory directory;
   const fs::path path = directory / "file";
   const auto run = [&] {
-    // The system refuses writes past this size.
+    // The system refuses writes beyond this file size.
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{20U << 20U, 20U << 20U};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -153,7 +153,8 @@ TEST_P(DirectWriting, WritesThroughThePageCacheIfRefused) {
   const testing::TemporaryDirectory directory;
   const std::string text = random_bytes(70U << 20U, 11);
   DirectWriter writer(GetParam());
-  // Without a descriptor for direct writes, as if the file system refused them.
+  // Without a descriptor for direct writes, as if the file system did not
+  // support them.
   for (const bool refuse : {false, true}) {
     const fs::path path = directory / (refuse ? "refused" : "direct");
     DirectWriter::File file;

@@ -16,7 +16,7 @@ namespace logger_test {
 
 using Lines = std::vector<std::string>;
 
-// What the ranks of a world log, in one list.
+// Collects what the ranks of a world log in one list.
 class World {
  public:
   explicit World(int size, LogLevel level = LogLevel::info) : size_(size) {

@@ -20,7 +20,7 @@ namespace machine_test {
 using testing::expect_error;
 using testing::TemporaryDirectory;
 
-// A socket that listens at a port of the system's choice.
+// A socket that listens on a port chosen by the system.
 class Listener {
  public:
   Listener() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
@@ -64,7 +64,7 @@ TEST(Processors, AreReadAsTheKernelWritesThem) {
     EXPECT_TRUE(detail::parse_processor_list(text).empty()) << text;
 }
 
-// A PCI device in a directory like the kernel's.
+// Adds a PCI device to a directory laid out like the kernel's.
 void add_device(
     const std::filesystem::path& devices,
     const std::string& address,
@@ -104,7 +104,7 @@ TEST(NumaAffinity, LeavesThreadsAloneWithoutSuchAGpu) {
 }
 
 TEST(CompareVersions, OrdersAsPythonDoes) {
-  // Each is below the next.
+  // Each version is less than the next.
   const std::vector<std::string> rising{
       "1.dev3",
       "1a1.dev2",

@@ -63,7 +63,7 @@ TEST_F(MappableFiles, BytesStayWhenTheFileIsTruncatedOrWrittenTo) {
     while (!is_done)
       if (!is_there(*part, 4097)) ++num_wrong;
   });
-  // Waits until the pages are copies.
+  // Truncating blocks until the mapped pages have been copied.
   fs::resize_file(file_, 10);
   std::ofstream(file_, std::ios::binary) << "other contents";
   for (int i = 0; i < 20; ++i) {
@@ -73,7 +73,7 @@ TEST_F(MappableFiles, BytesStayWhenTheFileIsTruncatedOrWrittenTo) {
   is_done = true;
   reader.join();
   EXPECT_EQ(num_wrong, 0);
-  // What is mapped from now on is the new file, under another promise.
+  // Later mappings see the new file, under another promise.
   const std::uint64_t next = mappable.protect();
   EXPECT_NE(next, promise);
   EXPECT_EQ(mappable.map(promise, 0, 5), nullptr);
@@ -82,7 +82,8 @@ TEST_F(MappableFiles, BytesStayWhenTheFileIsTruncatedOrWrittenTo) {
   EXPECT_EQ(std::memcmp(other->data(), "other", 5), 0);
 }
 
-// Pages of the middle of a window that the kernel maps at once, too.
+// Including uncached pages in the middle of a window that the kernel maps at
+// once.
 TEST_F(MappableFiles, PopulateReadsPagesThatAreNotCached) {
   const MappableFile mappable(descriptor_);
   const std::uint64_t promise = mappable.protect();
@@ -106,8 +107,8 @@ TEST_F(MappableFiles, PopulateReadsPagesThatAreNotCached) {
   EXPECT_TRUE(is_there(*bytes, kBegin));
 }
 
-// Whether page tables of this process have all pages of some bytes; true where
-// the system does not tell.
+// Returns whether this process's page tables map every page of a range of
+// bytes; true if the system does not say.
 bool are_mapped(const std::byte* data, std::size_t size) {
   constexpr std::size_t kPage = 4096;
   const int table = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -167,12 +168,12 @@ TEST_F(MappableFiles, BytesOutliveTheirFile) {
     if (promise == 0) GTEST_SKIP() << "this file system has no leases";
     bytes = mappable.map(promise, 0, kSize);
   }
-  // Nobody is waited for any more.
+  // No lease is left to wait for.
   fs::resize_file(file_, 0);
   EXPECT_TRUE(is_there(*bytes, 0));
 }
 
-// Other programs are not kept from reading, renaming and removing the file.
+// Other programs can still read, rename and remove the file.
 TEST_F(MappableFiles, OthersMayReadRenameAndRemove) {
   const MappableFile mappable(descriptor_);
   const std::uint64_t promise = mappable.protect();

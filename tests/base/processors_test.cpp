@@ -14,8 +14,8 @@ namespace accelerate::processors_test {
 namespace fs = std::filesystem;
 using detail::usable_processors;
 
-/// A machine as the files of its control groups describe it; the affinity is the
-/// test's own.
+/// A machine as described by its control group files; the affinity is that of
+/// the test process.
 class Processors : public ::testing::Test {
  protected:
   void write(const std::string& file, const std::string& text) const {

@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The lines that a terminal shows after what was written to it.
+// A terminal: the lines it shows after the text written to it.
 class Terminal {
  public:
   void write(std::string_view text) {

@@ -75,7 +75,7 @@ TEST(PrintableTest, EscapesWhatATerminalWouldObey) {
   EXPECT_EQ(printable("\x1b]0;t\a\x7f"), "\\x1b]0;t\\x07\\x7f");
   EXPECT_EQ(printable("a\nb\tc\rd"), "a\\nb\\tc\\rd");
   EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a\\x00b");
-  // A control of one byte in Latin-1, marks of direction, a line separator.
+  // A one-byte Latin-1 control character, a direction mark, a line separator.
   EXPECT_EQ(
       printable("\xc2\x9b"
                 "31m"),
@@ -84,7 +84,8 @@ TEST(PrintableTest, EscapesWhatATerminalWouldObey) {
       printable("\xe2\x80\xae"
                 "gpj.exe\xe2\x80\xa8"),
       "\\u202egpj.exe\\u2028");
-  // Not UTF-8: alone, cut short, overlong, a surrogate, beyond U+10FFFF.
+  // Invalid UTF-8: a lone byte, cut short, overlong, a surrogate, beyond
+  // U+10FFFF.
   EXPECT_EQ(printable("\xff\xc3"), "\\xff\\xc3");
   EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
@@ -104,7 +105,7 @@ TEST(PrintableTest, ShortensLongNamesInTheirMiddle) {
   EXPECT_EQ(printable("0123456789", 10), "0123456789");
   EXPECT_EQ(printable("0123456789a", 10), "0123...89a");
   EXPECT_EQ(printable(std::string(1'000'000, 'x')).size(), kMostShownBytes);
-  // Characters stay whole.
+  // Does not split characters.
   EXPECT_EQ(
       printable("\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9", 7), "\xc3\xa9...\xc3\xa9");
 }

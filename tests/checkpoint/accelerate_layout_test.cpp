@@ -1,5 +1,5 @@
-// Checkpoints in the layout of Python's Accelerate, read again by this library;
-// tests/cross/cross_training.py has Python's Accelerate continue from them.
+// Checkpoints in the layout of Python's Accelerate, read back by this library;
+// tests/cross/cross_training.py has Python's Accelerate resume from them.
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
@@ -28,8 +28,8 @@ struct Record {
   void load_state_dict(const StateDict& saved) { state = saved; }
 };
 
-// Two layers in two parameter groups; the second group has a learning rate of
-// its own.
+// Two layers in two parameter groups; the second group has its own learning
+// rate.
 template <class Optimizer>
 struct Training {
   template <class Options>
@@ -64,8 +64,8 @@ struct Training {
     return made;
   }
 
-  // Noise makes the losses depend on the generator, which ranks that are threads
-  // share.
+  // Noise makes the losses depend on the generator, which is shared when ranks
+  // are threads.
   at::Tensor input() const {
     const at::Tensor plain = torch::arange(12.0).reshape({3, 4}) / 10 + epoch;
     return is_noisy ? plain + torch::randn({3, 4}) : plain;
@@ -184,7 +184,7 @@ TEST(AccelerateLayout, IsReadBackExactlyWithRMSprop) {
 using AdamWTraining = Training<torch::optim::AdamW>;
 const torch::optim::AdamWOptions kAdamW(0.05);
 
-// Returns the value of a key in a dictionary of a torch.save file.
+// Returns the value under a key of a dictionary in a torch.save file.
 detail::Pickle::Value find(
     const detail::Pickle::Value& dict,
     const std::string& key) {
@@ -401,7 +401,7 @@ TEST(AccelerateLayout, RefusesOptimizersThatPythonDoesNotHave) {
   EXPECT_FALSE(fs::exists(directory / "out"));
 }
 
-// Loads the checkpoint of a training with another optimizer.
+// Loads a checkpoint that was saved with another optimizer.
 template <class Saved, class Loaded, class SavedOptions, class LoadedOptions>
 void load_with_another(
     const SavedOptions& saved_with,

@@ -24,8 +24,8 @@ using testing::TemporaryDirectory;
 
 const WorldOptions kAlone{.rank = 0, .size = 1};
 
-// A component as a feature could register it: a tensor in its own file, a count
-// that is the same on all ranks, and one per rank.
+// A component that a feature could register: a tensor in its own file, a count
+// that is the same on all ranks, and a count per rank.
 class Averages final : public detail::CheckpointComponent {
  public:
   Averages(int own_rank, at::Tensor first)
@@ -186,7 +186,8 @@ StateDict train_and_save(
 
 TEST(StrategyComponent, KeepsPowerSgdWhenMasterWeightsAreTurnedOn) {
   const TemporaryDirectory directory;
-  // Indexed by rank. Each run is a new world: a world uses its store once.
+  // Indexed by rank. Each run needs a new world, because a world uses its store
+  // once.
   std::vector<StateDict> saved(2), again(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
     saved[static_cast<std::size_t>(*world.rank)] =
@@ -211,7 +212,7 @@ TEST(StrategyComponent, KeepsPowerSgdWhenMasterWeightsAreTurnedOn) {
   }
 }
 
-// The names of parameters in optimizers' states only count present models.
+// Parameter names in optimizer states count only the models still prepared.
 TEST(OptimizerComponent, NamesParametersAlikeAfterFreeMemory) {
   const TemporaryDirectory directory;
   const auto step = [](const Accelerator& accelerator, auto& prepared) {

@@ -1,5 +1,5 @@
-// Every state in which a crash during a save could leave the disk, and a fault
-// at every file system call of a save.
+// Every state in which a crash during a save can leave the disk, and a fault at
+// every file system call of a save.
 #include <cerrno>
 #include <set>
 
@@ -56,7 +56,8 @@ CheckpointContents contents_of(int number, int rank, int num_ranks) {
   return contents;
 }
 
-// Saves to checkpoint_<number> as save_state() does, keeping `limit`.
+// Saves to checkpoint_<number> as save_state() does, keeping `limit`
+// checkpoints.
 void save(
     const std::shared_ptr<FileSystem>& disk,
     const fs::path& base,
@@ -94,8 +95,8 @@ void save(
   save(disk, base, number, limit, World({.rank = 0, .size = 1}));
 }
 
-// Returns the number of the newest checkpoint, after comparing its contents; -1
-// if there is none.
+// Returns the number of the newest checkpoint after comparing its contents, or
+// -1 if there is none.
 int load_newest(const fs::path& base) {
   if (fs::is_directory(base)) {
     detail::restore_put_aside(*make_unsynced_disk(), base);
@@ -167,7 +168,7 @@ TEST_P(CrashStates, AlwaysLeaveTheNewestLoadable) {
             ASSERT_EQ(
                 newest, std::max(scenario.number, scenario.num_before - 1));
           }
-          // Saving works after the crash.
+          // Saving still works after the crash.
           if (num_states % 16 == 0) {
             save(
                 make_unsynced_disk(),

@@ -56,7 +56,7 @@ TEST(SaveState, KeepsTiedWeightsOnceAndMastersExactly) {
   }
 }
 
-// With stale masters, the first step would undo the loading of the weights.
+// With stale masters, the first step would undo the loaded weights.
 TEST(LoadState, FillsMastersOfAnOptimizerThatTheCheckpointLacksUnlessStrict) {
   const TemporaryDirectory directory;
   AcceleratorOptions options;
@@ -88,7 +88,7 @@ TEST(LoadState, FillsMastersOfAnOptimizerThatTheCheckpointLacksUnlessStrict) {
   EXPECT_TRUE(net->bias.equal(saved->bias));
 }
 
-// A layer in bf16 with master weights, Adam and a schedule, alone.
+// Trains a bf16 layer with master weights, Adam and a schedule on one rank.
 class HalfPrecisionTraining {
  public:
   HalfPrecisionTraining(std::uint64_t seed, const MegatronLMOptions& megatron)
@@ -185,7 +185,7 @@ TEST(LoadState, KeepsOptimizersWithNoLoadOptim) {
   EXPECT_TRUE(loaded.master().equal(bare.net()->weight.to(torch::kFloat)));
 }
 
-// As the states in memory of elastic runs are.
+// In-memory states of elastic runs are saved this way.
 TEST(SaveState, IsWholeInAWholeStateScopeWhateverTheSettingsSay) {
   const TemporaryDirectory directory;
   const MegatronLMOptions bare{.no_load_optim = true, .no_save_optim = true};
@@ -207,7 +207,8 @@ TEST(SaveState, IsWholeInAWholeStateScopeWhateverTheSettingsSay) {
   EXPECT_TRUE(loaded.master().equal(saved.master()));
 }
 
-// Else the first step would put the checkpoint's weight into the skipped one.
+// Otherwise the first step would copy the checkpoint's weight into the skipped
+// parameter.
 TEST(LoadState, KeepsMastersOfSkippedParameters) {
   const TemporaryDirectory directory;
   HalfPrecisionTraining saved(1, {});

@@ -18,7 +18,7 @@ AcceleratorOptions alone(bool progress_bars) {
   return options;
 }
 
-// 4 MB of weights, and bars that show every step of theirs.
+// 4 MB of weights, and progress bars that show every one of their steps.
 struct Program {
   explicit Program(bool progress_bars = true)
       : accelerator(alone(progress_bars)),

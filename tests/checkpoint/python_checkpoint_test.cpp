@@ -1,4 +1,4 @@
-// Directories that Python's Accelerate wrote. The oracle's topic "checkpoints"
+// Directories written by Python's Accelerate. The oracle topic "checkpoints"
 // resumes training from them.
 #include <accelerate/error.h>
 
@@ -64,7 +64,8 @@ TorchValue dict(
   return {std::move(made)};
 }
 
-// A checkpoint of these files, which is one because it has random states.
+// Opens a checkpoint with the given file; the random states make it a
+// checkpoint.
 CheckpointSource open_with(
     const TemporaryDirectory& directory,
     const std::string& name,
