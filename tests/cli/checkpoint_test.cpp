@@ -22,7 +22,7 @@ using testing::run_tool;
 using testing::TemporaryDirectory;
 using testing::ToolResult;
 
-// A complete checkpoint with one weight of this value in two boxes.
+// Writes a complete checkpoint with one weight of `value` in two boxes.
 void make_checkpoint(const fs::path& target, float value) {
   const auto disk = detail::make_file_system();
   detail::PendingCheckpoint pending(disk, target);
@@ -128,7 +128,8 @@ TEST_F(CheckpointCommand, PrunesTheOldestAndLeftoversOfFailedSaves) {
   EXPECT_FALSE(fs::exists(base_ / ".checkpoint_3.saving-1-2"));
 }
 
-// A checkpoint of one rank with a sharded model, an optimizer and an object.
+// Writes a checkpoint of one rank with a sharded model, an optimizer and an
+// object.
 void make_full_checkpoint(const fs::path& target) {
   const auto disk = detail::make_file_system();
   detail::PendingCheckpoint pending(disk, target);
@@ -222,7 +223,7 @@ TEST_F(CheckpointCommand, MergesAndConverts) {
   const ToolResult merging =
       run_tool({"merge-weights", base_ / "checkpoint_1", merged});
   ASSERT_EQ(merging.code, 0);
-  // A bar only if it takes long.
+  // A progress bar appears only if merging takes long.
   EXPECT_EQ(merging.err, "");
   ASSERT_TRUE(fs::exists(merged / "model.safetensors"));
   ASSERT_EQ(
@@ -267,7 +268,7 @@ TEST_F(CheckpointCommand, RemovesTheCheckpointOnlyIfTheOutputIsElsewhere) {
     EXPECT_FALSE(fs::exists(checkpoint / "merged"));
     EXPECT_FALSE(fs::exists(checkpoint / "model.safetensors"));
   }
-  // A name that only begins alike.
+  // A sibling whose name starts with the checkpoint's name.
   const ToolResult beside = merge(base_ / "checkpoint_1x");
   EXPECT_EQ(beside.code, 0) << beside.err;
   EXPECT_TRUE(fs::exists(base_ / "checkpoint_1x/model.safetensors"));

@@ -46,7 +46,7 @@ TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
   EXPECT_EQ(second.code, 0);
   EXPECT_THAT(second.out, HasSubstr("exists already"));
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
-  // Launch accepts the file.
+  // `launch` accepts the file.
   EXPECT_THAT(
       run_tool({"launch", "--dry_run", "true"}, home).out,
       HasSubstr("mixed_precision = bf16  (file "));
@@ -285,7 +285,7 @@ TEST(EstimateMemory, FitsOnlyWhatItsFlagsAllow) {
   EXPECT_THAT(fits({"--tensor", "2", "--pipeline", "2"}), HasSubstr("over 2"));
 }
 
-// What the tool shows on a terminal: its standard output and error.
+// Returns what the tool shows on a terminal: standard output and error.
 std::string shown_on_terminal(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), ACCELERATE_TOOL);
   std::vector<char*> words;
@@ -299,7 +299,7 @@ std::string shown_on_terminal(std::vector<std::string> arguments) {
   }
   std::string shown;
   std::array<char, 4096> bytes;
-  // The last read fails: nobody has the terminal any more.
+  // The last read fails because no process has the terminal open.
   for (ssize_t size = 0;
        (size = ::read(terminal, bytes.data(), bytes.size())) > 0;)
     shown.append(bytes.data(), static_cast<std::size_t>(size));
@@ -327,7 +327,7 @@ TEST(EstimateMemory, ShowsHowManyFilesOfAModelItHasRead) {
   const auto bar = shown.find("reading:");
   ASSERT_NE(bar, std::string::npos) << shown;
   EXPECT_LT(shown.find("0/3", bar), shown.find("float32")) << shown;
-  // Pipes do not get it.
+  // A pipe gets no progress bar.
   const ToolResult piped =
       run_tool({"estimate-memory", directory.path().string()});
   EXPECT_EQ(piped.err, "");

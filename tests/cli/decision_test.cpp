@@ -28,8 +28,7 @@ using ::testing::ElementsAre;
 using testing::expect_error;
 using testing::sample_of;
 
-// What the option page says of the launcher's settings is what the launcher
-// does.
+// The launcher reads every setting that the option page says it acts on.
 TEST(OptionMarks, OfTheLauncherAreReadByIt) {
   // The command line handles these before or after the decision, or reads them
   // from the file.
@@ -64,8 +63,8 @@ TEST(OptionMarks, OfTheLauncherAreReadByIt) {
   }
 }
 
-// The options that programs of this library do not act on, and that are not
-// choices of one.
+// Options that have no effect in programs of this library, except those with a
+// single choice.
 std::vector<std::string> options_without_effect() {
   std::vector<std::string> keys;
   for (const OptionSpec& spec : detail::option_table()) {

@@ -18,7 +18,8 @@ using ::testing::ElementsAre;
 
 constexpr int kFailed = 3 << 8;
 
-/// Three machines of two seats, whose launchers and ranks do what the test says.
+/// Three machines of two seats; the test decides what their launchers and ranks
+/// do.
 class Cluster {
  public:
   explicit Cluster(
@@ -33,7 +34,7 @@ class Cluster {
     follow();
   }
 
-  /// A new launcher of the machine waits to be taken in.
+  /// A new launcher on the machine waits to join.
   void arrive_launcher(int machine, std::int64_t launcher) {
     at(machine) = {.launcher = launcher, .seats = std::vector<SeatReport>(2)};
   }
@@ -54,15 +55,15 @@ class Cluster {
       seat_at(seat).arrived = generation;
     }
   }
-  /// Launchers report, the keeper decides, and launchers start processes, until
-  /// nothing more follows.
+  /// Launchers report, the keeper decides and launchers start processes, until
+  /// nothing changes.
   void follow() {
     for (int i = 0; i < 5; ++i) {
       for (int machine = 0; machine < 3; ++machine) {
         if (at(machine).launcher > 0) keeper_.take(machine, at(machine));
       }
       keeper_.keep();
-      // As texts that travel.
+      // Orders travel as text.
       const GroupOrders orders = parse_orders(to_text(keeper_.orders()));
       for (int seat = 0; seat < 6; ++seat) {
         const auto& machine =
@@ -121,7 +122,7 @@ TEST(ElasticKeeper, TakesAMachineInWhenItsRanksAreReady) {
   Cluster cluster({.fewest_ranks = 2}, {1, 0, 1});
   cluster.arrive_launcher(1, 1);
   cluster.follow();
-  // The others have not called run_elastic() yet.
+  // The other ranks have not called run_elastic() yet.
   EXPECT_EQ(cluster.num_started(2), 0);
   cluster.arrive({0, 1, 4, 5}, 1);
   cluster.follow();
@@ -150,7 +151,7 @@ TEST(ElasticKeeper, GoesOnWithoutAMachineThatIsGone) {
   cluster.follow();
   EXPECT_THAT(cluster.ranks(), ElementsAre(0, 1, -1, -1, 2, 3));
   EXPECT_FALSE(cluster->outcome());
-  // The launcher that was thought to be gone does not come back.
+  // A launcher that was declared gone cannot rejoin.
   cluster.arrive_launcher(1, 1);
   cluster.follow();
   EXPECT_EQ(cluster->orders().machines[1].launcher, 0);
@@ -195,7 +196,7 @@ TEST(ElasticKeeper, LetsAMachineLeaveAtTheEndOfAStep) {
   cluster.follow();
   EXPECT_EQ(cluster->orders().machines[2].left_out, 1);
   EXPECT_FALSE(cluster->outcome());
-  // Too few would be left.
+  // Too few ranks would remain.
   cluster.leave(1);
   cluster.follow();
   EXPECT_EQ(cluster->orders().machines[1].refused, 1);
@@ -216,7 +217,7 @@ TEST(ElasticKeeper, ReplacesARankOnItsMachineAsLongAsItMay) {
   cluster.arrive({0, 1, 2, 4, 5}, 3);
   cluster.follow();
   EXPECT_THAT(cluster.ranks(), ElementsAre(0, 1, 2, -1, 3, 4));
-  // Without its last rank a machine is left out, but the first one.
+  // A machine that loses its last rank is left out, except the first machine.
   cluster.end(2, kFailed);
   cluster.follow();
   EXPECT_EQ(cluster->orders().machines[1].left_out, 1);
@@ -242,7 +243,7 @@ TEST(ElasticKeeper, KillsRanksThatDoNotLeaveABrokenGeneration) {
   cluster.follow();
   EXPECT_EQ(cluster->orders().seats[0].num_killed, 0);
   EXPECT_EQ(cluster->orders().seats[2].num_killed, 1);
-  // It waited for the machine that is gone, and costs no restart.
+  // These ranks waited for the lost machine; replacing them uses no restart.
   cluster.end(2, SIGKILL);
   cluster.end(3, SIGKILL);
   cluster.follow();
@@ -262,7 +263,7 @@ TEST(ElasticKeeper, EndsWhenAllRanksHaveFinished) {
   for (const int seat : {0, 1, 2}) cluster.end(seat, 0);
   cluster.follow();
   EXPECT_FALSE(cluster->outcome());
-  // Processes that join come too late.
+  // Processes that join now are too late.
   cluster.arrive({4, 5}, 2);
   cluster.end(3, 0);
   cluster.follow();
@@ -296,7 +297,7 @@ TEST(ElasticMember, BringsItsBoardUpToWhatWasDecided) {
       .num_ranks = 4,
       .seats = std::vector<SeatOrders>(6),
       .machines = std::vector<MachineOrders>(3)};
-  // Those for a launcher before.
+  // Orders for an earlier launcher.
   orders.machines[1].launcher = 6;
   orders.seats[2] = {.rank = 2, .num_started = 1};
   orders.seats[3] = {.rank = 3, .num_started = 1};

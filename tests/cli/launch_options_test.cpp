@@ -1,4 +1,4 @@
-// What the settings of the launcher change in the processes that it starts.
+// What the launcher's settings change in the processes it starts.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -30,7 +30,7 @@ std::vector<std::string> sorted(const std::string& text) {
   return lines;
 }
 
-// What two ranks launched with these flags print.
+// Launches two ranks with these flags and returns what they print.
 ToolResult ranks_with(
     std::vector<std::string> flags,
     const std::string& script) {
@@ -140,7 +140,7 @@ TEST(LaunchOption, DebugLevelAndTimeoutReachTheRanks) {
           HasSubstr("\"timeout_seconds\":7")));
 }
 
-// Scripts that print how they were called stand for other launchers.
+// Scripts that print how they were called stand in for other launchers.
 class OtherLauncher : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -283,7 +283,7 @@ TEST_F(OtherLauncher, IsDeepSpeedsOnSeveralMachines) {
           end);
 }
 
-// Python is not needed for ranks that have none.
+// Native ranks do not need Python.
 TEST_F(OtherLauncher, IsNotNeededByNativeProgramsWithDeepSpeedsSettings) {
   const ToolResult result = launch(
       {"--use_deepspeed",

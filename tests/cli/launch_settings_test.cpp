@@ -26,7 +26,7 @@ class LaunchSettings : public ::testing::Test {
     return file;
   }
 
-  /// The variables that `launch` with these flags adds for a program.
+  /// Returns the variables that `launch` with these flags adds for a program.
   static std::string added(
       std::vector<std::string> flags,
       const std::string& program = "true") {
@@ -186,7 +186,7 @@ TEST_F(LaunchSettings, AreCheckedWhateverTheNumberOfProcesses) {
 }
 
 TEST_F(LaunchSettings, LaunchWithoutADefaultFileThatCannotBeRead) {
-  // A loop, since permissions do not stop root.
+  // A symlink loop, because permissions do not stop root.
   const auto home = directory_.path() / "home";
   std::filesystem::create_directory_symlink(home, home);
   const std::map<std::string, std::string> variables{{"HOME", home}};

@@ -176,7 +176,7 @@ TEST(Launch, EndsTheOthersWhenOneFailsAndSaysWhyLast) {
 }
 
 TEST(Launch, BlamesTheRankThatDidNotLoseAPeer) {
-  // Rank 0 ends first, for it lost rank 1, which ends later.
+  // Rank 0 exits first because it lost rank 1, which exits later.
   const testing::TemporaryDirectory directory;
   const std::string fifo = directory.path() / "fifo";
   const ToolResult result = run_tool(launch(
@@ -217,8 +217,8 @@ TEST(Launch, ForwardsSignals) {
 
 TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
   for (const int count : {1, 2}) {
-    // The ranks hold the write end of a pipe: its reader sees the end of file
-    // when all of them are gone.
+    // The ranks hold the write end of a pipe, so its reader sees end of file
+    // once all of them are gone.
     Tool tool(launch(count, "echo $$; exec sleep 1000"));
     const std::string line = tool.read_line();
     if (count == 2) tool.read_line();
@@ -227,7 +227,7 @@ TEST(Launch, LeavesNoOrphansWhenItIsKilled) {
     EXPECT_EQ(kill(pid, 0), 0);
     kill(tool.pid(), SIGKILL);
     tool.wait();  // also waits for the last writer of its output
-    // It was killed; it may be a zombie until its new parent reaps it.
+    // The killed process can be a zombie until its new parent reaps it.
     std::ifstream status("/proc/" + std::to_string(pid) + "/status");
     std::stringstream text;
     text << status.rdbuf();

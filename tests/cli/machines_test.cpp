@@ -1,4 +1,4 @@
-// Several machines, simulated by launchers on this one.
+// Several machines, simulated by several launchers on this one.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -32,7 +32,7 @@ std::vector<ToolResult> run_machines(
     const std::map<std::string, std::string>& variables = {}) {
   const std::string port = free_port();
   std::vector<std::unique_ptr<Tool>> tools;
-  // Starts the others first; they wait for machine 0.
+  // Starts the other machines first; they wait for machine 0.
   for (int rank = count - 1; rank >= 0; --rank) {
     std::vector<std::string> words{
         "launch",

@@ -117,7 +117,7 @@ TEST_F(PlanCommand, AppliesItsBestToTheConfigFile) {
   const auto file = directory_.path() / "hf/accelerate/default_config.yaml";
   EXPECT_THAT(result.out, HasSubstr("Written to " + file.string()));
   EXPECT_THAT(detail::read_file(file), HasSubstr("zero_stage: 2\n"));
-  // Launch takes every line of it.
+  // `launch` accepts every line of the file.
   const ToolResult launch =
       run_tool({"launch", "--dry_run", "--cpu", "--config_file", file, "true"});
   EXPECT_EQ(launch.code, 0) << launch.err;
@@ -127,7 +127,7 @@ TEST_F(PlanCommand, AppliesItsBestToTheConfigFile) {
           HasSubstr("parallelism_config_tp_size = 2  (file "),
           HasSubstr("parallelism_config_dp_shard_size = 2  (file "),
           HasSubstr("num_processes = 4  (file ")));
-  // To another file.
+  // Writes to another file.
   const std::string other = directory_.path() / "other.yaml";
   for (const auto& [ranks, type] :
        {std::pair("1", "distributed_type: 'NO'\n"),

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using testing::expect_error;
 
 // Two packages of `cores` cores with two threads each. As in Linux, the first
-// threads of all cores are numbered first.
+// thread of every core is numbered before any second thread.
 std::vector<Processor> machine(int cores) {
   std::vector<Processor> out;
   for (int thread = 0; thread < 2; ++thread) {

@@ -11,7 +11,7 @@
 
 namespace accelerate::testing {
 
-/// A run's journal, written entry by entry at times that the test chooses.
+/// Writes a run's journal entry by entry at times that the test chooses.
 class RunJournal {
  public:
   explicit RunJournal(const std::filesystem::path& directory)
@@ -41,7 +41,7 @@ class RunJournal {
   RunJournal& rewind(double time, std::int64_t step) {
     return add({time, step, detail::JournalRewind{}});
   }
-  /// Makes what was added part of the file.
+  /// Appends the pending entries to the file.
   void write() {
     std::ofstream file(path_, std::ios::binary | std::ios::app);
     file << encoder_.take_frame(sequence_++);

@@ -174,7 +174,7 @@ TEST_F(Runs, WithOneNameInTwoProjectsAreToldApart) {
   std::vector<std::string> names;
   for (const auto& place : found) names.push_back(place.name);
   EXPECT_THAT(names, ::testing::ElementsAre("digits/a", "b", "letters/a"));
-  // A run that is given twice is there once.
+  // A run that is given twice is listed once.
   EXPECT_EQ(
       cli::find_runs({project(), project() + "/b", project() + "/b/journal"})
           .size(),

@@ -14,8 +14,8 @@ struct ToolResult {
   std::string err;
 };
 
-/// The built accelerate-cpp, started with `arguments` and these variables on
-/// top of a plain environment (PATH and a HOME without config file).
+/// Runs the built accelerate-cpp with `arguments` and adds `variables` to a
+/// plain environment (PATH and a HOME without a config file).
 class Tool {
  public:
   explicit Tool(
@@ -26,7 +26,7 @@ class Tool {
   Tool& operator=(const Tool&) = delete;
 
   [[nodiscard]] pid_t pid() const { return pid_; }
-  /// Waits for a complete line on its standard output.
+  /// Waits for a complete line on the tool's standard output.
   std::string read_line();
   ToolResult wait();
 
@@ -37,7 +37,7 @@ class Tool {
   std::string unread_;
 };
 
-/// A port that no program listens at, on any address.
+/// Returns a port on which no program listens, on any address.
 std::string free_port();
 
 ToolResult run_tool(

@@ -53,7 +53,8 @@ class TraceMerge : public ::testing::Test {
 };
 
 TEST_F(TraceMerge, PutsRanksOnTheClockOfRank0) {
-  // Rank 1 began 4 us later by its own clock, which is 1 us ahead of rank 0's.
+  // Rank 1 started 4 us later by its own clock, which is 1 us ahead of rank
+  // 0's.
   write("profile_0.json", trace(0, 1'700'000'000'000'000'000, 10));
   Json other = trace(1, 1'700'000'000'000'004'000, 10);
   other["clockOffsetNanoseconds"] = 1000;
@@ -127,7 +128,7 @@ TEST_F(TraceMerge, RefusesWhatItCannotMerge) {
 TEST_F(TraceMerge, MayBeRepeated) {
   write("profile_0.json", trace(0, 0, 1));
   EXPECT_EQ(merge().code, 0);
-  // The result lies beside the traces and is none of them.
+  // The merged trace is next to the inputs but is not one of them.
   EXPECT_EQ(merge().code, 0);
   EXPECT_EQ(merged().size(), 1U);
 }

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compiles the programs of this directory, right and wrong ones, and looks at the first error of each wrong one.
+"""Compiles the programs of this directory, right and wrong ones, and checks the first error of each wrong one.
 
 usage: check.py right|wrong COMPILER FLAG...
 
-A program says in its first line what that error must be, a regular expression: "// Refused: ...". A line
-"// Names: ..." says what the lines before the error must contain, the name of a type say.
+The first line of a program gives that error as a regular expression: "// Refused: ...". A line "// Names: ..." gives
+text that the lines before the error must contain, such as the name of a type.
 
-They are compiled as one file, since LibTorch's headers take most of the time: each in a namespace of its own, after all
-headers. A compiler goes on after an error, so that each wrong program gives its message.
+The programs are compiled as one file, since LibTorch's headers take most of the time: each in its own namespace, after
+all headers. A compiler continues after an error, so each wrong program gives its message.
 """
 import re
 import subprocess
@@ -29,8 +29,8 @@ def together(programs):
 
 
 def first_errors(output, programs, context_follows):
-    """program -> (its first error line, the lines that belong to it). g++ says which program it is compiling before an
-    error in a header, clang afterwards."""
+    """Maps each program to its first error line and the lines that belong to it. For an error in a header, g++ names
+    the program before the error, clang after it."""
     mention = re.compile(r"(?:^|[ /])(\w+)\.cpp:\d+")
 
     def programs_in(lines):

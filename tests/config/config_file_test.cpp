@@ -213,7 +213,7 @@ TEST_F(ConfigFileTest, NamesValuesOfTheFileAndOfItsMapsOnly) {
           Pair("map.inner", 4)));
 }
 
-// Each name would be as long as the keys around it.
+// Each such name would be as long as its enclosing keys.
 TEST_F(ConfigFileTest, KeepsNoNamesLongerThanSettingsHave) {
   const std::string key(100'000, 'k');
   const ConfigDocument file =
@@ -302,7 +302,7 @@ TEST_F(ConfigFileTest, FindsTheDefaultFileOrWhyItCannotBeRead) {
   std::filesystem::create_directory(directory_ / "accelerate");
   std::ofstream(directory_ / "accelerate/default_config.yaml") << "debug: no\n";
   EXPECT_TRUE(find_default_config(environment).exists);
-  // A loop, since permissions do not stop root.
+  // A symlink loop, because permissions do not stop root.
   std::filesystem::create_directory_symlink(
       directory_ / "home", directory_ / "home");
   environment.set("HF_HOME", directory_ / "home");

@@ -128,7 +128,8 @@ TEST(Unread, ListsWhatTheLibraryNeverActsOnEvenIfItReadsIt) {
 }
 
 TEST(Unread, LeavesOutValuesThatChangeNothing) {
-  // Defaults here and of Accelerate's launcher, which exports most of them.
+  // Defaults of this library and of Accelerate's launcher, which exports most
+  // of them.
   EXPECT_THAT(
       unread(settings_of(
           {{"ACCELERATE_DYNAMO_BACKEND", "NO"},
@@ -202,7 +203,7 @@ TEST(Settings, SettleOnlyWhatNobodyGave) {
           ::testing::HasSubstr("zero_stage = 3  (default)\n")));
   settings.overrule("mixed_precision", "fp16", "elsewhere");
   EXPECT_EQ(settings.text("mixed_precision"), "fp16");
-  // Only what was given is handed over.
+  // Only settings that were given are handed over.
   EXPECT_EQ(
       to_handover(settings),
       R"({"mixed_precision":"fp16","origins":{"mixed_precision":"elsewhere"}})");

@@ -1,7 +1,7 @@
-"""Random files of the Python packages torch and safetensors read by `accelerate-cpp convert`, and what it writes read by them.
+"""Converts random files of the Python packages torch and safetensors with `accelerate-cpp convert`, and reads the results with them.
 
 usage: python cross_read.py ACCELERATE_CPP [NUMBER OF FILES EACH WAY]
-Ends with 1 if anything differs, with 77 if torch or safetensors is missing.
+Exits with 1 if anything differs, with 77 if torch or safetensors is missing.
 """
 import random
 import subprocess
@@ -100,7 +100,7 @@ def main():
             legacy = i % 7 == 0 and all(t.dtype in DTYPES[:11] for t in odd.values())
             torch.save(odd, source.with_suffix(".bin"), _use_new_zipfile_serialization=not legacy)
             convert(source.with_suffix(".bin"), target.with_suffix(".safetensors"))
-            # A safetensors file holds one name of tied tensors.
+            # A safetensors file keeps one name of each group of tied tensors.
             found = load_file(target.with_suffix(".safetensors"))
             check(f"{i} torch to safetensors", found, odd)
     print(f'{{"files_each_way": {count}, "different": {wrong}}}')

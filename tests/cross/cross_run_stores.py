@@ -1,7 +1,7 @@
-"""Runs of our MLflow, DVCLive and Trackio trackers, read by these packages.
+"""Reads runs of our MLflow, DVCLive and Trackio trackers with these packages.
 
 usage: python cross_run_stores.py mlflow|dvclive|trackio WRITE_RUN_STORES
-Ends with 1 if anything differs, with 77 if the package is missing.
+Exits with 1 if anything differs, with 77 if the package is missing.
 """
 import base64
 import contextlib
@@ -163,7 +163,7 @@ def check_dvclive():
     latest = parse_json(live / "metrics.json")
     assert latest == {"train": {"loss": LOSSES[-1][1]}, "whole": 1499, "inf": "inf", "text": TEXT, "step": LAST_STEP}, latest
     assert load_yaml(live / "params.yaml") == CONFIG
-    # What its report shows.
+    # What DVCLive's report shows.
     shown = {each.name: each.datapoints for each in report.get_scalar_renderers(plots / "metrics")}
     assert len(shown["static/train/loss"]) == 1500, list(shown)
     assert report.get_params_renderers(live / "params.yaml")[0].datapoints == [CONFIG]

@@ -1,7 +1,7 @@
-"""The files of our TensorBoard tracker read by TensorBoard's own reader.
+"""Reads the files of our TensorBoard tracker with TensorBoard's own reader.
 
 usage: python cross_tensorboard.py WRITE_TRACKER_RUNS
-Ends with 1 if anything differs, with 77 if a package is missing.
+Exits with 1 if anything differs, with 77 if a package is missing.
 """
 import io
 import json
@@ -25,7 +25,7 @@ BEGIN = 1_700_000_000.25
 
 
 def load(directory):
-    # 0: all of a kind are kept.
+    # 0 keeps all entries of a kind.
     kinds = ["scalars", "images", "histograms", "tensors", "compressedHistograms"]
     reader = EventAccumulator(str(directory), size_guidance={kind: 0 for kind in kinds})
     reader.Reload()

@@ -8,7 +8,7 @@
 //
 //   NUMBER CASE EPOCHS SAVE_TO [LOAD_FROM]
 //
-// A case is an optimizer and what is special, joined by "+", as in
+// A case is an optimizer and its special features, joined by "+", as in
 // "AdamW+OneCycleLR+bf16". The losses of job 3 are printed as "3 0.123456789".
 #include <cstdio>
 #include <fstream>
@@ -57,8 +57,8 @@ at::Tensor wave(std::int64_t count, double step) {
 
 torch::nn::Sequential make_net(const Case& training) {
   torch::nn::Sequential net;
-  // A bias before a BatchNorm has no gradient but rounding errors, which Adam
-  // would turn into steps.
+  // The gradient of a bias before a BatchNorm is only rounding error, which
+  // Adam would turn into steps.
   net->push_back(torch::nn::Linear(
       torch::nn::LinearOptions(4, 8).bias(!training.has("dropout"))));
   if (training.has("dropout")) net->push_back(torch::nn::BatchNorm1d(8));
@@ -189,8 +189,8 @@ std::string schedule_of(const Case& training) {
   return "StepLR";
 }
 
-// The order that PyTorch's RandomSampler draws from a generator of its own.
-// Registered, so that the generator's state travels.
+// Gives the order that PyTorch's RandomSampler draws from its own generator.
+// Registered, so that checkpoints hold the generator's state.
 class GeneratorSampler : public Sampler {
  public:
   [[nodiscard]] std::int64_t size() const override { return kNumSamples; }
@@ -253,7 +253,8 @@ bool are_equal(const StateDict& a, const StateDict& b) {
       });
 }
 
-// An object with a value of every kind that travels; they depend on the epoch.
+// An object with a value of every kind that checkpoints hold; all depend on the
+// epoch.
 struct Record {
   std::int64_t epoch = 0;
 
@@ -297,7 +298,7 @@ struct Job {
 AcceleratorOptions options_of(const Case& training) {
   AcceleratorOptions options;
   options.cpu = true;
-  // Python's scheduler makes a step per process, too.
+  // Python's scheduler also makes one step per process.
   options.scheduler.step_with_processes = true;
   if (training.has("bf16")) options.mixed_precision = Precision::bf16;
   if (training.has("accumulate")) {

@@ -1,10 +1,10 @@
-"""A training that goes on in the other language: 3 epochs here, 3 in Python's Accelerate, 3 here again, against 9 here; and the same beginning
-in Python. On one rank and on two.
+"""Continues trainings in the other language: compares 3 epochs in C++, 3 in Python's Accelerate and 3 in C++ again with 9 in C++, and the same
+starting in Python. Runs on one rank and on two.
 
 usage: python cross_training.py CROSS_TRAINING ACCELERATE_CPP [CASE...]
        python cross_training.py --train JOBS     one process of the Python part; the jobs are those of cross_training.cpp
 
-Ends with 1 if any loss differs by more than 1e-5, with 77 if accelerate, torch or numpy is missing.
+Exits with 1 if any loss differs by more than 1e-5, with 77 if accelerate, torch or numpy is missing.
 """
 import os
 import socket
@@ -48,7 +48,8 @@ def wave(count, step):
 
 
 def make_net(words):
-    # A bias before a BatchNorm has no gradient but rounding errors, which Adam would turn into steps.
+    # The gradient of a bias before a BatchNorm is only rounding error, which
+    # Adam would turn into steps.
     layers = [torch.nn.Linear(4, 8, bias="dropout" not in words)]
     if "dropout" in words:
         layers.append(torch.nn.BatchNorm1d(8))
@@ -121,7 +122,7 @@ class Epoch:
 
 
 class Record:
-    """An object with a value of every kind that travels; they depend on the epoch."""
+    """An object with a value of every kind that checkpoints hold; all depend on the epoch."""
 
     def __init__(self):
         self.epoch = 0
@@ -176,7 +177,8 @@ def are_equal(a, b):
 
 def make_loader(words, generator, inputs, targets):
     dataset = torch.utils.data.TensorDataset(inputs, targets)
-    # A pass draws a number from the loader's generator, by default torch's; C++ does not.
+    # Each pass draws a number from the loader's generator, by default torch's;
+    # C++ does not.
     options = {"batch_size": 4, "generator": torch.Generator()}
     if "generator" in words:
         options["sampler"] = torch.utils.data.RandomSampler(dataset, generator=generator)
@@ -242,7 +244,8 @@ def train(number, case, epochs, save_to, load_from=None):
                 optimizer.zero_grad()
                 mean = report(loss)
         if is_plateau:
-            # Accelerate's own step() takes one per process, each with the same metric.
+            # Accelerate's own step() steps once per process, each time with the
+            # same metric.
             scheduler.scheduler.step(mean)
         model.eval()
         with torch.no_grad():
@@ -264,7 +267,7 @@ def train_all(jobs):
 def losses_of(text):
     losses = {}
     for line in text.splitlines():
-        # The launcher begins lines with "[rank] ".
+        # The launcher prefixes lines with "[rank] ".
         number, loss = line.split()[-2:]
         losses.setdefault(int(number), []).append(float(loss))
     return losses
@@ -318,7 +321,8 @@ class Cpp:
 
 
 def compare(first, second, num_processes, cases):
-    """The largest difference of each case between 9 epochs of `first`, and 3 of it, 3 of `second`, 3 of it."""
+    """Compares 9 epochs of `first` with 3 of it, 3 of `second` and 3 of it, for each case; returns the losses of the 9 epochs and
+    the largest difference."""
     with tempfile.TemporaryDirectory() as directory:
 
         def run(language, phase, epochs, load_from=None):
@@ -338,7 +342,7 @@ def compare(first, second, num_processes, cases):
         if len(found) != len(expected[number]):
             raise SystemExit(f"{case}: {len(found)} losses, not {len(expected[number])}")
         differences = [abs(a - b) for a, b in zip(found, expected[number])]
-        # Of a NaN, too, this is not at most the tolerance.
+        # Also false if a difference is NaN.
         is_good = all(difference <= TOLERANCE for difference in differences)
         note = "" if is_good else "   TOO LARGE"
         print(f"{num_processes} {first.name:6} {case:45} {len(found)} losses, largest difference {max(differences):.1e}{note}", flush=True)

@@ -1,9 +1,9 @@
-"""An offline run of our W&B tracker, read as wandb reads it and uploaded by `wandb sync`.
+"""Reads an offline run of our W&B tracker as wandb does, and uploads it with `wandb sync`.
 
 The upload goes to a server in this process that keeps what it gets.
 
 usage: python cross_wandb.py WRITE_TRACKER_RUNS
-Ends with 1 if anything differs, with 77 if a package is missing.
+Exits with 1 if anything differs, with 77 if a package is missing.
 """
 import gzip
 import http.server
@@ -40,7 +40,7 @@ BEGIN = 1_700_000_000.25
 
 
 def scan_by_wandb(path):
-    """The records, by the reader of versions of wandb that have one in Python."""
+    """Yields the records with wandb's own Python reader, which only some versions have."""
     wandb._assert_is_internal_process = True
     store = DataStore()
     store.open_for_scan(str(path))
@@ -49,7 +49,7 @@ def scan_by_wandb(path):
 
 
 def scan_by_format(path):
-    """The records, by the format's definition."""
+    """Yields the records by the format's definition."""
     data = path.read_bytes()
     assert data[:7] == b":W&B\xe1\xbe\x00", data[:7]
     place, record = 7, b""
@@ -150,7 +150,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.runs, self.history, self.uploads = [], {}, {}
 
     def handle_error(self, *_):
-        """Clients may leave without saying so."""
+        """Ignores clients that disconnect without notice."""
 
     @property
     def url(self):
@@ -158,7 +158,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """As much of W&B's server as `wandb sync` asks for."""
+    """The part of W&B's server that `wandb sync` uses."""
 
     protocol_version = "HTTP/1.1"
 
@@ -211,7 +211,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def flat(row):
-    """Without the order and spelling of numbers, which `wandb sync` changes."""
+    """Normalizes the order and spelling of numbers, which `wandb sync` changes."""
     return json.loads(json.dumps(row), parse_int=float)
 
 
@@ -248,7 +248,8 @@ def main():
         subprocess.run([sys.argv[1], str(directory)], check=True)
         expected = json.loads((directory / "expected.json").read_text())
         written = check_records(directory, expected)
-        # Versions with a reader in Python upload by it, and ask for more of the server.
+        # Versions with a Python reader also upload with it, and require more of
+        # the server.
         if not HAS_READER:
             check_sync(directory, *written)
     print("wandb reads everything that was logged" + ("" if HAS_READER else ", and uploads it"))

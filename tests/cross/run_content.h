@@ -4,11 +4,11 @@
 
 #include <accelerate/tracker.h>
 
-// What the programs of this directory log, and its scripts expect.
+// What the programs in this directory log and the scripts expect.
 
 namespace accelerate::cross {
 
-/// Two images whose values go on by 7 from one to the next.
+/// Two images whose values increase by 7 from each to the next, modulo 256.
 inline TrackedImages gradient_images() {
   TrackedImages images{{2, 3, 4, 5}, "NCHW", false, {}};
   for (int i = 0; i < 2 * 3 * 4 * 5; ++i)

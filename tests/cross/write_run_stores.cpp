@@ -6,9 +6,9 @@
 #include "cross/run_content.h"
 #include "trackers/tracker_request.h"
 
-// Logs a short run to MLflow, DVCLive or Trackio; where it goes is in the
-// tools' variables: write_run_stores mlflow|trackio, write_run_stores dvclive
-// DIRECTORY.
+// Logs a short run to MLflow, DVCLive or Trackio, in the place that the tools'
+// environment variables give: write_run_stores mlflow|trackio, write_run_stores
+// dvclive DIRECTORY.
 
 int main(int argc, char** argv) {
   using namespace accelerate;

@@ -16,8 +16,8 @@
 #include "cross/run_content.h"
 #include "trackers/tracker_request.h"
 
-// Writes a run by each tracker whose files Python's packages read, and what was
-// logged: write_tracker_runs DIRECTORY.
+// Writes a run with each tracker whose files Python packages read, and records
+// what was logged: write_tracker_runs DIRECTORY.
 
 namespace {
 
@@ -47,7 +47,7 @@ json configuration_json() {
       {"empty", ""}};
 }
 
-/// Logs all there is to log; returns the scalars as [step, name, value].
+/// Logs every kind of value; returns the scalars as [step, name, value].
 json log_everything(GeneralTracker& tracker) {
   std::mt19937_64 random(5);
   std::normal_distribution<double> normal;
@@ -69,7 +69,7 @@ json log_everything(GeneralTracker& tracker) {
     if (step % 100 == 50) tracker.flush();
   }
   const LogTime end{.step = 3 * kNumSteps, .seconds = kBegin + 1000};
-  // More than a block of W&B's file.
+  // Longer than a block of W&B's file.
   tracker.log({{"long", std::string(100'000, 'x')}}, end, {});
   tracker.log({{"text", "two\nlines \u2713"}}, end, {});
   tracker.log({{"both", TrackedValues{{"a", 1.5}, {"b", 2}}}}, end, {});

@@ -23,7 +23,7 @@ Values read(Loader& loader) {
   return all;
 }
 
-// Sample i is i; the dataset's size may change.
+// Sample i is i; the dataset's size can change.
 struct Growing {
   std::shared_ptr<std::atomic<std::int64_t>> count;
   [[nodiscard]] std::int64_t size() const { return *count; }
@@ -201,14 +201,15 @@ TEST_P(BadData, FillsUpFewerSamplesThanRanks) {
       }
     }
   });
-  // The first round is filled up with its own samples; metrics see each once.
+  // The first round is padded with its own samples; metrics see each sample
+  // once.
   for (std::size_t rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(seen[rank], (Values{0, 1}));
     EXPECT_EQ(metrics[rank], (Values{0, 1}));
   }
 }
 
-// Every rank must throw.
+// Expects every rank to throw.
 template <class Make>
 void expect_refusal(const std::string& phrase, Make&& make) {
   std::atomic<int> num_refused = 0;
@@ -391,7 +392,7 @@ TEST(Dispatch, CutsRoundsAsTheUserSays) {
   EXPECT_EQ(seen[1], (Values{1, 0, 4, -1}));
 }
 
-// Counts how often it was read; resumes through its own state.
+// A stream that counts its reads and resumes through its own state.
 class Restorable {
  public:
   explicit Restorable(std::shared_ptr<std::atomic<int>> num_read)

@@ -134,7 +134,7 @@ TEST(DataLoader, TakesACollateFunction) {
         return samples.size();
       });
   std::vector<std::size_t> sizes;
-  // Not a nested value: stays on the CPU.
+  // Batches that are not nested values stay on the CPU.
   static_assert(!NestedTensors<std::size_t>);
   for (auto& size : loader) sizes.push_back(size);
   EXPECT_THAT(sizes, ::testing::ElementsAre(2, 1));

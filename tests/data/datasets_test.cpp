@@ -177,7 +177,7 @@ TEST_F(Csv, GivesBackWhatWasWritten) {
           quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
         text += (i == 0 ? "" : ",") + quoted + "\"";
       }
-      // One empty field is a blank line.
+      // A row of one empty field is a blank line.
       if (width == 1 && row[0].empty()) ++num_blank;
       text += "\n";
     }
@@ -298,7 +298,7 @@ TEST_F(JsonLines, LimitsNestingAndShowsNoEscapes) {
   refuse(
       [&] { static_cast<void>(file.record(3)); },
       path + ":4: column 7: syntax error");
-  // It would be negative in 64 bits with a sign.
+  // It would be negative as a signed 64-bit integer.
   refuse(
       [&] { static_cast<void>(file.record(4).tensor("a", torch::kLong)); },
       "not a whole number of 64 bits");
@@ -422,7 +422,8 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
       std::string("\0\0\x08\x02\0\0", 6), "more or fewer than its header says");
   refuse(std::string("\0\0\x08\x01\0\0\0\x02.", 9), "more or fewer");
   refuse(std::string("\0\0\x08\x01\0\0\0\x01..", 10), "more or fewer");
-  // Nothing is in the file, and LibTorch cannot count to the other sizes.
+  // The file has no elements, but the other sizes are too large for LibTorch to
+  // count.
   refuse(
       std::string("\0\0\x08\x04\0\0\0\0", 8) + std::string(12, '\xff'),
       "whose sizes no tensor can have");
@@ -435,7 +436,7 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
               "wide", std::string("\0\0\x08\x02\0\0\0\0\xff\xff\xff\xff", 12)))
           .sizes(),
       (std::vector<std::int64_t>{0, 4294967295}));
-  // The product of the sizes does not fit.
+  // The product of the sizes overflows.
   refuse(
       std::string("\0\0\x08\x03", 4) + std::string(12, '\xff') + "...",
       "more or fewer");
@@ -443,7 +444,7 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
 
 class Images : public Files {
  protected:
-  // A picture of one colour.
+  // Writes a picture of a single colour.
   void write_image(
       const std::string& name,
       int height,
@@ -558,7 +559,7 @@ TEST_F(Images, NeedADirectoryThatHasImages) {
       [&] { ImageFolder(path("none")); }, "none cannot be read");
 }
 
-// A file of arbitrary bytes is read, or refused with one of our errors.
+// A file of arbitrary bytes is either read or refused with one of our errors.
 class AnyBytes : public Images {
  protected:
   template <class Read>
@@ -568,7 +569,7 @@ class AnyBytes : public Images {
     } catch (const Error&) {
     }
   }
-  // Some bytes of `whole` changed, and perhaps its end lost.
+  // Returns `whole` with some bytes changed and perhaps its end cut off.
   static std::string damaged(std::string whole) {
     const auto length = static_cast<int>(whole.size());
     const int num_changes = *rc::gen::inRange(0, 4);

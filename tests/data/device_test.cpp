@@ -119,7 +119,7 @@ TEST(DevicePlacement, IsDecidedByTheCallThenTheItemThenTheAccelerator) {
   }
 }
 
-// Memory of the device is garbage until a queued copy to it runs.
+// Device memory holds garbage until a queued copy to it runs.
 bool is_queued(const torch::Tensor& zero) {
   return *static_cast<const std::int64_t*>(zero.const_data_ptr()) != 0;
 }

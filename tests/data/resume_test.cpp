@@ -1,5 +1,5 @@
-// A loader that was stopped anywhere resumes exactly there, on any number of
-// ranks.
+// A loader that was stopped at any point resumes exactly there, on any number
+// of ranks.
 #include <numeric>
 
 #include <rapidcheck.h>
@@ -30,8 +30,8 @@ struct Ranks {
     }
   }
 
-  // The samples of all ranks, round by round, of a pass that stops after
-  // `num_rounds`. Sets `state` to that of rank 0.
+  // Returns the samples of all ranks, round by round, of a pass that stops
+  // after `num_rounds`. Sets `state` to the state of rank 0.
   std::vector<std::int64_t> read(std::int64_t num_rounds, StateDict& state) {
     std::vector<std::vector<std::vector<std::int64_t>>> batches(loaders.size());
     for (std::size_t rank = 0; rank < loaders.size(); ++rank) {

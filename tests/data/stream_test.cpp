@@ -104,7 +104,7 @@ TEST(Dispatch, SendsNestedBatchesOfAStreamThatOnlyRankZeroReads) {
         is_main ? (std::vector<std::uint64_t>{0, 1})
                 : std::vector<std::uint64_t>{});
   });
-  // The last two, over three ranks, and the first again.
+  // The last round has two samples for three ranks, so the first one repeats.
   const std::vector<std::vector<double>> once{
       {0, 1, 6, 7, 12, -1}, {2, 3, 8, 9, 13, -1}, {4, 5, 10, 11, 0, -1}};
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -148,7 +148,7 @@ TEST(Dispatch, JoinsUnorderedMapsByKey) {
   }
 }
 
-// Samples whose keys are inserted in another order each time.
+// Samples whose keys are inserted in a different order each time.
 struct UnorderedSamples {
   [[nodiscard]] std::int64_t size() const { return 4; }
   [[nodiscard]] ByName get(std::int64_t index) const {

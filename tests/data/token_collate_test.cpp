@@ -94,7 +94,7 @@ TEST(PackCollate, PutsSequencesTogetherInRows) {
   const PackCollate collate({.row_length = 5, .pad_token_id = 9});
   const PackedBatch batch =
       collate(samples_of({{1, 2}, {3, 4, 5, 6}, {7, 8, 10}, {}, {11}}));
-  // The longest first, each into the first row with room.
+  // The longest sequences first, each into the first row with room.
   expect_rows(batch.input_ids, {{3, 4, 5, 6, 11}, {7, 8, 10, 1, 2}});
   expect_rows(batch.position_ids, {{0, 1, 2, 3, 0}, {0, 1, 2, 0, 1}});
   expect_rows(batch.sequence_ids, {{1, 1, 1, 1, 2}, {1, 1, 1, 2, 2}});

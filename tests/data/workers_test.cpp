@@ -1,4 +1,4 @@
-// Worker threads give the same batches as the loop's own thread.
+// Worker threads give the same batches as the loop's own thread does.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -126,7 +126,7 @@ TEST(Workers, ResumeFromAStateTakenWithBatchesInFlight) {
   }
 }
 
-// Reading sample `gate` waits until it is opened.
+// Reading sample `gate->sample` blocks until the gate is opened.
 struct Gated {
   struct Gate {
     std::int64_t sample;
@@ -164,7 +164,7 @@ TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
   StateDict state;
   for (auto& [x] : loader) {
     seen.push_back(x[0].item<std::int64_t>());
-    // The slow batch holds up only the last.
+    // The slow batch holds up only the last batch.
     if (seen.size() == 4) {
       state = loader.state_dict();
       gate->opened.count_down();
@@ -172,7 +172,7 @@ TEST(Workers, HandOutOtherBatchesWhileASlowOneIsMade) {
   }
   EXPECT_EQ((Values(seen.begin(), seen.begin() + 4)), (Values{0, 4, 6, 8}));
   EXPECT_EQ((Values(seen.begin() + 4, seen.end())), (Values{2, 10}));
-  // Nothing is lost: a pass resumed there begins with the slow one.
+  // Nothing is lost: a pass resumed here starts with the slow batch.
   EXPECT_EQ(state.get<std::int64_t>("position"), 2);
 }
 
@@ -185,12 +185,12 @@ TEST(Workers, ReadAheadByTheirCapacity) {
         {.batch_size = 1,
          .num_workers = 2,
          .prefetch_factor = prefetch_factor,
-         // Ends the wait where too little is read ahead.
+         // Ends the wait if too little is read ahead.
          .timeout = std::chrono::seconds(60)});
     std::atomic<bool> has_given_up = false;
     std::thread opener([&] {
       gate->reached.wait();
-      // The other worker reads the samples from 1 on, and then waits for room.
+      // The other worker reads on from sample 1 and then waits for room.
       while (gate->num_read < capacity && !has_given_up)
         std::this_thread::yield();
       gate->opened.count_down();
@@ -203,7 +203,7 @@ TEST(Workers, ReadAheadByTheirCapacity) {
       ADD_FAILURE() << error.what();
     }
     opener.join();
-    // One was handed out, the others are held.
+    // One sample was handed out; the others are held.
     EXPECT_LE(gate->num_read, capacity + 1);
     if (has_given_up) return;
   }
@@ -480,7 +480,7 @@ TEST(Workers, RefuseOptionsThatContradict) {
   refuse(
       {.num_workers = 1, .timeout = std::chrono::milliseconds(-1)},
       "timeout is -1 ms");
-  // All at once.
+  // All complaints together.
   refuse(
       {.use_seedable_sampler = true, .num_workers = -1},
       "set shuffle; num_workers is -1");

@@ -13,7 +13,7 @@ namespace fp8_recipe_test {
 using testing::expect_error;
 using testing::Variables;
 
-// The recipe that a program gets which gives `given`.
+// Returns the recipe of a program that gives `given`.
 Float8Request requested(
     const std::optional<FP8Recipe>& given,
     const Variables& variables = {}) {
@@ -89,8 +89,8 @@ TEST(Fp8Recipe, ReadsTheSpellingsOfAcceleratesQuestions) {
   EXPECT_EQ(found.amax_compute_algo, "max");
 }
 
-// fp8_override_linear_precision has no variable: a launcher hands over what its
-// flag or file says.
+// fp8_override_linear_precision has no variable: a launcher hands over the
+// value of its flag or file.
 TEST(Fp8Recipe, TakesOverridesFromAFileAsAList) {
   const auto with = [](const std::string& text) {
     Source file{Origin::file, {}};

@@ -1,4 +1,4 @@
-// The effect of every option of an engine that the launcher hands to a program.
+// The effect of every engine option that the launcher hands to a program.
 #include <ostream>
 #include <string>
 #include <vector>
@@ -38,8 +38,8 @@ Variables with(Variables variables, const Variables& more) {
   return variables;
 }
 
-// An option, what else is given, a value, and what the request then says and
-// did not say without it.
+// An option, the other variables set, a value, and a phrase that the request
+// contains only with this value.
 struct Effect {
   std::string key;
   Variables company;
@@ -279,7 +279,7 @@ TEST(EngineOptions, HaveAnEffectInTheTableAbove) {
   }
 }
 
-// Everything that a request says, also what explain() leaves out.
+// Everything in a request, including what explain() leaves out.
 std::string fingerprint(const TrainingRequest& request) {
   std::string text = explain(request) + request.deepspeed_config +
       std::to_string(request.fsdp_version);
@@ -288,8 +288,8 @@ std::string fingerprint(const TrainingRequest& request) {
   return text;
 }
 
-// A setting under an engine that does not know it, or in company that makes it
-// void, is not silent either.
+// A setting is reported even under an engine that does not know it, or beside
+// settings that make it void.
 TEST(EngineOptions, ActOrAreReportedUnderEveryEngine) {
   const std::vector<Variables> companies{
       kNothing,
@@ -315,8 +315,8 @@ TEST(EngineOptions, ActOrAreReportedUnderEveryEngine) {
     if (value.empty() || is_default(spec, parse_option(spec, value))) continue;
     for (const Variables& company : companies) {
       if (company.contains(variable)) continue;
-      // These ask for what happens anyway. Version 2 has no prefetching of
-      // forwards, which is reported.
+      // These ask for what happens anyway. Version 2 has no forward
+      // prefetching, which is reported.
       const bool shards = company.contains("ACCELERATE_USE_FSDP") ||
           company.contains("PARALLELISM_CONFIG_DP_SHARD_SIZE");
       const bool is_version_1 = shards && !company.contains("FSDP_VERSION");

@@ -15,7 +15,7 @@ using testing::request;
 using testing::sources;
 using Degrees = std::array<int, kNumAxes>;
 
-// The degrees of pipeline, replicate, shard, context and tensor.
+// Degrees in the order of Axis.
 constexpr Degrees kReplicas{1, 8, 1, 1, 1, 1};
 
 TEST(TrainingRequest, IsEmptyByDefault) {

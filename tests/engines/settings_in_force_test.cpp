@@ -20,8 +20,8 @@ using testing::sample_of;
 using testing::sources;
 using testing::Variables;
 
-// The settings of a program with these options under these variables, and what
-// a DeepSpeed configuration overruled.
+// The settings of a program with these options under these variables, and those
+// that a DeepSpeed configuration overruled.
 struct InForce {
   Settings settings;
   std::vector<IgnoredSetting> overruled;
@@ -41,7 +41,7 @@ InForce in_force(
   return found;
 }
 
-// One default per setting: that of the table is the one which is used.
+// The default in the table is the one in use.
 TEST(SettingsInForce, HaveTheDefaultsOfTheTable) {
   for (const ParallelOptions& options :
        {ParallelOptions{.fully_sharded = FullyShardedDataParallelOptions()},
@@ -90,7 +90,7 @@ TEST(SettingsInForce, AreCodesThenTheLaunchersThenDefaults) {
           HasSubstr("fsdp_cpu_ram_efficient_loading = false  (default)\n"),
           HasSubstr("zero_stage = 3  (environment variable "
                     "ACCELERATE_DEEPSPEED_ZERO_STAGE; without effect)\n")));
-  // Neither belongs to version 1, or nothing was chosen.
+  // These are not options of version 1, or were not chosen.
   EXPECT_THAT(
       text,
       AllOf(
@@ -118,7 +118,8 @@ TEST(SettingsInForce, AreThoseOfADeepSpeedConfiguration) {
       "environment variable ACCELERATE_DEEPSPEED_ZERO_STAGE");
 }
 
-// What has to be given besides for the setting to mean something.
+// Returns the variables that must also be set for this setting to have an
+// effect.
 Variables company_of(const OptionSpec& spec) {
   Variables variables;
   if (spec.section == "fsdp_config") variables["ACCELERATE_USE_FSDP"] = "true";
@@ -147,20 +148,21 @@ Variables company_of(const OptionSpec& spec) {
   if (spec.section == "fp8_config" && spec.key != "fp8_pad_inner_dim" &&
       spec.key != "fp8_enable_fsdp_float8_all_gather")
     variables["ACCELERATE_FP8_BACKEND"] = "te";
-  // MS-AMP alone has levels.
+  // Only MS-AMP has optimization levels.
   if (spec.key == "fp8_opt_level" || spec.key == "fp8_optimization_level")
     variables["ACCELERATE_FP8_BACKEND"] = "msamp";
   return variables;
 }
 
-// The marks of the option page say who acts: what has none is read, and
-// everything else is reported.
+// The marks on the option page say which settings have an effect: unmarked ones
+// are read, and all others are reported.
 TEST(OptionMarks, OfEnginesSayWhatIsRead) {
   for (const OptionSpec& spec : option_table()) {
     const bool is_switch = spec.key.starts_with("use_") &&
         spec.key != "use_cpu" && !spec.variable.empty();
     if (spec.variable.empty() || (spec.section.empty() && !is_switch)) continue;
-    // A choice of one is its default, and changes nothing.
+    // The value of an option with a single choice is its default and changes
+    // nothing.
     if (sample_of(spec).empty()) continue;
     Variables variables = company_of(spec);
     variables[std::string(spec.variable)] = sample_of(spec);

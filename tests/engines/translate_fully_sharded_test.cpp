@@ -79,7 +79,7 @@ TEST(FullyShardedRequest, PrefetchesUnlessToldOtherwise) {
       true,
       true,
       true);
-  // Code wins.
+  // Code takes precedence.
   expect(
       launched(
           {{"FSDP_FORWARD_PREFETCH", "false"},

@@ -40,7 +40,7 @@ TEST(Curve, KeepsAllPointsThatFit) {
 }
 
 TEST(Curve, KeepsTheExtremesOfEachColumnInTheirOrder) {
-  // Between the first and the last point, two columns of four.
+  // Two columns of four points between the first and the last.
   const auto all = points({9, 1, 5, 0, 2, 7, 3, 4, 8, 6});
   const auto kept = curve_of(all, {.num_columns = 2});
   EXPECT_THAT(steps_of(kept), ElementsAre(0, 2, 3, 6, 8, 9));

@@ -28,7 +28,7 @@ TEST(BrailleCanvas, HasADotForEachBitOfACharacter) {
   canvas.dot(1, 3);
   canvas.dot(3, 1);
   EXPECT_EQ(canvas.row(0, false), "\u2881\u2810");
-  // Outside of it.
+  // Outside the canvas.
   canvas.dot(4, 0);
   canvas.dot(0, 4);
   canvas.dot(-1, -1);
@@ -224,7 +224,7 @@ TEST_F(DashboardOfRuns, MarksCheckpoints) {
       "\u2501\u2501 a  step 100  100  saved at 75");
   dashboard.press(WatchKey::zoom_in);
   dashboard.press(WatchKey::zoom_in);
-  // The first one is out of sight, the other one where the curve begins.
+  // The first marker is out of view; the second is where the curve starts.
   EXPECT_EQ(
       dashboard.draw({42, 10}, {})[8],
       "            75                         100");

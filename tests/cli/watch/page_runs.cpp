@@ -1,5 +1,5 @@
-// page_runs DIRECTORY: writes two runs, and a step and a checkpoint of the
-// second for each line of standard input, and says so.
+// page_runs DIRECTORY: writes two runs, then a step and a checkpoint of the
+// second for each line of standard input, and reports each write.
 
 #include <cmath>
 #include <cstdio>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Opens the page of `accelerate-cpp watch --web` and a report in headless Chromium, and uses them.
 
-usage: page_test.py TOOL PAGE_RUNS [SCREENSHOTS]; ends with 77 where there is no Chromium.
+usage: page_test.py TOOL PAGE_RUNS [SCREENSHOTS]; exits with 77 if there is no Chromium.
 """
 import base64
 import json
@@ -22,7 +22,7 @@ MOST_SECONDS = 120
 
 
 class WebSocket:
-    """As much of RFC 6455 as the browser's debugging protocol needs."""
+    """The part of RFC 6455 that the browser's debugging protocol needs."""
 
     def __init__(self, address):
         host, _, path = address.removeprefix("ws://").partition("/")
@@ -97,7 +97,7 @@ class Page:
         self.number = 0
         self.errors = []
         self.requests = []
-        self.documents = []  # what asked for each of them
+        self.documents = []  # the document behind each request
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -129,7 +129,7 @@ class Page:
         return result["result"].get("value")
 
     def wait_for(self, condition):
-        """Returns once the page says so; looks whenever it draws."""
+        """Polls the page until `condition` holds."""
         met = self.run(
             f"new Promise((met) => {{ const end = performance.now() + {1000 * MOST_SECONDS};"
             f"const look = () => {{ let is = false; try {{ is = !!({condition}); }} catch (_) {{}}"
@@ -183,12 +183,12 @@ def use_charts(page, has_stream, add_step):
         page.wait_for(f"{LAST_LOSS} === 0.05")
         page.wait_for("document.querySelector('[data-about=\"0\"]').textContent.startsWith('step 1000,')")
         page.wait_for(f"({MARKED_STEPS})().includes(1000)")
-        # Came with the stream: nothing was asked for again.
+        # The update came with the stream: no series was requested again.
         assert not [each for each in page.requests[before:] if "/api/series" in each], page.requests[before:]
     page.run("document.getElementById('log-axis').click()")
     page.wait_for("page.cards.get('loss').chart.options.scales.y.type === 'logarithmic'")
     page.run("const slider = document.getElementById('smoothing'); slider.value = 0.9; slider.dispatchEvent(new Event('input'))")
-    # The values as they are stay behind their averages.
+    # The raw values stay visible behind their averages.
     page.wait_for("page.cards.get('loss').chart.data.datasets.length === 4")
     page.run("page.cards.get('loss').zoomTo([100, 200])")
     page.wait_for("page.cards.get('loss').chart.data.datasets.every(({data}) => data[0].step === 100 && data.at(-1).step === 200)")
@@ -273,7 +273,8 @@ def main():
                 use_tabs(page, kind)
                 check_sizes(page, kind)
                 assert not page.errors, page.errors
-            # The live page may ask for something until the report takes its place.
+            # The live page can still make requests until the report replaces
+            # it.
             asked = [each for each, by in zip(page.requests, page.documents) if by == report.as_uri()]
             assert asked[0] == report.as_uri() and all(each.startswith(("file:", "data:")) for each in asked), asked
         finally:

@@ -27,7 +27,7 @@ using testing::RunJournal;
 constexpr const char* kEnter = "\x1b[?1049h";
 constexpr const char* kLeave = "\x1b[?1049l";
 
-// The tool with a terminal that the test plays.
+// Runs the tool on a terminal that the test controls.
 class WatchedTerminal {
  public:
   WatchedTerminal(const std::string& path, unsigned short columns) {
@@ -35,12 +35,13 @@ class WatchedTerminal {
     EXPECT_EQ(grantpt(master_), 0);
     EXPECT_EQ(unlockpt(master_), 0);
     const std::string name = ptsname(master_);
-    // Held open, so that its settings outlive the tool.
+    // Kept open so that its settings outlive the tool.
     slave_ = open(name.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
     resize(columns);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    // The first terminal that the leader of a session opens is its own.
+    // The first terminal that a session leader opens becomes its controlling
+    // terminal.
     posix_spawn_file_actions_addopen(&actions, 0, name.c_str(), O_RDWR, 0);
     posix_spawn_file_actions_adddup2(&actions, 0, 1);
     posix_spawn_file_actions_adddup2(&actions, 0, 2);
@@ -86,7 +87,7 @@ class WatchedTerminal {
         write(master_, keys.data(), keys.size()),
         static_cast<ssize_t>(keys.size()));
   }
-  // What the tool writes up to this text, which has to come.
+  // Returns what the tool writes up to `text`, which must appear.
   std::string read_to(const std::string& text) {
     std::size_t end = 0;
     while ((end = unread_.find(text)) == unread_.npos) {

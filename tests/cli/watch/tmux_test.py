@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Uses `accelerate-cpp watch` in tmux: curves, keys, another size of the window, quit.
+"""Uses `accelerate-cpp watch` in tmux: curves, keys, resizing the window, quitting.
 
-usage: tmux_test.py TOOL PAGE_RUNS; ends with 77 where there is no tmux.
+usage: tmux_test.py TOOL PAGE_RUNS; exits with 77 if there is no tmux.
 """
 import os
 import re
@@ -37,7 +37,7 @@ class Session:
         return self.call("capture-pane", "-p").stdout.split("\n")[:-1]
 
     def wait_for(self, is_met):
-        """The lines of the screen once they are as wanted."""
+        """Returns the lines of the screen once `is_met` accepts them."""
         end = time.monotonic() + MOST_SECONDS
         while not is_met(lines := self.screen()):
             assert time.monotonic() < end, "never as wanted:\n" + "\n".join(lines)
@@ -55,7 +55,7 @@ class Session:
 
 
 def heights(lines):
-    """Of each column with a curve, the row of its highest dot; rows count from the top."""
+    """Returns the row of the highest dot of each column with a curve; rows count from the top."""
     found = {}
     for row, line in enumerate(lines):
         for column, letter in enumerate(line):
@@ -65,7 +65,7 @@ def heights(lines):
 
 
 def check_curves(lines, columns):
-    """Losses that fall from 2.1 to 0.1: the curve begins at the top left and ends at the bottom right."""
+    """Checks losses falling from 2.1 to 0.1: the curve starts at the top left and ends at the bottom right."""
     axis = next(i for i, line in enumerate(lines) if re.match(r" {12}0 .*999$", line))
     assert len(lines[axis]) == columns, (columns, lines[axis])
     assert lines[1].split()[0] == "2.1", lines[1]
@@ -79,7 +79,8 @@ def check_curves(lines, columns):
 
 
 def use(session):
-    # The ends of the axis of values, so that the screen is complete, and which run is which.
+    # The screen is complete, down to both ends of the value axis, and names
+    # each run.
     lines = session.wait_for(lambda lines: len(lines) == 30 and "q quit" in lines[-1])
     check_curves(lines, 100)
     text = "\n".join(lines)

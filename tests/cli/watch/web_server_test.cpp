@@ -191,8 +191,8 @@ TEST_F(Web, GivesRanksAndFiguresOfTheMachine) {
       json::parse("[50]"));
 }
 
-// Reads the stream of changes until one satisfies `is_wanted`, while `grow`
-// runs after it has begun.
+// Reads the stream of changes until one satisfies `is_wanted`; runs `grow` once
+// the stream has begun.
 template <class Grow, class IsWanted>
 json read_change(
     const std::string& path,
@@ -255,7 +255,8 @@ TEST_F(Web, StreamsRunsThatBeginLater) {
       with_token("/api/stream"),
       server_->port(),
       [&] {
-        // In one step: the server may look between any two.
+        // Renamed into place, because the server can scan between any two
+        // writes.
         RunJournal(elsewhere / "b").scalars(20, 0, {{"f1", 1}}).write();
         std::filesystem::rename(elsewhere / "b", directory_ / "b");
       },
@@ -307,7 +308,7 @@ TEST_F(Web, ReportsAreOneFileWithAllData) {
       HasSubstr(
           R"("series":{"loss":{"0":{"count":2,"steps":[0,1],"times":[1,2],"values":[4,2]}}})"));
   EXPECT_THAT(page, HasSubstr("data:image/png;base64,iVBORw=="));
-  // What was logged cannot end the script that holds it.
+  // Logged text cannot close the script element that holds it.
   EXPECT_THAT(page, HasSubstr("\\u003c/script>\\u003cb>"));
 }
 
