@@ -27,7 +27,7 @@ struct ArchiveFile {
   int method = 0;
 };
 
-// Writes an archive as an archiver would.
+// Returns an archive as an archiver would write it.
 inline std::string archive(
     const std::vector<ArchiveFile>& files,
     bool is_zip64 = false,

@@ -45,7 +45,7 @@ TEST(BoxCover, NeedsEveryElementOnce) {
       "a box has another number of dimensions than its tensor");
 }
 
-// Boxes that cover `shape`: it is cut in two again and again, anywhere.
+// Boxes that cover `shape`, made by repeatedly cutting a box in two anywhere.
 std::vector<Box> random_partition(const Shape& shape, std::size_t num_boxes) {
   std::vector<Box> boxes{{Shape(shape.size(), 0), shape}};
   while (boxes.size() < num_boxes) {
@@ -61,7 +61,7 @@ std::vector<Box> random_partition(const Shape& shape, std::size_t num_boxes) {
   return boxes;
 }
 
-// What counting every element gives.
+// Returns what counting every element finds.
 std::string counted(const Shape& shape, const std::vector<Box>& boxes) {
   std::uint64_t volume = 1;
   for (const std::uint64_t size : shape) volume *= size;
@@ -93,7 +93,7 @@ TEST(BoxCover, AgreesWithCounting) {
         random_partition(shape, *rc::gen::inRange<std::size_t>(1, 120));
     RC_ASSERT(complaint(shape, boxes) == "");
     RC_ASSERT(counted(shape, boxes) == "");
-    // Some boxes move; the volume stays.
+    // Moves some boxes without changing their volume.
     for (int i = *rc::gen::inRange(0, 4); i > 0; --i) {
       Box& box = boxes[*rc::gen::inRange<std::size_t>(0, boxes.size())];
       const auto dim = *rc::gen::inRange<std::size_t>(0, num_dims);
@@ -110,10 +110,10 @@ TEST(BoxCover, TakesManyBoxesOfAnyLayout) {
   std::vector<Box> rows, columns, grid, corners;
   for (std::uint64_t i = 0; i < kMany; ++i) {
     rows.push_back({{i, 0}, {1, kMany}});
-    // All share their first begin.
+    // All columns start at 0 in the first dimension.
     columns.push_back({{0, i}, {kMany, 1}});
     grid.push_back({{i / 250, i % 250}, {1, 1}});
-    // The left column of what is left, then the top row, and so on.
+    // The left column of the remaining rectangle, then its top row, and so on.
     const std::uint64_t at = i / 2;
     corners.push_back(
         i % 2 == 0 ? Box{{at, at}, {kMany - at, 1}}
@@ -132,8 +132,8 @@ TEST(BoxCover, TakesManyBoxesOfAnyLayout) {
 }
 
 TEST(BoxCover, RefusesBoxesThatInterlockTooMuch) {
-  // Sticks along each axis of a cube, none touching another: each cut across
-  // one axis cuts all sticks along it.
+  // Sticks along each axis of a cube that do not touch: each cut across one
+  // axis cuts all sticks along that axis.
   constexpr std::uint64_t kSide = 200;
   std::vector<Box> sticks;
   for (std::uint64_t i = 0; i < kSide; i += 2) {
@@ -145,7 +145,7 @@ TEST(BoxCover, RefusesBoxesThatInterlockTooMuch) {
   }
   const std::string answer =
       complaint({kSide, kSide, kSide}, sticks, /*must_cover=*/false);
-  // Whichever it is, it is never "overlap", and it comes soon.
+  // Either answer is fine, but never "overlap", and it must come soon.
   EXPECT_TRUE(answer.empty() || answer.find("interlock") != std::string::npos)
       << answer;
 }

@@ -1,5 +1,6 @@
-// Every state in which a power cut could leave the disk while a journal is
-// written: what was durable is there, in order, and nothing else is in its way.
+// Every state in which a power cut can leave the disk while a journal is
+// written: what was durable is there, in order, and nothing else gets in its
+// way.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -26,13 +27,13 @@ namespace fs = std::filesystem;
 using testing::RecordedDisk;
 using testing::TemporaryDirectory;
 
-// Writes only when it is asked to, or ends.
+// Writes only on request or when it is destroyed.
 const JournalWriterOptions kPatient{.interval = std::chrono::hours(1)};
 
 // A journal's file whose writes the disk records.
 class RecordedFile final : public JournalFile {
  public:
-  // Its sync number `failing_sync`, from 1, fails.
+  // Fails sync number `failing_sync`, counting from 1.
   RecordedFile(
       const fs::path& path,
       std::shared_ptr<RecordedDisk> disk,
@@ -93,7 +94,8 @@ class Scenario {
   explicit Scenario(const fs::path& root)
       : root_(root), path_(root / "runs" / "one" / "journal") {}
 
-  // What an earlier process left: `num_values`, then a part of a frame.
+  // Starts with what an earlier process left: `num_values`, then part of a
+  // frame.
   void begin_with(int num_values, double part) {
     fs::create_directories(path_.parent_path());
     {
@@ -110,7 +112,7 @@ class Scenario {
     num_values_ = num_values;
   }
 
-  // A process that logs, in groups that it makes durable.
+  // A process that logs in groups and makes each durable.
   void log_groups(const std::vector<int>& sizes, int failing_sync = 0) {
     disk_ = std::make_shared<RecordedDisk>(root_);
     durable_ = {{0, num_values_}};
@@ -157,7 +159,7 @@ class Scenario {
     ASSERT_GE(num_found, num_durable) << cut;
     ASSERT_LE(num_found, num_values_) << cut;
     ASSERT_EQ(found, count_to(num_found)) << cut;
-    // The next process goes on after it.
+    // The next process continues after it.
     {
       JournalWriter writer(path, "{}", kPatient);
       log(writer, num_found);
@@ -176,7 +178,7 @@ class Scenario {
   int num_values_ = 0;
 };
 
-// Its directories and name are new, too.
+// The journal's directories and name are new, too.
 TEST(JournalPower, NoCutLosesWhatWasDurableOfANewJournal) {
   const TemporaryDirectory directory(TemporaryDirectory::memory());
   Scenario scenario(directory.path());
@@ -194,7 +196,7 @@ TEST(JournalPower, NoCutLosesWhatEarlierProcessesWrote) {
   }
 }
 
-// What could not be synced is cut off and written again.
+// Data that could not be synced is truncated and written again.
 TEST(JournalPower, NoCutLosesWhatWasDurableWhenASyncFailed) {
   for (const int failing_sync : {1, 2, 4}) {
     const TemporaryDirectory directory(TemporaryDirectory::memory());

@@ -33,7 +33,7 @@ using Entries = std::vector<JournalEntry>;
 using Scalar = JournalScalars::Scalar;
 using Pair = std::pair<std::string_view, double>;
 
-// Writes only when it is asked to, or ends.
+// Writes only on request or when it is destroyed.
 const JournalWriterOptions kPatient{.interval = std::chrono::hours(1)};
 
 JournalEntry scalars(
@@ -144,7 +144,8 @@ TEST(Journal, CanBeReadWhileItIsWritten) {
   EXPECT_EQ(reader.read(), Entries());
 }
 
-// Frames of all sizes around those of the blocks in which a file is read.
+// Frames smaller and larger than the blocks in which a file is read, and of
+// about their size.
 TEST(Journal, IsReadWholeWhateverTheSizesOfItsFrames) {
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "journal";
@@ -211,7 +212,7 @@ TEST(Journal, GoesOnAfterAFrameThatWasRefused) {
   EXPECT_EQ(losses(reader.read()), (std::vector<double>{2}));
 }
 
-// What a power cut can leave: the file ends anywhere.
+// A power cut can end the file anywhere.
 TEST(Journal, LosesOnlyTheFrameThatWasCut) {
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "journal";
@@ -266,7 +267,7 @@ TEST(Journal, LosesOnlyTheFrameThatWasDamaged) {
     }
     JournalReader reader(path);
     ASSERT_EQ(losses(reader.read()), expected) << bit;
-    // Damage at the end cannot be told from a frame that is being written.
+    // Damage at the end looks the same as a frame that is still being written.
     const bool is_last = bit / 8 >= ends[3];
     ASSERT_EQ(reader.num_damaged_bytes() > 0, !is_last) << bit;
   }
@@ -287,7 +288,7 @@ TEST(Journal, TakesEntriesOfSeveralThreads) {
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "journal";
   {
-    // Small, so that frames are written while others log.
+    // Small enough that frames are written while other threads log.
     JournalWriter writer(path, "{}", {.early_bytes = 4096});
     std::vector<std::thread> threads;
     for (int thread = 0; thread < 4; ++thread) {
@@ -410,7 +411,8 @@ TEST_F(FullDisk, CountsWhatDoesNotFitIntoMemory) {
                   "written")))));
 }
 
-// Else a disk that is slower than a loop would let memory grow without bound.
+// Otherwise memory would grow without bound if the disk is slower than the
+// loop.
 TEST_F(FullDisk, IsWaitedForWhenItIsSlowerThanWhatIsLogged) {
   disk_.room = 1 << 20;
   auto journal = writer(1000);
@@ -485,7 +487,7 @@ TEST(RunHistory, DropsAllThatFollowsAStepToWhichTheRunReturns) {
   EXPECT_EQ(history.sessions().size(), 2u);
 }
 
-// Entries of a run at times, the first of its processes from 0 on.
+// Entries of a run at given times; its first process starts at 0.
 class TimedRun {
  public:
   TimedRun& begins(double time) {
@@ -528,7 +530,7 @@ TEST(RunHistory, DropsSamplesOfTheTimeThatWasLost) {
   EXPECT_EQ(run.history().lost_times(), (LostTimes{{2, 10}}));
   EXPECT_EQ(run.times_of("system"), (Times{1.5, 10.5}));
   EXPECT_EQ(run.times_of("ranks"), (Times{1.5, 10.5}));
-  // Why a process ended stays.
+  // Warnings stay, because they can say why a process ended.
   EXPECT_EQ(run.times_of("warning"), (Times{1.5, 2.5, 3.5, 10.5}));
 }
 
@@ -556,7 +558,7 @@ TEST(RunHistory, KeepsSamplesWhereNothingIsRepeated) {
   EXPECT_EQ(run.times_of("system"), (Times{1.5, 11}));
 }
 
-// The way of readers that copy nothing leads to the same history.
+// Readers that copy nothing must build the same history.
 TEST(RunHistory, IsTheSameFromFrames) {
   EXPECT_TRUE(rc::check([] {
     RunHistory copied, decoded;

@@ -52,7 +52,7 @@ TEST(Pickle, ReadsNumbersAndStrings) {
 }
 
 TEST(Pickle, ReadsContainersAndTheMemo) {
-  // {'a': [1, 2], 'b': <the same list>}, which is appended to afterwards
+  // {'a': [1, 2], 'b': <the same list>}; the list is appended to afterwards
   const Pickle pickle =
       read(PICKLE("\x80\x02}q\x00(X\x01\x00\x00\x00"
                   "a]q\x01(K\x01K\x02"
@@ -94,7 +94,7 @@ TEST(Pickle, RefusesTreesWithoutEnd) {
                    "a."));
       },
       "a value contains itself");
-  // A pair of pairs of pairs ..., both items of each being the same.
+  // A pair of pairs of pairs..., where both items of each pair are the same.
   std::string doubled = "\x80\x02";
   doubled += "N";
   for (int i = 0; i < 60; ++i) doubled += "2\x86";

@@ -167,7 +167,7 @@ TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
   refuse(tensor_op("N", 0, {1}, {1}), "its storage is not in the file");
 }
 
-// A dict of these tensors, named by numbers.
+// A dict of these tensors, with numbers as keys.
 std::string dict_op(const std::vector<std::string>& tensors) {
   std::string ops = "}(";
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -179,7 +179,7 @@ std::string dict_op(const std::vector<std::string>& tensors) {
 std::vector<std::int16_t> numbers_in(const StoredTensor& tensor) {
   const TensorToWrite source = to_write(tensor);
   std::vector<std::int16_t> numbers(source.bytes.num_bytes / 2);
-  // In pieces, as a writer asks for them.
+  // Copies in pieces, as a writer does.
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     source.bytes.copy(
         2 * i, std::as_writable_bytes(std::span(numbers).subspan(i, 1)));
@@ -211,7 +211,7 @@ TEST_F(TorchFiles, BoundTheSumOfRepeatedElements) {
   const auto list = [&](const std::vector<std::string>& tensors) {
     return stored_in_torch_file(put(pickle_of(dict_op(tensors)), shorts()));
   };
-  // Each takes 2 MiB, and the same one again takes nothing more.
+  // Each tensor takes 2 MiB; repeating it takes no more.
   std::vector<std::string> tensors;
   for (std::uint64_t i = 0; i < 3; ++i) {
     tensors.push_back(tensor_op(storage, i, {1 << 20}, {0}));
@@ -240,7 +240,7 @@ TEST_F(TorchFiles, BoundNamesAndWhatTheyList) {
             format("}}({}}}({}{}uu", text_op(name), text_op(name), tensor)));
       },
       "a name has at most 4096 bytes");
-  // Each dict has the one before it sixteen times.
+  // Each dict contains the previous one sixteen times.
   std::string root = format(
       "}}({}{}{}{}u",
       text_op("x"),

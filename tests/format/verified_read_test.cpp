@@ -1,4 +1,4 @@
-// Bytes that are read from cold and cached files, and hashed on the way.
+// Reads from cold and cached files, hashed along the way.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -45,7 +45,7 @@ class VerifiedRead : public ::testing::Test {
     file.put(static_cast<char>(bytes_[offset] ^ 1));
   }
 
-  // A tensor of the bytes [begin, begin + size) of the file.
+  // A tensor over the bytes [begin, begin + size) of the file.
   static StoredTensor slice(
       const std::shared_ptr<const InputFile>& file,
       std::uint64_t begin,
@@ -53,7 +53,7 @@ class VerifiedRead : public ::testing::Test {
     return {safetensors::Dtype::U8, {size}, {{file, begin, {{0}, {size}}}}};
   }
 
-  // Takes the file out of the page cache, so that it is read directly.
+  // Evicts the file from the page cache, so that it is read directly.
   void make_cold() const {
     const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     ASSERT_EQ(::fsync(file), 0);
@@ -63,8 +63,8 @@ class VerifiedRead : public ::testing::Test {
 
   using Slices = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
-  // Reads slices twice: the second time, chunks of a file with a record are
-  // known to be as they were written.
+  // Reads slices twice: in the second pass, the chunks of a file with a record
+  // are known to be as written.
   void expect_equal(
       const Slices& slices,
       const std::shared_ptr<const InputFile>& file) {
@@ -101,7 +101,7 @@ class VerifiedRead : public ::testing::Test {
       const auto shared = std::make_shared<const InputFile>(path_, record);
       shared->set_shared();
       expect_equal(slices, shared);
-      // The pages are there now.
+      // The pages are cached now.
       expect_equal(slices, std::make_shared<const InputFile>(path_, record));
     }
   }
@@ -115,7 +115,7 @@ class VerifiedRead : public ::testing::Test {
 TEST_F(VerifiedRead, GivesTheSameBytesWhateverTheSlices) {
   expect_equal({{0, kSize}});
   expect_equal({{kChunkBytes - 1, 2}, {kChunkBytes + 5, 0}, {kSize - 1, 1}});
-  // Equal and overlapping ones.
+  // Equal and overlapping slices.
   expect_equal({{10, 500'000}, {10, 500'000}, {400'000, 300'000}, {11, 3}});
   std::mt19937_64 random(2);
   for (int round = 0; round < 4; ++round) {
@@ -131,7 +131,7 @@ TEST_F(VerifiedRead, GivesTheSameBytesWhateverTheSlices) {
 }
 
 TEST_F(VerifiedRead, FindsADamagedByteAnywhereInTheChunksThatItReads) {
-  // The first chunk has the header, so it is always read.
+  // The first chunk holds the header, so it is always read.
   for (const std::uint64_t offset :
        {std::uint64_t{0}, kChunkBytes - 1, 2 * kChunkBytes, kSize - 1}) {
     flip(offset);
@@ -215,8 +215,8 @@ TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheUnlessOthersReadItToo) {
   }
 }
 
-// Short ranges beside long ones are read with them: through the page cache, the
-// kernel would read ahead what nobody wants.
+// Short ranges next to long ones are read directly with them, because the page
+// cache would read ahead data that is not needed.
 TEST_F(VerifiedRead, LeavesAColdFileOutOfThePageCacheIfARangeIsShort) {
   make_cold();
   const auto file = std::make_shared<const InputFile>(path_);

@@ -1,4 +1,4 @@
-// Weights from one format to another and back, without LibTorch.
+// Converts weights from one format to another and back, without LibTorch.
 #include <memory>
 
 #include "format/tensors/weights.h"
@@ -116,7 +116,7 @@ TEST_F(Weights, AreSpreadOverFilesAndReplaceStaleOnes) {
     }
     EXPECT_GT(num_files, 5u);
     expect_same(open_weights(out));
-    // Every file numbers its storages itself: in one file, all are there.
+    // Each file numbers its own storages; a single file must hold them all.
     const fs::path merged = directory_ / "merged.safetensors";
     write_weights_file(*disk_, merged, open_weights(out));
     expect_same(open_weights(merged));

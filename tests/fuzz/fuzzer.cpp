@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(
     std::size_t size) {
   constexpr const accelerate::fuzz::Target& kTarget =
       target_called(QUOTED(TARGET));
-  // Sanitizers slow a program down tenfold.
+  // Sanitizers slow programs down tenfold.
   constexpr double kOtherSeconds = 4, kSecondsPerByte = 1e-4;
   const double begin = cpu_seconds();
   const std::size_t memory = accelerate::fuzz::peak_of_memory([&] {

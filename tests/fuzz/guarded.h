@@ -14,7 +14,7 @@ inline std::string_view text_of(Input input) {
   return {reinterpret_cast<const char*>(input.data()), input.size()};
 }
 
-/// This process's own directory for files to be read, in memory if possible.
+/// This process's own directory for input files, in memory if possible.
 const std::filesystem::path& scratch();
 void put(const std::filesystem::path& path, std::string_view contents);
 

@@ -4,9 +4,9 @@
 
 namespace accelerate::fuzz {
 
-/// Runs `body` and returns the most bytes that operator new had given out at a
-/// moment of it, beyond those at its beginning. Programs that link this count
-/// all of operator new, in every library and thread.
+/// Runs `body` and returns its peak of bytes in use from operator new, beyond
+/// those in use at its start. Programs that link this file count all calls of
+/// operator new, in every library and thread.
 std::size_t peak_of_memory(void (*body)(void* data), void* data);
 
 template <class Body>

@@ -1,6 +1,6 @@
 // replay CORPUS: runs every kept input through its target, in any build, and
-// fails if one takes more memory than its target allows. The inputs of a target
-// are in the directory of its name.
+// fails if an input takes more memory than its target allows. The inputs of a
+// target are in the directory named after it.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

@@ -31,7 +31,7 @@ namespace {
 
 constexpr int kNumDevices = 2;
 
-// What a launch of a program of ours makes of its settings.
+// Does what `launch` does with the settings for one of our programs.
 void plan_launch(
     const detail::Settings& settings,
     const detail::ConfigDocument* file,
@@ -68,7 +68,7 @@ void config_file(Input input) {
 void deepspeed_config(Input input) {
   std::error_code ignored;
   const std::string text(text_of(input));
-  // A path would be read.
+  // The text of an existing path would be read as a file.
   if (std::filesystem::exists(text, ignored)) return;
   guarded([&] {
     DeepSpeedOptions options;
@@ -111,8 +111,8 @@ void model_config(Input input) {
 void json_lines(Input input) {
   for (const std::string& line : detail::split(text_of(input), '\n')) {
     const detail::ParsedJson parsed = detail::parse_json(line);
-    // A reader of lines stops at the first that is not JSON; and most time
-    // would go into throwing an exception for each of the others.
+    // Readers of lines stop at the first that is not JSON, and throwing an
+    // exception for each further line would take most of the time.
     if (!parsed.complaint.empty()) return;
     if (!parsed.value.is_object()) continue;
     for (const auto& [key, value] : parsed.value.items()) {
@@ -126,8 +126,8 @@ void json_lines(Input input) {
 
 namespace {
 
-/// Shared by inputs: CLI11 compares each option that is added with all others,
-/// which takes a hundred times longer than parsing. It never clears its list of
+/// Shared by inputs: CLI11 compares each added option with all others, which
+/// takes a hundred times longer than parsing. It never clears its list of
 /// parsed options, so a parser takes a limited number of inputs.
 struct LaunchParser {
   static constexpr int kMostInputs = 10'000;
@@ -142,14 +142,14 @@ struct LaunchParser {
 
 void launch_arguments(Input input) {
   static std::optional<LaunchParser> parser;
-  // A parse forgets the flags of the one before, but not this value.
+  // Parsing resets the flags of the previous input, but not this value.
   if (!parser || !parser->flags.config_file().empty() ||
       ++parser->num_inputs > LaunchParser::kMostInputs) {
     parser.emplace();
   }
   const cli::LaunchFlags& flags = parser->flags;
   std::vector<std::string> arguments = detail::split(text_of(input), '\n');
-  // No argument of a program has a zero in it.
+  // Program arguments contain no zero bytes.
   for (std::string& each : arguments) each = each.c_str();
   arguments.insert(arguments.begin(), "launch");
   std::reverse(arguments.begin(), arguments.end());

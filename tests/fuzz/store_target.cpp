@@ -39,7 +39,7 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-/// A store and some clients, of which the last is trusted.
+/// A store and its clients; the last client is trusted.
 class Clients {
  public:
   explicit Clients(bool has_secret)
@@ -91,10 +91,11 @@ class Clients {
     service_.open(session);
   }
   void check() const {
-    // An entry or a string takes some hundred bytes for the nine that make it.
+    // An entry or a string takes a few hundred bytes for the nine that create
+    // it.
     constexpr std::uint64_t kFactor = 32, kEach = 8192;
     const std::uint64_t memory = service_.memory();
-    // Answers are copies of values, each of a message's size at most.
+    // Answers are copies of values, each at most the size of a message.
     const std::uint64_t answers =
         kNumClients * (2 * options_.limits.max_message_bytes + (128U << 10U));
     require(
@@ -114,7 +115,8 @@ class Clients {
 
 }  // namespace
 
-// Pieces: a byte that names the client and what it does, a length, the bytes.
+// Each piece is a byte that gives the client and its action, a length, and the
+// bytes.
 void store(Input input) {
   std::string_view rest(
       reinterpret_cast<const char*>(input.data()), input.size());

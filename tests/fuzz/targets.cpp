@@ -23,7 +23,7 @@
 
 namespace accelerate::fuzz {
 
-// Removed at the end of the process.
+// The directory is removed at the end of the process.
 class Scratch {
  public:
   Scratch() {
@@ -106,7 +106,7 @@ void safetensors_header(Input input) {
 }
 
 void manifest(Input input) {
-  // The checksum would stop nearly all inputs, so the body is fuzzed, too.
+  // Also fuzzes the body, because the checksum would stop nearly all inputs.
   guarded([&] {
     static_cast<void>(detail::parse_manifest(text_of(input), "input"));
   });

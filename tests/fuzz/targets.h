@@ -4,14 +4,14 @@
 #include <span>
 #include <string_view>
 
-/// The fuzzing targets. Each takes any bytes, and either reads them or throws
-/// accelerate::Error; anything else is a defect, and so is more memory than
+/// The fuzzing targets. Each takes any bytes and either reads them or throws
+/// accelerate::Error; anything else is a defect, as is using more memory than
 /// `Target` allows for an input of this size.
 namespace accelerate::fuzz {
 
 using Input = std::span<const std::byte>;
 
-// Files of tensors.
+// Tensor files.
 void safetensors_header(Input input);
 void manifest(Input input);
 void model_index(Input input);
@@ -26,14 +26,14 @@ void model_config(Input input);
 void json_lines(Input input);
 /// Arguments of `launch`, one per line.
 void launch_arguments(Input input);
-/// What clients send to the store of a launch. Beyond what the others promise,
-/// memory is bounded by the bytes that came and by the store's limits.
+/// Bytes that clients send to the store of a launch. In addition to the usual
+/// bound, memory is bounded by the bytes received and the store's limits.
 void store(Input input);
 
 struct Target {
   std::string_view name;
   void (*run)(Input input);
-  /// The most memory at any moment: for each byte of the input, and in
+  /// The most memory in use at any moment: per byte of the input, and in
   /// addition.
   std::size_t memory_per_byte;
   std::size_t other_memory;
@@ -46,13 +46,13 @@ inline constexpr Target kTargets[] = {
     {"model_index", &model_index, 200, kMegabyte},
     {"pickle", &pickle, 100, kMegabyte},
     {"zip", &zip, 100, kMegabyte},
-    // Tensors that repeat elements take 8 bytes per byte and 8 MiB, and their
-    // names and places 64 bytes per byte and 16 MiB.
+    // Tensors that repeat elements take 8 bytes per byte and 8 MiB; their names
+    // and places take 64 bytes per byte and 16 MiB.
     {"torch_file", &torch_file, 200, 48 * kMegabyte},
     {"state_of_distributed", &state_of_distributed, 400, kMegabyte},
     {"config_file", &config_file, 1000, 2 * kMegabyte},
     {"deepspeed_config", &deepspeed_config, 500, kMegabyte},
-    // A config.json makes up to 10,000 layers of 20 tensors.
+    // A config.json can produce up to 10,000 layers of 20 tensors.
     {"model_config", &model_config, 200, 96 * kMegabyte},
     {"json_lines", &json_lines, 200, kMegabyte},
     {"launch_arguments", &launch_arguments, 500, 16 * kMegabyte},

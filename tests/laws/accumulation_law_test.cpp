@@ -1,5 +1,5 @@
 // Any split of a batch into micro-batches and ranks gives the gradient of the
-// whole batch.
+// full batch.
 #include "laws/check.h"
 
 #include <map>
@@ -64,7 +64,7 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
     const bool sync_each_batch = *rc::gen::arbitrary<bool>();
     const bool is_even = *rc::gen::arbitrary<bool>();
     const auto seed = *rc::gen::arbitrary<std::uint64_t>();
-    // Items of each micro-step and rank; equal ones need no counting.
+    // Items per micro-step and rank; equal numbers need no counting.
     std::vector<int> items(
         static_cast<std::size_t>(ranks * window), *rc::gen::inRange(1, 9));
     if (!is_even) {
@@ -94,7 +94,7 @@ TEST(AccumulationLaw, GivesTheGradientOfTheWholeBatch) {
           const std::int64_t count =
               items[static_cast<std::size_t>(m * ranks) + r];
           if (r == me) {
-            // With a masked row; if there is no other, the mean is NaN.
+            // Adds a masked row; if it is the only row, the mean is NaN.
             const auto rows = torch::cat(
                 {x.narrow(0, begin, count),
                  torch::ones({1, 3}, torch::kDouble)});

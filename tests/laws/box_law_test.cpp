@@ -1,4 +1,4 @@
-// Boxes that the ranks of one grid write are what the ranks of another read.
+// Boxes written by the ranks of one grid are read by the ranks of another.
 #include "laws/check.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ using testing::expect_law;
 
 using Coordinates = std::array<int, kNumAxes>;
 
-/// How one dimension is split over one axis: in proportion to weights, some of
-/// which are 0; the rows in so many projections, each by itself.
+/// How one axis splits one dimension: in proportion to weights, some of which
+/// are 0. Rows form `projections` ranges, each split separately.
 struct Split {
   Axis axis;
   std::int64_t dim;
@@ -38,7 +38,7 @@ struct Split {
   std::int64_t projections = 1;
 };
 
-/// A grid of ranks, and how it splits one tensor, first split first.
+/// A grid of ranks and its splits of one tensor, in order.
 struct Grid {
   std::vector<Coordinates> ranks;
   std::vector<Split> splits;
@@ -85,7 +85,7 @@ rc::Gen<std::vector<std::int64_t>> shapes() {
 
 rc::Gen<Grid> grids(std::int64_t num_dims) {
   return rc::gen::exec([num_dims] {
-    // Pipeline stages hold different tensors; at most 8 ranks.
+    // Excludes pipeline stages, which hold different tensors; at most 8 ranks.
     constexpr std::array<std::array<int, 4>, 10> kDegrees{
         {{1, 1, 1, 1},
          {2, 1, 1, 1},
@@ -110,7 +110,7 @@ rc::Gen<Grid> grids(std::int64_t num_dims) {
       }
       grid.ranks.push_back(place);
     }
-    // Axes split in any order; those that do not split have replicas.
+    // Axes split in any order; axes that do not split hold replicas.
     std::array<int, 4> order{0, 1, 2, 3};
     std::mt19937 random(*rc::gen::arbitrary<std::uint32_t>());
     std::shuffle(order.begin(), order.end(), random);
@@ -155,7 +155,7 @@ safetensors::Shape unsigned_shape(const std::vector<std::int64_t>& sizes) {
 
 constexpr const char* kName = "tensor";
 
-// The boxes of a layout, which lie one after another in its rank's file.
+// The boxes of a layout, stored one after another in its rank's file.
 std::vector<safetensors::Box> places_of(const Layout& layout) {
   std::vector<safetensors::Box> places;
   for (const detail::LayoutPiece& piece : detail::pieces_of(layout)) {
@@ -166,7 +166,7 @@ std::vector<safetensors::Box> places_of(const Layout& layout) {
   return places;
 }
 
-// The boxes of all writing ranks, in memory in place of their files.
+// Writes the boxes of all writing ranks to a single file.
 detail::StoredTensors write_boxes(
     const Grid& grid,
     const at::Tensor& tensor,
@@ -228,7 +228,7 @@ TEST(BoxLaw, WhatOneGridWritesAnotherReads) {
   });
 }
 
-// Manifests are refused unless the boxes of a tensor cover it once.
+// Manifests are refused unless the boxes of a tensor cover it exactly once.
 TEST(BoxLaw, ManifestsTakeTheBoxesOfAnyGrid) {
   expect_law(500, [&] {
     const auto shape = *shapes();
@@ -264,7 +264,7 @@ TEST(BoxLaw, ManifestsTakeTheBoxesOfAnyGrid) {
   });
 }
 
-// Reads a tensor as a rank does that gathers it from its peers, in pieces.
+// Reads a tensor in pieces, as a rank does that gathers it from its peers.
 TEST(BoxLaw, PiecesOfAnySizeArePutTogetherFromBoxes) {
   expect_law(10'000, [&] {
     const auto shape = *shapes();

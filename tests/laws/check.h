@@ -7,8 +7,8 @@
 
 namespace accelerate::testing {
 
-/// Expects the property to hold for random cases; a failure shows the smallest
-/// case found.
+/// Expects the property to hold for random cases; a failure prints the smallest
+/// failing case found.
 template <class Property>
 void expect_law(int num_cases, Property&& property) {
   rc::detail::TestParams params = rc::detail::configuration().testParams;

@@ -1,4 +1,4 @@
-// What gather_for_metrics gives over a pass is the dataset, each sample once.
+// gather_for_metrics over a pass gives the dataset, each sample once.
 #include "laws/check.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ std::vector<T> sorted(std::vector<T> values) {
   return values;
 }
 
-// Everything that a pass gives, by batches of another shape and dtype, or of
+// Gathers everything in a pass, in batches of another shape and dtype, or as
 // strings.
 template <class Loader>
 std::vector<std::int64_t>

@@ -1,5 +1,5 @@
-// Whatever the options, the ranks' samples are the dataset, and a pass that is
-// stopped anywhere goes on exactly there, on any number of ranks.
+// Whatever the options, the samples of all ranks are the dataset, and a pass
+// that is stopped anywhere resumes exactly there, on any number of ranks.
 #include "laws/check.h"
 
 #include <algorithm>
@@ -122,7 +122,7 @@ class Ranks {
       all.real.insert(all.real.end(), round.begin(), round.end());
       all.state = loaders_.front()->state_dict();
       for (auto& pass : passes) {
-        // The last round of the reading stays in hand.
+        // Does not advance past the last round that is read.
         if (all.num_rounds + 1 < most_rounds && pass != detail::EndOfPass())
           ++pass;
       }
@@ -244,7 +244,7 @@ TEST(LoaderLaw, AStoppedPassGoesOnWhereItWas) {
     const auto before = *rc::gen::inRange(1, 5);
     const auto after = *rc::gen::inRange(1, 5);
     Case setup = any_case(before * after);
-    // On another number of ranks, other samples would be dropped.
+    // A different number of ranks would drop other samples.
     setup.options.drop_last = setup.options.drop_last && before == after;
     check_resume(Identity{setup.size}, setup, before, after);
   });

@@ -1,4 +1,4 @@
-// The norm of split and replicated gradients is that of the full ones.
+// The norm of split and replicated gradients equals the norm of the full ones.
 #include "laws/check.h"
 
 #include <array>
@@ -46,7 +46,8 @@ TEST(NormLaw, IsThatOfTheFullGradients) {
         replicate * shard * tensor, [degrees](const WorldOptions& options) {
           World world(options);
           Mesh mesh(world, degrees);
-          // All groups are made first, since later only some ranks use each.
+          // Makes all groups first, because later only some ranks use each
+          // group.
           return MeshRank{world, mesh};
         }));
   }
@@ -86,7 +87,7 @@ TEST(NormLaw, IsThatOfTheFullGradients) {
              {std::pair{Axis::shard, over_shard},
               std::pair{Axis::tensor, over_tensor}}) {
           if (!is_split) continue;
-          // Shards may be uneven, or empty.
+          // Shards can be uneven or empty.
           box = box.tensor_split(rank.mesh.degree(
               axis))[static_cast<std::size_t>(rank.mesh.coordinate(axis))];
           row.layout.split_axes.push_back(axis);

@@ -12,8 +12,9 @@
 
 #include "support/rank_pool.h"
 
-// A metric over ranks is that of one process, for any number of ranks, sizes of
-// batches, repeated samples, and for a resume on another number of ranks.
+// A metric over ranks equals the metric of one process, for any number of
+// ranks, batch sizes and repeated samples, and after resuming on another number
+// of ranks.
 
 namespace accelerate {
 namespace metrics_law_test {
@@ -33,7 +34,7 @@ std::int64_t number(Random& random, std::int64_t low, std::int64_t high) {
 
 bool coin(Random& random) { return number(random, 0, 1) == 1; }
 
-// Multiples of `unit`, which all sums of this test have without rounding.
+// Multiples of `unit`, so that all sums in this test are exact.
 at::Tensor multiples(
     Random& random,
     at::IntArrayRef shape,
@@ -49,7 +50,7 @@ at::Tensor multiples(
 
 struct Samples {
   at::Tensor scores;   // [N, classes]
-  at::Tensor labels;   // [N], some to be ignored
+  at::Tensor labels;   // [N], some of which are ignored
   at::Tensor weights;  // undefined, or [N]
   at::Tensor mask;
 
@@ -83,11 +84,11 @@ Samples any_samples(Random& random, std::int64_t size) {
 }
 
 struct Round {
-  std::vector<at::Tensor> indices;  // of each rank
+  std::vector<at::Tensor> indices;  // per rank
   std::int64_t remainder = 0;
 };
 
-// Batches of equal sizes with repeats in the last round, or of any sizes.
+// Batches of equal sizes with repeats in the last round, or of any size.
 std::vector<Round> any_rounds(
     Random& random,
     std::int64_t begin,
@@ -160,7 +161,7 @@ void check(Pools& pools, Random& random, const Law<Metric>& law) {
   law.update(alone, samples);
   const Numbers expected = law.answer(alone);
 
-  // The first samples on some ranks; then, perhaps, the rest on others.
+  // The first samples on some ranks, then possibly the rest on others.
   const std::int64_t middle = coin(random) ? size : number(random, 0, size);
   StateDict saved;
   bool is_resumed = false;

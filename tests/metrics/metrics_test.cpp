@@ -85,7 +85,7 @@ TEST(Mean, RefusesWeightsThatDoNotFit) {
 }
 
 TEST(Metrics, LeaveOutRepeatedRows) {
-  // A round of 3 ranks with 2 rows each, of which 3 are real.
+  // A round of 3 ranks with 2 rows each, 3 of them real.
   std::int64_t remainder = 3;
   MetricRanks ranks{.remainder = [&] { return remainder; }};
   Sum sum(ranks);
@@ -175,7 +175,7 @@ TEST(ConfusionMatrix, HasARowForEachLabel) {
 }
 
 TEST(F1, HasThreeAverages) {
-  // By class: 2/3, 1/2 and, never seen, nothing.
+  // Per class: 2/3, 1/2, and nothing for the class that never occurs.
   const at::Tensor predicted = wholes({0, 0, 1, 1, 1}),
                    labels = wholes({0, 0, 0, 0, 1});
   const auto average = [&](ClassAverage of) {
@@ -236,7 +236,7 @@ TEST(AUROC, OfBinsIsThatOfPairsInThem) {
 }
 
 TEST(RocArea, IsTheShareOfPairs) {
-  // Against every pair, for scores with many ties.
+  // Compares with counting every pair, for scores with many ties.
   std::uint64_t state = 1;
   const auto next = [&](std::uint64_t size) {
     state = state * 6364136223846793005U + 1442695040888963407U;
@@ -275,7 +275,7 @@ TEST(Sum, LeavesOutNanOnRequest) {
   EXPECT_EQ(sum.compute(), 4);
 }
 
-// Among these samples, only the first and the last count.
+// Only the first and the last of these samples count.
 const ClassOptions kPicky{.ignore_index = 0, .ignore_nan = true};
 at::Tensor picky_scores() {
   return rows({.1, .9, .6, .4, kNan, .5, .9, .1}, 2);
@@ -301,7 +301,7 @@ TEST(AUROC, LeavesOutWhatItsOptionsSay) {
 }
 
 TEST(AUROC, WeighsClassesOnRequest) {
-  // Areas: 1 for class 0 with one sample, 1/2 for class 1 with two, 1/2.
+  // Areas: 1 for class 0 (one sample), 1/2 for class 1 (two), 1/2 for class 2.
   const at::Tensor scores =
       rows({.9, .2, .5, .1, .5, .5, .1, .1, .5, .1, .2, .5}, 3);
   const at::Tensor labels = wholes({0, 1, 1, 2});

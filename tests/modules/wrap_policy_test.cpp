@@ -56,7 +56,7 @@ TEST(WrapPolicy, ChoosesElementsOfContainers) {
 TEST(WrapPolicy, ChoosesOutermostAttention) {
   ModuleNode root = net();
   std::vector<ModuleNode>& blocks = root.children[1].children;
-  // One is called so, the other is of such a class; each has one inside.
+  // One matches by name, the other by class; each contains another match.
   blocks[0].children[0].name = "self_attn";
   blocks[0].children[0].children.push_back(layer("attention", 3, 9));
   blocks[1].children[1].class_name = "models::FlashAttentionImpl";
@@ -81,7 +81,7 @@ TEST(WrapPolicy, MakesUnitsOfLeaves) {
           "blocks.1.b",
           "blocks.1",
           "embed"));
-  // What is in a leaf is not a unit.
+  // Modules inside a leaf are not units.
   EXPECT_THAT(
       wrapped_modules(
           net(),

@@ -94,7 +94,7 @@ TEST(OperatorRecorder, FollowsTheBackwardOfItsThread) {
   const RecordedCycle cycle =
       record({}, [&] { at::ones({2, 3}).mm(weight).sum().backward(); });
   EXPECT_EQ(count_of(cycle, "MmBackward0"), 1U);
-  // The operator and its node of the backward have one number.
+  // An operator and its node in the backward have the same number.
   EXPECT_EQ(
       first(cycle, "aten::mm").sequence, first(cycle, "MmBackward0").sequence);
 }
@@ -112,7 +112,7 @@ TEST(OperatorRecorder, CountsTheOperationsOfProductsExactly) {
   EXPECT_EQ(flops_of(cycle, "aten::mm"), 2 * 2 * 3 * 5);
   EXPECT_EQ(flops_of(cycle, "aten::bmm"), 2 * 4 * 2 * 3 * 5);
   EXPECT_EQ(flops_of(cycle, "aten::addmm"), 2 * 2 * 3 * 5);
-  // 2 images, 4 channels of 6 x 6 results, each of 3 x 3 x 3 products.
+  // 2 images with 4 channels of 6 x 6 results, each of 3 x 3 x 3 products.
   EXPECT_EQ(flops_of(cycle, "aten::conv2d"), 2 * 2 * 4 * 6 * 6 * 3 * 3 * 3);
   EXPECT_EQ(flops_of(cycle, "aten::mul"), 6 * 7);
   EXPECT_EQ(flops_of(cycle, "aten::exp"), 0);
@@ -138,7 +138,7 @@ TEST(OperatorRecorder, SeesMemoryComeAndGo) {
     allocated += std::max<std::int64_t>(change.bytes, 0);
   }
   for (const auto& [address, bytes] : by_address) EXPECT_EQ(bytes, 0);
-  // Three tensors of 1000 floats; operators may need a few numbers besides.
+  // Three tensors of 1000 floats; operators can allocate a few more numbers.
   EXPECT_GE(allocated, 12'000);
   std::int64_t in_add = 0;
   for (std::size_t i = 0; i < cycle.events.size(); ++i) {
@@ -218,7 +218,7 @@ TEST(OperatorRecorder, DropsWhatCameBeforeItWasCleared) {
 
 [[gnu::noinline]] at::Tensor function_of_the_program(const at::Tensor& x) {
   at::Tensor result = x.exp();
-  // Not a tail call, so that the function is on the stack meanwhile.
+  // Not a tail call, so that the function stays on the stack.
   EXPECT_EQ(result.numel(), 2);
   return result;
 }
@@ -228,7 +228,8 @@ TEST(OperatorRecorder, TellsWhichFunctionsLedToAnOperator) {
     (void)function_of_the_program(at::ones({2}));
   });
   const auto functions = functions_of(cycle, first(cycle, "aten::exp"));
-  // Debug information gives the name, an export table at least the program's.
+  // Debug information gives the function's name, an export table at least the
+  // program's.
   ASSERT_FALSE(functions.empty());
   for (const std::string& function : functions) {
     EXPECT_THAT(function, Not(HasSubstr("at::_ops")));

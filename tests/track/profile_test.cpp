@@ -37,7 +37,8 @@ auto samples(std::int64_t count) {
   return TensorDataset(torch::ones({count, 4}));
 }
 
-// Steps of a loop as a program writes it; `each` is called at the end of each.
+// Runs a training loop as a program writes it; `each` is called at the end of
+// each step.
 template <class Each>
 void train(const Accelerator& accelerator, int num_steps, Each&& each) {
   Net net;
@@ -58,7 +59,7 @@ void train(const Accelerator& accelerator, int num_steps, Each&& each) {
   each.end();
 }
 
-// A profile from the first step to the last.
+// Profiles from the first step to the last.
 struct Profiled {
   const Accelerator& accelerator;
   ProfileOptions options;
@@ -105,7 +106,7 @@ std::vector<OperatorAverage> averages_of(
 
 TEST(Profile, CountsTheOperatorsOfEachStep) {
   const auto rows = averages_of({});
-  // What torch::nn::Linear calls where there is a bias.
+  // The operator that torch::nn::Linear calls if it has a bias.
   const OperatorAverage& addmm = row_of(rows, "aten::addmm");
   EXPECT_EQ(addmm.count, 6);
   EXPECT_EQ(row_of(rows, "aten::relu").count, 3);
@@ -147,7 +148,7 @@ TEST(Profile, GroupsOperatorsByFunctions) {
 
 TEST(Profile, AddsUpOperationsAndMemory) {
   const auto rows = averages_of({.profile_memory = true, .with_flops = true});
-  // 2 samples, 4 x 8 and 8 x 1 weights, in 3 steps.
+  // 2 samples, weights of 4 x 8 and 8 x 1, in 3 steps.
   EXPECT_EQ(row_of(rows, "aten::addmm").flops, 3 * (2 * 2 * 4 * 8 + 2 * 2 * 8));
   EXPECT_GT(row_of(rows, "aten::addmm").cpu_memory_usage, 0);
 }
@@ -249,11 +250,11 @@ TEST(Profile, EndsWithItsScope) {
   }
   EXPECT_TRUE(
       std::filesystem::exists(directory.path() / "traces" / "profile_0.json"));
-  // Nothing records this thread any more.
+  // This thread is no longer being recorded.
   accelerator.profile(ProfileOptions{}).stop();
 }
 
-// Events of a row are one after the other or one inside the other.
+// Expects the events of a row to follow each other or to be nested.
 void expect_nested(const nlohmann::json& trace) {
   std::map<std::string, std::vector<std::pair<double, double>>> rows;
   for (const auto& event : trace.at("traceEvents")) {
@@ -264,7 +265,7 @@ void expect_nested(const nlohmann::json& trace) {
         {begin, -event.at("dur").get<double>()});
   }
   EXPECT_FALSE(rows.empty());
-  // Microseconds have three digits; beyond, they are rounded.
+  // Microseconds are rounded to three digits.
   constexpr double kRounding = 1e-4;
   for (auto& [row, events] : rows) {
     std::sort(events.begin(), events.end());
@@ -327,7 +328,7 @@ TEST(Profile, GathersTheTimesOfAllRanks) {
       const StepTimes& row = all[rank];
       EXPECT_EQ(row.rank, static_cast<std::int64_t>(rank));
       EXPECT_EQ(row.num_steps, 4);
-      // Gradients are averaged in each step.
+      // Gradients are averaged in every step.
       EXPECT_GT(row.communication_ns + row.hidden_communication_ns, 0);
       EXPECT_EQ(
           row.total_ns,

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// What all ranks share.
+/// State shared by all ranks.
 struct Board {
   std::vector<JournalRank> left;
   bool is_gone = false;
@@ -48,7 +48,7 @@ class BoardOfRank final : public RankBoard {
   Board& board_;
 };
 
-/// A rank whose steps and machine the test decides.
+/// A rank whose steps and machine the test controls.
 class Sampling : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -160,7 +160,7 @@ TEST_F(Sampling, GoesOnWithoutABoardThatIsGone) {
       warnings_,
       ElementsAre("[track] the journal has no more figures of other ranks: "
                   "gone"));
-  // It is not asked again, should it come back.
+  // A lost board is not asked again, even if it comes back.
   board_.is_gone = false;
   other.sample(3);
   EXPECT_THAT(board_.left, IsEmpty());

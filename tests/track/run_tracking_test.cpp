@@ -33,7 +33,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 
-/// Notes that it was called.
+/// Records its calls.
 class Custom final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "custom"; }
@@ -75,7 +75,7 @@ class Tracking : public ::testing::Test {
         detail::JournalReader(detail::journal_path(directory_ / run)).read());
     return result;
   }
-  /// "step:value" of "a".
+  /// Returns the points of "a" as "step:value".
   std::vector<std::string> points(const std::string& run) {
     std::vector<std::string> result;
     const auto all = history(run);
@@ -115,7 +115,7 @@ TEST_F(Tracking, OpensTheJournalWhenSomethingIsLogged) {
   EXPECT_THAT(points("r"), ElementsAre("1:0.5"));
 }
 
-// Real numbers wait elsewhere than what is logged with others.
+// Real numbers are queued separately from values logged with others.
 TEST_F(Tracking, KeepsTheOrderOfNumbersAndOthers) {
   RunTracking tracking(named("r"));
   const TrackedValues all[] = {

@@ -24,7 +24,7 @@ std::int64_t sum_of_parts(const StepTimes& times) {
       times.idle_ns;
 }
 
-// Keeps the processor busy until so many nanoseconds have passed.
+// Keeps the processor busy for `ns` nanoseconds.
 void work_for(std::int64_t ns) {
   const auto end =
       std::chrono::steady_clock::now() + std::chrono::nanoseconds(ns);
@@ -68,7 +68,7 @@ TEST(StepRecorder, CountsEachMomentForTheInnermostPart) {
 TEST(StepRecorder, TellsSleepFromWorkOutsideOfParts) {
   StepRecorder recorder;
   recorder.start(nullptr);
-  // A thread that waits for another one sleeps.
+  // A thread that waits for another thread sleeps.
   std::thread other([] { work_for(20 * kWork); });
   other.join();
   recorder.end_step();
@@ -83,7 +83,7 @@ TEST(StepRecorder, LooksForSleepWhereTheStepBeforeWasLongOutsideOfParts) {
   slot.listener = &recorder;
   recorder.start(nullptr);
   StepTimes before;
-  // A step that begins with `function`, outside of its only part.
+  // Runs a step that starts with `function`, outside its only part.
   const auto step = [&](auto&& function) {
     function();
     { const StepPartScope part(&slot, StepPart::forward); }
@@ -121,7 +121,7 @@ TEST(StepRecorder, CountsWaitsOfAnotherThreadOnceHoweverManyWait) {
     std::thread engine([&] {
       const StepPartScope one(&slot, StepPart::communication);
       const StepPartScope other(&slot, StepPart::communication);
-      // A forward of another thread is none of this rank's step.
+      // A forward of another thread is not part of this rank's step.
       const StepPartScope forward(&slot, StepPart::forward);
       work_for(kWork);
     });
@@ -172,7 +172,7 @@ TEST(StepRecorder, MovesTheExposedTimeOfAReductionOutOfItsBackward) {
   EXPECT_EQ(sum_of_parts(times), times.total_ns);
   {
     const StepPartScope backward(&slot, StepPart::backward);
-    // More than the part has had cannot have been in it.
+    // More time than the part has taken cannot lie within it.
     recorder.overlapped(0, 1'000'000'000'000);
   }
   recorder.end_step();

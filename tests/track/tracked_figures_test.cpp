@@ -40,7 +40,7 @@ class TrackedFigures : public ::testing::Test {
   static void log(RunTracking& tracking) {
     tracking.push({{1, 0}, detail::LoggedValues{{{"a", 0.5}}}});
   }
-  /// That of the run "r".
+  /// Returns the history of the run "r".
   detail::RunHistory history() {
     detail::RunHistory result;
     result.add(
@@ -57,8 +57,9 @@ class TrackedFigures : public ::testing::Test {
   testing::TemporaryDirectory directory_;
 };
 
-/// Steps of a loop that is asked for them at each sample of the figures; all
-/// but the last sample are in the journal when this has happened.
+/// Gives the steps of a loop, which is asked for them at each sample of the
+/// figures. Once wait_for() returns, all samples but the last are in the
+/// journal.
 class Samples {
  public:
   std::function<std::int64_t()> counter() {

@@ -19,7 +19,7 @@
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/tracker_request.h"
 
-// MLflow's stores other than directories.
+// MLflow stores other than directories.
 
 namespace accelerate {
 namespace {
@@ -127,7 +127,7 @@ TEST_F(MlflowDatabase, NamesTheVersionThatItDoesNotKnow) {
       [&] { started(); }, "schema version abc123, whose table experiments has");
 }
 
-/// What an MLflow server got and answers.
+/// An MLflow server: what it receives and answers.
 class MlflowServer : public ::testing::Test {
  protected:
   HttpServer::Answer answer(const HttpServer::Request& request) {

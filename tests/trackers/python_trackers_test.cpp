@@ -35,7 +35,7 @@ class PythonTrackers : public ::testing::Test {
     if (testing::python_for_tests().empty())
       GTEST_SKIP() << "there is no python3";
   }
-  /// A package of our own instead of the one that records.
+  /// Writes a package of our own that replaces the recording one.
   void write_package(const std::string& name, const std::string& text) {
     detail::replace_file(directory_ / "own" / (name + ".py"), text);
     environment_.set(

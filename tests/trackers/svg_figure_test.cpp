@@ -32,7 +32,8 @@ std::size_t count(const std::string& text, const std::string& part) {
 TEST(SvgFigure, PutsPointsWhereTheirValuesAre) {
   SvgFigure figure{.width = 180, .height = 180};
   figure.series = {{SvgSeries::Kind::line, "a", {0, 1}, {0, 1}}};
-  // The plot is 100 by 100, with a twentieth of the range above the largest.
+  // The plot is 100 by 100, with a twentieth of the range above the largest
+  // value.
   EXPECT_THAT(
       detail::svg_of(figure),
       HasSubstr("points=\"64.00,132.00 164.00,36.76\""));

@@ -89,7 +89,7 @@ RC_GTEST_PROP(ProcText, TakesAnyBytes, (const std::string& text)) {
   (void)keyed_number(text, "a");
 }
 
-// A machine made of files.
+// A machine described by files.
 class Machine {
  public:
   void write(const std::string& path, const std::string& text) {

@@ -2,8 +2,8 @@
 
 #include "support/recorded_cases.h"
 
-// What torch.utils.tensorboard wrote for Accelerate, recorded, and what we
-// write.
+// Compares our files with recorded ones that torch.utils.tensorboard wrote for
+// Accelerate.
 
 namespace accelerate {
 namespace {

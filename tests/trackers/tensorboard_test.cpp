@@ -52,7 +52,7 @@ class Tensorboard : public ::testing::Test {
     return detail::make_tensorboard(request);
   }
 
-  /// What the run's only file has after its version.
+  /// Returns the events of the run's only file after its version.
   std::vector<testing::TensorboardEvent> events() {
     const auto files = event_files(directory_ / "run");
     EXPECT_EQ(files.size(), 1U);
@@ -61,7 +61,7 @@ class Tensorboard : public ::testing::Test {
     return all;
   }
 
-  /// The only value that `log` writes.
+  /// Returns the only value that `log` writes.
   testing::TensorboardValue value_of(
       const std::function<void(GeneralTracker&)>& log) {
     const auto made = tracker();
@@ -193,7 +193,7 @@ TEST_F(Tensorboard, WritesTablesAsMarkdown) {
 }
 
 TEST_F(Tensorboard, ReadsImagesInTheLayoutThatIsGiven) {
-  // A red and a green pixel, below each other.
+  // A red pixel above a green one.
   const std::string values("\xff\0\0\0\xff\0", 6);
   const TrackedImages images{{2, 1, 3}, "CHW", false, values};
   const auto value = value_of([&](GeneralTracker& made) {

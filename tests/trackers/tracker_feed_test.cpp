@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// Writes down its calls.
+/// Records its calls.
 class Recorder : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "recorder"; }
@@ -65,7 +65,7 @@ class Failing final : public Recorder {
   }
 };
 
-/// Does nothing until it is let go.
+/// Blocks in its first call until let_go is set.
 class Blocked final : public Recorder {
  public:
   void log(

@@ -38,7 +38,7 @@ TEST(Sha256, IsThatOfTheStandard) {
 TEST(WandbLog, DividesRecordsAmongBlocks) {
   EXPECT_TRUE(rc::check([] {
     const testing::TemporaryDirectory place;
-    // Sizes at which a record ends near the end of a block.
+    // Sizes that end a record near the end of a block.
     std::vector<std::string> records;
     const auto count = *rc::gen::inRange(1, 6);
     for (int i = 0; i < count; ++i) {

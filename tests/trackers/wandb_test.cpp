@@ -59,7 +59,7 @@ class Wandb : public ::testing::Test {
       const std::string& run_id = "abc12345") const {
     return testing::read_wandb_run(run() / ("run-" + run_id + ".wandb"));
   }
-  /// The run's rows without times, after these calls and finish().
+  /// Returns the run's rows without times, after `log` and finish().
   std::vector<json> rows_of(const std::function<void(GeneralTracker&)>& log) {
     const auto made = started();
     log(*made);

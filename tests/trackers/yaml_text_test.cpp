@@ -49,7 +49,7 @@ TEST(YamlText, IsReadAsTheStringThatItWas) {
   EXPECT_TRUE(rc::check([](const std::string& bytes) {
     std::string text;
     for (const char each : bytes) {
-      // Two times out of three a letter that means something to YAML.
+      // Two times out of three, a character with a meaning in YAML.
       constexpr std::string_view kLetters = "-:#'\" \n,[]{}&*!|>%@?.0e1y~<=\\";
       const auto byte = static_cast<unsigned char>(each);
       text += byte % 3 == 0 ? static_cast<char>(byte % 128)

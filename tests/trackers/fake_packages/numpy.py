@@ -1,4 +1,4 @@
-"""As much of numpy as images take on their way to a package that records."""
+"""The part of numpy that images use on their way to a recording package."""
 import math
 
 SIZES = {"uint8": 1, "float32": 4}

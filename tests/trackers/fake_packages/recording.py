@@ -1,6 +1,6 @@
-"""What the fake packages share: objects that write down all that is done to them.
+"""Shared by the fake packages: objects that record everything done to them.
 
-A call becomes a line [what, arguments, named arguments] of the file that the variable RECORDED_CALLS names.
+Each call becomes a line [what, arguments, named arguments] of the file named by the variable RECORDED_CALLS.
 """
 import json
 import math
