@@ -1,4 +1,4 @@
-# Everything a newcomer runs. The work is done by tools/bootstrap and CMake.
+# Everything a newcomer needs to run. tools/bootstrap and CMake do the work.
 #   LIBTORCH=2.15.0      use that wheel instead of the pinned one
 #   LIBTORCH_DIR=/path   use that LibTorch (the directory with include/ and lib/)
 #   PRESET=debug|asan|tsan|release
@@ -42,7 +42,7 @@ demo: setup ## train on real data with two processes
 	@cmake --build $(BUILD) --parallel $(JOBS) --target demo_programs
 	$(BUILD)/bin/accelerate-cpp launch --num_processes $(PROCESSES) $(BUILD)/bin/digits
 
-# Two tests more than processors at a time, since many tests wait.
+# Runs two tests more than there are processors, because many tests wait.
 test: build ## build everything and run all tests, or those that TESTS=regex names
 	@$(if $(TESTS),ACCELERATE_TEST_SUITES=1) ctest --test-dir $(BUILD) --output-on-failure --parallel $(shell expr $(JOBS) + 2) $(if $(TESTS),-R '$(TESTS)')
 

@@ -1,10 +1,10 @@
-# The files that `make install` puts below the prefix: library, headers, tool, and
-# those for find_package and pkg-config.
+# Files that `make install` puts below the prefix: library, headers, tool, and
+# the files for find_package and pkg-config.
 include(CMakePackageConfigHelpers)
 
-# Builds what is installed and nothing else. Whoever installs from a build of
-# something else, such as `make demo`, gets the rest first: an installation that
-# stops half-way looks complete to find_package's users until it fails.
+# Builds what is installed and nothing else. Installing from a build of something
+# else, such as `make demo`, builds the rest first: an installation that stops
+# halfway looks complete to users of find_package until it fails.
 set(installed accelerate accelerate_safetensors)
 if(TARGET accelerate-cpp)
   list(APPEND installed accelerate-cpp accelerate-cpp-probe accelerate-cpp-self-check)
@@ -51,7 +51,7 @@ install(EXPORT accelerateSafetensorsTargets NAMESPACE accelerate:: DESTINATION $
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/accelerateConfig.cmake.in ${PROJECT_BINARY_DIR}/accelerateConfig.cmake
   INSTALL_DESTINATION ${package})
-# Before 1.0, every minor version may change the interface.
+# Before 1.0, any minor version can change the interface.
 write_basic_package_version_file(
   ${PROJECT_BINARY_DIR}/accelerateConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES
@@ -65,7 +65,7 @@ install(CODE "
   set(ACCELERATE_LIBTORCH_DIRECTORY \"${ACCELERATE_LIBTORCH_DIRECTORY}\")
   set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
   set(PROJECT_VERSION \"${PROJECT_VERSION}\")
-  # Runs at install time, when the prefix may still be chosen.
+  # Runs at install time, when the prefix can still be chosen.
   configure_file(\"${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in\"
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/accelerate.pc\" @ONLY)
 ")

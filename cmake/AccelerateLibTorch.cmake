@@ -1,6 +1,6 @@
 # Finds LibTorch and defines the imported targets accelerate::c10,
-# accelerate::torch_cpu and, where LibTorch has it, accelerate::torch_cuda. Searches, in this order: ACCELERATE_LIBTORCH_DIR,
-# Torch_DIR, CMAKE_PREFIX_PATH, the active Python's torch.
+# accelerate::torch_cpu and, if LibTorch has it, accelerate::torch_cuda. Searches, in this order: ACCELERATE_LIBTORCH_DIR,
+# Torch_DIR, CMAKE_PREFIX_PATH, the torch package of the active Python.
 #
 # Does not use find_package(Torch): with a CUDA build of LibTorch, it requires the
 # entire CUDA toolkit and links libtorch.so, which loads CUDA even for programs
@@ -23,7 +23,7 @@ function(_accelerate_libtorch_candidates result)
     list(APPEND prefixes ${more})
   endif()
   foreach(prefix IN LISTS prefixes)
-    # Users may give the directory itself, its share/cmake, or its share/cmake/Torch.
+    # Users can give the directory itself, its share/cmake, or its share/cmake/Torch.
     list(APPEND found "${prefix}" "${prefix}/../.." "${prefix}/../../..")
   endforeach()
   find_program(_accelerate_python NAMES python3 python NO_CACHE)
@@ -92,21 +92,21 @@ function(accelerate_find_libtorch)
   set_target_properties(accelerate::torch_cpu PROPERTIES
     IMPORTED_LOCATION "${directory}/lib/libtorch_cpu.so"
     INTERFACE_LINK_LIBRARIES accelerate::c10)
-  # LibTorch's RecordFunction has a member only without NDEBUG, and the wheel is
-  # built with it: programs that differ would read its memory wrongly.
+  # LibTorch's RecordFunction has an extra member without NDEBUG, and the wheel is
+  # built with NDEBUG: programs built without it would misread the object.
   target_compile_definitions(accelerate::c10 INTERFACE NDEBUG)
   foreach(target accelerate::c10 accelerate::torch_cpu)
     target_include_directories(${target} SYSTEM INTERFACE
       "${directory}/include" "${directory}/include/torch/csrc/api/include")
   endforeach()
-  # For programs that compute on CUDA devices. Loading it registers the kernels;
-  # no symbol of it is used, so that the linker would leave it out.
+  # For programs that compute on CUDA devices. Loading this library registers the
+  # kernels; no symbol of it is used, so the linker would drop it.
   if(EXISTS "${directory}/lib/libtorch_cuda.so")
     add_library(accelerate::torch_cuda INTERFACE IMPORTED GLOBAL)
     target_link_libraries(accelerate::torch_cuda INTERFACE
       "-Wl,--push-state,--no-as-needed" "${directory}/lib/libtorch_cuda.so" "-Wl,--pop-state" accelerate::torch_cpu)
   endif()
-  # The wheel's CPU library needs two CUDA libraries that its own RPATH finds
+  # The wheel's CPU library needs two CUDA libraries, which its own RPATH finds
   # at run time; the linker need not see them.
   target_link_options(accelerate::torch_cpu INTERFACE LINKER:--allow-shlib-undefined)
 endfunction()

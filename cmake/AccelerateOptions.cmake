@@ -1,5 +1,5 @@
-# g++ collects garbage whenever its heap has doubled, a tenth of the time of files with LibTorch's headers. Where each
-# processor's job may have 4 GiB, it begins later; files take up to 2.5 GiB then.
+# g++ collects garbage whenever its heap has doubled, which takes a tenth of the time of files with LibTorch's headers. If
+# each processor's job can have 4 GiB, collection starts later; files then take up to 2.5 GiB.
 set(ACCELERATE_COMPILER_HEAP "")
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   cmake_host_system_information(RESULT mebibytes QUERY TOTAL_PHYSICAL_MEMORY)
@@ -23,7 +23,7 @@ function(accelerate_settings target)
     target_compile_options(${target} PRIVATE -fsanitize=${ACCELERATE_SANITIZER} -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${ACCELERATE_SANITIZER})
     if(ACCELERATE_SANITIZER MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-      # TSan does not see fences. Ours order atomic accesses only, of which it says nothing anyway.
+      # TSan does not see fences. Ours only order atomic accesses, which it does not report anyway.
       target_compile_options(${target} PRIVATE -Wno-tsan)
     endif()
   endif()
@@ -35,7 +35,7 @@ function(accelerate_settings target)
 endfunction()
 
 # accelerate_sanitizer_suppressions(TARGET): compiles the sanitizers' options and
-# suppressions into a program, which is where they look for them.
+# suppressions into a program, where the sanitizers look for them.
 function(accelerate_sanitizer_suppressions target)
   if(ACCELERATE_SANITIZER)
     target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/sanitizer_suppressions.cpp)

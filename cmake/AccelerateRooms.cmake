@@ -1,12 +1,12 @@
-# Fresh builds spend most of their time parsing headers: with LibTorch's, even
+# Clean builds spend most of their time parsing headers: with LibTorch's, even
 # precompiled, an empty file takes 5 CPU seconds. So files are compiled together, whole directories at
-# a time, up to about as much as keeps a change of one file to half a minute.
+# a time, up to a size at which rebuilding after a change to one file takes half a minute.
 option(ACCELERATE_UNITY_BUILD "Compile the files of a directory together" ON)
 set(ACCELERATE_UNITY_BYTES 100000 CACHE STRING "Maximum bytes of source that are compiled together")
 mark_as_advanced(ACCELERATE_UNITY_BYTES)
 
 # accelerate_rooms(TARGET DIRECTORY... [EXCEPT file...])
-#   Adds every .cpp below the directories to TARGET, but not those named. Names in
+#   Adds every .cpp below the directories to TARGET, except the named files. Names in
 #   anonymous namespaces are unique among the directories of one call.
 function(accelerate_rooms target)
   cmake_parse_arguments(arg "" "" "EXCEPT" ${ARGN})
@@ -39,21 +39,21 @@ function(accelerate_rooms target)
   endforeach()
 endfunction()
 
-# accelerate_unity(TARGET): compile the target's groups together.
+# accelerate_unity(TARGET): compiles the files of each of the target's groups together.
 function(accelerate_unity target)
   if(ACCELERATE_UNITY_BUILD)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
     if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-      # False alarms of g++ 12 about std::string (its bugs 105329 and 105651), more often the more is inlined.
-      # Warnings that flow analysis only suspects are shown, but are not errors.
+      # g++ 12 has false positives about std::string (its bugs 105329 and 105651), more of them with more inlining.
+      # Warnings that come from flow analysis are shown, but are not errors.
       target_compile_options(${target} PRIVATE -Wno-error=maybe-uninitialized -Wno-error=free-nonheap-object -Wno-error=dangling-pointer)
       target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-restrict -Wno-stringop-overread -Wno-stringop-overflow)
     endif()
   endif()
 endfunction()
 
-# accelerate_library_headers(TARGET): a program of ours reads the library's precompiled
-# headers, for which it is compiled as the library is.
+# accelerate_library_headers(TARGET): lets a program of ours use the library's precompiled
+# headers, for which it must be compiled as the library is.
 function(accelerate_library_headers target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${target} PRIVATE -fPIC)

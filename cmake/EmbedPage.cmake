@@ -1,5 +1,5 @@
 # cmake -DOUTPUT=file.cpp -DPAGE=directory -DCHART=file -P EmbedPage.cmake
-#   Writes the files of the tool's page as texts of a C++ file. CHART is Chart.js, and may
+#   Writes the files of the tool's page as strings in a C++ file. CHART is Chart.js and can
 #   be empty.
 cmake_minimum_required(VERSION 3.25)
 file(READ ${PAGE}/index.html index)
@@ -7,14 +7,14 @@ file(READ ${PAGE}/page.css style)
 set(script "")
 foreach(name text source chart panels main)
   file(READ ${PAGE}/${name}.js part)
-  # Each has its own line that makes it strict.
+  # Each file has its own "use strict" line.
   string(APPEND script "${part}")
 endforeach()
 set(chart "")
 if(CHART)
   file(READ ${CHART} chart)
 endif()
-# Ends no text before its end, and no element of the page.
+# No text may end its string literal or its element of the page early.
 foreach(name index style script chart)
   if("${${name}}" MATCHES "\\)accelerate\"" OR (NOT name STREQUAL "index" AND "${${name}}" MATCHES "</(script|style)"))
     message(FATAL_ERROR "the page's ${name} cannot be embedded")

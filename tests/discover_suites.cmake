@@ -1,13 +1,13 @@
 # Read by ctest: registers a GoogleTest program as one test. Loading LibTorch takes half a second, as long as dozens of small
-# cases, so cases that are registered by themselves would mostly load it. Where the environment has ACCELERATE_TEST_SUITES,
-# as with `make test TESTS=regex`, each suite is a test, so that it can be picked.
+# cases, so cases registered individually would spend most of their time on it. If the environment has
+# ACCELERATE_TEST_SUITES, as with `make test TESTS=regex`, each suite is a test, so that it can be selected.
 #   program     its path
 #   program_name  the name of the test
 #   prefix      begins the names of the tests
-#   filter      the cases, as GoogleTest's filter
-#   rank_sources  files whose suites alone are meant; none means all. The filter then begins with - and only leaves out
-#   properties  of each test
-#   list        the file that keeps the cases until the program changes
+#   filter      GoogleTest's filter for the cases
+#   rank_sources  files whose suites are registered; none means all. The filter then begins with - and only excludes
+#   properties  properties of each test
+#   list        the file that caches the cases until the program changes
 if(NOT EXISTS "${program}")
   get_filename_component(name "${program}" NAME)
   add_test("${prefix}${name}_NOT_BUILT" "${prefix}${name}_NOT_BUILT")
@@ -46,7 +46,7 @@ if("${program}" IS_NEWER_THAN "${list}")
 endif()
 
 file(READ "${list}" cases)
-# What follows # says what a parameter is.
+# Text after # describes a parameter.
 string(REGEX REPLACE " *#[^\n]*" "" cases "${cases}")
 string(REGEX MATCHALL "[^\n]+" lines "${cases}")
 set(suites "")

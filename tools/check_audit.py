@@ -1,29 +1,29 @@
 #!/usr/bin/env python3
 """Checks the two lists of tests/audit.
 
-findings.txt: one line per flaw that an audit found, `what was found: SUITE.NAME ...`, with the tests that would fail
-again; each must exist.
+findings.txt: one line per flaw that an audit found, `what was found: SUITE.NAME ...`, with the tests that would fail if
+it came back; each must exist.
 
-settings/ROOM.txt: every setting is known to do something. One line per field of a public option struct and per key of
+settings/ROOM.txt: shows that every setting does something. One line per field of a public options struct and per key of
 the launcher's option table, which names
 
   test SUITE.NAME ...   the tests that show the effect (* stands for the rest of a name). Each must exist, and the source
-                        of one of them must name the setting: the body of the test, or what its file, or a header
-                        beside it, has outside of other tests. Where it cannot, the line ends with `; ` and the reason
+                        of one of them must name the setting: the body of the test, or the code outside other tests
+                        in its file or a header beside it. If it cannot, the line ends with `; ` and the reason
   refused "TEXT" test SUITE.NAME ...
-                        the error that asking for it gives; some source has the text, and the source of one of the tests
-                        has the text or names the setting
-  reported              it has no effect here and is reported; of a key, the option table says so, of a field, a test
-                        of the reports names it
-  launcher              consumed by the command line tool itself; `test` lines are better
+                        the error that asking for it gives; some source contains the text, and the source of one of the
+                        tests contains the text or names the setting
+  reported              it has no effect here and is reported; for a key, the option table says so, and for a field, a
+                        test of the reports names it
+  launcher              the command line tool itself uses it; `test` lines are better
 
-A key that the table says nobody here acts on must be reported or refused, and no other key may be reported.
+A key that has no effect according to the table must be reported or refused, and no other key may be reported.
 
-structs.txt: the public structs that hold no options, `Struct: what it is`. Every other one does, whatever its name: a
-new struct needs lines in settings/, or one here.
+structs.txt: the public structs that hold no options, `Struct: what it is`. Every other struct holds options, whatever its
+name: a new struct needs lines in settings/, or a line here.
 
 usage: check_audit.py ROOT            check
-       check_audit.py ROOT --missing  print a line for each setting without one
+       check_audit.py ROOT --missing  print a line for each setting that has none
 """
 import re
 import sys
@@ -32,14 +32,14 @@ from pathlib import Path
 STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w+)(?: : (?:public )?(\w+))? \{$")
 FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
 KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
-# The values of OptionUse, and whether the option then has no effect in a program of this library.
+# The values of OptionUse, and whether such an option has no effect in a program of this library.
 USES = {"acts": False, "launches": False, "carried": True, "python_only": True, "unused": True}
 # Tests whose tables name what is reported.
 REPORTS = ["reported_fields_test.cpp", "ignored_options_test.cpp"]
 
 
 def without_details(header):
-    """The lines of a header outside of namespace detail, and of templates."""
+    """Yields the lines of a header outside namespace detail and templates."""
     is_detail, is_template = False, False
     for line in header.read_text().splitlines():
         if line.startswith("namespace detail {"):
@@ -58,7 +58,7 @@ def without_details(header):
 
 
 def struct_fields(header):
-    """(struct, field) for every field of every public struct in a header, and (struct, None) for the struct itself."""
+    """Yields (struct, field) for every field of every public struct in a header, and (struct, None) for the struct itself."""
     inside, pending, depth = None, "", 0
     for line in without_details(header):
         found = STRUCT.match(line)
@@ -84,7 +84,7 @@ def struct_fields(header):
 
 
 def option_uses(root):
-    """The OptionUse of each key of the option table; None for a row that names none."""
+    """Maps each key of the option table to its OptionUse, or to None if its row names none."""
     uses = {}
     for table in sorted((root / "src/config/options").glob("options_*.cpp")):
         key = None
@@ -103,7 +103,7 @@ def public_fields(root):
 
 
 def structs_without_options(root):
-    """The lines of structs.txt: the name of each struct, and what it is."""
+    """Maps the name of each struct in structs.txt to its description."""
     return {what: rest for _, what, rest in lines_of(root, "structs.txt")}
 
 
@@ -115,7 +115,7 @@ def settings(root):
 
 
 def report_complaint(setting, kind, uses, reports):
-    """What contradicts a line of this kind; None if nothing does."""
+    """Returns what contradicts a line of this kind, or None."""
     name = setting.rpartition(" ")[2].rpartition(".")[2]
     if not setting.startswith("key "):
         is_named = re.search(rf'"(?:[\w.]+\.)?{name}(?:_\w+)?\b[^"]*"', reports)
@@ -136,12 +136,12 @@ TEST = re.compile(
 
 
 def known_tests(root):
-    """The source of every test, by name: its body, and what its file has outside of other tests."""
+    """Maps the name of every test to its source: its body, and the code of its file outside other tests."""
     sources = {}
     for path in (root / "tests").rglob("*.cpp"):
         text = re.sub(r"//.*", "", path.read_text())
         common = TEST.sub("", text)
-        # What a test shares with others of its directory.
+        # Headers that tests of one directory share.
         for name in re.findall(r'#include "(?:[\w/]+/)?([\w.]+)"', text):
             if (path.parent / name).exists():
                 common += re.sub(r"//.*", "", (path.parent / name).read_text())
@@ -160,7 +160,7 @@ def known_tests(root):
 
 
 def spellings(root):
-    """How tests write a key of the option table: the key, its flag, its variable."""
+    """Maps each key of the option table to how tests write it: the key, its flags, its variable."""
     written = {}
     for table in sorted((root / "src/config/options").glob("options_*.cpp")):
         key = None
@@ -186,7 +186,7 @@ def names_setting(source, setting, written):
 
 
 def lines_of(root, pattern):
-    """(where, what, the rest) of the lists of tests/audit that match."""
+    """Yields (where, what, the rest) of each line of the matching lists in tests/audit."""
     for path in sorted((root / "tests/audit").glob(pattern)):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if line and not line.startswith("#"):
@@ -204,7 +204,7 @@ def missing_tests(names, tests):
 
 
 def test_complaints(setting, rest, tests, shows):
-    """What is wrong with a list of tests; `shows` tells whether the source of one says anything of the setting."""
+    """Yields what is wrong with a list of tests; `shows` tells whether the source of a test mentions the setting."""
     names, _, reason = rest.partition("; ")
     missing = missing_tests(names, tests)
     for name in missing:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Checks the docs: every relative link leads to a file and its heading, and so does every path of this repository that
-a page or a comment names; every C++ block that has a main() compiles; every case of `make bench` that a page names exists,
-and every benchmark program belongs to a case.
+"""Checks the docs: every relative link, and every path of this repository that a page or a comment names, leads to a file
+and its heading; every C++ block with a main() compiles; every case of `make bench` that a page names exists; and every
+benchmark program belongs to a case.
 
 usage: check_docs.py ROOT links
        check_docs.py ROOT cases
        check_docs.py ROOT programs COMPILER FLAG...
 
-LibTorch's headers take most of the time, so the programs are compiled together: all headers they include first, then
-each program in a namespace of its own, where its includes have nothing left to do. A program that fails so is compiled
-by itself before it is called broken.
+LibTorch's headers take most of the time, so the programs are compiled together: first all headers they include, then
+each program in its own namespace, where its includes have no effect. If this fails, each program is compiled alone before
+it is reported as broken.
 """
 import re
 import subprocess
@@ -29,7 +29,7 @@ def without_code(text):
 
 
 def anchors(page):
-    """The anchors of a page: of its headings, as GitHub makes them, and those that it names itself."""
+    """Returns the anchors of a page: those that GitHub makes for its headings, and those it defines itself."""
     found, seen = set(), {}
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for heading in re.findall(r"^#+ +(.+?) *#*$", text, flags=re.M):
@@ -41,7 +41,7 @@ def anchors(page):
 
 
 def links(page):
-    """(target, anchor) of every relative link of a page."""
+    """Yields (target, anchor) of every relative link of a page."""
     for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", without_code(page.read_text())):
         if not re.match(r"[a-z]+:", target):
             path, _, anchor = target.partition("#")
@@ -53,7 +53,7 @@ PATH = re.compile(r"(?<![\w/.-])((?:docs|%s)/[\w/.-]+\.(?:md|h|cpp|py|sh|cmake|j
 
 
 def mentions(root):
-    """(file, path, anchor) of every file of the repository that a page, or a comment of the code, names by its path."""
+    """Yields (file, path, anchor) of every file of the repository that a page or a code comment names by its path."""
     for page in pages(root):
         for found in PATH.finditer(re.sub(r"\]\([^)]*\)", "]", page.read_text())):
             yield page, found[1], found[2] or ""
@@ -64,7 +64,7 @@ def mentions(root):
     for directory in SOURCES:
         for ending in ("h", "cpp", "py", "cmake", "sh"):
             for path in sorted((root / directory).rglob(f"*.{ending}")):
-                # Lists of names, and files that are made for a test.
+                # Skips lists of names, and files made for a test.
                 if {"planted", "bad", "data"} & set(path.relative_to(root).parts):
                     continue
                 for line in path.read_text().splitlines():
@@ -91,7 +91,7 @@ def check_links(root):
 
 
 def programs(root):
-    """(name, page, text) of every C++ block that has a main()."""
+    """Yields (page, text) of every C++ block with a main()."""
     for page in pages(root):
         for block in re.findall(r"```cpp\n(.*?)```", page.read_text(), flags=re.S):
             if "int main(" in block:
@@ -104,7 +104,7 @@ def compile_file(command, path, text):
 
 
 def includes_what_it_uses(block):
-    """Programs compile together, where one could rely on the includes of another: each must include at least these headers."""
+    """Returns whether a program includes headers of the libraries it uses; compiled together, it could rely on another's."""
     names = INCLUDE.findall(block)
     return ("torch::" not in block or any("torch/" in n for n in names)) and \
         ("accelerate::" not in block or any("accelerate/" in n for n in names))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks which room includes which (docs/develop/architecture.md), and a few rules that a compiler cannot check.
 
-usage: check_layers.py [ROOT]; prints every breach and ends with 1 if there is any.
+usage: check_layers.py [ROOT]; prints every breach and exits with 1 if there are any.
 """
 import re
 import sys
@@ -12,12 +12,12 @@ import growth
 
 
 def table_under(page, heading):
-    """The rows of the table that begins with `heading`, up to the next empty line."""
+    """Returns the rows of the table that begins with `heading`, up to the next empty line."""
     return page.read_text().partition(heading)[2].partition("\n\n")[0]
 
 
 def read_rooms(page):
-    """(room -> rooms it may include besides itself, rooms without LibTorch), from the table of the architecture page."""
+    """Returns (room -> rooms it may include besides itself, rooms without LibTorch) from the table of the architecture page."""
     may_include, without_libtorch = {}, set()
     rows = table_under(page, "| room | holds |")
     for room, holds, rooms in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) ?\|$", rows, re.MULTILINE):
@@ -28,7 +28,7 @@ def read_rooms(page):
 
 
 def read_public(page):
-    """(public header -> the room that implements it, those that all rooms may include), from the same page."""
+    """Returns (public header -> the room that implements it, headers that all rooms may include) from the same page."""
     room_of, open_to_all = {}, set()
     for room, headers in re.findall(r"^\| `(\w+)` \| (.*?) \|$", table_under(page, "| room | public headers"), re.MULTILINE):
         for name in headers.split(", "):
@@ -49,7 +49,7 @@ def includes_of(text):
 
 
 def headers_without_libtorch(directory):
-    """The public headers that include nothing of LibTorch, directly or through others."""
+    """Returns the public headers that include no LibTorch header, directly or through others."""
     public = {path.relative_to(directory).as_posix(): [name for _, _, name in includes_of(path.read_text())] for path in directory.rglob("*.h")}
     with_libtorch = {header for header, names in public.items() if any(LIBTORCH.match(name) for name in names)}
     while True:
@@ -65,21 +65,21 @@ LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
 MAY_INCLUDE, WITHOUT_LIBTORCH = read_rooms(ARCHITECTURE)
 ROOM_OF, OPEN_TO_ALL = read_public(ARCHITECTURE)
 PUBLIC_WITHOUT_LIBTORCH = headers_without_libtorch(REPOSITORY / "include/accelerate")
-# Folders of rooms with LibTorch that do without it.
+# Folders without LibTorch in rooms that use it.
 FOLDERS_WITHOUT_LIBTORCH = {"big_model/plan"}
-# Rooms that know where a tensor's parts are from its layout alone, and the axes that they may name: stages of a pipeline
-# have different parameters, and experts lie on a grid of their own, which folds into the shards.
+# Rooms that learn where the boxes of a tensor are from its layout alone, and the axes that they may name: pipeline stages
+# have different parameters, and experts lie on their own grid, which folds into the shards.
 WITHOUT_AXES = {"checkpoint", "params"}
 AXES_OF_PARAMETERS = {"pipeline", "expert"}
 AXES_NAMED = {"src/checkpoint/weights/prepared_weights.cpp": {"shard"}}
 MOST_LINES = 600
 MOST_FIELDS = 10
-# Areas in brackets at the start of messages, besides rooms: subjects that users know by these names.
+# Areas in brackets at the start of messages, in addition to rooms: subjects that users know by these names.
 SUBJECTS = {"files", "nested", "safetensors", "torch"}
 
 
 def public_name(path):
-    """A public header as others include it, without accelerate/."""
+    """Returns the name by which others include a public header, without accelerate/."""
     return path.as_posix().rpartition("/include/accelerate/")[2]
 
 
@@ -118,7 +118,7 @@ def breaches_in(path, room, text):
 
 
 def misplaced_headers(root, files):
-    """Public headers in no row of the table, in none that is there, or in that of a room with no source for them."""
+    """Yields a message for each public header that is missing from the table, does not exist, or has no source in its room."""
     directory = root / "include/accelerate"
     present = {public_name(path): path for path, room in files if room == "include" and directory in path.parents}
     for header in sorted(set(present) - set(ROOM_OF)):
@@ -144,8 +144,8 @@ def misplaced_headers(root, files):
 
 
 def structs_without_headings(root):
-    """Public option structs of more than MOST_FIELDS fields whose fields are not grouped under headings: lines of
-    comment with an empty line (or the beginning of the struct) before them and an empty one after them."""
+    """Yields public options structs of more than MOST_FIELDS fields that are not grouped under headings: comment lines
+    with an empty line (or the beginning of the struct) before them and an empty line after them."""
     others = check_audit.structs_without_options(root) if (root / "tests/audit/structs.txt").exists() else {}
     for header in sorted((root / "include/accelerate").glob("*.h")):
         fields = [struct for struct, field in check_audit.struct_fields(header) if field and struct not in others]
@@ -157,7 +157,7 @@ def structs_without_headings(root):
 
 
 def missing_in_umbrella(directory):
-    """Public headers that accelerate.h neither includes nor names, nor one that it names includes."""
+    """Returns the public headers that accelerate.h does not include or name, and that no header it names includes."""
     umbrella = directory / "accelerate.h"
     if not umbrella.exists():
         return []
@@ -185,7 +185,7 @@ def main(root):
         for number, text in breaches_in(path, room, path.read_text()):
             print(f"{path}:{number}: {text}")
             count += 1
-        # Two types of one name in one namespace violate the one-definition rule without an error.
+        # Two types with the same name in one namespace violate the one-definition rule without an error.
         if path.suffix == ".h" and room != "cli":
             for found in re.finditer(r"^(?:struct|class|enum class) (?:ACCELERATE_API )?([\w:]+)[^;{]*\{", path.read_text(), re.MULTILINE):
                 if seen.setdefault(found[1], path) != path:

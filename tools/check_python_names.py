@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Checks docs/from_python.md: every public name of Accelerate has its line, and every name that a line gives for it exists here.
+"""Checks docs/from_python.md: every public name of Accelerate has a line, and every name that the line gives for it exists here.
 
 usage: check_python_names.py ROOT NAMES [MORE_ROOT...]
 
-NAMES lists Accelerate's names, one per line: a module's path, then a class and perhaps its member, or a function, or
-`Class(argument=)`. A line of the page has one if the first column of its table row has the name in backticks:
-`function`, `Class`, `argument=`, and for a member `Class.member`, or `Class` and `member` in one row.
-In the second column, every identifier in backticks, and those of the first where the second says "the same", must be in
-a public header or in the tool's reference, unless the row says "not yet", "refused" or "none".
-A row that says "none" must be right: no public header declares one of its names, unless another row tells of that name.
-And "... maps: not yet" is wrong if there is a header of that name.
+NAMES lists Accelerate's names, one per line: a module's path, then a class and possibly its member, or a function, or
+`Class(argument=)`. A table row of the page covers a name if its first column has it in backticks: `function`, `Class`,
+`argument=`, and for a member `Class.member`, or `Class` and `member` in one row.
+Every identifier in backticks in the second column, or in the first if the second says "the same", must be in a public
+header or in the tool's reference, unless the row says "not yet", "refused" or "none".
+A row that says "none" must be right: no public header may declare one of its names, unless another row covers that name.
+And "... maps: not yet" is wrong if there is a header with that name.
 """
 import re
 import sys
@@ -31,7 +31,7 @@ def rows(text):
 
 
 def tokens(cell):
-    """The names in backticks: whole ones, without call parentheses."""
+    """Returns the names in backticks, as written and without call parentheses."""
     found = set()
     for code in re.findall(r"`([^`]+)`", cell):
         for part in re.split(r",\s+", code):
@@ -41,7 +41,7 @@ def tokens(cell):
 
 
 def covered_names(page):
-    """Single tokens, and (class, member) pairs, of the first columns."""
+    """Returns the single tokens and the (class, member) pairs of the first columns."""
     single, pairs = set(), set()
     for cells in rows(page):
         here = tokens(cells[0])
@@ -85,12 +85,12 @@ def unknown_identifiers(page, known):
                     yield cells[0], word
 
 
-# Names of none of Accelerate's, which are declared here for other things.
+# Names that public headers declare, but for other things than Accelerate's.
 OTHER_THINGS = {"begin", "end", "reset", "shape", "dtype"}
 
 
 def declared_names(root):
-    """The classes, functions and fields that public headers declare."""
+    """Returns the classes, functions and fields that public headers declare."""
     declared = set()
     for header in sorted((root / "include/accelerate").glob("*.h")):
         text = re.sub(r"//.*", "", header.read_text())
@@ -101,7 +101,7 @@ def declared_names(root):
 
 
 def false_absences(page, root):
-    """(row, name) for what a row says is not here, and is."""
+    """Yields (row, name) for each name that exists here although its row says it does not."""
     declared = declared_names(root)
     headers = {header.stem for header in (root / "include/accelerate").glob("*.h")}
     told = set()

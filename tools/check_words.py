@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the English of comments, messages and pages for what a reader stumbles over (CONTRIBUTING.md).
+"""Checks the English of comments, messages and pages for wording that readers stumble over (CONTRIBUTING.md).
 
-A comment does not begin as a fragment whose subject is elsewhere; and neither comments, strings nor pages use the
-phrases of PHRASES.
+Comments must not begin as fragments without a subject; and comments, strings and pages must not use the phrases of
+PHRASES.
 
-usage: check_words.py [ROOT]; prints every breach and ends with 1 if there is any.
+usage: check_words.py [ROOT]; prints every breach and exits with 1 if there are any.
 """
 import re
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 FRAGMENT = re.compile(r"^\s*///?\s*(Of|Who|Whose|Whoever|So many)\b")
 COMMENT = re.compile(r"^\s*///?(\s|$)")
-# What is read of a line of code: strings and comments.
+# The parts of a line of code that are checked: strings and comments.
 READ = re.compile(r'"(?:\\.|[^"\\])*"|//.*')
 PER = r"(?:once|twice|one|two|three|four|ten|bytes|messages|times|values|\d+)"
 PHRASES = [
@@ -31,18 +31,18 @@ PLANTED = "tests/layers/"
 
 
 def fragments_in(text):
-    """Line numbers and words of comments, or sentences in them, that begin with such a word."""
+    """Yields the line number and the word of each comment, or sentence in one, that begins with such a word."""
     before = ""
     for number, line in enumerate(text.splitlines(), 1):
         found = FRAGMENT.match(line)
-        # A line that continues a sentence may begin with any word.
+        # A line that continues a sentence can begin with any word.
         if found and (not COMMENT.match(before) or re.search(r"(///?|[.:;!?)])\s*$", before)):
             yield number, found[1]
         before = line
 
 
 def phrases_in(text, is_code):
-    """Line numbers, the phrase, and what to write."""
+    """Yields the line number, the phrase and the advice for each phrase found."""
     for number, line in enumerate(text.splitlines(), 1):
         read = " ".join(READ.findall(line)) if is_code else line
         for phrase, advice in PHRASES:

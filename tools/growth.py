@@ -1,4 +1,4 @@
-"""Prints files per directory and the longest functions, so that growth is visible; called by check_layers.py. Never fails."""
+"""Prints the files per directory and the longest functions, to make growth visible; called by check_layers.py. Never fails."""
 import re
 from collections import Counter
 
@@ -14,7 +14,7 @@ NOT_NAMES = {"if", "for", "while", "switch", "catch", "requires", "decltype", "a
 
 
 def functions_in(text):
-    """(lines, name, first line) of each outermost function body, by braces: near enough for a list."""
+    """Yields (lines, name, first line) of each outermost function body, found by braces: accurate enough for a list."""
     code = SKIPPED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     head_begin, depth_in_function, begin, name = 0, 0, 0, ""
     for found in re.finditer(r"[{};]", code):

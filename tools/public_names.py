@@ -2,16 +2,16 @@
 """Writes docs/reference/names.md, the index of public names, from the headers in include/accelerate.
 
 usage: public_names.py ROOT          write the page
-       public_names.py ROOT --check  fail if it is not what the headers say, or if a header or a name is missing from it
+       public_names.py ROOT --check  fail if the page differs from the headers, or lacks a header or a name
 
-A name's line is the first sentence of its docstring. The public types and functions are those at namespace scope,
-outside namespace detail; members are described in the headers.
+The line of a name is the first sentence of its docstring. Public types and functions are those at namespace scope,
+outside namespace detail; the headers describe the members.
 """
 import re
 import sys
 from pathlib import Path
 
-# Subject -> its headers, in the order in which a reader meets them.
+# Subject -> its headers, in the order in which a reader needs them.
 SUBJECTS = {
     "The accelerator and its options": [
         "accelerator", "accelerator_processes", "accelerator_loaders", "accelerator_collectives", "micro_step", "accelerator_options", "step_options", "gradient_state", "model", "model_options", "optimizer", "scheduler"],
@@ -46,7 +46,7 @@ def first_sentence(comment):
 
 
 def declared_name(declaration):
-    """The name that a declaration at namespace scope introduces, or None."""
+    """Returns the name that a declaration at namespace scope introduces, or None."""
     text = re.sub(r"\[\[\w+\]\]", "", declaration).strip()
     text = re.sub(r"^template\s*<", "<", text)
     while text.startswith("<"):                       # the template's parameters
@@ -62,7 +62,7 @@ def declared_name(declaration):
     text = re.sub(r"^requires .*? (?=(class|struct|void|auto|bool|std::|T |at::|ACCELERATE_API))", "", text)
     found = TYPE.match(text)
     if found:
-        # A forward declaration is described where the type is.
+        # A forward declaration is described where the type is defined.
         return None if re.match(r"^(class|struct|enum class)\s+(ACCELERATE_API\s+)?\w+(\s*:\s*\w+)?\s*;", text) else found[1]
     if text.startswith("using "):
         return text.split()[1] if "=" in text else None
@@ -79,7 +79,7 @@ def declared_name(declaration):
 
 
 def names_of(header):
-    """Every public name in a header, qualified, with the first sentence of its first docstring."""
+    """Maps every qualified public name in a header to the first sentence of its first docstring."""
     scopes, comment, found, pending = [], [], {}, ""
     text = re.sub(r"^namespace detail \{$.*?^\}  // namespace detail$", "", header.read_text(), flags=re.S | re.M)
     for line in text.splitlines():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Records `accelerate-cpp config` on a terminal: docs/reference/config_questions.cast (asciicast v2, for asciinema) and the same as text in
+"""Records `accelerate-cpp config` on a terminal, in docs/reference/config_questions.cast (asciicast v2, for asciinema) and as text in
 docs/reference/config_questions.md.
 
-usage: record_questions.py TOOL DOCS_REFERENCE [--check]; --check ends with 1 if what is there differs from a new recording.
+usage: record_questions.py TOOL DOCS_REFERENCE [--check]; --check exits with 1 if these files differ from a new recording.
 """
 import json
 import os
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# The answers typed at the terminal; every further question gets an empty line.
+# The answers typed at the terminal; every later question gets an empty line.
 TYPED = ["5", "<", "2", "one", "1"]
 PROMPT = ("]: ", ": ")
 PER_KEY, PER_ANSWER = 0.15, 0.9
@@ -27,7 +27,7 @@ An empty line takes the answer in brackets, `<` goes back to the question before
 
 
 def record(tool, directory):
-    """The pieces of the session in order: ("said", output) or ("typed", answer)."""
+    """Returns the pieces of the session in order: ("said", output) or ("typed", answer)."""
     environment = {"PATH": os.environ.get("PATH", ""), "TERM": "xterm", "CUDA_VISIBLE_DEVICES": "", "HOME": directory}
     child, terminal = pty.fork()
     if child == 0:
@@ -45,13 +45,13 @@ def record(tool, directory):
         if not got:
             break
         text += got
-        # Text after the last line break that ends like a prompt is a question.
+        # A question is text after the last line break that ends like a prompt.
         if text.rsplit("\n", 1)[-1].endswith(PROMPT):
             answer = answers.pop(0) if answers else ""
             pieces += [("said", text), ("typed", answer)]
             text = ""
             os.write(terminal, (answer + "\n").encode())
-            # Reads the echo of the terminal.
+            # Reads the terminal's echo.
             echo = ""
             while not echo.endswith("\r\n"):
                 echo += os.read(terminal, 1 if len(echo) < len(answer) + 2 else 4096).decode()

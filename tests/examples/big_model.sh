@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# big_model.sh BIG_MODEL: the same tokens whether the model fits into memory or not; weights are written once.
+# big_model.sh BIG_MODEL: checks that the tokens are the same whether or not the model fits in memory, and that weights are
+# written once.
 set -euo pipefail
 program=$1
 work=$(mktemp -d)

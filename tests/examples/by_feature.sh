@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# by_feature.sh TOOL PROGRAM EXAMPLE: the example learns on one rank and on two, and what it prints shows that its
-# feature acted.
+# by_feature.sh TOOL PROGRAM EXAMPLE: checks that the example learns on one rank and on two, and that its output shows the
+# effect of its feature.
 set -euo pipefail
 tool=$1 program=$2 example=$3
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 
 fail() { echo "$1"; cat "$directory"/output* 2>/dev/null; exit 1; }
-# on RANKS OUTPUT EXAMPLE ARGUMENT...: runs an example in the directory of OUTPUT; its lines are sorted by rank.
+# on RANKS OUTPUT EXAMPLE ARGUMENT...: runs an example in the directory of OUTPUT and keeps its lines without rank prefixes.
 on() {
   local ranks=$1 output=$2
   shift 2
@@ -15,21 +15,21 @@ on() {
   (cd "$directory/at_$output" && "$tool" launch --num_processes "$ranks" "$program" "$@") >"$directory/raw_$output" || fail "$* failed"
   sed -E 's/^\[[0-9]+\] //' "$directory/raw_$output" >"$directory/output_$output"
 }
-# says OUTPUT LINE [TIMES]: the output has the line, an extended regular expression, so often.
+# says OUTPUT LINE [TIMES]: checks that the output has the line, an extended regular expression, TIMES times (default 1).
 says() {
   local times
   times=$(grep -cxE -- "$2" "$directory/output_$1" || true)
   [ "$times" -eq "${3:-1}" ] || fail "on $1: $times lines, not ${3:-1}: $2"
 }
-# value OUTPUT EXPRESSION: the groups of the last line that matches.
+# value OUTPUT EXPRESSION: prints the first group of the last line that matches.
 value() { sed -nE "s/^$2\$/\\1/p" "$directory/output_$1" | tail -n 1; }
 loss() { value "$1" 'loss ([0-9.]+)'; }
 is_true() { awk "BEGIN { exit !($1) }" || fail "not true: $1"; }
-# differ OUTPUT OTHER LEAST MOST: by how much their losses differ.
+# differ OUTPUT OTHER LEAST MOST: checks that their losses differ by LEAST to MOST.
 differ() {
   is_true "($(loss "$1") - $(loss "$2"))^2 >= ($3)^2 && ($(loss "$1") - $(loss "$2"))^2 <= ($4)^2"
 }
-# are_shards OUTPUT EXPRESSION: the numbers of elements on two ranks are those of shards of the net's 129.
+# are_shards OUTPUT EXPRESSION: checks that two ranks hold non-empty shards of the net's 129 elements.
 are_shards() {
   sed -nE "s/^$2\$/\1/p" "$directory/output_$1" |
     awk '{ sum += $1; if ($1 == 0) empty = 1 } END { exit !(NR == 2 && sum == 129 && !empty) }' || fail "no shards of 129 elements"
@@ -50,12 +50,12 @@ adapters)
   [ "$(find "$directory/at_2" -name index.json | wc -l)" = 2 ] || fail "the bases have no folders"
   ;;
 plain_loop)
-  # 25 batches of 20 samples, dealt out to the ranks.
+  # 25 batches of 20 samples, distributed over the ranks.
   says 1 "500 optimizer steps"
   says 2 "260 optimizer steps"
   ;;
 gradient_accumulation)
-  # Windows of 4, of which the last is shorter: 7 for 25 batches, 4 for 13.
+  # Windows of 4 batches, the last one shorter: 7 for 25 batches, 4 for 13.
   says 1 "280 optimizer steps"
   says 2 "160 optimizer steps"
   ;;
@@ -122,7 +122,7 @@ gradient_clipping)
   done
   ;;
 item_weights)
-  # The same 50 samples per step, whole and divided.
+  # The same 50 samples per step, on one rank and on two.
   on 1 whole item_weights 50 1
   on 2 divided item_weights 25 1
   differ 1 whole 0 0.00001
@@ -140,7 +140,7 @@ loader_workers)
   says 1 "25 batches, 2 workers: .*"
   ;;
 local_sgd)
-  # A rank takes 13 steps per epoch, so that averages, every 8 steps, meet the end of two epochs.
+  # A rank takes 13 steps per epoch and averages every 8 steps, which coincides with the end of two epochs.
   says 2 "ranks had the same weights after 2 of 20 epochs"
   says 2 "ranks have the same weights in the end"
   ;;
@@ -162,7 +162,7 @@ mixed_precision)
   says 2 "weights in Float, computed in BFloat16"
   ;;
 metrics)
-  # 500 samples: rounds of 128 on two ranks, of which the last repeats some.
+  # 500 samples: rounds of 128 on two ranks; the last round repeats some.
   for ranks in 1 2; do
     says $ranks "500 samples: error [0-9.]+, signs [0-9.]+; by one process: error [0-9.]+, signs [0-9.]+"
     values=$(sed -nE 's/^500 samples: error ([0-9.]+), signs ([0-9.]+); by one process: error ([0-9.]+), signs ([0-9.]+)$/\1 \2 \3 \4/p' "$directory/output_$ranks")
@@ -188,7 +188,7 @@ packed_tokens)
   ;;
 profiler)
   for ranks in 1 2; do
-    # 20 x 2 x 32 and 20 x 32 x 1 products and sums in each of 3 steps.
+    # 20 x 2 x 32 and 20 x 32 x 1 multiply-adds in each of 3 steps.
     says $ranks "6 products, 11520 operations"
     traces=$directory/at_$ranks/profiler_traces
     [ "$(ls "$traces" | wc -l)" = $ranks ] || fail "not a trace per rank"
@@ -202,7 +202,7 @@ profiler)
   says 2 "247 steps of each of 2 ranks"
   ;;
 schedule)
-  # A tenth of the steps to warm up, whatever the number of ranks.
+  # A tenth of the steps warms up, whatever the number of ranks.
   says 1 "learning rate 0.020000 after 50 steps, 0.000000 in the end"
   says 2 "learning rate 0.020000 after 26 steps, 0.000000 in the end"
   ;;
@@ -218,7 +218,7 @@ stream)
   says 2 "rank 1: read 0 samples, trained on 5000"
   ;;
 tracking)
-  # figures DIRECTORY: what the run's journal has, without times.
+  # figures DIRECTORY: prints the figures in the run's journal, without times.
   figures() { "$tool" runs export "$directory/$1/tracking_run/fit" | cut -d , -f 2,3,5; }
   for ranks in 1 2; do
     on $ranks interrupted_$ranks tracking 12
@@ -228,7 +228,7 @@ tracking)
     steps=$((ranks == 1 ? 20 * 25 : 20 * 13))
     [ "$(grep '^loss,' "$directory/figures" | cut -d , -f 2)" = "$(seq $steps)" ] || fail "not each of $steps steps once"
     figures at_resumed_$ranks | diff "$directory/figures" - || fail "the resumed run logged other figures on $ranks ranks"
-    # Trackers get what is repeated.
+    # Trackers also get repeated steps.
     [ "$(wc -l <"$directory/at_$ranks/losses.txt")" = $steps ] || fail "the program's own tracker lacks steps"
     [ "$(wc -l <"$directory/at_resumed_$ranks/losses.txt")" = $((steps + 5)) ] || fail "the program's own tracker lacks repeated steps"
     [ "$(ls "$directory/at_$ranks/tracking_run/by_feature"/events.out.tfevents.* | wc -l)" -ge 1 ] || fail "TensorBoard got nothing"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# digits.sh TOOL DIGITS: the example learns, reports its results, and is reproducible.
+# digits.sh TOOL DIGITS: checks that the example learns, reports its results, and is reproducible.
 set -euo pipefail
 tool=$1 digits=$2
 work=$(mktemp -d)
@@ -13,7 +13,7 @@ digest() { sed -E 's/.*digest=//'; }
 line=$("$tool" launch --num_processes 2 "$digits" --project_dir out | closing)
 echo "$line"
 awk -v a="$(accuracy <<<"$line")" 'BEGIN { exit !(a >= 0.97) }' || { echo "it did not learn"; exit 1; }
-# The closing line names the run, in whose journal everything is that was logged.
+# The closing line names the run, whose journal holds everything that was logged.
 run=$(sed -E 's/.*\(accelerate-cpp watch (.*)\).*/\1/' <<<"$line")
 [ -s "$run/journal" ] || { echo "the closing line does not say how to watch the run"; exit 1; }
 "$tool" runs export "$run" | awk -F , '{ count[$2]++; value[$2] = $5; step[$2] = $3 } END {

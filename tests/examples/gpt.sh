@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# gpt.sh TOOL GPT: losses equal those of one process on any number of ranks, also after a resume on another number.
+# gpt.sh TOOL GPT: checks that losses on any number of ranks equal those of one process, also after resuming on another
+# number.
 set -euo pipefail
 tool=$1 gpt=$2
 work=$(mktemp -d)
@@ -7,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 flags=(--steps 12 --batch_size 12 --layers 2 --width 32 --block_size 32)
 
-# same A B TOLERANCE: both have the same steps, with losses within the tolerance.
+# same A B TOLERANCE: checks that both have the same steps, with losses within the tolerance.
 same() {
   [ "$(wc -l <"$1")" -eq "$(wc -l <"$2")" ] || { echo "$1 and $2 have different steps"; exit 1; }
   paste -d ' ' "$1" "$2" | awk -v t="$3" '{ d = $4 - $8; if (d < 0) d = -d; if ($2 != $6 || d > t) { print "differs: " $0; exit 1 } }'
@@ -50,7 +51,7 @@ divided tall 2 --tensor 2 --resume latest
 divided wide 3 --context 1 --replicate 1 --resume latest
 for case in grid tall wide; do same tail.txt $case.txt 0.0005; done
 
-# Experts on one rank, on several, and resumed on others.
+# Experts on one rank, on several, and resumed on another number of ranks.
 "$gpt" "${flags[@]}" --experts 5 --project_dir expert_one >expert_one.log
 steps <expert_one.log >expert_one.txt
 grep -q "blocks.1.experts: the busiest expert has" expert_one.log || { echo "no load of experts"; exit 1; }
@@ -58,7 +59,7 @@ divided expert_data 2 --experts 5 --replicate 2 --expert 2
 divided expert_grid 4 --experts 5 --shard 2 --expert 2 --tensor 2 --checkpoint_every 6
 divided expert_odd 3 --experts 5 --shard 3 --expert 3 --checkpointing
 for case in data grid odd; do same expert_one.txt expert_$case.txt 0.0005; done
-# Balance losses are means over micro-batches there.
+# With pipeline stages, balance losses are means over micro-batches.
 divided expert_stages 4 --experts 5 --pipeline 2 --replicate 2 --expert 2
 same expert_one.txt expert_stages.txt 0.01
 rm -r expert_grid/checkpoints/checkpoint_1
@@ -66,7 +67,7 @@ divided expert_grid 2 --experts 5 --replicate 2 --expert 2 --resume latest
 tail -n 6 expert_one.txt >expert_tail.txt
 same expert_tail.txt expert_grid.txt 0.0005
 
-# The learning rate is 0 in the first step of a warm-up, falls as it is told to, and a resumed run follows on.
+# The learning rate is 0 in the first step of a warm-up and follows its schedule, also in a resumed run.
 "$gpt" "${flags[@]}" --learning_rate 0 --project_dir still | steps >still.txt
 for type in cosine linear; do
   "$gpt" "${flags[@]}" --lr_scheduler_type $type --num_warmup_steps 2 --project_dir $type | steps >$type.txt
@@ -81,7 +82,7 @@ divided scheduled 2 --lr_scheduler_type cosine --num_warmup_steps 2 --resume lat
 tail -n 6 cosine.txt >cosine_tail.txt
 same cosine_tail.txt scheduled.txt 0.0005
 
-# refuses RANKS PHRASE FLAG...: the run ends with an error that has the phrase.
+# refuses RANKS PHRASE FLAG...: checks that the run fails with an error that contains the phrase.
 refuses() {
   if "$tool" launch --num_processes "$1" "$gpt" --project_dir refused "${@:3}" >refused.txt 2>&1; then
     echo "not refused: ${*:3}"; exit 1

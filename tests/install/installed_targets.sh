@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# installed_targets.sh BUILD NINJA: the target install_programs builds every
-# library and program that is installed, and no test, example or benchmark.
+# installed_targets.sh BUILD NINJA: checks that the target install_programs builds every installed
+# library and program, and no test, example or benchmark.
 set -euo pipefail
 build=$1 ninja=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The programs themselves are inputs of the target only, not of what it depends on.
+# The programs themselves are inputs of the target only, not of its dependencies.
 { "$ninja" -C "$build" -t inputs install_programs; "$ninja" -C "$build" -t query install_programs | tr -d ' '; } >"$work/inputs"
 cmake --install "$build" --prefix "$work/prefix" >/dev/null
 

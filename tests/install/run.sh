@@ -2,7 +2,7 @@
 # run.sh find_package|add_subdirectory|pkg_config SOURCE BUILD LIBTORCH CXX [SANITIZERS]: builds and runs a project that uses the library.
 set -euo pipefail
 method=$1 source=$2 build=$3 libtorch=$4 cxx=$5
-# A library with sanitizers needs them in the program, too.
+# A library built with sanitizers needs them in the program, too.
 [ -z "${6:-}" ] || export CXXFLAGS="-fsanitize=$6" LDFLAGS="-fsanitize=$6"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -28,15 +28,15 @@ case $method in
     if [ -n "${BUILD_LIBRARY_AGAIN:-}" ]; then
       cmake --build "$work/build" --target consumer
     else
-      # Takes the library from the build under test instead of compiling the same sources again, which takes minutes:
-      # this test checks that another project finds headers, flags and libraries.
+      # Copies the library from the build under test, because compiling it again takes minutes and this test only checks
+      # that another project finds headers, flags and libraries.
       cp -a "$build"/lib/libaccelerate*.so* "$work/build/accelerate/src/"
       (cd "$work/build" && ninja -t commands consumer | grep -F consumer.dir | bash -e)
     fi
     "$work/build/consumer" ;;
   pkg_config)
     export PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name accelerate.pc)")
-    # The flags are unquoted on purpose, so that they are split into words.
+    # Unquoted on purpose, so that the flags are split into words.
     $cxx ${CXXFLAGS:-} "$here/main.cpp" -o "$work/consumer" $(pkg-config --cflags --libs accelerate)
     "$work/consumer" ;;
 esac
