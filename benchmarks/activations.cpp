@@ -1,6 +1,6 @@
 // Peak resident memory (above that before the first step) and step time of a
-// transformer of eight layers on one CPU, with its layers' activations
-// recomputed in the backward pass against kept.
+// transformer of eight layers on one CPU, recomputing its layers' activations
+// in the backward pass compared with keeping them.
 #include <chrono>
 #include <string>
 #include <vector>

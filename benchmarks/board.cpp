@@ -1,5 +1,5 @@
-// What it costs a rank to note a collective on the board, begin and end, and how
-// long the launcher takes to look at the pages of eight ranks.
+// What recording the beginning and end of a collective on the board costs a
+// rank, and how long the launcher takes to check the pages of eight ranks.
 #include <array>
 #include <chrono>
 #include <cstdint>

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The waiting times of a newcomer and a developer, measured on a clone of this checkout's last commit, without a compiler cache.
+"""Measures how long a newcomer and a developer wait, on a clone of this checkout's last commit, without a compiler cache.
 
 usage: build.py            (all figures: some 25 minutes on two idle cores)
        build.py include    (include_over_torch_s only; needs a LibTorch in .deps)
 
-demo_s, demo_cpu_s    `make demo` in a fresh clone, LibTorch's download included
-test_s, test_cpu_s    `make test` after it, to the last test
-one_file_s            a change of one source file until its tests have run: the slowest of some rooms
-include_over_torch_s  a program that includes <accelerate/accelerate.h> beside <torch/torch.h>, over one without
+demo_s, demo_cpu_s    `make demo` in a fresh clone, including the download of LibTorch
+test_s, test_cpu_s    `make test` after that, to the end of the last test
+one_file_s            from a change of one source file until its tests have run: the slowest of several rooms
+include_over_torch_s  compiling <accelerate/accelerate.h> in addition to <torch/torch.h>, minus the latter alone
 """
 import json
 import os
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# source file -> the tests that its room has
+# source file -> the tests of its room
 ONE_FILE = {
     "src/params/gradient_norm.cpp": "GradientNorm",
     "src/comm/mesh.cpp": "^Mesh",
@@ -36,7 +36,7 @@ def report(metric, value, goal):
 
 
 def timed(command, directory):
-    """(wall seconds, CPU seconds) of a command and its children."""
+    """Returns (wall seconds, CPU seconds) of a command and its children."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     result = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             env={**os.environ, "CCACHE_DISABLE": "1"})
@@ -47,7 +47,7 @@ def timed(command, directory):
 
 
 def include_over_torch(libtorch):
-    """CPU seconds, the median of three interleaved pairs."""
+    """Returns the difference of two medians in CPU seconds, of three interleaved pairs."""
     flags = ["g++", "-std=c++20", "-O2", "-DNDEBUG", "-c", "-o", "/dev/null", "-x", "c++", f"-I{ROOT}/include",
              "-isystem", f"{libtorch}/include", "-isystem", f"{libtorch}/include/torch/csrc/api/include"]
     with tempfile.TemporaryDirectory() as directory:

@@ -1,8 +1,8 @@
 // Saving and loading 1.2 GB of model and AdamW state: the time that an
-// asynchronous save blocks, against a memcpy of the same size; a synchronous
-// save until it is durable, against dd conv=fsync on the same disk; loading,
-// against a plain read of the files; and the memory that a synchronous save
-// adds.
+// asynchronous save blocks, compared with a memcpy of the same size; a
+// synchronous save until it is durable, compared with dd conv=fsync on the same
+// disk; loading, compared with a plain read of the files; and the memory that a
+// synchronous save adds.
 //
 //   bench_checkpoint [DIRECTORY ON THE DISK TO MEASURE]
 #include <fcntl.h>
@@ -42,7 +42,8 @@ double timed(Body&& body) {
   return ms_since(start);
 }
 
-// The value of a line of /proc/self/status, "VmRSS:" or "VmHWM:", in MiB.
+// Returns the value of a line of /proc/self/status, "VmRSS:" or "VmHWM:", in
+// MiB.
 double memory(const std::string& key) {
   std::ifstream status("/proc/self/status");
   std::string word;

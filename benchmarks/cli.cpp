@@ -1,6 +1,6 @@
 // The time of commands that do not need LibTorch, and of `env`; of two ranks
-// from the command line to the end of their first all-reduce, against one bare
-// LibTorch process; and from the death of a rank to the first step of the
+// from the command line to the end of their first all-reduce, compared with one
+// bare LibTorch process; and from the death of a rank to the first step of the
 // restarted group.
 #include <algorithm>
 #include <chrono>
@@ -54,7 +54,7 @@ int main(int, char** argv) {
   const std::string hello = bin / "bench_hello_torch";
   const std::string ranks = bin / "bench_first_all_reduce";
 
-  // The slowest of the commands that do not load LibTorch.
+  // The slowest command that does not load LibTorch.
   const std::filesystem::path scratch = std::filesystem::temp_directory_path() /
       ("bench_cli_" + std::to_string(getpid()));
   std::filesystem::create_directories(scratch);

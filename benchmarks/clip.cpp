@@ -1,5 +1,5 @@
 // Clipping the gradients of a transformer's parameters by norm and by value:
-// accelerate.cpp against LibTorch's functions.
+// accelerate.cpp compared with LibTorch's functions.
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>

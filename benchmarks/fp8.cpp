@@ -1,5 +1,5 @@
-// Float8 on a CPU: casts over a memcpy, what linear layers keep for backward and
-// what shards send over bf16, and emulated steps.
+// Float8 on a CPU: casts over a memcpy, bytes that linear layers keep for
+// backward and that shards send over bf16, and emulated steps.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -51,7 +51,7 @@ nn::Sequential make_net(bool has_activations) {
   return net;
 }
 
-// A bf16 matrix of 32 MiB.
+// Casts a bf16 matrix of 32 MiB.
 void measure_casts() {
   const Tensor from = torch::randn({4096, 4096}).to(torch::kBFloat16);
   Tensor to = torch::empty_like(from);
@@ -87,7 +87,8 @@ void measure_casts() {
   });
 }
 
-/// Counts what LibTorch's allocator gives this thread, less what it gets back.
+/// Counts bytes that LibTorch's allocator gives this thread, less those
+/// returned.
 struct LiveBytes : c10::MemoryReportingInfoBase {
   void reportMemoryUsage(
       void*,
@@ -110,12 +111,12 @@ AcceleratorOptions options_of(const FP8Recipe* recipe, bool has_autocast) {
   return options;
 }
 
-// Memory that a forward leaves behind for its backward.
+// Returns the memory that a forward leaves behind for its backward.
 std::int64_t kept_bytes(const FP8Recipe* recipe, bool has_activations) {
   const Accelerator accelerator(options_of(recipe, /*has_autocast=*/true));
   nn::Sequential net = make_net(has_activations);
   auto model = accelerator.prepare(net);
-  // In fp32, so that what is kept of it counts in either precision.
+  // The input is fp32, so that copies kept of it count in either precision.
   const Tensor x = torch::randn({16384, kWidth});
   const auto live = std::make_shared<LiveBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
@@ -174,7 +175,7 @@ void measure_steps() {
         benchmarks::interleave(
             10, 2, [&] { emulated.step(); }, [&] { bf16.step(); }));
   }
-  // As torchao's emulation computes, in fp32 but for the casts.
+  // Computes in fp32 except for the casts, as torchao's emulation does.
   for (const auto& [name, recipe] : recipes()) {
     if (!std::holds_alternative<AORecipeKwargs>(recipe)) continue;
     Trained emulated(&recipe, /*has_autocast=*/false);
@@ -195,8 +196,8 @@ void measure_steps() {
   }
 }
 
-// What the first of two ranks sends in a forward of a sharded net, in fp8 and in
-// bf16, where parameters are gathered in bf16.
+// Returns the bytes that the first of two ranks sends in a forward of a sharded
+// net, in fp8 or in bf16, where parameters are gathered in bf16.
 double gathered_bytes(bool in_float8) {
   double bytes = 0;
   accelerate::testing::run_counted(

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""How well examples/gpt learns in float8: the loss after 500 steps by each recipe, over that in bf16 with the same seed.
+"""Measures how well examples/gpt learns in float8: the loss after 500 steps with each recipe, over the loss in bf16 with the same seed.
 
 usage: fp8_quality.py BUILD [--steps 500] [--seeds 3] [--jobs N] [--recipes tensorwise,...] [--learning_rate 1e-3] [--curves FILE.svg]
 
-A step has 64 samples; the learning rate, 1e-3, warms up in a tenth of the steps and falls to 0 along a cosine. So bf16 and fp32
-end within 0.1 % of each other. With the example's own 3e-3 (--learning_rate), runs that differ in rounding only leave the first
-plateau of the loss at other steps, and end up to 3 % apart. A run has one thread and takes some three minutes.
+A step has 64 samples; the learning rate, 1e-3, warms up over a tenth of the steps and falls to 0 along a cosine. With it, bf16 and
+fp32 end within 0.1 % of each other. With the example's own 3e-3 (--learning_rate), runs that differ only in rounding leave the
+first plateau of the loss at different steps, and end up to 3 % apart. A run uses one thread and takes some three minutes.
 
 RECIPE_final_loss   the mean loss of the last 50 steps, whose batches are the same in each run: per seed, and over all seeds the
                     mean of the ratios with its standard error
 --curves            draws the losses of all runs, and their ratios to bf16
-FP8_QUALITY_TEXT    names another source tree or text than this checkout's.
+FP8_QUALITY_TEXT    names a source tree or text to use instead of this checkout's.
 """
 import argparse
 import concurrent.futures
@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Full precision shows how far two runs drift apart that differ in rounding only.
+# Full precision shows how far apart two runs drift that differ only in rounding.
 CONTROL = "fp32"
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "mxfp8", "msamp"]
 LAST = 50
@@ -52,12 +52,12 @@ def losses_of(gpt, arguments, name, seed):
 
 
 def smoothed(losses):
-    """The mean of LAST losses at a time, by step."""
+    """Returns the mean of the LAST losses up to each step."""
     return [statistics.mean(losses[max(0, i + 1 - LAST):i + 1]) for i in range(len(losses))]
 
 
 def panel(top, curves, low, high, marks, title):
-    """SVG of curves, name -> values by step, between two values; the first LAST steps are left out."""
+    """Returns an SVG of curves (name -> values by step) between two values, without the first LAST steps."""
     left, width, height = 60, 640, 200
 
     def place(step, count, value):
@@ -75,7 +75,7 @@ def panel(top, curves, low, high, marks, title):
 
 
 def draw(path, curves):
-    """`curves`: name -> smoothed losses, the mean over seeds."""
+    """Draws `curves`: name -> smoothed losses, averaged over seeds."""
     steps = len(curves["bf16"])
     ratios = {name: [a / b for a, b in zip(values, curves["bf16"])] for name, values in curves.items()}
     shown = [value for values in curves.values() for value in values[LAST:]]

@@ -1,6 +1,6 @@
-// A CUDA device: what handles add to a step, optimizers and clipping beside
-// LibTorch's, steps in float8 beside bf16, and forwards of weights in host memory
-// beside their link.
+// A CUDA device: what handles add to a step, optimizers and clipping compared
+// with LibTorch's, float8 steps compared with bf16, and forwards of weights in
+// host memory compared with their link.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -29,7 +29,7 @@ const at::Device kDevice{at::kCUDA, 0};
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = kDevice}; }
 
-// A call that ends when the device has done its work.
+// Wraps `call` so that it returns once the device has finished its work.
 template <class Call>
 auto finished(Call call) {
   return [call = std::move(call)]() mutable {
@@ -149,7 +149,7 @@ void measure_float8() {
   for (const std::int64_t width : {2048, 8192}) {
     for (const auto& [name, recipe] :
          accelerate::testing::float8_recipes_of_all_layers()) {
-      // Hopper does not multiply MXFP8; it would be emulated.
+      // Hopper cannot multiply MXFP8; it would be emulated.
       if (name == "mxfp8") continue;
       Training ours(&recipe, width, 8192), bf16(nullptr, width, 8192);
       report(
@@ -184,8 +184,8 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Weights of 2 GB in host memory: against the longer of the forward on the
-// device and of one copy of as many bytes from page-locked memory.
+// Weights of 2 GB in host memory, compared with the longer of the forward on
+// the device and one copy of the same number of bytes from pinned memory.
 void measure_offloaded_forwards() {
   const torch::NoGradGuard no_grad;
   Net net;

@@ -14,7 +14,7 @@
 namespace accelerate::benchmarks {
 
 /// Counts the instructions that the calling thread executes outside the kernel
-/// (perf_event_open(2)). Noise of the machine does not change them.
+/// (perf_event_open(2)). Machine noise does not change them.
 class Instructions {
  public:
   Instructions() {
@@ -39,10 +39,10 @@ class Instructions {
     if (counter_ >= 0) ::close(counter_);
   }
 
-  /// Why this machine does not count; empty where it does.
+  /// Why this machine cannot count; empty if it can.
   [[nodiscard]] const std::string& complaint() const { return complaint_; }
 
-  /// Instructions since construction; nothing where none are counted.
+  /// Instructions since construction, or nothing if they cannot be counted.
   [[nodiscard]] std::optional<double> count() const {
     std::uint64_t value = 0;
     if (counter_ < 0 || ::read(counter_, &value, sizeof value) != sizeof value)

@@ -10,9 +10,9 @@
 
 namespace accelerate::benchmarks {
 
-/// Makes glibc keep freed memory. Otherwise it returns memory to the system and
-/// allocates it again in either of two loops, which then seems up to twice as
-/// slow.
+/// Makes glibc keep freed memory. Otherwise, in either of two loops, it returns
+/// memory to the system and allocates it again, which makes that loop seem up
+/// to twice as slow.
 inline void keep_freed_memory() {
   constexpr int kBytes = 256 << 20;
   mallopt(M_MMAP_THRESHOLD, kBytes);
@@ -24,7 +24,7 @@ struct Interleaved {
 };
 
 /// Microseconds per call of two functions, measured in interleaved blocks. The
-/// order alternates, so that a trend favours neither.
+/// order alternates, so that a trend favors neither.
 template <class Ours, class Baseline>
 Interleaved interleave(
     int num_blocks,

@@ -1,5 +1,5 @@
 // A loader's cold start, skipping, overhead over an index_select, and gain from
-// two worker threads with tiny samples, against LibTorch's loader.
+// two worker threads with tiny samples, compared with LibTorch's loader.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -64,7 +64,7 @@ void measure_cold_starts(const std::string& program) {
   say("skip_ms", "ms", skip, ms);
 }
 
-// Gives batches, beginning a new pass when one ends.
+// Gives batches, starting a new pass when one ends.
 template <class Loader>
 class Endless {
  public:

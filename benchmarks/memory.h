@@ -7,7 +7,7 @@
 
 namespace accelerate::benchmarks {
 
-/// A field of a file of /proc/self, in bytes; 0 if it is not there.
+/// Returns a field of a file in /proc/self, in bytes; 0 if it is missing.
 inline double process_field(const std::string& file, const std::string& field) {
   std::ifstream status("/proc/self/" + file);
   std::string line;
@@ -23,8 +23,8 @@ inline double memory_of_process(const std::string& field) {
   return process_field("status", field);
 }
 
-/// Bytes that resident memory counts in this process although they are the
-/// share of other processes, which map the same pages.
+/// Bytes of this process's resident memory that are the shares of other
+/// processes mapping the same pages.
 inline double shares_of_others() {
   return memory_of_process("RssShmem") -
       process_field("smaps_rollup", "Pss_Shmem");

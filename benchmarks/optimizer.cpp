@@ -1,5 +1,5 @@
 // One optimizer step over a transformer's parameters: the fused kernels of
-// accelerate::optim against torch::optim's loops.
+// accelerate::optim compared with torch::optim's loops.
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>

@@ -1,7 +1,7 @@
-// Layers that ranks split and sequences that they divide: the bytes that a rank
-// sends, against those of the algorithms as published; the peak memory of a
-// divided sequence; what a degree of 1 costs; and steps on 2 and 4 ranks, beside
-// those of PyTorch (benchmarks/peers/parallel_axes.py).
+// Layers that ranks split and sequences that they divide: the bytes each rank
+// sends, compared with those of the published algorithms; the peak memory of a
+// divided sequence; what a degree of 1 costs; and steps on 2 and 4 ranks,
+// compared with PyTorch's (benchmarks/peers/parallel_axes.py).
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kWidth = 512, kHeads = 8, kTime = 256, kBatch = 4;
 constexpr int kLayers = 4;
 
-/// Takes the number of heads from the size of what it gets.
+/// Derives the number of heads from the size of its projections.
 struct BlockImpl : nn::Module {
   explicit BlockImpl(std::int64_t width)
       : norm1(nn::LayerNormOptions({width})),
@@ -99,7 +99,7 @@ AcceleratorOptions divided_over(int num_ranks) {
   return options;
 }
 
-// Runs `rank` with a counter of what it sends; returns rank 0's.
+// Runs `rank` with a counter of the bytes it sends; returns rank 0's count.
 double bytes_sent(
     int num_ranks,
     const std::function<void(const WorldOptions&, TrafficCounter&)>& rank) {
@@ -133,7 +133,8 @@ void measure_tensor_bytes(int num_ranks) {
         const Accelerator accelerator(options);
         auto net = blocks(kWidth, kLayers);
         auto model = accelerator.prepare(net);
-        // Gradients flow to the first layer, too, as below an embedding.
+        // Gradients also flow to the first layer, as they would below an
+        // embedding.
         const Tensor x = torch::randn({kBatch, kTime, kWidth}).requires_grad_();
         counter.reset();
         accelerator.backward(model(x).pow(2).mean());
@@ -145,7 +146,7 @@ void measure_tensor_bytes(int num_ranks) {
       4.0 * kLayers * 2 * activations * (num_ranks - 1) / num_ranks);
 }
 
-// Keys and values travel in forward and in backward, their gradients in
+// Keys and values are sent in forward and in backward, and their gradients in
 // backward, each to or from every other rank.
 void measure_context_bytes(int num_ranks, bool exchanges_heads) {
   const std::int64_t local = kTime / num_ranks, size = kWidth / kHeads;
@@ -180,11 +181,12 @@ void measure_context_bytes(int num_ranks, bool exchanges_heads) {
       exchanges_heads ? 8 * block * others / num_ranks : 6 * block * others);
 }
 
-// Weights, whose gradients pass through memory, are small beside activations.
+// Keeps weights, whose gradients pass through memory, small next to
+// activations.
 constexpr std::int64_t kNarrow = 256;
 
-// Peak memory above an idle rank's of blocks on a sequence of `time` positions,
-// in bytes; negative but for the first rank.
+// Returns the peak memory, above that of an idle rank, of blocks on a sequence
+// of `time` positions, in bytes; negative except on the first rank.
 double peak_of_sequence(int num_ranks, std::int64_t time) {
   const Accelerator accelerator(divided_over(num_ranks));
   auto net = blocks(kNarrow, kLayers);
@@ -196,7 +198,7 @@ double peak_of_sequence(int num_ranks, std::int64_t time) {
     const Tensor x = torch::randn({1, positions.size(0), kNarrow});
     accelerator.backward(model(x).pow(2).mean());
   };
-  // Code, gradients, buckets and the transport's buffers.
+  // Warms up code, gradients, buckets and the transport's buffers.
   for (int i = 0; i < 3; ++i) step(64);
   const double idle = benchmarks::memory_of_process("VmRSS");
   benchmarks::forget_peak();
@@ -225,7 +227,7 @@ void measure_peak() {
        1});
 }
 
-// A step of a small model, alone and with degrees of 1.
+// A step of a small model, plain and with degrees of 1.
 void measure_one_rank() {
   at::set_num_threads(1);
   const auto make_step = [](const Accelerator& accelerator, bool is_divided) {
@@ -269,7 +271,7 @@ void measure_one_rank() {
     times.push_back(block(ours));
     with_scope.push_back(block(scoped));
   }
-  // The fastest blocks: others measure what else the machine does.
+  // The fastest blocks, because the others measure other load on the machine.
   const double before = *std::min_element(base.begin(), base.end());
   const auto report = [&](const char* metric, std::vector<double>& found) {
     const double value = *std::min_element(found.begin(), found.end());
@@ -286,7 +288,7 @@ void measure_one_rank() {
   report("one_rank_overhead_with_scope_us", with_scope);
 }
 
-// Milliseconds of a step, the median; negative but for the first rank.
+// Returns the median milliseconds per step; negative except on the first rank.
 double step_ms(const AcceleratorOptions& options) {
   const Accelerator accelerator(options);
   auto net = blocks(kWidth, kLayers);
@@ -341,15 +343,16 @@ void measure_steps(int num_ranks, int num_repeats) {
 
 }  // namespace
 
-// An argument picks one of the parts: steps, memory, bytes, one_rank or encoder. A
-// second one is how often steps are measured, for runs that take turns with PyTorch's.
+// The first argument selects a part: steps, memory, bytes, one_rank or encoder.
+// The second is how often steps are measured, for runs that alternate with
+// PyTorch's.
 int main(int argc, char** argv) {
   const std::string_view chosen = argc > 1 ? argv[1] : "all";
   const int num_repeats = argc > 2 ? std::stoi(argv[2]) : 3;
   const auto is_wanted = [&](std::string_view part) {
     return chosen == "all" || chosen == part;
   };
-  // Ranks of processes run to the call that is theirs.
+  // Rank processes run until they reach their own call.
   if (is_wanted("steps")) {
     for (const int num_ranks : {2, 4}) measure_steps(num_ranks, num_repeats);
   }

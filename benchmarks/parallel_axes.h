@@ -18,8 +18,8 @@ inline std::string file_of(const std::string& name) {
   return "/tmp/bench_parallel_axes_" + std::to_string(getuid()) + "_" + name;
 }
 
-// What `rank` returns on the first of `num_ranks` processes. Nothing in a rank,
-// which runs this program too, but does not report.
+// Returns what `rank` returns on the first of `num_ranks` processes. Returns
+// nothing in a rank: ranks run this program too, but do not report.
 inline std::optional<double> in_processes(
     int num_ranks,
     const std::string& name,

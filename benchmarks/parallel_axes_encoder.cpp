@@ -1,4 +1,4 @@
-// torch::nn::TransformerEncoder on ranks that split its layers, or divide its
+// torch::nn::TransformerEncoder on ranks that split its layers or divide its
 // sequences: steps, and the peak memory of a long sequence.
 #include <chrono>
 #include <memory>
@@ -47,7 +47,7 @@ AcceleratorOptions on_axis(const std::string& axis, int num_ranks) {
   return options;
 }
 
-// A causal step on sequences of `time` positions, divided along context.
+// Runs a causal step on sequences of `time` positions, divided along context.
 void step(
     const Accelerator& accelerator,
     auto& model,
@@ -65,7 +65,7 @@ void step(
   accelerator.backward(model(x, mask).pow(2).mean());
 }
 
-// Milliseconds, the median; negative but for the first rank.
+// Returns the median milliseconds per step; negative except on the first rank.
 double step_ms(const AcceleratorOptions& options) {
   constexpr std::int64_t kWidth = 512;
   const Accelerator accelerator(options);
@@ -88,7 +88,8 @@ double step_ms(const AcceleratorOptions& options) {
   return accelerator.is_main_process() ? median(times) : -1;
 }
 
-// Peak memory above an idle rank's, in bytes; negative but for the first rank.
+// Returns the peak memory above that of an idle rank, in bytes; negative except
+// on the first rank.
 double peak_of_sequence(int num_ranks, std::int64_t time) {
   constexpr std::int64_t kNarrow = 256;
   const Accelerator accelerator(on_axis("context", num_ranks));

@@ -1,8 +1,8 @@
 // Pipelines of four ranks, schedule by schedule: the share of a step in which
-// ranks are idle against that of the schedule's theory, with layers that sleep;
-// what a stage costs besides its layers, against a loop over micro-batches; peak
-// memory against what the schedule keeps; and steps of 2 and 4 ranks, as
-// benchmarks/peers/pipeline.py has them.
+// ranks are idle, compared with the schedule's theory, with layers that sleep;
+// what a stage costs besides its layers, compared with a loop over
+// micro-batches; peak memory, compared with what the schedule keeps; and steps
+// of 2 and 4 ranks, as in benchmarks/peers/pipeline.py.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -72,7 +72,7 @@ PipelineOptions pipeline_options(const Schedule& schedule) {
 
 Tensor square_mean(const Tensor& y, const Tensor&) { return y.square().mean(); }
 
-/// A measured value, and what it is compared with.
+/// A measured value and its baseline.
 struct Measured {
   double value = 0;
   double baseline = 0;
@@ -95,7 +95,7 @@ Measured measure_bubble(const Schedule& schedule) {
       time_of(world, kSteps, [&] { pipeline.step(x, x, &square_mean); });
   const double forward = mean_over(world, in_layers.forward);
   const double backward = mean_over(world, in_layers.backward);
-  // The gradients of weights take no time, whichever schedule postpones them.
+  // Weight gradients take no time, even in schedules that postpone them.
   const auto theory = simulate_pipeline(
       make_pipeline_schedule(
           parse_pipeline_schedule(schedule.name),
@@ -108,8 +108,9 @@ Measured measure_bubble(const Schedule& schedule) {
 
 // Memory.
 
-/// Keeps one tensor of its input's size for the next layer and its own backward,
-/// and the gradient of its result where that of `scale` is postponed.
+/// Keeps one tensor of its input's size for the next layer and its own
+/// backward, and the gradient of its result if the gradient of `scale` is
+/// postponed.
 struct KeepingImpl : nn::Module {
   KeepingImpl() : scale(register_parameter("scale", torch::ones({1}))) {}
   Tensor forward(const Tensor& x) { return torch::tanh(x * scale); }
@@ -120,9 +121,9 @@ TORCH_MODULE(Keeping);
 constexpr std::int64_t kKeptElements = 1 << 20;
 constexpr int kKeepingLayers = 32;
 
-// The tensors that stages of so many layers keep: what goes in and out of layers,
-// but the batch itself, which the first stage does not receive; then inputs of
-// layers and gradients of their results.
+// Tensors that each of `num_stages` stages keeps: inputs and outputs of layers,
+// except the batch itself, which the first stage does not receive; then inputs
+// of layers and gradients of their results.
 std::vector<PipelineKept> tensors_kept(int num_stages) {
   const double layers = static_cast<double>(kKeepingLayers) / num_stages;
   std::vector<PipelineKept> kept(
@@ -132,7 +133,7 @@ std::vector<PipelineKept> tensors_kept(int num_stages) {
 }
 
 Measured measure_peak(const Schedule& schedule) {
-  // Freed memory is the system's at once.
+  // Returns freed memory to the system at once.
   mallopt(M_MMAP_THRESHOLD, 1 << 20);
   const Accelerator accelerator(options_of(kRanks));
   const World& world = accelerator.world();
@@ -166,7 +167,7 @@ Measured measure_peak(const Schedule& schedule) {
   const double bound = one +
       (kept(kMicroBatches) - kept(1)) * 4.0 *
           static_cast<double>(kKeptElements);
-  // That of the rank which is furthest above it.
+  // Reports the rank furthest above its bound.
   const Tensor both = torch::zeros({kRanks, 2}, torch::kDouble);
   both[world.rank()][0] = all;
   both[world.rank()][1] = bound;
@@ -285,7 +286,7 @@ std::vector<Case> cases() {
 
 }  // namespace
 
-// PIPELINE_METRICS: a part of the names of those that are measured.
+// PIPELINE_METRICS selects the metrics whose names contain it.
 int main() {
   const char* const wanted = std::getenv("PIPELINE_METRICS");
   for (const Case& each : cases()) {
@@ -296,7 +297,7 @@ int main() {
     launch_function(
         [&] {
           const Measured found = each.run();
-          // A single process is none of a launcher's ranks.
+          // A single process runs without a launcher, so RANK is not set.
           const char* const rank = std::getenv("RANK");
           if (rank != nullptr && rank != std::string_view("0")) return;
           std::ofstream(file) << found.value << ' ' << found.baseline;

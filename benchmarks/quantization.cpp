@@ -1,5 +1,5 @@
-// Products with a Linear layer's weight in 8 and 4 bits: against the fp32
-// weight, against dequantising it first, and against LibTorch's own kernels for
+// Products with a Linear layer's weight in 8 and 4 bits, compared with the fp32
+// weight, with dequantizing it first, and with LibTorch's own kernels for
 // packed weights; and the memory of a parameter.
 #include <string>
 
@@ -50,8 +50,8 @@ void measure(
   }
 }
 
-// LibTorch's kernels have scales of the input's dtype, and 4 bits in steps of
-// equal size, not the values of nf4.
+// LibTorch's kernels use scales of the input's dtype, and 4 bits in steps of
+// equal size instead of the values of nf4.
 void measure_packed(
     const QuantizedWeight& int8,
     const QuantizedWeight& nf4,

@@ -12,16 +12,16 @@
 
 namespace accelerate::benchmarks {
 
-/// Times of two launched ranks of which one kills itself, in milliseconds.
+/// Times after one of two launched ranks kills itself, in milliseconds.
 struct TimesAfterDeath {
-  /// Until the launcher's line that names it was read.
+  /// Until the launcher's line that names the dead rank was read.
   double named = 0;
-  /// Until the first step of both afterwards; 0 if there was none.
+  /// Until the first step of both ranks afterwards; 0 if there was none.
   double stepped = 0;
 };
 
-/// Launches bench_restart_rank (programs/restart_rank.cpp). Ends the program if
-/// nothing died, or if nobody said so.
+/// Launches bench_restart_rank (programs/restart_rank.cpp). Exits the program
+/// if no rank died, or if the launcher did not report it.
 inline TimesAfterDeath times_after_death(
     const std::filesystem::path& bin,
     const std::string& kind,

@@ -1,7 +1,7 @@
-// From the death of one of two ranks to the launcher's line that names it, on
-// shared memory and on Gloo; and to the end of the first step of both afterwards:
-// with run_elastic(), where only the dead one is started again, and where the
-// whole group is.
+// From the death of one of two ranks to the launcher's line that names it, over
+// shared memory and over Gloo; and to the end of the first step of both ranks
+// afterwards: with run_elastic(), which restarts only the dead rank, and when
+// the whole group is restarted.
 #include <filesystem>
 #include <string>
 #include <vector>

@@ -9,7 +9,8 @@
 
 namespace accelerate::benchmarks {
 
-/// The median; of an even number of values, the mean of the middle two.
+/// Returns the median; for an even number of values, the mean of the middle
+/// two.
 inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;

@@ -1,8 +1,8 @@
 // Peak resident memory of a rank, above that of an idle rank, while a model of
 // 200 million parameters is trained with AdamW, fully sharded over 1, 2 and 4
-// CPU ranks, against the necessary memory: the rank's shards of parameters,
-// gradients and optimizer state, the two largest units unsharded, and the
-// batch's activations.
+// CPU ranks, compared with the necessary memory: the rank's shards of
+// parameters, gradients and optimizer state, the two largest units unsharded,
+// and the batch's activations.
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -85,8 +85,8 @@ void measure(const std::string& file) {
 double bound(int ranks) {
   const double per_block = 2.0 * (kWidth * kWidth + kWidth) * 4;
   const double state = 4 * per_block * kBlocks / ranks;
-  // The activations per block: the inputs of its products and comparison, and
-  // the sum.
+  // Activations per block: the inputs of its products and comparison, and the
+  // sum.
   const double activations = 4.0 * kBlocks * kBatch * kWidth * 4;
   return (state + 2 * per_block + activations) * 1.05;
 }

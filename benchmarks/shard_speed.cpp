@@ -110,7 +110,7 @@ int main() {
   }
   const double parameters =
       static_cast<double>(kLayers) * (kWidth * kWidth + kWidth) * 4;
-  // The bytes that each of two ranks sends: half of all per gather or
+  // Bytes that each of two ranks sends: half of the parameters per gather or
   // reduction.
   benchmarks::report(
       {"shard_speed",

@@ -1,7 +1,7 @@
 #pragma once
 
-// Layers that sleep for known times, so that ranks with few processors among
-// them are as fast as ranks with one each.
+// Layers that sleep for known times, so that ranks that share few processors
+// are as fast as ranks with one each.
 
 #include <chrono>
 #include <functional>
@@ -22,14 +22,14 @@ inline double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Seconds of layers, forward and backward.
+/// Seconds spent in layers, forward and backward.
 struct Slept {
   double forward = 0;
   double backward = 0;
 };
-/// What sleeping layers have slept.
+/// The time that sleeping layers have slept.
 inline Slept slept;
-/// The same, with what they compute.
+/// The time spent in sleeping layers, including what they compute.
 inline Slept in_layers;
 
 inline void sleep(double seconds, double& sum) {
@@ -40,7 +40,7 @@ inline void sleep(double seconds, double& sum) {
 }
 
 struct Sleeps : torch::autograd::Function<Sleeps> {
-  /// Up to when `in_layers.backward` has counted.
+  /// The time up to which `in_layers.backward` has counted.
   inline static Clock::time_point backward_end;
 
   static at::Tensor forward(
@@ -63,7 +63,7 @@ struct Sleeps : torch::autograd::Function<Sleeps> {
   }
 };
 
-/// Its backward is the end of a layer's.
+/// The beginning of a layer: its backward ends the layer's backward.
 struct LayerBegins : torch::autograd::Function<LayerBegins> {
   static at::Tensor forward(
       torch::autograd::AutogradContext*,
@@ -78,7 +78,7 @@ struct LayerBegins : torch::autograd::Function<LayerBegins> {
   }
 };
 
-/// A linear layer that takes its time.
+/// A linear layer that sleeps for a given time.
 struct SleepingImpl : torch::nn::Module {
   SleepingImpl(std::int64_t width, double time)
       : linear(register_module("linear", torch::nn::Linear(width, width))),
@@ -100,8 +100,8 @@ inline double mean_over(const World& world, double value) {
   return sum.item<double>() / world.size();
 }
 
-/// Runs `step` on all ranks; returns the median of the time that the slowest
-/// takes. `slept` and `in_layers` are of `num_steps` steps afterwards.
+/// Runs `step` on all ranks and returns the median of the slowest rank's times.
+/// Afterwards, `slept` and `in_layers` cover `num_steps` steps.
 inline double
 time_of(const World& world, int num_steps, const std::function<void()>& step) {
   step();

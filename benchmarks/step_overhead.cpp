@@ -1,7 +1,7 @@
 // The overhead of the handles in a training step of a small net: the same loop
 // by hand and through accelerate.cpp, in interleaved blocks. Both train the
-// same tensors: where weights and gradients lie in memory changes the time of
-// a step by more than the handles do.
+// same tensors, because the addresses of weights and gradients change the time
+// of a step by more than the handles do.
 #include <chrono>
 #include <cstdlib>
 #include <vector>
@@ -79,7 +79,7 @@ int main() {
   measure(instructions, through_handles);
   std::vector<double> hand, handles, added, added_instructions;
   for (int block = 0; block < kBlocks; ++block) {
-    // The order alternates, so that a trend favours neither.
+    // The order alternates, so that a trend favors neither.
     Block one, other;
     if (block % 2 == 0) {
       one = measure(instructions, by_hand);

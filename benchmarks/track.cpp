@@ -1,8 +1,8 @@
 // What Accelerator::log() costs a training loop: with the journal alone, and
-// with every tracker of the library's own beside it. The loop trains a small
-// net between two calls, as loops do, so that the calls find the processor's
-// caches as a step leaves them. At the end, calls without anything between
-// them: the rate at which they begin to wait for the journal.
+// with all of the library's own trackers in addition. The loop trains a small
+// net between calls, so that the calls find the processor's caches as a step
+// leaves them. Finally, calls with nothing between them: the rate at which they
+// start to wait for the journal.
 #include <stdlib.h>
 
 #include <chrono>
@@ -36,7 +36,7 @@ class WorkingDirectory {
         (std::filesystem::temp_directory_path() / "track-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) std::abort();
     path_ = name;
-    // Trackers that are not told where write here.
+    // Trackers without a configured directory write here.
     std::filesystem::current_path(path_);
     ::setenv("TRACKIO_DIR", (path_ / "trackio").c_str(), 1);
     ::setenv("WANDB_MODE", "offline", 1);
@@ -86,19 +86,19 @@ class Step {
   torch::optim::SGD sgd_{net_->parameters(), torch::optim::SGDOptions(1e-3)};
 };
 
-/// A loop that logs its loss in each step.
+/// A loop that logs its loss at every step.
 class LoggingLoop {
  public:
   LoggingLoop(const Accelerator& accelerator, Step& step)
       : accelerator_(accelerator), step_(step) {}
 
-  /// Microseconds per call of log(), the mean of a block of steps: waking a
-  /// thread now and then is part of it.
+  /// Returns the microseconds per call of log(), as the mean over a block of
+  /// steps: this includes waking a thread now and then.
   double block() {
     Clock::duration total{};
     for (int i = 0; i < kStepsInBlock; ++i) {
       const double loss = step_();
-      // The clock's own code is in the caches then.
+      // Brings the clock's own code into the caches.
       (void)Clock::now();
       const auto start = Clock::now();
       accelerator_.log({{"loss", loss}}, num_steps_++);
@@ -114,7 +114,7 @@ class LoggingLoop {
   std::int64_t num_steps_ = 0;
 };
 
-/// The baseline is the same call where nobody gets what is logged.
+/// The baseline is the same call without a journal or trackers.
 void measure_log(
     const std::string& metric,
     const Accelerator& accelerator,
@@ -140,8 +140,8 @@ void measure_log(
        ours.size()});
 }
 
-/// Values per second while log() waits for the journal, as calls with nothing
-/// between them soon do. The baseline is the rate before they wait.
+/// Values per second while log() waits for the journal, as back-to-back calls
+/// soon do. The baseline is the rate before they wait.
 void measure_rate(const Accelerator& accelerator) {
   constexpr int kValues = 10;
   constexpr int kCallsInWindow = 20'000;
@@ -170,7 +170,7 @@ void measure_rate(const Accelerator& accelerator) {
     rates.push_back(kValues * kCallsInWindow / elapsed.count());
   }
   const double first = rates.front();
-  // The second half of the time, in which the queue is full.
+  // The second half of the windows, in which the queue is full.
   const std::vector<double> last(
       rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2),
       rates.end());

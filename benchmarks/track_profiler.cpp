@@ -1,7 +1,7 @@
-// What a profile that records only where the time of steps goes adds to a step,
-// in microseconds and as a part of it: the same loop with and without one, in
-// interleaved blocks. The net is that of track.cpp, a small one: the steps of
-// larger ones have as much, which is less of them.
+// What a profile that records only how steps spend their time adds to a step,
+// in microseconds and as a fraction: the same loop with and without a profile,
+// in interleaved blocks. The net is the small one of track.cpp: steps of larger
+// nets gain as many microseconds, which is a smaller fraction.
 #include <chrono>
 #include <vector>
 
@@ -48,7 +48,7 @@ int main() {
     accelerator.backward(F::cross_entropy(model(inputs), labels));
     optimizer.step();
   };
-  // A profile begins and ends outside of what is timed: the first step, in which
+  // A profile begins and ends outside the timed part: the first step, in which
   // it learns where steps wait, is not timed either.
   const auto microseconds_per_step = [&](auto&& one) {
     one();

@@ -1,5 +1,5 @@
-// How much of one processor the figures of the system take at the interval of a
-// journal: the processor time of a reading, by that interval.
+// The share of one processor that the system figures take at the interval of a
+// journal: the processor time per reading, divided by that interval.
 #include <sys/resource.h>
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int kReadings = 500;
-// Shorter than a journal's.
+// Shorter than the journal's interval.
 constexpr double kIntervalSeconds = 2;
 
 double processor_seconds() {

@@ -1,6 +1,7 @@
-// What moving tensors between ranks of one machine costs: shared memory, beside
-// Gloo over loopback in the same processes, and for two ranks beside the
-// simplest all-reduce through shared memory; and steps of training with each.
+// What moving tensors between the ranks of one machine costs: shared memory,
+// compared with Gloo over loopback in the same processes, and for two ranks
+// with the simplest all-reduce through shared memory; and training steps with
+// each.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -33,8 +34,7 @@ double microseconds_since(Clock::time_point start) {
       .count();
 }
 
-// What the ranks of one number of processes measured: by metric, ours and the
-// baseline.
+// The measurements of one number of ranks per metric: ours and the baseline.
 struct Measured {
   double ours;
   double baseline;
@@ -51,7 +51,7 @@ void write_results(const std::string& name, const Results& results) {
     file << metric << ' ' << times.ours << ' ' << times.baseline << '\n';
 }
 
-// Empty in a rank, which runs this program too, but does not report.
+// Returns nothing in a rank: ranks run this program too, but do not report.
 Results read_results(const std::string& name) {
   Results results;
   std::ifstream file(result_file(name));
@@ -64,7 +64,7 @@ Results read_results(const std::string& name) {
   return results;
 }
 
-// Microseconds per call, of the fastest of several interleaved blocks.
+// Microseconds per call in the fastest of several interleaved blocks.
 Measured interleave_fastest(
     int num_calls,
     const std::function<void()>& meet,
@@ -86,7 +86,7 @@ Measured interleave_fastest(
   return best;
 }
 
-// The simplest all-reduce of two ranks: both copy, each adds a half, both copy.
+// The simplest all-reduce of two ranks: both copy, each adds half, both copy.
 class NaiveFloor {
  public:
   NaiveFloor(const World& world, std::size_t most_bytes)
@@ -223,7 +223,7 @@ nn::Sequential mlp() {
       nn::Linear(2048, 300));
 }
 
-// Milliseconds per step of a model, of the fastest of several steps.
+// Trains the model over one transport.
 class Training {
  public:
   Training(const std::string& transport, const ParallelOptions& parallel)
@@ -248,7 +248,7 @@ class Training {
       std::declval<torch::optim::AdamW&>())) prepared_;
 };
 
-// The same step, of both ranks at once, without communication.
+// The same step without communication, on both ranks at once.
 class Alone {
  public:
   void step(const at::Tensor& x) {

@@ -1,6 +1,6 @@
 // From the start of `watch --web` over 50 runs of 100,000 points each until the
-// page, the runs in short and all curves of their figure have arrived; against
-// reading the journals alone. The journals are in the page cache.
+// page, the run summaries and all curves of their figure have arrived, compared
+// with only reading the journals. The journals are in the page cache.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kRuns = 50;
 constexpr int kSteps = 100000;
-// What a journal gets between two writes of a fast run.
+// Steps that a fast run writes to its journal at a time.
 constexpr int kStepsPerFrame = 200;
 constexpr int kRepetitions = 5;
 
@@ -58,7 +58,7 @@ void write_run(const fs::path& directory, int run) {
   }
 }
 
-/// The tool while it serves a directory.
+/// The tool, serving a directory.
 class Server {
  public:
   Server(std::string tool, std::string directory) {

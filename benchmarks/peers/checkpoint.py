@@ -1,5 +1,5 @@
-"""What `make bench CASE=checkpoint` measures, by Python's Accelerate: save_state() of 1.2 GB of model and AdamW state until it
-returns, until it is on the disk (os.sync), and load_state(); with the memory each adds.
+"""Measures `make bench CASE=checkpoint` with Python's Accelerate: save_state() of 1.2 GB of model and AdamW state until it
+returns and until it is on the disk (os.sync), and load_state(); and the memory each adds.
 
 usage: python checkpoint.py [DIRECTORY ON THE DISK TO MEASURE]
 """

@@ -62,16 +62,16 @@ def children_of(parent):
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{entry}/stat") as file:
-                # The name, in parentheses, may hold spaces.
+                # The name, in parentheses, can contain spaces.
                 if int(file.read().rpartition(")")[2].split()[1]) == parent:
                     children.append(int(entry))
         except OSError:
-            pass  # It ended meanwhile.
+            pass  # The process has ended.
     return children
 
 
 def end_descendants():
-    """Kills what a run left: torchrun's ranks have sessions of their own, which no signal to torchrun's group reaches."""
+    """Kills the processes that a run left: torchrun's ranks have their own sessions, which signals to torchrun's group do not reach."""
     while children := children_of(os.getpid()):
         for child in children:
             os.kill(child, signal.SIGKILL)

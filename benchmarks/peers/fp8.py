@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Steps of torchao's Float8Linear with emulation, as in CASE=fp8's step_over_fp32; the baseline is the net in fp32. Needs a Python with torchao."""
+"""Steps of torchao's Float8Linear with emulation, as in step_over_fp32 of CASE=fp8; the baseline is the net in fp32. Needs a Python with torchao."""
 import copy
 import dataclasses
 

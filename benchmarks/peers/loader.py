@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The Python original of CASE=loader: DataLoader prepared by Accelerate, the baseline the same without it. Each figure's runs are fresh
-processes, as a start is cold only once."""
+"""The Python original of CASE=loader: DataLoader prepared by Accelerate; the baseline is the same without it. Each run of a figure is a
+fresh process, because a start is cold only once."""
 import json
 import statistics
 import subprocess

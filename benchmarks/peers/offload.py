@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `make bench CASE=offload` measures of forwards from the disk, by Python's Accelerate: load_checkpoint_and_dispatch() of the same
+"""Measures the forwards from disk of `make bench CASE=offload` with Python's Accelerate: load_checkpoint_and_dispatch() of the same
 model of 24 blocks, its forward with the file in the page cache (warm) and without (cold), and the forward of the model in memory.
 
 usage: python offload.py [DIRECTORY ON THE DISK TO MEASURE]
@@ -34,7 +34,7 @@ class Net(torch.nn.Module):
         super().__init__()
         for i in range(BLOCKS):
             self.add_module(f"block{i}", Block())
-        # Accelerate refuses a map that has nothing but "disk".
+        # Accelerate refuses a map that contains only "disk".
         self.tail = torch.nn.Linear(1, 1)
 
     def forward(self, x):
@@ -44,7 +44,7 @@ class Net(torch.nn.Module):
 
 
 def forget(directory):
-    """Takes a directory's files out of the page cache, whatever was offloaded there included."""
+    """Evicts a directory's files from the page cache, including files that were offloaded there."""
     for folder, _, names in os.walk(directory):
         for name in names:
             file = os.open(os.path.join(folder, name), os.O_RDONLY)

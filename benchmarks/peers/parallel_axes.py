@@ -1,5 +1,5 @@
-"""A step of 2 and 4 CPU ranks of PyTorch's own tensor and context parallelism over Gloo, on the model of
-benchmarks/parallel_axes.cpp: parallelize_module of its linear layers, and a sequence that context_parallel divides."""
+"""Steps of PyTorch's own tensor and context parallelism on 2 and 4 CPU ranks over Gloo, with the model of
+benchmarks/parallel_axes.cpp: parallelize_module for its linear layers, and a sequence divided as context_parallel does."""
 import json
 import os
 import socket
@@ -19,7 +19,7 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        # PyTorch's plans split a layer of queries, keys and values one by one.
+        # Separate layers, because PyTorch's plans split queries, keys and values one by one.
         self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.out = nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
@@ -39,8 +39,8 @@ def free_port():
 
 
 def context_over_gathered_keys(net, mesh):
-    """What a program does where context_parallel has no attention for the CPU: keys and values of all ranks are
-    gathered, as its rotation by all-gather does, and the causal mask is that of the rank's positions."""
+    """Does what programs do because context_parallel has no attention for the CPU: gathers the keys and values of all
+    ranks, as its all-gather rotation does, and uses the causal mask of the rank's positions."""
     from torch.distributed.nn.functional import all_gather
     rank, size = mesh.get_local_rank(), mesh.size()
     length = TIME // size
@@ -56,7 +56,7 @@ def context_over_gathered_keys(net, mesh):
 
 
 def divide(axis, net, size):
-    """The model's forward, and a context in which steps run."""
+    """Returns the model's forward, divided along `axis`."""
     from torch.distributed.device_mesh import init_device_mesh
     mesh = init_device_mesh("cpu", (size,))
     if axis == "tensor":

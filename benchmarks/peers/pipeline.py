@@ -1,4 +1,4 @@
-"""Steps of 2 and 4 CPU ranks of torch.distributed.pipelining over Gloo: the model and schedule of
+"""Steps of torch.distributed.pipelining on 2 and 4 CPU ranks over Gloo, with the model and schedule of
 benchmarks/pipeline.cpp."""
 import json
 import os
@@ -47,7 +47,7 @@ def train(rank, ranks, port, results):
             times.append(slowest.item() * 1e3)
     if rank == 0:
         results.put(statistics.median(times))
-    # A rank that leaves early aborts the others.
+    # A rank that exits early would abort the others.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Products by bitsandbytes on the CPU; the baseline is the fp32 layer. Needs a Python with bitsandbytes."""
+"""Products with bitsandbytes on the CPU; the baseline is the fp32 layer. Needs a Python with bitsandbytes."""
 import bitsandbytes as bnb
 import torch
 from interleave import interleave

@@ -1,5 +1,5 @@
-"""A step of two CPU ranks of the Python original: replicated, fully sharded by PyTorch's fully_shard (FSDP2), and as
-Accelerate does it when it is asked for FSDP2 on CPU ranks. The model of benchmarks/shard_speed.cpp."""
+"""A step of two CPU ranks in the Python original, with the model of benchmarks/shard_speed.cpp: replicated, fully sharded
+by PyTorch's fully_shard (FSDP2), and by Accelerate when asked for FSDP2 on CPU ranks."""
 import json
 import os
 import socket

@@ -64,7 +64,7 @@ void measure(Begin&& begin) {
 int main(int, char** argv) {
   const std::string mode = argv[1];
   torch::set_num_threads(1);
-  // Creates first tensors, so that their cost does not count for a loader.
+  // Creates the first tensors here, so that their cost is not the loader's.
   static_cast<void>(torch::tensor(std::vector<std::int64_t>(kBatchSize)).sum());
   if (mode == "torch") {
     auto loader =

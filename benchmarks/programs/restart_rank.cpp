@@ -1,6 +1,6 @@
-// One of two ranks, of which the second kills itself. Appends to FILE the time
-// of that, and of the first step of both afterwards, if there is one, in
-// nanoseconds of the monotonic clock.
+// One of two ranks, the second of which kills itself. Appends to FILE the time
+// of the kill, and of the first step of both ranks afterwards, if there is one,
+// in nanoseconds of the monotonic clock.
 //
 //   bench_restart_rank FILE whole   the group is started again, or ended
 //   bench_restart_rank FILE alone   only the second rank is started again
@@ -37,7 +37,7 @@ void die(const char* file) {
   std::raise(SIGKILL);
 }
 
-// Null without run_elastic().
+// `context` is null without run_elastic().
 void train(const char* file, const accelerate::ElasticContext* context) {
   const accelerate::Accelerator accelerator({.cpu = true, .journal = false});
   torch::nn::Linear net(512, 512);
