@@ -24,7 +24,7 @@ struct Interleaved {
 };
 
 /// Microseconds per call of two functions, measured in interleaved blocks. The
-/// order alternates, so that a trend favors neither.
+/// order alternates, so that a trend favours neither.
 template <class Ours, class Baseline>
 Interleaved interleave(
     int num_blocks,

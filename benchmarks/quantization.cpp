@@ -1,5 +1,5 @@
 // Products with a Linear layer's weight in 8 and 4 bits, compared with the fp32
-// weight, with dequantizing it first, and with LibTorch's own kernels for
+// weight, with dequantising it first, and with LibTorch's own kernels for
 // packed weights; and the memory of a parameter.
 #include <string>
 

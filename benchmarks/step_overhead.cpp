@@ -79,7 +79,7 @@ int main() {
   measure(instructions, through_handles);
   std::vector<double> hand, handles, added, added_instructions;
   for (int block = 0; block < kBlocks; ++block) {
-    // The order alternates, so that a trend favors neither.
+    // The order alternates, so that a trend favours neither.
     Block one, other;
     if (block % 2 == 0) {
       one = measure(instructions, by_hand);

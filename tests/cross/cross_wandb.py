@@ -211,7 +211,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def flat(row):
-    """Normalizes the order and spelling of numbers, which `wandb sync` changes."""
+    """Normalises the order and spelling of numbers, which `wandb sync` changes."""
     return json.loads(json.dumps(row), parse_int=float)
 
 
