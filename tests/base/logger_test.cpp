@@ -134,7 +134,7 @@ TEST(LogLevels, DecideWhichAreasAreLogged) {
   EXPECT_EQ(seen, Lines{"shown"});
 }
 
-TEST(LogLevels, RefuseWhatIsNoNameWithALevel) {
+TEST(LogLevels, RefuseTextWithoutNameAndLevel) {
   for (const char* text : {"comm", "=debug", "comm=loud", "comm debug"}) {
     testing::expect_error<ConfigError>(
         [&] { (void)parse_log_levels(text); }, "[config]");

@@ -51,7 +51,7 @@ TEST_F(Processors, AreFewerWhereAnyGroupAroundHasAQuota) {
   EXPECT_EQ(usable_processors(root()), 1);
 }
 
-TEST_F(Processors, AreFewerInsideOfAContainer) {
+TEST_F(Processors, AreFewerInsideAContainer) {
   // The container sees its own group at the top.
   write("proc/self/cgroup", "0::/../somewhere/else\n");
   write("sys/fs/cgroup/cpu.max", "100000 100000\n");

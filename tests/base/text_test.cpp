@@ -110,7 +110,7 @@ TEST(PrintableTest, ShortensLongNamesInTheirMiddle) {
       printable("\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9", 7), "\xc3\xa9...\xc3\xa9");
 }
 
-TEST(PrintableTest, IsTheSameAgainAndHarmlessForAnyBytes) {
+TEST(PrintableTest, IsIdempotentAndHarmlessForAnyBytes) {
   EXPECT_TRUE(rc::check([](const std::string& text) {
     const auto most = *rc::gen::inRange<std::size_t>(8, 60);
     const std::string shown = printable(text, most);

@@ -66,7 +66,7 @@ TEST_F(EnvironmentScopeTest, Nests) {
   EXPECT_EQ(variable("ACCELERATE_TEST_SET"), "before");
 }
 
-TEST_F(EnvironmentScopeTest, RefusesNamesThatCannotBe) {
+TEST_F(EnvironmentScopeTest, RefusesInvalidNames) {
   for (const char* name : {"", "A=B"}) {
     expect_error<ConfigError>(
         [&] {

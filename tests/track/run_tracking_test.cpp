@@ -210,7 +210,7 @@ TEST_F(Tracking, WritesNoJournalIfThatIsSwitchedOff) {
   EXPECT_EQ(custom->seen.size(), 1U);
 }
 
-TEST_F(Tracking, WarnsAndGoesOnWhereTheJournalCannotBe) {
+TEST_F(Tracking, WarnsAndContinuesWithoutAJournal) {
   std::ofstream(directory_ / "r") << "a file in its place";
   RunTracking tracking(named("r"));
   log(tracking, 1, 0.5);

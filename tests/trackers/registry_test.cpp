@@ -111,7 +111,7 @@ TEST(RegisterTrackerClass, ReplacesAClassOfTheName) {
       detail::find_tracker_class("replaced")->make({})->name(), "number 2");
 }
 
-TEST(RegisterTrackerClass, RefusesWhatIsNoClass) {
+TEST(RegisterTrackerClass, RefusesInvalidRegistrations) {
   const TrackerFactory factory = [](const TrackerArguments&) {
     return std::make_shared<Custom>();
   };

@@ -234,7 +234,7 @@ TEST_F(Tensorboard, LimitsFloatsToThoseOfPixels) {
   EXPECT_EQ(red, std::string("\0\x7f\xff\xff\0\xfe", 6));
 }
 
-TEST_F(Tensorboard, RefusesImagesWhoseShapeIsAnother) {
+TEST_F(Tensorboard, RefusesImagesOfAnotherShape) {
   const auto made = tracker();
   made->start();
   testing::expect_error<Error>(
@@ -245,7 +245,7 @@ TEST_F(Tensorboard, RefusesImagesWhoseShapeIsAnother) {
       "have 4 bytes of values; these would be 6");
 }
 
-TEST_F(Tensorboard, WarnsOnceOfWhatItCannotLog) {
+TEST_F(Tensorboard, WarnsOnceAboutWhatItCannotLog) {
   const auto made = tracker();
   made->start();
   for (int i = 0; i < 3; ++i) {
