@@ -65,7 +65,7 @@ class DirectReaderTest : public ::testing::Test {
     ::close(file_.direct);
   }
 
-  // Reads [begin, end) with `read` and returns its result and the bytes.
+  // Reads [begin, end) and returns the result and the bytes.
   std::pair<int, std::string> read(
       DirectReader& reader,
       std::uint64_t begin,

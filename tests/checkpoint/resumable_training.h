@@ -28,7 +28,7 @@ struct ResumableNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ResumableNet);
 
-/// What a user registers.
+/// An object that a user registers.
 struct StepCounter {
   std::int64_t count = 0;
   double ratio = 0;
@@ -43,7 +43,7 @@ struct StepCounter {
   }
 };
 
-/// A short training in which every object has a state.
+/// A short training run in which every object has state.
 template <class Optimizer, class Options>
 class ResumableTraining {
  public:
@@ -52,7 +52,7 @@ class ResumableTraining {
       const Options& optimizer_options,
       std::uint64_t seed)
       : accelerator_([&] {
-          // Seeds before anything is created, the same on every rank.
+          // Seeds before anything is created, with the same seed on every rank.
           torch::manual_seed(seed);
           return std::move(options);
         }()),
@@ -76,7 +76,7 @@ class ResumableTraining {
   ResumableNet& net() { return net_; }
   auto& loader() { return std::get<3>(prepared_); }
 
-  /// Makes `steps` steps and returns the losses. The loader keeps its position.
+  /// Runs `steps` steps and returns the losses. The loader keeps its position.
   std::vector<double> run(
       int steps,
       int save_after = 0,
@@ -116,7 +116,7 @@ class ResumableTraining {
   StepCounter counter_;
 };
 
-/// Numbered checkpoints below `directory`.
+/// Options for numbered checkpoints below `directory`.
 inline AcceleratorOptions automatic_checkpoints(
     const WorldOptions& world,
     const std::filesystem::path& directory,
@@ -130,7 +130,7 @@ inline AcceleratorOptions automatic_checkpoints(
   return options;
 }
 
-/// Copies of parameters and buffers.
+/// Returns copies of parameters and buffers.
 inline std::vector<at::Tensor> values_of(ResumableNet& net) {
   std::vector<at::Tensor> values;
   for (const auto& each : net->parameters()) values.push_back(each.clone());
@@ -148,8 +148,8 @@ inline bool equal(
   return true;
 }
 
-/// The ranks of a test are threads, which share the generator of the CPU: what
-/// they draw from it depends on their order.
+/// Disables dropout: ranks are threads that share the CPU generator, so what
+/// each draws would depend on their order.
 inline void without_dropout(ResumableNet& net) { net->eval(); }
 
 /// Changes a byte near the end of a file.

@@ -85,7 +85,7 @@ TEST(SaveState, WritesTorchFilesOfModelsOnRequest) {
   EXPECT_TRUE(equal(values_of(other.net()), values_of(training.net())));
 }
 
-// Ranks 0 and 1 on one node, 2 and 3 on another with a disk of its own.
+// Ranks 0 and 1 are on one node, 2 and 3 on another with its own disk.
 TEST(SaveState, WritesOnEachNodeOnRequest) {
   for (const bool is_per_node : {true, false}) {
     const TemporaryDirectory directory;
@@ -125,8 +125,8 @@ TEST(SaveState, WritesOnEachNodeOnRequest) {
   }
 }
 
-// A disk on which other threads than the one that made it create files only
-// after open().
+// A disk on which threads other than its creator block in create() until
+// open().
 class HeldDisk final : public testing::FailingDisk {
  public:
   HeldDisk() : FailingDisk(std::numeric_limits<std::size_t>::max(), 0, false) {}
@@ -147,7 +147,7 @@ class HeldDisk final : public testing::FailingDisk {
   std::atomic<bool> has_other_writers_ = false;
 };
 
-// Gives access to the disk of its checkpoints.
+// Gives access to the accelerator's checkpoint disk.
 struct OpenAccelerator : Accelerator {
   using Accelerator::Accelerator;
   void use(std::shared_ptr<HeldDisk> disk) const {
@@ -163,7 +163,7 @@ TEST(SaveState, ReturnsBeforeItsFilesAreWrittenIfAsynchronous) {
   for (const auto& [options, is_in_background] :
        {Case{{}, false},
         Case{{.asynchronous = true}, true},
-        // A byte for each of three weights does not suffice.
+        // One byte is not enough for three weights.
         Case{{.asynchronous = true, .memory_limit = 3}, false},
         Case{{.asynchronous = true, .memory_limit = 1 << 20}, true}}) {
     const TemporaryDirectory directory;
@@ -177,7 +177,7 @@ TEST(SaveState, ReturnsBeforeItsFilesAreWrittenIfAsynchronous) {
     const SaveTicket ticket =
         accelerator.save_state(directory / "first", options);
     EXPECT_EQ(ticket.is_done(), !is_in_background);
-    // Another save leaves one that is under way alone.
+    // A skipped save leaves the save in progress alone.
     const SaveTicket other = accelerator.save_state(
         directory / "second", {.when_busy = WhenBusy::skip});
     EXPECT_EQ(other.was_skipped(), is_in_background);
@@ -187,7 +187,7 @@ TEST(SaveState, ReturnsBeforeItsFilesAreWrittenIfAsynchronous) {
     ticket.wait();
     EXPECT_TRUE(ticket.is_done());
     EXPECT_EQ(disk->has_other_writers(), is_in_background);
-    // Waits for one that is under way.
+    // Waits for the save in progress.
     const SaveTicket third =
         accelerator.save_state(directory / "third", {.asynchronous = true});
     const SaveTicket fourth = accelerator.save_state(directory / "fourth");

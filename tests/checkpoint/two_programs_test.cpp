@@ -1,4 +1,4 @@
-// Two programs that save under one name at once.
+// Two programs that save under the same name at once.
 #include <accelerate/error.h>
 
 #include <fstream>
@@ -64,13 +64,13 @@ TEST(TwoPrograms, DoNotReplaceWhatTheOtherHasReplaced) {
   }
   EXPECT_EQ(writer_of(target), "the other");
   EXPECT_EQ(num_entries(directory.path()), 1u);
-  // The next save sees what is there, and may replace it.
+  // The next save sees the checkpoint and can replace it.
   PendingCheckpoint(make_unsynced_disk(), target)
       .commit(manifest_of("the next"));
   EXPECT_EQ(writer_of(target), "the next");
 }
 
-// A disk on which another program commits between the look at the name and the
+// A disk on which another program commits between the check of the name and the
 // rename.
 class Race final : public testing::RecordedDisk {
  public:

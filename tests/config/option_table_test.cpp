@@ -58,7 +58,7 @@ TEST(OptionTable, RefusesNumbersThatAnIntCannotHold) {
       "gradient_accumulation_steps is \"4294967297\"; it must be a whole "
       "number "
       "of at least 1, at most 2147483647");
-  // Models may have more parameters.
+  // Models can have more parameters than an int holds.
   EXPECT_EQ(
       parse_option(*find_option("fsdp_min_num_params"), "4294967297"),
       OptionValue(4294967297L));

@@ -262,7 +262,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 // Options of an engine have a variable and a section of the file, or are the
-// engine's switch. Those of fp8 are in fp8_recipe_test.cpp.
+// engine's switch. The fp8 options are in fp8_recipe_test.cpp.
 bool is_of_engine(const OptionSpec& spec) {
   const bool is_switch = spec.key.starts_with("use_") &&
       spec.key != "use_cpu" && spec.key != "use_parallelism_config";

@@ -13,7 +13,7 @@ using testing::run_on_ranks;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
-// y = w x, with w = 0 at first.
+// y = w x, where w starts at 0.
 torch::nn::Linear one_weight() {
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   const torch::NoGradGuard no_grad;
@@ -60,7 +60,7 @@ TEST(Accelerator, AveragesAWindowAndStepsAtItsEndOnly) {
     rates.push_back(sgd.param_groups()[0].options().get_lr());
   }
   EXPECT_THAT(weights, ::testing::ElementsAre(0, -2, -2, -8));
-  // LibTorch's StepLR leaves the rate alone at the first of its two steps.
+  // LibTorch's StepLR keeps the rate at the first of its two steps.
   EXPECT_THAT(rates, ::testing::ElementsAre(1, 1, 1, 0.5));
 }
 
@@ -120,7 +120,7 @@ TEST(Accelerator, ComputesInBf16AndReturnsFp32) {
   EXPECT_EQ(net->forward(torch::ones({2, 4})).scalar_type(), at::kFloat);
 }
 
-// 1/1024 is below half a bf16 step at 1.
+// 1/1024 is less than half a bf16 step at 1.
 TEST(Accelerator, KeepsMasterWeightsOnRequest) {
   for (const bool keeps : {false, true}) {
     const Accelerator accelerator({.master_weights = keeps, .world = alone()});
@@ -207,7 +207,7 @@ TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
   expect_error<ConfigError>(
       [&] { static_cast<void>(accelerator.prepare_model(empty)); },
       "argument 1 of prepare() is an empty module holder");
-  // Nothing was prepared by that.
+  // The failed call prepared nothing.
   EXPECT_NO_THROW(accelerator.prepare(net, sgd));
 }
 
@@ -250,7 +250,7 @@ TEST(Accelerator, DoesNotAverageInsideNoSync) {
     gradients[static_cast<std::size_t>(accelerator.process_index())] =
         net->weight.grad().item<double>();
   });
-  // The gradients kept back, 1 and 2, are averaged with the rest.
+  // The local gradients, 1 and 2, are averaged with the rest.
   EXPECT_THAT(gradients, ::testing::ElementsAre(3, 3));
 }
 

@@ -18,8 +18,8 @@ torch::nn::Linear one_weight() {
   return net;
 }
 
-// Weights after each micro-step of one pass over 1 .. n, windows of 2, the loss
-// being w x and the rate 1.
+// Weights after each micro-step of one pass over 1 .. n, with windows of 2, the
+// loss w x and a learning rate of 1.
 std::vector<double> weights_of_a_pass(
     int n,
     const GradientAccumulationOptions& options) {
@@ -177,7 +177,7 @@ TEST(Accumulation, WeighsItemsUnlessMegatronSaysOtherwise) {
   EXPECT_DOUBLE_EQ(weight_after(false), -4);  // (2 + 6) / 2
 }
 
-// A count that nothing weighs does not stand in the way of uneven inputs.
+// A count that weighs nothing is allowed with uneven inputs.
 TEST(Accumulation, TakesUnusedCountsOfItemsInAJoin) {
   const auto run = [](bool per_token) {
     const Accelerator accelerator(

@@ -1,4 +1,4 @@
-// What a DeepSpeed configuration demands of the program around it.
+// What a DeepSpeed configuration requires of the program around it.
 #include <nlohmann/json.hpp>
 
 #include <accelerate/accelerate.h>
@@ -100,7 +100,7 @@ TEST(DeepSpeedRules, BatchSizesAreThoseOfALoader) {
       EXPECT_EQ(config_of(accelerator)["train_micro_batch_size_per_gpu"], 4);
       EXPECT_EQ(config_of(accelerator)["train_batch_size"], 16);
       EXPECT_EQ(config_of(accelerator)["gradient_clipping"], 1.0);
-      // Later loaders may have other sizes.
+      // Later loaders can have other sizes.
       EXPECT_NO_THROW(accelerator.prepare(DataLoader(data(), batches(16))));
     }
     {

@@ -1,5 +1,5 @@
-// After its first step, a program that needs nothing but LibTorch's functions
-// takes a shorter way through the handles. These tests leave that way again.
+// After its first step, a program that needs only LibTorch's functions takes a
+// shortcut through the handles. These tests make it leave that shortcut.
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
@@ -77,8 +77,8 @@ TEST(DirectSteps, AreNotTakenWhereSomethingElseIsNeeded) {
 TEST(DirectSteps, EndWhileAProfileListens) {
   Direct direct;
   direct.step();
-  auto profile =
-      direct.accelerator.profile({.activities = std::vector<ProfilerActivity>{}});
+  auto profile = direct.accelerator.profile(
+      {.activities = std::vector<ProfilerActivity>{}});
   EXPECT_FALSE(direct.is_direct());
   for (int i = 0; i < 2; ++i) {
     direct.step();
@@ -115,8 +115,8 @@ TEST(DirectSteps, EndWhenWindowsGetLonger) {
   EXPECT_EQ(direct.weight(), 2);
 }
 
-// A window's gradients are kept by zero_grad(), also those of a backward that
-// was direct.
+// Within a window, zero_grad() keeps gradients, including those of a direct
+// backward.
 TEST(DirectSteps, KeepGradientsThatNoStepHasUsed) {
   Direct direct;
   direct.backward();

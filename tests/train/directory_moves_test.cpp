@@ -42,7 +42,8 @@ std::vector<std::string> files_below(const fs::path& directory) {
   return files;
 }
 
-// The stream of a directory with one file: the size of the list, the list, and the bytes.
+// Returns the stream of a directory with one file: the size of the list, the
+// list, and the bytes.
 at::Tensor stream_of(const std::string& name, const std::string& contents) {
   const std::string list = std::to_string(contents.size()) + " " + name + "\n";
   const std::uint64_t size = list.size();

@@ -87,7 +87,7 @@ TEST(MeshRanks, AreCoordinates) {
     EXPECT_EQ(accelerator.tensor_parallel_rank(), 0);
     EXPECT_EQ(accelerator.context_parallel_rank(), 0);
     EXPECT_EQ(accelerator.pipeline_parallel_rank(), 0);
-    // The ranks of the first replica have all of it.
+    // The ranks of the first replica hold all of the model.
     EXPECT_EQ(accelerator.should_save_model(), rank < 2);
   });
   run_on_ranks(3, [](const WorldOptions& world) {

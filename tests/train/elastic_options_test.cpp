@@ -74,7 +74,7 @@ int window(
   return found;
 }
 
-/// A group of one rank that could have four.
+/// A group of one rank that can grow to four.
 class SeatOfFour {
  public:
   SeatOfFour()
@@ -136,7 +136,7 @@ TEST(RunElastic, WindowsMakeUpTheGlobalBatch) {
       [] { window(12, 4, 0); }, "batches of 4 for 0 of 1 ranks");
 }
 
-// The warnings of a program that asks for a window of batches.
+// Returns the warnings of a program that asks for a window of batches.
 std::vector<std::string> warnings(
     std::int64_t batch_size,
     const ElasticOptions& elastic) {
@@ -181,9 +181,9 @@ TEST(RunElastic, SaysThatALauncherDoesNotTellHowManyRanksThereWere) {
   EXPECT_THAT(warnings(4, {.global_batch_size = 12}), IsEmpty());
 }
 
-// Trains to the end of step `last`, with a state in memory after every fourth
-// step and a checkpoint of the project after `saved`. Returns the step after
-// which it began.
+// Trains to the end of step `last`, with an in-memory state after every fourth
+// step and a project checkpoint after `saved`. Returns the step after which it
+// started.
 int train_on(const std::filesystem::path& directory, int last, int saved) {
   int first = 0;
   run_elastic(
@@ -213,7 +213,7 @@ int train_on(const std::filesystem::path& directory, int last, int saved) {
   return first;
 }
 
-// Changes when every file below a directory was written.
+// Sets the modification time of every file below a directory to `by` from now.
 void date_files(const std::filesystem::path& directory, std::chrono::hours by) {
   for (const auto& entry :
        std::filesystem::recursive_directory_iterator(directory)) {
@@ -232,9 +232,9 @@ TEST(RunElastic, GoesBackToTheNewestStateWhateverTheClocksSay) {
   EXPECT_EQ(train_on(directory.path(), 10, 0), 10);
 }
 
-// Megatron-LM's settings leave optimizers out of checkpoints; a run that goes
-// back to a state of its own needs them. Goes on from the state after the second
-// step, if there is one, and returns the weight after each step.
+// Megatron-LM's settings leave optimizers out of checkpoints, but a run that
+// rolls back to its own state needs them. Continues from the state after the
+// second step, if there is one, and returns the weight after each step.
 std::vector<torch::Tensor> train_without_saved_optimizers(
     const std::filesystem::path& memory,
     int num_steps) {
@@ -310,7 +310,7 @@ TEST(RunElastic, KeepsStatesInTheDirectoryItIsTold) {
     return has_resumed;
   };
   EXPECT_FALSE(train(7));
-  // Another program's file in the same place stays.
+  // Another program's file in the same directory stays.
   std::ofstream(states / "other").close();
   EXPECT_EQ(
       std::filesystem::status(states).permissions(),

@@ -44,7 +44,7 @@ TEST(FreedBlocks, AreUsedAgainForTensorsOfTheirSize) {
   const torch::Tensor b = bytes(3 * kMiB + 100);
   EXPECT_EQ(b.data_ptr(), memory);
   EXPECT_EQ(kept_block_bytes(), 0);
-  // Small tensors are left to the other allocator.
+  // Small tensors are left to the fallback allocator.
   bytes(1000).fill_(1);
   EXPECT_EQ(kept_block_bytes(), 0);
 }
@@ -85,7 +85,7 @@ TEST(FreedBlocks, AreUnmappedWithTheLastHandle) {
 }
 
 TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
-  // oneDNN's scratch comes this way, and may be older than the allocator.
+  // oneDNN's scratchpads are raw memory, and can be older than the allocator.
   c10::Allocator& fallback = *c10::GetDefaultCPUAllocator();
   void* const older = fallback.raw_allocate(2 * kMiB);
   const auto lease = keep_freed_blocks(8 * kMiB);
@@ -114,19 +114,19 @@ TEST(FreedBlocks, MayBeUsedByManyThreads) {
   EXPECT_LE(kept_block_bytes(), 16 * kMiB);
 }
 
-// The effects of an Accelerator on its process.
+// The effects of an Accelerator on the process.
 struct Outcome {
   bool replaces_allocator = false;
   bool fixes_heap = false;
 };
 
-// Through a volatile: compilers leave out what is only allocated and freed.
+// Volatile, because compilers elide memory that is only allocated and freed.
 void* allocate(std::size_t size) {
   void* volatile memory = std::malloc(size);
   return memory;
 }
 
-// Once glibc has freed a mapped block, it takes smaller ones from the heap
+// Once glibc has freed a mapped block, it takes smaller ones from the heap,
 // unless the threshold is fixed.
 bool is_heap_fixed() {
   std::free(allocate(8 * kMiB));
@@ -141,7 +141,7 @@ bool is_heap_fixed() {
 #endif
 }
 
-// Runs in a process of its own, since neither effect can be undone.
+// Runs in its own process, because neither effect can be undone.
 void expect_outcome(
     const AcceleratorOptions& options,
     const Outcome& expected,
@@ -186,7 +186,7 @@ TEST(FreedBlocksDeathTest, AreKeptForOtherModelsIfSwitchedOn) {
 }
 
 TEST(FreedBlocksDeathTest, LeaveGlibcAloneIfTheUserTunedIt) {
-  // glibc reads the variable when a process starts, too early for this one.
+  // glibc read the variable when this process started, before it was set.
   const auto tune = [] { ::setenv("MALLOC_MMAP_THRESHOLD_", "1000000000", 1); };
   expect_outcome({.parallel = kSharded}, {false, false}, tune);
   expect_outcome(
@@ -231,7 +231,7 @@ class Listener final : public AllocationListener {
   std::atomic<int> num_released_ = 0;
 };
 
-// A model may be prepared in one thread while another plans a model's memory.
+// One thread can prepare a model while another plans a model's memory.
 TEST(FreedBlocksDeathTest, AreKeptWhileAllocationsAreCounted) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
@@ -276,7 +276,8 @@ TEST(CountedAllocationsDeathTest, LeaveAnAllocatorThatCameMeanwhile) {
         }
         const bool stays = c10::GetCPUAllocator() == &own;
         survivor.reset();
-        // It might forward to the counting allocator, which would forward to it.
+        // It might forward to the counting allocator, which would forward back
+        // to it.
         std::string error;
         try {
           const CountedAllocations again(std::make_shared<Listener>());

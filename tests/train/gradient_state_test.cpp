@@ -1,4 +1,4 @@
-// What an Accelerator tells about windows and loaders, and what ends them.
+// What an Accelerator reports about windows and loaders, and what ends them.
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
@@ -12,7 +12,7 @@ using testing::run_on_ranks;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
-// y = w x, with w = 0 at first.
+// y = w x, where w starts at 0.
 torch::nn::Linear one_weight() {
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
   const torch::NoGradGuard no_grad;
@@ -185,7 +185,7 @@ TEST(Windows, BeginAnewAfterFreeMemory) {
   std::vector<bool> syncs;
   for (const double x : {1., 2., 6.}) {
     auto micro_step = accelerator.accumulate(model);
-    // The released window had counts of items.
+    // The released window had item counts.
     accelerator.backward(model(input(x)).sum());
     optimizer.step();
     syncs.push_back(accelerator.sync_gradients());

@@ -11,7 +11,7 @@ using testing::run_on_ranks;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
-// An optimizer that says when it is destroyed.
+// An optimizer that reports its destruction.
 class ObservedSgd : public torch::optim::SGD {
  public:
   ObservedSgd(std::vector<at::Tensor> parameters, bool& is_destroyed)
@@ -155,7 +155,7 @@ TEST(ModelHandle, DropsGradientsOnAllRanks) {
       }
       for (const at::Tensor& parameter : model.parameters())
         EXPECT_FALSE(parameter.grad().defined());
-      // A step afterwards still works, and model.state_dict() is collective.
+      // A later step still works, and model.state_dict() is collective.
       accelerator.backward(model(torch::ones({2, 8})).sum());
       optimizer.step();
       const WeightList state = model.state_dict();

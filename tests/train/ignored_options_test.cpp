@@ -26,7 +26,7 @@ std::vector<std::string> names(const AcceleratorOptions& options) {
       options.mixed_precision.value_or(Precision::no)));
 }
 
-// What a program with these options logs as warnings.
+// Returns the warnings that a program with these options logs.
 std::string warnings_of(AcceleratorOptions options) {
   std::string warnings;
   options.world.rank = 0;
@@ -98,7 +98,7 @@ TEST(OptionsWithoutEffect, AreThoseOfAnotherPrecision) {
   }
 }
 
-// The precision in force may be the launcher's or an engine's.
+// The precision in force can be the launcher's or an engine's.
 TEST(OptionsWithoutEffect, KnowThePrecisionInForce) {
   {
     const auto scope =
@@ -171,7 +171,7 @@ TEST(OptionsWithoutEffect, OfFp8AreReportedByTheProgram) {
       HasSubstr("fp8_attention (code; mixed_precision is not fp8)"));
 }
 
-// ZeRO divides parameters from stage 3 on.
+// ZeRO shards parameters only from stage 3 on.
 TEST(OptionsWithoutEffect, AreFloat8GathersWhereNothingIsGathered) {
   const auto warnings_with = [](int num_ranks, int zero_stage) {
     std::mutex mutex;

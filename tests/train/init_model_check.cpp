@@ -1,5 +1,5 @@
 // Processes, each with its own random generators, build a model whose values
-// only rank 0 makes.
+// only rank 0 creates.
 #include <cstdio>
 #include <cstdlib>
 
@@ -26,7 +26,7 @@ void build(bool seeds_are_alike) {
       accelerator.init_model([] { return torch::nn::Linear(4, 4); });
   require(net->weight.is_meta() == (rank != 0), "only rank 0 makes values");
   const auto numbers = accelerator.world().group().all_gather(torch::rand({3}));
-  // The numbers that follow if every rank builds the model.
+  // The numbers that follow when every rank builds the model.
   torch::manual_seed(7);
   const torch::nn::Linear ordinary(4, 4);
   require(torch::equal(numbers[0], torch::rand({3})), "rank 0's numbers");

@@ -1,4 +1,4 @@
-// What the launcher's variables change in a program, and which of them it
+// What the launcher's variables change in a program, and which variables it
 // reports because they change nothing.
 #include <chrono>
 #include <cstdint>
@@ -35,7 +35,7 @@ using Variables = std::map<std::string, std::string>;
 
 WorldOptions alone() { return {.rank = 0, .size = 1, .device = at::kCPU}; }
 
-// The warnings of a program that makes an Accelerator and ends.
+// Returns the warnings of a program that only creates an Accelerator.
 std::vector<std::string> warnings_of(AcceleratorOptions options) {
   std::vector<std::string> lines;
   options.world = alone();
@@ -150,7 +150,7 @@ TEST(LauncherSettings, LogLevelHidesMessagesBelowIt) {
   EXPECT_EQ(shown("error"), "");
 }
 
-// What a logger of the program writes to standard error.
+// Returns what a logger of the program writes to standard error.
 std::string logged_as(const Variables& variables) {
   const auto scope = patch_environment(variables);
   ::testing::internal::CaptureStderr();
@@ -214,7 +214,7 @@ TEST(LauncherSettings, UseFsdpShardsParameters) {
   });
 }
 
-// Degrees that the launcher may give and that this version refuses.
+// Degrees that the launcher can give but this version refuses.
 struct Refusal {
   std::string variable;
   Variables company;
@@ -274,8 +274,8 @@ INSTANTIATE_TEST_SUITE_P(
       return refusal.param.variable;
     });
 
-// The options with a variable that programs do not act on, and that are not
-// choices of one.
+// Options with a variable that have no effect in programs, except those with a
+// single choice.
 std::vector<std::string> options_without_effect() {
   std::vector<std::string> keys;
   for (const OptionSpec& spec : detail::option_table()) {
@@ -314,7 +314,7 @@ TEST(ProfileOptions, AreNotReported) {
   EXPECT_THAT(warnings_of(options), ElementsAre());
 }
 
-// The actions of the first steps: a letter each, S for a step that is recorded
+// The actions of the first steps, one letter each; S is a step that is recorded
 // and saved.
 std::string actions(const ProfileSchedule& schedule) {
   std::string letters;

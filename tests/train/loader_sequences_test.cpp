@@ -1,4 +1,4 @@
-// Loaders that divide the sequences of their batches.
+// Loaders that divide the sequences in their batches.
 #include <string>
 #include <tuple>
 #include <vector>
@@ -18,7 +18,7 @@ using testing::expect_error;
 using testing::run_on_ranks;
 using torch::Tensor;
 
-// Four samples: tokens of eight positions, and a class without any.
+// Four samples: tokens of eight positions, and a class without positions.
 auto samples(std::int64_t length = 8) {
   return TensorDataset{
       torch::arange(4 * length).view({4, length}),
@@ -48,7 +48,7 @@ TEST(LoaderSequences, GiveEachRankItsPositions) {
           : (is_first ? std::vector<std::int64_t>{8, 9, 14, 15}
                       : std::vector<std::int64_t>{10, 11, 12, 13});
       int num_batches = 0;
-      // The dataset's own tensors stay whole, so a second pass is the same.
+      // The dataset's own tensors stay unchanged, so a second pass is the same.
       for (int pass = 0; pass < 2; ++pass) {
         for (const auto& [tokens, labels] : loader) {
           EXPECT_EQ(tokens.size(1), 4);
@@ -132,7 +132,7 @@ TEST(LoaderSequences, AreDividedAfterRank0SentThem) {
   });
 }
 
-// A dataset as torch::data has them, of four rows.
+// A torch::data dataset of four rows.
 struct Rows : torch::data::datasets::Dataset<Rows> {
   torch::data::Example<> get(std::size_t i) override {
     const auto first = static_cast<std::int64_t>(8 * i);
@@ -177,7 +177,7 @@ TEST(LoaderSequences, AreRefusedForBatchesWithoutTensors) {
       "whose batches are not nested tensors");
 }
 
-// Also on one process, which divides nothing.
+// Checked even on one process, which divides nothing.
 TEST(LoaderSequences, NameBatchesOfOtherTensors) {
   const Accelerator accelerator({.world = {.rank = 0, .size = 1}});
   auto loader = accelerator.prepare(

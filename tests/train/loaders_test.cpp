@@ -1,4 +1,4 @@
-// Loaders as an Accelerator prepares them: defaults, generators, nesting.
+// Loaders prepared by an Accelerator: defaults, generators, nesting.
 #include <accelerate/accelerate.h>
 
 #include "comm/collectives/group_impl.h"
@@ -194,7 +194,7 @@ TEST(RngTypes, AreSynchronisedWhenAPassBegins) {
       const std::int64_t before = num_collectives(accelerator);
       EXPECT_EQ(read(loader).size(), 2U);
       EXPECT_EQ(read(loader).size(), 2U);
-      // The CPU's generator, once per pass; there is no other device.
+      // The CPU's generator once per pass; there is no other device.
       EXPECT_EQ(num_collectives(accelerator) - before, synchronises ? 2 : 0);
     });
   }

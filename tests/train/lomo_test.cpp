@@ -17,7 +17,7 @@ torch::nn::Linear fixed_net() {
   return net;
 }
 
-// Rows r, r + n, ... of six: those of rank r of n.
+// Returns rows r, r + n, ... of six: the rows of rank r of n.
 torch::Tensor rows_of(int rank, int ranks) {
   const auto all = torch::arange(12, torch::kFloat).view({6, 2}) / 10;
   std::vector<torch::Tensor> own;

@@ -1,4 +1,4 @@
-// States that several machines keep in memory; ranks that play machines.
+// In-memory states of several machines, whose ranks are simulated.
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -35,13 +35,13 @@ using testing::TemporaryDirectory;
 
 namespace fs = std::filesystem;
 
-/// Ranks per machine, and how they divide the model.
+/// Ranks per machine, and how they shard the model.
 struct Machines {
   std::vector<int> sizes;
   ParallelOptions parallel = {};
-  /// Where machines may change: which they are, each with a memory of its own.
+  /// Names of the machines if they can change; each has its own memory.
   std::vector<int> names = {};
-  /// From checkpoints; states in memory are whole all the same.
+  /// Leaves optimizers out of checkpoints, but not out of in-memory states.
   bool leaves_out_optimizers = false;
 
   [[nodiscard]] ParallelOptions options() const {
@@ -78,7 +78,7 @@ std::string name_of_state(int number) {
   return "generation_0_before_checkpoint_4_state_" + std::to_string(number);
 }
 
-/// A rank of a small training, whose machines keep states below `memory`.
+/// A rank of a small training run, whose machines keep states below `memory`.
 class Rank {
  public:
   Rank(
@@ -102,7 +102,7 @@ class Rank {
   }
 
   void step(int number) { step_on(number + accelerator_.process_index()); }
-  // The same on all ranks, however many there are.
+  // The same step on all ranks, whatever their number.
   void common_step(int number) { step_on(number); }
   void step_on(int number) {
     auto& [model, optimizer] = prepared_;
@@ -112,7 +112,7 @@ class Rank {
     optimizer.zero_grad();
   }
   // Keeps a state; returns what all ranks agreed about its save and its copies,
-  // nothing if it could not even begin.
+  // or nothing if it could not even begin.
   std::vector<MachineStates::Progress> keep(int number) {
     std::vector<MachineStates::Progress> verdicts;
     if (!states_.begin(accelerator_, name_of_state(number))) return {};
@@ -156,7 +156,8 @@ class Rank {
   std::vector<MemoryState> found_;
 };
 
-/// Two steps, a state, and one step more on machines; what the model was then.
+/// Runs two steps, keeps a state and runs one more step on machines; remembers
+/// the model after that.
 class Kept {
  public:
   explicit Kept(Machines machines) : machines_(std::move(machines)) {
@@ -183,7 +184,7 @@ class Kept {
           rank.accelerator().finish();
         });
   }
-  // Loads the state on ranks that know nothing, and makes the same step.
+  // Loads the state on fresh ranks, and repeats the third step.
   void expect_goes_on() {
     run(2, [&](Rank& rank) {
       ASSERT_THAT(rank.found(), SizeIs(1));
@@ -205,7 +206,7 @@ class Kept {
     }
   }
   [[nodiscard]] fs::path memory() const { return directory_ / "memory"; }
-  // The directory of a machine.
+  // Returns the directory of a machine.
   [[nodiscard]] fs::path of(std::size_t machine) const {
     const std::string start = "machine_" + std::to_string(machine) + "_of_";
     for (const auto& entry : fs::directory_iterator(memory())) {
@@ -269,7 +270,7 @@ TEST(MachineStates, SayWhatNobodyHolds) {
   EXPECT_FALSE(fs::exists(kept.of(0) / "copies" / name_of_state(0)));
 }
 
-// Machine 1 was lost while its part of state 1 was on its way to machine 0.
+// Machine 1 was lost while its part of state 1 was being sent to machine 0.
 TEST(MachineStates, GoBackToTheStateBeforeOneThatIsNotComplete) {
   Kept kept({{1, 2}, {.shard = 3}});
   const fs::path newer = kept.of(0) / "parts" / name_of_state(1);
@@ -304,7 +305,7 @@ TEST(MachineStates, KeepOnlyTheNewestCompleteOne) {
   }
 }
 
-// As where memory is full.
+// This happens when memory is full.
 TEST(MachineStates, StayAsTheyAreWhenTheNextOneCannotBeKept) {
   for (const char* kind : {"parts", "copies"}) {
     Kept kept({{2, 1}, {.shard = 3}});
@@ -347,7 +348,7 @@ void run(
   });
 }
 
-/// Keeps a state on some machines, and loads it on others.
+/// Keeps a state on some machines and loads it on others.
 class Moved {
  public:
   Moved(const Machines& before, bool is_whole) {
@@ -371,7 +372,7 @@ class Moved {
     return memory().string() + "_" + std::to_string(machine);
   }
   [[nodiscard]] fs::path memory() const { return directory_ / "memory"; }
-  // Loads the state on ranks that know nothing, and makes the same step.
+  // Loads the state on fresh ranks, and repeats the third step.
   void expect_goes_on(const Machines& after) const {
     run(after, memory(), 2, [&](Rank& rank) {
       ASSERT_THAT(rank.found(), SizeIs(1)) << rank.states().lost();
@@ -406,7 +407,7 @@ TEST(MachineStates, AreMadeWholeForOtherMachines) {
   const auto sharded = [](int degree) {
     return ParallelOptions{.shard = degree};
   };
-  // Machine 1 is lost; machine 3 is new and has the place of another.
+  // Machine 1 is lost; machine 3 is new and takes the place of another.
   struct Change {
     Machines before, after;
   };
@@ -428,7 +429,7 @@ TEST(MachineStates, AreMadeWholeForOtherMachines) {
   }
 }
 
-// Also where neighbours leave together.
+// Including neighbours that leave together.
 TEST(MachineStates, KeepAWholeOneBeforeMachinesLeave) {
   for (const auto& parallel :
        {ParallelOptions{}, ParallelOptions{.shard = 3}}) {
@@ -436,7 +437,7 @@ TEST(MachineStates, KeepAWholeOneBeforeMachinesLeave) {
     moved.lose(1);
     moved.lose(2);
     moved.expect_goes_on(machines_of({0}, 1));
-    // It stays on all machines until the next one is complete.
+    // The state stays on all machines until the next one is complete.
     moved.lose(0);
   }
   const Moved moved(machines_of({0}, 1), /*is_whole=*/true);

@@ -10,7 +10,7 @@ namespace megatron_schedule_test {
 
 using testing::run_on_ranks;
 
-// Other schedules take a step per process, if they are to.
+// Other schedules step once per process, if asked to.
 TEST(MegatronSchedule, StepsWithTheOptimizerAndIsNotReported) {
   run_on_ranks(2, [](WorldOptions world) {
     std::vector<std::string> warnings;
@@ -45,7 +45,8 @@ TEST(MegatronSchedule, StepsWithTheOptimizerAndIsNotReported) {
       scheduler.step();
       EXPECT_NEAR(scheduler.get_last_lr()[0], follows ? 0.8 : 0.6, 1e-12);
       if (*world.rank != 0) continue;
-      // What describes the schedule is reported if nothing was made of it.
+      // Settings that describe the schedule are reported if it was not made
+      // from them.
       ASSERT_EQ(warnings.size(), follows ? 0u : 1u);
       if (follows) continue;
       EXPECT_EQ(

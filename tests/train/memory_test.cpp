@@ -67,7 +67,7 @@ TEST(BatchSizeSearch, PassesOtherErrorsAndReportsThatNothingFits) {
       "must return less");
 }
 
-// Ten bytes per sample beside a hundred, fewer if recomputed or divided.
+// Ten bytes per sample on top of a hundred, fewer if recomputed or sharded.
 MemoryPlan plan_of_samples() {
   return {
       {.num_ranks = 2, .num_local_ranks = 2, .batch_size = 64},
@@ -97,7 +97,7 @@ TEST(BatchSizeSearch, BeginsAtThePlan) {
   EXPECT_EQ(first({.split = MemorySplit::full_shard, .memory = 400}), 35);
   EXPECT_EQ(first({.recomputes = true, .memory = 300}), 40);
   EXPECT_EQ(first({.precision = FloatType::bf16, .memory = 300}), 40);
-  // All of the batch fits into what is free now.
+  // The full batch fits in the memory that is free now.
   EXPECT_EQ(first({}), 64);
   expect_error<ConfigError>(
       [&] {
@@ -132,7 +132,7 @@ TEST(BatchSizeSearch, AgreesOverTheRanks) {
   EXPECT_EQ(found, (std::vector<std::int64_t>{16, 16, 16}));
 }
 
-// Identity whose backward runs out of memory.
+// An identity whose backward runs out of memory.
 struct FailInBackward : torch::autograd::Function<FailInBackward> {
   static torch::Tensor forward(
       torch::autograd::AutogradContext*,
@@ -162,7 +162,7 @@ TEST(BatchSizeSearch, ShrinksOnAllRanksIfOneRunsOutOfMemoryInABackward) {
           auto y = model(torch::ones({batch_size, 4}));
           if (rank == 1 && batch_size > 20) y = FailInBackward::apply(y);
           accelerator.backward(y.sum());
-          // The average of all ranks arrived.
+          // The average over all ranks has arrived.
           EXPECT_EQ(
               net->bias.grad()[0].item<float>(),
               static_cast<float>(batch_size));

@@ -1,4 +1,4 @@
-// Metrics over prepared loaders: each sample counts once.
+// Metrics over prepared loaders count each sample once.
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -18,7 +18,7 @@ using testing::run_on_ranks;
 
 auto numbers(std::int64_t size) { return TensorDataset{torch::arange(size)}; }
 
-// 0 + 1 + ... below `size`.
+// Returns 0 + 1 + ... + (size - 1).
 double sum_below(std::int64_t size) {
   return static_cast<double>(size * (size - 1) / 2);
 }
@@ -28,7 +28,7 @@ TEST(MetricsOfLoaders, CountEachSampleOnce) {
     for (const std::int64_t size : {1, 7, 12, 13}) {
       for (const bool even_batches : {true, false}) {
         for (const bool dispatch_batches : {false, true}) {
-          // Rounds that are dispatched are even.
+          // Dispatched rounds are always even.
           if (dispatch_batches && !even_batches) continue;
           run_on_ranks(num_ranks, [&](const WorldOptions& world) {
             const Accelerator accelerator({.world = world});

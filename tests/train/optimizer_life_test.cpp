@@ -1,4 +1,5 @@
-// Optimizers that end before their handles, or are prepared before their model.
+// Optimizers that are destroyed before their handles, or prepared before their
+// model.
 #include <mutex>
 
 #include <accelerate/accelerate.h>
@@ -38,7 +39,7 @@ TEST(OptimizerHandle, RefusesAnOptimizerThatIsGone) {
   optimizers.push_back(make<torch_optim::LBFGS>(net, 0.1));
   optimizers.push_back(make<optim::AdamW>(net, 0.1));
   optimizers.push_back(make<optim::Lomo>(net, optim::LomoOptions()));
-  // Two that update in the backward cannot share parameters.
+  // Two optimizers that update in the backward cannot share parameters.
   optimizers.push_back(make<optim::AdaLomo>(layer(), optim::AdaLomoOptions()));
   for (auto& optimizer : optimizers) {
     const Accelerator accelerator;
@@ -111,7 +112,7 @@ TEST(OptimizerWatch, KeepsOptionsAndGroups) {
         static_cast<const torch::optim::SGDOptions&>(sgd.defaults());
     EXPECT_EQ(defaults.lr(), 0.25);
     EXPECT_EQ(defaults.momentum(), 0.5);
-    // New groups get options that are not watched.
+    // New groups get unwatched options.
     sgd.add_param_group({{torch::ones({1}).requires_grad_()}});
     EXPECT_EQ(
         typeid(sgd.param_groups()[1].options()),
@@ -124,7 +125,7 @@ TEST(OptimizerWatch, KeepsOptionsAndGroups) {
   EXPECT_EQ(num_calls, 2);
 }
 
-// An optimizer class whose options LibTorch does not know.
+// An optimizer class with options unknown to LibTorch.
 struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {};
 struct OwnOptimizer : torch::optim::Optimizer {
   explicit OwnOptimizer(std::vector<torch::Tensor> parameters)
@@ -147,7 +148,7 @@ TEST(OptimizerHandle, BorrowsNoOptimizerWhoseEndItCouldNotNotice) {
       "argument 2 of prepare() is an optimizer whose options are "
       "accelerate::optimizer_life_test::OwnOptions, a class of the program's "
       "own");
-  // The base class says no more of it.
+  // The base class does not reveal any more.
   torch::optim::Optimizer& base = *own;
   expect_error<ConfigError>(
       [&] { static_cast<void>(accelerator.prepare(base)); }, "std::unique_ptr");
@@ -184,7 +185,7 @@ class Warnings {
   std::vector<std::string> lines_;
 };
 
-// One step on each of two ranks; gradients are 1 and 2.
+// Takes one step on each of two ranks, with gradients 1 and 2.
 void step_once(
     const Accelerator& accelerator,
     const Model<torch::nn::LinearImpl>& model,

@@ -1,5 +1,5 @@
-// Every option that is understood and has no effect here is named in the
-// program's one warning about such settings.
+// Every option that is accepted but has no effect here is named in the
+// program's single warning about such settings.
 #include <cstdint>
 #include <optional>
 #include <ostream>
@@ -16,7 +16,8 @@
 namespace accelerate {
 namespace reported_fields_test {
 
-// Options of a program that give one such field, and how the warning names it.
+// Options of a program with one such field, and the field's name in the
+// warning.
 struct Field {
   std::string name;
   ParallelOptions parallel = {};
@@ -24,7 +25,7 @@ struct Field {
 
 void PrintTo(const Field& field, std::ostream* out) { *out << field.name; }
 
-// One field of Megatron-LM's options.
+// A single field of Megatron-LM's options.
 template <class T>
 Field megatron(
     const std::string& name,
@@ -130,7 +131,7 @@ std::vector<Field> fully_sharded_fields() {
           "backward_prefetch",
           {.fsdp_version = 2,
            .backward_prefetch = BackwardPrefetch::backward_post}),
-      // Beside casts of the policy, which do nothing either.
+      // With casts of the policy, which do nothing either.
       fsdp(
           "backward_prefetch",
           {.fsdp_version = 2,
@@ -244,7 +245,7 @@ TEST_P(ReportedField, IsNamedInTheWarning) {
       GetParam().name + " (code";
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0], ::testing::StartsWith(start));
-  // No other field is.
+  // No other field is named.
   EXPECT_EQ(warnings[0].find("), "), std::string::npos) << warnings[0];
 }
 

@@ -30,7 +30,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::run_on_ranks;
 
-// Environment variables of this process while it lives.
+// Sets environment variables of this process for its lifetime.
 class Variables {
  public:
   Variables(std::initializer_list<std::pair<const char*, const char*>> values)
@@ -129,7 +129,7 @@ TEST(SettingsReport, ComesAtTheEndOfARunWithoutSteps) {
           kPrefix + "fsdp_version (environment variable FSDP_VERSION)"));
 }
 
-// A program that neither steps nor calls finish().
+// This program neither steps nor calls finish().
 TEST(SettingsReport, ComesWhenTheLastHandleOfARunWithoutStepsEnds) {
   const Variables variables({{"FSDP_VERSION", "2"}});
   const auto expected =
@@ -214,7 +214,7 @@ TEST(SettingsReport, NamesAnEnginesSettingsOnceAndWhatToUse) {
           "MEGATRON_LM_NUM_MICRO_BATCHES; use gradient_accumulation_steps)"));
 }
 
-// What a launcher hands over that has read it in a file.
+// Settings that a launcher read from a file and hands over.
 TEST(SettingsReport, NamesSettingsOfAFileOnceUnderWhicheverName) {
   const Variables variables(
       {{"ACCELERATE_CPP_CONFIG",
@@ -258,7 +258,7 @@ TEST(SettingsReport, IsEmptyWhereEverythingActs) {
        {"ACCELERATE_TORCH_DEVICE", "cpu"},
        {"ACCELERATE_USE_CPU", "true"}});
   Warnings warnings;
-  // The program's own logger and timeout take the place of the launcher's.
+  // The program's own logger and timeout replace the launcher's.
   WorldOptions world = one_rank(warnings);
   world.timeout = std::chrono::seconds(30);
   const Accelerator accelerator({.world = world});
@@ -278,7 +278,7 @@ TEST(SettingsReport, IsMadeByTheMainProcess) {
   EXPECT_EQ(warnings.lines().size(), 1u);
 }
 
-// The marks of the option page: what a World or an Accelerator reads.
+// The marks on the option page say what a World or an Accelerator reads.
 TEST(OptionMarks, OfTrainingSayWhatIsRead) {
   const Variables variables(
       {{"ACCELERATE_USE_CPU", "true"},

@@ -1,4 +1,4 @@
-// The accelerator's notifications to the strategies of its models.
+// Notifications from the accelerator to the strategies of its models.
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
@@ -82,9 +82,8 @@ TEST(StrategyEvents, EndABackwardInReverseForEveryOptimizer) {
   expected.insert(
       expected.end(), {"first.a:average_gradient", "first.b:average_gradient"});
   expected.insert(expected.end(), ends.begin(), ends.end());
-  // It is a step as well, of the model whose parameters it updates.
-  expected.insert(
-      expected.end(), {"first.a:after_step", "first.b:after_step"});
+  // The backward is also a step of the model whose parameters it updates.
+  expected.insert(expected.end(), {"first.a:after_step", "first.b:after_step"});
   EXPECT_EQ(models.take_events(), expected);
 }
 
@@ -118,7 +117,7 @@ TEST(StrategyEvents, ReportAFailedBackwardToAllStrategies) {
       EXPECT_THAT(failures_in(models.take_events()), all);
     }
     models.strategies[3]->fails_in = "";
-    // Autograd itself throws: the graph is gone.
+    // Autograd itself throws, because the graph has been freed.
     const at::Tensor used = models.loss();
     used.backward();
     const auto fail = [&] {
@@ -170,8 +169,8 @@ TEST(StrategyEvents, ReportAStepToTheModelsItChangesOnly) {
           "second.b:after_step"));
 }
 
-// A model whose optimizer is not prepared yet keeps its values while another's
-// optimizer steps.
+// A model whose optimizer is not prepared yet keeps its values when another
+// model's optimizer steps.
 TEST(MasterWeights, AreCopiedOnlyAfterTheirOwnOptimizersStep) {
   const Accelerator accelerator({.master_weights = true, .world = kAlone});
   torch::nn::Linear net(2, 1), later(64, 64);
@@ -187,7 +186,7 @@ TEST(MasterWeights, AreCopiedOnlyAfterTheirOwnOptimizersStep) {
   EXPECT_TRUE(torch::equal(later->weight, before));
 }
 
-// One matrix, so that compressing loses something in every step.
+// A single matrix, so that compression loses something in every step.
 struct Compressed {
   Compressed(
       const WorldOptions& world,

@@ -36,7 +36,7 @@ void append(Values& values, const torch::Tensor& tensor) {
     values.push_back(static_cast<std::int64_t>(value));
 }
 
-// What gather_for_metrics gives in up to `most` rounds of a pass.
+// Returns what gather_for_metrics gives in up to `most` rounds of a pass.
 template <class Loader>
 Values
 gather_pass(const Accelerator& accelerator, Loader& loader, int most = 1000) {
@@ -48,7 +48,7 @@ gather_pass(const Accelerator& accelerator, Loader& loader, int most = 1000) {
   return all;
 }
 
-// The orders of Accelerate's SeedableRandomSampler for seed 42.
+// Orders of Accelerate's SeedableRandomSampler for seed 42.
 const Values kFirstEpoch{2, 6, 1, 8, 4, 5, 0, 9, 3, 7};
 const Values kSecondEpoch{8, 4, 9, 0, 5, 1, 6, 7, 2, 3};
 
@@ -66,7 +66,7 @@ TEST(TorchLoader, GivesEachSampleOnceOnAnyNumberOfRanks) {
       for (int epoch = 0; epoch < 2; ++epoch) {
         // Leaves the ranks' generators in different states.
         static_cast<void>(torch::rand({*world.rank + 1}));
-        // Threads share the generator.
+        // Waits, because ranks are threads that share the generator.
         accelerator.wait_for_everyone();
         mine.push_back(gather_pass(accelerator, loader));
       }
@@ -125,7 +125,7 @@ TEST(TorchLoader, CountsSamplesThatAreNotStacked) {
   }
 }
 
-/// The numbers below `count`, without targets.
+/// A dataset of the numbers below `count`, without targets.
 struct Inputs
     : torch::data::datasets::Dataset<Inputs, torch::data::TensorExample> {
   explicit Inputs(std::size_t size) : count(size) {}
@@ -257,7 +257,7 @@ TEST(TorchLoader, ResumesInsideAPassOnAnyNumberOfRanks) {
   }
 }
 
-// A sampler whose order nothing here can draw again.
+// A sampler whose order cannot be drawn again.
 class Backwards : public torch::data::samplers::SequentialSampler {
  public:
   using SequentialSampler::SequentialSampler;

@@ -31,7 +31,7 @@ using ::testing::ElementsAre;
 using testing::expect_error;
 using testing::run_on_ranks;
 
-/// Makes optimizer steps, and calls `after` after each.
+/// Runs optimizer steps and calls `after` after each.
 void train(
     const Accelerator& accelerator,
     int num_steps,
@@ -47,7 +47,7 @@ void train(
   }
 }
 
-/// Keeps what it is given.
+/// A tracker that keeps everything it receives.
 class Keeper final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "keeper"; }
@@ -106,7 +106,7 @@ class TrackingFacade : public ::testing::Test {
     return result;
   }
 
-  /// The last event of this kind; null if there is none.
+  /// Returns the last event of this kind, or null if there is none.
   static std::unique_ptr<JournalEvent> last_event(
       const std::filesystem::path& run,
       std::string_view kind) {
@@ -156,7 +156,7 @@ TEST_F(TrackingFacade, LogsImagesAndFigures) {
 TEST_F(TrackingFacade, TakesTheLayoutAndOptionsOfImages) {
   const Accelerator accelerator(options());
   accelerator.init_trackers("p");
-  // Either dimension could be that of channels.
+  // Either dimension of 3 could be the channels.
   accelerator.log_images(
       "i",
       torch::ones({3, 4, 3}),
@@ -244,7 +244,7 @@ TEST_F(TrackingFacade, WritesWhereTheRanksAre) {
     std::vector<std::pair<std::int64_t, std::int64_t>> steps;
     const std::vector<std::pair<std::int64_t, std::int64_t>> expected{
         {0, 4}, {1, 4}, {2, 4}};
-    // Figures come when they come.
+    // Figures arrive at their own times.
     while (accelerator.is_main_process() && steps != expected) {
       accelerator.flush_trackers();
       const auto event = last_event(directory_ / "r", "ranks");
@@ -313,8 +313,8 @@ TEST_F(TrackingFacade, WritesTheGatheredTimesOfAllRanks) {
   EXPECT_EQ(detail::read_table(event->body), step_times_values(gathered));
 }
 
-// As Accelerate does: its own functions act on the main process whatever a
-// tracker says of itself.
+// As in Accelerate, the accelerator's functions act on the main process,
+// whatever a tracker says about itself.
 TEST_F(TrackingFacade, CallsTrackersOnTheMainProcessOnly) {
   for (const bool is_for_main : {true, false}) {
     run_on_ranks(2, [&](const WorldOptions& world) {

@@ -33,7 +33,7 @@ torch::Tensor input(double value) {
   return torch::full({1, 1}, value, torch::kFloat);
 }
 
-// Scales after two steps with these gradients.
+// Returns the scales before and after steps with these gradients.
 std::vector<double> scales(
     const GradScalerOptions& options,
     const std::vector<double>& gradients) {
@@ -57,7 +57,7 @@ TEST(TrainingOptions, SayWhichSignalsEndTheRun) {
   EXPECT_FALSE(accelerator.check_preemption());
   std::raise(SIGUSR2);
   EXPECT_TRUE(accelerator.check_preemption());
-  // It is told once, and stays so.
+  // The signal arrives once, and the answer stays true.
   EXPECT_TRUE(accelerator.check_preemption());
 }
 
@@ -86,7 +86,8 @@ TEST(GradScalerOptions, DecideHowTheScaleMoves) {
   EXPECT_THAT(scales(options, good), ElementsAre(1, 1, 1));
 }
 
-// A rank's weights after each of four steps down its own gradient, 1 or 3.
+// Returns a rank's weights after each of four steps along its own gradient, 1
+// or 3.
 std::vector<double> weights_by_step(
     int rank,
     const LocalSGDOptions& options,
@@ -155,8 +156,8 @@ TEST(BackwardOptions, KeepTheGraphOrRecordTheBackward) {
   }
 }
 
-// Whether low-precision copies are kept in a forward, in a scope of the
-// accelerator, and in one with options of its own.
+// Returns whether low-precision copies are kept in a forward, in an autocast
+// scope of the accelerator, and in a scope with its own options.
 std::vector<bool> caches(const AutocastOptions& options) {
   const Accelerator accelerator(
       {.mixed_precision = Precision::bf16,
@@ -206,7 +207,7 @@ TEST(AutocastOptions, DecideWhetherForwardsAreLowered) {
   }
 }
 
-// 1/1024 is below half a bf16 step at 1.
+// 1/1024 is less than half a bf16 step at 1.
 TEST(ModelOptions, GiveOneOfTwoModelsMasterWeights) {
   const Accelerator accelerator({.world = alone()});
   auto plain = one_weight(), exact = one_weight();
