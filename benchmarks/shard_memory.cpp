@@ -49,7 +49,8 @@ void warm_up() {
   adamw.step();
 }
 
-// Returns, on rank 0, the peak above an idle rank's memory in bytes.
+// Writes, on rank 0, the highest peak above an idle rank's memory to `file`, in
+// bytes.
 void measure(const std::string& file) {
   Accelerator accelerator(
       {.parallel = {.fully_sharded = FullyShardedDataParallelOptions()}});

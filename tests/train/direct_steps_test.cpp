@@ -77,8 +77,8 @@ TEST(DirectSteps, AreNotTakenWhereSomethingElseIsNeeded) {
 TEST(DirectSteps, EndWhileAProfileListens) {
   Direct direct;
   direct.step();
-  auto profile = direct.accelerator.profile(
-      {.activities = std::vector<ProfilerActivity>{}});
+  auto profile =
+      direct.accelerator.profile({.activities = std::vector<ProfilerActivity>{}});
   EXPECT_FALSE(direct.is_direct());
   for (int i = 0; i < 2; ++i) {
     direct.step();

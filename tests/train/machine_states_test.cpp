@@ -35,7 +35,7 @@ using testing::TemporaryDirectory;
 
 namespace fs = std::filesystem;
 
-/// Ranks per machine, and how they shard the model.
+/// Ranks per machine, and how they parallelize the model.
 struct Machines {
   std::vector<int> sizes;
   ParallelOptions parallel = {};

@@ -30,7 +30,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::run_on_ranks;
 
-// Sets environment variables of this process for its lifetime.
+// Environment variables that are set while this object lives.
 class Variables {
  public:
   Variables(std::initializer_list<std::pair<const char*, const char*>> values)

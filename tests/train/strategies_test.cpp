@@ -83,7 +83,8 @@ TEST(StrategyEvents, EndABackwardInReverseForEveryOptimizer) {
       expected.end(), {"first.a:average_gradient", "first.b:average_gradient"});
   expected.insert(expected.end(), ends.begin(), ends.end());
   // The backward is also a step of the model whose parameters it updates.
-  expected.insert(expected.end(), {"first.a:after_step", "first.b:after_step"});
+  expected.insert(
+      expected.end(), {"first.a:after_step", "first.b:after_step"});
   EXPECT_EQ(models.take_events(), expected);
 }
 

@@ -230,7 +230,8 @@ TEST(ModelOptions, GiveOneOfTwoModelsMasterWeights) {
   EXPECT_EQ(exact->weight.item<double>(), 1 - 64.0 / 1024);
 }
 
-// The weight after steps of one with the gradient 200, each a micro-step.
+// The window, and the weight after each of two micro-steps with a gradient of
+// 200.
 struct Stepped {
   int window = 0;
   std::vector<double> weights = {};
