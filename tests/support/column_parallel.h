@@ -13,8 +13,8 @@
 namespace accelerate::testing {
 
 /// A linear layer whose weight may be sharded along dimension 1 over the ranks
-/// of a group: each computes with its columns, and the results are summed. A
-/// test-only stand-in for tensor parallelism.
+/// of a group: each rank computes with its columns, and the results are summed.
+/// A test-only stand-in for tensor parallelism.
 class ColumnLinearImpl : public torch::nn::Module {
  public:
   ColumnLinearImpl(std::int64_t in, std::int64_t out) {
@@ -26,7 +26,8 @@ class ColumnLinearImpl : public torch::nn::Module {
     if (group.size() == 1)
       return torch::nn::functional::linear(x, weight, bias);
     torch::Tensor own = x.view_as(x);
-    // Every rank has the full input, but a gradient of its columns only.
+    // Every rank has the full input, but computes a gradient from its columns
+    // only.
     if (own.requires_grad()) {
       own.register_hook([ranks = group](const torch::Tensor& gradient) {
         return sum(gradient, ranks);
@@ -48,7 +49,7 @@ class ColumnLinearImpl : public torch::nn::Module {
     return all;
   }
 
-  // Every rank has a partial sum of the output, and its full gradient.
+  // Every rank has a partial sum of the output, and the output's full gradient.
   struct Sum : torch::autograd::Function<Sum> {
     static torch::Tensor forward(
         torch::autograd::AutogradContext*,
@@ -65,9 +66,9 @@ class ColumnLinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ColumnLinear);
 
-/// Shards dimension 1 of the weights of all ColumnLinear over the tensor axis,
-/// unevenly if the columns do not divide, and leaves other parameters to later
-/// strategies.
+/// Shards dimension 1 of the weights of all ColumnLinear modules over the
+/// tensor axis, unevenly if the columns do not divide evenly, and leaves other
+/// parameters to later strategies.
 class ColumnParallel final : public detail::Strategy {
  public:
   explicit ColumnParallel(const Mesh& mesh, std::string prefix = {})
@@ -121,7 +122,7 @@ class ColumnParallel final : public detail::Strategy {
   std::string prefix_;
 };
 
-/// For Accelerator's constructor.
+/// The techniques to pass to Accelerator's constructor.
 inline std::vector<detail::AddedTechnique> column_parallel(
     const std::string& prefix = {}) {
   return {{"columns", Axis::tensor, [prefix](const Mesh& mesh) {

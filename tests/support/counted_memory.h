@@ -12,20 +12,20 @@
 
 namespace accelerate::testing {
 
-/// Counts the CPU memory of tensors that this thread allocates while this object
-/// lives, and subtracts those that are freed.
+/// Counts the CPU memory of tensors that this thread allocates while this
+/// object lives; subtracts it when they are freed.
 class CountedMemory {
  public:
-  /// With `most`, there is no memory for tensors of more bytes than that.
+  /// With `most`, allocating a tensor of more bytes than that fails.
   explicit CountedMemory(std::optional<std::int64_t> most = std::nullopt)
       : count_(std::make_shared<Count>(most)), counted_(count_) {}
 
-  /// The most bytes at a time.
+  /// Peak number of bytes.
   [[nodiscard]] std::int64_t peak() const {
     const std::lock_guard lock(count_->mutex);
     return count_->peak;
   }
-  /// Whether there was no memory for a tensor.
+  /// Whether an allocation was refused.
   [[nodiscard]] bool has_refused() const {
     const std::lock_guard lock(count_->mutex);
     return count_->has_refused;

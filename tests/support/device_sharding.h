@@ -11,7 +11,7 @@
 
 #include <accelerate/accelerate.h>
 
-/// What tests of several ranks on accelerators share: a net, its training, and
+/// Shared by tests of several ranks on accelerators: a net, its training, and
 /// the ways to divide it.
 namespace accelerate::testing {
 
@@ -73,8 +73,8 @@ inline std::vector<torch::Tensor> train_device_net(
   return weights;
 }
 
-/// Ways to train on several devices, by name; names of those that keep shards in
-/// host memory end with "offloaded".
+/// Ways to train on several devices, by name; the names end with "offloaded" if
+/// shards are kept in host memory.
 inline std::vector<std::pair<std::string, ParallelOptions>>
 ways_to_train_on_devices() {
   const auto fsdp = [](FullyShardedDataParallelOptions options) {

@@ -15,10 +15,10 @@
 
 namespace accelerate::testing {
 
-/// How the net of the experts' tests is built.
+/// How to build the net of the experts' tests.
 struct ExpertNetOptions {
   std::int64_t num_experts = 4;
-  /// The experts are modules of the program, not an MLP of the library.
+  /// The experts are the program's own modules, not an MLP of the library.
   bool by_modules = false;
   bool shares = true;
   RouterOptions router = {.top_k = 2, .balance_loss = 0.1, .z_loss = 0.01};
@@ -67,7 +67,8 @@ struct ExpertBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(ExpertBlock);
 
-/// Two blocks of experts between linear layers, the same values on all ranks.
+/// Two blocks of experts between linear layers, with the same values on all
+/// ranks.
 struct ExpertNetImpl : torch::nn::Module {
   explicit ExpertNetImpl(const ExpertNetOptions& options = {}) {
     for (int i = 0; i < 2; ++i) blocks->push_back(ExpertBlock(options));
@@ -120,7 +121,7 @@ struct ExpertRun {
   bool adam = false;
   Precision precision = Precision::no;
   torch::ScalarType parameter_dtype = torch::kFloat;
-  /// The loop sets the world and the degrees itself.
+  /// The training loop sets the world and the degrees.
   AcceleratorOptions options = {};
 };
 
@@ -131,8 +132,8 @@ struct ExpertOutcome {
 
 inline constexpr std::int64_t kNetSamples = 12, kNetPositions = 4;
 
-/// Trains from micro-step `first` to `last` on the same global batches for any
-/// grid.
+/// Trains from micro-step `first` to `last`, on global batches that do not
+/// depend on the grid.
 template <class Net>
 void train_expert_net(
     const Accelerator& accelerator,
@@ -234,7 +235,7 @@ inline ExpertOutcome outcome_of(const ExpertRun& run) {
   return outcome;
 }
 
-/// Expects the losses, norms and weights of `expected`.
+/// Expects the same losses, norms and weights as in `expected`.
 inline void expect_like(
     const ExpertOutcome& expected,
     const ExpertOutcome& found,

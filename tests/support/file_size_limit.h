@@ -6,8 +6,8 @@
 
 namespace accelerate::testing {
 
-/// While it lives, files of this process cannot become larger than this: writing
-/// fails as on a full disk, with EFBIG.
+/// Limits the size of the files that this process writes, while the object
+/// lives: larger writes fail as on a full disk, with EFBIG.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t num_bytes)

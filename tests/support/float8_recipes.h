@@ -9,11 +9,11 @@
 
 namespace accelerate::testing {
 
-/// Recipes by the names of the guide.
+/// Recipes by the names that the guide uses.
 using Float8Recipes = std::vector<std::pair<std::string, FP8Recipe>>;
 
-/// One for each way to choose scales and products. Delayed scaling has a short
-/// history, so that a few steps fill it. `filter` chooses the layers of
+/// One recipe for each way to choose scales and products. Delayed scaling has a
+/// short history, so that a few steps fill it. `filter` chooses the layers of
 /// torchao's recipes.
 inline Float8Recipes float8_recipes(
     const decltype(AORecipeKwargs::module_filter_func)& filter = nullptr) {
@@ -28,7 +28,7 @@ inline Float8Recipes float8_recipes(
       {"mxfp8", TERecipeKwargs{.use_mxfp8_block_scaling = true}}};
 }
 
-/// The same, where torchao's recipes take every linear layer.
+/// The same recipes, with torchao's applied to every linear layer.
 inline Float8Recipes float8_recipes_of_all_layers() {
   return float8_recipes(
       [](const std::string&, const torch::nn::Module&) { return true; });

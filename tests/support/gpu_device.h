@@ -16,7 +16,8 @@ inline std::string missing_device_of_ranks() {
   return device_of_ranks().is_cuda() ? missing_gpu() : "";
 }
 
-/// Tests that need a CUDA device; without one they are skipped and say why.
+/// Fixture of tests that need a CUDA device; they are skipped with a reason if
+/// there is none.
 class OnGpu : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -4,8 +4,8 @@
 
 namespace accelerate::testing {
 
-/// True if the tensor has memory. Does not read its values, which would pass
-/// through the gate and fill them in.
+/// True if the tensor has memory. Does not read the values: reading passes
+/// through the gate, which fills them in.
 inline bool has_memory(const at::Tensor& tensor) {
   return tensor.storage()
              .unsafeGetStorageImpl()

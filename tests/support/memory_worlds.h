@@ -26,8 +26,8 @@ inline void run_in_memory_worlds(
   });
 }
 
-/// Runs `rank` on ranks that take themselves for ranks of several machines:
-/// `sizes` are the machines' numbers of ranks.
+/// Runs `rank` on ranks that believe they are on several machines; `sizes` has
+/// the number of ranks per machine.
 inline void run_on_machines(
     const std::vector<int>& sizes,
     const std::function<void(const World&)>& rank,

@@ -9,8 +9,8 @@ namespace accelerate::testing {
 /// The experiments in MLflow's directories, as the oracle's topic "trackers"
 /// records them: {"name", "runs": [{"status", "lifecycle_stage", "run_name",
 /// "params", "metrics": {NAME: [[value, step], ...]}, "tags"}]}, without the
-/// experiment that is always there and without tags that tell of the machine.
-/// Generated names are null.
+/// default experiment and without tags that describe the machine. Generated
+/// names are null.
 nlohmann::json recorded_mlflow_experiments(
     const std::filesystem::path& directory);
 

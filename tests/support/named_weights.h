@@ -12,7 +12,7 @@ namespace accelerate::testing {
 /// A model's weights by name.
 using Weights = std::map<std::string, torch::Tensor>;
 
-/// Copies of the weights of a list, which later steps do not change.
+/// Copies the weights of a list, so that later steps do not change them.
 inline Weights named(const WeightList& list) {
   Weights weights;
   for (const auto& [name, tensor] : list)

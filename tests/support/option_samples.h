@@ -9,8 +9,8 @@
 
 namespace accelerate::testing {
 
-/// A value that an option takes and that is not its default; empty where there
-/// is none, since the option is a choice of one.
+/// A value that an option accepts and that is not its default; empty if the
+/// option has only one choice.
 inline std::string sample_of(const detail::OptionSpec& spec) {
   static const std::map<std::string_view, std::string> texts{
       {"fsdp_sharding_strategy", "SHARD_GRAD_OP"},

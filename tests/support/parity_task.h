@@ -15,13 +15,14 @@
 
 namespace accelerate::testing {
 
-/// Sizes that float8 takes, and sequences that 1 to 4 ranks divide into two
-/// chunks each.
+/// Sizes that float8 accepts, and a sequence length that divides into two
+/// chunks per rank for 1 to 4 ranks.
 inline constexpr std::int64_t kParityWidth = 16;
 inline constexpr std::int64_t kParityLength = 24;
 
 /// The net of the parity suite: layers for wrap policies, a normalisation, and
-/// attention over sequences; experts if wanted. It knows of no technique.
+/// attention over sequences; experts if wanted. It is not written for any
+/// technique.
 struct ParityBlockImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     const auto parts = qkv(norm(x)).unflatten(-1, {3, 2, kParityWidth / 2});
@@ -47,7 +48,8 @@ struct ParityNetImpl : torch::nn::Module {
     for (int i = 0; i < 2; ++i) blocks->push_back(ParityBlock());
     register_module("blocks", blocks);
     if (!has_experts) return;
-    // Each token goes to all: what is nearly a tie in 16 bits decides nothing.
+    // Each token goes to all experts, so that near ties in 16 bits decide
+    // nothing.
     experts = register_module(
         "experts",
         ExpertLayer(ExpertLayerOptions{
@@ -74,25 +76,26 @@ struct ParityRun {
   int num_ranks = 1;
   int gradient_accumulation_steps = 1;
   bool has_experts = false;
-  /// The loop sets the world and the accumulation itself.
+  /// The training loop sets the world and the accumulation.
   AcceleratorOptions options = {};
   /// The dtype of the parameters before prepare().
   torch::ScalarType parameter_dtype = torch::kFloat;
 };
 
-/// Number of sequences of a step over all ranks and micro-steps; 1 to 4 ranks
-/// and windows of 1 to 3 micro-steps divide it.
+/// Number of sequences per step over all ranks and micro-steps; divisible by 1
+/// to 4 ranks and by windows of 1 to 3 micro-steps.
 inline constexpr std::int64_t kParityBatch = 36;
 inline constexpr int kParitySteps = 4;
 
-/// The weights that a run ended with, and what trained it.
+/// The final weights of a run, and the strategies that trained it.
 struct ParityResult {
   /// Full and in fp32, as get_state_dict() gives them on rank 0.
   Weights weights;
   std::vector<std::string> strategies;
 };
 
-/// Trains ParityNet on the same global batches for any number of ranks.
+/// Trains ParityNet on global batches that do not depend on the number of
+/// ranks.
 inline ParityResult train_parity_net(const ParityRun& run) {
   torch::manual_seed(3);
   const auto inputs =
@@ -132,7 +135,7 @@ inline ParityResult train_parity_net(const ParityRun& run) {
         scope.emplace(
             accelerator.maybe_context_parallel({sequences, y}, {1, 1}));
       const auto scores = model(sequences).to(torch::kFloat).flatten(0, 1);
-      // Ranks that share a sequence have equally many of its positions.
+      // Ranks that share a sequence have the same number of its positions.
       accelerator.backward(
           torch::nn::functional::cross_entropy(scores, y.flatten()));
       scope.reset();

@@ -42,7 +42,8 @@ using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
 struct Machine {
   std::mutex mutex;
   std::map<Stream, std::vector<std::function<void()>>> queued;
-  // Held while a stream's work runs, so that nobody goes on before it is done.
+  // Held while a stream's work runs, so that no thread goes on before it is
+  // done.
   std::map<Stream, std::recursive_mutex> running;
   std::set<const void*> pinned;
   c10::StreamId next_stream = 1;
@@ -50,7 +51,7 @@ struct Machine {
   PretendSpeeds speeds;
   Clock::time_point link_is_free;
 
-  // When a copy that is queued now is done. The caller holds the mutex.
+  // When a copy queued now will be done. Must be called with `mutex` held.
   Clock::time_point end_of_copy(std::size_t num_bytes) {
     const Clock::time_point now = Clock::now();
     if (speeds.link_bytes_per_second <= 0) return now;
@@ -220,7 +221,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
-  // The one that operators draw from, since the host computes.
+  // The generator that operators draw from, since the host computes.
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
     return at::detail::getDefaultCPUGenerator();
   }
@@ -317,7 +318,7 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   return to;
 }
 
-// What a product of two matrices takes; 0 for other operators.
+// How long a product of two matrices takes; 0 for other operators.
 double seconds_of(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
@@ -336,14 +337,14 @@ double seconds_of(
       static_cast<double>(right.size(1)) / speed;
 }
 
-// CUDA's operators take the indices of a tensor from the host, too.
+// CUDA's operators also accept a tensor's indices on the host.
 bool takes_indices(const std::string& name) {
   return name == "aten::index" || name == "aten::index_put_" ||
       name == "aten::_index_put_impl_";
 }
 
-// The device of an operator's tensors. Refuses what CUDA refuses: tensors of
-// several devices, but for scalars that are on the host.
+// The device of an operator's tensors. Refuses what CUDA refuses: tensors on
+// several devices, except for scalars on the host.
 std::optional<c10::Device> common_device(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
@@ -393,7 +394,7 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
-// Called when the device is first asked for, since LibTorch does not accept the
+// Called when the device is first requested, since LibTorch does not accept the
 // name earlier.
 void register_device() {
   c10::SetAllocator(c10::DeviceType::PrivateUse1, &memory);

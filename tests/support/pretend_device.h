@@ -9,8 +9,8 @@
 /// Operators refuse tensors of several devices, as CUDA does.
 namespace accelerate::testing {
 
-/// Registers the device with LibTorch, once per process; it stays the
-/// accelerator. `index` is 0 or 1.
+/// Registers the devices with LibTorch, once per process; they remain the
+/// process's accelerator. `index` is 0 or 1.
 at::Device pretend_device(int index = 0);
 
 struct PretendCounts {
@@ -18,7 +18,7 @@ struct PretendCounts {
   std::int64_t side_copies = 0;
   /// Side copies from or to pinned memory.
   std::int64_t pinned_copies = 0;
-  /// Waits of a stream for an event.
+  /// Times that a stream waited for an event.
   std::int64_t waits = 0;
   /// Calls that recorded the use of memory on another stream.
   std::int64_t recorded = 0;
@@ -26,11 +26,11 @@ struct PretendCounts {
 PretendCounts pretend_counts();
 
 /// How fast the devices are, in real time: operations sleep until they would be
-/// done. 0 is as fast as the host.
+/// done. 0 means as fast as the host.
 struct PretendSpeeds {
-  /// Queued copies, one after another.
+  /// Speed of queued copies, which run one after another.
   double link_bytes_per_second = 0;
-  /// Products of matrices.
+  /// Speed of matrix products.
   double flops_per_second = 0;
 };
 void set_pretend_speeds(const PretendSpeeds& speeds);

@@ -11,8 +11,8 @@ namespace accelerate::testing {
 namespace fs = std::filesystem;
 
 std::string python_for_tests() {
-  // The system's own starts at once; one in PATH may be a script that looks for
-  // others.
+  // The system's interpreter starts at once; the one in PATH may be a script
+  // that looks for others.
   const char* const system = "/usr/bin/python3";
   if (fs::exists(system)) return system;
   return detail::path_of_program("python3", detail::Environment::current());

@@ -14,7 +14,7 @@ std::string python_for_tests();
 /// The directory tests/trackers/fake_packages.
 std::filesystem::path fake_packages();
 
-/// Variables with which a Python process imports the fake packages and writes
+/// Variables that make a Python process import the fake packages and write
 /// their calls to a file.
 detail::Environment fake_package_environment(
     const std::filesystem::path& calls);

@@ -13,7 +13,7 @@
 
 namespace accelerate::testing {
 
-/// A pool of ranks: each thread makes one `Rank` from its options, then runs
+/// A pool of ranks: each thread makes one `Rank` from its options and then runs
 /// jobs, so that a property can be tested thousands of times over one
 /// connection.
 template <class Rank>

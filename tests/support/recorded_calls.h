@@ -6,7 +6,7 @@
 
 #include <accelerate/tracker.h>
 
-// Values and calls as the oracle's topic "trackers" has them.
+// Values and calls in the form of the oracle's topic "trackers".
 
 namespace accelerate::testing {
 
@@ -14,22 +14,22 @@ namespace accelerate::testing {
 /// numbers.
 TrackedValue tracked_value(const nlohmann::ordered_json& value);
 
-/// The values of an object; none for null.
+/// The values of an object; empty for null.
 TrackedValues tracked_values(const nlohmann::ordered_json& values);
 
 /// The reverse of tracked_value().
 nlohmann::json recorded_json(const TrackedValue& value);
 
-/// The images of a call of log_images. What was recorded says nothing of the
-/// order of the sizes, which some packages take as it comes.
+/// The images of a log_images call. The recording does not say in which order
+/// the sizes are, and some packages take them in any order.
 TrackedImages recorded_images(
     const nlohmann::ordered_json& call,
     const std::string& layout = "NCHW");
 
-/// The step of a call, without a time.
+/// The step of a call; it has no time.
 LogTime recorded_time(const nlohmann::ordered_json& call);
 
-/// Starts the tracker and makes the case's calls, one a second.
+/// Starts the tracker and makes the case's calls, one per second.
 void make_recorded_calls(
     GeneralTracker& tracker,
     const nlohmann::ordered_json& input,

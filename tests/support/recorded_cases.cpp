@@ -41,7 +41,7 @@ std::string difference_at(
   return place + ": " + found.dump() + " instead of " + expected.dump();
 }
 
-// An outcome's failure is a null, or has a text that ours has, too.
+// An outcome's failure is null, or has a text that ours must also have.
 void expect_failure(const json& found, const json& expected) {
   if (!expected.is_object()) {
     EXPECT_EQ(found, expected);

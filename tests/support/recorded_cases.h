@@ -7,7 +7,7 @@
 
 namespace accelerate::testing {
 
-/// The oracle's cases of the topic "trackers" and this kind.
+/// The cases of this kind in the oracle's topic "trackers".
 nlohmann::ordered_json recorded_cases(std::string_view kind);
 
 /// Where two values differ by more than 1e-6 of a number; empty if nowhere.

@@ -18,8 +18,8 @@ namespace accelerate::testing {
 /// power failure.
 std::shared_ptr<detail::FileSystem> make_unsynced_disk();
 
-/// A file or directory of a disk: nodes have numbers, directories map names to
-/// them.
+/// A file or directory of a disk. Nodes are numbered, and directories map names
+/// to numbers.
 struct DiskNode {
   bool is_directory = false;
   std::string bytes;
@@ -29,20 +29,21 @@ struct DiskNode {
 /// An operation on a disk, in terms of nodes.
 struct DiskOperation {
   enum class Kind { write, truncate, sync, names } kind = Kind::names;
-  /// The file or directory of a write or sync; the directory of a name.
+  /// The file or directory that is written or synced, or the directory of the
+  /// names.
   int node = 0;
-  /// Where the bytes go; the size of a file that is cut.
+  /// Where the bytes are written, or the size of a truncated file.
   std::uint64_t offset = 0;
   std::string bytes;
-  /// Names that are set to another node, or to none (below 0), atomically.
+  /// Names that are atomically set to another node, or to none (negative).
   std::vector<std::pair<std::string, int>> names;
 };
 
 /// Records the operations that it performs in a real directory, to reproduce
-/// every state in which a crash could have left the disk.
+/// every state that a crash could have left on the disk.
 class RecordedDisk : public detail::FileSystem {
  public:
-  /// The present contents of `root` count as durable.
+  /// The current contents of `root` count as durable.
   explicit RecordedDisk(std::filesystem::path root, bool can_exchange = true);
 
   std::unique_ptr<detail::OutputFile> create(
@@ -63,8 +64,8 @@ class RecordedDisk : public detail::FileSystem {
   void remove_directory(const std::filesystem::path& path) override;
   void sync_file(const std::filesystem::path& path) override;
   void sync_directory(const std::filesystem::path& directory) override;
-  /// Records what the caller does to a file by itself. sync_file() records its
-  /// syncs.
+  /// Records a write that the caller makes to a file directly; sync_file()
+  /// records the syncs.
   void note_write(
       const std::filesystem::path& path,
       std::uint64_t offset,
@@ -75,9 +76,10 @@ class RecordedDisk : public detail::FileSystem {
     return operations_.size();
   }
   /// Calls `check` with a directory for every crash state after the first
-  /// `num_operations`: everything synced, and many subsets of the rest: none,
-  /// all, each prefix, each one and each pair alone or missing, every subset if
-  /// they are few; writes also by half. Returns the number of states.
+  /// `num_operations`: everything synced, and many subsets of the other
+  /// operations: none, all, each prefix, each operation and each pair alone or
+  /// missing, and every subset if they are few; also with writes applied by
+  /// half. Returns the number of states.
   std::size_t for_each_state(
       std::size_t num_operations,
       const std::filesystem::path& scratch,
@@ -103,7 +105,7 @@ class RecordedDisk : public detail::FileSystem {
   std::vector<DiskOperation> operations_;
 };
 
-/// A file system that fails at one call.
+/// A file system in which a given call fails.
 class FailingDisk : public detail::FileSystem {
  public:
   /// Call number `fails_at`, from 0, throws `error` (ENOSPC, EIO, EROFS). A

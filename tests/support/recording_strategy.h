@@ -14,7 +14,7 @@ namespace accelerate::testing {
 /// The events of strategies, in order: "name:event".
 using Events = std::shared_ptr<std::vector<std::string>>;
 
-/// A strategy that records its events, and throws in a chosen one.
+/// A strategy that records its events and throws at a chosen event.
 class RecordingStrategy final : public detail::Strategy,
                                 public detail::JoinParticipant,
                                 public detail::StrategyState {
@@ -29,7 +29,7 @@ class RecordingStrategy final : public detail::Strategy,
 
   detail::StrategyTraits traits_after_prepare;
   std::optional<StateDict> saved = std::nullopt;
-  /// The event that throws the strategy's name; empty for none.
+  /// The event at which it throws its name; empty for none.
   std::string fails_in = {};
   bool explains_failures = false;
 

@@ -10,7 +10,7 @@
 namespace accelerate::testing {
 
 /// Runs `rank` on each of `num_ranks` threads (run_on_ranks), with a counter of
-/// what it sends over the transport of thread_transport.h.
+/// what the rank sends over the transport of thread_transport.h.
 inline void run_counted(
     int num_ranks,
     const std::function<void(const WorldOptions&, detail::TrafficCounter&)>&

@@ -22,7 +22,7 @@ namespace accelerate::testing {
 namespace {
 
 // LibTorch's flight recorder (2.11 and 2.15) adds each new process group to a
-// map without a lock: ranks that are threads must switch it off.
+// map without a lock, so it must be off where ranks are threads.
 const bool kHasNoRecorder = setenv("TORCH_FR_BUFFER_SIZE", "0", 1) == 0;
 
 // Empty for the default transport.

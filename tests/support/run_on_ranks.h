@@ -7,24 +7,25 @@
 
 namespace accelerate::testing {
 
-/// Runs `rank` once on each of `num_ranks` threads, with options that make each
-/// a rank of one world over a shared in-memory store. Returns when all have
+/// Runs `rank` once on each of `num_ranks` threads, with options that make it a
+/// rank of one world over a shared in-memory store. Returns when all have
 /// ended. ACCELERATE_TEST_TRANSPORT in the environment names the transport that
-/// connects them; `threads` is that of thread_transport.h. Rethrows the error of the first rank that failed,
-/// preferring errors that are not about a lost peer.
+/// connects them; `threads` is the transport of thread_transport.h. Rethrows
+/// the error of the first rank that failed, preferring errors that are not
+/// about a lost peer.
 void run_on_ranks(
     int num_ranks,
     const std::function<void(const WorldOptions&)>& rank);
 
-/// The device that run_on_ranks() gives all ranks: ACCELERATE_TEST_DEVICE in the
-/// environment, such as cuda:0 for tests that can share it, else the CPU.
+/// The device that run_on_ranks() gives all ranks: ACCELERATE_TEST_DEVICE in
+/// the environment, such as cuda:0 for tests that can share it, or the CPU.
 at::Device device_of_ranks();
 
 /// Whether thread_transport.h connects the ranks. Other transports take longer;
-/// suites of very many combinations may try a share of them there.
+/// suites with very many combinations can try only some of them there.
 bool ranks_connect_as_threads();
 
-/// The same, with a World made for each rank.
+/// Same as run_on_ranks(), with a World made for each rank.
 void run_in_worlds(
     int num_ranks,
     const std::function<void(const World&)>& rank);

@@ -20,8 +20,8 @@ class TemporaryDirectory {
     }
     path_ = name;
   }
-  /// A directory whose files live in memory, if the system has one: for
-  /// thousands of files.
+  /// A directory whose files are in memory, if the system has one; for tests
+  /// with thousands of files.
   static std::filesystem::path memory() {
     return std::filesystem::is_directory("/dev/shm")
         ? "/dev/shm"

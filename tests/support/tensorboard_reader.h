@@ -9,7 +9,7 @@
 #include <vector>
 
 // Reads event files by the definitions of TFRecord and TensorBoard's messages,
-// and shares no code with what writes them.
+// and shares no code with the library's writer.
 
 namespace accelerate::testing {
 
@@ -26,7 +26,7 @@ struct TensorboardHistogram {
   std::vector<double> counts;
 };
 
-/// A summary's value. What the file does not have is empty.
+/// A summary's value. Fields that the file does not have are empty.
 struct TensorboardValue {
   std::string tag;
   std::string plugin;
@@ -72,7 +72,7 @@ struct DecodedImage {
   std::string bytes;
 };
 
-/// Throws std::runtime_error if it is not an image.
+/// Throws std::runtime_error if `file` is not an image.
 DecodedImage decode_image(const std::string& file);
 
 }  // namespace accelerate::testing

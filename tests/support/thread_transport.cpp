@@ -94,7 +94,7 @@ class Board {
     changed_.notify_all();
   }
 
-  // The number of the next message.
+  // Returns the number of the next message.
   std::size_t expect(std::size_t from, std::size_t to) {
     const std::lock_guard lock(mutex_);
     return channels_[{from, to}].num_expected++;
@@ -133,7 +133,8 @@ class Board {
     std::map<std::size_t, at::Tensor> messages;
   };
 
-  // Throws if a rank that this one waits for has left or stays silent.
+  // Throws if a rank that this one waits for has left or does not answer in
+  // time.
   void wait(
       std::unique_lock<std::mutex>& lock,
       milliseconds timeout,

@@ -20,7 +20,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// Writes down what the recorded tracker wrote down.
+/// Notes the same calls as the recorded tracker.
 class NotingTracker final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "custom"; }
@@ -43,7 +43,7 @@ detail::RunTrackingOptions options_for(LogWith tracker) {
   detail::RunTrackingOptions options;
   options.log_with = {std::move(tracker)};
   options.journal = false;
-  // Cases log what tools lack; each such warning would be a line.
+  // Cases log things that some tools cannot; each would print a warning.
   options.logger = Logger([](const LogRecord&) {}, LogLevel::warning);
   return options;
 }
@@ -65,7 +65,7 @@ void log_calls(
   }
 }
 
-// The tracker's name, or the type of what it unwraps to in Python.
+// Returns the tracker's name, or the Python type of what it wraps.
 json found_tracker(RunTracking& tracking, const ordered_json& input) {
   try {
     const auto tracker = tracking.get_tracker(input.at("ask"));

@@ -2,15 +2,15 @@
 
 #include <nlohmann/json.hpp>
 
-// Cases of the oracle's topic "trackers" in a program's way: by init_trackers(),
-// log() and end_training().
+// Runs cases of the oracle's topic "trackers" as a program would: with
+// init_trackers(), log() and end_training().
 
 namespace accelerate::testing {
 
-/// Runs a case whose kind is a tracker's name; the outcome.
+/// Runs a case whose kind is a tracker's name, and returns the outcome.
 nlohmann::json run_with_tracker(const nlohmann::ordered_json& input);
 
-/// Runs a case of the kind "custom"; the outcome.
+/// Runs a case of the kind "custom", and returns the outcome.
 nlohmann::json run_with_own_tracker(const nlohmann::ordered_json& input);
 
 }  // namespace accelerate::testing

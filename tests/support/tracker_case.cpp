@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-// Stands for a tracker that the program has made.
+// Stands in for a tracker that the program made.
 class OwnTracker final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "custom"; }

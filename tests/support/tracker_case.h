@@ -9,8 +9,8 @@
 
 namespace accelerate::testing {
 
-/// A case of the oracle's topic "trackers" of a kind that is a tracker's name:
-/// what that tracker is made from, and what there is in the end.
+/// A case of the oracle's topic "trackers" whose kind is a tracker's name: what
+/// that tracker is made from, and the outcome.
 class TrackerCase {
  public:
   explicit TrackerCase(const nlohmann::ordered_json& input);
@@ -22,8 +22,8 @@ class TrackerCase {
   [[nodiscard]] detail::TrackerRequest request() const;
   /// The layout of the case's images: packages get what was logged as it is.
   [[nodiscard]] std::string layout() const;
-  /// The outcome as it was recorded, with this failure: null, or what an error
-  /// says.
+  /// The outcome in the recorded form, with `failure`: null or an error's
+  /// message.
   [[nodiscard]] nlohmann::json outcome(const nlohmann::json& failure) const;
 
  private:
@@ -34,7 +34,8 @@ class TrackerCase {
 /// Whether a case's tracker makes its calls in a Python package.
 bool needs_python(const nlohmann::ordered_json& input);
 
-/// Makes the tracker by its name and the case's calls on it; the outcome.
+/// Makes the tracker by its name, makes the case's calls on it, and returns the
+/// outcome.
 nlohmann::json play_on_tracker(const nlohmann::ordered_json& input);
 
 /// Runs a case of the kind "filter".

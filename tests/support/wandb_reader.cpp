@@ -31,7 +31,7 @@ Number number_at(std::string_view bytes, std::size_t offset) {
   return number;
 }
 
-// JSON has no such numbers.
+// JSON has no NaN or infinities.
 json parse_value(const std::string& text) {
   if (text == "NaN" || text == "Infinity" || text == "-Infinity") return text;
   return json::parse(text);

@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 
 // Reads W&B's run files by the definitions of LevelDB's log format and of
-// wandb_internal.proto, and shares no code with what writes them.
+// wandb_internal.proto, and shares no code with the library's writer.
 
 namespace accelerate::testing {
 
-/// What the records of a run say. Values are trees: nested names are nested
+/// The contents of a run's records. Values are trees: nested names are nested
 /// objects; NaN and infinities are strings.
 struct WandbRun {
   std::string run_id;
