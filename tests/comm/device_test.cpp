@@ -1,4 +1,4 @@
-// The device of a rank where there is an accelerator.
+// A rank's device on machines with an accelerator.
 #include <map>
 #include <optional>
 #include <string>

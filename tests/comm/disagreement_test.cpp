@@ -71,8 +71,8 @@ const std::vector<Call>& calls() {
   return all;
 }
 
-// Whether a rank that makes this call waits for the other one: otherwise it may
-// be done before that one has come.
+// Whether a rank that makes this call waits for the other rank; if not, it may
+// be done before the other arrives.
 bool waits(const Call& call, int rank) {
   const bool is_root = call.text.ends_with(std::to_string(rank));
   if (call.text.starts_with("broadcast") || call.text.starts_with("scatter"))
@@ -88,13 +88,13 @@ TEST(Disagreement, IsNamedAtOnceForAnyTwoCalls) {
       if (i == k) continue;
       const Call& first = calls()[i];
       const Call& second = calls()[k];
-      // A rank that waits finds out; at least one must.
+      // A rank that waits notices the disagreement; at least one must wait.
       if (!waits(first, 0) && !waits(second, 1)) continue;
       std::vector<std::string> texts(2);
       run_in_memory_worlds(2, [&](const World& world) {
         try {
           (world.rank() == 0 ? first : second).make(world.group());
-          // Until the other rank has noticed.
+          // Waits until the other rank has noticed.
           world.group().barrier();
         } catch (const DistributedError& error) {
           texts[static_cast<std::size_t>(world.rank())] = error.what();

@@ -251,7 +251,7 @@ TEST(Group, RefusesWhatCannotBeHonoured) {
     expect_error<ConfigError>(
         [&] { static_cast<void>(world.new_group({1 - world.rank()})); },
         "does not belong");
-    // Nothing was sent: the group works.
+    // Nothing was sent, so the group still works.
     world.group().barrier();
   });
 }
@@ -303,7 +303,7 @@ TEST(Group, NamesThePeerThatStaysSilent) {
     has_failed.notify_all();
   });
   EXPECT_THAT(seen, ::testing::HasSubstr("rank 1"));
-  // The commonest reason, and what to do about it.
+  // The most common cause, and what to do about it.
   EXPECT_THAT(
       seen,
       ::testing::AllOf(

@@ -97,8 +97,8 @@ class Machines : public ::testing::TestWithParam<std::vector<int>> {
   }
 };
 
-// Small enough for a greeting, for one lane, for one lane of two ranks' rows but
-// not of three ranks', for all lanes; uneven tails.
+// Counts that fit in a greeting, in one lane, in one lane with two ranks' rows
+// but not with three, and in all lanes; some have uneven tails.
 const std::vector<std::int64_t> kCounts{0, 1, 512, 513, 12'001, 20'001, 70'003};
 
 // A child that drops the connection must not wait for its parent's threads.
@@ -153,7 +153,7 @@ TEST_P(Machines, ReduceToTheSumOfAll) {
       const at::Tensor shard =
           group.reduce_scatter(value(group.rank()).repeat({size}));
       EXPECT_TRUE(torch::equal(shard, expected));
-      // Each rank gets another row, and the input keeps its values.
+      // Each rank gets a different row, and the input keeps its values.
       const at::Tensor rows = value(group.rank()).unsqueeze(0) *
           torch::arange(1, size + 1).unsqueeze(1);
       const at::Tensor kept = rows.clone();
@@ -240,7 +240,7 @@ TEST_P(Machines, SendMessagesToAnyRank) {
   });
 }
 
-// Values whose sums differ with their order.
+// Values whose sums depend on the order of addition.
 at::Tensor rounding_values(int rank, std::int64_t count, at::ScalarType dtype) {
   auto generator =
       at::detail::createCPUGenerator(static_cast<std::uint64_t>(77 + rank));
@@ -319,7 +319,7 @@ TEST(Hierarchy, IsChosenForGroupsThatNeedIt) {
     const Group inside = world.new_group({2 * node, 2 * node + 1});
     const int place = world.rank() % 2;
     const Group across = world.new_group({place, place + 2});
-    // Ranks of one machine that do not follow one another.
+    // Ranks of one machine are not consecutive.
     const Group mixed = world.new_group({2, 0, 3, 1});
     for (const Group& group : {world.group(), inside, across, mixed}) {
       const at::Tensor value = torch::ones({3});

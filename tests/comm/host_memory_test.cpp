@@ -94,7 +94,7 @@ TEST(HostMemory, IsContiguousWhereOneCopyDoes) {
   EXPECT_TRUE(is_contiguous(torch::zeros({0, 3}).t()));
 }
 
-// Large enough for tiles in both dimensions, and tails.
+// Large enough for tiles in both dimensions, with tails.
 TEST(HostMemory, TransposesInTiles) {
   const at::Tensor matrix = torch::arange(37 * 53).view({37, 53});
   const at::Tensor view = matrix.t();
@@ -130,7 +130,7 @@ TEST(SharedMemoryViews, AreReducedWhereTheyLie) {
     const bool has_no_mean = dtype == at::kBool ||
         c10::isIntegralType(dtype, false) || c10::isFloat8Type(dtype);
     if (has_no_mean) continue;
-    // A mean is a sum that is divided in place.
+    // A mean is a sum, divided in place.
     const ReductionEncoding mean(shared_memory_facts(), view, ReduceOp::mean);
     EXPECT_EQ(mean.buffer().data_ptr(), view.data_ptr()) << dtype;
   }

@@ -1,5 +1,5 @@
-// Products whose backward computes the gradient of the input first, and that of
-// the weight meanwhile: values are those of at::linear.
+// Products whose backward computes the input's gradient first and the weight's
+// gradient while that is reduced: the values equal those of at::linear.
 #include "comm/autograd/linear_product.h"
 
 #include <ATen/autocast_mode.h>
@@ -177,7 +177,7 @@ TEST(LinearProduct, SendsTheGradientOfASharedInputOnce) {
       EXPECT_EQ(count.finished, 0U);
     }
     EXPECT_EQ(counter.total().begun, 1U);
-    // 6 x 3 doubles, half of them twice.
+    // Half of the 6 x 3 doubles, twice.
     EXPECT_EQ(counter.total().bytes, 144);
     Tensor expected = torch::zeros({6, 3}, torch::kDouble);
     for (const int rank : {0, 1}) {
@@ -199,7 +199,7 @@ TEST(LinearProduct, MayBeDifferentiatedTwiceInARegion) {
     const Tensor y = linear_product(entrance, weight);
     const Tensor first = torch::autograd::grad(
         {y.pow(3).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
-    // All ranks have the same gradient, so the loss is counted on each of them.
+    // All ranks have the same gradient, so each of them counts the loss.
     const Tensor second = torch::autograd::grad({first.pow(2).sum()}, {x})[0];
     const Tensor alone = values({6, 3}, 1).requires_grad_();
     const Tensor both = torch::cat(

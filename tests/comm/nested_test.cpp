@@ -54,8 +54,8 @@ TEST(Listify, KeepsEveryDigitOrRefuses) {
       "integers of a tensor of Float");
 }
 
-// Calls `body` with the rank on three ranks, each of which must throw, and be
-// able to go on.
+// Calls `body` on three ranks, each of which must throw and be able to
+// continue.
 void expect_refusal(
     const std::function<void(int rank, const Group&)>& body,
     const std::string& text) {

@@ -35,7 +35,7 @@ struct Point {
   bool operator==(const Point& other) const = default;
 };
 
-// No order, no way to be sent.
+// A type that has no order and cannot be sent.
 struct Socket {
   std::unique_ptr<int> handle;
 };
@@ -96,7 +96,7 @@ TEST(Objects, AreBroadcastFromAnyRank) {
   });
 }
 
-// Sends an object to bytes and back.
+// Converts an object to bytes and back.
 template <class T>
 T sent(const T& object) {
   T result{};
@@ -135,7 +135,7 @@ TEST(Objects, TravelInEveryStandardContainer) {
   EXPECT_EQ(sent(nothing), nothing);
   const std::optional<std::string> absent;
   EXPECT_EQ(sent(absent), absent);
-  // An optional of nothing is not the same as no optional.
+  // An optional that holds an empty optional is not empty itself.
   const std::optional<std::optional<int>> holds_absent{std::optional<int>()};
   EXPECT_TRUE(sent(holds_absent).has_value());
   EXPECT_FALSE(sent(holds_absent)->has_value());
@@ -257,7 +257,7 @@ TEST(Objects, GatherAndBroadcastListsAlike) {
     EXPECT_EQ(
         gather_object({world.rank() * 2}, world.group()),
         (std::vector<int>{0, 2, 4}));
-    // Lists of other lengths on the other ranks are ignored.
+    // The other ranks' lists, of different lengths, are ignored.
     const std::vector<std::string> mine(
         static_cast<std::size_t>(world.rank()), "x");
     EXPECT_EQ(

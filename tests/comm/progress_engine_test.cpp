@@ -1,4 +1,4 @@
-// What wakes the thread that drives a connection in the background.
+// When the thread that drives a connection in the background wakes up.
 #include "comm/transport/shared_memory/waiting/progress_engine.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace progress_engine_test {
 
 using Bytes = std::vector<std::byte>;
 
-/// Two ranks in one process, in memory that they borrow.
+/// Two ranks in one process, in borrowed memory.
 class ProgressEngineTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 2;
@@ -99,7 +99,7 @@ TEST_F(ProgressEngineTest, WakesForMessagesThatDoNotFit) {
   engine(1).wait(*leaving);
 }
 
-// What fills the channel is read by nobody until a later message lacks room.
+// No rank reads what fills the channel until a later message lacks room.
 TEST_F(ProgressEngineTest, WakesForTheFirstMessageWithoutRoom) {
   Bytes sent(100'000, std::byte{7}), received(sent.size());
   const auto arriving = receive(0, received);
@@ -136,7 +136,7 @@ TEST_F(ProgressEngineTest, SendsWithoutWakingItsWorker) {
     engine(0).run_in_background();
     await(0, Attention::full_channels);
     const auto leaving = send(0, sent);
-    // Unless the worker was just looking whether rank 1 is there.
+    // Not if the worker was just checking whether rank 1 is alive.
     if (leaving->is_finished()) ++num_at_once;
     engine(0).wait(*leaving);
     engine(1).wait(*receive(1, received));

@@ -21,7 +21,7 @@ Connection& connection_of(const World& world) {
   return *world.group().impl()->connection;
 }
 
-// Values from which sums in different orders differ.
+// Values whose sums depend on the order of addition.
 at::Tensor values_of(int rank, std::int64_t count, at::ScalarType dtype) {
   auto generator =
       at::detail::createCPUGenerator(static_cast<std::uint64_t>(500 + rank));
@@ -38,7 +38,8 @@ sum_in_order(int num_ranks, std::int64_t count, at::ScalarType dtype) {
   return sum.to(dtype);
 }
 
-// Ranks below `num_sharing` have their values there, the others elsewhere.
+// Ranks below `num_sharing` have their values in reducible memory, the others
+// elsewhere.
 void expect_exact_sums(int num_ranks, int num_sharing) {
   run_in_memory_worlds(num_ranks, [&](const World& world) {
     for (const std::int64_t count : {20'000, 65'536, 65'537, 300'000}) {
@@ -47,7 +48,7 @@ void expect_exact_sums(int num_ranks, int num_sharing) {
             connection_of(world).reducible_memory(4 * (count + 16));
         ASSERT_TRUE(memory.defined());
         EXPECT_EQ(memory.numel(), 4 * (count + 16));
-        // Each rank at another place.
+        // At a different offset on each rank.
         const at::Tensor there =
             memory.view(dtype).narrow(0, 4 * world.rank(), count);
         const bool is_sharing = world.rank() < num_sharing;
@@ -79,7 +80,7 @@ TEST(ReducibleMemory, StaysUntilAllRanksHaveReleasedIt) {
     constexpr std::int64_t kCount = 100'000;
     Connection& connection = connection_of(world);
     at::Tensor first = connection.reducible_memory(4 * kCount);
-    // Rank 0 drops its part, while rank 1 goes on with its own.
+    // Rank 0 drops its memory, while rank 1 goes on using its own.
     if (world.rank() == 0) first.reset();
     const at::Tensor second = connection.reducible_memory(4 * kCount);
     const at::Tensor value = (world.rank() == 0 ? second : first)
@@ -96,7 +97,7 @@ TEST(ReducibleMemory, IsNoneBetweenMachines) {
   });
 }
 
-// One rank at a time, since threads draw from one generator.
+// Makes one rank's network at a time, since the threads share a generator.
 torch::nn::Sequential network() {
   static std::mutex mutex;
   const std::scoped_lock lock(mutex);
@@ -168,13 +169,13 @@ TEST(ForkedProcess, LeavesItsParentsConnectionAlone) {
     Connection& connection = connection_of(world);
     auto memory =
         std::make_unique<at::Tensor>(connection.reducible_memory(1 << 20));
-    // A helper thread, which the child does not have.
+    // Starts a helper thread, which the child does not have.
     connection.all_reduce(torch::ones({100'000}), ReduceOp::sum)
         ->getFuture()
         ->wait();
     world.group().barrier();
     if (world.rank() == 0) {
-      // Owned by the child alone when it drops it.
+      // In the child it is the only owner when it drops the connection.
       auto held = std::make_unique<Group>(world.group());
       const pid_t child = ::fork();
       ASSERT_GE(child, 0);
@@ -195,7 +196,7 @@ TEST(ForkedProcess, LeavesItsParentsConnectionAlone) {
   });
 }
 
-// Messages of a batch that is given up are kept while a peer may use them.
+// Messages of an abandoned batch are kept while a peer may use them.
 TEST(P2PBatchMemory, IsKeptOnlyUntilMessagesAreDone) {
   run_in_memory_worlds(2, [](const World& world) {
     const int peer = 1 - world.rank();
@@ -210,7 +211,7 @@ TEST(P2PBatchMemory, IsKeptOnlyUntilMessagesAreDone) {
       if (round % 2 == 1) world.group().recv(received, peer, 1);
       world.group().barrier();
     }
-    // At most those of the last rounds: the others are done.
+    // At most the messages of the last rounds; the others are done.
     EXPECT_LE(unfinished.count(), 4U);
   });
 }

@@ -1,5 +1,5 @@
-// Collectives that autograd records: each rank's values and gradients are those
-// of the same mathematics in one process.
+// Collectives that autograd records: each rank's values and gradients equal
+// those of the same mathematics in one process.
 #include "comm/autograd/region.h"
 
 #include <functional>
@@ -17,7 +17,7 @@ using detail::GatheredGradient;
 using testing::run_in_worlds;
 using torch::Tensor;
 
-// Values that every rank can compute for every other.
+// Values that every rank can compute for every other rank.
 Tensor values(std::vector<std::int64_t> shape, int seed) {
   const auto count = std::accumulate(
       shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -39,7 +39,7 @@ Tensor slice_of(const Tensor& tensor, std::int64_t dim, const Group& group) {
   return tensor.narrow(dim, begins[rank], begins[rank + 1] - begins[rank]);
 }
 
-// The sum over the ranks of what `of` gives for each.
+// The sum of `of(rank)` over the ranks.
 Tensor sum_over(const Group& group, const std::function<Tensor(int)>& of) {
   Tensor sum = of(0).clone();
   for (int rank = 1; rank < group.size(); ++rank) sum += of(rank);
@@ -76,13 +76,14 @@ TEST(Region, ReduceSumsAndPassesGradientsOn) {
                   return values({2, 3}, rank);
                 }));
     expect_near(gradient_of(y, x, values({2, 3}, 9)), values({2, 3}, 9));
-    // The input stays as it was, and the output may be changed in place.
+    // The input is unchanged, and the output can be changed in place.
     EXPECT_TRUE(torch::equal(x.detach(), values({2, 3}, world.rank())));
     (y * 1).add_(1).sum().backward();
   });
 }
 
-/// Sizes that divide, do not divide, and leave ranks without any.
+/// Sizes that divide evenly, that do not, and that leave ranks without any
+/// slice.
 class RegionAlong
     : public ::testing::TestWithParam<std::tuple<int, std::int64_t, int>> {};
 
@@ -161,8 +162,8 @@ TEST_P(RegionAlong, ReduceScatterSumsAndGathersGradients) {
   });
 }
 
-// The second derivative is that of what all ranks have summed up, which is the
-// first derivative on each of them.
+// The second derivative sums over all ranks, each of which has the first
+// derivative.
 TEST(Region, IsDifferentiableTwice) {
   run_in_worlds(2, [](const World& world) {
     const Tensor x = values({2, 2}, world.rank()).requires_grad_();
@@ -215,7 +216,7 @@ TEST(Region, RefusesSizesThatAreNotThisRanks) {
   });
 }
 
-// Slices are in order, differ by one at most, and are all of the indices.
+// Slices are in order, differ in size by one at most, and cover all indices.
 TEST(SliceBegins, DivideEvenly) {
   EXPECT_TRUE(rc::check([] {
     const auto size = *rc::gen::inRange<std::int64_t>(0, 1000);

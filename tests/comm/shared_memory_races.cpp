@@ -1,6 +1,6 @@
-// Ranks as threads that share one mapping, several threads per rank, no LibTorch
-// at run time: built with ThreadSanitizer whatever the rest is built with, since
-// nothing it reports can be anybody else's.
+// Ranks are threads that share one mapping, with several threads per rank.
+// Always built with ThreadSanitizer, whatever the other programs are built
+// with: without LibTorch at run time, every report is about this code.
 //   shared_memory_races [ROUNDS] [SEED]
 #include <atomic>
 #include <chrono>
@@ -41,7 +41,7 @@ struct Unmapping {
   }
 };
 
-// Zeroed memory that begins at a page.
+// Zeroed memory that begins at a page boundary.
 std::unique_ptr<std::byte[], Unmapping> pages(std::size_t bytes) {
   auto* const memory =
       static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(4096)));
@@ -83,7 +83,7 @@ Values sum_of(int num_ranks, std::size_t count, int salt) {
   return sum;
 }
 
-// One rank's part in a history of collectives, the same on all ranks.
+// One rank's part in a history of collectives; all ranks have the same history.
 class Rank {
  public:
   Rank(ProgressEngine& engine, std::int32_t* reducible, std::size_t most)
@@ -100,7 +100,7 @@ class Rank {
     }
   }
 
-  // Messages to and from every rank, while collectives go on.
+  // Exchanges messages with every rank while collectives run.
   void exchange_messages(int length) {
     for (int i = 0; i < length; ++i) {
       const std::size_t count = (i * 7919U) % 90'000U + 1;
@@ -168,7 +168,7 @@ class Rank {
         finish_later(make_all_reduce(tensor_of(own), sum, size));
         return expect(own == sum_of(size, count, salt), "all_reduce");
       case 1: {
-        // Where the others reduce it.
+        // Into the memory where the other ranks reduce it.
         std::copy(own.begin(), own.end(), reducible_);
         const auto length = static_cast<std::int64_t>(count);
         const std::int64_t stride = 1;
@@ -242,7 +242,8 @@ class Rank {
     }
   }
 
-  // Learns from a listener, on whatever thread, that the operation is finished.
+  // Waits until a listener, on any thread, reports that the operation is
+  // finished.
   void finish_later(std::shared_ptr<Operation> operation) {
     std::atomic<bool> is_finished{false};
     engine_.begin(operation);
@@ -297,7 +298,7 @@ void play(unsigned seed) {
       messenger.join();
       block->release();
       run(engine, make_barrier());
-      // One leaves, and those that wait for it are told.
+      // One rank leaves, and the ranks that wait for it are told.
       if (rank == 0) return engine.end("[shared memory] rank 0 has had enough");
       try {
         run(engine, make_barrier());

@@ -28,7 +28,7 @@ Connection& connection_of(const World& world) {
   return *world.group().impl()->connection;
 }
 
-// The values of rank `rank`, from which sums in different orders differ.
+// The values of rank `rank`; their sums depend on the order of addition.
 at::Tensor values_of(int rank, std::int64_t count, at::ScalarType dtype) {
   auto generator =
       at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 + rank));
@@ -37,7 +37,7 @@ at::Tensor values_of(int rank, std::int64_t count, at::ScalarType dtype) {
   return (values * std::pow(4.0, rank)).to(dtype);
 }
 
-// The sum in the order of the ranks, in fp32.
+// The sum in rank order, in fp32.
 at::Tensor
 sum_in_order(int num_ranks, std::int64_t count, at::ScalarType dtype) {
   at::Tensor sum = values_of(0, count, dtype).to(at::kFloat);
@@ -116,7 +116,7 @@ TEST(SharedMemory, WrapsIntegersAround) {
   });
 }
 
-// One collective, as all ranks choose it from the same random numbers.
+// One collective, which all ranks choose from the same random numbers.
 struct Call {
   int kind;
   std::int64_t count;
@@ -208,7 +208,7 @@ TEST(SharedMemory, CarriesAnyHistoryOfCalls) {
             rc::gen::set(&Call::group, rc::gen::inRange(0, 2))));
     std::atomic<int> num_wrong = 0;
     run_in_memory_worlds(num_ranks, [&](const World& world) {
-      // Even and odd ranks, beside all.
+      // Groups of the even and the odd ranks, beside the group of all ranks.
       std::vector<int> half;
       for (int rank = world.rank() % 2; rank < num_ranks; rank += 2)
         half.push_back(rank);
@@ -300,7 +300,7 @@ TEST(SharedMemory, CompletesFuturesForWhichNobodyWaits) {
 TEST(SharedMemory, KeepsTheMemoryOfWorkThatIsDropped) {
   run_in_memory_worlds(2, [](const World& world) {
     if (world.rank() == 0) {
-      // Neither the work nor the tensor is left when rank 1 arrives.
+      // The work and the tensor are gone when rank 1 arrives.
       connection_of(world).all_reduce(
           torch::full({50'000}, 1.0F), ReduceOp::sum);
     }
@@ -316,7 +316,7 @@ TEST(SharedMemory, KeepsTheMemoryOfWorkThatIsDropped) {
   });
 }
 
-// The error of the rank that waits, when the others do `other`.
+// The error of the rank that waits while the others do `other`.
 std::string failure_beside(
     const std::function<void(const World&)>& other,
     int num_ranks) {
@@ -437,7 +437,7 @@ TEST(SharedSegment, IsRefusedAcrossMachinesAndContainers) {
   EXPECT_THROW(SharedSegment::open(ticket), SegmentError);
 }
 
-// Tells the ranks of a segment on another machine.
+// Tells the ranks about a segment on another machine.
 class OtherMachineStore final : public c10d::HashStore {
  public:
   std::vector<std::uint8_t> get(const std::string& key) override {

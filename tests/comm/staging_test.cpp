@@ -1,4 +1,4 @@
-// Tensors of an accelerator that no transport can access.
+// Tensors on an accelerator that no transport can access.
 #include <accelerate/world.h>
 
 #include "support/pretend_device.h"

@@ -44,7 +44,7 @@ RunningServer start_ours() {
   return {port, std::move(server)};
 }
 
-// As torchrun's agent serves it.
+// Starts LibTorch's store as torchrun's agent does.
 RunningServer start_libtorchs() {
   c10d::TCPStoreOptions options;
   options.port = 0;

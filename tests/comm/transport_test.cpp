@@ -64,7 +64,7 @@ at::Tensor bytes_of(const std::vector<int>& values) {
   return at::tensor(values, at::kInt).to(at::kByte);
 }
 
-// The signals that each thread of this process blocks, a bit each.
+// The signals that each thread of this process blocks, one bit per signal.
 std::map<std::string, std::uint64_t> blocked_signals() {
   std::map<std::string, std::uint64_t> found;
   for (const auto& thread :
@@ -106,7 +106,7 @@ TEST(Transports, GlooDoesNotEndTheProcessWhenAPeerIsGone) {
         if (before.contains(thread) || (signals & kPipe) == 0) continue;
         ++num_others;
       }
-      // One that waits for the sockets, and those that compute.
+      // One thread that waits for the sockets, and those that compute.
       EXPECT_GE(num_others, 2);
     });
   }
@@ -261,7 +261,7 @@ TEST(DtypeWidening, ReducesToOneRankAndInShards) {
   });
 }
 
-// Can reduce 64-bit integers only.
+// A connection that can reduce 64-bit integers only.
 class IntegersOnly final : public ConnectionAdapter {
  public:
   explicit IntegersOnly(std::shared_ptr<Connection> inner)
@@ -346,7 +346,7 @@ TEST(TagMatching, RefusesAMessageOfAnotherSize) {
   });
 }
 
-// A connection whose barriers are held inside.
+// A connection that can hold ranks inside its barriers.
 class HeldConnection final : public ConnectionAdapter {
  public:
   using ConnectionAdapter::ConnectionAdapter;

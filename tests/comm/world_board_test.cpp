@@ -27,7 +27,7 @@ using accelerate::testing::run_on_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Messages of several ranks, one of which waits for one of them.
+/// Collects messages of several ranks, and can wait for one of them.
 class Messages {
  public:
   Logger logger() {
@@ -83,7 +83,7 @@ TEST(WorldBoard, NotesTheCallsOfEachGroup) {
     for (const RankActivity& rank : read_complete(board->board())) {
       ASSERT_EQ(rank.calls.size(), 2U);
       EXPECT_EQ(rank.calls[0].group, "world");
-      // Another rank may already be in the next one.
+      // Another rank may already be in the next barrier.
       EXPECT_THAT(rank.calls[0].number, ::testing::AnyOf(2U, 3U));
       EXPECT_EQ(rank.calls[0].operation, "barrier");
       EXPECT_THAT(rank.calls[0].place, HasSubstr("world_board_test.cpp:"));
@@ -93,7 +93,7 @@ TEST(WorldBoard, NotesTheCallsOfEachGroup) {
   });
 }
 
-// Also those of calls that c10d makes for a replicated model.
+// Also in calls that c10d makes for a replicated model.
 TEST(WorldBoard, NotesRootsAsRanksOfTheWorld) {
   run_on_ranks(3, [](const WorldOptions& options) {
     const World world(options);

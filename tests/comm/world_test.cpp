@@ -95,7 +95,7 @@ float sum_of_ones(const World& world) {
   return sum.item<float>();
 }
 
-// Options of a rank whose store rank 0 serves at a port that was free.
+// Options of a rank whose store is served by rank 0 at a free port.
 WorldOptions over_tcp(const WorldOptions& options, int port) {
   WorldOptions own = options;
   own.store.reset();
@@ -115,7 +115,7 @@ TEST(World, MayFollowAnotherThatRankZeroHasNotLeft) {
     for (int i = 0; i < 20; ++i) {
       const World world(own);
       EXPECT_EQ(sum_of_ones(world), 2);
-      // Rank 1 makes its next world while rank 0 still has this one.
+      // Rank 1 makes its next world while rank 0 still holds this one.
       if (world.rank() == 0) kept = world;
     }
   });
@@ -129,7 +129,7 @@ TEST(World, MayExistTwiceOverAStoreOfRankZero) {
     const World second(own);
     EXPECT_EQ(sum_of_ones(second), 2);
     EXPECT_EQ(sum_of_ones(*first), 2);
-    // The store of the first does not end with it.
+    // The first world's store outlives it.
     first.reset();
     EXPECT_EQ(sum_of_ones(second), 2);
     EXPECT_EQ(second.new_group({0, 1}).size(), 2);
@@ -145,7 +145,7 @@ TEST(World, MeetsAtTheAddressAndPortOfItsOptions) {
     own.address = "localhost";
     const World world(own);
     EXPECT_EQ(sum_of_ones(world), 2);
-    // Where rank 0 counts its worlds.
+    // The key with which rank 0 counts its worlds.
     EXPECT_TRUE(Store::tcp("127.0.0.1", port, false, std::chrono::seconds(5))
                     .has("worlds/0"));
   });
