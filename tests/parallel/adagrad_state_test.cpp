@@ -1,4 +1,4 @@
-// Adagrad makes its state when it is constructed, so before prepare().
+// Adagrad makes its state in its constructor, and so before prepare().
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"

@@ -1,5 +1,5 @@
-// torch::nn::MultiheadAttention on sequences that ranks divide, by a ring or by
-// an exchange of heads: what it returns, keeps and sends.
+// torch::nn::MultiheadAttention on sequences divided across ranks, by a ring or
+// by exchanging heads: what it returns, keeps and sends.
 #include <accelerate/accelerate.h>
 
 #include <algorithm>
@@ -66,14 +66,14 @@ Tensor documents_of(std::int64_t length) {
   return torch::arange(length).mul(3).div(length, "floor");
 }
 
-// Float, added to the scores.
+// Returns a float mask to add to the scores.
 Tensor hidden_unless(const Tensor& allowed) {
   return torch::zeros(allowed.sizes())
       .masked_fill(
           allowed.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
-// What is given to all ranks, and cut by them, but for `padding`.
+// Inputs that all ranks are given and divide, except for `padding`.
 struct Given {
   explicit Given(const Case& each, bool in_one_process)
       : x(waves(0, {each.length, kBatch, kWidth})),
@@ -86,7 +86,7 @@ struct Given {
       mask = mask.defined() ? mask + same : same;
       memory_mask = same;
     }
-    // Not the first positions, to which a causal query attends.
+    // Does not pad the first positions, to which causal queries attend.
     if (each.has_padding) {
       padding = torch::arange(length)
                     .expand({kBatch, length})
@@ -216,7 +216,7 @@ TEST(AttentionExchange, TrainsInBf16) {
   expect_like_one_process({.precision = Precision::bf16, .tolerance = 6e-2});
 }
 
-// Each rank has some heads, and some positions.
+// Each rank has some of the heads and some of the positions.
 TEST(AttentionExchange, GoesWithHeadsThatRanksSplit) {
   for (const bool exchanges_heads : {false, true}) {
     for (const bool recomputes : {false, true}) {
@@ -231,7 +231,7 @@ TEST(AttentionExchange, GoesWithHeadsThatRanksSplit) {
 }
 
 /// One layer whose projections and last layer are the identity, so that its
-/// output is the product of its weights and its values.
+/// output is the product of the attention weights and the values.
 struct Weighing : nn::Module {
   explicit Weighing(double dropout)
       : attention(
@@ -245,7 +245,7 @@ struct Weighing : nn::Module {
     const auto [output, mean] = attention(x, x, x);
     return {output, mean};
   }
-  // Weights of each head.
+  // Returns the output and each head's weights.
   std::vector<Tensor> of_heads(const Tensor& x) {
     const auto [output, each] = attention(
         x, x, x, Tensor(), true, Tensor(), /*average_attn_weights=*/false);
@@ -287,8 +287,8 @@ TEST(AttentionExchange, ReturnsTheWeightsOfItsQueries) {
   });
 }
 
-// The returned weights tell which were dropped: others on each rank, and in each
-// call.
+// The returned weights show which were dropped: different ones on each rank and
+// in each call.
 TEST(AttentionExchange, DropsTheWeightsThatItReturns) {
   constexpr std::int64_t kLength = 32;
   const Tensor x = waves(1, {kLength, kBatch, kWidth});
@@ -321,8 +321,8 @@ TEST(AttentionExchange, DropsTheWeightsThatItReturns) {
   }
 }
 
-// A ring sends keys and values twice, and their gradients once; for a causal mask
-// only what is read.
+// A ring sends keys and values twice and their gradients once, and with a
+// causal mask only those that are read.
 TEST(AttentionExchange, SendsWhatARingSends) {
   constexpr std::int64_t kLength = 64;
   constexpr int kRanks = 4;

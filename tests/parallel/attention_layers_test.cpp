@@ -1,6 +1,7 @@
-// torch::nn::MultiheadAttention on sequences that ranks divide: keys and values
-// of the whole sequence, whatever the queries, masks and projections; also where
-// keys are gathered, since the module adds some of its own to them.
+// torch::nn::MultiheadAttention on sequences divided across ranks: it attends
+// to keys and values of the whole sequence, whatever the queries, masks and
+// projections; also where keys are gathered because the module adds keys of its
+// own.
 #include <accelerate/accelerate.h>
 
 #include "split_problem.h"
@@ -14,7 +15,7 @@ using testing::expect_error;
 
 constexpr std::int64_t kWidth = 8, kMemory = 6, kBatch = 2;
 
-/// Attention with all that the module can do. Shapes are time x batch x width.
+/// Attention with all features of the module. Shapes are time x batch x width.
 struct Net : nn::Module {
   Net() {
     register_module("self_attn", self_attn);
@@ -33,7 +34,7 @@ struct Net : nn::Module {
     y = y + result(mixed(y, x, torch::tanh(x)));
     const Tensor narrow = x.narrow(-1, 0, kMemory);
     y = y + result(separate(y, narrow, narrow));
-    // Every rank has all of these.
+    // Every rank has the full `memory`.
     y = y + result(separate(y, memory, memory));
     return last(y);
   }
@@ -53,11 +54,11 @@ struct Given {
         mask(torch::full({length, length}, -1e9).triu(1)),
         memory(waves(3, {5, kBatch, kMemory})),
         weights(waves(7, {length, kBatch, 4})) {}
-  // The mask's columns are those of the sequence without padding.
+  // The mask has the columns of the sequence without padding.
   Tensor x, mask, memory, weights;
 };
 
-// The model's parameters after one step.
+// The model's parameters after one step in one process.
 Weights step_alone(std::int64_t length, Tensor& output) {
   const auto net = std::make_shared<Net>();
   const Given given(length);
@@ -147,7 +148,7 @@ TEST(AttentionLayers, AreRecomputed) {
 
 TEST(AttentionLayers, MayBeSharded) { expect_like_one_process({.shard = 2}); }
 
-// Whole on each tensor-parallel rank, and split.
+// Layers that each tensor-parallel rank has in full, and split ones.
 TEST(AttentionLayers, GoWithTensorParallelism) {
   expect_like_one_process(
       {.tensor = 2,
@@ -161,7 +162,7 @@ TEST(AttentionLayers, GoWithTensorParallelism) {
   expect_like_one_process({.tensor = 2, .plan = split});
   expect_like_one_process({.length = 7, .tensor = 2, .plan = split});
   expect_like_one_process({.tensor = 2, .plan = split, .recomputes = true});
-  // By heads: each rank has some heads of some positions.
+  // Split by heads: each rank has some heads of some positions.
   const ParallelizePlan by_heads{
       {"*.out_proj", RowwiseParallel{}},
       {"self_attn", ColwiseParallel{}},

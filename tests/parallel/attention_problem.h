@@ -13,7 +13,7 @@
 #include "parallel/context/sequence_tensors.h"
 #include "support/run_on_ranks.h"
 
-/// Attention over divided sequences, compared with that of one process.
+/// Attention over divided sequences, compared with attention in one process.
 namespace accelerate::attention_problem {
 
 struct Problem {
@@ -28,8 +28,7 @@ struct Problem {
   SequenceAttentionOptions options = {};
 };
 
-/// Queries, keys and values of the whole sequence, and what the gradient of the
-/// output is.
+/// Queries, keys and values of the whole sequence, and the output's gradient.
 struct Sequence {
   std::vector<at::Tensor> inputs;
   at::Tensor grad;
@@ -123,8 +122,8 @@ inline void expect_close(
       << (found - expected).abs().max().item<double>();
 }
 
-/// On each rank: its positions of the output and of the gradients, but for
-/// padding, are those of torch's scaled_dot_product_attention.
+/// Expects each rank's positions of the output and of the gradients, except for
+/// padding, to equal those of torch's scaled_dot_product_attention.
 inline void expect_same_as_one_process(
     const Problem& problem,
     int num_ranks,

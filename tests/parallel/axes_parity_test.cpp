@@ -1,8 +1,8 @@
-// Every axis on 2, 3 and 4 ranks, every pair on 4, three on 8 and all four on 16,
-// in fp32 and bf16, with and without accumulation and recomputation: the losses,
-// norms and weights of one process after 20 steps. By default grids of at most 4
-// ranks run in one of the eight ways each, with one model or two;
-// ACCELERATE_TEST_AXES=all runs all.
+// Every axis on 2, 3 and 4 ranks, every pair on 4, three on 8 and all four on
+// 16, in fp32 and bf16, with and without accumulation and recomputation:
+// losses, norms and weights after 20 steps equal those of one process. By
+// default only grids of at most 4 ranks run, each in one of the eight ways and
+// with one or two models; ACCELERATE_TEST_AXES=all runs all.
 #include <cstdlib>
 #include <map>
 #include <ostream>
@@ -42,7 +42,7 @@ std::vector<Axes> grids() {
     grids.push_back({.context = ranks});
     grids.push_back({.tensor = ranks});
   }
-  // Each of the 11 ways in which at least two axes have two ranks.
+  // The 11 grids in which at least two axes have two ranks.
   for (int axes = 0; axes < 16; ++axes) {
     const auto degree = [&](int axis) { return 1 + (axes >> axis & 1); };
     const Axes grid{degree(0), degree(1), degree(2), degree(3)};
@@ -79,7 +79,7 @@ class AxesParity : public ::testing::TestWithParam<Case> {};
 
 template <class Module>
 void expect_like_one_process(const Case& each) {
-  // In 16 bits, sums of slices round elsewhere.
+  // In 16 bits, sums over slices round differently.
   const Numbers numbers{
       .steps = 20,
       .window = each.window,

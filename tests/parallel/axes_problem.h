@@ -15,8 +15,8 @@
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 
-/// Models that know of no technique, and one loop that trains them on any grid
-/// of replicas, shards, divided sequences and split layers.
+/// Models that are not written for any technique, and one loop that trains them
+/// on any grid of replicas, shards, divided sequences and split layers.
 namespace accelerate::axes_problem {
 
 using testing::named;
@@ -28,12 +28,12 @@ namespace nn = torch::nn;
 inline constexpr std::int64_t kWords = 11, kHeads = 4, kHeadSize = 2, kTime = 8;
 inline constexpr std::int64_t kWidth = kHeads * kHeadSize;
 
-/// Logits of each word from words and their positions.
+/// Computes each word's logits from the words and their positions.
 struct AxesNet : nn::Module {
   virtual Tensor forward(const Tensor& words, const Tensor& positions) = 0;
 
  protected:
-  /// The same values in every process.
+  /// Sets the same values in every process.
   void initialise() {
     const torch::NoGradGuard no_grad;
     double number = 0;
@@ -45,7 +45,7 @@ struct AxesNet : nn::Module {
   }
 };
 
-/// Layers that treat each position by itself; two of an odd size.
+/// Layers that treat each position separately; two have an odd size.
 struct Mlp final : AxesNet {
   Mlp() {
     register_module("tokens", tokens);
@@ -73,7 +73,7 @@ struct Mlp final : AxesNet {
       nn::Linear(kWidth, kWords)};
 };
 
-/// LibTorch's encoder, with attention of all positions to all.
+/// LibTorch's encoder, in which all positions attend to all.
 struct Encoder : AxesNet {
   Encoder() {
     register_module("tokens", tokens);
@@ -99,7 +99,7 @@ struct Encoder : AxesNet {
   nn::Linear head{kWidth, kWords};
 };
 
-/// The same, split by a plan that divides its sequences.
+/// The same encoder, split by a plan that divides its sequences.
 struct EncoderOnSlices final : Encoder {
   static ParallelizePlan plan() {
     return infer_parallelize_plan(Encoder(), 4, /*sequence_parallel=*/true)
@@ -107,8 +107,8 @@ struct EncoderOnSlices final : Encoder {
   }
 };
 
-/// A GPT with a tied embedding, whose code takes the number of heads from the
-/// size of what it gets.
+/// A GPT with a tied embedding; its code derives the number of heads from the
+/// size of its input.
 struct Gpt final : AxesNet {
   Gpt() {
     register_module("tokens", tokens);

@@ -1,5 +1,5 @@
 // A strategy that splits dimension 1 of weights, under `shard`, which splits
-// dimension 0: everything that deals in shards works with boxes of any kind.
+// dimension 0: everything that handles shards works with boxes of any kind.
 #include "support/column_parallel.h"
 
 #include <map>
@@ -30,8 +30,8 @@ namespace nn = torch::nn;
 constexpr std::int64_t kBatch = 4;  // of one batch rank
 constexpr double kTolerance = 2e-5;
 
-/// Odd sizes, layers that are split over columns and others that are not, a
-/// scalar, a buffer. The same values each time.
+/// A net with odd sizes, layers that are split over columns and others that are
+/// not, a scalar and a buffer. Its values are the same each time.
 struct Net : nn::Module {
   Net() {
     layers->push_back(ColumnLinear(7, 6));
@@ -242,7 +242,7 @@ TEST_P(ColumnsAndRows, HaveTheBoxOfTheirPlace) {
   });
 }
 
-// A rank that makes its model without memory is sent its box of rank 0's
+// A rank that makes its model without memory receives its box of rank 0's
 // values.
 TEST_P(ColumnsAndRows, BeginWithTheValuesOfRank0) {
   const Grid grid = GetParam();
@@ -279,7 +279,7 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
     const Weights mine =
         named(accelerator.get_state_dict(model, {.rank0_only = false}));
     if (accelerator.is_main_process()) expected = mine;
-    // In the other direction, each rank reads, or rank 0 alone.
+    // In the other direction, every rank reads, or only rank 0 does.
     train(accelerator, model, optimizer, 1, 2, ignored);
     for (const bool is_sent : {false, true}) {
       accelerator.load_model(
@@ -297,7 +297,7 @@ TEST_P(ColumnsAndRows, SaveAndLoadModelsOfOneProcess) {
   }
 }
 
-// Everything of a section, each tensor in full.
+// Reads all tensors of a section in full.
 Weights read_section(
     const std::filesystem::path& directory,
     const std::string& section) {
@@ -405,7 +405,8 @@ TEST_P(ColumnsAndRows, CountEachSampleOnce) {
     EXPECT_EQ(mesh.gradient_group().size(), grid.num_batches());
     EXPECT_EQ(mesh.world().size(), grid.num_ranks());
 
-    // Batches do not divide this number: the loader fills up the last.
+    // The samples do not divide into batches, so the loader fills up the last
+    // one.
     const Tensor all = torch::arange(grid.num_batches() * 4 + 1);
     auto loader = accelerator.prepare(
         DataLoader(TensorDataset(all), DataLoaderOptions{.batch_size = 2}));
@@ -445,8 +446,8 @@ TEST_P(ColumnsAndRows, CountEachSampleOnce) {
   });
 }
 
-// The weight of a mean over n items is n over all items, however many ranks
-// share them.
+// The weight of a mean over n items is n divided by the number of all items,
+// however many ranks share them.
 TEST_P(ColumnsAndRows, CountItemsOnce) {
   const Grid grid = GetParam();
   run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {

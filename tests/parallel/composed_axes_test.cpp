@@ -1,5 +1,6 @@
 // Replicas, shards, divided sequences and split layers together: any
-// combination trains as one process does, and loads the checkpoints of others.
+// combination trains as one process does, and loads the checkpoints of any
+// other.
 #include <accelerate/accelerate.h>
 
 #include "axes_problem.h"
@@ -16,7 +17,7 @@ using testing::TemporaryDirectory;
 TEST(ComposedAxes, TrainAloneAsOneProcessDoes) {
   const Numbers numbers{.steps = 20};
   const Outcome expected = outcome_on({}, numbers);
-  // Three ranks do not divide the samples.
+  // The samples do not divide among three ranks.
   for (const int ranks : {2, 4}) {
     expect_like(expected, {.replicate = ranks}, numbers);
     expect_like(expected, {.shard = ranks}, numbers);
@@ -53,7 +54,7 @@ TEST(ComposedAxes, TrainInBf16) {
   for (const Axes& axes : kPairs) expect_like(expected, axes, numbers);
 }
 
-// Ranks along tensor divide what ranks along context leave of the sequence.
+// Ranks along tensor divide each context rank's share of the sequence.
 TEST(ComposedAxes, TrainOnSlicesOfDividedSequences) {
   for (const bool recomputes : {false, true}) {
     const Numbers numbers{.window = 2, .recomputes = recomputes};
@@ -121,7 +122,7 @@ TEST(ComposedAxes, LoadCheckpointsOfOtherGrids) {
       EXPECT_TRUE(torch::equal(loaded.at(name), weight)) << name;
     const auto moments = moments_in(directory / from.name());
     for (const Axes& to : grids) {
-      // Each way between the first grid and another.
+      // From the first grid to every other, and back.
       if (from.num_ranks() != 8 && to.name() != grids[0].name()) continue;
       SCOPED_TRACE(from.name() + " to " + to.name());
       run<Gpt>(

@@ -1,4 +1,4 @@
-// Split layers and divided sequences with loss scaling, hooks of averaging,
+// Split layers and divided sequences with loss scaling, communication hooks,
 // LocalSGD and LOMO: they train as one process does, or say why not.
 #include <accelerate/accelerate.h>
 
@@ -36,7 +36,7 @@ TEST(ComposedOptions, ScaleLosses) {
   expect_like(expected, {.shard = 2, .tensor = 2}, numbers);
 }
 
-// A gradient that overflows in the slice of one rank only: no rank steps.
+// If a gradient overflows in only one rank's slice, no rank steps.
 TEST(ComposedOptions, SkipAStepThatOverflowsOnOneRank) {
   for (const Axes& axes : kAxes) {
     SCOPED_TRACE(axes.name());
@@ -86,8 +86,8 @@ TEST(ComposedOptions, AverageByHooks) {
   }
 }
 
-// Approximates matrices that are slices: every rank has the same result for the
-// parameters that are whole.
+// PowerSGD approximates the slices of matrices; every rank has the same result
+// for replicated parameters.
 TEST(ComposedOptions, AverageByPowerSgd) {
   const Numbers numbers{.steps = 4, .adapt = [](AcceleratorOptions& options) {
                           options.parallel.replicate_options.comm_hook =
@@ -161,7 +161,7 @@ void expect_same(const Weights& found, const Weights& expected) {
 }
 
 TEST(ComposedOptions, StepLocallyWhereLayersAreSplit) {
-  // Two replicas, whose layers are split or not; one, with nothing to average.
+  // Two replicas with split or full layers, and one with nothing to average.
   for (const int replicate : {1, 2}) {
     SCOPED_TRACE(replicate);
     const Weights expected = weights_of_local_steps({.replicate = replicate});
@@ -171,13 +171,13 @@ TEST(ComposedOptions, StepLocallyWhereLayersAreSplit) {
   }
 }
 
-// Ranks that share sequences step as the one that had all of them would.
+// Ranks that share sequences step as one rank with the full sequences would.
 TEST(ComposedOptions, StepLocallyWhereSequencesAreDivided) {
   for (const int window : {1, 3}) {
     SCOPED_TRACE(window);
     const LocalSteps how{.numbers = {.window = window}};
     const Weights expected = weights_of_local_steps({.replicate = 2}, how);
-    // Averages of gradients give other weights.
+    // Averaging gradients gives different weights.
     const LocalSteps without{
         .options = {.local_sgd_steps = 2, .enabled = false},
         .numbers = how.numbers};

@@ -1,5 +1,5 @@
-// A causal transformer trained on divided sequences ends with the weights of
-// one process.
+// A causal transformer trained on divided sequences ends with the same weights
+// as in one process.
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
@@ -17,8 +17,8 @@ constexpr std::int64_t kWidth = 16;
 constexpr std::int64_t kHeads = 4;
 constexpr int kSteps = 20;
 
-/// Knows nothing of context parallelism: torch's attention, and positions as an
-/// input.
+/// Not written for context parallelism: uses torch's attention, and takes
+/// positions as an input.
 struct BlockImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     const auto parts = qkv(norm1(x)).chunk(3, -1);
@@ -92,7 +92,7 @@ struct Result {
 
 constexpr std::int64_t kIgnored = -100;
 
-/// Samples of a step: the same for any number of ranks.
+/// Samples per step, for any number of ranks.
 constexpr std::int64_t kBatch = 4;
 
 Result train(const TrainingRun& run) {
@@ -228,8 +228,8 @@ torch::Tensor loss_of(
       torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
 }
 
-// Ranks that share a sequence run out of data together, so nobody waits in a
-// ring for a rank that has none.
+// Ranks that share a sequence run out of data together, so no rank waits in a
+// ring for one that has none.
 TEST(ContextTraining, JoinsReplicasWithDifferentNumbersOfSteps) {
   constexpr std::int64_t kLength = 12;
   const std::vector<int> steps{3, 1};  // by batch rank
@@ -325,7 +325,7 @@ TEST(ContextTraining, RecomputesSegments) {
   expect_like_one_process(run, kExact);
 }
 
-// In bf16 sums round elsewhere: some units of 2^-8 over 20 steps.
+// Sums round differently in bf16: by a few units of 2^-8 over 20 steps.
 TEST(ContextTraining, WorksUnderAutocast) {
   TrainingRun run{.num_ranks = 2};
   run.options.parallel.context = 2;

@@ -1,4 +1,4 @@
-// What a model made of divided sequences, whole again for metrics.
+// Outputs for divided sequences, gathered again for metrics.
 #include <accelerate/accelerate.h>
 
 #include "support/expect_error.h"
@@ -11,7 +11,7 @@ using testing::expect_error;
 using testing::run_on_ranks;
 using torch::Tensor;
 
-// Samples x time, of which replica r has samples 2 r and 2 r + 1.
+// Words as samples x time; replica r has samples 2 r and 2 r + 1.
 Tensor words(std::int64_t length) {
   return torch::arange(4 * length).view({4, length});
 }

@@ -1,5 +1,5 @@
-// Plans that are made from a model's structure: what they split and why, and
-// that models train by them as in one process.
+// Plans that are inferred from a model's structure: what they split and why,
+// and that models train with them as in one process.
 #include <accelerate/accelerate.h>
 
 #include "parallel/tensor/divide_sequences.h"
@@ -39,7 +39,7 @@ struct Tying : nn::LinearImpl {
   }
 };
 
-/// One module of which everything is known by its own name and shape.
+/// A single module whose layers are recognized by their names and shapes.
 struct Llama : nn::Module {
   Llama() {
     const auto linear = [](std::int64_t in, std::int64_t out) {
@@ -135,7 +135,7 @@ TEST(InferredPlan, FollowsLayersOfTransformers) {
   EXPECT_EQ(infer_parallelize_plan(*decoder, 2).plan.size(), 6u);
 }
 
-// Heads that ranks cannot have some of each.
+// The heads do not divide among the ranks.
 TEST(InferredPlan, SaysWhyEachRankComputesAllHeads) {
   const nn::TransformerEncoderLayer few(8, 2);
   const InferredPlan inferred = infer_parallelize_plan(*few, 4, true);
@@ -209,7 +209,7 @@ TEST(InferredPlan, KnowsFeedForwardBlocksByNameAndShape) {
           "uses)"));
 }
 
-/// fc1 feeds two layers, or a norm of its outputs.
+/// fc1 feeds two layers, or a norm over its outputs.
 struct TwoHeads : nn::Module {
   explicit TwoHeads(bool has_norm) {
     register_module("fc1", nn::Linear(4, 16));
@@ -230,7 +230,7 @@ TEST(InferredPlan, GathersWhatOtherLayersMayTake) {
   }
 }
 
-/// What a plan cannot split.
+/// Modules that a plan cannot split.
 struct Odd : nn::Module {
   struct Scaled : nn::LinearImpl {
     using LinearImpl::LinearImpl;
@@ -263,7 +263,7 @@ TEST(InferredPlan, LeavesTheRestWholeAndSaysWhy) {
       [] { (void)infer_parallelize_plan(Odd(), 0); }, "give 1 or more");
 }
 
-/// Counts as an activation; keeps the size of what it was given last.
+/// Counts as an activation; keeps the size of its last input.
 struct Probe : nn::DropoutImpl {
   Probe() : nn::DropoutImpl(0.0) {}
   Tensor forward(const Tensor& x) {
@@ -273,7 +273,7 @@ struct Probe : nn::DropoutImpl {
   std::vector<std::int64_t> seen;
 };
 
-/// Two feed-forward blocks with a norm between.
+/// Two feed-forward blocks with a norm in between.
 struct Blocks : nn::Module {
   Blocks() { register_module("layers", layers); }
   Tensor forward(const Tensor& x) { return layers->forward(x); }
@@ -336,7 +336,7 @@ TEST(InferredPlan, DividesSequencesInLayersOfTransformers) {
   EXPECT_THAT(text, HasSubstr("norm1: whole"));
 }
 
-// What one layer returns in slices the next one's attention takes.
+// The next layer's attention takes the slices that a layer returns.
 TEST(InferredPlan, PassesSlicesFromLayerToLayer) {
   const nn::TransformerEncoder encoder(
       nn::TransformerEncoderOptions(nn::TransformerEncoderLayer(8, 2), 2)
@@ -378,7 +378,7 @@ TEST(InferredPlan, PassesSlicesFromLayerToLayer) {
   expect_style("layers.1.norm3", gather);
 }
 
-// Places where something else may see the slices, or where none would be.
+// Places where other code could see the slices, or where there would be none.
 TEST(InferredPlan, LeavesSequencesWholeElsewhere) {
   const auto divides = [](const nn::Module& net) {
     ParallelizePlan plan = infer_parallelize_plan(net, 2).plan;
@@ -426,7 +426,7 @@ Outcome train(const ParallelOptions& parallel, const WorldOptions& world) {
   const Accelerator accelerator({.parallel = parallel, .world = world});
   const auto net = std::make_shared<Net>();
   {
-    // Ranks as threads share one generator.
+    // Ranks that are threads share one generator.
     const torch::NoGradGuard no_grad;
     int number = 0;
     for (const Tensor& parameter : net->parameters())
@@ -518,8 +518,8 @@ TEST(InferredPlan, IsThatOfEnginesThatSplitModels) {
   }
 }
 
-// Megatron-LM's sequence_parallelism: as one process, but on slices of the three
-// positions.
+// Megatron-LM's sequence_parallelism trains as one process does, but on slices
+// of the three positions.
 TEST(InferredPlan, DividesSequencesIfMegatronSaysSo) {
   Outcome expected;
   run_on_ranks(1, [&](const WorldOptions& world) {

@@ -1,4 +1,4 @@
-// Several models of one accelerator, each with its own settings.
+// Several models of one Accelerator, each with its own settings.
 #include <map>
 
 #include <accelerate/accelerate.h>
@@ -56,7 +56,7 @@ void expect_near(const Weights& found, const Weights& expected) {
   }
 }
 
-// Two models, each with options for it, and one optimizer for what is trained.
+// Two models with options for each, and one optimizer for those that train.
 struct Pair {
   Pair(
       const AcceleratorOptions& options,
@@ -226,7 +226,7 @@ TEST(ModelOptions, AreNotStoredInCheckpoints) {
       pair.train(0, 2);
       pair.accelerator.save_state(path);
     });
-    // Loads on another number of ranks, with other settings.
+    // Loads on a different number of ranks, with different settings.
     const Case& next = all[(i + 1) % all.size()];
     run_on_ranks(next.ranks, [&](const WorldOptions& world) {
       Pair pair(

@@ -1,4 +1,4 @@
-// What several ranks refuse, a single one refuses as well: a program that runs
+// Whatever several ranks refuse, a single rank refuses too: a program that runs
 // on a laptop should not fail on the cluster.
 #include <functional>
 #include <ostream>
@@ -19,7 +19,7 @@ using testing::run_on_ranks;
 
 struct Case {
   std::string name;
-  /// A phrase of the error.
+  /// A phrase that the error contains.
   std::string phrase;
   std::function<void(const WorldOptions&)> body;
 };
@@ -35,7 +35,7 @@ torch::nn::Sequential two_layers() {
       torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
 }
 
-// Prepares the net and an optimizer of it that has stepped, in either order.
+// Prepares a net and its optimizer, which has already stepped, in either order.
 template <class Optimizer, class Options>
 void prepare_stepped(
     const WorldOptions& world,
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
       return tried.param.name;
     });
 
-// What several accept, one accepts, too.
+// Whatever several ranks accept, a single rank accepts too.
 TEST(OneProcessOfSharding, TakesFreshOptimizersAndPlainModels) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
@@ -246,7 +246,7 @@ TEST(OneProcessOfSharding, JoinsModelsThatNoNumberOfRanksShards) {
   }
 }
 
-// Sharding that one process does not do costs its steps nothing.
+// Sharding that does nothing in one process costs nothing per step.
 TEST(OneProcessOfSharding, StepsDirectly) {
   const Accelerator accelerator(
       {.parallel = sharded(),

@@ -1,5 +1,5 @@
-// The loss and the gradient of logits that are split over ranks are those of
-// cross_entropy on all of them.
+// The loss of logits that are split over ranks, and their gradient, equal those
+// of cross_entropy on the full logits.
 #include <accelerate/parallel_cross_entropy.h>
 
 #include <accelerate/error.h>

@@ -1,5 +1,5 @@
-// Layers that say themselves how they are split, and projections that are split
-// by attention heads.
+// Layers that define how they are split, and projections that are split by
+// attention heads.
 #include <accelerate/accelerate.h>
 
 #include <mutex>
@@ -23,8 +23,8 @@ namespace nn = torch::nn;
 constexpr std::int64_t kHeadSize = 2, kWords = 13, kTime = 4;
 constexpr int kSteps = 4;
 
-/// Grouped-query attention and a feed-forward block. Code takes the number of
-/// heads from the size of what it gets.
+/// Grouped-query attention and a feed-forward block. The code derives the
+/// number of heads from the size of its input.
 struct Decoder : nn::Module {
   Decoder(std::int64_t query_heads, std::int64_t key_heads)
       : num_groups(query_heads / key_heads) {
@@ -83,7 +83,7 @@ struct Decoder : nn::Module {
 };
 
 std::shared_ptr<Decoder> make(std::int64_t queries, std::int64_t keys) {
-  // Ranks as threads share one generator.
+  // Ranks that are threads share one generator.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   torch::manual_seed(11);

@@ -54,8 +54,8 @@ struct NetImpl : nn::Module {
           return has_memory(layer->template as<nn::Linear>()->weight);
         }));
   }
-  // A letter per layer: whether its backward has its activation or computes it
-  // again.
+  // One letter per layer: whether backward keeps its activation (k) or
+  // recomputes it (r).
   [[nodiscard]] std::string activations() const { return letters_of(saved); }
 
   using Storages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
@@ -73,7 +73,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The numbers of layers whose weights are full on a rank.
+// Numbers of layers whose weights are full on a rank.
 struct WholeLayers {
   int before = 0;
   int in_forward = 0;
@@ -89,7 +89,7 @@ void PrintTo(const WholeLayers& whole, std::ostream* out) {
        << whole.after_backward << " after the backward";
 }
 
-// Once the execution order is known.
+// Counts layers once the execution order is known.
 WholeLayers whole_layers(const FullyShardedDataParallelOptions& options) {
   WholeLayers found;
   run_on_ranks(2, [&](const WorldOptions& world) {
@@ -115,7 +115,7 @@ bool is_one_of_the_first_two(const std::string& name, const nn::Module&) {
   return name == "layers.0" || name == "layers.1";
 }
 
-// A layer that a backward uses first stays whole from the forward on.
+// The layer that backward uses first stays unsharded after forward.
 TEST(FullyShardedOptions, DecideWhichLayersAreWholeAndWhen) {
   using enum ShardingStrategy;
   EXPECT_EQ(whole_layers({}), (WholeLayers{0, 1, 1, 0}));
@@ -132,7 +132,7 @@ TEST(FullyShardedOptions, DecideWhichLayersAreWholeAndWhen) {
       (WholeLayers{2, 3, 3, 2}));
 }
 
-// The layers of one unit are whole together.
+// The layers of a unit are unsharded together.
 TEST(FullyShardedOptions, DecideWhichLayersAreOneUnit) {
   const auto of = [](const FullyShardedDataParallelOptions& options) {
     return whole_layers(options).in_forward;
@@ -151,8 +151,8 @@ TEST(FullyShardedOptions, DecideWhichLayersAreOneUnit) {
   EXPECT_EQ(of({.custom_auto_wrap_policy = is_one_of_the_first_two}), 3);
 }
 
-// Which layers a backward computes again, for a program or for one model, and
-// which layers' inputs.
+// Which layers backward recomputes, and which layers' inputs, with options of
+// the Accelerator or of one model.
 struct Recomputed {
   std::string layers;
   std::string inputs;
@@ -230,14 +230,14 @@ TEST(ActivationCheckpointingOptions, DecideWhatIsComputedAgain) {
              .recompute_activations = true,
              .recompute_num_layers = num_layers}});
     EXPECT_EQ(found.layers, "rrrrr");
-    return found.inputs.substr(1);  // the first is the program's
+    return found.inputs.substr(1);  // the first is the program's own
   };
   EXPECT_EQ(inputs(1), "kkkk");
   EXPECT_EQ(inputs(2), "rkrk");
   EXPECT_EQ(inputs(5), "rrrr");
 }
 
-// What two ranks keep of a model between steps.
+// What each of two ranks keeps of a model between steps.
 struct Kept {
   bool full_weights = true;
   bool full_optimizer_state = true;
@@ -303,7 +303,7 @@ TEST(ParallelOptions, DecideWhatIsSharded) {
   EXPECT_EQ(kept(megatron({.use_custom_fsdp = true})), nothing);
 }
 
-// Every way to give a degree, by two ranks along its axis.
+// Every way to give a degree, with two ranks along its axis.
 TEST(ParallelOptions, DecideTheDegreesOfTheMesh) {
   const auto degrees = [](const ParallelismConfig& config) {
     return ParallelOptions{
@@ -366,7 +366,7 @@ TEST(ParallelOptions, AreRefusedWhereNoTechniqueDoesWhatTheyAsk) {
   }
 }
 
-// Multiplies by its weight, and says in which dtypes.
+// Multiplies by its weight, and notes the dtypes.
 struct ScaleImpl : nn::Module {
   Tensor forward(const Tensor& x) {
     input_dtype = x.scalar_type();
@@ -381,7 +381,7 @@ struct ScaleImpl : nn::Module {
 TORCH_MODULE(Scale);
 
 // Dtypes of the input, weight, buffer and output of a forward on two ranks, and
-// their mean of the gradients 1.001 and 3.
+// the ranks' mean of the gradients 1.001 and 3.
 struct Lowered {
   at::ScalarType input = at::kFloat;
   at::ScalarType weight = at::kFloat;
@@ -441,7 +441,7 @@ TEST(MixedPrecisionPolicy, DecidesEachDtype) {
       (Lowered{f, b, f, b, 2}));
 }
 
-// Four parameters of 40 bytes, in one tensor each.
+// Four parameters of 40 bytes each.
 struct RowsImpl : nn::Module {
   RowsImpl() {
     for (int i = 0; i < 4; ++i)
@@ -457,7 +457,7 @@ struct RowsImpl : nn::Module {
 };
 TORCH_MODULE(Rows);
 
-// The number of buckets in the last of some backwards.
+// The number of buckets in the last of several backward passes.
 int num_buckets(const ReplicateOptions& options) {
   int found = 0;
   run_on_ranks(2, [&](const WorldOptions& world) {

@@ -1,5 +1,5 @@
-// Modules whose input or result changes its layout under a plan of tensor
-// parallelism: they train as in one process, and say which plans do not fit.
+// Modules whose input or output changes its layout under a tensor-parallel
+// plan: they train as in one process, and say which plans do not fit.
 #include <accelerate/accelerate.h>
 
 #include <limits>
@@ -13,8 +13,8 @@ using namespace split_problem;
 
 const TensorPlacement kSequence = Shard{1};
 
-/// Norms and linear layers that stay whole, around a feed-forward; 5 positions
-/// divide neither among 2 nor among 3 ranks.
+/// Norms and linear layers that are not split, around a feed-forward; 5
+/// positions divide neither among 2 nor among 3 ranks.
 struct Net : nn::Module {
   static constexpr int kSampleDim = 0;
   Net() {
@@ -55,7 +55,7 @@ TEST(PreparedModules, WorkOnSlicesFromOneNormToAnother) {
             .desired_output_layouts = Replicate{}}}});
 }
 
-// The layers of a Sequential take over what it is prepared for.
+// The layers of a Sequential take over the layouts that it is prepared for.
 TEST(PreparedModules, MayBeSequentials) {
   expect_parity<Net>(
       {{"norm1", PrepareModuleInput{Replicate{}, kSequence}},
@@ -68,7 +68,7 @@ TEST(PreparedModules, MayBeSequentials) {
        {"mlp.0", ColwiseParallel{}},
        {"mlp.2", RowwiseParallel{}},
        {"norm2", PrepareModuleOutput{kSequence, Replicate{}}}});
-  // Its layers stay whole.
+  // The layers of the Sequential are not split.
   expect_parity<Net>(
       {{"tokens", PrepareModuleOutput{Replicate{}, kSequence}},
        {"norm1", SequenceParallel{}},
@@ -90,8 +90,8 @@ TEST(PreparedModules, MayBeLinearLayersAndEmbeddings) {
 }
 
 TEST(PreparedModules, AddBiasesToSlices) {
-  // The bias of mlp.0 is added after the product is sliced, that of mlp.2 after
-  // it is gathered.
+  // The bias of mlp.0 is added after the product is sliced, and the bias of
+  // mlp.2 after the product is gathered.
   expect_parity<Net>(
       {{"mlp.0", PrepareModuleOutput{Replicate{}, kSequence}},
        {"mlp.2", PrepareModuleOutput{kSequence, Replicate{}}}});
@@ -108,8 +108,8 @@ TEST(PreparedModules, GoFromOneDimensionToAnother) {
             kSequence, Replicate{}, Replicate{}, Replicate{}}}});
 }
 
-/// The bias of a linear layer is added by the product (matrices), and layers
-/// have several dimensions of which none may be divided but the first.
+/// The inputs of linear layers are matrices, so that the product adds the bias;
+/// layers have several dimensions, and only the first may be divided.
 struct Matrices : nn::Module {
   static constexpr int kSampleDim = 0;
   Matrices() {
@@ -136,7 +136,7 @@ TEST(PreparedModules, MayTakeMatrices) {
        {"last", PrepareModuleOutput{Shard{0}, Replicate{}}}});
 }
 
-/// Layers that mix positions get all of them.
+/// Layers that mix positions get all positions.
 struct Mixing : nn::Module {
   static constexpr int kSampleDim = 0;
   Mixing() {
@@ -232,12 +232,12 @@ TEST(PreparedModules, KeepFullParameters) {
     const torch::NoGradGuard no_grad;
     const auto alone = std::make_shared<Net>();
     const auto seen = [&](Net& of) { return of.norm1(of.tokens(words)); };
-    // In the scope of full parameters, layers are those of one process.
+    // Inside full_parameters(), layers behave as in one process.
     {
       const auto full = accelerator.full_parameters(model);
       EXPECT_TRUE(torch::equal(seen(*net), seen(*alone)));
     }
-    // Outside of the model's forward, too.
+    // Outside the model's forward, too.
     EXPECT_TRUE(torch::equal(seen(*net), seen(*alone)));
   });
 }
@@ -279,7 +279,7 @@ TEST(PreparedModules, RefuseWhatDoesNotFit) {
       "the pattern \"nothing\" of parallelize_plan matches no module");
 }
 
-// The rest of a model that got a slice in place of the full tensor.
+// The rest of the model gets a slice in place of the full tensor.
 TEST(PreparedModules, AreNamedIfTheirSliceDoesNotFit) {
   expect_refused<Net>(
       {{"tokens", PrepareModuleOutput{Replicate{}, kSequence}},

@@ -1,5 +1,5 @@
 // Random models under random plans of all styles on 2 to 4 ranks: the outputs,
-// and the weights after a step, of one process.
+// and the weights after a step, equal those of one process.
 // RC_PARAMS=max_success=1000 tries more.
 #include <optional>
 #include <string>
@@ -21,11 +21,11 @@ using testing::Weights;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// What each rank has of the tensor between two layers: all of it, a slice of
-// columns (channels), or one of positions.
+// What each rank has of the tensor between two layers: the full tensor, a slice
+// of columns (channels), or a slice of positions.
 enum class Held { whole, columns, positions };
 
-/// What a plan may do with a layer, and what that leaves.
+/// What a plan can do with a layer, and what each rank has afterwards.
 struct Choice {
   std::optional<ParallelStyle> style = std::nullopt;
   Held then = Held::whole;
@@ -186,7 +186,7 @@ class RandomProblem {
   // The dimension of positions.
   static Shard sequence() { return Shard{*rc::gen::element(1, -2)}; }
 
-  // What the model returns is whole.
+  // Chooses a style; the last layer's output must be full.
   void choose(const std::string& name, std::vector<Choice> choices) {
     if (is_last_) {
       std::erase_if(choices, [](const Choice& choice) {
@@ -287,7 +287,7 @@ Outcome outcome_of(const Problem& problem, int num_ranks) {
     options.world = world;
     const Accelerator accelerator(options);
     const auto net = std::make_shared<RandomNet>(problem);
-    // Norms of few columns may enlarge differences of rounding.
+    // Norms over few columns can amplify rounding differences.
     net->to(torch::kDouble);
     torch::optim::SGD sgd(net->parameters(), 0.1);
     const auto [model, optimizer] = accelerator.prepare(net, sgd);

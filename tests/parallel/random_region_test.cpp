@@ -1,5 +1,5 @@
-// Random numbers of what ranks compute of slices: independent in a region, the
-// same outside, and the same again where a forward is recomputed.
+// Random numbers for slices: independent between ranks in a region, the same
+// outside, and the same again when a forward is recomputed.
 #include "parallel/random_region.h"
 
 #include <accelerate/activation_checkpointing.h>
@@ -15,7 +15,7 @@ using torch::Tensor;
 
 constexpr std::int64_t kCount = 20000;
 
-/// While it lives, this thread draws the numbers of one rank.
+/// While it lives, this thread draws one rank's random numbers.
 class OnRank {
  public:
   explicit OnRank(int rank, Axis axis = Axis::tensor) {
@@ -75,7 +75,7 @@ TEST(RandomRegion, RanksStayTogetherOutside) {
     torch::manual_seed(3);
     {
       const OnRank region(rank);
-      // As many as a rank has of the slices.
+      // Ranks draw different amounts, as for slices of different sizes.
       for (int i = 0; i <= rank; ++i) torch::rand({10 + rank});
     }
     after.push_back(torch::rand({5}));
@@ -146,7 +146,7 @@ TEST(RandomRegion, AnOwnerHasOneRegion) {
   enter_random_region(&owner, 2);
   enter_random_region(&other, 3);
   leave_random_region(&owner);
-  // Those inside of it are over, too.
+  // The regions inside it have ended, too.
   const Tensor after = torch::rand({5});
   leave_random_region(&other);
   leave_random_region(&owner);
@@ -168,14 +168,14 @@ TEST(RandomRegion, RecomputationDrawsTheSameNumbers) {
     Tensor z = torch::dropout(x * 1, 0.5, true);
     {
       const OnRank region(1);
-      // Saves its input, so that all before it is recomputed.
+      // Saves its input, so that everything before it is recomputed.
       z = torch::dropout(z.exp(), 0.5, true);
     }
     return torch::dropout(z.exp(), 0.5, true);
   });
   const Tensor next = torch::rand({5});
   y.sum().backward();
-  // The gradient, computed by the masks of the forward: where y is 0 it is 0.
+  // The gradient according to the forward's masks: 0 where y is 0.
   const Tensor expected = [&] {
     torch::manual_seed(3);
     const Tensor plain = torch::ones({kCount}).requires_grad_();

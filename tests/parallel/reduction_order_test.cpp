@@ -12,7 +12,7 @@ namespace reduction_order_test {
 
 using Gradients = std::vector<GradientMessage>;
 
-// A rank that sends gradients as they are computed, and waits where it may.
+// A rank that sends gradients as they are computed, and waits where it can.
 class Rank {
  public:
   explicit Rank(const std::vector<int>& sizes)
@@ -166,7 +166,7 @@ TEST(ReductionOrder, NeverLetsRanksWaitForEachOther) {
       std::vector<Gradients> computed;
       for (int rank = 0; rank < num_ranks; ++rank) {
         Gradients mine = *rc::gen::inRange(0, 4) == 0 ? any_order() : usual;
-        // This rank may use another order, and not all parameters.
+        // This rank may use a different order, and may not use all parameters.
         if (*rc::gen::inRange(0, 6) == 0) mine = shuffled(mine);
         if (*rc::gen::inRange(0, 6) == 0) {
           std::erase_if(
@@ -187,7 +187,7 @@ TEST(ReductionOrder, KeepsOneMessageInFlightOnceTheOrderIsKnown) {
   std::rotate(computed.begin(), computed.end() - 1, computed.end());
   const std::vector<Gradients> by_rank(3, computed);
   ASSERT_TRUE(finish_backward(ranks, by_rank));
-  // Ranks wait for units, but not for single messages of one.
+  // Ranks wait for units, but not for single messages of a unit.
   EXPECT_EQ(ranks[0].most_in_flight(), 5u);
   ASSERT_TRUE(finish_backward(ranks, by_rank));
   // One gradient, and the rest of its unit.
@@ -209,7 +209,7 @@ TEST(ReductionOrder, RemembersTheOrdersOfSeveralLosses) {
       }
     }
   }
-  // Reversed orders have no messages that both could wait for.
+  // Reversed orders share no message that both could wait for.
   Gradients reversed = one;
   std::reverse(reversed.begin(), reversed.end());
   for (int step = 0; step < 3; ++step) {

@@ -1,6 +1,6 @@
-// Dropout of models whose layers and sequences are divided, on ranks that are
-// processes, since random numbers are a process's: independent masks of slices,
-// and the same masks of what every rank has.
+// Dropout in models whose layers and sequences are divided: independent masks
+// for slices, and the same mask for tensors that every rank has. Ranks are
+// processes, since each process has its own random generator.
 #include <accelerate/accelerate.h>
 
 #include <memory>
@@ -21,7 +21,7 @@ void require(bool is_true, const char* what) {
   if (!is_true) throw Error(std::string("[tests] not true: ") + what);
 }
 
-// Runs `rank` on two processes of this program, which come here by the filter.
+// Runs `rank` in processes of this program, which get here by --gtest_filter.
 void run_on_processes(int num_processes, const std::function<void()>& rank) {
   const auto* const info =
       ::testing::UnitTest::GetInstance()->current_test_info();
@@ -36,7 +36,7 @@ void run_on_processes(int num_processes, const std::function<void()>& rank) {
            "--gtest_brief=1", "--gtest_filter=" + test}});
 }
 
-/// Remembers which elements were dropped: 0, else 1.
+/// Remembers which elements were dropped (0) or kept (1).
 struct Mask {
   Tensor of(const Tensor& x) {
     const Tensor y = torch::dropout(torch::ones_like(x), 0.5, true);
@@ -46,7 +46,7 @@ struct Mask {
   Tensor seen;
 };
 
-/// A feed-forward with dropout on slices and on full results; with its norm on
+/// A feed-forward with dropout on slices and on full outputs; its norm runs on
 /// slices of the sequence if the plan says so.
 struct Block : nn::Module {
   Block() {
@@ -84,7 +84,7 @@ ParallelizePlan sequence_plan() {
            .input_layouts = Shard{1}, .output_layouts = Replicate{}}}};
 }
 
-// The same slices between layers that stay whole.
+// The same slices, between layers that are not split.
 ParallelizePlan prepared_plan() {
   return {
       {"first", PrepareModuleOutput{Replicate{}, Shard{1}}},
@@ -143,7 +143,7 @@ void train_block(const ParallelizePlan& plan, bool recomputes) {
     if (has_sequence_slices) {
       require_independent(group, net->sequence, "sequences");
       require_independent(group, net->outside, "sequences after a layer");
-      // Two layers do not repeat a mask.
+      // Two layers do not use the same mask.
       require(
           !torch::equal(net->sequence.seen, net->outside.seen), "two layers");
     } else {
@@ -171,8 +171,8 @@ TEST(RegionDropout, IsIndependentOnSlicesBetweenPreparedLayers) {
   run_on_processes(2, [] { train_block(prepared_plan(), true); });
 }
 
-// The gradient of the input tells the masks of the backward: with them, it is
-// the one that is computed from the masks of the forward.
+// The input's gradient shows the masks of the backward: it must be the one
+// computed from the masks of the forward.
 TEST(RegionDropout, SurvivesRecomputation) {
   run_on_processes(2, [] {
     std::vector<std::vector<Tensor>> grads;
@@ -209,8 +209,9 @@ std::shared_ptr<nn::TransformerEncoderImpl> make_encoder() {
       3);
 }
 
-// Gradients of an encoder with dropout of attention's weights, and of what layers
-// hand on. `exchanges_heads`: ranks divide its sequences, by heads or by a ring.
+// Gradients of an encoder with dropout in the attention and between layers.
+// With `exchanges_heads`, ranks divide its sequences: by exchanging heads if
+// true, by a ring if false.
 std::vector<Tensor> gradients_of_encoder(
     ParallelOptions parallel,
     bool recomputes,
@@ -252,8 +253,8 @@ void require_same_gradients(
     require(torch::equal(found[i], expected[i]), "gradients");
 }
 
-// The same loss on all ranks, numbers outside that go on alike, and the same
-// gradients with what is recomputed.
+// All ranks have the same loss and then draw the same numbers outside the
+// model; recomputation gives the same gradients.
 TEST(RegionDropout, IsRepeatedInAttentionByHeads) {
   run_on_processes(2, [] {
     for (const bool has_slices : {false, true}) {
@@ -268,8 +269,9 @@ TEST(RegionDropout, IsRepeatedInAttentionByHeads) {
   });
 }
 
-/// Heads that ranks do not divide, so that they draw other amounts of numbers, and
-/// dropout of what every rank has.
+/// Attention whose heads do not divide among the ranks, so that they draw
+/// different amounts of numbers, followed by dropout of a tensor that every
+/// rank has.
 struct Reader : nn::Module {
   explicit Reader(std::int64_t width_of_keys)
       : attention(nn::MultiheadAttentionOptions(48, 3)
@@ -290,7 +292,8 @@ struct Reader : nn::Module {
   std::int64_t width;
 };
 
-// The last layer takes heads, or is whole; projections are one weight, or whole.
+// The output projection takes split heads or is not split; input projections
+// are one weight or several.
 TEST(RegionDropout, EndsWithTheHeadsOfAttention) {
   run_on_processes(2, [] {
     for (const std::int64_t width : {48, 32}) {
@@ -346,7 +349,7 @@ TEST(RegionDropout, IsIndependentOnPositionsOfASequence) {
           net->outside.seen,
           "positions on tensor-parallel ranks");
       accelerator.backward(loss);
-      // Attention's own dropout is one mask of all positions.
+      // Attention's own dropout uses one mask over all positions.
       const Tensor heads = x.unflatten(-1, {4, -1}).transpose(1, 2);
       attended = at::scaled_dot_product_attention(
           heads, heads, heads, std::nullopt, 0.5);

@@ -1,4 +1,4 @@
-// Attention over divided sequences equals that of one process.
+// Attention over divided sequences equals attention in one process.
 #include <accelerate/attention.h>
 
 #include <rapidcheck.h>
@@ -130,8 +130,8 @@ TEST(RingAttention, EqualsOneProcessForAnyShape) {
   }));
 }
 
-// Kernels read the elements of a head one after another; gradients of sums have
-// no strides at all.
+// Kernels expect the elements of a head to be contiguous; gradients of sums
+// have strides of 0.
 TEST(RingAttention, TakesAnyStrides) {
   Problem problem{.length = 12, .size = 8, .value_size = 8};
   const Sequence whole = sequence_of(problem);
@@ -236,7 +236,7 @@ at::Tensor padding_of(std::int64_t length) {
       .ge(at::tensor({length - 3, length}).unsqueeze(1));
 }
 
-// With any other mask, and with dropped weights.
+// Together with any other mask.
 TEST(RingAttention, LeavesOutPaddedKeys) {
   for (const int ranks : {1, 2, 3}) {
     Problem problem{.length = 11};
@@ -350,12 +350,12 @@ TEST(DropoutMask, DropsItsShareOfWeights) {
   EXPECT_THAT(factors.sizes().vec(), ElementsAre(2, 3, 200, 200));
   const at::Tensor dropped = factors.eq(0).to(at::kFloat);
   EXPECT_NEAR(dropped.mean().item<double>(), 0.25, 0.005);
-  // Neither rows nor columns nor heads agree.
+  // Rows, columns and heads have different masks.
   EXPECT_LT(dropped.mean(at::IntArrayRef({2})).max().item<double>(), 0.45);
   EXPECT_LT(dropped.mean(at::IntArrayRef({3})).max().item<double>(), 0.45);
   EXPECT_LT(dropped.mean(at::IntArrayRef({0, 1})).eq(1).sum().item<int>(), 60);
   EXPECT_NEAR(factors.max().item<double>(), 1 / 0.75, 1e-6);
-  // A part of the mask is the mask of a part.
+  // The mask of some positions is the same part of the full mask.
   const std::vector<std::int64_t> some{3, 150};
   EXPECT_TRUE(at::equal(
       mask.factors(some, positions).select(2, 1), factors.select(2, 150)));

@@ -1,5 +1,6 @@
-// What attention around a ring of ranks holds at once, in blocks: the keys, or
-// the values, of one rank. Memory that LibTorch's kernels work in counts, too.
+// How much memory ring attention holds at once, in blocks; a block is the keys,
+// or the values, of one rank. The working memory of LibTorch's kernels counts,
+// too.
 #include <accelerate/attention.h>
 
 #include <algorithm>
@@ -26,7 +27,7 @@ constexpr int kRanks = 4;
 constexpr std::int64_t kHeads = 4, kSize = 32, kLocal = 1024;
 constexpr double kBlock = 4.0 * kHeads * kLocal * kSize;
 
-/// The tensors of this thread that live, and their peak, in blocks.
+/// Size of this thread's live tensors, and their peak, in blocks.
 class Peak final : public detail::AllocationListener {
  public:
   void allocated(const void* memory, std::size_t num_bytes) override {
@@ -54,8 +55,8 @@ struct Held {
   double in_backward = 0;
 };
 
-// The most that a rank holds. Queries, keys and values are views of what one
-// layer returned, as a transformer has them, and another layer takes the output.
+// The most that a rank holds. As in a transformer, queries, keys and values are
+// views of one layer's output, and another layer takes the result.
 Held held_by(const SequenceAttentionOptions& options) {
   Held held;
   std::mutex mutex;
@@ -89,7 +90,7 @@ Held held_by(const SequenceAttentionOptions& options) {
 }
 
 // The most that a rank holds in an unmodified MultiheadAttention: queries, keys
-// and values, which are one tensor, and what a ring holds besides.
+// and values in one tensor, and what the ring holds in addition.
 Held held_by_module() {
   Held held;
   std::mutex mutex;
@@ -113,9 +114,9 @@ Held held_by_module() {
 }
 
 // Each thread of LibTorch's kernel computes scores of 256 queries and 512 keys
-// at a time, and in backward their gradients beside them.
+// at a time, and in backward their gradients, too.
 double scores() { return at::get_num_threads() * 4.0 * 256 * 512 / kBlock; }
-// Sums of exponentials, and what is made of them: numbers per query.
+// Sums of exponentials and values derived from them: a few numbers per query.
 constexpr double kNumbersPerQuery = 0.3;
 
 TEST(RingMemory, HoldsTwoBlocksAndNoSecondOutput) {
@@ -125,13 +126,13 @@ TEST(RingMemory, HoldsTwoBlocksAndNoSecondOutput) {
     SCOPED_TRACE(is_causal);
     const Held held = held_by(
         {.is_causal = is_causal, .rotation = KeyValueRotation::alltoall});
-    // Keys and values: this rank's as they are sent, one rank's, the next one's.
-    // The output so far, and that of a block.
+    // Keys and values: this rank's while they are sent, one rank's, the next
+    // rank's. Outputs: the output so far, and one block's.
     EXPECT_LE(held.in_forward, 6 + 2 + scores() + kNumbersPerQuery);
     // The next layer keeps the output as it is.
     EXPECT_LE(held.until_backward, 1 + kNumbersPerQuery);
     // Keys and values as in forward. Their gradients: this rank's sums, those
-    // just computed, those on the way to their owner, those from another rank.
+    // just computed, those in flight to their owner, those from another rank.
     // Gradients of the output and of queries: summed, and just computed.
     EXPECT_LE(held.in_backward, 6 + 8 + 3 + 2 * scores() + kNumbersPerQuery);
   }
@@ -142,9 +143,9 @@ TEST(RingMemory, HoldsTwoBlocksInAnUnmodifiedModule) {
   if (ranks_connect_as_threads())
     GTEST_SKIP() << "its messages are copies, which count as a rank's tensors";
   const Held held = held_by_module();
-  // What is projected; the ring's, as above.
+  // The projections, and the ring's blocks as above.
   EXPECT_LE(held.in_forward, 3 + 6 + 2 + scores() + kNumbersPerQuery);
-  // What is projected, the output of heads, that of the last layer.
+  // The projections, the heads' output, and the last layer's output.
   EXPECT_LE(held.until_backward, 3 + 1 + 1 + kNumbersPerQuery);
 }
 

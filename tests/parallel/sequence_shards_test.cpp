@@ -41,7 +41,7 @@ TEST(SequenceShards, PadTheEnd) {
   EXPECT_EQ(zigzag.padded_length(), 8);
   EXPECT_THAT(zigzag.positions(0), ElementsAre(0, 1, 6, 7));
   EXPECT_EQ(SequenceShards(5, 2, SequenceCut::contiguous).padded_length(), 6);
-  // One rank cuts nothing, so it pads nothing.
+  // A single rank does not divide the sequence, so it does not pad it.
   EXPECT_EQ(SequenceShards(5, 1).padded_length(), 5);
   EXPECT_THAT(SequenceShards(0, 4).positions(3), IsEmpty());
 }

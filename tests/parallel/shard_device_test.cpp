@@ -1,4 +1,4 @@
-// Sharding of models on an accelerator, with messages in host memory.
+// Sharding models on an accelerator, with messages in host memory.
 #include <cstdlib>
 
 #include <accelerate/accelerate.h>
@@ -100,7 +100,7 @@ TEST(Device, IsTheAcceleratorIfCodeSaysSoWhateverTheLauncherWasTold) {
 }
 
 TEST(Device, IsThatOfTheSeatInAnElasticGroup) {
-  // The first of two ranks has left, and the other is numbered anew.
+  // The first of two ranks has left, and the other is renumbered.
   const auto scope = patch_environment(
       {{"RANK", "0"},
        {"WORLD_SIZE", "1"},

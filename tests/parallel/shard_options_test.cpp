@@ -186,7 +186,7 @@ TEST(ParallelismConfigPlan, TakesAcceleratesDegrees) {
                ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 3}},
           6)),
       std::pair(2, 3));
-  // A strategy that shards nothing replicates over all ranks.
+  // A config that does not shard anything replicates over all ranks.
   EXPECT_EQ(
       degrees(plan({.parallelism_config = ParallelismConfig()}, 4)),
       std::pair(4, 1));

@@ -1,4 +1,4 @@
-// What a sharded model does besides ending with the right weights.
+// How a sharded model behaves, apart from ending with the right weights.
 #include <map>
 
 #include <accelerate/accelerate.h>
@@ -136,8 +136,6 @@ TEST(Shard, GivesTheOptimizerThisRanksRowsOnly) {
   });
 }
 
-// In eval mode running statistics are parameters like others, and batches of
-// ranks do not matter.
 TEST(Shard, TrainsBatchNormAsReplicasDo) {
   const auto train = [](const ParallelOptions& parallel, Precision precision) {
     Weights end;
@@ -483,7 +481,7 @@ TEST(Shard, SavesAFullModel) {
   });
 }
 
-// Weights are large enough to be sent by themselves.
+// Its weights are large enough to be sent one by one.
 struct ExpertsImpl : nn::Module {
   ExpertsImpl() {
     for (int i = 0; i < 4; ++i) {
@@ -495,7 +493,7 @@ struct ExpertsImpl : nn::Module {
     register_module("blocks", blocks);
     set_weights(*this, 0.1);
   }
-  // `uses`: which of each block's weights, in which order.
+  // `uses` says which weights each block uses, and in which order.
   Tensor forward(Tensor h, const std::vector<std::string>& uses) {
     for (std::size_t i = 0; i < blocks->size(); ++i) {
       for (const char name : uses[i]) {
@@ -522,7 +520,7 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
     SCOPED_TRACE(stage);
     run_on_ranks(2, [&](const WorldOptions& world) {
       WorldOptions options = world;
-      options.timeout = std::chrono::seconds(30);  // where ranks wait for good
+      options.timeout = std::chrono::seconds(30);  // if ranks deadlock
       const Accelerator accelerator(
           {.parallel =
                {.deepspeed =
@@ -535,7 +533,7 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
       torch::optim::SGD alone(
           reference->parameters(), torch::optim::SGDOptions(0.1));
       for (int step = 0; step < 6; ++step) {
-        // In the first step, after it, and back again.
+        // Mixed in the first step, usual after it, and back again.
         const auto& uses = step % 3 == 0 ? mixed : usual;
         const int rank = accelerator.process_index();
         optimizer.zero_grad();

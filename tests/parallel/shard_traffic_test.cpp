@@ -1,5 +1,6 @@
-// Sharding over traffic that knows collectives only: no tags, no messages, no
-// memory of its own. Its results are those of the hosts' messages, bit by bit.
+// Sharding over a traffic class that has collectives only: no tags, no
+// messages, no memory of its own. Results equal those of host messages bit for
+// bit.
 #include "parallel/shard/shard_traffic.h"
 
 #include <accelerate/accelerate.h>
@@ -118,7 +119,7 @@ class CollectiveTraffic : public ShardTraffic {
   std::vector<Unit> units_;
 };
 
-/// Counts the units whose gathering has begun and not ended.
+/// Counts the units whose gathers are in flight.
 class CountingTraffic final : public CollectiveTraffic {
  public:
   CountingTraffic(
@@ -169,7 +170,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// The shards' values after some steps of gradient descent.
+// The values of the shards after some steps of gradient descent.
 std::vector<Tensor> train(
     const World& world,
     const ShardOptions& options,
@@ -239,7 +240,7 @@ struct GatheredAhead {
   bool operator==(const GatheredAhead&) const = default;
 };
 
-// The most units that are being gathered while a layer computes, once the
+// The largest number of units being gathered while a layer computes, once the
 // execution order is known.
 GatheredAhead
 gathered_ahead(bool forward, bool backward, std::size_t depth = 1) {
@@ -298,8 +299,8 @@ TEST(ShardTraffic, GathersAheadInThePassesThatSayIt) {
   EXPECT_EQ(gathered_ahead(false, true), (GatheredAhead{0, 1}));
   EXPECT_EQ(gathered_ahead(true, false), (GatheredAhead{1, 0}));
   EXPECT_EQ(gathered_ahead(false, false), (GatheredAhead{0, 0}));
-  // A backward of four layers gathers two: the last layer is still there, and
-  // the input of the first needs no gradient.
+  // A backward of four layers gathers two: the last layer is still unsharded,
+  // and the input of the first needs no gradient.
   EXPECT_EQ(gathered_ahead(true, true, 2), (GatheredAhead{2, 1}));
 }
 

@@ -29,7 +29,8 @@ struct Head : nn::Module {
   Tensor weight, bias;
 };
 
-// Odd sizes, a tied weight, a buffer, a scalar and a parameter that is ignored.
+// A net with odd sizes, a tied weight, a buffer, a scalar and an ignored
+// parameter.
 struct NetImpl : nn::Module {
   explicit NetImpl(double scale = 1) {
     for (int i = 0; i < 3; ++i) layers->push_back(nn::Linear(7, 7));

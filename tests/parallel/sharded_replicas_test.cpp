@@ -1,4 +1,5 @@
-// ReplicateOptions beside sharding: what acts, what is listed, what is refused.
+// ReplicateOptions together with sharding: which take effect, which are listed
+// as ignored, and which are refused.
 #include <accelerate/accelerate.h>
 #include <accelerate/bucket_hook.h>
 
@@ -113,7 +114,7 @@ TEST(ReplicateOptions, BesideShardingAreRefusedOnOneProcessToo) {
   EXPECT_THAT(alone(CommHook::bf16).ignored, IsEmpty());
 }
 
-// Values that bf16 rounds: the sums show in which dtype they were made.
+// bf16 rounds these values, so the sums show in which dtype they were added.
 TEST(ShardedReplicas, ExchangeGradientsInTheHooksDtype) {
   for (const CommHook hook : {CommHook::none, CommHook::bf16}) {
     std::vector<float> gradients(4);

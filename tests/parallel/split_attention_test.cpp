@@ -1,4 +1,4 @@
-// torch::nn::MultiheadAttention of which each rank computes its own heads:
+// torch::nn::MultiheadAttention in which each rank computes its own heads,
 // whatever the queries, masks and projections, and what it returns.
 #include <accelerate/accelerate.h>
 
@@ -12,7 +12,7 @@ using namespace split_problem;
 
 constexpr std::int64_t kWidth = 12, kTime = 5;
 
-// Heads that 2 ranks divide, and 3 do not (4 heads), or the other way round.
+// Heads that divide among 2 ranks but not 3 (4 heads), or the other way round.
 nn::MultiheadAttentionOptions heads(std::int64_t num_heads) {
   return {kWidth, num_heads};
 }
@@ -21,7 +21,7 @@ Tensor output_of(const std::tuple<Tensor, Tensor>& attention) {
   return std::get<0>(attention);
 }
 
-/// All ways to call the module, and to give it masks.
+/// All ways to call the module and to pass masks.
 struct Net : nn::Module {
   static constexpr int kSampleDim = 1;
   Net() {
@@ -40,7 +40,7 @@ struct Net : nn::Module {
     const Tensor padding =
         torch::arange(kTime).expand({batch, kTime}).ge(kTime - 1);
     Tensor y = x + output_of(self_attn(x, x, x, padding, false, causal));
-    // Everybody's heads have a part in this parameter's gradient.
+    // The heads of all ranks contribute to this parameter's gradient.
     y = y + output_of(biased(y, y, y, padding, true, relative.tanh()));
     y = y + output_of(cross(y, x, x, padding));
     y = y + output_of(mixed(y, x, torch::tanh(x)));
@@ -65,7 +65,7 @@ struct Net : nn::Module {
   Tensor relative = torch::zeros({kTime, kTime});
 };
 
-// Not in bf16, in which the module takes no key_padding_mask.
+// Not in bf16, where the module does not take a key_padding_mask.
 TEST(SplitAttention, ComputesTheHeadsOfOneProcess) {
   const auto expect = [](ParallelOptions parallel) {
     parallel.parallelize_plan = Net::plan();
@@ -100,7 +100,8 @@ TEST(SplitAttention, IsThatOfOneProcessInFullParameters) {
   });
 }
 
-// Some layers only, and last layers that are whole, or slice what they get.
+// Only some layers are split; output projections are full, or slice their
+// input.
 TEST(SplitAttention, GoesWithOtherStyles) {
   const auto expect = [](const ParallelizePlan& plan) {
     expect_like_one_process<Net>(
@@ -129,7 +130,7 @@ TEST(SplitAttention, TrainsUnderAnInferredPlan) {
   }
 }
 
-/// Returns the weights of its heads, or their mean.
+/// Returns the attention weights of its heads, or their mean.
 struct Weighing : nn::Module {
   static constexpr int kSampleDim = 1;
   Weighing() {
@@ -222,8 +223,8 @@ nn::TransformerEncoder encoder(std::int64_t num_heads, double dropout) {
       2);
 }
 
-// A layer's collectives are those of two pairs of layers: one sum each way per
-// pair. Gathered projections would add theirs.
+// A layer has the collectives of two pairs of layers: one reduction per pair
+// and direction. Gathering projections would add more.
 TEST(SplitAttention, SendsWhatTwoPairsOfLayersSend) {
   constexpr int kRanks = 2;
   constexpr std::int64_t kBatch = 3;

@@ -14,8 +14,8 @@
 #include "support/run_on_ranks.h"
 
 /// Trains a model under a plan on many grids, and compares it with one process.
-/// A model has a forward() of one tensor, and inputs(step, num_samples), of
-/// which dimension kSampleDim counts samples.
+/// A model has forward(), which takes one tensor, and inputs(step,
+/// num_samples), whose dimension kSampleDim counts samples.
 namespace accelerate::split_problem {
 
 using testing::named;
@@ -24,7 +24,7 @@ using testing::Weights;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-/// The same values in each process.
+/// Sets the same values in each process.
 inline void fill(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double number = 0;
@@ -137,7 +137,8 @@ void expect_like_one_process(const Case& each) {
   });
 }
 
-/// On 2 and 3 ranks, with replicas, with shards, recomputed, and in bf16.
+/// Expects parity on 2 and 3 ranks, with replicas, with shards, with
+/// recomputation, and in bf16.
 template <class Net>
 void expect_parity(const ParallelizePlan& plan) {
   const auto on = [&](int replicate, int shard, int tensor) {
@@ -163,7 +164,7 @@ void expect_parity(const ParallelizePlan& plan) {
   expect_like_one_process<Net>(in_bf16);
 }
 
-/// Expects a ConfigError when the model is prepared, or called.
+/// Expects a ConfigError when the model is prepared or called.
 template <class Net>
 void expect_refused(
     const ParallelizePlan& plan,

@@ -157,7 +157,7 @@ TEST(StrategyList, PassesOnStepsOfOptimizersThatStepOnTheModel) {
   Recorded recorded(1);
   torch::nn::Linear net(2, 1), other(2, 1);
   ParameterTable table(*net);
-  // The optimizer steps on another tensor, as with master weights.
+  // The optimizer steps on a different tensor, as with master weights.
   detail::Parameter& row = table.rows()[0];
   table.set_local(row, row.tensor.detach().clone().requires_grad_());
   torch::optim::SGD own({net->bias}, 0.1), of_local({row.local}, 0.1),
@@ -224,7 +224,7 @@ TEST(StrategyList, RefusesTwoWithOneName) {
       "two strategies are called \"a\"");
 }
 
-// One model on two ranks, with two layers of linear maps.
+// The techniques of a model with two linear layers on two ranks.
 std::vector<std::string> techniques_of(
     const ParallelOptions& parallel,
     bool master_weights,

@@ -23,7 +23,7 @@ namespace nn = torch::nn;
 constexpr std::int64_t kBatch = 4;  // of one batch rank
 constexpr double kTolerance = 2e-5;
 
-// The same values in each process, for parameters in order.
+// Sets the same values in each process, parameter by parameter.
 void fill(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double number = 0;
@@ -34,8 +34,8 @@ void fill(nn::Module& module) {
   }
 }
 
-/// Two linear layers between norms; inner sizes that 3 ranks divide unevenly,
-/// products as addmm (matrices) and as matmul (batches of them).
+/// Two linear layers between norms; inner sizes divide unevenly among 3 ranks,
+/// and products use addmm (matrices) or matmul (batches of matrices).
 struct Mlp : nn::Module {
   explicit Mlp(bool is_matrix = true) : takes_matrix(is_matrix) {
     register_module("norm", norm);
@@ -70,7 +70,8 @@ struct MlpOnBatches : Mlp {
   MlpOnBatches() : Mlp(false) {}
 };
 
-/// Every layer gathers what the next takes, and layers without biases.
+/// Layers that do not come in pairs: most gather their outputs, and some have
+/// no bias.
 struct GatheredMlp : nn::Module {
   GatheredMlp() {
     layers->push_back(nn::Linear(6, 7));
@@ -101,7 +102,7 @@ struct GatheredMlp : nn::Module {
   nn::ModuleList layers;
 };
 
-/// A small GPT as examples/gpt has it: one product for queries, keys and
+/// A small GPT like the one in examples/gpt: one product for queries, keys and
 /// values, a view with the number of heads, and the embedding as last layer.
 struct Gpt : nn::Module {
   static constexpr std::int64_t kTokens = 11, kWidth = 8, kHeads = 2, kTime = 5;
@@ -281,7 +282,8 @@ struct Outcome {
   Weights weights;
 };
 
-// The mean over the dimension of samples, which is the first one of inputs.
+// Trains in one process; the loss is a mean over samples, the first dimension
+// of the inputs.
 template <class Net>
 Outcome train_alone(int num_batches, int num_steps) {
   Outcome outcome;
@@ -401,9 +403,9 @@ TYPED_TEST(TensorParallelOf, TrainsAsOneProcessDoesIfRecomputed) {
   }
 }
 
-// Trains in windows of micro-steps, with options that hold for one process, too.
-// By SGD: the gradient of a key's bias is zero up to rounding, which Adam
-// divides by itself.
+// Trains in windows of micro-steps, with options that also work in one process.
+// Uses SGD: the gradient of a key's bias is zero up to rounding, which Adam
+// would divide by itself.
 template <class Net, class Options>
 Weights train_windows(
     const Options& options,
@@ -518,7 +520,7 @@ TEST(TensorParallel, KeepsSlices) {
   });
 }
 
-// Parameters that stay whole get the same gradient on every rank.
+// Parameters that are not split get the same gradient on every rank.
 TEST(TensorParallel, GivesWholeParametersTheGradientsOfOneProcess) {
   const auto alone = std::make_shared<Mlp>();
   loss_of(alone->forward(Mlp::inputs(0, 1))).backward();
@@ -622,7 +624,7 @@ TEST(TensorParallel, RefusesPlansThatDoNotFit) {
       "has a weight of shape [3, 6], which cannot be split along dimension 0 "
       "over 4 ranks",
       4);
-  // All complaints at once.
+  // The error has all complaints at once.
   expect_refused<Mlp>(
       {{"upp", ColwiseParallel{}}, {"nothing.*", RowwiseParallel{}}},
       "\"nothing.*\"");
@@ -646,7 +648,7 @@ TEST(TensorParallel, NamesTheLayerBeforeAViewWithGlobalSizes) {
       "process has [4, 5, 24]");
 }
 
-/// Reads a weight otherwise than in a product.
+/// Reads a weight outside a product.
 struct Decayed : Mlp {
   Tensor forward(const Tensor& x) {
     return Mlp::forward(x) + up->weight.pow(2).sum();
@@ -708,7 +710,7 @@ TEST(TensorParallel, LeavesModelsWithAnEmptyPlanWhole) {
   });
 }
 
-// Logits that nobody gathers, and the loss of slices of them.
+// Logits that are not gathered, and the loss of their slices.
 TEST(TensorParallel, LeavesLogitsSplit) {
   const Tensor x = Gpt::inputs(0, 1);
   const Tensor targets = Gpt::inputs(1, 1);
@@ -769,7 +771,7 @@ TEST(TensorParallel, UnshardsAllAxes) {
   }
 }
 
-// Adagrad makes its state when it is constructed, of the full parameters.
+// Adagrad makes its state in its constructor, for the full parameters.
 TEST(TensorParallel, StepsByAdagrad) {
   const auto alone = std::make_shared<Mlp>();
   torch::optim::Adagrad plain(alone->parameters(), 0.1);

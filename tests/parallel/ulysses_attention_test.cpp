@@ -1,4 +1,4 @@
-// Attention by exchanging heads equals that of one process.
+// Attention by exchanging heads equals attention in one process.
 #include <accelerate/attention.h>
 
 #include <rapidcheck.h>
@@ -55,7 +55,7 @@ TEST(AllToAll, TakesTheWayBackInBackward) {
           output.flatten().detach(),
           at::tensor({0., 10., 13., 20., 23., 26.}, at::kDouble)));
     }
-    // Twice what was received goes back to where it came from.
+    // Twice the received values go back to where they came from.
     output.backward(2 * output.detach());
     EXPECT_TRUE(at::equal(input.grad(), 2 * input.detach()));
     expect_error<ConfigError>(

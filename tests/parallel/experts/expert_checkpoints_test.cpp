@@ -63,7 +63,7 @@ TEST(ExpertCheckpoints, ResumeOnAnyOtherGrid) {
             saved = mine;
             expected = own;
           });
-      // save_model() writes what one process has.
+      // save_model() writes the model that one process would have.
       ExpertNet plain(run_on_grid({}, by_modules).net);
       load_model(*plain, directory / "model");
       const Weights loaded = named(get_state_dict(*plain));
@@ -71,7 +71,7 @@ TEST(ExpertCheckpoints, ResumeOnAnyOtherGrid) {
       for (const auto& [name, weight] : saved)
         EXPECT_TRUE(torch::equal(loaded.at(name), weight)) << name;
       for (const ExpertGrid& to : kGrids) {
-        // All ways to and from one grid, and from each to itself.
+        // All ways to and from one grid, and from each grid to itself.
         const bool is_tried = from.name() == kGrids[2].name() ||
             to.name() == kGrids[2].name() || from.name() == to.name();
         if (!is_tried) continue;
@@ -81,7 +81,7 @@ TEST(ExpertCheckpoints, ResumeOnAnyOtherGrid) {
             run_on_grid(to, by_modules),
             [&](const auto& accelerator, auto& model, auto& optimizer) {
               ExpertOutcome own;
-              // Other values than those that are loaded.
+              // Changes the values before they are loaded.
               train_expert_net(accelerator, model, optimizer, 7, 8, own);
               accelerator.load_state(directory / "state");
               for (const auto& [name, weight] : weights_of(accelerator, model))

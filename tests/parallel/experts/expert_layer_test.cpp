@@ -1,4 +1,4 @@
-// What a layer of experts computes in one process, written down token by token.
+// What a layer of experts computes in one process, written out token by token.
 #include <cmath>
 
 #include <accelerate/accelerate.h>
@@ -110,7 +110,7 @@ TEST(ExpertLayer, TakesAnyShape) {
 TEST(ExpertLayer, GivesGradientsToTokensExpertsAndRouter) {
   ExpertLayer layer(options_of(4));
   layer->to(torch::kDouble);
-  // Routing is in fp32, whose steps a finite difference must exceed.
+  // Routing is in fp32, so finite differences must exceed its resolution.
   const Tensor x = torch::randn({5, kHidden}, torch::kDouble).requires_grad_();
   const Tensor direction = torch::randn({5, kHidden}, torch::kDouble);
   (layer->forward(x) * direction).sum().backward();
@@ -253,7 +253,7 @@ TEST(ExpertLayer, HasNoLossesWithoutCoefficientsTokensOrTraining) {
   EXPECT_TRUE(layer->auxiliary_loss().requires_grad());
 }
 
-// An expert of a program, whose class the library does not know.
+// An expert of the program, whose class the library does not know.
 struct OwnExpertImpl : nn::Module {
   explicit OwnExpertImpl(double scale) : scale_(scale) {}
   Tensor forward(const Tensor& tokens) {

@@ -52,7 +52,7 @@ TEST(ExpertMesh, RefusesDegreesThatDivideNothing) {
       complaint({1, 1, 1, 2, 1, 2}, 2), ::testing::HasSubstr("expert is 2"));
   EXPECT_THAT(
       complaint({1, 1, 1, 0, 1, 1}, 1), ::testing::HasSubstr("least 1"));
-  // What `expert` is says nothing about how many processes there are.
+  // The number of processes does not depend on `expert`.
   EXPECT_THAT(
       complaint({1, 2, 2, 2, 1, 1}, 2),
       ::testing::HasSubstr("replicate (2) x shard (2) = 4 ranks"));
@@ -120,7 +120,7 @@ TEST(ExpertMesh, SaysWhoSavesAnExpert) {
         replica_group(layout, mesh).world_ranks(),
         (Ranks{rank % 4, rank % 4 + 4}));
     EXPECT_EQ(is_writer(layout, mesh), rank < 4);
-    // A dense parameter beside it.
+    // A dense parameter of the same model.
     Layout dense = Layout::unsharded({8});
     dense.split(Axis::shard, 0, 2 * (rank % 4), 2);
     EXPECT_EQ(is_writer(dense, mesh), rank < 4);
@@ -137,7 +137,8 @@ TEST(ExpertMesh, CountsEachExpertOnceInNorms) {
       rows[row].local.mutable_grad() =
           torch::tensor({value, 0.0}, torch::kFloat);
     };
-    // Experts 3 and 4, a dense shard of 5 and 7 each, and a replica of 2.
+    // Gradients: 3 and 4 for experts, 5 and 7 for dense shards, 2 for a
+    // replica.
     give(0, rank % 2 == 0 ? 3 : 4);
     rows[0].layout.split_axes = {Axis::expert};
     give(1, rank % 2 == 0 ? 5 : 7);

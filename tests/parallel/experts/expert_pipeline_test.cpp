@@ -1,5 +1,5 @@
-// Experts in the stages of a pipeline: as one process trains them, with every
-// other axis; and a rank that fails while tokens are on their way.
+// Experts in the stages of a pipeline: trained as in one process, with every
+// other axis; and a rank that fails while tokens are in flight.
 #include <mutex>
 
 #include <gmock/gmock.h>
@@ -36,8 +36,8 @@ PipelineLayers layers_of(const ExpertNet& net) {
   return layers;
 }
 
-// The rows of several micro-steps of train_expert_net() that this rank reads,
-// one micro-step after another: as many micro-batches.
+// The rows that this rank reads in several micro-steps of train_expert_net(),
+// one after another; each micro-step is a micro-batch.
 struct Batch {
   Tensor inputs;
   Tensor labels;
@@ -113,7 +113,7 @@ ExpertOutcome train_in_stages(const StagedRun& staged) {
   return outcome;
 }
 
-// Losses are those of the loss function here, with the experts' there.
+// Does not compare losses: train_expert_net() adds the experts' losses to them.
 void expect_like_one_process(const std::vector<StagedRun>& cases) {
   for (const StagedRun& staged : cases) {
     SCOPED_TRACE(
@@ -147,7 +147,7 @@ TEST(ExpertPipeline, RecomputesAndTakesModules) {
             {.grid = {.replicate = 2, .expert = 2},
              .net = {.by_modules = true},
              .recomputes = true}},
-       // The first stage has no experts, the last none but the head.
+       // The first stage has no experts, and the last stage only the head.
        {.run = {.grid = {.replicate = 2, .expert = 2}}, .stages = 4}});
 }
 

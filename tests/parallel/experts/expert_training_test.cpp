@@ -1,5 +1,6 @@
-// Training with experts on several ranks: that of one process, or, where each
-// rank drops tokens of its own, of all experts on every rank.
+// Training with experts on several ranks: equal to training in one process or,
+// where each rank drops its own tokens, to training with all experts on every
+// rank.
 #include <cmath>
 
 #include <accelerate/accelerate.h>
@@ -67,7 +68,7 @@ TEST(ExpertTraining, IsThatOfOneProcess) {
 
 TEST(ExpertTraining, TakesAnyNumberOfExperts) {
   for (const bool by_modules : {false, true}) {
-    // Fewer experts than ranks, and numbers that ranks do not divide.
+    // Fewer experts than ranks, and numbers that do not divide among ranks.
     for (const std::int64_t num_experts : {1, 2, 3, 5, 7}) {
       SCOPED_TRACE(num_experts);
       expect_like_one_process(
@@ -83,7 +84,7 @@ TEST(ExpertTraining, TakesAnyNumberOfExperts) {
 }
 
 TEST(ExpertTraining, AveragesWhereNothingIsDivided) {
-  // The balance loss counts the tokens of all ranks there, too.
+  // The balance loss also counts the tokens of all ranks here.
   expect_like_one_process(
       {},
       {{.replicate = 2},
@@ -206,8 +207,8 @@ TEST(ExpertTraining, ComputesWholeExpertsIfMegatronSaysSo) {
 }
 
 TEST(ExpertTraining, BalancesTheTokensOfEachRankIfToldTo) {
-  // Two ranks whose tokens all go to one expert, another one on each rank: each
-  // is as unbalanced as can be, but both together are balanced.
+  // Each of two ranks sends all its tokens to one expert, a different one per
+  // rank: each is as unbalanced as can be, but both together are balanced.
   const auto loss_with = [](BalanceScope scope) {
     double loss = 0;
     run_on_ranks(2, [&](const WorldOptions& world) {
@@ -245,7 +246,7 @@ TEST(ExpertTraining, CombinesAllAxesOnEightAndSixteenRanks) {
        {2, 2, 4, 2, 2}});
 }
 
-// Gives rank 0 all samples.
+// Rank 0 gets all samples.
 TEST(ExpertTraining, GoesOnIfARankHasNoTokens) {
   for (const bool by_modules : {false, true}) {
     for (const bool recomputes : {false, true}) {
@@ -290,8 +291,8 @@ TEST(ExpertTraining, GoesOnIfARankHasNoTokens) {
 }
 
 TEST(ExpertTraining, LeavesExpertsAloneThatNobodyChooses) {
-  // Whatever the token, one of the first two logits is above the others, which
-  // are 0.
+  // For any token, one of the first two logits is above the others, which are
+  // 0.
   const auto weights_on = [](const ExpertGrid& grid) {
     testing::Weights weights;
     run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
@@ -341,7 +342,7 @@ TEST(ExpertTraining, RunsBackwardOnRanksWhoseExpertsAreFrozen) {
           testing::accelerator_options({.grid = grid}, world));
       ExpertNet net(ExpertNetOptions{.by_modules = true});
       for (auto& item : net->named_parameters()) {
-        // All of the second rank's.
+        // Freezes all experts of the second rank.
         if (item.key().find("experts.experts.2") != std::string::npos ||
             item.key().find("experts.experts.3") != std::string::npos)
           item.value().requires_grad_(false);
@@ -422,7 +423,7 @@ TEST(ExpertTraining, ShowsAndChangesFullParameters) {
                 if (item.key().find("experts.experts") != std::string::npos)
                   at::Tensor(item.value()).mul_(2);
               }
-              // Experts are computed where they were.
+              // Experts are still computed on the same ranks.
               const torch::NoGradGuard no_grad;
               for (auto& item : whole->named_parameters()) {
                 if (item.key().find("experts.experts") != std::string::npos)

@@ -1,4 +1,5 @@
-// Which experts tokens choose, with which weights, and which tokens are dropped.
+// Which experts tokens choose and with which weights, and which tokens are
+// dropped.
 #include <cmath>
 
 #include <ATen/autocast_mode.h>
@@ -100,7 +101,7 @@ TEST(Router, AddsNoiseInTrainingOnly) {
     router->eval();
     EXPECT_TRUE(torch::equal(router->forward(x).experts, x.argmax(-1, true)));
   }
-  // Noise on logits chooses, but does not weigh.
+  // Noise on the logits affects the choice, but not the weights.
   Router router = plain_router(
       4,
       {.top_k = 1,
@@ -189,14 +190,14 @@ TEST(Capacity, IsAShareOfTheAssignments) {
   options.capacity_factor = 1.25;
   EXPECT_EQ(capacity_of(options, 4, 100, true), 63);  // 62.5
   EXPECT_EQ(capacity_of(options, 4, 0, true), 0);
-  // No expert can be sent a token twice.
+  // A token is never sent to the same expert twice.
   EXPECT_EQ(capacity_of(options, 2, 100, true), 100);
   options.min_capacity = 8;
   EXPECT_EQ(capacity_of(options, 4, 4, true), 8);
   options.eval_capacity_factor = 2;
   EXPECT_EQ(capacity_of(options, 4, 80, false), 80);
   EXPECT_EQ(capacity_of(options, 4, 80, true), 50);
-  // 0.1 x 3 x 10 / 3 is not above 1 for the sake of rounding.
+  // 0.1 x 10 must not exceed 1 because of rounding.
   EXPECT_EQ(capacity_of({.top_k = 1, .capacity_factor = 0.1}, 1, 10, true), 1);
 }
 
