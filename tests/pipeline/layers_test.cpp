@@ -218,7 +218,7 @@ std::vector<std::string> names_of(const torch::nn::Module& module) {
   return names;
 }
 
-// An embedding whose weight the last stage uses, too, a stage without
+// An embedding whose weight the last stage also uses, a stage without
 // parameters, and a parameter of the model itself.
 struct TiedModel {
   torch::nn::Embedding embedding{5, 2};

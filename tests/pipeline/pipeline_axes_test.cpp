@@ -28,7 +28,7 @@ using testing::expect_error;
 using testing::run_on_ranks;
 using testing::Weights;
 
-// A language model of two blocks, whose logits are products with the
+// A language model with two blocks, whose logits are products with the
 // embedding.
 struct TiedNet {
   torch::nn::Embedding embedding{12, 8};
@@ -92,7 +92,7 @@ Tensor loss_of(const Tensor& logits, const Tensor& labels) {
   return F::cross_entropy(logits, labels);
 }
 
-// What a program does with a pipeline, in each optimizer step.
+// What a program does with a pipeline in each optimizer step.
 using Step = std::function<void(
     const Accelerator&,
     const Pipeline&,
@@ -115,7 +115,7 @@ struct Run {
 };
 
 struct Outcome {
-  /// The weights of all stages; slices are put together.
+  /// The weights of all stages, with slices combined.
   Weights weights;
   std::vector<double> losses;
 };
@@ -273,7 +273,7 @@ TEST(PipelineAxes, RefusesAPlanForNoLayerOnAllRanks) {
   EXPECT_EQ(num_refusals, 4);
 }
 
-// Several synchronised steps of the pipeline in one of the optimizer.
+// Several synchronised pipeline steps per optimizer step.
 TEST(PipelineAxes, AddsUpTiedGradientsOnce) {
   const Step twice = [](const Accelerator&,
                         const Pipeline&,
@@ -390,7 +390,7 @@ TEST(PipelineAxes, CompressesGradients) {
 }
 
 // A parameter that only some micro-batches of one replica reach, and one that
-// none does.
+// no micro-batch reaches.
 TEST(PipelineAxes, AveragesWhatSomeReplicasReach) {
   run_on_ranks(4, [](const WorldOptions& world) {
     const torch::nn::Linear first(2, 2);
@@ -427,7 +427,7 @@ TEST(PipelineAxes, AveragesWhatSomeReplicasReach) {
   });
 }
 
-// A layer that is used in some steps only, on one of the stages that have it.
+// A tied layer that only one of its two stages uses.
 TEST(PipelineAxes, WaitsForNoTiedGradientThatAStageLacks) {
   for (const bool uses_first : {false, true}) {
     std::atomic<int> num_ends = 0;
@@ -461,7 +461,7 @@ TEST(PipelineAxes, WaitsForNoTiedGradientThatAStageLacks) {
           });
       ASSERT_TRUE(shared->weight.grad().defined());
       EXPECT_TRUE(shared->weight.grad().equal(torch::full({3, 3}, 2.0)));
-      // No stage uses it.
+      // No stage uses the bias.
       EXPECT_FALSE(shared->bias.grad().defined());
       ++num_ends;
     });

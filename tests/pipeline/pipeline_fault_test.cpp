@@ -1,4 +1,4 @@
-// Stages that are slow, that have no parameters, or whose rank has ended.
+// Stages that are slow, have no parameters, or whose rank has ended.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -27,7 +27,7 @@ AcceleratorOptions options_of(const WorldOptions& world) {
   return {.parallel = {.pipeline = kStages}, .world = world};
 }
 
-// One weight, of the given values, without a bias.
+// A linear layer without bias whose weight is diagonal.
 torch::nn::Linear diagonal(double value) {
   torch::nn::Linear linear(torch::nn::LinearOptions(2, 2).bias(false));
   const torch::NoGradGuard no_grad;
@@ -58,7 +58,7 @@ TEST(PipelineFaults, WaitsForASlowStage) {
             "slow",
             diagonal(3),
             [&](torch::nn::LinearImpl& linear, const Tensor& x) {
-              // The stage before has sent everything by then.
+              // By then the previous stage has sent everything.
               while (num_forwards < kMicroBatches) std::this_thread::yield();
               return linear.forward(x);
             })
@@ -96,7 +96,7 @@ TEST(PipelineFaults, TrainsAroundAStageWithoutParameters) {
       EXPECT_EQ(step(pipeline).loss.item<float>(), 30);
       optimizer.step();
       optimizer.zero_grad();
-      // d loss / d first[0][0] = 1 x 5, and of last[0][0] = 1 x 2.
+      // d loss / d first[0][0] = 1 x 5, and d loss / d last[0][0] = 1 x 2.
       if (*world.rank == 1) {
         EXPECT_TRUE(pipeline.parameters().empty());
       } else {

@@ -22,7 +22,7 @@ using testing::run_on_ranks;
 
 constexpr std::int64_t kTokens = 7;
 
-// Adds up what it has seen of each sequence, in this call or in earlier ones.
+// Sums up each sequence, including its earlier calls if it keeps a cache.
 struct SumImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     Tensor sums = x.cumsum(1);
@@ -109,7 +109,7 @@ TEST(PipelineGenerate, EqualsOneProcess) {
                 .equal(expected));
       }
       net.keep(false);
-      // A function of the program's own: the least likely one.
+      // The program's own function, which chooses the least likely token.
       const Tensor unlikely = pipeline.generate(
           prompts(),
           [](const Tensor& logits) { return logits.select(1, -1).argmin(-1); },
@@ -124,7 +124,7 @@ TEST(PipelineGenerate, EqualsOneProcess) {
 
 TEST(PipelineGenerate, EndsSequences) {
   const Tensor whole = generated_alone(8);
-  // A token that some sequence has among its new ones.
+  // A token that some sequence generates.
   const std::int64_t eos = whole[0][4].item<std::int64_t>();
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator(
@@ -169,7 +169,7 @@ TEST(PipelineGenerate, RefusesWhatIsNoToken) {
   });
 }
 
-// Lengths that differ from batch to batch, between steps whose lengths do not.
+// Lengths differ between batches, while training steps in between keep theirs.
 TEST(PipelineEvaluate, TakesAnyLength) {
   Net alone;
   run_on_ranks(2, [&](const WorldOptions& world) {

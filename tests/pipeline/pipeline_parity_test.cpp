@@ -1,4 +1,4 @@
-// Trainings in stages equal those of one process, in every bit.
+// Training in stages equals training in one process, bit for bit.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,6 +1,6 @@
-// Stages that begin and end inside a stack of Transformer layers whose ranks
-// along tensor work on slices of the sequence: the slices travel from stage to
-// stage.
+// Stages that begin and end inside a stack of Transformer layers, where ranks
+// along tensor work on slices of the sequence: the slices are sent from stage
+// to stage.
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -43,7 +43,7 @@ nn::AnyModule norm() {
   return nn::AnyModule(nn::LayerNorm(nn::LayerNormOptions({kWidth})));
 }
 
-/// An encoder, and a decoder that attends to what the encoder returned.
+/// An encoder, and a decoder that attends to the encoder's output.
 struct NetImpl : nn::Module {
   explicit NetImpl(std::int64_t length) : time(length) {
     register_module("first", first);
@@ -80,7 +80,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// What Net computes, layer by layer; the memory is handed through the decoder.
+// Net's computation, layer by layer; the decoder layers pass the memory on.
 PipelineLayers layers_of(const Net& net) {
   const std::int64_t time = net->time;
   using Two = std::tuple<Tensor, Tensor>;
@@ -129,7 +129,7 @@ struct Case {
   std::string schedule = "1F1B";
   int num_chunks = 1;
   bool recomputes = false;
-  /// Says what to divide by Megatron-LM's options, not by a plan.
+  /// Divides layers by Megatron-LM's options instead of a plan.
   bool is_megatron = false;
 };
 
@@ -250,7 +250,7 @@ TEST(PipelineSequences, AreCutInsideStacks) {
   }
 }
 
-// Slices of ranks are not alike.
+// The ranks' slices have different sizes.
 TEST(PipelineSequences, MayNotDivideEvenly) {
   expect_like_one_process({.time = 5, .split_points = {"encoder.layers.2"}});
   expect_like_one_process({.time = 7, .split_points = {"decoder.layers.1"}});

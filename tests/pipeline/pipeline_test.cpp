@@ -94,7 +94,7 @@ TEST(Pipeline, FollowsMegatronsSettings) {
     EXPECT_EQ(
         described({.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 1}),
         described({.pp_degree = 2}, three));
-    // Options of the program replace them.
+    // The program's options override Megatron-LM's settings.
     EXPECT_EQ(
         described(
             {.pp_degree = 2,
@@ -136,7 +136,7 @@ TEST(Pipeline, GivesTheLastRankMegatronsNumberOfLayers) {
         ElementsAre(
             "first blocks.0 blocks.1 blocks.2 blocks.3 blocks.4",
             "blocks.5 relu head"));
-    // None of the blocks, but what comes after them.
+    // No block, only the layers after the blocks.
     EXPECT_THAT(
         stages({.pp_degree = 2, .decoder_last_pipeline_num_layers = 0}),
         ElementsAre(
@@ -163,7 +163,7 @@ TEST(Pipeline, GivesTheLastRankMegatronsNumberOfLayers) {
             "blocks.1 blocks.2",
             "blocks.3 blocks.4",
             "blocks.5 relu head"));
-    // Options of the program replace it.
+    // The program's options override the setting.
     EXPECT_THAT(
         stages(
             {.pp_degree = 2, .decoder_last_pipeline_num_layers = 1},
@@ -564,7 +564,7 @@ TEST(Pipeline, RefusesAWholeModelWhereThereAreStages) {
   }
 }
 
-// Tied weights of the first and the last stage, which both step on them.
+// The first and the last stage have tied weights, and both step on them.
 TEST(Pipeline, AddsUpGradientsOfTiedWeights) {
   const auto make = [] {
     torch::manual_seed(4);

@@ -28,7 +28,7 @@ using testing::TemporaryDirectory;
 using testing::Weights;
 
 // Layers with running statistics, and an embedding whose weight the last layer
-// uses, too.
+// also uses.
 struct Net {
   torch::nn::Embedding embedding{11, 6};
   torch::nn::Linear linear{6, 6};
@@ -81,8 +81,8 @@ struct Batch {
   Tensor labels;
 };
 
-// Four rows for each of four micro-batches: batch normalisation of two has no
-// gradient but for rounding.
+// Four rows for each of four micro-batches: batch normalisation over two rows
+// has no gradient except rounding errors.
 Batch batch(int step, std::int64_t rows = 16) {
   const Tensor numbers = torch::arange(rows) + step * rows;
   return {numbers * 7 % 11, numbers * 5 % 11};
@@ -322,7 +322,7 @@ TEST(PreparePippy, ComputesInAllRanks) {
   }
 }
 
-// As Accelerate does: the first device keeps room for the largest layer.
+// As in Accelerate, the first device keeps room for the largest layer.
 TEST(PreparePippy, DividesAutomatically) {
   testing::run_in_worlds(2, [](const World& world) {
     PipelineLayers layers;

@@ -14,7 +14,7 @@ namespace split_backward_test {
 using at::Tensor;
 using ::testing::ElementsAre;
 
-// How often an operator runs on this thread.
+// Counts how often an operator runs on this thread.
 class OperatorCount {
  public:
   explicit OperatorCount(std::string name)
@@ -40,8 +40,8 @@ class OperatorCount {
   at::CallbackHandle handle_;
 };
 
-// Layers whose nodes compute gradients of inputs and of parameters, one of
-// parameters only, and a weight that two of them share.
+// Layers whose nodes compute gradients of inputs and of parameters, a node for
+// a parameter only, and a weight that is used twice.
 struct Layers {
   torch::nn::Linear first{4, 4};
   torch::nn::Linear second{4, 4};
@@ -67,7 +67,7 @@ struct Layers {
   Tensor forward(const Tensor& x) {
     const Tensor h = torch::tanh(first(x));
     const Tensor g = norm(second(h) + x);
-    // The first weight a second time, and a part that no input leads to.
+    // Uses the first weight again, and adds a term that no input leads to.
     return g.matmul(first->weight) + scale.exp();
   }
 };
@@ -119,7 +119,7 @@ TEST(SplitBackward, AccumulatesSeveralMicroBatches) {
     EXPECT_TRUE(gradients[i].allclose(expected[i], 1e-6, 1e-6)) << i;
 }
 
-// One product per gradient, as in a whole backward.
+// One product per gradient, as in an unsplit backward.
 TEST(SplitBackward, ComputesEveryProductOnce) {
   torch::nn::Sequential net(
       torch::nn::Linear(4, 4),
@@ -147,8 +147,7 @@ TEST(SplitBackward, ComputesEveryProductOnce) {
   EXPECT_EQ(products.value(), 3);
 }
 
-// Recomputed operators are recomputed for the first half, and kept for the
-// second.
+// The first half recomputes operators, and keeps the results for the second.
 TEST(SplitBackward, RecomputesOnce) {
   Layers whole, split;
   const Tensor x = torch::linspace(-1, 1, 12).view({3, 4}).requires_grad_();
@@ -167,14 +166,15 @@ TEST(SplitBackward, RecomputesOnce) {
     EXPECT_TRUE(gradients[i].allclose(expected[i], 1e-6, 1e-6)) << i;
 }
 
-// What only the inputs' gradients need does not wait for the second half.
+// Tensors that only the inputs' gradients need are freed before the second
+// half.
 TEST(SplitBackward, FreesWhatInputsNeed) {
   torch::nn::Linear linear(4, 4);
   const Tensor x = torch::ones({2, 4}).requires_grad_();
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> saved;
   Tensor loss;
   {
-    // tanh saves its result, which nothing else holds.
+    // tanh saves its result, and nothing else keeps it alive.
     const Tensor activation = torch::tanh(linear(x));
     saved.emplace(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
         activation.storage().unsafeGetStorageImpl()));
@@ -197,7 +197,7 @@ TEST(SplitBackward, HasNoFirstHalfWithoutInputs) {
   halves.compute_weights();
   EXPECT_TRUE(layers.first->weight.grad().defined());
 
-  // An input that nothing depends on, and one that is a result.
+  // An input that nothing depends on, and one that is also an output.
   const Tensor unused = torch::ones({2}).requires_grad_();
   const Tensor passed = torch::ones({2}).requires_grad_();
   SplitBackward passing(
@@ -213,7 +213,7 @@ TEST(SplitBackward, HasNoFirstHalfWithoutInputs) {
   EXPECT_TRUE(layers.scale.grad().equal(torch::full({4}, 2.0)));
 }
 
-// A function that computes what it is asked for.
+// A function that computes only the gradients it is asked for.
 struct Scaled : torch::autograd::Function<Scaled> {
   static inline int num_inputs = 0;
   static inline int num_weights = 0;

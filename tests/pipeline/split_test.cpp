@@ -22,7 +22,7 @@ TEST(PipelineSplit, BalancesTheMostExpensiveStage) {
   EXPECT_THAT(balanced_stages(costs, 7), ElementsAre(0, 1, 2, 3, 4, 5, 6));
 }
 
-// Among divisions with the same most expensive stage, that one is chosen.
+// Breaks ties between divisions with the same most expensive stage.
 TEST(PipelineSplit, MakesTheOtherStagesEqual) {
   EXPECT_THAT(
       balanced_stages(std::vector<double>(10, 1), 4), ElementsAre(0, 2, 4, 7));

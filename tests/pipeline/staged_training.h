@@ -14,7 +14,7 @@
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 
-/// Trainings of a small model, in stages and by one process.
+/// Training of a small model, in stages and in one process.
 namespace accelerate::staged_training {
 
 namespace F = torch::nn::functional;
@@ -86,7 +86,7 @@ inline Net make_net() {
   return {};
 }
 
-/// Weights and losses of a training.
+/// Weights and losses of a training run.
 struct Trained {
   Weights weights;
   std::vector<double> losses;
@@ -105,13 +105,13 @@ inline torch::optim::SGDOptions sgd_options() {
   return torch::optim::SGDOptions(0.1).momentum(0.9);
 }
 
-// Scales that overflow at first, so that steps are skipped.
+// An initial scale that overflows, so that steps are skipped.
 inline GradScalerOptions scaler_options() {
   return {.init_scale = 65536.0 * 16, .growth_interval = 2};
 }
 
-/// One process, micro-batch by micro-batch; `backwards` computes the backwards
-/// from the last one to the first, as LoopedBFS does.
+/// Trains in one process, micro-batch by micro-batch; with `backwards`,
+/// backward passes run from the last micro-batch to the first, as in LoopedBFS.
 inline Trained train_alone(
     int num_micro_batches,
     Precision precision = Precision::no,
