@@ -16,8 +16,8 @@ namespace memory_plan_test {
 
 using testing::expect_error;
 
-// A model of 1000 bytes whose activations take 100 bytes per sample, 10 if they
-// are recomputed.
+// A model of 1000 bytes whose activations take 100 bytes per sample, or 10 if
+// they are recomputed.
 MemoryRow estimate(const MemoryCase& at) {
   const auto shards = static_cast<std::uint64_t>(at.num_shards);
   const bool shards_weights = at.split == MemorySplit::full_shard ||
@@ -56,7 +56,7 @@ TEST(MemoryPlanTest, HasARowForEachWay) {
 
 TEST(MemoryPlanTest, NamesWhatFitsTheCheapestFirst) {
   const auto fits = plan_of(2, 4).fits(2250);
-  // Replicas take 3000 whatever the batch.
+  // Replicas take at least 3000 with any batch.
   ASSERT_EQ(fits.size(), 6U);
   EXPECT_EQ(
       fits[0].row.at,
@@ -74,7 +74,7 @@ TEST(MemoryPlanTest, NamesWhatFitsTheCheapestFirst) {
 }
 
 TEST(MemoryPlanTest, MakesMicroStepsEqual) {
-  // Three samples fit; ten take four micro-steps, of three at most.
+  // Three samples fit, so ten take four micro-steps of at most three.
   const MemoryFit fit = plan_of(1, 10).fits(3300).front();
   EXPECT_EQ(fit.row.at.accumulation_steps, 4);
   EXPECT_EQ(fit.row.at.micro_batch, 3);
@@ -152,12 +152,12 @@ TEST(TransformerPlan, CountsWhatDevicesSplitOfALayerASequenceAndTheLayers) {
   EXPECT_EQ(shorter.weights, 4000U);
   // 34 + 5 a s / h with s = 2 is 36.5.
   EXPECT_EQ(shorter.activations, 2U * 2 * 8 * 73 + 2U * 10 * 4);
-  // One of two layers; the embedding of 10 x 8 is on one of the stages.
+  // A stage has one of two layers; the embedding of 10 x 8 is on one stage.
   const MemoryRow stage = plan_with(1, 1, 2);
   EXPECT_EQ(stage.weights, 4U * (920 / 2 + 80));
   EXPECT_EQ(stage.activations, 4U * 8 * 39 * 2 + 4U * 10 * 4);
   EXPECT_EQ(plan_with(2, 1, 2).buckets, 0U);
-  // The first of two stages has two micro-steps under way.
+  // The first of two stages has two micro-steps in flight.
   MemoryPlan::Facts facts = on(4, 4, {FloatType::fp32});
   facts.pipeline = 2;
   EXPECT_EQ(

@@ -25,7 +25,7 @@ using testing::TemporaryDirectory;
 
 class ModelTrees : public ::testing::Test {
  protected:
-  // Reads a config.json of this content.
+  // Reads a config.json with this text.
   ModelTree config(const std::string& text) const {
     std::ofstream(directory_ / "config.json") << text;
     return read_model_tree(directory_ / "config.json");
@@ -33,7 +33,7 @@ class ModelTrees : public ::testing::Test {
   void refuse(const std::string& text, const std::string& phrase) const {
     expect_error<ConfigError>([&] { static_cast<void>(config(text)); }, phrase);
   }
-  // Reads a safetensors file of tensors of one byte.
+  // Reads a safetensors file of one-byte tensors.
   ModelTree weights(const std::vector<std::string>& names) const {
     std::vector<safetensors::Declaration> tensors;
     for (const std::string& name : names) {
@@ -65,7 +65,7 @@ TEST_F(ModelTrees, CountConfigs) {
       config(llama(R"(, "tie_word_embeddings": true, "head_dim": null)"))
           .num_parameters,
       model.num_parameters - 80);
-  // The last of two equal keys counts.
+  // The last of two equal keys wins.
   EXPECT_EQ(config(llama(R"(, "num_hidden_layers": 0)")).num_parameters, 168U);
 }
 
@@ -202,7 +202,7 @@ TEST(ModelTreeBuilder, BuildsTheSameTreeInAnyOrder) {
       return found;
     };
     RC_ASSERT(names(one) == names(two));
-    // A leading dot makes a nameless module at the root, and none is lost.
+    // A leading dot makes a nameless module at the root; no name is lost.
     RC_ASSERT(names(one).size() == paths.size());
   }));
 }

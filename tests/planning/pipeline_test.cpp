@@ -25,7 +25,7 @@ double bubble_of(Schedules kind, int ranks, int micro_batches, int chunks = 1) {
       .bubble;
 }
 
-// A forward takes one unit, each half of a backward another.
+// A forward takes one unit of time, and so does each half of a backward.
 TEST(PipelineSchedule, HasTheBubbleOfItsTheory) {
   for (int p = 1; p <= 8; ++p) {
     for (int m = p; m <= 4 * p; m += p) {
@@ -75,7 +75,7 @@ TEST(PipelineSchedule, KeepsAsManyActivationsAsItsTheory) {
   EXPECT_THAT(kept(Schedules::gpipe), ElementsAre(9, 9, 9, 9));
   EXPECT_THAT(kept(Schedules::one_f_one_b), ElementsAre(4, 3, 2, 1));
   EXPECT_THAT(kept(Schedules::zero_bubble), ElementsAre(4, 4, 4, 4));
-  // Counted per chunk, of which there are two.
+  // Counted per chunk; a rank has two.
   EXPECT_THAT(kept(Schedules::interleaved_1f1b, 2), ElementsAre(11, 9, 7, 5));
   EXPECT_THAT(
       kept(Schedules::interleaved_zero_bubble, 2), ElementsAre(8, 8, 8, 8));
@@ -104,7 +104,7 @@ TEST(PipelineSchedule, KeepsForWeightsWhatTheirGradientsNeed) {
        {Kinds::forward, 0, 1},
        {Kinds::backward, 0, 1}}};
   EXPECT_THAT(most_kept(schedule, {{3, 9}}), ElementsAre(3.0));
-  // Two stages of a rank that keep differently.
+  // A rank with two stages that keep different amounts.
   const PipelineSchedule chunks =
       make_pipeline_schedule(Schedules::looped_bfs, 1, 2, 2);
   EXPECT_THAT(most_kept(chunks, {{1, 1}, {10, 1}}), ElementsAre(22.0));
@@ -136,7 +136,7 @@ TEST(PipelineSchedule, ComputesEverythingOnceAndEnds) {
           schedule.stage(schedule.rank_of(stage), schedule.chunk_of(stage)) ==
           stage);
     }
-    // Whatever the stages take.
+    // However long the stages take.
     PipelineTimes times{
         .forward = 1 + *rc::gen::inRange(0, 10) / 4.0,
         .backward_input = 1 + *rc::gen::inRange(0, 10) / 4.0,
@@ -171,7 +171,7 @@ TEST(PipelineSchedule, IsDrawn) {
       "rank 1:     F0a F1a F0b B0b     F1b B1b     B0a     B1a\n");
 }
 
-// Numbers of micro-batches that rounds do not divide.
+// Numbers of micro-batches that do not divide into rounds.
 TEST(PipelineSchedule, InterleavesAnyNumberOfMicroBatches) {
   for (const auto kind :
        {Schedules::interleaved_1f1b, Schedules::interleaved_zero_bubble}) {
@@ -195,7 +195,7 @@ TEST(PipelineSchedule, PlacesTheLastStageOnTheFirstRankOfAV) {
   EXPECT_EQ(make_pipeline_schedule(Schedules::gpipe, 3, 6).last_rank(), 2);
 }
 
-// A batch of too few samples.
+// A batch with too few samples.
 TEST(PipelineSchedule, ReplacesAnOrderThatNeedsMoreMicroBatches) {
   const PipelineSchedule partial =
       make_partial_schedule(Schedules::dual_pipe_v, 2, 3, 2);

@@ -1,4 +1,4 @@
-// What a simulated run takes, where the answer is known on paper.
+// How long a simulated run takes, in cases that can be solved on paper.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -71,7 +71,7 @@ TEST(Replay, SharesALinkAmongMessages) {
   ranks.programs.wait(0, first);
   ranks.programs.wait(1, second);
   const Replay run = replay(ranks.programs);
-  // Both at 50 per second until the first is over at 2 s, then one at 100.
+  // Both run at 50 per second until the first ends at 2 s, then one at 100.
   EXPECT_NEAR(run.ranks[0].back().end, 2, kTolerance);
   EXPECT_NEAR(run.ranks[1].back().end, 3, kTolerance);
 }
@@ -94,11 +94,11 @@ TEST(Replay, LetsTasksTakeTurns) {
   const auto are = [](const std::vector<double>& ends) {
     return ::testing::Pointwise(::testing::DoubleNear(kTolerance), ends);
   };
-  // Two at a time: those that came first, then the other two.
+  // Two at a time: those that came first, and then the other two.
   EXPECT_THAT(
       ends_with(std::numeric_limits<double>::infinity()),
       are({1, 3, 1, 3, 2, 4, 2, 4}));
-  // In slices of 0.75 s: each task has a second, and a second one, of 0.25 s.
+  // In turns of 0.75 s: each task of 1 s also needs a second turn, of 0.25 s.
   EXPECT_THAT(ends_with(0.75), are({1.75, 3.75, 1.75, 3.75, 2, 4, 2, 4}));
 }
 
@@ -110,7 +110,7 @@ TEST(Replay, GoesAtTheRateOfTheSlowestResource) {
       {"message", 1, 0, {{30, {fast, slow}}, {50, {fast}}}});
   programs.begin(0, message);
   programs.wait(0, message);
-  // 50 at 50 per second, beside 30 at 10.
+  // 50 at 50 per second, in parallel with 30 at 10.
   EXPECT_NEAR(replay(programs).time, 3, kTolerance);
 }
 
@@ -135,7 +135,7 @@ TEST(Replay, SharesProcessorsAmongRanks) {
   for (const std::size_t rank : {0, 1, 2})
     programs.compute(rank, processors, rank == 2 ? 2 : 1, "work");
   const Replay run = replay(programs);
-  // Three at 2/3 until 1.5 s, then the last one alone.
+  // Three run at 2/3 speed until 1.5 s, then the last one alone.
   EXPECT_NEAR(run.ranks[0].back().end, 1.5, kTolerance);
   EXPECT_NEAR(run.time, 2.5, kTolerance);
 }
@@ -150,7 +150,7 @@ TEST(Replay, SaysWhoWaitsForever) {
       "rank 0 waits forever for a message of kind \"message\"");
 }
 
-// The schedule as programs, whose messages take `transfer` seconds.
+// Replays the schedule as programs whose messages take `transfer` seconds.
 Replay replay_schedule(
     const PipelineSchedule& schedule,
     const PipelineTimes& times) {
@@ -215,7 +215,7 @@ TEST(Replay, AgreesWithTheSimulationOfPipelines) {
 }
 
 TEST(Replay, ShowsARingThatHidesItsBlocks) {
-  // Each block is received while the one before is computed with.
+  // Each block is received while the previous one is used.
   const auto ring = [](double transfer, int steps) {
     Ranks ranks(1);
     std::size_t next = 0;
