@@ -43,7 +43,7 @@ TEST(GradientNorm, IsThatOfAllGradientsTogether) {
 TEST(GradientNorm, CountsReplicatedRowsOnceAndShardedRowsInFull) {
   run_in_worlds(4, [](const World& world) {
     const Mesh mesh(world, {1, 2, 2, 1, 1, 1});
-    // Split over two ranks: together (3, 4). Replicated: 12 on all.
+    // Split over two ranks: together (3, 4). Replicated: 12 on all ranks.
     std::vector<Parameter> rows{
         row_of(
             torch::tensor({mesh.coordinate(Axis::shard) == 0 ? 3.0 : 4.0}),

@@ -45,7 +45,7 @@ TEST(ModelModules, GivesSharedParametersOneId) {
   ASSERT_EQ(root.children[1].parameters.size(), 2u);
   EXPECT_EQ(weight.id, root.children[1].parameters[0].id);
   EXPECT_NE(weight.id, root.children[0].parameters[1].id);
-  // scale 4, weight 6 once, two biases of 3
+  // 4 for the scale, 6 for the shared weight, 3 for each of two biases.
   EXPECT_EQ(num_parameters(root), 16);
 }
 

@@ -92,7 +92,7 @@ TEST(OptimizerStateOfAnyClass, ComesBackThroughItsOwnArchive) {
   const OptimizerState state = read_optimizer_state(pull, name_by_size);
   EXPECT_EQ(state.algorithm, "archive");
   const OptimizerState again = optimizer_state_from(to_state_dict(state));
-  // The second optimizer has them in another order.
+  // The second optimizer has the parameters in a different order.
   auto other_values = parameters();
   std::swap(other_values[0], other_values[1]);
   Pull other(other_values);
@@ -101,7 +101,7 @@ TEST(OptimizerStateOfAnyClass, ComesBackThroughItsOwnArchive) {
   other_values[0].fill_(10);
   other_values[1].fill_(10);
   other.step();
-  // Half of the way back to where they were.
+  // Half of the way back to the initial values.
   EXPECT_TRUE(other_values[0].equal(torch::full({5}, 6.0)));
   EXPECT_TRUE(other_values[1].equal(torch::full({3}, 5.5)));
 }
@@ -141,7 +141,7 @@ TEST(OptimizerState, OfLbfgsIsRestored) {
       to_state_dict(read_optimizer_state(lbfgs, name_by_size)));
   at::Tensor y = x.detach().clone().requires_grad_(true);
   torch::optim::LBFGS other({y}, torch::optim::LBFGSOptions(0.9));
-  // Not shared with the first, which goes on.
+  // Copied, since the first optimizer goes on using its tensors.
   OptimizerState copy = state;
   for (auto& [name, values] : copy.parameters) {
     StateDict cloned;

@@ -57,7 +57,7 @@ TEST(Layout, HasRowsOfSeveralRanges) {
   EXPECT_EQ(
       box_of(layout),
       (std::vector<std::int64_t>{0, 4, 6, 4, 3, 0, 2, 4, 6, 8, 10}));
-  // Shards of it: of two ranges, of one, of none.
+  // Shards of the layout, with two ranges, one range and none.
   Layout shard = layout;
   shard.split(Axis::shard, 0, 1, 2);
   EXPECT_EQ(
@@ -75,7 +75,7 @@ TEST(Layout, HasRowsOfSeveralRanges) {
   shard.split(Axis::shard, 0, 6, 0);
   EXPECT_EQ(shard.extent, (std::vector<std::int64_t>{0, 4}));
   EXPECT_TRUE(shard.row_ranges.empty());
-  // Ranges that touch are one.
+  // Adjacent ranges are merged.
   shard = Layout::unsharded({12});
   shard.split_rows(Axis::tensor, {{0, 4}, {4, 6}});
   EXPECT_TRUE(shard.row_ranges.empty());
