@@ -1,4 +1,4 @@
-// A keeper that moves arguments to where its weights are, as a device map does.
+// A keeper that moves arguments to its weights' device, as a device map does.
 #include <c10/core/AutogradState.h>
 
 #include "gate/gate.h"

@@ -13,7 +13,7 @@ using testing::expect_error;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-/// Keeps values elsewhere, and fills tensors before they are read.
+/// Keeps values elsewhere and fills tensors before they are read.
 class Vault : public GateKeeper {
  public:
   explicit Vault(const nn::Module& module) {
@@ -61,7 +61,7 @@ std::vector<Tensor> take_gradients(nn::Module& module) {
   return gradients;
 }
 
-// Frees the memory before the forward, and again before the backward.
+// Frees the memory before the forward and again before the backward.
 void expect_unchanged(
     const std::string& what,
     const std::shared_ptr<nn::Module>& module,

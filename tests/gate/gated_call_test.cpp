@@ -1,6 +1,6 @@
-// Keepers that run an operator on other arguments, replace it, or change its
-// result. In each case, forward and backward are compared with a model that was
-// written that way.
+// Keepers that run an operator on different arguments, replace it, or change
+// its result. Each case compares forward and backward with a model written that
+// way.
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -22,7 +22,7 @@ std::string name_of(const GatedCall& call) {
   return call.operation().operator_name().name;
 }
 
-/// Keeps `tensors` by their places, and does what a test says.
+/// Keeps `tensors` by their index, and calls a test's function.
 class Keeper : public GateKeeper {
  public:
   Keeper(const std::vector<Tensor>& tensors, Call on_call)
@@ -51,7 +51,7 @@ struct Quantised {
       : scale(weight.detach().abs().amax(1, true) / 127),
         values((weight.detach() / scale).round().to(torch::kChar)) {}
   Tensor full() const { return values.to(torch::kFloat) * scale; }
-  /// The same view of the dequantised weight as `view` of the weight.
+  /// The view of the dequantised weight that corresponds to `view`.
   Tensor like(const Tensor& view) const {
     return full().as_strided(
         view.sizes(), view.strides(), view.storage_offset());
@@ -121,7 +121,7 @@ TEST(GatedCall, RunsOnADequantisedCopyOfAFrozenWeight) {
   }
 }
 
-// Keeps the graph to the weight, and dequantises again in the backward.
+// Keeps the graph to the weight, and dequantises again in backward.
 struct Product : torch::autograd::Function<Product> {
   static Tensor forward(
       torch::autograd::AutogradContext* context,
@@ -179,7 +179,7 @@ TEST(GatedCall, ReplacesTheResultAboveAutograd) {
   const auto expected_gradients = gradients(expected);
 
   int num_backward = 0;
-  // A low-rank adapter of an unmodified module.
+  // A low-rank adapter for an unmodified module.
   Keeper keeper({linear->weight}, [&](GateKeeper&, GatedCall& call) {
     if (!torch::GradMode::is_enabled()) ++num_backward;
     if (name_of(call) != "aten::addmm") return call.run();

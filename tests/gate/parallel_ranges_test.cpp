@@ -1,4 +1,4 @@
-// Ranges on LibTorch's threads.
+// Ranges that run on LibTorch's threads.
 #include "gate/parallel_ranges.h"
 
 #include <mutex>
@@ -24,7 +24,8 @@ class ThreadsScope {
   int before_ = at::get_num_threads();
 };
 
-/// The threads that are given ranges; each number must be in one range.
+/// Returns the threads that get ranges; each number must be in exactly one
+/// range.
 std::set<std::thread::id> threads_of(std::int64_t count, std::int64_t grain) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
