@@ -1,4 +1,4 @@
-// Inputs of checkpointed functions in host memory.
+// Inputs of checkpointed functions, offloaded to host memory.
 #include <optional>
 
 #include <accelerate/accelerate.h>
@@ -17,7 +17,7 @@ TEST(CheckpointOffload, FreesTheInputsOfTheDevice) {
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> input;
     Tensor y;
     {
-      // A product with a number keeps neither operand for backward.
+      // A product with a number saves no operand for backward.
       const Tensor h = x.mul(2);
       input = h.storage().getWeakStorageImpl();
       y = checkpoint([&] { return h.mul(h); }, {.offload_inputs = offloads});

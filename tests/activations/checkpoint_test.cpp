@@ -50,7 +50,7 @@ Run run(
   const Tensor output = checkpoints
       ? checkpoint([&] { return forward(x); }, options)
       : forward(x);
-  // Random numbers that others draw in between must not matter.
+  // Random numbers drawn in between must not matter.
   const Tensor other = torch::rand({5});
   output.pow(2).sum().backward();
   Run result{output.detach().clone(), {}, {}};
@@ -79,8 +79,8 @@ void expect_equal(const Run& found, const Run& expected) {
     EXPECT_TRUE(torch::equal(found.buffers[i], expected.buffers[i])) << i;
 }
 
-// Whether this processor has LibTorch's kernels for such a call: not all have
-// an LSTM in bf16.
+// Whether LibTorch has kernels for such a call on this processor: not every
+// processor has an LSTM in bf16.
 bool has_kernels(
     const std::function<Tensor(const Tensor&)>& call,
     const Tensor& x) {
@@ -95,7 +95,7 @@ bool has_kernels(
   }
 }
 
-// Three times, so that what is learned in the first is used in the others.
+// Runs three times, so that later runs use what the first one learned.
 void expect_same_with_checkpoint(
     const std::function<std::shared_ptr<nn::Module>()>& make,
     const Tensor& input,
@@ -219,7 +219,7 @@ TEST(Checkpoint, RunsTheFunctionOnceAndStopsEarly) {
   EXPECT_EQ(num_counted, 2);
   y.sum().backward();
   EXPECT_EQ(num_calls, 1);
-  // The second operator runs after all that saved tensors.
+  // The second operator runs after the last operator that saved tensors.
   EXPECT_EQ(num_counted, 3);
 }
 
@@ -243,7 +243,7 @@ TEST(Checkpoint, HandlesChangesInPlace) {
   const auto forward = [&](const Tensor& x) {
     Tensor h = x * 2;  // from outside, changed by the function
     const auto inner = [&] {
-      const Tensor p = h * w;  // saves h as it is now
+      const Tensor p = h * w;  // saves the current h
       Tensor q = torch::zeros({3, 3});
       q.copy_(p);
       q[0] = p[1] * p[1];
@@ -492,7 +492,7 @@ TEST(ActivationCheckpointing, OfUnmodifiedModulesChangesNothing) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i)
     EXPECT_TRUE(torch::equal(found[i], expected[i])) << i;
-  // The last operator of a block runs after all that saved tensors.
+  // The last operator of a block runs after all operators that saved tensors.
   EXPECT_EQ(num_counted, 18);
   const auto by_class = train(ActivationCheckpointingOptions{
       .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,

@@ -78,7 +78,7 @@ TEST(SaveOnCpu, LeavesSmallTensorsOnTheDevice) {
   }
 }
 
-// Copies to page-locked memory can be queued on a stream, others cannot.
+// Only copies to pinned memory can be queued on a stream.
 TEST(SaveOnCpu, QueuesCopiesToPinnedMemoryOnly) {
   const at::Device device = testing::pretend_device();
   const Tensor x = torch::randn({40, 40}).to(device).requires_grad_(true);
