@@ -188,8 +188,9 @@ TEST(ParallelLayers, KeepTheirHeads) {
     const auto net = make(6, 3);
     const auto model = accelerator.prepare(net);
     const bool is_first = accelerator.process_index() == 0;
-    // The first rank has one of three keys, with its two queries; heads have two
-    // elements: 4 + 2 + 2 of the 24 rows of queries, keys and values.
+    // The first rank has one of three key heads and its two query heads, with
+    // two elements per head: 4 + 2 + 2 of the 24 rows of queries, keys and
+    // values.
     EXPECT_EQ(net->qkv->weight.size(0), is_first ? 8 : 16);
     EXPECT_EQ(net->out->weight.size(1), is_first ? 4 : 8);
     EXPECT_EQ(net->words->weight.size(0), is_first ? 6 : 7);
