@@ -25,7 +25,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// A board, and a writer of its first page that opened it by its ticket.
+/// A board, and a writer of its first page that was opened with the board's
+/// ticket.
 struct WrittenBoard {
   Board board = Board::create(
       {.num_pages = 3, .first_rank = 4, .world_size = 8, .command = "train"});

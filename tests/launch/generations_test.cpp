@@ -14,8 +14,8 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Loss = Generations::Loss;
 
-/// A group whose processes do what the test says. The process in seat s is 100
-/// + s, 200 + s after the first one, and so on.
+/// A group whose processes do what the test says. The first process in seat s
+/// has the id 100 + s, the next one 200 + s, and so on.
 class Group {
  public:
   Group(
@@ -43,7 +43,7 @@ class Group {
         100 * ++num_processes_[static_cast<std::size_t>(seat)] + seat;
     generations_.add(seat, process);
   }
-  /// The process of the seat is ready for a generation.
+  /// Makes the seat's process ready for a generation.
   void arrive(int seat, std::uint32_t generation) {
     BoardSeat& own = board_.page(seat).seat;
     own.arrived.store(generation);
@@ -103,13 +103,13 @@ TEST(Generations, BeginWithoutAbsentSeats) {
   EXPECT_EQ(generations.rank_of(3), 1);
 }
 
-// Seats 2 and 3 are those of one machine.
+// Seats 2 and 3 are on one machine.
 TEST(Generations, LoseAMachineWithoutReplacingIt) {
   Group group(2, 4, 1);
   ASSERT_EQ(group->lose_machine(2, 2), Loss::smaller);
   EXPECT_EQ(group.target(), 2U);
   EXPECT_EQ(group.num_restarts_left(), 1);
-  // What it takes down costs nothing.
+  // Processes that the machine takes down cost no restart.
   ASSERT_EQ(group->lose(1), Loss::replaced);
   EXPECT_EQ(group.num_restarts_left(), 1);
   group.start(1);
@@ -189,7 +189,7 @@ TEST(Generations, FollowWhenAllHaveArrived) {
   EXPECT_EQ(group.num_restarts_left(), 0);
 }
 
-// Only those who have to leave are in a hurry.
+// Only processes that have to leave their generation have a time limit.
 TEST(Generations, WaitForProcessesThatTakeLongToStart) {
   Group group(2, 2, 1, std::chrono::milliseconds(-1));
   ASSERT_EQ(group->lose(1), Loss::replaced);
@@ -202,7 +202,7 @@ TEST(Generations, WaitForProcessesThatTakeLongToStart) {
   EXPECT_FALSE(group->has_failed());
 }
 
-// A rank that was to leave anyway costs no restart, but one that dies after it
+// A rank that was going to leave costs no restart, but one that dies after it
 // does.
 TEST(Generations, ReplaceWhoDiesAfterOneThatLeaves) {
   Group group(1, 3, 1);
@@ -218,7 +218,7 @@ TEST(Generations, ShowNothingOfTheOneBefore) {
   group.board().page(1).has_ended.store(1);
   group.board().page(1).num_steps.store(12);
   ASSERT_EQ(group->lose(1), Loss::replaced);
-  // Others ask for the reason meanwhile.
+  // Other ranks can still ask for the reason.
   EXPECT_TRUE(read_activity(group.board(), 1).wait_status.has_value());
   group.start(1);
   group.arrive(0, 2);
@@ -292,7 +292,7 @@ TEST(Generations, GrowWhenWhoJoinsIsReady) {
   EXPECT_EQ(group.wanted(), 2U);
   group.arrive(1, 3);
   EXPECT_FALSE(group->advance());
-  // Nobody has to leave before the end of a step.
+  // No rank has to leave before the end of a step.
   EXPECT_EQ(group.wanted(), 3U);
   EXPECT_EQ(group.target(), 2U);
   group.arrive(0, 3);
@@ -335,7 +335,7 @@ TEST(Generations, ShrinkAtTheEndOfAStep) {
   for (int seat = 0; seat < 3; ++seat) group.arrive(seat, 2);
   ASSERT_TRUE(group->advance());
   EXPECT_THAT(group.ranks(), ElementsAre(0, -1, -1));
-  // Their seats are not free before they have ended, as they like.
+  // Their seats become free only when they end, in their own time.
   group.ask_for(3);
   EXPECT_EQ(group->take_request(), 0);
   group->finish(1);
@@ -365,7 +365,7 @@ TEST(Generations, TakeNoRequestThatCannotBeGranted) {
   EXPECT_EQ(group->take_request(), 0);
   ASSERT_EQ(group->lose(1), Loss::replaced);
   group.ask_for(2);
-  // It waits until the ranks have changed for the other reason.
+  // The request waits until the change for the other reason is complete.
   EXPECT_EQ(group->take_request(), 0);
   group.start(1);
   for (int seat = 0; seat < 3; ++seat) group.arrive(seat, 2);

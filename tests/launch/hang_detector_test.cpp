@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Kind = HangReport::Kind;
 
-/// Ranks of one machine over a time that passes when the test says so.
+/// Ranks of one machine, with a clock that the test advances.
 class Ranks {
  public:
   explicit Ranks(int count) {
@@ -221,7 +221,7 @@ TEST(HangDetector, GivesRanksTimeThatSeemToWaitForEachOther) {
 TEST(HangDetector, LeavesOutRanksThatWaitForOthersAMoment) {
   Ranks ranks(5);
   ranks.awaits(0, "a message", {1});
-  // The one that holds up rank 0 waits for another itself.
+  // Rank 1, which holds up rank 0, itself waits for rank 2.
   ranks.awaits(1, "shards of layer 3", {2});
   EXPECT_FALSE(ranks.look_after(seconds(0)));
   EXPECT_FALSE(ranks.look_after(seconds(9)));

@@ -28,7 +28,7 @@ void require(bool condition, const char* what) {
   std::exit(1);
 }
 
-// Whether the store that the launcher holds listens at 127.0.0.1 only.
+// Whether the launcher's store listens only at 127.0.0.1.
 bool listens_on_loopback_only(int port) {
   char text[8];
   std::snprintf(text, sizeof text, ":%04X", static_cast<unsigned>(port));
@@ -62,7 +62,7 @@ void expect_failure(
     require(text.find(phrase) != std::string::npos, "the error's text");
     return;
   }
-  // Calls with other names do nothing in a rank.
+  // Only a rank, which skips calls with other names, may get here.
   require(std::getenv("ACCELERATE_CPP_FUNCTION") != nullptr, "an error came");
 }
 
@@ -116,7 +116,8 @@ int main(int argc, char** argv) {
         world.group().all_reduce(at::ones({2}));
       },
       "rank 0 of launch_function() was killed by SIGKILL");
-  // The peer ignores SIGTERM; its end by SIGKILL does not make it the cause.
+  // The peer ignores SIGTERM; being killed by SIGKILL does not make it the
+  // cause.
   expect_failure<DistributedError>(
       "stubborn",
       2,

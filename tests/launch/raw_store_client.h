@@ -16,7 +16,7 @@
 
 namespace accelerate::testing {
 
-/// The bytes of one message to a store, right or wrong.
+/// The bytes of one message to a store, well-formed or not.
 class StoreMessage {
  public:
   explicit StoreMessage(detail::StoreQuery query) { value(query); }
@@ -37,12 +37,12 @@ class StoreMessage {
   std::string bytes_;
 };
 
-/// A client that sends what it is told to, byte by byte if need be.
+/// A client that sends arbitrary bytes, one by one if needed.
 class RawStoreClient {
  public:
   using Query = detail::StoreQuery;
 
-  /// Connects to 127.0.0.1 and sends the magic number, if it is to be valid.
+  /// Connects to 127.0.0.1, and sends the magic number if `is_valid`.
   explicit RawStoreClient(int port, bool is_valid = true) {
     socket_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};

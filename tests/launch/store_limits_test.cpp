@@ -1,4 +1,4 @@
-// Clients that attack the store, or ask too much of it.
+// Clients that attack the store or overload it.
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -27,7 +27,7 @@ using Query = StoreQuery;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What the server reported, from its thread.
+// Collects the server's reports, which come from its thread.
 class Reports {
  public:
   std::function<void(const std::string&)> sink() {
@@ -46,8 +46,8 @@ class Reports {
   std::vector<std::string> lines_;
 };
 
-// Runs `body` in a child process, since limits are of processes. Expects that
-// it returns true.
+// Runs `body` in a child process, since limits are per process. Expects it to
+// return true.
 void expect_in_child(const std::function<bool()>& body) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
@@ -153,7 +153,7 @@ TEST(StoreLimits, ReportsAreFew) {
   EXPECT_THAT(lines.back(), HasSubstr("the last report of this kind"));
 }
 
-// Sanitizers need address space of their own.
+// Sanitizers need too much address space.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(StoreLimits, SurvivesWhenThereIsNoMemory) {
   expect_in_child([] {
@@ -197,8 +197,8 @@ TEST(StoreLimits, WaitsForDescriptors) {
     const StoreServer server("127.0.0.1", 0);
     RawStoreClient rank(server.port());
     if (!require(rank.add("count", 1) == 1, "the store works")) return false;
-    // Connections that the server cannot accept: only the client's half has a
-    // descriptor.
+    // The server cannot accept more connections: only the client's end can get
+    // a descriptor.
     rlimit before{};
     ::getrlimit(RLIMIT_NOFILE, &before);
     const int next = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -216,7 +216,7 @@ TEST(StoreLimits, WaitsForDescriptors) {
   });
 }
 
-// A server in a process that has 20 descriptors for clients.
+// Options of a server whose process has 20 descriptors for clients.
 StoreServerOptions few_descriptors() {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -232,13 +232,13 @@ TEST(StoreLimits, LeavesDescriptorsToTheLauncher) {
     clients.push_back(std::make_unique<RawStoreClient>(server.port()));
     EXPECT_TRUE(clients.back()->is_served());
   }
-  // Without a secret everybody is admitted at the first request.
+  // Without a secret, every client is admitted at its first request.
   for (const auto& client : clients) client->add("count", 1);
   RawStoreClient late(server.port());
   const std::string question =
       StoreMessage(Query::add).text("count").value(std::int64_t{1}).bytes();
   late.send(question);
-  // Still unanswered when the others were served once more.
+  // Not answered yet when the others are served again.
   for (const auto& client : clients) EXPECT_EQ(client->add("count", 0), 20);
   clients.pop_back();
   EXPECT_EQ(late.receive<std::int64_t>(), 21);
@@ -261,7 +261,7 @@ TEST(StoreLimits, OtherClientsMakeRoomForRanks) {
     EXPECT_EQ(late.add(key, 1), i + 2);
   }
   EXPECT_EQ(rank.add(key, 1), 32);
-  // So the launcher can start a rank.
+  // A free descriptor is left, so the launcher can start a rank.
   const Pipe pipe;
   EXPECT_GE(pipe.write_end(), 0);
 }

@@ -31,7 +31,7 @@ using Bytes = std::vector<std::uint8_t>;
 Bytes bytes(const std::string& text) { return {text.begin(), text.end()}; }
 std::string text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
 
-// A client of LibTorch.
+// Returns LibTorch's client for the store.
 c10::intrusive_ptr<c10d::TCPStore> client_of(
     const StoreServer& server,
     milliseconds timeout = milliseconds(20000)) {
@@ -171,7 +171,7 @@ TEST(StoreServer, KnowsLibTorchsClientsByTheSecretInTheirPrefix) {
   const Store store = base.with_prefix(secret + "/attempt_0");
   store.set("key", "value");
   EXPECT_EQ(store.get("key"), "value");
-  // A clone is another connection, and shows the secret, too.
+  // A clone is a separate connection, and also sends the secret.
   const auto clone = own_client(store);
   EXPECT_EQ(text(clone->get("key")), "value");
 }

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 const std::string kSecret = "0123456789abcdef0123456789abcdef";
 
-/// A store without sockets, and its clients.
+/// A store without sockets, with its clients.
 class Clients {
  public:
   explicit Clients(StoreService::Options options = {})
@@ -44,7 +44,7 @@ class Clients {
   void send(StoreSession& session, const StoreMessage& message) {
     send(session, message.bytes());
   }
-  // The refusal that the bytes cause; empty if there is none.
+  // The refusal that the message causes; empty if there is none.
   std::string refusal_of(StoreSession& session, const StoreMessage& message) {
     try {
       send(session, message);
@@ -53,7 +53,7 @@ class Clients {
     }
     return {};
   }
-  // Takes all answers.
+  // Takes all answers that are ready.
   std::string answers(StoreSession& session) {
     std::string all;
     while (!session.unsent().empty()) {
@@ -195,7 +195,7 @@ TEST(StoreService, BoundsTheSumOfAllValues) {
   EXPECT_THAT(refusal, HasSubstr("the 1048576 bytes that the store holds"));
   EXPECT_GT(num_set, 500);
   EXPECT_LE(clients.service().memory(), (1U << 20U) + 10000);
-  // Deleting makes room again.
+  // Deleting a key makes room again.
   StoreSession& other = clients.connect();
   for (int i = 0; i < 10; ++i) {
     clients.send(
@@ -280,7 +280,7 @@ TEST(StoreService, AdmitsByTheFirstKeyOnly) {
   const std::string key = "/" + kSecret + "/a";
   StoreSession& rank = clients.connect();
   clients.send(rank, StoreMessage(Query::set).text(key).text("1"));
-  // From now on any key will do.
+  // From now on any key is accepted.
   clients.send(rank, StoreMessage(Query::set).text("other").text("2"));
   EXPECT_EQ(clients.service().num_keys(), 2U);
 
@@ -350,7 +350,7 @@ TEST(StoreService, LetsEachMachineJoinOnce) {
   EXPECT_EQ(
       clients.answers(late), join_answer(StoreJoinAnswer::machine_taken, ""));
   EXPECT_FALSE(late.is_admitted());
-  // A launcher that has ended can be replaced.
+  // A launcher that ended can be replaced.
   clients.service().close(first);
   clients.send(late, join_as(1));
   EXPECT_EQ(
@@ -395,7 +395,7 @@ TEST(StoreService, ComparesSecretsThatLaunchersWereGiven) {
   StoreSession& right = shared.connect();
   shared.send(right, join_as(1, kSecret));
   EXPECT_TRUE(right.is_admitted());
-  // One launcher alone was given a secret.
+  // Only one launcher was given a secret.
   Clients unshared({.secret = kSecret, .num_machines = 2});
   StoreSession& other = unshared.connect();
   unshared.send(other, join_as(1, std::string(32, 'f')));

@@ -22,7 +22,7 @@ namespace supervisor_test {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// Collects everything that comes out of a pipe.
+/// Collects all output of a pipe.
 class Heard final : public EventSource {
  public:
   explicit Heard(int pipe) : pipe_(pipe) {}
@@ -46,7 +46,7 @@ class Heard final : public EventSource {
   int pipe_;
 };
 
-/// Ranks that are shell scripts; $1 is a descriptor that is read here.
+/// Ranks that are shell scripts; $1 is a descriptor whose output is collected.
 class Scripts {
  public:
   explicit Scripts(const Supervisor::Options& options = {})
@@ -119,7 +119,7 @@ TEST(Supervisor, TellsWhenARankHasEndedAndWasRead) {
   EXPECT_EQ(scripts.heard[1].text, "words\n");
 }
 
-// Nothing else happens that could wake it up.
+// No other event could wake up the supervisor.
 TEST(Supervisor, CallsAtIntervals) {
   int count = 0;
   Scripts* all = nullptr;
@@ -133,7 +133,7 @@ TEST(Supervisor, CallsAtIntervals) {
   EXPECT_GE(count, 3);
 }
 
-// As where another machine decides whether a rank is replaced.
+// As when another machine decides whether a rank is replaced.
 TEST(Supervisor, GoesOnWithoutRanksWhileMoreMayBeAdded) {
   Scripts* all = nullptr;
   int num_calls = 0;

@@ -2,9 +2,9 @@
 //
 //   worlds_check env|agent|launch|tool NUMBER
 //
-// env: rank 0 serves the store. agent: this process does, as torchrun's agent.
-// launch: launch_function() starts the ranks. tool: accelerate-cpp launch has
-// started this rank, and holds the store.
+// env: rank 0 serves the store. agent: this process serves it, like torchrun's
+// agent. launch: launch_function() starts the ranks. tool: accelerate-cpp
+// launch started this rank and serves the store.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -113,7 +113,7 @@ int main(int, char** argv) {
       std::in_place, Store::tcp("127.0.0.1", 0, /*is_server=*/true));
   const int port = agent->port();
   const bool is_agent = mode == "agent";
-  // Only the number of a port that is free is needed otherwise.
+  // Otherwise only the number of a free port is needed.
   if (!is_agent) agent.reset();
   return run_ranks(argv, port, is_agent);
 }
