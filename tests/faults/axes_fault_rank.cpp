@@ -1,7 +1,7 @@
-// Three ranks that share layers or sequences. In the second step the last one
-// exits where the others wait for what only it can send: axes_fault_rank TRAFFIC
-// PHASE, where TRAFFIC is tensor, slices (of the sequence, between split layers),
-// allgather, alltoall or heads, and PHASE forward or backward.
+// Three ranks that share layers or sequences. In the second step the last rank
+// exits where the others wait for its messages: axes_fault_rank TRAFFIC PHASE,
+// where TRAFFIC is tensor, slices (of the sequence, between split layers),
+// allgather, alltoall or heads, and PHASE is forward or backward.
 #include <cstdlib>
 #include <iostream>
 #include <optional>
@@ -22,7 +22,7 @@ struct Fault {
   std::string phase;
 };
 
-// Attention between two linear layers, which is where a rank leaves.
+// Attention between two linear layers, where a rank can leave.
 struct LeavingImpl : torch::nn::Module {
   LeavingImpl() {
     register_module("up", up);
@@ -36,7 +36,7 @@ struct LeavingImpl : torch::nn::Module {
     if (!attends) return down(torch::relu(hidden));
     const Tensor heads = hidden.unflatten(-1, {4, 4}).transpose(1, 2);
     const Tensor mixed = at::scaled_dot_product_attention(heads, heads, heads);
-    // The ranks that are left meet it in this attention's backward.
+    // The remaining ranks notice it in this attention's backward.
     if (leaves_in == "backward")
       mixed.register_hook([](const Tensor&) { std::_Exit(0); });
     return down(mixed.transpose(1, 2).flatten(-2));

@@ -1,11 +1,11 @@
-// Kills ranks with SIGKILL while they save, again and again, and lets fresh
-// processes load what is left and compare it with what was saved.
+// Repeatedly kills ranks with SIGKILL while they save, and lets new processes
+// load what is left and compare it with what was saved.
 //
 //   crash_test --trials 1000 --mode sync|async|sharded --keep 1
 //
-// prints a line of JSON and ends with 1 if a complete checkpoint could not be
-// loaded, if nothing could although a save had returned, or if anything loaded
-// was not what was saved.
+// prints a line of JSON and exits with 1 if a complete checkpoint could not be
+// loaded, if nothing could be loaded although a save had returned, or if
+// anything loaded differs from what was saved.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -66,7 +66,7 @@ struct Flags {
   std::string mode = "sync";
   int keep = 1;
   unsigned seed = 1;
-  // The following are set for workers only.
+  // The following are set only for workers.
   std::string directory;
   std::string store;
   int rank = 0;
@@ -104,7 +104,7 @@ WorldOptions world_options(const Flags& flags) {
       .logger = Logger([](const LogRecord&) {}, LogLevel::off)};
 }
 
-// Saves through the Accelerator's functions.
+// Saves with the Accelerator's functions.
 class AcceleratorSaver {
  public:
   explicit AcceleratorSaver(const Flags& flags)
@@ -116,7 +116,7 @@ class AcceleratorSaver {
     accelerator_.register_for_checkpointing(number_);
   }
 
-  // Returns the number that was loaded; -1 if there is no checkpoint.
+  // Returns the number of the loaded save; -1 if there is no checkpoint.
   std::int64_t load() {
     if (!accelerator_.latest_checkpoint()) return -1;
     accelerator_.load_state({.verify = true});
@@ -144,7 +144,7 @@ class AcceleratorSaver {
     const SaveTicket ticket =
         accelerator_.save_state({.asynchronous = is_asynchronous_});
     if (is_asynchronous_) {
-      // Training goes on meanwhile.
+      // Training goes on during the save.
       net_->weight.zero_();
       if (last_) last_->wait();
       if (last_) report(number - 1);
@@ -308,7 +308,7 @@ class Worker {
   }
 
   void kill() const { ::kill(pid_, SIGKILL); }
-  /// The next line of output; nothing if the worker ended.
+  /// The next line of output; nullopt if the worker ended.
   std::optional<std::string> line() {
     while (true) {
       const std::size_t end = text_.find('\n');
@@ -339,7 +339,7 @@ int run_trials(const char* program, Flags flags) {
   int unloadable = 0, nothing = 0, wrong = 0, lost = 0, done = 0, saves = 0;
   std::optional<TemporaryDirectory> directory;
   std::int64_t promised = -1;
-  // One more start than kills, so that each outcome is loaded.
+  // One more start than kills, so that every outcome is loaded.
   for (int trial = 0; trial <= flags.trials; ++trial) {
     if (!directory) directory.emplace();
     flags.directory = (*directory / "project").string();
@@ -363,7 +363,7 @@ int run_trials(const char* program, Flags flags) {
         std::cerr << *loaded << '\n';
       }
       if (trial == flags.trials) break;
-      // A save takes some tens of milliseconds.
+      // A save takes tens of milliseconds.
       std::this_thread::sleep_for(std::chrono::microseconds(draw(120'000)));
       const int victim = draw(2);  // 2: both
       if (victim != 1) first.kill();

@@ -14,7 +14,7 @@
 
 namespace {
 
-// Steps on a tensor of no model, which causes a warning.
+// Steps on a tensor that belongs to no model, which causes a warning.
 void step_on_untracked_tensor(const accelerate::Accelerator& accelerator) {
   torch::optim::SGD sgd({at::ones({1}).requires_grad_()}, 0.1);
   accelerator.prepare(sgd).step();
@@ -100,7 +100,7 @@ void load_sharded(
   accelerator.load_state(directory / "first");
 }
 
-// Steps until it is told to end, then saves what it has and leaves; or goes on
+// Steps until it is told to end, and then saves and leaves, or goes on
 // ("ignore_end").
 void train_until_preempted(
     const accelerate::Accelerator& accelerator,

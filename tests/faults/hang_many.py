@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Lets a rank of three hang, die or disagree many times, in each phase and in each way, and counts how often the reports say
-so in time. The tests do it a few times.
+"""Makes one of three ranks hang, die or disagree many times, in each phase and in each way, and counts how often the reports
+say so in time. The tests do it a few times.
 
-A hang has to be named within two seconds of the threshold (--hang_seconds 3), a death within 50 ms: the time from just before
-the rank kills itself until this script has read the line that says so. For deaths, "ended_ms" is the time until the other ranks
-and the launcher had ended, too. A disagreement has to be named by the ranks themselves, with the calls of all.
+A hang must be reported within two seconds of the threshold (--hang_seconds 3), and a death within 50 ms, measured from just
+before the rank kills itself until this script has read the line that says so. For deaths, "ended_ms" is the time until the
+other ranks and the launcher have ended, too. The ranks themselves must report a disagreement, with the calls of all ranks.
 
 usage: hang_many.py TOOL HANG_RANK ROUNDS [--jobs N] [--only WORD] [--transport shared_memory|gloo]
 """
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 THRESHOLD, ALLOWED, DEATH = 3.0, 2.0, 0.050
-# (phase, way): what the report says
+# (phase, way): what the report must say
 HANGS = {
     ("data", "stopped"): "waiting for the data loader",
     ("forward", "stopped"): "in forward",
@@ -40,7 +40,7 @@ DISAGREEMENTS = {
 
 
 def launch(arguments, kind, directory, flags):
-    """(exit code, [(seconds of the monotonic clock, line of stderr)]) of one launch; the last line is its end."""
+    """Runs one launch; returns (exit code, [(seconds of the monotonic clock, line of stderr)]). The last line marks its end."""
     command = [arguments.tool, "launch", "--cpu", "--num_processes", "3", "--hang_seconds", str(THRESHOLD), "--transport",
                arguments.transport, *flags, arguments.rank, *kind, directory, ""]
     lines = []
@@ -57,7 +57,7 @@ def seconds_of(directory, name):
 
 
 def judge_hang(arguments, kind, words, directory):
-    """Seconds over the threshold until the report, or a complaint."""
+    """Returns the seconds from the threshold to the report, or a complaint."""
     code, lines = launch(arguments, kind, directory, ["--on_hang", "kill"])
     text = "".join(line for _, line in lines)
     head = [when for when, line in lines if line.endswith(" for rank 2\n") and " have waited " in line]
@@ -67,7 +67,7 @@ def judge_hang(arguments, kind, words, directory):
 
 
 def judge_death(arguments, kind, words, directory):
-    """Seconds until it was named, and until all have ended; or a complaint."""
+    """Returns the seconds until the death was reported and until all had ended, or a complaint."""
     code, lines = launch(arguments, kind, directory, [])
     text = "".join(line for _, line in lines)
     named = [when for when, line in lines if "rank 2 was killed by SIGKILL" in line and words in line]

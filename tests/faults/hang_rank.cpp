@@ -1,8 +1,8 @@
-// A rank that trains a little. The last rank hangs in the second step: in the
-// phase that the first argument names, in the way that the second one does. The
-// third is a directory; a fourth, "kill", asks in code for the end of such
-// ranks. For hang_many.py, the ranks write into the directory when it hung
-// ("hung"), and when each of the others failed ("failed_0" ...), in nanoseconds
+// A rank that trains a few steps. The last rank hangs in the second step: the
+// first argument names the phase, the second how it hangs. The third is a
+// directory; with a fourth, "kill", the code asks to kill ranks that hang. For
+// hang_many.py, the ranks write into the directory when the last rank hung
+// ("hung") and when each of the others failed ("failed_0" ...), in nanoseconds
 // of the monotonic clock.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -36,7 +36,7 @@ void note_time(const std::string& name) {
           std::chrono::nanoseconds(1);
 }
 
-// Named in stacks.
+// Stacks show this function's name.
 [[gnu::noinline]] void hang_in_the_programs_own_code() {
   if (way == "killed") std::cerr << "goodbye" << std::endl;
   note_time("hung");
@@ -53,7 +53,7 @@ void note_time(const std::string& name) {
     }
   }
   if (way == "file") {
-    // A pipe that nobody writes to: a disk that does not answer.
+    // A pipe without a writer, to simulate a disk that does not answer.
     const std::string path = directory + "/pipe";
     if (::mkfifo(path.c_str(), 0600) != 0) std::abort();
     static_cast<void>(::open(path.c_str(), O_RDONLY));

@@ -21,15 +21,15 @@ using testing::TemporaryDirectory;
 using testing::Tool;
 using testing::ToolResult;
 
-/// Three ranks of which the last hangs.
+/// Three ranks, the last of which hangs.
 struct Hang {
   std::string phase;
   std::string way;
-  /// What the report says of its phase.
+  /// What the report says about its phase.
   std::string words;
 };
 
-/// A launch that hangs. Runs beside others, since most of the time it waits.
+/// A launch that hangs. Several run at once, since each mostly waits.
 class HangingLaunch {
  public:
   HangingLaunch(
@@ -149,7 +149,7 @@ TEST(Hang, IsNotReportedWhereNobodyAskedForIt) {
   EXPECT_THAT(result.err, Not(HasSubstr(" for rank 2\n")));
 }
 
-// What `ps` prints of one group once it shows a state, or after a long time.
+// What `ps` prints about a group once it matches `state`, or after a long time.
 std::string listing_with(
     pid_t process,
     const ::testing::Matcher<std::string>& state) {
@@ -172,7 +172,7 @@ std::string listing_with(
 
 TEST(RunningGroups, AreListedWithWhatTheirRanksDo) {
   HangingLaunch launch({"forward", "lock", ""}, {"--hang_seconds", "0"});
-  // Ranks arrive one after another.
+  // Ranks reach this state one after another.
   const ::testing::Matcher<std::string> state = AllOf(
       HasSubstr("hang_rank forward lock"),
       HasSubstr("  3 ranks\n"),

@@ -1,8 +1,8 @@
-// Kills a run that logs 10,000 values a second again and again, at random
-// moments, and resumes it from a step before. After each kill the journal must
-// be readable, hold all that was logged more than SECONDS before, and have each
-// step once, as the last attempt that logged it did; what an earlier attempt
-// left and the resumed run kept may never be lost.
+// Repeatedly kills a run that logs 10,000 values per second, at random moments,
+// and resumes it from an earlier step. After each kill the journal must be
+// readable, contain everything logged more than SECONDS before the kill, and
+// have each step once, from the last attempt that logged it; steps that a
+// resumed run keeps must never be lost.
 // usage: kill_logging LOGGING_RUN NUM_KILLS [SECONDS [SEED]]
 #include <algorithm>
 #include <chrono>
@@ -76,7 +76,7 @@ class Process {
   ~Process() { close(out_); }
 
   void kill() const { ::kill(pid_, SIGKILL); }
-  /// What it logged, once it has ended; whether it ended by itself.
+  /// Waits for the end and takes its reports; returns whether it succeeded.
   bool wait(std::vector<Report>& reports) {
     reader_.join();
     int status = 0;
@@ -88,7 +88,7 @@ class Process {
  private:
   void read_reports() {
     Report report;
-    // Reports are shorter than what a pipe takes at once.
+    // Reports are short enough that a pipe transfers them whole.
     while (read(out_, &report, sizeof report) == sizeof report)
       reports_.push_back(report);
   }
@@ -99,8 +99,8 @@ class Process {
   std::thread reader_;
 };
 
-/// By step, from 0 on: the attempt that logged it. Ends the program if the
-/// journal is damaged, or a step is missing, there twice, or incomplete.
+/// The attempt that logged each step, from step 0 on. Ends the program if the
+/// journal is damaged, or if a step is missing, duplicated or incomplete.
 std::vector<std::int64_t> attempts_in(const std::string& journal) {
   detail::JournalReader reader(journal);
   detail::RunHistory history;
@@ -138,12 +138,12 @@ class KilledRun {
   KilledRun(std::string program, std::int64_t grace_nanoseconds)
       : program_(std::move(program)), grace_(grace_nanoseconds) {}
 
-  /// The number of steps that the journal has.
+  /// The number of steps in the journal.
   [[nodiscard]] std::int64_t num_steps() const {
     return static_cast<std::int64_t>(attempts_.size());
   }
 
-  /// Resumes it after that many steps, and kills it some time later.
+  /// Resumes the run after `num_kept` steps, and kills it after `time`.
   void resume_and_kill(std::int64_t num_kept, std::chrono::milliseconds time) {
     Process process(command(num_kept, kMostSteps));
     std::this_thread::sleep_for(time);
@@ -152,7 +152,7 @@ class KilledRun {
     std::vector<Report> reports;
     if (process.wait(reports)) fail("the run ended before it was killed");
     if (!std::filesystem::exists(journal())) {
-      // It may have been killed before it began.
+      // The run may have been killed before it began.
       if (!reports.empty() && reports.front().nanoseconds <= end - grace_)
         fail("there is no journal");
       return;
@@ -168,7 +168,7 @@ class KilledRun {
     }
   }
 
-  /// Resumes it after that many steps, and lets it end.
+  /// Resumes the run after `num_kept` steps, and lets it end.
   void resume_to_end(std::int64_t num_kept) {
     constexpr std::int64_t kMore = 50;
     Process process(command(num_kept, num_kept + kMore));
@@ -203,8 +203,8 @@ class KilledRun {
         attempts_[static_cast<std::size_t>(step)] == attempt_;
   }
 
-  // Steps that were kept are as they were. Those behind them are the last
-  // attempt's, or what they were if it left no trace.
+  // Kept steps are unchanged. Later ones are the last attempt's, or unchanged
+  // if it logged nothing.
   void check(std::int64_t num_kept) {
     std::vector<std::int64_t> found = attempts_in(journal());
     std::vector<std::int64_t> expected(
@@ -228,7 +228,7 @@ class KilledRun {
   std::int64_t grace_;
   TemporaryDirectory directory_;
   std::int64_t attempt_ = 0;
-  std::vector<std::int64_t> attempts_;  // by step, what the journal has
+  std::vector<std::int64_t> attempts_;  // in the journal, by step
 };
 
 }  // namespace
@@ -240,7 +240,7 @@ int main(int argc, char** argv) {
   const auto draw = [&](std::int64_t most) {
     return std::uniform_int_distribution<std::int64_t>(0, most)(random);
   };
-  // Long enough that there are older records to look for.
+  // Long enough for some records to be older than the grace time.
   const auto longest = static_cast<std::int64_t>((seconds + 1.5) * 1000);
   int num_killed = 0;
   while (num_killed < num_kills) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kill_ranks.sh RANK_PROGRAM TRIALS LAUNCH...: two ranks under a launcher that restarts once; a random one is killed at a random moment,
-# and the group must come back and end well. With TRIALS 100, for example:
+# kill_ranks.sh RANK_PROGRAM TRIALS LAUNCH...: two ranks under a launcher that restarts once; a random rank is killed at a random
+# moment, and the group must restart and succeed. With TRIALS 100, for example:
 # kill_ranks.sh build/bin/restart_rank 100 build/bin/accelerate-cpp launch --quiet --num_processes 2 --max_restarts 1
 # kill_ranks.sh build/bin/restart_rank 100 torchrun --no-python --nproc_per_node 2 --max_restarts 1
 set -euo pipefail
@@ -15,7 +15,7 @@ for trial in $(seq "$trials"); do
   mkdir "$directory/run"
   setsid timeout --signal KILL 60 "$@" "$rank" "$directory/run" >"$directory/out" 2>&1 &
   launcher=$!
-  # Waits for a random moment during the start or the steps of the first attempt.
+  # Waits for a random moment in the startup or the steps of the first attempt.
   victim=$((RANDOM % 2))
   until [ -s "$directory/run/pid_$victim" ] || ! kill -0 $launcher 2>/dev/null; do :; done
   sleep "0.$(printf %03d $((RANDOM % 500)))"

@@ -1,7 +1,7 @@
-// Kills a training run again and again, at random moments, lets it resume on
-// another number of ranks, and compares the samples it saw with those of an
+// Repeatedly kills a training run at random moments, resumes it on a different
+// number of ranks, and compares the samples it saw with those of an
 // uninterrupted run.
-// usage: kill_training TRAINING_RANK NUM_KILLS [SEED]; ends with 1 if any
+// usage: kill_training TRAINING_RANK NUM_KILLS [SEED]; exits with 1 if any
 // differ.
 #include <chrono>
 #include <csignal>
@@ -57,14 +57,14 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  /// Returns when the first step is done, or the run has ended.
+  /// Returns when the first step is done or the run has ended.
   void wait_for_training() const {
     char byte = 0;
     while (read(out_, &byte, 1) == 1 && byte != '\n') {
     }
   }
   void kill() const { ::kill(pid_, SIGKILL); }
-  /// Waits for its end; returns false if it was killed.
+  /// Waits for the end of the run; returns false if it was killed.
   [[nodiscard]] bool wait() const {
     int status = 0;
     waitpid(pid_, &status, 0);

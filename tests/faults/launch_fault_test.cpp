@@ -60,7 +60,8 @@ TEST(Fault, NamesARankThatExitsWhileGradientsAreReduced) {
   EXPECT_THAT(
       result.err,
       AllOf(
-          // The gradient of one large parameter, or the rest of a unit's.
+          // Either a large parameter's gradient, or the rest of a unit's
+          // gradients.
           HasSubstr("reducing the gradient"),
           HasSubstr(" of layers."),
           HasSubstr("rank 2")));
@@ -147,7 +148,7 @@ TEST(Preemption, LetsAllRanksSaveAfterTheSameStep) {
   EXPECT_TRUE(std::filesystem::exists(directory / "state/manifest.json"));
 }
 
-// Only one of the ranks may be told, for instance by a scheduler.
+// A scheduler, for instance, may tell only one of the ranks.
 TEST(Preemption, OfOneRankIsThatOfAll) {
   const testing::TemporaryDirectory directory;
   testing::Tool tool(
@@ -219,7 +220,7 @@ TEST(LogLevel, OfTheLauncherAppliesToRanks) {
   EXPECT_EQ(quiet.err, "");
 }
 
-// Programs on plain c10d sometimes abort when they simply end.
+// Programs that use plain c10d sometimes abort at exit.
 TEST(CleanExit, HoldsForManyProgramsThatSimplyEnd) {
   constexpr int kAtOnce = 4;
   constexpr int kRounds = 25;

@@ -4,13 +4,13 @@
 
 namespace accelerate::faults {
 
-// What logging_run logs, so that kill_logging knows what to expect.
+// What logging_run logs and kill_logging expects.
 
 inline constexpr int kValuesInStep = 10;
 /// More than any step's number.
 inline constexpr std::int64_t kMostSteps = 1'000'000;
 
-/// The value of that number in a step, as that attempt at the run logs it.
+/// Value number `number` of a step, as the given attempt logs it.
 inline double
 logged_value(std::int64_t attempt, std::int64_t step, int number) {
   return static_cast<double>(

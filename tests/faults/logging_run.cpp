@@ -1,7 +1,7 @@
-// Logs 10 values in each of 1,000 steps a second, and says on standard output
-// which step it logged when, so that a test that kills it knows.
+// Logs 10 values in each of 1,000 steps per second, and writes to standard
+// output when it logged each step, for the test that kills it.
 // usage: logging_run DIRECTORY RUN LAST_STEP_KEPT NUM_STEPS ATTEMPT;
-// LAST_STEP_KEPT -1 begins the run, other steps resume it. Values tell their
+// LAST_STEP_KEPT -1 begins the run, other steps resume it. Values encode their
 // step and the attempt that logged them.
 #include <chrono>
 #include <cstdint>

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# machines_netns.sh TOOL RANK_PROGRAM ELASTIC_RANK: network namespaces play machines on one switch. Ranks meet on two and three of them: by static
-# addresses, by a host file, under torchrun (where there is one; TORCHRUN names it), over a slow line; and when a line is cut, all
-# launchers end with a message; a machine that vanishes comes back and gets its state from its neighbour; and machines join a group that runs, and are lost to it. Needs root and iproute2; else it is skipped (77).
+# machines_netns.sh TOOL RANK_PROGRAM ELASTIC_RANK: network namespaces simulate machines on one switch. Ranks meet on two and three of
+# them: by static addresses, by a host file, under torchrun (if there is one; TORCHRUN names it), and over a slow line; when a line is
+# cut, all launchers end with a message; a machine that vanishes comes back and gets its state from its neighbour; and machines join a
+# running group, and are lost to it. Needs root and iproute2; otherwise it is skipped (77).
 set -uo pipefail
 # ACCELERATE_TEST_TIME_FACTOR multiplies all time limits, for builds with sanitizers.
 time_factor=${ACCELERATE_TEST_TIME_FACTOR:-1}
@@ -29,7 +30,7 @@ for i in 0 1 2; do
 done
 
 codes=()
-# on_machines N WORD...: WORD... on machines 0 to N-1, with @ in it replaced; leaves the exit codes in $codes.
+# on_machines N WORD...: runs WORD... on machines 0 to N-1, with @ replaced; leaves the exit codes in $codes.
 on_machines() {
   local count=$1 i
   local -a pids=()
@@ -100,7 +101,7 @@ else
   echo "torchrun: left out, there is none"
 fi
 
-# Eight million bits a second to and from the last machine.
+# Eight million bits per second to and from the last machine.
 if ip netns exec "$switch" tc qdisc add dev port2 root tbf rate 8mbit burst 16kb latency 400ms 2>/dev/null &&
   ip netns exec "$(machine 2)" tc qdisc add dev n2 root tbf rate 8mbit burst 16kb latency 400ms; then
   launch 3 --check "$rank" clean
@@ -125,7 +126,7 @@ for count in 2 3; do
   ip -n "$switch" link set "port$((count - 1))" up
 done
 
-# The last machine vanishes with its memory, and comes back when the others have noticed.
+# The last machine vanishes with its memory, and comes back once the others have noticed.
 run_elastic() {
   ip netns exec "$(machine "$1")" timeout -k 2 $((120 * time_factor)) "$tool" launch --num_machines 3 --num_processes 3 \
     --main_process_ip 10.77.0.1 --main_process_port 29633 --machine_rank "$1" --max_restarts 3 \
@@ -144,7 +145,7 @@ mkdir "$out/project"
 pids=()
 for i in 0 1 2; do run_elastic $i ""; pids+=($!); done
 await "step 20" 0
-# Machine 0 has the part of a state that is newer than all checkpoints. A stopped machine keeps the others from going on.
+# Machine 0 has its part of a state that is newer than all checkpoints. A stopped machine keeps the others from going on.
 signal_last() { ip netns pids "$(machine 2)" | xargs -r kill "$1"; }
 newest_checkpoint() {
   find "$out/project/checkpoints" -maxdepth 1 -name 'checkpoint_*' | sed 's/.*_//' | sort -n | tail -n 1
@@ -169,7 +170,7 @@ done
 ip -n "$switch" link set port2 down
 signal_last -KILL
 await "machine 2, whose launcher is gone" 0
-# The machine may have been stopped when it had written its part of a checkpoint: the others complete it, and it is newer than the copy.
+# The machine may have been stopped after writing its part of a checkpoint: then the others complete it, and it is newer than the copy.
 newest=$(newest_checkpoint)
 ip -n "$switch" link set port2 up
 run_elastic 2 again
@@ -183,8 +184,8 @@ all_well "a machine that vanished did not come back"
 [ "${newest:--1}" -ge "$checkpoint" ] || grep -q "its part came back to machine 2 from machine 0" "$out/0" || fail "the neighbour's memory was not used"
 [ "$(awk '{ print $1 }' "$out/project/curve" | sort -nu | wc -l)" -eq 400 ] || fail "steps are missing"
 
-# A group of two or three machines: the last one joins late, its line is cut, and it joins again. No checkpoints are saved: the others
-# go on from states in memory.
+# A group of two or three machines: the last one joins late, its line is cut, and it joins again. No checkpoints are saved, so the
+# others go on from states in memory.
 run_changing() {
   ip netns exec "$(machine "$1")" timeout -k 2 $((180 * time_factor)) "$tool" launch --num_machines 3 --num_processes 2:3 \
     --main_process_ip 10.77.0.1 --main_process_port 29644 --machine_rank "$1" \
@@ -218,7 +219,7 @@ done
 all_well "a machine did not join a group that runs"
 steps=$(awk '{ print $1 }' "$out/changing/curve" | sort -nu | wc -l)
 [ "$steps" -eq "$(awk '{ print $1 }' "$out/changing/curve" | sort -n | tail -n 1)" ] || fail "steps are missing from a group that machines join"
-# The last line of a step has its samples, after its number and the loss: of ten steps together each once.
+# The last line of a step has its number, the loss and its samples: ten steps together have each sample once.
 awk '{ line[$1] = $0 } END { for (step = 1; step in line; ++step) { count = split(line[step], words); for (i = 3; i <= count; ++i) print int((step - 1) / 10), words[i] } }' \
   "$out/changing/curve" | sort | uniq -d | grep -q . && fail "a sample was seen twice in an epoch"
 echo "all as expected"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# resume_digits.sh TOOL DIGITS RANKS TRIALS: a training that is killed again and again at random moments, and resumed from its newest
-# checkpoint, ends with exactly the weights of an uninterrupted one.
+# resume_digits.sh TOOL DIGITS RANKS TRIALS: a training run that is repeatedly killed at random moments and resumed from its newest
+# checkpoint ends with exactly the weights of an uninterrupted run.
 set -euo pipefail
 tool=$1 digits=$2 ranks=$3 trials=$4
 RANDOM=${SEED:-1}
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 cd "$directory"
-run() { # PROJECT: to its end, or until it is killed
+run() { # PROJECT: runs to the end, or until it is killed
   "$tool" launch --num_processes "$ranks" "$digits" --epochs 3 --seed 3 --project_dir "$1" \
     --checkpoint_every 7 --total_limit 2 --resume latest
 }
@@ -22,7 +22,7 @@ for trial in $(seq "$trials"); do
     # Runs in its own process group, so that all of it can be killed at once.
     setsid bash -c "$(declare -f run); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
     pid=$!
-    # Starting takes about 300 ms, and training about as long.
+    # Startup takes about 300 ms, and so does training.
     sleep "0.$(printf %03d $((250 + RANDOM % 550)))"
     if kill -KILL -- "-$pid" 2>/dev/null; then
       wait "$pid" 2>/dev/null || true

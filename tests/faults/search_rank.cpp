@@ -1,6 +1,6 @@
-// A rank that searches a batch size; rank 1 may map less memory than the others,
-// and runs out of it in a backward while they wait for its gradients. The first
-// argument, "replicated" or "sharded", says how the model is trained.
+// A rank that searches for a batch size; rank 1 can map less memory than the
+// others, and runs out of it in a backward while they wait for its gradients.
+// The first argument, "replicated" or "sharded", says how the model is trained.
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -19,7 +19,7 @@ constexpr rlim_t kHeadroom = rlim_t{2} << 30;
 constexpr std::int64_t kFirstBatch = 4096;
 constexpr std::int64_t kWidth = 256;
 
-// From here on this process can map `num_bytes` more than it has.
+// From here on this process can map only `num_bytes` more than it has.
 void limit_memory(rlim_t num_bytes) {
   rlim_t num_pages = 0;
   std::ifstream("/proc/self/statm") >> num_pages;
@@ -29,7 +29,7 @@ void limit_memory(rlim_t num_bytes) {
     throw std::runtime_error("setrlimit failed");
 }
 
-// Identity whose backward maps a MiB per sample, and touches none of it.
+// Identity whose backward maps 1 MiB per sample without touching it.
 struct TakeMemory : torch::autograd::Function<TakeMemory> {
   static at::Tensor forward(
       torch::autograd::AutogradContext*,
@@ -44,8 +44,8 @@ struct TakeMemory : torch::autograd::Function<TakeMemory> {
   }
 };
 
-// The gradient of the bias, averaged over the ranks: the number of samples if
-// every rank has as many.
+// Returns the bias's gradient, averaged over the ranks: the batch size if all
+// ranks have the same.
 float train(
     std::int64_t batch_size,
     const accelerate::WorldOptions& world,
@@ -80,7 +80,7 @@ void run(bool is_sharded) {
       {.starting_batch_size = kFirstBatch,
        .reduce_batch_size = [](std::int64_t size) { return size / 8; },
        .group = world.group()});
-  // The group of the search outlives the failed try.
+  // The search's group still works after the failed try.
   world.wait_for_everyone();
   std::cout << "tried" << tried << ", mean " << mean << std::endl;
 }

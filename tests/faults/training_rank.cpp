@@ -1,8 +1,8 @@
-// Trains, writing down after each step which samples it saw and where its
-// loader is, so that it can be killed at any moment and started again.
+// Trains and records after each step which samples it saw and its loader's
+// position, so that it can be killed at any moment and started again.
 // usage: training_rank DIRECTORY KIND NUM_RANKS SEED
 //   KIND: samples, stream or restorable_stream
-// NUM_RANKS loaders are read in turn, as that many ranks would read them.
+// Reads NUM_RANKS loaders in turn, as NUM_RANKS ranks would.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -55,8 +55,8 @@ class RestorableStream : public Stream {
   }
 };
 
-// One file, which only grows, lists the samples seen; another, which is
-// replaced atomically, has the length that counts and the loader's position.
+// An append-only file lists the samples seen; another file, replaced
+// atomically, has its valid length and the loader's position.
 class Journal {
  public:
   explicit Journal(const std::filesystem::path& directory)

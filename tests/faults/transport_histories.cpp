@@ -1,10 +1,10 @@
-// Random histories of calls between real processes: random groups, on one machine
-// or on several that ranks take themselves for, several threads with groups of
-// their own, every collective and messages, random dtypes, shapes and strides.
-// All results are compared with what they must be, to the last bit. In half of
-// the histories a rank is killed at a random moment; then the others must end,
-// too, and none may hang or get a wrong value.
-// usage: transport_histories COUNT [SEED]; ends with 1 if anything was wrong.
+// Random histories of calls between real processes: random groups, on one
+// machine or on several simulated ones, several threads with groups of their
+// own, every collective and messages, random dtypes, shapes and strides. All
+// results are compared with the expected ones bit for bit. In half of the
+// histories a rank is killed at a random moment; then the others must end, too,
+// and none may hang or get a wrong value.
+// usage: transport_histories COUNT [SEED]; exits with 1 if anything was wrong.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -43,11 +43,11 @@ int between(Random& random, int low, int high) {
       static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
 }
 
-// One history, which every rank makes from the same seed.
+// One history; every rank makes the same one from the seed.
 struct Plan {
   explicit Plan(unsigned seed) : random(seed) {
     num_ranks = between(random, 2, 5);
-    // The ranks' numbers on their machines; one machine most of the time.
+    // The machine of each rank; one machine most of the time.
     const bool is_divided = between(random, 0, 3) == 0;
     for (int rank = 0; rank < num_ranks; ++rank) {
       const bool begins = rank > 0 && is_divided && between(random, 0, 1) == 0;
@@ -95,7 +95,7 @@ const std::vector<at::ScalarType> kDtypes{
     at::kComplexFloat,
     at::kComplexDouble};
 
-// Values in memory of some shape and order, the same for the same numbers.
+// Values in memory of some shape and order; equal for equal arguments.
 at::Tensor make_values(
     at::ScalarType dtype,
     const std::vector<std::int64_t>& sizes,
@@ -114,7 +114,7 @@ at::Tensor make_values(
   values = values.to(dtype);
   if (layout == 1 && values.dim() == 2) return values.t().contiguous().t();
   if (layout == 2) {
-    // Every other row of something larger.
+    // Every other row of a larger tensor.
     const at::Tensor room = at::zeros(
         {2 * sizes[0], sizes.size() > 1 ? sizes[1] : 1}, values.options());
     at::Tensor view = room.slice(0, 0, 2 * sizes[0], 2);
@@ -125,7 +125,7 @@ at::Tensor make_values(
   return values;
 }
 
-// Copied, since a single element may have any stride.
+// Copies the values, since a single element may have any stride.
 at::Tensor bytes_of(const at::Tensor& values) {
   return values.clone(at::MemoryFormat::Contiguous)
       .reshape({-1})
@@ -136,7 +136,7 @@ bool are_equal(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && torch::equal(bytes_of(a), bytes_of(b));
 }
 
-// The sum in the order of the ranks, as one machine computes it.
+// The sum in rank order, as one machine computes it.
 at::Tensor sum_in_order(const std::vector<at::Tensor>& values) {
   const at::ScalarType dtype = values[0].scalar_type();
   const bool is_small_float =
@@ -152,7 +152,7 @@ at::Tensor sum_in_order(const std::vector<at::Tensor>& values) {
   return sum.to(dtype);
 }
 
-// The calls of one thread, on one group after the other.
+// The calls of one thread, each on a random one of its groups.
 class Caller {
  public:
   Caller(
@@ -164,7 +164,8 @@ class Caller {
 
   void run() {
     for (int i = 0; i < plan_.length; ++i) {
-      // The same numbers on all ranks, also on those that do not belong to it.
+      // All ranks draw the same numbers, even if they do not belong to the
+      // group.
       const auto which = random_() % groups_.size();
       const int kind = between(random_, 0, 11);
       const at::ScalarType dtype = kDtypes[random_() % kDtypes.size()];
@@ -265,7 +266,8 @@ class Caller {
         return expect(received, of(before), "message");
       }
       case 10: {
-        // Where the others reduce it, if this is one machine.
+        // In the memory where the other ranks reduce it, if this is one
+        // machine.
         constexpr std::int64_t kCount = 40'000;
         const auto numbers = [&](int rank) {
           return make_values(
@@ -292,7 +294,7 @@ class Caller {
     return all;
   }
 
-  // Uneven parts, also empty ones.
+  // Parts of different sizes, some of them empty.
   void all_to_all(
       accelerate::detail::Connection& connection,
       at::ScalarType dtype) {
@@ -322,7 +324,7 @@ class Caller {
     expect(output, all, "all_to_all");
   }
 
-  // On one machine in the order of the ranks; on several, machine by machine.
+  // Adds in rank order on one machine, and machine by machine on several.
   at::Tensor sum_of(const Group& group, const std::vector<at::Tensor>& values)
       const {
     std::vector<std::vector<at::Tensor>> by_machine;
@@ -335,7 +337,7 @@ class Caller {
       by_machine[entry->second].push_back(values[i]);
     }
     if (by_machine.size() == values.size() && values.size() > 1) {
-      // No two ranks share a machine: Gloo's own order.
+      // No two ranks share a machine, so the order is Gloo's.
       is_exact_ = false;
       return sum_in_order(values);
     }
@@ -379,14 +381,15 @@ class Caller {
   mutable bool is_exact_ = true;
 };
 
-// The timeout of one call of a rank: long, so that only a flaw exceeds it, and shorter
-// than that of a history, so that a rank says what it waited for.
+// Timeout of a rank's call: long, so that only a bug exceeds it, but shorter
+// than a history's timeout, so that the rank reports what it waited for.
 constexpr std::chrono::seconds kTimeout{400};
 constexpr std::chrono::seconds kLongestHistory{480};
 
 constexpr int kLost = 3;  // exit code: another rank was gone
 
-// Whatever a rank's threads find out: that a peer is gone, or something worse.
+// Runs a rank's threads; exits with kLost if a peer is gone, and with 8 after
+// an unknown error.
 void play(unsigned seed, int rank, int port) {
   Plan plan(seed);
   at::set_num_threads(1);
@@ -398,7 +401,7 @@ void play(unsigned seed, int rank, int port) {
       if (plan.victim < 0) std::printf("rank %d: %s\n", rank, error.what());
       has_lost.store(true);
     } catch (const std::runtime_error& error) {
-      // What a transport throws.
+      // An error that a transport throws.
       const std::string text = error.what();
       const bool is_known = text.find("[shared memory]") != std::string::npos ||
           text.find("gloo") != std::string::npos ||
@@ -459,7 +462,7 @@ void play(unsigned seed, int rank, int port) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    // Nobody's connections end while others still use them.
+    // No rank closes its connections while others still use them.
     if (!has_lost.load()) world.group().barrier();
   });
   if (killer.joinable()) killer.join();
@@ -476,7 +479,7 @@ Outcome run_history(unsigned seed, int port) {
   const Plan plan(seed);
   std::vector<pid_t> ranks;
   for (int rank = 0; rank < plan.num_ranks; ++rank) {
-    std::fflush(stdout);  // else the child prints it again
+    std::fflush(stdout);  // or the child prints it again
     const pid_t child = ::fork();
     if (child == 0) play(seed, rank, port);
     ranks.push_back(child);
@@ -519,14 +522,14 @@ Outcome run_history(unsigned seed, int port) {
   return outcome;
 }
 
-// Names of what is shared on this machine without belonging to a process, and
-// what processes of this session still map.
+// Files in shared memory, and segments that processes of this session still
+// map.
 std::set<std::string> find_segments() {
   namespace fs = std::filesystem;
   std::set<std::string> found;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev/shm", ignored)) {
-    // Directories are those of other tests.
+    // Directories belong to other tests.
     if (entry.is_regular_file(ignored) &&
         entry.path().filename().string().find("accelerate") !=
             std::string::npos)
@@ -581,7 +584,7 @@ int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 100;
   const auto first = static_cast<unsigned>(argc > 2 ? std::atoi(argv[2]) : 1);
   ::setsid();
-  // A store keeps what it was told, so each serves some histories only.
+  // A store keeps all its keys, so each serves only some histories.
   constexpr int kOneStore = 100;
   int input = -1, port = 0;
   int num_killed = 0, num_wrong = 0;
