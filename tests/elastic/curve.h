@@ -12,7 +12,7 @@
 namespace accelerate {
 namespace elastic_test {
 
-/// What a step was, as the last process that made it wrote it down.
+/// A step as recorded by the last process that made it.
 struct Step {
   double loss = 0;
   std::multiset<int> samples;
@@ -36,7 +36,7 @@ inline Curve read_curve(const std::filesystem::path& directory) {
   return curve;
 }
 
-// Ten steps of twelve samples are an epoch.
+// An epoch has ten steps of twelve samples.
 inline void expect_each_sample_once(const Curve& curve) {
   constexpr int kStepsPerEpoch = 10;
   std::multiset<int> seen;

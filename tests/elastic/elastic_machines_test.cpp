@@ -1,5 +1,5 @@
-// Groups whose machines, which launchers on this one play, join and leave while
-// they run.
+// Groups whose machines, simulated by launchers on this machine, join and leave
+// while they run.
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -32,7 +32,7 @@ using testing::ToolResult;
 
 constexpr int kTerminated = 128 + SIGTERM;
 
-/// Launchers of one run of elastic_rank. The output that is read is machine 0's.
+/// Launchers of one run of elastic_rank. Only machine 0's output is read.
 class ElasticMachines {
  public:
   ElasticMachines(
@@ -69,8 +69,8 @@ class ElasticMachines {
   void start_all() {
     for (int machine = 0; machine < num_machines_; ++machine) start(machine);
   }
-  /// The processes of the next generation, rank 0's first; none if the run ends
-  /// before.
+  /// The processes of the next generation, rank 0's first; empty if the run
+  /// ends before it.
   std::vector<int> next_generation(int number) {
     const std::string mark = "generation " + std::to_string(number) + ":";
     const std::string line = read_to("generation ");
@@ -98,8 +98,8 @@ class ElasticMachines {
     const ToolResult result = wait(machine);
     EXPECT_EQ(result.code, 0) << "machine " << machine << ": " << result.err;
   }
-  /// Each sample was seen once per epoch, and losses are those of two ranks that
-  /// nobody disturbs, but for rounding.
+  /// Expects that each sample was seen once per epoch, and that losses equal
+  /// those of two undisturbed ranks up to rounding.
   void expect_undisturbed_curve() const {
     const Curve curve = read_curve(directory_.path());
     expect_each_sample_once(curve);
@@ -179,7 +179,7 @@ TEST(ElasticMachines, GoOnFromTheStateInMemoryWithoutOneThatDies) {
   ASSERT_THAT(rest, ElementsAre(all[0], all[2]));
   const std::string line = group.read_to("step ");
   ASSERT_THAT(line, HasSubstr("step "));
-  // It would begin with the first one otherwise.
+  // Without the state, it would begin with the first step.
   EXPECT_GT(std::stoi(line.substr(line.find("step ") + 5)), 3);
   group.wait(1);
   group.start(1);

@@ -1,15 +1,15 @@
-// A rank of an elastic group that trains a small model, and writes for each step
-// the loss and the samples of all ranks.
+// A rank of an elastic group that trains a small model, and writes the loss and
+// the samples of all ranks for each step.
 //
 //   elastic_rank DIRECTORY KIND STEPS GENERATIONS [GENERATION RANK PLACE STEP]...
 //
-// KIND: "elastic"; "unsaved", which saves no checkpoints; "code", which keeps states in DIRECTORY/memory by options of
-// its own; or "plain" for a program without run_elastic(). Trains to the
-// end of step STEPS, and as long as the group has not reached generation
-// GENERATIONS. In a generation, the rank kills itself in the given step, at
-// PLACE: "start" (before it has joined), "data", "backward", "saved" (the same,
-// when all states in memory before it are complete), "step", or "throw", where it throws an
-// exception instead.
+// KIND: "elastic"; "unsaved", which saves no checkpoints; "code", which sets
+// options in code to keep states in DIRECTORY/memory; or "plain" for a program
+// without run_elastic(). Trains to the end of step STEPS, and until the group
+// has reached generation GENERATIONS. In GENERATION, the rank kills itself in
+// step STEP, at PLACE: "start" (before it joins), "data", "backward", "saved"
+// (like "backward", once all earlier states in memory are complete), "step", or
+// "throw", where it throws an exception instead.
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -53,7 +53,7 @@ struct Job {
   int steps = 0;
   int generations = 1;
   std::vector<Death> deaths = {};
-  /// Where code says that states are kept; empty: nowhere.
+  /// The directory for states that code sets; empty if it sets none.
   std::string memory = {};
   bool saves = true;
 };
@@ -69,8 +69,8 @@ bool has_state(const std::filesystem::path& memory, int number) {
       });
 }
 
-// Waits until the state after this step is complete, where a death is to follow
-// it: a save that is late would be skipped.
+// Waits until the state after this step is complete if a death is to follow: a
+// late save would be skipped.
 void await_state(
     const Job& job,
     const accelerate::ElasticContext& context,
@@ -104,7 +104,7 @@ void maybe_die(
   }
 }
 
-// One line for each step: its number, the loss, and the samples.
+// Has one line per step: its number, the loss and the samples.
 class Curve {
  public:
   explicit Curve(const std::string& directory) : path_(directory + "/curve") {}

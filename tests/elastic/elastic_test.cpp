@@ -47,7 +47,7 @@ class Program {
       const std::vector<std::string>& job)
       : tool_(words(flags, directory, job)) {}
 
-  /// Reads output to the beginning of the next generation.
+  /// Reads output up to the beginning of the next generation.
   Generation next_generation() {
     const std::string mark = "generation ";
     Generation found;
@@ -59,7 +59,8 @@ class Program {
     for (int process = 0; words >> process;) found.processes.push_back(process);
     return found;
   }
-  /// Reads output up to a line with these words; empty if the run ended before.
+  /// Reads output up to a line that contains `mark`; empty if the run ended
+  /// before it.
   std::string read_to(const std::string& mark) {
     while (true) {
       const std::string line = tool_.read_line();
@@ -123,7 +124,7 @@ TEST(Elastic, ReplacesOneRankAndKeepsTheOther) {
   Program run(replacing(), {"elastic", "20", "1", "1", "1", "saved", "8"});
   const Generation first = run.next_generation();
   const Generation second = run.next_generation();
-  // It goes on from the state after step 6.
+  // The run goes on from the state after step 6.
   EXPECT_THAT(run.read_to("step "), HasSubstr("step 7"));
   const pid_t launcher = run.pid();
   const ToolResult result = run.wait();
@@ -161,8 +162,8 @@ TEST(Elastic, ReplacesAnyRankAtAnyPlace) {
     const std::string rank = std::to_string(random() % 2);
     const std::string step =
         place == "start" ? "0" : std::to_string(1 + random() % 19);
-    // A group whose ranks have not all arrived is started again wholly; so for
-    // "start" in the second generation, which another death has begun.
+    // A group whose ranks have not all arrived is restarted as a whole, so a
+    // death at "start" is in the second generation, which another death begins.
     std::vector<std::string> job{"elastic", "20", "1"};
     if (place == "start") {
       job.insert(job.end(), {"1", "1", "step", "5", "2", rank, place, step});
@@ -192,7 +193,7 @@ TEST(Elastic, GoesBackToTheProjectsCheckpointWithoutStatesInMemory) {
       {"elastic", "20", "1", "1", "0", "step", "14"});
   const Generation first = run.next_generation();
   const Generation second = run.next_generation();
-  // That of the first epoch.
+  // Goes on from the checkpoint of the first epoch.
   EXPECT_THAT(run.read_to("step "), HasSubstr("step 11"));
   const ToolResult result = run.wait();
   EXPECT_EQ(result.code, 0) << result.err;
@@ -207,7 +208,7 @@ TEST(Elastic, KeepsStatesWhereAndAsOftenAsCodeSays) {
       {"code", "20", "1", "1", "1", "saved", "6"});
   run.next_generation();
   run.next_generation();
-  // Those after steps 2 and 4 were kept.
+  // States were kept after steps 2 and 4.
   EXPECT_THAT(run.read_to("step "), HasSubstr("step 5"));
   const ToolResult result = run.wait();
   EXPECT_EQ(result.code, 0) << result.err;
@@ -295,7 +296,7 @@ TEST(Elastic, ShrinksAndGrowsBetweenSteps) {
   expect_close(curve, fixed.curve());
 }
 
-// The number of samples of each step. Ends an epoch with what is left of it.
+// The number of samples in each step; the last step of an epoch has the rest.
 std::vector<std::size_t> sizes_of(const Curve& curve) {
   std::vector<std::size_t> sizes;
   for (const auto& [number, step] : curve) sizes.push_back(step.samples.size());

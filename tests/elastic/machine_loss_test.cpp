@@ -1,5 +1,5 @@
-// Groups on several machines, which launchers on this one play, that lose a
-// machine with its memory.
+// Groups on several machines, simulated by launchers on this machine, that lose
+// a machine and its memory.
 #include <csignal>
 #include <filesystem>
 #include <memory>
@@ -22,7 +22,7 @@ using testing::ToolResult;
 
 namespace {
 
-/// The launchers of a run of elastic_rank, which keeps a state in memory every
+/// The launchers of a run of elastic_rank that keeps a state in memory every
 /// three steps.
 class MachineGroup {
  public:
@@ -39,9 +39,9 @@ class MachineGroup {
       tools_.push_back(start(machine));
   }
 
-  /// Reads machine 0's output to a step from `least` on, after the state of
-  /// number `state` or a later one is complete on it. Returns whether it came
-  /// to that.
+  /// Reads machine 0's output up to a step not before `least` at which machine
+  /// 0 has a copy of state `state` or a later one. Returns false if the output
+  /// ends first.
   bool await(int least, int state) {
     while (true) {
       const std::string line = tools_[0]->read_line();
@@ -90,7 +90,7 @@ class MachineGroup {
         std::to_string(num_steps_),
         "1"});
   }
-  // Whether machine 0 holds the copy of a state of this number or a later one.
+  // Whether machine 0 holds a copy of state number `state` or a later one.
   [[nodiscard]] bool has_copy(int state) const {
     const std::string end = "-" + std::to_string(tools_[0]->pid());
     const std::string mark = "_state_";
@@ -150,7 +150,7 @@ TEST(MachineLoss, LosesNothingThatTheNeighbourHolds) {
   constexpr int kSteps = 100;
   const testing::TemporaryDirectory directory;
   MachineGroup group(directory.path(), 2, 2, kSteps);
-  // A project's checkpoint of step 10 is older.
+  // The project's checkpoint, of step 10, is older.
   ASSERT_TRUE(group.await(14, 3));
   group.kill(1);
   group.bring_back(1);
@@ -158,7 +158,7 @@ TEST(MachineLoss, LosesNothingThatTheNeighbourHolds) {
   const ToolResult second = group.wait(1);
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_EQ(second.code, 0) << second.err;
-  // The machine may have saved a newer state that was not copied yet.
+  // Machine 1 may have saved a newer state that was not copied yet.
   const std::string begin = "going on from state ";
   const std::size_t place = first.err.find(begin);
   ASSERT_NE(place, std::string::npos) << first.err;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Lets machines, which launchers on this one play, leave a group of one to three and die, COUNT times each, and join it again, in a
-random order and at random moments. After each change the group has to go on with the right ranks, from states in memory; in the end every sample
-of every epoch was seen once, and the losses are those of a group that nobody disturbed, but for rounding. The tests make a few changes.
+"""Makes machines, simulated by launchers on this one, leave a group of one to three or die, COUNT times each, and join it again, in
+random order and at random moments. After each change the group must go on with the right ranks, from states in memory; in the end
+every sample of every epoch must have been seen once, and losses must equal those of an undisturbed group up to rounding. The tests
+make a few changes.
 
 usage: machines_many.py TOOL ELASTIC_RANK COUNT [SEED]
 """
@@ -30,7 +31,7 @@ def free_port():
 
 
 class Machines:
-    """The launchers, and which machines have ranks in the generation in force."""
+    """The launchers of the machines."""
 
     def __init__(self, tool, program, directory, count):
         self.words = [tool, "launch", "--num_machines", str(MOST), "--num_processes", f"1:{MOST}", "--main_process_ip", "127.0.0.1",
@@ -60,7 +61,7 @@ def wanted(count):
 
 
 def judge(kind, before, now):
-    """What is wrong with the ranks of the next generation; None if nothing is."""
+    """Says what is wrong with the ranks of the next generation; None if they are right."""
     if kind is None:
         expected = len(now) == MOST
     elif kind == "join":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Changes the size of a group between 2 and 3 ranks many times, as soon as each generation has begun, and prints how
-long the slowest change took. The test makes two changes.
+"""Changes the size of a group between 2 and 3 ranks many times, each time as soon as a generation has begun, and
+prints how long the slowest change took. The test makes two changes.
 
 usage: resize_many.py TOOL ELASTIC_RANK COUNT
 """

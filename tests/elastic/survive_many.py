@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Kills ranks of a group of one to three, lets ranks join it and leave it, COUNT times each, in a random order and at random
-moments. After each change the group has to go on with the right ranks; in the end every sample of every epoch was seen once, and
-the losses are those of a group that nobody disturbed, but for rounding. The tests make a few changes.
+"""Kills ranks of a group of one to three, and makes ranks join and leave it, COUNT times each, in random order and at random
+moments. After each change the group must go on with the right ranks; in the end every sample of every epoch must have been seen
+once, and losses must equal those of an undisturbed group up to rounding. The tests make a few changes.
 
 usage: survive_many.py TOOL ELASTIC_RANK COUNT [SEED]
 """
@@ -28,7 +28,7 @@ def launch(tool, program, directory, sizes, steps, generations, flags=()):
 
 
 def curve_of(directory):
-    """step -> (loss, samples), as the last process that made the step wrote it down."""
+    """Returns step -> (loss, samples), as recorded by the last process that made the step."""
     curve = {}
     for line in Path(directory, "curve").read_text().splitlines():
         step, loss, *samples = line.split()
@@ -50,7 +50,7 @@ def complaints_about(curve, undisturbed):
 
 
 class Group:
-    """The ranks of the generation in force, and what is to happen to them next."""
+    """The ranks of the current generation, and the change that they go through next."""
 
     def __init__(self, tool, count, chance):
         self.tool, self.chance = tool, chance
@@ -59,7 +59,7 @@ class Group:
         self.processes, self.kind, self.victim, self.asked = [], None, None, 0.0
 
     def judge(self, processes):
-        """What is wrong with the ranks of the next generation; None if nothing is."""
+        """Says what is wrong with the ranks of the next generation; None if they are right."""
         if self.kind is None:
             expected = len(processes) == MOST
         elif self.kind == "death":
@@ -77,7 +77,7 @@ class Group:
         return None
 
     def change(self, launcher):
-        """Begins the next change; False if there is none left."""
+        """Begins the next change; returns False if none is left."""
         size = len(self.processes)
         kinds = [kind for kind, left in self.left.items() if left > 0 and not (kind == "join" and size == MOST) and
                  not (kind == "leave" and size == FEWEST)]
