@@ -1,4 +1,4 @@
-// A user's own reduction of buckets: what it is given, and what may go wrong.
+// A user-defined reduction of buckets: what it is given, and what can go wrong.
 #include <mutex>
 #include <set>
 
@@ -63,7 +63,7 @@ TEST(BucketHook, ReplacesTheMean) {
             EXPECT_EQ(ranks.divisor, 3);
             EXPECT_EQ(bucket.getBuffer().dim(), 1);
             dtypes.insert(bucket.getBuffer().scalar_type());
-            // The sum, not the mean, and in another tensor.
+            // The sum instead of the mean, in a new tensor.
             return sum_of(bucket.getBuffer().clone(), ranks);
           }});
       const auto gradient = backward_on(accelerator, hook, wrapper);

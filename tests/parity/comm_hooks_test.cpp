@@ -1,4 +1,5 @@
-// Compressed gradients: what arrives, what is kept, what it does to training.
+// Compressed gradients: what arrives, what is kept, and how it affects
+// training.
 #include <map>
 
 #include <accelerate/accelerate.h>
@@ -15,7 +16,7 @@ using testing::expect_error;
 using testing::run_in_worlds;
 using testing::run_on_ranks;
 
-// Parameters by name, and one bucket, or one per parameter, of their gradients.
+// Named parameters, with their gradients in one bucket or in one bucket each.
 class Buckets {
  public:
   explicit Buckets(bool is_one_each) : is_one_each_(is_one_each) {
@@ -31,7 +32,7 @@ class Buckets {
     };
   }
 
-  // The reduced gradients.
+  // Returns the reduced gradients.
   std::vector<at::Tensor> reduce(
       detail::GradientReduction& reduction,
       const std::vector<at::Tensor>& gradients,
@@ -200,7 +201,7 @@ TEST(PowerSgd, SendsPlainGradientsBeforeItsStart) {
   });
 }
 
-// Later steps send what one step left out: sums agree up to the remainder.
+// Later steps send what one step left out, so sums agree up to the remainder.
 TEST(PowerSgd, LosesNothingForGood) {
   for (const CommHook hook :
        {CommHook::power_sgd, CommHook::batched_power_sgd}) {
@@ -247,7 +248,7 @@ TEST(PowerSgd, LosesNothingForGood) {
   }
 }
 
-// The results of three steps of one bucket, and the state after them.
+// The results of three steps with one bucket, and the state after them.
 struct Compressed {
   std::vector<at::Tensor> results;
   StateDict state;
@@ -297,7 +298,7 @@ TEST(PowerSgd, DoesWhatEachOptionSays) {
   EXPECT_LT(error_of(compress(options), 1), 1e-5);
   EXPECT_GT(error_of(compress(options), 2), 1);
   options = base;
-  // 12 x 20 elements become 32, 6 x 36 become 42.
+  // 12 x 20 elements become 32, and 6 x 36 become 42.
   options.min_compression_rate = 6;
   EXPECT_EQ(names(compress(options), "errors"), 1u);
   options = base;
@@ -309,7 +310,7 @@ TEST(PowerSgd, DoesWhatEachOptionSays) {
   EXPECT_FALSE(torch::equal(compress(options).results[2], expected.results[2]));
   options = base;
   options.orthogonalization_epsilon = 10;
-  // Factors that are too short give a result that is.
+  // Factors that are too small give a result that is too small.
   EXPECT_LT(
       compress(options).results[0].norm().item<double>(),
       expected.results[0].norm().item<double>() * 0.5);
@@ -349,7 +350,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Returns the final loss; fails if it differs between ranks.
+// Returns the final loss; the test fails if it differs between ranks.
 double train(int num_ranks, const ReplicateOptions& options) {
   torch::manual_seed(1);
   const auto inputs = torch::randn({48, 6});

@@ -56,7 +56,7 @@ torch::optim::SGD make_sgd(torch::nn::Module& net) {
 
 constexpr optim::StepLROptions kSchedule{.step_size = 2, .gamma = 0.5};
 
-// The reference: sums and divides the gradients of the ranks that have data.
+// The reference: sums the gradients of the ranks that have data, and divides.
 torch::Tensor train_alone(const Case& setup) {
   Net net;
   fill(*net);
@@ -86,7 +86,7 @@ torch::Tensor train_alone(const Case& setup) {
     if (losses.empty()) break;
     take_step(losses);
   }
-  // One more step of all ranks shows differences in momentum and schedule.
+  // One more step on all ranks shows differences in momentum and schedule.
   std::vector<torch::Tensor> losses;
   for (int rank = 0; rank < ranks; ++rank) {
     losses.push_back(loss_of(net->forward(batch_of(rank, 100))));

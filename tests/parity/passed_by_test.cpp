@@ -1,5 +1,5 @@
-// A window whose last backward does not reach a model: its gradients are those
-// of the micro-steps before, averaged as ever.
+// A window whose last backward does not reach a model: the gradients of the
+// earlier micro-steps are averaged as usual.
 #include <accelerate/accelerate.h>
 
 #include "support/run_on_ranks.h"
@@ -28,8 +28,8 @@ struct Run {
   int num_windows = 2;
 };
 
-// The weight of a model that only first micro-steps reach, on every rank, after
-// gradient descent. Another model is reached in all of them.
+// Each rank's weight, after gradient descent, of a model that only first
+// micro-steps reach. Every micro-step reaches another model.
 std::vector<float> train(const Run& run) {
   std::vector<float> weights(static_cast<std::size_t>(run.num_ranks));
   run_on_ranks(run.num_ranks, [&](const WorldOptions& world) {
@@ -89,7 +89,7 @@ TEST(PassedBy, HoldsForEveryWayToReplicate) {
   }
 }
 
-// A model that no micro-step of a window reached keeps the gradients it has.
+// A model that no micro-step of a window reaches keeps its gradients.
 TEST(PassedBy, LeavesGradientsOfOtherStepsAlone) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator({.gradient_accumulation_steps = 2, .world = world});
@@ -100,7 +100,7 @@ TEST(PassedBy, LeavesGradientsOfOtherStepsAlone) {
       const auto micro_step = accelerator.accumulate(first);
       accelerator.backward(first(input(rank)).sum());
     }
-    // Kept by this rank alone, as a program may change its gradients.
+    // Different on each rank, as if the program changed its gradients.
     first_net->weight.mutable_grad().fill_(rank);
     for (int i = 0; i < 2; ++i) {
       const auto micro_step = accelerator.accumulate(second);

@@ -1,4 +1,4 @@
-// N ranks end with the weights of one, on the same global batches.
+// N ranks end with the same weights as one rank on the same global batches.
 #include <map>
 #include <mutex>
 
@@ -117,7 +117,7 @@ class ReplicateParity
 
 TEST_P(ReplicateParity, EndsWithTheWeightsOfOneRank) {
   const auto& [num_ranks, optimizer, accumulation] = GetParam();
-  // The window splits the batch, so the reference is the same global batch.
+  // The window splits the batch, so the reference has the same global batch.
   const Weights one = train(1, {.optimizer = optimizer})[0];
   expect_same(
       train(num_ranks, {.optimizer = optimizer, .accumulation = accumulation}),
@@ -181,7 +181,7 @@ std::vector<Variant> all_variants() {
   return variants;
 }
 
-// Bound of the rounding errors of weights around 1 in six steps.
+// Bound on rounding errors of weights around 1 over six steps.
 double bound_of(const Variant& variant, Precision precision) {
   if (variant.master_weights || precision == Precision::bf16 ||
       variant.options.comm_hook == CommHook::bf16) {

@@ -1,5 +1,5 @@
-// Sharded over N ranks, models of many kinds end with the weights of one
-// process that takes the same samples.
+// Models of many kinds, sharded over N ranks, end with the same weights as in
+// one process with the same samples.
 #include <map>
 
 #include <accelerate/accelerate.h>
@@ -18,7 +18,7 @@ namespace nn = torch::nn;
 constexpr int kSteps = 3;
 constexpr std::int64_t kBatch = 4;  // of one rank in one micro-step
 
-/// A model whose forward takes one batch and gives a loss.
+/// A model whose forward takes a batch and returns a loss.
 struct Task : nn::Module {
   virtual Tensor loss(const Tensor& x) = 0;
   [[nodiscard]] virtual Tensor batch() const {
@@ -49,7 +49,7 @@ struct MlpTask : Task {
   Tensor scale;
 };
 
-// Each micro-batch is normalised by itself, on whatever rank.
+// Each micro-batch is normalised separately, on any rank.
 struct ConvTask : Task {
   ConvTask() {
     register_module("layers", layers);
@@ -70,7 +70,7 @@ struct ConvTask : Task {
   nn::Linear head{12, 3};
 };
 
-// Large enough for messages of their own.
+// Its weights are large enough for separate messages.
 struct WideTask : Task {
   WideTask() {
     register_module("in", in);
@@ -135,7 +135,7 @@ struct AttentionImpl : nn::Module {
 };
 TORCH_MODULE(Attention);
 
-// The embedding is the head, too.
+// The embedding is also the head.
 struct GptTask : Task {
   GptTask() {
     register_module("tokens", tokens);
@@ -159,8 +159,8 @@ struct GptTask : Task {
   nn::LayerNorm norm{nn::LayerNormOptions({8})};
 };
 
-// Modules used twice, in another order, not at all; frozen ones; a parameter
-// used outside its module.
+// Modules that are used twice, in a different order or not at all, frozen
+// modules, and a parameter used outside its module.
 struct OddTask : Task {
   OddTask() {
     for (int i = 0; i < 5; ++i) layers->push_back(nn::Linear(6, 6));
@@ -216,7 +216,7 @@ std::vector<Tensor> all_batches(const Task& task, std::size_t count) {
 }
 
 torch::optim::AdamWOptions adamw() {
-  // Gradients that are nothing but rounding (of keys' biases) stay so.
+  // Gradients that are only rounding errors (of keys' biases) stay negligible.
   return torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-4);
 }
 
@@ -281,7 +281,7 @@ Weights train_sharded(
         Tensor batch = batches
             [step * per_step + static_cast<std::size_t>(micro * num_ranks) +
              rank];
-        // As the forward's arguments would be; call() has none.
+        // Casts the batch as a forward's arguments would be; call() has none.
         if (precision && batch.is_floating_point())
           batch = batch.to(torch::kBFloat16);
         accelerator.backward(
@@ -426,8 +426,8 @@ bool is_batch_norm(const nn::Module& module) {
   return module.as<nn::BatchNorm2dImpl>() != nullptr;
 }
 
-// Everything is computed in bf16 but batch normalisation, and scalars, which
-// are not sharded.
+// Lowers everything to bf16 except batch normalisation, and scalars, which are
+// not sharded.
 void lower(nn::Module& module) {
   for (const auto& each : module.modules()) {
     if (is_batch_norm(*each)) continue;
@@ -438,8 +438,8 @@ void lower(nn::Module& module) {
   }
 }
 
-// One process that adds up the gradients of the ranks' batches in their order;
-// with bf16, those of a copy of the fp32 weights.
+// Trains in one process that adds the gradients of the ranks' batches in rank
+// order; with bf16, it computes them with a copy of the fp32 weights.
 Weights train_in_order(
     const Kind& kind,
     int num_ranks,
@@ -493,8 +493,8 @@ Weights train_in_order(
 
 class ShardExactness : public ::testing::TestWithParam<int> {
  protected:
-  // Whether to try the next combination of model, dtype and variant: all of
-  // them between threads, and over Gloo each with one number of ranks.
+  // Whether to try the next combination of model, dtype and variant: always
+  // between threads, and with only one number of ranks over Gloo.
   bool is_next_tried() {
     const int combination = num_combinations_++;
     return testing::ranks_connect_as_threads() ||
@@ -535,8 +535,8 @@ Tensor flat(const Weights& weights) {
   return torch::cat(all);
 }
 
-// Micro-steps are added up in bf16 where gradients stay full (ZeRO-1), in fp32
-// where they are sharded: what was learned is the same to a tenth.
+// Micro-steps are summed in bf16 if gradients stay full (ZeRO-1), and in fp32
+// if they are sharded: the change of the weights agrees within a tenth.
 TEST_P(ShardExactness, LearnsTheSameInSeveralMicroStepsOfBf16) {
   for (const Kind& kind : kinds()) {
     const Tensor before = flat(weights_of(*first_model(kind)));

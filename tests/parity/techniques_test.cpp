@@ -1,6 +1,6 @@
-// Every technique, in every precision, window and number of ranks: the weights
-// of one process on the same global batches. One net and one loop for all
-// (support/parity_task.h), so that a failure names its case.
+// Every technique with every precision, window and number of ranks ends with
+// the weights of one process on the same global batches. All cases share one
+// net and one loop (support/parity_task.h), so that a failure names its case.
 #include <cmath>
 #include <map>
 #include <optional>
@@ -34,9 +34,9 @@ struct Technique {
   /// All ranks are along this axis.
   std::optional<Axis> axis = std::nullopt;
   bool has_experts = false;
-  /// In fp8, by MS-AMP's recipe.
+  /// Uses MS-AMP's recipe in fp8.
   bool is_ms_amp = false;
-  /// In fp8.
+  /// Used in fp8.
   Float8Attention float8_attention = Float8Attention::none;
 };
 
@@ -126,8 +126,8 @@ ParityRun run_of(
   if (technique.axis == Axis::tensor) run.options.parallel.tensor = num_ranks;
   if (technique.axis == Axis::context) run.options.parallel.context = num_ranks;
   if (technique.axis == Axis::expert) run.options.parallel.expert = num_ranks;
-  // Gradients of weights in high precision are sums in which every sample is
-  // scaled by itself, whatever rank has it.
+  // With gradients of weights in high precision, every sample is scaled by
+  // itself on any rank.
   if (precision == Precision::fp8) {
     run.options.fp8_recipe = AORecipeKwargs{
         .config = Float8LinearConfig::from_recipe_name("rowwise_with_gw_hp"),
@@ -139,7 +139,7 @@ ParityRun run_of(
     run.options.fp8_recipe = MSAMPRecipeKwargs{"O1"};
   if (precision == Precision::fp8)
     run.options.fp8_attention = technique.float8_attention;
-  // No overflow, which would skip a step.
+  // Avoids an overflow, which would skip a step.
   run.options.grad_scaler.init_scale = 128;
   if (technique.master_weights) {
     run.parameter_dtype =
@@ -148,8 +148,8 @@ ParityRun run_of(
   return run;
 }
 
-// In 16 bits a mean over fewer samples rounds elsewhere: differences of some
-// units of 2^-8 in gradients, times steps and learning rate.
+// In 16 bits a mean over fewer samples rounds differently: gradients differ by
+// a few units of 2^-8, times steps and learning rate.
 double tolerance_of(Precision precision) {
   return precision == Precision::no ? 1e-5 : 1e-2;
 }
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(2, 3)),
     case_name);
 
-// A row without a case above fails here.
+// Fails if a technique has no case above.
 TEST(Techniques, AreAllInTheSuite) {
   std::set<std::string> found;
   for (const Technique& technique : techniques()) {

@@ -1,5 +1,5 @@
-// Each rank uses other parameters in each micro-step: the weights of one
-// process that computes all of it.
+// Each rank uses different parameters in each micro-step, and ends with the
+// weights of one process that computes everything.
 #include <random>
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -16,7 +16,7 @@ using testing::run_on_ranks;
 constexpr int kBranches = 4;
 constexpr int kSteps = 7;
 
-// One layer that is always used, and branches that a bit mask chooses.
+// One layer that is always used, and branches selected by a bit mask.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     for (int i = 0; i < kBranches; ++i)
@@ -51,7 +51,7 @@ enum class ZeroGrad { to_none, to_zero, never };
 
 struct Case {
   unsigned seed = 0;
-  /// Number of steps, by rank; different only in a join.
+  /// Number of steps per rank; they differ only in a join.
   std::vector<int> steps = {};
   int window = 1;
   ZeroGrad zero_grad = ZeroGrad::to_none;
@@ -72,7 +72,7 @@ unsigned mask_of(const Case& setup, int rank, int step, int micro_step) {
       static_cast<unsigned>(step),
       static_cast<unsigned>(micro_step)};
   std::mt19937 random(seed);
-  // In some steps, few ranks use anything but the trunk.
+  // In some steps, few ranks use more than the trunk.
   const unsigned some = random() % 16;
   return random() % 3 == 0 ? 0 : some;
 }
@@ -180,7 +180,7 @@ std::shared_ptr<BucketHook> averaging_hook() {
       }});
 }
 
-// A random choice of everything that the patterns meet.
+// A random choice of all the settings that matter for usage patterns.
 Case random_case(unsigned seed, bool joins) {
   std::mt19937 random(seed);
   Case setup{.seed = seed};
@@ -197,7 +197,7 @@ Case random_case(unsigned seed, bool joins) {
     setup.replicate.first_bucket_bytes = 32;
   }
   setup.replicate.gradient_as_bucket_view = random() % 2 == 0;
-  // A join ends with gradients that ranks do not share.
+  // After a join, ranks do not share gradients.
   if (!joins) setup.zero_grad = static_cast<ZeroGrad>(random() % 3);
   switch (random() % 4) {
     case 0:
@@ -241,7 +241,7 @@ TEST(UnusedParameters, MayChangeWhileRanksJoin) {
   }
 }
 
-// The pattern in which LibTorch's reducer crashed without a logger.
+// The pattern that crashed LibTorch's reducer without a logger.
 TEST(UnusedParameters, MayBeUsedLaterOnOneRank) {
   run_on_ranks(2, [](const WorldOptions& world) {
     Accelerator accelerator(
@@ -261,7 +261,8 @@ TEST(UnusedParameters, MayBeUsedLaterOnOneRank) {
   });
 }
 
-// The outputs need not be visitable: unused parameters are found from the loss.
+// Outputs need not be visitable, since unused parameters are found from the
+// loss.
 struct Opaque {
   torch::Tensor value;
 };
