@@ -1,9 +1,9 @@
 # cmake -DDATA=<directory> [-DORIGINALS=<directory>] -P check_data.cmake
 #
-# Recorded cases are not edited. Compares every file of DATA with its manifest,
-# SHA256SUMS, which names all of them, and with ORIGINALS, the variable
-# ACCELERATE_ORACLE_DIR, or else ../shared/oracle beside the checkout, where that
-# exists: the same files, with the same hashes.
+# Recorded cases are not edited. Compares the files of DATA with the manifest,
+# SHA256SUMS, which names all of them, and with ORIGINALS, or the environment
+# variable ACCELERATE_ORACLE_DIR, or ../shared/oracle beside the checkout, if that
+# exists: they must have the same files with the same hashes.
 
 cmake_minimum_required(VERSION 3.20)
 

@@ -9,23 +9,23 @@
 
 namespace accelerate::oracle {
 
-/// A field of recorded outcomes that C++ cannot have. It is left out of the
-/// comparison, wherever such an outcome has it.
+/// A field of recorded outcomes that C++ cannot have. It is left out of every
+/// comparison.
 struct PythonOnlyField {
-  std::string_view owner;  ///< a plugin, or a handler
+  std::string_view owner;  ///< a plugin or handler
   std::string_view name;
   std::string_view reason;
 };
 
-/// A kind of case in which this library answers differently by decision.
+/// A kind of case in which this library deliberately answers differently.
 struct Departure {
   std::string_view decision;
-  /// Changes the recorded outcome into what this library answers. Returns false
-  /// if the case, which was answered by `found`, is not of this kind.
+  /// Changes the recorded outcome into this library's answer. Returns false if
+  /// the case, whose answer is `found`, is not of this kind.
   bool (*apply)(const Json& input, const Json& found, Json& expected);
 };
 
-/// The rules of one topic, and how often each was used.
+/// The rules of a topic, and how often each was used.
 class Departures {
  public:
   Departures() = default;
@@ -33,9 +33,8 @@ class Departures {
       std::vector<PythonOnlyField> fields,
       std::vector<Departure> departures);
 
-  /// The first difference between an outcome and the recorded one, but for what
-  /// the rules say; nothing if they agree, and then the rules that this took
-  /// count as used.
+  /// The first difference from the recorded outcome that the rules do not
+  /// explain. Nothing if there is none; then the applied rules count as used.
   std::optional<std::string> difference_from(
       const Json& recorded,
       const Json& input,
@@ -63,19 +62,19 @@ class Departures {
 /// The rules of a topic; most have none.
 Departures departures_of(const std::string& topic);
 
-/// Those of the topic `plugins`.
+/// The rules of the topic `plugins`.
 Departures plugin_departures();
-/// Those of the topic `big_model_dispatch`.
+/// The rules of the topic `big_model_dispatch`.
 Departures big_model_dispatch_departures();
-/// Those of the topic `device_map`.
+/// The rules of the topic `device_map`.
 Departures device_map_departures();
-/// Those of the topic `fp8`.
+/// The rules of the topic `fp8`.
 Departures fp8_departures();
-/// Those of the topic `parallelism`.
+/// The rules of the topic `parallelism`.
 Departures parallelism_departures();
-/// Those of the topic `quantization`.
+/// The rules of the topic `quantization`.
 Departures quantization_departures();
-/// Those of the topic `tp_pp`.
+/// The rules of the topic `tp_pp`.
 Departures tp_pp_departures();
 
 }  // namespace accelerate::oracle

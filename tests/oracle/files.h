@@ -7,7 +7,7 @@
 namespace accelerate::oracle {
 
 /// Describes a tensor as the oracle does for files: with digests, and without
-/// values above 64 elements.
+/// values if it has more than 64 elements.
 Json describe_tensor(const at::Tensor& tensor);
 
 /// Describes the files in a directory as the oracle does.

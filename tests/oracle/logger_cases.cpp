@@ -11,7 +11,7 @@ namespace accelerate::oracle {
 
 namespace logger_cases {
 
-// "value %d" with its numbers, as Python's loggers fill it.
+// Fills in the numbers of "value %d", as Python's loggers do.
 std::string message_of(const Json& call) {
   std::string text = call.at("message");
   for (const Json& value : call.value("args", Json::array())) {
@@ -39,9 +39,9 @@ Json logger_rank(const Json& input, const WorldOptions& world) {
   const Json& variable = input.at("env");
   options.logger = Logger(
       [&](const LogRecord& record) {
-        // The library says things under names of its own.
+        // The library logs under other names.
         if (record.area != "oracle") return;
-        // "warning: name: message" as the recorded "<LEVEL> <message>".
+        // Turns "warning: name: message" into the recorded "<LEVEL> <message>".
         const std::string line = format_log_line(record);
         lines.back().push_back(
             detail::to_upper(line.substr(0, line.find(':'))) + " " +

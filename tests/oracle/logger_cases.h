@@ -4,9 +4,9 @@
 
 namespace accelerate::oracle {
 
-/// Runs a case of topic profiler_logging of kind `logger`.
+/// Runs a case of the topic profiler_logging and the kind `logger`.
 Json run_logger_case(const Json& input);
-/// The same of kind `tqdm`.
+/// Runs a case of the kind `tqdm`.
 Json run_progress_case(const Json& input);
 
 }  // namespace accelerate::oracle

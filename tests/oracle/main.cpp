@@ -113,7 +113,8 @@ int run(
       if (entry.path().extension() == ".json")
         chosen.push_back(entry.path().stem());
     }
-    // The pretend device of this topic stays for the rest of the process.
+    // This topic runs last: its pretend device stays for the rest of the
+    // process.
     const auto is_without_device = [](const std::string& name) {
       return name != "big_model_dispatch";
     };

@@ -5,8 +5,8 @@
 
 namespace accelerate::oracle {
 
-/// A recorded module tree. `tied` are groups of names of parameters that are
-/// one tensor.
+/// A recorded module tree. `tied` has groups of parameter names that share one
+/// tensor.
 detail::ModuleNode module_tree_of(
     const Json& module,
     const Json& tied = Json::array());

@@ -99,7 +99,7 @@ Json write_tensor(const at::Tensor& tensor) {
 
 namespace {
 
-// Keys whose value is not compared where the oracle has null.
+// Whether a key's value is not compared if the oracle has null.
 bool is_uncompared(const std::string& key) {
   return key == "remainder_at_end" || key == "launcher" || key == "command";
 }
@@ -118,7 +118,7 @@ std::optional<std::string> difference(
     if (found.is_object() && found.contains("error")) return std::nullopt;
     return mismatch();
   }
-  // A value that only Python can hold.
+  // A value that exists only in Python.
   if (expected.is_object() && expected.contains("opaque")) return std::nullopt;
   if (expected.is_object() && expected.value("verdict", "") == "error") {
     if (found.is_object() && found.value("verdict", "") == "error") {
@@ -129,7 +129,7 @@ std::optional<std::string> difference(
   if (expected.is_object() && found.is_object()) {
     if (found.contains("text") && found["text"].is_null() &&
         expected.contains("text") && expected.contains("values")) {
-      // Accelerate's spelling of a config file.
+      // Accelerate's formatting of a config file is not compared.
       return difference(found["values"], expected["values"], tolerance);
     }
     if (expected.size() != found.size()) return mismatch();

@@ -15,23 +15,24 @@ namespace accelerate::oracle {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-/// Thrown for a case of a kind that its topic does not run yet; the case counts
-/// as failed.
+/// Thrown for a kind of case that its topic does not support yet; the case
+/// counts as failed.
 struct NotBuilt : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Thrown for a case that needs what this machine lacks; it counts by itself.
+/// Thrown for a case that needs something this machine lacks; such cases are
+/// counted separately.
 struct Skipped : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Runs one case's input and returns an outcome of the shape of `expected`.
-/// Where the order of an object's values matters, a topic takes OrderedJson;
-/// the others take Json.
+/// Runs one case's input and returns an outcome in the form of the recorded
+/// one. A topic takes OrderedJson if the order of an object's values matters,
+/// and otherwise Json.
 using Topic = std::function<Json(const OrderedJson& input)>;
 
-/// The topics that are built, by name.
+/// The supported topics, by name.
 const std::map<std::string, Topic>& topics();
 
 Json run_big_model_dispatch(const Json& input);

@@ -40,7 +40,7 @@ Json files_in(const fs::path& directory) {
   return names;
 }
 
-// The numbers of the steps in a trace; nothing if there is none.
+// The step numbers in a trace; null if there is no trace.
 Json steps_in(const fs::path& trace) {
   constexpr std::string_view kPrefix = "ProfilerStep#";
   std::ifstream stream(trace);
@@ -56,7 +56,7 @@ Json steps_in(const fs::path& trace) {
   return steps;
 }
 
-// Runs the loop of a case; returns the failure that its end was, or nothing.
+// Runs a case's loop; returns the failure of its end, or null.
 Json profile_steps(
     const Accelerator& accelerator,
     const ProfileOptions* options,
@@ -92,7 +92,7 @@ Json run_profile_case(const Json& input) {
       options.on_trace_ready = [&](const ProfileResults& results) {
         calls.push_back(
             {{"step_num", results.step_num()},
-             // Not recorded.
+             // The oracle did not record step numbers.
              {"steps", Json::array()},
              {"has_events", results.num_events() > 0}});
       };

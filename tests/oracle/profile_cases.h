@@ -4,7 +4,7 @@
 
 namespace accelerate::oracle {
 
-/// Runs a case of topic profiler_logging of kind `profile`.
+/// Runs a case of the topic profiler_logging and the kind `profile`.
 Json run_profile_case(const Json& input);
 
 }  // namespace accelerate::oracle

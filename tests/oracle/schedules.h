@@ -8,7 +8,7 @@
 
 namespace accelerate::oracle {
 
-/// The unbound schedule that {"name", "args"} describe.
+/// The unbound schedule that {"name", "args"} describes.
 std::unique_ptr<optim::LRScheduler> make_schedule(const Json& schedule);
 
 }  // namespace accelerate::oracle

@@ -7,7 +7,7 @@ namespace accelerate::oracle {
 
 namespace topic_accumulation {
 
-/// The observations of one rank.
+/// One rank's observations.
 struct Seen {
   Json loader;
   bool sync;

@@ -24,7 +24,7 @@ class GivenBatches final : public BatchSampler {
   std::vector<std::vector<std::int64_t>> batches_;
 };
 
-// Batches of a sampler that has no batch size.
+// Each rank's batches from a sampler without a batch size.
 Json shares_of_batches(const Json& input, int count) {
   Json ranks = Json::array();
   try {

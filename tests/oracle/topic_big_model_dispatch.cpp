@@ -30,7 +30,7 @@ namespace topic_big_model_dispatch {
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
 
-// What a function returns, or that it failed.
+// Returns the function's result, or that it failed.
 template <class Function>
 Json outcome_of(Function&& function) {
   try {
@@ -263,7 +263,7 @@ Json clean_map(const Json& input) {
   return {{"device_map", std::move(pairs)}};
 }
 
-// A nested value whose tensors may be left where they are.
+// A nested value, some of whose tensors may stay on their device.
 struct Branch {
   std::string path;
   std::string key;
@@ -338,7 +338,7 @@ Json dtypes_json(const nn::Module& model) {
   return dtypes;
 }
 
-// A Sequential within another one, whose forward must not be a template.
+// A Sequential inside another one; its forward must not be a template.
 struct InnerSequential : nn::SequentialImpl {
   using SequentialImpl::SequentialImpl;
   at::Tensor forward(const at::Tensor& x) { return SequentialImpl::forward(x); }

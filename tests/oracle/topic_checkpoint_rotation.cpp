@@ -11,7 +11,7 @@ namespace topic_checkpoint_rotation {
 
 namespace fs = std::filesystem;
 
-// A program that saves; its only weight is the number of the save.
+// A program that saves; its only weight is the save's number.
 class Program {
  public:
   Program(const fs::path& directory, const Json& input, std::int64_t iteration)
@@ -59,7 +59,7 @@ Json listing(const fs::path& base) {
   return names;
 }
 
-// The lowest numbered checkpoint.
+// The checkpoint with the lowest number.
 std::optional<std::string> lowest(const fs::path& base) {
   std::optional<std::string> found;
   int least = 0;

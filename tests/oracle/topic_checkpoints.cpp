@@ -50,8 +50,8 @@ Json random_numbers(const fs::path& directory) {
   return all;
 }
 
-// Loads the directory into a module of zeros with tensors of these names. Names
-// that are missing from the files are tied to one that is present.
+// Loads the directory into a module with zero tensors of these names. Names
+// that the files lack are tied to one that is present.
 Json loaded_model(const fs::path& directory, const Json& state_dict) {
   const auto saved = load_state_dict(directory);
   struct Holder : torch::nn::Module {};
@@ -72,7 +72,7 @@ Json loaded_model(const fs::path& directory, const Json& state_dict) {
     if (!made.contains(name)) {
       made[name] = by_digest.at(entry[1].at("sha256").get<std::string>());
     }
-    // Modules on the way to the tensor.
+    // Finds or makes the modules on the path to the tensor.
     torch::nn::Module* module = &root;
     std::string rest = name;
     while (rest.find('.') != std::string::npos) {

@@ -39,7 +39,7 @@ Json run_update(const Json& input) {
   const testing::TemporaryDirectory directory;
   const auto path = written(directory, input);
   cli::update_config(path);
-  // The spelling is Accelerate's own.
+  // The formatting is Accelerate's own.
   return {{"values", values_of(path)}, {"text", nullptr}};
 }
 

@@ -85,8 +85,8 @@ Json sorted(Json list) {
   return list;
 }
 
-// Changes the order of a recorded list, which was that of a Python set or map,
-// to the one found, if both have the same elements.
+// If both lists have the same elements, gives the recorded one, which has the
+// order of a Python set or map, the order found.
 bool take_order(const Json& found, Json& expected) {
   if (!found.is_array() || !expected.is_array() || found == expected ||
       sorted(found) != sorted(expected)) {

@@ -64,7 +64,7 @@ std::string hex_of(const at::Tensor& tensor) {
   return text;
 }
 
-// Numbers as they are recorded: the shortest decimal that reads back as the same
+// Numbers in the recorded form: the shortest decimal that parses to the same
 // fp32.
 Json data_of(const at::Tensor& tensor) {
   Json data = write_tensor(tensor.to(at::kFloat)).at("data");
@@ -88,7 +88,7 @@ Json run_table(const Json& input) {
 
 Json run_cast(const Json& input) {
   const at::ScalarType dtype = float8_named(input.at("to"));
-  // By way of fp32, since the sign of a NaN depends on it.
+  // Goes through fp32, since the sign of a NaN depends on it.
   const at::Tensor source = read_tensor({{"dtype", "float32"},
                                          {"shape", {input.at("data").size()}},
                                          {"data", input.at("data")}})
@@ -347,8 +347,8 @@ bool checks_all_variables(
   return true;
 }
 
-// LibTorch 2.15 limits what is too large for a plain cast to e4m3fn; versions
-// before make it NaN, as recorded.
+// LibTorch 2.15 saturates values that are too large in plain casts to e4m3fn;
+// earlier versions make them NaN, as recorded.
 bool is_limited_by_plain_casts(const Json& input, const Json&, Json& expected) {
   static const bool limits =
       at::tensor(1e4F).to(at::kFloat8_e4m3fn).to(at::kFloat).item<float>() ==

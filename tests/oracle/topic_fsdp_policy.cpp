@@ -13,7 +13,7 @@ Json wrapped(const Json& input, int version) {
   const bool is_by_size = input.at("policy") == "SIZE_BASED_WRAP";
   std::vector<std::string> classes;
   if (!is_by_size) {
-    // C++ modules have no list of their own, so the caller gives it.
+    // C++ modules have no list of their own, so the caller passes it.
     const Json& given = input.at("classes");
     const Json& list = given.is_null() ? input.at("no_split_modules") : given;
     if (!list.is_null()) list.get_to(classes);

@@ -51,7 +51,7 @@ void read(
   }
 }
 
-// The remainder that Accelerate's loader has after a pass; ours has none.
+// The remainder of Accelerate's loader after a pass; ours has none.
 std::int64_t remainder_at_end(const Json& input) {
   const std::int64_t n = input.at("n");
   const std::int64_t batch_size = input.at("batch_size");

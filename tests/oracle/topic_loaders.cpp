@@ -1,5 +1,6 @@
-// Topics about the samples that each rank gets from a loader: each rank alone
-// with its own context, or real ranks if rank 0 reads for all.
+// Topics about the samples that each rank gets from a loader. Ranks are
+// simulated one by one, each with its own context, or real if rank 0 reads for
+// all.
 #include <accelerate/accelerate.h>
 
 #include <iomanip>
@@ -52,7 +53,7 @@ DataLoaderOptions options_of(const Json& input) {
   return options;
 }
 
-// Calls function(loader) with a loader of the samples 0 .. n - 1.
+// Calls function(loader) with a loader over the samples 0 .. n - 1.
 template <class Function>
 void with_loader(
     const Json& input,
@@ -202,7 +203,7 @@ Json run_dispatcher(const Json& input) {
         for (auto& [x] : loader) {
           batches.push_back(whole_numbers(x));
           ends.push_back(remainder.has_value());
-          // If nothing was filled up, ours is 0, Accelerate's the full batch.
+          // Without padding, ours is 0 and Accelerate's is the full batch.
           remainders.push_back(
               !remainder           ? -1
                   : *remainder > 0 ? *remainder

@@ -66,7 +66,7 @@ Json run_find_executable_batch_size(const Json& input) {
   for (int call = 0; call < input.at("calls"); ++call) {
     Json tried = Json::array();
     try {
-      // In C++ a call with an argument too many does not compile.
+      // In C++, a call with too many arguments does not compile.
       if (input.at("extra_argument"))
         throw std::invalid_argument("an argument too many");
       const std::int64_t returned = search([&](std::int64_t size) {

@@ -9,8 +9,7 @@ namespace accelerate::oracle {
 
 namespace topic_operations {
 
-/// A nested value as Python would hold it; the library visits it like any other
-/// user type.
+/// A nested value as in Python; the library visits it like any other user type.
 struct Tree {
   std::string kind;  // tensor, list, tuple, dict, value, opaque
   at::Tensor tensor;
@@ -115,7 +114,7 @@ Json shapes_of(const Tree& tree) {
   return {{tree.kind, std::move(content)}};
 }
 
-// The flat list that listify() gives, in the nesting Python would give it.
+// listify()'s flat list, nested as in Python.
 Json nest(const at::Tensor& tensor) {
   if (tensor.dim() == 0) {
     if (at::isIntegralType(tensor.scalar_type(), true)) {

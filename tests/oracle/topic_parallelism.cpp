@@ -66,8 +66,8 @@ bool outputs_only(const Json& input, const Json&, Json& expected) {
   return true;
 }
 
-// Accelerate refuses them for replicas that are not sharded, on CPUs and
-// without an engine.
+// Accelerate refuses these axes for unsharded replicas, on CPUs, and without an
+// engine.
 bool any_axes_anywhere(const Json&, const Json& found, Json& expected) {
   if (found.contains("error") || !expected.contains("error")) return false;
   const std::string message = expected.at("message");
@@ -91,7 +91,7 @@ bool patterns_match(const Json& input, const Json& found, Json& expected) {
   return false;
 }
 
-// A bias that is added to a gathered product stays whole.
+// A bias that is added to a gathered product is not split.
 bool gathered_biases_are_whole(
     const Json& input,
     const Json& found,

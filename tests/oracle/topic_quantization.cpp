@@ -53,7 +53,7 @@ std::string base64_of(const at::Tensor& tensor) {
       {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
 }
 
-// Long tensors are recorded by every k-th element.
+// Keeps every k-th element of a long tensor, as recorded.
 Json thinned(const at::Tensor& tensor) {
   constexpr std::int64_t kMostElements = 256;
   const std::int64_t every = std::max<std::int64_t>(
@@ -321,7 +321,7 @@ struct Tree : nn::Module {
   }
 };
 
-// Groups of tied parameters with their members in the order of the model.
+// Groups of tied parameters, with members in the model's order.
 std::vector<std::vector<std::string>> ties_in_order(const nn::Module& model) {
   auto groups = detail::tied_parameters(detail::module_tree(model));
   const WeightList weights = get_state_dict(model);

@@ -7,7 +7,7 @@ Json run_scheduler_stepping(const Json& input) {
   const int count = input.at("num_processes");
   std::vector<Json> found(static_cast<std::size_t>(count));
   testing::run_on_ranks(count, [&](const WorldOptions& world) {
-    // fp16 brings the scaler; with autocast off nothing is computed in it.
+    // fp16 enables the scaler; with autocast off nothing is computed in fp16.
     const bool split = input.at("split_batches");
     Accelerator accelerator(
         {.mixed_precision = Precision::fp16,

@@ -53,7 +53,7 @@ Json run_sizes(const Json& input) {
     if (size.is_string()) {
       return {{"bytes", detail::parse_size(size.get<std::string>())}};
     }
-    // A number is one of bytes.
+    // A plain number is in bytes.
     return {{"bytes", ByteSize(size.get<std::int64_t>()).bytes()}};
   }
   if (kind == "convert_bytes") {

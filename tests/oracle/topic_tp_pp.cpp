@@ -22,7 +22,7 @@ Json cut_sequence(const Json& input) {
   return {{"ranks", ranks}, {"restore", shards.restore()}};
 }
 
-// The map and the split points of Accelerate's "auto".
+// The device map and the split points of Accelerate's "auto".
 Json auto_split(const Json& input) {
   std::vector<std::string> classes;
   if (!input.at("no_split_module_classes").is_null())
@@ -51,7 +51,7 @@ Json shard_bounds(const Json& input) {
   return {{"ranks", ranks}};
 }
 
-// torch gives all ranks but the last ones as many rows as the first.
+// PyTorch gives all ranks except the last ones the same number of rows.
 bool rows_are_equal_shares(
     const Json& input,
     const Json& found,
@@ -73,7 +73,7 @@ bool rows_are_equal_shares(
   return true;
 }
 
-// A recorded failure that must be answered by shards of the padded sequence.
+// Expects shards of the padded sequence where a failure was recorded.
 bool pads_the_sequence(const Json& input, const Json& found, Json& expected) {
   if (input.at("kind") != kContextParallel || !expected.contains("error"))
     return false;

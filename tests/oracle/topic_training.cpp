@@ -107,7 +107,7 @@ void clip(
           .item<double>());
 }
 
-// The object that the recorded trainings register.
+// The object that the recorded training runs register.
 struct RecordedObject {
   std::int64_t count = 0;
   torch::Tensor history;

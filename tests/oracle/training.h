@@ -11,14 +11,14 @@
 
 namespace accelerate::oracle {
 
-/// The point from which a recorded training resumes.
+/// The point from which a recorded training run resumes.
 struct Resume {
   std::filesystem::path checkpoint;
-  /// Micro-steps that each rank has done already.
+  /// Number of micro-steps that each rank has already done.
   int micro_steps = 0;
 };
 
-/// Replays a training, from its beginning or, with a net of zeros, from a
+/// Replays a training run from its beginning or, with a net of zeros, from a
 /// checkpoint.
 Json run_training_from(const Json& input, const std::optional<Resume>& resume);
 

@@ -1,4 +1,4 @@
-// Where dispatching answers otherwise than Accelerate, by decision.
+// Cases in which dispatching deliberately differs from Accelerate.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -91,8 +91,8 @@ bool compare_given_fields(
   return is_partial;
 }
 
-// A tensor that an entry of the map names is offloaded, too, and so is a buffer
-// that Python's state dict would leave out.
+// Tensors that the map names are offloaded, too, and so are buffers that
+// Python's state dict would leave out.
 bool tensors_are_offloaded(
     const Json& input,
     const Json& found,
@@ -108,7 +108,7 @@ bool tensors_are_offloaded(
   }
   expected["away"] = found.at("away");
   expected["away_after_forward"] = found.at("away");
-  // They have the folder's values, then.
+  // Then they have the folder's values.
   if (input.value("existing_folder", false)) {
     expected["forward"] = found.at("forward");
     expected["state_dict"] = found.at("state_dict");
@@ -116,7 +116,7 @@ bool tensors_are_offloaded(
   return true;
 }
 
-// Accelerate ignores main_device if the map has a single place.
+// Accelerate ignores main_device if the map has only one place.
 bool main_device_counts(const Json& input, const Json& found, Json& expected) {
   if (!both_ran(input, found, expected) ||
       input.value("main_device", Json()).is_null()) {
@@ -181,7 +181,7 @@ bool what_fails_there_runs(
   return applies;
 }
 
-// The runner has compared the outputs with those of the model in memory.
+// The runner has compared the outputs with the in-memory model's.
 bool what_is_refused_there_runs(
     const Json& input,
     const Json& found,
@@ -191,7 +191,7 @@ bool what_is_refused_there_runs(
   return true;
 }
 
-// Accelerate leaves buffers of modules on the disk as they were.
+// Accelerate does not load the buffers of modules on disk.
 bool buffers_are_loaded(const Json& input, const Json& found, Json& expected) {
   if (!both_ran(input, found, expected) || !input.contains("checkpoint") ||
       input.at("offload_buffers") == true ||
@@ -214,7 +214,7 @@ bool buffers_are_loaded(const Json& input, const Json& found, Json& expected) {
   return true;
 }
 
-// Accelerate leaves out what the root module holds itself.
+// Accelerate leaves out the root module's own tensors.
 bool state_dicts_are_whole(
     const Json& input,
     const Json& found,
@@ -241,8 +241,8 @@ bool state_dicts_are_whole(
   return true;
 }
 
-// A folder has one file for tensors that share values, and none of a buffer
-// that stays in memory.
+// A folder has one file for tensors that share values, and no file for buffers
+// that stay in memory.
 bool folders_have_what_is_read(
     const Json& input,
     const Json& found,
@@ -279,7 +279,7 @@ bool folders_have_what_is_read(
   return true;
 }
 
-// Accelerate's maps need no place for a buffer outside the state dict.
+// Accelerate's maps need no place for buffers outside the state dict.
 bool every_tensor_has_a_place(
     const Json& input,
     const Json& found,
@@ -298,8 +298,8 @@ bool every_tensor_has_a_place(
   return true;
 }
 
-// Accelerate leaves a tensor without values, and fails in a forward or reads
-// what it was not given.
+// Accelerate leaves a tensor without values, and then fails in a forward or
+// reads undefined values.
 bool missing_values_are_an_error(
     const Json& input,
     const Json& found,

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 using Model = std::shared_ptr<RecordedModel>;
 
-// Calls `visit` with all names, those of parameters first.
+// Calls `visit` with every parameter and then every buffer.
 template <class Visit>
 void for_each_tensor(const RecordedModel& model, Visit&& visit) {
   for (const auto& tensors : {model.named_parameters(), model.named_buffers()})
@@ -64,7 +64,7 @@ Json map_json(const DeviceMap& map) {
   return pairs;
 }
 
-// The recorded accelerator 0, whose memory is the host's.
+// Simulates the recorded accelerator 0 in host memory, if the case needs it.
 void provide_accelerators(const Json& input) {
   const Json map = input.value("device_map", Json());
   bool has_accelerator = input.value("main_device", Json()).is_number();
@@ -79,7 +79,7 @@ T value_or_default(const Json& input, const char* name) {
   return value.is_null() ? T() : value.get<T>();
 }
 
-// The description of a module tree with other values.
+// Changes the values in a module tree's description.
 void change_fills(Json& module, int by) {
   for (const char* const kind : {"parameters", "buffers"}) {
     for (Json& entry : module.at(kind)) {
@@ -90,7 +90,8 @@ void change_fills(Json& module, int by) {
   for (Json& child : module.at("children")) change_fills(child[1], by);
 }
 
-// Names that are not in a state dict of Python; LibTorch has none of these.
+// Collects names that Python's state dicts leave out; LibTorch's leave out
+// none.
 void collect_non_persistent(
     const Json& module,
     const std::string& prefix,
@@ -111,7 +112,8 @@ std::set<std::string> non_persistent(const Json& input) {
   return names;
 }
 
-// The folder of an earlier run, with the same tensors and other values.
+// Writes the folder of an earlier run, with the same tensors and different
+// values.
 void fill_folder(Json input, const fs::path& folder) {
   change_fills(input.at("module"), 3);
   const auto left_out = non_persistent(input);
@@ -206,7 +208,7 @@ dispatch(const Model& model, const Json& input, const Folders& folders) {
       : disk_offload(model, folders.offload, options);
 }
 
-// The model as it computes with all weights in memory; null if it cannot.
+// The model with all weights in memory; null if it cannot be computed that way.
 Model in_memory(const Json& input, const Folders& folders) {
   Json whole = input;
   whole["meta"] = nullptr;
@@ -259,7 +261,7 @@ Json forward_json(DispatchedModel<Model>& big, const at::Tensor& x) {
   }
 }
 
-// What get_state_dict_offloaded_model() of Accelerate collects.
+// What Accelerate's get_state_dict_offloaded_model() collects.
 Json state_dict_json(RecordedModel& model, const Json& input) {
   const auto left_out = non_persistent(input);
   std::map<std::string, Json> all;

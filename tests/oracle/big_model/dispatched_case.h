@@ -12,7 +12,7 @@ namespace accelerate::oracle {
 /// and the end of offloading. The recorded device 0 is a pretend device.
 Json run_dispatched_case(const Json& input);
 
-/// Where such cases are answered otherwise than by Accelerate.
+/// The deliberate differences from Accelerate in such cases.
 std::vector<Departure> dispatched_case_departures();
 
 }  // namespace accelerate::oracle

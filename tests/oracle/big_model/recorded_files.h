@@ -10,8 +10,8 @@
 
 namespace accelerate::oracle {
 
-/// The text of a folder's index.json and the size and digest of each file of a
-/// weight, as recorded.
+/// The text of a folder's index.json, and the size and digest of each weight's
+/// file, in the recorded form.
 Json folder_json(const std::filesystem::path& folder);
 
 /// The tensors that [name, description] pairs describe.
@@ -22,8 +22,8 @@ void write_safetensors(
     const WeightList& weights,
     const std::map<std::string, std::string>& metadata);
 
-/// Writes the "checkpoint" of a case into a folder, and returns what the case
-/// gives to the loading function: the folder, a file or an index.
+/// Writes the "checkpoint" of a case into a folder, and returns the path that
+/// the case passes to the loading function: the folder, a file or an index.
 std::filesystem::path write_checkpoint(
     const Json& checkpoint,
     const std::filesystem::path& folder);

@@ -12,7 +12,7 @@
 
 namespace accelerate::oracle {
 
-/// A dtype by PyTorch's name, with those that only big models use.
+/// A dtype by PyTorch's name, including those that only big models use.
 at::ScalarType any_dtype(const std::string& name);
 
 /// A tensor by its formula: {"shape", "dtype", "fill"}, or {"values"}.
@@ -30,13 +30,13 @@ class RecordedModel : public torch::nn::Module {
  public:
   explicit RecordedModel(const Json& module);
 
-  /// Runs the tree in evaluation mode, by its class's recorded rule.
+  /// Runs the tree in eval mode, by the recorded rule of its class.
   at::Tensor forward(const at::Tensor& x);
-  /// A parameter or buffer below this module by its dotted name.
+  /// A parameter or buffer below this module, by its dotted name.
   at::Tensor find(const std::string& name) const;
-  /// Makes a name of a parameter that of another tensor.
+  /// Lets a parameter's name refer to another tensor.
   void replace(const std::string& name, const at::Tensor& tensor);
-  /// Makes groups of names one tensor each, the first one's.
+  /// Ties each group of names to the tensor of its first name.
   void tie(const Json& groups);
   /// Puts tensors on the meta device: "parameters", "all", or null.
   void empty(const Json& which);
@@ -47,15 +47,15 @@ class RecordedModel : public torch::nn::Module {
   RecordedModel& owner_of(const std::string& name, std::string& last);
   at::Tensor run_layer(const at::Tensor& x);
   at::Tensor run_children(at::Tensor x);
-  /// A tensor of this module itself; undefined if it has none of that name.
+  /// This module's own tensor of that name; undefined if there is none.
   at::Tensor own(const std::string& name) const;
 
   std::string class_;
   std::vector<std::pair<std::string, std::shared_ptr<RecordedModel>>> below_;
 };
 
-/// The input of a case: its "x" in the dtype of the model's first floating
-/// parameter, if it is floating itself.
+/// The input of a case: its "x", cast to the dtype of the model's first
+/// floating parameter if it is floating.
 at::Tensor recorded_input(const Json& input, const RecordedModel& model);
 
 /// The model of a case: its "module", "tied" and "meta".

@@ -10,25 +10,25 @@ at::Tensor values(
     std::int64_t seed,
     double scale = 1);
 
-/// A model whose layers are split over ranks as a plan says.
+/// Runs a model whose layers are split over ranks by a plan.
 Json split_layers(const Json& input);
-/// One step of a pipeline of linear layers.
+/// Runs one step of a pipeline of linear layers.
 Json pipeline_step(const Json& input);
-/// The order in which a schedule computes.
+/// Returns the order in which a schedule computes.
 Json order_schedule(const Json& input);
-/// PyTorch prints the forwards of 1F1B with other numbers than it runs them.
+/// PyTorch numbers the forwards of 1F1B differently in print than it runs them.
 bool forwards_are_numbered_from_0(
     const Json& input,
     const Json& found,
     Json& expected);
-/// What PyTorch refuses and this library orders.
+/// PyTorch refuses numbers of micro-batches that this library accepts.
 bool any_number_of_micro_batches(
     const Json& input,
     const Json& found,
     Json& expected);
-/// prepare_pippy() of linear layers, and one forward.
+/// Runs prepare_pippy() on linear layers, and one forward.
 Json divide_for_inference(const Json& input);
-/// Ring attention of ranks that share a sequence.
+/// Runs ring attention on ranks that share a sequence.
 Json split_sequences(const Json& input);
 
 }  // namespace accelerate::oracle::topic_parallelism

@@ -23,7 +23,7 @@ constexpr std::int64_t kInputSeed = 40;
 constexpr std::int64_t kTargetSeed = 50;
 constexpr std::int64_t kPippyInputSeed = 45;
 
-// Layer number `index` of a model of linear layers, each followed by tanh.
+// Layer `index` of a model of linear layers, each followed by tanh.
 Linear recorded_linear(std::int64_t in, std::int64_t out, int index) {
   Linear linear(in, out);
   const torch::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// Orders of pipelines' schedules.
+// The orders of pipeline schedules.
 #include <optional>
 #include <string>
 
@@ -15,8 +15,7 @@ namespace schedules_detail {
 using detail::PipelineOperation;
 using detail::PipelineSchedule;
 
-// The actions of a rank, slot by slot: a slot has one action, or two that
-// overlap.
+// A rank's actions, slot by slot: a slot has one action, or two that overlap.
 Json slots_of(
     const detail::PipelineSlots& slots,
     const std::vector<PipelineOperation>& operations) {
@@ -56,7 +55,7 @@ Json order_schedule(const Json& input) {
     const PipelineSchedule schedule =
         detail::make_pipeline_schedule(kind, ranks, micro_batches, chunks);
     auto operations = detail::operations_of(schedule);
-    // PyTorch prints the orders of one stage per rank without waits, but with
+    // PyTorch prints orders with one stage per rank without waits, but with
     // reductions.
     if (detail::fixed_chunks_of(kind) == 1) {
       for (auto& own : operations) {

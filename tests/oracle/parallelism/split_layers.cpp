@@ -41,7 +41,7 @@ struct RecordedMlp : nn::Module {
   nn::Linear up, down;
 };
 
-/// The recorded models, of which one is used.
+/// One of the recorded models, by its class.
 struct RecordedLayers : nn::Module {
   explicit RecordedLayers(const Json& model) : kind(model.at("class")) {
     const std::int64_t width = model.at("width");
@@ -162,7 +162,7 @@ ParallelizePlan plan_of(const Json& entries) {
   return plan;
 }
 
-// The dimension along which a rank's tensor is a part; nothing if it is whole.
+// The dimension along which a rank's tensor is sharded; nothing if it is full.
 std::optional<std::int64_t> split_dim(
     const at::Tensor& part,
     const at::Tensor& whole) {
@@ -171,7 +171,7 @@ std::optional<std::int64_t> split_dim(
   return std::nullopt;
 }
 
-// "Replicate()" for full tensors of modules that the plan names.
+// Returns "Replicate()" for full tensors of modules that the plan names.
 Json placement_json(
     const std::string& name,
     const std::optional<std::int64_t>& dim,

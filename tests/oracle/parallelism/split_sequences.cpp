@@ -18,7 +18,7 @@ struct RankOutcome {
   std::vector<std::int64_t> positions;
 };
 
-// The sequence in order, from what each rank has of it.
+// Puts the ranks' parts of a sequence together in order.
 template <class Part>
 at::Tensor merged(
     const std::vector<RankOutcome>& ranks,

@@ -18,7 +18,7 @@ Json accumulation_fields(const GradientAccumulationOptions& options) {
 Json run_gradient_accumulation(const Json& input) {
   const Json& args = input.at("args");
   AcceleratorOptions options;
-  // 1 is the default of Python's argument, so it does not count as given.
+  // 1 is the default in Python, so it does not count as given.
   if (const Json& steps = input.at("accelerator_steps");
       !steps.is_null() && steps != 1) {
     options.gradient_accumulation_steps = steps.get<int>();
@@ -34,7 +34,7 @@ Json run_gradient_accumulation(const Json& input) {
            ? Json(nullptr)
            : differing(accumulation_fields(plugin), accumulation_fields({}))},
       {"num_steps", detail::accumulation_window(options, settings_of(input))},
-      // In force, it is false in Accelerate (Q1), and has no effect here.
+      // Always false in effect in Accelerate (Q1); has no effect here.
       {"adjust_scheduler", false},
       {"sync_with_dataloader", plugin.sync_with_dataloader}};
 }

@@ -70,7 +70,7 @@ Json run_deepspeed(const Json& input) {
     config.fill(input.at("fill"), input.at("must_match"));
 
   const DeepSpeedOptions& found = config.options();
-  // Accelerate calls it offloading if stages 2 and 3 name another device.
+  // Accelerate calls it offloading if stage 2 or 3 names another device.
   const auto is_off_device = [&](const char* path) {
     const Json* const device = config.find(path);
     return device != nullptr && (*device == "cpu" || *device == "nvme");

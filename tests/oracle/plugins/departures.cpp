@@ -69,7 +69,7 @@ bool is_number(const std::string& text) {
   return std::from_chars(text.data(), end, value).ptr == end;
 }
 
-// Whether a variable has a value that nobody who reads it understands.
+// Whether a variable's value is invalid for every reader of the variable.
 bool is_unreadable(const std::string& variable, const std::string& value) {
   using enum detail::OptionKind;
   for (const detail::OptionSpec& option : detail::option_table()) {
@@ -129,7 +129,7 @@ bool listen_to_the_launcher(const Json& input, const Json&, Json& expected) {
   return true;
 }
 
-// With gradient_accumulation_steps and no plugin; 1 does not count as given.
+// For gradient_accumulation_steps without a plugin; 1 does not count as given.
 bool put_code_first(const Json& input, const Json&, Json& expected) {
   const Json steps = input.value("accelerator_steps", Json());
   if (!is_plugin(input, "gradient_accumulation") || is_error(expected) ||
@@ -140,7 +140,7 @@ bool put_code_first(const Json& input, const Json&, Json& expected) {
   return true;
 }
 
-// Accelerate refuses any plugin beside gradient_accumulation_steps.
+// Accelerate refuses any plugin together with gradient_accumulation_steps.
 bool take_one_number_twice(const Json& input, const Json&, Json& expected) {
   const Json& args = input.at("args");
   const Json steps = input.value("accelerator_steps", Json());
@@ -162,7 +162,7 @@ bool take_one_number_twice(const Json& input, const Json&, Json& expected) {
   return true;
 }
 
-// Whether an argument, or else a variable, is true.
+// Whether an argument is true, or the variable if the argument is not given.
 bool is_true(const Json& input, const char* argument, const char* variable) {
   const Json& args = input.at("args");
   if (has(args, argument)) return args.at(argument).get<bool>();
@@ -171,9 +171,9 @@ bool is_true(const Json& input, const char* argument, const char* variable) {
       detail::parse_bool(env.at(variable).get<std::string>()).value_or(false);
 }
 
-// Accelerate refuses sync_module_states without a device, so what it would
-// answer is not recorded: the answer to the same case without that field and
-// the one that sets it, which recorded cases decide, and these two.
+// Accelerate refuses sync_module_states without a device, so its answer is not
+// recorded. Expects the answer to the same case without sync_module_states and
+// cpu_ram_efficient_loading, which recorded cases check, plus these two fields.
 bool share_weights_of_hosts(
     const Json& input,
     const Json& found,
@@ -212,8 +212,8 @@ Json preceded(const Json& first, const Json& rest) {
   return all;
 }
 
-// The groups of a rank of `num_replicas` meshes, one after another, of `size`
-// ranks each, from those of the same place in one mesh that shards nothing.
+// The groups of a rank in `num_replicas` consecutive meshes of `size` ranks
+// each, derived from the groups of the same place in one unsharded mesh.
 Json replicated_groups(
     const Json& place,
     int rank,
@@ -237,9 +237,9 @@ Json replicated_groups(
       {"groups", groups}};
 }
 
-// Accelerate refuses tensor and context parallelism with replicas that are not
-// sharded, so what it would answer is not recorded: as many of the meshes of
-// the same case without replicas, which recorded cases decide.
+// Accelerate refuses tensor and context parallelism with unsharded replicas, so
+// its answer is not recorded. Expects one copy per replica of the mesh of the
+// same case without replicas, which recorded cases check.
 bool combine_any_axes(const Json& input, const Json& found, Json& expected) {
   if (!is_plugin(input, "parallelism") || !is_error(expected) ||
       is_error(found)) {
@@ -331,13 +331,13 @@ Departures plugin_departures() {
        {"an accumulation plugin without num_steps does not hide what the "
         "launcher says",
         &listen_to_the_launcher},
-       // Code goes before everything here, so also before this variable, which
-       // Accelerate puts before its argument.
+       // Here code overrides everything, also this variable, which overrides
+       // the argument in Accelerate.
        {"gradient_accumulation_steps of the code goes before the launcher's",
         &put_code_first},
-       // Accelerate's error tells a plugin from none. Here it is a struct that
-       // is always there, and its other fields are useful beside the number; two
-       // numbers that differ are an error as well.
+       // Accelerate's error depends on whether a plugin is given. Here the
+       // plugin is a struct that always exists, and its other fields are useful
+       // with the number; two different numbers are an error, too.
        {"other settings of accumulation may go with "
         "gradient_accumulation_steps",
         &take_one_number_twice},

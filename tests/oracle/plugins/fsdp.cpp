@@ -13,7 +13,7 @@ Json name_or_null(const std::optional<T>& value) {
   return value ? Json(std::string(detail::name_of(*value))) : Json(nullptr);
 }
 
-// PyTorch's name of an enumerator.
+// PyTorch's name for an enumerator.
 std::string torch_name(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::hybrid_shard_zero2
       ? "_HYBRID_SHARD_ZERO2"

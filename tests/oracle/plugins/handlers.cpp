@@ -42,7 +42,7 @@ constexpr std::array kHooks{
     "POWER_SGD",
     "BATCHED_POWER_SGD"};
 
-// PowerSGD's state by the names that PyTorch gives its fields.
+// Visits the fields of PowerSGD's state by PyTorch's names.
 template <class Options, class Visit>
 void visit_power_sgd(Options& options, const Visit& visit) {
   visit("matrix_approximation_rank", options.matrix_approximation_rank);
@@ -107,7 +107,7 @@ ReplicateOptions replicate_options(const Json& args) {
   return options;
 }
 
-// The backend, which is left out, decides about the default.
+// The backend decides the default, but is not a field here.
 Json process_group_fields(const Json& args) {
   const Json backend = args.value("backend", Json("nccl"));
   const auto seconds =

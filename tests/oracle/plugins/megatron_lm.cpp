@@ -39,7 +39,7 @@ void visit_engine(Options& options, const Visit& visit) {
   visit("hidden_dropout", options.hidden_dropout);
 }
 
-// What Megatron-LM does by itself.
+// Visits what Megatron-LM's own loop uses.
 template <class Options, class Visit>
 void visit_loop(Options& options, const Visit& visit) {
   visit(
@@ -97,7 +97,7 @@ Json run_megatron(const Json& input) {
   fields["other_megatron_args"] = found.other_megatron_args
       ? Json::parse(*found.other_megatron_args)
       : Json(nullptr);
-  // Accelerate derives it; nothing here chooses an implementation by name.
+  // Accelerate derives this field; here no implementation is chosen by name.
   fields["DDP_impl"] = *found.pp_degree > 1 || *found.use_distributed_optimizer
       ? "local"
       : "torch";

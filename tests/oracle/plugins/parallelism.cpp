@@ -46,7 +46,7 @@ class NamedDimensions {
     return product;
   }
 
-  // Those of `names` that are larger than 1, in the order of `names`.
+  // The dimensions in `names` that are larger than 1, in the order of `names`.
   [[nodiscard]] std::vector<Dimension> active(
       std::initializer_list<std::string_view> names) const {
     std::vector<Dimension> found;
@@ -161,7 +161,7 @@ Json run_parallelism_config(const Json& input) {
     names.push_back(std::string(dimension.name));
     sizes.push_back(dimension.size);
   }
-  // The dimension that is sharded over always counts, even when it is 1.
+  // The sharded dimension always counts, even if its size is 1.
   Json sharded_names = mesh.names({"dp_replicate"});
   sharded_names.push_back("dp_shard_cp");
   const int same_data = *found.tp_size * *found.cp_size * *found.sp_size;

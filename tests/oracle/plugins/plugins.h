@@ -10,8 +10,8 @@
 #include "config/settings.h"
 #include "oracle/oracle.h"
 
-// The plugins of the topic `plugins`, each in a file of its own, and how they
-// read a case's input.
+// The plugins of the topic `plugins`, each in its own file, and how they read a
+// case's input.
 
 namespace accelerate::oracle::topic_plugins {
 
@@ -66,7 +66,7 @@ inline std::string word_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-// What to_kwargs() keeps: the fields that differ from their defaults.
+// The fields that to_kwargs() keeps: those that differ from their defaults.
 inline Json differing(const Json& fields, const Json& defaults) {
   Json kept = Json::object();
   for (const auto& [name, value] : fields.items()) {

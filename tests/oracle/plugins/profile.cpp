@@ -43,7 +43,7 @@ Json activities_json(const ProfileOptions& options) {
   return names;
 }
 
-// Python keeps the dictionary as it was given, without defaults.
+// Python keeps the dictionary as given, without defaults.
 Json schedule_json(const ProfileOptions& options, const Json& args) {
   if (!options.schedule_option) return nullptr;
   Json schedule = Json::object();
