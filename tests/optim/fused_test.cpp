@@ -8,7 +8,7 @@ namespace fused_test {
 using testing::expect_error;
 using torch::Tensor;
 
-// Parameters with unusual layouts, with the same values each time.
+// Parameters with unusual layouts and the same values each time.
 std::vector<Tensor> awkward_parameters(torch::ScalarType dtype) {
   const auto values = [&](std::vector<std::int64_t> shape, double phase) {
     std::int64_t n = 1;

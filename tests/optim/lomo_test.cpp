@@ -64,7 +64,8 @@ TEST(Lomo, ClipsByTheNormOfAllGradients) {
   expect_equal(net, twin);
 }
 
-// One step from (3, 4) with the gradient (1, -20) and a learning rate of 0.1.
+// Takes one step from (3, 4) with the gradient (1, -20) and a learning rate of
+// 0.1.
 std::vector<double> step_of(const optim::LomoOptions& options) {
   Tensor p = torch::tensor({3.f, 4.f}).requires_grad_();
   optim::Lomo lomo({p}, options);
@@ -99,8 +100,8 @@ TEST(Lomo, UpdatesBf16WeightsInFp32) {
   EXPECT_EQ(p[0].item<double>(), 0.625);  // 1 (1 - 0.25 x 0.5) - 0.25
 }
 
-// The formulas of the paper's code, by hand, for one step on a vector: the
-// first step has no earlier moments, so the update is the gradient's sign.
+// One step on a vector by the formulas of the paper's code: the first step has
+// no earlier moments, so the update is the gradient's sign.
 TEST(AdaLomo, TakesStepsOfTheSizeOfTheParameter) {
   Tensor p = torch::tensor({3.f, 4.f}).requires_grad_();
   optim::AdaLomo adalomo({p});
@@ -143,7 +144,7 @@ std::vector<double> two_steps(const optim::AdaLomoOptions& o) {
 
 TEST(AdaLomo, DoesWhatEachOptionSays) {
   const std::vector<double> plain = two_steps({});
-  // Clipping shows where updates are not just signs.
+  // Clipping has a visible effect if updates are not just signs.
   const optim::AdaLomoOptions visible{.eps_square = 1};
   optim::AdaLomoOptions by_norm = visible, by_value = visible;
   by_norm.clip_grad_norm = 0.5;

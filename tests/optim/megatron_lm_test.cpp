@@ -15,7 +15,7 @@ std::vector<at::Tensor> parameters() {
   return {torch::ones({3}, torch::requires_grad())};
 }
 
-// The learning rates of the first steps, of an optimizer with one of 1.
+// The learning rates of the first `count` steps, with a base rate of 1.
 std::vector<double> rates(
     const MegatronLMOptions& options,
     int count,
@@ -61,7 +61,7 @@ TEST(MegatronScheduler, FollowsMegatronsFormulas) {
        std::sqrt(0.4),
        std::sqrt(1.0 / 3),
        0.2});
-  // A schedule shorter than the training.
+  // A schedule that is shorter than the training run.
   expect_near(
       with({.lr_decay_iters = 4}), {0, 0.5, 1, 0.6, 0.2, 0.2, 0.2, 0.2});
 }
@@ -102,13 +102,13 @@ TEST(MegatronScheduler, DecaysAtTheEnd) {
 }
 
 TEST(MegatronScheduler, TakesItsLengthFromTheProgram) {
-  // 12 steps of one process are 4 of three ranks.
+  // 12 steps in one process are 4 steps on three ranks.
   const MegatronLMDummyScheduler automatic{
       .total_num_steps = 12,
       .warmup_num_steps = 6,
       .num_data_parallel_ranks = 3};
   expect_near(rates({}, 6, automatic), {0, 0.5, 1, 0.5, 0, 0});
-  // The options come first.
+  // The options take precedence.
   expect_near(
       rates({.train_iters = 3, .lr_warmup_iters = 1}, 4, automatic),
       {0, 1, 0.5, 0});
@@ -135,7 +135,7 @@ TEST(MegatronScheduler, CountsSamples) {
           4,
           automatic),
       {0, 0.75, 0.25, 0});
-  // Without a warm-up, it is the number of samples that the rate falls with.
+  // Without a warm-up, the rate decays with the number of samples.
   expect_near(
       rates(
           {.train_iters = 3, .lr_decay_style = "inverse-square-root"},
@@ -177,12 +177,12 @@ TEST(MegatronScheduler, ChangesWeightDecay) {
       weight_decays<torch::optim::SGDOptions>(
           options, torch::optim::SGD(parameters(), 1.0), 5),
       {0.1, 0.3 - 0.2 * std::sqrt(0.5), 0.3, 0.3 + 0.2 * std::sqrt(0.5), 0.5});
-  // Not an optimizer with weight decay.
+  // This optimizer has no weight decay.
   torch::optim::LBFGS lbfgs(parameters());
   expect_error<ConfigError>(
       [&] { scheduler_from_megatron_lm(options, lbfgs); },
       "an optimizer without a known one");
-  // A schedule that leaves it alone.
+  // A schedule that does not change weight decay.
   EXPECT_EQ(
       weight_decays<torch::optim::AdamWOptions>(
           {.train_iters = 4},

@@ -278,7 +278,7 @@ TEST(Schedulers, ContinueACycleWhereItWasSaved) {
   EXPECT_EQ(state.get<std::int64_t>("T_mult"), 2);
   EXPECT_EQ(state.get<double>("eta_min"), 0);
 
-  // A place that the number of steps does not give, as after PyTorch's
+  // A position that the number of steps does not imply, as after PyTorch's
   // step(epoch).
   state.set("T_cur", 5.5);
   state.set("T_i", 7.0);
@@ -296,7 +296,7 @@ TEST(Schedulers, ContinueACycleWhereItWasSaved) {
            in_cycle(1.5, 14)}));
   EXPECT_EQ(loaded.state_dict().get<double>("T_cur"), 1.5);
 
-  // Without a place, it follows from the number of steps.
+  // Without a saved position, the number of steps implies it.
   loaded.load_state_dict(
       {{"step", std::int64_t{10}},
        {"base_lrs", std::vector<double>{1}},
