@@ -25,8 +25,8 @@ bool is_uz(Float8Format format) {
   return format == Float8Format::e4m3fnuz || format == Float8Format::e5m2fnuz;
 }
 
-// The value of a code by the definition of the format; NaN for infinities, which
-// no saturating cast makes.
+// The value of a code by the definition of the format; NaN for infinities,
+// which saturating casts never produce.
 double value_of(Float8Format format, std::uint8_t code) {
   const bool is_e4m3 =
       format == Float8Format::e4m3fn || format == Float8Format::e4m3fnuz;
@@ -44,7 +44,7 @@ double value_of(Float8Format format, std::uint8_t code) {
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// The code of the nearest value, with an even last bit between two.
+// The code of the nearest value; ties go to the even last bit.
 std::uint8_t nearest(Float8Format format, float value) {
   if (std::isnan(value))
     return is_uz(format) ? 0x80 : std::signbit(value) ? 0xff : 0x7f;
@@ -63,7 +63,7 @@ std::uint8_t nearest(Float8Format format, float value) {
   return best;
 }
 
-// Values around all codes and all midpoints, and special ones.
+// Values around all codes and all midpoints, and special values.
 std::vector<float> interesting_values() {
   std::vector<float> values{
       0.0F,
@@ -209,7 +209,7 @@ TEST(CastKernels, FindTheLargestAbsoluteValue) {
 }
 
 // The largest power of two by which a block can be multiplied without exceeding
-// the format's largest value; exponents are those that E8M0 has.
+// the format's largest value, with an exponent that E8M0 has.
 float scale_of_block(Float8Format format, float amax) {
   if (std::isnan(amax)) return amax;
   if (std::isinf(amax)) return std::ldexp(1.0F, -127);
@@ -269,7 +269,7 @@ TEST(CastKernels, CastBlocksWithScalesOfTheirOwn) {
           for (std::int64_t i = 0; i < kBlock; ++i) {
             const std::uint8_t code =
                 codes[static_cast<std::size_t>(block * kBlock + i)];
-            // Which of two NaN a product has, the compiler decides.
+            // The compiler decides which of two NaNs a product becomes.
             if (std::isnan(scale)) {
               ASSERT_TRUE(std::isnan(value_of(format, code)));
             } else {
@@ -314,8 +314,8 @@ TEST(CastKernels, FindTheLargestValueWhileTheyCast) {
 }
 
 TEST(CastKernels, RoundRandomlyWithoutBias) {
-  // Between two normal and between two subnormal neighbours, a quarter of their
-  // distance above the lower one; and values that need no rounding.
+  // Values a quarter of the way between two normal or subnormal neighbours, and
+  // values that need no rounding.
   struct Case {
     float value;
     double mean;
@@ -356,7 +356,7 @@ TEST(CastKernels, RoundRandomlyWithoutBias) {
 TEST(CastKernels, RoundByPlaceWhereverTheyBegin) {
   const std::vector<float> values = interesting_values();
   const std::vector<float> scales(200, 1.5F);
-  // The last begin crosses the places that 32 bits can count.
+  // The last range crosses the positions that 32 bits can count.
   for (const std::uint64_t begin : {0UL, 7UL, (1UL << 32) - 91}) {
     std::vector<std::uint8_t> expected;
     for (const CastKernels* kernels : supported_cast_kernels()) {

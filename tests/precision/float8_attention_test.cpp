@@ -1,5 +1,5 @@
-// scaled_dot_product_attention of queries, keys and values in float8, beside
-// attention of values that a test rounds itself.
+// scaled_dot_product_attention with float8 queries, keys and values, compared
+// with attention on values that the test rounds by hand.
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -34,7 +34,7 @@ Tensor normal(at::IntArrayRef sizes, std::uint64_t seed) {
   return torch::randn(sizes, at::detail::createCPUGenerator(seed));
 }
 
-/// Arguments of attention besides its tensors.
+/// Arguments of attention other than its tensors.
 struct Rules {
   std::optional<Tensor> mask = std::nullopt;
   double dropout_p = 0;
@@ -42,7 +42,7 @@ struct Rules {
   bool enable_gqa = false;
 };
 
-/// Queries, keys and values as parameters. Heads differ much in size.
+/// Queries, keys and values as parameters. Heads differ widely in magnitude.
 struct NetImpl : nn::Module {
   explicit NetImpl(Rules given = {}) : rules(std::move(given)) {
     const std::int64_t key_heads = rules.enable_gqa ? kHeads / 2 : kHeads;
@@ -72,7 +72,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// By LibTorch's casts; scales are powers of two.
+// Rounds by LibTorch's casts; scales are powers of two.
 Tensor rounded(const Tensor& x, Float8Attention granularity) {
   const Tensor amax = granularity == Float8Attention::per_head
       ? x.abs().amax({-1, -2}, /*keepdim=*/true)
@@ -172,7 +172,7 @@ TEST(Float8Attention, IsAttentionOfRoundedValues) {
       SCOPED_TRACE(name);
       const Attended expected = by_hand(each, granularity, at::kFloat);
       expect_equal(by_model(each, granularity, at::kFloat), expected);
-      // Which is not what full precision gives.
+      // Full precision gives a different result.
       EXPECT_FALSE(at::equal(
           by_model(each, Float8Attention::none, at::kFloat).output,
           expected.output));
@@ -231,7 +231,7 @@ TEST(Float8Attention, EvaluatesInHighPrecisionIfItsRecipeDoes) {
   });
 }
 
-/// Attention of what a layer computes.
+/// Attention over a layer's output.
 struct BlockImpl : nn::Module {
   Tensor forward(const Tensor& x) {
     const auto parts = qkv(x).unflatten(-1, {3, kHeads, kElements});
@@ -249,8 +249,8 @@ struct BlockImpl : nn::Module {
 };
 TORCH_MODULE(Block);
 
-// Multiples of 1/16, whose sums are exact in any order: else casts would differ
-// where a value is nearly between two of float8's.
+// Multiples of 1/16, whose sums are exact in any order; otherwise casts would
+// differ for values near the midpoint of two float8 values.
 Tensor sixteenths(const Tensor& x) { return at::round(x * 16) / 16; }
 
 Block make_block() {
@@ -291,7 +291,7 @@ TEST(Float8Attention, IsKeptByActivationCheckpointing) {
       expected));
 }
 
-// The largest values are at the first position, which one rank has.
+// The largest values are at the first position, which only one rank has.
 TEST(Float8Attention, HasTheScalesOfTheWholeSequence) {
   Tensor x = normal({kSamples, kLength, kHeads * kElements}, 7) * 0.5;
   x.select(1, 0).mul_(5.3);

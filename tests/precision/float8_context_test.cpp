@@ -1,5 +1,5 @@
-// Float8 with context parallelism: ranks that have positions of one sequence
-// cast them as one process casts all.
+// Float8 with context parallelism: ranks cast their positions of a sequence as
+// one process casts all positions.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -53,7 +53,7 @@ nn::Sequential make_net() {
   return net;
 }
 
-// The largest values are at the first position, which one rank has.
+// The largest values are at the first position, which only one rank has.
 Tensor sequence() {
   Tensor x = normal({kBatch, kLength, kWidth}, 10);
   x.select(1, 0).mul_(5.3);
@@ -61,7 +61,7 @@ Tensor sequence() {
 }
 
 struct Result {
-  Tensor output;  ///< of all positions, in their order
+  Tensor output;  ///< of all positions, in order
   std::vector<Tensor> gradients;
 };
 
@@ -101,7 +101,7 @@ TEST(Float8Context, CastsPositionsWithTheScalesOfTheWholeSequence) {
       const Result found = compute(num_ranks, recipe);
       EXPECT_TRUE(torch::equal(found.output, expected.output));
       for (std::size_t i = 0; i < expected.gradients.size(); ++i) {
-        // Sums over positions are in another order.
+        // Sums over positions are in a different order.
         EXPECT_TRUE(torch::allclose(
             found.gradients[i], expected.gradients[i], 1e-5, 1e-7))
             << i;
@@ -110,7 +110,7 @@ TEST(Float8Context, CastsPositionsWithTheScalesOfTheWholeSequence) {
   }
 }
 
-// Else ranks would wait for others that compute nothing.
+// Otherwise ranks would wait for others that do not compute anything.
 TEST(Float8Context, AsksNobodyOutsideOfTheScope) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator(

@@ -40,8 +40,8 @@ class ProductCount {
   at::CallbackHandle handle_;
 };
 
-// LibTorch's float8 products in a forward and backward of a layer, over
-// `num_rows` rows, which the gradient of the weight sums over.
+// Number of LibTorch's float8 products in a layer's forward and backward over
+// `num_rows` rows, the inner dimension of the weight's gradient.
 int products_of(const Float8LinearConfig& config, std::int64_t num_rows) {
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const Accelerator accelerator(
@@ -53,7 +53,7 @@ int products_of(const Float8LinearConfig& config, std::int64_t num_rows) {
                    [](const std::string&, const torch::nn::Module&) {
                      return true;
                    }},
-       // The pretend device has no kernels of autocast.
+       // The pretend device has no autocast kernels.
        .autocast = {.enabled = false},
        .world = {.rank = 0, .size = 1, .device = pretend_device()}});
   torch::nn::Linear linear(32, 16);

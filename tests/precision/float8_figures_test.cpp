@@ -1,4 +1,4 @@
-// What the journal gets of casts to float8 and of products with them.
+// Figures in the journal about casts to float8 and products of float8 matrices.
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -44,8 +44,8 @@ Figures figures_of(Float8Statistics& statistics) {
 
 TEST(Float8Statistics, CountWhatACastLoses) {
   Float8Statistics statistics;
-  // The smallest e4m3 is 2^-9. 460 is rounded to the largest, 448; 470 would be
-  // rounded beyond it.
+  // The smallest e4m3 value is 2^-9. 460 rounds to the largest, 448; 470 would
+  // round beyond it.
   const Tensor matrix = torch::tensor(
       {{0.0F, 1e-4F, -460.0F, 470.0F}, {-1e5F, 1.0F, 2.0F, 3.0F}});
   const Tensor one = torch::ones({});
@@ -127,7 +127,8 @@ struct Training {
   double loss_scale = 1;
 };
 
-// Trains 4 steps of two micro-batches, which ranks divide, and reads the journal.
+// Trains 4 steps of two micro-batches, divided among ranks, and reads the
+// journal.
 std::map<std::string, std::vector<RunHistory::Point>> train(
     const Training& training) {
   const TemporaryDirectory directory;
@@ -160,7 +161,7 @@ std::map<std::string, std::vector<RunHistory::Point>> train(
         optimizer.step();
       }
       const torch::NoGradGuard no_grad;
-      // Not measured: nothing learns from it.
+      // Not measured, since training does not use it.
       static_cast<void>(model(batch * 1e3));
     }
     accelerator.end_training();
@@ -217,7 +218,7 @@ TEST(Float8Figures, AreInTheJournalAtEachInterval) {
           "fp8/2/weight/smallest_scale",
           "fp8/2/weight/underflow_rate"));
   for (const auto& point : found.at("fp8/2/forward/relative_error")) {
-    // e4m3 has three bits of a mantissa: errors of up to 1/16 in each factor.
+    // e4m3 has three mantissa bits: errors of up to 1/16 in each factor.
     EXPECT_GT(point.value, 0.01);
     EXPECT_LT(point.value, 0.0625);
   }
@@ -234,10 +235,10 @@ TEST(Float8Figures, AreThoseOfOneProcessOnTwoRanks) {
     for (const auto& [name, points] : alone) {
       const auto& others = together.at(name);
       ASSERT_EQ(others.size(), points.size());
-      // Gradients of micro-steps are halves of those that ranks average.
+      // Micro-steps have half of the gradients that ranks average.
       const bool is_halved = name.find("grad_output") != std::string::npos &&
           name.ends_with("scale");
-      // Shards are gathered in bf16, so that weights are cast from there.
+      // Shards are gathered in bf16, and weights are cast from bf16.
       const double tolerance =
           is_sharded && name.ends_with("relative_error") ? 0.1 : 1e-5;
       for (std::size_t i = 0; i < points.size(); ++i) {
@@ -257,7 +258,7 @@ TEST(Float8Figures, ShowHowADelayedScaleSettles) {
   ASSERT_EQ(scales.size(), 4U);
   EXPECT_EQ(scales[0].value, 1);
   EXPECT_GT(scales[1].value, 100);
-  // Gradients vanish with the first scale, and not with the next.
+  // Gradients underflow with the first scale, but not with the next.
   const auto& lost = found.at("fp8/2/grad_output/underflow_rate");
   EXPECT_GT(lost[0].value, 0.3);
   EXPECT_LT(lost[1].value, 0.1);
@@ -276,7 +277,7 @@ TEST(Float8Figures, RefuseANegativeInterval) {
       "fp8_statistics_interval is -1; it must be a number of steps");
 }
 
-// The stages are on different ranks; the main process has the journal.
+// The stages are on different ranks, and the main process has the journal.
 TEST(Float8Figures, ComeFromAllStagesOfAPipeline) {
   const TemporaryDirectory directory;
   run_on_ranks(2, [&](const WorldOptions& world) {

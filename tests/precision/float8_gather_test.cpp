@@ -1,4 +1,4 @@
-// Weights of sharded models that travel in float8.
+// Weights of sharded models that are gathered in float8.
 #include <functional>
 #include <string>
 #include <vector>
@@ -23,7 +23,7 @@ using testing::run_on_ranks;
 using testing::Weights;
 using torch::Tensor;
 
-// Large enough for weights to have messages of their own.
+// Large enough for weights to have separate messages.
 constexpr std::int64_t kWidth = 128;
 constexpr int kLayers = 5;
 
@@ -44,7 +44,7 @@ nn::ModuleList make_layers() {
   return layers;
 }
 
-// Another module that has a layer's weight.
+// Another module that shares a layer's weight.
 struct ReaderImpl : nn::Module {
   explicit ReaderImpl(const nn::Linear& layer) {
     register_parameter("weight", layer->weight);
@@ -53,7 +53,7 @@ struct ReaderImpl : nn::Module {
 TORCH_MODULE(Reader);
 
 struct NetImpl : nn::Module {
-  // `shares`: another module has the second layer's weight.
+  // With `shares`, another module has the second layer's weight.
   explicit NetImpl(bool shares = false) : layers(make_layers()) {
     register_module("layers", layers);
     if (shares)
@@ -67,7 +67,7 @@ struct NetImpl : nn::Module {
     return x;
   }
   nn::ModuleList layers;
-  /// Gets each weight while it is gathered.
+  /// Called with each weight while it is gathered.
   std::function<void(const Tensor&)> sees = nullptr;
 };
 TORCH_MODULE(Net);
@@ -79,8 +79,8 @@ AORecipeKwargs recipe(bool gathers_in_float8) {
       .enable_fsdp_float8_all_gather = gathers_in_float8};
 }
 
-// Parameters are computed in fp32 unless `sharding` says otherwise; fp8's own
-// policy has bf16.
+// Computes with fp32 parameters unless `sharding` says otherwise; the default
+// policy for fp8 would use bf16.
 AcceleratorOptions options(
     bool gathers_in_float8,
     const WorldOptions& world,
@@ -149,7 +149,7 @@ TEST(Float8Gather, ChangesNoResult) {
   }
 }
 
-// What the first rank sends in a forward.
+// Number of bytes that rank 0 sends in a forward.
 double bytes_of_forward(bool gathers_in_float8, bool in_bf16) {
   double bytes = 0;
   testing::run_counted(
@@ -164,7 +164,7 @@ double bytes_of_forward(bool gathers_in_float8, bool in_bf16) {
         const torch::NoGradGuard no_grad;
         const Tensor x = normal({8, kWidth}, 1);
         static_cast<void>(model(x));
-        // Ranks agree on scales only once.
+        // Ranks agree on scales only in the first forward.
         counter.reset();
         static_cast<void>(model(x));
         EXPECT_EQ(counter.of("all_reduce").begun, 0);
@@ -176,7 +176,8 @@ double bytes_of_forward(bool gathers_in_float8, bool in_bf16) {
 TEST(Float8Gather, TakesAQuarterOfTheBytesOfFloats) {
   constexpr double kWeights = kLayers * kWidth * kWidth / 2;
   constexpr double kBiases = kLayers * kWidth / 2;
-  // A transport without tags puts one before each of two messages per layer.
+  // A transport without tags puts a header before each of two messages per
+  // layer.
   constexpr double kHeaders = kLayers * 2 * 16;
   EXPECT_EQ(
       bytes_of_forward(false, false), 4 * kWeights + 4 * kBiases + kHeaders);
@@ -205,7 +206,7 @@ TEST(Float8Gather, LeavesOnlyTheForwardWithRoundedWeights) {
     {
       const auto full = accelerator.full_parameters(model);
       EXPECT_TRUE(torch::equal(weight, own));
-      // A change that float8 would not see.
+      // A change too small for float8.
       weight.add_(1e-5);
       static_cast<void>(model(x));
       EXPECT_TRUE(torch::equal(weight, own + 1e-5));

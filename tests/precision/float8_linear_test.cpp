@@ -153,12 +153,12 @@ TEST(Float8Linear, CountsLargestValuesOfForwardsWithABackward) {
     static_cast<void>(layer.linear(at::full({2, 16}, 900.F)));
   }
   EXPECT_THAT(take(), ::testing::ElementsAre(0, 0, 0));
-  // An evaluation with gradients enabled, which nobody asks for.
+  // An evaluation with gradients enabled, but without a backward.
   static_cast<void>(layer.linear(at::full({2, 16}, 900.F)));
   EXPECT_THAT(take(), ::testing::ElementsAre(0, 0, 0));
   layer.linear(at::full({2, 16}, 2.F)).sum().backward();
   EXPECT_THAT(take(), ::testing::ElementsAre(2, weight, 1));
-  // A layer before all that is trained.
+  // A layer in front of all trained layers.
   layer.linear->weight.requires_grad_(false);
   static_cast<void>(layer.linear(at::full({2, 16}, 3.F)));
   EXPECT_THAT(take(), ::testing::ElementsAre(3, weight, 0));
@@ -270,7 +270,8 @@ TEST(Float8Linear, RoundsGradientsAtRandomWithoutBias) {
   for (const std::string name : {"tensorwise", "rowwise", "delayed", "mxfp8"}) {
     SCOPED_TRACE(name);
     torch::manual_seed(5);
-    // One large value makes the scale; all others lie between two neighbours.
+    // One large value determines the scale; all others lie between two float8
+    // values.
     Tensor grad = at::full({4096, 32}, 1.1F);
     grad[0][0] = 57344;
     const auto mean_of = [&](bool is_random) {
@@ -283,13 +284,13 @@ TEST(Float8Linear, RoundsGradientsAtRandomWithoutBias) {
   }
 }
 
-// Scales of blocks are kept as bytes, of which some have no ordinary value.
+// Block scales are kept as bytes, some of which are special values.
 TEST(Float8Linear, KeepsScalesOfBlocksExactly) {
   TERecipeKwargs recipe = delayed();
   recipe.use_mxfp8_block_scaling = true;
   Watched layer(float8_rules_of(recipe));
-  // A block of ordinary values, one of zeros, one that is tiny, one huge, and one
-  // with infinity.
+  // Blocks with ordinary values, zeros, tiny values, huge values and an
+  // infinity.
   Tensor x = at::randn({160, 16});
   x.slice(0, 32, 64).zero_();
   x.slice(0, 64, 96).mul_(1e-38);
@@ -311,7 +312,7 @@ TEST(Float8Linear, KeepsInputsInFloat8WhereTheSameCastServesTwice) {
   Tensor x = at::randn({4, 16});
   const Tensor output = layer.linear(x);
   const Tensor before = x.clone();
-  // The input is not kept, so it may change.
+  // The input itself is not kept, so it can change.
   x.zero_();
   output.sum().backward();
   EXPECT_GT(layer.linear->weight.grad().abs().sum().item<float>(), 0);

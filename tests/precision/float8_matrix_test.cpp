@@ -113,7 +113,7 @@ TEST(Float8Matrix, IsRoundedAtRandomAlikeByKernelsAndByOperators) {
     values[3][5] = 0;
     for (const at::ScalarType to : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
       for (const Float8Granularity granularity : kGranularities) {
-        // Would be the scale of all values.
+        // With one scale, a NaN would affect all values.
         values[4][6] = granularity == Float8Granularity::tensorwise ? 1 : NAN;
         for (const int dim : {0, 1}) {
           const DynamicCast cast{to, granularity};
@@ -181,7 +181,7 @@ TEST(Float8Matrix, IsRestoredByItsScales) {
   }
 }
 
-// LibTorch multiplies tensors with one scale on CPUs, too, so that the operands'
+// LibTorch also multiplies tensors with one scale on CPUs, so the operands'
 // layouts can be tested there.
 TEST(Float8Matrix, IsMultipliedByTheDevice) {
   using Way = Float8Multiplier::Way;
@@ -193,7 +193,7 @@ TEST(Float8Matrix, IsMultipliedByTheDevice) {
   const Tensor expected = multiply(a, b, at::kBFloat16, {Way::emulation});
   EXPECT_EQ(found.sizes(), at::IntArrayRef({5, 7}));
   EXPECT_TRUE(at::allclose(found, expected, 0.02, 0.05));
-  // Without zeros, only matrices of its sizes go to the device.
+  // Without padding, only matrices of supported sizes go to the device.
   EXPECT_TRUE(at::equal(
       multiply(a, b, at::kBFloat16, {Way::device, /*pads=*/false}), expected));
 }

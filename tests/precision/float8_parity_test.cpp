@@ -1,4 +1,4 @@
-// Float8 with other techniques: what ranks compute together is what one process
+// Float8 with other techniques: ranks together compute what one process
 // computes.
 #include <cmath>
 #include <functional>
@@ -80,7 +80,7 @@ struct Training {
   FP8Recipe recipe = AORecipeKwargs();
   int num_micro_batches = 1;
   int num_steps = 4;
-  /// Split points of a pipeline; unset: one process.
+  /// Split points of a pipeline; one process if unset.
   std::optional<std::vector<std::string>> stages = std::nullopt;
   std::string schedule = "1F1B";
   std::string load = {};
@@ -171,15 +171,14 @@ const std::map<int, std::vector<std::string>> kSplitPoints{
     {2, {"layers.2"}},
     {3, {"layers.1", "layers.3"}}};
 
-// The first and the last layer that stay as they are are those of the model, not
-// of a stage.
+// The first and the last layer that stay unconverted are the model's, not a
+// stage's.
 TEST(Float8Parity, OfPipelinesIsExact) {
   for (const auto& [name, recipe] : float8_recipes()) {
     const Weights expected =
         train_alone({.recipe = recipe, .num_micro_batches = 4});
     for (const auto& [ranks, points] : kSplitPoints) {
-      // The second one computes gradients of inputs and of weights at different
-      // times.
+      // ZBH1 computes gradients of inputs and of weights at different times.
       const std::string schedule = ranks == 3 ? "1F1B" : "ZBH1";
       SCOPED_TRACE(name + " " + schedule);
       expect_equal(

@@ -1,5 +1,5 @@
-// Float8 layers on a device that multiplies float8 matrices, as strict about its
-// operands as cuBLAS.
+// Float8 layers on a device that multiplies float8 matrices and is as strict
+// about operands as cuBLAS.
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,7 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Way = Float8Multiplier::Way;
 
-/// What the device can do, and what it was asked for.
+/// What the device supports, and how many products it computed.
 struct DeviceAbilities {
   bool multiplies = true;
   bool takes_scales_of_rows = true;
@@ -39,7 +39,7 @@ struct DeviceAbilities {
 };
 DeviceAbilities abilities;
 
-// Scales of 32 values each, from the places that cuBLAS documents.
+// Reads scales of 32 values each in the layout that cuBLAS documents.
 Tensor
 read_block_scales(const Tensor& scale, std::int64_t rows, std::int64_t k) {
   const Tensor bytes = scale.view(at::kByte).cpu();
@@ -124,7 +124,7 @@ struct Net {
         layer(c10::make_intrusive<Float8Layer>("middle", rules)) {
     torch::manual_seed(7);
     linear = nn::Linear(nn::LinearOptions(48, 80).bias(false));
-    // In the sense of Module::to(), which refuses this device.
+    // Same as Module::to(), which refuses this device.
     linear->weight = linear->weight.detach().to(device).requires_grad_();
     if (probes) layer->probe(device);
     layer->warn = [this](const std::string& text) { warnings.push_back(text); };
@@ -194,14 +194,14 @@ TEST_F(Float8ProductsOnDevice, GivesTheResultsOfEmulation) {
   for (const Case& each : cases()) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(each.name + " " + c10::toString(dtype));
-      // 33 rows: the product for the weight's gradient is padded.
+      // 33 rows, so the product for the weight's gradient is padded.
       const Trained expected = Net(each.rules, at::kCPU).train(dtype, 33);
       Net net(each.rules, device);
       abilities.num_products = 0;
       const Trained found = net.train(dtype, 33);
       EXPECT_GE(abilities.num_products, 2);
       EXPECT_THAT(net.warnings, ElementsAre());
-      // The device's products with scales of blocks are in bf16.
+      // The device's products with block scales are in bf16.
       const bool is_rough = dtype == at::kBFloat16 || each.name == "blocks";
       expect_close(found.output, expected.output, is_rough);
       expect_close(found.grad_input, expected.grad_input, is_rough);
@@ -218,7 +218,7 @@ TEST_F(Float8ProductsOnDevice, IsTriedForEachProduct) {
   for (const Case& each : all) {
     SCOPED_TRACE(each.name);
     if (each.name == "wide inputs") {
-      // The gradient of the weight is of two tensors in e5m2.
+      // The weight's gradient is a product of two e5m2 tensors.
       EXPECT_THAT(
           found(each.rules),
           ElementsAre(Way::device, Way::device, Way::emulation));
@@ -321,7 +321,7 @@ TEST_F(Float8ProductsOnDevice, MultipliesMatricesOfDifferentGranularity) {
   }
 }
 
-// Counts what waits for a device to read a number.
+// Counts operators that wait for the device to read a number.
 struct WaitsCounted {
   WaitsCounted() {
     count() = 0;
@@ -352,7 +352,7 @@ TEST_F(Float8ProductsOnDevice, DoesNotWaitForLargestValues) {
       SCOPED_TRACE(each.name);
       Float8Rules rules = each.rules;
       rules.rounds_gradients_randomly = is_random;
-      // The library's own work, not the pretended products.
+      // Measures only the library's own work, not the pretended products.
       abilities.multiplies = false;
       Net net(rules, device);
       const WaitsCounted waits;

@@ -1,4 +1,4 @@
-// Layers in float8 that ranks divide: the scales of one process.
+// Float8 layers that are split across ranks have the scales of one process.
 #include <mutex>
 #include <string>
 #include <utility>
@@ -26,7 +26,7 @@ using testing::run_on_ranks;
 using testing::Weights;
 
 constexpr std::int64_t kRows = 32;
-// Slices of four ranks are of whole blocks.
+// Four ranks' slices consist of full blocks.
 constexpr std::int64_t kWidth = 128;
 constexpr double kScale = 1 << 14;
 
@@ -57,7 +57,7 @@ nn::Sequential make_net() {
       nn::Linear(kWidth, kWidth));
   const torch::NoGradGuard no_grad;
   std::uint64_t seed = 1;
-  // Rows of different sizes, so that slices have other largest values.
+  // Rows of different magnitude, so that slices have different largest values.
   for (Tensor parameter : net->parameters()) {
     parameter.copy_(normal(parameter.sizes(), seed++) * 0.1);
     parameter.mul_(at::linspace(0.5, 2, parameter.size(0))
@@ -109,7 +109,7 @@ Weights train_alone(const Training& run) {
   return weights;
 }
 
-// The first step shows gradients, the others that scales stay in step.
+// One step compares gradients; four steps show that scales stay in sync.
 TEST(Float8TensorParallel, IsWhatOneProcessComputes) {
   for (const auto& [recipe_name, recipe] :
        testing::float8_recipes_of_all_layers()) {
@@ -154,7 +154,7 @@ TEST(Float8TensorParallel, GoesWithShardsAndRecomputation) {
         .min_num_params = 100};
     std::mutex mutex;
     run_on_ranks(4, [&](const WorldOptions& world) {
-      // Both shards get the whole batch.
+      // Both shard ranks get the full batch.
       const Weights found = train(run, world);
       const std::lock_guard lock(mutex);
       for (const auto& [weight_name, weight] : expected) {

@@ -36,7 +36,7 @@ constexpr std::int64_t kBatch = 64;
 // Brings gradients into the range of e5m2, since delayed scaling begins with 1.
 constexpr double kScale = 1 << 16;
 
-// Ranks are threads, which share LibTorch's own generator.
+// Uses its own generator, since ranks are threads that share LibTorch's.
 Tensor normal(at::IntArrayRef sizes, std::uint64_t seed) {
   return torch::randn(sizes, at::detail::createCPUGenerator(seed));
 }
@@ -68,8 +68,8 @@ struct Trained {
   double loss = 0;
 };
 
-// Trains in fp32 but for what the recipe casts. Each global batch has
-// `num_parts` parts, which ranks divide; those of one rank are micro-steps.
+// Trains in fp32 except for the recipe's casts. Each global batch has
+// `num_parts` parts, divided among ranks; a rank's parts are its micro-steps.
 // Halves and quarters of gradients are exact, so any number of ranks gives the
 // same bits.
 Trained train(const Training& training, const WorldOptions& world) {
@@ -149,7 +149,7 @@ TEST(Float8Training, LearnsByEachRecipe) {
   }
 }
 
-// A rank's scales are those of its part; delayed ones are agreed on.
+// Each rank scales by its own part; ranks agree only on delayed scales.
 TEST(Float8Training, IsTheSameOnSeveralRanks) {
   for (const auto& [name, recipe] : float8_recipes()) {
     for (const int num_ranks : {2, 4}) {
@@ -197,7 +197,7 @@ TEST(Float8Training, GoesOnFromACheckpointWithItsScales) {
   expect_equal(found, expected, "resumed");
 }
 
-// The tensors that strategies share, of a checkpoint.
+// The tensors of strategies in a checkpoint.
 std::map<std::string, Tensor> scales_in(const std::string& path) {
   const auto source = detail::open_checkpoint(path, 0, /*verify=*/true);
   std::map<std::string, Tensor> found;
@@ -237,7 +237,7 @@ TEST(Float8Training, KeepsItsScalesOnAnotherNumberOfRanks) {
           after, [&](const WorldOptions& world) { train(again, world); });
       const auto saved = scales_in(training.save);
       const auto kept = scales_in(again.save);
-      // Three layers, of which all are float8.
+      // Three tensors for each of three float8 layers.
       ASSERT_EQ(saved.size(), 9);
       EXPECT_EQ(kept.size(), 9);
       EXPECT_EQ(
@@ -250,7 +250,7 @@ TEST(Float8Training, KeepsItsScalesOnAnotherNumberOfRanks) {
   }
 }
 
-// With the scale 1, inputs of 1000 saturate at 448.
+// With a scale of 1, inputs of 1000 saturate at 448.
 TEST(Float8Training, TakesNewScalesFromLomosBackwards) {
   torch::manual_seed(4);
   run_on_ranks(1, [](const WorldOptions& world) {
@@ -291,7 +291,7 @@ TEST(Float8Training, TakesNoScalesFromEvaluations) {
       for (std::uint64_t step = 0; step < 3; ++step) {
         if (evaluates) {
           net->eval();
-          // Larger than all that training sees.
+          // Larger than all values in training.
           const Tensor x = normal({4, 16}, 7) * 100;
           static_cast<void>(model(x));
           const torch::NoGradGuard no_grad;
@@ -392,7 +392,7 @@ TEST(Float8Training, NamesALayerWhoseScaleDoesNotFit) {
     double size_of_losses;
     std::string expected;
   };
-  // With this interval all scales stay 1.
+  // With this interval, all scales stay 1.
   const TERecipeKwargs recipe{.interval = 1000};
   const std::vector<Setup> setups{
       {1e5,

@@ -1,5 +1,5 @@
-// MS-AMP's recipe: gradients of weights, and moments of Adam, in 8 and 16 bits,
-// beside a program that rounds them by hand.
+// MS-AMP's recipe: gradients of weights and Adam's moments in 8 and 16 bits,
+// compared with a program that rounds them by hand.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -86,10 +86,10 @@ void expect_equal(
   }
 }
 
-/// A run by the recipe.
+/// A training run with the recipe.
 struct Training {
   std::string level = "O2";
-  /// Micro-steps of a rank, each with a part of its own.
+  /// Micro-steps per rank, each with its own part of the batch.
   int window = 1;
   int first_step = 0;
   int last_step = 5;
@@ -140,8 +140,7 @@ Tensors train(const Training& run, const WorldOptions& world) {
   return copies_of(net->parameters());
 }
 
-// The tensor in another dtype and a power of two for a scale, by LibTorch's
-// casts.
+// Rounds to another dtype with a power of two as scale, by LibTorch's casts.
 Tensor rounded(
     const Tensor& x,
     at::ScalarType dtype,
@@ -158,7 +157,7 @@ double scale_of(const Tensor& gradient) {
       std::floor(std::log2(448 / gradient.abs().max().item<double>())));
 }
 
-// What ranks with these gradients step with.
+// The gradient with which ranks that have these gradients step.
 Tensor average_by_hand(const Tensors& of_ranks, bool is_kept_in_float8) {
   const auto num_ranks = static_cast<double>(of_ranks.size());
   double scale = std::numeric_limits<double>::infinity();
@@ -185,7 +184,8 @@ void round_moments(torch::optim::Optimizer& optimizer) {
   }
 }
 
-// The same training in one process, by a recipe with the same casts in layers.
+// The same training in one process, with a recipe that has the same casts in
+// layers.
 Tensors train_by_hand(const Training& run, int num_ranks) {
   Tensors weights;
   run_on_ranks(1, [&](const WorldOptions& world) {
@@ -224,7 +224,7 @@ Tensors train_by_hand(const Training& run, int num_ranks) {
       }
       optimizer->step();
       if (run.level == "O2") round_moments(*optimizer);
-      // LibTorch's SGD changes weights unseen by those who watch versions.
+      // LibTorch's SGD changes weights without increasing their versions.
       const torch::NoGradGuard no_grad;
       for (Tensor parameter : parameters) parameter.mul_(1);
     }
@@ -281,7 +281,8 @@ TEST(MsAmp, GoesOnFromACheckpointExactly) {
   }
 }
 
-// A checkpoint has whole moments, so that a run may go on without the recipe.
+// Checkpoints have full-precision moments, so a run can go on without the
+// recipe.
 TEST(MsAmp, SavesMomentsThatOtherRecipesLoad) {
   const TemporaryDirectory directory;
   const std::string path = directory.path() / "state";
@@ -317,7 +318,7 @@ TEST(MsAmp, KeepsGradientsAndMomentsInFewBytes) {
     auto [model, optimizer] = accelerator.prepare(net, adam);
     for (int step = 0; step < 2; ++step) {
       accelerator.backward(loss_of(model(input_of(step, 0))));
-      // Gradients of weights are not where LibTorch keeps them.
+      // Gradients of float8 weights are not in grad().
       for (const Tensor& parameter : net->parameters())
         EXPECT_EQ(parameter.grad().defined(), !is_float8_weight(parameter));
       optimizer.step();
@@ -331,7 +332,7 @@ TEST(MsAmp, KeepsGradientsAndMomentsInFewBytes) {
       }
       optimizer.zero_grad();
     }
-    // An optimizer that outlives the Accelerator has its state back.
+    // An optimizer that outlives the Accelerator gets its state back.
     accelerator.free_memory();
     for (const auto& [key, state] : adam.state()) {
       EXPECT_EQ(
@@ -367,7 +368,7 @@ TEST(MsAmp, SendsGradientsInAQuarterOfTheBytes) {
   };
   const double in_fp32 = bytes_of_a_step(TERecipeKwargs());
   const double in_float8 = bytes_of_a_step(MSAMPRecipeKwargs{"O1"});
-  // Besides gradients, a few bytes about scales and sizes.
+  // In addition to gradients, a few bytes for scales and sizes.
   EXPECT_GE(in_fp32, 4 * 256 * 256);
   EXPECT_GE(in_float8, 256 * 256);
   EXPECT_LE(in_float8, 256 * 256 + 64);
@@ -395,7 +396,7 @@ TEST(MsAmp, ClipsAndDropsWhatItKeeps) {
     for (const bool by_model : {false, true}) {
       optimizer.zero_grad();
       backward();
-      // Kept, and now dropped.
+      // Drops the gradients that the recipe keeps.
       if (by_model) {
         model.zero_grad();
       } else {
@@ -489,8 +490,8 @@ TEST(MsAmp, StepsWithClosures) {
   });
 }
 
-// Each of two ranks has the sequence of one process, so that sums keep their
-// bits.
+// Each of two ranks has the same sequence as the one process, so that sums are
+// exact.
 TEST(MsAmp, DividesSequences) {
   const auto trained_on = [](const WorldOptions& world, int context) {
     AcceleratorOptions options = options_of("O2", world);
@@ -519,7 +520,7 @@ TEST(MsAmp, DividesSequences) {
   });
 }
 
-// Ranks step by themselves, and average weights.
+// Ranks step separately, and average weights.
 TEST(MsAmp, AveragesWeightsInLocalSGD) {
   std::vector<Tensors> by_rank(2);
   run_on_ranks(2, [&](const WorldOptions& world) {
@@ -540,7 +541,8 @@ TEST(MsAmp, AveragesWeightsInLocalSGD) {
   expect_equal(by_rank[0], by_rank[1]);
 }
 
-// Two steps of replica `replica`, of two ranks that share samples.
+// Weights after two steps of replica `replica`, in which two ranks share
+// samples.
 Tensors weights_of_replica(
     const ParallelOptions& parallel,
     int replica,

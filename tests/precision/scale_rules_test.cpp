@@ -45,8 +45,8 @@ TEST(ScaleRules, NeverExceedTheFormatInABlock) {
   EXPECT_TRUE(std::isnan(scale_of_e8m0(0xff)));
 }
 
-// The smallest power of two, 2^(code - 127), times the format's largest value is
-// at least the block's, for every exponent and around every step.
+// 2^(code - 127) is the smallest power of two which, times the format's largest
+// value, is at least the block's; for every exponent and around every step.
 TEST(ScaleRules, AreTheSmallestPowersOfTwoThatDo) {
   for (const auto type :
        {Float8Format::e4m3fn,

@@ -36,7 +36,7 @@ TEST(ScaledTensor, HasTheLargestPowerOfTwoThatFits) {
   EXPECT_TRUE(std::isnan(scale_for(kNaN, at::kHalf)));
 }
 
-// By LibTorch's own casts.
+// Rounds by LibTorch's own casts.
 Tensor rounded(const Tensor& x, double largest, at::ScalarType dtype) {
   const double amax = x.abs().max().item<double>();
   const double scale =
