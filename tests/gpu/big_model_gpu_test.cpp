@@ -1,5 +1,5 @@
-// Models whose weights are on a CUDA device, in host memory and on disk: outputs
-// and gradients are those of the whole model on the device.
+// Models whose weights are on a CUDA device, in host memory and on disk:
+// outputs and gradients equal those of the full model on the device.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -138,7 +138,7 @@ TEST_F(BigModelOnGpu, ForwardsWithoutGradientsKeepThePipelineFilled) {
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(big(rows()).equal(expected)) << i;
 }
 
-// Threads run ahead of devices; what they fetch meanwhile has to wait for memory.
+// Threads run ahead of devices, so their fetches have to wait for memory.
 TEST_F(BigModelOnGpu, HoldsTwoBlocksOnTheDevice) {
   const torch::NoGradGuard no_grad;
   Net net = net_with_values();
@@ -171,7 +171,7 @@ TEST_F(BigModelOnGpu, HoldsTwoBlocksOnTheDevice) {
   EXPECT_EQ(big.dispatch().stats().peak_bytes, 2 * block_bytes);
   big.dispatch().release();
   const std::int64_t resident = peak_of([&] { net(x); });
-  // The allocator rounds up to segments of 20 MiB.
+  // The allocator rounds up to 20 MiB segments.
   EXPECT_LE(with_fetches - resident, 2 * block_bytes + (std::size_t{40} << 20));
 }
 
@@ -206,8 +206,8 @@ TEST_F(BigModelOnGpu, KnowsTheMemoryOfTheDevice) {
   EXPECT_GT(memory.front().second.bytes(), std::int64_t{1} << 30);
 }
 
-// Products with weights that are not on the CPU restore them first; they round
-// as the device's.
+// Products with weights that are not on the CPU dequantise them first, and
+// round like the device's products.
 TEST_F(BigModelOnGpu, MultipliesQuantisedWeights) {
   const TemporaryDirectory directory;
   const Net whole = net_with_values();

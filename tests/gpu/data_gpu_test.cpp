@@ -1,4 +1,4 @@
-// Batches, values of ranks and checkpoints of a CUDA device.
+// Batches, collectives and checkpoints on a CUDA device.
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -49,7 +49,7 @@ TEST_F(DataOnGpu, BatchesArriveWholeHoweverTheyAreSent) {
   }
 }
 
-// Ranks are threads here; their tensors travel through host memory.
+// Ranks are threads here; their tensors are sent through host memory.
 TEST_F(DataOnGpu, CollectivesTakeTensorsOfTheDevice) {
   testing::run_on_ranks(3, [&](const WorldOptions& options) {
     WorldOptions world = options;
@@ -86,8 +86,8 @@ struct Trained {
   std::vector<Tensor> weights;
 };
 
-// Trains with dropout, from step `first` on; from the first, it saves before
-// step 3, else it continues with what was saved.
+// Trains with dropout from step `first` on. If `first` is 0, it saves before
+// step 3; otherwise it continues from the saved state.
 Trained train(
     at::Device device,
     const std::string& directory,

@@ -1,7 +1,7 @@
-// Float8 on a CUDA device: casts have the bits of the CPU, hardware's products are
-// the emulated ones, and training by each recipe goes as on the CPU. `ctest -L
-// gpu` runs them; without a device, or without LibTorch's CUDA library beside
-// its CPU library, they are skipped and say so.
+// Float8 on a CUDA device: casts equal the CPU's bit for bit, hardware products
+// match emulated ones, and training with each recipe behaves as on the CPU.
+// `ctest -L gpu` runs these tests; without a device, or without LibTorch's CUDA
+// library beside its CPU library, they are skipped with a message.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -50,7 +50,7 @@ TEST_F(Float8OnGpu, CastsHaveTheBitsOfTheCpu) {
               std::string(c10::toString(from)) + " to " + c10::toString(to) +
               " along " + std::to_string(dim));
           const DynamicCast cast{to, granularity};
-          // 48 rows are a block and a half.
+          // 48 rows are one and a half blocks.
           const Float8Matrix expected = cast_dynamically(matrix, cast, dim);
           const Float8Matrix found =
               cast_dynamically(matrix.to(device_), cast, dim);

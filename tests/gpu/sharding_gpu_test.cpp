@@ -1,5 +1,5 @@
-// Ranks that share a CUDA device, as threads, and what they send each other
-// through host memory: training as on the CPU.
+// Ranks that are threads share a CUDA device and send messages through host
+// memory: they train as on the CPU.
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,6 +1,6 @@
-// Training on a CUDA device: in every precision and window as on the CPU, steps
-// of optimizers as LibTorch's, losses that overflow, recomputation, and memory
-// that runs out.
+// Training on a CUDA device: as on the CPU with every precision and window,
+// optimizer steps equal to LibTorch's, losses that overflow, recomputation, and
+// running out of memory.
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -118,7 +118,7 @@ TEST_F(TrainingOnGpu, TwoRunsEndWithTheSameBits) {
     EXPECT_TRUE(first.weights[i].equal(second.weights[i])) << i;
 }
 
-// Weights after steps with the same gradients.
+// The weights after steps with the same gradients.
 template <class Optimizer, class Options>
 std::vector<Tensor> weights_after(const Options& options, at::Device device) {
   std::vector<Tensor> parameters{
@@ -241,7 +241,7 @@ TEST_F(TrainingOnGpu, LomoStepsInTheBackward) {
     EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-4, 1e-5)) << i;
 }
 
-// A terabyte fits no device.
+// A terabyte does not fit on any device.
 TEST_F(TrainingOnGpu, BatchSizesShrinkUntilTheyFit) {
   std::vector<std::int64_t> tried;
   const std::int64_t found = find_executable_batch_size(
