@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes one program that holds several: `together NAME` runs the program NAME, and so does a link of that name to it.
+"""Writes one program that contains several: `together NAME` runs the program NAME, and so does a link to it with that name.
 
 usage: together.py OUTPUT PROGRAM.cpp...
 
-With LibTorch's headers each program takes 7 to 12 CPU seconds to compile by itself, and a second or two together with
-others. Each is in a namespace of its own, behind all headers. Users compile examples one by one, as their targets do.
+With LibTorch's headers each program takes 7 to 12 CPU seconds to compile alone, and a second or two together with
+others. Each is in its own namespace, after all headers. Users compile examples one by one, as their targets do.
 """
 import re
 import sys
