@@ -70,7 +70,7 @@ TEST(ReducibleMemory, ReducesWhereTheValuesLie) {
   for (const int num_ranks : {2, 3, 5}) expect_exact_sums(num_ranks, num_ranks);
 }
 
-TEST(ReducibleMemory, ReducesAmongRanksOfWhichSomeUseIt) {
+TEST(ReducibleMemory, ReducesIfOnlySomeRanksUseIt) {
   expect_exact_sums(2, 1);
   expect_exact_sums(4, 2);
 }
@@ -91,7 +91,7 @@ TEST(ReducibleMemory, StaysUntilAllRanksHaveReleasedIt) {
   });
 }
 
-TEST(ReducibleMemory, IsNoneBetweenMachines) {
+TEST(ReducibleMemory, IsUnavailableAcrossMachines) {
   run_on_machines({2, 1}, [](const World& world) {
     EXPECT_FALSE(connection_of(world).reducible_memory(1 << 20).defined());
   });

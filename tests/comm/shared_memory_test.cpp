@@ -285,7 +285,7 @@ TEST(SharedMemory, LetsMessagesCrossACollective) {
   });
 }
 
-TEST(SharedMemory, CompletesFuturesForWhichNobodyWaits) {
+TEST(SharedMemory, CompletesFuturesThatNoThreadAwaits) {
   run_in_memory_worlds(2, [](const World& world) {
     const at::Tensor value = torch::full({100'000}, world.rank() + 1.0F);
     const Work work = connection_of(world).all_reduce(value, ReduceOp::sum);

@@ -177,7 +177,7 @@ TEST(TcpStore, FailsAtEveryCallAfterTheServerHasGone) {
       [&] { store.add("a", 1); }, "after an earlier failure");
 }
 
-TEST(TcpStore, SaysThatNobodyListens) {
+TEST(TcpStore, SaysThatNoServerListens) {
   int port = 0;
   {
     const StoreServer server("127.0.0.1", 0);

@@ -129,7 +129,7 @@ TEST(WorldBoard, ReportsRanksThatHang) {
   });
 }
 
-TEST(WorldBoard, OfOneRankAloneIsNotMade) {
+TEST(WorldBoard, IsNotMadeForASingleRank) {
   EXPECT_EQ(
       World({.rank = 0, .size = 1}).group().impl()->world->board, nullptr);
 }

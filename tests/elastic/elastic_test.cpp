@@ -233,7 +233,7 @@ TEST(Elastic, PassesOnWhatIsNotALostPeer) {
   EXPECT_THAT(result.err, HasSubstr("out of luck"));
 }
 
-TEST(Elastic, ProgramWithoutItIsStartedAgainWholly) {
+TEST(Elastic, RestartsAProgramWithoutItAsAWhole) {
   Program run(replacing(), {"plain", "20", "1", "1", "1", "start", "0"});
   EXPECT_EQ(run.next_generation().number, 0);
   const ToolResult result = run.wait();

@@ -149,7 +149,7 @@ TEST(Preemption, LetsAllRanksSaveAfterTheSameStep) {
 }
 
 // A scheduler, for instance, may tell only one of the ranks.
-TEST(Preemption, OfOneRankIsThatOfAll) {
+TEST(Preemption, OfOneRankAppliesToAll) {
   const testing::TemporaryDirectory directory;
   testing::Tool tool(
       {"launch",

@@ -204,7 +204,7 @@ TEST(Generations, WaitForProcessesThatTakeLongToStart) {
 
 // A rank that was going to leave costs no restart, but one that dies after it
 // does.
-TEST(Generations, ReplaceWhoDiesAfterOneThatLeaves) {
+TEST(Generations, ReplaceARankThatDiesAfterOneLeaves) {
   Group group(1, 3, 1);
   EXPECT_THAT(group->resize(2), ::testing::IsEmpty());
   EXPECT_EQ(group->lose(2), Loss::smaller);
@@ -235,7 +235,7 @@ TEST(Generations, CostOneRestartForAllThatEndsTogether) {
   EXPECT_EQ(group.num_restarts_left(), 0);
 }
 
-TEST(Generations, CostAnotherRestartIfWhoReplacesEnds) {
+TEST(Generations, CostAnotherRestartIfAReplacementEnds) {
   Group group(2, 2, 2);
   ASSERT_EQ(group->lose(1), Loss::replaced);
   group.start(1);
@@ -252,7 +252,7 @@ TEST(Generations, NeedProcessesThatHaveAnnouncedThemselves) {
   EXPECT_EQ(group.num_restarts_left(), 5);
 }
 
-TEST(Generations, NeedThatNobodyHasFinished) {
+TEST(Generations, NeedThatNoRankHasFinished) {
   Group group(2, 3, 5);
   EXPECT_FALSE(group->finish(0));
   EXPECT_EQ(group->lose(1), Loss::ends_group);
@@ -278,7 +278,7 @@ TEST(Generations, AreSmallerWhereNoRestartIsLeft) {
   EXPECT_EQ(group->lose(1), Loss::ends_group);
 }
 
-TEST(Generations, GrowWhenWhoJoinsIsReady) {
+TEST(Generations, GrowWhenTheJoiningRankIsReady) {
   Group group(1, 3, 0);
   ASSERT_EQ(group->lose(1), Loss::smaller);
   group.arrive(0, 2);
@@ -301,7 +301,7 @@ TEST(Generations, GrowWhenWhoJoinsIsReady) {
   EXPECT_THAT(group.ranks(), ElementsAre(0, 1, 2));
 }
 
-TEST(Generations, StayIfWhoJoinsEnds) {
+TEST(Generations, StayIfTheJoiningRankEnds) {
   Group group(1, 2, 0);
   ASSERT_EQ(group->lose(1), Loss::smaller);
   group.arrive(0, 2);
@@ -313,7 +313,7 @@ TEST(Generations, StayIfWhoJoinsEnds) {
   EXPECT_EQ(group.target(), 2U);
 }
 
-TEST(Generations, NeedWhoJoinsIfTooFewAreLeftOtherwise) {
+TEST(Generations, NeedTheJoiningRankIfTooFewAreLeft) {
   Group group(2, 3, 0);
   ASSERT_EQ(group->lose(1), Loss::smaller);
   group.arrive(0, 2);

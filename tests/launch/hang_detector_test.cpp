@@ -178,7 +178,7 @@ TEST(HangDetector, FindsRanksThatWaitForEachOther) {
       describe(*report, ""), HasSubstr("ranks 0 and 1 wait for each other"));
 }
 
-TEST(HangDetector, SaysThatNobodyHereIsMissing) {
+TEST(HangDetector, SaysThatNoRankHereIsMissing) {
   Ranks ranks(2);
   ranks.begins(0);
   ranks.begins(1);
@@ -205,7 +205,7 @@ TEST(HangDetector, GivesACallItsTimeOnceAllHaveArrived) {
   EXPECT_EQ(report->kind, Kind::elsewhere);
 }
 
-TEST(HangDetector, GivesRanksTimeThatSeemToWaitForEachOther) {
+TEST(HangDetector, GivesTimeToRanksThatSeemToWaitForEachOther) {
   Ranks ranks(2);
   ranks.awaits(0, "making a group", {0, 1});
   EXPECT_FALSE(ranks.look_after(seconds(0)));
@@ -218,7 +218,7 @@ TEST(HangDetector, GivesRanksTimeThatSeemToWaitForEachOther) {
   EXPECT_EQ(report->kind, Kind::cycle);
 }
 
-TEST(HangDetector, LeavesOutRanksThatWaitForOthersAMoment) {
+TEST(HangDetector, LeavesOutRanksThatHaveWaitedBriefly) {
   Ranks ranks(5);
   ranks.awaits(0, "a message", {1});
   // Rank 1, which holds up rank 0, itself waits for rank 2.

@@ -78,7 +78,7 @@ TEST(StoreSecret, IsDifferentEachTime) {
   EXPECT_NE(secret, make_store_secret());
 }
 
-TEST(StoreLimits, GarbageHarmsNobodyElse) {
+TEST(StoreLimits, GarbageHarmsNoOtherClient) {
   const StoreServer server("127.0.0.1", 0);
   RawStoreClient rank(server.port());
   EXPECT_EQ(rank.add("count", 1), 1);

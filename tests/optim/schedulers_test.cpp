@@ -326,7 +326,7 @@ TEST(Schedulers, ForgetALoadedCycleWhenTheyStartOver) {
       Pointwise(DoubleNear(1e-12), {1.0, 1.0, in_cycle(1, 4), in_cycle(2, 4)}));
 }
 
-TEST(Schedulers, RefuseAPlaceThatNoCycleHas) {
+TEST(Schedulers, RefuseAPositionOutsideTheCycle) {
   Fixture f;
   optim::CosineAnnealingWarmRestarts schedule(f.sgd, {.T_0 = 4});
   schedule.step();

@@ -225,7 +225,7 @@ TEST(OneProcessOfSharding, TakesFreshOptimizersAndPlainModels) {
   }
 }
 
-TEST(OneProcessOfSharding, JoinsModelsThatNoNumberOfRanksShards) {
+TEST(OneProcessOfSharding, JoinsModelsThatAreNeverSharded) {
   const std::vector<ParallelOptions> unsharded{
       {.shard = 1, .fully_sharded = FullyShardedDataParallelOptions()},
       {.fully_sharded =

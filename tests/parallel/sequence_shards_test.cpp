@@ -46,7 +46,7 @@ TEST(SequenceShards, PadTheEnd) {
   EXPECT_THAT(SequenceShards(0, 4).positions(3), IsEmpty());
 }
 
-TEST(SequenceShards, RefuseWhatIsNoSequence) {
+TEST(SequenceShards, RefuseInvalidSequences) {
   expect_error<ConfigError>([] { SequenceShards(-1, 2); }, "at least 0");
   expect_error<ConfigError>([] { SequenceShards(8, 0); }, "at least 1 rank");
 }

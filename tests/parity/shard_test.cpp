@@ -505,7 +505,7 @@ class ShardExactness : public ::testing::TestWithParam<int> {
   int num_combinations_ = 0;
 };
 
-TEST_P(ShardExactness, IsToTheLastBitThatOfSumsInTheOrderOfTheRanks) {
+TEST_P(ShardExactness, EqualsSumsInRankOrderBitForBit) {
   for (const Kind& kind : kinds()) {
     for (const bool bf16 : {false, true}) {
       const Weights expected = train_in_order(kind, GetParam(), 1, bf16);

@@ -146,7 +146,7 @@ TEST(PipelineGenerate, EndsSequences) {
   });
 }
 
-TEST(PipelineGenerate, RefusesWhatIsNoToken) {
+TEST(PipelineGenerate, RefusesTensorsThatAreNotTokens) {
   run_on_ranks(1, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
     Net net;

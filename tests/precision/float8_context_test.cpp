@@ -111,7 +111,7 @@ TEST(Float8Context, CastsPositionsWithTheScalesOfTheWholeSequence) {
 }
 
 // Otherwise ranks would wait for others that do not compute anything.
-TEST(Float8Context, AsksNobodyOutsideOfTheScope) {
+TEST(Float8Context, AsksNoRankOutsideTheScope) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator(
         {.mixed_precision = Precision::fp8,

@@ -221,7 +221,7 @@ TEST(Float8Gather, LeavesOnlyTheForwardWithRoundedWeights) {
   });
 }
 
-TEST(Float8Gather, LeavesWeightsAloneThatTwoModulesRead) {
+TEST(Float8Gather, LeavesSharedWeightsAlone) {
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator(options(true, world));
     Net net(/*shares=*/true);

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-TEST(ScaleRules, BringTheLargestValueToThatOfTheFormat) {
+TEST(ScaleRules, BringTheLargestValueToTheFormatsLargest) {
   EXPECT_EQ(scale_of_amax(2, Float8Format::e4m3fn, false), 224);
   EXPECT_EQ(scale_of_amax(2, Float8Format::e4m3fn, true), 128);
   EXPECT_EQ(scale_of_amax(3.5, Float8Format::e4m3fn, true), 128);
@@ -47,7 +47,7 @@ TEST(ScaleRules, NeverExceedTheFormatInABlock) {
 
 // 2^(code - 127) is the smallest power of two which, times the format's largest
 // value, is at least the block's; for every exponent and around every step.
-TEST(ScaleRules, AreTheSmallestPowersOfTwoThatDo) {
+TEST(ScaleRules, AreTheSmallestPowersOfTwoThatFit) {
   for (const auto type :
        {Float8Format::e4m3fn,
         Float8Format::e5m2,

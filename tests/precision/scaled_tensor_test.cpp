@@ -82,7 +82,7 @@ TEST(ScaledTensor, IsAllNaNIfAValueIsNotFinite) {
   }
 }
 
-TEST(ScaledTensor, TakesShapesThatAreNoMatrices) {
+TEST(ScaledTensor, TakesShapesThatAreNotMatrices) {
   for (const std::vector<std::int64_t>& shape :
        std::vector<std::vector<std::int64_t>>{{}, {5}, {2, 3, 4}, {0}}) {
     const Tensor x = torch::ones(shape);

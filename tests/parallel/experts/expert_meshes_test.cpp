@@ -58,7 +58,7 @@ TEST(ExpertMesh, RefusesDegreesThatDivideNothing) {
       ::testing::HasSubstr("replicate (2) x shard (2) = 4 ranks"));
 }
 
-TEST(ExpertMesh, LetsNeighboursHoldOtherExperts) {
+TEST(ExpertMesh, LetsNeighboursHoldDifferentExperts) {
   run_in_worlds(8, [](const World& world) {
     const Mesh mesh(world, {1, 2, 2, 2, 1, 2});
     const int rank = world.rank();
@@ -102,7 +102,7 @@ TEST(ExpertMesh, SpansReplicasIfThereAreFewerShards) {
   });
 }
 
-TEST(ExpertMesh, SaysWhoSavesAnExpert) {
+TEST(ExpertMesh, SaysWhichRankSavesAnExpert) {
   run_in_worlds(8, [](const World& world) {
     const Mesh mesh(world, {1, 2, 4, 2, 1, 1});
     const int rank = world.rank();

@@ -290,7 +290,7 @@ TEST(ExpertTraining, GoesOnIfARankHasNoTokens) {
   }
 }
 
-TEST(ExpertTraining, LeavesExpertsAloneThatNobodyChooses) {
+TEST(ExpertTraining, LeavesUnchosenExpertsAlone) {
   // For any token, one of the first two logits is above the others, which are
   // 0.
   const auto weights_on = [](const ExpertGrid& grid) {
