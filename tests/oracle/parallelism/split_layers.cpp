@@ -119,8 +119,8 @@ bool prepares_module(const Json& entry) {
   return entry[1].at("style").get<std::string>().starts_with("PrepareModule");
 }
 
-// Modules do not announce their forwards, so nothing can lay out what they are
-// given. Layers say themselves what they take: here, whole sequences.
+// Leaves out styles that prepare modules and sequences: the layers take full
+// sequences instead.
 Json without_prepared_modules(const Json& entries) {
   if (std::none_of(entries.begin(), entries.end(), prepares_module))
     return entries;
