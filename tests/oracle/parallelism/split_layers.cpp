@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/modules/embedding.h>
@@ -115,25 +117,59 @@ placement(const Json& style, const char* name, TensorPlacement unset) {
   return Shard{std::stoi(text.substr(5))};
 }
 
-bool prepares_module(const Json& entry) {
-  return entry[1].at("style").get<std::string>().starts_with("PrepareModule");
-}
-
-// Leaves out styles that prepare modules and sequences: the layers take full
-// sequences instead.
-Json without_prepared_modules(const Json& entries) {
-  if (std::none_of(entries.begin(), entries.end(), prepares_module))
-    return entries;
-  Json layers = Json::array();
-  for (Json entry : entries) {
-    if (prepares_module(entry) || entry[1].at("style") == "SequenceParallel")
-      continue;
-    for (const char* const name : {"input_layouts", "output_layouts"})
-      if (entry[1].value(name, "") == "shard1") entry[1][name] = "replicate";
-    layers.push_back(std::move(entry));
+// A recorded plan as this library takes it. Modules of LibTorch have no hooks,
+// so what the plan prepares for the model is done by its caller, and what it
+// prepares for a module of the model's own code is asked of its first layer.
+struct RecordedPlan {
+  explicit RecordedPlan(const Json& entries) {
+    std::map<std::string, Json> inputs;  // by the prefix of the module's layers
+    for (const Json& entry : entries) {
+      const std::string module = entry[0];
+      const Json& style = entry[1];
+      if (style.at("style") == "PrepareModuleInput") {
+        require(
+            style, "input_layouts", module.empty() ? "replicate" : "shard1");
+        require(
+            style,
+            "desired_input_layouts",
+            module.empty() ? "shard1" : "replicate");
+        if (module.empty()) {
+          slices_input = true;
+        } else {
+          inputs[module + "."] = style.at("input_layouts");
+        }
+      } else if (style.at("style") == "PrepareModuleOutput") {
+        if (!module.empty()) throw NotBuilt("PrepareModuleOutput of " + module);
+        require(style, "output_layouts", "shard1");
+        require(style, "desired_output_layouts", "replicate");
+        gathers_output = true;
+      } else {
+        layers.push_back(entry);
+      }
+    }
+    for (const auto& [prefix, layout] : inputs) {
+      const auto first = std::find_if(
+          layers.begin(), layers.end(), [&prefix = prefix](const Json& entry) {
+            return entry[0].get<std::string>().starts_with(prefix);
+          });
+      if (first == layers.end()) throw NotBuilt("PrepareModuleInput");
+      (*first)[1]["input_layouts"] = layout;
+    }
   }
-  return layers;
-}
+
+  Json layers = Json::array();
+  /// Each rank gives the model its slice of the sequence.
+  bool slices_input = false;
+  /// The model returns slices of the sequence.
+  bool gathers_output = false;
+
+ private:
+  static void
+  require(const Json& style, const char* name, const char* expected) {
+    if (style.at(name) != expected)
+      throw NotBuilt(std::string(name) + " " + style.at(name).dump());
+  }
+};
 
 ParallelizePlan plan_of(const Json& entries) {
   ParallelizePlan plan;
@@ -189,8 +225,8 @@ Json split_layers(const Json& input) {
   using namespace split_layers_detail;
   const int num_ranks = input.at("num_processes");
   const Json& model = input.at("model");
-  const ParallelizePlan plan =
-      plan_of(without_prepared_modules(input.at("plan")));
+  const RecordedPlan recorded(input.at("plan"));
+  const ParallelizePlan plan = plan_of(recorded.layers);
   const auto whole = std::make_shared<RecordedLayers>(model);
   const std::vector<std::int64_t> rows{input.at("batch"), input.at("length")};
   const bool takes_words = model.at("class") == "Language";
@@ -215,10 +251,22 @@ Json split_layers(const Json& input) {
     fill(*net);
     torch::optim::SGD sgd(net->parameters(), 0.1);
     auto [prepared, optimizer] = accelerator.prepare(net, sgd);
-    const at::Tensor output = prepared(x);
-    const at::Tensor loss = (output - target).square().mean();
-    accelerator.backward(loss);
     const Group& group = accelerator.mesh().group(Axis::tensor);
+    const auto slice_if = [&](bool slices, const at::Tensor& full) {
+      return slices
+          ? full.chunk(num_ranks, 1)[static_cast<std::size_t>(group.rank())]
+          : full;
+    };
+    at::Tensor output = prepared(slice_if(recorded.slices_input, x));
+    // A rank's slice has its summands of the mean over the sequence.
+    at::Tensor loss =
+        (output - slice_if(recorded.gathers_output, target)).square().sum() /
+        target.numel();
+    accelerator.backward(loss);
+    if (recorded.gathers_output) {
+      output = at::cat(group.all_gather(output.detach()), 1);
+      loss = at::stack(group.all_gather(loss.detach())).sum();
+    }
     const auto sizes = whole->named_parameters();
     Json gradients = Json::array();
     for (const auto& item : net->named_parameters()) {
