@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -17,6 +19,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include "base/files/io_ring.h"
 #include "base/files/page_cache.h"
 #include "support/temporary_directory.h"
 
@@ -115,33 +118,75 @@ TEST_F(DirectReaderTest, GivesTheSameBytesForAnyOffsetSizeAndAlignment) {
   }));
 }
 
-TEST_F(DirectReaderTest, ReadsAlignedPiecesIntoTheirPlace) {
+TEST_F(DirectReaderTest, ReadsCompleteBlocksIntoTheirPlace) {
   DirectReader reader;
   const Memory memory(kSize, 0);
-  std::vector<std::pair<std::uint64_t, std::size_t>> places;
-  std::size_t num_in_place = 0;
+  using Bytes = std::pair<std::uint64_t, std::size_t>;
+  std::vector<Bytes> in_place, copied;
   const int result = reader.read(
       file_,
       100,
       kSize,
-      [&](std::uint64_t offset, std::size_t size) {
-        places.emplace_back(offset, size);
+      [&](std::uint64_t offset, std::size_t) {
         return memory.begin() + offset;
       },
       [&](std::uint64_t offset, std::span<const std::byte> piece) {
-        num_in_place += piece.data() == memory.begin() + offset ? 1 : 0;
+        const bool is_in_place = piece.data() == memory.begin() + offset;
+        (is_in_place ? in_place : copied).emplace_back(offset, piece.size());
       });
   EXPECT_EQ(result, 0);
-  // The first piece starts and the last piece ends inside a block.
+  // The range begins and ends inside of blocks.
   constexpr std::size_t kPiece = DirectReader::kPieceBytes;
   EXPECT_EQ(
-      places,
-      (std::vector<std::pair<std::uint64_t, std::size_t>>{
-          {kPiece, kPiece}, {2 * kPiece, kPiece}}));
-  EXPECT_EQ(num_in_place, 2U);
+      in_place,
+      (std::vector<Bytes>{
+          {4096, kPiece - 4096},
+          {kPiece, kPiece},
+          {2 * kPiece, kPiece},
+          {3 * kPiece, 4096}}));
   EXPECT_EQ(
-      std::memcmp(memory.begin() + kPiece, bytes_.data() + kPiece, 2 * kPiece),
-      0);
+      copied, (std::vector<Bytes>{{100, 3996}, {3 * kPiece + 4096, 905}}));
+  EXPECT_EQ(
+      std::memcmp(memory.begin() + 4096, bytes_.data() + 4096, 3 * kPiece), 0);
+}
+
+TEST_F(DirectReaderTest, RequestsTheNextRangeWhileTheLastOneIsInFlight) {
+  for (const bool may_use_io_uring : {true, false}) {
+    DirectReader reader(may_use_io_uring);
+    // The second range lies behind the end of the file, which ends no other.
+    const std::vector<std::pair<std::uint64_t, std::uint64_t>> wanted{
+        {100, 5000}, {2 * kSize, 3 * kSize}, {700, 700}, {4096, kSize}};
+    std::vector<std::string> found(wanted.size());
+    std::vector<int> results(wanted.size(), 77);
+    std::vector<std::size_t> ended;
+    std::size_t next = 0;
+    std::size_t most_open = 0;
+    reader.read([&]() -> std::optional<DirectReader::Range> {
+      if (next == wanted.size()) return std::nullopt;
+      const std::size_t i = next++;
+      most_open = std::max(most_open, next - ended.size());
+      return DirectReader::Range{
+          &file_,
+          wanted[i].first,
+          wanted[i].second,
+          nullptr,
+          [&, i](std::uint64_t, std::span<const std::byte> piece) {
+            found[i].append(
+                reinterpret_cast<const char*>(piece.data()), piece.size());
+          },
+          [&, i](int result) {
+            results[i] = result;
+            ended.push_back(i);
+          }};
+    });
+    EXPECT_EQ(results, (std::vector<int>{0, DirectReader::kEndOfFile, 0, 0}));
+    EXPECT_EQ(found[0], bytes_.substr(100, 4900));
+    EXPECT_EQ(found[1], "");
+    EXPECT_EQ(found[3], bytes_.substr(4096));
+    EXPECT_EQ(ended.size(), wanted.size());
+    const bool has_ring = may_use_io_uring && IoRing::make(1) != nullptr;
+    EXPECT_EQ(most_open > 1, has_ring);
+  }
 }
 
 TEST_F(DirectReaderTest, ReportsTheEndOfTheFile) {

@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "format/checkpoint/checksums.h"
+#include "format/tensors/box_reader.h"
 #include "format/tensors/stored_tensors.h"
 #include "format/tensors/verified_read.h"
 #include "support/expect_error.h"

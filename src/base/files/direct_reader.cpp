@@ -7,12 +7,34 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <new>
+#include <deque>
 #include <utility>
 
 #include "base/files/io_ring.h"
 
 namespace accelerate::detail {
+
+namespace {
+
+constexpr std::uint64_t block_before(std::uint64_t offset) {
+  return offset / DirectReader::kAlignment * DirectReader::kAlignment;
+}
+
+constexpr std::uint64_t block_after(std::uint64_t offset) {
+  return block_before(offset + DirectReader::kAlignment - 1);
+}
+
+}  // namespace
+
+/// A range whose pieces up to `next` have been requested.
+struct DirectReader::ActiveRange {
+  [[nodiscard]] bool is_requested() const { return next == range.end; }
+
+  Range range;
+  std::uint64_t next = 0;
+  std::size_t num_in_flight = 0;
+  int error = 0;
+};
 
 /// One piece: the wanted bytes, and the blocks that contain them.
 struct DirectReader::Slot {
@@ -24,6 +46,7 @@ struct DirectReader::Slot {
   }
 
   // Allocated on first use: pieces that go to their own places need none.
+  // Null if out of memory.
   std::byte* own_memory() {
     if (memory == nullptr) {
       void* const made = ::mmap(
@@ -33,12 +56,13 @@ struct DirectReader::Slot {
           MAP_PRIVATE | MAP_ANONYMOUS,
           -1,
           0);
-      if (made == MAP_FAILED) throw std::bad_alloc();
+      if (made == MAP_FAILED) return nullptr;
       memory = made;
     }
     return static_cast<std::byte*>(memory);
   }
 
+  ActiveRange* range = nullptr;
   void* memory = nullptr;
   std::byte* target = nullptr;  // `memory`, or the bytes' own place
   std::uint64_t begin = 0;
@@ -75,11 +99,14 @@ DirectReader::Slot& DirectReader::slot(std::uint64_t piece) {
   return *one;
 }
 
-void DirectReader::start(Slot& slot, const File& file) {
-  slot.is_done = false;
-  if (ring_ == nullptr) return;
+void DirectReader::start(Slot& slot) {
+  slot.is_done = slot.target == nullptr;
+  if (slot.is_done || ring_ == nullptr) return;
   const bool is_in_flight = ring_->read(
-      file.direct, {slot.target, slot.num_bytes}, slot.first_block, &slot);
+      slot.range->range.file->direct,
+      {slot.target, slot.num_bytes},
+      slot.first_block,
+      &slot);
   if (is_in_flight) ++num_in_flight_;
 }
 
@@ -93,11 +120,11 @@ void DirectReader::wait_for_one() {
 
 // Returns once the piece has arrived or failed. A piece that was not submitted
 // is read here.
-void DirectReader::await(Slot& slot, const File& file) {
+void DirectReader::await(Slot& slot) {
   while (!slot.is_done && num_in_flight_ > 0) wait_for_one();
   if (slot.is_done) return;
   slot.result = read_(
-      file.direct,
+      slot.range->range.file->direct,
       slot.target,
       slot.num_bytes,
       static_cast<off_t>(slot.first_block));
@@ -107,36 +134,90 @@ void DirectReader::await(Slot& slot, const File& file) {
 
 // What the file system refuses to read directly, and the rest after a short
 // read, comes through the page cache; that call also reports errors.
-int DirectReader::complete(Slot& slot, const File& file) const {
+int DirectReader::complete(Slot& slot) const {
+  if (slot.target == nullptr) return ENOMEM;
   const std::uint64_t known = slot.first_block +
       (slot.result > 0 ? static_cast<std::uint64_t>(slot.result) : 0);
   if (known >= slot.end) return 0;
   const std::uint64_t from = std::max(known, slot.begin);
   return read_all(
-      file.plain,
+      slot.range->range.file->plain,
       from,
       {slot.target + (from - slot.first_block), slot.end - from},
       read_);
 }
 
-// Chooses the blocks of a piece and where they go.
-void DirectReader::lay_out(
-    Slot& slot,
-    std::uint64_t begin,
-    std::uint64_t end,
-    const File& file,
-    const Place& place) {
-  slot.begin = begin;
-  slot.end = end;
-  slot.first_block = begin / kAlignment * kAlignment;
-  slot.num_bytes =
-      (end + kAlignment - 1) / kAlignment * kAlignment - slot.first_block;
+// Chooses the next piece of a range and where it goes: complete blocks to their
+// own place, without the parts of blocks before and after them, which are pieces
+// by themselves then.
+void DirectReader::lay_out(Slot& slot) {
+  ActiveRange& active = *slot.range;
+  const Range& range = active.range;
+  slot.begin = active.next;
+  slot.end = std::min(range.end, (slot.begin / kPieceBytes + 1) * kPieceBytes);
+  const std::uint64_t first = block_after(slot.begin);
+  const std::uint64_t last = block_before(slot.end);
   std::byte* own = nullptr;
-  if (place && begin % kAlignment == 0 && end % kAlignment == 0)
-    own = place(begin, slot.num_bytes);
-  const bool is_aligned =
-      reinterpret_cast<std::uintptr_t>(own) % file.memory_alignment == 0;
-  slot.target = own != nullptr && is_aligned ? own : slot.own_memory();
+  if (range.place && first < last) own = range.place(first, last - first);
+  if (reinterpret_cast<std::uintptr_t>(own) % range.file->memory_alignment != 0)
+    own = nullptr;
+  if (own != nullptr) slot.end = first > slot.begin ? first : last;
+  slot.first_block = block_before(slot.begin);
+  slot.num_bytes = block_after(slot.end) - slot.first_block;
+  slot.target = own != nullptr && first == slot.begin ? own : slot.own_memory();
+  active.next = slot.end;
+  ++active.num_in_flight;
+}
+
+void DirectReader::read(const NextRange& next) {
+  const std::uint64_t most = ring_ != nullptr ? kMostPieces : 1;
+  // References to its elements stay valid at both ends.
+  std::deque<ActiveRange> ranges;
+  std::uint64_t started = 0;
+  std::uint64_t taken = 0;
+  const InFlight in_flight(*this);
+  const auto next_piece = [&]() -> Slot* {
+    while (ranges.empty() || ranges.back().is_requested()) {
+      std::optional<Range> range = next();
+      if (!range) return nullptr;
+      if (range->begin >= range->end) {
+        if (range->done) range->done(0);
+        continue;
+      }
+      const std::uint64_t begin = range->begin;
+      ranges.push_back({std::move(*range), begin});
+    }
+    Slot& piece = slot(started);
+    piece.range = &ranges.back();
+    return &piece;
+  };
+  while (true) {
+    while (started - taken < most) {
+      Slot* const piece = next_piece();
+      if (piece == nullptr) break;
+      lay_out(*piece);
+      start(*piece);
+      ++started;
+    }
+    if (taken == started) return;
+    Slot& piece = slot(taken++);
+    ActiveRange& active = *piece.range;
+    await(piece);
+    --active.num_in_flight;
+    if (active.error == 0) active.error = complete(piece);
+    if (active.error == 0) {
+      active.range.take(
+          piece.begin,
+          {piece.target + (piece.begin - piece.first_block),
+           piece.end - piece.begin});
+    } else {
+      // No more of it is requested.
+      active.next = active.range.end;
+    }
+    if (!active.is_requested() || active.num_in_flight > 0) continue;
+    if (active.range.done) active.range.done(active.error);
+    ranges.pop_front();
+  }
 }
 
 int DirectReader::read(
@@ -145,30 +226,11 @@ int DirectReader::read(
     std::uint64_t end,
     const Place& place,
     const Take& take) {
-  const std::uint64_t last = (end + kPieceBytes - 1) / kPieceBytes;
-  const std::uint64_t ahead = ring_ != nullptr ? kMostPieces : 1;
-  std::uint64_t next = begin / kPieceBytes;
-  std::uint64_t started = next;
-  const InFlight in_flight(*this);
-  for (; next < last; ++next) {
-    for (; started < std::min(last, next + ahead); ++started) {
-      lay_out(
-          slot(started),
-          std::max(begin, started * kPieceBytes),
-          std::min(end, (started + 1) * kPieceBytes),
-          file,
-          place);
-      start(slot(started), file);
-    }
-    Slot& piece = slot(next);
-    await(piece, file);
-    if (const int error = complete(piece, file)) return error;
-    take(
-        piece.begin,
-        {piece.target + (piece.begin - piece.first_block),
-         piece.end - piece.begin});
-  }
-  return 0;
+  int result = 0;
+  std::optional<Range> only =
+      Range{&file, begin, end, place, take, [&](int error) { result = error; }};
+  read([&] { return std::exchange(only, std::nullopt); });
+  return result;
 }
 
 int read_all(

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include <sys/types.h>
@@ -37,12 +38,25 @@ class DirectReader {
   };
 
   /// Returns where the bytes [offset, offset + size) of the file may be read to
-  /// directly, or null to use the reader's own memory.
+  /// directly, or null to use the reader's own memory. Called in the order of
+  /// offsets, more than once for some.
   using Place =
       std::function<std::byte*(std::uint64_t offset, std::size_t size)>;
   /// Receives the next bytes of the range, which begin at `offset` in the file.
   using Take =
       std::function<void(std::uint64_t offset, std::span<const std::byte>)>;
+  /// The bytes [begin, end) of a file.
+  struct Range {
+    const File* file = nullptr;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    Place place = nullptr;
+    Take take = nullptr;
+    /// Called at the end, with what read() returns for one range.
+    std::function<void(int result)> done = nullptr;
+  };
+  /// The range to read next, if there is one now.
+  using NextRange = std::function<std::optional<Range>()>;
   /// A call like ::pread.
   using Read = ssize_t (*)(int file, void* out, std::size_t size, off_t offset);
 
@@ -55,7 +69,7 @@ class DirectReader {
   ~DirectReader();
 
   /// Reads the bytes [begin, end) and gives them to `take` in order, in pieces.
-  /// Aligned pieces go where `place` says; `place` may be null. Returns 0, the
+  /// Complete blocks go where `place` says; `place` may be null. Returns 0, the
   /// error number of a failure, or kEndOfFile. Nothing is left in flight when
   /// it returns, or when it throws what `take` threw.
   int read(
@@ -65,21 +79,24 @@ class DirectReader {
       const Place& place,
       const Take& take);
 
+  /// Reads one range after another, requesting the next while pieces of the
+  /// previous one are in flight, so that the disk is never idle. Calls `next`
+  /// whenever there is room for a piece; returns once it has no more and
+  /// nothing is in flight. A range that fails does not end the others; an
+  /// exception from a callback does.
+  void read(const NextRange& next);
+
  private:
   struct Slot;
+  struct ActiveRange;
   class InFlight;
 
   Slot& slot(std::uint64_t piece);
-  static void lay_out(
-      Slot& slot,
-      std::uint64_t begin,
-      std::uint64_t end,
-      const File& file,
-      const Place& place);
-  void start(Slot& slot, const File& file);
+  static void lay_out(Slot& slot);
+  void start(Slot& slot);
   void wait_for_one();
-  void await(Slot& slot, const File& file);
-  int complete(Slot& slot, const File& file) const;
+  void await(Slot& slot);
+  int complete(Slot& slot) const;
 
   std::array<std::unique_ptr<Slot>, kMostPieces> slots_;
   std::unique_ptr<IoRing> ring_;  // null: io_uring is unavailable

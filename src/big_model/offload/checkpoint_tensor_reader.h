@@ -15,6 +15,7 @@
 #include <accelerate/world.h>
 
 #include "big_model/offload/checkpoint_plan.h"
+#include "format/tensors/box_reader.h"
 #include "format/tensors/stored_tensors.h"
 
 namespace accelerate::detail {

@@ -22,9 +22,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Small units are read together, so that a read is worth its threads.
-constexpr std::uint64_t kBatchBytes = std::uint64_t{16} << 20U;
-
 c10::ArrayRef<c10::IValue> as_list(std::span<const c10::IValue> values) {
   return c10::ArrayRef<c10::IValue>(values.data(), values.size());
 }
@@ -210,9 +207,8 @@ void TierKeeper::await(std::size_t unit, Lock& lock) {
   Unit& own = units_[unit];
   if (own.is_instant && own.state != State::fetched) {
     // Nothing is read.
-    BoxReader reader;
     DeviceCopies copies;
-    own.fetched = fetch(requests_for({unit}), reader, copies).front();
+    own.fetched = fetch(requests_for({unit}), copies).front();
     own.state = State::fetched;
     return;
   }
@@ -409,104 +405,6 @@ bool TierKeeper::is_pinned_by_others(std::size_t unit) const {
   return units_[unit].num_pins > (is_own ? 1 : 0);
 }
 
-std::vector<FetchRequest> TierKeeper::requests_for(
-    const std::vector<std::size_t>& units) {
-  std::vector<FetchRequest> requests;
-  for (const std::size_t unit : units) {
-    FetchRequest request{tensors_of(unit), {}};
-    const std::uint64_t num_bytes = buffer_bytes(request.tensors);
-    if (num_bytes > 0) request.buffer = pool_of(unit).take(num_bytes);
-    requests.push_back(std::move(request));
-  }
-  return requests;
-}
-
-std::vector<const OffloadedTensor*> TierKeeper::tensors_of(
-    std::size_t unit) const {
-  std::vector<const OffloadedTensor*> tensors;
-  for (const std::size_t tensor : weights_.units[unit].tensors)
-    tensors.push_back(&weights_.tensors[tensor]);
-  return tensors;
-}
-
-std::vector<std::size_t> TierKeeper::next_batch() {
-  std::vector<std::size_t> batch;
-  std::uint64_t sum = 0;
-  while (!to_fetch_.empty() && (batch.empty() || sum < kBatchBytes)) {
-    const std::size_t unit = to_fetch_.front();
-    // The first one may be waited for.
-    if (!batch.empty() && sum + bytes_of_unit(unit) > kBatchBytes) break;
-    to_fetch_.pop_front();
-    units_[unit].state = State::fetching;
-    sum += bytes_of_unit(unit);
-    batch.push_back(unit);
-  }
-  count_memory(sum);
-  return batch;
-}
-
-// Until the device has done what it was given with units that were evicted, if
-// there is no memory for more.
-void TierKeeper::wait_for_memory(Lock& lock) {
-  leaving_.forget_what_left();
-  while (bytes_in_memory_ + leaving_.bytes() > options_.memory) {
-    const std::shared_ptr<c10::Event> end = leaving_.oldest();
-    if (end == nullptr) break;
-    lock.unlock();
-    end->synchronize();
-    lock.lock();
-    leaving_.forget_what_left();
-  }
-  stats_.peak_bytes =
-      std::max(stats_.peak_bytes, bytes_in_memory_ + leaving_.bytes());
-}
-
-void TierKeeper::fetch_units(
-    const std::vector<std::size_t>& units,
-    Lock& lock) {
-  std::exception_ptr failure;
-  std::vector<FetchedUnit> fetched;
-  std::vector<FetchRequest> requests;
-  try {
-    wait_for_memory(lock);
-    requests = requests_for(units);
-    lock.unlock();
-    fetched = fetch(requests, reader_, copies_);
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  if (!lock.owns_lock()) lock.lock();
-  if (failure && units.size() > 1) {
-    // One of them has failed, and the others are to be there.
-    for (const std::size_t unit : units) fetch_units({unit}, lock);
-    return;
-  }
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    Unit& own = units_[units[i]];
-    if (failure) {
-      own.failure = failure;
-      own.state = State::absent;
-      bytes_in_memory_ -= bytes_of_unit(units[i]);
-      continue;
-    }
-    arrive(units[i], std::move(fetched[i]));
-    // Values that went to a device do not lie in it any more.
-    if (!own.fetched.buffer.defined())
-      pool_of(units[i]).give_back(
-          std::move(requests[i].buffer), own.fetched.arrival);
-  }
-  done_.notify_all();
-}
-
-void TierKeeper::work() {
-  Lock lock(mutex_);
-  while (true) {
-    queue_.wait(lock, [&] { return is_ending_ || !to_fetch_.empty(); });
-    if (is_ending_) return;
-    fetch_units(next_batch(), lock);
-  }
-}
-
 bool TierKeeper::is_offloaded(std::size_t tensor) const {
   const std::lock_guard lock(mutex_);
   return gates_[tensor] != nullptr;
@@ -560,11 +458,8 @@ void TierKeeper::evict_all() {
   }
   buffers_.clear();
   pinned_buffers_.clear();
-  const bool is_reading =
-      std::any_of(units_.begin(), units_.end(), [](const Unit& unit) {
-        return unit.state == State::fetching;
-      });
-  if (!is_reading) reader_.clear();
+  done_.wait(lock, [&] { return !is_reading_ || !to_fetch_.empty(); });
+  if (!is_reading_) reader_.clear();
 }
 
 void TierKeeper::release_all() {

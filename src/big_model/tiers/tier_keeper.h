@@ -86,6 +86,7 @@ class TierKeeper final : public OffloadKeeper {
     bool is_cached = false;   // so that it is fetched when it is used
   };
   using Lock = std::unique_lock<std::mutex>;
+  struct Fetch;
 
   std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
   bool pin(std::size_t unit);
@@ -102,11 +103,20 @@ class TierKeeper final : public OffloadKeeper {
   void unpin(std::size_t unit);
   void unpin_all();
   [[nodiscard]] bool is_pinned_by_others(std::size_t unit) const;
-  void fetch_units(const std::vector<std::size_t>& units, Lock& lock);
+  std::optional<BoxList> begin_fetch();
+  void finish_fetch(
+      const std::shared_ptr<Fetch>& fetch,
+      std::exception_ptr failure);
+  void fetch_alone(std::size_t unit, Lock& lock);
+  void take_values(Fetch& fetch);
+  void arrive_all(Fetch& fetch);
+  void fail(std::size_t unit, const std::exception_ptr& failure);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
   [[nodiscard]] std::vector<const OffloadedTensor*> tensors_of(
       std::size_t unit) const;
   void work();
+  [[nodiscard]] bool can_begin_fetch() const;
+  [[nodiscard]] bool has_memory_for(std::uint64_t num_bytes) const;
   std::vector<std::size_t> next_batch();
   void wait_for_memory(Lock& lock);
   [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
@@ -128,8 +138,11 @@ class TierKeeper final : public OffloadKeeper {
   std::map<std::thread::id, std::vector<std::size_t>> pinned_;
   BufferPool buffers_{/*is_pinned=*/false};
   BufferPool pinned_buffers_{/*is_pinned=*/true};
-  /// Used by the thread that fetches only, while a unit is being fetched.
+  /// Used by the thread that fetches, and by those that it begins.
   BoxReader reader_;
+  bool is_reading_ = false;
+  std::size_t num_fetches_ = 0;  // that are on their way
+  std::mutex copies_mutex_;      // never requested while holding the other one
   DeviceCopies copies_;
   std::uint64_t bytes_in_memory_ = 0;
   LeavingMemory leaving_;

@@ -28,6 +28,14 @@ std::uint64_t aligned(std::uint64_t num_bytes) {
       kWeightAlignment;
 }
 
+// Tensors of several boxes come first.
+std::pair<const InputFile*, std::uint64_t> place_in_file(
+    const OffloadedTensor& tensor) {
+  const std::vector<StoredBox>& boxes = tensor.source.stored->boxes;
+  if (boxes.size() != 1) return {};
+  return {boxes.front().file.get(), boxes.front().offset};
+}
+
 // How far into a page of its buffer a tensor begins: as far as in its file where
 // that is possible, so that direct reads go to their place.
 std::uint64_t place_in_page(const OffloadedTensor& tensor) {
@@ -36,6 +44,45 @@ std::uint64_t place_in_page(const OffloadedTensor& tensor) {
   if (stored.boxes.size() != 1) return 0;
   const std::uint64_t place = stored.boxes.front().offset % kWeightAlignment;
   return place % kLeastAlignment == 0 ? place : 0;
+}
+
+// Whether a tensor's bytes are those that follow another one's in a file.
+bool follows(const OffloadedTensor& before, const OffloadedTensor& after) {
+  const StoredTensor& a = *before.source.stored;
+  const StoredTensor& b = *after.source.stored;
+  return a.boxes.size() == 1 && b.boxes.size() == 1 &&
+      a.boxes.front().file == b.boxes.front().file &&
+      a.boxes.front().offset + stored_bytes(before) == b.boxes.front().offset &&
+      b.boxes.front().offset % kLeastAlignment == 0 &&
+      place_in_page(before) == a.boxes.front().offset % kWeightAlignment;
+}
+
+struct BufferLayout {
+  /// Where tensors that come from files begin, in the order of the request.
+  std::vector<std::uint64_t> offsets;
+  std::uint64_t num_bytes = 0;
+};
+
+// Neighbours in a file are neighbours in the buffer, too, and are read as one.
+BufferLayout layout_of(const std::vector<const OffloadedTensor*>& tensors) {
+  BufferLayout layout{std::vector<std::uint64_t>(tensors.size(), 0), 0};
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i]->source.stored != nullptr) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
+    return place_in_file(*tensors[a]) < place_in_file(*tensors[b]);
+  });
+  const OffloadedTensor* last = nullptr;
+  for (const std::size_t i : order) {
+    const OffloadedTensor& tensor = *tensors[i];
+    if (last == nullptr || !follows(*last, tensor))
+      layout.num_bytes = aligned(layout.num_bytes) + place_in_page(tensor);
+    layout.offsets[i] = layout.num_bytes;
+    layout.num_bytes += stored_bytes(tensor);
+    last = &tensor;
+  }
+  layout.num_bytes = aligned(layout.num_bytes);
+  return layout;
 }
 
 // A file with checksums that has another version is compared with them once
@@ -48,8 +95,7 @@ bool verify_again_if_changed(const InputFile& file) {
 
 // What was read of a file with checksums that changed meanwhile is read and
 // compared again.
-void read_unchanged(const std::vector<BoxToRead>& boxes, BoxReader& reader) {
-  reader.read(boxes);
+void read_again_if_changed(const std::vector<BoxToRead>& boxes) {
   std::set<const InputFile*> files;
   for (const BoxToRead& box : boxes)
     for (const StoredBox& stored : box.tensor->boxes)
@@ -57,7 +103,7 @@ void read_unchanged(const std::vector<BoxToRead>& boxes, BoxReader& reader) {
   bool has_changed = false;
   for (const InputFile* file : files)
     has_changed = verify_again_if_changed(*file) || has_changed;
-  if (has_changed) reader.read(boxes);
+  if (has_changed) read_boxes(boxes);
 }
 
 [[noreturn]] void refuse_changed(const std::string& file) {
@@ -142,8 +188,9 @@ std::vector<Versions> place_values(
     FetchedUnit& unit,
     std::vector<BoxToRead>& boxes) {
   std::vector<Versions> versions;
-  std::uint64_t offset = 0;
-  for (const OffloadedTensor* tensor : request.tensors) {
+  const BufferLayout layout = layout_of(request.tensors);
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const OffloadedTensor* const tensor = request.tensors[i];
     // Before the file is looked at.
     const MappableBox mappable = mappable_box(*tensor);
     for_each_file(*tensor, &verify_again_if_changed);
@@ -153,9 +200,7 @@ std::vector<Versions> place_values(
     const bool is_mapped = value.defined() && tensor->source.stored != nullptr;
     if (is_mapped) unit.mapped_bytes += stored_bytes(*tensor);
     if (!value.defined()) {
-      offset += place_in_page(*tensor);
-      value = value_in(request.buffer, offset, *tensor);
-      offset = aligned(offset + stored_bytes(*tensor));
+      value = value_in(request.buffer, layout.offsets[i], *tensor);
       const StoredTensor& stored = *tensor->source.stored;
       require_length(stored);
       if (value.numel() > 0) {
@@ -220,26 +265,30 @@ std::uint64_t num_bytes_of(const at::Tensor& tensor) {
 }
 
 std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors) {
-  std::uint64_t sum = 0;
-  for (const OffloadedTensor* tensor : tensors)
-    sum = aligned(sum + place_in_page(*tensor) + stored_bytes(*tensor));
-  return sum;
+  return layout_of(tensors).num_bytes;
+}
+
+UnitsFetch::UnitsFetch(std::vector<FetchRequest> requests)
+    : requests_(std::move(requests)), units_(requests_.size()) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    versions_.push_back(place_values(requests_[i], units_[i], boxes_));
+}
+
+std::vector<FetchedUnit> UnitsFetch::finish(DeviceCopies& copies) {
+  const at::NoGradGuard no_grad;
+  read_again_if_changed(boxes_);
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    finish_values(requests_[i], versions_[i], units_[i], copies);
+  return std::move(units_);
 }
 
 std::vector<FetchedUnit> fetch(
-    const std::vector<FetchRequest>& requests,
-    BoxReader& reader,
+    std::vector<FetchRequest> requests,
     DeviceCopies& copies) {
-  const at::NoGradGuard no_grad;
-  std::vector<FetchedUnit> units(requests.size());
-  std::vector<BoxToRead> boxes;
-  std::vector<std::vector<Versions>> versions;
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    versions.push_back(place_values(requests[i], units[i], boxes));
-  read_unchanged(boxes, reader);
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    finish_values(requests[i], versions[i], units[i], copies);
-  return units;
+  UnitsFetch fetch(std::move(requests));
+  if (!fetch.boxes().empty()) read_boxes(fetch.boxes());
+  return fetch.finish(copies);
 }
 
 at::Tensor fetch_now(const OffloadedTensor& tensor) {
@@ -247,9 +296,8 @@ at::Tensor fetch_now(const OffloadedTensor& tensor) {
   const auto num_bytes =
       static_cast<std::int64_t>(buffer_bytes(request.tensors));
   if (num_bytes > 0) request.buffer = at::empty({num_bytes}, at::kByte);
-  BoxReader reader;
   DeviceCopies copies;
-  const FetchedUnit fetched = fetch({request}, reader, copies).front();
+  const FetchedUnit fetched = fetch({request}, copies).front();
   if (fetched.arrival) fetched.arrival->synchronize();
   return fetched.values.front();
 }

@@ -13,6 +13,7 @@
 
 #include "big_model/tiers/device_copies.h"
 #include "big_model/tiers/first_contents.h"
+#include "format/tensors/box_reader.h"
 #include "format/tensors/stored_tensors.h"
 
 namespace accelerate::detail {
@@ -84,15 +85,35 @@ struct FetchRequest {
 /// files.
 std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors);
 
-/// Reads and converts tensors, of all requests in one go, and begins to copy
-/// them to their devices. Values of the host tier that are needed on the CPU are
-/// not copied. Files that cannot change unnoticed are mapped where they are
-/// cached. The buffers are in use until the units have arrived. Throws
-/// CheckpointError for files that changed or are damaged, Error if one cannot be
-/// read.
+/// A fetch of some units, in one go. Values of the host tier that are needed on
+/// the CPU are not copied. Files that cannot change unnoticed are mapped where
+/// they are cached. The buffers are in use until the units have arrived.
+class UnitsFetch {
+ public:
+  /// Finds values where they are. Throws CheckpointError for files that changed
+  /// or have no dtype of LibTorch.
+  explicit UnitsFetch(std::vector<FetchRequest> requests);
+
+  /// What has to be read.
+  [[nodiscard]] const std::vector<BoxToRead>& boxes() const { return boxes_; }
+  /// Converts tensors that have been read, and begins to copy them to their
+  /// devices. Throws CheckpointError for files that changed or are damaged,
+  /// Error if one cannot be read.
+  std::vector<FetchedUnit> finish(DeviceCopies& copies);
+  /// Their host memory.
+  [[nodiscard]] std::vector<FetchRequest>& requests() { return requests_; }
+
+ private:
+  std::vector<FetchRequest> requests_;
+  std::vector<FetchedUnit> units_;
+  std::vector<BoxToRead> boxes_;
+  /// Versions of each tensor's files, by unit.
+  std::vector<std::vector<FirstContents::Versions>> versions_;
+};
+
+/// Fetches units and waits for what is read.
 std::vector<FetchedUnit> fetch(
-    const std::vector<FetchRequest>& requests,
-    BoxReader& reader,
+    std::vector<FetchRequest> requests,
     DeviceCopies& copies);
 
 /// The same for one tensor, which has arrived when it returns.

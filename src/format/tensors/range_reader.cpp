@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "base/process/jobs.h"
 
@@ -88,37 +90,96 @@ own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
   return segment->out.data() + (offset - segment->offset);
 }
 
+// A direct read on its way. Pieces are requested ahead of the one that is
+// copied.
+struct DirectTask {
+  explicit DirectTask(RangeReader::Task all) : task(std::move(all)) {}
+
+  void take(std::uint64_t offset, std::span<const std::byte> piece) {
+    if (failure) return;
+    try {
+      if (task.visit) task.visit(piece);
+      taken.copy_out(offset, piece);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+
+  void finish(int result) {
+    try {
+      if (!failure) task.range.file->require_read(result);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task.done(failure);
+  }
+
+  RangeReader::Task task;
+  SegmentCursor asked{task.range.segments};
+  SegmentCursor taken{task.range.segments};
+  std::exception_ptr failure;
+};
+
+DirectReader::Range as_direct(RangeReader::Task task) {
+  const auto shared = std::make_shared<DirectTask>(std::move(task));
+  const FileRange& range = shared->task.range;
+  return {
+      &range.file->direct(),
+      range.begin,
+      range.end,
+      [shared](std::uint64_t offset, std::size_t size) {
+        return own_place(shared->asked, offset, size);
+      },
+      [shared](std::uint64_t offset, std::span<const std::byte> piece) {
+        shared->take(offset, piece);
+      },
+      [shared](int result) { shared->finish(result); }};
+}
+
 }  // namespace
 
-void RangeReader::read(const FileRange& range, const Visit& visit) {
-  if (range.begin >= range.end) return;
-  const bool is_direct = !range.keeps_cached &&
+bool RangeReader::is_direct(const FileRange& range) {
+  return range.begin < range.end && !range.keeps_cached &&
       range.end - range.begin >= kLeastDirectBytes &&
       range.file->direct().direct >= 0 &&
       !range.file->is_cached(range.begin, range.end);
-  if (is_direct) {
-    read_direct(range, visit);
-  } else {
-    read_buffered(range, visit);
-  }
 }
 
-void RangeReader::read_direct(const FileRange& range, const Visit& visit) {
+// Reads what comes through the page cache on the way to a range that does not.
+std::optional<RangeReader::Task> RangeReader::next_direct(
+    const NextTask& next) {
+  while (std::optional<Task> task = next()) {
+    std::exception_ptr failure;
+    try {
+      if (is_direct(task->range)) return task;
+      read_buffered(task->range, task->visit);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    task->done(failure);
+  }
+  return std::nullopt;
+}
+
+void RangeReader::read(const NextTask& next) {
+  std::optional<Task> first = next_direct(next);
+  if (!first) return;
   if (!direct_) direct_.emplace();
-  // Pieces are requested ahead of the one being copied.
-  SegmentCursor asked(range.segments);
-  SegmentCursor taken(range.segments);
-  range.file->require_read(direct_->read(
-      range.file->direct(),
-      range.begin,
-      range.end,
-      [&](std::uint64_t offset, std::size_t size) {
-        return own_place(asked, offset, size);
-      },
-      [&](std::uint64_t offset, std::span<const std::byte> piece) {
-        if (visit) visit(piece);
-        taken.copy_out(offset, piece);
-      }));
+  direct_->read([&]() -> std::optional<DirectReader::Range> {
+    std::optional<Task> task =
+        first ? std::exchange(first, std::nullopt) : next_direct(next);
+    if (!task) return std::nullopt;
+    return as_direct(std::move(*task));
+  });
+}
+
+void RangeReader::read(const FileRange& range, const Visit& visit) {
+  if (range.begin >= range.end) return;
+  std::exception_ptr failure;
+  std::optional<Task> only =
+      Task{range, visit, [&](std::exception_ptr found) { failure = found; }};
+  read([&] { return std::exchange(only, std::nullopt); });
+  if (failure) std::rethrow_exception(failure);
 }
 
 void RangeReader::read_buffered(const FileRange& range, const Visit& visit) {

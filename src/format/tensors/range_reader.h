@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <span>
@@ -41,11 +42,26 @@ class RangeReader {
   /// it is in the processor's cache.
   using Visit = std::function<void(std::span<const std::byte>)>;
 
+  /// A range to read.
+  struct Task {
+    FileRange range;
+    Visit visit = nullptr;
+    /// Called at the end, with the failure if there is one: what
+    /// InputFile::read_at() or `visit` has thrown.
+    std::function<void(std::exception_ptr failure)> done;
+  };
+  /// What to read next, if there is something now.
+  using NextTask = std::function<std::optional<Task>()>;
+
   /// Throws as InputFile::read_at(), and what `visit` throws.
   void read(const FileRange& range, const Visit& visit = nullptr);
 
+  /// Reads one range after another, as DirectReader::read() does.
+  void read(const NextTask& next);
+
  private:
-  void read_direct(const FileRange& range, const Visit& visit);
+  static bool is_direct(const FileRange& range);
+  std::optional<Task> next_direct(const NextTask& next);
   void read_buffered(const FileRange& range, const Visit& visit);
 
   /// Created for the first direct read.

@@ -75,26 +75,6 @@ struct BoxToRead {
   std::span<std::byte> out;
 };
 
-class RangeReader;
-
-/// Reads lists of boxes, one after another, and keeps what its threads need
-/// from one list to the next. Used by one thread at a time.
-class BoxReader {
- public:
-  BoxReader();
-  BoxReader(const BoxReader&) = delete;
-  BoxReader& operator=(const BoxReader&) = delete;
-  ~BoxReader();
-
-  /// As read_boxes().
-  void read(const std::vector<BoxToRead>& boxes);
-  /// Frees what it keeps.
-  void clear();
-
- private:
-  std::vector<std::unique_ptr<RangeReader>> readers_;
-};
-
 /// Reads boxes, however they lie in files: only the bytes that are wanted,
 /// several files and pieces at once, past the page cache where the bytes are
 /// not in it (range_reader.h). In files that have a record, chunks that hold

@@ -44,20 +44,41 @@ std::uint64_t read_and_hash(const FileRange& range, RangeReader& reader) {
   return XXH3_64bits_digest(&state);
 }
 
+struct ChunkHash::State {
+  XXH3_state_t hash;
+};
+
+ChunkHash::ChunkHash(const FileRange& chunk)
+    : file_(*chunk.file),
+      chunk_(chunk.begin / kChunkBytes),
+      state_(std::make_unique<State>()) {
+  XXH3_64bits_reset(&state_->hash);
+}
+
+ChunkHash::~ChunkHash() = default;
+
+void ChunkHash::add(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(&state_->hash, bytes.data(), bytes.size());
+}
+
+void ChunkHash::finish() {
+  const std::vector<std::uint64_t>& recorded = file_.record()->checksums;
+  if (chunk_ >= recorded.size() ||
+      recorded[chunk_] != XXH3_64bits_digest(&state_->hash)) {
+    fail_chunk(file_, chunk_);
+  }
+  file_.set_verified(chunk_);
+}
+
 void read_and_verify(const FileRange& range, RangeReader& reader) {
-  const InputFile& file = *range.file;
-  const std::uint64_t chunk = range.begin / kChunkBytes;
-  std::uint64_t checksum = 0;
+  ChunkHash hash(range);
   try {
-    checksum = read_and_hash(range, reader);
+    reader.read(
+        range, [&](std::span<const std::byte> piece) { hash.add(piece); });
   } catch (const Error& error) {
     throw DamagedCheckpoint(error.what());
   }
-  const std::vector<std::uint64_t>& recorded = file.record()->checksums;
-  if (chunk >= recorded.size() || recorded[chunk] != checksum) {
-    fail_chunk(file, chunk);
-  }
-  file.set_verified(chunk);
+  hash.finish();
 }
 
 void verify_range(

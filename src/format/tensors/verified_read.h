@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -25,6 +27,29 @@ FileRange chunk_range(const InputFile& file, std::uint64_t chunk);
 /// Reads a range and returns the XXH3 of all its bytes, each hashed while it is
 /// in the processor's cache. Throws as InputFile::read_at().
 std::uint64_t read_and_hash(const FileRange& range, RangeReader& reader);
+
+/// The checksum of a chunk of a file that has a record, while its bytes come in
+/// order.
+class ChunkHash {
+ public:
+  /// `chunk`: as chunk_range() makes it.
+  explicit ChunkHash(const FileRange& chunk);
+  ChunkHash(const ChunkHash&) = delete;
+  ChunkHash& operator=(const ChunkHash&) = delete;
+  ~ChunkHash();
+
+  void add(std::span<const std::byte> bytes);
+  /// Notes that the chunk is what was written. Throws DamagedCheckpoint if it
+  /// is not.
+  void finish();
+
+ private:
+  struct State;
+
+  const InputFile& file_;
+  std::uint64_t chunk_;
+  std::unique_ptr<State> state_;
+};
 
 /// Reads a chunk of a file that has a record, as chunk_range() makes it, and
 /// compares its checksum. Throws DamagedCheckpoint if the chunk cannot be read

@@ -1,3 +1,5 @@
+#include "format/tensors/read_jobs.h"
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -7,9 +9,6 @@
 
 #include <accelerate/error.h>
 
-#include "base/process/jobs.h"
-#include "format/tensors/range_reader.h"
-#include "format/tensors/stored_tensors.h"
 #include "format/tensors/verified_read.h"
 
 namespace accelerate::detail {
@@ -268,11 +267,19 @@ void add_box(Wanted& all, const BoxToRead& wanted) {
       "saved: the state is one machine's part, for the ranks that it had");
 }
 
-// A range to read; if `verifies`, a chunk to hash on the way.
-struct ReadJob {
-  FileRange range;
-  bool verifies = false;
-};
+// Neighbours in the file that are neighbours in memory, too, become one.
+void add_segment(FileRange& range, const FileSegment& segment) {
+  if (!range.segments.empty()) {
+    FileSegment& last = range.segments.back();
+    const std::size_t size = last.out.size();
+    if (last.offset + size == segment.offset &&
+        last.out.data() + size == segment.out.data()) {
+      last.out = {last.out.data(), size + segment.out.size()};
+      return;
+    }
+  }
+  range.segments.push_back(segment);
+}
 
 // Adds the wanted bytes of one chunk, sorted by their offsets.
 void add_chunk(
@@ -301,7 +308,7 @@ void add_chunk(
       if (job.range.segments.empty()) job.range.begin = segment.offset;
       job.range.end = segment_end;
     }
-    job.range.segments.push_back(segment);
+    add_segment(job.range, segment);
     job.range.keeps_cached |= each.keeps_cached;
     end = segment_end;
   }
@@ -327,7 +334,7 @@ void add_first_chunks(
   }
 }
 
-std::vector<ReadJob> read_jobs(Wanted& wanted) {
+std::vector<ReadJob> range_jobs(Wanted& wanted) {
   std::vector<WantedBytes>& all = wanted.bytes;
   const auto place_of = [](const WantedBytes& bytes) {
     return std::tuple(bytes.file, bytes.chunk, bytes.segment.offset);
@@ -380,10 +387,8 @@ void merge_short_ranges(std::vector<ReadJob>& jobs) {
       FileRange& range = merged.back().range;
       range.end = job.range.end;
       range.keeps_cached |= job.range.keeps_cached;
-      range.segments.insert(
-          range.segments.end(),
-          job.range.segments.begin(),
-          job.range.segments.end());
+      for (const FileSegment& segment : job.range.segments)
+        add_segment(range, segment);
     } else {
       merged.push_back(std::move(job));
     }
@@ -393,40 +398,13 @@ void merge_short_ranges(std::vector<ReadJob>& jobs) {
 
 }  // namespace
 
-BoxReader::BoxReader() = default;
-BoxReader::~BoxReader() = default;
-void BoxReader::clear() { readers_.clear(); }
-
-void read_boxes(const std::vector<BoxToRead>& boxes) {
-  BoxReader().read(boxes);
-}
-
-void BoxReader::read(const std::vector<BoxToRead>& boxes) {
+ReadJobs read_jobs(const std::vector<BoxToRead>& boxes) {
   Wanted wanted;
   wanted.bytes.reserve(boxes.size());
   for (const BoxToRead& box : boxes) add_box(wanted, box);
-  std::vector<ReadJob> jobs = read_jobs(wanted);
-  merge_short_ranges(jobs);
-  const std::size_t num_jobs = jobs.size() + wanted.copies.size();
-  const std::size_t num_threads = num_reading_threads(num_jobs);
-  while (readers_.size() < num_threads)
-    readers_.push_back(std::make_unique<RangeReader>());
-  run_jobs(num_jobs, num_threads, [&](std::size_t thread, std::size_t i) {
-    if (i >= jobs.size()) {
-      wanted.copies[i - jobs.size()]();
-      return;
-    }
-    const FileRange& range = jobs[i].range;
-    if (jobs[i].verifies) {
-      read_and_verify(range, *readers_[thread]);
-    } else {
-      readers_[thread]->read(range);
-    }
-    std::uint64_t num_bytes = 0;
-    for (const FileSegment& segment : range.segments)
-      num_bytes += segment.out.size();
-    range.file->count_read(num_bytes);
-  });
+  std::vector<ReadJob> ranges = range_jobs(wanted);
+  merge_short_ranges(ranges);
+  return {std::move(ranges), std::move(wanted.copies)};
 }
 
 }  // namespace accelerate::detail
