@@ -92,6 +92,19 @@ TEST(FitTraces, LeaveOutLargeBlocksOfAnOperatorThatTakesSuchInBoth) {
   EXPECT_EQ(fitted->events[1].fixed_bytes, 1 << 20);
 }
 
+TEST(FitTraces, LeaveOutBlocksWithinALargeOne) {
+  const auto within = [](int num_moments) {
+    Script script;
+    const std::size_t large = script.take(1 << 20, 5);
+    for (int i = 0; i < num_moments; ++i) script.take_for_a_moment(1000, 5);
+    script.give(large, 5);
+    return script.trace();
+  };
+  const auto fitted = fit_traces(within(2), within(4), 2);
+  ASSERT_TRUE(fitted.has_value());
+  EXPECT_EQ(fitted->events.size(), within(2).events.size());
+}
+
 TEST(FitTraces, FailIfLargeBlocksOrOtherEventsDiffer) {
   EXPECT_FALSE(fit_traces(step(2, 0), step(4, 1, 1 << 20), 2).has_value());
   Script without_end;

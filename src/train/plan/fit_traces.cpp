@@ -93,8 +93,9 @@ class TraceFit {
       } else {
         if (in_few.num_events > 0) few_.note(in_few);
         if (in_more.num_events > 0) more_.note(in_more);
-        for (std::size_t i = 0; i < std::max<std::size_t>(in_few.num_events, 1);
-             ++i) {
+        // Blocks that are not alike may have others within.
+        const std::size_t count = are_alike ? in_few.num_events : 0;
+        for (std::size_t i = 0; i < std::max<std::size_t>(count, 1); ++i) {
           if (!add()) return std::nullopt;
         }
       }
