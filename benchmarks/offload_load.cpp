@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -90,6 +91,7 @@ void map_once(const fs::path& file) {
   ::close(opened);
 }
 
+/// Memory whose pages are there, so that a read does not clear them first.
 struct Buffer {
   explicit Buffer(std::size_t num_bytes)
       : size(num_bytes),
@@ -101,6 +103,7 @@ struct Buffer {
             -1,
             0)) {
     ::madvise(data, size, MADV_HUGEPAGE);
+    std::memset(data, 0, size);
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

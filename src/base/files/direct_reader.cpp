@@ -16,6 +16,11 @@ namespace accelerate::detail {
 
 namespace {
 
+constexpr std::size_t kHugePage = 2U << 20U;
+// Huge pages may begin behind the beginning of the memory.
+constexpr std::size_t kMemoryBytes =
+    DirectReader::kMostPieces * DirectReader::kPieceBytes + kHugePage;
+
 constexpr std::uint64_t block_before(std::uint64_t offset) {
   return offset / DirectReader::kAlignment * DirectReader::kAlignment;
 }
@@ -38,33 +43,11 @@ struct DirectReader::ActiveRange {
 
 /// One piece: the wanted bytes, and the blocks that contain them.
 struct DirectReader::Slot {
-  Slot() = default;
-  Slot(const Slot&) = delete;
-  Slot& operator=(const Slot&) = delete;
-  ~Slot() {
-    if (memory != nullptr) ::munmap(memory, kPieceBytes);
-  }
-
-  // Allocated on first use: pieces that go to their own places need none.
-  // Null if out of memory.
-  std::byte* own_memory() {
-    if (memory == nullptr) {
-      void* const made = ::mmap(
-          nullptr,
-          kPieceBytes,
-          PROT_READ | PROT_WRITE,
-          MAP_PRIVATE | MAP_ANONYMOUS,
-          -1,
-          0);
-      if (made == MAP_FAILED) return nullptr;
-      memory = made;
-    }
-    return static_cast<std::byte*>(memory);
-  }
-
+  /// Memory for pieces within one block.
+  alignas(kAlignment) std::array<std::byte, kAlignment> block;
+  std::size_t index = 0;
   ActiveRange* range = nullptr;
-  void* memory = nullptr;
-  std::byte* target = nullptr;  // `memory`, or the bytes' own place
+  std::byte* target = nullptr;  // memory of the reader, or the bytes' own place
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   std::uint64_t first_block = 0;  // offset in the file, aligned
@@ -91,12 +74,38 @@ DirectReader::DirectReader(bool may_use_io_uring)
     : ring_(may_use_io_uring ? IoRing::make(kMostPieces) : nullptr),
       read_(::pread) {}
 DirectReader::DirectReader(Read call) : read_(call) {}
-DirectReader::~DirectReader() = default;
+DirectReader::~DirectReader() {
+  if (memory_ != nullptr) ::munmap(memory_, kMemoryBytes);
+}
 
 DirectReader::Slot& DirectReader::slot(std::uint64_t piece) {
   std::unique_ptr<Slot>& one = slots_[piece % kMostPieces];
-  if (one == nullptr) one = std::make_unique<Slot>();
+  if (one == nullptr) {
+    one = std::make_unique<Slot>();
+    one->index = piece % kMostPieces;
+  }
   return *one;
+}
+
+// Uses huge pages where the system has them: a disk needs several requests for
+// a MiB that is scattered over 256 pages. Returns null if out of memory.
+std::byte* DirectReader::memory_of(std::uint64_t slot) {
+  if (memory_ == nullptr) {
+    void* const made = ::mmap(
+        nullptr,
+        kMemoryBytes,
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS,
+        -1,
+        0);
+    if (made == MAP_FAILED) return nullptr;
+    ::madvise(made, kMemoryBytes, MADV_HUGEPAGE);
+    memory_ = made;
+  }
+  void* first = memory_;
+  std::size_t left = kMemoryBytes;
+  std::align(kHugePage, kMostPieces * kPieceBytes, first, left);
+  return static_cast<std::byte*>(first) + slot * kPieceBytes;
 }
 
 void DirectReader::start(Slot& slot) {
@@ -164,7 +173,12 @@ void DirectReader::lay_out(Slot& slot) {
   if (own != nullptr) slot.end = first > slot.begin ? first : last;
   slot.first_block = block_before(slot.begin);
   slot.num_bytes = block_after(slot.end) - slot.first_block;
-  slot.target = own != nullptr && first == slot.begin ? own : slot.own_memory();
+  if (own != nullptr && first == slot.begin) {
+    slot.target = own;
+  } else {
+    slot.target = slot.num_bytes <= kAlignment ? slot.block.data()
+                                               : memory_of(slot.index);
+  }
   active.next = slot.end;
   ++active.num_in_flight;
 }

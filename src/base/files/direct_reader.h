@@ -92,13 +92,17 @@ class DirectReader {
   class InFlight;
 
   Slot& slot(std::uint64_t piece);
-  static void lay_out(Slot& slot);
+  std::byte* memory_of(std::uint64_t slot);
+  void lay_out(Slot& slot);
   void start(Slot& slot);
   void wait_for_one();
   void await(Slot& slot);
   int complete(Slot& slot) const;
 
   std::array<std::unique_ptr<Slot>, kMostPieces> slots_;
+  /// Memory of pieces without a place of their own, one after another; null until one
+  /// is read.
+  void* memory_ = nullptr;
   std::unique_ptr<IoRing> ring_;  // null: io_uring is unavailable
   std::size_t num_in_flight_ = 0;
   Read read_;
