@@ -119,29 +119,6 @@ double peak_of(const Shape& shape, const Run& run) {
   return benchmarks::memory_of_process("VmHWM") - shares - idle;
 }
 
-// Runs on each rank. The highest peaks of all ranks go into `file`.
-void measure(const Shape& shape, const std::string& file) {
-  // Otherwise glibc's threshold grows, and freed tensors stay in its heap.
-  mallopt(M_MMAP_THRESHOLD, 128 << 10);
-  mallopt(M_TRIM_THRESHOLD, 128 << 10);
-  torch::set_num_threads(1);
-  const World world;
-  const std::vector<Run> runs = runs_of_model();
-  // Loads LibTorch's code, and lets its libraries take what they keep.
-  for (const Run& run : runs) {
-    Accelerator accelerator = accelerator_of(run);
-    train(accelerator, shape, run, 1);
-  }
-  std::vector<double> peaks;
-  for (const Run& run : runs) peaks.push_back(peak_of(shape, run));
-  const torch::Tensor highest = torch::tensor(peaks, torch::kDouble);
-  world.group().all_reduce(highest, ReduceOp::max);
-  if (world.rank() > 0) return;
-  std::ofstream out(file);
-  for (std::size_t i = 0; i < runs.size(); ++i)
-    out << highest[static_cast<std::int64_t>(i)].item<double>() << '\n';
-}
-
 MemoryPlan plan_of(const Shape& shape) {
   Net net(shape);
   const Accelerator accelerator({.cpu = true, .journal = false});
@@ -155,6 +132,59 @@ MemoryRow predict(const MemoryPlan& plan, const Shape& shape, const Run& run) {
   MemoryCase at = plan.row(run.split, run.precision, run.recomputes).at;
   at.micro_batch = batch_size(shape, run);
   return plan.row(at);
+}
+
+// What a rank's program plans and shows of a run.
+struct Outcome {
+  MemoryRow predicted;
+  double peak = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
+  const MemoryRow& row = outcome.predicted;
+  return out << outcome.peak << ' ' << row.weights << ' ' << row.gradients
+             << ' ' << row.optimizer_state << ' ' << row.buckets << ' '
+             << row.units << ' ' << row.activations << ' ' << row.workspace
+             << '\n';
+}
+
+std::istream& operator>>(std::istream& in, Outcome& outcome) {
+  MemoryRow& row = outcome.predicted;
+  return in >> outcome.peak >> row.weights >> row.gradients >>
+      row.optimizer_state >> row.buckets >> row.units >> row.activations >>
+      row.workspace;
+}
+
+// Runs on each rank, which plans as a program does that trains afterwards: with
+// its threads, since kernels take memory for each, and with its heap. The
+// highest peaks of all ranks, and what the first has planned, go into `file`.
+void measure(const Shape& shape, const std::string& file) {
+  // Otherwise glibc's threshold grows, and freed tensors stay in its heap.
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);
+  mallopt(M_TRIM_THRESHOLD, 128 << 10);
+  torch::set_num_threads(1);
+  const World world;
+  const std::vector<Run> runs = runs_of_model();
+  // Loads LibTorch's code, and lets its libraries take what they keep.
+  for (const Run& run : runs) {
+    Accelerator accelerator = accelerator_of(run);
+    train(accelerator, shape, run, 1);
+  }
+  std::vector<MemoryRow> rows;
+  {
+    const MemoryPlan plan = plan_of(shape);
+    for (const Run& run : runs) rows.push_back(predict(plan, shape, run));
+  }
+  std::vector<double> peaks;
+  for (const Run& run : runs) peaks.push_back(peak_of(shape, run));
+  const torch::Tensor highest = torch::tensor(peaks, torch::kDouble);
+  world.group().all_reduce(highest, ReduceOp::max);
+  if (world.rank() > 0) return;
+  std::ofstream out(file);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    out << Outcome{
+        rows[i], highest[static_cast<std::int64_t>(i)].item<double>()};
+  }
 }
 
 void print(const std::string& name, const MemoryRow& row, double peak) {
@@ -186,12 +216,11 @@ std::vector<double> errors_of(const Shape& shape) {
   // Ranks run this program too, and pass by the other models.
   std::ifstream measured(file);
   if (!measured) return {};
-  const MemoryPlan plan = plan_of(shape);
   std::vector<double> errors;
   for (const Run& run : runs_of_model()) {
-    double peak = 0;
-    measured >> peak;
-    const MemoryRow row = predict(plan, shape, run);
+    Outcome outcome;
+    measured >> outcome;
+    const auto& [row, peak] = outcome;
     print(name_of_run(shape, run), row, peak);
     errors.push_back(100 * (static_cast<double>(row.total()) - peak) / peak);
   }

@@ -1,12 +1,15 @@
 // The memory of a simulated rank, and the heap in it.
 #include <numeric>
+#include <vector>
 
+#include "train/plan/heap_holes.h"
 #include "train/plan/heap_model.h"
 #include "train/plan/resident_memory.h"
 
 namespace accelerate {
 namespace resident_memory_test {
 
+using detail::kPageBytes;
 using detail::MemoryUse;
 using detail::ResidentMemory;
 
@@ -17,16 +20,19 @@ std::size_t place(MemoryUse use) { return static_cast<std::size_t>(use); }
 TEST(ResidentMemoryTest, RemembersItsHighestMoment) {
   ResidentMemory memory;
   memory.take(MemoryUse::weights, 10 * kBlock);
-  memory.take(MemoryUse::activations, 5 * kBlock);
-  memory.move(MemoryUse::activations, MemoryUse::gradients, 2 * kBlock);
-  memory.give(MemoryUse::activations, 3 * kBlock);
+  const auto moved = memory.take(MemoryUse::activations, 2 * kBlock);
+  const auto given = memory.take(MemoryUse::activations, 3 * kBlock);
+  memory.move(MemoryUse::activations, MemoryUse::gradients, moved);
+  memory.give(MemoryUse::activations, given);
   memory.take(MemoryUse::workspace, kBlock);
   EXPECT_EQ(memory.peak()[place(MemoryUse::activations)], 3 * kBlock);
   EXPECT_EQ(memory.peak()[place(MemoryUse::gradients)], 2 * kBlock);
-  EXPECT_EQ(memory.peak()[place(MemoryUse::workspace)], 0);
+  // A header before each block takes a page more.
+  EXPECT_EQ(memory.peak()[place(MemoryUse::workspace)], 3 * kPageBytes);
   memory.forget_peak();
   EXPECT_EQ(memory.peak()[place(MemoryUse::activations)], 0);
-  EXPECT_EQ(memory.peak()[place(MemoryUse::workspace)], kBlock);
+  EXPECT_EQ(
+      memory.peak()[place(MemoryUse::workspace)], kBlock + 3 * kPageBytes);
 }
 
 std::int64_t sum_of(const ResidentMemory::Uses& uses) {
@@ -34,48 +40,101 @@ std::int64_t sum_of(const ResidentMemory::Uses& uses) {
 }
 
 TEST(ResidentMemoryTest, KeepsWhatTheHeapOnceHad) {
+  constexpr std::int64_t kSmall = 10'000;
   ResidentMemory memory;
-  for (int i = 0; i < 4; ++i) memory.take(MemoryUse::activations, 1000);
+  std::vector<ResidentMemory::Block> blocks;
+  for (int i = 0; i < 4; ++i)
+    blocks.push_back(memory.take(MemoryUse::activations, kSmall));
   const std::int64_t most = sum_of(memory.now());
-  EXPECT_GT(most, 4000);
-  EXPECT_LT(most, 4000 + 4 * 128);
-  for (int i = 0; i < 3; ++i) memory.give(MemoryUse::activations, 1000);
-  EXPECT_EQ(memory.now()[place(MemoryUse::activations)], 1000);
-  EXPECT_EQ(memory.now()[place(MemoryUse::workspace)], most - 1000);
+  EXPECT_EQ(most, 10 * kPageBytes);
+  for (int i = 1; i < 4; ++i) memory.give(MemoryUse::activations, blocks[i]);
+  EXPECT_EQ(memory.now()[place(MemoryUse::activations)], kSmall);
+  EXPECT_EQ(memory.now()[place(MemoryUse::workspace)], most - kSmall);
   // Taken from what is free, until nothing is.
-  memory.take(MemoryUse::gradients, 2000);
+  memory.take(MemoryUse::gradients, 2 * kSmall);
   EXPECT_EQ(sum_of(memory.now()), most);
-  memory.take(MemoryUse::gradients, 2000);
+  memory.take(MemoryUse::gradients, 2 * kSmall);
   EXPECT_GT(sum_of(memory.now()), most);
+}
+
+// A program's heap has free ranges before the model is made.
+TEST(ResidentMemoryTest, FillsTheHolesOfTheHeapFirst) {
+  ResidentMemory memory({kBlock});
+  EXPECT_EQ(sum_of(memory.now()), 0);
+  // Larger than the threshold from which blocks come from the system.
+  const auto filling = memory.take(MemoryUse::activations, kBlock / 2);
+  const std::int64_t half = sum_of(memory.now());
+  EXPECT_NEAR(half, kBlock / 2, kPageBytes);
+  memory.give(MemoryUse::activations, filling);
+  EXPECT_EQ(sum_of(memory.now()), half);
+  // What does not fit comes from the system, and is given back to it.
+  const auto large = memory.take(MemoryUse::activations, kBlock);
+  EXPECT_EQ(sum_of(memory.now()), half + kBlock + kPageBytes);
+  memory.give(MemoryUse::activations, large);
+  EXPECT_EQ(sum_of(memory.now()), half);
+}
+
+TEST(ResidentMemoryTest, ReturnsLargeBlocksFromBeforeBlocksWereKept) {
+  ResidentMemory memory;
+  const auto before = memory.take(MemoryUse::weights, kBlock);
+  memory.keep_freed_blocks(2 * kBlock);
+  memory.give(MemoryUse::weights, before);
+  EXPECT_EQ(sum_of(memory.now()), 0);
+  memory.give(MemoryUse::weights, memory.take(MemoryUse::weights, kBlock));
+  EXPECT_EQ(sum_of(memory.now()), kBlock);
+}
+
+TEST(HeapHoles, AreReadFromWhatMallocInfoWrites) {
+  EXPECT_EQ(
+      detail::read_free_ranges(R"(<malloc version="1">
+<heap nr="0">
+<sizes>
+  <size from="33" to="48" total="96" count="2"/>
+  <size from="8209" to="8209" total="8209" count="1"/>
+  <size from="16385" to="20481" total="55299" count="3"/>
+  <unsorted from="113" to="40017" total="40130" count="2"/>
+</sizes>
+<total type="fast" count="2" size="96"/>
+</heap>
+<heap nr="1">
+<sizes>
+  <size from="65537" to="65537" total="65537" count="1"/>
+</sizes>
+</heap>
+)"),
+      (std::vector<std::int64_t>{8208, 20480, 20480, 16384, 40016}));
 }
 
 // Blocks lie beside each other: what is free between those in use is lost for
 // larger ones, and not returned.
 TEST(HeapModelTest, HasHolesThatLargerBlocksDoNotFitInto) {
-  detail::HeapModel heap;
   constexpr std::int64_t kSmall = 10'000;
+  detail::HeapModel heap;
+  std::vector<detail::HeapModel::Range> kept;
+  std::vector<detail::HeapModel::Range> given;
   for (int i = 0; i < 20; ++i) {
-    heap.take(kSmall);
-    heap.take(kSmall + 1000 + i);
+    kept.push_back(heap.take(kSmall).value());
+    given.push_back(heap.take(kSmall + 1000 + i).value());
   }
   const std::int64_t full = heap.resident();
-  for (int i = 0; i < 20; ++i) heap.give(kSmall + 1000 + i);
+  for (const auto& each : given) heap.give(each);
   // The end is free, but not the holes.
   EXPECT_GT(heap.resident(), full / 2);
-  heap.take(100'000);
+  const auto large = heap.take(100'000).value();
   EXPECT_GT(heap.resident(), full);
-  for (int i = 0; i < 15; ++i) heap.take(kSmall);
+  for (int i = 0; i < 15; ++i) kept.push_back(heap.take(kSmall).value());
   const std::int64_t filled = heap.resident();
   EXPECT_LT(filled, full + 100'000 + 1000);
   // When all is free, the heap is cut.
-  for (int i = 0; i < 35; ++i) heap.give(kSmall);
-  heap.give(100'000);
+  for (const auto& each : kept) heap.give(each);
+  heap.give(large);
   EXPECT_LT(heap.resident(), 200'000);
   EXPECT_GT(heap.resident(), 0);
 }
 
 TEST(ResidentMemoryTest, DoesNotKeepTheMemoryOfKernels) {
-  ResidentMemory memory(2 * kBlock);
+  ResidentMemory memory;
+  memory.keep_freed_blocks(2 * kBlock);
   memory.take_unkept(MemoryUse::activations, kBlock);
   EXPECT_EQ(memory.peak()[place(MemoryUse::activations)], kBlock);
   memory.take_unkept(MemoryUse::activations, -kBlock);
@@ -84,9 +143,12 @@ TEST(ResidentMemoryTest, DoesNotKeepTheMemoryOfKernels) {
 }
 
 TEST(ResidentMemoryTest, KeepsLargeBlocksUpToItsLimit) {
-  ResidentMemory memory(2 * kBlock);
-  for (int i = 0; i < 3; ++i) memory.take(MemoryUse::units, kBlock);
-  for (int i = 0; i < 3; ++i) memory.give(MemoryUse::units, kBlock);
+  ResidentMemory memory;
+  memory.keep_freed_blocks(2 * kBlock);
+  std::vector<ResidentMemory::Block> blocks;
+  for (int i = 0; i < 3; ++i)
+    blocks.push_back(memory.take(MemoryUse::units, kBlock));
+  for (const auto& each : blocks) memory.give(MemoryUse::units, each);
   EXPECT_EQ(memory.now()[place(MemoryUse::workspace)], 2 * kBlock);
   // Taken again, it is no longer kept; another size is new.
   memory.take(MemoryUse::units, kBlock);

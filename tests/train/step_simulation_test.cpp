@@ -14,6 +14,8 @@ using detail::StepTrace;
 using Kind = detail::TraceEvent::Kind;
 
 constexpr std::uint64_t kMiB = 1 << 20;
+// For the header before a block from the system.
+constexpr std::uint64_t kPage = 4096;
 
 // Two units of one parameter of 4 MiB each. Forward keeps 1 MiB per unit and
 // sample.
@@ -61,7 +63,7 @@ TEST(StepSimulation, CountsAReplica) {
   EXPECT_EQ(row.optimizer_state, 16 * kMiB);
   EXPECT_EQ(row.activations, 16 * kMiB);
   EXPECT_EQ(row.gradients, 4 * kMiB);
-  EXPECT_EQ(row.total(), 44 * kMiB);
+  EXPECT_EQ(row.total(), 44 * kMiB + 9 * kPage);
 }
 
 TEST(StepSimulation, CountsTheSlotsThatMessagesGoThrough) {
@@ -82,8 +84,9 @@ TEST(StepSimulation, CountsTheOptimizersTemporaries) {
   const MemoryRow row = simulate({.micro_batch = 1}, {.num_temporaries = 2});
   EXPECT_EQ(row.activations, 0U);
   EXPECT_EQ(row.gradients, 8 * kMiB);
-  EXPECT_EQ(row.workspace, 8 * kMiB);
-  EXPECT_EQ(row.total(), 40 * kMiB);
+  // Of them, and of parameters, state and gradients.
+  EXPECT_EQ(row.workspace, 8 * kMiB + 10 * kPage);
+  EXPECT_EQ(row.total(), 40 * kMiB + 10 * kPage);
 }
 
 TEST(StepSimulation, CountsBucketsOfReplicas) {
@@ -148,6 +151,37 @@ TEST(StepSimulation, GathersUnitsOfAFullShard) {
   // When the first gradient is complete, only the last unit is gathered.
   EXPECT_EQ(row.units, 8 * kMiB);
   EXPECT_EQ(row.activations, 16 * kMiB);
+}
+
+// Parameters that the heap holds, and a step that does nothing else: when a full
+// parameter is freed, the shards of later ones fill its place, but the end of the
+// heap stays in use.
+TEST(StepSimulation, KeepsInTheHeapWhatDividingTheModelTook) {
+  constexpr std::int64_t kNumElements = 16 << 10;
+  PlannedModel model;
+  for (int p = 0; p < 8; ++p) {
+    model.parameters.push_back(
+        {.name = std::to_string(p),
+         .num_elements = kNumElements,
+         .num_rows = 64,
+         .unit = 0});
+  }
+  model.num_units = 1;
+  const StepTrace trace{{{.kind = Kind::end_of_forward}}, 0};
+  const auto row = [&](const MemoryCase& at) {
+    return detail::simulate_step(
+        model, trace, at, {.state_bytes = 0, .num_temporaries = 0});
+  };
+  constexpr std::uint64_t kWhole = 8 * 4 * kNumElements;
+  EXPECT_EQ(row({}).weights, kWhole);
+  EXPECT_LT(row({}).workspace, 2 * kPage);
+  const MemoryRow divided =
+      row({.split = MemorySplit::full_shard, .num_ranks = 2, .num_shards = 2});
+  EXPECT_EQ(divided.weights, kWhole / 2);
+  EXPECT_NEAR(
+      static_cast<double>(divided.total()),
+      static_cast<double>(kWhole + kWhole / 16),
+      2 * kPage);
 }
 
 // Up to 32 shards, whose shares are not yet so small that they come from the C

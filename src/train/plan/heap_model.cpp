@@ -1,6 +1,7 @@
 #include "train/plan/heap_model.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <iterator>
 
 namespace accelerate::detail {
@@ -17,6 +18,8 @@ constexpr std::int64_t kTopPad = 128 << 10;
 constexpr std::int64_t kConsolidatedFrom = 64 << 10;
 // LibTorch's gAlignment.
 constexpr std::int64_t kAlignment = 64;
+// glibc's initial M_MMAP_THRESHOLD.
+constexpr std::int64_t kSystemFrom = 128 << 10;
 
 std::int64_t rounded(std::int64_t number, std::int64_t unit) {
   return (number + unit - 1) / unit * unit;
@@ -24,30 +27,46 @@ std::int64_t rounded(std::int64_t number, std::int64_t unit) {
 
 }  // namespace
 
+HeapModel::HeapModel(const std::vector<std::int64_t>& holes) {
+  for (const std::int64_t size : holes) add_hole(size);
+}
+
+// Behind what there is, after the last bytes of a block in use.
+void HeapModel::add_hole(std::int64_t size) {
+  size = size / kUnit * kUnit;
+  if (size < kSmallest) return;
+  const std::int64_t begin = limit_ + kUnit;
+  const std::int64_t end = begin + size;
+  limit_ = end_ = rounded(end + kUnit, kPageBytes);
+  is_touched_.resize(static_cast<std::size_t>(limit_ / kPageBytes), false);
+  is_touched_[static_cast<std::size_t>(begin / kPageBytes)] = true;
+  is_touched_[static_cast<std::size_t>(end / kPageBytes)] = true;
+  add_free(begin, end);
+}
+
 // As posix_memalign(): a larger range is cut, and what is before and behind the
 // aligned block is free again.
-void HeapModel::take(std::int64_t num_bytes) {
+std::optional<HeapModel::Range> HeapModel::take(std::int64_t num_bytes) {
   const std::int64_t size =
       std::max(rounded(num_bytes + kHeader, kUnit), kSmallest);
-  const Range range = cut(size + kAlignment + kSmallest);
+  const std::int64_t with_slack = size + kAlignment + kSmallest;
+  if (with_slack >= kSystemFrom && !has_room(with_slack)) return std::nullopt;
+  const Range range = cut(with_slack);
   std::int64_t begin = rounded(range.first + kUnit, kAlignment) - kUnit;
   if (begin != range.first && begin - range.first < kSmallest)
     begin += kAlignment;
-  used_[num_bytes].emplace_back(begin, begin + size);
+  Range block{begin, begin + size};
+  const bool is_cut = range.second - block.second >= kSmallest;
+  if (!is_cut) block.second = range.second;
+  touch(block);
   if (begin > range.first) free(range.first, begin);
-  if (range.second - (begin + size) >= kSmallest) {
-    free(begin + size, range.second);
-  } else {
-    used_[num_bytes].back().second = range.second;
-  }
+  if (is_cut) free(block.second, range.second);
+  return block;
 }
 
-void HeapModel::give(std::int64_t num_bytes) {
-  const auto found = used_.find(num_bytes);
-  if (found == used_.end() || found->second.empty()) return;
-  const auto [begin, end] = found->second.back();
-  found->second.pop_back();
-  free(begin, end);
+bool HeapModel::has_room(std::int64_t size) const {
+  return free_by_size_.lower_bound({size, 0}) != free_by_size_.end() ||
+      limit_ - end_ >= size + kSmallest;
 }
 
 HeapModel::Range HeapModel::cut(std::int64_t size) {
@@ -66,7 +85,6 @@ HeapModel::Range HeapModel::take_end(std::int64_t size) {
   const std::int64_t begin = end_;
   end_ += size;
   if (end_ > limit_) limit_ = rounded(end_ + kTopPad, kPageBytes);
-  touched_ = std::max(touched_, end_);
   return {begin, end_};
 }
 
@@ -91,8 +109,29 @@ void HeapModel::free(std::int64_t begin, std::int64_t end) {
   end_ = begin;
   if (end - begin < kConsolidatedFrom || limit_ - end_ < kTopPad + kPageBytes)
     return;
+  cut_end();
+}
+
+void HeapModel::cut_end() {
   limit_ = rounded(end_ + kTopPad, kPageBytes);
-  touched_ = std::min(touched_, limit_);
+  const auto num_pages = static_cast<std::size_t>(limit_ / kPageBytes);
+  if (is_touched_.size() <= num_pages) return;
+  num_touched_ -= std::count(
+      is_touched_.begin() + static_cast<std::ptrdiff_t>(num_pages),
+      is_touched_.end(),
+      true);
+  is_touched_.resize(num_pages);
+}
+
+void HeapModel::touch(const Range& range) {
+  const auto first = static_cast<std::size_t>(range.first / kPageBytes);
+  const auto last = static_cast<std::size_t>((range.second - 1) / kPageBytes);
+  if (is_touched_.size() <= last) is_touched_.resize(last + 1, false);
+  for (std::size_t page = first; page <= last; ++page) {
+    if (is_touched_[page]) continue;
+    is_touched_[page] = true;
+    ++num_touched_;
+  }
 }
 
 void HeapModel::add_free(std::int64_t begin, std::int64_t end) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -11,39 +12,52 @@ namespace accelerate::detail {
 /// The unit in which memory becomes resident.
 inline constexpr std::int64_t kPageBytes = 4096;
 
-/// The C library's heap as glibc manages it (malloc.c): where blocks of less than
-/// the mmap threshold lie, so that memory between blocks in use, which cannot be
-/// returned to the system, is known. Blocks are aligned as LibTorch's are.
+/// The C library's heap as glibc manages it (malloc.c), so that memory between
+/// blocks in use, which cannot be returned to the system, is known. Blocks are
+/// aligned as LibTorch's are.
 ///
 /// Freed blocks are merged with free neighbours; a new one is taken from the
 /// smallest free one that holds it, or from the end; the end is returned to the
-/// system once it is long.
+/// system once it is long. Blocks of the mmap threshold (its initial value,
+/// 128 KiB) or more come from the system, but only where no free range holds
+/// them.
 class HeapModel {
  public:
-  void take(std::int64_t num_bytes);
-  /// Frees the newest block of that size.
-  void give(std::int64_t num_bytes);
-  /// Bytes that are resident, in use or not.
-  [[nodiscard]] std::int64_t resident() const { return touched_; }
+  /// `holes`: sizes of free ranges between blocks that stay in use. Their pages
+  /// become resident when they are first used, except those that they share
+  /// with the blocks around them.
+  explicit HeapModel(const std::vector<std::int64_t>& holes = {});
 
- private:
+  /// Where a block begins and ends.
   using Range = std::pair<std::int64_t, std::int64_t>;
 
+  /// Nothing if the block comes from the system instead.
+  std::optional<Range> take(std::int64_t num_bytes);
+  void give(const Range& block) { free(block.first, block.second); }
+  /// Bytes that have become resident, in use or not.
+  [[nodiscard]] std::int64_t resident() const {
+    return num_touched_ * kPageBytes;
+  }
+
+ private:
+  void add_hole(std::int64_t size);
+  [[nodiscard]] bool has_room(std::int64_t size) const;
   Range cut(std::int64_t size);
   Range take_end(std::int64_t size);
   void free(std::int64_t begin, std::int64_t end);
   void add_free(std::int64_t begin, std::int64_t end);
   void remove_free(std::map<std::int64_t, std::int64_t>::iterator place);
+  void touch(const Range& range);
+  void cut_end();
 
   /// Ends of free ranges by where they begin; never at the end of the heap.
   std::map<std::int64_t, std::int64_t> free_;
   std::set<Range> free_by_size_;  // size and begin
-  /// Ranges in use by the bytes that were asked for, the newest last.
-  std::map<std::int64_t, std::vector<Range>> used_;
   /// Where what is in use ends.
   std::int64_t end_ = 0;
-  std::int64_t limit_ = 0;  // of what the system gave
-  std::int64_t touched_ = 0;
+  std::int64_t limit_ = 0;        // of what the system gave
+  std::vector<bool> is_touched_;  // by page
+  std::int64_t num_touched_ = 0;
 };
 
 }  // namespace accelerate::detail

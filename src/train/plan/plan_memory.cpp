@@ -17,6 +17,7 @@
 #include "parallel/activation_checkpointing.h"
 #include "parallel/shard/prepare/units.h"
 #include "planning/training_memory.h"
+#include "train/plan/heap_holes.h"
 #include "train/plan/record_step.h"
 #include "train/plan/step_simulation.h"
 
@@ -128,7 +129,8 @@ class PlannedSteps {
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
         .computes_in_16_bits = true,
-        .slot_bytes = kMessageSlotBytes};
+        .slot_bytes = kMessageSlotBytes,
+        .heap_holes = heap_holes(table)};
     const std::unique_ptr<Strategy> recomputation =
         make_recomputation(module, table, selection, options);
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {

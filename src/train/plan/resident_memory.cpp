@@ -9,59 +9,69 @@ namespace {
 
 // As in freed_blocks.cpp.
 constexpr std::int64_t kKeptFrom = std::int64_t{1} << 20;
-// glibc's initial M_MMAP_THRESHOLD; larger blocks are returned when freed.
-constexpr std::int64_t kHeapBelow = 128 << 10;
+// The C library's header, and LibTorch's alignment after it.
+constexpr std::int64_t kBeforeBlock = 64;
+
+std::int64_t pages_of(std::int64_t num_bytes) {
+  return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
 
 }  // namespace
 
-// Takes bytes from the heap, or gives them back if negative.
-void ResidentMemory::change_heap(MemoryUse use, std::int64_t num_bytes) {
-  const std::int64_t before = heap_.resident();
-  if (num_bytes > 0) {
-    heap_.take(num_bytes);
-  } else {
-    heap_.give(-num_bytes);
-  }
-  const std::int64_t grown = heap_.resident() - before;
+void ResidentMemory::change(
+    MemoryUse use,
+    std::int64_t num_bytes,
+    std::int64_t resident) {
   of(use) += num_bytes;
-  of(MemoryUse::workspace) += grown - num_bytes;
-  total_ += grown;
-  note_peak();
+  of(MemoryUse::workspace) += resident - num_bytes;
+  total_ += resident;
 }
 
-void ResidentMemory::take(MemoryUse use, std::int64_t num_bytes) {
-  if (num_bytes == 0) return;
-  if (num_bytes < kHeapBelow) {
-    change_heap(use, num_bytes);
-    return;
-  }
-  of(use) += num_bytes;
-  total_ += num_bytes;
-  if (limit_ > 0 && num_bytes >= kKeptFrom) {
-    const std::int64_t size =
-        (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+ResidentMemory::Block ResidentMemory::take(
+    MemoryUse use,
+    std::int64_t num_bytes) {
+  // As in freed_blocks.cpp, whose blocks come neither from the heap nor with a
+  // header.
+  Block block{
+      .num_bytes = num_bytes,
+      .may_be_kept = limit_ > 0 && num_bytes >= kKeptFrom};
+  if (num_bytes == 0) return block;
+  if (block.may_be_kept) {
+    const std::int64_t size = pages_of(num_bytes);
     const auto found = std::find(kept_.rbegin(), kept_.rend(), size);
-    if (found != kept_.rend()) {
+    const bool was_kept = found != kept_.rend();
+    if (was_kept) {
       kept_.erase(std::next(found).base());
       kept_bytes_ -= size;
-      of(MemoryUse::workspace) -= size;
-      total_ -= size;
     }
+    change(use, num_bytes, was_kept ? 0 : size);
+  } else {
+    const std::int64_t before = heap_.resident();
+    block.in_heap = heap_.take(num_bytes);
+    change(
+        use,
+        num_bytes,
+        block.in_heap ? heap_.resident() - before
+                      : pages_of(kBeforeBlock + num_bytes));
   }
   note_peak();
+  return block;
 }
 
-void ResidentMemory::give(MemoryUse use, std::int64_t num_bytes) {
-  if (num_bytes == 0) return;
-  if (num_bytes < kHeapBelow) {
-    change_heap(use, -num_bytes);
+void ResidentMemory::give(MemoryUse use, const Block& block) {
+  if (block.num_bytes == 0) return;
+  if (block.in_heap) {
+    const std::int64_t before = heap_.resident();
+    heap_.give(*block.in_heap);
+    change(use, -block.num_bytes, heap_.resident() - before);
     return;
   }
-  of(use) -= num_bytes;
-  total_ -= num_bytes;
-  if (limit_ == 0 || num_bytes < kKeptFrom) return;
-  const std::int64_t size =
-      (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  if (!block.may_be_kept) {
+    change(use, -block.num_bytes, -pages_of(kBeforeBlock + block.num_bytes));
+    return;
+  }
+  const std::int64_t size = pages_of(block.num_bytes);
+  change(use, -block.num_bytes, -size);
   if (size > limit_) return;
   make_room(size);
   kept_.push_back(size);
@@ -86,12 +96,9 @@ void ResidentMemory::make_room(std::int64_t num_bytes) {
   kept_.erase(kept_.begin(), first);
 }
 
-void ResidentMemory::move(
-    MemoryUse from,
-    MemoryUse to,
-    std::int64_t num_bytes) {
-  of(from) -= num_bytes;
-  of(to) += num_bytes;
+void ResidentMemory::move(MemoryUse from, MemoryUse to, const Block& block) {
+  of(from) -= block.num_bytes;
+  of(to) += block.num_bytes;
   if (total_ == peak_total_) peak_ = now_;
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "train/plan/heap_model.h"
@@ -21,22 +22,33 @@ enum class MemoryUse : std::uint8_t {
 };
 inline constexpr std::size_t kNumMemoryUses = 7;
 
-/// The memory of a simulated rank, and its peak. Small blocks come from the C
-/// library's heap (heap_model.h), of which not all can be returned: what it has
-/// beside the blocks in use counts as workspace. With a limit above 0, freed large blocks
-/// are kept as keep_freed_blocks() keeps them, and count as workspace, too.
+/// The memory of a simulated rank, and its peak. Small blocks, and larger ones
+/// that fit into its free ranges, come from the C library's heap (heap_model.h),
+/// of which not all can be returned: what it has beside the blocks in use counts
+/// as workspace, and so does what completes pages of blocks from the system.
+/// Freed large blocks that are kept count as workspace, too.
 class ResidentMemory {
  public:
   using Uses = std::array<std::int64_t, kNumMemoryUses>;
+  struct Block {
+    std::int64_t num_bytes = 0;
+    std::optional<HeapModel::Range> in_heap = std::nullopt;
+    bool may_be_kept = false;
+  };
 
-  explicit ResidentMemory(std::int64_t kept_limit = 0) : limit_(kept_limit) {}
+  /// `holes`: free ranges of the heap when the simulation begins.
+  explicit ResidentMemory(const std::vector<std::int64_t>& holes = {})
+      : heap_(holes) {}
 
-  void take(MemoryUse use, std::int64_t num_bytes);
-  void give(MemoryUse use, std::int64_t num_bytes);
+  /// From now on, freed large blocks are kept, of `limit` bytes at most.
+  void keep_freed_blocks(std::int64_t limit) { limit_ = limit; }
+
+  Block take(MemoryUse use, std::int64_t num_bytes);
+  void give(MemoryUse use, const Block& block);
   /// Takes, or gives if negative, memory that is not kept when it is freed.
   void take_unkept(MemoryUse use, std::int64_t num_bytes);
-  /// The same bytes are now for something else.
-  void move(MemoryUse from, MemoryUse to, std::int64_t num_bytes);
+  /// The same block is now for something else.
+  void move(MemoryUse from, MemoryUse to, const Block& block);
 
   /// The peak is what there is now.
   void forget_peak();
@@ -47,11 +59,11 @@ class ResidentMemory {
   std::int64_t& of(MemoryUse use) {
     return now_[static_cast<std::size_t>(use)];
   }
-  void change_heap(MemoryUse use, std::int64_t num_bytes);
+  void change(MemoryUse use, std::int64_t num_bytes, std::int64_t resident);
   void note_peak();
   void make_room(std::int64_t num_bytes);
 
-  std::int64_t limit_;
+  std::int64_t limit_ = 0;
   std::vector<std::int64_t> kept_;  // the oldest first
   std::int64_t kept_bytes_ = 0;
   HeapModel heap_;

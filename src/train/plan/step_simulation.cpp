@@ -23,6 +23,8 @@ constexpr int kRepeatedSteps = 2;
 constexpr std::int64_t kStateBytes = 4;
 
 class StepSimulation {
+  using Block = ResidentMemory::Block;
+
  public:
   StepSimulation(
       const PlannedModel& model,
@@ -41,9 +43,8 @@ class StepSimulation {
             is_sharded_ && settings.computes_in_16_bits &&
             at.precision != FloatType::fp32),
         is_full_(model.parameters.size(), false),
-        memory_(
-            is_sharded_ && settings.keeps_freed_blocks ? local_gradients()
-                                                       : 0) {}
+        full_(model.parameters.size()),
+        memory_(settings.heap_holes) {}
 
   MemoryRow run() {
     hold_model();
@@ -125,29 +126,47 @@ class StepSimulation {
     return std::min(largest, settings_.slot_bytes);
   }
 
+  // The model is made, and then divided.
   void hold_model() {
     memory_.take_unkept(MemoryUse::workspace, 2 * touched_of_slot());
     memory_.take(MemoryUse::weights, model_.buffer_bytes);
-    for (const PlannedParameter& each : model_.parameters) {
-      const bool is_whole = !is_shard(each) || !shards_parameters_;
-      memory_.take(
-          MemoryUse::weights, is_whole ? full_bytes(each) : local_bytes(each));
-      // Shards are views of full parameters unless their dtypes differ.
-      if (is_whole && is_shard(each) &&
-          full_element_bytes(each) != local_element_bytes(each))
-        memory_.take(MemoryUse::optimizer_state, local_bytes(each));
-      if (!each.is_trained) continue;
-      for (std::int64_t i = 0; i < settings_.state_bytes; i += kStateBytes)
-        memory_.take(
-            MemoryUse::optimizer_state, local_elements(each) * kStateBytes);
-      if (has_buckets()) memory_.take(MemoryUse::buckets, each.num_bytes());
+    std::vector<Block> made;
+    for (const PlannedParameter& each : model_.parameters)
+      made.push_back(memory_.take(MemoryUse::weights, each.num_bytes()));
+    for (std::size_t p = 0; p < made.size(); ++p) {
+      const PlannedParameter& parameter = model_.parameters[p];
+      if (is_shard(parameter)) divide(parameter, made[p]);
+      if (parameter.is_trained && has_buckets())
+        memory_.take_unkept(MemoryUse::buckets, parameter.num_bytes());
     }
+    if (is_sharded_ && settings_.keeps_freed_blocks)
+      memory_.keep_freed_blocks(local_gradients());
+  }
+
+  // As make_units.cpp: this rank's shard is copied, then the whole is cast. The
+  // heap keeps what that takes.
+  void divide(const PlannedParameter& parameter, Block whole) {
+    const bool is_cast =
+        full_element_bytes(parameter) != parameter.element_bytes;
+    // Shards are views of full parameters unless their dtypes differ.
+    if (shards_parameters_) {
+      memory_.take(MemoryUse::weights, local_bytes(parameter));
+    } else if (
+        full_element_bytes(parameter) != local_element_bytes(parameter)) {
+      memory_.take(MemoryUse::optimizer_state, local_bytes(parameter));
+    }
+    if (is_cast) {
+      const Block cast =
+          memory_.take(MemoryUse::weights, full_bytes(parameter));
+      memory_.give(MemoryUse::weights, std::exchange(whole, cast));
+    }
+    if (shards_parameters_) memory_.give(MemoryUse::weights, whole);
   }
 
   void step() {
-    gradients_.assign(model_.parameters.size(), 0);
+    gradients_.assign(model_.parameters.size(), {});
     if (at_.accumulation_steps > 1) hold_gradients();
-    allocations_.assign(trace_.num_allocations, 0);
+    allocations_.assign(trace_.num_allocations, {});
     order_ = &forward_order_;
     order_->begin();
     for (const TraceEvent& event : trace_.events) play(event);
@@ -169,34 +188,23 @@ class StepSimulation {
   }
 
   void keep_gradient(std::size_t p, std::int64_t bytes) {
-    memory_.take(MemoryUse::gradients, bytes);
-    gradients_[p] += bytes;
+    gradients_[p] = memory_.take(MemoryUse::gradients, bytes);
   }
   void drop_gradient(std::size_t p) {
-    memory_.give(MemoryUse::gradients, std::exchange(gradients_[p], 0));
+    memory_.give(MemoryUse::gradients, std::exchange(gradients_[p], {}));
   }
 
   void play(const TraceEvent& event) {
     switch (event.kind) {
-      case TraceEvent::Kind::allocate: {
-        const double bytes = event.fixed_bytes +
-            event.bytes_per_sample * static_cast<double>(at_.micro_batch);
-        allocations_[event.index] =
-            static_cast<std::int64_t>(std::max(std::llround(bytes), 0LL));
-        if (event.is_kernels_own) {
-          memory_.take_unkept(
-              MemoryUse::activations, allocations_[event.index]);
-        } else {
-          memory_.take(MemoryUse::activations, allocations_[event.index]);
-        }
+      case TraceEvent::Kind::allocate:
+        allocations_[event.index] = allocate(event);
         break;
-      }
       case TraceEvent::Kind::release: {
-        const std::int64_t bytes = std::exchange(allocations_[event.index], 0);
+        const Block block = std::exchange(allocations_[event.index], {});
         if (event.is_kernels_own) {
-          memory_.take_unkept(MemoryUse::activations, -bytes);
+          memory_.take_unkept(MemoryUse::activations, -block.num_bytes);
         } else {
-          memory_.give(MemoryUse::activations, bytes);
+          memory_.give(MemoryUse::activations, block);
         }
         break;
       }
@@ -212,19 +220,30 @@ class StepSimulation {
     }
   }
 
+  Block allocate(const TraceEvent& event) {
+    const double size = event.fixed_bytes +
+        event.bytes_per_sample * static_cast<double>(at_.micro_batch);
+    const std::int64_t bytes = std::max(std::llround(size), 0LL);
+    if (!event.is_kernels_own)
+      return memory_.take(MemoryUse::activations, bytes);
+    memory_.take_unkept(MemoryUse::activations, bytes);
+    return {.num_bytes = bytes};
+  }
+
   // Units: UnshardSchedule.
 
   void gather(std::size_t unit) {
     for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
       if (model_.parameters[p].unit != unit || is_full_[p]) continue;
       is_full_[p] = true;
-      memory_.take(MemoryUse::units, full_bytes(model_.parameters[p]));
+      full_[p] =
+          memory_.take(MemoryUse::units, full_bytes(model_.parameters[p]));
     }
   }
   void reshard_parameter(std::size_t p) {
     if (!is_full_[p]) return;
     is_full_[p] = false;
-    memory_.give(MemoryUse::units, full_bytes(model_.parameters[p]));
+    memory_.give(MemoryUse::units, full_[p]);
   }
   void reshard(std::size_t unit) {
     for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
@@ -267,86 +286,86 @@ class StepSimulation {
   void complete_gradient(const TraceEvent& event) {
     const std::size_t p = event.index;
     const PlannedParameter& parameter = model_.parameters[p];
-    std::int64_t bytes = full_bytes(parameter);
-    if (event.allocation != TraceEvent::kNone) {
-      bytes = std::exchange(allocations_[event.allocation], 0);
-    } else {
-      memory_.take(MemoryUse::activations, bytes);
-    }
+    Block gradient = event.allocation != TraceEvent::kNone
+        ? std::exchange(allocations_[event.allocation], {})
+        : memory_.take(MemoryUse::activations, full_bytes(parameter));
     if (!is_shard(parameter)) {
-      if (gradients_[p] > 0 ||
+      if (gradients_[p].num_bytes > 0 ||
           (has_buckets() && settings_.gradient_as_bucket_view)) {
         // Added to, or copied into, the memory that there is.
-        memory_.give(MemoryUse::activations, bytes);
+        memory_.give(MemoryUse::activations, gradient);
       } else {
-        memory_.move(MemoryUse::activations, MemoryUse::gradients, bytes);
-        gradients_[p] = bytes;
+        memory_.move(MemoryUse::activations, MemoryUse::gradients, gradient);
+        gradients_[p] = gradient;
       }
       return;
     }
-    if (gradients_[p] > 0 && keeps_full_gradients()) {
-      memory_.give(MemoryUse::activations, bytes);
-      bytes = std::exchange(gradients_[p], 0);
-      memory_.move(MemoryUse::gradients, MemoryUse::units, bytes);
+    if (gradients_[p].num_bytes > 0 && keeps_full_gradients()) {
+      memory_.give(MemoryUse::activations, gradient);
+      gradient = std::exchange(gradients_[p], {});
+      memory_.move(MemoryUse::gradients, MemoryUse::units, gradient);
     } else {
-      memory_.move(MemoryUse::activations, MemoryUse::units, bytes);
+      memory_.move(MemoryUse::activations, MemoryUse::units, gradient);
     }
-    reduce(p, bytes);
+    reduce(p, gradient);
   }
 
   struct Message {
     std::size_t parameter;
-    std::int64_t outgoing;
-    std::int64_t incoming;
+    Block outgoing;               // the full gradient
+    std::vector<Block> incoming;  // shares of the other ranks
   };
 
-  // `outgoing`: bytes of the full gradient.
-  void reduce(std::size_t p, std::int64_t outgoing) {
+  void reduce(std::size_t p, const Block& outgoing) {
     const PlannedParameter& parameter = model_.parameters[p];
     const bool frees =
         shards_parameters_ && !order_->is_due_soon(parameter.unit, kKeptUnits);
+    Message message{.parameter = p, .outgoing = outgoing, .incoming = {}};
     if (travels_alone(parameter)) {
       if (frees) reshard_parameter(p);
       finish_messages();
       const std::int64_t share =
           local_elements(parameter) * full_element_bytes(parameter);
       for (int peer = 1; peer < at_.num_shards; ++peer)
-        memory_.take(MemoryUse::units, share);
-      in_flight_.push_back({p, outgoing, share});
-    } else {
-      in_flight_.push_back({p, outgoing, 0});
+        message.incoming.push_back(memory_.take(MemoryUse::units, share));
     }
+    in_flight_.push_back(std::move(message));
     if (--pending_[parameter.unit] == 0 && frees) reshard(parameter.unit);
   }
 
   void finish_messages() {
-    for (const Message& message : in_flight_) finish(message);
+    for (Message& message : in_flight_) finish(message);
     in_flight_.clear();
   }
 
-  void finish(const Message& message) {
+  void finish(Message& message) {
     const PlannedParameter& parameter = model_.parameters[message.parameter];
     const std::int64_t mean = local_bytes(parameter);
-    const bool is_added = gradients_[message.parameter] > 0;
-    const bool keeps_one = message.incoming == mean && !is_added;
-    int freed = message.incoming > 0 ? at_.num_shards - 1 : 0;
-    if (keeps_one && freed > 0) {
-      memory_.move(MemoryUse::units, MemoryUse::gradients, mean);
-      gradients_[message.parameter] = mean;
-      --freed;
-    } else if (!is_added) {
-      keep_gradient(message.parameter, mean);
+    if (gradients_[message.parameter].num_bytes == 0) {
+      const bool keeps_one = !message.incoming.empty() &&
+          message.incoming.back().num_bytes == mean;
+      if (keeps_one) {
+        gradients_[message.parameter] = message.incoming.back();
+        message.incoming.pop_back();
+        memory_.move(
+            MemoryUse::units,
+            MemoryUse::gradients,
+            gradients_[message.parameter]);
+      } else {
+        keep_gradient(message.parameter, mean);
+      }
     }
     if (local_element_bytes(parameter) != full_element_bytes(parameter))
       take_for_a_moment(mean);
-    for (; freed > 0; --freed) memory_.give(MemoryUse::units, message.incoming);
+    for (const Block& each : message.incoming)
+      memory_.give(MemoryUse::units, each);
     memory_.give(MemoryUse::units, message.outgoing);
   }
 
   // On the CPU, LibTorch adds a tensor of another dtype by way of a copy.
   void take_for_a_moment(std::int64_t bytes) {
-    memory_.take(MemoryUse::workspace, bytes);
-    memory_.give(MemoryUse::workspace, bytes);
+    memory_.give(
+        MemoryUse::workspace, memory_.take(MemoryUse::workspace, bytes));
   }
 
   void end_backward() {
@@ -365,16 +384,27 @@ class StepSimulation {
   void take_optimizer_step() {
     for (const PlannedParameter& each : model_.parameters) {
       if (!each.is_trained) continue;
-      const std::int64_t bytes = local_bytes(each);
-      for (int i = 0; i < settings_.num_temporaries; ++i)
-        memory_.take(MemoryUse::workspace, bytes);
-      for (int i = 0; i < settings_.num_temporaries; ++i)
-        memory_.give(MemoryUse::workspace, bytes);
+      if (!has_state_) make_state(each);
+      std::vector<Block> temporaries;
+      for (int i = 0; i < settings_.num_temporaries; ++i) {
+        temporaries.push_back(
+            memory_.take(MemoryUse::workspace, local_bytes(each)));
+      }
+      for (const Block& temporary : temporaries)
+        memory_.give(MemoryUse::workspace, temporary);
     }
+    has_state_ = true;
     for (std::size_t p = 0; p < gradients_.size(); ++p) drop_gradient(p);
     // Allocations that the trace does not end are the loop's, such as the loss.
-    for (std::int64_t& bytes : allocations_)
-      memory_.give(MemoryUse::activations, std::exchange(bytes, 0));
+    for (Block& block : allocations_)
+      memory_.give(MemoryUse::activations, std::exchange(block, {}));
+  }
+
+  // In the first step: in what activations have left free of the heap.
+  void make_state(const PlannedParameter& parameter) {
+    for (std::int64_t i = 0; i < settings_.state_bytes; i += kStateBytes)
+      memory_.take(
+          MemoryUse::optimizer_state, local_elements(parameter) * kStateBytes);
   }
 
   [[nodiscard]] MemoryRow row() const {
@@ -403,9 +433,11 @@ class StepSimulation {
   // step on shards in fp32.
   bool casts_;
   std::vector<bool> is_full_;  // by parameter
+  std::vector<Block> full_;    // by parameter
   ResidentMemory memory_;
-  std::vector<std::int64_t> allocations_;
-  std::vector<std::int64_t> gradients_;  // bytes kept, by parameter
+  std::vector<Block> allocations_;
+  std::vector<Block> gradients_;  // that are kept, by parameter
+  bool has_state_ = false;
   ExecutionOrder forward_order_;
   ExecutionOrder backward_order_;
   ExecutionOrder* order_ = &forward_order_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <accelerate/memory_plan.h>
 
@@ -24,6 +25,8 @@ struct StepSettings {
   /// Bytes of each of a rank's two slots, through which messages go piece by
   /// piece. Buckets of as much or more are averaged where they lie instead.
   std::int64_t slot_bytes = 0;
+  /// Free ranges of the C library's heap before the model is made.
+  std::vector<std::int64_t> heap_holes = {};
 };
 
 /// The peak of a rank in a step that is not the first, when the order of units
