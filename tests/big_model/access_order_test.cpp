@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "big_model/tiers/access_order.h"
+#include "big_model/tiers/keeper/access_order.h"
 
 namespace accelerate::access_order_test {
 

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "big_model/tiers/buffer_pool.h"
+#include "big_model/tiers/units/buffer_pool.h"
 
 namespace accelerate::buffer_pool_test {
 

@@ -100,8 +100,8 @@ class DirectReader {
   int complete(Slot& slot) const;
 
   std::array<std::unique_ptr<Slot>, kMostPieces> slots_;
-  /// Memory of pieces without a place of their own, one after another; null until one
-  /// is read.
+  /// Memory of pieces without a place of their own, one after another; null
+  /// until one is read.
   void* memory_ = nullptr;
   std::unique_ptr<IoRing> ring_;  // null: io_uring is unavailable
   std::size_t num_in_flight_ = 0;

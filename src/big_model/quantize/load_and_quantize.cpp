@@ -21,8 +21,8 @@
 #include "big_model/quantize/quantized_model_state.h"
 #include "big_model/quantize/quantized_sources.h"
 #include "big_model/quantize/skipped_modules.h"
-#include "big_model/tiers/dispatch_codes.h"
-#include "big_model/tiers/dispatcher.h"
+#include "big_model/tiers/dispatch/dispatch_codes.h"
+#include "big_model/tiers/dispatch/dispatcher.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "gate/watched_tensor.h"
 

@@ -10,7 +10,7 @@
 
 #include <accelerate/big_model.h>
 
-#include "big_model/tiers/tier_keeper.h"
+#include "big_model/tiers/keeper/tier_keeper.h"
 #include "gate/following.h"
 #include "gate/watched_tensor.h"
 

@@ -12,8 +12,8 @@
 
 #include "big_model/offload/checkpoint_plan.h"
 #include "big_model/offload/weight_dtype.h"
-#include "big_model/tiers/dispatch_state.h"
-#include "big_model/tiers/dispatcher.h"
+#include "big_model/tiers/dispatch/dispatch_state.h"
+#include "big_model/tiers/dispatch/dispatcher.h"
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/weights/module_weights.h"
 

@@ -11,8 +11,8 @@
 
 #include <accelerate/big_model.h>
 
-#include "big_model/tiers/dispatch_plan.h"
-#include "big_model/tiers/tier_keeper.h"
+#include "big_model/tiers/dispatch/dispatch_plan.h"
+#include "big_model/tiers/keeper/tier_keeper.h"
 
 namespace accelerate::detail {
 

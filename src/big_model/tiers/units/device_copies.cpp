@@ -1,4 +1,4 @@
-#include "big_model/tiers/device_copies.h"
+#include "big_model/tiers/units/device_copies.h"
 
 #include <algorithm>
 #include <exception>

@@ -14,7 +14,7 @@
 #include <accelerate/device_map.h>
 
 #include "big_model/model/coded_weights.h"
-#include "big_model/tiers/tier_keeper.h"
+#include "big_model/tiers/keeper/tier_keeper.h"
 
 namespace torch::nn {
 class Module;

@@ -11,8 +11,8 @@
 #include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
 
-#include "big_model/tiers/device_copies.h"
-#include "big_model/tiers/first_contents.h"
+#include "big_model/tiers/units/device_copies.h"
+#include "big_model/tiers/units/first_contents.h"
 #include "format/tensors/box_reader.h"
 #include "format/tensors/stored_tensors.h"
 

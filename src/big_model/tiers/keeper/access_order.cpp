@@ -1,4 +1,4 @@
-#include "big_model/tiers/access_order.h"
+#include "big_model/tiers/keeper/access_order.h"
 
 #include <algorithm>
 

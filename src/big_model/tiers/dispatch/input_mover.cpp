@@ -1,4 +1,4 @@
-#include "big_model/tiers/input_mover.h"
+#include "big_model/tiers/dispatch/input_mover.h"
 
 #include <c10/util/ArrayRef.h>
 

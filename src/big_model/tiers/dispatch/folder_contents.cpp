@@ -1,4 +1,4 @@
-#include "big_model/tiers/folder_contents.h"
+#include "big_model/tiers/dispatch/folder_contents.h"
 
 #include "big_model/offload/offload_folder.h"
 #include "big_model/offload/weight_dtype.h"

@@ -1,4 +1,4 @@
-#include "big_model/tiers/first_contents.h"
+#include "big_model/tiers/units/first_contents.h"
 
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/checkpoint/manifest.h"

@@ -4,7 +4,10 @@
 #include <memory>
 #include <utility>
 
-#include "big_model/tiers/tier_keeper.h"
+#include <ATen/core/grad_mode.h>
+
+#include "big_model/tiers/keeper/tier_keeper.h"
+#include "big_model/tiers/units/mapped_units.h"
 
 namespace accelerate::detail {
 
@@ -30,14 +33,6 @@ std::vector<FetchRequest> TierKeeper::requests_for(
   return requests;
 }
 
-std::vector<const OffloadedTensor*> TierKeeper::tensors_of(
-    std::size_t unit) const {
-  std::vector<const OffloadedTensor*> tensors;
-  for (const std::size_t tensor : weights_.units[unit].tensors)
-    tensors.push_back(&weights_.tensors[tensor]);
-  return tensors;
-}
-
 std::vector<std::size_t> TierKeeper::next_batch() {
   std::vector<std::size_t> batch;
   std::uint64_t sum = 0;
@@ -55,20 +50,48 @@ std::vector<std::size_t> TierKeeper::next_batch() {
   return batch;
 }
 
-// Until the device has done what it was given with units that were evicted, if
-// there is no memory for more.
-void TierKeeper::wait_for_memory(Lock& lock) {
-  leaving_.forget_what_left();
-  while (bytes_in_memory_ + leaving_.bytes() > options_.memory) {
-    const std::shared_ptr<c10::Event> end = leaving_.oldest();
-    if (end == nullptr) break;
-    lock.unlock();
-    end->synchronize();
-    lock.lock();
-    leaving_.forget_what_left();
+bool TierKeeper::is_fetched_when_used(std::size_t unit) {
+  Unit& own = units_[unit];
+  if (!own.is_cached) own.is_cached = can_fetch_at_once(tensors_of(unit));
+  return own.is_cached;
+}
+
+// For a unit that is not fetched ahead of time. The page cache may have dropped
+// it since that was decided.
+void TierKeeper::fetch_or_queue(std::size_t unit, Lock& lock) {
+  Unit& own = units_[unit];
+  own.is_cached = false;
+  own.state = State::fetching;
+  count_memory(bytes_of_unit(unit));
+  const std::vector<const OffloadedTensor*> tensors = tensors_of(unit);
+  std::optional<FetchedUnit> fetched;
+  lock.unlock();
+  try {
+    const at::NoGradGuard no_grad;
+    fetched = fetch_at_once(tensors);
+  } catch (const std::exception&) {
+    // The thread that fetches says what is wrong.
   }
-  stats_.peak_bytes =
-      std::max(stats_.peak_bytes, bytes_in_memory_ + leaving_.bytes());
+  lock.lock();
+  if (fetched) {
+    arrive(unit, std::move(*fetched));
+  } else {
+    bytes_in_memory_ -= bytes_of_unit(unit);
+    own.state = State::queued;
+    to_fetch_.push_front(unit);
+    queue_.notify_one();
+  }
+  done_.notify_all();
+}
+
+void TierKeeper::arrive(std::size_t unit, FetchedUnit fetched) {
+  Unit& own = units_[unit];
+  own.fetched = std::move(fetched);
+  own.failure = nullptr;
+  own.state = State::fetched;
+  ++stats_.num_fetches;
+  stats_.fetched_bytes += bytes_of_unit(unit);
+  stats_.mapped_bytes += own.fetched.mapped_bytes;
 }
 
 /// Units that are fetched together.
@@ -89,11 +112,6 @@ bool TierKeeper::can_begin_fetch() const {
   const std::size_t unit = to_fetch_.front();
   return num_fetches_ < kMostFetches && device_of_unit(unit).is_cpu() &&
       has_memory_for(bytes_of_unit(unit));
-}
-
-bool TierKeeper::has_memory_for(std::uint64_t num_bytes) const {
-  return options_.keeps_fetched ||
-      bytes_in_memory_ + num_bytes <= options_.memory;
 }
 
 // Null if nothing can be begun now. Called by one thread at a time.

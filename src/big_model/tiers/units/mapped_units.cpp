@@ -1,4 +1,4 @@
-#include "big_model/tiers/mapped_units.h"
+#include "big_model/tiers/units/mapped_units.h"
 
 #include <algorithm>
 #include <functional>
@@ -11,7 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include "big_model/tiers/weight_files.h"
+#include "big_model/tiers/units/weight_files.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {

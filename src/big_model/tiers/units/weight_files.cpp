@@ -1,4 +1,4 @@
-#include "big_model/tiers/weight_files.h"
+#include "big_model/tiers/units/weight_files.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "big_model/tiers/dispatch_plan.h"
+#include "big_model/tiers/dispatch/dispatch_plan.h"
 
 #include <algorithm>
 #include <string_view>

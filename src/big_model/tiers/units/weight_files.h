@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "big_model/tiers/first_contents.h"
-#include "big_model/tiers/weight_units.h"
+#include "big_model/tiers/units/first_contents.h"
+#include "big_model/tiers/units/weight_units.h"
 
 namespace accelerate::detail {
 

@@ -3,9 +3,9 @@
 #include <accelerate/error.h>
 
 #include "big_model/offload/offload_folder.h"
-#include "big_model/tiers/dispatch_codes.h"
-#include "big_model/tiers/dispatch_state.h"
-#include "big_model/tiers/dispatcher.h"
+#include "big_model/tiers/dispatch/dispatch_codes.h"
+#include "big_model/tiers/dispatch/dispatch_state.h"
+#include "big_model/tiers/dispatch/dispatcher.h"
 
 namespace accelerate {
 

@@ -1,4 +1,4 @@
-#include "big_model/tiers/dispatcher.h"
+#include "big_model/tiers/dispatch/dispatcher.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,9 +13,9 @@
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_folder.h"
-#include "big_model/tiers/dispatch_state.h"
-#include "big_model/tiers/folder_contents.h"
-#include "big_model/tiers/input_mover.h"
+#include "big_model/tiers/dispatch/dispatch_state.h"
+#include "big_model/tiers/dispatch/folder_contents.h"
+#include "big_model/tiers/dispatch/input_mover.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "gate/watched_tensor.h"
 

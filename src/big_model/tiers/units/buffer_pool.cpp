@@ -1,4 +1,4 @@
-#include "big_model/tiers/buffer_pool.h"
+#include "big_model/tiers/units/buffer_pool.h"
 
 #include <cstddef>
 #include <exception>
@@ -8,7 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
-#include "big_model/tiers/weight_units.h"
+#include "big_model/tiers/units/weight_units.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "big_model/tiers/weight_units.h"
+#include "big_model/tiers/units/weight_units.h"
 
 namespace accelerate::detail {
 

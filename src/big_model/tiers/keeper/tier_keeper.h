@@ -5,7 +5,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,10 +15,11 @@
 #include <accelerate/big_model.h>
 
 #include "big_model/model/offload_keeper.h"
-#include "big_model/tiers/access_order.h"
-#include "big_model/tiers/buffer_pool.h"
-#include "big_model/tiers/device_copies.h"
-#include "big_model/tiers/weight_units.h"
+#include "big_model/tiers/keeper/access_order.h"
+#include "big_model/tiers/keeper/unit_pins.h"
+#include "big_model/tiers/units/buffer_pool.h"
+#include "big_model/tiers/units/device_copies.h"
+#include "big_model/tiers/units/weight_units.h"
 #include "gate/gate.h"
 
 namespace accelerate::detail {
@@ -81,49 +81,49 @@ class TierKeeper final : public OffloadKeeper {
     bool fills_tensors = false;
     FetchedUnit fetched = {};
     std::exception_ptr failure = nullptr;
-    int num_pins = 0;         // by operators that run
     bool is_instant = false;  // its values need neither a read nor a copy
     bool is_cached = false;   // so that it is fetched when it is used
   };
   using Lock = std::unique_lock<std::mutex>;
   struct Fetch;
 
+  // tier_keeper.cpp: operators, and what they wait for.
   std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
-  bool pin(std::size_t unit);
+  void require_no_write(GatedCall& call) const;
   void use(std::size_t unit, Lock& lock);
   void await(std::size_t unit, Lock& lock);
-  bool is_fetched_when_used(std::size_t unit);
-  void fetch_or_queue(std::size_t unit, Lock& lock);
-  void count_memory(std::uint64_t num_bytes);
-  void arrive(std::size_t unit, FetchedUnit fetched);
-  void fill(std::size_t unit);
   void wait_for_arrival(std::size_t unit);
+  void fill(std::size_t unit);
+  [[nodiscard]] std::vector<const OffloadedTensor*> tensors_of(
+      std::size_t unit) const;
+  [[nodiscard]] c10::Device device_of_unit(std::size_t unit) const;
+
+  // tier_memory.cpp: which units are in memory.
+  [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
+  [[nodiscard]] bool has_memory_for(std::uint64_t num_bytes) const;
+  void wait_for_memory(Lock& lock);
+  void count_memory(std::uint64_t num_bytes);
   void plan_fetches();
   void evict(std::size_t unit);
-  void unpin(std::size_t unit);
-  void unpin_all();
-  [[nodiscard]] bool is_pinned_by_others(std::size_t unit) const;
+  BufferPool& pool_of(std::size_t unit);
+  void trim_pools(std::uint64_t num_bytes);
+
+  // tier_fetches.cpp: how they come there.
+  bool is_fetched_when_used(std::size_t unit);
+  void fetch_or_queue(std::size_t unit, Lock& lock);
+  std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
+  std::vector<std::size_t> next_batch();
+  [[nodiscard]] bool can_begin_fetch() const;
   std::optional<BoxList> begin_fetch();
+  void take_values(Fetch& fetch);
   void finish_fetch(
       const std::shared_ptr<Fetch>& fetch,
       std::exception_ptr failure);
-  void fetch_alone(std::size_t unit, Lock& lock);
-  void take_values(Fetch& fetch);
   void arrive_all(Fetch& fetch);
+  void arrive(std::size_t unit, FetchedUnit fetched);
+  void fetch_alone(std::size_t unit, Lock& lock);
   void fail(std::size_t unit, const std::exception_ptr& failure);
-  std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
-  [[nodiscard]] std::vector<const OffloadedTensor*> tensors_of(
-      std::size_t unit) const;
   void work();
-  [[nodiscard]] bool can_begin_fetch() const;
-  [[nodiscard]] bool has_memory_for(std::uint64_t num_bytes) const;
-  std::vector<std::size_t> next_batch();
-  void wait_for_memory(Lock& lock);
-  [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
-  [[nodiscard]] c10::Device device_of_unit(std::size_t unit) const;
-  BufferPool& pool_of(std::size_t unit);
-  void trim_pools(std::uint64_t num_bytes);
-  void require_no_write(GatedCall& call) const;
 
   KeptWeights weights_;
   TierOptions options_;
@@ -135,7 +135,7 @@ class TierKeeper final : public OffloadKeeper {
   std::deque<std::size_t> to_fetch_;
   AccessOrder order_;
   std::optional<std::size_t> current_;
-  std::map<std::thread::id, std::vector<std::size_t>> pinned_;
+  UnitPins pins_;
   BufferPool buffers_{/*is_pinned=*/false};
   BufferPool pinned_buffers_{/*is_pinned=*/true};
   /// Used by the thread that fetches, and by those that it begins.

@@ -1,4 +1,4 @@
-#include "big_model/tiers/weight_units.h"
+#include "big_model/tiers/units/weight_units.h"
 
 #include <algorithm>
 #include <exception>
@@ -12,8 +12,8 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "big_model/tiers/mapped_units.h"
-#include "big_model/tiers/weight_files.h"
+#include "big_model/tiers/units/mapped_units.h"
+#include "big_model/tiers/units/weight_files.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {

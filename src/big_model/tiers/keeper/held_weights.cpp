@@ -1,0 +1,60 @@
+// Weights that are in memory for as long as a program wants.
+#include <optional>
+
+#include <ATen/core/grad_mode.h>
+
+#include "big_model/model/module_tensor.h"
+#include "big_model/tiers/keeper/tier_keeper.h"
+
+namespace accelerate::detail {
+
+bool TierKeeper::is_offloaded(std::size_t tensor) const {
+  const std::lock_guard lock(mutex_);
+  return gates_[tensor] != nullptr;
+}
+
+void TierKeeper::hold(std::size_t tensor, std::optional<c10::Device> device) {
+  const std::lock_guard lock(mutex_);
+  if (gates_[tensor] == nullptr) return;
+  const BypassGates bypass;
+  const at::NoGradGuard no_grad;
+  const OffloadedTensor& kept = weights_.tensors[tensor];
+  at::Tensor value = fetch_now(kept);
+  if (kept.source.is_borrowed && value.is_alias_of(kept.source.host))
+    value = value.clone();
+  if (gates_[tensor]->is_filled()) gates_[tensor]->release();
+  gates_[tensor]->fill(value);
+  gates_[tensor].reset();
+  if (device && *device != kept.device)
+    replace_in_place(kept.tensor, value.to(*device));
+}
+
+void TierKeeper::put_back(std::size_t tensor) {
+  Lock lock(mutex_);
+  if (gates_[tensor] != nullptr) return;
+  // A fetch reads the source that may change here.
+  Unit& unit = units_[weights_.tensors[tensor].unit];
+  done_.wait(lock, [&] { return unit.state != State::fetching; });
+  const BypassGates bypass;
+  const at::NoGradGuard no_grad;
+  OffloadedTensor& kept = weights_.tensors[tensor];
+  const at::Tensor value = kept.tensor.variable_data();
+  const bool is_source =
+      kept.source.host.defined() && value.is_alias_of(kept.source.host);
+  // Files and tensors of others stay as they are: a changed weight is in memory
+  // of the keeper's own from now on.
+  if (!is_source && !fetch_now(kept).to(value.device()).equal(value))
+    kept.source = {.host = on_host(value, kept.device)};
+  gates_[tensor] = make_gate(tensor);
+  // What the unit has is older, and it may have to be copied from now on.
+  if (unit.state == State::fetched && !pins_.is_pinned(kept.unit))
+    evict(kept.unit);
+}
+
+void TierKeeper::release_all() {
+  evict_all();
+  for (std::size_t i = 0; i < weights_.tensors.size(); ++i)
+    hold(i, std::nullopt);
+}
+
+}  // namespace accelerate::detail
