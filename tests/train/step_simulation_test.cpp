@@ -84,8 +84,7 @@ TEST(StepSimulation, CountsTheOptimizersTemporaries) {
   const MemoryRow row = simulate({.micro_batch = 1}, {.num_temporaries = 2});
   EXPECT_EQ(row.activations, 0U);
   EXPECT_EQ(row.gradients, 8 * kMiB);
-  // Two temporaries, and the pages of ten blocks: temporaries, parameters, state
-  // and gradients.
+  // Ten blocks: two temporaries, and those of parameters, state and gradients.
   EXPECT_EQ(row.workspace, 8 * kMiB + 10 * kPage);
   EXPECT_EQ(row.total(), 40 * kMiB + 10 * kPage);
 }
