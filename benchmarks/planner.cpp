@@ -387,8 +387,8 @@ void run_workload(const Workload& workload, const std::string& file) {
     const Accelerator accelerator;
     writes = accelerator.is_main_process();
     options.num_ranks = accelerator.num_processes();
-    options.cluster =
-        accelerator.measure_cluster(workload.shape, workload.sequence_length);
+    options.cluster = accelerator.measure_cluster(
+        workload.shape, workload.sequence_length, options.batch_tokens);
     plan = accelerator.plan(workload.shape, options);
   }
   const std::vector<TrainingLayout> layouts =

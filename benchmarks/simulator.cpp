@@ -8,7 +8,9 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -16,11 +18,11 @@
 
 #include <time.h>
 
+#include <ATen/record_function.h>
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>
 
-#include "parallel/context/block_exchange.h"
 #include "planning/pipeline/schedule.h"
 #include "planning/simulation/replay.h"
 #include "report.h"
@@ -93,7 +95,8 @@ Compared compare(
     const World& world,
     double seconds,
     const Slept& measured,
-    const RankPrograms& programs) {
+    const RankPrograms& programs,
+    double processors_per_rank = 1) {
   const double busy =
       mean_over(world, (measured.forward + measured.backward) / kSteps);
   // What is computed, not how long it takes beside what else uses a processor.
@@ -107,8 +110,8 @@ Compared compare(
   return {
       seconds,
       replay.time,
-      1 - busy / seconds,
-      1 - predicted_busy / replay.time};
+      1 - busy / seconds / processors_per_rank,
+      1 - predicted_busy / replay.time / processors_per_rank};
 }
 
 /// What a computation takes: what it sleeps, and what it costs besides.
@@ -288,14 +291,24 @@ struct UnitCosts {
   double message = 0;
 };
 
-// All ranks compute and carry with the same processors.
-RankPrograms sharded_programs(const UnitCosts& costs) {
-  RankPrograms programs(kRanks);
-  const std::size_t processors = programs.add_resource(
+// Those with which all ranks compute and carry.
+std::size_t add_processors(RankPrograms& programs) {
+  return programs.add_resource(
       {.name = "processors",
        .capacity = static_cast<double>(std::thread::hardware_concurrency()),
        .most_per_task = 1,
        .turn = kTimeSlice});
+}
+
+double processors_per_rank() {
+  const auto processors =
+      static_cast<double>(std::thread::hardware_concurrency());
+  return std::min(1.0, processors / kRanks);
+}
+
+RankPrograms sharded_programs(const UnitCosts& costs) {
+  RankPrograms programs(kRanks);
+  const std::size_t processors = add_processors(programs);
   const std::size_t sleeping = programs.add_resource(
       {.name = "sleep", .capacity = kRanks, .most_per_task = 1});
   const auto add_message = [&] {
@@ -351,9 +364,67 @@ Compared run_sharded() {
 }
 
 // Keys and values that go around a ring, each block while the one before it is
-// computed with. Attention cannot sleep: ranks share the processors.
+// computed with. Attention cannot sleep: ranks share the processors, and are idle
+// where no processor computes attention.
 
 constexpr std::int64_t kPositions = 768, kHeads = 8, kHeadSize = 64;
+
+/// Processor seconds of attention on this thread, as the run itself records it.
+double attention_taken = 0;
+
+struct AttentionBegan final : at::ObserverContext {
+  double at = clock_seconds(CLOCK_THREAD_CPUTIME_ID);
+};
+
+at::RecordFunctionCallback attention_recorder() {
+  at::RecordFunctionCallback recorder(
+      [](const at::RecordFunction& function)
+          -> std::unique_ptr<at::ObserverContext> {
+        return std::string_view(function.name())
+                    .find("dot_product_flash_attention") !=
+                std::string_view::npos
+            ? std::make_unique<AttentionBegan>()
+            : nullptr;
+      },
+      [](const at::RecordFunction&, at::ObserverContext* began) {
+        if (began == nullptr) return;
+        attention_taken += clock_seconds(CLOCK_THREAD_CPUTIME_ID) -
+            static_cast<AttentionBegan*>(began)->at;
+      });
+  return recorder.scopes({at::RecordScope::FUNCTION});
+}
+
+// Each message goes from a block's owner to the rank that reads it in a step.
+RankPrograms ring_programs(const Cost& block, double message) {
+  RankPrograms programs(kRanks);
+  const std::size_t processors = add_processors(programs);
+  std::map<std::pair<int, int>, std::size_t> messages;
+  const auto to = [&](int reader, int step) {
+    const auto [place, is_new] =
+        messages.try_emplace({(reader + kRanks) % kRanks, step}, 0);
+    if (is_new) {
+      place->second = programs.add_message(
+          {.kind = "ring",
+           .num_senders = 2,
+           .flows = {{message, {processors}}}});
+    }
+    return place->second;
+  };
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    for (int step = 0; step < kRanks; ++step) {
+      if (step > 1) programs.wait(r, to(rank + step - 1, step - 1));
+      if (step > 0) programs.wait(r, to(rank, step));
+      if (step + 1 < kRanks) {
+        programs.begin(r, to(rank, step + 1));
+        programs.begin(r, to(rank + step + 1, step + 1));
+      }
+      add_compute(programs, r, processors, block);
+    }
+    programs.wait(r, to(rank + kRanks - 1, kRanks - 1));
+  }
+  return programs;
+}
 
 Compared run_ring() {
   const Accelerator accelerator;
@@ -366,7 +437,13 @@ Compared run_ring() {
   };
   const Tensor query = random(), key = random(), value = random();
   const SequenceShards shards(kPositions * kRanks, kRanks);
+  const at::CallbackHandle recorder =
+      at::addThreadLocalCallback(attention_recorder());
+  double before = 0;
+  int num_steps = 0;
   const double seconds = time_of(world, [&] {
+    // As `used` leaves it out.
+    if (num_steps++ == 1) before = attention_taken;
     static_cast<void>(ring_attention(
         query,
         key,
@@ -375,40 +452,17 @@ Compared run_ring() {
         shards,
         {.rotation = KeyValueRotation::alltoall}));
   });
-  // A block is what a ring of one rank computes, its part in the merged result
-  // included; all ranks compute one at once.
-  const Group alone = world.new_group({world.rank()});
-  const SequenceShards whole(kPositions, 1);
-  const double block = time_of(world, [&] {
-    static_cast<void>(ring_attention(query, key, value, alone, whole));
-  });
-  // The same blocks, with which nothing is computed.
-  const double transfers = time_of(world, [&] {
-    accelerate::detail::BlockExchange exchange(
-        group, {key, value}, KeyValueRotation::alltoall, [](int, int) {
-          return kPositions;
-        });
-    for (int step = 0; step < kRanks; ++step)
-      static_cast<void>(exchange.block_at(step));
-    exchange.finish();
-  });
-  const double transfer = transfers / (kRanks - 1);
-  RankPrograms programs(1);
-  // All ranks do the same at once, so one has its share of the processors, which
-  // also copy what is sent.
-  const std::size_t processor = programs.add_resource({.name = "processor"});
-  std::size_t arriving = 0;
-  for (int step = 0; step < kRanks; ++step) {
-    if (step > 0) programs.wait(0, arriving);
-    if (step + 1 < kRanks) {
-      arriving = programs.add_message(
-          {.kind = "ring", .flows = {{transfer, {processor}}}});
-      programs.begin(0, arriving);
-    }
-    programs.compute(0, processor, block, kSleep);
-  }
-  slept = {block * kRanks * kSteps, 0};
-  return compare(world, seconds, slept, programs);
+  at::removeCallback(recorder);
+  const double attention = (attention_taken - before) / kSteps;
+  const double rest = mean_over(world, used.own - attention) / kRanks;
+  const double others = mean_over(world, used.others) / (kRanks - 1);
+  slept = {attention * kSteps, 0};
+  return compare(
+      world,
+      seconds,
+      slept,
+      ring_programs({mean_over(world, attention) / kRanks, rest}, others),
+      processors_per_rank());
 }
 
 // Tokens that travel to experts behind a shared one.

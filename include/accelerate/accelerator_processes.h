@@ -122,18 +122,22 @@ class ACCELERATE_API AcceleratorProcesses {
 
   // Layouts.
 
-  /// Measures how fast these ranks and the links between them are, in a few
-  /// seconds on all ranks at once: forward and backward of a layer like those
-  /// of `shape` with sequences of that length, an optimizer step, and messages
-  /// within and between nodes. Nothing else should run meanwhile. Micro-batches
-  /// of more than `most_tokens` tokens are not measured, and are rated like the
-  /// largest that is. Collective; the same on all ranks.
+  /// Measures how fast these ranks and the links between them are, on all ranks
+  /// at once: forward and backward of a layer like those of `shape` with
+  /// sequences of that length, an optimizer step, and messages within and
+  /// between nodes. Nothing else should run meanwhile. Micro-batches of more
+  /// than `most_tokens` tokens, and those for which there is no time left, are
+  /// not measured, and are rated like the largest that is. `seconds`: roughly
+  /// how long this takes, at least 0; the less time, the fewer calls are timed,
+  /// but never fewer than two. Collective; the same on all ranks. Throws
+  /// ConfigError for invalid arguments.
   [[nodiscard]] ClusterSpeeds measure_cluster(
       const TransformerShape& shape,
       std::int64_t sequence_length,
-      std::int64_t most_tokens = 8192) const;
+      std::int64_t most_tokens = 8192,
+      double seconds = 10) const;
   /// The same for layers of medium size.
-  [[nodiscard]] ClusterSpeeds measure_cluster() const;
+  [[nodiscard]] ClusterSpeeds measure_cluster(double seconds = 10) const;
   /// Plans how to divide the training of a transformer among ranks, by
   /// simulating steps of many layouts (planning.h). Without options.num_ranks
   /// it plans for these ranks, without options.cluster for the speeds that

@@ -217,6 +217,9 @@ struct LayoutPlanOptions {
   int num_ranks = 0;
   /// Unset: measured by Accelerator::plan; else ClusterSpeeds().
   std::optional<ClusterSpeeds> cluster = std::nullopt;
+  /// About how long Accelerator::plan measures them, without `cluster`; at least
+  /// 0. See Accelerator::measure_cluster.
+  double measuring_seconds = 10;
 
   // The training.
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/run_on_ranks.h"
+#include "train/plan/clocked.h"
 
 namespace accelerate {
 namespace layout_plan_test {
@@ -22,6 +23,7 @@ const TransformerShape kShape{
 
 LayoutPlanOptions small_options() {
   return {
+      .measuring_seconds = 0,
       .sequence_length = 64,
       .batch_tokens = 64 * 16,
       .precision = FloatType::fp32};
@@ -54,10 +56,52 @@ TEST(AcceleratorPlan, PlansForOtherRanksAndSpeedsIfGiven) {
       plan_layout(kShape, options).explain());
 }
 
+TEST(AcceleratorPlan, RefusesToMeasureForLessThanNoTime) {
+  const Accelerator accelerator;
+  LayoutPlanOptions options = small_options();
+  options.measuring_seconds = -1;
+  EXPECT_THROW(accelerator.plan(kShape, options), ConfigError);
+  // Nothing is measured.
+  options.cluster = ClusterSpeeds();
+  EXPECT_FALSE(accelerator.plan(kShape, options).layouts().empty());
+}
+
+TEST(Clocked, CallsAsOftenOnAllRanksAndFewTimesWithoutTime) {
+  std::vector<std::vector<int>> counts;
+  std::mutex mutex;
+  run_on_ranks(4, [&](const WorldOptions& options) {
+    const World world(options);
+    std::vector<int> own;
+    // Some ranks have more to do.
+    const auto call = [&] {
+      ++own.back();
+      volatile double sum = 0;
+      for (int i = 0; i < 1000 * (1 + world.rank()); ++i) sum = sum + i;
+    };
+    detail::Clocked hurried(world, /*seconds=*/0);
+    detail::Clocked patient(world, /*seconds=*/100);
+    for (detail::Clocked* const clocked : {&hurried, &hurried, &patient}) {
+      own.push_back(0);
+      const double left = clocked->left();
+      EXPECT_GT(clocked->seconds_of(call), 0);
+      EXPECT_LT(clocked->left(), left);
+    }
+    const std::lock_guard lock(mutex);
+    counts.push_back(own);
+  });
+  ASSERT_EQ(counts.size(), 4);
+  for (const std::vector<int>& own : counts) {
+    EXPECT_EQ(own, counts[0]);
+    EXPECT_EQ(own[0], 2);
+    EXPECT_EQ(own[1], 2);
+    EXPECT_GE(own[2], 4);
+  }
+}
+
 TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    const ClusterSpeeds cluster = accelerator.measure_cluster();
+    const ClusterSpeeds cluster = accelerator.measure_cluster(1.0);
     EXPECT_GT(cluster.flops, 1e6);
     EXPECT_GT(cluster.fp32_flops, 1e8);
     EXPECT_GT(cluster.memory_bytes_per_second, 1e7);
@@ -82,6 +126,21 @@ TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
   });
 }
 
+TEST(ClusterSpeeds, HaveTheSmallestMicroBatchesWithoutTimeForMore) {
+  run_on_ranks(4, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    const ClusterSpeeds cluster =
+        accelerator.measure_cluster(kShape, 64, 1024, /*seconds=*/0);
+    ASSERT_EQ(cluster.layer_slowdowns.size(), 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(cluster.layer_slowdowns[i].tokens, 64);
+      EXPECT_EQ(cluster.layer_slowdowns[i].tensor, 1 << i);
+    }
+    EXPECT_GT(cluster.fp32_flops, 1e6);
+    EXPECT_GT(cluster.seconds_per_message, 0);
+  });
+}
+
 TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
   TransformerShape shape = kShape;
   shape.num_experts = 16;
@@ -89,7 +148,8 @@ TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
   shape.expert_intermediate_size = 32;
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    const ClusterSpeeds cluster = accelerator.measure_cluster(shape, 64, 1024);
+    const ClusterSpeeds cluster = accelerator.measure_cluster(
+        shape, 64, /*most_tokens=*/1024, /*seconds=*/0.5);
     EXPECT_GT(cluster.expert_flops, 1e6);
     EXPECT_GE(cluster.seconds_per_routed_token, 0);
     LayoutPlanOptions options = small_options();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -21,20 +22,26 @@ double mean_over_ranks(const World& world, double value) {
 
 }  // namespace
 
-double Clocked::seconds_of(const std::function<void()>& call) const {
+double Clocked::seconds_of(const std::function<void()>& call) {
   constexpr double kRoundSeconds = 0.05;
-  constexpr int kRounds = 3;
-  static_cast<void>(round(1, call));
-  const double first = round(1, call);
-  const int count =
-      static_cast<int>(std::clamp(kRoundSeconds / first, 1.0, 1000.0));
+  constexpr std::size_t kRounds = 3;
+  const double length = std::min(kRoundSeconds, left_ / (5 * kRounds));
+  // The first call maps memory and fills caches besides. A long one tells
+  // nevertheless that there is no room for many more.
+  double one = round(1, call);
+  if (one < length) one = round(1, call);
+  const int count = static_cast<int>(std::clamp(length / one, 1.0, 1000.0));
+  const double least_left = left_ * 3 / 4;
   std::vector<double> seconds;
-  for (int i = 0; i < kRounds; ++i) seconds.push_back(round(count, call));
+  do {
+    seconds.push_back(round(count, call));
+  } while (seconds.size() < kRounds &&
+           left_ - count * seconds.back() > least_left);
   std::sort(seconds.begin(), seconds.end());
-  return seconds[kRounds / 2];
+  return (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
 }
 
-double Clocked::round(int count, const std::function<void()>& call) const {
+double Clocked::round(int count, const std::function<void()>& call) {
   synchronize(world_.device());
   world_.wait_for_everyone();
   const auto begin = std::chrono::steady_clock::now();
@@ -43,7 +50,9 @@ double Clocked::round(int count, const std::function<void()>& call) const {
   world_.wait_for_everyone();
   const std::chrono::duration<double> taken =
       std::chrono::steady_clock::now() - begin;
-  return std::max(1e-9, mean_over_ranks(world_, taken.count()) / count);
+  const double seconds = mean_over_ranks(world_, taken.count());
+  left_ -= seconds;
+  return std::max(1e-9, seconds / count);
 }
 
 }  // namespace accelerate::detail

@@ -1,7 +1,9 @@
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/error.h>
 #include <accelerate/model_device_map.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -16,6 +18,7 @@
 #include <torch/optim/adamw.h>
 
 #include "base/machine/available_memory.h"
+#include "base/text/text.h"
 #include "planning/layout/layer_seconds.h"
 #include "planning/layout/model_costs.h"
 #include "train/plan/clocked.h"
@@ -85,7 +88,7 @@ TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
 // How fast AdamW steps on `parameters`: bytes per second that it reads and
 // writes, and what each of them costs besides, as tiny ones tell.
 void measure_adamw(
-    const Clocked& clocked,
+    Clocked& clocked,
     const std::vector<Tensor>& parameters,
     double share,
     ClusterSpeeds& cluster) {
@@ -148,9 +151,9 @@ std::optional<TransformerShape> split(TransformerShape shape, int tensor) {
 // How many times longer layers take together than their parts make of it, in
 // micro-batches of several sizes: caches keep less of larger ones, and weights
 // count more in smaller ones. `tensor` ranks split each layer, whose products are
-// narrower then.
+// narrower then. Ends before a size whose calls would take longer than may be.
 std::vector<LayerSlowdown> measure_slowdowns(
-    const Clocked& clocked,
+    Clocked& clocked,
     int tensor,
     const TransformerShape& shape,
     std::int64_t length,
@@ -159,7 +162,7 @@ std::vector<LayerSlowdown> measure_slowdowns(
     const ClusterSpeeds& cluster,
     double share) {
   constexpr int kLayers = 4;
-  constexpr double kLongest = 0.3;
+  constexpr double kLeastCalls = 2;
   const detail::ModelCosts model = detail::model_costs(shape);
   LayoutPlanOptions plan;
   plan.cluster = cluster;
@@ -185,28 +188,28 @@ std::vector<LayerSlowdown> measure_slowdowns(
         {.tokens = static_cast<double>(samples * length),
          .factor = seconds * share / expected,
          .tensor = tensor});
-    if (seconds > kLongest) break;
+    if (kLeastCalls * static_cast<double>(next) * seconds > clocked.left())
+      break;
   }
   return found;
 }
 
+// Tokens with which parts of a layer are timed.
+std::int64_t tokens_of_parts(bool is_on_host) {
+  return is_on_host ? 512 : 8192;
+}
+
 // The speeds of a whole processor, from those of ranks that each have a `share` of
 // one and all compute at once.
-void measure_computing(
-    const World& world,
-    const TransformerShape& given,
-    std::int64_t sequence_length,
-    std::int64_t most_tokens_of_batch,
+void measure_parts(
+    Clocked& clocked,
+    const TransformerShape& shape,
+    std::int64_t length,
+    const at::TensorOptions& options,
     double share,
     ClusterSpeeds& cluster) {
-  const at::AutoGradMode with_gradients(true);
-  const bool is_on_host = world.device().is_cpu();
-  const Clocked clocked(world);
-  const TransformerShape shape = measured_shape(given, is_on_host);
-  const auto options = at::TensorOptions().device(world.device());
-  const std::int64_t most_tokens = is_on_host ? 512 : 8192;
-  const std::int64_t length =
-      std::clamp<std::int64_t>(sequence_length, 16, 2 * most_tokens);
+  const bool is_on_host = options.device().is_cpu();
+  const std::int64_t most_tokens = tokens_of_parts(is_on_host);
   const LayerParts parts(
       shape,
       std::max<std::int64_t>(1, most_tokens / length),
@@ -273,20 +276,67 @@ void measure_computing(
       static_cast<double>(num_classes) * 4 /
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
   measure_adamw(clocked, parts.parameters(), share, cluster);
+}
+
+// What layers of all degrees of `tensor` take; each has its share of the time.
+std::vector<LayerSlowdown> measure_all_slowdowns(
+    const World& world,
+    double budget,
+    const TransformerShape& shape,
+    std::int64_t length,
+    std::int64_t most_tokens,
+    double share,
+    const ClusterSpeeds& cluster) {
   std::vector<LayerSlowdown> slowdowns;
+  int degrees_left = std::bit_width(static_cast<unsigned>(world.local_size()));
   for (int tensor = 1; tensor <= world.local_size(); tensor *= 2) {
+    const double own = budget / degrees_left--;
+    Clocked clocked(world, own);
     const auto found = measure_slowdowns(
         clocked,
         tensor,
         shape,
         length,
-        most_tokens_of_batch,
-        options.dtype(at::kFloat),
+        most_tokens,
+        at::TensorOptions().device(world.device()).dtype(at::kFloat),
         cluster,
         share);
     slowdowns.insert(slowdowns.end(), found.begin(), found.end());
+    budget -= own - clocked.left();
   }
-  cluster.layer_slowdowns = std::move(slowdowns);
+  return slowdowns;
+}
+
+// Takes about so many seconds.
+void measure_computing(
+    const World& world,
+    double seconds,
+    const TransformerShape& given,
+    std::int64_t sequence_length,
+    std::int64_t most_tokens,
+    double share,
+    ClusterSpeeds& cluster) {
+  const at::AutoGradMode with_gradients(true);
+  const bool is_on_host = world.device().is_cpu();
+  const TransformerShape shape = measured_shape(given, is_on_host);
+  const std::int64_t length = std::clamp<std::int64_t>(
+      sequence_length, 16, 2 * tokens_of_parts(is_on_host));
+  Clocked clocked(world, seconds / 2);
+  measure_parts(
+      clocked,
+      shape,
+      length,
+      at::TensorOptions().device(world.device()),
+      share,
+      cluster);
+  cluster.layer_slowdowns = measure_all_slowdowns(
+      world,
+      seconds / 2 + clocked.left(),
+      shape,
+      length,
+      most_tokens,
+      share,
+      cluster);
 }
 
 }  // namespace
@@ -294,7 +344,14 @@ void measure_computing(
 ClusterSpeeds AcceleratorProcesses::measure_cluster(
     const TransformerShape& shape,
     std::int64_t sequence_length,
-    std::int64_t most_tokens) const {
+    std::int64_t most_tokens,
+    double seconds) const {
+  if (!(seconds >= 0)) {
+    throw ConfigError(detail::format(
+        "[plan] speeds were to be measured for {} seconds; give 0 or more, or "
+        "speeds (LayoutPlanOptions::cluster) for no measurement",
+        seconds));
+  }
   const at::NoGradGuard no_grad;
   const World& world = this->world();
   ClusterSpeeds cluster;
@@ -307,9 +364,17 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
         static_cast<double>(cluster.shared_processors) / cluster.ranks_per_node;
   }
   if (const auto bytes = least_memory(world)) cluster.memory_bytes = *bytes;
-  measure_computing(world, shape, sequence_length, most_tokens, share, cluster);
+  const double for_messages = world.size() == 1 ? 0 : 0.2 * seconds;
+  measure_computing(
+      world,
+      seconds - for_messages,
+      shape,
+      sequence_length,
+      most_tokens,
+      share,
+      cluster);
   if (world.size() == 1) return cluster;
-  const ClockedMessages messages(world, cluster);
+  ClockedMessages messages(world, cluster, for_messages);
   cluster.inside_node = cluster.between_nodes =
       detail::measure_link(world, world.group(), share, messages);
   if (world.device().is_cpu())
@@ -325,10 +390,12 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
   return cluster;
 }
 
-ClusterSpeeds AcceleratorProcesses::measure_cluster() const {
+ClusterSpeeds AcceleratorProcesses::measure_cluster(double seconds) const {
   return measure_cluster(
       {.num_layers = 1, .hidden_size = 512, .num_heads = 8, .vocabulary = 1},
-      /*sequence_length=*/256);
+      /*sequence_length=*/256,
+      /*most_tokens=*/8192,
+      seconds);
 }
 
 }  // namespace accelerate

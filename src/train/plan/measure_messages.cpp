@@ -28,12 +28,13 @@ std::function<void()> computing_between(
 
 ClockedMessages::ClockedMessages(
     const World& world,
-    const ClusterSpeeds& cluster)
-    : clocked_(world),
+    const ClusterSpeeds& cluster,
+    double seconds)
+    : clocked_(world, seconds),
       compute_(computing_between(world, cluster)),
       computing_(clocked_.seconds_of(compute_)) {}
 
-double ClockedMessages::seconds_of(const std::function<void()>& call) const {
+double ClockedMessages::seconds_of(const std::function<void()>& call) {
   const double both = clocked_.seconds_of([&] {
     compute_();
     call();
@@ -41,19 +42,21 @@ double ClockedMessages::seconds_of(const std::function<void()>& call) const {
   return std::max(both - computing_, 0.0);
 }
 
+double ClockedMessages::longest_of(const std::function<void()>& call) {
+  const double alone = clocked_.seconds_of(call);
+  return std::max(alone, seconds_of(call));
+}
+
 LinkSpeed measure_link(
     const World& world,
     const Group& group,
     double share,
-    const ClockedMessages& messages) {
+    ClockedMessages& messages) {
   constexpr std::int64_t kElements = 1 << 20;
   const auto options = at::TensorOptions().device(world.device());
   const at::Tensor small = at::zeros({1}, options);
   const at::Tensor large = at::zeros({kElements}, options);
-  const Clocked clocked(world);
-  const auto reduce_small = [&] { group.all_reduce(small); };
-  const double latency = std::max(
-      clocked.seconds_of(reduce_small), messages.seconds_of(reduce_small));
+  const double latency = messages.longest_of([&] { group.all_reduce(small); });
   const double whole = messages.seconds_of([&] { group.all_reduce(large); });
   const double n = group.size();
   const double sent = 2 * 4.0 * static_cast<double>(kElements) * (n - 1) / n;
@@ -61,7 +64,7 @@ LinkSpeed measure_link(
   return {latency / steps, sent / std::max(1e-9, whole - latency) / share};
 }
 
-double measure_message(const World& world, const ClockedMessages& messages) {
+double measure_message(const World& world, ClockedMessages& messages) {
   const Group& group = world.group();
   const at::Tensor sent = at::zeros({1});
   std::vector<at::Tensor> received;
@@ -76,9 +79,7 @@ double measure_message(const World& world, const ClockedMessages& messages) {
     }
     batch.wait();
   };
-  const double all = std::max(
-      Clocked(world).seconds_of(exchange), messages.seconds_of(exchange));
-  return all / (group.size() - 1);
+  return messages.longest_of(exchange) / (group.size() - 1);
 }
 
 }  // namespace accelerate::detail

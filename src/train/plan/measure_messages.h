@@ -14,11 +14,17 @@ namespace accelerate::detail {
 /// it a processor, which takes longer the more of them compute.
 class ClockedMessages {
  public:
-  /// `cluster`: has the speed of products.
-  ClockedMessages(const World& world, const ClusterSpeeds& cluster);
+  /// `cluster`: has the speed of products. All messages together are timed for
+  /// about so many seconds.
+  ClockedMessages(
+      const World& world,
+      const ClusterSpeeds& cluster,
+      double seconds);
 
   /// What a call makes the ranks lose.
-  [[nodiscard]] double seconds_of(const std::function<void()>& call) const;
+  [[nodiscard]] double seconds_of(const std::function<void()>& call);
+  /// What a call takes while the ranks do nothing else, if that is longer.
+  [[nodiscard]] double longest_of(const std::function<void()>& call);
 
  private:
   Clocked clocked_;
@@ -33,10 +39,10 @@ LinkSpeed measure_link(
     const World& world,
     const Group& group,
     double share,
-    const ClockedMessages& messages);
+    ClockedMessages& messages);
 
 /// What a message between two ranks takes while a rank exchanges some with all
 /// others, as those of shards do.
-double measure_message(const World& world, const ClockedMessages& messages);
+double measure_message(const World& world, ClockedMessages& messages);
 
 }  // namespace accelerate::detail

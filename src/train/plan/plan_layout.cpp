@@ -17,7 +17,8 @@ LayoutPlan AcceleratorProcesses::plan(
     own.cluster = measure_cluster(
         shape,
         options.sequence_length,
-        std::min(kMostTokens, options.batch_tokens));
+        std::min(kMostTokens, options.batch_tokens),
+        options.measuring_seconds);
   }
   return plan_layout(shape, own);
 }
