@@ -72,9 +72,12 @@ double clock_seconds(clockid_t clock) {
       1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-double time_of(const World& world, const std::function<void()>& step) {
+double time_of(
+    const World& world,
+    const std::function<void()>& step,
+    int num_steps = kSteps) {
   bool is_first = true;
-  const double seconds = benchmarks::time_of(world, kSteps, [&] {
+  const double seconds = benchmarks::time_of(world, num_steps, [&] {
     const double own = clock_seconds(CLOCK_THREAD_CPUTIME_ID);
     const double all = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
     if (is_first) used = {};
@@ -82,8 +85,8 @@ double time_of(const World& world, const std::function<void()>& step) {
     if (std::exchange(is_first, false)) return;
     const double own_taken = clock_seconds(CLOCK_THREAD_CPUTIME_ID) - own;
     const double all_taken = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - all;
-    used.own += own_taken / kSteps;
-    used.others += (all_taken - own_taken) / kSteps;
+    used.own += own_taken / num_steps;
+    used.others += (all_taken - own_taken) / num_steps;
   });
   return seconds;
 }
@@ -282,6 +285,9 @@ double sharded_step(double sleep, Slept& measured) {
 // How long Linux (6.15 and later) lets a thread of one of two processors compute
 // before another one that waits gets its turn: 0.7 ms per doubling of processors.
 constexpr double kTimeSlice = 1.4e-3;
+// Where all threads compute and none has just been woken, turns end with a tick
+// of the clock (CONFIG_HZ of 250, as of most kernels).
+constexpr double kTick = 4e-3;
 
 /// What a unit costs: processor seconds of the thread that computes, besides its
 /// sleep, and those of carrying its parameters or gradients.
@@ -292,12 +298,12 @@ struct UnitCosts {
 };
 
 // Those with which all ranks compute and carry.
-std::size_t add_processors(RankPrograms& programs) {
+std::size_t add_processors(RankPrograms& programs, double turn) {
   return programs.add_resource(
       {.name = "processors",
        .capacity = static_cast<double>(std::thread::hardware_concurrency()),
        .most_per_task = 1,
-       .turn = kTimeSlice});
+       .turn = turn});
 }
 
 double processors_per_rank() {
@@ -308,7 +314,7 @@ double processors_per_rank() {
 
 RankPrograms sharded_programs(const UnitCosts& costs) {
   RankPrograms programs(kRanks);
-  const std::size_t processors = add_processors(programs);
+  const std::size_t processors = add_processors(programs, kTimeSlice);
   const std::size_t sleeping = programs.add_resource(
       {.name = "sleep", .capacity = kRanks, .most_per_task = 1});
   const auto add_message = [&] {
@@ -367,10 +373,12 @@ Compared run_sharded() {
 // computed with. Attention cannot sleep: ranks share the processors, and are idle
 // where no processor computes attention.
 
-constexpr std::int64_t kPositions = 768, kHeads = 8, kHeadSize = 64;
+constexpr std::int64_t kHeads = 8, kHeadSize = 64;
+constexpr int kRingSteps = 4 * kSteps;
 
-/// Processor seconds of attention on this thread, as the run itself records it.
-double attention_taken = 0;
+/// Processor seconds of each call of attention on this thread, as the run itself
+/// records them.
+std::vector<double> attention_taken;
 
 struct AttentionBegan final : at::ObserverContext {
   double at = clock_seconds(CLOCK_THREAD_CPUTIME_ID);
@@ -388,25 +396,51 @@ at::RecordFunctionCallback attention_recorder() {
       },
       [](const at::RecordFunction&, at::ObserverContext* began) {
         if (began == nullptr) return;
-        attention_taken += clock_seconds(CLOCK_THREAD_CPUTIME_ID) -
-            static_cast<AttentionBegan*>(began)->at;
+        attention_taken.push_back(
+            clock_seconds(CLOCK_THREAD_CPUTIME_ID) -
+            static_cast<AttentionBegan*>(began)->at);
       });
   return recorder.scopes({at::RecordScope::FUNCTION});
 }
 
+/// Processor seconds of a step: of attention on each block, of all else that the
+/// thread does, and of threads that carry messages.
+struct RingStep {
+  double attention[kRanks] = {};
+  double rest = 0;
+  double others = 0;
+};
+static_assert(sizeof(RingStep) == (kRanks + 2) * sizeof(double));
+
+RingStep traced(const std::function<void()>& step) {
+  const double own = clock_seconds(CLOCK_THREAD_CPUTIME_ID);
+  const double all = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
+  attention_taken.clear();
+  step();
+  RingStep taken;
+  taken.rest = clock_seconds(CLOCK_THREAD_CPUTIME_ID) - own;
+  taken.others = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - all - taken.rest;
+  TORCH_CHECK(attention_taken.size() == kRanks, "one call for each block");
+  std::copy(attention_taken.begin(), attention_taken.end(), taken.attention);
+  for (const double each : taken.attention) taken.rest -= each;
+  return taken;
+}
+
 // Each message goes from a block's owner to the rank that reads it in a step.
-RankPrograms ring_programs(const Cost& block, double message) {
+RankPrograms ring_programs(const std::vector<RingStep>& ranks) {
   RankPrograms programs(kRanks);
-  const std::size_t processors = add_processors(programs);
+  const std::size_t processors = add_processors(programs, kTick);
   std::map<std::pair<int, int>, std::size_t> messages;
   const auto to = [&](int reader, int step) {
-    const auto [place, is_new] =
-        messages.try_emplace({(reader + kRanks) % kRanks, step}, 0);
+    reader = (reader + kRanks) % kRanks;
+    const auto [place, is_new] = messages.try_emplace({reader, step}, 0);
     if (is_new) {
+      const double seconds =
+          ranks[static_cast<std::size_t>(reader)].others / (kRanks - 1);
       place->second = programs.add_message(
           {.kind = "ring",
            .num_senders = 2,
-           .flows = {{message, {processors}}}});
+           .flows = {{seconds, {processors}}}});
     }
     return place->second;
   };
@@ -419,31 +453,60 @@ RankPrograms ring_programs(const Cost& block, double message) {
         programs.begin(r, to(rank, step + 1));
         programs.begin(r, to(rank + step + 1, step + 1));
       }
-      add_compute(programs, r, processors, block);
+      add_compute(
+          programs,
+          r,
+          processors,
+          {ranks[r].attention[step], ranks[r].rest / kRanks});
     }
     programs.wait(r, to(rank + kRanks - 1, kRanks - 1));
   }
   return programs;
 }
 
-Compared run_ring() {
+// The median of the steps that were traced, of `steps[rank]`.
+Compared compare_steps(
+    const World& world,
+    double seconds,
+    const std::vector<std::vector<RingStep>>& steps) {
+  std::vector<double> times, measured, predicted;
+  for (std::size_t i = 0; i < steps[0].size(); ++i) {
+    std::vector<RingStep> ranks;
+    Slept attention;
+    for (const std::vector<RingStep>& rank : steps) {
+      ranks.push_back(rank[i]);
+      for (const double each : rank[i].attention)
+        attention.forward += each * kSteps / kRanks;
+    }
+    const Compared found = compare(
+        world, seconds, attention, ring_programs(ranks), processors_per_rank());
+    times.push_back(found.predicted_seconds);
+    measured.push_back(found.idle);
+    predicted.push_back(found.predicted_idle);
+  }
+  return {
+      seconds,
+      benchmarks::median(times),
+      benchmarks::median(measured),
+      benchmarks::median(predicted)};
+}
+
+// With so many positions on each rank.
+Compared run_ring(std::int64_t positions) {
   const Accelerator accelerator;
   const World& world = accelerator.world();
   const Group group = world.group();
   const torch::NoGradGuard no_grad;
   at::set_num_threads(1);
-  const auto random = [] {
-    return torch::randn({1, kHeads, kPositions, kHeadSize});
+  const auto random = [positions] {
+    return torch::randn({1, kHeads, positions, kHeadSize});
   };
   const Tensor query = random(), key = random(), value = random();
-  const SequenceShards shards(kPositions * kRanks, kRanks);
+  const SequenceShards shards(positions * kRanks, kRanks);
   const at::CallbackHandle recorder =
       at::addThreadLocalCallback(attention_recorder());
-  double before = 0;
-  int num_steps = 0;
-  const double seconds = time_of(world, [&] {
-    // As `used` leaves it out.
-    if (num_steps++ == 1) before = attention_taken;
+  std::vector<RingStep> own;
+  const auto step = [&] {
     static_cast<void>(ring_attention(
         query,
         key,
@@ -451,18 +514,19 @@ Compared run_ring() {
         group,
         shards,
         {.rotation = KeyValueRotation::alltoall}));
-  });
+  };
+  const double seconds =
+      time_of(world, [&] { own.push_back(traced(step)); }, kRingSteps);
   at::removeCallback(recorder);
-  const double attention = (attention_taken - before) / kSteps;
-  const double rest = mean_over(world, used.own - attention) / kRanks;
-  const double others = mean_over(world, used.others) / (kRanks - 1);
-  slept = {attention * kSteps, 0};
-  return compare(
-      world,
-      seconds,
-      slept,
-      ring_programs({mean_over(world, attention) / kRanks, rest}, others),
-      processors_per_rank());
+  own.erase(own.begin());  // not timed either
+  std::vector<std::vector<RingStep>> steps;
+  for (const Tensor& rank : group.all_gather(torch::from_blob(
+           own.data(), {kRingSteps, kRanks + 2}, torch::kDouble))) {
+    const auto* const first =
+        reinterpret_cast<const RingStep*>(rank.const_data_ptr<double>());
+    steps.emplace_back(first, first + kRingSteps);
+  }
+  return compare_steps(world, seconds, steps);
 }
 
 // Tokens that travel to experts behind a shared one.
@@ -529,7 +593,8 @@ int main() {
       {"1f1b", [] { return run_pipeline("1F1B", 1); }},
       {"interleaved_1f1b", [] { return run_pipeline("Interleaved1F1B", 2); }},
       {"sharded_units", run_sharded},
-      {"ring", run_ring},
+      {"ring", [] { return run_ring(768); }},
+      {"short_ring", [] { return run_ring(256); }},
       {"experts", run_experts}};
   const char* const wanted = std::getenv("SIMULATOR_CASES");
   for (const Case& each : cases) {

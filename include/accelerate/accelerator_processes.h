@@ -135,9 +135,9 @@ class ACCELERATE_API AcceleratorProcesses {
       const TransformerShape& shape,
       std::int64_t sequence_length,
       std::int64_t most_tokens = 8192,
-      double seconds = 10) const;
+      double seconds = 15) const;
   /// The same for layers of medium size.
-  [[nodiscard]] ClusterSpeeds measure_cluster(double seconds = 10) const;
+  [[nodiscard]] ClusterSpeeds measure_cluster(double seconds = 15) const;
   /// Plans how to divide the training of a transformer among ranks, by
   /// simulating steps of many layouts (planning.h). Without options.num_ranks
   /// it plans for these ranks, without options.cluster for the speeds that

@@ -66,6 +66,10 @@ struct LayerSlowdown {
   double tokens = 0;
   double factor = 1;
   int tensor = 1;
+  /// Where ranks share processors: what a sum over these ranks of what the layer
+  /// hands on takes while it is computed with, a rank's waits for the others
+  /// included. 0: as long as the link makes of it.
+  double reduce_seconds = 0;
 };
 
 /// How fast ranks and what is between them are. The defaults are roughly those
@@ -118,6 +122,10 @@ struct ClusterSpeeds {
   /// ranks compute: shards, rings and pipelines send such messages. 0: the
   /// latency of the link.
   double seconds_per_message = 0;
+  /// Where ranks share processors: what each block of keys and values that comes
+  /// around a ring costs a forward besides its bytes and the operations of
+  /// attention; a backward twice that. 0: a message.
+  double seconds_per_ring_block = 0;
   /// Above 0: the ranks of a node are programs on this many processors, which
   /// also copy what ranks send each other, so that nothing is hidden behind
   /// something else; `flops` and the speed of memory are those of a processor.
@@ -219,7 +227,7 @@ struct LayoutPlanOptions {
   std::optional<ClusterSpeeds> cluster = std::nullopt;
   /// About how long Accelerator::plan measures them, without `cluster`; at least
   /// 0. See Accelerator::measure_cluster.
-  double measuring_seconds = 10;
+  double measuring_seconds = 15;
 
   // The training.
 

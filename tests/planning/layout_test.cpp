@@ -387,6 +387,91 @@ TEST(TensorTraffic, SumsARowForEachExpertOfAToken) {
       1e-6 * dense_seconds);
 }
 
+// Two ranks of a machine with two processors: messages take a rank's own time.
+LayoutPlanOptions shared_options() {
+  LayoutPlanOptions options = options_of(2);
+  options.cluster->ranks_per_node = 2;
+  options.cluster->shared_processors = 2;
+  options.cluster->inside_node = {0, 1e18};
+  options.batch_tokens = options.sequence_length;
+  return options;
+}
+
+double travelling(
+    const LayoutPlanOptions& options,
+    const TransformerShape& shape,
+    const TrainingLayout& layout,
+    const char* what) {
+  return simulate_step({model_costs(shape), layout, options})
+      .travelling.at(what);
+}
+
+TEST(TensorTraffic, TakesWhatSumsBetweenLayersWereMeasuredToTake) {
+  LayoutPlanOptions options = shared_options();
+  const auto tokens = static_cast<double>(options.sequence_length);
+  const auto seconds = [&] {
+    return travelling(
+        options, llama(), {.tensor = 2}, detail::traffic::kTensor);
+  };
+  const double unmeasured = seconds();
+  EXPECT_NEAR(unmeasured, 0, 1e-6);
+  options.cluster->layer_slowdowns = {
+      {.tokens = tokens, .factor = 1},
+      {.tokens = tokens / 2, .factor = 1, .tensor = 2, .reduce_seconds = 1e-3},
+      {.tokens = 2 * tokens, .factor = 1, .tensor = 2, .reduce_seconds = 3e-3}};
+  // Four per layer, one after the embedding and one before the head.
+  EXPECT_NEAR(seconds(), (4 * 32 + 2) * 2e-3, 1e-6);
+  // They are sums of two ranks.
+  LayoutPlanOptions four = options;
+  four.num_ranks = four.cluster->ranks_per_node = 4;
+  EXPECT_NEAR(
+      travelling(four, llama(), {.tensor = 4}, detail::traffic::kTensor),
+      unmeasured,
+      1e-6);
+  options.cluster->layer_slowdowns.back().reduce_seconds = -1;
+  EXPECT_THROW(simulate_layout(llama(), {.tensor = 2}, options), ConfigError);
+}
+
+TEST(ContextTraffic, TakesWhatBlocksOfARingCost) {
+  LayoutPlanOptions options = shared_options();
+  const auto seconds = [&] {
+    return simulate_layout(llama(), {.context = 2}, options).times.step_seconds;
+  };
+  const double free = seconds();
+  options.cluster->seconds_per_ring_block = 1e-3;
+  // Two blocks per layer, forward and twice that backward.
+  EXPECT_NEAR(seconds() - free, 32 * 2 * 3 * 1e-3, 1e-6);
+  // Ranks with processors of their own compute meanwhile.
+  options.cluster->shared_processors = 0;
+  const double alone = seconds();
+  options.cluster->seconds_per_ring_block = 0;
+  EXPECT_EQ(seconds(), alone);
+  options.cluster->seconds_per_ring_block = -1;
+  EXPECT_THROW(seconds(), ConfigError);
+}
+
+// Tokens travel in messages between pairs of ranks, there and back, forward and
+// backward; before, ranks gather how many.
+TEST(ExpertTraffic, CountsMessagesBetweenRanks) {
+  LayoutPlanOptions options = shared_options();
+  options.num_ranks = options.cluster->ranks_per_node = 4;
+  options.batch_tokens = 4 * options.sequence_length;
+  const auto seconds = [&](int expert) {
+    return simulate_layout(
+               mixture(), {.replicate = 4, .expert = expert}, options)
+        .times.step_seconds;
+  };
+  const double layers = 16;
+  const double free = seconds(4), replicas = seconds(1);
+  options.cluster->seconds_per_message = 1e-3;
+  EXPECT_NEAR(seconds(4) - free, layers * 4 * 3 * 1e-3, 1e-6);
+  EXPECT_NEAR(seconds(1), replicas, 1e-6);
+  // A gather among four ranks has two steps; gradients have theirs besides.
+  const double with_messages = seconds(4);
+  options.cluster->inside_node.latency_seconds = 1e-3;
+  EXPECT_GT(seconds(4) - with_messages, layers * 2 * 1e-3 - 1e-6);
+}
+
 TEST(LayoutMemory, CountsStateAsTrainingKeepsIt) {
   const auto model = model_costs(llama());
   const double parameters = static_cast<double>(llama().num_parameters());

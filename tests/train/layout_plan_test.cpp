@@ -135,7 +135,10 @@ TEST(ClusterSpeeds, HaveTheSmallestMicroBatchesWithoutTimeForMore) {
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(cluster.layer_slowdowns[i].tokens, 64);
       EXPECT_EQ(cluster.layer_slowdowns[i].tensor, 1 << i);
+      EXPECT_GE(cluster.layer_slowdowns[i].reduce_seconds, 0);
     }
+    EXPECT_EQ(cluster.layer_slowdowns[0].reduce_seconds, 0);
+    EXPECT_GE(cluster.seconds_per_ring_block, 0);
     EXPECT_GT(cluster.fp32_flops, 1e6);
     EXPECT_GT(cluster.seconds_per_message, 0);
   });

@@ -108,13 +108,15 @@ SimulatedMessage transfer(
     const RankResources& rank,
     int stride,
     double bytes,
-    std::string what) {
+    std::string what,
+    std::optional<double> latency) {
   const bool is_inside = stride < cluster.ranks_per_node;
   const LinkSpeed& link =
       is_inside ? cluster.inside_node : cluster.between_nodes;
   SimulatedMessage message{
       .kind = std::move(what),
-      .latency = std::max(link.latency_seconds, cluster.seconds_per_message)};
+      .latency = latency.value_or(
+          std::max(link.latency_seconds, cluster.seconds_per_message))};
   add_flow(
       message, cluster, rank, is_inside ? bytes : 0, is_inside ? 0 : bytes);
   return message;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <accelerate/planning.h>
@@ -57,13 +58,15 @@ SimulatedMessage collective(
     std::string what,
     const CollectiveMessages& messages = {});
 
-/// A message to the rank `stride` further.
+/// A message to the rank `stride` further. `latency`: other seconds than those of
+/// a message.
 SimulatedMessage transfer(
     const ClusterSpeeds& cluster,
     const RankResources& rank,
     int stride,
     double bytes,
-    std::string what);
+    std::string what,
+    std::optional<double> latency = std::nullopt);
 
 /// Seconds that a message takes by itself.
 double seconds_alone(

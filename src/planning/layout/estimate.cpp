@@ -82,7 +82,12 @@ class StepEstimate {
     double seconds = 0;
     if (layout_.tensor > 1) {
       seconds += (4 * num_layers_ + 2) / layout_.pipeline *
-          alone(CollectivePattern::all_reduce, of_.tensor_group(), bytes);
+          reduction_seconds(of_).value_or(
+              alone(CollectivePattern::all_reduce, of_.tensor_group(), bytes));
+    }
+    if (layout_.context > 1) {
+      seconds += 3 * num_layers_ / layout_.pipeline * layout_.context *
+          of_.cluster().seconds_per_ring_block;
     }
     if (layout_.expert > 1) {
       seconds += 4 * (num_layers_ - num_dense_) / layout_.pipeline *

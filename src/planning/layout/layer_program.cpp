@@ -1,12 +1,12 @@
 #include "planning/layout/layer_program.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "planning/layout/layer_seconds.h"
-#include "planning/training_memory.h"
 
 namespace accelerate::detail {
 
@@ -33,8 +33,8 @@ double num_messages(const LayoutCase& of, const LayerCosts& layer) {
   return bytes < kSmallBytes ? 1 : layer.matrices + 1;
 }
 
-double expert_divisor(const LayoutCase& of) {
-  return static_cast<double>(of.layout.tensor) * of.layout.expert;
+double elements_between_layers(const LayoutCase& of) {
+  return of.tokens() * static_cast<double>(of.model.shape.hidden_size);
 }
 
 /// Writes the program of one rank.
@@ -59,12 +59,24 @@ class Writer {
     if (message) programs_.wait(0, *message);
   }
 
+  // A sum that was measured is one of what a layer hands on; of others the link
+  // has more to carry.
   void all_reduce_activations(double elements) {
-    wait(begin(collective_of(
-        CollectivePattern::all_reduce,
-        of_.tensor_group(),
-        elements * of_.element_bytes(),
-        traffic::kTensor)));
+    const auto of_bytes = [&](double bytes, double count) {
+      return collective_of(
+          CollectivePattern::all_reduce,
+          of_.tensor_group(),
+          bytes,
+          traffic::kTensor,
+          {count});
+    };
+    const std::optional<double> measured = reduction_seconds(of_);
+    if (!measured)
+      return wait(begin(of_bytes(elements * of_.element_bytes(), 1)));
+    const double more = std::max(0.0, elements - elements_between_layers(of_));
+    SimulatedMessage message = of_bytes(more * of_.element_bytes(), 0);
+    message.flows.push_back({*measured * rank_.share, {rank_.processor}});
+    wait(begin(std::move(message)));
   }
 
   SimulatedMessage collective_of(
@@ -90,7 +102,7 @@ class Writer {
         begin(collective_of(
             CollectivePattern::all_gather,
             of_.expert_shard_group(),
-            gathered_bytes(of_, layer.expert_parameters, expert_divisor(of_)),
+            gathered_bytes(of_, layer.expert_parameters, of_.expert_divisor()),
             traffic::kParameters))};
   }
   void wait_all(const std::vector<std::optional<std::size_t>>& messages) {
@@ -104,19 +116,32 @@ class Writer {
     if (ranks == 1) return compute(seconds, "attention");
     const double bytes = rounds * of_.tokens() * layer.keys_and_values /
         of_.layout.tensor * of_.element_bytes();
+    std::optional<double> latency;
+    if (of_.cluster().shared_processors > 0 &&
+        of_.cluster().seconds_per_ring_block > 0) {
+      // The rank's own block comes with no message, but costs operators, too.
+      latency =
+          rounds * of_.cluster().seconds_per_ring_block * ranks / (ranks - 1);
+    }
     std::optional<std::size_t> next;
     for (int step = 0; step < ranks; ++step) {
       wait(next);
       next = std::nullopt;
       if (step + 1 < ranks) {
         next = begin(transfer(
-            of_.cluster(), rank_, of_.layout.tensor, bytes, traffic::kContext));
+            of_.cluster(),
+            rank_,
+            of_.layout.tensor,
+            bytes,
+            traffic::kContext,
+            latency));
       }
       compute(seconds / ranks, "attention");
     }
   }
 
   // What tokens are sent to, beside what all use, `factor` times per forward.
+  // Ranks first tell each other how many they send, then send them one by one.
   void
   experts(const LayerCosts& layer, const LayerSeconds& seconds, double factor) {
     const double bytes = of_.tokens() *
@@ -127,8 +152,17 @@ class Writer {
           CollectivePattern::all_to_all,
           of_.expert_group(),
           bytes,
-          traffic::kExperts));
+          traffic::kExperts,
+          {1, true}));
     };
+    if (factor == 1) {
+      wait(begin(collective_of(
+          CollectivePattern::all_gather,
+          of_.expert_group(),
+          static_cast<double>(of_.model.shape.num_experts) *
+              sizeof(std::int64_t) * of_.layout.expert,
+          traffic::kExperts)));
+    }
     const auto there = exchange();
     compute(factor * seconds.mlp, "mlp");
     wait(there);
@@ -181,7 +215,7 @@ class Writer {
         of_.shard_group(),
         of_.replica_group(),
         num_dense_messages);
-    add(gradient_bytes(of_, expert, expert_divisor(of_)),
+    add(gradient_bytes(of_, expert, of_.expert_divisor()),
         of_.expert_shard_group(),
         of_.expert_replica_group(),
         1);
@@ -201,59 +235,12 @@ accumulation_seconds(const LayoutCase& of, double dense, double experts) {
   const auto count = static_cast<double>(of.layout.num_micro_batches);
   double elements =
       dense / of.layout.tensor / (of.reduces_always() ? of.layout.shard : 1);
-  elements += experts / expert_divisor(of) /
+  elements += experts / of.expert_divisor() /
       (of.reduces_always() ? of.expert_shard() : 1);
   return touch_seconds(of, 3 * elements) * (count - 1) / count;
 }
 
-double elements_between_layers(const LayoutCase& of) {
-  return of.tokens() * static_cast<double>(of.model.shape.hidden_size);
-}
-
 }  // namespace
-
-RankParameters rank_parameters(const LayoutCase& of, const LayerRange& layers) {
-  RankParameters parameters;
-  for (std::int64_t i = layers.begin; i < layers.end; ++i) {
-    const LayerCosts& layer = of.model.layer(i);
-    parameters.dense += layer.dense_parameters / of.layout.tensor;
-    parameters.experts += layer.expert_parameters / expert_divisor(of);
-  }
-  if (layers.has_embedding)
-    parameters.dense += of.model.embedding_parameters / of.layout.tensor;
-  if (layers.has_head) {
-    const bool has_own = of.model.head_parameters > 0 || !layers.has_embedding;
-    if (has_own)
-      parameters.dense += of.model.embedding_parameters / of.layout.tensor;
-  }
-  return parameters;
-}
-
-double stepped_parameters(const LayoutCase& of, const LayerRange& layers) {
-  const RankParameters parameters = rank_parameters(of, layers);
-  if (of.layout.sharding == LayoutSharding::none)
-    return parameters.dense + parameters.experts;
-  return parameters.dense / of.layout.shard +
-      parameters.experts / of.expert_shard();
-}
-
-double optimizer_bytes(const std::string& optimizer) {
-  const auto state = static_cast<double>(optimizer_state_bytes(optimizer));
-  return 2 * state + 2 * 4 + 4 * 4;
-}
-
-double optimizer_seconds(const LayoutCase& of, const LayerRange& layers) {
-  const ClusterSpeeds& cluster = of.cluster();
-  double tensors = layers.has_embedding ? 1 : 0;
-  if (layers.has_head) tensors += 1;
-  for (std::int64_t i = layers.begin; i < layers.end; ++i)
-    tensors += of.model.layer(i).tensors;
-  return tensors * cluster.seconds_per_stepped_parameter +
-      stepped_parameters(of, layers) * optimizer_bytes(of.options.optimizer) /
-      (cluster.optimizer_bytes_per_second > 0
-           ? cluster.optimizer_bytes_per_second
-           : cluster.memory_bytes_per_second);
-}
 
 void add_forward(
     RankPrograms& programs,

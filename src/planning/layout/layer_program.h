@@ -48,6 +48,10 @@ struct LayoutCase {
     return layout.sharding == LayoutSharding::gradients ||
         layout.sharding == LayoutSharding::parameters;
   }
+  /// Ranks that divide the parameters of experts, but for sharding.
+  [[nodiscard]] double expert_divisor() const {
+    return static_cast<double>(layout.tensor) * layout.expert;
+  }
   /// Experts are sharded over what `expert` leaves of `shard`, and have the rest
   /// of the data ranks as replicas.
   [[nodiscard]] int expert_shard() const {

@@ -47,19 +47,25 @@ std::span<const LayerSlowdown> slowdowns_of(
   return {begin, end};
 }
 
-// The factor of so many tokens, linear in the logarithm of their number.
-double slowdown_at(std::span<const LayerSlowdown> known, double tokens) {
-  if (known.empty()) return 1;
+// A value for so many tokens, linear in the logarithm of their number.
+double value_at(
+    std::span<const LayerSlowdown> known,
+    double tokens,
+    double LayerSlowdown::*value) {
   const auto above =
       std::find_if(known.begin(), known.end(), [&](const LayerSlowdown& each) {
         return each.tokens >= tokens;
       });
-  if (above == known.end()) return known.back().factor;
-  if (above == known.begin()) return above->factor;
+  if (above == known.end()) return known.back().*value;
+  if (above == known.begin()) return (*above).*value;
   const LayerSlowdown& below = *(above - 1);
   const double place =
       std::log(tokens / below.tokens) / std::log(above->tokens / below.tokens);
-  return below.factor + place * (above->factor - below.factor);
+  return below.*value + place * ((*above).*value - below.*value);
+}
+
+double slowdown_at(std::span<const LayerSlowdown> known, double tokens) {
+  return known.empty() ? 1 : value_at(known, tokens, &LayerSlowdown::factor);
 }
 
 }  // namespace
@@ -123,6 +129,17 @@ double head_seconds(const LayoutCase& of) {
              of, of.model.head_flops * of.tokens() / of.layout.tensor) +
       loss_seconds(of, kLogitTouches * of.tokens() * vocabulary) +
       overhead_seconds(of, 4);
+}
+
+std::optional<double> reduction_seconds(const LayoutCase& of) {
+  const auto known =
+      slowdowns_of(of.cluster().layer_slowdowns, of.layout.tensor);
+  if (known.empty() || known.front().tensor != of.layout.tensor ||
+      of.cluster().shared_processors == 0)
+    return std::nullopt;
+  const double seconds =
+      value_at(known, of.tokens(), &LayerSlowdown::reduce_seconds);
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;
 }
 
 }  // namespace accelerate::detail

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "planning/layout/layer_program.h"
 
 namespace accelerate::detail {
@@ -21,5 +23,9 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer);
 double forward_seconds(const LayoutCase& of, const LayerCosts& layer);
 /// The output layer and the loss.
 double head_seconds(const LayoutCase& of);
+
+/// What a sum over the ranks along `tensor` takes of elements as many as a layer
+/// hands on, measured between layers; nothing if it was not.
+std::optional<double> reduction_seconds(const LayoutCase& of);
 
 }  // namespace accelerate::detail

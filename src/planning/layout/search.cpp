@@ -257,7 +257,8 @@ void check_options(const LayoutPlanOptions& options) {
     const double fewer_tokens =
         each.tensor == before.tensor ? before.tokens : 0;
     has_wrong_slowdown |= each.tensor < std::max(1, before.tensor) ||
-        !(each.tokens > fewer_tokens) || !(each.factor > 0);
+        !(each.tokens > fewer_tokens) || !(each.factor > 0) ||
+        !(each.reduce_seconds >= 0);
     before = each;
   }
   const bool is_wrong = has_wrong_degree || has_wrong_slowdown ||
@@ -276,6 +277,7 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.optimizer_bytes_per_second >= 0) ||
       !(cluster.seconds_per_stepped_parameter >= 0) ||
       !(cluster.seconds_per_message >= 0) ||
+      !(cluster.seconds_per_ring_block >= 0) ||
       !(cluster.loss_bytes_per_second >= 0) || cluster.shared_processors < 0 ||
       !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);
   if (!is_wrong) return;

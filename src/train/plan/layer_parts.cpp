@@ -1,12 +1,15 @@
 #include "train/plan/layer_parts.h"
 
 #include <memory>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <accelerate/experts.h>
+
+#include "comm/autograd/region.h"
 
 namespace accelerate::detail {
 
@@ -42,8 +45,12 @@ class Layer {
  public:
   using Leaf = std::function<Tensor(const std::vector<std::int64_t>& sizes)>;
 
-  Layer(const TransformerShape& shape, const Leaf& leaf, at::Device device)
-      : shape_(shape) {
+  Layer(
+      const TransformerShape& shape,
+      const Leaf& leaf,
+      at::Device device,
+      std::optional<Group> sums)
+      : shape_(shape), sums_(std::move(sums)) {
     const std::int64_t hidden = shape.hidden_size;
     for (Tensor* norm : {&norm1_, &norm2_}) *norm = leaf({hidden});
     const std::int64_t heads = shape.num_heads * shape.head_size;
@@ -62,7 +69,8 @@ class Layer {
   }
 
   Tensor forward(const Tensor& x) {
-    const Tensor normed = at::layer_norm(x, {shape_.hidden_size}, norm1_);
+    const Tensor normed =
+        entered(at::layer_norm(x, {shape_.hidden_size}, norm1_));
     const auto heads = [&](const Tensor& weight) {
       return at::linear(normed, weight)
           .view({x.size(0), x.size(1), -1, shape_.head_size})
@@ -81,9 +89,10 @@ class Layer {
         /*dropout_p=*/0,
         /*is_causal=*/true);
     const Tensor y = x +
-        at::linear(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), -1}),
-                   out_);
-    return y + mlp(at::layer_norm(y, {shape_.hidden_size}, norm2_));
+        summed(at::linear(
+            mixed.transpose(1, 2).reshape({x.size(0), x.size(1), -1}), out_));
+    return y +
+        summed(mlp(entered(at::layer_norm(y, {shape_.hidden_size}, norm2_))));
   }
 
   void add_parameters(std::vector<Tensor>& all) const {
@@ -97,6 +106,13 @@ class Layer {
   }
 
  private:
+  [[nodiscard]] Tensor entered(const Tensor& x) const {
+    return sums_ ? copy_to_region(x, *sums_) : x;
+  }
+  [[nodiscard]] Tensor summed(const Tensor& x) const {
+    return sums_ ? reduce_from_region(x, *sums_) : x;
+  }
+
   Tensor mlp(const Tensor& x) {
     if (experts_) return experts_(x);
     const Tensor up = at::linear(x, up_);
@@ -106,6 +122,7 @@ class Layer {
   }
 
   TransformerShape shape_;
+  std::optional<Group> sums_;
   Tensor norm1_, norm2_, q_, k_, v_, out_, up_, gate_, down_;
   ExpertLayer experts_ = nullptr;
 };
@@ -205,7 +222,9 @@ std::vector<Tensor> LayerParts::parameters() const {
   return found;
 }
 
-std::function<void()> LayerParts::stack(int num_layers) const {
+std::function<void()> LayerParts::stack(
+    int num_layers,
+    const std::optional<Group>& sums) const {
   auto layers = std::make_shared<std::vector<Layer>>();
   const Tensor x = leaf({num_samples_, length_, shape_.hidden_size});
   std::vector<Tensor> inputs{x};
@@ -213,7 +232,8 @@ std::function<void()> LayerParts::stack(int num_layers) const {
     layers->emplace_back(
         shape_,
         [this](const auto& sizes) { return leaf(sizes); },
-        options_.device());
+        options_.device(),
+        sums);
     layers->back().add_parameters(inputs);
   }
   return [=] {

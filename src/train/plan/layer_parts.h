@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/planning.h>
+#include <accelerate/world.h>
 
 namespace accelerate::detail {
 
@@ -39,8 +41,14 @@ class LayerParts {
   /// All parts of a layer, one after the other.
   [[nodiscard]] std::function<void()> whole() const;
   /// A number of layers, each with weights of its own; the backwards begin when
-  /// all forwards have ended, as in a model.
-  [[nodiscard]] std::function<void()> stack(int num_layers) const;
+  /// all forwards have ended, as in a model. `sums`: ranks that sum what two parts
+  /// of each layer return, and the gradients of what these are given, as ranks
+  /// along `tensor` do.
+  [[nodiscard]] std::function<void()> stack(
+      int num_layers,
+      const std::optional<Group>& sums = std::nullopt) const;
+  /// Sums of a layer of a stack, forward and backward.
+  static constexpr int kSums = 4;
   /// A layer's parameters with gradients.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
 

@@ -3,7 +3,6 @@
 #include <accelerate/model_device_map.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -19,10 +18,11 @@
 
 #include "base/machine/available_memory.h"
 #include "base/text/text.h"
-#include "planning/layout/layer_seconds.h"
+#include "planning/layout/layer_program.h"
 #include "planning/layout/model_costs.h"
 #include "train/plan/clocked.h"
 #include "train/plan/layer_parts.h"
+#include "train/plan/measure_layers.h"
 #include "train/plan/measure_messages.h"
 #include "train/session.h"
 
@@ -134,69 +134,42 @@ void read_experts(
       std::max(0.0, seconds - touching - products) / (3 * tokens);
 }
 
-// What a rank computes of the layers that so many split; nothing if they cannot.
-std::optional<TransformerShape> split(TransformerShape shape, int tensor) {
-  for (std::int64_t* const size :
-       {&shape.num_heads, &shape.num_kv_heads, &shape.intermediate_size}) {
-    if (*size % tensor != 0) return std::nullopt;
-    *size /= tensor;
-  }
-  if (shape.num_experts > 0) {
-    if (shape.expert_intermediate_size % tensor != 0) return std::nullopt;
-    shape.expert_intermediate_size /= tensor;
-  }
-  return shape;
-}
-
-// How many times longer layers take together than their parts make of it, in
-// micro-batches of several sizes: caches keep less of larger ones, and weights
-// count more in smaller ones. `tensor` ranks split each layer, whose products are
-// narrower then. Ends before a size whose calls would take longer than may be.
-std::vector<LayerSlowdown> measure_slowdowns(
-    Clocked& clocked,
-    int tensor,
-    const TransformerShape& shape,
-    std::int64_t length,
-    std::int64_t most_tokens,
-    const at::TensorOptions& options,
-    const ClusterSpeeds& cluster,
-    double share) {
-  constexpr int kLayers = 4;
-  constexpr double kLeastCalls = 2;
-  const detail::ModelCosts model = detail::model_costs(shape);
-  LayoutPlanOptions plan;
-  plan.cluster = cluster;
-  plan.sequence_length = length;
-  plan.precision = FloatType::fp32;
-  const auto num_layers =
-      static_cast<int>(std::min<std::int64_t>(shape.num_layers, kLayers));
-  std::vector<LayerSlowdown> found;
-  const auto own = split(shape, tensor);
-  // Fewer sizes of split layers, since there are several degrees.
-  const std::int64_t next = tensor > 1 ? 4 : 2;
-  for (std::int64_t samples = 1;
-       own && (samples == 1 || samples * length <= most_tokens);
-       samples *= next) {
-    TrainingLayout layout;
-    layout.micro_batch = samples;
-    layout.tensor = tensor;
-    const double seconds = clocked.seconds_of(
-        LayerParts(*own, samples, length, options).stack(num_layers));
-    const double expected = 3 * num_layers *
-        detail::forward_seconds({model, layout, plan}, model.expert_layer);
-    found.push_back(
-        {.tokens = static_cast<double>(samples * length),
-         .factor = seconds * share / expected,
-         .tensor = tensor});
-    if (kLeastCalls * static_cast<double>(next) * seconds > clocked.left())
-      break;
-  }
-  return found;
-}
-
 // Tokens with which parts of a layer are timed.
 std::int64_t tokens_of_parts(bool is_on_host) {
   return is_on_host ? 512 : 8192;
+}
+
+// Times experts, and smaller ones. `without_overhead(seconds, operators)`: what
+// is left of them for a whole processor.
+template <class WithoutOverhead>
+void measure_experts(
+    Clocked& clocked,
+    const LayerParts& parts,
+    const TransformerShape& shape,
+    std::int64_t length,
+    const at::TensorOptions& options,
+    WithoutOverhead&& without_overhead,
+    ClusterSpeeds& cluster) {
+  TransformerShape smaller = shape;
+  smaller.expert_intermediate_size =
+      std::max<std::int64_t>(1, shape.expert_intermediate_size / 4);
+  const LayerParts smaller_parts(
+      smaller, parts.tokens() / length, length, options.dtype(at::kFloat));
+  const auto seconds_of = [&](const LayerParts& layer) {
+    return without_overhead(
+        clocked.seconds_of(layer.experts()),
+        detail::kExpertOperators * static_cast<double>(shape.num_experts));
+  };
+  const double whole = seconds_of(parts);
+  const double of_smaller = seconds_of(smaller_parts);
+  read_experts(
+      detail::model_costs(shape).expert_layer,
+      static_cast<double>(parts.tokens()),
+      whole,
+      of_smaller,
+      static_cast<double>(smaller.expert_intermediate_size) /
+          static_cast<double>(shape.expert_intermediate_size),
+      cluster);
 }
 
 // The speeds of a whole processor, from those of ranks that each have a `share` of
@@ -246,29 +219,8 @@ void measure_parts(
   cluster.memory_bytes_per_second = 3 * costs.touched * tokens * 4 /
       without_overhead(clocked.seconds_of(parts.rest()), 10);
   if (shape.num_experts > 0) {
-    TransformerShape smaller = shape;
-    smaller.expert_intermediate_size =
-        std::max<std::int64_t>(1, shape.expert_intermediate_size / 4);
-    const LayerParts smaller_parts(
-        smaller,
-        std::max<std::int64_t>(1, most_tokens / length),
-        length,
-        options.dtype(at::kFloat));
-    const auto seconds_of = [&](const LayerParts& layer) {
-      return without_overhead(
-          clocked.seconds_of(layer.experts()),
-          detail::kExpertOperators * static_cast<double>(shape.num_experts));
-    };
-    const double whole = seconds_of(parts);
-    const double of_smaller = seconds_of(smaller_parts);
-    read_experts(
-        model.expert_layer,
-        tokens,
-        whole,
-        of_smaller,
-        static_cast<double>(smaller.expert_intermediate_size) /
-            static_cast<double>(shape.expert_intermediate_size),
-        cluster);
+    measure_experts(
+        clocked, parts, shape, length, options, without_overhead, cluster);
   }
   const std::int64_t num_classes =
       std::min<std::int64_t>(shape.vocabulary, is_on_host ? 32768 : 131072);
@@ -276,35 +228,6 @@ void measure_parts(
       static_cast<double>(num_classes) * 4 /
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
   measure_adamw(clocked, parts.parameters(), share, cluster);
-}
-
-// What layers of all degrees of `tensor` take; each has its share of the time.
-std::vector<LayerSlowdown> measure_all_slowdowns(
-    const World& world,
-    double budget,
-    const TransformerShape& shape,
-    std::int64_t length,
-    std::int64_t most_tokens,
-    double share,
-    const ClusterSpeeds& cluster) {
-  std::vector<LayerSlowdown> slowdowns;
-  int degrees_left = std::bit_width(static_cast<unsigned>(world.local_size()));
-  for (int tensor = 1; tensor <= world.local_size(); tensor *= 2) {
-    const double own = budget / degrees_left--;
-    Clocked clocked(world, own);
-    const auto found = measure_slowdowns(
-        clocked,
-        tensor,
-        shape,
-        length,
-        most_tokens,
-        at::TensorOptions().device(world.device()).dtype(at::kFloat),
-        cluster,
-        share);
-    slowdowns.insert(slowdowns.end(), found.begin(), found.end());
-    budget -= own - clocked.left();
-  }
-  return slowdowns;
 }
 
 // Takes about so many seconds.
@@ -321,7 +244,7 @@ void measure_computing(
   const TransformerShape shape = measured_shape(given, is_on_host);
   const std::int64_t length = std::clamp<std::int64_t>(
       sequence_length, 16, 2 * tokens_of_parts(is_on_host));
-  Clocked clocked(world, seconds / 2);
+  Clocked clocked(world, 0.3 * seconds);
   measure_parts(
       clocked,
       shape,
@@ -329,14 +252,16 @@ void measure_computing(
       at::TensorOptions().device(world.device()),
       share,
       cluster);
-  cluster.layer_slowdowns = measure_all_slowdowns(
+  cluster.layer_slowdowns = detail::measure_slowdowns(
       world,
-      seconds / 2 + clocked.left(),
-      shape,
-      length,
-      most_tokens,
+      0.6 * seconds + clocked.left(),
+      {shape, length, most_tokens},
       share,
       cluster);
+  if (is_on_host) {
+    cluster.seconds_per_ring_block =
+        detail::measure_ring_block(world, 0.1 * seconds, shape);
+  }
 }
 
 }  // namespace
@@ -348,7 +273,7 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
     double seconds) const {
   if (!(seconds >= 0)) {
     throw ConfigError(detail::format(
-        "[plan] speeds were to be measured for {} seconds; give 0 or more, or "
+        "[train] speeds were to be measured for {} seconds; give 0 or more, or "
         "speeds (LayoutPlanOptions::cluster) for no measurement",
         seconds));
   }
@@ -364,7 +289,7 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
         static_cast<double>(cluster.shared_processors) / cluster.ranks_per_node;
   }
   if (const auto bytes = least_memory(world)) cluster.memory_bytes = *bytes;
-  const double for_messages = world.size() == 1 ? 0 : 0.2 * seconds;
+  const double for_messages = world.size() == 1 ? 0 : 0.15 * seconds;
   measure_computing(
       world,
       seconds - for_messages,

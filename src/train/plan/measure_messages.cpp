@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -39,7 +40,10 @@ double ClockedMessages::seconds_of(const std::function<void()>& call) {
     compute_();
     call();
   });
-  return std::max(both - computing_, 0.0);
+  // Processors may have become faster or slower meanwhile.
+  const double before =
+      std::exchange(computing_, clocked_.seconds_of(compute_));
+  return std::max(both - (before + computing_) / 2, 0.0);
 }
 
 double ClockedMessages::longest_of(const std::function<void()>& call) {
