@@ -252,15 +252,12 @@ void measure_computing(
       at::TensorOptions().device(world.device()),
       share,
       cluster);
+  const detail::MeasuredLayers layers{shape, length, most_tokens};
   cluster.layer_slowdowns = detail::measure_slowdowns(
-      world,
-      0.6 * seconds + clocked.left(),
-      {shape, length, most_tokens},
-      share,
-      cluster);
+      world, 0.6 * seconds + clocked.left(), layers, share, cluster);
   if (is_on_host) {
     cluster.seconds_per_ring_block =
-        detail::measure_ring_block(world, 0.1 * seconds, shape);
+        detail::measure_ring_block(world, 0.1 * seconds, layers);
   }
 }
 

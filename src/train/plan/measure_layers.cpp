@@ -148,28 +148,37 @@ std::vector<LayerSlowdown> measure_slowdowns(
 double measure_ring_block(
     const World& world,
     double seconds,
-    const TransformerShape& shape) {
-  constexpr std::int64_t kPositions = 16;  // of a block
+    const MeasuredLayers& layers) {
+  constexpr std::int64_t kTokens = 1024;
   const int most = std::min(world.local_size(), world.size());
   int ranks = 1;
   while (2 * ranks <= most && most % (2 * ranks) == 0) ranks *= 2;
   if (ranks == 1) return 0;
+  const std::int64_t tokens = std::min(kTokens, layers.most_tokens);
+  // Two halves of a block, from both ends of the sequence.
+  const std::int64_t positions =
+      std::max<std::int64_t>(2, std::min(layers.length, tokens) / ranks);
+  const std::int64_t samples =
+      std::max<std::int64_t>(1, tokens / (positions * ranks));
   Clocked clocked(world, seconds);
-  const auto step = [&](std::int64_t positions, const Group& group) {
-    const at::Tensor x =
-        at::randn({1, shape.num_heads, positions, shape.head_size})
-            .requires_grad_();
-    const SequenceShards shards(positions * group.size(), group.size());
-    return [=] {
-      const at::Tensor y =
-          ring_attention(x, x, x, group, shards, {.is_causal = true});
-      torch::autograd::grad({y}, {x}, {at::ones_like(y)});
-    };
-  };
+  const TransformerShape& shape = layers.shape;
+  const auto step =
+      [&](std::int64_t own, std::int64_t count, const Group& group) {
+        const at::Tensor x =
+            at::randn({count, shape.num_heads, own, shape.head_size})
+                .requires_grad_();
+        const SequenceShards shards(own * group.size(), group.size());
+        return [=] {
+          const at::Tensor y =
+              ring_attention(x, x, x, group, shards, {.is_causal = true});
+          torch::autograd::grad({y}, {x}, {at::ones_like(y)});
+        };
+      };
   const double divided =
-      clocked.seconds_of(step(kPositions, neighbours(world, ranks)));
+      clocked.seconds_of(step(positions, samples, neighbours(world, ranks)));
+  // The same operations, undivided: a rank's share of them.
   const double whole = clocked.seconds_of(
-      step(ranks * kPositions, world.new_group({world.rank()})));
+      step(ranks * positions, samples, world.new_group({world.rank()})));
   return std::max(0.0, divided - whole / ranks) / (3 * ranks);
 }
 

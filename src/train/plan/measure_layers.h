@@ -31,10 +31,11 @@ std::vector<LayerSlowdown> measure_slowdowns(
     const ClusterSpeeds& cluster);
 
 /// What a block of a ring costs a forward (ClusterSpeeds::seconds_per_ring_block),
-/// among as many ranks of a machine as a ring may have.
+/// among as many ranks of a machine as a ring may have. A micro-batch has about a
+/// thousand tokens, or as many as there are at most. Takes about so many seconds.
 double measure_ring_block(
     const World& world,
     double seconds,
-    const TransformerShape& shape);
+    const MeasuredLayers& layers);
 
 }  // namespace accelerate::detail
