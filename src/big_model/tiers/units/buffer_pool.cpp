@@ -15,9 +15,9 @@ namespace accelerate::detail {
 
 namespace {
 
-// A recycled buffer may be so many times as large as what it is for.
+// Maximum size of a recycled buffer, as a multiple of the requested size.
 constexpr std::int64_t kMostSpare = 2;
-// Buffers from which something is copied at a time; the next one waits.
+// Maximum number of buffers being copied from; the next request waits.
 constexpr std::size_t kMostInUse = 2;
 
 bool is_in_use(const std::shared_ptr<c10::Event>& last_use) {
@@ -32,7 +32,7 @@ at::Tensor BufferPool::take(std::uint64_t num_bytes) {
     const std::int64_t size = buffer.memory.numel();
     return size >= wanted && size <= wanted * kMostSpare;
   };
-  // Somebody may hold a value that lies in it.
+  // A value that someone still holds may live in the buffer.
   std::erase_if(buffers_, [](const Buffer& each) {
     return !is_in_use(each.last_use) && each.memory.storage().use_count() > 1;
   });
@@ -49,7 +49,7 @@ at::Tensor BufferPool::take(std::uint64_t num_bytes) {
     }
   }
   if (best == buffers_.end() && num_in_use >= kMostInUse) {
-    // The first one that was given back is free first.
+    // The buffer that was given back first becomes free first.
     for (auto each = buffers_.begin(); each != buffers_.end(); ++each) {
       if (!fits(*each)) continue;
       each->last_use->synchronize();
@@ -63,7 +63,7 @@ at::Tensor BufferPool::take(std::uint64_t num_bytes) {
     buffers_.erase(best);
     return memory;
   }
-  // What does not fit now will hardly fit later.
+  // Buffers that do not fit now are unlikely to fit later.
   std::erase_if(
       buffers_, [](const Buffer& each) { return !is_in_use(each.last_use); });
   return make(wanted);
@@ -79,14 +79,14 @@ at::Tensor BufferPool::make(std::int64_t num_bytes) const {
       made =
           at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(true));
     } catch (const std::exception&) {
-      // Devices copy from other memory, too.
+      // Devices can copy from pageable memory, too.
     }
   }
   if (!made.defined()) {
     made = at::empty({size}, at::kByte);
     prefer_huge_pages(made);
   }
-  // An ordinary view would hold `made` as well, and look as if somebody used it.
+  // An ordinary view would also hold `made`, so the storage would look in use.
   const at::AutoDispatchBelowADInplaceOrView no_view;
   const auto address = reinterpret_cast<std::uintptr_t>(made.const_data_ptr());
   const auto skipped = static_cast<std::int64_t>(

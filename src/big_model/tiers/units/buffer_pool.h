@@ -9,22 +9,22 @@
 
 namespace accelerate::detail {
 
-/// Host memory of tensors that were evicted, for the next ones. Thread-safe if
-/// its calls are under one lock.
+/// Recycles the host memory of evicted tensors. The caller must serialize calls
+/// with a lock.
 class BufferPool {
  public:
-  /// With `is_pinned`, of memory from which devices copy without a detour, where
-  /// there is such memory.
+  /// With `is_pinned`, allocates pinned memory where it is available.
   explicit BufferPool(bool is_pinned) : is_pinned_(is_pinned) {}
 
-  /// Memory for at least so many bytes, as a tensor of bytes.
+  /// Returns memory for at least `num_bytes`, as a tensor of bytes.
   at::Tensor take(std::uint64_t num_bytes);
-  /// Takes memory back, to be used again once nobody holds it. Something copies
-  /// from it until `last_use`, if that is not null.
+  /// Returns memory to the pool, which reuses it once no other tensor shares
+  /// its storage. If `last_use` is not null, a copy reads from the memory until
+  /// that event.
   void give_back(
       at::Tensor buffer,
       std::shared_ptr<c10::Event> last_use = nullptr);
-  /// Frees memory until so much is left.
+  /// Frees unused buffers until at most `num_bytes` are left.
   void trim(std::uint64_t num_bytes);
   void clear() { buffers_.clear(); }
 
@@ -37,7 +37,7 @@ class BufferPool {
   at::Tensor make(std::int64_t num_bytes) const;
 
   bool is_pinned_;
-  /// The one that was given back first comes first.
+  /// Oldest first, in the order in which they were given back.
   std::vector<Buffer> buffers_;
 };
 

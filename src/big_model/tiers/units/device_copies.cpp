@@ -37,7 +37,7 @@ void LeavingMemory::add(c10::Device device, std::uint64_t num_bytes) noexcept {
     parts_.push_back({std::move(end), num_bytes});
     bytes_ += num_bytes;
   } catch (const std::exception&) {
-    // A device that has failed says so to operators.
+    // The next operator reports that the device has failed.
   }
 }
 

@@ -12,12 +12,13 @@
 
 namespace accelerate::detail {
 
-/// Copies values to devices while these compute: on one stream per device, whose
-/// freed memory serves its next copies. For one thread at a time.
+/// Copies values to devices while the devices compute, on one stream per
+/// device, which reuses its freed memory for its next copies. Not thread-safe.
 class DeviceCopies {
  public:
   [[nodiscard]] at::Tensor copy(const at::Tensor& value, c10::Device device);
-  /// Arrives when everything that was copied to the device is there.
+  /// Returns an event that completes when all copies to the device so far are
+  /// done.
   [[nodiscard]] std::shared_ptr<c10::Event> arrival(c10::Device device);
 
  private:
@@ -26,17 +27,19 @@ class DeviceCopies {
   std::vector<std::pair<c10::Device, c10::Stream>> streams_;
 };
 
-/// Memory of devices that has been given back although operators that were
-/// queued before still use it. Threads run ahead of devices: without waiting for
-/// them, everything would be fetched while the first block computes.
+/// Device memory that has been freed while operators queued earlier still use
+/// it. Threads run ahead of devices: without waiting for this memory,
+/// everything would be fetched while the first block computes.
 class LeavingMemory {
  public:
-  /// What is queued on the device's current stream may use the memory.
+  /// Adds memory that work already queued on the device's current stream may
+  /// use.
   void add(c10::Device device, std::uint64_t num_bytes) noexcept;
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
-  /// Forgets memory that is not in use any more.
+  /// Removes memory that is no longer in use.
   void forget_what_left();
-  /// An event that arrives when the oldest memory is free; null if there is none.
+  /// Returns an event that completes when the oldest memory is free; null if
+  /// there is none.
   [[nodiscard]] std::shared_ptr<c10::Event> oldest() const;
 
  private:

@@ -18,22 +18,21 @@ namespace accelerate::detail {
 
 namespace {
 
-// Smaller tensors are read, unless they have large neighbours: mapping costs
-// about as much as copying so many bytes.
+// Smaller tensors are read, unless they have large neighbours: a mapping costs
+// about as much as copying this many bytes.
 constexpr std::uint64_t kLeastMapped = std::uint64_t{256} << 10U;
-// Bytes between tensors that are mapped together.
+// Maximum gap between tensors that are mapped together.
 constexpr std::uint64_t kMostGap = std::uint64_t{64} << 10U;
 
-// The most small tensors that are copied on this thread; with more, several
-// threads read faster.
+// Maximum number of runs copied on this thread; for more, several threads read
+// faster.
 constexpr std::ptrdiff_t kMostCopied = 64;
-// The alignment of mapped tensors in memory, where their offsets in the file
-// have it.
+// Alignment of copied tensors in memory, if their file offsets are aligned.
 constexpr std::uint64_t kAlignment = 64;
 
 using Tensors = std::vector<const OffloadedTensor*>;
 
-/// Neighbouring tensors of a unit in a file.
+/// Tensors of a unit that are neighbours in a file.
 struct FileRun {
   const InputFile* file = nullptr;
   std::uint64_t begin = 0;
@@ -44,7 +43,7 @@ struct FileRun {
   [[nodiscard]] bool is_mapped() const { return num_bytes() >= kLeastMapped; }
 };
 
-// The box of a tensor that could be mapped; null if its bytes have to be read or
+// Returns the box of a tensor that can be mapped; null if it must be read or
 // converted.
 const StoredBox* plain_box(const OffloadedTensor& tensor) {
   if (tensor.source.stored == nullptr || !tensor.device.is_cpu())
@@ -59,7 +58,7 @@ const StoredBox* plain_box(const OffloadedTensor& tensor) {
   return is_plain ? &box : nullptr;
 }
 
-// `owner` has the memory at `data`.
+// `owner` keeps the memory at `data` alive.
 template <class Owner>
 at::Tensor
 tensor_at(std::byte* data, const Owner& owner, const OffloadedTensor& tensor) {
@@ -70,7 +69,7 @@ tensor_at(std::byte* data, const Owner& owner, const OffloadedTensor& tensor) {
       tensor.tensor.options().device(at::kCPU).requires_grad(false));
 }
 
-// Null if a value has to be read, converted or copied.
+// Null if a value must be read or converted, or too many runs copied.
 std::optional<std::vector<FileRun>> runs_of(const Tensors& tensors) {
   std::vector<FileRun> each;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -103,8 +102,8 @@ std::optional<std::vector<FileRun>> runs_of(const Tensors& tensors) {
                                    : std::nullopt;
 }
 
-// Whether a run is what it was when its tensors were read first or compared with
-// checksums, and all of it is in the page cache.
+// Whether a run is unchanged since its tensors were first read or verified, and
+// entirely in the page cache.
 bool is_known_and_cached(const FileRun& run, const Tensors& tensors) {
   const InputFile& file = *run.file;
   const bool is_known = file.record() != nullptr
@@ -116,7 +115,7 @@ bool is_known_and_cached(const FileRun& run, const Tensors& tensors) {
   return is_known && file.is_completely_cached(run.begin, run.end);
 }
 
-// Uses the threads that compute with the pages next.
+// Runs on the threads that will compute with the pages.
 void run_in_parallel(
     std::size_t count,
     const std::function<void(std::size_t i)>& work) {
@@ -145,7 +144,7 @@ void place_values(
 
 bool map_run(const FileRun& run, const Tensors& tensors, FetchedUnit& unit) {
   const MappableFile& mappable = run.file->mappable();
-  // The file stays as it is from here on, or cannot be mapped.
+  // From here on, either the file does not change or it cannot be mapped.
   const std::uint64_t promise = mappable.protect();
   if (promise == 0 || !is_known_and_cached(run, tensors)) return false;
   const std::shared_ptr<MappedBytes> bytes =

@@ -10,31 +10,32 @@
 
 namespace accelerate::detail {
 
-/// A range of a file that has a tensor's bytes as LibTorch wants them, and the
-/// promise that it stays as it is.
+/// A file range that holds a tensor's bytes in LibTorch's layout, and the
+/// promise that the range does not change.
 struct MappableBox {
   const StoredBox* box = nullptr;
   std::uint64_t promise = 0;
 };
 
-/// The box of a tensor that is worth mapping; null if its bytes have to be read
-/// or converted, or may change.
+/// Returns the box of a tensor that is worth mapping. Null if the tensor is too
+/// small or must be read or converted; a promise of 0 if the file may change.
 MappableBox mappable_box(const OffloadedTensor& tensor);
 
-/// The tensor's bytes in the page cache, which cost no copy; undefined if most
-/// are not there, or have to be compared with checksums first. Changes are not
-/// written.
+/// Maps the tensor's bytes from the page cache, without a copy. Undefined if
+/// most are not cached or must be compared with checksums first. Writes do not
+/// reach the file.
 at::Tensor map_value(const MappableBox& place, const OffloadedTensor& tensor);
 
-/// Whether a unit's values are there without waiting for a disk: in host memory,
-/// or completely in the page cache, in files that are known to be unchanged.
-/// Mapping them when they are needed then costs less than having another thread
-/// do it, which would take its time from the threads that compute.
+/// Whether a unit's values can be used without waiting for a disk: they are in
+/// host memory, or entirely in the page cache and in files known to be
+/// unchanged. Mapping them on demand is then cheaper than on another thread,
+/// which would compete with the threads that compute.
 bool can_fetch_at_once(const std::vector<const OffloadedTensor*>& tensors);
 
-/// Fetches such a unit on this thread and those of LibTorch: neighbours in one
-/// file are mapped together, small ones included; what is small without a large
-/// neighbour is copied. Null if it is not such a unit (any more).
+/// Fetches a unit for which can_fetch_at_once() is true, on this thread and
+/// LibTorch's intra-op threads. Neighbouring tensors in a file are mapped
+/// together, small ones included; small tensors without large neighbours are
+/// copied. Null if the unit cannot be fetched at once, or no longer.
 std::optional<FetchedUnit> fetch_at_once(
     const std::vector<const OffloadedTensor*>& tensors);
 

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Calls `visit` with the files of a tensor.
+/// Calls `visit` with each file of a tensor.
 template <class Visit>
 void for_each_file(const OffloadedTensor& tensor, Visit&& visit) {
   if (tensor.source.stored == nullptr) return;
@@ -18,10 +18,10 @@ void for_each_file(const OffloadedTensor& tensor, Visit&& visit) {
   }
 }
 
-/// Bytes of a tensor in its files; 0 for one of the host tier.
+/// Bytes of a tensor in its files; 0 for a tensor of the host tier.
 std::uint64_t stored_bytes(const OffloadedTensor& tensor);
 
-/// Versions of a tensor's files now.
+/// Current versions of a tensor's files.
 FirstContents::Versions versions_of(const OffloadedTensor& tensor);
 
 }  // namespace accelerate::detail

@@ -20,7 +20,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Where a tensor may begin.
+// Alignment of the beginning of a tensor.
 constexpr std::uint64_t kLeastAlignment = 16;
 
 std::uint64_t aligned(std::uint64_t num_bytes) {
@@ -28,7 +28,7 @@ std::uint64_t aligned(std::uint64_t num_bytes) {
       kWeightAlignment;
 }
 
-// Tensors of several boxes come first.
+// Tensors with several boxes sort first.
 std::pair<const InputFile*, std::uint64_t> place_in_file(
     const OffloadedTensor& tensor) {
   const std::vector<StoredBox>& boxes = tensor.source.stored->boxes;
@@ -36,8 +36,8 @@ std::pair<const InputFile*, std::uint64_t> place_in_file(
   return {boxes.front().file.get(), boxes.front().offset};
 }
 
-// How far into a page of its buffer a tensor begins: as far as in its file where
-// that is possible, so that direct reads go to their place.
+// A tensor's offset within a page of its buffer: the same as in its file where
+// possible, so that direct reads need no copy.
 std::uint64_t place_in_page(const OffloadedTensor& tensor) {
   if (tensor.source.stored == nullptr) return 0;
   const StoredTensor& stored = *tensor.source.stored;
@@ -46,7 +46,7 @@ std::uint64_t place_in_page(const OffloadedTensor& tensor) {
   return place % kLeastAlignment == 0 ? place : 0;
 }
 
-// Whether a tensor's bytes are those that follow another one's in a file.
+// Whether `after` follows `before` directly in the file.
 bool follows(const OffloadedTensor& before, const OffloadedTensor& after) {
   const StoredTensor& a = *before.source.stored;
   const StoredTensor& b = *after.source.stored;
@@ -58,12 +58,12 @@ bool follows(const OffloadedTensor& before, const OffloadedTensor& after) {
 }
 
 struct BufferLayout {
-  /// Where tensors that come from files begin, in the order of the request.
+  /// Offsets of the tensors that come from files, in the order of the request.
   std::vector<std::uint64_t> offsets;
   std::uint64_t num_bytes = 0;
 };
 
-// Neighbours in a file are neighbours in the buffer, too, and are read as one.
+// Neighbours in a file are also neighbours in the buffer and are read as one.
 BufferLayout layout_of(const std::vector<const OffloadedTensor*>& tensors) {
   BufferLayout layout{std::vector<std::uint64_t>(tensors.size(), 0), 0};
   std::vector<std::size_t> order;
@@ -85,16 +85,16 @@ BufferLayout layout_of(const std::vector<const OffloadedTensor*>& tensors) {
   return layout;
 }
 
-// A file with checksums that has another version is compared with them once
-// more, when it is read. Returns whether it has one.
+// If a file with checksums has changed, has it verified again when it is read.
+// Returns whether it has changed.
 bool verify_again_if_changed(const InputFile& file) {
   const bool has_changed = file.record() != nullptr && file.has_changed();
   if (has_changed) file.accept_changes();
   return has_changed;
 }
 
-// What was read of a file with checksums that changed meanwhile is read and
-// compared again.
+// Reads the boxes again, with checksums, if a file with checksums changed
+// during the read.
 void read_again_if_changed(const std::vector<BoxToRead>& boxes) {
   std::set<const InputFile*> files;
   for (const BoxToRead& box : boxes)
@@ -113,7 +113,7 @@ void read_again_if_changed(const std::vector<BoxToRead>& boxes) {
       file));
 }
 
-// A file that was cut off has no bytes that could be compared.
+// A truncated file has no bytes to compare.
 void require_length(const StoredTensor& stored) {
   for (const StoredBox& box : stored.boxes) {
     const std::uint64_t size =
@@ -127,8 +127,8 @@ void require_length(const StoredTensor& stored) {
 
 using Versions = FirstContents::Versions;
 
-// Files without checksums: what was read first is what is expected later.
-// `before`: the files' versions before the value was read.
+// Throws if a tensor in files without checksums differs from what was read
+// first. `before` holds the files' versions before the value was read.
 void require_first_contents(
     const OffloadedTensor& tensor,
     const at::Tensor& value,
@@ -147,7 +147,7 @@ void require_first_contents(
   if (!is_first) refuse_changed(name);
 }
 
-// The value of a tensor in a file, as a part of the buffer that is read into.
+// Views the part of the read buffer that receives a tensor's value.
 at::Tensor value_in(
     const at::Tensor& buffer,
     std::uint64_t offset,
@@ -169,8 +169,8 @@ at::Tensor value_in(
       .view(tensor.tensor.sizes());
 }
 
-// With the dtype and strides of the module's tensor, which need not be those of
-// a row-major one.
+// Converts to the dtype and strides of the module's tensor, which may not be
+// contiguous.
 at::Tensor converted(const OffloadedTensor& tensor, at::Tensor value) {
   const at::ScalarType dtype = tensor.tensor.scalar_type();
   if (value.scalar_type() != dtype) value = value.to(dtype);
@@ -181,8 +181,8 @@ at::Tensor converted(const OffloadedTensor& tensor, at::Tensor value) {
   return laid_out;
 }
 
-// Finds values where they are, and says what has to be read to where. Returns
-// the versions of each tensor's files.
+// Locates values and appends the boxes that must be read. Returns the versions
+// of each tensor's files.
 std::vector<Versions> place_values(
     const FetchRequest& request,
     FetchedUnit& unit,
@@ -191,7 +191,7 @@ std::vector<Versions> place_values(
   const BufferLayout layout = layout_of(request.tensors);
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const OffloadedTensor* const tensor = request.tensors[i];
-    // Before the file is looked at.
+    // Must come before the checks of the file.
     const MappableBox mappable = mappable_box(*tensor);
     for_each_file(*tensor, &verify_again_if_changed);
     versions.push_back(versions_of(*tensor));
@@ -215,7 +215,7 @@ std::vector<Versions> place_values(
   return versions;
 }
 
-// Converts values, and begins to copy those that are needed on a device.
+// Converts values and starts copying those that are needed on a device.
 void finish_values(
     const FetchRequest& request,
     const std::vector<Versions>& versions,

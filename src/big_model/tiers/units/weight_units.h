@@ -18,105 +18,106 @@
 
 namespace accelerate::detail {
 
-/// Tensors in host memory begin at multiples of this, as direct reads like them.
+/// Alignment of tensors in host memory, as direct reads require.
 inline constexpr std::uint64_t kWeightAlignment = 4096;
 
-/// Where an offloaded tensor's values are between forwards: in host memory, or
+/// Where an offloaded tensor's values live between forwards: in host memory or
 /// in files.
 struct WeightSource {
   at::Tensor host = {};
-  /// The host memory belongs to somebody else and is not written to.
+  /// True if the caller owns the host memory, which is then never written to.
   bool is_borrowed = false;
   std::shared_ptr<const StoredTensor> stored = nullptr;
   std::shared_ptr<FirstContents> first = std::make_shared<FirstContents>();
 };
 
-/// A tensor of a module that has memory only while it is needed.
+/// A module's tensor that has memory only while it is needed.
 struct OffloadedTensor {
-  std::string name;  ///< dotted; the first of its names
+  std::string name;  ///< dotted; the first if it has several
   at::Tensor tensor;
   WeightSource source;
-  /// Where it is computed with.
+  /// Device on which operators use it.
   c10::Device device = c10::kCPU;
-  /// Its unit.
+  /// Index of its unit.
   std::size_t unit = 0;
 };
 
-/// Tensors that are fetched and evicted together: those of a module, or of a
-/// module with everything below it.
+/// Tensors that are fetched and evicted together: the tensors of one module,
+/// with or without its submodules.
 struct WeightUnit {
   std::string name;
   std::vector<std::size_t> tensors;
-  /// What it takes where it is computed with.
+  /// Bytes it takes on the device that computes with it.
   std::uint64_t num_bytes = 0;
 };
 
-/// Whether a tensor's values are in host memory as its operators want them.
+/// Whether a tensor's values are in host memory with the device, dtype and
+/// strides that its operators use.
 bool is_ready_on_host(const OffloadedTensor& tensor);
 
-/// A value in host memory, pinned where a device copies from it if there is such
-/// memory.
+/// Returns a value in host memory, pinned if a device will copy from it and
+/// pinned memory is available.
 at::Tensor on_host(const at::Tensor& value, c10::Device device);
 
-/// Bytes of a tensor's elements, also of one without memory.
+/// Bytes of a tensor's elements, even if the tensor has no memory.
 std::uint64_t num_bytes_of(const at::Tensor& tensor);
 
-/// A unit's values, where it is computed with.
+/// A unit's values on the device that computes with it.
 struct FetchedUnit {
   /// In the order of WeightUnit::tensors.
   std::vector<at::Tensor> values;
-  /// What they lie in; undefined if they have memory of their own.
+  /// Buffer that holds the values; undefined if they have their own memory.
   at::Tensor buffer = {};
-  /// Bytes that are pages of files.
+  /// Bytes mapped from files.
   std::uint64_t mapped_bytes = 0;
-  /// Set if values are copied to a device, and may not be there yet: a stream
-  /// that uses them has to wait for it.
+  /// Set if values are copied to a device and may not have arrived yet: a
+  /// stream that uses them must wait for this event.
   std::shared_ptr<c10::Event> arrival = nullptr;
 };
 
-/// What fetches need of the tensors of some units.
+/// The tensors of one unit to fetch, and the memory to read them into.
 struct FetchRequest {
   std::vector<const OffloadedTensor*> tensors;
-  /// Host memory for those that come from files.
+  /// Host memory for the tensors that come from files.
   at::Tensor buffer = {};
 };
 
-/// Host memory that a fetch of these tensors needs: of those that come from
+/// Bytes of host memory needed to fetch those of these tensors that come from
 /// files.
 std::uint64_t buffer_bytes(const std::vector<const OffloadedTensor*>& tensors);
 
-/// A fetch of some units, in one go. Values of the host tier that are needed on
-/// the CPU are not copied. Files that cannot change unnoticed are mapped where
-/// they are cached. The buffers are in use until the units have arrived.
+/// Fetches several units at once. Values of the host tier that are needed on
+/// the CPU are not copied. Cached ranges of files that cannot change unnoticed
+/// are mapped. The buffers are in use until the units have arrived.
 class UnitsFetch {
  public:
-  /// Finds values where they are. Throws CheckpointError for files that changed
-  /// or have no dtype of LibTorch.
+  /// Locates the values. Throws CheckpointError for files that changed or have
+  /// a dtype that LibTorch lacks.
   explicit UnitsFetch(std::vector<FetchRequest> requests);
 
-  /// What has to be read.
+  /// Boxes that have to be read before finish().
   [[nodiscard]] const std::vector<BoxToRead>& boxes() const { return boxes_; }
-  /// Converts tensors that have been read, and begins to copy them to their
-  /// devices. Throws CheckpointError for files that changed or are damaged,
-  /// Error if one cannot be read.
+  /// Converts the tensors that were read and starts copying them to their
+  /// devices. Throws CheckpointError if a file has changed or is damaged, Error
+  /// if a file cannot be read.
   std::vector<FetchedUnit> finish(DeviceCopies& copies);
-  /// Their host memory.
+  /// The requests, with their host memory.
   [[nodiscard]] std::vector<FetchRequest>& requests() { return requests_; }
 
  private:
   std::vector<FetchRequest> requests_;
   std::vector<FetchedUnit> units_;
   std::vector<BoxToRead> boxes_;
-  /// Versions of each tensor's files, by unit.
+  /// Versions of each tensor's files, per unit.
   std::vector<std::vector<FirstContents::Versions>> versions_;
 };
 
-/// Fetches units and waits for what is read.
+/// Fetches units and waits for the reads, but not for copies to devices.
 std::vector<FetchedUnit> fetch(
     std::vector<FetchRequest> requests,
     DeviceCopies& copies);
 
-/// The same for one tensor, which has arrived when it returns.
+/// Fetches one tensor and waits until it has arrived.
 at::Tensor fetch_now(const OffloadedTensor& tensor);
 
 }  // namespace accelerate::detail
