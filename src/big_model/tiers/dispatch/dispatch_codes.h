@@ -4,8 +4,8 @@
 
 namespace accelerate::detail {
 
-/// dispatch_module() for a module whose weights are held as codes, and whose
-/// offload folder has those of the place "disk" already, as they are.
+/// dispatch_module() for a module with quantized weights whose offload folder
+/// already holds the codes that are placed on "disk".
 Dispatch dispatch_loaded_codes(
     torch::nn::Module& module,
     const DispatchOptions& options);

@@ -17,7 +17,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Places by how near they are to what computes.
+// Orders places by their distance from the computing device.
 int distance(const MapDevice& place) {
   if (place.is_accelerator()) return 0;
   if (place.is_cpu()) return 1;
@@ -149,7 +149,8 @@ class Planner {
       std::size_t unit) {
     if (!tensor.defined()) return;
     const auto place = request_.device_map->device_of(name);
-    // The map was checked; only what is not part of a state dict is left.
+    // The map was checked, so only tensors outside the state dict have no
+    // place.
     const MapDevice own = place.value_or(MapDevice("cpu"));
     const auto [known, is_new] =
         places_.emplace(tensor.unsafeGetTensorImpl(), found_.size());

@@ -22,65 +22,67 @@ class Module;
 
 namespace accelerate::detail {
 
-/// How a module is dispatched.
+/// Settings of a dispatch.
 struct DispatchRequest {
   const DeviceMap* device_map = nullptr;
   c10::Device main_device = c10::kCPU;
-  /// Weights of "cpu" are fetched to the main device, instead of being used
-  /// where they are. For the main device CPU, too.
+  /// Fetches weights placed on "cpu" to the main device instead of using them
+  /// in place, even if the main device is the CPU.
   bool offloads_host = false;
   bool offload_buffers = false;
   std::vector<std::string> preload_module_classes = {};
-  /// Keys among a forward's arguments that stay where they are.
+  /// Keys of forward arguments that are not moved.
   std::vector<std::string> skip_keys = {};
-  /// All tensors are one unit.
+  /// Treats all tensors as one unit.
   bool is_one_unit = false;
 };
 
-/// A parameter that is held as codes, and where those go.
+/// A quantized parameter and the place of its codes.
 struct PlannedCodes {
   at::Tensor parameter;
   CodedUnit codes = {};
   c10::Device device = c10::kCPU;
-  /// Names of the layers that have it, with a dot at the end unless empty.
+  /// Names of the layers that hold the parameter, with a trailing dot unless
+  /// empty.
   std::vector<std::string> layers;
-  /// Those among the kept tensors that are its parts; none if it stays on the
+  /// Indices of its parts among the kept tensors; empty if it stays on the
   /// device.
   std::vector<std::size_t> kept = {};
   bool is_on_disk = false;
 };
 
-/// What becomes of a module's tensors.
+/// Where each of a module's tensors goes.
 struct DispatchPlan {
   /// Tensors that move to a device and stay there.
   std::vector<std::pair<at::Tensor, c10::Device>> resident;
   KeptWeights kept;
-  /// All names of each resident and each kept tensor.
+  /// All names of each resident and each kept tensor, respectively.
   std::vector<std::vector<std::string>> resident_names;
   std::vector<std::vector<std::string>> kept_names;
   /// Whether each of `kept.tensors` comes from disk.
   std::vector<bool> is_on_disk;
-  /// Whether it is a part of a weight that is held as codes.
+  /// Whether each of `kept.tensors` is a part of a quantized weight.
   std::vector<bool> is_code;
-  /// What is neither resident nor kept itself, but through its codes.
+  /// Quantized parameters, which are placed through their codes.
   std::vector<PlannedCodes> codes;
-  /// Whether operators have tensors on several devices.
+  /// Whether operators receive tensors on several devices.
   bool has_several_devices = false;
 };
 
-/// Throws ConfigError as dispatch_model(). A tensor with several names is where
-/// the nearest of their places is.
+/// Plans a dispatch. A tensor with several names goes to the place nearest to
+/// the accelerator. Throws ConfigError like dispatch_model().
 DispatchPlan plan_dispatch(
     const torch::nn::Module& module,
     const DispatchRequest& request);
 
-/// Finds where offloaded weights are stored, by name.
+/// Finds stored weights by name.
 class StoredWeights {
  public:
   void add(StoredTensors tensors);
-  /// Entries of an index, whose .dat files are in `folder`.
+  /// Adds the entries of an index whose .dat files are in `folder`.
   void add(const OffloadIndex& index, const std::filesystem::path& folder);
-  /// The tensor of the first of these names that has one; null if none has.
+  /// Returns the tensor stored under the first of these names that has one;
+  /// null if none has.
   [[nodiscard]] std::shared_ptr<const StoredTensor> find(
       const std::vector<std::string>& names) const;
 

@@ -16,7 +16,7 @@
 
 namespace accelerate {
 
-/// What a Dispatch owns.
+/// State owned by a Dispatch.
 struct Dispatch::State {
   State() = default;
   State(const State&) = delete;

@@ -169,8 +169,8 @@ std::unique_ptr<Dispatch::State> Dispatcher::run(TierOptions options) {
   return state;
 }
 
-// Values in the folder are used where the model's are not codes; codes are
-// written anew.
+// Unquantized values in the folder are used, hence the warning; codes are
+// rewritten.
 void Dispatcher::look_for_others(const fs::path& folder, bool refuses_others)
     const {
   std::vector<ValueInMemory> values, codes;
@@ -217,7 +217,7 @@ bool Dispatcher::has_file(std::size_t kept) const {
       at::IntArrayRef(torch_shape(stored->dtype, stored->shape));
 }
 
-// All parts, also those that stay in memory: the folder has the weight.
+// Includes the parts that stay in memory: the folder holds complete weights.
 WeightList Dispatcher::codes_to_write() const {
   WeightList parts;
   for (const PlannedCodes& each : plan_.codes) {
@@ -234,8 +234,8 @@ WeightList Dispatcher::codes_to_write() const {
   return parts;
 }
 
-// From here on, the kept tensors are handles that only the keeper of the codes
-// has.
+// From here on, the kept tensors are handles held only by the keeper of the
+// codes.
 void Dispatcher::place_codes() {
   for (const PlannedCodes& each : plan_.codes) {
     if (each.kept.empty()) {
@@ -249,7 +249,7 @@ void Dispatcher::place_codes() {
   }
 }
 
-// Undefined if the tensor is on the meta device and nobody gave values.
+// Undefined if the tensor is on the meta device and no values were given.
 Dispatcher::Value Dispatcher::value_of(
     const std::vector<std::string>& names,
     const at::Tensor& tensor) const {
@@ -269,7 +269,7 @@ void Dispatcher::find_sources() {
       require_same_shape(kept);
       continue;
     }
-    // A state dict has values, not codes.
+    // State dicts hold values, not codes.
     const Value value = plan_.is_code[i]
         ? Value{kept.tensor}
         : value_of(plan_.kept_names[i], kept.tensor);

@@ -16,19 +16,19 @@
 
 namespace accelerate::detail {
 
-/// What dispatch_model() asks for, given the device that its map leads to.
+/// Translates the options of dispatch_model() and resolves the main device.
 DispatchRequest request_of(const DispatchOptions& options);
 
-/// The device on which modules of "cpu" and "disk" are computed.
+/// Returns the device that computes modules placed on "cpu" and "disk".
 c10::Device main_device_of(
     const DeviceMap& map,
     const std::optional<MapDevice>& given);
 
-/// Bytes of DispatchOptions::prefetch_memory; 0 if it is not set.
+/// Bytes of DispatchOptions::prefetch_memory; 0 if unset.
 std::uint64_t memory_of(const std::optional<ByteSize>& size);
 
-/// Dispatches one module: first finds all values, then moves tensors, so that an
-/// error leaves the module as it was.
+/// Dispatches one module. Finds all values before it moves any tensor, so that
+/// an error leaves the module unchanged.
 class Dispatcher {
  public:
   /// `request` must outlive this object.
@@ -37,15 +37,16 @@ class Dispatcher {
       const DispatchRequest& request,
       const WeightList& state_dict);
 
-  /// Where values are besides the module and `state_dict`.
+  /// Adds stored values to those of the module and `state_dict`.
   void add_stored(const StoredTensors& tensors) { stored_.add(tensors); }
-  /// The same for weights that are held as codes, too: these are the ones in
-  /// the files. Otherwise their files are compared with them and written anew.
+  /// Like add_stored(), but also declares that the stored codes of quantized
+  /// weights are those of the module, which are otherwise compared and
+  /// rewritten.
   void add_stored_codes(const StoredTensors& tensors);
 
-  /// Finds the values of weights that are on disk, and writes those to the
-  /// folder that it lacks. With `refuses_others`, a folder that has other values
-  /// is an error instead of a warning.
+  /// Finds the values of weights placed on disk and writes missing ones to the
+  /// folder. With `refuses_others`, different values in the folder are an error
+  /// instead of a warning.
   void use_disk(
       const std::filesystem::path& folder,
       const OffloadIndex& index,
@@ -54,8 +55,8 @@ class Dispatcher {
   std::unique_ptr<Dispatch::State> run(TierOptions options);
 
  private:
-  /// A tensor's values. Those of a state dict belong to the caller: a model
-  /// may read them, and must not write to them.
+  /// A tensor's values. Values from a state dict are borrowed: they belong to
+  /// the caller and must not be written to.
   struct Value {
     at::Tensor tensor;
     bool is_borrowed = false;

@@ -8,18 +8,18 @@
 
 namespace accelerate::detail {
 
-/// A weight that is in memory, and may be in an offload folder, too.
+/// A weight in memory that may also be in an offload folder.
 struct ValueInMemory {
-  /// All names that the folder may have it by.
+  /// All names under which the folder may store the weight.
   std::vector<std::string> names;
   at::Tensor value;
-  /// The folder may have it in another dtype, which is not compared.
+  /// The folder may store another dtype; if so, values are not compared.
   bool may_be_converted = false;
 };
 
-/// Names of the weights that an offload folder has with other contents, by its
-/// checksums. Folders that Python programs wrote have none, and are taken as
-/// they are.
+/// Names of the weights whose contents differ in an offload folder, by its
+/// checksums. Folders written by Python programs have no checksums and are
+/// trusted.
 std::vector<std::string> other_in(
     const std::filesystem::path& folder,
     const std::vector<ValueInMemory>& values);

@@ -4,11 +4,11 @@
 
 namespace accelerate::detail {
 
-/// Watches weights of a model that is spread over several devices: an operator
-/// runs where its first weight is, and its other tensors follow.
+/// Watches the weights of a model spread over several devices: an operator runs
+/// on the device of its first weight, and its other tensors are moved there.
 class InputMover final : public GateKeeper {
  public:
-  /// `owner`: that of the watches (TensorWatch).
+  /// `owner` identifies the owner of the watches (TensorWatch).
   InputMover(const void* owner, std::size_t num_places)
       : owner_(owner), num_places_(num_places) {}
   void call(GatedCall& call) override;

@@ -30,7 +30,8 @@ bool uses_disk(const DeviceMap& map) {
   });
 }
 
-// The places while a checkpoint is read whose own files stay the disk tier.
+// The device map to load with when the checkpoint's own files serve as the disk
+// tier.
 DeviceMap without_disk(const torch::nn::Module& module, const DeviceMap& map) {
   std::vector<std::pair<std::string, MapDevice>> entries;
   for (const Placement& each : map.placements())
@@ -44,7 +45,7 @@ DeviceMap without_disk(const torch::nn::Module& module, const DeviceMap& map) {
   return DeviceMap(entries);
 }
 
-// Sizes are those that tensors have once they are loaded.
+// Dtypes after loading, so that the device map uses the loaded sizes.
 std::vector<std::pair<std::string, std::string>> dtypes_of(
     const torch::nn::Module& module,
     const LoadAndDispatchOptions& options) {

@@ -6,7 +6,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The history is cut when it is so many times as long as the model.
+// The history is cut when it reaches this many times the number of units.
 constexpr std::size_t kMostRounds = 64;
 constexpr std::size_t kLeastHistory = 4096;
 
@@ -15,7 +15,7 @@ constexpr std::size_t kLeastHistory = 4096;
 AccessOrder::AccessOrder(std::size_t num_units) : num_units_(num_units) {}
 
 std::uint64_t AccessOrder::context_at(std::size_t position) const {
-  // The first unit has none before it.
+  // The first unit has no predecessor.
   const std::size_t before =
       position == 0 ? num_units_ : history_[position - 1];
   return static_cast<std::uint64_t>(before) << 32U | history_[position];
@@ -49,7 +49,7 @@ void AccessOrder::upcoming(
       unit = (unit + 1) % num_units_;
     } else {
       unit = history_[++position];
-      // What followed leads to now, from where the same begins again.
+      // The replay has reached the newest unit and repeats from here.
       if (position + 1 == history_.size()) position = before_;
     }
     if (!visit(unit)) return;

@@ -8,24 +8,24 @@
 
 namespace accelerate::detail {
 
-/// Predicts which units a model uses next from those that it used: after the
-/// last two units it expects what followed the last time that they came in this
-/// order. So the order of a forward is learned by its first run, a loop of
-/// forwards and a backward are orders like any other, and a forward that takes
-/// another path is followed as soon as it is known. Before anything is known,
-/// units are expected by their numbers.
+/// Predicts which units a model uses next from its history: it expects what
+/// followed the last two units the last time they were used in this order. It
+/// learns the order of a forward from its first run, treats a loop of forwards
+/// and a backward like any other order, and follows a forward that takes
+/// another path as soon as it has seen that path. Until then it expects units
+/// in index order.
 class AccessOrder {
  public:
   explicit AccessOrder(std::size_t num_units);
 
-  /// A unit is used. The same one again and again counts once.
+  /// Records the use of a unit. Consecutive uses of one unit count once.
   void note(std::size_t unit);
 
-  /// Calls `visit` with the units that are expected next, the next one first,
-  /// until it returns false or twice as many as there are units were visited.
+  /// Calls `visit` with the expected units, the next one first, until it
+  /// returns false or has been called twice as often as there are units.
   void upcoming(const std::function<bool(std::size_t unit)>& visit) const;
 
-  /// How often a unit was not the one that was expected.
+  /// Number of times that the unit used was not the one expected.
   [[nodiscard]] std::int64_t num_surprises() const { return num_surprises_; }
 
  private:
@@ -34,10 +34,10 @@ class AccessOrder {
 
   std::size_t num_units_;
   std::vector<std::size_t> history_;
-  /// Where pairs of units came last, by their second unit's place in the
-  /// history, without the newest one.
+  /// Maps each pair of units to the history index of the second unit at the
+  /// pair's last occurrence, not counting the newest pair.
   std::unordered_map<std::uint64_t, std::size_t> last_;
-  /// Where the newest pair came before.
+  /// History index of the previous occurrence of the newest pair.
   std::size_t before_ = kNowhere;
   std::int64_t num_surprises_ = 0;
 

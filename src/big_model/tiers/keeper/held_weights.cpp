@@ -1,4 +1,4 @@
-// Weights that are in memory for as long as a program wants.
+// Weights held in memory for as long as the program wants.
 #include <optional>
 
 #include <ATen/core/grad_mode.h>
@@ -32,7 +32,7 @@ void TierKeeper::hold(std::size_t tensor, std::optional<c10::Device> device) {
 void TierKeeper::put_back(std::size_t tensor) {
   Lock lock(mutex_);
   if (gates_[tensor] != nullptr) return;
-  // A fetch reads the source that may change here.
+  // A fetch in progress reads the source, which may change below.
   Unit& unit = units_[weights_.tensors[tensor].unit];
   done_.wait(lock, [&] { return unit.state != State::fetching; });
   const BypassGates bypass;
@@ -41,12 +41,12 @@ void TierKeeper::put_back(std::size_t tensor) {
   const at::Tensor value = kept.tensor.variable_data();
   const bool is_source =
       kept.source.host.defined() && value.is_alias_of(kept.source.host);
-  // Files and tensors of others stay as they are: a changed weight is in memory
-  // of the keeper's own from now on.
+  // Files and the caller's tensors are never written to: a changed weight gets
+  // host memory of its own.
   if (!is_source && !fetch_now(kept).to(value.device()).equal(value))
     kept.source = {.host = on_host(value, kept.device)};
   gates_[tensor] = make_gate(tensor);
-  // What the unit has is older, and it may have to be copied from now on.
+  // The unit holds the old value, and may need a copy from now on.
   if (unit.state == State::fetched && !pins_.is_pinned(kept.unit))
     evict(kept.unit);
 }

@@ -1,4 +1,4 @@
-// What TierKeeper fetches, and the thread that does it.
+// What TierKeeper fetches, and its fetch thread.
 #include <algorithm>
 #include <exception>
 #include <memory>
@@ -13,10 +13,10 @@ namespace accelerate::detail {
 
 namespace {
 
-// Small units are read together, so that a read is worth its threads.
+// Small units are read together, so that reads are worth their threads.
 constexpr std::uint64_t kBatchBytes = std::uint64_t{16} << 20U;
-// Fetches on their way: the next one's reads are requested before the last ones
-// of the one before have ended.
+// Fetches in flight: the next fetch's reads are requested before the last reads
+// of the previous one have finished.
 constexpr std::size_t kMostFetches = 2;
 
 }  // namespace
@@ -38,7 +38,7 @@ std::vector<std::size_t> TierKeeper::next_batch() {
   std::uint64_t sum = 0;
   while (!to_fetch_.empty() && (batch.empty() || sum < kBatchBytes)) {
     const std::size_t unit = to_fetch_.front();
-    // The first one may be waited for.
+    // A thread may be waiting for the first unit, so it goes alone if large.
     if (!batch.empty() && sum + bytes_of_unit(unit) > kBatchBytes) break;
     if (num_fetches_ > 0 && !has_memory_for(sum + bytes_of_unit(unit))) break;
     to_fetch_.pop_front();
@@ -56,8 +56,8 @@ bool TierKeeper::is_fetched_when_used(std::size_t unit) {
   return own.is_cached;
 }
 
-// For a unit that is not fetched ahead of time. The page cache may have dropped
-// it since that was decided.
+// Fetches a unit that was not prefetched because it was cached. If the page
+// cache has dropped it since, queues it.
 void TierKeeper::fetch_or_queue(std::size_t unit, Lock& lock) {
   Unit& own = units_[unit];
   own.is_cached = false;
@@ -70,7 +70,7 @@ void TierKeeper::fetch_or_queue(std::size_t unit, Lock& lock) {
     const at::NoGradGuard no_grad;
     fetched = fetch_at_once(tensors);
   } catch (const std::exception&) {
-    // The thread that fetches says what is wrong.
+    // The fetch thread reports the error.
   }
   lock.lock();
   if (fetched) {
@@ -104,8 +104,9 @@ struct TierKeeper::Fetch {
   std::vector<FetchedUnit> fetched;
 };
 
-// A second fetch begins while the first one is on its way, where there is memory
-// for both. Memory of devices may have to be waited for.
+// A second fetch begins while the first is in flight if there is memory for
+// both. On accelerators it does not, since it may have to wait for device
+// memory.
 bool TierKeeper::can_begin_fetch() const {
   if (is_ending_ || to_fetch_.empty()) return false;
   if (num_fetches_ == 0) return true;
@@ -114,7 +115,7 @@ bool TierKeeper::can_begin_fetch() const {
       has_memory_for(bytes_of_unit(unit));
 }
 
-// Null if nothing can be begun now. Called by one thread at a time.
+// Returns null if no fetch can begin now. Called by one thread at a time.
 std::optional<BoxList> TierKeeper::begin_fetch() {
   Lock lock(mutex_);
   while (can_begin_fetch()) {
@@ -143,7 +144,7 @@ std::optional<BoxList> TierKeeper::begin_fetch() {
   return std::nullopt;
 }
 
-// Not on two threads at a time, since copies to devices are in order.
+// One thread at a time, since copies to devices are issued in order.
 void TierKeeper::take_values(Fetch& fetch) {
   const std::lock_guard lock(copies_mutex_);
   fetch.fetched = fetch.fetch.finish(copies_);
@@ -164,7 +165,7 @@ void TierKeeper::finish_fetch(
   } else if (units.size() == 1) {
     fail(units.front(), failure);
   } else {
-    // One of them has failed, and the others are to be there.
+    // One of the units has failed; the others should still arrive.
     for (const std::size_t unit : units) fetch_alone(unit, lock);
   }
   --num_fetches_;
@@ -175,7 +176,7 @@ void TierKeeper::arrive_all(Fetch& fetch) {
   for (std::size_t i = 0; i < fetch.units.size(); ++i) {
     const std::size_t unit = fetch.units[i];
     arrive(unit, std::move(fetch.fetched[i]));
-    // Values that went to a device do not lie in it any more.
+    // Values copied to a device no longer live in the buffer.
     const FetchedUnit& own = units_[unit].fetched;
     if (!own.buffer.defined())
       pool_of(unit).give_back(

@@ -74,10 +74,10 @@ TierKeeper::~TierKeeper() {
   thread_.join();
 }
 
-// The tensor's memory, if it has some, is dropped: it is in the source.
+// Drops the tensor's memory, if any: the values are in the source.
 std::unique_ptr<GatedTensor> TierKeeper::make_gate(std::size_t tensor) {
   const OffloadedTensor& kept = weights_.tensors[tensor];
-  // A tensor with memory would stay on that memory's device.
+  // A tensor with memory would stay on the device of that memory.
   if (!kept.tensor.is_meta() && kept.tensor.device() != kept.device) {
     replace_in_place(
         kept.tensor,
@@ -169,7 +169,7 @@ void TierKeeper::require_no_write(GatedCall& call) const {
   }
 }
 
-// The unit is pinned.
+// The unit must be pinned.
 void TierKeeper::use(std::size_t unit, Lock& lock) {
   const bool is_new = current_ != unit;
   if (is_new) {
@@ -189,7 +189,7 @@ void TierKeeper::use(std::size_t unit, Lock& lock) {
   if (!units_[unit].fills_tensors) fill(unit);
 }
 
-// The stream that computes waits, not this thread.
+// Makes the current stream wait, not this thread.
 void TierKeeper::wait_for_arrival(std::size_t unit) {
   std::shared_ptr<c10::Event>& arrival = units_[unit].fetched.arrival;
   if (arrival == nullptr) return;
@@ -202,7 +202,7 @@ void TierKeeper::wait_for_arrival(std::size_t unit) {
 void TierKeeper::await(std::size_t unit, Lock& lock) {
   Unit& own = units_[unit];
   if (own.is_instant && own.state != State::fetched) {
-    // Nothing is read.
+    // Reads nothing.
     DeviceCopies copies;
     own.fetched = fetch(requests_for({unit}), copies).front();
     own.state = State::fetched;
@@ -215,7 +215,7 @@ void TierKeeper::await(std::size_t unit, Lock& lock) {
   ++stats_.num_waits;
   stats_.wait_seconds +=
       std::chrono::duration<double>(Clock::now() - start).count();
-  // Every thread that waits for it fails; the next fetch clears it.
+  // Every waiting thread fails; the next fetch clears the failure.
   if (own.failure) std::rethrow_exception(own.failure);
 }
 

@@ -24,33 +24,32 @@
 
 namespace accelerate::detail {
 
-/// What a TierKeeper keeps.
+/// The weights that a TierKeeper manages.
 struct KeptWeights {
   std::vector<OffloadedTensor> tensors;
   std::vector<WeightUnit> units;
 };
 
 struct TierOptions {
-  /// Bytes of units in memory, those in use included; 0: twice the largest
-  /// unit.
+  /// Limit on the bytes of units in memory, including units in use. 0 means
+  /// twice the largest unit.
   std::uint64_t memory = 0;
-  /// Whether operators have tensors on several devices.
+  /// Whether operators receive tensors on several devices.
   bool moves_inputs = false;
-  /// Number of entries of the device map.
+  /// Number of entries in the device map.
   std::size_t num_places = 1;
-  /// Units stay in memory until evict_all().
+  /// Keeps units in memory until evict_all().
   bool keeps_fetched = false;
-  /// Called before the first unit is fetched while none is in memory.
+  /// Called before a unit is fetched while none is in memory.
   std::function<void()> before_first = nullptr;
 };
 
-/// Keeps offloaded weights: fetches units on a thread of its own before they
-/// are needed, in the order in which it expects them, gives them to their
-/// tensors when an operator takes one, and evicts those that are not expected
-/// next. An operator runs where its first kept weight is; its other tensors
-/// follow.
+/// Manages offloaded weights: prefetches units on its own thread in the order
+/// in which it expects them, fills their tensors when an operator uses one, and
+/// evicts units that are not expected next. An operator runs on the device of
+/// its first offloaded weight; its other tensors are moved there.
 ///
-/// Operators may come from several threads, as in backwards of accelerators.
+/// Operators may run on several threads, as in backward passes on accelerators.
 class TierKeeper final : public OffloadKeeper {
  public:
   TierKeeper(KeptWeights weights, TierOptions options);
@@ -68,9 +67,9 @@ class TierKeeper final : public OffloadKeeper {
   bool begin_use(std::size_t tensor) override;
   void end_use(std::size_t tensor) override;
 
-  /// Takes the memory from all units but those that other threads compute with.
+  /// Evicts all units except those that other threads are computing with.
   void evict_all();
-  /// Fetches everything for good: tensors are ordinary ones afterwards.
+  /// Fetches everything for good: tensors are ordinary tensors afterwards.
   void release_all();
   [[nodiscard]] DispatchStats stats() const;
 
@@ -81,13 +80,13 @@ class TierKeeper final : public OffloadKeeper {
     bool fills_tensors = false;
     FetchedUnit fetched = {};
     std::exception_ptr failure = nullptr;
-    bool is_instant = false;  // its values need neither a read nor a copy
-    bool is_cached = false;   // so that it is fetched when it is used
+    bool is_instant = false;  // needs neither a read nor a copy
+    bool is_cached = false;   // so it is fetched on use
   };
   using Lock = std::unique_lock<std::mutex>;
   struct Fetch;
 
-  // tier_keeper.cpp: operators, and what they wait for.
+  // tier_keeper.cpp: operators and their waits.
   std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
   void require_no_write(GatedCall& call) const;
   void use(std::size_t unit, Lock& lock);
@@ -108,7 +107,7 @@ class TierKeeper final : public OffloadKeeper {
   BufferPool& pool_of(std::size_t unit);
   void trim_pools(std::uint64_t num_bytes);
 
-  // tier_fetches.cpp: how they come there.
+  // tier_fetches.cpp: how units are fetched.
   bool is_fetched_when_used(std::size_t unit);
   void fetch_or_queue(std::size_t unit, Lock& lock);
   std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
@@ -138,11 +137,11 @@ class TierKeeper final : public OffloadKeeper {
   UnitPins pins_;
   BufferPool buffers_{/*is_pinned=*/false};
   BufferPool pinned_buffers_{/*is_pinned=*/true};
-  /// Used by the thread that fetches, and by those that it begins.
+  /// Used by the fetch thread and the threads that it starts.
   BoxReader reader_;
   bool is_reading_ = false;
-  std::size_t num_fetches_ = 0;  // that are on their way
-  std::mutex copies_mutex_;      // never requested while holding the other one
+  std::size_t num_fetches_ = 0;  // in flight
+  std::mutex copies_mutex_;      // never locked while holding mutex_
   DeviceCopies copies_;
   std::uint64_t bytes_in_memory_ = 0;
   LeavingMemory leaving_;

@@ -1,5 +1,5 @@
-// Which units TierKeeper has in memory: what is expected next stays or is asked
-// for, the rest goes.
+// Decides which units TierKeeper has in memory: units expected next are kept or
+// fetched, the rest evicted.
 #include <algorithm>
 #include <utility>
 
@@ -18,8 +18,8 @@ bool TierKeeper::has_memory_for(std::uint64_t num_bytes) const {
       bytes_in_memory_ + num_bytes <= options_.memory;
 }
 
-// Until the device has done what it was given with units that were evicted, if
-// there is no memory for more.
+// If memory is short, waits until the device has finished the queued work that
+// uses evicted units.
 void TierKeeper::wait_for_memory(Lock& lock) {
   leaving_.forget_what_left();
   while (bytes_in_memory_ + leaving_.bytes() > options_.memory) {
@@ -39,7 +39,7 @@ void TierKeeper::count_memory(std::uint64_t num_bytes) {
   stats_.peak_bytes = std::max(stats_.peak_bytes, bytes_in_memory_);
 }
 
-// Evicts what is not expected next, and asks for what is.
+// Evicts units that are not expected next and queues those that are.
 void TierKeeper::plan_fetches() {
   const std::size_t current = *current_;
   std::vector<bool> is_kept(units_.size(), options_.keeps_fetched);
@@ -60,7 +60,7 @@ void TierKeeper::plan_fetches() {
     if (i != current && !pins_.is_pinned(i)) continue;
     is_kept[i] = true;
     sum += bytes_of_unit(i);
-    // Another thread waits for it.
+    // Another thread is waiting for this unit.
     if (i != current && is_missing(i)) wanted.push_back(i);
   }
   order_.upcoming([&](std::size_t next) {
@@ -79,7 +79,7 @@ void TierKeeper::plan_fetches() {
   }
   for (const std::size_t unit : wanted) {
     units_[unit].state = State::queued;
-    // It is tried again, even if a fetch ahead of time has failed.
+    // Retries the unit even if a prefetch of it has failed.
     units_[unit].failure = nullptr;
   }
   to_fetch_.assign(wanted.begin(), wanted.end());
@@ -104,14 +104,14 @@ void TierKeeper::evict(std::size_t unit) {
   bytes_in_memory_ -= bytes_of_unit(unit);
   if (const c10::Device device = device_of_unit(unit); !device.is_cpu())
     leaving_.add(device, bytes_of_unit(unit));
-  // Buffers are a little larger than what lies in them.
+  // Buffers are a little larger than the tensors in them.
   const std::uint64_t left = options_.memory > bytes_in_memory_
       ? options_.memory - bytes_in_memory_
       : 0;
   trim_pools(left + left / 16);
 }
 
-// Units are computed with on one device each.
+// All tensors of a unit are used on one device.
 BufferPool& TierKeeper::pool_of(std::size_t unit) {
   return device_of_unit(unit).is_cpu() ? buffers_ : pinned_buffers_;
 }

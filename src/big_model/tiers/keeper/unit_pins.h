@@ -7,17 +7,17 @@
 
 namespace accelerate::detail {
 
-/// Units that operators compute with, by thread. Thread-safe if its calls are
-/// under one lock.
+/// Tracks which units each thread is computing with. The caller must serialize
+/// calls with a lock.
 class UnitPins {
  public:
   explicit UnitPins(std::size_t num_units) : num_pins_(num_units, 0) {}
 
-  /// Returns false if this thread has pinned the unit already.
+  /// Returns false if this thread has already pinned the unit.
   bool pin(std::size_t unit);
-  /// Does nothing if this thread has not pinned it.
+  /// No-op if this thread has not pinned the unit.
   void unpin(std::size_t unit);
-  /// Unpins what this thread has pinned.
+  /// Unpins everything that this thread has pinned.
   void unpin_all();
   [[nodiscard]] bool is_pinned(std::size_t unit) const {
     return num_pins_[unit] > 0;
