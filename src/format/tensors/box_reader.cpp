@@ -16,7 +16,7 @@
 
 namespace accelerate::detail {
 
-/// The lists that are read by one call, and its threads.
+/// The lists read by one call of read_lists(), and its threads.
 class BoxReader::Lists {
  public:
   Lists(BoxReader& reader, const NextList& next)
@@ -24,7 +24,7 @@ class BoxReader::Lists {
 
   void read() {
     work(0);
-    // Threads begin others as long as there is something to read.
+    // Threads start further threads while there is something to read.
     for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].join();
   }
 
@@ -33,7 +33,7 @@ class BoxReader::Lists {
     BoxList list;
     ReadJobs jobs;
     std::size_t next = 0;      // job
-    std::size_t num_left = 0;  // jobs that are not done
+    std::size_t num_left = 0;  // unfinished jobs
     std::exception_ptr failure = nullptr;
 
     [[nodiscard]] bool has_next() const { return next < jobs.size(); }
@@ -46,7 +46,7 @@ class BoxReader::Lists {
       reader->read([&] { return take(); });
   }
 
-  // Null once everything is done.
+  // Returns null once everything is done.
   RangeReader* wait_for_job(std::size_t thread) {
     Lock lock(mutex_);
     while (true) {
@@ -60,7 +60,7 @@ class BoxReader::Lists {
     }
   }
 
-  // The list that has the next job; asks for one if none has.
+  // Returns the list that has the next job; asks for a new list if none has.
   Place find_job(Lock& lock) {
     while (true) {
       const auto found =
@@ -72,7 +72,7 @@ class BoxReader::Lists {
     }
   }
 
-  // Returns whether there was one.
+  // Asks for the next list. Returns whether there was one.
   bool ask(Lock& lock) {
     is_asking_ = true;
     lock.unlock();
@@ -96,7 +96,8 @@ class BoxReader::Lists {
     return list.has_value();
   }
 
-  // This thread is one of them. With fewer threads, it takes longer.
+  // The calling thread counts as one. If a thread cannot be started, reading
+  // goes on with fewer.
   void begin_threads(std::size_t count) {
     try {
       while (threads_.size() + 1 < count) {
@@ -109,7 +110,7 @@ class BoxReader::Lists {
     }
   }
 
-  // The next range to read; copies what comes before it.
+  // Returns the next range to read; runs copies that come before it.
   std::optional<RangeReader::Task> take() {
     Lock lock(mutex_);
     while (true) {
@@ -175,7 +176,7 @@ class BoxReader::Lists {
     hash.finish();
   }
 
-  // Jobs that others have not begun are left out once one has failed.
+  // Once a job has failed, skips the jobs of its list that have not begun.
   void finish_job(Place place, const std::exception_ptr& failure) {
     Lock lock(mutex_);
     if (failure && !place->failure) {
@@ -195,10 +196,10 @@ class BoxReader::Lists {
   const NextList& next_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  /// Those that are not done, in order.
+  /// Unfinished lists, in order.
   std::list<ActiveList> lists_;
   bool is_asking_ = false;
-  /// Nothing is begun any more.
+  /// Set once no further list may be asked for.
   bool is_ended_ = false;
   std::vector<std::thread> threads_;
 };

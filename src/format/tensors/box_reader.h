@@ -14,17 +14,17 @@ namespace accelerate::detail {
 /// Boxes that are read together.
 struct BoxList {
   std::vector<BoxToRead> boxes;
-  /// Called at the end, on one of the threads that read, with the failure if
-  /// there is one. Does not throw.
+  /// Called at the end on one of the reading threads, with the failure or null.
+  /// Must not throw.
   std::function<void(std::exception_ptr failure)> done;
 };
 
-/// Reads boxes, one list after another; what its threads need for that is kept
-/// from one list to the next. For one thread at a time.
+/// Reads lists of boxes one after another, and keeps the buffers of its threads
+/// between lists. Not thread-safe.
 class BoxReader {
  public:
-  /// The list to read next, if there is one now. Called on any of the threads
-  /// that read, by one at a time. Does not throw.
+  /// Returns the list to read next, if there is one now. Called on any of the
+  /// reading threads, one at a time. Must not throw.
   using NextList = std::function<std::optional<BoxList>()>;
 
   BoxReader();
@@ -32,14 +32,14 @@ class BoxReader {
   BoxReader& operator=(const BoxReader&) = delete;
   ~BoxReader();
 
-  /// As read_boxes().
+  /// Same as read_boxes().
   void read(const std::vector<BoxToRead>& boxes);
-  /// Reads lists in their order. The next one is begun while the last parts of
-  /// the one before are on their way, so that the disk always has something to
-  /// do. Returns once `next` gives none and all are done. A list that fails does
-  /// not end the others.
+  /// Reads lists in order. Begins the next list while the last reads of the
+  /// previous one are in flight, so that the disk stays busy. Returns once
+  /// `next` returns none and all lists are done. A failed list does not stop
+  /// the others.
   void read_lists(const NextList& next);
-  /// Frees what it keeps.
+  /// Frees the buffers that it keeps.
   void clear();
 
  private:

@@ -11,10 +11,10 @@ namespace accelerate::detail {
 
 namespace {
 
-// Bytes that are read and then hashed at once, small enough for the cache.
+// Bytes read and then hashed at once; small enough for the processor's cache.
 constexpr std::uint64_t kBufferedPiece = 256U << 10U;
-// Shorter segments are copied out of a piece, since one system call each would
-// cost more.
+// Shorter segments are copied out of a piece, which is cheaper than one system
+// call each.
 constexpr std::uint64_t kLeastOwnRead = 64U << 10U;
 
 bool is_long(const FileSegment& segment) {
@@ -31,7 +31,7 @@ class SegmentCursor {
   explicit SegmentCursor(std::span<const FileSegment> segments)
       : segments_(segments) {}
 
-  // Copies what is wanted from a piece at `offset`, except what is already in
+  // Copies the wanted bytes of a piece at `offset`, except those already in
   // place.
   void copy_out(std::uint64_t offset, std::span<const std::byte> piece) {
     skip_before(offset);
@@ -82,7 +82,7 @@ class SegmentCursor {
   std::size_t next_ = 0;
 };
 
-// The destination of these bytes, if one segment wants all of them.
+// Returns the destination of these bytes if one segment covers them all.
 std::byte*
 own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
   const FileSegment* const segment = cursor.at(offset);
@@ -90,8 +90,7 @@ own_place(SegmentCursor& cursor, std::uint64_t offset, std::size_t size) {
   return segment->out.data() + (offset - segment->offset);
 }
 
-// A direct read on its way. Pieces are requested ahead of the one that is
-// copied.
+// A direct read in flight. Pieces are requested ahead of the one being copied.
 struct DirectTask {
   explicit DirectTask(RangeReader::Task all) : task(std::move(all)) {}
 
@@ -145,7 +144,8 @@ bool RangeReader::is_direct(const FileRange& range) {
       !range.file->is_cached(range.begin, range.end);
 }
 
-// Reads what comes through the page cache on the way to a range that does not.
+// Returns the next range that needs a direct read; first reads buffered ranges
+// that come before it.
 std::optional<RangeReader::Task> RangeReader::next_direct(
     const NextTask& next) {
   while (std::optional<Task> task = next()) {
@@ -193,7 +193,7 @@ void RangeReader::read_buffered(const FileRange& range, const Visit& visit) {
   while (at < range.end) {
     const FileSegment* const segment = cursor.at(at);
     if (segment != nullptr && segment->offset == at && is_long(*segment)) {
-      // Directly to its place. Without `visit`, small pieces gain nothing.
+      // Reads in place. Small pieces help only if `visit` hashes them.
       const std::uint64_t most = visit ? kBufferedPiece : segment->out.size();
       for (std::size_t done = 0; done < segment->out.size();) {
         const std::size_t size =
@@ -203,7 +203,7 @@ void RangeReader::read_buffered(const FileRange& range, const Visit& visit) {
       }
       continue;
     }
-    // Up to the next long segment; a piece may end inside a short one.
+    // Reads up to the next long segment; a piece can end inside a short one.
     const std::uint64_t limit =
         cursor.next_long(at, std::min(at + kBufferedPiece, range.end));
     scratch_.resize(kBufferedPiece);

@@ -18,11 +18,10 @@ namespace {
 using safetensors::Box;
 using safetensors::Shape;
 
-// Shorter runs are copied out of a mapping, since one read each would cost
-// more.
+// Shorter runs are copied out of a mapping, which is cheaper than one read
+// each.
 constexpr std::uint64_t kLeastRun = 256U << 10U;
-// Unwanted bytes up to this many between wanted ones are read, too, rather than
-// skipped.
+// Gaps of up to this many unwanted bytes are read rather than skipped.
 constexpr std::uint64_t kMostGap = 64U << 10U;
 
 // The intersection of both boxes, in the coordinates of the full tensor; empty
@@ -81,7 +80,7 @@ void for_each_run(const Box& slice, const Box& a, const Box& b, Visit visit) {
   }
 }
 
-// Bytes in one chunk of a file that are wanted in memory.
+// Bytes in one chunk of a file to read into memory.
 struct WantedBytes {
   const InputFile* file = nullptr;
   std::uint64_t chunk = 0;
@@ -89,11 +88,11 @@ struct WantedBytes {
   bool keeps_cached = false;
 };
 
-// What boxes need: bytes of files, and slices to copy row by row.
+// Data that boxes need: byte ranges of files, and slices to copy row by row.
 struct Wanted {
   std::vector<WantedBytes> bytes;
   std::vector<std::function<void()>> copies;
-  // Files from which only copies need something.
+  // Files that copies read from.
   std::vector<const InputFile*> copied_files;
 };
 
@@ -133,8 +132,8 @@ void require_inside(const BoxToRead& wanted) {
   }
 }
 
-// Copies elements of a strided box starting at element `from`, counted row by
-// row.
+// Copies elements of a strided box, starting at element `from` in row-major
+// order.
 void copy_strided(
     const StoredBox& stored,
     std::span<const std::byte> data,
@@ -173,8 +172,8 @@ void verify_stored(
   });
 }
 
-// Whether other processes read the same bytes of a shared file: they do unless
-// `both` is a complete shard, which belongs to one rank.
+// Whether other processes read the same bytes of a shared file. They do unless
+// `both` is a complete shard, which only one rank needs.
 bool is_read_by_others(
     const StoredTensor& tensor,
     const StoredBox& stored,
@@ -267,7 +266,8 @@ void add_box(Wanted& all, const BoxToRead& wanted) {
       "saved: the state is one machine's part, for the ranks that it had");
 }
 
-// Neighbours in the file that are neighbours in memory, too, become one.
+// Adds a segment; merges it with the last one if both are adjacent in the file
+// and in memory.
 void add_segment(FileRange& range, const FileSegment& segment) {
   if (!range.segments.empty()) {
     FileSegment& last = range.segments.back();
@@ -281,7 +281,7 @@ void add_segment(FileRange& range, const FileSegment& segment) {
   range.segments.push_back(segment);
 }
 
-// Adds the wanted bytes of one chunk, sorted by their offsets.
+// Adds jobs for the wanted bytes of one chunk, which are sorted by offset.
 void add_chunk(
     std::vector<ReadJob>& jobs,
     const InputFile& file,
@@ -365,8 +365,8 @@ std::vector<ReadJob> range_jobs(Wanted& wanted) {
   return jobs;
 }
 
-// Whether a range continues where another one ends, and one of them is too
-// short for direct reads.
+// Whether a range begins at or shortly after the end of another one, and one of
+// the two is too short for direct reads.
 bool follows(const ReadJob& before, const ReadJob& after) {
   const FileRange& a = before.range;
   const FileRange& b = after.range;
@@ -377,9 +377,8 @@ bool follows(const ReadJob& before, const ReadJob& after) {
       b.end - a.begin <= kChunkBytes + RangeReader::kLeastDirectBytes;
 }
 
-// Merges ranges that are too short for direct reads into the previous or next
-// range: on a short read through the page cache, the kernel reads more than is
-// wanted.
+// Merges ranges too short for direct reads into the previous or next range: on
+// a short read through the page cache, the kernel reads more than requested.
 void merge_short_ranges(std::vector<ReadJob>& jobs) {
   std::vector<ReadJob> merged;
   for (ReadJob& job : jobs) {

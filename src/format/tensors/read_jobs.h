@@ -8,13 +8,13 @@
 
 namespace accelerate::detail {
 
-/// A range to read; if `verifies`, a chunk that is hashed on the way.
+/// A range to read; with `verifies`, a chunk that is hashed as it is read.
 struct ReadJob {
   FileRange range;
   bool verifies = false;
 };
 
-/// What has to be done to read boxes, each job on any thread.
+/// Jobs that read boxes; each can run on any thread.
 struct ReadJobs {
   std::vector<ReadJob> ranges;
   /// Copies of rows out of mapped files.
@@ -25,8 +25,8 @@ struct ReadJobs {
   }
 };
 
-/// Finds out which ranges of files hold the boxes. The result refers to the
-/// boxes. Throws CheckpointError as read_boxes().
+/// Finds the file ranges that hold the boxes. `boxes` must outlive the result.
+/// Throws CheckpointError like read_boxes().
 ReadJobs read_jobs(const std::vector<BoxToRead>& boxes);
 
 }  // namespace accelerate::detail
