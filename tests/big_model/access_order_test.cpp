@@ -71,7 +71,7 @@ TEST(AccessOrder, CountsTheSameUnitAgainOnce) {
 TEST(AccessOrder, HasNoSurprisesOnceAnyOrderHasRepeated) {
   EXPECT_TRUE(rc::check([] {
     const auto num_units = *rc::gen::inRange<std::size_t>(2, 8);
-    // Each unit once, so that pairs tell where a forward is.
+    // Each unit occurs once, so that pairs identify the position in a forward.
     auto forward = *rc::gen::exec([num_units] {
       std::vector<std::size_t> units(num_units);
       for (std::size_t i = 0; i < num_units; ++i) units[i] = i;

@@ -55,7 +55,7 @@ PlanLimits limits_of_chance() {
   return limits;
 }
 
-// Tries all places.
+// Tries all combinations of places.
 std::optional<double> fastest(
     const std::vector<PlanBlock>& blocks,
     const PlanLimits& limits) {

@@ -48,7 +48,7 @@ TEST_F(InferDeviceMap, KeepsRoomForTheLargestLayerOnTheFirstDevice) {
 
 TEST_F(InferDeviceMap, NamesTheWholeModelWhereAllOfItHasOnePlace) {
   EXPECT_EQ(text(infer(model_, {{"cpu", 1000}})), ":cpu ");
-  // The last remaining layer needs no room beside itself.
+  // The last remaining layer needs room only for itself.
   EXPECT_EQ(text(infer(model_, {{0, 236}})), ":0 ");
   EXPECT_EQ(
       text(infer(model_, {{"cpu", 1000}}, {.clean_result = false})),
@@ -106,8 +106,9 @@ TEST_F(InferDeviceMap, KeepsTiedParametersTogether) {
   EXPECT_EQ(map.placements()[1].reason, PlacementReason::tied);
 }
 
-// The original fails with an index error here: the second module is placed with
-// the first one, and the third is tied to it by another parameter.
+// Hugging Face Accelerate fails with an index error here: the second module is
+// placed with the first, and the third is tied to the second by another
+// parameter.
 TEST_F(InferDeviceMap, FollowsTiesFromModuleToModule) {
   ModuleNode chain{"", "Chain", {}, {}, {}};
   for (const char* name : {"a", "b", "c"}) {
@@ -126,7 +127,7 @@ TEST_F(InferDeviceMap, FollowsTiesFromModuleToModule) {
 
 TEST_F(InferDeviceMap, FallsBackToALaterModuleOnAnUnusedDevice) {
   // 440, 8 and 80 bytes. While the first is placed, device 0 keeps 80 bytes
-  // free for the last, so that 520 are needed.
+  // free for the last, so 520 bytes are needed.
   ModuleNode model{"", "Model", {}, {}, {}};
   model.children = {
       make_.linear("large", 10, 10),

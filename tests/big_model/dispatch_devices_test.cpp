@@ -40,7 +40,7 @@ Shape random_shape(int depth) {
   return shape;
 }
 
-// Places for all of a tree: a whole group at once, or its parts.
+// Chooses places for a whole tree: for a group at once, or for its parts.
 void place(
     const testing::RandomTreeImpl& tree,
     const std::string& name,
@@ -70,11 +70,11 @@ template <class Forward>
 ModelRun run(RandomTree& model, const Tensor& x, Forward&& forward) {
   ModelRun result;
   model->zero_grad();
-  // Dropout draws the same.
+  // Makes dropout draw the same mask.
   torch::manual_seed(1);
   result.output = forward(x);
   result.output.pow(2).sum().backward();
-  // A graph that lives keeps the devices that weights had.
+  // Detaches the output, since a live graph keeps the devices of the weights.
   result.output = result.output.detach().cpu();
   for (const auto& parameter : model->parameters())
     result.gradients.push_back(
@@ -89,9 +89,9 @@ void expect_equal(const ModelRun& found, const ModelRun& expected) {
     RC_ASSERT(found.gradients[i].equal(expected.gradients[i]));
 }
 
-// Outputs and gradients of any map are those of the model in one place, which is
-// an accelerator if the map has one: LibTorch's LayerNorm rounds otherwise there.
-// RC_PARAMS=max_success=1000 tries more trees and maps.
+// Any map gives the outputs and gradients of the model in one place. That place
+// is an accelerator if the map has one, since LibTorch's LayerNorm rounds
+// differently there. RC_PARAMS=max_success=1000 tries more trees and maps.
 TEST(DispatchDevices, GiveTheSameAsOnePlaceForAnyModelAndMap) {
   const at::Device device = testing::pretend_device();
   ASSERT_FALSE(device.is_cpu());
@@ -126,7 +126,7 @@ TEST(DispatchDevices, GiveTheSameAsOnePlaceForAnyModelAndMap) {
     DispatchOptions options{
         .device_map = map,
         .offload_dir = directory.path() / std::to_string(number++),
-        // A training changes buffers, which must not be offloaded then.
+        // Training changes buffers, which must not be offloaded then.
         .offload_buffers = !is_training && *rc::gen::arbitrary<bool>()};
     if (*rc::gen::arbitrary<bool>())
       options.prefetch_memory = *rc::gen::element(1, 300, 1 << 20);

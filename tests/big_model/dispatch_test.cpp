@@ -35,7 +35,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// What it takes in memory: its weight and bias.
+// Bytes of weight and bias of each layer.
 constexpr std::int64_t kFirst = (8 + 1) * 64 * 4;
 constexpr std::int64_t kMiddle = (64 + 1) * 64 * 4;
 
@@ -268,7 +268,7 @@ TEST_F(DispatchModel, SaysThatAFileWasTruncatedAndReadsItAgain) {
   fs::resize_file(file, 100);
   for (int i = 0; i < 2; ++i)
     EXPECT_THROW(static_cast<void>(big(x_)), CheckpointError);
-  // In place, since the file stays open.
+  // Overwrites the file in place, since the model keeps it open.
   fs::copy_file(copy, file, fs::copy_options::overwrite_existing);
   EXPECT_TRUE(big(x_).equal(expected));
 }
@@ -375,7 +375,7 @@ TEST_F(DispatchModel, TakesValuesThatAreGivenInsteadOfTheModels) {
   EXPECT_TRUE(offloaded(x_).equal(expected));
 }
 
-// What a caller gives is read, and never written to.
+// The caller's values are read and never written to.
 TEST_F(DispatchModel, LeavesGivenValuesAlone) {
   const torch::NoGradGuard no_grad;
   const Tensor expected = net_(x_);
@@ -415,7 +415,7 @@ TEST_F(DispatchModel, CountsTheSizesThatTensorsHaveOnceLoaded) {
                 .dtype = dtype})
         .device_map();
   };
-  // The whole model, and the largest layer once more, which is kept free.
+  // Room for the whole model plus the largest layer, which is kept free.
   std::int64_t num_elements = 0;
   for (const auto& parameter : net_->parameters())
     num_elements += parameter.numel();
@@ -457,7 +457,7 @@ TEST_F(DispatchModel, RenamesAndLeavesOutWhenItLoads) {
     old->parameters()[i].copy_(net_->parameters()[i]);
   save_model(*old, directory_ / "old");
   const auto rename = rename_prefixes({{"center.", "middle."}});
-  // On the disk in the checkpoint's own file, and in a folder.
+  // Reads the disk tier from the checkpoint's own file, and from a folder.
   for (const fs::path& folder : {fs::path(), folder_}) {
     SCOPED_TRACE(folder);
     Net empty = init_empty_weights([] { return Net(); });
@@ -493,7 +493,8 @@ TEST_F(DispatchModel, RenamesAndLeavesOutWhenItLoads) {
   EXPECT_EQ(half->middle->weight.scalar_type(), torch::kHalf);
 }
 
-// What is left out has its own values, which the checkpoint's file does not.
+// A skipped tensor keeps the module's values, which the checkpoint's file does
+// not hold.
 TEST_F(DispatchModel, LeavesOutNothingThatItReadsInPlace) {
   save_model(*net_, directory_ / "saved");
   const DeviceMap map{{"first", "cpu"}, {"middle", "disk"}, {"head", "cpu"}};

@@ -1,6 +1,6 @@
-// Activations of a model on several devices: operators without a weight run
-// where the last weight was, whatever devices their tensors come from. The
-// pretend device refuses tensors of several devices, as CUDA does.
+// Activations of a model on several devices: operators without a weight run on
+// the device of the last weight, whatever devices their tensors are on. The
+// pretend device rejects tensors of mixed devices, like CUDA.
 #include <gtest/gtest.h>
 
 #include <tuple>
@@ -28,7 +28,7 @@ struct ResidualImpl : nn::Module {
 };
 TORCH_MODULE(Residual);
 
-// What real models do to activations beside multiplying them by weights.
+// Operations of real models on activations, other than products with weights.
 struct MixedImpl : nn::Module {
   Tensor forward(const Tensor& x, const Tensor& mask) {
     const Tensor early = first(x);
@@ -36,7 +36,7 @@ struct MixedImpl : nn::Module {
     // Masks come with the input, and are made on the host.
     y = y.masked_fill(mask == 0, -1);
     y = y * torch::ones({3, kWidth}).tril();
-    // In place into an older activation, and into a new one.
+    // Writes in place into an older activation, and below into a new one.
     Tensor sum = early * 2;
     sum.add_(y);
     y = torch::cat({early, sum, y, x}, -1);
@@ -87,7 +87,7 @@ TEST_F(Following, MasksResidualsAndOperatorsInPlaceFollowTheWeights) {
   }
 }
 
-// A module that is called itself, as one that somebody else owns.
+// Calls the module directly, as code that owns it would.
 TEST_F(Following, NeedsNoCallOfTheDispatchedModel) {
   const torch::NoGradGuard no_grad;
   Mixed model;
@@ -111,7 +111,7 @@ struct ScaledImpl : nn::Module {
 };
 TORCH_MODULE(Scaled);
 
-// Moving what is written to would lose the result.
+// Moving the tensor that is written to would lose the result.
 TEST_F(Following, AWeightFollowsWhatAnOperatorWritesTo) {
   const torch::NoGradGuard no_grad;
   Scaled model;
@@ -142,7 +142,7 @@ struct PackedImpl : nn::Module {
 };
 TORCH_MODULE(Packed);
 
-// Lengths of sequences stay on the host, where LibTorch wants them.
+// Sequence lengths stay on the host, as LibTorch requires.
 TEST_F(Following, LengthsOfPackedSequencesStay) {
   const torch::NoGradGuard no_grad;
   Packed model;
@@ -171,7 +171,8 @@ struct CheckpointedImpl : nn::Module {
 };
 TORCH_MODULE(Checkpointed);
 
-// Segments fetch weights a third time, and follow them as in the forward.
+// Recomputed segments fetch the weights again and follow them as in the
+// forward.
 TEST_F(Following, ActivationCheckpointingOnTopOfDevicesAndTiers) {
   const testing::TemporaryDirectory directory;
   Checkpointed model, twin;
@@ -187,8 +188,7 @@ TEST_F(Following, ActivationCheckpointingOnTopOfDevicesAndTiers) {
       gradients.push_back(parameter.grad().cpu());
     return gradients;
   };
-  const auto expected =
-      train(twin, [&](const Tensor& x) { return twin(x); });
+  const auto expected = train(twin, [&](const Tensor& x) { return twin(x); });
   auto big = dispatch_model(
       model,
       {.device_map = {{"first", 0}, {"second", "disk"}, {"third", 1}},
@@ -200,7 +200,7 @@ TEST_F(Following, ActivationCheckpointingOnTopOfDevicesAndTiers) {
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t k = 0; k < found.size(); ++k)
       EXPECT_TRUE(found[k].equal(expected[k])) << k;
-    // Both layers on disk in the forward, and recomputed in the backward.
+    // The layers on disk are fetched in the forward and in the recomputation.
     EXPECT_GE(big.stats().num_fetches - before, 4);
   }
 }
@@ -216,8 +216,8 @@ struct KeepingImpl : nn::Module {
 };
 TORCH_MODULE(Keeping);
 
-// What a model returned, or left behind, is an ordinary tensor afterwards:
-// mixing devices is the error that it always was.
+// Tensors that a model returned or left behind are ordinary tensors afterwards:
+// mixing devices is an error again.
 TEST_F(Following, EndsWithTheModel) {
   const torch::NoGradGuard no_grad;
   Keeping model;
@@ -227,7 +227,7 @@ TEST_F(Following, EndsWithTheModel) {
     output = big(x_.to(device_));
     EXPECT_EQ(output.device(), device_);
     EXPECT_THROW(static_cast<void>(output + x_), c10::Error);
-    // What is inside still follows.
+    // The model's own activations still follow.
     EXPECT_TRUE((model->kept + x_).defined());
   }
   EXPECT_THROW(static_cast<void>(model->kept + x_), c10::Error);

@@ -50,7 +50,7 @@ TEST_F(Hooks, ChangeInputsAndOutputs) {
   const Tensor expected = linear_(x_);
   add_hook_to_module(*linear_, std::make_shared<AddToInput>());
   EXPECT_TRUE(linear_(x_).equal(at_next));
-  // The same again replaces it.
+  // Adding a hook again replaces it.
   add_hook_to_module(*linear_, std::make_shared<AddToInput>());
   EXPECT_TRUE(linear_(x_).equal(at_next));
   add_hook_to_module(*linear_, std::make_shared<AddToOutput>(), true);
@@ -172,7 +172,8 @@ TEST(EmptyWeightsScope, LeavesBuffersUnlessAsked) {
   EXPECT_FALSE(nn::Linear(2, 2)->weight.is_meta());
 }
 
-// Some initialise a weight by an operator that finds it moved already.
+// Some layers initialise a weight with an operator after it has moved to the
+// meta device.
 TEST(EmptyWeightsScope, DescribesEveryKindOfLayer) {
   const auto check = [](const nn::Module& module) {
     for (const auto& item : module.named_parameters())

@@ -36,7 +36,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Changes the last byte of the weights of a state.
+// Changes the last byte of a state's weights.
 void damage_weights(const fs::path& state) {
   std::fstream(
       state / "model.safetensors",
@@ -126,7 +126,7 @@ TEST_F(LoadCheckpoint, MapsWeightsThatNeedNoConversion) {
   load_checkpoint_in_model(
       *read, checkpoint_, {.device_map = {{"", "cpu"}}, .map_weights = false});
   EXPECT_TRUE(net->first->weight.equal(read->first->weight));
-  // A change is not written.
+  // Changes do not reach the file.
   torch::NoGradGuard no_grad;
   net->first->weight.zero_();
   Net again = empty();
@@ -198,7 +198,7 @@ TEST_F(LoadCheckpoint, RefusesWhatCannotBeAndLoadsNothing) {
   refuse({.dtype = torch::kLong}, "floating-point");
 }
 
-// What a module's tensors are: values, or none.
+// Copies of a module's tensors; undefined for meta tensors.
 std::vector<torch::Tensor> state_of(const Net& net) {
   std::vector<torch::Tensor> state;
   for (const auto& [name, tensor] : get_state_dict(*net))
@@ -217,8 +217,7 @@ void expect_state(const Net& net, const std::vector<torch::Tensor>& expected) {
   }
 }
 
-// The last tensor that is read is damaged, after others that stay in memory and
-// on disk.
+// Damages the last tensor read, after others that go to memory and to disk.
 TEST_F(LoadCheckpoint, LoadsNothingIfATensorIsDamaged) {
   const fs::path checkpoint = directory_.path() / "state";
   {
@@ -283,7 +282,7 @@ TEST_F(LoadCheckpoint, LoadsNothingIfTheDiskIsFull) {
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20U;
 
-/// Layers of a MiB each in fp32, and one of 40 MiB.
+/// Layers of 1 MiB each in fp32, and one of 40 MiB.
 struct LayersImpl : nn::Module {
   explicit LayersImpl(int count) {
     for (int i = 0; i < count; ++i)
@@ -298,8 +297,8 @@ struct LayersImpl : nn::Module {
 };
 TORCH_MODULE(Layers);
 
-// Beside what stays there is one buffer, and the new memory of what replaces
-// other memory: of one tensor, and of what else passes through the buffer.
+// The peak is the resident memory, one buffer, and the new memory of tensors
+// that replace others: one large tensor and those that pass through the buffer.
 TEST_F(LoadCheckpoint, TakesTheMemoryOfWhatStaysAndOneBuffer) {
   constexpr std::int64_t kFull = (24 + 40) * kMiB;
   constexpr std::int64_t kBuffer = 32 * kMiB;
@@ -355,8 +354,8 @@ TEST_F(LoadCheckpoint, ReadsNothingForTheMetaDevice) {
   EXPECT_TRUE(net->large->weight.is_meta());
 }
 
-// More than the buffer holds is compared with its checksums before the first
-// value is replaced.
+// Even more data than the buffer holds is verified before the first value is
+// replaced.
 TEST_F(LoadCheckpoint, LeavesALargeModelAsItWasIfATensorIsDamaged) {
   const torch::NoGradGuard no_grad;
   Layers saved(8);
@@ -379,7 +378,7 @@ TEST_F(LoadCheckpoint, LeavesALargeModelAsItWasIfATensorIsDamaged) {
   }
 }
 
-// A rank without memory tells those that would wait for it.
+// A rank that runs out of memory notifies the ranks that would wait for it.
 TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfOneHasNoMemory) {
   const auto layers = [] { return Layers(1); };
   save_model(*layers(), checkpoint_);
@@ -411,7 +410,7 @@ TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfOneHasNoMemory) {
   }
 }
 
-// All ranks get the error of the one that reads.
+// All ranks get the error of the reading rank.
 TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfRank0CannotRead) {
   const fs::path checkpoint = directory_.path() / "state";
   {
@@ -436,7 +435,7 @@ TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfRank0CannotRead) {
   });
 }
 
-// Each rank has an offload folder of its own.
+// Each rank has its own offload folder.
 TEST_F(LoadCheckpoint, LoadsNothingOnAnyRankIfOneCannotWrite) {
   const fs::path file = directory_.path() / "file";
   std::ofstream(file) << "x";

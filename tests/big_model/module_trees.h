@@ -9,7 +9,7 @@
 
 namespace accelerate::testing {
 
-/// Makes module trees for tests; every tensor gets an id of its own.
+/// Makes module trees for tests; every tensor gets a unique id.
 class TreeMaker {
  public:
   detail::ModuleTensor tensor(
@@ -35,8 +35,8 @@ class TreeMaker {
     return module;
   }
 
-  /// 64 + 72 + 100 bytes, of which 40 are buffers: the model of Accelerate's own
-  /// tests.
+  /// The model of Accelerate's own tests: 64 + 72 + 100 bytes, including 40
+  /// bytes of buffers.
   detail::ModuleNode model_for_test(const std::string& name = "") {
     detail::ModuleNode norm{"batchnorm", "BatchNorm1d", {}, {}, {}};
     norm.parameters = {tensor("weight", 4), tensor("bias", 4)};
@@ -52,7 +52,7 @@ class TreeMaker {
         {linear("linear1", 3, 4), norm, linear("linear2", 4, 5)}};
   }
 
-  /// Three of them: "0", "1" and "2".
+  /// A Sequential of three layers: "0", "1" and "2".
   detail::ModuleNode sequential_of_three() {
     return {
         "",

@@ -1,5 +1,5 @@
-// What crashes, full disks, other processes and other programs do to offload
-// folders, and to models that run from files.
+// Effects of crashes, full disks, other processes and other programs on offload
+// folders and on models that run from files.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ using testing::RecordedDisk;
 using testing::TemporaryDirectory;
 using torch::Tensor;
 
-/// While it lives, changes a file before the next read of any file.
+/// During its lifetime, runs a change once, before the next read of any file.
 class ChangeBeforeRead {
  public:
   explicit ChangeBeforeRead(std::function<void()> change) {
@@ -64,7 +64,7 @@ class ChangeBeforeRead {
     const std::lock_guard lock(mutex());
     return waiting() == nullptr;
   }
-  /// Called by the program's pread().
+  /// Called by the pread() below.
   static void before_read() {
     std::function<void()> change;
     {
@@ -85,8 +85,8 @@ class ChangeBeforeRead {
   }
 };
 
-// Weights by their names. From one fill to the next "a" changes, "b" gets
-// another shape, "c" stays, and "d/e" is new.
+// Weights by name. From one fill to the next, "a" changes, "b" gets another
+// shape, "c" stays and "d/e" is added.
 WeightList weights(int number) {
   const bool is_first = number == 0;
   WeightList list{
@@ -111,9 +111,10 @@ void fill_folder(
   writer.commit();
 }
 
-/// Reads all that a folder's index names, with checksums compared. Every weight
-/// must be completely that of the first or of the second fill, and both that
-/// differ of the same one, which is returned; -1 if none is there.
+/// Reads everything in a folder's index and verifies checksums. Every weight
+/// must come entirely from the first or second fill, and the two that differ
+/// ("a" and "b") from the same one. Returns that fill's number; -1 if neither
+/// is there.
 int number_of(const fs::path& folder) {
   if (!fs::exists(folder / detail::kOffloadIndexName)) return -1;
   std::set<int> found;
@@ -167,7 +168,7 @@ TEST_P(OffloadFolderCrash, LeavesNoWeightThatIsNotCompleteAndIsRepaired) {
           if (i == disk->num_operations()) {
             ASSERT_EQ(number_of(state / "offload"), 1);
           }
-          // The next run notices what is missing, and repairs it.
+          // The next run detects and repairs what is missing.
           if (num_checks++ % 8 == 0) {
             fill_folder(make_unsynced_disk(), state / "offload", 1);
             ASSERT_EQ(number_of(state / "offload"), 1);
@@ -260,7 +261,8 @@ Net net_of(int number) {
   return Net();
 }
 
-// Writes other bytes over the last ones, as late as a file system can tell.
+// Overwrites the last bytes, and advances the time enough for any file system
+// to show it.
 void scribble(const fs::path& file, char byte = 'x') {
   const auto time = fs::last_write_time(file);
   {
@@ -304,7 +306,8 @@ class RunningModel : public ::testing::Test {
 };
 
 TEST_F(RunningModel, SaysThatItsCheckpointWasChanged) {
-  // With all in memory, weights may be pages of the file.
+  // With the large limit, all weights are in memory and can be pages of the
+  // file.
   for (const ByteSize memory : {ByteSize(1), ByteSize("1GB")}) {
     auto big = from_checkpoint(memory);
     EXPECT_TRUE(big(x_).equal(expected()));
@@ -323,7 +326,7 @@ TEST_F(RunningModel, SaysThatItsCheckpointWasChanged) {
   }
 }
 
-// The change comes after the fetch has looked at the file, and before it reads.
+// The file changes after the fetch has checked it and before the read.
 TEST_F(RunningModel, SaysThatAFileWasChangedWhileItIsRead) {
   // Small enough to be read, not mapped.
   nn::Sequential model(nn::Linear(8, 8));
@@ -353,14 +356,14 @@ TEST_F(RunningModel, SaysThatAFileWasChangedWhileItIsRead) {
   });
 }
 
-// Weights are pages of the file while operators use them, and the file is
-// truncated or written over by another program.
+// Another program truncates or overwrites the file while operators use weights
+// that are mapped from it.
 TEST_F(RunningModel, GoesOnWithWhatItHasIfItsMappedFileIsTruncated) {
   for (const bool truncates : {true, false}) {
     SCOPED_TRACE(truncates);
     auto big = from_checkpoint("1GB");
     EXPECT_TRUE(big(x_).equal(expected()));
-    // The second forward maps what is cached.
+    // The second forward maps the cached file.
     static_cast<void>(contents_of(checkpoint()));
     big.dispatch().offload();
     EXPECT_TRUE(big(x_).equal(expected()));
@@ -379,7 +382,7 @@ TEST_F(RunningModel, GoesOnWithWhatItHasIfItsMappedFileIsTruncated) {
   }
 }
 
-// So are weights that stay in memory.
+// The same for mapped weights that are not offloaded.
 TEST_F(RunningModel, KeepsMappedWeightsIfTheirFileIsTruncated) {
   save_model(*net_of(1), directory_ / "model");
   Net net = init_empty_weights([] { return Net(); });
@@ -401,7 +404,7 @@ TEST_F(RunningModel, ComparesACheckpointThatWasTouchedOrWrittenAnew) {
   const std::string before = contents_of(checkpoint());
   std::ofstream(checkpoint(), std::ios::binary) << before;
   EXPECT_TRUE(big(x_).equal(expected()));
-  // Other contents with the size and time of the old ones.
+  // New contents with the size and time of the old contents.
   scribble(checkpoint());
   fs::last_write_time(checkpoint(), time);
   expect_error<CheckpointError>(
@@ -437,7 +440,7 @@ TEST_F(RunningModel, ComparesAFolderThatWasTouched) {
   expect_error<CheckpointError>(
       [&] { static_cast<void>(big(x_)); },
       "the contents of middle.weight.dat have changed");
-  // Once it is as it was, the model goes on.
+  // Once the file is restored, the model works again.
   std::ofstream(file, std::ios::binary) << before;
   EXPECT_TRUE(big(x_).equal(expected()));
 }
@@ -466,7 +469,7 @@ TEST_F(RunningModel, WarnsOfTheFolderOfAnotherModel) {
       ::testing::internal::GetCapturedStderr().find(
           "has other values for first.weight, first.bias, middle.weight"),
       std::string::npos);
-  // A model without values takes them.
+  // A model without values takes the folder's values.
   auto big = disk_offload(
       init_empty_weights([] { return Net(); }),
       folder(),
@@ -506,7 +509,7 @@ TEST_F(RunningModel, RefusesTheFolderOfAnotherModelIfAsked) {
       "has other values for");
   EXPECT_EQ(fs::last_write_time(folder() / "index.json"), before);
   EXPECT_FALSE(fs::exists(folder() / ".filling"));
-  // The same model may have it.
+  // The folder is accepted for the same model.
   auto big = disk_offload(
       net_of(1),
       folder(),
@@ -534,7 +537,7 @@ TEST_F(RunningModel, OpensMoreFilesThanTheSoftLimit) {
 
 }  // namespace accelerate::offload_faults_test
 
-// The library's reads of files come here.
+// Intercepts the library's file reads.
 extern "C" ssize_t pread(int file, void* out, std::size_t size, off_t offset) {
   accelerate::offload_faults_test::ChangeBeforeRead::before_read();
   return ::syscall(SYS_pread64, file, out, size, offset);

@@ -1,5 +1,5 @@
 // Processes that fill and read one offload folder at once, or are killed while
-// they do. They are this program, started again with a test of its own.
+// doing so. They run this program again with a test of their own.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -45,8 +45,8 @@ WeightList weights_of(int number) {
   return list;
 }
 
-// The number of the fill that a folder is of, with checksums compared. Throws
-// CheckpointError for one that somebody changes meanwhile.
+// Returns the number of the fill that a folder holds, and verifies checksums.
+// Throws CheckpointError if another process changes the folder meanwhile.
 int read_number(const fs::path& folder) {
   int number = -1;
   for (const auto& [name, stored] : detail::stored_in_offload_folder(folder)) {
@@ -63,7 +63,7 @@ int read_number(const fs::path& folder) {
   return number;
 }
 
-/// This program, with a job.
+/// A process that runs this program with a job.
 class Process {
  public:
   Process(const std::string& job, const fs::path& folder) {
@@ -92,7 +92,7 @@ class Process {
     kill();
     wait();
   }
-  // Its exit status; that of a shell if it was killed.
+  // Returns its exit status, or 128 + signal if it was killed, like a shell.
   int wait() {
     if (!status_) take_status(0);
     const int status = status_.value_or(-1);
@@ -118,8 +118,8 @@ class Process {
   std::optional<int> status_;
 };
 
-// "fill 3": writes fills 3 and 4 in turns. "fill on 3": the same until it is
-// killed. "read": reads until there is a file "stop" beside the folder.
+// "fill 3" writes fills 3 and 4 alternately. "fill on 3" does so until it is
+// killed. "read" reads until a file "stop" appears beside the folder.
 TEST(OffloadProcess, DISABLED_Job) {
   const char* const job = std::getenv(kJob);
   if (job == nullptr) GTEST_SKIP() << "not a job";
@@ -138,7 +138,7 @@ TEST(OffloadProcess, DISABLED_Job) {
       ASSERT_GE(read_number(folder), -1) << "a mixture of fills";
       ++num_read;
     } catch (const CheckpointError&) {
-      // Somebody replaces files.
+      // Another process is replacing files.
     }
   }
   std::ofstream(folder.parent_path() / "num_read") << num_read;
@@ -181,7 +181,7 @@ TEST(OffloadProcesses, AKilledOneIsRepairedByTheNext) {
   offload_state_dict(folder, weights_of(1));
   for (int round = 0; round < 4; ++round) {
     Process filling("fill on 10", folder);
-    // It is at work when there is something that is not complete.
+    // An incomplete file shows that it is at work.
     while (filling.is_running() && !fs::exists(folder / ".filling"))
       std::this_thread::yield();
     filling.kill();

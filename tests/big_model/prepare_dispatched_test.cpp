@@ -1,4 +1,4 @@
-// Models with an offloaded base, trained, saved and resumed by an Accelerator.
+// Models with an offloaded base that an Accelerator trains, saves and resumes.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -43,7 +43,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Ranks are threads, which share the default generator.
+// Ranks are threads that share the default generator, so each passes its own.
 Tensor random(at::IntArrayRef sizes, at::Generator& generator) {
   return torch::randn(sizes, generator);
 }
@@ -116,8 +116,8 @@ class PrepareDispatched : public ::testing::Test {
   fs::path folder_ = directory_ / "offload";
 };
 
-// Losses and weights of every rank are those of a model that is in memory; a
-// checkpoint has what is trained, and resumes it.
+// Every rank gets the losses and weights of a model in memory. A checkpoint
+// holds the trained weights and resumes them.
 TEST_F(PrepareDispatched, TrainsSavesAndResumesWhatIsNotOffloaded) {
   for (const int num_ranks : {1, 2}) {
     for (const bool recomputes : {false, true}) {
@@ -159,7 +159,7 @@ TEST_F(PrepareDispatched, TrainsSavesAndResumesWhatIsNotOffloaded) {
           accelerator.save_state(root / "state");
           train(accelerator, model, optimizer);
           expect_equal(net, trained_of(twin));
-          // Again from the checkpoint.
+          // Repeats the step from the checkpoint.
           accelerator.load_state(root / "state");
           train(accelerator, model, optimizer);
           expect_equal(net, trained_of(twin));
@@ -237,7 +237,7 @@ TEST_F(PrepareDispatched, SavesAPreparedModelWithAllWeights) {
     EXPECT_TRUE(saved.at(name).equal(value)) << name;
   for (const auto& [name, value] : all)
     EXPECT_TRUE(saved.at(name).equal(value)) << name;
-  // What cannot be loaded is said before anything is.
+  // Weights that cannot be loaded are reported before any is loaded.
   const auto before = copies(net);
   Net other;
   save_model(*other, directory_ / "other");
@@ -272,7 +272,7 @@ TEST_F(PrepareDispatched, RefusesToTrainOffloadedWeights) {
   });
 }
 
-// A quantised base with adapters beside it.
+// A quantized base with adapters.
 TEST_F(PrepareDispatched, TrainsBesideQuantisedWeights) {
   Net net = make_net();
   const QuantizedModel quantized = load_and_quantize_model(

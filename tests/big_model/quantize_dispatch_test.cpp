@@ -1,4 +1,4 @@
-// Quantised models whose codes are in host memory or on disk between forwards.
+// Quantized models whose codes are in host memory or on disk between forwards.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -60,7 +60,7 @@ const QuantizationConfig kNf4{
     .torch_dtype = "fp32"};
 const QuantizationConfig kInt8{.load_in_8bit = true, .torch_dtype = "fp32"};
 
-// What is fetched of a layer of 64 x 64 in int8: codes, scales and the bias.
+// Bytes fetched for a 64 x 64 layer in int8: codes, scales and the bias.
 constexpr std::int64_t kMiddleInt8 = 64 * 64 + 64 * 4 + 64 * 4;
 
 Net empty_net() {
@@ -91,7 +91,7 @@ class QuantizedDispatch : public ::testing::Test {
         .offload_folder = folder()};
   }
 
-  /// The output of the quantised model that is in memory.
+  /// Output of the quantized model in memory.
   Tensor expected(const QuantizationConfig& config) {
     const torch::NoGradGuard no_grad;
     Net net = empty_net();
@@ -200,8 +200,8 @@ TEST_F(QuantizedDispatch, AFolderOfAnotherModelIsWrittenAnew) {
   EXPECT_TRUE(in_place(x_).equal(expected(kNf4)));
 }
 
-// Nothing is quantised, and all values are there, if the codes of some layers
-// cannot be written.
+// If the codes of some layers cannot be written, nothing is quantized and no
+// value is lost.
 TEST_F(QuantizedDispatch, AFullDiskLeavesTheModelAsItWas) {
   const torch::NoGradGuard no_grad;
   const DeviceMap map{{"", "cpu"}, {"middle", "disk"}};
@@ -233,9 +233,9 @@ TEST_F(QuantizedDispatch, AFullDiskLeavesTheModelAsItWas) {
   }
 }
 
-// A strategy places codes by their sizes; what is computed where is as said. The
-// limit has room for the largest layer on its way, of 2304 bytes, and for the
-// first two layers, of 1280 and 512.
+// A strategy places codes by their sizes. The limit has room for the largest
+// layer in flight, of 2304 bytes, and for the first two layers, of 1280 and
+// 512.
 TEST_F(QuantizedDispatch, TakesStrategiesAndTheOptionsOfDispatching) {
   const torch::NoGradGuard no_grad;
   Net net = empty_net();
@@ -261,14 +261,15 @@ TEST_F(QuantizedDispatch, TakesStrategiesAndTheOptionsOfDispatching) {
           {"last", "disk"},
           {"head", "disk"}}));
   EXPECT_TRUE(net(x_).equal(expected(kNf4)));
-  // All of it is one unit.
+  // The whole model is one unit.
   EXPECT_EQ(quantized.dispatch().stats().num_fetches, 1);
   // No layer fits beside the largest one.
   Net whole = empty_net();
   options.max_memory = {{"cpu", 2304 + 1279}};
   const QuantizedModel at_once = load_and_quantize_model(*whole, kNf4, options);
   EXPECT_EQ(at_once.dispatch().device_map(), (DeviceMap{{"", "disk"}}));
-  // The net is as large as all its layers, and leaves no room for others.
+  // The net is as large as all its layers together, and leaves no room for
+  // other modules.
   NetWithTail with_tail;
   options.max_memory = {{"cpu", 4200}};
   EXPECT_GT(
@@ -434,7 +435,7 @@ TEST_F(QuantizedDispatch, OffloadedCodesAreReadAndSaved) {
   EXPECT_TRUE(quantized.weight("last")
                   .linear(torch::ones({1, 64}))
                   .equal(other.weight("last").linear(torch::ones({1, 64}))));
-  // Another operator than a product gets the values.
+  // Operators other than products get the dequantized values.
   EXPECT_TRUE((net->middle->weight * 2).equal(resident->middle->weight * 2));
   const fs::path saved = directory_.path() / "saved";
   static_cast<void>(quantized.save_model(saved));

@@ -1,5 +1,4 @@
-// Models whose Linear layers are quantised, while their modules stay as they
-// are.
+// Models whose Linear layers are quantized while their modules stay unchanged.
 #include <accelerate/quantized_model.h>
 
 #include <ATen/autocast_mode.h>
@@ -82,8 +81,7 @@ const std::vector<std::string>& quantized_names() {
   return names;
 }
 
-/// The net with what the codes of `quantized` stand for in place of its
-/// weights.
+/// A copy of the net with the dequantized weights of `quantized`.
 Net dequantized(const Net& net, const QuantizedModel& quantized) {
   Net other = net_with(0);
   const torch::NoGradGuard no_grad;
@@ -230,7 +228,7 @@ TEST(QuantizedModels, SavedModelsAreLoadedWithTheSameCodes) {
     const QuantizedModel quantized = load_and_quantize_model(*net, config);
     quantized.save_model(directory.path());
     Net other = empty_net();
-    // The files say how the weights are quantised.
+    // The files record how the weights are quantized.
     const QuantizedModel loaded = load_and_quantize_model(
         *other, config, {.weights_location = directory.path()});
     EXPECT_TRUE(at::equal(other(some_input()), net(some_input())));

@@ -1,4 +1,4 @@
-// Multiplication by quantised weights, by every set of kernels.
+// Multiplication by quantized weights with every set of kernels.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <rapidcheck.h>
@@ -31,7 +31,7 @@ const std::vector<QuantizationType>& all_types() {
   return types;
 }
 
-// Rounding of a sum of products of values up to 1.
+// Rounding error of a sum of products of values up to 1.
 double allowed_error(std::int64_t columns) {
   return 1e-6 * static_cast<double>(columns + 8);
 }
@@ -99,7 +99,7 @@ TEST(QuantizedKernels, EverySetDequantisesToTheSameValues) {
           values_of({7, 77}, 3),
           {.block_size = block_size, .double_quant = double_quant});
       const auto rows = detail::four_bit_rows(weight);
-      // Also from the middle of a byte and of a block.
+      // Also begins in the middle of a byte and of a block.
       for (const std::int64_t begin : {0, 1, 78, 131}) {
         const std::int64_t count = 7 * 77 - begin - 5;
         std::vector<std::vector<float>> found;

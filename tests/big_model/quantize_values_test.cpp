@@ -45,7 +45,7 @@ float widest_gap(QuantizationType type) {
   return widest;
 }
 
-/// A matrix of random size, and blocks of random size.
+/// A matrix of random size and a random block size.
 struct Drawn {
   Tensor values;
   std::int64_t block_size = 0;
@@ -124,7 +124,7 @@ TEST(QuantizedValues, DoubleQuantisationStaysCloseToSimpleOne) {
     RC_ASSERT(at::equal(simple.parts().codes, nested.parts().codes));
     if (drawn.values.numel() == 0) return;
     const Tensor scales = simple.parts().absmax;
-    // Half the widest gap of the 8-bit map, times how far scales differ.
+    // Half the widest gap of the 8-bit map, times the spread of the scales.
     const double allowed =
         (scales - scales.mean()).abs().max().item<double>() * 0.0072 +
         scales.max().item<double>() * 1e-6;

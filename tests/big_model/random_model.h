@@ -10,7 +10,7 @@
 
 namespace accelerate::testing {
 
-/// A chain of blocks drawn at random: linear layers with and without bias,
+/// A block of a random model, by kind: linear layers with and without bias,
 /// normalisations with buffers, residuals, dropout and layers that share a
 /// weight.
 struct RandomBlockImpl : torch::nn::Module {
@@ -28,7 +28,7 @@ struct RandomBlockImpl : torch::nn::Module {
       b = register_module("b", nn::Linear(kWidth, kWidth));
       scale = register_parameter("scale", torch::rand({kWidth}));
     }
-    // Both names are one layer.
+    // Both names refer to one layer.
     if (kind == 3) b = register_module("b", a);
     if (kind == 4) b = register_module("b", nn::Linear(kWidth, kWidth));
     if (kind == 5) dropout = register_module("dropout", nn::Dropout(0.3));
@@ -57,7 +57,7 @@ struct RandomBlockImpl : torch::nn::Module {
   torch::nn::BatchNorm1d batch{nullptr};
   torch::nn::Dropout dropout{nullptr};
   torch::Tensor scale;
-  /// No buffer, but made by the program.
+  /// An ordinary tensor, not registered as a buffer.
   torch::Tensor mask = torch::arange(kWidth) == 2;
 
  private:
@@ -79,8 +79,8 @@ struct RandomModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(RandomModel);
 
-/// A tree of modules: blocks, and groups of blocks and groups whose sum with
-/// their input, and a parameter of their own, is their output.
+/// A tree of modules: blocks, and groups of blocks and groups. A group adds its
+/// input and a parameter of its own to the output of its children.
 struct RandomTreeImpl : torch::nn::Module {
   /// The kind of a block, or the children of a group.
   struct Shape {
@@ -93,8 +93,8 @@ struct RandomTreeImpl : torch::nn::Module {
       block = register_module("block", RandomBlock(shape.kind));
       return;
     }
-    offset = register_parameter(
-        "offset", torch::randn({RandomBlockImpl::kWidth}));
+    offset =
+        register_parameter("offset", torch::randn({RandomBlockImpl::kWidth}));
     for (const Shape& child : shape.children) {
       children_in_order.push_back(register_module(
           "child" + std::to_string(children_in_order.size()),

@@ -255,7 +255,7 @@ TEST(BalancedMemoryOfAModule, IsThatOfAccelerate) {
           .at(0)
           .second.bytes(),
       0);
-  // Half as large, and with a block that is not split.
+  // Half as large, with a block that is not split.
   EXPECT_EQ(
       get_balanced_memory(
           *net, {.max_memory = {{0, 300}, {1, 300}}, .dtype = "float16"})
@@ -299,7 +299,7 @@ TEST(PlanDeviceMapOptions, DecideThePlaces) {
   for (const Placement& each : slow.map.placements())
     on_disk += each.device.is_disk() ? 1 : 0;
   EXPECT_EQ(on_disk, 3);
-  // What computes for long hides the reads of what follows.
+  // Long computation hides the reads of the blocks that follow.
   little.num_tokens = 100'000;
   const PlannedDeviceMap busy = plan_device_map(*net, little);
   EXPECT_LT(
@@ -335,7 +335,7 @@ TEST(MeasureSpeeds, ReadTheDiskOfAFolderAndLeaveNothingThere) {
   const MachineSpeeds speeds = measure_speeds(folder.path());
   EXPECT_GT(speeds.disk_bytes_per_second, 1e5);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-  // A file system without direct reads is one, too.
+  // File systems without direct reads are measured, too.
   const testing::TemporaryDirectory in_memory(
       testing::TemporaryDirectory::memory());
   EXPECT_GT(measure_speeds(in_memory.path()).disk_bytes_per_second, 1e5);

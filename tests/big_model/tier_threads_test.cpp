@@ -1,5 +1,5 @@
-// Several threads that use the weights of one model at once, as the backward of
-// a model on several devices does: autograd has a thread for each of them.
+// Several threads that use the weights of one model at once, as in the backward
+// of a model on several devices: autograd runs one thread per device.
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -77,7 +77,7 @@ void make_cold(const fs::path& folder) {
   }
 }
 
-// Layers that are large enough to be read past the page cache.
+// The layers are large enough for reads that bypass the page cache.
 TEST_F(TierThreads, ReadAheadFromAColdDiskWithinTheMemoryOfTwoLayers) {
   const torch::NoGradGuard no_grad;
   const TemporaryDirectory disk;
@@ -100,8 +100,8 @@ void read_all(const fs::path& folder) {
   }
 }
 
-// What is mapped costs so little that nothing is fetched ahead, and one layer is
-// in memory instead of two.
+// Mapping is so cheap that nothing is prefetched, and one layer is in memory
+// instead of two.
 TEST_F(TierThreads, FetchWhatThePageCacheHasWhenItIsUsed) {
   constexpr std::uint64_t kWeight = std::uint64_t{1024} * 1024 * 4;
   constexpr std::uint64_t kLayer = kWeight + 1024 * 4;
@@ -112,7 +112,7 @@ TEST_F(TierThreads, FetchWhatThePageCacheHasWhenItIsUsed) {
   const Tensor expected = model(x);
   Dispatch dispatch = disk_offload_module(
       *model, disk / "offload", {.execution_device = torch::kCPU});
-  // Checksums are compared once.
+  // The first forward verifies checksums.
   EXPECT_TRUE(model(x).equal(expected));
   for (int i = 0; i < 3; ++i) {
     dispatch.offload();
@@ -125,15 +125,15 @@ TEST_F(TierThreads, FetchWhatThePageCacheHasWhenItIsUsed) {
     EXPECT_EQ(after.mapped_bytes - before.mapped_bytes, kLayers * kWeight);
     EXPECT_EQ(after.num_fetches - before.num_fetches, kLayers);
     EXPECT_EQ(after.bytes, kLayer);
-    // A cold disk is read ahead again.
+    // From a cold disk, layers are prefetched again.
     dispatch.offload();
     make_cold(disk / "offload");
     EXPECT_TRUE(model(x).equal(expected));
   }
 }
 
-// A thread waits for a unit that is only queued while others evict, queue and
-// use theirs.
+// A thread waits for a unit that is only queued while other threads evict,
+// queue and use other units.
 TEST_F(TierThreads, UseDifferentUnitsAtOnce) {
   constexpr int kThreads = 3;
   constexpr int kRounds = 150;
@@ -153,7 +153,7 @@ TEST_F(TierThreads, UseDifferentUnitsAtOnce) {
       const torch::NoGradGuard no_grad;
       start.arrive_and_wait();
       for (int i = 0; i < kRounds; ++i) {
-        // Every thread goes through the layers in another order.
+        // Every thread visits the layers in a different order.
         const int which = (i * (thread + 1) + 2 * thread) % kLayers;
         if (!model->layers[which](x_).equal(expected[which])) ++num_wrong;
       }
@@ -163,8 +163,8 @@ TEST_F(TierThreads, UseDifferentUnitsAtOnce) {
   EXPECT_EQ(num_wrong, 0);
 }
 
-// A read of small units together is one read. If one of them is damaged, the
-// others are there.
+// Small units are read together. If one of them is damaged, the others still
+// arrive.
 TEST_F(TierThreads, AFailureIsThatOfItsUnitOnly) {
   const torch::NoGradGuard no_grad;
   Layers model;
@@ -174,7 +174,7 @@ TEST_F(TierThreads, AFailureIsThatOfItsUnitOnly) {
       folder_,
       {.execution_device = torch::kCPU, .prefetch_memory = "1GB"});
   fs::resize_file(folder_ / "layer3.weight.dat", 7);
-  // Asks for all layers, those after the first one at once.
+  // Fetches all layers, those after the first in one read.
   EXPECT_TRUE(model->layers[0](x_).equal(expected));
   for (const int i : {1, 2, 4, 5}) {
     SCOPED_TRACE(i);
