@@ -1,7 +1,7 @@
-// A forward whose weights are in host memory, on an accelerator that takes as
-// long for its products as its link takes for their weights: against the longer
-// of both. The accelerator is simulated, and its times are slept, so the figure
-// is that of the pipeline, not of this machine.
+// A forward with weights in host memory, on an accelerator that takes as long
+// for its products as its link takes for the weights, compared with the longer
+// of the two. The accelerator is simulated by sleeping, so the figure measures
+// the pipeline, not this machine.
 #include <chrono>
 #include <functional>
 #include <string>
@@ -79,7 +79,7 @@ int main() {
   {
     auto big = accelerate::cpu_offload(
         net, {.execution_device = device, .preload_module_classes = {"Block"}});
-    // Twice: the order of the blocks, and of rounds, is known then.
+    // Two rounds teach it the order of the blocks and of the rounds.
     big(x);
     big(x);
     ours = seconds_of([&] { big(x); });

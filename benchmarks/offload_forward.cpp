@@ -1,7 +1,7 @@
-// A forward of a model whose weights are on the disk, against what it cannot be
-// faster than: one plain read of the same bytes, and the forward of the model in
-// memory, whichever takes longer. With the file in the page cache (warm) and
-// without (cold). And the memory that it takes, against two blocks.
+// A forward of a model whose weights are on disk, compared with its lower
+// bound: the longer of one plain read of the same bytes and the forward of the
+// model in memory. Measured with the file in the page cache (warm) and without
+// (cold). Also compares its memory with two blocks.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,11 +1,11 @@
-// Reading weights: from the page cache, against mapping or reading the bytes
-// once; from a cold disk, against parallel direct reads of the same file; and
-// many tiny tensors, saved and loaded.
+// Reads weights from the page cache, compared with mapping or reading the bytes
+// once, and from a cold disk, compared with parallel direct reads of the same
+// file. Also saves and loads many tiny tensors.
 //
 //   bench_offload_load [GIB] [DIRECTORY ON THE DISK TO MEASURE]
 //
-// GIB is the size of the cold files, 4 unless it is given, and of memory that
-// is used besides. 0.25 is a quick run, whose figures mean little.
+// GIB is the size of the cold files and of the additional memory used; default
+// 4. 0.25 makes a quick run whose figures mean little.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -46,7 +46,7 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// A given number of parameters, each of a given number of floats.
+/// `count` parameters of `size` floats each.
 struct TensorsImpl : torch::nn::Module {
   TensorsImpl(int count, std::int64_t size) {
     for (int i = 0; i < count; ++i) {
@@ -61,7 +61,7 @@ Tensors without_memory(int count, std::int64_t size) {
   return accelerate::init_empty_weights([&] { return Tensors(count, size); });
 }
 
-/// Touches a byte of each page.
+/// Touches one byte of each page.
 std::size_t touch(const void* data, std::size_t size) {
   const auto* const bytes = static_cast<const volatile unsigned char*>(data);
   std::size_t sum = 0;
@@ -76,7 +76,7 @@ std::size_t touch(const torch::nn::Module& module) {
   return sum;
 }
 
-/// The file's only name in a directory that save_model() wrote.
+/// The single file that save_model() writes to a directory.
 fs::path weights_in(const fs::path& directory) {
   return directory / "model.safetensors";
 }
@@ -91,7 +91,8 @@ void map_once(const fs::path& file) {
   ::close(opened);
 }
 
-/// Memory whose pages are there, so that a read does not clear them first.
+/// Memory with its pages already faulted in, so that a read does not clear them
+/// first.
 struct Buffer {
   explicit Buffer(std::size_t num_bytes)
       : size(num_bytes),
@@ -113,7 +114,7 @@ struct Buffer {
   void* data;
 };
 
-/// Reads a file with threads that take pieces of it in turn.
+/// Reads a file with several threads, which take turns to claim pieces.
 void read_in_parallel(const fs::path& file, Buffer& buffer, int flags) {
   constexpr std::size_t kPiece = std::size_t{4} << 20U;
   constexpr int kThreads = 4;
@@ -125,7 +126,7 @@ void read_in_parallel(const fs::path& file, Buffer& buffer, int flags) {
       const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | flags);
       for (std::size_t at = next.fetch_add(kPiece); at < size;
            at = next.fetch_add(kPiece)) {
-        // Whole pages, as direct reads want them.
+        // Whole pages, as direct reads require.
         const std::size_t wanted =
             (std::min(kPiece, size - at) + kPage - 1) / kPage * kPage;
         for (std::size_t done = 0; done < wanted;) {
@@ -169,8 +170,8 @@ void report_times(
        ours.size()});
 }
 
-// Warm loads into a module without memory, which maps, and into one with
-// memory, which reads.
+// Warm loads into a module without memory, which map the file, and into one
+// with memory, which read it.
 void measure_warm(const fs::path& scratch) {
   constexpr int kCount = 24;
   constexpr std::int64_t kSize = std::int64_t{1} << 22U;
@@ -199,7 +200,7 @@ void measure_warm(const fs::path& scratch) {
   fs::remove_all(directory);
 }
 
-// A cold file of tensors of one size, by each of the functions that load.
+// Loads a cold file of tensors of one size with each of the load functions.
 void measure_cold(
     const fs::path& scratch,
     const std::string& name,

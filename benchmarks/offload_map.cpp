@@ -1,6 +1,6 @@
-// The device map of a model of 5,000 modules, against a walk that only counts
-// its parameters; and the time and memory to describe a model of 100 billion
-// parameters without its weights.
+// The device map of a model of 5,000 modules, compared with a walk that only
+// counts its parameters; and the time and memory to describe a model of 100
+// billion parameters without its weights.
 #include <unistd.h>
 
 #include <chrono>
@@ -40,7 +40,7 @@ std::shared_ptr<torch::nn::Module> make_model() {
   return model;
 }
 
-/// A block of a GPT: attention and a feed-forward of four times its width.
+/// A GPT block: attention and a feed-forward layer of four times its width.
 struct GptBlockImpl : torch::nn::Module {
   explicit GptBlockImpl(std::int64_t width) {
     namespace nn = torch::nn;
