@@ -4,8 +4,8 @@
 //
 //   bench_offload_load [GIB] [DIRECTORY ON THE DISK TO MEASURE]
 //
-// GIB is the size of the cold files and of the additional memory used; default
-// 4. 0.25 makes a quick run whose figures mean little.
+// GIB is the size of the cold files and of the additional memory used, 4 by
+// default. A run with 0.25 is quick, but its figures mean little.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

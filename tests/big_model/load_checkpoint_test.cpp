@@ -354,7 +354,7 @@ TEST_F(LoadCheckpoint, ReadsNothingForTheMetaDevice) {
   EXPECT_TRUE(net->large->weight.is_meta());
 }
 
-// Even more data than the buffer holds is verified before the first value is
+// A model that exceeds the buffer is verified before the first value is
 // replaced.
 TEST_F(LoadCheckpoint, LeavesALargeModelAsItWasIfATensorIsDamaged) {
   const torch::NoGradGuard no_grad;
