@@ -18,7 +18,7 @@
 
 namespace accelerate::detail {
 
-/// Alignment of tensors in host memory, as direct reads require.
+/// Alignment of buffers in host memory, as direct reads require.
 inline constexpr std::uint64_t kWeightAlignment = 4096;
 
 /// Where an offloaded tensor's values live between forwards: in host memory or
