@@ -162,8 +162,8 @@ void TierKeeper::require_no_write(GatedCall& call) const {
     if (!first_tensor_of(arguments[i], *this)) continue;
     throw Error(format(
         "[big_model] {} would change an offloaded weight, whose change would "
-        "be "
-        "lost; change it inside of align_module_device(), or leave it out of "
+        "be lost; change it inside of align_module_device(), or leave it out "
+        "of "
         "the optimizer",
         call.operation().operator_name().name));
   }
