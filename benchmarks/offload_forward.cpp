@@ -1,7 +1,8 @@
 // A forward of a model whose weights are on disk, compared with its lower
 // bound: the longer of one plain read of the same bytes and the forward of the
 // model in memory. Measured with the file in the page cache (warm) and without
-// (cold). Also compares its memory with two blocks.
+// (cold; also compared with four direct readers, the fastest way to read a
+// file). Also compares its memory with two blocks.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 
 #include <accelerate/accelerate.h>
 
+#include "direct_reads.h"
 #include "memory.h"
 #include "report.h"
 
@@ -112,22 +114,33 @@ int main() {
       directory,
       {.device_map = accelerate::DeviceMap{{"", "disk"}},
        .preload_module_classes = {"Block"}});
+  // What is left in memory is not the weights'.
   big(x);
+  read_plainly(file);
+  big.dispatch().offload();
   const double idle = memory_of_process("VmRSS");
+  double peak = 0;
   for (const bool is_cold : {false, true}) {
-    std::vector<double> ours, floor;
-    if (!is_cold) forget_peak();
+    std::vector<double> ours, floor, direct;
     for (int i = 0; i < kRounds; ++i) {
       big.dispatch().offload();
       if (is_cold) forget(file);
+      forget_peak();
       ours.push_back(seconds_of([&] { big(x); }));
       big.dispatch().offload();
+      peak = std::max(peak, memory_of_process("VmHWM") - idle);
       if (is_cold) forget(file);
       floor.push_back(
           std::max(seconds_of([&] { read_plainly(file); }), median(resident)));
+      if (!is_cold) continue;
+      forget(file);
+      Buffer buffer(fs::file_size(file) + kDirectPage);
+      direct.push_back(
+          seconds_of([&] { read_in_parallel(file, buffer, O_DIRECT); }));
     }
     const std::string suffix = is_cold ? "_cold" : "_warm";
     report_ratio("disk_over_floor" + suffix, ours, floor);
+    if (is_cold) report_ratio("disk_over_direct_read_cold", ours, direct);
     report(
         {"offload",
          "disk_forward_ms" + suffix,
@@ -154,7 +167,6 @@ int main() {
        2 * kBlockBytes / kMega,
        static_cast<double>(big.stats().peak_bytes) / (2 * kBlockBytes),
        1});
-  const double peak = memory_of_process("VmHWM") - idle;
   report(
       {"offload",
        "resident_above_idle_mb",

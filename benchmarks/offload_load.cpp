@@ -12,21 +12,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>
 
+#include "direct_reads.h"
 #include "interleave.h"
 
 namespace {
@@ -89,60 +87,6 @@ void map_once(const fs::path& file) {
   touch(data, size);
   ::munmap(data, size);
   ::close(opened);
-}
-
-/// Memory with its pages already faulted in, so that a read does not clear them
-/// first.
-struct Buffer {
-  explicit Buffer(std::size_t num_bytes)
-      : size(num_bytes),
-        data(::mmap(
-            nullptr,
-            num_bytes,
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_ANONYMOUS,
-            -1,
-            0)) {
-    ::madvise(data, size, MADV_HUGEPAGE);
-    std::memset(data, 0, size);
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { ::munmap(data, size); }
-
-  std::size_t size;
-  void* data;
-};
-
-/// Reads a file with several threads, which take turns to claim pieces.
-void read_in_parallel(const fs::path& file, Buffer& buffer, int flags) {
-  constexpr std::size_t kPiece = std::size_t{4} << 20U;
-  constexpr int kThreads = 4;
-  const std::size_t size = fs::file_size(file);
-  std::atomic<std::size_t> next = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&] {
-      const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | flags);
-      for (std::size_t at = next.fetch_add(kPiece); at < size;
-           at = next.fetch_add(kPiece)) {
-        // Whole pages, as direct reads require.
-        const std::size_t wanted =
-            (std::min(kPiece, size - at) + kPage - 1) / kPage * kPage;
-        for (std::size_t done = 0; done < wanted;) {
-          const ssize_t got = ::pread(
-              opened,
-              static_cast<char*>(buffer.data) + at + done,
-              wanted - done,
-              static_cast<off_t>(at + done));
-          if (got <= 0) break;
-          done += static_cast<std::size_t>(got);
-        }
-      }
-      ::close(opened);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 void forget(const fs::path& directory) {
