@@ -70,7 +70,7 @@ class SlowdownsOfDegree {
     const auto own = split(layers_.shape, tensor_);
     // Fewer sizes of split layers, since there are several degrees.
     const std::int64_t next = tensor_ > 1 ? 4 : 2;
-    const double least_calls = sums_ ? 4 : 2;
+    const double least_calls = sums_ ? 6 : 2;
     for (std::int64_t samples = 1; own &&
          (samples == 1 || samples * layers_.length <= layers_.most_tokens);
          samples *= next) {
@@ -106,8 +106,10 @@ class SlowdownsOfDegree {
     seconds_of_stack_ = seconds;
     if (!sums_) return found;
     const double with_sums = clocked_.seconds_of(parts.stack(count, sums_));
-    found.reduce_seconds =
-        std::max(0.0, with_sums - seconds) / (LayerParts::kSums * count);
+    // Processors may have become faster or slower meanwhile.
+    const double again = clocked_.seconds_of(parts.stack(count));
+    found.reduce_seconds = std::max(0.0, with_sums - (seconds + again) / 2) /
+        (LayerParts::kSums * count);
     seconds_of_stack_ = with_sums;
     return found;
   }
