@@ -12,40 +12,42 @@
 
 namespace accelerate {
 
-/// What the ranks divide among themselves.
+/// What is sharded across ranks.
 enum class MemorySplit {
   /// Nothing: each rank has a replica.
   replicated,
-  /// Optimizer state (ZeRO-1). Gradients of a window with several micro-steps
-  /// are kept in full.
+  /// Optimizer state (ZeRO-1). With gradient accumulation, each rank keeps full
+  /// gradients.
   zero_1,
   /// Optimizer state and gradients (ZeRO-2).
   zero_2,
   /// Parameters as well, over all ranks (ZeRO-3).
   full_shard,
-  /// Parameters as well, over `num_shards` ranks; the groups are replicas.
+  /// Parameters as well, over groups of `num_shards` ranks, which are replicas of
+  /// each other.
   hybrid_shard,
 };
 
 /// "replicated", "ZeRO-1", "ZeRO-2", "full shard" or "hybrid shard".
 [[nodiscard]] ACCELERATE_API std::string_view name_of(MemorySplit split);
 
-/// One way of training a model.
+/// A configuration of training whose memory is planned.
 struct MemoryCase {
   MemorySplit split = MemorySplit::replicated;
   int num_ranks = 1;
-  /// Ranks that share one model; 1 if it is replicated.
+  /// Ranks that share one replica; 1 if the model is replicated.
   int num_shards = 1;
-  /// fp32: without mixed precision. Otherwise the dtype of autocast and, where
-  /// something is sharded, of the parameters that the model computes with.
+  /// fp32: no mixed precision. Otherwise the dtype of autocast and, if the model
+  /// is sharded, of the parameters that it computes with.
   FloatType precision = FloatType::fp32;
   bool recomputes = false;
   /// Samples per rank and micro-step.
   std::int64_t micro_batch = 1;
   std::int64_t accumulation_steps = 1;
-  /// Linear layers compute in float8 (FP8Recipe) inside of `precision`.
+  /// Linear layers compute in float8 (FP8Recipe) within `precision`.
   bool uses_fp8 = false;
-  /// Ranks that split each layer, the sequence, and the layers among them.
+  /// Numbers of ranks that split each layer, the sequence, and the sequence of
+  /// layers.
   int tensor = 1;
   int context = 1;
   int pipeline = 1;
@@ -53,21 +55,21 @@ struct MemoryCase {
   bool operator==(const MemoryCase&) const = default;
 };
 
-/// Bytes of one rank at the moment of a step when it needs most. Rows of two
-/// cases may show different moments, so only totals can be compared.
+/// Memory of one rank, in bytes, at the peak of a step. Peaks of two cases can be
+/// at different points of the step, so only totals can be compared.
 struct MemoryRow {
   MemoryCase at = {};
   std::uint64_t weights = 0;
   std::uint64_t gradients = 0;
-  /// Optimizer state, with fp32 master weights.
+  /// Optimizer state, including fp32 master weights.
   std::uint64_t optimizer_state = 0;
-  /// Buckets in which gradients travel between replicas.
+  /// Buckets in which gradients are averaged between replicas.
   std::uint64_t buckets = 0;
-  /// Gathered parameters, and gradients on their way to their shards.
+  /// Gathered parameters, and gradients being reduced to shards.
   std::uint64_t units = 0;
-  /// What operators keep for backward, and what backward computes with.
+  /// Tensors saved for backward, and temporaries of backward.
   std::uint64_t activations = 0;
-  /// Temporaries of the optimizer, and freed memory that is kept.
+  /// Temporaries of the optimizer, and freed memory that is kept for reuse.
   std::uint64_t workspace = 0;
 
   [[nodiscard]] std::uint64_t total() const {
@@ -76,29 +78,29 @@ struct MemoryRow {
   }
 };
 
-/// A case that fits, and what it costs.
+/// A case that fits, and its relative cost.
 struct MemoryFit {
   MemoryRow row = {};
-  /// Predicted time of a step over that of the cheapest conceivable case: a
-  /// recomputed forward adds a third; gathering parameters a tenth, or a
-  /// twentieth within groups; each doubling of the micro-steps two hundredths.
-  /// A rule of thumb, to sort by.
+  /// Predicted step time over that of the cheapest conceivable case. Recomputing
+  /// the forward adds a third; gathering parameters adds a tenth, or a twentieth
+  /// within groups; each doubling of the micro-steps adds two hundredths. A rule
+  /// of thumb for sorting.
   double relative_time = 1;
 };
 
-/// What Accelerator::plan_memory() plans for.
+/// Options of Accelerator::plan_memory().
 struct MemoryPlanOptions {
-  /// Unset: the world's, and those of this node.
+  /// Unset: the ranks of the world, and the ranks of this node.
   std::optional<int> num_ranks = std::nullopt;
   std::optional<int> num_local_ranks = std::nullopt;
-  /// Samples per rank and optimizer step. Unset: those of the example inputs;
-  /// with a step function, 1.
+  /// Samples per rank and optimizer step. Unset: the batch size of the example
+  /// inputs, or 1 with a step function.
   std::optional<std::int64_t> batch_size = std::nullopt;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";
   std::vector<FloatType> precisions = {FloatType::fp32, FloatType::bf16};
-  /// Class names of the modules that are gathered and recomputed as one. Empty:
-  /// the elements of the outermost Sequentials and ModuleLists.
+  /// Class names of the modules that are gathered and recomputed as a unit.
+  /// Empty: the elements of the outermost Sequentials and ModuleLists.
   std::vector<std::string> unit_classes = {};
   /// See ReplicateOptions.
   bool gradient_as_bucket_view = false;
@@ -106,12 +108,12 @@ struct MemoryPlanOptions {
   bool keep_freed_blocks = true;
 };
 
-/// The memory of every way of training a model, known before the run
+/// Predicts a model's training memory for every case before the run
 /// (Accelerator::plan_memory, `accelerate-cpp estimate-memory --fits`). A
 /// value.
 class ACCELERATE_API MemoryPlan {
  public:
-  /// The memory of a case. Must not decrease if the micro-batch grows.
+  /// Returns the memory of a case. Must not decrease as the micro-batch grows.
   using Estimate = std::function<MemoryRow(const MemoryCase&)>;
 
   struct Facts {
@@ -121,10 +123,11 @@ class ACCELERATE_API MemoryPlan {
     /// Samples per rank and optimizer step.
     std::int64_t batch_size = 1;
     std::vector<FloatType> precisions = {FloatType::fp32, FloatType::bf16};
-    /// Only cases with float8, if true.
+    /// If true, all cases use float8.
     bool uses_fp8 = false;
-    /// Degrees of every case. Their product divides the ranks, and the others
-    /// have replicas or shards; those that divide a sequence share shards.
+    /// Degrees of every case. Their product divides the number of ranks; the
+    /// remaining degree is for replicas or shards. Ranks along `context` share
+    /// shards.
     int tensor = 1;
     int context = 1;
     int pipeline = 1;
@@ -132,35 +135,35 @@ class ACCELERATE_API MemoryPlan {
     std::optional<int> num_shards = std::nullopt;
     /// Unset: with and without recomputation.
     std::optional<bool> recomputes = std::nullopt;
-    /// How activations were found, and what was left out.
+    /// How activations were determined, and what the plan leaves out.
     std::vector<std::string> notes = {};
   };
 
   /// Throws ConfigError if a number is below 1.
   MemoryPlan(Facts facts, Estimate estimate);
 
-  /// One row for each split that these ranks allow, each precision, without and
-  /// with recomputation, all samples in one micro-step.
+  /// One row for each split that the ranks allow and each precision, without and
+  /// with recomputation, with all samples in one micro-step.
   [[nodiscard]] const std::vector<MemoryRow>& rows() const { return rows_; }
-  /// The memory of any case. Throws ConfigError for one that is impossible: a
-  /// number below 1, or degrees that do not divide the ranks.
+  /// Returns the memory of any case. Throws ConfigError for an impossible one: a
+  /// number below 1, or degrees that do not divide the number of ranks.
   [[nodiscard]] MemoryRow row(const MemoryCase& at) const;
-  /// The row of rows() for this split, precision and recomputation. Throws
-  /// ConfigError if these ranks do not allow it.
+  /// Returns the row of rows() for this split, precision and recomputation.
+  /// Throws ConfigError if the ranks do not allow it.
   [[nodiscard]] MemoryRow row(
       MemorySplit split,
       FloatType precision = FloatType::fp32,
       bool recomputes = false) const;
 
-  /// Every case that needs at most `num_bytes` per rank, the cheapest first:
-  /// for each split, degree of sharding, precision and recomputation the
-  /// largest micro-batch that fits. Empty if none does; see smallest().
+  /// Returns the cases that need at most `num_bytes` per rank, cheapest first:
+  /// for each split, degree of sharding, precision and recomputation, the one
+  /// with the largest micro-batch that fits. Empty if none fits; see smallest().
   [[nodiscard]] std::vector<MemoryFit> fits(std::uint64_t num_bytes) const;
-  /// The case that needs least: one sample at a time.
+  /// The case that needs the least memory, with one sample at a time.
   [[nodiscard]] MemoryRow smallest() const;
-  /// The largest micro-batch of this split, precision and recomputation that
-  /// fits into `num_bytes`; 1 if none does. A search for a batch size may begin
-  /// there (BatchSizeSearchOptions::starting_batch_size).
+  /// The largest micro-batch that fits into `num_bytes` with this split,
+  /// precision and recomputation; 1 if none fits. A search for a batch size can
+  /// start there (BatchSizeSearchOptions::starting_batch_size).
   [[nodiscard]] std::int64_t starting_batch_size(
       std::uint64_t num_bytes,
       MemorySplit split = MemorySplit::replicated,
@@ -169,8 +172,8 @@ class ACCELERATE_API MemoryPlan {
 
   /// rows() as text, in columns, and the notes.
   [[nodiscard]] std::string table() const;
-  /// The first `max_fits` of fits() as text; if there are none, what the
-  /// smallest needs.
+  /// The first `max_fits` of fits() as text; if none fits, how much the smallest
+  /// case needs.
   [[nodiscard]] std::string explain_fits(
       std::uint64_t num_bytes,
       std::size_t max_fits = 8) const;

@@ -11,13 +11,13 @@
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
 
-// Which layout should a training use: degrees of parallelism, sharding, schedule
-// and micro-batches, chosen by simulated steps (Accelerator::plan,
+// Chooses the layout of a training run (degrees of parallelism, sharding,
+// schedule and micro-batches) by simulating steps (Accelerator::plan,
 // `accelerate-cpp plan`). Needs no LibTorch.
 
 namespace accelerate {
 
-/// The sizes of a transformer that its time, memory and traffic depend on.
+/// The sizes that determine a transformer's time, memory and traffic.
 struct TransformerShape {
   // The layers.
 
@@ -25,15 +25,15 @@ struct TransformerShape {
   std::int64_t hidden_size = 0;
   std::int64_t num_heads = 0;
   std::int64_t vocabulary = 0;
-  /// Heads of keys and values; 0: num_heads.
+  /// Number of key and value heads; 0: num_heads.
   std::int64_t num_kv_heads = 0;
   /// 0: hidden_size / num_heads.
   std::int64_t head_size = 0;
-  /// The MLP's; 0: 4 x hidden_size.
+  /// Size of the MLP; 0: 4 x hidden_size.
   std::int64_t intermediate_size = 0;
-  /// The MLP has a gate, a third matrix.
+  /// The MLP has a gate, which is a third matrix.
   bool is_gated = false;
-  /// The embedding is the output layer, too.
+  /// The output layer shares the embedding's weight.
   bool is_tied = false;
 
   // A mixture of experts in place of the MLP.
@@ -43,12 +43,12 @@ struct TransformerShape {
   /// Experts per token.
   std::int64_t top_k = 0;
   std::int64_t expert_intermediate_size = 0;
-  /// The shared expert's; 0: none.
+  /// Size of the shared expert; 0: none.
   std::int64_t shared_intermediate_size = 0;
-  /// Layers, the first ones, that have an MLP nevertheless.
+  /// Number of leading layers that have an MLP instead of experts.
   std::int64_t num_dense_layers = 0;
 
-  /// Number of parameters, and of those that a token uses.
+  /// Number of parameters, and number of parameters that each token uses.
   [[nodiscard]] ACCELERATE_API std::int64_t num_parameters() const;
   [[nodiscard]] ACCELERATE_API std::int64_t num_active_parameters() const;
 };
@@ -56,24 +56,24 @@ struct TransformerShape {
 /// A connection between two ranks.
 struct LinkSpeed {
   double latency_seconds = 0;
-  /// One way, for one rank.
+  /// Per rank, in one direction.
   double bytes_per_second = 0;
 };
 
-/// How many times longer a layer takes than the speeds of its parts make of it,
-/// in micro-batches of so many tokens, on each of so many ranks along `tensor`.
+/// A layer's measured time over the time predicted from the speeds of its parts,
+/// for micro-batches of `tokens` tokens on each of `tensor` ranks.
 struct LayerSlowdown {
   double tokens = 0;
   double factor = 1;
   int tensor = 1;
-  /// Where ranks share processors: what a sum over these ranks of what the layer
-  /// hands on takes while it is computed with, a rank's waits for the others
-  /// included. 0: as long as the link makes of it.
+  /// Where ranks share processors: time of an all-reduce of the layer's output
+  /// over these ranks while they compute, including waits for other ranks.
+  /// 0: derived from the speed of the link.
   double reduce_seconds = 0;
 };
 
-/// How fast ranks and what is between them are. The defaults are roughly those
-/// of nodes of eight H100s with 400 Gb/s for each.
+/// Speeds of the ranks and of the links between them. The defaults roughly
+/// describe nodes of eight H100s with 400 Gb/s for each GPU.
 struct ClusterSpeeds {
   // A node.
 
@@ -82,57 +82,58 @@ struct ClusterSpeeds {
 
   // Computing.
 
-  /// Operations per second that matrix products of 16 bits reach, rather than
-  /// the most that a data sheet promises.
+  /// Operations per second that 16-bit matrix products actually reach, rather
+  /// than the peak on the data sheet.
   double flops = 400e12;
-  /// The same of 32 bits. 0: half as many.
+  /// Operations per second of 32-bit matrix products. 0: half of `flops`.
   double fp32_flops = 0;
   double memory_bytes_per_second = 2.5e12;
-  /// What an operator costs besides its work.
+  /// Fixed overhead of an operator.
   double seconds_per_operator = 4e-6;
-  /// Operations per second that attention reaches. 0: those of products.
+  /// Operations per second that attention reaches. 0: as for products.
   double attention_flops = 0;
-  /// The same of experts, whose products are smaller. 0: those of products.
+  /// Operations per second that experts reach, whose products are smaller.
+  /// 0: as for products.
   double expert_flops = 0;
-  /// What choosing the experts of a token and moving its rows to them and back
-  /// takes in a forward, besides what layers touch. Ranks along `tensor` each do
-  /// so for all tokens.
+  /// Time per token in a forward to choose its experts and move its rows to them
+  /// and back, besides the layer's other memory traffic. Each rank along
+  /// `tensor` spends it on all tokens.
   double seconds_per_routed_token = 0;
-  /// Bytes per second of the parameters, gradients and state that an optimizer
-  /// steps on. 0: those of memory.
+  /// Bytes per second at which an optimizer step reads and writes parameters,
+  /// gradients and state. 0: memory_bytes_per_second.
   double optimizer_bytes_per_second = 0;
-  /// What an optimizer's step of a parameter costs besides its bytes, however
-  /// small the shard of it is. Fused optimizers have hardly any such cost.
+  /// Fixed cost of an optimizer step per parameter, however small its shard.
+  /// Close to zero for fused optimizers.
   double seconds_per_stepped_parameter = 0;
-  /// Bytes per second of the logits that a loss writes and reads, which fit into
-  /// caches less often than what layers do. 0: those of memory.
+  /// Bytes per second at which a loss writes and reads logits, which fit into
+  /// caches less often than activations. 0: memory_bytes_per_second.
   double loss_bytes_per_second = 0;
-  /// In ascending order of `tensor`, and of tokens for each; between two numbers
-  /// of tokens a factor is between theirs. Empty: 1 for all. A layout takes the
-  /// largest degree of `tensor` that is not above its own; where that is 1, ranks
-  /// along `tensor`, which have a part of what each token touches, count as many
-  /// tokens less.
+  /// In ascending order of `tensor`, then of `tokens`; factors are interpolated
+  /// between token counts. Empty: 1 for all. A layout uses the largest measured
+  /// degree of `tensor` that does not exceed its own; if that is 1, its token
+  /// count is scaled down to the share of elements that each rank along `tensor`
+  /// touches.
   std::vector<LayerSlowdown> layer_slowdowns = {};
 
   // Messages.
 
   LinkSpeed inside_node{3e-6, 300e9};
   LinkSpeed between_nodes{8e-6, 50e9};
-  /// What a message from one rank to another takes besides its bytes, while
-  /// ranks compute: shards, rings and pipelines send such messages. 0: the
-  /// latency of the link.
+  /// Fixed cost of a message from one rank to another while ranks compute.
+  /// Sharding, rings and pipelines send such messages. 0: the latency of the
+  /// link.
   double seconds_per_message = 0;
-  /// Where ranks share processors: what each block of keys and values that comes
-  /// around a ring costs a forward besides its bytes and the operations of
-  /// attention; a backward twice that. 0: a message.
+  /// Where ranks share processors: fixed cost in a forward of each block of keys
+  /// and values that a ring passes around, besides its bytes and the operations
+  /// of attention; a backward costs twice that. 0: seconds_per_message.
   double seconds_per_ring_block = 0;
-  /// Above 0: the ranks of a node are programs on this many processors, which
-  /// also copy what ranks send each other, so that nothing is hidden behind
-  /// something else; `flops` and the speed of memory are those of a processor.
+  /// Above 0: the ranks of a node are processes on this many processors, which
+  /// also copy the messages, so communication cannot overlap with computation;
+  /// `flops` and memory_bytes_per_second are then per processor.
   int shared_processors = 0;
 };
 
-/// What the ranks along `shard` divide.
+/// What is sharded along `shard`.
 enum class LayoutSharding {
   none,
   /// Optimizer state (ZeRO-1), gradients as well (ZeRO-2), parameters as well
@@ -142,7 +143,7 @@ enum class LayoutSharding {
   parameters,
 };
 
-/// A way of dividing a training among ranks.
+/// A way of dividing a training run among ranks.
 struct TrainingLayout {
   // Degrees.
 
@@ -157,15 +158,15 @@ struct TrainingLayout {
   // How each axis works.
 
   LayoutSharding sharding = LayoutSharding::none;
-  /// The pipeline's: "GPipe", "1F1B", "Interleaved1F1B" or "ZBH1".
+  /// Pipeline schedule: "GPipe", "1F1B", "Interleaved1F1B" or "ZBH1".
   std::string schedule = "1F1B";
   int num_chunks = 1;
 
   // Micro-batches.
 
-  /// Samples per micro-batch, of each rank that reads different data.
+  /// Samples per micro-batch, for each rank that reads different data.
   std::int64_t micro_batch = 1;
-  /// Per step: of a pipeline, or of a window of accumulation.
+  /// Micro-batches per step, of a pipeline or of gradient accumulation.
   std::int64_t num_micro_batches = 1;
   bool recomputes = false;
 
@@ -178,13 +179,13 @@ struct TrainingLayout {
   bool operator==(const TrainingLayout&) const = default;
 };
 
-/// Bytes of one rank where it needs most.
+/// Peak memory of one rank, in bytes.
 struct LayoutMemory {
   std::uint64_t weights = 0;
   std::uint64_t gradients = 0;
-  /// With fp32 master weights.
+  /// Includes fp32 master weights.
   std::uint64_t optimizer_state = 0;
-  /// Parameters and gradients on their way.
+  /// Gathered parameters, and gradients in flight.
   std::uint64_t gathered = 0;
   std::uint64_t activations = 0;
 
@@ -193,47 +194,48 @@ struct LayoutMemory {
   }
 };
 
-/// What a simulated step takes.
+/// Times of a simulated step, in seconds.
 struct LayoutTimes {
   double step_seconds = 0;
-  /// The time in which a rank computes; recomputing included.
+  /// Time in which a rank computes, including recomputation.
   double computing = 0;
   double optimizer = 0;
   /// Waits for other stages of the pipeline.
   double bubble = 0;
-  /// Waits for messages that nothing hides, by what they are for: "tensor",
+  /// Exposed communication (waits that nothing hides), by purpose: "tensor",
   /// "context", "experts", "parameters", "gradients", "pipeline".
   std::map<std::string, double> exposed = {};
-  /// How long those messages travel.
+  /// Time that those messages are in flight.
   std::map<std::string, double> travelling = {};
 };
 
-/// A layout with what it costs.
+/// A layout with its memory and times.
 struct PlannedLayout {
   TrainingLayout layout = {};
   LayoutMemory memory = {};
   LayoutTimes times = {};
-  /// What it needs more memory than there is, or else which part of the step
-  /// takes most time besides computing: "memory", "bubble", "tensor", ...
+  /// "memory" if the layout does not fit; otherwise the part of the step that
+  /// takes most time besides computing: "bubble", "tensor", ...
   std::string binds = {};
 };
 
 struct LayoutPlanOptions {
   // The machines.
 
-  /// 0: those of the Accelerator (Accelerator::plan); others need a number.
+  /// 0: the Accelerator's ranks (Accelerator::plan); other callers must set it.
   int num_ranks = 0;
-  /// Unset: measured by Accelerator::plan; else ClusterSpeeds().
+  /// Unset: Accelerator::plan measures it, and other callers use
+  /// ClusterSpeeds().
   std::optional<ClusterSpeeds> cluster = std::nullopt;
-  /// About how long Accelerator::plan measures them, without `cluster`; at least
-  /// 0. See Accelerator::measure_cluster.
+  /// Approximate time that Accelerator::plan spends measuring if `cluster` is
+  /// unset; at least 0. See Accelerator::measure_cluster.
   double measuring_seconds = 15;
 
   // The training.
 
   /// Tokens per sample.
   std::int64_t sequence_length = 2048;
-  /// Tokens per step, of all ranks.
+  /// Tokens per step over all ranks.
   std::int64_t batch_tokens = 1 << 20;
   FloatType precision = FloatType::bf16;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
@@ -241,14 +243,15 @@ struct LayoutPlanOptions {
 
   // Assumptions.
 
-  /// Use at most this share of the memory: allocators need some of it.
+  /// Uses at most this fraction of the memory: allocators need some of it.
   double usable_memory = 0.92;
-  /// Load of the busiest experts over their mean.
+  /// Load of the busiest experts over the mean load.
   double expert_imbalance = 1.1;
 
-  // What is given.
+  // Fixed parts of the layout.
 
-  /// Degrees that are given; others are chosen. Of TrainingLayout.
+  /// Fields of TrainingLayout that the caller fixes; the planner chooses those
+  /// that are unset.
   std::optional<int> replicate = std::nullopt;
   std::optional<int> shard = std::nullopt;
   std::optional<int> expert = std::nullopt;
@@ -260,15 +263,15 @@ struct LayoutPlanOptions {
 
   // The search.
 
-  /// Number of layouts that are simulated, the best ones by a formula.
+  /// Number of layouts to simulate: the best ones by estimate.
   std::size_t num_simulated = 48;
 };
 
-/// The layouts of a training, simulated. A value.
+/// Simulated layouts of a training run. A value.
 class ACCELERATE_API LayoutPlan {
  public:
-  /// Those that fit, fastest first; then the best of those that do not, by the
-  /// memory they lack.
+  /// `fitting`: layouts that fit, fastest first. `not_fitting`: the best of the
+  /// others, by the memory they lack.
   LayoutPlan(
       TransformerShape shape,
       LayoutPlanOptions options,
@@ -282,14 +285,15 @@ class ACCELERATE_API LayoutPlan {
   [[nodiscard]] const std::vector<PlannedLayout>& not_fitting() const {
     return not_fitting_;
   }
-  /// The number of layouts that were looked at.
+  /// Number of layouts that were considered.
   [[nodiscard]] std::size_t num_considered() const { return num_considered_; }
-  /// Throws ConfigError, saying what the smallest needs, if none fits.
+  /// Throws ConfigError if no layout fits, stating how much memory the smallest
+  /// one needs.
   [[nodiscard]] const PlannedLayout& best() const;
 
-  /// The best, where its time goes, why others lose; as text.
+  /// Describes the best layout, where its time goes and why others lose.
   [[nodiscard]] std::string explain(std::size_t max_layouts = 8) const;
-  /// The best as a config file of `accelerate-cpp launch`.
+  /// The best layout as a config file for `accelerate-cpp launch`.
   [[nodiscard]] std::string config_text() const;
 
  private:
@@ -300,25 +304,24 @@ class ACCELERATE_API LayoutPlan {
   std::size_t num_considered_;
 };
 
-/// Plans the training of a transformer. Throws ConfigError for numbers that make
-/// no sense, and for degrees that cannot be.
+/// Plans the training of a transformer. Throws ConfigError for invalid numbers
+/// and impossible degrees.
 ACCELERATE_API LayoutPlan
 plan_layout(const TransformerShape& shape, const LayoutPlanOptions& options);
 
-/// What one layout costs. Throws ConfigError if it is not one of that many ranks
-/// or does not fit the model.
+/// Simulates one layout. Throws ConfigError if its degrees do not match the
+/// number of ranks or the model.
 ACCELERATE_API PlannedLayout simulate_layout(
     const TransformerShape& shape,
     const TrainingLayout& layout,
     const LayoutPlanOptions& options);
 
-/// The shape that the config.json of a transformer of Hugging Face's describes:
-/// of one at `path`, or in that directory. Throws ConfigError if there is none,
-/// or not all of the shape in it.
+/// Reads the shape of a transformer from a Hugging Face config.json, at `path`
+/// or in that directory. Throws ConfigError if there is none or if it does not
+/// give the whole shape.
 ACCELERATE_API TransformerShape read_transformer_shape(const std::string& path);
 
-/// A page of figures: the best layout for each number of ranks, and what binds
-/// there.
+/// A table with the best layout for each number of ranks, and what limits it.
 ACCELERATE_API std::string scaling_table(
     const TransformerShape& shape,
     const LayoutPlanOptions& options,
