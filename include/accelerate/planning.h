@@ -215,7 +215,8 @@ struct PlannedLayout {
   LayoutMemory memory = {};
   LayoutTimes times = {};
   /// "memory" if the layout does not fit; otherwise the part of the step that
-  /// takes most time besides computing: "bubble", "tensor", ...
+  /// takes most time besides computing ("bubble", "tensor", ...), or "computing"
+  /// if none takes a twentieth of the step.
   std::string binds = {};
 };
 

@@ -9,7 +9,7 @@ namespace accelerate::detail {
 namespace {
 
 struct Span {
-  /// Ranks of the group on one node, and nodes that it is on.
+  /// Ranks of the group per node, and the number of nodes it spans.
   int per_node = 1;
   int num_nodes = 1;
 };
@@ -27,8 +27,8 @@ double steps_of(CollectivePattern kind, int count) {
   return kind == CollectivePattern::all_reduce ? 2 * depth : depth;
 }
 
-// Where ranks share processors, copying bytes and being woken for each step take
-// a rank's own processor time.
+// Where ranks share processors, copying bytes and waking up for each step cost a
+// rank its own processor time.
 void add_flow(
     SimulatedMessage& message,
     const ClusterSpeeds& cluster,
@@ -94,7 +94,7 @@ SimulatedMessage collective(
     inside = bytes * (m - 1) / n;
     between = bytes * (n - m) / n;
   } else {
-    // All that a node has not must enter it, through the links of its ranks.
+    // All data that a node lacks must enter it through the links of its ranks.
     inside = m > 1 ? bytes * (m - 1) / m : 0;
     between = bytes * (nodes - 1) / nodes / m;
   }

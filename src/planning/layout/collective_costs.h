@@ -9,18 +9,18 @@
 
 namespace accelerate::detail {
 
-/// The resources of the rank that stands for all others, which do the same at
+/// Resources of the rank that stands for all ranks, which do the same work at
 /// the same time.
 struct RankResources {
   std::size_t processor = 0;
   std::size_t inside_node = 0;
   std::size_t between_nodes = 0;
-  /// The share of a processor that the rank has while all ranks compute.
+  /// The rank's share of a processor while all ranks compute.
   double share = 1;
 };
 
-/// Adds them to `programs`. Of `num_ranks` ranks, those of a node share
-/// processors if the cluster has shared ones.
+/// Adds the resources of a rank to `programs`. `num_ranks`: all ranks; those on a
+/// node share processors if the cluster has shared processors.
 RankResources
 add_rank(RankPrograms& programs, const ClusterSpeeds& cluster, int num_ranks);
 
@@ -37,18 +37,18 @@ enum class CollectivePattern {
   all_to_all
 };
 
-/// How a tensor is sent: in `count` collectives, and whether each of them is made
-/// of messages between all pairs of ranks.
+/// How a tensor is sent: in `count` collectives, each of which may consist of
+/// messages between all pairs of ranks.
 struct CollectiveMessages {
   double count = 1;
   bool are_between_pairs = false;
 };
 
-/// A collective as the rank sees it. `bytes`: of the full tensor; for an
-/// all-to-all, what the rank sends, also to itself. Bandwidth-optimal within and
-/// between nodes; latencies grow with the logarithm of the group, or with its
-/// size for an all-to-all. Ranks that share processors do not compute during
-/// latencies, either.
+/// A collective as the rank sees it. `bytes`: size of the full tensor; for an
+/// all-to-all, the bytes that the rank sends, including those to itself.
+/// Bandwidth-optimal within and between nodes; latency grows with the logarithm
+/// of the group size, or with the size itself for an all-to-all. Ranks that share
+/// processors cannot compute during latencies either.
 SimulatedMessage collective(
     const ClusterSpeeds& cluster,
     const RankResources& rank,
@@ -58,8 +58,8 @@ SimulatedMessage collective(
     std::string what,
     const CollectiveMessages& messages = {});
 
-/// A message to the rank `stride` further. `latency`: other seconds than those of
-/// a message.
+/// A message to the rank `stride` ranks away. `latency`: overrides the default
+/// seconds per message.
 SimulatedMessage transfer(
     const ClusterSpeeds& cluster,
     const RankResources& rank,

@@ -8,7 +8,7 @@ namespace accelerate::detail {
 
 namespace {
 
-/// The parts of a step without what overlaps what, by formula.
+/// Estimates the parts of a step by formula, without simulating their overlap.
 class StepEstimate {
  public:
   explicit StepEstimate(const LayoutCase& of)
@@ -35,7 +35,7 @@ class StepEstimate {
     } else if (layout_.sharding != LayoutSharding::none) {
       after = alone(CollectivePattern::all_gather, of_.shard_group(), bytes);
     }
-    // Messages that processors copy hide behind nothing.
+    // Messages that processors copy cannot overlap with computation.
     if (of_.cluster().shared_processors > 0) after += reduce;
     const double bubble = (stages - 1) / layout_.num_chunks * micro_step *
         (layout_.schedule == "ZBH1" ? 1.0 / 3 : 1);
@@ -50,7 +50,7 @@ class StepEstimate {
         programs_, collective(of_.cluster(), rank_, pattern, group, bytes, ""));
   }
 
-  // The sum over the layers of one stage.
+  // Sum over the layers of one stage.
   template <class Value>
   [[nodiscard]] double over_layers(Value&& value) const {
     return (num_dense_ * value(of_.model.dense_layer) +
@@ -67,7 +67,7 @@ class StepEstimate {
         share;
   }
 
-  // Adding gradients to those of the micro-batches before.
+  // Seconds of adding gradients to those of earlier micro-batches.
   [[nodiscard]] double accumulation(double bytes) const {
     const auto count = static_cast<double>(layout_.num_micro_batches);
     const double share = programs_.resources()[rank_.processor].most_per_task;
@@ -75,7 +75,7 @@ class StepEstimate {
         of_.cluster().memory_bytes_per_second / share * (count - 1) / count;
   }
 
-  // Messages of activations, which a rank waits for.
+  // Seconds of messages of activations, which a rank waits for.
   [[nodiscard]] double activations() const {
     const double bytes = of_.tokens() *
         static_cast<double>(of_.model.shape.hidden_size) * of_.element_bytes();

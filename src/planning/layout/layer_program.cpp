@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The parameters of one layer in bytes, as they are gathered.
+// Bytes of one layer's parameters when they are gathered.
 double gathered_bytes(const LayoutCase& of, double parameters, double divisor) {
   return parameters / divisor * of.element_bytes();
 }
@@ -24,8 +24,8 @@ double gradient_bytes(const LayoutCase& of, double parameters, double divisor) {
 
 constexpr double kBucketBytes = 25 << 20;
 
-// In how many messages a layer's parameters, or their gradients, travel where
-// they are sharded: matrices by themselves, all small ones in one message.
+// Number of messages for a layer's sharded parameters or their gradients: one per
+// matrix, and one for all small tensors.
 double num_messages(const LayoutCase& of, const LayerCosts& layer) {
   constexpr double kSmallBytes = 32 << 10;
   const double bytes = layer.dense_parameters / layer.matrices *
@@ -59,8 +59,8 @@ class Writer {
     if (message) programs_.wait(0, *message);
   }
 
-  // A sum that was measured is one of what a layer hands on; of others the link
-  // has more to carry.
+  // The measured all-reduce is that of a layer's output; larger ones also cost
+  // the link time for the additional bytes.
   void all_reduce_activations(double elements) {
     const auto of_bytes = [&](double bytes, double count) {
       return collective_of(
@@ -109,8 +109,8 @@ class Writer {
     for (const auto& message : messages) wait(message);
   }
 
-  // Attention whose keys and values go around a ring, each block while the one
-  // before is computed with. `rounds`: how many tensors travel per element.
+  // Ring attention: each block of keys and values is sent while the previous one
+  // is used. `rounds`: how many tensors are sent per element.
   void attention(const LayerCosts& layer, double seconds, double rounds) {
     const int ranks = of_.layout.context;
     if (ranks == 1) return compute(seconds, "attention");
@@ -119,7 +119,7 @@ class Writer {
     std::optional<double> latency;
     if (of_.cluster().shared_processors > 0 &&
         of_.cluster().seconds_per_ring_block > 0) {
-      // The rank's own block comes with no message, but costs operators, too.
+      // The rank's own block needs no message, but costs operators as well.
       latency =
           rounds * of_.cluster().seconds_per_ring_block * ranks / (ranks - 1);
     }
@@ -140,8 +140,9 @@ class Writer {
     }
   }
 
-  // What tokens are sent to, beside what all use, `factor` times per forward.
-  // Ranks first tell each other how many they send, then send them one by one.
+  // Routed experts, beside the shared expert, at `factor` times the cost of a
+  // forward. Ranks first exchange how many tokens they send, then send them
+  // between pairs of ranks.
   void
   experts(const LayerCosts& layer, const LayerSeconds& seconds, double factor) {
     const double bytes = of_.tokens() *
@@ -167,7 +168,7 @@ class Writer {
     compute(factor * seconds.mlp, "mlp");
     wait(there);
     compute(factor * seconds.experts, "experts");
-    // Ranks along `tensor` sum a row for each expert of a token.
+    // Ranks along `tensor` sum one row for each expert of a token.
     all_reduce_activations(
         of_.tokens() * static_cast<double>(of_.model.shape.top_k) *
         layer.hidden * of_.options.expert_imbalance);
@@ -183,7 +184,7 @@ class Writer {
     all_reduce_activations(of_.tokens() * layer.hidden);
   }
 
-  // Begins what averages a layer's gradients.
+  // Begins the reduction of a layer's gradients.
   std::vector<std::optional<std::size_t>>
   begin_reduce(double dense, double expert, double num_dense_messages) {
     std::vector<std::optional<std::size_t>> messages;
@@ -201,7 +202,7 @@ class Writer {
             {count, true})));
         bytes /= shards.size;
       } else {
-        // Layers share buckets (bucket_cap_mb).
+        // Several layers share a bucket (bucket_cap_mb).
         count = std::min(1.0, bytes / kBucketBytes);
       }
       messages.push_back(begin(collective_of(
@@ -228,8 +229,8 @@ class Writer {
   const LayoutCase& of_;
 };
 
-// Adding a micro-batch's gradients to those of the ones before it; the first has
-// none. What is reduced with every micro-batch is added up as shards.
+// Seconds of adding a micro-batch's gradients to those of earlier ones; the first
+// has none. Gradients that are reduced every micro-batch are added as shards.
 double
 accumulation_seconds(const LayoutCase& of, double dense, double experts) {
   const auto count = static_cast<double>(of.layout.num_micro_batches);
@@ -283,7 +284,7 @@ void add_backward(
     gather = writer.begin_gather(of.model.layer(layers.end - 1));
   const auto reduce = [&](double dense, double experts, double count) {
     if (!reduces) return;
-    // At most two layers' gradients are on their way where they are sharded.
+    // Sharded gradients of at most two layers are in flight.
     if (of.reduces_always()) writer.wait_all(reduction);
     reduction = writer.begin_reduce(dense, experts, count);
     all_reductions.insert(
@@ -321,7 +322,7 @@ void add_backward(
         num_messages(of, layer));
   }
   if (layers.has_embedding) {
-    // The gradient of an embedding has all its rows.
+    // The gradient of an embedding is dense.
     writer.compute(
         touch_seconds(
             of,

@@ -21,7 +21,7 @@ inline constexpr const char* kGradients = "gradients";
 inline constexpr const char* kPipeline = "pipeline";
 }  // namespace traffic
 
-/// A model, how it is divided, and on what.
+/// A model, its layout, and the cluster it runs on.
 struct LayoutCase {
   const ModelCosts& model;
   const TrainingLayout& layout;
@@ -30,11 +30,11 @@ struct LayoutCase {
   [[nodiscard]] const ClusterSpeeds& cluster() const {
     return *options.cluster;
   }
-  /// Bytes of an element that is computed with.
+  /// Bytes per element in the compute precision.
   [[nodiscard]] double element_bytes() const {
     return options.precision == FloatType::fp32 ? 4 : 2;
   }
-  /// Tokens of a micro-batch that one rank has.
+  /// Tokens of a micro-batch per rank.
   [[nodiscard]] double tokens() const {
     return static_cast<double>(layout.micro_batch) *
         static_cast<double>(options.sequence_length) / layout.context;
@@ -43,17 +43,17 @@ struct LayoutCase {
   [[nodiscard]] int data_ranks() const {
     return layout.replicate * layout.shard;
   }
-  /// Each micro-batch's gradients travel, not only the last one's.
+  /// Gradients are reduced after every micro-batch, not only after the last.
   [[nodiscard]] bool reduces_always() const {
     return layout.sharding == LayoutSharding::gradients ||
         layout.sharding == LayoutSharding::parameters;
   }
-  /// Ranks that divide the parameters of experts, but for sharding.
+  /// Number of ranks that divide the experts' parameters, sharding aside.
   [[nodiscard]] double expert_divisor() const {
     return static_cast<double>(layout.tensor) * layout.expert;
   }
-  /// Experts are sharded over what `expert` leaves of `shard`, and have the rest
-  /// of the data ranks as replicas.
+  /// Experts are sharded over the part of `shard` that `expert` leaves; the
+  /// remaining data ranks hold replicas.
   [[nodiscard]] int expert_shard() const {
     return layout.expert <= layout.shard ? layout.shard / layout.expert : 1;
   }
@@ -75,7 +75,7 @@ struct LayoutCase {
   [[nodiscard]] RankGroup expert_shard_group() const {
     return {expert_shard(), layout.tensor * layout.context * layout.expert};
   }
-  /// Those that average the gradients of what the shard group divides.
+  /// Ranks that average the gradients of parameters sharded over shard_group().
   [[nodiscard]] RankGroup replica_group() const {
     return {
         layout.replicate * layout.context,
@@ -92,22 +92,21 @@ struct LayoutCase {
   }
 };
 
-/// Operators of a forward of one layer, besides those of communication.
+/// Operators in the forward of one layer, excluding communication.
 inline constexpr double kLayerOperators = 18;
 
 /// Operators of one expert.
 inline constexpr double kExpertOperators = 4;
 
-/// How often the logits are read or written in a forward: they are written, read
-/// by the loss, and their gradients written.
+/// How often a forward reads or writes the logits: they are written, read by the
+/// loss, and their gradients are written.
 inline constexpr double kLogitTouches = 3;
 
-/// Bytes per parameter that a step of an optimizer reads and writes: each value
-/// of its state and the parameter twice, the gradient once, and once more twice
-/// for clipping.
+/// Bytes per parameter that an optimizer step reads and writes: each value of its
+/// state and the parameter twice, the gradient once, plus three times to clip it.
 double optimizer_bytes(const std::string& optimizer);
 
-/// The layers that a rank computes together: a stage of a pipeline, or all.
+/// The layers that a rank computes together: a pipeline stage, or all layers.
 struct LayerRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -116,18 +115,18 @@ struct LayerRange {
 };
 
 double optimizer_seconds(const LayoutCase& of, const LayerRange& layers);
-/// Parameters of the layers that a rank steps on.
+/// Number of parameters of the layers that a rank's optimizer steps on.
 double stepped_parameters(const LayoutCase& of, const LayerRange& layers);
-/// Parameters of the layers on this rank when all are gathered: those that every
-/// token uses, and those of experts.
+/// Number of parameters of the layers on this rank when all are gathered: those
+/// that every token uses, and those of experts.
 struct RankParameters {
   double dense = 0;
   double experts = 0;
 };
 RankParameters rank_parameters(const LayoutCase& of, const LayerRange& layers);
 
-/// Adds the forward and the backward of one micro-batch to the program of the
-/// rank. `reduces`: gradients travel during the backward.
+/// Adds the forward or the backward of one micro-batch to the program of the
+/// rank. `reduces`: gradients are reduced during the backward.
 void add_forward(
     RankPrograms& programs,
     const RankResources& rank,
@@ -139,8 +138,8 @@ void add_backward(
     const LayoutCase& of,
     const LayerRange& layers,
     bool reduces);
-/// Adds what follows the last backward: the optimizer, and parameters that
-/// travel after it.
+/// Adds what follows the last backward: the optimizer step, and the gathering of
+/// parameters after it.
 void add_step_end(
     RankPrograms& programs,
     const RankResources& rank,

@@ -20,7 +20,7 @@ double expert_seconds(const LayoutCase& of, double flops) {
   return speed > 0 ? flops / speed : product_seconds(of, flops);
 }
 
-// Elementwise work on logits.
+// Seconds of elementwise work on logits.
 double loss_seconds(const LayoutCase& of, double elements) {
   const double speed = of.cluster().loss_bytes_per_second;
   if (speed == 0) return touch_seconds(of, elements);
@@ -31,7 +31,7 @@ double overhead_seconds(const LayoutCase& of, double operators) {
   return operators * of.cluster().seconds_per_operator;
 }
 
-// The factors of the largest degree that is not above `tensor`.
+// Factors of the largest measured degree that does not exceed `tensor`.
 std::span<const LayerSlowdown> slowdowns_of(
     const std::vector<LayerSlowdown>& known,
     int tensor) {
@@ -47,7 +47,7 @@ std::span<const LayerSlowdown> slowdowns_of(
   return {begin, end};
 }
 
-// A value for so many tokens, linear in the logarithm of their number.
+// Interpolates a value at `tokens`, linearly in the logarithm of the count.
 double value_at(
     std::span<const LayerSlowdown> known,
     double tokens,

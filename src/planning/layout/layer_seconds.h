@@ -6,11 +6,12 @@
 
 namespace accelerate::detail {
 
-/// Seconds of elementwise work on so many elements. These and the others are of
-/// a whole processor, without messages.
+/// Seconds of elementwise work on this many elements. All functions here assume a
+/// whole processor and exclude messages.
 double touch_seconds(const LayoutCase& of, double elements);
 
-/// The parts of a layer's forward of a micro-batch on this rank.
+/// Seconds that this rank spends in each part of a layer's forward, for one
+/// micro-batch.
 struct LayerSeconds {
   double projections = 0;
   double attention = 0;
@@ -24,8 +25,8 @@ double forward_seconds(const LayoutCase& of, const LayerCosts& layer);
 /// The output layer and the loss.
 double head_seconds(const LayoutCase& of);
 
-/// What a sum over the ranks along `tensor` takes of elements as many as a layer
-/// hands on, measured between layers; nothing if it was not.
+/// Measured seconds of an all-reduce of a layer's output over the ranks along
+/// `tensor`, between layers; nullopt if it was not measured.
 std::optional<double> reduction_seconds(const LayoutCase& of);
 
 }  // namespace accelerate::detail

@@ -18,7 +18,7 @@ std::string_view mixed_precision_of(FloatType precision) {
 
 namespace {
 
-// What the program itself has to ask for, as comments.
+// Settings that only the program itself can make, as comments.
 std::string program_notes(const TrainingLayout& layout) {
   std::string text;
   if (layout.pipeline > 1) {

@@ -7,10 +7,10 @@
 
 namespace accelerate::detail {
 
-/// As the setting mixed_precision spells it.
+/// The value of the setting mixed_precision for this precision.
 std::string_view mixed_precision_of(FloatType precision);
 
-/// A layout as a config file of `accelerate-cpp launch`.
+/// A layout as a config file for `accelerate-cpp launch`.
 std::string layout_config(
     const TrainingLayout& layout,
     const LayoutPlanOptions& options);

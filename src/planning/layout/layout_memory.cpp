@@ -20,7 +20,7 @@ std::uint64_t whole(double bytes) {
   return static_cast<std::uint64_t>(std::min(std::max(bytes, 0.0), kMost));
 }
 
-// The layers that a rank has, one range per chunk.
+// The layers on a rank, one range per chunk.
 std::vector<LayerRange> layers_of(
     const std::vector<LayerRange>& stages,
     const PipelineStagePlaces& places,
@@ -57,7 +57,7 @@ double activations_of(
   // The layer that is recomputed, or whose gradients are computed.
   bytes += layer_peak;
   if (has_head) {
-    // Logits, and in fp32 what the loss and its gradient have of them.
+    // Logits, and fp32 tensors of the same shape in the loss and its gradient.
     bytes += tokens * static_cast<double>(of.model.shape.vocabulary) /
         of.layout.tensor * (element + 2 * kFloatBytes);
   }
@@ -96,8 +96,8 @@ LayoutMemory memory_of(
   const bool shards_gradients = layout.sharding == LayoutSharding::gradients ||
       layout.sharding == LayoutSharding::parameters;
   LayoutMemory memory;
-  // In 16 bits, parameters that are computed with have fp32 masters beside them,
-  // as optimizers step on fp32.
+  // 16-bit parameters have fp32 masters beside them, since optimizers step in
+  // fp32.
   const bool keeps_full = layout.sharding != LayoutSharding::parameters;
   memory.weights = whole((keeps_full ? full : 0) * of.element_bytes());
   const double masters = is_wide && keeps_full ? 0 : kFloatBytes;
@@ -153,7 +153,7 @@ const KeptMicroBatches::Kept& KeptMicroBatches::of(
        layout.num_micro_batches,
        layout.num_chunks});
   if (!is_new) return place->second;
-  // Without stages, each micro-batch ends before the next one begins.
+  // Without a pipeline, each micro-batch ends before the next one begins.
   if (layout.pipeline == 1) {
     place->second.most = {1};
     return place->second;

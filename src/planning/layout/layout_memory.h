@@ -11,9 +11,9 @@
 
 namespace accelerate::detail {
 
-/// The micro-batches whose activations the ranks of a pipeline keep, counted in
-/// its schedule. Remembers the schedules that it was asked for, which thousands
-/// of layouts share.
+/// Counts the micro-batches whose activations each rank of a pipeline keeps,
+/// according to its schedule. Caches the counts, since thousands of layouts share
+/// a schedule.
 class KeptMicroBatches {
  public:
   struct Kept {
@@ -27,11 +27,11 @@ class KeptMicroBatches {
   std::map<std::tuple<std::string, int, std::int64_t, int>, Kept> known_;
 };
 
-/// The memory of the rank that needs most. Activations as Korthikanti et al.
-/// (2022) count them, with attention that does not keep its weights.
+/// The memory of the rank that needs most. Counts activations as Korthikanti et
+/// al. (2022), for attention that does not keep its weights.
 LayoutMemory layout_memory(const LayoutCase& of, KeptMicroBatches& kept);
 
-/// A lower bound of it, found in no time.
+/// A lower bound on that memory that is cheap to compute.
 double least_bytes(const LayoutCase& of);
 
 }  // namespace accelerate::detail

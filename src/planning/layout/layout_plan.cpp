@@ -37,7 +37,7 @@ std::string what_binds(const PlannedLayout& planned, std::uint64_t usable) {
   consider("bubble", planned.times.bubble);
   consider("optimizer", planned.times.optimizer);
   for (const auto& [kind, value] : planned.times.exposed) consider(kind, value);
-  // Less than a twentieth of the step binds nothing.
+  // A part that takes less than a twentieth of the step does not bind.
   return seconds < 0.05 * planned.times.step_seconds ? "computing" : most;
 }
 
@@ -62,7 +62,8 @@ struct Candidate {
   double seconds = 0;
 };
 
-// Those that might fit, the fastest by estimate first, and the others.
+// Returns layouts that might fit, fastest by estimate first, and adds the others
+// to `too_large`.
 std::vector<Candidate> candidates_of(
     const ModelCosts& model,
     const LayoutPlanOptions& options,
@@ -143,7 +144,7 @@ LayoutPlan plan_layout(
           {.layout = candidate.layout, .memory = memory, .binds = "memory"});
     }
   }
-  // Those that need far too much are shown only if nothing fits.
+  // Layouts that need far too much are shown only if none fits.
   if (fitting.empty()) {
     for (const TrainingLayout& layout : too_large) {
       others.push_back(

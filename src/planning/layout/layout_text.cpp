@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kLeastWidth = 61;
 
-// With three digits: "1.25", "31", "0.05".
+// Formats about three digits: "1.25", "31", "0.05".
 std::string digits(double number) {
   int decimals = 2;
   if (std::abs(number) >= 100)
@@ -70,7 +70,7 @@ std::map<std::string, double> parts_of(const LayoutTimes& times) {
   return parts;
 }
 
-// What takes the layout longer than the best.
+// The parts of the step in which the layout is slower than the best.
 std::string why_slower(const PlannedLayout& best, const PlannedLayout& other) {
   std::vector<std::pair<double, std::string>> more;
   const auto ours = parts_of(best.times);
@@ -111,7 +111,7 @@ std::string why_too_large(
       bytes_text(most->first));
 }
 
-// Layouts of one family divide the same things.
+// Layouts of one family use the same axes and the same sharding.
 std::string family_of(const TrainingLayout& layout) {
   std::string family;
   const auto add = [&](const char* name, int degree) {
@@ -125,7 +125,7 @@ std::string family_of(const TrainingLayout& layout) {
   return family + std::to_string(static_cast<int>(layout.sharding));
 }
 
-// The best of each family, then the next best ones, in their order.
+// The best layout of each family, then the next best ones, in their order.
 std::vector<const PlannedLayout*> variety(
     const std::vector<PlannedLayout>& layouts,
     std::size_t skipped,
@@ -255,7 +255,7 @@ std::string times_text(const LayoutTimes& times) {
 
 namespace {
 
-// Layouts that are not the best, a line each.
+// Layouts other than the best, one per line.
 class TableOfOthers {
  public:
   void add(const PlannedLayout& other, std::string reason) {

@@ -23,8 +23,8 @@ std::string times_text(const LayoutTimes& times);
 /// "1.25 s", "310 ms", "45 us".
 std::string seconds_text(double seconds);
 
-/// The share of the speed of products that a step reaches, as model FLOPs
-/// utilization counts them: recomputing does not.
+/// Model FLOPs utilization of a step, relative to the speed of products;
+/// recomputation does not count.
 double utilization(
     const TransformerShape& shape,
     const LayoutPlanOptions& options,

@@ -12,7 +12,7 @@ namespace {
 
 double number(std::int64_t value) { return static_cast<double>(value); }
 
-// Parameters of an MLP with so many inner features.
+// Number of parameters of an MLP with `inner` inner features.
 double mlp_parameters(const TransformerShape& shape, std::int64_t inner) {
   return (shape.is_gated ? 3 : 2) * number(shape.hidden_size) * number(inner);
 }
@@ -58,15 +58,15 @@ LayerCosts layer_costs(const TransformerShape& shape, bool has_experts) {
   // Elements that are kept (Korthikanti et al., 2022, without dropout, and with
   // attention that recomputes its weights): inputs of the two norms and of the
   // projections, the residual; queries, keys, values and the result of
-  // attention; what the matrices of the MLP return and its activation.
-  // Ranks along `tensor` split each expert, and each has all rows that travel.
+  // attention; outputs of the MLP's matrices and its activation. Ranks along
+  // `tensor` split each expert, and each has all rows that are sent.
   const double replicated =
       4 * hidden + (has_experts ? 2 * number(shape.top_k) * hidden : 0);
   const double matrices = shape.is_gated ? 3 : 2;
   const double divided = 2 * heads + 2 * kv + (matrices + 1) * inner;
   layer.kept = replicated + divided;
   layer.kept_divided = divided / layer.kept;
-  // Each is written once and read once or twice.
+  // Each element is written once and read once or twice.
   layer.touched = 2.5 * layer.kept + 4 * hidden;
   return layer;
 }

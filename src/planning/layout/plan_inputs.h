@@ -6,18 +6,18 @@
 
 namespace accelerate::detail {
 
-/// What the options of a plan, whose cluster is set, amount to.
+// Values derived from the options of a plan. The cluster must be set.
 
-/// Samples of a step, of all ranks: at least one, and whole ones only.
+/// Samples per step over all ranks, rounded down; at least one.
 std::int64_t samples_of_step(const LayoutPlanOptions& options);
 
-/// Tokens of those samples.
+/// Tokens in those samples.
 double tokens_of_step(const LayoutPlanOptions& options);
 
-/// Bytes of each rank's memory that a layout may need.
+/// Bytes of each rank's memory that a layout may use.
 std::uint64_t usable_bytes(const LayoutPlanOptions& options);
 
-/// Operations per second of products in the precision of the plan.
+/// Operations per second of matrix products in the precision of the plan.
 double product_speed(const LayoutPlanOptions& options);
 
 }  // namespace accelerate::detail

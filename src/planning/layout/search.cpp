@@ -30,7 +30,7 @@ bool divides_heads(const TransformerShape& shape, int tensor) {
   return shape.num_heads % tensor == 0 && shape.num_kv_heads % tensor == 0;
 }
 
-// Each rank has two shards, so that causal attention is as much work for all.
+// Each rank has two shards, so that causal attention is balanced.
 bool divides_sequence(const LayoutPlanOptions& options, int context) {
   return context == 1 ||
       options.sequence_length % (2 * std::int64_t{context}) == 0;
@@ -62,7 +62,7 @@ class Search {
   }
 
  private:
-  // Degrees that `ranks` are divided by.
+  // Degrees that divide `ranks`.
   static std::vector<int> choices(int ranks, std::optional<int> given) {
     if (!given) return divisors(ranks);
     return ranks % *given == 0 ? std::vector<int>{*given} : std::vector<int>{};
@@ -130,7 +130,7 @@ class Search {
     found_.push_back(layout);
     if (layout.pipeline == 1 || layout.num_micro_batches == 1) return;
     layout.schedule = "ZBH1";
-    // A rank that recomputes has to do so before either half of a backward.
+    // With recomputation, both halves of a backward would have to recompute.
     if (!layout.recomputes) found_.push_back(layout);
     layout.schedule = "Interleaved1F1B";
     for (const int chunks : {2, 4}) {
@@ -147,7 +147,7 @@ class Search {
   std::vector<TrainingLayout> found_;
 };
 
-// What of the model or the batch the layout does not divide.
+// States which size of the model or the batch the layout does not divide.
 std::string size_complaint(
     const TransformerShape& shape,
     const TrainingLayout& layout,

@@ -6,20 +6,20 @@
 
 namespace accelerate::detail {
 
-/// Every layout that the options allow and the model's sizes divide, with any
-/// micro-batch that powers of two divide.
+/// Every layout that the options allow and that divides the model's sizes, with
+/// micro-batches that are powers of two or a rank's whole batch.
 std::vector<TrainingLayout> all_layouts(
     const ModelCosts& model,
     const LayoutPlanOptions& options);
 
-/// Why a layout is none of that many ranks, or does not fit the model; empty if
-/// it is one.
+/// Why a layout does not match the number of ranks or the model; empty if it is
+/// valid.
 std::string layout_complaint(
     const ModelCosts& model,
     const TrainingLayout& layout,
     const LayoutPlanOptions& options);
 
-/// Throws ConfigError for numbers that make no sense.
+/// Throws ConfigError for invalid numbers.
 void check_options(const LayoutPlanOptions& options);
 
 }  // namespace accelerate::detail

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Adds `factor` times what the rank did.
+// Adds the first rank's times in `run`, multiplied by `factor`.
 void add_times(LayoutTimes& times, const Replay& run, double factor) {
   for (const ReplaySpan& span : run.ranks.front()) {
     const double seconds = factor * (span.end - span.begin);
@@ -63,7 +63,7 @@ LayoutTimes simulate_undivided(const LayoutCase& of, const LayerRange& layers) {
   return times;
 }
 
-/// What the ranks of one stage do for a micro-batch.
+/// Replays of the parts of a step on a rank of one stage.
 struct StageRuns {
   Replay forward;
   Replay backward;
@@ -89,7 +89,7 @@ StageRuns runs_of(const LayoutCase& of, const LayerRange& layers) {
   return runs;
 }
 
-/// The pipeline of one replica, whose stages take what their runs take.
+/// The pipeline of one replica, whose stages take as long as their replays.
 class PipelineRun {
  public:
   PipelineRun(const LayoutCase& of, const std::vector<LayerRange>& stages)
@@ -111,7 +111,7 @@ class PipelineRun {
           layers.has_head,
           is_dense};
       const auto [place, is_new] = known.emplace(key, runs_.size());
-      // Dense layers may be mixed with others in many ways.
+      // Stages with dense layers can differ in how many they have.
       if (is_new || is_dense) {
         place->second = runs_.size();
         runs_.push_back(runs_of(of, layers));
@@ -135,7 +135,7 @@ class PipelineRun {
     times.step_seconds = whole.time;
     const int slowest = add_stages(times);
     times.exposed[traffic::kPipeline] = 0;
-    // What the others wait for the slowest is the price of dividing the layers.
+    // Counts waits for the slowest rank as the price of dividing the layers.
     times.bubble =
         whole.time - whole.computing(static_cast<std::size_t>(slowest));
     const auto travelling = whole.travelling.find(traffic::kPipeline);
@@ -154,7 +154,7 @@ class PipelineRun {
     const ClusterSpeeds& cluster = of_.cluster();
     const int ranks = of_.layout.pipeline;
     if (cluster.shared_processors > 0) {
-      // What idle ranks leave, the others take.
+      // Ranks can use the processor time that idle ranks leave.
       const double share = static_cast<double>(cluster.shared_processors) /
           std::min(of_.layout.num_ranks(), cluster.ranks_per_node);
       share_ = share;
@@ -218,7 +218,7 @@ class PipelineRun {
       programs_.begin(r, message(stage, action.micro_batch, true));
   }
 
-  // Adds what the rank with most to do does, and returns it.
+  // Adds the times of the rank with the most work, and returns that rank.
   int add_stages(LayoutTimes& times) const {
     const auto others = static_cast<double>(of_.layout.num_micro_batches - 1);
     int slowest = 0;
@@ -249,7 +249,7 @@ class PipelineRun {
   std::vector<std::size_t> run_of_;
   std::vector<RankResources> ranks_;
   std::map<std::tuple<int, int, bool>, std::size_t> messages_;
-  /// Amount of a processor that a rank computes with when all do.
+  /// A rank's share of a processor when all ranks compute.
   double share_ = 1;
 };
 
@@ -257,7 +257,7 @@ class PipelineRun {
 
 namespace {
 
-/// Divides layers into stages from the last one, which has the head.
+/// Divides layers into stages, starting with the last, which has the head.
 class StageDivision {
  public:
   explicit StageDivision(const LayoutCase& of)
@@ -272,8 +272,8 @@ class StageDivision {
         expert_(forward_seconds(of, of.model.expert_layer)),
         head_(head_seconds(of)) {}
 
-  /// The number of layers of each stage, the last one first, so that the
-  /// slowest is as fast as possible.
+  /// Number of layers per stage, last stage first, chosen so that the slowest
+  /// stage is as fast as possible.
   std::vector<std::int64_t> run() const {
     double low = 0;
     double high =
@@ -288,7 +288,7 @@ class StageDivision {
   }
 
  private:
-  // Stages of at most `most` seconds, but of a layer at least.
+  // Fills stages with at most `most` seconds each, but at least one layer.
   [[nodiscard]] std::vector<std::int64_t> fill(double most) const {
     std::vector<std::int64_t> counts;
     std::int64_t next = num_layers_;
@@ -298,7 +298,7 @@ class StageDivision {
       if (left <= 0)
         return std::vector<std::int64_t>(
             static_cast<std::size_t>(num_stages_) + 1);
-      // Each of the stages before needs a layer.
+      // Each of the remaining stages needs a layer.
       const std::int64_t available = next - (left - 1);
       const std::int64_t count = std::clamp<std::int64_t>(
           fitting(next, room), 1, std::max<std::int64_t>(available, 1));
@@ -309,7 +309,7 @@ class StageDivision {
     return counts;
   }
 
-  // How many of the layers before `end` fit into so many seconds.
+  // How many of the layers before `end` fit into `room` seconds.
   [[nodiscard]] std::int64_t fitting(std::int64_t end, double room) const {
     const auto whole = [](double number) {
       return static_cast<std::int64_t>(std::clamp(number, 0.0, 1e9));

@@ -6,15 +6,15 @@
 
 namespace accelerate::detail {
 
-/// The layers of each stage of a pipeline (chunks of a rank included), so that
-/// the slowest is as fast as possible. One for a model that is not divided.
+/// The layers of each pipeline stage (a rank's chunks are stages), chosen so that
+/// the slowest stage is as fast as possible. One range without a pipeline.
 std::vector<LayerRange> stages_of(const LayoutCase& of);
 
-/// Simulates a step. The ranks that differ along other axes than `pipeline` do
-/// the same at the same time, so one of each stage stands for all.
+/// Simulates a step. Ranks of a stage do the same at the same time, so one of
+/// them stands for all.
 LayoutTimes simulate_step(const LayoutCase& of);
 
-/// Roughly step_seconds, by formulas instead of a simulation: to rank candidates.
+/// Estimates step_seconds by formula instead of simulation, to rank candidates.
 double estimate_step(const LayoutCase& of);
 
 }  // namespace accelerate::detail
