@@ -21,8 +21,8 @@ void note(
   if (num_bytes == largest.num_bytes) largest.names.push_back(name);
 }
 
-// `name` is the module's. Children append theirs to it while they are visited,
-// so that long names are not copied for each level.
+// `name`: name of the module. Children append theirs while they are visited, so
+// that long names are not copied for each level.
 void visit(
     LargestLayers& largest,
     std::string& name,
@@ -48,7 +48,7 @@ std::size_t characters(std::string_view text) {
 }
 
 // Centers text as Python's str.center(): if the padding is odd, the extra space
-// goes to the left in an odd width, else to the right.
+// goes to the left in an odd width, otherwise to the right.
 std::string centered(const std::string& text, std::size_t width) {
   const std::size_t size = characters(text);
   if (size >= width) return text;
@@ -63,7 +63,7 @@ std::string line_of(std::size_t length) {
   return line;
 }
 
-// Formats as Python prints a quotient: integers with ".0".
+// Formats a size as Python prints a quotient: integers with ".0".
 std::string quotient(double bytes, const std::string& dtype) {
   std::string text = format_size(bytes);
   const bool is_integer = text.find('.') == std::string::npos;

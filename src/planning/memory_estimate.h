@@ -19,7 +19,7 @@ LargestLayers largest_layers(
     const ModuleNode& root,
     const WrapPolicy& no_split);
 
-/// Bytes that training with Adam takes, by Accelerate's rule of thumb; negative
+/// Memory of training with Adam in bytes, by Accelerate's rule of thumb; negative
 /// if this dtype is not trainable.
 struct TrainingEstimate {
   std::int64_t model = -1;
@@ -28,7 +28,7 @@ struct TrainingEstimate {
   std::int64_t step = -1;
 };
 
-/// A row of the table of `estimate-memory`.
+/// A row of the table that `estimate-memory` prints.
 struct MemoryEstimate {
   std::string dtype;
   double largest_layer = 0;
@@ -37,13 +37,13 @@ struct MemoryEstimate {
 };
 
 /// Estimates memory in `dtype` from sizes in float32. `dtype` is float32,
-/// float16, bfloat16, int8 or int4; throws ConfigError for another.
+/// float16, bfloat16, int8 or int4; throws ConfigError for others.
 MemoryEstimate estimate_memory(
     const std::string& dtype,
     std::uint64_t largest_layer,
     std::uint64_t total);
 
-/// The table as Accelerate prints it, in a frame.
+/// Formats the table as Accelerate prints it, in a frame.
 std::string memory_table(
     const std::string& model,
     const std::vector<MemoryEstimate>& estimates);

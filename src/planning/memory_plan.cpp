@@ -54,7 +54,7 @@ std::string bytes_text(std::uint64_t bytes) {
   return detail::format_size(static_cast<double>(bytes));
 }
 
-// Columns of a table of text, the first two to the left.
+// Formats a table as text, with the first column left-aligned.
 std::string columns_of(const std::vector<std::vector<std::string>>& lines) {
   std::vector<std::size_t> widths;
   for (const auto& line : lines) {
@@ -212,7 +212,7 @@ MemoryPlan::row(MemorySplit split, FloatType precision, bool recomputes) const {
       facts_.num_local_ranks));
 }
 
-// The memory grows with the micro-batch, so a binary search finds the last that
+// Memory grows with the micro-batch, so a binary search finds the largest that
 // fits.
 std::int64_t MemoryPlan::largest_micro_batch(
     MemoryCase at,
@@ -238,7 +238,7 @@ std::vector<MemoryFit> MemoryPlan::fits(std::uint64_t num_bytes) const {
     const std::int64_t most = largest_micro_batch(at, num_bytes);
     if (most == 0) continue;
     at.accumulation_steps = (facts_.batch_size + most - 1) / most;
-    // The same number of micro-steps with equal ones.
+    // Evens out the micro-steps without changing their number.
     at.micro_batch =
         (facts_.batch_size + at.accumulation_steps - 1) / at.accumulation_steps;
     found.push_back({row(at), relative_time_of(at)});

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 using Names = std::initializer_list<const char*>;
 
-// The value under the first of these names that is there and not null.
+// The value under the first of these names that is present and not null.
 const Json* find_value(const Json& config, Names names) {
   for (const char* const name : names) {
     const auto found = config.find(name);
@@ -107,7 +107,7 @@ class Config {
   Json values_;
 };
 
-// Names the tensors of usual layers.
+// Adds common layers, naming their tensors.
 class LayerBuilder {
  public:
   using Sizes = std::initializer_list<std::int64_t>;
@@ -277,7 +277,7 @@ std::optional<TransformerShape> find_transformer_shape(const fs::path& path) {
   if (!fs::exists(path, unreadable)) return std::nullopt;
   const Json config = parse_json(read_file(path)).value;
   if (!config.is_object()) return std::nullopt;
-  // Weights may have any model's config.json beside them.
+  // Weights can have the config.json of any model beside them.
   const auto size = [&](Names names, std::int64_t most) -> std::int64_t {
     const Json* const value = find_value(config, names);
     const bool is_size = value != nullptr && is_between(*value, 1, most);
@@ -302,7 +302,7 @@ std::optional<TransformerShape> find_transformer_shape(const fs::path& path) {
   shape.is_tied = tied != nullptr && tied->is_boolean()
       ? tied->get<bool>()
       : kind == "gpt2" || kind == "bert";
-  // MLPs with a gate are those of Llama and what came after it.
+  // Llama and later models have MLPs with a gate.
   shape.is_gated = text({"hidden_act", "hidden_activation"}) == "silu" ||
       kind.starts_with("gemma");
   shape.num_experts =

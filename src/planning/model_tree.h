@@ -21,14 +21,14 @@ struct ModelTree {
   std::optional<TransformerShape> transformer;
 };
 
-/// The model of this tree, of which nothing else is known.
+/// Returns a model of which only the tree is known.
 ModelTree model_of(ModuleNode root);
 
-/// Reads weights in any format that open_weights reads, or the config.json of
+/// Reads weights in any format that open_weights() supports, the config.json of
 /// BERT, GPT-2, Llama, Mistral or Qwen2, or a directory with one of these.
-/// `on_file`: as open_weights() takes it. Throws ConfigError for others, naming
-/// the known ones, and for models beyond the limits of ModelTreeBuilder and
-/// model_config.h.
+/// `on_file`: passed to open_weights(). Throws ConfigError for other files,
+/// listing the supported ones, and for models beyond the limits of
+/// ModelTreeBuilder and model_config.h.
 ModelTree read_model_tree(
     const std::filesystem::path& path,
     const OnOpenedFile& on_file = {});

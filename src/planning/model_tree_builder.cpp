@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The name of the module that has the tensor or module, and the name in it.
+// The name of the parent module, and the name within it.
 std::pair<std::string_view, std::string_view> split_name(
     std::string_view name) {
   const std::size_t dot = name.rfind('.');
@@ -95,7 +95,7 @@ std::size_t ModelTreeBuilder::child_of(
   entries_.emplace_back();
   entries_[child].module.name = name;
   entries_[parent].children.push_back(child);
-  // The key is a view of the entry's own name.
+  // The key is a view of the name that the entry owns.
   const std::string_view own_name = entries_[child].module.name;
   by_name_.emplace(std::pair(parent, own_name), child);
   return child;

@@ -16,15 +16,15 @@
 namespace accelerate::detail {
 
 /// Builds a tree of modules from dotted names, in any order, in time linear in
-/// their length but for a logarithm. Functions throw ConfigError for a model
-/// beyond these limits.
+/// their length up to a logarithmic factor. Functions throw ConfigError for a
+/// model beyond these limits.
 class ModelTreeBuilder {
  public:
   /// Trees are walked recursively.
   static constexpr std::size_t kMostDepth = 128;
   static constexpr std::size_t kMostModules = 2'000'000;
-  /// Elements of all tensors together: twelve times as many bytes, as training
-  /// takes, fit into 63 bits.
+  /// Elements of all tensors together: twelve bytes per element, as training
+  /// needs, still fit into 63 bits.
   static constexpr std::uint64_t kMostElements = std::uint64_t{1} << 56U;
 
   /// `where` is the file, for messages.
@@ -35,7 +35,7 @@ class ModelTreeBuilder {
   /// Buffers are integers, such as position ids.
   void add_buffer(std::string_view name, const safetensors::Shape& shape);
 
-  /// The root with all below it. Leaves the builder empty.
+  /// Returns the root with its whole tree. Leaves the builder empty.
   [[nodiscard]] ModuleNode finish();
 
  private:
@@ -53,7 +53,7 @@ class ModelTreeBuilder {
   ModuleNode assemble(std::size_t entry);
 
   std::string where_;
-  /// Modules, the root first. Their addresses stay, so that names can be keys.
+  /// Modules, the root first. Addresses are stable, so that names can be keys.
   std::deque<Entry> entries_;
   std::map<std::pair<std::size_t, std::string_view>, std::size_t> by_name_;
   std::uint64_t num_elements_ = 0;

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// The memory that training takes on one device, in bytes.
+/// Memory of training on one device, in bytes.
 struct TrainingMemory {
   std::uint64_t weights = 0;
   std::uint64_t masters = 0;
@@ -38,19 +38,18 @@ struct TrainingPlan {
   bool recomputes_activations = false;
   /// Linear layers keep their inputs in 8 bits; with uses_16_bits.
   bool uses_fp8 = false;
-  /// Devices that split each layer, the sequence, and the layers among them.
+  /// Numbers of devices that split each layer, the sequence, and the sequence of
+  /// layers.
   std::int64_t tensor = 1;
   std::int64_t context = 1;
   std::int64_t pipeline = 1;
-  /// Micro-steps of an optimizer step, of which a pipeline has several under
-  /// way.
+  /// Micro-steps per optimizer step; a pipeline has several in flight.
   std::int64_t accumulation_steps = 1;
 };
 
-/// Estimates memory, of the device that has most. Activations are counted as in
-/// Korthikanti et al., Reducing Activation Recomputation in Large Transformer
-/// Models (2022), section 4; those of a sequence that is divided as those of a
-/// shorter one.
+/// Estimates the memory of the device that needs most. Activations are counted as
+/// in Korthikanti et al., Reducing Activation Recomputation in Large Transformer
+/// Models (2022), section 4; a divided sequence counts as a shorter one.
 /// Throws ConfigError for an unknown dtype or optimizer.
 TrainingMemory training_memory(
     const ModelTree& model,

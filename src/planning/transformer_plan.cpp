@@ -41,8 +41,8 @@ MemoryRow row_of_case(
       if (at.accumulation_steps > 1) row.gradients = whole.gradients;
       [[fallthrough]];
     case MemorySplit::zero_2:
-      // The gradients that are computed and those on their way; of the three
-      // units of a model whose parameters are sharded, too.
+      // Gradients being computed and gradients in flight: two units, where a
+      // model with sharded parameters has three.
       row.units = shard.gathered / 3 * 2;
       break;
     case MemorySplit::full_shard:

@@ -10,11 +10,11 @@
 
 namespace accelerate::detail {
 
-/// The plan of a transformer of which only the shape is known, by the formulas
-/// of training_memory(). Of `training`, the split, the precision and the
-/// micro-batch are those of each case; its batch_size is per rank and optimizer
-/// step. Batch size and notes of `facts` are filled in. Throws ConfigError if
-/// the shape is not known or sequence_length is 0.
+/// Plans the memory of a transformer from its shape alone, with the formulas of
+/// training_memory(). Each case overrides the split, precision and micro-batch
+/// of `training`, whose batch_size is per rank and optimizer step. Fills in the
+/// batch size and notes of `facts`. Throws ConfigError if the shape is not known
+/// or sequence_length is 0.
 MemoryPlan plan_transformer(
     const ModelTree& model,
     std::uint64_t largest_layer,

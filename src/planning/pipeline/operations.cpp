@@ -18,7 +18,7 @@ namespace {
 using OperationKind = PipelineOperation::Kind;
 using Operations = std::vector<PipelineOperation>;
 
-// PyTorch's, for a forward, a backward, and what comes next.
+// As in PyTorch: stages for a forward, a backward, and the next operation.
 constexpr std::size_t kGatheredStages = 3;
 
 std::string_view symbol_of(OperationKind kind) {
@@ -65,13 +65,13 @@ OperationKind kind_of(PipelineActionKind kind) {
   return OperationKind::backward_weight;
 }
 
-// The operation itself, or those that overlap.
+// The operation itself, or the operations that overlap.
 Operations parts_of(const PipelineOperation& operation) {
   return operation.kind == OperationKind::overlap ? operation.parts
                                                   : Operations{operation};
 }
 
-// The stages that are computed next, at least as many as are gathered.
+// The next stages to compute: at least kGatheredStages if that many follow.
 std::vector<int> next_stages(const Operations& operations, std::size_t from) {
   std::vector<int> stages;
   for (std::size_t i = from; i < operations.size(); ++i) {
@@ -106,7 +106,7 @@ Operations with_gathering(const Operations& operations) {
   return all;
 }
 
-// Places what is sent and received, one rank's next operation after another's.
+// Places sends and receives, taking each rank's next operation in turn.
 class Messages {
  public:
   Messages(

@@ -12,7 +12,7 @@ namespace {
 
 using Kind = PipelineActionKind;
 
-// A chunk's micro-batch.
+// A chunk and a micro-batch.
 using Item = std::pair<int, int>;
 
 void add_wait(PipelineSlots& slots, int count) {
@@ -29,7 +29,7 @@ void add_action(
       PipelineAction{.kind = kind, .chunk = chunk, .micro_batch = micro_batch});
 }
 
-// How many micro-batches each round has.
+// Number of micro-batches in each round.
 std::vector<int> round_sizes(int p, int m) {
   const int num_rounds = std::max(1, m / p);
   std::vector<int> sizes(static_cast<std::size_t>(num_rounds), m / num_rounds);
@@ -95,9 +95,9 @@ PipelineSlots looped_bfs_order(int rank, int p, int m, int num_chunks) {
   return slots;
 }
 
-// 1F1B with divided backwards. Rank `rank` computes the gradients of weights
-// `rank` micro-batches late, so that those of inputs reach rank 0 sooner and
-// every rank keeps as many activations as rank 0.
+// 1F1B with split backwards. Rank `rank` computes the gradients of weights `rank`
+// micro-batches late, so that gradients of inputs reach rank 0 sooner and every
+// rank keeps as many activations as rank 0.
 PipelineSlots zero_bubble_order(int rank, int p, int m) {
   PipelineSlots slots;
   int forwards = 0;

@@ -7,9 +7,9 @@
 
 namespace accelerate::detail {
 
-/// What a rank does in each slot of time, if a forward and each half of a
-/// backward take one; nothing while it waits. The order is what counts; slots
-/// are drawn.
+/// A rank's action in each time slot, where a forward and each half of a backward
+/// take one slot; nullopt while it waits. Execution depends only on the order;
+/// slots are for drawings.
 using PipelineSlots = std::vector<std::optional<PipelineAction>>;
 
 /// The orders of all ranks; see make_pipeline_schedule().
@@ -19,10 +19,9 @@ std::vector<PipelineSlots> make_pipeline_slots(
     int num_micro_batches,
     int num_chunks = 1);
 
-// The orders of one rank, of `p` ranks with `m` micro-batches, as PyTorch's
-// torch.distributed.pipelining has them, slots included. Only the forwards of
-// one_f_one_b are numbered otherwise: PyTorch prints them wrong, and runs them
-// right.
+// Orders of one of `p` ranks with `m` micro-batches, as in PyTorch's
+// torch.distributed.pipelining, slots included. Only the forwards of one_f_one_b
+// are numbered differently: PyTorch prints them wrong, but runs them right.
 
 PipelineSlots gpipe_order(int rank, int p, int m);
 PipelineSlots one_f_one_b_order(int rank, int p, int m);
@@ -32,8 +31,8 @@ PipelineSlots looped_bfs_order(int rank, int p, int m, int num_chunks);
 PipelineSlots zero_bubble_order(int rank, int p, int m);
 
 /// Rounds of about `p` micro-batches, in each of which a rank computes chunk
-/// after chunk. PyTorch refuses numbers of micro-batches that rounds do not
-/// divide; here the first rounds have one more. `divides_backward`: ZB1P
+/// after chunk. If the rounds do not divide the micro-batches, which PyTorch
+/// refuses, the first rounds have one more. `divides_backward`: ZB1P
 /// (InterleavedZeroBubble).
 PipelineSlots interleaved_order(
     int rank,
@@ -48,8 +47,9 @@ std::vector<PipelineSlots> with_waits(
     const std::vector<PipelineSlots>& orders,
     int num_chunks);
 
-/// ZB-V: two chunks per rank, the second one's stages in the opposite order, so
-/// that the last stage is on the first rank (Qi et al., 2023, section 6).
+/// ZB-V: two chunks per rank, with the stages of the second chunk in reverse
+/// order, so that the last stage is on the first rank (Qi et al., 2023, section
+/// 6).
 PipelineSlots zero_bubble_v_order(int rank, int p, int m);
 
 /// DualPipeV (DeepSeek-AI, 2024): the same placement, with forwards of one chunk

@@ -8,8 +8,8 @@
 
 namespace accelerate::detail {
 
-/// What a rank of a pipeline computes for one micro-batch. A whole backward is
-/// `backward`; schedules that postpone the gradients of weights divide it.
+/// What a pipeline rank computes for one micro-batch. `backward` is a whole
+/// backward; schedules that postpone the gradients of weights split it.
 enum class PipelineActionKind {
   forward,
   backward,
@@ -19,22 +19,22 @@ enum class PipelineActionKind {
 
 struct PipelineAction {
   PipelineActionKind kind = PipelineActionKind::forward;
-  /// Which of its chunks of layers the rank computes, from 0.
+  /// Which of its chunks of layers the rank computes, starting at 0.
   int chunk = 0;
   int micro_batch = 0;
-  /// The schedule means it to be computed beside the next one.
+  /// The action is meant to overlap with the next one.
   bool overlaps_next = false;
 
   friend bool operator==(const PipelineAction&, const PipelineAction&) =
       default;
 };
 
-/// Which rank has which stage.
+/// How stages are assigned to ranks.
 enum class PipelinePlacement {
   /// Chunk c of rank r of R is stage c * R + r.
   loop,
-  /// The same for chunk 0, and for chunk 1 stage 2 R - 1 - r: the last stage is
-  /// on the first rank.
+  /// Chunk 0 as in `loop`; chunk 1 of rank r is stage 2 R - 1 - r, so the last
+  /// stage is on the first rank.
   v,
 };
 
@@ -51,8 +51,8 @@ struct PipelineStagePlaces {
   [[nodiscard]] int last_rank() const { return rank_of(num_stages() - 1); }
 };
 
-/// What each rank of a pipeline does, in order. A stage takes what the one
-/// before it gave for the same micro-batch, and gives back the gradient of it.
+/// The actions of each rank of a pipeline, in order. For each micro-batch, a
+/// stage takes the output of the previous stage and returns its gradient.
 struct PipelineSchedule : PipelineStagePlaces {
   int num_micro_batches = 1;
   std::vector<std::vector<PipelineAction>> ranks = {};
@@ -71,50 +71,49 @@ enum class PipelineScheduleKind {
 
 /// "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBH1",
 /// "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", as PyTorch and the
-/// papers spell them, in any case. Throws ConfigError listing the names for
-/// another one.
+/// papers spell them, ignoring case. Throws ConfigError, listing the names, for
+/// any other.
 PipelineScheduleKind parse_pipeline_schedule(std::string_view name);
 std::string_view name_of(PipelineScheduleKind kind);
 
-/// The number of chunks per rank that a kind has; unset if it may be any.
+/// The number of chunks per rank that a kind requires; nullopt if any.
 [[nodiscard]] std::optional<int> fixed_chunks_of(PipelineScheduleKind kind);
 
-/// The schedule of a kind.
+/// Makes a schedule.
 ///
-/// gpipe: all forwards, then all backwards (Huang et al., 2019). one_f_one_b: as
-/// many forwards as stages follow, then a backward after each forward
-/// (Narayanan et al., 2021), so that a rank keeps the activations of at most as
-/// many micro-batches as there are ranks. interleaved_1f1b: the same with
-/// several chunks per rank (Narayanan et al., 2021), which divides the idle time
-/// by their number. looped_bfs: all micro-batches through a chunk before the
-/// next one (Lamy-Poirier, 2023), so that shards are gathered and gradients
-/// averaged once per chunk. zero_bubble: ZB-H1 (Qi et al., 2023), 1F1B whose
-/// weights' gradients fill the time in which a rank would wait; every rank keeps
-/// as many activations as the first one of 1F1B. interleaved_zero_bubble: the
-/// same with chunks. zero_bubble_v: ZB-V of the same paper, with two chunks in V
-/// placement, and no idle time if forwards and both halves of backwards take
-/// equally long. dual_pipe_v: DualPipeV (DeepSeek-AI, 2024), forwards of a chunk
-/// beside backwards of the other.
+/// gpipe: all forwards, then all backwards (Huang et al., 2019). one_f_one_b: one
+/// warm-up forward per following stage, then a backward after each forward
+/// (Narayanan et al., 2021), so that a rank keeps activations of at most
+/// `num_ranks` micro-batches. interleaved_1f1b: 1F1B with several chunks per rank
+/// (Narayanan et al., 2021), which divides the idle time by their number.
+/// looped_bfs: all micro-batches through a chunk before the next chunk
+/// (Lamy-Poirier, 2023), so that shards are gathered and gradients averaged once
+/// per chunk. zero_bubble: ZB-H1 (Qi et al., 2023), 1F1B in which gradients of
+/// weights fill idle time; every rank keeps as many activations as the first rank
+/// of 1F1B. interleaved_zero_bubble: the same with chunks. zero_bubble_v: ZB-V of
+/// the same paper, with two chunks in V placement, and no idle time if forwards
+/// and both halves of backwards take equally long. dual_pipe_v: DualPipeV
+/// (DeepSeek-AI, 2024), forwards of one chunk beside backwards of the other.
 ///
-/// Throws ConfigError for fewer than one rank, chunk or micro-batch; for another
-/// number of chunks than the kind has; and for fewer micro-batches than stages
-/// in dual_pipe_v.
+/// Throws ConfigError for fewer than one rank, chunk or micro-batch; for a number
+/// of chunks that the kind does not allow; and for fewer micro-batches than
+/// stages in dual_pipe_v.
 PipelineSchedule make_pipeline_schedule(
     PipelineScheduleKind kind,
     int num_ranks,
     int num_micro_batches,
     int num_chunks = 1);
 
-/// The same for a batch that has fewer micro-batches than others, in the order
-/// of another kind of the same placement where this one needs more.
+/// Makes the schedule of a batch with fewer micro-batches than usual. If the kind
+/// needs more, uses the order of another kind with the same placement.
 PipelineSchedule make_partial_schedule(
     PipelineScheduleKind kind,
     int num_ranks,
     int num_micro_batches,
     int num_chunks);
 
-/// Why no run of the schedule could end, or what it computes twice or not at
-/// all; empty for a schedule that is right.
+/// Why the schedule cannot complete, or what it computes twice or not at all;
+/// empty for a correct schedule.
 std::string find_fault(const PipelineSchedule& schedule);
 
 }  // namespace accelerate::detail

@@ -26,7 +26,7 @@ class Simulation {
   }
 
   PipelineSimulation run() {
-    // Each pass runs on every rank whatever is ready; actions depend only on
+    // Each pass runs the ready actions of every rank; actions depend only on
     // actions that ran, so the order of passes does not change the times.
     while (advance_all()) {
     }
@@ -65,7 +65,7 @@ class Simulation {
     return has_moved;
   }
 
-  // The time at which the action's input is there; kNever if it is not yet.
+  // When the action's input is available; kNever if that is not yet known.
   [[nodiscard]] double ready_at(int stage, const PipelineAction& action) const {
     const int i = action.micro_batch;
     const auto after = [&](double end, int other) {
@@ -158,7 +158,7 @@ class Simulation {
   PipelineSimulation result_;
 };
 
-// What stands for one unit of an action's time.
+// The text that stands for one unit of an action's time.
 std::string symbol_of(const PipelineAction& action) {
   const std::string number = std::to_string(action.micro_batch);
   switch (action.kind) {

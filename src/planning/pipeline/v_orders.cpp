@@ -13,7 +13,7 @@ namespace {
 
 using Kind = PipelineActionKind;
 
-// The order of a rank with two chunks, which counts micro-batches.
+// Builds the order of a rank with two chunks, counting micro-batches.
 class TwoChunks {
  public:
   void wait(int count) {
@@ -25,17 +25,17 @@ class TwoChunks {
   void backward(int chunk) {
     add(Kind::backward, chunk, next_backward_[at(chunk)]++);
   }
-  /// The gradients of weights follow by weight().
+  /// Leaves the gradients of weights to weight().
   void input(int chunk) {
     const int micro_batch = next_backward_[at(chunk)]++;
     add(Kind::backward_input, chunk, micro_batch);
     owed_.push_back({chunk, micro_batch});
   }
-  /// The oldest ones that are owed, if there are any.
+  /// Computes the oldest gradients of weights that are owed, if any.
   void weight() {
     if (!owed_.empty()) take(owed_.begin());
   }
-  /// The oldest ones of a chunk, if there are any.
+  /// Computes the oldest ones of a chunk, if any.
   bool weight(int chunk) {
     const auto found =
         std::find_if(owed_.begin(), owed_.end(), [&](const Owed& owed) {
@@ -81,7 +81,7 @@ class TwoChunks {
 }  // namespace
 
 PipelineSlots zero_bubble_v_order(int rank, int p, int m) {
-  // As many as fill the pipeline; those that do not exist are left out.
+  // Enough to fill the pipeline; nonexistent micro-batches are left out.
   const int count = std::max(2 * p - 1, m);
   TwoChunks order;
   order.wait(rank);
@@ -139,7 +139,7 @@ PipelineSlots dual_pipe_v_order(int rank, int p, int m) {
   }
   for (int i = 0; i < m - 2 * p + rank + 1; ++i) {
     if (i == 0 && rank == p - 1) {
-      // Apart, which makes the bubble smaller.
+      // Not overlapped, which makes the bubble smaller.
       order.forward(0);
       order.backward(1);
     } else {

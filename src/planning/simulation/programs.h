@@ -6,50 +6,50 @@
 
 namespace accelerate::detail {
 
-/// Something that tasks share while they use it at once: a processor, a link.
-/// Amounts are in any unit: bytes, seconds of work.
+/// A resource that concurrent tasks share, such as a processor or a link.
+/// Amounts are in any unit, such as bytes or seconds of work.
 struct SharedResource {
   std::string name;
-  /// Amount per second of all tasks together.
+  /// Amount per second for all tasks together.
   double capacity = 1;
-  /// Amount per second of one task at most.
+  /// Maximum amount per second for one task.
   double most_per_task = 1;
-  /// Above 0: seconds for which a task has its full rate before others that wait
-  /// have theirs, as with the time slices of processors; infinity: until it
-  /// ends. 0: all tasks have equal shares at once.
+  /// Above 0: seconds for which a task runs at its full rate before waiting tasks
+  /// get their turn, like the time slices of processors; infinity: until it
+  /// ends. 0: all tasks run at once, with equal shares.
   double turn = 0;
 };
 
-/// The part of a message that uses resources: it takes the same amount of each,
-/// at the rate of the slowest.
+/// The part of a message that uses resources: the same amount of each, at the
+/// rate of the slowest.
 struct Flow {
   double amount = 0;
   std::vector<std::size_t> resources = {};
 };
 
-/// Something that travels, beginning when all its senders have begun it.
+/// A message, which departs when all its senders have begun it.
 struct SimulatedMessage {
-  /// What it is for, "gradients" say; messages of one kind are summed up.
+  /// Purpose, such as "gradients"; times are summed per kind.
   std::string kind;
   int num_senders = 1;
-  /// Seconds before its flows begin, however few bytes there are.
+  /// Seconds before its flows begin, regardless of its size.
   double latency = 0;
-  /// At once; none for a message that costs its latency only.
+  /// Concurrent flows; empty for a message that only costs its latency.
   std::vector<Flow> flows = {};
 };
 
-/// What ranks do, each in its order: they compute, begin messages and wait for
-/// them. The model of a run in which nothing is computed.
+/// The instructions of each rank, in order: compute, begin a message, wait for a
+/// message. Models a run without computing anything.
 class RankPrograms {
  public:
   struct Instruction {
     enum class Kind { compute, begin, wait };
     Kind kind = Kind::compute;
-    /// How much is computed, in the unit of its resource.
+    /// Amount of computation, in the unit of its resource.
     double amount = 0;
     std::size_t resource = 0;
     std::size_t message = 0;
-    /// What is computed, "forward" say.
+    /// What is computed, such as "forward".
     std::string what = {};
   };
 

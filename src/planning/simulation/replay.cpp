@@ -15,17 +15,17 @@ using Instruction = RankPrograms::Instruction;
 
 constexpr double kForever = std::numeric_limits<double>::infinity();
 
-// A computation of a rank, or a flow of a message.
+// A rank's computation, or a flow of a message.
 struct Task {
   double left = 0;
   std::vector<std::size_t> resources = {};
   bool is_message = false;
-  /// The rank, or the message.
+  /// Index of the rank or of the message.
   std::size_t owner = 0;
   double rate = 0;
-  /// How many turns had begun to wait before its own.
+  /// How many turns were queued before its own.
   std::size_t number = 0;
-  /// Seconds of its turn, where tasks take turns.
+  /// Seconds left of its turn, where tasks take turns.
   double turn = kForever;
 };
 
@@ -77,7 +77,7 @@ class Replaying {
   }
 
  private:
-  // Runs the rank's instructions up to the next that takes time.
+  // Runs the rank's instructions up to the next one that takes time.
   void advance(std::size_t rank) {
     const auto& program = programs_.ranks()[rank];
     while (next_[rank] < program.size()) {
@@ -148,7 +148,7 @@ class Replaying {
     begin_turn(tasks_.back());
   }
 
-  // Behind all that wait for a turn.
+  // Queues the task behind all that wait for a turn.
   void begin_turn(Task& task) {
     task.number = num_turns_++;
     task.turn = kForever;
@@ -183,7 +183,7 @@ class Replaying {
     }
   }
 
-  // Goes on to the next moment at which a task ends or a message departs.
+  // Advances to the next time at which a task ends or a message departs.
   void pass_time() {
     double step = kForever;
     for (const Task& task : tasks_)
@@ -199,7 +199,7 @@ class Replaying {
       const double time_left =
           task.rate > 0 ? task.left / task.rate - step : kForever;
       task.left -= task.rate * step;
-      // What ends at the same moment but for rounding ends now.
+      // Tasks that end at the same time up to rounding end now.
       if (time_left > 1e-12 * (1 + now_)) {
         if (task.rate > 0) task.turn -= step;
         if (task.turn <= 1e-12) begin_turn(task);
@@ -233,7 +233,7 @@ class Replaying {
   std::vector<std::size_t> next_;
   std::vector<double> blocked_since_;
   std::vector<MessageState> messages_;
-  /// Tasks per resource.
+  /// Number of tasks per resource.
   std::vector<int> users_;
   bool takes_turns_;
   std::size_t num_turns_ = 0;

@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// A rank computes something, or waits for a message.
+/// A span of time in which a rank computes or waits for a message.
 struct ReplaySpan {
   bool is_wait = false;
   /// What is computed, or the kind of the message.
@@ -18,32 +18,32 @@ struct ReplaySpan {
   double end = 0;
 };
 
-/// When what happened.
+/// The timeline of replayed programs.
 struct Replay {
-  /// When the last rank ended, in seconds.
+  /// When the last rank ends, in seconds.
   double time = 0;
-  /// Per rank, in order, without spans of no length.
+  /// Per rank, in order, without empty spans.
   std::vector<std::vector<ReplaySpan>> ranks;
-  /// By kind of message: seconds from begin to end of all of them.
+  /// By kind of message: total seconds that messages are in flight.
   std::map<std::string, double> travelling;
-  /// Why it cannot end; empty if it does.
+  /// Why the programs cannot end; empty if they do.
   std::string deadlock;
 
-  /// Seconds in which the rank computes.
+  /// Seconds that the rank computes.
   [[nodiscard]] double computing(std::size_t rank) const;
-  /// Seconds in which it waits for messages of this kind; of all, if empty.
+  /// Seconds that the rank waits for messages of this kind; of any, if empty.
   [[nodiscard]] double waiting(std::size_t rank, const std::string& kind = {})
       const;
-  /// The share of all ranks' time in which they compute nothing.
+  /// The share of all ranks' time in which they do not compute.
   [[nodiscard]] double bubble() const;
-  /// The share of the time of messages of this kind (all, if empty) in which
-  /// rank 0 does not wait for one.
+  /// The share of the time that messages of this kind (any, if empty) are in
+  /// flight in which rank 0 does not wait for one.
   [[nodiscard]] double overlap(const std::string& kind = {}) const;
 };
 
-/// Replays programs. Tasks that use a resource at once get equal shares of it,
-/// or take turns (SharedResource::turn).
-/// Takes time in proportion to the instructions, times the tasks at once.
+/// Replays programs. Concurrent tasks get equal shares of a resource, or take
+/// turns (SharedResource::turn). Running time is proportional to the number of
+/// instructions times the number of concurrent tasks.
 Replay replay(const RankPrograms& programs);
 
 }  // namespace accelerate::detail
