@@ -13,7 +13,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The mean over the ranks, so that all plan with the same numbers.
+// Averages over the ranks, so that all plan with the same numbers.
 double mean_over_ranks(const World& world, double value) {
   const at::Tensor sum = at::full({}, value, at::kDouble).to(world.device());
   world.group().all_reduce(sum);
@@ -26,8 +26,8 @@ double Clocked::seconds_of(const std::function<void()>& call) {
   constexpr double kRoundSeconds = 0.05;
   constexpr std::size_t kRounds = 3;
   const double length = std::min(kRoundSeconds, left_ / (5 * kRounds));
-  // The first call maps memory and fills caches besides. A long one tells
-  // nevertheless that there is no room for many more.
+  // The first call also maps memory and fills caches. If it takes long, there is
+  // no time for many more anyway.
   double one = round(1, call);
   if (one < length) one = round(1, call);
   const int count = static_cast<int>(std::clamp(length / one, 1.0, 1000.0));

@@ -6,13 +6,13 @@
 
 namespace accelerate::detail {
 
-/// Times calls that all ranks make at once. A round lasts many of the turns that
-/// ranks take on shared processors, and ends when the last rank has ended: a
-/// single call may have been lucky. `world` must outlive the object.
+/// Times calls that all ranks make at once. A round spans many of the turns that
+/// ranks take on shared processors, since a single call can be lucky, and ends
+/// when the last rank ends. `world` must outlive the object.
 ///
-/// All calls together take about so many seconds, if two calls of each are not
-/// longer: the less is left, the shorter and the fewer are rounds. What is left is
-/// the mean over the ranks, so that all of them make as many calls.
+/// All calls together take about `seconds`, unless two of each take longer: rounds
+/// get shorter and fewer as time runs out. The time left is averaged over the
+/// ranks, so that all make the same number of calls.
 class Clocked {
  public:
   Clocked(const World& world, double seconds) : world_(world), left_(seconds) {}
@@ -20,7 +20,7 @@ class Clocked {
   /// Seconds of one call, the same on all ranks.
   [[nodiscard]] double seconds_of(const std::function<void()>& call);
 
-  /// Seconds that may still be taken; below 0 if more were.
+  /// Seconds that are left; negative if overspent.
   [[nodiscard]] double left() const { return left_; }
 
  private:

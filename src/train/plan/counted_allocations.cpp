@@ -94,8 +94,8 @@ class CountingAllocator final : public c10::Allocator {
 
   static void give(void* memory);
 
-  /// Allocators live as long as the process, and so does this one: tensors that
-  /// outlive the counting are freed here.
+  /// Allocators live as long as the process: tensors that outlive the counting
+  /// are freed through this one.
   std::atomic<c10::Allocator*> inner_{nullptr};
   std::mutex mutex_;
   int num_users_ = 0;

@@ -9,23 +9,22 @@ struct Allocator;
 
 namespace accelerate::detail {
 
-/// Hears of the CPU memory that one thread allocates through LibTorch. Called
-/// under a lock: must not allocate tensors.
+/// Receives the CPU allocations that one thread makes through LibTorch. Called
+/// with a lock held: must not allocate tensors.
 class AllocationListener {
  public:
   virtual ~AllocationListener() = default;
   virtual void allocated(const void* memory, std::size_t num_bytes) = 0;
-  /// By whichever thread.
+  /// Called on any thread.
   virtual void released(const void* memory) = 0;
 };
 
-/// While it lives, `listener` hears of what this thread allocates; what other
-/// threads allocate passes by. One at a time per thread. LibTorch's CPU
-/// allocator is replaced meanwhile by one that forwards everything to it; an
-/// allocator that the program registers meanwhile stays. Throws ConfigError if
-/// LibTorch's allocator is one of the program's own that has no raw_deleter(),
-/// or that was registered while allocations were counted, and so may forward
-/// to this one.
+/// Reports this thread's allocations to `listener` during its lifetime; those of
+/// other threads are ignored. At most one per thread. LibTorch's CPU allocator is
+/// replaced meanwhile by one that forwards everything to it; an allocator that
+/// the program registers meanwhile stays. Throws ConfigError if the program has
+/// its own CPU allocator that has no raw_deleter(), or that was registered while
+/// allocations were counted, and so may forward to this one.
 class CountedAllocations {
  public:
   explicit CountedAllocations(std::shared_ptr<AllocationListener> listener);
@@ -34,14 +33,13 @@ class CountedAllocations {
   CountedAllocations& operator=(const CountedAllocations&) = delete;
 };
 
-/// LibTorch's CPU allocator, or what the counting one forwards to while it is
-/// registered.
+/// LibTorch's CPU allocator, or the one that the counting allocator forwards to
+/// while that is registered.
 [[nodiscard]] c10::Allocator* uncounted_cpu_allocator();
 
-/// Puts `wanted` in the place of `expected`, below the counting allocator while
-/// that is registered. Returns false, and changes nothing, if
-/// uncounted_cpu_allocator() is another one. Raw memory of `expected` must be
-/// good for the deleter of `wanted`.
+/// Replaces `expected` by `wanted`, below the counting allocator while that is
+/// registered. Returns false, without changes, if uncounted_cpu_allocator() is
+/// not `expected`. The deleter of `wanted` must accept raw memory of `expected`.
 bool replace_cpu_allocator(c10::Allocator* expected, c10::Allocator* wanted);
 
 }  // namespace accelerate::detail

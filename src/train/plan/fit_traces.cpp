@@ -9,7 +9,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Blocks of less may be missing from one of the traces.
+// Smaller blocks can be missing from one of the traces.
 constexpr double kSmallBytes = 128 << 10;
 
 struct MomentaryBlocks {
@@ -17,7 +17,7 @@ struct MomentaryBlocks {
   double largest_bytes = 0;
 };
 
-/// Reads a trace from its beginning.
+/// Reads a trace from the beginning.
 class TraceReader {
  public:
   explicit TraceReader(const StepTrace& trace) : trace_(trace) {}
@@ -26,7 +26,7 @@ class TraceReader {
   [[nodiscard]] const TraceEvent& event() const { return trace_.events[at_]; }
   void advance(std::size_t num_events = 1) { at_ += num_events; }
 
-  /// Blocks that are taken from here on and freed before anything else happens.
+  /// Blocks allocated from here on that are freed before any other event.
   [[nodiscard]] MomentaryBlocks momentary_blocks() const {
     MomentaryBlocks found;
     std::unordered_set<std::size_t> taken;
@@ -47,15 +47,15 @@ class TraceReader {
     return {};
   }
 
-  /// True for blocks that are small, or not larger than others that the same
-  /// operator has taken before.
+  /// True for blocks that are small, or no larger than earlier blocks of the same
+  /// operator.
   [[nodiscard]] bool may_leave_out(const MomentaryBlocks& blocks) const {
     if (blocks.num_events == 0) return false;
     const auto found = largest_.find(event().last_operator);
     return blocks.largest_bytes < kSmallBytes ||
         (found != largest_.end() && blocks.largest_bytes <= found->second);
   }
-  /// Blocks that begin here are in the fitted trace.
+  /// Records that blocks that begin here are in the fitted trace.
   void note(const MomentaryBlocks& blocks) {
     double& largest = largest_[event().last_operator];
     largest = std::max(largest, blocks.largest_bytes);
@@ -93,7 +93,7 @@ class TraceFit {
       } else {
         if (in_few.num_events > 0) few_.note(in_few);
         if (in_more.num_events > 0) more_.note(in_more);
-        // Blocks that are not alike may have others within.
+        // Blocks that differ can have others within.
         const std::size_t count = are_alike ? in_few.num_events : 0;
         for (std::size_t i = 0; i < std::max<std::size_t>(count, 1); ++i) {
           if (!add()) return std::nullopt;
@@ -104,7 +104,7 @@ class TraceFit {
   }
 
  private:
-  // Adds one event of both; false if they are different things.
+  // Adds the next event of both traces; returns false if the events differ.
   bool add() {
     TraceEvent event = few_.event();
     const TraceEvent& other = more_.event();
@@ -129,7 +129,7 @@ class TraceFit {
     return true;
   }
 
-  // The allocation of the larger run that is `allocation` of the smaller.
+  // The allocation of the larger run that matches `allocation` of the smaller.
   [[nodiscard]] std::size_t place_in_more(std::size_t allocation) const {
     const auto found = in_more_.find(allocation);
     return found == in_more_.end() ? TraceEvent::kNone : found->second;

@@ -7,12 +7,12 @@
 
 namespace accelerate::detail {
 
-/// Sizes as a fixed part and a part per sample, from a trace with `num_samples`
-/// and one with twice as many. Nothing if they differ in more than sizes, except
-/// for blocks that are taken and freed at once and are small, or no larger than
-/// others of the same operator: kernels that work sample by sample take as many
-/// as there are samples, and those that add on several threads take small ones
-/// from some size on.
+/// Splits sizes into a fixed part and a part per sample, from a trace with
+/// `num_samples` and one with twice as many. Returns nullopt if they differ in
+/// more than sizes. Ignores blocks that are freed at once and are small, or no
+/// larger than others of the same operator: kernels that work sample by sample
+/// take one block per sample, and kernels that sum on several threads take small
+/// blocks above some size.
 std::optional<StepTrace> fit_traces(
     const StepTrace& few,
     const StepTrace& more,

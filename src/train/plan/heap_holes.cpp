@@ -27,7 +27,7 @@ std::int64_t attribute(std::string_view element, std::string_view name) {
   return number;
 }
 
-// Without the flags that glibc keeps in the lowest bits of a size.
+// Clears the flags that glibc keeps in the lowest bits of a size.
 std::int64_t without_flags(std::int64_t size) { return size & ~15LL; }
 
 #ifdef __GLIBC__
@@ -43,9 +43,9 @@ std::vector<std::int64_t> free_ranges() {
   return ranges;
 }
 
-// Parameters that lie in the heap, those beside each other as one.
+// Sizes of the heap ranges that parameters occupy; adjacent ones are merged.
 std::vector<std::int64_t> parameters_in_heap(const ParameterTable& table) {
-  // Between the parameters of a model lie its modules and the like.
+  // Modules and other small objects lie between a model's parameters.
   constexpr std::uintptr_t kBeside = kPageBytes;
   const auto end_of_heap = reinterpret_cast<std::uintptr_t>(::sbrk(0));
   std::vector<std::pair<std::uintptr_t, std::uintptr_t>> blocks;

@@ -8,13 +8,13 @@ namespace accelerate::detail {
 
 namespace {
 
-// glibc's sizes: of a chunk's header, of the smallest chunk, and by how much the
-// heap grows and is cut.
+// glibc's sizes: a chunk's header, its alignment, the smallest chunk, and the
+// step by which the heap grows and is trimmed.
 constexpr std::int64_t kHeader = 8;
 constexpr std::int64_t kUnit = 16;
 constexpr std::int64_t kSmallest = 32;
 constexpr std::int64_t kTopPad = 128 << 10;
-// The heap is cut only when a range of this size has become free.
+// The heap is trimmed only after a range of this size has become free.
 constexpr std::int64_t kConsolidatedFrom = 64 << 10;
 // LibTorch's gAlignment.
 constexpr std::int64_t kAlignment = 64;
@@ -31,7 +31,7 @@ HeapModel::HeapModel(const std::vector<std::int64_t>& holes) {
   for (const std::int64_t size : holes) add_hole(size);
 }
 
-// Behind what there is, after the last bytes of a block in use.
+// Adds a hole at the end of the heap, after the last bytes of a block in use.
 void HeapModel::add_hole(std::int64_t size) {
   size = size / kUnit * kUnit;
   if (size < kSmallest) return;
@@ -44,8 +44,8 @@ void HeapModel::add_hole(std::int64_t size) {
   add_free(begin, end);
 }
 
-// As posix_memalign(): a larger range is cut, and what is before and behind the
-// aligned block is free again.
+// Works like posix_memalign(): takes a larger range, and frees the memory before
+// and after the aligned block.
 std::optional<HeapModel::Range> HeapModel::take(std::int64_t num_bytes) {
   const std::int64_t size =
       std::max(rounded(num_bytes + kHeader, kUnit), kSmallest);

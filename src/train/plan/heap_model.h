@@ -12,26 +12,25 @@ namespace accelerate::detail {
 /// The unit in which memory becomes resident.
 inline constexpr std::int64_t kPageBytes = 4096;
 
-/// The C library's heap as glibc manages it (malloc.c), so that memory between
-/// blocks in use, which cannot be returned to the system, is known. Blocks are
-/// aligned as LibTorch's are.
+/// Models the C library's heap as glibc manages it (malloc.c), to account for
+/// memory between blocks in use, which cannot be returned to the system. Blocks
+/// are aligned like LibTorch's.
 ///
-/// Freed blocks are merged with free neighbours; a new one is taken from the
-/// smallest free one that holds it, or from the end; the end is returned to the
-/// system once it is long. Blocks of the mmap threshold (its initial value,
-/// 128 KiB) or more come from the system, but only where no free range holds
-/// them.
+/// Freed blocks are merged with free neighbours; a new block is taken from the
+/// smallest free range that fits, or from the end; the end is returned to the
+/// system once it is long. Blocks of at least the mmap threshold (its initial
+/// value, 128 KiB) come from the system unless a free range fits.
 class HeapModel {
  public:
   /// `holes`: sizes of free ranges between blocks that stay in use. Their pages
-  /// become resident when they are first used, except those that they share
-  /// with the blocks around them.
+  /// become resident on first use, except pages shared with the blocks around
+  /// them.
   explicit HeapModel(const std::vector<std::int64_t>& holes = {});
 
-  /// Where a block begins and ends.
+  /// Begin and end of a block.
   using Range = std::pair<std::int64_t, std::int64_t>;
 
-  /// Nothing if the block comes from the system instead.
+  /// Returns nullopt if the block comes from the system instead.
   std::optional<Range> take(std::int64_t num_bytes);
   void give(const Range& block) { free(block.first, block.second); }
   /// Bytes that have become resident, in use or not.
@@ -50,10 +49,10 @@ class HeapModel {
   void touch(const Range& range);
   void cut_end();
 
-  /// Ends of free ranges by where they begin; never at the end of the heap.
+  /// Ends of free ranges by their begin; never at the end of the heap.
   std::map<std::int64_t, std::int64_t> free_;
   std::set<Range> free_by_size_;  // size and begin
-  /// Where what is in use ends.
+  /// End of the memory in use.
   std::int64_t end_ = 0;
   std::int64_t limit_ = 0;        // of what the system gave
   std::vector<bool> is_touched_;  // by page

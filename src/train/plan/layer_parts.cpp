@@ -24,7 +24,7 @@ void backward(const Tensor& result, const std::vector<Tensor>& inputs) {
       {at::ones_like(result)},
       /*retain_graph=*/false,
       /*create_graph=*/false,
-      // Experts to which no token is sent.
+      // Experts may get no token.
       /*allow_unused=*/true);
 }
 

@@ -12,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// Layers of a transformer, and parts of one, as calls that compute them forward
-/// and backward. `shape` must outlive the object; all its sizes are set
+/// Makes calls that compute the forward and backward of transformer layers and of
+/// their parts. `shape` must outlive the object, and have all sizes set
 /// (complete_shape).
 class LayerParts {
  public:
@@ -32,22 +32,22 @@ class LayerParts {
   [[nodiscard]] std::function<void()> product() const;
   [[nodiscard]] double product_flops() const;
   [[nodiscard]] std::function<void()> attention() const;
-  /// What is neither a product nor attention.
+  /// Everything but products and attention.
   [[nodiscard]] std::function<void()> rest() const;
-  /// The loss of logits of so many classes.
+  /// A loss on logits of `num_classes` classes.
   [[nodiscard]] std::function<void()> loss(std::int64_t num_classes) const;
   /// A router and its experts, all on this rank.
   [[nodiscard]] std::function<void()> experts() const;
-  /// All parts of a layer, one after the other.
+  /// All parts of a layer, one after another.
   [[nodiscard]] std::function<void()> whole() const;
-  /// A number of layers, each with weights of its own; the backwards begin when
-  /// all forwards have ended, as in a model. `sums`: ranks that sum what two parts
-  /// of each layer return, and the gradients of what these are given, as ranks
-  /// along `tensor` do.
+  /// Several layers, each with its own weights; backwards begin after all
+  /// forwards, as in a model. `sums`: ranks that all-reduce the outputs of two
+  /// parts of each layer and the gradients of their inputs, like ranks along
+  /// `tensor`.
   [[nodiscard]] std::function<void()> stack(
       int num_layers,
       const std::optional<Group>& sums = std::nullopt) const;
-  /// Sums of a layer of a stack, forward and backward.
+  /// All-reduces per layer of a stack, forward and backward together.
   static constexpr int kSums = 4;
   /// A layer's parameters with gradients.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;

@@ -35,7 +35,7 @@ using detail::Clocked;
 using detail::ClockedMessages;
 using detail::LayerParts;
 
-// What this rank may use of its device's memory; -1 if that does not say.
+// Bytes of its device's memory that this rank can use; -1 if unknown.
 std::int64_t own_memory(const World& world) {
   if (world.device().is_cpu()) {
     const auto free = detail::available_memory();
@@ -49,7 +49,7 @@ std::int64_t own_memory(const World& world) {
   return -1;
 }
 
-// The memory of the rank that has least; nothing if some device does not say.
+// The memory of the rank that has least; nullopt if that of any is unknown.
 std::optional<std::uint64_t> least_memory(const World& world) {
   const Tensor least =
       at::full({}, own_memory(world), at::kLong).to(world.device());
@@ -59,8 +59,8 @@ std::optional<std::uint64_t> least_memory(const World& world) {
   return static_cast<std::uint64_t>(bytes);
 }
 
-// Sizes like the model's at which a forward and backward of a layer takes
-// a moment.
+// Sizes like the model's, but small enough for a fast forward and backward of a
+// layer.
 TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
   const std::int64_t most = is_on_host ? 1024 : 8192;
   const std::int64_t most_experts = 8;
@@ -80,13 +80,13 @@ TransformerShape measured_shape(TransformerShape shape, bool is_on_host) {
     shape.expert_intermediate_size =
         std::min(shape.expert_intermediate_size, shape.intermediate_size);
   }
-  // Halves of it are copied.
+  // The size must be even, since halves of it are copied.
   shape.hidden_size += shape.hidden_size % 2;
   return shape;
 }
 
-// How fast AdamW steps on `parameters`: bytes per second that it reads and
-// writes, and what each of them costs besides, as tiny ones tell.
+// Measures how fast AdamW steps on `parameters`: bytes per second that it reads
+// and writes, and the fixed cost per parameter, found with tiny ones.
 void measure_adamw(
     Clocked& clocked,
     const std::vector<Tensor>& parameters,
@@ -111,8 +111,8 @@ void measure_adamw(
       num_elements / std::max(all - least, 0.1 * all);
 }
 
-// What experts' products reach, and what routing a token costs besides, from what
-// a router with experts takes, and with experts of a fraction of their size.
+// Derives the speed of experts' products and the cost of routing a token from the
+// times of a router with experts, and with experts of a fraction of their size.
 void read_experts(
     const detail::LayerCosts& layer,
     double tokens,
@@ -120,7 +120,7 @@ void read_experts(
     double seconds_of_smaller,
     double fraction,
     ClusterSpeeds& cluster) {
-  // What plans count besides, as with any layer.
+  // Memory traffic that plans count separately, as for any layer.
   const double touching =
       3 * layer.touched / 2 * tokens * 4 / cluster.memory_bytes_per_second;
   const double products = fraction < 1
@@ -134,13 +134,13 @@ void read_experts(
       std::max(0.0, seconds - touching - products) / (3 * tokens);
 }
 
-// Tokens with which parts of a layer are timed.
+// Number of tokens with which parts of a layer are timed.
 std::int64_t tokens_of_parts(bool is_on_host) {
   return is_on_host ? 512 : 8192;
 }
 
-// Times experts, and smaller ones. `without_overhead(seconds, operators)`: what
-// is left of them for a whole processor.
+// Times experts, and smaller ones. `without_overhead(seconds, operators)`:
+// returns the seconds on a whole processor without the operators' overhead.
 template <class WithoutOverhead>
 void measure_experts(
     Clocked& clocked,
@@ -172,8 +172,8 @@ void measure_experts(
       cluster);
 }
 
-// The speeds of a whole processor, from those of ranks that each have a `share` of
-// one and all compute at once.
+// Derives the speeds of a whole processor from ranks that compute at once, each
+// with a `share` of one.
 void measure_parts(
     Clocked& clocked,
     const TransformerShape& shape,
@@ -191,8 +191,8 @@ void measure_parts(
   const LayerParts halves(
       shape, 1, std::min(length, most_tokens), options.dtype(at::kBFloat16));
 
-  // A tiny layer takes no time but its operators' overhead: once in forward, twice
-  // in backward.
+  // The time of a tiny layer is its operators' overhead: once in forward, twice in
+  // backward.
   TransformerShape small;
   small.num_layers = small.num_heads = small.vocabulary = 1;
   small.hidden_size = 8;
@@ -230,7 +230,7 @@ void measure_parts(
   measure_adamw(clocked, parts.parameters(), share, cluster);
 }
 
-// Takes about so many seconds.
+// Takes about `seconds`.
 void measure_computing(
     const World& world,
     double seconds,

@@ -18,7 +18,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// What a rank computes of the layers that so many split; nothing if they cannot.
+// The shape of a rank's share when `tensor` ranks split each layer; nullopt if
+// they cannot.
 std::optional<TransformerShape> split(TransformerShape shape, int tensor) {
   for (std::int64_t* const size :
        {&shape.num_heads, &shape.num_kv_heads, &shape.intermediate_size}) {
@@ -32,7 +33,7 @@ std::optional<TransformerShape> split(TransformerShape shape, int tensor) {
   return shape;
 }
 
-// This rank and those of its machine beside it.
+// The group of `count` ranks of this machine that contains this rank.
 Group neighbours(const World& world, int count) {
   std::vector<int> ranks;
   const int first = world.rank() - world.local_rank() % count;
@@ -40,7 +41,7 @@ Group neighbours(const World& world, int count) {
   return world.new_group(ranks);
 }
 
-/// Times layers that so many ranks split.
+/// Times layers that `tensor` ranks split.
 class SlowdownsOfDegree {
  public:
   SlowdownsOfDegree(
@@ -64,11 +65,11 @@ class SlowdownsOfDegree {
       sums_ = neighbours(world, tensor);
   }
 
-  // Ends before a size whose calls would take longer than may be.
+  // Stops before a size whose calls would exceed the time left.
   std::vector<LayerSlowdown> measure() {
     std::vector<LayerSlowdown> found;
     const auto own = split(layers_.shape, tensor_);
-    // Fewer sizes of split layers, since there are several degrees.
+    // Fewer sizes for split layers, since there are several degrees.
     const std::int64_t next = tensor_ > 1 ? 4 : 2;
     const double least_calls = sums_ ? 6 : 2;
     for (std::int64_t samples = 1; own &&
@@ -121,9 +122,9 @@ class SlowdownsOfDegree {
   double share_;
   ModelCosts model_;
   LayoutPlanOptions plan_;
-  /// Those that split a layer, if their sums are timed.
+  /// The ranks that split a layer, if their all-reduces are timed.
   std::optional<Group> sums_;
-  /// The longest so far.
+  /// Time of the last stack, the largest so far.
   double seconds_of_stack_ = 0;
 };
 
@@ -157,7 +158,7 @@ double measure_ring_block(
   while (2 * ranks <= most && most % (2 * ranks) == 0) ranks *= 2;
   if (ranks == 1) return 0;
   const std::int64_t tokens = std::min(kTokens, layers.most_tokens);
-  // Two halves of a block, from both ends of the sequence.
+  // A block has two halves, from both ends of the sequence.
   const std::int64_t positions =
       std::max<std::int64_t>(2, std::min(layers.length, tokens) / ranks);
   const std::int64_t samples =
@@ -178,7 +179,7 @@ double measure_ring_block(
       };
   const double divided =
       clocked.seconds_of(step(positions, samples, neighbours(world, ranks)));
-  // The same operations, undivided: a rank's share of them.
+  // This rank's share of the same operations, undivided.
   const double whole = clocked.seconds_of(
       step(ranks * positions, samples, world.new_group({world.rank()})));
   return std::max(0.0, divided - whole / ranks) / (3 * ranks);

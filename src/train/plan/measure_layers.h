@@ -8,21 +8,21 @@
 
 namespace accelerate::detail {
 
-/// What is timed of whole layers.
+/// The whole layers that are timed.
 struct MeasuredLayers {
   /// All sizes are set.
   const TransformerShape& shape;
-  /// Tokens of a sequence, and at most of a micro-batch.
+  /// Tokens per sequence, and at most per micro-batch.
   std::int64_t length = 0;
   std::int64_t most_tokens = 0;
 };
 
-/// How many times longer layers take together than their parts make of it, in
-/// micro-batches of several sizes: caches keep less of larger ones, and weights
-/// count more in smaller ones. The ranks of a machine split each layer two by two,
-/// four by four and so on, and products are narrower then; how long they take for
-/// a sum is timed, too. `cluster` has the speeds of the parts; `share`: of a
-/// processor, that a rank has. Takes about so many seconds.
+/// Measures how much longer whole layers take than predicted from their parts,
+/// for micro-batches of several sizes: caches keep less of larger ones, and
+/// weights count more in smaller ones. Also measures layers that groups of 2, 4
+/// and more ranks of a machine split, whose products are narrower, and the time of
+/// their all-reduces. `cluster`: has the speeds of the parts. `share`: a rank's
+/// share of a processor. Takes about `seconds`.
 std::vector<LayerSlowdown> measure_slowdowns(
     const World& world,
     double seconds,
@@ -30,9 +30,10 @@ std::vector<LayerSlowdown> measure_slowdowns(
     double share,
     const ClusterSpeeds& cluster);
 
-/// What a block of a ring costs a forward (ClusterSpeeds::seconds_per_ring_block),
-/// among as many ranks of a machine as a ring may have. A micro-batch has about a
-/// thousand tokens, or as many as there are at most. Takes about so many seconds.
+/// Measures what a block of a ring costs a forward
+/// (ClusterSpeeds::seconds_per_ring_block), on the largest possible ring of a
+/// machine. A micro-batch has about a thousand tokens, or `most_tokens` if that is
+/// fewer. Takes about `seconds`.
 double measure_ring_block(
     const World& world,
     double seconds,

@@ -40,7 +40,7 @@ double ClockedMessages::seconds_of(const std::function<void()>& call) {
     compute_();
     call();
   });
-  // Processors may have become faster or slower meanwhile.
+  // Processors can have become faster or slower meanwhile.
   const double before =
       std::exchange(computing_, clocked_.seconds_of(compute_));
   return std::max(both - (before + computing_) / 2, 0.0);

@@ -9,21 +9,21 @@
 
 namespace accelerate::detail {
 
-/// Times messages between ranks that compute meanwhile where they share
-/// processors: a rank whose message has come does not go on until others leave
-/// it a processor, which takes longer the more of them compute.
+/// Times messages between ranks, which compute meanwhile if they share processors:
+/// a rank whose message has arrived must wait for a processor, which takes longer
+/// the more ranks compute.
 class ClockedMessages {
  public:
-  /// `cluster`: has the speed of products. All messages together are timed for
-  /// about so many seconds.
+  /// `cluster`: has the speed of products. Timing all messages takes about
+  /// `seconds`.
   ClockedMessages(
       const World& world,
       const ClusterSpeeds& cluster,
       double seconds);
 
-  /// What a call makes the ranks lose.
+  /// Seconds that a call adds to the ranks' computation.
   [[nodiscard]] double seconds_of(const std::function<void()>& call);
-  /// What a call takes while the ranks do nothing else, if that is longer.
+  /// The longer of seconds_of() and the time of the call on idle ranks.
   [[nodiscard]] double longest_of(const std::function<void()>& call);
 
  private:
@@ -32,17 +32,17 @@ class ClockedMessages {
   double computing_;
 };
 
-/// What an all-reduce tells of a link: a step's latency, and the bytes per second
-/// that a rank sends. `share`: of a processor, that a rank has for copying; 1
-/// where ranks have links of their own.
+/// Measures a link by all-reduces: the latency of a step, and the bytes per second
+/// that a rank sends. `share`: a rank's share of a processor for copying; 1 if
+/// ranks have links of their own.
 LinkSpeed measure_link(
     const World& world,
     const Group& group,
     double share,
     ClockedMessages& messages);
 
-/// What a message between two ranks takes while a rank exchanges some with all
-/// others, as those of shards do.
+/// Measures a message between two ranks while each rank exchanges messages with
+/// all others, as sharding does.
 double measure_message(const World& world, ClockedMessages& messages);
 
 }  // namespace accelerate::detail

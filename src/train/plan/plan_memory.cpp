@@ -25,18 +25,18 @@ namespace accelerate::detail {
 
 namespace {
 
-/// What a training loop does beside the step that is recorded on this thread.
+/// State of the training loop around the step that this thread records.
 struct LoopAroundStep {
-  /// The dtype to which the strategy of the model would cast its inputs.
+  /// The dtype to which the model's strategy would cast its inputs.
   std::optional<c10::ScalarType> input_dtype;
-  /// Batches and outputs, which the variables of a loop hold until the optimizer
-  /// has stepped.
+  /// Batches and outputs, which the loop's variables hold until the optimizer has
+  /// stepped.
   std::vector<at::Tensor> held;
 };
 // Thread-local because other threads may run real steps meanwhile.
 thread_local LoopAroundStep* loop = nullptr;
 
-/// While it lives, samples_of() and mean_of() of this thread belong to `around`.
+/// Makes samples_of() and mean_of() of this thread use `around` in its lifetime.
 class LoopScope {
  public:
   explicit LoopScope(LoopAroundStep& around) { loop = &around; }
@@ -111,7 +111,7 @@ void require_on_cpu(const torch::nn::Module& module) {
 // As in the shared memory transport's layout.h.
 constexpr std::int64_t kMessageSlotBytes = 256 << 10;
 
-/// The traces that cases are simulated with.
+/// The traces with which cases are simulated.
 class PlannedSteps {
  public:
   PlannedSteps(
@@ -188,7 +188,8 @@ class PlannedSteps {
     auto operator<=>(const Key&) const = default;
   };
 
-  // Null, with a note, if the model has nothing that is chosen by default.
+  // Returns null, and adds a note, if the model has nothing that is chosen by
+  // default.
   std::unique_ptr<Strategy> make_recomputation(
       torch::nn::Module& module,
       ParameterTable& table,
@@ -231,7 +232,7 @@ class PlannedSteps {
     } catch (const c10::Error&) {
       if (!key.casts_parameters) throw;
       // A step function makes inputs in its own dtype, which some operators
-      // refuse beside parameters in 16 bits.
+      // refuse to combine with 16-bit parameters.
       traces_.emplace(
           key, traces_.at(Key{key.is_16_bits, false, key.recomputes}));
       settings_.computes_in_16_bits = false;

@@ -30,7 +30,7 @@ namespace {
 
 // Not 1: kernels and modules treat a single sample differently.
 constexpr std::int64_t kFewestSamples = 2;
-// Kernels choose other ways for very few samples.
+// Kernels choose other algorithms for very few samples.
 constexpr std::int64_t kMostSamples = 16;
 
 /// Events of one run, with the sizes of that run as fixed_bytes.
@@ -49,7 +49,7 @@ class EventList final : public AllocationListener {
     add({.kind = TraceEvent::Kind::release, .index = found->second});
     places_.erase(found);
   }
-  /// A kernel's own memory while it runs; returns its index, for end_own().
+  /// Adds a kernel's own memory while it runs; returns its index for end_own().
   std::size_t begin_own(std::size_t num_bytes) {
     const std::size_t index = trace_.num_allocations++;
     add(
@@ -82,7 +82,7 @@ class EventList final : public AllocationListener {
     const auto found = places_.find(memory);
     return found == places_.end() ? TraceEvent::kNone : found->second;
   }
-  /// `memory` is no longer the trace's business.
+  /// Stops tracking `memory`.
   void forget(const void* memory) { places_.erase(memory); }
 
   [[nodiscard]] StepTrace take() { return std::move(trace_); }
@@ -93,7 +93,7 @@ class EventList final : public AllocationListener {
   std::unordered_map<const void*, std::size_t> places_;
 };
 
-/// Without bf16 instructions LibTorch multiplies 16 bits in kernels of its own.
+/// Without bf16 instructions, LibTorch uses its own kernels for 16-bit products.
 bool multiplies_16_bits_natively() {
   static const bool does = [] {
     const auto has = at::cpu::get_cpu_capabilities();
@@ -107,9 +107,9 @@ bool multiplies_16_bits_natively() {
   return does;
 }
 
-/// Bytes that an operator takes beside LibTorch's allocator while it runs.
-/// Where 16 bits are multiplied natively, a product with a transposed first
-/// factor, which gives gradients of weights, is summed in fp32.
+/// Bytes that an operator allocates outside LibTorch's allocator while it runs.
+/// Where 16-bit products are native, a product with a transposed first factor, as
+/// for gradients of weights, is summed in fp32.
 std::size_t kernels_own_bytes(const at::RecordFunction& function) {
   if (std::string_view(function.name()) != "aten::mm") return 0;
   const auto inputs = function.inputs();
@@ -125,7 +125,7 @@ std::size_t kernels_own_bytes(const at::RecordFunction& function) {
       sizeof(float);
 }
 
-/// Notes operators that take parameters, on this thread.
+/// Records the operators that read parameters on this thread.
 class RecordedReads {
  public:
   RecordedReads(EventList& events, const ParameterTable& table)
@@ -191,7 +191,7 @@ class RecordedReads {
     events_.add({.kind = TraceEvent::Kind::read, .index = found->second});
   }
 
-  // Thread-local because LibTorch's callback is called on its own thread only.
+  // Thread-local because LibTorch's callback is thread-local.
   static thread_local RecordedReads* current;
   EventList& events_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> places_;
@@ -205,7 +205,7 @@ class RecordGradient final : public torch::autograd::PostAccumulateGradHook {
   RecordGradient(EventList& events, std::size_t parameter)
       : events_(events), parameter_(parameter) {}
 
-  // Drops the gradient, so that planning holds one at a time.
+  // Drops the gradient, so that planning holds only one at a time.
   void operator()(const at::Tensor& tensor) override {
     at::Tensor& gradient = tensor.mutable_grad();
     if (!gradient.defined()) return;
@@ -224,7 +224,7 @@ class RecordGradient final : public torch::autograd::PostAccumulateGradHook {
   std::size_t parameter_;
 };
 
-/// Gives the module back what a step changes.
+/// Restores the parts of the module that a step changes.
 class KeptModule {
  public:
   KeptModule(torch::nn::Module& module, const ParameterTable& table)
@@ -310,7 +310,7 @@ StepTrace run_once(
   }
   events->add({.kind = TraceEvent::Kind::end_of_forward});
   loss.backward();
-  // What is left now, such as the loss, the loop holds until the next step.
+  // The loop holds what is left now, such as the loss, until the next step.
   return events->take();
 }
 
@@ -335,7 +335,7 @@ StepTrace record_step(
   const auto run = [&](std::int64_t num_samples) {
     return run_once(table, loss_of, num_samples, precision, recomputation);
   };
-  // The first run also fills what LibTorch keeps for later ones.
+  // The first run also fills caches that LibTorch keeps for later runs.
   run(kFewestSamples);
   StepTrace few = run(kFewestSamples);
   for (std::int64_t samples = kFewestSamples; samples < kMostSamples;

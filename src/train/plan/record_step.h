@@ -20,18 +20,19 @@ namespace accelerate::detail {
 /// Computes a loss of `num_samples` samples.
 using LossOfSamples = std::function<at::Tensor(std::int64_t num_samples)>;
 
-/// How a recorded step computes.
+/// The precision of a recorded step.
 struct RecordedPrecision {
   std::optional<c10::ScalarType> autocast = std::nullopt;
-  /// Parameters are cast before, except those that keep their precision.
+  /// Parameters are cast beforehand, except those that keep their precision.
   bool casts_parameters = false;
 };
 
-/// Runs forward and backward of `loss_of` with 2 and 4 samples, or 4 and 8, or 8
-/// and 16 if fewer make kernels work in another way, and returns what happened to memory for any number. The module is afterwards as
-/// before: parameters, gradients, hooks on them, buffers and the CPU generator.
-/// `recomputation` may be null. Throws ConfigError if the loss is not a scalar
-/// with a graph, or if the two runs differ in more than sizes.
+/// Runs forward and backward of `loss_of` with 2 and 4 samples (4 and 8, or 8 and
+/// 16, if kernels work differently on fewer) and returns the memory events for
+/// any number of samples. Restores the module: parameters, gradients, hooks on
+/// them, buffers and the CPU generator. `recomputation` can be null. Throws
+/// ConfigError if the loss is not a scalar with a graph, or if the two runs differ
+/// in more than sizes.
 StepTrace record_step(
     torch::nn::Module& module,
     const ParameterTable& table,

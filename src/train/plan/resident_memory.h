@@ -10,7 +10,7 @@
 
 namespace accelerate::detail {
 
-/// What memory is for; MemoryRow has a field for each.
+/// Uses of memory; MemoryRow has a field for each.
 enum class MemoryUse : std::uint8_t {
   weights,
   gradients,
@@ -24,9 +24,9 @@ inline constexpr std::size_t kNumMemoryUses = 7;
 
 /// The memory of a simulated rank, and its peak. Small blocks, and larger ones
 /// that fit into its free ranges, come from the C library's heap (heap_model.h),
-/// of which not all can be returned: what it has beside the blocks in use counts
-/// as workspace, and so does what completes pages of blocks from the system.
-/// Freed large blocks that are kept count as workspace, too.
+/// which cannot return all of its memory. Heap memory beside the blocks in use,
+/// the padding of blocks from the system to whole pages, and freed large blocks
+/// that are kept count as workspace.
 class ResidentMemory {
  public:
   using Uses = std::array<std::int64_t, kNumMemoryUses>;
@@ -40,17 +40,17 @@ class ResidentMemory {
   explicit ResidentMemory(const std::vector<std::int64_t>& holes = {})
       : heap_(holes) {}
 
-  /// From now on, freed large blocks are kept, of `limit` bytes at most.
+  /// From now on, keeps up to `limit` bytes of freed large blocks.
   void keep_freed_blocks(std::int64_t limit) { limit_ = limit; }
 
   Block take(MemoryUse use, std::int64_t num_bytes);
   void give(MemoryUse use, const Block& block);
-  /// Takes, or gives if negative, memory that is not kept when it is freed.
+  /// Takes memory that is not kept when freed, or gives it back if negative.
   void take_unkept(MemoryUse use, std::int64_t num_bytes);
-  /// The same block is now for something else.
+  /// Assigns a block to another use.
   void move(MemoryUse from, MemoryUse to, const Block& block);
 
-  /// The peak is what there is now.
+  /// Resets the peak to the present memory.
   void forget_peak();
   [[nodiscard]] const Uses& peak() const { return peak_; }
   [[nodiscard]] const Uses& now() const { return now_; }

@@ -48,8 +48,8 @@ class StepSimulation {
 
   MemoryRow run() {
     hold_model();
-    // The first step learns the order of units; freed blocks that are kept need
-    // some more until they are those of every step.
+    // The first step learns the order of units; the kept freed blocks need a few
+    // more steps to settle.
     step();
     memory_.forget_peak();
     for (int i = 0; i < kRepeatedSteps; ++i) step();
@@ -60,7 +60,7 @@ class StepSimulation {
   [[nodiscard]] bool is_shard(const PlannedParameter& parameter) const {
     return is_sharded_ && parameter.unit != PlannedParameter::kUnsharded;
   }
-  // Elements on this rank: the largest share of rows.
+  // Number of elements on the rank with the most rows.
   [[nodiscard]] std::int64_t local_elements(
       const PlannedParameter& parameter) const {
     if (!is_shard(parameter)) return parameter.num_elements;
@@ -80,7 +80,7 @@ class StepSimulation {
       const PlannedParameter& parameter) const {
     return local_elements(parameter) * local_element_bytes(parameter);
   }
-  // Bytes of an element of the full parameter and of its gradient.
+  // Bytes per element of the full parameter and of its gradient.
   [[nodiscard]] std::int64_t full_element_bytes(
       const PlannedParameter& parameter) const {
     const bool is_cast =
@@ -109,7 +109,7 @@ class StepSimulation {
     return !is_sharded_ || at_.split == MemorySplit::zero_1;
   }
 
-  // What the largest message needs of a slot.
+  // Bytes of a slot that the largest message uses.
   [[nodiscard]] std::int64_t touched_of_slot() const {
     std::int64_t largest = 0;
     std::int64_t buckets = 0;
@@ -126,7 +126,7 @@ class StepSimulation {
     return std::min(largest, settings_.slot_bytes);
   }
 
-  // The model is made, and then divided.
+  // Makes the model, then divides it.
   void hold_model() {
     memory_.take_unkept(MemoryUse::workspace, 2 * touched_of_slot());
     memory_.take(MemoryUse::weights, model_.buffer_bytes);
@@ -143,8 +143,8 @@ class StepSimulation {
       memory_.keep_freed_blocks(local_gradients());
   }
 
-  // As make_units.cpp: this rank's shard is copied, then the whole is cast. The
-  // heap keeps what that takes.
+  // As in make_units.cpp: this rank's shard is copied, then the full parameter is
+  // cast. The heap keeps the memory that this takes.
   void divide(const PlannedParameter& parameter, Block whole) {
     const bool is_cast =
         full_element_bytes(parameter) != parameter.element_bytes;
@@ -174,7 +174,7 @@ class StepSimulation {
     take_optimizer_step();
   }
 
-  // What earlier micro-steps of the window left.
+  // Gradients that earlier micro-steps of the window left.
   void hold_gradients() {
     for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
       const PlannedParameter& parameter = model_.parameters[p];
@@ -292,7 +292,7 @@ class StepSimulation {
     if (!is_shard(parameter)) {
       if (gradients_[p].num_bytes > 0 ||
           (has_buckets() && settings_.gradient_as_bucket_view)) {
-        // Added to, or copied into, the memory that there is.
+        // Accumulated or copied into the existing memory.
         memory_.give(MemoryUse::activations, gradient);
       } else {
         memory_.move(MemoryUse::activations, MemoryUse::gradients, gradient);
@@ -362,7 +362,7 @@ class StepSimulation {
     memory_.give(MemoryUse::units, message.outgoing);
   }
 
-  // On the CPU, LibTorch adds a tensor of another dtype by way of a copy.
+  // On the CPU, LibTorch copies a tensor of another dtype before adding it.
   void take_for_a_moment(std::int64_t bytes) {
     memory_.give(
         MemoryUse::workspace, memory_.take(MemoryUse::workspace, bytes));
@@ -395,12 +395,14 @@ class StepSimulation {
     }
     has_state_ = true;
     for (std::size_t p = 0; p < gradients_.size(); ++p) drop_gradient(p);
-    // Allocations that the trace does not end are the loop's, such as the loss.
+    // Allocations that the trace does not release belong to the loop, such as the
+    // loss.
     for (Block& block : allocations_)
       memory_.give(MemoryUse::activations, std::exchange(block, {}));
   }
 
-  // In the first step: in what activations have left free of the heap.
+  // Called in the first step, so the state fills heap ranges that activations
+  // left free.
   void make_state(const PlannedParameter& parameter) {
     for (std::int64_t i = 0; i < settings_.state_bytes; i += kStateBytes)
       memory_.take(
@@ -429,8 +431,8 @@ class StepSimulation {
   const StepSettings& settings_;
   bool shards_parameters_;
   bool is_sharded_;
-  // Sharded models compute with parameters in 16 bits, whatever is divided, and
-  // step on shards in fp32.
+  // Sharded models compute with 16-bit parameters, whatever is sharded, and step
+  // on fp32 shards.
   bool casts_;
   std::vector<bool> is_full_;  // by parameter
   std::vector<Block> full_;    // by parameter

@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// What a simulated step does besides the trace.
+/// Settings of a simulated step that the trace does not determine.
 struct StepSettings {
   /// Bytes of optimizer state per trained element.
   std::int64_t state_bytes = 8;
@@ -19,19 +19,19 @@ struct StepSettings {
   bool gradient_as_bucket_view = false;
   /// Freed blocks of sharded models are kept (keep_freed_blocks).
   bool keeps_freed_blocks = true;
-  /// Sharded models compute with parameters in 16 bits where the case says so;
-  /// else autocast alone casts them.
+  /// Sharded models compute with 16-bit parameters if the case asks for 16 bits;
+  /// otherwise only autocast casts them.
   bool computes_in_16_bits = false;
-  /// Bytes of each of a rank's two slots, through which messages go piece by
-  /// piece. Buckets of as much or more are averaged where they lie instead.
+  /// Size of each of a rank's two slots, through which messages pass piece by
+  /// piece. Buckets of this size or more are averaged in place instead.
   std::int64_t slot_bytes = 0;
-  /// Free ranges of the C library's heap before the model is made.
+  /// Sizes of free ranges of the C library's heap before the model is made.
   std::vector<std::int64_t> heap_holes = {};
 };
 
-/// The peak of a rank in a step that is not the first, when the order of units
-/// is known and the optimizer has its state: plays `trace` and does with units,
-/// gradients and buckets what the strategies do.
+/// Returns a rank's peak in a step after the first, when the order of units is
+/// known and the optimizer has its state. Replays `trace` and handles units,
+/// gradients and buckets as the strategies do.
 MemoryRow simulate_step(
     const PlannedModel& model,
     const StepTrace& trace,

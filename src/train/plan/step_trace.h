@@ -7,20 +7,20 @@
 
 namespace accelerate::detail {
 
-/// What happens to memory in one forward and backward, in order. Two runs with
-/// different numbers of samples give sizes for any number.
+/// A memory event of a forward and backward. Two runs with different numbers of
+/// samples give the sizes for any number.
 struct TraceEvent {
   enum class Kind : std::uint8_t {
-    /// Allocation `index` begins, with `fixed_bytes + num_samples *
-    /// bytes_per_sample`.
+    /// Allocation `index` begins, of `fixed_bytes + num_samples *
+    /// bytes_per_sample` bytes.
     allocate,
     /// Allocation `index` ends.
     release,
-    /// An operator takes parameter `index`.
+    /// An operator reads parameter `index`.
     read,
     end_of_forward,
-    /// The gradient of parameter `index` is complete, in `allocation`, which
-    /// from then on belongs to whoever keeps gradients.
+    /// The gradient of parameter `index` is complete, in `allocation`, whose
+    /// ownership passes to the gradients.
     gradient,
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
@@ -30,8 +30,8 @@ struct TraceEvent {
   std::size_t allocation = kNone;
   double fixed_bytes = 0;
   double bytes_per_sample = 0;
-  /// For `allocate` and `release`: a kernel's own memory, which LibTorch's
-  /// allocator does not know.
+  /// For `allocate` and `release`: a kernel's own memory, which bypasses
+  /// LibTorch's allocator.
   bool is_kernels_own = false;
   /// A hash of the name of the operator that began last.
   std::size_t last_operator = 0;
@@ -42,7 +42,7 @@ struct StepTrace {
   std::size_t num_allocations = 0;
 };
 
-/// A parameter of the model that is planned for.
+/// A parameter of the planned model.
 struct PlannedParameter {
   static constexpr std::size_t kUnsharded = static_cast<std::size_t>(-1);
 
@@ -51,7 +51,7 @@ struct PlannedParameter {
   std::int64_t num_rows = 1;  ///< size of the dimension that is sharded
   std::int64_t element_bytes = 4;
   bool is_trained = true;
-  /// Computed in its own dtype even if others are cast.
+  /// Keeps its own dtype even if others are cast.
   bool keeps_precision = false;
   /// The unit in which it is gathered, or kUnsharded.
   std::size_t unit = kUnsharded;
@@ -61,7 +61,7 @@ struct PlannedParameter {
   }
 };
 
-/// What a simulation needs to know of a model besides its trace.
+/// Facts about a model that a simulation needs besides its trace.
 struct PlannedModel {
   std::vector<PlannedParameter> parameters;
   std::size_t num_units = 0;
