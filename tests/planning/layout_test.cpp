@@ -1,4 +1,4 @@
-// Plans of transformers: what layouts cost, and which one is chosen.
+// Tests plans of transformers: the cost of layouts, and which one is chosen.
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -64,10 +64,10 @@ LayoutPlanOptions options_of(int ranks) {
 }
 
 TEST(TransformerShape, CountsParameters) {
-  // Llama 2 7B has 6.738 billion.
+  // Llama 2 7B has 6.738 billion parameters.
   EXPECT_NEAR(
       static_cast<double>(llama().num_parameters()), 6.738e9, 0.01 * 6.738e9);
-  // GPT-2 has 124 million, its embedding counted once.
+  // GPT-2 has 124 million, with its embedding counted once.
   const TransformerShape gpt2{
       .num_layers = 12,
       .hidden_size = 768,
@@ -122,7 +122,7 @@ TEST(TransformerShape, CountsWhatDiffersFromLayerToLayer) {
   EXPECT_EQ(shape.num_active_parameters(), common + 2 * expert);
 }
 
-// A factor holds at its number of tokens; ranks along `tensor` have fewer.
+// A factor applies at its token count; ranks along `tensor` count fewer tokens.
 TEST(ClusterSpeeds, SlowLayersDownByTokens) {
   TransformerShape shape = llama();
   LayoutPlanOptions options = options_of(1);
@@ -177,7 +177,7 @@ TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {
   EXPECT_THROW(computing(1), ConfigError);
 }
 
-// Each parameter costs as much, whatever share of it a rank has.
+// Each parameter costs the same, however small a rank's shard of it is.
 TEST(ClusterSpeeds, CountParametersThatAreStepped) {
   const TransformerShape shape = llama();
   LayoutPlanOptions options = options_of(16);
@@ -192,7 +192,8 @@ TEST(ClusterSpeeds, CountParametersThatAreStepped) {
       .tensor = 4,
       .sharding = LayoutSharding::optimizer,
       .num_micro_batches = 64};
-  // Two norms and seven matrices with a bias each, the embedding and the head.
+  // Two norms and seven matrices with a bias each, plus the embedding and the
+  // head.
   const auto tensors = static_cast<double>(shape.num_layers * 18 + 2);
   for (const TrainingLayout& layout : {whole, sharded}) {
     EXPECT_NEAR(
@@ -219,8 +220,8 @@ TEST(ClusterSpeeds, OfExpertsChangeTheirStep) {
   EXPECT_GT(slow, 2 * fast);
   options.cluster->expert_flops = 0;
   EXPECT_EQ(seconds(), fast);
-  // Each rank routes its micro-batches forward, and back at twice the cost, in
-  // each of 32 layers.
+  // In each of 32 layers, each rank routes its micro-batches in the forward, and
+  // in the backward at twice the cost.
   options.cluster->seconds_per_routed_token = 1e-6;
   EXPECT_NEAR(seconds() - fast, 3 * 32 * 64 * 4096 * 1e-6, 1e-6 * fast);
 }
@@ -296,7 +297,7 @@ TEST(Collectives, TakeWhatTheirRingsTake) {
         programs, collective(cluster, rank, kind, {size, stride}, 1e9, ""));
   };
   EXPECT_EQ(seconds(CollectivePattern::all_reduce, 1, 1), 0);
-  // In a node: 3/4 of a gigabyte, and two steps.
+  // Within a node: 3/4 of a gigabyte, and two steps.
   EXPECT_NEAR(
       seconds(CollectivePattern::all_gather, 4, 1), 0.0075 + 2e-6, 1e-9);
   EXPECT_NEAR(
@@ -304,12 +305,13 @@ TEST(Collectives, TakeWhatTheirRingsTake) {
   // One rank on each of four nodes.
   EXPECT_NEAR(
       seconds(CollectivePattern::reduce_scatter, 4, 4), 0.075 + 2e-5, 1e-9);
-  // Sixteen on four nodes: the four links of a node share what enters it.
+  // Sixteen ranks on four nodes: the four links of a node share the bytes that
+  // enter it.
   EXPECT_NEAR(
       seconds(CollectivePattern::all_gather, 16, 1),
       0.75 / 4 / 10 + 2e-6 + 2e-5,
       1e-9);
-  // When a rank sends to 16, 3 parts stay in the node and 12 leave it.
+  // Of a rank's 16 parts, 3 go to its node and 12 leave the node.
   EXPECT_NEAR(
       seconds(CollectivePattern::all_to_all, 16, 1),
       12.0 / 16 / 10 + 3e-6 + 3e-5,
@@ -323,7 +325,7 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
   cluster.inside_node = {0, 1e9};
   RankPrograms programs(1);
   const RankResources rank = detail::add_rank(programs, cluster, 4);
-  // 2 x 3/4 seconds of a processor, of which each of four ranks has a half.
+  // 2 x 3/4 seconds of a processor; each of four ranks has half a processor.
   EXPECT_NEAR(
       seconds_alone(
           programs,
@@ -331,7 +333,7 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
               cluster, rank, CollectivePattern::all_reduce, {4, 1}, 1e9, "")),
       3,
       1e-9);
-  // Four steps of a millisecond each, and of each of ten messages.
+  // Four steps of a millisecond each, per message, for one and for ten messages.
   cluster.inside_node.latency_seconds = 1e-3;
   for (const double count : {1, 10}) {
     const detail::SimulatedMessage message = collective(
@@ -360,8 +362,8 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
       1e-9);
 }
 
-// What ranks along `tensor` sum of two layers' experts, two per token, takes as
-// long as the sums of two more layers without experts.
+// All-reduces for the experts of two layers, two per token, take as long as the
+// all-reduces of two more layers without experts.
 TEST(TensorTraffic, SumsARowForEachExpertOfAToken) {
   LayoutPlanOptions options = options_of(2);
   options.cluster->inside_node = {0, 1e9};
@@ -375,8 +377,8 @@ TEST(TensorTraffic, SumsARowForEachExpertOfAToken) {
     return simulate_step({model_costs(shape), layout, options})
         .travelling.at(detail::traffic::kTensor);
   };
-  // One sum of attention's and one of the MLP's results, forward and backward,
-  // per layer; for experts, two more of the same size.
+  // Per layer, one all-reduce for attention and one for the MLP, forward and
+  // backward; for experts, two more of the same size.
   const double dense_seconds = travelling(dense);
   TransformerShape none = dense;
   none.num_layers = 1;
@@ -387,7 +389,8 @@ TEST(TensorTraffic, SumsARowForEachExpertOfAToken) {
       1e-6 * dense_seconds);
 }
 
-// Two ranks of a machine with two processors: messages take a rank's own time.
+// Two ranks on a machine with two processors: messages cost a rank its own
+// processor time.
 LayoutPlanOptions shared_options() {
   LayoutPlanOptions options = options_of(2);
   options.cluster->ranks_per_node = 2;
@@ -419,9 +422,9 @@ TEST(TensorTraffic, TakesWhatSumsBetweenLayersWereMeasuredToTake) {
       {.tokens = tokens, .factor = 1},
       {.tokens = tokens / 2, .factor = 1, .tensor = 2, .reduce_seconds = 1e-3},
       {.tokens = 2 * tokens, .factor = 1, .tensor = 2, .reduce_seconds = 3e-3}};
-  // Four per layer, one after the embedding and one before the head.
+  // Four per layer, one after the embedding, and one before the head.
   EXPECT_NEAR(seconds(), (4 * 32 + 2) * 2e-3, 1e-6);
-  // They are sums of two ranks.
+  // The measured all-reduces are between two ranks, so they do not apply to four.
   LayoutPlanOptions four = options;
   four.num_ranks = four.cluster->ranks_per_node = 4;
   EXPECT_NEAR(
@@ -439,9 +442,9 @@ TEST(ContextTraffic, TakesWhatBlocksOfARingCost) {
   };
   const double free = seconds();
   options.cluster->seconds_per_ring_block = 1e-3;
-  // Two blocks per layer, forward and twice that backward.
+  // Two blocks per layer in the forward, and twice their cost in the backward.
   EXPECT_NEAR(seconds() - free, 32 * 2 * 3 * 1e-3, 1e-6);
-  // Ranks with processors of their own compute meanwhile.
+  // Ranks with their own processors compute meanwhile.
   options.cluster->shared_processors = 0;
   const double alone = seconds();
   options.cluster->seconds_per_ring_block = 0;
@@ -450,8 +453,8 @@ TEST(ContextTraffic, TakesWhatBlocksOfARingCost) {
   EXPECT_THROW(seconds(), ConfigError);
 }
 
-// Tokens travel in messages between pairs of ranks, there and back, forward and
-// backward; before, ranks gather how many.
+// Tokens are sent in messages between pairs of ranks, to the experts and back, in
+// the forward and the backward; ranks first exchange the counts.
 TEST(ExpertTraffic, CountsMessagesBetweenRanks) {
   LayoutPlanOptions options = shared_options();
   options.num_ranks = options.cluster->ranks_per_node = 4;
@@ -466,7 +469,7 @@ TEST(ExpertTraffic, CountsMessagesBetweenRanks) {
   options.cluster->seconds_per_message = 1e-3;
   EXPECT_NEAR(seconds(4) - free, layers * 4 * 3 * 1e-3, 1e-6);
   EXPECT_NEAR(seconds(1), replicas, 1e-6);
-  // A gather among four ranks has two steps; gradients have theirs besides.
+  // A gather among four ranks has two steps; reducing gradients adds more.
   const double with_messages = seconds(4);
   options.cluster->inside_node.latency_seconds = 1e-3;
   EXPECT_GT(seconds(4) - with_messages, layers * 2 * 1e-3 - 1e-6);
@@ -503,7 +506,7 @@ TEST(LayoutMemory, CountsStateAsTrainingKeepsIt) {
   EXPECT_EQ(full.weights, 0);
   near(full.optimizer_state, 12.0 / 8);
   near(memory_of({.tensor = 4}).weights, 2.0 / 4);
-  // Stages differ by the embedding and the head.
+  // Stages differ in the embedding and the head.
   const LayoutMemory stages = memory_of({.pipeline = 4});
   EXPECT_NEAR(
       static_cast<double>(stages.weights),
@@ -525,8 +528,8 @@ TEST(LayoutMemory, KeepsFewerActivationsIfTold) {
       static_cast<double>(kept({.context = 4})),
       static_cast<double>(plain) / 4,
       0.01 * static_cast<double>(plain));
-  // The first stage of 1F1B keeps as many micro-batches as there are stages,
-  // that of GPipe all of them.
+  // The first stage of 1F1B keeps one micro-batch per stage; the first stage of
+  // GPipe keeps all micro-batches.
   EXPECT_NEAR(
       static_cast<double>(kept({.pipeline = 4})),
       static_cast<double>(plain),
@@ -550,7 +553,7 @@ TEST(LayoutMemory, KeepsWhatTheScheduleKeeps) {
     EXPECT_NEAR(kept(layout), layers * layer, 0.02 * layers * layer)
         << layout.describe();
   };
-  // A stage has 4 layers; one more is at work.
+  // A stage has 4 layers, plus the layer that is being computed.
   near({.pipeline = 4}, 4 * 4 + 1);
   near({.pipeline = 4, .schedule = "gpipe"}, 64 * 4 + 1);
   near({.pipeline = 4, .schedule = "ZBH1"}, 4 * 4 + 1);
@@ -581,7 +584,7 @@ TEST(Stages, AreAsEqualAsLayersAllow) {
   EXPECT_EQ(counts(shape, 4, 1), (std::vector<std::int64_t>{3, 3, 3, 3}));
   EXPECT_EQ(counts(shape, 2, 2), (std::vector<std::int64_t>{3, 3, 3, 3}));
   EXPECT_EQ(counts(shape, 12, 1), (std::vector<std::int64_t>(12, 1)));
-  // A head that costs as much as two layers.
+  // The head now costs as much as two layers.
   shape.vocabulary = 100'000;
   const auto found = counts(shape, 4, 1);
   EXPECT_LT(found.back(), 3);
@@ -666,7 +669,7 @@ TEST(StepTime, AddsUp) {
     for (const auto& [kind, seconds] : times.exposed) sum += seconds;
     EXPECT_NEAR(sum, times.step_seconds, 0.02 * times.step_seconds)
         << layout.describe();
-    // No step is faster than its products.
+    // A step is not faster than its products.
     const double flops = 6.0 *
         static_cast<double>(mixture().num_active_parameters()) * 4096 * 256;
     EXPECT_GT(times.step_seconds, 0.9 * flops / (8 * 400e12));
@@ -718,7 +721,7 @@ TEST(Plan, ChoosesTheFastestThatFits) {
     EXPECT_GE(each.times.step_seconds, plan.best().times.step_seconds);
     EXPECT_EQ(each.layout.num_ranks(), 16);
   }
-  // What was simulated by itself is the same.
+  // Simulating the layout alone gives the same time.
   EXPECT_EQ(
       simulate_layout(llama(), plan.best().layout, options_of(16))
           .times.step_seconds,
@@ -752,7 +755,7 @@ TEST(Plan, CountsTokensOfWholeSamples) {
     return text.substr(text.find('\n'));
   };
   EXPECT_EQ(rate(3 * 4096 + 4095), rate(3 * 4096));
-  // A sample at least.
+  // A step has at least one sample.
   EXPECT_EQ(rate(100), rate(4096));
 }
 

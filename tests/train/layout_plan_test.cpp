@@ -1,4 +1,4 @@
-// Accelerator::plan: layouts for the ranks that ask, at the speeds they have.
+// Tests Accelerator::plan: layouts for the calling ranks, at their own speeds.
 #include <accelerate/accelerate.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ TEST(Clocked, CallsAsOftenOnAllRanksAndFewTimesWithoutTime) {
   run_on_ranks(4, [&](const WorldOptions& options) {
     const World world(options);
     std::vector<int> own;
-    // Some ranks have more to do.
+    // Some ranks have more work.
     const auto call = [&] {
       ++own.back();
       volatile double sum = 0;
@@ -117,7 +117,7 @@ TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
       EXPECT_GT(each.factor, 0);
       tokens[each.tensor].push_back(each.tokens);
     }
-    // Whole layers, and those that two ranks split.
+    // Whole layers, and layers that two ranks split.
     ASSERT_EQ(tokens.size(), 2);
     for (std::size_t i = 0; i < tokens[1].size(); ++i)
       EXPECT_EQ(tokens[1][i], std::int64_t{256} << i);

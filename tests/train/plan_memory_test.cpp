@@ -51,7 +51,7 @@ TEST(PlanMemory, LeavesTheModuleAsItWas) {
       module->ptr<nn::LinearImpl>(0)->weight.grad(), torch::ones({4, 4})));
   EXPECT_FALSE(module->ptr<nn::LinearImpl>(0)->bias.grad().defined());
   EXPECT_TRUE(torch::equal(norm->running_mean, buffers));
-  // It trains.
+  // The module can still train.
   module->forward(torch::randn({6, 4})).sum().backward();
 }
 
@@ -125,7 +125,7 @@ TEST(PlanMemory, CastsInputsAsAFullShardDoes) {
   const MemoryPlan cast =
       accelerator.plan_memory(module, torch::ones({4, 64}), options);
   EXPECT_EQ(cast.notes().size(), 1U);
-  // Normalisation refuses fp32 inputs beside weights in bf16.
+  // Normalization refuses fp32 inputs with bf16 weights.
   const MemoryPlan own = accelerator.plan_memory(
       module,
       [&](std::int64_t n) {
@@ -150,7 +150,7 @@ TEST(PlanMemory, CountsTheBatchAndTheOutputThatALoopHolds) {
   const torch::Tensor batch = torch::ones({4, 1 << 16});
   const std::uint64_t held = 64ULL * (1 << 16) * 4;
   EXPECT_GE(activations(accelerator.plan_memory(module, batch, options)), held);
-  // A loss whose batch nothing holds after the forward.
+  // A loss whose batch is freed after the forward.
   const MemoryPlan freed = accelerator.plan_memory(
       module,
       [&](std::int64_t n) {

@@ -1,4 +1,4 @@
-// Traces of steps with different numbers of samples.
+// Tests fitting traces of steps with different numbers of samples.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -44,8 +44,8 @@ class Script {
   StepTrace trace_;
 };
 
-// A kept block of 100 bytes and 10 per sample; `num_moments` small ones; one more
-// that becomes a gradient.
+// A block of 100 bytes plus 10 per sample that is kept; `num_moments` small
+// blocks; and a block that becomes a gradient.
 StepTrace step(double num_samples, int num_moments, double moment = 2000) {
   constexpr std::size_t kOperator = 7;
   Script script;
@@ -77,7 +77,7 @@ TEST(FitTraces, LeavesOutSmallBlocksThatOneTraceHasMoreOf) {
     EXPECT_EQ(
         fitted->events.size(), step(2, std::min(few, more)).events.size());
     EXPECT_EQ(fitted->events[0].bytes_per_sample, 10);
-    // Indices are those of the smaller trace.
+    // Indices refer to the smaller trace.
     const TraceEvent& gradient = fitted->events[fitted->events.size() - 2];
     EXPECT_EQ(gradient.kind, Kind::gradient);
     EXPECT_EQ(gradient.allocation, static_cast<std::size_t>(few) + 1);

@@ -1,4 +1,4 @@
-// The memory of a simulated rank, and the heap in it.
+// Tests the memory of a simulated rank, and its heap.
 #include <numeric>
 #include <vector>
 
@@ -27,7 +27,7 @@ TEST(ResidentMemoryTest, RemembersItsHighestMoment) {
   memory.take(MemoryUse::workspace, kBlock);
   EXPECT_EQ(memory.peak()[place(MemoryUse::activations)], 3 * kBlock);
   EXPECT_EQ(memory.peak()[place(MemoryUse::gradients)], 2 * kBlock);
-  // A header before each block takes a page more.
+  // The header of each block takes another page.
   EXPECT_EQ(memory.peak()[place(MemoryUse::workspace)], 3 * kPageBytes);
   memory.forget_peak();
   EXPECT_EQ(memory.peak()[place(MemoryUse::activations)], 0);
@@ -50,7 +50,7 @@ TEST(ResidentMemoryTest, KeepsWhatTheHeapOnceHad) {
   for (int i = 1; i < 4; ++i) memory.give(MemoryUse::activations, blocks[i]);
   EXPECT_EQ(memory.now()[place(MemoryUse::activations)], kSmall);
   EXPECT_EQ(memory.now()[place(MemoryUse::workspace)], most - kSmall);
-  // Taken from what is free, until nothing is.
+  // Blocks come from free memory until none is left.
   memory.take(MemoryUse::gradients, 2 * kSmall);
   EXPECT_EQ(sum_of(memory.now()), most);
   memory.take(MemoryUse::gradients, 2 * kSmall);
@@ -61,13 +61,13 @@ TEST(ResidentMemoryTest, KeepsWhatTheHeapOnceHad) {
 TEST(ResidentMemoryTest, FillsTheHolesOfTheHeapFirst) {
   ResidentMemory memory({kBlock});
   EXPECT_EQ(sum_of(memory.now()), 0);
-  // Larger than the threshold from which blocks come from the system.
+  // Larger than the threshold above which blocks come from the system.
   const auto filling = memory.take(MemoryUse::activations, kBlock / 2);
   const std::int64_t half = sum_of(memory.now());
   EXPECT_NEAR(half, kBlock / 2, kPageBytes);
   memory.give(MemoryUse::activations, filling);
   EXPECT_EQ(sum_of(memory.now()), half);
-  // What does not fit comes from the system, and is given back to it.
+  // A block that does not fit comes from the system, and is returned to it.
   const auto large = memory.take(MemoryUse::activations, kBlock);
   EXPECT_EQ(sum_of(memory.now()), half + kBlock + kPageBytes);
   memory.give(MemoryUse::activations, large);
@@ -105,8 +105,8 @@ TEST(HeapHoles, AreReadFromWhatMallocInfoWrites) {
       (std::vector<std::int64_t>{8208, 20480, 20480, 16384, 40016}));
 }
 
-// Blocks lie beside each other: what is free between those in use is lost for
-// larger ones, and not returned.
+// Free ranges between blocks in use are too small for larger blocks, and are not
+// returned.
 TEST(HeapModelTest, HasHolesThatLargerBlocksDoNotFitInto) {
   constexpr std::int64_t kSmall = 10'000;
   detail::HeapModel heap;
@@ -118,14 +118,14 @@ TEST(HeapModelTest, HasHolesThatLargerBlocksDoNotFitInto) {
   }
   const std::int64_t full = heap.resident();
   for (const auto& each : given) heap.give(each);
-  // The end is free, but not the holes.
+  // The holes are not returned to the system.
   EXPECT_GT(heap.resident(), full / 2);
   const auto large = heap.take(100'000).value();
   EXPECT_GT(heap.resident(), full);
   for (int i = 0; i < 15; ++i) kept.push_back(heap.take(kSmall).value());
   const std::int64_t filled = heap.resident();
   EXPECT_LT(filled, full + 100'000 + 1000);
-  // When all is free, the heap is cut.
+  // When all blocks are free, the heap is trimmed.
   for (const auto& each : kept) heap.give(each);
   heap.give(large);
   EXPECT_LT(heap.resident(), 200'000);
@@ -150,7 +150,7 @@ TEST(ResidentMemoryTest, KeepsLargeBlocksUpToItsLimit) {
     blocks.push_back(memory.take(MemoryUse::units, kBlock));
   for (const auto& each : blocks) memory.give(MemoryUse::units, each);
   EXPECT_EQ(memory.now()[place(MemoryUse::workspace)], 2 * kBlock);
-  // Taken again, it is no longer kept; another size is new.
+  // A block of the same size reuses the kept one; another size is new.
   memory.take(MemoryUse::units, kBlock);
   EXPECT_EQ(memory.now()[place(MemoryUse::workspace)], kBlock);
   memory.take(MemoryUse::units, kBlock + 4096);

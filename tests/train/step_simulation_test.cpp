@@ -1,4 +1,4 @@
-// Simulated steps of a rank: what strategies do with memory.
+// Tests simulated steps of a rank: how strategies use memory.
 #include <rapidcheck.h>
 
 #include <accelerate/memory_plan.h>
@@ -14,7 +14,7 @@ using detail::StepTrace;
 using Kind = detail::TraceEvent::Kind;
 
 constexpr std::uint64_t kMiB = 1 << 20;
-// For the header before a block from the system.
+// Each block from the system needs another page, for its header.
 constexpr std::uint64_t kPage = 4096;
 
 // Two units of one parameter of 4 MiB each. Forward keeps 1 MiB per unit and
@@ -58,7 +58,7 @@ MemoryRow simulate(const MemoryCase& at, StepSettings settings) {
 
 TEST(StepSimulation, CountsAReplica) {
   const MemoryRow row = simulate({.micro_batch = 8}, {.num_temporaries = 0});
-  // When the first gradient is complete, both units' activations are there.
+  // When the first gradient is complete, activations of both units are alive.
   EXPECT_EQ(row.weights, 8 * kMiB);
   EXPECT_EQ(row.optimizer_state, 16 * kMiB);
   EXPECT_EQ(row.activations, 16 * kMiB);
@@ -73,7 +73,7 @@ TEST(StepSimulation, CountsTheSlotsThatMessagesGoThrough) {
         simulate(at, {.num_temporaries = 0}).total();
   };
   EXPECT_EQ(added({}), 0U);
-  // Buckets are averaged where they lie.
+  // Buckets are averaged in place.
   EXPECT_EQ(added({.num_ranks = 2}), 0U);
   EXPECT_EQ(
       added({.split = MemorySplit::zero_1, .num_ranks = 2, .num_shards = 2}),
@@ -84,7 +84,7 @@ TEST(StepSimulation, CountsTheOptimizersTemporaries) {
   const MemoryRow row = simulate({.micro_batch = 1}, {.num_temporaries = 2});
   EXPECT_EQ(row.activations, 0U);
   EXPECT_EQ(row.gradients, 8 * kMiB);
-  // Ten blocks: two temporaries, and those of parameters, state and gradients.
+  // Ten blocks: two temporaries, and the parameters, state and gradients.
   EXPECT_EQ(row.workspace, 8 * kMiB + 10 * kPage);
   EXPECT_EQ(row.total(), 40 * kMiB + 10 * kPage);
 }
@@ -101,7 +101,7 @@ TEST(StepSimulation, CountsBucketsOfReplicas) {
 TEST(StepSimulation, KeepsGradientsOfEarlierMicroSteps) {
   const MemoryRow row = simulate(
       {.micro_batch = 8, .accumulation_steps = 2}, {.num_temporaries = 0});
-  // Both gradients from before, and the one that is being added.
+  // Both earlier gradients, and the one that is being added.
   EXPECT_EQ(row.gradients, 8 * kMiB);
   EXPECT_EQ(row.activations, 20 * kMiB);
 }
@@ -115,7 +115,7 @@ TEST(StepSimulation, DividesGradientsAndStateWithZero2) {
       {.num_temporaries = 0});
   EXPECT_EQ(row.weights, 8 * kMiB);
   EXPECT_EQ(row.optimizer_state, 8 * kMiB);
-  // The gradient on its way, and the other rank's half of this rank's rows.
+  // The gradient in flight, and this rank's rows from the other rank.
   EXPECT_EQ(row.units, 6 * kMiB);
   EXPECT_EQ(row.activations, 16 * kMiB);
 }
@@ -131,7 +131,7 @@ TEST(StepSimulation, ComputesIn16BitsInEveryStage) {
       .micro_batch = 8};
   MemoryRow row = simulate(at, settings);
   EXPECT_EQ(row.weights, 4 * kMiB);
-  // AdamW's state and shards in fp32.
+  // AdamW's state, and fp32 shards.
   EXPECT_EQ(row.optimizer_state, 12 * kMiB);
   at.split = MemorySplit::full_shard;
   row = simulate(at, settings);
@@ -153,9 +153,9 @@ TEST(StepSimulation, GathersUnitsOfAFullShard) {
   EXPECT_EQ(row.activations, 16 * kMiB);
 }
 
-// Parameters that the heap holds, and a step that does nothing else: when a full
-// parameter is freed, the shards of later ones fill its place, but the end of the
-// heap stays in use.
+// Parameters that fit into the heap, and an otherwise empty step: shards of later
+// parameters fill the place of a freed full parameter, but the end of the heap
+// stays in use.
 TEST(StepSimulation, KeepsInTheHeapWhatDividingTheModelTook) {
   constexpr std::int64_t kNumElements = 16 << 10;
   PlannedModel model;
@@ -184,7 +184,7 @@ TEST(StepSimulation, KeepsInTheHeapWhatDividingTheModelTook) {
       2 * kPage);
 }
 
-// Up to 32 shards, whose shares are not yet so small that they come from the C
+// Up to 32 shards: with more, shares would be small enough to come from the C
 // library's heap, which does not return them.
 TEST(StepSimulation, GrowsWithTheBatchAndShrinksWithTheShards) {
   EXPECT_TRUE(rc::check([] {
