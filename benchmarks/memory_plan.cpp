@@ -1,7 +1,7 @@
-// The predicted memory of a rank, against the measured peak of resident memory
-// above that of an idle rank, for twelve models, replicated, ZeRO-1, 2 and 3 over
-// two CPU ranks, in fp32 and bf16, with and without recomputation.
-// First argument: only the models with these numbers, such as "0,5".
+// Compares the predicted memory of a rank with the measured peak of its resident
+// memory, minus that of an idle rank: twelve models, replicated and with ZeRO-1, 2
+// and 3 over two CPU ranks, in fp32 and bf16, with and without recomputation.
+// First argument: runs only the models with these numbers, such as "0,5".
 #include <malloc.h>
 #include <unistd.h>
 
@@ -29,8 +29,8 @@ using benchmarks::Shape;
 using benchmarks::shapes;
 
 constexpr int kRanks = 2;
-// In the second step buckets are laid out anew, in memory that is not touched
-// before gradients arrive; the third is like all later ones.
+// The second step rebuilds buckets, in memory that is not touched before gradients
+// arrive; the third is like all later ones.
 constexpr int kSteps = 3;
 
 struct Run {
@@ -85,8 +85,8 @@ Accelerator accelerator_of(const Run& run) {
        .journal = false});
 }
 
-/// Returns the memory that resident memory counts twice: parts of the other
-/// rank's buckets, which a rank reduces where they lie.
+/// Returns the bytes that resident memory counts twice: parts of the other rank's
+/// buckets, which a rank reduces in place.
 double train(
     Accelerator& accelerator,
     const Shape& shape,
@@ -108,7 +108,7 @@ double train(
   return shares;
 }
 
-// The peak above the idle process, in bytes.
+// The peak minus the memory of the idle process, in bytes.
 double peak_of(const Shape& shape, const Run& run) {
   Accelerator accelerator = accelerator_of(run);
   accelerator.wait_for_everyone();
@@ -134,7 +134,7 @@ MemoryRow predict(const MemoryPlan& plan, const Shape& shape, const Run& run) {
   return plan.row(at);
 }
 
-// What a rank's program plans and shows of a run.
+// The predicted and measured memory of a run.
 struct Outcome {
   MemoryRow predicted;
   double peak = 0;
@@ -155,9 +155,9 @@ std::istream& operator>>(std::istream& in, Outcome& outcome) {
       row.workspace;
 }
 
-// Runs on each rank, which plans as a program does that trains afterwards: with
-// its threads, since kernels take memory for each, and with its heap. The
-// highest peaks of all ranks, and what the first has planned, go into `file`.
+// Runs on each rank, which plans like a program that trains afterwards: with its
+// threads, since kernels take memory for each, and with its heap. Writes the
+// highest peaks of all ranks, and the plans of the first, to `file`.
 void measure(const Shape& shape, const std::string& file) {
   // Otherwise glibc's threshold grows, and freed tensors stay in its heap.
   mallopt(M_MMAP_THRESHOLD, 128 << 10);
@@ -165,7 +165,7 @@ void measure(const Shape& shape, const std::string& file) {
   torch::set_num_threads(1);
   const World world;
   const std::vector<Run> runs = runs_of_model();
-  // Loads LibTorch's code, and lets its libraries take what they keep.
+  // Loads LibTorch's code, and lets its libraries allocate the memory they keep.
   for (const Run& run : runs) {
     Accelerator accelerator = accelerator_of(run);
     train(accelerator, shape, run, 1);
@@ -213,7 +213,7 @@ std::vector<double> errors_of(const Shape& shape) {
   launch_function(
       [&] { measure(shape, file); },
       {.num_processes = kRanks, .name = shape.name, .cpu = true});
-  // Ranks run this program too, and pass by the other models.
+  // Ranks run this program too, and skip the other models.
   std::ifstream measured(file);
   if (!measured) return {};
   std::vector<double> errors;

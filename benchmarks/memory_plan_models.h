@@ -6,7 +6,7 @@
 
 #include <torch/torch.h>
 
-// The models whose memory is planned and measured.
+// Models whose memory is planned and measured.
 namespace accelerate::benchmarks {
 
 /// A multi-layer perceptron with a residual.
@@ -28,7 +28,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// Causal attention and a perceptron, each after a normalisation.
+/// Causal attention and a perceptron, each after a normalization.
 struct LayerImpl : torch::nn::Module {
   LayerImpl(std::int64_t width, std::int64_t heads)
       : num_heads(heads),
@@ -62,15 +62,15 @@ struct Shape {
   int depth;
   /// Samples per rank.
   std::int64_t batch;
-  /// Samples per rank in bf16, which processors without instructions for it
-  /// multiply ten to a hundred times slower.
+  /// Samples per rank in bf16, whose products are ten to a hundred times slower on
+  /// processors without instructions for it.
   std::int64_t bf16_batch;
   /// Tokens per sample, or height and width of an image.
   std::int64_t length = 0;
 };
 
-/// Between them, weights or activations dominate, units are few or many, large
-/// or small.
+/// The models differ in whether weights or activations dominate, and in whether
+/// units are few or many, large or small.
 inline const std::vector<Shape>& shapes() {
   static const std::vector<Shape> all{
       {"mlp_deep", Shape::mlp, 512, 512, 12, 512, 16},

@@ -1,6 +1,6 @@
-// The layout that Accelerator::plan chooses against the fastest of those that
-// were measured: six small transformers on 2, 4 and 8 CPU ranks. PLANNER_MODELS
-// and PLANNER_RANKS (words with commas between them) name some of them.
+// Compares the layout that Accelerator::plan chooses with the fastest measured
+// one, for six small transformers on 2, 4 and 8 CPU ranks. PLANNER_MODELS and
+// PLANNER_RANKS (comma-separated) select some of them.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -29,10 +29,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kSamples = 16;
 constexpr int kRounds = 4;
-// The length of a round of one layout.
+// Length of a round of one layout.
 constexpr double kSeconds = 0.25;
 constexpr int kLeastSteps = 2;
-/// Layouts of the plan that are measured, best first.
+/// Number of layouts of the plan that are measured, best first.
 constexpr std::size_t kPlanned = 4;
 
 struct Workload {
@@ -173,8 +173,8 @@ AcceleratorOptions options_of(
     const TransformerShape& shape,
     const TrainingLayout& layout) {
   AcceleratorOptions options;
-  // Whatever is trained, memory is kept alike (keep_freed_memory): a process
-  // that has trained a sharded model allocates otherwise ever after.
+  // All layouts keep freed memory alike (keep_freed_memory): otherwise a process
+  // that has trained a sharded model would allocate differently ever after.
   options.keep_freed_blocks = false;
   if (layout.pipeline == 1) {
     options.gradient_accumulation_steps =
@@ -216,7 +216,7 @@ auto loss_along(const Accelerator& accelerator) {
   };
 }
 
-/// Steps of one layout on this rank.
+/// Runs steps of one layout on this rank.
 class Training {
  public:
   Training(const Workload& workload, const TrainingLayout& layout)
@@ -286,7 +286,7 @@ class Training {
   std::optional<Optimizer> optimizer_;
 };
 
-/// Appends the seconds of steps; all ranks take as many.
+/// Appends the seconds of steps; all ranks take the same number of steps.
 void measure(
     const Workload& workload,
     const TrainingLayout& layout,
@@ -320,7 +320,7 @@ LayoutPlanOptions plan_options(const Workload& workload) {
       .precision = FloatType::fp32};
 }
 
-/// Every kind of layout once, and the best of the plan.
+/// One layout of every kind, and the best ones of the plan.
 std::vector<TrainingLayout> layouts_of(
     const Workload& workload,
     const LayoutPlan& plan,
@@ -339,7 +339,7 @@ std::vector<TrainingLayout> layouts_of(
       simulate_layout(workload.shape, layout, options);
       found.push_back(layout);
     } catch (const ConfigError&) {
-      // It does not divide this model.
+      // The layout does not divide this model.
     }
   };
   using Sharding = LayoutSharding;
@@ -372,8 +372,8 @@ std::vector<TrainingLayout> layouts_of(
   return found;
 }
 
-/// What a launch leaves for this process, one line per layout: whether it was
-/// chosen, seconds measured, seconds predicted, and its description.
+/// The file that a launch leaves for this process, with one line per layout:
+/// whether it was chosen, seconds measured, seconds predicted, its description.
 std::string file_of(const std::string& name) {
   return "/tmp/planner_" + std::to_string(getuid()) + "_" + name;
 }
@@ -396,7 +396,7 @@ void run_workload(const Workload& workload, const std::string& file) {
   std::vector<std::vector<double>> times(layouts.size());
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < layouts.size(); ++i) {
-      // A trend favours none of them.
+      // Alternates the order, so that a trend favors no layout.
       const std::size_t place = round % 2 == 0 ? i : layouts.size() - 1 - i;
       measure(workload, layouts[place], times[place]);
     }
@@ -440,7 +440,7 @@ bool is_wanted(const char* variable, const std::string& word) {
       std::string::npos;
 }
 
-// One line per layout, for people.
+// Prints one line per layout.
 void print_table(const std::string& name, std::vector<Measured> all) {
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
     return a.seconds < b.seconds;

@@ -1,8 +1,8 @@
-// What the simulator of src/planning/simulation says of runs whose layers sleep
-// for known times, against the same runs: pipelines of four ranks, sharded units
-// whose gathers hide behind layers, keys and values that go around a ring, tokens
-// that travel to experts behind a shared one. But for the ring's, processors have
-// nothing to do but to send. SIMULATOR_CASES: words with commas between them.
+// Compares the simulator of src/planning/simulation with real runs whose layers
+// sleep for known times: pipelines of four ranks, sharded units whose gathers hide
+// behind layers, ring attention, and tokens sent to experts behind a shared
+// expert. Except in the ring, processors do nothing but send. SIMULATOR_CASES
+// selects cases (comma-separated).
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -46,23 +46,23 @@ using benchmarks::slept;
 constexpr int kRanks = 4;
 constexpr int kSteps = 7;
 
-/// What the ranks of a run measured, and what the simulator makes of it.
+/// Measurements of a run, and the simulator's predictions.
 struct Compared {
   double seconds = 0;
   double predicted_seconds = 0;
-  /// The share of time in which a rank sleeps not.
+  /// The share of time in which a rank does not sleep.
   double idle = 0;
   double predicted_idle = 0;
 };
 
 /// Processor seconds of a step.
 struct ProcessorTime {
-  /// The thread that computes.
+  /// On the thread that computes.
   double own = 0;
-  /// Threads that carry what ranks send each other meanwhile.
+  /// On threads that carry messages meanwhile.
   double others = 0;
 };
-/// Those of the steps that `time_of` ran last.
+/// Processor time of the steps that `time_of` ran last.
 ProcessorTime used;
 
 double clock_seconds(clockid_t clock) {
@@ -91,7 +91,7 @@ double time_of(
   return seconds;
 }
 
-// What is slept is called so in the replay; what else takes time is not.
+// Names sleep in the replay; other work has other names.
 constexpr const char* kSleep = "sleep";
 
 Compared compare(
@@ -102,7 +102,7 @@ Compared compare(
     double processors_per_rank = 1) {
   const double busy =
       mean_over(world, (measured.forward + measured.backward) / kSteps);
-  // What is computed, not how long it takes beside what else uses a processor.
+  // Seconds of work, not the time it takes beside other users of a processor.
   double predicted_busy = 0;
   for (const auto& instructions : programs.ranks()) {
     for (const auto& each : instructions)
@@ -117,7 +117,7 @@ Compared compare(
       1 - predicted_busy / replay.time / processors_per_rank};
 }
 
-/// What a computation takes: what it sleeps, and what it costs besides.
+/// Seconds that a computation sleeps, and seconds of other work.
 struct Cost {
   double sleep = 0;
   double rest = 0;
@@ -179,8 +179,8 @@ RankPrograms pipeline_programs(
   return programs;
 }
 
-// Seconds in which a small tensor comes to the next rank: those of a way around
-// all ranks, each of which sleeps meanwhile as in a step, over their number.
+// Seconds for a small tensor to reach the next rank: the time of a trip around all
+// ranks, which sleep meanwhile as in a step, over their number.
 double message_seconds(const World& world) {
   const Group group = world.group();
   const Tensor token = torch::zeros({1, 16});
@@ -194,8 +194,8 @@ double message_seconds(const World& world) {
   return around / kRanks;
 }
 
-// Seconds of the work of one forward and backward of a stage besides its sleep:
-// of a step of awake layers on a rank of its own.
+// Seconds of work in one forward and backward of a stage without its sleep, from a
+// step of layers that do not sleep on a single rank.
 double awake_seconds(const std::string& name, int num_chunks) {
   AcceleratorOptions options;
   options.world = {.rank = 0, .size = 1, .device = at::kCPU};
@@ -261,7 +261,7 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
 constexpr std::int64_t kUnitWidth = 768;
 constexpr int kUnits = 6;
 
-// A step of units that sleep so long.
+// Times a step of units that sleep `sleep` seconds.
 double sharded_step(double sleep, Slept& measured) {
   FullyShardedDataParallelOptions sharding;
   sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
@@ -282,22 +282,22 @@ double sharded_step(double sleep, Slept& measured) {
   return seconds;
 }
 
-// How long Linux (6.15 and later) lets a thread of one of two processors compute
-// before another one that waits gets its turn: 0.7 ms per doubling of processors.
+// How long Linux (6.15 and later) lets a thread run on one of two processors
+// before a waiting one gets its turn: 0.7 ms per doubling of processors.
 constexpr double kTimeSlice = 1.4e-3;
-// Where all threads compute and none has just been woken, turns end with a tick
-// of the clock (CONFIG_HZ of 250, as of most kernels).
+// Where all threads compute and none has just been woken, turns end with a tick of
+// the clock (CONFIG_HZ of 250, as in most kernels).
 constexpr double kTick = 4e-3;
 
-/// What a unit costs: processor seconds of the thread that computes, besides its
-/// sleep, and those of carrying its parameters or gradients.
+/// Costs of a unit: processor seconds of the computing thread besides its sleep,
+/// and processor seconds of carrying its parameters or gradients.
 struct UnitCosts {
   Cost forward;
   Cost backward;
   double message = 0;
 };
 
-// Those with which all ranks compute and carry.
+// Adds the processors with which all ranks compute and carry messages.
 std::size_t add_processors(RankPrograms& programs, double turn) {
   return programs.add_resource(
       {.name = "processors",
@@ -324,7 +324,7 @@ RankPrograms sharded_programs(const UnitCosts& costs) {
          .flows = std::vector<accelerate::detail::Flow>(
              kRanks, {costs.message, {processors}})});
   };
-  // As the last unit stays for the backward.
+  // One gather fewer, since the last unit stays for the backward.
   std::vector<std::size_t> gathers(2 * kUnits - 1), reductions(kUnits);
   std::generate(gathers.begin(), gathers.end(), add_message);
   std::generate(reductions.begin(), reductions.end(), add_message);
@@ -337,7 +337,7 @@ RankPrograms sharded_programs(const UnitCosts& costs) {
       programs.compute(rank, processors, costs.forward.rest, "rest");
       programs.compute(rank, sleeping, costs.forward.sleep, kSleep);
     }
-    // A unit is read, and the next one gathered, when its sleep has ended.
+    // A unit is read, and the next one gathered, after its sleep.
     for (int i = 0; i < kUnits; ++i) {
       programs.compute(rank, sleeping, costs.backward.sleep, kSleep);
       if (i > 0) programs.wait(rank, *next);
@@ -369,15 +369,15 @@ Compared run_sharded() {
            others}));
 }
 
-// Keys and values that go around a ring, each block while the one before it is
-// computed with. Attention cannot sleep: ranks share the processors, and are idle
-// where no processor computes attention.
+// Ring attention: each block of keys and values is sent while the previous one is
+// used. Attention cannot sleep: ranks share the processors, and are idle where no
+// processor computes attention.
 
 constexpr std::int64_t kHeads = 8, kHeadSize = 64;
 constexpr int kRingSteps = 4 * kSteps;
 
-/// Processor seconds of each call of attention on this thread, as the run itself
-/// records them.
+/// Processor seconds of each call of attention on this thread, recorded by the run
+/// itself.
 std::vector<double> attention_taken;
 
 struct AttentionBegan final : at::ObserverContext {
@@ -403,8 +403,8 @@ at::RecordFunctionCallback attention_recorder() {
   return recorder.scopes({at::RecordScope::FUNCTION});
 }
 
-/// Processor seconds of a step: of attention on each block, of all else that the
-/// thread does, and of threads that carry messages.
+/// Processor seconds of a step: attention on each block, everything else on that
+/// thread, and threads that carry messages.
 struct RingStep {
   double attention[kRanks] = {};
   double rest = 0;
@@ -426,7 +426,7 @@ RingStep traced(const std::function<void()>& step) {
   return taken;
 }
 
-// Each message goes from a block's owner to the rank that reads it in a step.
+// Each message goes from a block's owner to the rank that reads it in that step.
 RankPrograms ring_programs(const std::vector<RingStep>& ranks) {
   RankPrograms programs(kRanks);
   const std::size_t processors = add_processors(programs, kTick);
@@ -464,7 +464,7 @@ RankPrograms ring_programs(const std::vector<RingStep>& ranks) {
   return programs;
 }
 
-// The median of the steps that were traced, of `steps[rank]`.
+// Medians over the traced steps, `steps[rank]`.
 Compared compare_steps(
     const World& world,
     double seconds,
@@ -491,7 +491,7 @@ Compared compare_steps(
       benchmarks::median(predicted)};
 }
 
-// With so many positions on each rank.
+// Runs ring attention with `positions` positions on each rank.
 Compared run_ring(std::int64_t positions) {
   const Accelerator accelerator;
   const World& world = accelerator.world();
@@ -529,7 +529,7 @@ Compared run_ring(std::int64_t positions) {
   return compare_steps(world, seconds, steps);
 }
 
-// Tokens that travel to experts behind a shared one.
+// Tokens sent to experts behind a shared expert.
 
 constexpr std::int64_t kTokens = 2048, kFeatures = 512;
 
@@ -555,7 +555,7 @@ Compared run_experts() {
   const torch::NoGradGuard no_grad;
   ExpertLayer sleeping = layer_of(30e-3, 60e-3), awake = layer_of(0, 0);
   const auto empty = accelerator.prepare(awake);
-  // Both exchanges, the router and the products of both kinds of experts.
+  // Time of both exchanges, the router and the products of both kinds of experts.
   const double rest = time_of(world, [&] { static_cast<void>(empty(x)); });
   nn::Linear product(kFeatures, kFeatures);
   const double one =
