@@ -1,6 +1,7 @@
-// Compares the predicted memory of a rank with the measured peak of its resident
-// memory, minus that of an idle rank: twelve models, replicated and with ZeRO-1, 2
-// and 3 over two CPU ranks, in fp32 and bf16, with and without recomputation.
+// Compares the predicted memory of a rank with the measured peak of its
+// resident memory, minus that of an idle rank: twelve models, replicated and
+// with ZeRO-1, 2 and 3 over two CPU ranks, in fp32 and bf16, with and without
+// recomputation.
 // First argument: runs only the models with these numbers, such as "0,5".
 #include <malloc.h>
 #include <unistd.h>
@@ -29,8 +30,8 @@ using benchmarks::Shape;
 using benchmarks::shapes;
 
 constexpr int kRanks = 2;
-// The second step rebuilds buckets, in memory that is not touched before gradients
-// arrive; the third is like all later ones.
+// The second step rebuilds buckets, in memory that is not touched before
+// gradients arrive; the third is like all later ones.
 constexpr int kSteps = 3;
 
 struct Run {
@@ -85,8 +86,8 @@ Accelerator accelerator_of(const Run& run) {
        .journal = false});
 }
 
-/// Returns the bytes that resident memory counts twice: parts of the other rank's
-/// buckets, which a rank reduces in place.
+/// Returns the bytes that resident memory counts twice: parts of the other
+/// rank's buckets, which a rank reduces in place.
 double train(
     Accelerator& accelerator,
     const Shape& shape,
@@ -155,9 +156,9 @@ std::istream& operator>>(std::istream& in, Outcome& outcome) {
       row.workspace;
 }
 
-// Runs on each rank, which plans like a program that trains afterwards: with its
-// threads, since kernels take memory for each, and with its heap. Writes the
-// highest peaks of all ranks, and the plans of the first, to `file`.
+// Runs on each rank, which plans like a program that trains afterwards: with
+// its threads, since kernels take memory for each, and with its heap. Writes
+// the highest peaks of all ranks, and the plans of the first, to `file`.
 void measure(const Shape& shape, const std::string& file) {
   // Otherwise glibc's threshold grows, and freed tensors stay in its heap.
   mallopt(M_MMAP_THRESHOLD, 128 << 10);
@@ -165,7 +166,8 @@ void measure(const Shape& shape, const std::string& file) {
   torch::set_num_threads(1);
   const World world;
   const std::vector<Run> runs = runs_of_model();
-  // Loads LibTorch's code, and lets its libraries allocate the memory they keep.
+  // Loads LibTorch's code, and lets its libraries allocate the memory they
+  // keep.
   for (const Run& run : runs) {
     Accelerator accelerator = accelerator_of(run);
     train(accelerator, shape, run, 1);

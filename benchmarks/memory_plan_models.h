@@ -62,8 +62,8 @@ struct Shape {
   int depth;
   /// Samples per rank.
   std::int64_t batch;
-  /// Samples per rank in bf16, whose products are ten to a hundred times slower on
-  /// processors without instructions for it.
+  /// Samples per rank in bf16, whose products are ten to a hundred times slower
+  /// on processors without instructions for it.
   std::int64_t bf16_batch;
   /// Tokens per sample, or height and width of an image.
   std::int64_t length = 0;

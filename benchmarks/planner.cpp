@@ -173,8 +173,9 @@ AcceleratorOptions options_of(
     const TransformerShape& shape,
     const TrainingLayout& layout) {
   AcceleratorOptions options;
-  // All layouts keep freed memory alike (keep_freed_memory): otherwise a process
-  // that has trained a sharded model would allocate differently ever after.
+  // All layouts keep freed memory alike (keep_freed_memory): otherwise a
+  // process that has trained a sharded model would allocate differently ever
+  // after.
   options.keep_freed_blocks = false;
   if (layout.pipeline == 1) {
     options.gradient_accumulation_steps =

@@ -1,8 +1,8 @@
 // Compares the simulator of src/planning/simulation with real runs whose layers
-// sleep for known times: pipelines of four ranks, sharded units whose gathers hide
-// behind layers, ring attention, and tokens sent to experts behind a shared
-// expert. Except in the ring, processors do nothing but send. SIMULATOR_CASES
-// selects cases (comma-separated).
+// sleep for known times: pipelines of four ranks, sharded units whose gathers
+// hide behind layers, ring attention, and tokens sent to experts behind a
+// shared expert. Except in the ring, processors do nothing but send.
+// SIMULATOR_CASES selects cases (comma-separated).
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -179,8 +179,8 @@ RankPrograms pipeline_programs(
   return programs;
 }
 
-// Seconds for a small tensor to reach the next rank: the time of a trip around all
-// ranks, which sleep meanwhile as in a step, over their number.
+// Seconds for a small tensor to reach the next rank: the time of a trip around
+// all ranks, which sleep meanwhile as in a step, over their number.
 double message_seconds(const World& world) {
   const Group group = world.group();
   const Tensor token = torch::zeros({1, 16});
@@ -194,8 +194,8 @@ double message_seconds(const World& world) {
   return around / kRanks;
 }
 
-// Seconds of work in one forward and backward of a stage without its sleep, from a
-// step of layers that do not sleep on a single rank.
+// Seconds of work in one forward and backward of a stage without its sleep,
+// from a step of layers that do not sleep on a single rank.
 double awake_seconds(const std::string& name, int num_chunks) {
   AcceleratorOptions options;
   options.world = {.rank = 0, .size = 1, .device = at::kCPU};
@@ -285,12 +285,12 @@ double sharded_step(double sleep, Slept& measured) {
 // How long Linux (6.15 and later) lets a thread run on one of two processors
 // before a waiting one gets its turn: 0.7 ms per doubling of processors.
 constexpr double kTimeSlice = 1.4e-3;
-// Where all threads compute and none has just been woken, turns end with a tick of
-// the clock (CONFIG_HZ of 250, as in most kernels).
+// Where all threads compute and none has just been woken, turns end with a tick
+// of the clock (CONFIG_HZ of 250, as in most kernels).
 constexpr double kTick = 4e-3;
 
-/// Costs of a unit: processor seconds of the computing thread besides its sleep,
-/// and processor seconds of carrying its parameters or gradients.
+/// Costs of a unit: processor seconds of the computing thread besides its
+/// sleep, and processor seconds of carrying its parameters or gradients.
 struct UnitCosts {
   Cost forward;
   Cost backward;
@@ -369,15 +369,15 @@ Compared run_sharded() {
            others}));
 }
 
-// Ring attention: each block of keys and values is sent while the previous one is
-// used. Attention cannot sleep: ranks share the processors, and are idle where no
-// processor computes attention.
+// Ring attention: each block of keys and values is sent while the previous one
+// is used. Attention cannot sleep: ranks share the processors, and are idle
+// where no processor computes attention.
 
 constexpr std::int64_t kHeads = 8, kHeadSize = 64;
 constexpr int kRingSteps = 4 * kSteps;
 
-/// Processor seconds of each call of attention on this thread, recorded by the run
-/// itself.
+/// Processor seconds of each call of attention on this thread, recorded by the
+/// run itself.
 std::vector<double> attention_taken;
 
 struct AttentionBegan final : at::ObserverContext {
@@ -403,8 +403,8 @@ at::RecordFunctionCallback attention_recorder() {
   return recorder.scopes({at::RecordScope::FUNCTION});
 }
 
-/// Processor seconds of a step: attention on each block, everything else on that
-/// thread, and threads that carry messages.
+/// Processor seconds of a step: attention on each block, everything else on
+/// that thread, and threads that carry messages.
 struct RingStep {
   double attention[kRanks] = {};
   double rest = 0;
@@ -426,7 +426,8 @@ RingStep traced(const std::function<void()>& step) {
   return taken;
 }
 
-// Each message goes from a block's owner to the rank that reads it in that step.
+// Each message goes from a block's owner to the rank that reads it in that
+// step.
 RankPrograms ring_programs(const std::vector<RingStep>& ranks) {
   RankPrograms programs(kRanks);
   const std::size_t processors = add_processors(programs, kTick);
@@ -555,7 +556,8 @@ Compared run_experts() {
   const torch::NoGradGuard no_grad;
   ExpertLayer sleeping = layer_of(30e-3, 60e-3), awake = layer_of(0, 0);
   const auto empty = accelerator.prepare(awake);
-  // Time of both exchanges, the router and the products of both kinds of experts.
+  // Time of both exchanges, the router and the products of both kinds of
+  // experts.
   const double rest = time_of(world, [&] { static_cast<void>(empty(x)); });
   nn::Linear product(kFeatures, kFeatures);
   const double one =

@@ -23,8 +23,8 @@ enum class MemorySplit {
   zero_2,
   /// Parameters as well, over all ranks (ZeRO-3).
   full_shard,
-  /// Parameters as well, over groups of `num_shards` ranks, which are replicas of
-  /// each other.
+  /// Parameters as well, over groups of `num_shards` ranks, which are replicas
+  /// of each other.
   hybrid_shard,
 };
 
@@ -37,8 +37,8 @@ struct MemoryCase {
   int num_ranks = 1;
   /// Ranks that share one replica; 1 if the model is replicated.
   int num_shards = 1;
-  /// fp32: no mixed precision. Otherwise the dtype of autocast and, if the model
-  /// is sharded, of the parameters that it computes with.
+  /// fp32: no mixed precision. Otherwise the dtype of autocast and, if the
+  /// model is sharded, of the parameters that it computes with.
   FloatType precision = FloatType::fp32;
   bool recomputes = false;
   /// Samples per rank and micro-step.
@@ -55,8 +55,8 @@ struct MemoryCase {
   bool operator==(const MemoryCase&) const = default;
 };
 
-/// Memory of one rank, in bytes, at the peak of a step. Peaks of two cases can be
-/// at different points of the step, so only totals can be compared.
+/// Memory of one rank, in bytes, at the peak of a step. Peaks of two cases can
+/// be at different points of the step, so only totals can be compared.
 struct MemoryRow {
   MemoryCase at = {};
   std::uint64_t weights = 0;
@@ -81,10 +81,10 @@ struct MemoryRow {
 /// A case that fits, and its relative cost.
 struct MemoryFit {
   MemoryRow row = {};
-  /// Predicted step time over that of the cheapest conceivable case. Recomputing
-  /// the forward adds a third; gathering parameters adds a tenth, or a twentieth
-  /// within groups; each doubling of the micro-steps adds two hundredths. A rule
-  /// of thumb for sorting.
+  /// Predicted step time over that of the cheapest conceivable case.
+  /// Recomputing the forward adds a third; gathering parameters adds a tenth,
+  /// or a twentieth within groups; each doubling of the micro-steps adds two
+  /// hundredths. A rule of thumb for sorting.
   double relative_time = 1;
 };
 
@@ -142,11 +142,11 @@ class ACCELERATE_API MemoryPlan {
   /// Throws ConfigError if a number is below 1.
   MemoryPlan(Facts facts, Estimate estimate);
 
-  /// One row for each split that the ranks allow and each precision, without and
-  /// with recomputation, with all samples in one micro-step.
+  /// One row for each split that the ranks allow and each precision, without
+  /// and with recomputation, with all samples in one micro-step.
   [[nodiscard]] const std::vector<MemoryRow>& rows() const { return rows_; }
-  /// Returns the memory of any case. Throws ConfigError for an impossible one: a
-  /// number below 1, or degrees that do not divide the number of ranks.
+  /// Returns the memory of any case. Throws ConfigError for an impossible one:
+  /// a number below 1, or degrees that do not divide the number of ranks.
   [[nodiscard]] MemoryRow row(const MemoryCase& at) const;
   /// Returns the row of rows() for this split, precision and recomputation.
   /// Throws ConfigError if the ranks do not allow it.
@@ -157,7 +157,8 @@ class ACCELERATE_API MemoryPlan {
 
   /// Returns the cases that need at most `num_bytes` per rank, cheapest first:
   /// for each split, degree of sharding, precision and recomputation, the one
-  /// with the largest micro-batch that fits. Empty if none fits; see smallest().
+  /// with the largest micro-batch that fits. Empty if none fits; see
+  /// smallest().
   [[nodiscard]] std::vector<MemoryFit> fits(std::uint64_t num_bytes) const;
   /// The case that needs the least memory, with one sample at a time.
   [[nodiscard]] MemoryRow smallest() const;
@@ -172,8 +173,8 @@ class ACCELERATE_API MemoryPlan {
 
   /// rows() as text, in columns, and the notes.
   [[nodiscard]] std::string table() const;
-  /// The first `max_fits` of fits() as text; if none fits, how much the smallest
-  /// case needs.
+  /// The first `max_fits` of fits() as text; if none fits, how much the
+  /// smallest case needs.
   [[nodiscard]] std::string explain_fits(
       std::uint64_t num_bytes,
       std::size_t max_fits = 8) const;

@@ -60,8 +60,8 @@ struct LinkSpeed {
   double bytes_per_second = 0;
 };
 
-/// A layer's measured time over the time predicted from the speeds of its parts,
-/// for micro-batches of `tokens` tokens on each of `tensor` ranks.
+/// A layer's measured time over the time predicted from the speeds of its
+/// parts, for micro-batches of `tokens` tokens on each of `tensor` ranks.
 struct LayerSlowdown {
   double tokens = 0;
   double factor = 1;
@@ -95,8 +95,8 @@ struct ClusterSpeeds {
   /// Operations per second that experts reach, whose products are smaller.
   /// 0: as for products.
   double expert_flops = 0;
-  /// Time per token in a forward to choose its experts and move its rows to them
-  /// and back, besides the layer's other memory traffic. Each rank along
+  /// Time per token in a forward to choose its experts and move its rows to
+  /// them and back, besides the layer's other memory traffic. Each rank along
   /// `tensor` spends it on all tokens.
   double seconds_per_routed_token = 0;
   /// Bytes per second at which an optimizer step reads and writes parameters,
@@ -111,8 +111,8 @@ struct ClusterSpeeds {
   /// In ascending order of `tensor`, then of `tokens`; factors are interpolated
   /// between token counts. Empty: 1 for all. A layout uses the largest measured
   /// degree of `tensor` that does not exceed its own; if that is 1, its token
-  /// count is scaled down to the share of elements that each rank along `tensor`
-  /// touches.
+  /// count is scaled down to the share of elements that each rank along
+  /// `tensor` touches.
   std::vector<LayerSlowdown> layer_slowdowns = {};
 
   // Messages.
@@ -123,9 +123,10 @@ struct ClusterSpeeds {
   /// Sharding, rings and pipelines send such messages. 0: the latency of the
   /// link.
   double seconds_per_message = 0;
-  /// Where ranks share processors: fixed cost in a forward of each block of keys
-  /// and values that a ring passes around, besides its bytes and the operations
-  /// of attention; a backward costs twice that. 0: seconds_per_message.
+  /// Where ranks share processors: fixed cost in a forward of each block of
+  /// keys and values that a ring passes around, besides its bytes and the
+  /// operations of attention; a backward costs twice that. 0:
+  /// seconds_per_message.
   double seconds_per_ring_block = 0;
   /// Above 0: the ranks of a node are processes on this many processors, which
   /// also copy the messages, so communication cannot overlap with computation;
@@ -215,8 +216,8 @@ struct PlannedLayout {
   LayoutMemory memory = {};
   LayoutTimes times = {};
   /// "memory" if the layout does not fit; otherwise the part of the step that
-  /// takes most time besides computing ("bubble", "tensor", ...), or "computing"
-  /// if none takes a twentieth of the step.
+  /// takes most time besides computing ("bubble", "tensor", ...), or
+  /// "computing" if none takes a twentieth of the step.
   std::string binds = {};
 };
 

@@ -19,8 +19,8 @@ LargestLayers largest_layers(
     const ModuleNode& root,
     const WrapPolicy& no_split);
 
-/// Memory of training with Adam in bytes, by Accelerate's rule of thumb; negative
-/// if this dtype is not trainable.
+/// Memory of training with Adam in bytes, by Accelerate's rule of thumb;
+/// negative if this dtype is not trainable.
 struct TrainingEstimate {
   std::int64_t model = -1;
   std::int64_t gradients = -1;

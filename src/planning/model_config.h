@@ -8,16 +8,16 @@
 
 namespace accelerate::detail {
 
-/// Models with more layers are refused. A layer adds about twenty tensors to the
-/// tree.
+/// Models with more layers are refused. A layer adds about twenty tensors to
+/// the tree.
 inline constexpr std::int64_t kMostLayers = 10'000;
 /// The largest size, such as that of the vocabulary.
 inline constexpr std::int64_t kMostSize = std::int64_t{1} << 31U;
 
 /// Returns the model that a config.json of BERT, GPT-2, Llama, Mistral or Qwen2
-/// describes, as its Python class builds it. Throws ConfigError, naming the file
-/// and the key, for values of the wrong type or beyond the limits, and for other
-/// models.
+/// describes, as its Python class builds it. Throws ConfigError, naming the
+/// file and the key, for values of the wrong type or beyond the limits, and for
+/// other models.
 ModelTree read_model_config(const std::filesystem::path& path);
 
 /// Returns the shape of any transformer from the config.json at `path`; nullopt

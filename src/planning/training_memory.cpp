@@ -37,8 +37,8 @@ std::uint64_t activations_of(
   const double layers = std::ceil(
       static_cast<double>(shape.num_layers) /
       static_cast<double>(plan.pipeline));
-  // The paper counts 16 bits per activation and one byte per dropout mask. Inputs
-  // of linear layers take 4 of the 10 bytes, and 10 of the 24.
+  // The paper counts 16 bits per activation and one byte per dropout mask.
+  // Inputs of linear layers take 4 of the 10 bytes, and 10 of the 24.
   const double wide = plan.uses_16_bits ? 1 : 2;
   const double outside = plan.uses_fp8 ? 8 : 10;
   const double inside = plan.uses_fp8 ? 19 : 24;
@@ -50,8 +50,8 @@ std::uint64_t activations_of(
         : layer * layers * micro_steps;
   };
   const double logits = s * b * static_cast<double>(shape.vocabulary) * 4 / t;
-  // The first stage begins one micro-step per stage before the first one returns
-  // (1F1B); the last stage has the logits of one micro-step.
+  // The first stage begins one micro-step per stage before the first one
+  // returns (1F1B); the last stage has the logits of one micro-step.
   const double in_flight =
       static_cast<double>(std::min(plan.pipeline, plan.accumulation_steps));
   const double most = plan.pipeline == 1
@@ -62,8 +62,8 @@ std::uint64_t activations_of(
   return static_cast<std::uint64_t>(std::min(most, kMost));
 }
 
-// Number of parameters on the device that has most: one with an embedding if the
-// layers are divided.
+// Number of parameters on the device that has most: one with an embedding if
+// the layers are divided.
 std::uint64_t num_parameters_of(
     const ModelTree& model,
     const TrainingPlan& plan) {

@@ -38,8 +38,8 @@ struct TrainingPlan {
   bool recomputes_activations = false;
   /// Linear layers keep their inputs in 8 bits; with uses_16_bits.
   bool uses_fp8 = false;
-  /// Numbers of devices that split each layer, the sequence, and the sequence of
-  /// layers.
+  /// Numbers of devices that split each layer, the sequence, and the sequence
+  /// of layers.
   std::int64_t tensor = 1;
   std::int64_t context = 1;
   std::int64_t pipeline = 1;
@@ -47,10 +47,10 @@ struct TrainingPlan {
   std::int64_t accumulation_steps = 1;
 };
 
-/// Estimates the memory of the device that needs most. Activations are counted as
-/// in Korthikanti et al., Reducing Activation Recomputation in Large Transformer
-/// Models (2022), section 4; a divided sequence counts as a shorter one.
-/// Throws ConfigError for an unknown dtype or optimizer.
+/// Estimates the memory of the device that needs most. Activations are counted
+/// as in Korthikanti et al., Reducing Activation Recomputation in Large
+/// Transformer Models (2022), section 4; a divided sequence counts as a shorter
+/// one. Throws ConfigError for an unknown dtype or optimizer.
 TrainingMemory training_memory(
     const ModelTree& model,
     std::uint64_t largest_layer,

@@ -220,8 +220,8 @@ TEST(ClusterSpeeds, OfExpertsChangeTheirStep) {
   EXPECT_GT(slow, 2 * fast);
   options.cluster->expert_flops = 0;
   EXPECT_EQ(seconds(), fast);
-  // In each of 32 layers, each rank routes its micro-batches in the forward, and
-  // in the backward at twice the cost.
+  // In each of 32 layers, each rank routes its micro-batches in the forward,
+  // and in the backward at twice the cost.
   options.cluster->seconds_per_routed_token = 1e-6;
   EXPECT_NEAR(seconds() - fast, 3 * 32 * 64 * 4096 * 1e-6, 1e-6 * fast);
 }
@@ -333,7 +333,8 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
               cluster, rank, CollectivePattern::all_reduce, {4, 1}, 1e9, "")),
       3,
       1e-9);
-  // Four steps of a millisecond each, per message, for one and for ten messages.
+  // Four steps of a millisecond each, per message, for one and for ten
+  // messages.
   cluster.inside_node.latency_seconds = 1e-3;
   for (const double count : {1, 10}) {
     const detail::SimulatedMessage message = collective(
@@ -424,7 +425,8 @@ TEST(TensorTraffic, TakesWhatSumsBetweenLayersWereMeasuredToTake) {
       {.tokens = 2 * tokens, .factor = 1, .tensor = 2, .reduce_seconds = 3e-3}};
   // Four per layer, one after the embedding, and one before the head.
   EXPECT_NEAR(seconds(), (4 * 32 + 2) * 2e-3, 1e-6);
-  // The measured all-reduces are between two ranks, so they do not apply to four.
+  // The measured all-reduces are between two ranks, so they do not apply to
+  // four.
   LayoutPlanOptions four = options;
   four.num_ranks = four.cluster->ranks_per_node = 4;
   EXPECT_NEAR(
@@ -453,8 +455,8 @@ TEST(ContextTraffic, TakesWhatBlocksOfARingCost) {
   EXPECT_THROW(seconds(), ConfigError);
 }
 
-// Tokens are sent in messages between pairs of ranks, to the experts and back, in
-// the forward and the backward; ranks first exchange the counts.
+// Tokens are sent in messages between pairs of ranks, to the experts and back,
+// in the forward and the backward; ranks first exchange the counts.
 TEST(ExpertTraffic, CountsMessagesBetweenRanks) {
   LayoutPlanOptions options = shared_options();
   options.num_ranks = options.cluster->ranks_per_node = 4;

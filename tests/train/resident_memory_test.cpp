@@ -105,8 +105,8 @@ TEST(HeapHoles, AreReadFromWhatMallocInfoWrites) {
       (std::vector<std::int64_t>{8208, 20480, 20480, 16384, 40016}));
 }
 
-// Free ranges between blocks in use are too small for larger blocks, and are not
-// returned.
+// Free ranges between blocks in use are too small for larger blocks, and are
+// not returned.
 TEST(HeapModelTest, HasHolesThatLargerBlocksDoNotFitInto) {
   constexpr std::int64_t kSmall = 10'000;
   detail::HeapModel heap;

@@ -153,9 +153,9 @@ TEST(StepSimulation, GathersUnitsOfAFullShard) {
   EXPECT_EQ(row.activations, 16 * kMiB);
 }
 
-// Parameters that fit into the heap, and an otherwise empty step: shards of later
-// parameters fill the place of a freed full parameter, but the end of the heap
-// stays in use.
+// Parameters that fit into the heap, and an otherwise empty step: shards of
+// later parameters fill the place of a freed full parameter, but the end of the
+// heap stays in use.
 TEST(StepSimulation, KeepsInTheHeapWhatDividingTheModelTook) {
   constexpr std::int64_t kNumElements = 16 << 10;
   PlannedModel model;

@@ -27,8 +27,8 @@ double steps_of(CollectivePattern kind, int count) {
   return kind == CollectivePattern::all_reduce ? 2 * depth : depth;
 }
 
-// Where ranks share processors, copying bytes and waking up for each step cost a
-// rank its own processor time.
+// Where ranks share processors, copying bytes and waking up for each step cost
+// a rank its own processor time.
 void add_flow(
     SimulatedMessage& message,
     const ClusterSpeeds& cluster,

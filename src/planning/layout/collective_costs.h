@@ -19,8 +19,8 @@ struct RankResources {
   double share = 1;
 };
 
-/// Adds the resources of a rank to `programs`. `num_ranks`: all ranks; those on a
-/// node share processors if the cluster has shared processors.
+/// Adds the resources of a rank to `programs`. `num_ranks`: all ranks; those on
+/// a node share processors if the cluster has shared processors.
 RankResources
 add_rank(RankPrograms& programs, const ClusterSpeeds& cluster, int num_ranks);
 
@@ -47,8 +47,8 @@ struct CollectiveMessages {
 /// A collective as the rank sees it. `bytes`: size of the full tensor; for an
 /// all-to-all, the bytes that the rank sends, including those to itself.
 /// Bandwidth-optimal within and between nodes; latency grows with the logarithm
-/// of the group size, or with the size itself for an all-to-all. Ranks that share
-/// processors cannot compute during latencies either.
+/// of the group size, or with the size itself for an all-to-all. Ranks that
+/// share processors cannot compute during latencies either.
 SimulatedMessage collective(
     const ClusterSpeeds& cluster,
     const RankResources& rank,

@@ -24,8 +24,8 @@ double gradient_bytes(const LayoutCase& of, double parameters, double divisor) {
 
 constexpr double kBucketBytes = 25 << 20;
 
-// Number of messages for a layer's sharded parameters or their gradients: one per
-// matrix, and one for all small tensors.
+// Number of messages for a layer's sharded parameters or their gradients: one
+// per matrix, and one for all small tensors.
 double num_messages(const LayoutCase& of, const LayerCosts& layer) {
   constexpr double kSmallBytes = 32 << 10;
   const double bytes = layer.dense_parameters / layer.matrices *
@@ -109,8 +109,8 @@ class Writer {
     for (const auto& message : messages) wait(message);
   }
 
-  // Ring attention: each block of keys and values is sent while the previous one
-  // is used. `rounds`: how many tensors are sent per element.
+  // Ring attention: each block of keys and values is sent while the previous
+  // one is used. `rounds`: how many tensors are sent per element.
   void attention(const LayerCosts& layer, double seconds, double rounds) {
     const int ranks = of_.layout.context;
     if (ranks == 1) return compute(seconds, "attention");
@@ -229,8 +229,9 @@ class Writer {
   const LayoutCase& of_;
 };
 
-// Seconds of adding a micro-batch's gradients to those of earlier ones; the first
-// has none. Gradients that are reduced every micro-batch are added as shards.
+// Seconds of adding a micro-batch's gradients to those of earlier ones; the
+// first has none. Gradients that are reduced every micro-batch are added as
+// shards.
 double
 accumulation_seconds(const LayoutCase& of, double dense, double experts) {
   const auto count = static_cast<double>(of.layout.num_micro_batches);

@@ -98,12 +98,13 @@ inline constexpr double kLayerOperators = 18;
 /// Operators of one expert.
 inline constexpr double kExpertOperators = 4;
 
-/// How often a forward reads or writes the logits: they are written, read by the
-/// loss, and their gradients are written.
+/// How often a forward reads or writes the logits: they are written, read by
+/// the loss, and their gradients are written.
 inline constexpr double kLogitTouches = 3;
 
-/// Bytes per parameter that an optimizer step reads and writes: each value of its
-/// state and the parameter twice, the gradient once, plus three times to clip it.
+/// Bytes per parameter that an optimizer step reads and writes: each value of
+/// its state and the parameter twice, the gradient once, plus three times to
+/// clip it.
 double optimizer_bytes(const std::string& optimizer);
 
 /// The layers that a rank computes together: a pipeline stage, or all layers.
@@ -138,8 +139,8 @@ void add_backward(
     const LayoutCase& of,
     const LayerRange& layers,
     bool reduces);
-/// Adds what follows the last backward: the optimizer step, and the gathering of
-/// parameters after it.
+/// Adds what follows the last backward: the optimizer step, and the gathering
+/// of parameters after it.
 void add_step_end(
     RankPrograms& programs,
     const RankResources& rank,

@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// Seconds of elementwise work on this many elements. All functions here assume a
-/// whole processor and exclude messages.
+/// Seconds of elementwise work on this many elements. All functions here assume
+/// a whole processor and exclude messages.
 double touch_seconds(const LayoutCase& of, double elements);
 
 /// Seconds that this rank spends in each part of a layer's forward, for one

@@ -12,8 +12,8 @@
 namespace accelerate::detail {
 
 /// Counts the micro-batches whose activations each rank of a pipeline keeps,
-/// according to its schedule. Caches the counts, since thousands of layouts share
-/// a schedule.
+/// according to its schedule. Caches the counts, since thousands of layouts
+/// share a schedule.
 class KeptMicroBatches {
  public:
   struct Kept {

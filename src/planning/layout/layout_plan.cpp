@@ -62,8 +62,8 @@ struct Candidate {
   double seconds = 0;
 };
 
-// Returns layouts that might fit, fastest by estimate first, and adds the others
-// to `too_large`.
+// Returns layouts that might fit, fastest by estimate first, and adds the
+// others to `too_large`.
 std::vector<Candidate> candidates_of(
     const ModelCosts& model,
     const LayoutPlanOptions& options,

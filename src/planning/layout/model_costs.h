@@ -19,9 +19,9 @@ struct LayerCosts {
   /// matrices; all experts together count as one.
   double tensors = 0;
   double matrices = 0;
-  /// Operations of a forward, per token: the projections of attention, the MLP or
-  /// shared expert, the experts that a token is sent to, and attention itself,
-  /// which is also per position of the sequence.
+  /// Operations of a forward, per token: the projections of attention, the MLP
+  /// or shared expert, the experts that a token is sent to, and attention
+  /// itself, which is also per position of the sequence.
   double attention_flops = 0;
   double mlp_flops = 0;
   double expert_flops = 0;

@@ -6,8 +6,8 @@
 
 namespace accelerate::detail {
 
-/// The layers of each pipeline stage (a rank's chunks are stages), chosen so that
-/// the slowest stage is as fast as possible. One range without a pipeline.
+/// The layers of each pipeline stage (a rank's chunks are stages), chosen so
+/// that the slowest stage is as fast as possible. One range without a pipeline.
 std::vector<LayerRange> stages_of(const LayoutCase& of);
 
 /// Simulates a step. Ranks of a stage do the same at the same time, so one of

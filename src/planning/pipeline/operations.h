@@ -37,8 +37,8 @@ struct PipelineOperation {
 };
 
 /// Formats an operation as PyTorch does: "4F0" is the forward of stage 4 and
-/// micro-batch 0, "4B0" its backward, "4I0" and "4W0" the halves of the backward;
-/// "4SEND_F0", "5RECV_F0", "4UNSHARD", "4RESHARD", "4REDUCE_GRAD",
+/// micro-batch 0, "4B0" its backward, "4I0" and "4W0" the halves of the
+/// backward; "4SEND_F0", "5RECV_F0", "4UNSHARD", "4RESHARD", "4REDUCE_GRAD",
 /// "(0F7;7B3)OVERLAP_F_B".
 std::string text_of(const PipelineOperation& operation);
 
@@ -53,8 +53,8 @@ void add_reductions(
 
 /// The actions of each rank with their communication, as PyTorch's runtime lays
 /// them out: which stages are unsharded (at most three at once), when gradients
-/// are reduced, and what is sent and received. A receive is placed where the peer
-/// sends, so that transports that match messages by order stay in step.
+/// are reduced, and what is sent and received. A receive is placed where the
+/// peer sends, so that transports that match messages by order stay in step.
 std::vector<std::vector<PipelineOperation>> operations_with_communication(
     const PipelineSchedule& schedule);
 

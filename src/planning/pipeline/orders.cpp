@@ -95,9 +95,9 @@ PipelineSlots looped_bfs_order(int rank, int p, int m, int num_chunks) {
   return slots;
 }
 
-// 1F1B with split backwards. Rank `rank` computes the gradients of weights `rank`
-// micro-batches late, so that gradients of inputs reach rank 0 sooner and every
-// rank keeps as many activations as rank 0.
+// 1F1B with split backwards. Rank `rank` computes the gradients of weights
+// `rank` micro-batches late, so that gradients of inputs reach rank 0 sooner
+// and every rank keeps as many activations as rank 0.
 PipelineSlots zero_bubble_order(int rank, int p, int m) {
   PipelineSlots slots;
   int forwards = 0;

@@ -7,9 +7,9 @@
 
 namespace accelerate::detail {
 
-/// A rank's action in each time slot, where a forward and each half of a backward
-/// take one slot; nullopt while it waits. Execution depends only on the order;
-/// slots are for drawings.
+/// A rank's action in each time slot, where a forward and each half of a
+/// backward take one slot; nullopt while it waits. Execution depends only on
+/// the order; slots are for drawings.
 using PipelineSlots = std::vector<std::optional<PipelineAction>>;
 
 /// The orders of all ranks; see make_pipeline_schedule().
@@ -20,8 +20,9 @@ std::vector<PipelineSlots> make_pipeline_slots(
     int num_chunks = 1);
 
 // Orders of one of `p` ranks with `m` micro-batches, as in PyTorch's
-// torch.distributed.pipelining, slots included. Only the forwards of one_f_one_b
-// are numbered differently: PyTorch prints them wrong, but runs them right.
+// torch.distributed.pipelining, slots included. Only the forwards of
+// one_f_one_b are numbered differently: PyTorch prints them wrong, but runs
+// them right.
 
 PipelineSlots gpipe_order(int rank, int p, int m);
 PipelineSlots one_f_one_b_order(int rank, int p, int m);
@@ -52,8 +53,8 @@ std::vector<PipelineSlots> with_waits(
 /// 6).
 PipelineSlots zero_bubble_v_order(int rank, int p, int m);
 
-/// DualPipeV (DeepSeek-AI, 2024): the same placement, with forwards of one chunk
-/// beside backwards of the other. Needs at least 2 p micro-batches.
+/// DualPipeV (DeepSeek-AI, 2024): the same placement, with forwards of one
+/// chunk beside backwards of the other. Needs at least 2 p micro-batches.
 PipelineSlots dual_pipe_v_order(int rank, int p, int m);
 
 }  // namespace accelerate::detail

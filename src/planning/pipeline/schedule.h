@@ -81,31 +81,32 @@ std::string_view name_of(PipelineScheduleKind kind);
 
 /// Makes a schedule.
 ///
-/// gpipe: all forwards, then all backwards (Huang et al., 2019). one_f_one_b: one
-/// warm-up forward per following stage, then a backward after each forward
+/// gpipe: all forwards, then all backwards (Huang et al., 2019). one_f_one_b:
+/// one warm-up forward per following stage, then a backward after each forward
 /// (Narayanan et al., 2021), so that a rank keeps activations of at most
-/// `num_ranks` micro-batches. interleaved_1f1b: 1F1B with several chunks per rank
-/// (Narayanan et al., 2021), which divides the idle time by their number.
+/// `num_ranks` micro-batches. interleaved_1f1b: 1F1B with several chunks per
+/// rank (Narayanan et al., 2021), which divides the idle time by their number.
 /// looped_bfs: all micro-batches through a chunk before the next chunk
-/// (Lamy-Poirier, 2023), so that shards are gathered and gradients averaged once
-/// per chunk. zero_bubble: ZB-H1 (Qi et al., 2023), 1F1B in which gradients of
-/// weights fill idle time; every rank keeps as many activations as the first rank
-/// of 1F1B. interleaved_zero_bubble: the same with chunks. zero_bubble_v: ZB-V of
-/// the same paper, with two chunks in V placement, and no idle time if forwards
-/// and both halves of backwards take equally long. dual_pipe_v: DualPipeV
-/// (DeepSeek-AI, 2024), forwards of one chunk beside backwards of the other.
+/// (Lamy-Poirier, 2023), so that shards are gathered and gradients averaged
+/// once per chunk. zero_bubble: ZB-H1 (Qi et al., 2023), 1F1B in which
+/// gradients of weights fill idle time; every rank keeps as many activations as
+/// the first rank of 1F1B. interleaved_zero_bubble: the same with chunks.
+/// zero_bubble_v: ZB-V of the same paper, with two chunks in V placement, and
+/// no idle time if forwards and both halves of backwards take equally long.
+/// dual_pipe_v: DualPipeV (DeepSeek-AI, 2024), forwards of one chunk beside
+/// backwards of the other.
 ///
-/// Throws ConfigError for fewer than one rank, chunk or micro-batch; for a number
-/// of chunks that the kind does not allow; and for fewer micro-batches than
-/// stages in dual_pipe_v.
+/// Throws ConfigError for fewer than one rank, chunk or micro-batch; for a
+/// number of chunks that the kind does not allow; and for fewer micro-batches
+/// than stages in dual_pipe_v.
 PipelineSchedule make_pipeline_schedule(
     PipelineScheduleKind kind,
     int num_ranks,
     int num_micro_batches,
     int num_chunks = 1);
 
-/// Makes the schedule of a batch with fewer micro-batches than usual. If the kind
-/// needs more, uses the order of another kind with the same placement.
+/// Makes the schedule of a batch with fewer micro-batches than usual. If the
+/// kind needs more, uses the order of another kind with the same placement.
 PipelineSchedule make_partial_schedule(
     PipelineScheduleKind kind,
     int num_ranks,

@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// Durations of the parts of a pipeline, in any unit; equal for all stages unless
-/// given per stage.
+/// Durations of the parts of a pipeline, in any unit; equal for all stages
+/// unless given per stage.
 struct PipelineTimes {
   double forward = 1;
   double backward_input = 1;
@@ -48,8 +48,8 @@ std::vector<int> most_kept(const PipelineSchedule& schedule);
 struct PipelineKept {
   /// From the forward to the backward, or to the gradient of the input.
   double activations = 1;
-  /// From the gradient of the input to the gradients of weights, where a schedule
-  /// postpones them.
+  /// From the gradient of the input to the gradients of weights, where a
+  /// schedule postpones them.
   double for_weights = 1;
 };
 
@@ -58,16 +58,17 @@ std::vector<double> most_kept(
     const PipelineSchedule& schedule,
     const std::vector<PipelineKept>& kept);
 
-/// Replays a schedule with given times: every action begins when its rank and its
-/// inputs are ready.
+/// Replays a schedule with given times: every action begins when its rank and
+/// its inputs are ready.
 PipelineSimulation simulate_pipeline(
     const PipelineSchedule& schedule,
     const PipelineTimes& times);
 
-/// Draws one line per rank, with time from left to right, where each forward and
-/// each half of a backward takes one unit: F3 is the forward of micro-batch 3, B3
-/// its backward, I3 and W3 the gradients of its input and of weights. Chunks are
-/// letters: F3b. A schedule that cannot complete is drawn as far as it gets.
+/// Draws one line per rank, with time from left to right, where each forward
+/// and each half of a backward takes one unit: F3 is the forward of micro-batch
+/// 3, B3 its backward, I3 and W3 the gradients of its input and of weights.
+/// Chunks are letters: F3b. A schedule that cannot complete is drawn as far as
+/// it gets.
 std::string draw_pipeline(const PipelineSchedule& schedule);
 
 }  // namespace accelerate::detail

@@ -14,9 +14,9 @@ struct SharedResource {
   double capacity = 1;
   /// Maximum amount per second for one task.
   double most_per_task = 1;
-  /// Above 0: seconds for which a task runs at its full rate before waiting tasks
-  /// get their turn, like the time slices of processors; infinity: until it
-  /// ends. 0: all tasks run at once, with equal shares.
+  /// Above 0: seconds for which a task runs at its full rate before waiting
+  /// tasks get their turn, like the time slices of processors; infinity: until
+  /// it ends. 0: all tasks run at once, with equal shares.
   double turn = 0;
 };
 
@@ -38,8 +38,8 @@ struct SimulatedMessage {
   std::vector<Flow> flows = {};
 };
 
-/// The instructions of each rank, in order: compute, begin a message, wait for a
-/// message. Models a run without computing anything.
+/// The instructions of each rank, in order: compute, begin a message, wait for
+/// a message. Models a run without computing anything.
 class RankPrograms {
  public:
   struct Instruction {

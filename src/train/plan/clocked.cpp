@@ -26,8 +26,8 @@ double Clocked::seconds_of(const std::function<void()>& call) {
   constexpr double kRoundSeconds = 0.05;
   constexpr std::size_t kRounds = 3;
   const double length = std::min(kRoundSeconds, left_ / (5 * kRounds));
-  // The first call also maps memory and fills caches. If it takes long, there is
-  // no time for many more anyway.
+  // The first call also maps memory and fills caches. If it takes long, there
+  // is no time for many more anyway.
   double one = round(1, call);
   if (one < length) one = round(1, call);
   const int count = static_cast<int>(std::clamp(length / one, 1.0, 1000.0));

@@ -19,12 +19,12 @@ class AllocationListener {
   virtual void released(const void* memory) = 0;
 };
 
-/// Reports this thread's allocations to `listener` during its lifetime; those of
-/// other threads are ignored. At most one per thread. LibTorch's CPU allocator is
-/// replaced meanwhile by one that forwards everything to it; an allocator that
-/// the program registers meanwhile stays. Throws ConfigError if the program has
-/// its own CPU allocator that has no raw_deleter(), or that was registered while
-/// allocations were counted, and so may forward to this one.
+/// Reports this thread's allocations to `listener` during its lifetime; those
+/// of other threads are ignored. At most one per thread. LibTorch's CPU
+/// allocator is replaced meanwhile by one that forwards everything to it; an
+/// allocator that the program registers meanwhile stays. Throws ConfigError if
+/// the program has its own CPU allocator that has no raw_deleter(), or that was
+/// registered while allocations were counted, and so may forward to this one.
 class CountedAllocations {
  public:
   explicit CountedAllocations(std::shared_ptr<AllocationListener> listener);
@@ -39,7 +39,8 @@ class CountedAllocations {
 
 /// Replaces `expected` by `wanted`, below the counting allocator while that is
 /// registered. Returns false, without changes, if uncounted_cpu_allocator() is
-/// not `expected`. The deleter of `wanted` must accept raw memory of `expected`.
+/// not `expected`. The deleter of `wanted` must accept raw memory of
+/// `expected`.
 bool replace_cpu_allocator(c10::Allocator* expected, c10::Allocator* wanted);
 
 }  // namespace accelerate::detail

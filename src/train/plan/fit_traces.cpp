@@ -47,8 +47,8 @@ class TraceReader {
     return {};
   }
 
-  /// True for blocks that are small, or no larger than earlier blocks of the same
-  /// operator.
+  /// True for blocks that are small, or no larger than earlier blocks of the
+  /// same operator.
   [[nodiscard]] bool may_leave_out(const MomentaryBlocks& blocks) const {
     if (blocks.num_events == 0) return false;
     const auto found = largest_.find(event().last_operator);

@@ -11,8 +11,8 @@ namespace accelerate::detail {
 /// `num_samples` and one with twice as many. Returns nullopt if they differ in
 /// more than sizes. Ignores blocks that are freed at once and are small, or no
 /// larger than others of the same operator: kernels that work sample by sample
-/// take one block per sample, and kernels that sum on several threads take small
-/// blocks above some size.
+/// take one block per sample, and kernels that sum on several threads take
+/// small blocks above some size.
 std::optional<StepTrace> fit_traces(
     const StepTrace& few,
     const StepTrace& more,

@@ -8,14 +8,14 @@
 
 namespace accelerate::detail {
 
-/// Sizes of the free ranges of the C library's heap, of a page or more, as if the
-/// parameters were freed: what a program finds before it makes the model. Empty
-/// if the C library is not glibc.
+/// Sizes of the free ranges of the C library's heap, of a page or more, as if
+/// the parameters were freed: what a program finds before it makes the model.
+/// Empty if the C library is not glibc.
 std::vector<std::int64_t> heap_holes(const ParameterTable& table);
 
-/// Reads the free ranges of the main arena from the output of malloc_info(). That
-/// gives only the smallest and the largest range of a class and their sum, so each
-/// range is taken to be one of these two sizes, to match the sum.
+/// Reads the free ranges of the main arena from the output of malloc_info().
+/// That gives only the smallest and the largest range of a class and their sum,
+/// so each range is taken to be one of these two sizes, to match the sum.
 std::vector<std::int64_t> read_free_ranges(std::string_view malloc_info);
 
 }  // namespace accelerate::detail

@@ -44,8 +44,8 @@ void HeapModel::add_hole(std::int64_t size) {
   add_free(begin, end);
 }
 
-// Works like posix_memalign(): takes a larger range, and frees the memory before
-// and after the aligned block.
+// Works like posix_memalign(): takes a larger range, and frees the memory
+// before and after the aligned block.
 std::optional<HeapModel::Range> HeapModel::take(std::int64_t num_bytes) {
   const std::int64_t size =
       std::max(rounded(num_bytes + kHeader, kUnit), kSmallest);

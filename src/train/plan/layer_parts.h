@@ -12,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// Makes calls that compute the forward and backward of transformer layers and of
-/// their parts. `shape` must outlive the object, and have all sizes set
+/// Makes calls that compute the forward and backward of transformer layers and
+/// of their parts. `shape` must outlive the object, and have all sizes set
 /// (complete_shape).
 class LayerParts {
  public:

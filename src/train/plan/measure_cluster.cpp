@@ -111,8 +111,9 @@ void measure_adamw(
       num_elements / std::max(all - least, 0.1 * all);
 }
 
-// Derives the speed of experts' products and the cost of routing a token from the
-// times of a router with experts, and with experts of a fraction of their size.
+// Derives the speed of experts' products and the cost of routing a token from
+// the times of a router with experts, and with experts of a fraction of their
+// size.
 void read_experts(
     const detail::LayerCosts& layer,
     double tokens,
@@ -191,8 +192,8 @@ void measure_parts(
   const LayerParts halves(
       shape, 1, std::min(length, most_tokens), options.dtype(at::kBFloat16));
 
-  // The time of a tiny layer is its operators' overhead: once in forward, twice in
-  // backward.
+  // The time of a tiny layer is its operators' overhead: once in forward, twice
+  // in backward.
   TransformerShape small;
   small.num_layers = small.num_heads = small.vocabulary = 1;
   small.hidden_size = 8;

@@ -20,9 +20,9 @@ struct MeasuredLayers {
 /// Measures how much longer whole layers take than predicted from their parts,
 /// for micro-batches of several sizes: caches keep less of larger ones, and
 /// weights count more in smaller ones. Also measures layers that groups of 2, 4
-/// and more ranks of a machine split, whose products are narrower, and the time of
-/// their all-reduces. `cluster`: has the speeds of the parts. `share`: a rank's
-/// share of a processor. Takes about `seconds`.
+/// and more ranks of a machine split, whose products are narrower, and the time
+/// of their all-reduces. `cluster`: has the speeds of the parts. `share`: a
+/// rank's share of a processor. Takes about `seconds`.
 std::vector<LayerSlowdown> measure_slowdowns(
     const World& world,
     double seconds,
@@ -32,8 +32,8 @@ std::vector<LayerSlowdown> measure_slowdowns(
 
 /// Measures what a block of a ring costs a forward
 /// (ClusterSpeeds::seconds_per_ring_block), on the largest possible ring of a
-/// machine. A micro-batch has about a thousand tokens, or `most_tokens` if that is
-/// fewer. Takes about `seconds`.
+/// machine. A micro-batch has about a thousand tokens, or `most_tokens` if that
+/// is fewer. Takes about `seconds`.
 double measure_ring_block(
     const World& world,
     double seconds,

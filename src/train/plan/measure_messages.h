@@ -9,9 +9,9 @@
 
 namespace accelerate::detail {
 
-/// Times messages between ranks, which compute meanwhile if they share processors:
-/// a rank whose message has arrived must wait for a processor, which takes longer
-/// the more ranks compute.
+/// Times messages between ranks, which compute meanwhile if they share
+/// processors: a rank whose message has arrived must wait for a processor,
+/// which takes longer the more ranks compute.
 class ClockedMessages {
  public:
   /// `cluster`: has the speed of products. Timing all messages takes about
@@ -32,9 +32,9 @@ class ClockedMessages {
   double computing_;
 };
 
-/// Measures a link by all-reduces: the latency of a step, and the bytes per second
-/// that a rank sends. `share`: a rank's share of a processor for copying; 1 if
-/// ranks have links of their own.
+/// Measures a link by all-reduces: the latency of a step, and the bytes per
+/// second that a rank sends. `share`: a rank's share of a processor for
+/// copying; 1 if ranks have links of their own.
 LinkSpeed measure_link(
     const World& world,
     const Group& group,

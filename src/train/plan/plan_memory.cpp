@@ -29,14 +29,15 @@ namespace {
 struct LoopAroundStep {
   /// The dtype to which the model's strategy would cast its inputs.
   std::optional<c10::ScalarType> input_dtype;
-  /// Batches and outputs, which the loop's variables hold until the optimizer has
-  /// stepped.
+  /// Batches and outputs, which the loop's variables hold until the optimizer
+  /// has stepped.
   std::vector<at::Tensor> held;
 };
 // Thread-local because other threads may run real steps meanwhile.
 thread_local LoopAroundStep* loop = nullptr;
 
-/// Makes samples_of() and mean_of() of this thread use `around` in its lifetime.
+/// Makes samples_of() and mean_of() of this thread use `around` in its
+/// lifetime.
 class LoopScope {
  public:
   explicit LoopScope(LoopAroundStep& around) { loop = &around; }

@@ -93,7 +93,8 @@ class EventList final : public AllocationListener {
   std::unordered_map<const void*, std::size_t> places_;
 };
 
-/// Without bf16 instructions, LibTorch uses its own kernels for 16-bit products.
+/// Without bf16 instructions, LibTorch uses its own kernels for 16-bit
+/// products.
 bool multiplies_16_bits_natively() {
   static const bool does = [] {
     const auto has = at::cpu::get_cpu_capabilities();
@@ -108,8 +109,8 @@ bool multiplies_16_bits_natively() {
 }
 
 /// Bytes that an operator allocates outside LibTorch's allocator while it runs.
-/// Where 16-bit products are native, a product with a transposed first factor, as
-/// for gradients of weights, is summed in fp32.
+/// Where 16-bit products are native, a product with a transposed first factor,
+/// as for gradients of weights, is summed in fp32.
 std::size_t kernels_own_bytes(const at::RecordFunction& function) {
   if (std::string_view(function.name()) != "aten::mm") return 0;
   const auto inputs = function.inputs();

@@ -27,12 +27,12 @@ struct RecordedPrecision {
   bool casts_parameters = false;
 };
 
-/// Runs forward and backward of `loss_of` with 2 and 4 samples (4 and 8, or 8 and
-/// 16, if kernels work differently on fewer) and returns the memory events for
-/// any number of samples. Restores the module: parameters, gradients, hooks on
-/// them, buffers and the CPU generator. `recomputation` can be null. Throws
-/// ConfigError if the loss is not a scalar with a graph, or if the two runs differ
-/// in more than sizes.
+/// Runs forward and backward of `loss_of` with 2 and 4 samples (4 and 8, or 8
+/// and 16, if kernels work differently on fewer) and returns the memory events
+/// for any number of samples. Restores the module: parameters, gradients, hooks
+/// on them, buffers and the CPU generator. `recomputation` can be null. Throws
+/// ConfigError if the loss is not a scalar with a graph, or if the two runs
+/// differ in more than sizes.
 StepTrace record_step(
     torch::nn::Module& module,
     const ParameterTable& table,

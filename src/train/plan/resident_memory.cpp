@@ -30,8 +30,8 @@ void ResidentMemory::change(
 ResidentMemory::Block ResidentMemory::take(
     MemoryUse use,
     std::int64_t num_bytes) {
-  // As in freed_blocks.cpp, whose blocks have no header and do not come from the
-  // heap.
+  // As in freed_blocks.cpp, whose blocks have no header and do not come from
+  // the heap.
   Block block{
       .num_bytes = num_bytes,
       .may_be_kept = limit_ > 0 && num_bytes >= kKeptFrom};

@@ -23,10 +23,10 @@ enum class MemoryUse : std::uint8_t {
 inline constexpr std::size_t kNumMemoryUses = 7;
 
 /// The memory of a simulated rank, and its peak. Small blocks, and larger ones
-/// that fit into its free ranges, come from the C library's heap (heap_model.h),
-/// which cannot return all of its memory. Heap memory beside the blocks in use,
-/// the padding of blocks from the system to whole pages, and freed large blocks
-/// that are kept count as workspace.
+/// that fit into its free ranges, come from the C library's heap
+/// (heap_model.h), which cannot return all of its memory. Heap memory beside
+/// the blocks in use, the padding of blocks from the system to whole pages, and
+/// freed large blocks that are kept count as workspace.
 class ResidentMemory {
  public:
   using Uses = std::array<std::int64_t, kNumMemoryUses>;

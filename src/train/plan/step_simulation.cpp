@@ -48,8 +48,8 @@ class StepSimulation {
 
   MemoryRow run() {
     hold_model();
-    // The first step learns the order of units; the kept freed blocks need a few
-    // more steps to settle.
+    // The first step learns the order of units; the kept freed blocks need a
+    // few more steps to settle.
     step();
     memory_.forget_peak();
     for (int i = 0; i < kRepeatedSteps; ++i) step();
@@ -143,8 +143,8 @@ class StepSimulation {
       memory_.keep_freed_blocks(local_gradients());
   }
 
-  // As in make_units.cpp: this rank's shard is copied, then the full parameter is
-  // cast. The heap keeps the memory that this takes.
+  // As in make_units.cpp: this rank's shard is copied, then the full parameter
+  // is cast. The heap keeps the memory that this takes.
   void divide(const PlannedParameter& parameter, Block whole) {
     const bool is_cast =
         full_element_bytes(parameter) != parameter.element_bytes;
@@ -395,8 +395,8 @@ class StepSimulation {
     }
     has_state_ = true;
     for (std::size_t p = 0; p < gradients_.size(); ++p) drop_gradient(p);
-    // Allocations that the trace does not release belong to the loop, such as the
-    // loss.
+    // Allocations that the trace does not release belong to the loop, such as
+    // the loss.
     for (Block& block : allocations_)
       memory_.give(MemoryUse::activations, std::exchange(block, {}));
   }
@@ -431,8 +431,8 @@ class StepSimulation {
   const StepSettings& settings_;
   bool shards_parameters_;
   bool is_sharded_;
-  // Sharded models compute with 16-bit parameters, whatever is sharded, and step
-  // on fp32 shards.
+  // Sharded models compute with 16-bit parameters, whatever is sharded, and
+  // step on fp32 shards.
   bool casts_;
   std::vector<bool> is_full_;  // by parameter
   std::vector<Block> full_;    // by parameter

@@ -19,8 +19,8 @@ struct StepSettings {
   bool gradient_as_bucket_view = false;
   /// Freed blocks of sharded models are kept (keep_freed_blocks).
   bool keeps_freed_blocks = true;
-  /// Sharded models compute with 16-bit parameters if the case asks for 16 bits;
-  /// otherwise only autocast casts them.
+  /// Sharded models compute with 16-bit parameters if the case asks for 16
+  /// bits; otherwise only autocast casts them.
   bool computes_in_16_bits = false;
   /// Size of each of a rank's two slots, through which messages pass piece by
   /// piece. Buckets of this size or more are averaged in place instead.
