@@ -261,7 +261,7 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
 constexpr std::int64_t kUnitWidth = 768;
 constexpr int kUnits = 6;
 
-// Times a step of units that sleep `sleep` seconds.
+// Measures a step whose units sleep `sleep` seconds.
 double sharded_step(double sleep, Slept& measured) {
   FullyShardedDataParallelOptions sharding;
   sharding.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;

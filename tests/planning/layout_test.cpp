@@ -311,7 +311,7 @@ TEST(Collectives, TakeWhatTheirRingsTake) {
       seconds(CollectivePattern::all_gather, 16, 1),
       0.75 / 4 / 10 + 2e-6 + 2e-5,
       1e-9);
-  // Of a rank's 16 parts, 3 go to its node and 12 leave the node.
+  // A rank sends 3 of its 16 parts within its node, and 12 to other nodes.
   EXPECT_NEAR(
       seconds(CollectivePattern::all_to_all, 16, 1),
       12.0 / 16 / 10 + 3e-6 + 3e-5,
