@@ -11,7 +11,7 @@ namespace accelerate::detail {
 /// Models with more layers are refused. A layer adds about twenty tensors to
 /// the tree.
 inline constexpr std::int64_t kMostLayers = 10'000;
-/// The largest size, such as that of the vocabulary.
+/// The largest size, such as the size of the vocabulary.
 inline constexpr std::int64_t kMostSize = std::int64_t{1} << 31U;
 
 /// Returns the model that a config.json of BERT, GPT-2, Llama, Mistral or Qwen2

@@ -67,7 +67,7 @@ class StepEstimate {
         share;
   }
 
-  // Seconds of adding gradients to those of earlier micro-batches.
+  // Seconds of accumulating gradients over micro-batches.
   [[nodiscard]] double accumulation(double bytes) const {
     const auto count = static_cast<double>(layout_.num_micro_batches);
     const double share = programs_.resources()[rank_.processor].most_per_task;

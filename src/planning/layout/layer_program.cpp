@@ -229,9 +229,8 @@ class Writer {
   const LayoutCase& of_;
 };
 
-// Seconds of adding a micro-batch's gradients to those of earlier ones; the
-// first has none. Gradients that are reduced every micro-batch are added as
-// shards.
+// Mean seconds per micro-batch of accumulating gradients; the first one adds
+// nothing. Gradients that are reduced every micro-batch are added as shards.
 double
 accumulation_seconds(const LayoutCase& of, double dense, double experts) {
   const auto count = static_cast<double>(of.layout.num_micro_batches);

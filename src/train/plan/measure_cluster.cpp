@@ -49,7 +49,7 @@ std::int64_t own_memory(const World& world) {
   return -1;
 }
 
-// The memory of the rank that has least; nullopt if that of any is unknown.
+// The least memory of any rank; nullopt if a rank does not know its memory.
 std::optional<std::uint64_t> least_memory(const World& world) {
   const Tensor least =
       at::full({}, own_memory(world), at::kLong).to(world.device());
