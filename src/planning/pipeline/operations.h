@@ -52,9 +52,10 @@ void add_reductions(
     int num_micro_batches);
 
 /// The actions of each rank with their communication, as PyTorch's runtime lays
-/// them out: which stages are unsharded (at most three at once), when gradients
-/// are reduced, and what is sent and received. A receive is placed where the
-/// peer sends, so that transports that match messages by order stay in step.
+/// them out: which stages are unsharded (at most three at once, or four where a
+/// forward overlaps a backward), when gradients are reduced, and what is sent
+/// and received. A receive is placed where the peer sends, so that transports
+/// that match messages by order stay in step.
 std::vector<std::vector<PipelineOperation>> operations_with_communication(
     const PipelineSchedule& schedule);
 
