@@ -39,9 +39,10 @@ enum class ElasticBatch {
 struct ElasticOptions {
   /// Unset: as the launcher says (`--redundancy`), else none.
   std::optional<Redundancy> redundancy = std::nullopt;
-  /// Number of steps between two such states. Each costs a copy of the state to
-  /// host memory while training waits, and up to three times its size in the
-  /// machine's memory while it is saved. Unset: as the launcher says
+  /// Number of steps between two such states; one is skipped while the previous
+  /// one is still being saved. Each costs a copy of the state to host memory
+  /// while training waits, and up to three times its size in the machine's
+  /// memory while it is saved. Unset: as the launcher says
   /// (`--redundancy_steps`), else 10.
   std::optional<int> redundancy_steps = std::nullopt;
   /// The in-memory directory for these states, shared by the ranks of one

