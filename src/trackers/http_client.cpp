@@ -8,11 +8,10 @@
 #include <thread>
 #include <utility>
 
-#include <curl/curl.h>
-
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "trackers/curl_library.h"
 
 namespace accelerate::detail {
 
@@ -51,11 +50,11 @@ std::string url_escaped(const std::string& text) {
 }
 
 HttpClient::HttpClient(Options options)
-    : options_(std::move(options)), curl_(curl_easy_init()) {
+    : options_(std::move(options)), curl_(libcurl().easy_init()) {
   if (!curl_) throw Error("[trackers] libcurl cannot be used");
 }
 
-HttpClient::~HttpClient() { curl_easy_cleanup(curl_); }
+HttpClient::~HttpClient() { libcurl().easy_cleanup(curl_); }
 
 HttpAnswer HttpClient::with_retries(
     const std::function<HttpAnswer()>& attempt) const {
@@ -76,48 +75,48 @@ HttpAnswer HttpClient::perform(
     const std::string& path,
     const std::vector<std::string>& headers,
     const std::function<void(void*)>& prepare) {
-  curl_easy_reset(curl_);
+  libcurl().easy_reset(curl_);
   HttpAnswer answer;
   const std::string url = options_.base + path;
   curl_slist* list = nullptr;
   for (const std::string& each : headers)
-    list = curl_slist_append(list, each.c_str());
+    list = libcurl().slist_append(list, each.c_str());
   const std::unique_ptr<curl_slist, void (*)(curl_slist*)> owner(
-      list, &curl_slist_free_all);
+      list, libcurl().slist_free_all);
   char reason[CURL_ERROR_SIZE] = "";
-  curl_easy_setopt(curl_, CURLOPT_URL, url.c_str());
-  curl_easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
-  curl_easy_setopt(curl_, CURLOPT_ERRORBUFFER, reason);
-  curl_easy_setopt(
+  libcurl().easy_setopt(curl_, CURLOPT_URL, url.c_str());
+  libcurl().easy_setopt(curl_, CURLOPT_NOSIGNAL, 1L);
+  libcurl().easy_setopt(curl_, CURLOPT_ERRORBUFFER, reason);
+  libcurl().easy_setopt(
       curl_,
       CURLOPT_TIMEOUT_MS,
       static_cast<long>(options_.timeout_seconds * 1000));
-  curl_easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &append_body);
-  curl_easy_setopt(curl_, CURLOPT_WRITEDATA, &answer.body);
-  curl_easy_setopt(curl_, CURLOPT_HTTPHEADER, list);
+  libcurl().easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &append_body);
+  libcurl().easy_setopt(curl_, CURLOPT_WRITEDATA, &answer.body);
+  libcurl().easy_setopt(curl_, CURLOPT_HTTPHEADER, list);
   if (!options_.bearer_token.empty()) {
-    curl_easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
-    curl_easy_setopt(
+    libcurl().easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
+    libcurl().easy_setopt(
         curl_, CURLOPT_XOAUTH2_BEARER, options_.bearer_token.c_str());
   } else if (!options_.user.empty()) {
-    curl_easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
-    curl_easy_setopt(curl_, CURLOPT_USERNAME, options_.user.c_str());
-    curl_easy_setopt(curl_, CURLOPT_PASSWORD, options_.password.c_str());
+    libcurl().easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
+    libcurl().easy_setopt(curl_, CURLOPT_USERNAME, options_.user.c_str());
+    libcurl().easy_setopt(curl_, CURLOPT_PASSWORD, options_.password.c_str());
   }
   if (!options_.certificates.empty())
-    curl_easy_setopt(curl_, CURLOPT_CAINFO, options_.certificates.c_str());
+    libcurl().easy_setopt(curl_, CURLOPT_CAINFO, options_.certificates.c_str());
   if (!options_.verifies_certificates) {
-    curl_easy_setopt(curl_, CURLOPT_SSL_VERIFYPEER, 0L);
-    curl_easy_setopt(curl_, CURLOPT_SSL_VERIFYHOST, 0L);
+    libcurl().easy_setopt(curl_, CURLOPT_SSL_VERIFYPEER, 0L);
+    libcurl().easy_setopt(curl_, CURLOPT_SSL_VERIFYHOST, 0L);
   }
   prepare(curl_);
-  const CURLcode code = curl_easy_perform(curl_);
+  const CURLcode code = libcurl().easy_perform(curl_);
   long status = 0;
-  curl_easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &status);
+  libcurl().easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &status);
   if (code == CURLE_OK) {
     answer.status = static_cast<int>(status);
   } else {
-    answer.body = reason[0] != '\0' ? reason : curl_easy_strerror(code);
+    answer.body = reason[0] != '\0' ? reason : libcurl().easy_strerror(code);
   }
   return answer;
 }
@@ -131,11 +130,11 @@ HttpAnswer HttpClient::post_json(
     const std::string& body) {
   return with_retries([&] {
     return perform(path, {"Content-Type: application/json"}, [&](void* curl) {
-      curl_easy_setopt(
+      libcurl().easy_setopt(
           curl,
           CURLOPT_POSTFIELDSIZE_LARGE,
           static_cast<curl_off_t>(body.size()));
-      curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
+      libcurl().easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
     });
   });
 }
@@ -144,12 +143,12 @@ HttpAnswer HttpClient::put(const std::string& path, const std::string& body) {
   return with_retries([&] {
     return perform(
         path, {"Content-Type: application/octet-stream"}, [&](void* curl) {
-          curl_easy_setopt(
+          libcurl().easy_setopt(
               curl,
               CURLOPT_POSTFIELDSIZE_LARGE,
               static_cast<curl_off_t>(body.size()));
-          curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
-          curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, "PUT");
+          libcurl().easy_setopt(curl, CURLOPT_POSTFIELDS, body.data());
+          libcurl().easy_setopt(curl, CURLOPT_CUSTOMREQUEST, "PUT");
         });
   });
 }
@@ -165,9 +164,9 @@ HttpAnswer HttpClient::put_file(
     std::rewind(opened.get());
     return perform(
         path, {"Content-Type: application/octet-stream"}, [&](void* curl) {
-          curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
-          curl_easy_setopt(curl, CURLOPT_READDATA, opened.get());
-          curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, size);
+          libcurl().easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+          libcurl().easy_setopt(curl, CURLOPT_READDATA, opened.get());
+          libcurl().easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, size);
         });
   });
 }
