@@ -15,7 +15,7 @@
 
 #include "parallel/attention/attention_layers.h"
 #include "support/run_on_ranks.h"
-#include "train/plan/counted_allocations.h"
+#include "train/memory/counted_allocations.h"
 
 namespace accelerate {
 namespace ring_memory_test {

@@ -8,7 +8,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "train/plan/counted_allocations.h"
+#include "train/memory/counted_allocations.h"
 
 namespace accelerate::testing {
 

@@ -1,8 +1,12 @@
-#include "train/accelerator/freed_blocks.h"
+#include "train/memory/freed_blocks.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <thread>
+#include <utility>
+#include <vector>
 
 // Sanitizers replace the heap.
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
@@ -20,7 +24,7 @@
 #include <accelerate/accelerate.h>
 
 #include "base/text/text.h"
-#include "train/plan/counted_allocations.h"
+#include "train/memory/counted_allocations.h"
 
 namespace accelerate::detail {
 namespace freed_blocks_test {
@@ -84,6 +88,44 @@ TEST(FreedBlocks, AreUnmappedWithTheLastHandle) {
   EXPECT_EQ(bytes(2 * kMiB).zero_().sum().item<std::int64_t>(), 0);
 }
 
+// With glibc's heap, the small objects would keep each tensor from the place of
+// the one before.
+TEST(FreedBlocks, OfMediumSizeAreUsedAgainBesideSmallObjects) {
+  const auto lease = keep_freed_blocks(8 * kMiB);
+  std::vector<torch::Tensor> tensors;
+  std::vector<const void*> places;
+  std::vector<std::unique_ptr<char[]>> small;
+  const auto take_all = [&] {
+    for (int i = 0; i < 50; ++i) {
+      tensors.push_back(bytes(65'536).fill_(i));
+      small.push_back(std::make_unique<char[]>(40));
+      places.push_back(tensors.back().data_ptr());
+    }
+    std::sort(places.begin(), places.end());
+    tensors.clear();
+  };
+  take_all();
+  const std::vector<const void*> first = std::exchange(places, {});
+  take_all();
+  EXPECT_EQ(places, first);
+  EXPECT_EQ(kept_block_bytes(), 0);
+}
+
+TEST(FreedBlocks, OfMediumSizeOutliveTheLastHandle) {
+  torch::Tensor shorter;
+  torch::Tensor longer;
+  {
+    const auto lease = keep_freed_blocks(0);
+    shorter = bytes(50'000).fill_(3);
+    longer = bytes(500'000).fill_(4);
+  }
+  EXPECT_EQ(shorter[49'999].item<int>(), 3);
+  EXPECT_EQ(longer[499'999].item<int>(), 4);
+  shorter.reset();
+  longer.reset();
+  EXPECT_EQ(bytes(50'000).zero_().sum().item<std::int64_t>(), 0);
+}
+
 TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
   // oneDNN's scratchpads are raw memory, and can be older than the allocator.
   c10::Allocator& fallback = *c10::GetDefaultCPUAllocator();
@@ -91,7 +133,8 @@ TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
   const auto lease = keep_freed_blocks(8 * kMiB);
   c10::Allocator& now = *c10::GetCPUAllocator();
   now.raw_deallocate(older);
-  for (const std::size_t size : {0, 1, 100, 4096, 2 << 20})
+  for (const std::size_t size :
+       {0, 1, 100, 4096, 16 << 10, 100 << 10, 300 << 10, 2 << 20})
     now.raw_deallocate(now.raw_allocate(size));
   torch::Tensor grown = bytes(10);
   grown.resize_({3 * kMiB}).fill_(2);
@@ -104,9 +147,11 @@ TEST(FreedBlocks, MayBeUsedByManyThreads) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([t] {
       for (int i = 0; i < 200; ++i) {
-        const torch::Tensor mine = bytes((1 + (i + t) % 3) * kMiB);
-        mine.fill_(t);
-        ASSERT_EQ(mine[mine.numel() - 1].item<int>(), t);
+        for (const std::int64_t unit : {kMiB, kMiB / 8, kMiB / 32}) {
+          const torch::Tensor mine = bytes((1 + (i + t) % 3) * unit);
+          mine.fill_(t);
+          ASSERT_EQ(mine[mine.numel() - 1].item<int>(), t);
+        }
       }
     });
   }

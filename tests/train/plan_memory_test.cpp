@@ -164,12 +164,15 @@ TEST(PlanMemory, CountsTheBatchAndTheOutputThatALoopHolds) {
 
 TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
   const Accelerator accelerator({.cpu = true, .journal = false});
-  nn::Sequential module(nn::Linear(1024, 1024), nn::Linear(1024, 1024));
+  // Larger than glibc's highest mmap threshold, so that weights do not fill
+  // free ranges of this process's heap, which preparation returns.
+  constexpr std::int64_t kWidth = 3072;
+  nn::Sequential module(nn::Linear(kWidth, kWidth), nn::Linear(kWidth, kWidth));
   const auto total = [&](bool keep) {
     return accelerator
         .plan_memory(
             module,
-            torch::ones({2, 1024}),
+            torch::ones({2, kWidth}),
             {.num_ranks = 2,
              .precisions = {FloatType::fp32},
              .keep_freed_blocks = keep})

@@ -2,9 +2,9 @@
 #include <numeric>
 #include <vector>
 
-#include "train/plan/heap_holes.h"
-#include "train/plan/heap_model.h"
-#include "train/plan/resident_memory.h"
+#include "train/memory/heap_holes.h"
+#include "train/memory/heap_model.h"
+#include "train/memory/resident_memory.h"
 
 namespace accelerate {
 namespace resident_memory_test {
@@ -82,6 +82,42 @@ TEST(ResidentMemoryTest, ReturnsLargeBlocksFromBeforeBlocksWereKept) {
   EXPECT_EQ(sum_of(memory.now()), 0);
   memory.give(MemoryUse::weights, memory.take(MemoryUse::weights, kBlock));
   EXPECT_EQ(sum_of(memory.now()), kBlock);
+}
+
+// Blocks of the same size use the same place again, with small blocks taken in
+// between or not.
+TEST(ResidentMemoryTest, TakesMediumBlocksFromTheArena) {
+  ResidentMemory memory;
+  memory.keep_freed_blocks(2 * kBlock);
+  const std::int64_t size = 64 << 10;
+  std::vector<ResidentMemory::Block> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(memory.take(MemoryUse::activations, size));
+    memory.take(MemoryUse::activations, 1000);
+  }
+  const std::int64_t most = sum_of(memory.now());
+  EXPECT_EQ(most, 4 * size + 2 * kPageBytes);
+  for (int i = 0; i < 3; ++i) memory.give(MemoryUse::activations, blocks[i]);
+  for (int i = 0; i < 3; ++i) memory.take(MemoryUse::gradients, size);
+  EXPECT_EQ(sum_of(memory.now()), most);
+  // Longer blocks go to the end, most of which is returned with them.
+  const auto longer = memory.take(MemoryUse::units, 8 * size);
+  EXPECT_EQ(sum_of(memory.now()), most + 8 * size);
+  memory.give(MemoryUse::units, longer);
+  EXPECT_EQ(sum_of(memory.now()), most + 2 * size);
+}
+
+TEST(ResidentMemoryTest, ReturnsTheFreePagesOfTheHeap) {
+  ResidentMemory memory;
+  const auto freed = memory.take(MemoryUse::weights, 10 * kPageBytes);
+  memory.take(MemoryUse::weights, 1000);
+  memory.give(MemoryUse::weights, freed);
+  EXPECT_EQ(sum_of(memory.now()), 11 * kPageBytes);
+  memory.return_free_memory();
+  // The first page has the header of the freed block, the last the other block.
+  EXPECT_EQ(sum_of(memory.now()), 1 * kPageBytes);
+  memory.take(MemoryUse::weights, 9 * kPageBytes);
+  EXPECT_GE(sum_of(memory.now()), 10 * kPageBytes);
 }
 
 TEST(HeapHoles, AreReadFromWhatMallocInfoWrites) {

@@ -73,11 +73,13 @@ TEST(StepSimulation, CountsTheSlotsThatMessagesGoThrough) {
         simulate(at, {.num_temporaries = 0}).total();
   };
   EXPECT_EQ(added({}), 0U);
-  // Buckets are averaged in place.
-  EXPECT_EQ(added({.num_ranks = 2}), 0U);
+  // Initial values come through the two slots of the first rank, and buckets
+  // are averaged in place.
+  EXPECT_EQ(added({.num_ranks = 2}), 2U * kSlot / 2);
+  EXPECT_EQ(added({.num_ranks = 8}), 2U * kSlot / 8);
   EXPECT_EQ(
       added({.split = MemorySplit::zero_1, .num_ranks = 2, .num_shards = 2}),
-      2U * kSlot);
+      2U * kSlot + 2 * kSlot / 2);
 }
 
 TEST(StepSimulation, CountsTheOptimizersTemporaries) {
@@ -153,10 +155,23 @@ TEST(StepSimulation, GathersUnitsOfAFullShard) {
   EXPECT_EQ(row.activations, 16 * kMiB);
 }
 
-// Parameters that fit into the heap, and an otherwise empty step: shards of
-// later parameters fill the place of a freed full parameter, but the end of the
-// heap stays in use.
-TEST(StepSimulation, KeepsInTheHeapWhatDividingTheModelTook) {
+TEST(StepSimulation, CountsFreedBlocksThatAreKept) {
+  const MemoryCase at{
+      .split = MemorySplit::full_shard,
+      .num_ranks = 2,
+      .num_shards = 2,
+      .micro_batch = 8};
+  StepSettings settings{.num_temporaries = 0};
+  const MemoryRow kept =
+      detail::simulate_step(two_units(), trace_of_two_units(), at, settings);
+  const MemoryRow not_kept = simulate(at, settings);
+  EXPECT_EQ(kept.weights, not_kept.weights);
+  EXPECT_EQ(kept.activations, not_kept.activations);
+  EXPECT_GT(kept.total(), not_kept.total());
+}
+
+// Parameters that fit into the heap, and an otherwise empty step.
+TEST(StepSimulation, CountsWhatDividingTheModelLeavesInTheHeap) {
   constexpr std::int64_t kNumElements = 16 << 10;
   PlannedModel model;
   for (int p = 0; p < 8; ++p) {
@@ -168,15 +183,28 @@ TEST(StepSimulation, KeepsInTheHeapWhatDividingTheModelTook) {
   }
   model.num_units = 1;
   const StepTrace trace{{{.kind = Kind::end_of_forward}}, 0};
+  bool keeps_freed_blocks = true;
   const auto row = [&](const MemoryCase& at) {
     return detail::simulate_step(
-        model, trace, at, {.state_bytes = 0, .num_temporaries = 0});
+        model,
+        trace,
+        at,
+        {.state_bytes = 0,
+         .num_temporaries = 0,
+         .keeps_freed_blocks = keeps_freed_blocks});
   };
   constexpr std::uint64_t kWhole = 8 * 4 * kNumElements;
   EXPECT_EQ(row({}).weights, kWhole);
   EXPECT_LT(row({}).workspace, 2 * kPage);
-  const MemoryRow divided =
-      row({.split = MemorySplit::full_shard, .num_ranks = 2, .num_shards = 2});
+  const MemoryCase halved{
+      .split = MemorySplit::full_shard, .num_ranks = 2, .num_shards = 2};
+  // Shards are in the arena, and the heap's free pages are returned.
+  EXPECT_EQ(row(halved).weights, kWhole / 2);
+  EXPECT_EQ(row(halved).workspace, 0U);
+  // Otherwise shards of later parameters fill the place of a freed full
+  // parameter, but the end of the heap stays in use.
+  keeps_freed_blocks = false;
+  const MemoryRow divided = row(halved);
   EXPECT_EQ(divided.weights, kWhole / 2);
   EXPECT_NEAR(
       static_cast<double>(divided.total()),

@@ -14,7 +14,7 @@
 #include "parallel/plan.h"
 #include "pipeline/stages.h"
 #include "precision/support.h"
-#include "train/accelerator/freed_blocks.h"
+#include "train/memory/freed_blocks.h"
 #include "train/models/dispatched_models.h"
 #include "train/models/model_plans.h"
 #include "train/models/model_values.h"
@@ -72,12 +72,16 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   if (!chosen.evaluation_mode)
     model->strategies = detail::make_strategies(model->mesh, own_plan, *module);
   detail::give_memory(*model);
+  const bool keeps_blocks = plan.keeps_freed_blocks && !chosen.evaluation_mode;
+  if (keeps_blocks) model->freed_blocks = detail::keep_freed_blocks(0);
   model->strategies.prepare(*module, model->table);
-  if (plan.keeps_freed_blocks && !chosen.evaluation_mode) {
+  if (keeps_blocks) {
     std::int64_t gradient_bytes = 0;
     for (const detail::Parameter* row : model->table.trainable())
       gradient_bytes += static_cast<std::int64_t>(row->local.nbytes());
     model->freed_blocks = detail::keep_freed_blocks(gradient_bytes);
+    // Later tensors do not use the places of full parameters in the heap.
+    if (model->freed_blocks != nullptr) detail::return_free_memory();
   }
   return model;
 }

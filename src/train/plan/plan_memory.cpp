@@ -17,7 +17,7 @@
 #include "parallel/activation_checkpointing.h"
 #include "parallel/shard/prepare/units.h"
 #include "planning/training_memory.h"
-#include "train/plan/heap_holes.h"
+#include "train/memory/heap_holes.h"
 #include "train/plan/record_step.h"
 #include "train/plan/step_simulation.h"
 
@@ -130,8 +130,7 @@ class PlannedSteps {
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
         .computes_in_16_bits = true,
-        .slot_bytes = kMessageSlotBytes,
-        .heap_holes = heap_holes(table)};
+        .slot_bytes = kMessageSlotBytes};
     const std::unique_ptr<Strategy> recomputation =
         make_recomputation(module, table, selection, options);
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {
@@ -151,6 +150,7 @@ class PlannedSteps {
       if (has_16_bits) record(true, false, recomputes);
       if (has_16_bits && is_split) record(true, true, recomputes);
     }
+    settings_.heap_holes = heap_holes(table, traces_in_memory());
     if (!settings_.computes_in_16_bits) {
       notes_.emplace_back(
           "Sharded models are planned with parameters in fp32: the step cannot "
@@ -188,6 +188,16 @@ class PlannedSteps {
     bool recomputes;
     auto operator<=>(const Key&) const = default;
   };
+
+  [[nodiscard]] std::vector<MemoryRange> traces_in_memory() const {
+    std::vector<MemoryRange> ranges;
+    for (const auto& [key, trace] : traces_) {
+      const auto begin = reinterpret_cast<std::intptr_t>(trace.events.data());
+      const auto size = trace.events.capacity() * sizeof(TraceEvent);
+      ranges.emplace_back(begin, begin + static_cast<std::intptr_t>(size));
+    }
+    return ranges;
+  }
 
   // Returns null, and adds a note, if the model has nothing that is chosen by
   // default.

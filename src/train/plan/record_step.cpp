@@ -21,7 +21,7 @@
 #include <accelerate/precision.h>
 
 #include "base/text/text.h"
-#include "train/plan/counted_allocations.h"
+#include "train/memory/counted_allocations.h"
 #include "train/plan/fit_traces.h"
 
 namespace accelerate::detail {

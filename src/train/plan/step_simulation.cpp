@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "parallel/shard/unshard/execution_order.h"
-#include "train/plan/resident_memory.h"
+#include "train/memory/resident_memory.h"
+#include "train/plan/planned_sizes.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// As in host_unshard.cpp, unshard_schedule.cpp and average_gradients.h.
-constexpr std::int64_t kSmallParameter = 32 << 10;
+// As in unshard_schedule.cpp and average_gradients.h.
 constexpr std::size_t kKeptUnits = 2;
 constexpr std::int64_t kMessageBytes = 25 << 20;
 
@@ -35,13 +35,7 @@ class StepSimulation {
         trace_(trace),
         at_(at),
         settings_(settings),
-        shards_parameters_(
-            at.split == MemorySplit::full_shard ||
-            at.split == MemorySplit::hybrid_shard),
-        is_sharded_(at.num_shards > 1),
-        casts_(
-            is_sharded_ && settings.computes_in_16_bits &&
-            at.precision != FloatType::fp32),
+        sizes_(model, at, settings),
         is_full_(model.parameters.size(), false),
         full_(model.parameters.size()),
         memory_(settings.heap_holes) {}
@@ -57,110 +51,47 @@ class StepSimulation {
   }
 
  private:
-  [[nodiscard]] bool is_shard(const PlannedParameter& parameter) const {
-    return is_sharded_ && parameter.unit != PlannedParameter::kUnsharded;
-  }
-  // Number of elements on the rank with the most rows.
-  [[nodiscard]] std::int64_t local_elements(
-      const PlannedParameter& parameter) const {
-    if (!is_shard(parameter)) return parameter.num_elements;
-    const std::int64_t rows =
-        (parameter.num_rows + at_.num_shards - 1) / at_.num_shards;
-    return parameter.num_elements /
-        std::max<std::int64_t>(parameter.num_rows, 1) * rows;
-  }
-  [[nodiscard]] std::int64_t local_element_bytes(
-      const PlannedParameter& parameter) const {
-    const bool is_upcast =
-        casts_ && is_shard(parameter) && parameter.is_trained;
-    return is_upcast ? std::max<std::int64_t>(parameter.element_bytes, 4)
-                     : parameter.element_bytes;
-  }
-  [[nodiscard]] std::int64_t local_bytes(
-      const PlannedParameter& parameter) const {
-    return local_elements(parameter) * local_element_bytes(parameter);
-  }
-  // Bytes per element of the full parameter and of its gradient.
-  [[nodiscard]] std::int64_t full_element_bytes(
-      const PlannedParameter& parameter) const {
-    const bool is_cast =
-        casts_ && is_shard(parameter) && !parameter.keeps_precision;
-    return is_cast ? std::min<std::int64_t>(parameter.element_bytes, 2)
-                   : parameter.element_bytes;
-  }
-  [[nodiscard]] std::int64_t full_bytes(
-      const PlannedParameter& parameter) const {
-    return parameter.num_elements * full_element_bytes(parameter);
-  }
-  [[nodiscard]] std::int64_t local_gradients() const {
-    std::int64_t bytes = 0;
-    for (const PlannedParameter& each : model_.parameters)
-      bytes += each.is_trained ? local_bytes(each) : 0;
-    return bytes;
-  }
-  [[nodiscard]] bool travels_alone(const PlannedParameter& parameter) const {
-    return full_bytes(parameter) >= kSmallParameter;
-  }
-  [[nodiscard]] bool has_buckets() const {
-    return !is_sharded_ && at_.num_ranks > 1;
-  }
-  // ZeRO-1 and replicas keep full gradients between micro-steps.
-  [[nodiscard]] bool keeps_full_gradients() const {
-    return !is_sharded_ || at_.split == MemorySplit::zero_1;
-  }
-
-  // Bytes of a slot that the largest message uses.
-  [[nodiscard]] std::int64_t touched_of_slot() const {
-    std::int64_t largest = 0;
-    std::int64_t buckets = 0;
-    for (const PlannedParameter& each : model_.parameters) {
-      if (!each.is_trained) continue;
-      const std::int64_t bytes = full_bytes(each);
-      if (is_shard(each)) {
-        largest = std::max(largest, bytes - bytes / at_.num_shards);
-      } else if (has_buckets()) {
-        buckets += bytes;
-      }
-    }
-    if (buckets < settings_.slot_bytes) largest = std::max(largest, buckets);
-    return std::min(largest, settings_.slot_bytes);
-  }
-
   // Makes the model, then divides it.
   void hold_model() {
-    memory_.take_unkept(MemoryUse::workspace, 2 * touched_of_slot());
+    memory_.take_unkept(MemoryUse::workspace, sizes_.slots());
     memory_.take(MemoryUse::weights, model_.buffer_bytes);
     std::vector<Block> made;
     for (const PlannedParameter& each : model_.parameters)
       made.push_back(memory_.take(MemoryUse::weights, each.num_bytes()));
+    const bool keeps_blocks =
+        sizes_.is_sharded() && settings_.keeps_freed_blocks;
+    if (keeps_blocks) memory_.keep_freed_blocks(0);
     for (std::size_t p = 0; p < made.size(); ++p) {
       const PlannedParameter& parameter = model_.parameters[p];
-      if (is_shard(parameter)) divide(parameter, made[p]);
-      if (parameter.is_trained && has_buckets())
+      if (sizes_.is_shard(parameter)) divide(parameter, made[p]);
+      if (parameter.is_trained && sizes_.has_buckets())
         memory_.take_unkept(MemoryUse::buckets, parameter.num_bytes());
     }
-    if (is_sharded_ && settings_.keeps_freed_blocks)
-      memory_.keep_freed_blocks(local_gradients());
+    if (keeps_blocks) {
+      memory_.keep_freed_blocks(sizes_.local_gradients());
+      memory_.return_free_memory();
+    }
   }
 
   // As in make_units.cpp: this rank's shard is copied, then the full parameter
   // is cast. The heap keeps the memory that this takes.
   void divide(const PlannedParameter& parameter, Block whole) {
     const bool is_cast =
-        full_element_bytes(parameter) != parameter.element_bytes;
+        sizes_.full_element_bytes(parameter) != parameter.element_bytes;
     // Shards are views of full parameters unless their dtypes differ.
-    if (shards_parameters_) {
-      memory_.take(MemoryUse::weights, local_bytes(parameter));
+    if (sizes_.shards_parameters()) {
+      memory_.take(MemoryUse::weights, sizes_.local_bytes(parameter));
     } else if (
-        full_element_bytes(parameter) != local_element_bytes(parameter)) {
-      memory_.take(MemoryUse::optimizer_state, local_bytes(parameter));
+        sizes_.full_element_bytes(parameter) !=
+        sizes_.local_element_bytes(parameter)) {
+      memory_.take(MemoryUse::optimizer_state, sizes_.local_bytes(parameter));
     }
     if (is_cast) {
       const Block cast =
-          memory_.take(MemoryUse::weights, full_bytes(parameter));
+          memory_.take(MemoryUse::weights, sizes_.full_bytes(parameter));
       memory_.give(MemoryUse::weights, std::exchange(whole, cast));
     }
-    if (shards_parameters_) memory_.give(MemoryUse::weights, whole);
+    if (sizes_.shards_parameters()) memory_.give(MemoryUse::weights, whole);
   }
 
   void step() {
@@ -179,11 +110,11 @@ class StepSimulation {
     for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
       const PlannedParameter& parameter = model_.parameters[p];
       if (!parameter.is_trained) continue;
-      if (has_buckets() && settings_.gradient_as_bucket_view) continue;
+      if (sizes_.has_buckets() && settings_.gradient_as_bucket_view) continue;
       keep_gradient(
           p,
-          keeps_full_gradients() ? full_bytes(parameter)
-                                 : local_bytes(parameter));
+          sizes_.keeps_full_gradients() ? sizes_.full_bytes(parameter)
+                                        : sizes_.local_bytes(parameter));
     }
   }
 
@@ -209,7 +140,7 @@ class StepSimulation {
         break;
       }
       case TraceEvent::Kind::read:
-        if (shards_parameters_) read(event.index);
+        if (sizes_.shards_parameters()) read(event.index);
         break;
       case TraceEvent::Kind::end_of_forward:
         end_forward();
@@ -236,8 +167,8 @@ class StepSimulation {
     for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
       if (model_.parameters[p].unit != unit || is_full_[p]) continue;
       is_full_[p] = true;
-      full_[p] =
-          memory_.take(MemoryUse::units, full_bytes(model_.parameters[p]));
+      full_[p] = memory_.take(
+          MemoryUse::units, sizes_.full_bytes(model_.parameters[p]));
     }
   }
   void reshard_parameter(std::size_t p) {
@@ -268,7 +199,7 @@ class StepSimulation {
 
   void end_forward() {
     order_->end();
-    if (shards_parameters_) {
+    if (sizes_.shards_parameters()) {
       for (std::size_t unit = 0; unit < model_.num_units; ++unit) {
         if (current_ != unit) reshard(unit);
       }
@@ -277,7 +208,7 @@ class StepSimulation {
     order_->begin();
     pending_.assign(model_.num_units, 0);
     for (const PlannedParameter& each : model_.parameters) {
-      if (is_shard(each) && each.is_trained) ++pending_[each.unit];
+      if (sizes_.is_shard(each) && each.is_trained) ++pending_[each.unit];
     }
   }
 
@@ -288,10 +219,10 @@ class StepSimulation {
     const PlannedParameter& parameter = model_.parameters[p];
     Block gradient = event.allocation != TraceEvent::kNone
         ? std::exchange(allocations_[event.allocation], {})
-        : memory_.take(MemoryUse::activations, full_bytes(parameter));
-    if (!is_shard(parameter)) {
+        : memory_.take(MemoryUse::activations, sizes_.full_bytes(parameter));
+    if (!sizes_.is_shard(parameter)) {
       if (gradients_[p].num_bytes > 0 ||
-          (has_buckets() && settings_.gradient_as_bucket_view)) {
+          (sizes_.has_buckets() && settings_.gradient_as_bucket_view)) {
         // Accumulated or copied into the existing memory.
         memory_.give(MemoryUse::activations, gradient);
       } else {
@@ -300,7 +231,7 @@ class StepSimulation {
       }
       return;
     }
-    if (gradients_[p].num_bytes > 0 && keeps_full_gradients()) {
+    if (gradients_[p].num_bytes > 0 && sizes_.keeps_full_gradients()) {
       memory_.give(MemoryUse::activations, gradient);
       gradient = std::exchange(gradients_[p], {});
       memory_.move(MemoryUse::gradients, MemoryUse::units, gradient);
@@ -318,14 +249,14 @@ class StepSimulation {
 
   void reduce(std::size_t p, const Block& outgoing) {
     const PlannedParameter& parameter = model_.parameters[p];
-    const bool frees =
-        shards_parameters_ && !order_->is_due_soon(parameter.unit, kKeptUnits);
+    const bool frees = sizes_.shards_parameters() &&
+        !order_->is_due_soon(parameter.unit, kKeptUnits);
     Message message{.parameter = p, .outgoing = outgoing, .incoming = {}};
-    if (travels_alone(parameter)) {
+    if (sizes_.travels_alone(parameter)) {
       if (frees) reshard_parameter(p);
       finish_messages();
-      const std::int64_t share =
-          local_elements(parameter) * full_element_bytes(parameter);
+      const std::int64_t share = sizes_.local_elements(parameter) *
+          sizes_.full_element_bytes(parameter);
       for (int peer = 1; peer < at_.num_shards; ++peer)
         message.incoming.push_back(memory_.take(MemoryUse::units, share));
     }
@@ -340,7 +271,7 @@ class StepSimulation {
 
   void finish(Message& message) {
     const PlannedParameter& parameter = model_.parameters[message.parameter];
-    const std::int64_t mean = local_bytes(parameter);
+    const std::int64_t mean = sizes_.local_bytes(parameter);
     if (gradients_[message.parameter].num_bytes == 0) {
       const bool keeps_one = !message.incoming.empty() &&
           message.incoming.back().num_bytes == mean;
@@ -355,7 +286,8 @@ class StepSimulation {
         keep_gradient(message.parameter, mean);
       }
     }
-    if (local_element_bytes(parameter) != full_element_bytes(parameter))
+    if (sizes_.local_element_bytes(parameter) !=
+        sizes_.full_element_bytes(parameter))
       take_for_a_moment(mean);
     for (const Block& each : message.incoming)
       memory_.give(MemoryUse::units, each);
@@ -371,12 +303,14 @@ class StepSimulation {
   void end_backward() {
     order_->end();
     finish_messages();
-    for (std::size_t unit = 0; shards_parameters_ && unit < model_.num_units;
+    for (std::size_t unit = 0;
+         sizes_.shards_parameters() && unit < model_.num_units;
          ++unit)
       reshard(unit);
     current_.reset();
-    if (is_sharded_ && at_.num_ranks > at_.num_shards) {
-      const std::int64_t message = std::min(local_gradients(), kMessageBytes);
+    if (sizes_.is_sharded() && at_.num_ranks > at_.num_shards) {
+      const std::int64_t message =
+          std::min(sizes_.local_gradients(), kMessageBytes);
       take_for_a_moment(message);
     }
   }
@@ -388,7 +322,7 @@ class StepSimulation {
       std::vector<Block> temporaries;
       for (int i = 0; i < settings_.num_temporaries; ++i) {
         temporaries.push_back(
-            memory_.take(MemoryUse::workspace, local_bytes(each)));
+            memory_.take(MemoryUse::workspace, sizes_.local_bytes(each)));
       }
       for (const Block& temporary : temporaries)
         memory_.give(MemoryUse::workspace, temporary);
@@ -406,7 +340,8 @@ class StepSimulation {
   void make_state(const PlannedParameter& parameter) {
     for (std::int64_t i = 0; i < settings_.state_bytes; i += kStateBytes)
       memory_.take(
-          MemoryUse::optimizer_state, local_elements(parameter) * kStateBytes);
+          MemoryUse::optimizer_state,
+          sizes_.local_elements(parameter) * kStateBytes);
   }
 
   [[nodiscard]] MemoryRow row() const {
@@ -429,11 +364,7 @@ class StepSimulation {
   const StepTrace& trace_;
   const MemoryCase& at_;
   const StepSettings& settings_;
-  bool shards_parameters_;
-  bool is_sharded_;
-  // Sharded models compute with 16-bit parameters, whatever is sharded, and
-  // step on fp32 shards.
-  bool casts_;
+  PlannedSizes sizes_;
   std::vector<bool> is_full_;  // by parameter
   std::vector<Block> full_;    // by parameter
   ResidentMemory memory_;

@@ -1,4 +1,4 @@
-#include "train/plan/heap_holes.h"
+#include "train/memory/heap_holes.h"
 
 #include <algorithm>
 #include <charconv>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 #endif
 
-#include "train/plan/heap_model.h"
+#include "train/memory/heap_model.h"
 
 namespace accelerate::detail {
 
@@ -43,27 +43,22 @@ std::vector<std::int64_t> free_ranges() {
   return ranges;
 }
 
-// Sizes of the heap ranges that parameters occupy; adjacent ones are merged.
-std::vector<std::int64_t> parameters_in_heap(const ParameterTable& table) {
+// Sizes of the parts of the heap that these ranges of addresses occupy; adjacent
+// ones are merged.
+std::vector<std::int64_t> sizes_in_heap(std::vector<MemoryRange> ranges) {
   // Modules and other small objects lie between a model's parameters.
-  constexpr std::uintptr_t kBeside = kPageBytes;
-  const auto end_of_heap = reinterpret_cast<std::uintptr_t>(::sbrk(0));
-  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> blocks;
-  for (const Parameter& row : table.rows()) {
-    if (!row.tensor.has_storage()) continue;
-    const auto begin =
-        reinterpret_cast<std::uintptr_t>(row.tensor.storage().data());
-    if (begin != 0 && begin < end_of_heap)
-      blocks.emplace_back(begin, begin + row.tensor.storage().nbytes());
-  }
-  std::sort(blocks.begin(), blocks.end());
+  constexpr std::int64_t kBeside = kPageBytes;
+  const auto end_of_heap = reinterpret_cast<std::intptr_t>(::sbrk(0));
+  std::erase_if(ranges, [&](const MemoryRange& range) {
+    return range.first == 0 || range.first >= end_of_heap;
+  });
+  std::sort(ranges.begin(), ranges.end());
   std::vector<std::int64_t> sizes;
-  for (std::size_t i = 0; i < blocks.size();) {
-    const std::uintptr_t begin = blocks[i].first;
-    std::uintptr_t end = blocks[i].second;
-    for (++i; i < blocks.size() && blocks[i].first <= end + kBeside; ++i)
-      end = std::max(end, blocks[i].second);
-    sizes.push_back(static_cast<std::int64_t>(end - begin));
+  for (std::size_t i = 0; i < ranges.size();) {
+    auto [begin, end] = ranges[i];
+    for (++i; i < ranges.size() && ranges[i].first <= end + kBeside; ++i)
+      end = std::max(end, ranges[i].second);
+    sizes.push_back(end - begin);
   }
   return sizes;
 }
@@ -72,11 +67,19 @@ std::vector<std::int64_t> parameters_in_heap(const ParameterTable& table) {
 }  // namespace
 
 std::vector<std::int64_t> heap_holes(
-    [[maybe_unused]] const ParameterTable& table) {
+    [[maybe_unused]] const ParameterTable& table,
+    [[maybe_unused]] std::vector<MemoryRange> others) {
   std::vector<std::int64_t> holes;
 #ifdef __GLIBC__
   holes = free_ranges();
-  const auto filled = parameters_in_heap(table);
+  for (const Parameter& row : table.rows()) {
+    if (!row.tensor.has_storage()) continue;
+    const at::Storage& storage = row.tensor.storage();
+    const auto begin = reinterpret_cast<std::intptr_t>(storage.data());
+    others.emplace_back(
+        begin, begin + static_cast<std::intptr_t>(storage.nbytes()));
+  }
+  const auto filled = sizes_in_heap(std::move(others));
   holes.insert(holes.end(), filled.begin(), filled.end());
 #endif
   return holes;

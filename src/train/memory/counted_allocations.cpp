@@ -1,4 +1,4 @@
-#include "train/plan/counted_allocations.h"
+#include "train/memory/counted_allocations.h"
 
 #include <atomic>
 #include <mutex>

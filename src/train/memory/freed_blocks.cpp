@@ -1,4 +1,4 @@
-#include "train/accelerator/freed_blocks.h"
+#include "train/memory/freed_blocks.h"
 
 #include <algorithm>
 #include <atomic>
@@ -16,21 +16,19 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
-#include "train/plan/counted_allocations.h"
+#include "train/memory/block_arena.h"
+#include "train/memory/counted_allocations.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-constexpr std::size_t kLarge = std::size_t{1} << 20;
-constexpr std::size_t kPage = 4096;
-
-class LargeBlocks final : public c10::Allocator {
+class BlockAllocator final : public c10::Allocator {
  public:
-  explicit LargeBlocks(c10::Allocator& others) : others_(others) {}
+  explicit BlockAllocator(c10::Allocator& others) : others_(others) {}
 
   c10::DataPtr allocate(std::size_t size) override {
-    void* memory = size < kLarge ? nullptr : take(round_up(size));
+    void* const memory = take(size);
     if (memory == nullptr) return others_.allocate(size);
     return {memory, memory, &give, c10::Device(c10::DeviceType::CPU)};
   }
@@ -42,9 +40,10 @@ class LargeBlocks final : public c10::Allocator {
     default_copy_data(to, from, count);
   }
 
-  void change_limit(std::int64_t by) {
+  void change_limit(std::int64_t by, int num_leases) {
     const std::lock_guard lock(mutex_);
     limit_ += by;
+    num_leases_ += num_leases;
     make_room(0);
   }
 
@@ -60,12 +59,19 @@ class LargeBlocks final : public c10::Allocator {
   };
 
   static std::size_t round_up(std::size_t size) {
-    return (size + kPage - 1) / kPage * kPage;
+    return (size + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
 
+  // Returns null if the block belongs in the fallback allocator.
   void* take(std::size_t size) {
+    if (size < kArenaBlocksFrom) return nullptr;
     const std::lock_guard lock(mutex_);
-    if (limit_ == 0) return nullptr;
+    if (num_leases_ == 0) return nullptr;
+    if (size < kKeptBlocksFrom) return arena_.take(size);
+    return limit_ > 0 ? take_pages(round_up(size)) : nullptr;
+  }
+
+  void* take_pages(std::size_t size) {
     // The block freed last is the most likely to be in a cache.
     const auto found =
         std::find_if(kept_.rbegin(), kept_.rend(), [&](const Block& block) {
@@ -92,7 +98,14 @@ class LargeBlocks final : public c10::Allocator {
 
   static void give(void* memory);
 
-  bool keep(void* memory) {
+  bool give_to_arena(void* memory) {
+    if (!arena_.owns(memory)) return false;
+    const std::lock_guard lock(mutex_);
+    arena_.give(memory);
+    return true;
+  }
+
+  bool give_pages(void* memory) {
     const std::lock_guard lock(mutex_);
     const auto found = sizes_.find(memory);
     if (found == sizes_.end()) return false;
@@ -121,14 +134,16 @@ class LargeBlocks final : public c10::Allocator {
 
   c10::Allocator& others_;
   std::mutex mutex_;
-  std::unordered_map<void*, std::size_t> sizes_;  // blocks in use
+  int num_leases_ = 0;
+  BlockArena arena_;
+  std::unordered_map<void*, std::size_t> sizes_;  // large blocks in use
   std::vector<Block> kept_;                       // the oldest first
   std::int64_t kept_bytes_ = 0;
   std::int64_t limit_ = 0;
 };
 
 // Set once, when it becomes LibTorch's allocator; outlives all tensors.
-std::atomic<LargeBlocks*> registered{nullptr};
+std::atomic<BlockAllocator*> registered{nullptr};
 
 // Also works while a plan counts a thread's allocations.
 bool is_default_allocator() {
@@ -138,11 +153,12 @@ bool is_default_allocator() {
 }
 
 // Returns null if the program has its own allocator.
-LargeBlocks* register_once() {
+BlockAllocator* register_once() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (registered == nullptr && is_default_allocator()) {
-    auto blocks = std::make_unique<LargeBlocks>(*c10::GetDefaultCPUAllocator());
+    auto blocks =
+        std::make_unique<BlockAllocator>(*c10::GetDefaultCPUAllocator());
     // Its deleter needs this as soon as it is registered.
     registered = blocks.get();
     if (replace_cpu_allocator(c10::GetDefaultCPUAllocator(), blocks.get())) {
@@ -159,24 +175,32 @@ LargeBlocks* register_once() {
   return registered;
 }
 
-void LargeBlocks::give(void* memory) {
+void BlockAllocator::give(void* memory) {
   // Blocks begin at a page boundary; the other allocator's memory hardly ever
   // does.
   const bool may_be_block =
-      reinterpret_cast<std::uintptr_t>(memory) % kPage == 0;
-  if (may_be_block && registered.load()->keep(memory)) return;
+      reinterpret_cast<std::uintptr_t>(memory) % kPageBytes == 0;
+  BlockAllocator& blocks = *registered.load();
+  if (blocks.give_to_arena(memory)) return;
+  if (may_be_block && blocks.give_pages(memory)) return;
   c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
 }
 
 }  // namespace
 
 std::shared_ptr<void> keep_freed_blocks(std::int64_t up_to_bytes) {
-  LargeBlocks* const blocks = register_once();
+  BlockAllocator* const blocks = register_once();
   if (blocks == nullptr) return nullptr;
-  blocks->change_limit(up_to_bytes);
-  return {blocks, [up_to_bytes](LargeBlocks* all) {
-            all->change_limit(-up_to_bytes);
+  blocks->change_limit(up_to_bytes, 1);
+  return {blocks, [up_to_bytes](BlockAllocator* all) {
+            all->change_limit(-up_to_bytes, -1);
           }};
+}
+
+void return_free_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 bool can_keep_freed_blocks() {
@@ -184,7 +208,7 @@ bool can_keep_freed_blocks() {
 }
 
 std::int64_t kept_block_bytes() {
-  LargeBlocks* const blocks = registered;
+  BlockAllocator* const blocks = registered;
   return blocks == nullptr ? 0 : blocks->kept_bytes();
 }
 

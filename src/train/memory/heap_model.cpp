@@ -1,8 +1,6 @@
-#include "train/plan/heap_model.h"
+#include "train/memory/heap_model.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <iterator>
 
 namespace accelerate::detail {
 
@@ -38,10 +36,10 @@ void HeapModel::add_hole(std::int64_t size) {
   const std::int64_t begin = limit_ + kUnit;
   const std::int64_t end = begin + size;
   limit_ = end_ = rounded(end + kUnit, kPageBytes);
-  is_touched_.resize(static_cast<std::size_t>(limit_ / kPageBytes), false);
-  is_touched_[static_cast<std::size_t>(begin / kPageBytes)] = true;
-  is_touched_[static_cast<std::size_t>(end / kPageBytes)] = true;
-  add_free(begin, end);
+  // The pages shared with the blocks around it are resident already.
+  pages_.touch({begin, begin + 1}, false);
+  pages_.touch({end, end + 1}, false);
+  free_.add({begin, end});
 }
 
 // Works like posix_memalign(): takes a larger range, and frees the memory
@@ -58,26 +56,22 @@ std::optional<HeapModel::Range> HeapModel::take(std::int64_t num_bytes) {
   Range block{begin, begin + size};
   const bool is_cut = range.second - block.second >= kSmallest;
   if (!is_cut) block.second = range.second;
-  touch(block);
-  if (begin > range.first) free(range.first, begin);
-  if (is_cut) free(block.second, range.second);
+  pages_.touch(block);
+  if (begin > range.first) free({range.first, begin});
+  if (is_cut) free({block.second, range.second});
   return block;
 }
 
 bool HeapModel::has_room(std::int64_t size) const {
-  return free_by_size_.lower_bound({size, 0}) != free_by_size_.end() ||
-      limit_ - end_ >= size + kSmallest;
+  return free_.has(size) || limit_ - end_ >= size + kSmallest;
 }
 
 HeapModel::Range HeapModel::cut(std::int64_t size) {
-  const auto best = free_by_size_.lower_bound({size, 0});
-  if (best == free_by_size_.end()) return take_end(size);
-  const std::int64_t begin = best->second;
-  const auto place = free_.find(begin);
-  const std::int64_t end = place->second;
-  remove_free(place);
+  const auto best = free_.take_best(size);
+  if (!best) return take_end(size);
+  const auto [begin, end] = *best;
   if (end - (begin + size) < kSmallest) return {begin, end};
-  add_free(begin + size, end);
+  free_.add({begin + size, end});
   return {begin, begin + size};
 }
 
@@ -88,61 +82,24 @@ HeapModel::Range HeapModel::take_end(std::int64_t size) {
   return {begin, end_};
 }
 
-void HeapModel::free(std::int64_t begin, std::int64_t end) {
-  auto next = free_.lower_bound(begin);
-  if (next != free_.begin()) {
-    const auto before = std::prev(next);
-    if (before->second == begin) {
-      begin = before->first;
-      remove_free(before);
-    }
-  }
-  next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == end) {
-    end = next->second;
-    remove_free(next);
-  }
-  if (end != end_) {
-    add_free(begin, end);
+void HeapModel::free(const Range& given) {
+  const Range range = free_.take_neighbours(given);
+  if (range.second != end_) {
+    free_.add(range);
     return;
   }
-  end_ = begin;
-  if (end - begin < kConsolidatedFrom || limit_ - end_ < kTopPad + kPageBytes)
+  end_ = range.first;
+  if (range.second - range.first < kConsolidatedFrom ||
+      limit_ - end_ < kTopPad + kPageBytes)
     return;
-  cut_end();
-}
-
-void HeapModel::cut_end() {
   limit_ = rounded(end_ + kTopPad, kPageBytes);
-  const auto num_pages = static_cast<std::size_t>(limit_ / kPageBytes);
-  if (is_touched_.size() <= num_pages) return;
-  num_touched_ -= std::count(
-      is_touched_.begin() + static_cast<std::ptrdiff_t>(num_pages),
-      is_touched_.end(),
-      true);
-  is_touched_.resize(num_pages);
+  pages_.drop_from(limit_);
 }
 
-void HeapModel::touch(const Range& range) {
-  const auto first = static_cast<std::size_t>(range.first / kPageBytes);
-  const auto last = static_cast<std::size_t>((range.second - 1) / kPageBytes);
-  if (is_touched_.size() <= last) is_touched_.resize(last + 1, false);
-  for (std::size_t page = first; page <= last; ++page) {
-    if (is_touched_[page]) continue;
-    is_touched_[page] = true;
-    ++num_touched_;
-  }
-}
-
-void HeapModel::add_free(std::int64_t begin, std::int64_t end) {
-  free_.emplace(begin, end);
-  free_by_size_.emplace(end - begin, begin);
-}
-
-void HeapModel::remove_free(
-    std::map<std::int64_t, std::int64_t>::iterator place) {
-  free_by_size_.erase({place->second - place->first, place->first});
-  free_.erase(place);
+void HeapModel::trim() {
+  free_.for_each([&](const Range& range) { pages_.drop_within(range); });
+  limit_ = rounded(end_, kPageBytes);
+  pages_.drop_from(limit_);
 }
 
 }  // namespace accelerate::detail

@@ -1,16 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
-#include <set>
-#include <utility>
 #include <vector>
 
-namespace accelerate::detail {
+#include "train/memory/free_ranges.h"
+#include "train/memory/touched_pages.h"
 
-/// The unit in which memory becomes resident.
-inline constexpr std::int64_t kPageBytes = 4096;
+namespace accelerate::detail {
 
 /// Models the C library's heap as glibc manages it (malloc.c), to account for
 /// memory between blocks in use, which cannot be returned to the system. Blocks
@@ -27,36 +24,28 @@ class HeapModel {
   /// them.
   explicit HeapModel(const std::vector<std::int64_t>& holes = {});
 
-  /// Begin and end of a block.
-  using Range = std::pair<std::int64_t, std::int64_t>;
+  using Range = MemoryRange;
 
   /// Returns nullopt if the block comes from the system instead.
   std::optional<Range> take(std::int64_t num_bytes);
-  void give(const Range& block) { free(block.first, block.second); }
+  void give(const Range& block) { free(block); }
+  /// Works like malloc_trim(0): free pages are no longer resident.
+  void trim();
   /// Bytes that have become resident, in use or not.
-  [[nodiscard]] std::int64_t resident() const {
-    return num_touched_ * kPageBytes;
-  }
+  [[nodiscard]] std::int64_t resident() const { return pages_.num_bytes(); }
 
  private:
   void add_hole(std::int64_t size);
   [[nodiscard]] bool has_room(std::int64_t size) const;
   Range cut(std::int64_t size);
   Range take_end(std::int64_t size);
-  void free(std::int64_t begin, std::int64_t end);
-  void add_free(std::int64_t begin, std::int64_t end);
-  void remove_free(std::map<std::int64_t, std::int64_t>::iterator place);
-  void touch(const Range& range);
-  void cut_end();
+  void free(const Range& given);
 
-  /// Ends of free ranges by their begin; never at the end of the heap.
-  std::map<std::int64_t, std::int64_t> free_;
-  std::set<Range> free_by_size_;  // size and begin
+  FreeRanges free_;  // never at the end
   /// End of the memory in use.
   std::int64_t end_ = 0;
-  std::int64_t limit_ = 0;        // of what the system gave
-  std::vector<bool> is_touched_;  // by page
-  std::int64_t num_touched_ = 0;
+  std::int64_t limit_ = 0;  // of what the system gave
+  TouchedPages pages_;
 };
 
 }  // namespace accelerate::detail

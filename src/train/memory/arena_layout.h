@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "train/memory/free_ranges.h"
+
+namespace accelerate::detail {
+
+/// Decides where blocks lie in a growing region of memory, without touching it.
+/// Like glibc's heap: a block takes the smallest free range that fits or else
+/// the end of the region, and freed blocks are merged with free neighbours. But
+/// because every size is a multiple of the alignment, a freed block always fits
+/// the next one of its size.
+class ArenaLayout {
+ public:
+  static constexpr std::int64_t kAlignment = 64;  // LibTorch's gAlignment
+
+  explicit ArenaLayout(std::int64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  /// Returns nullopt if the region would exceed `max_bytes`.
+  std::optional<MemoryRange> take(std::int64_t num_bytes);
+  void give(const MemoryRange& block);
+
+  /// The region needs memory up to here, a multiple of kPageBytes. give() lowers
+  /// it in large steps only.
+  [[nodiscard]] std::int64_t limit() const { return limit_; }
+
+ private:
+  FreeRanges free_;       // never at the end
+  std::int64_t end_ = 0;  // of the memory in use
+  std::int64_t limit_ = 0;
+  std::int64_t max_bytes_;
+};
+
+}  // namespace accelerate::detail

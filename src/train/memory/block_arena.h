@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "train/memory/arena_layout.h"
+
+namespace accelerate::detail {
+
+/// Memory for blocks of tens of KiB to a MiB, apart from small objects, which
+/// would lie between them and keep their memory from being used again. Reserves
+/// as many addresses as the machine has memory; if it cannot, it is empty. Not
+/// thread-safe.
+class BlockArena {
+ public:
+  BlockArena();
+  ~BlockArena();
+  BlockArena(const BlockArena&) = delete;
+  BlockArena& operator=(const BlockArena&) = delete;
+
+  /// Aligned like LibTorch's. Null if the system gives no memory.
+  void* take(std::size_t num_bytes);
+  /// `memory` must be from take().
+  void give(void* memory);
+
+  /// May be called on any thread.
+  [[nodiscard]] bool owns(const void* memory) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    const auto begin = reinterpret_cast<std::uintptr_t>(begin_);
+    return address - begin < num_reserved_;
+  }
+
+ private:
+  bool adjust();
+
+  char* begin_ = nullptr;
+  std::size_t num_reserved_ = 0;
+  ArenaLayout layout_{0};
+  std::int64_t committed_ = 0;
+  std::unordered_map<std::int64_t, std::int64_t> ends_;  // of blocks in use
+};
+
+}  // namespace accelerate::detail

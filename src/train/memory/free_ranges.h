@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace accelerate::detail {
+
+/// The unit in which memory becomes resident.
+inline constexpr std::int64_t kPageBytes = 4096;
+
+/// Begin and end, in bytes from the begin of the memory that is divided.
+using MemoryRange = std::pair<std::int64_t, std::int64_t>;
+
+/// Free ranges of memory by size and place. Logarithmic in their number.
+class FreeRanges {
+ public:
+  /// Removes and returns the smallest range of at least `size`; of several, the
+  /// first.
+  std::optional<MemoryRange> take_best(std::int64_t size);
+  [[nodiscard]] bool has(std::int64_t size) const {
+    return by_size_.lower_bound({size, 0}) != by_size_.end();
+  }
+
+  /// Adds a range that has no free neighbours.
+  void add(const MemoryRange& range);
+  template <typename Function>
+  void for_each(Function function) const {
+    for (const auto& [begin, end] : ends_) function(MemoryRange{begin, end});
+  }
+  /// Removes the free neighbours of `range`; returns it merged with them.
+  MemoryRange take_neighbours(MemoryRange range);
+
+ private:
+  void remove(std::map<std::int64_t, std::int64_t>::iterator place);
+
+  std::map<std::int64_t, std::int64_t> ends_;                // by begin
+  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // size and begin
+};
+
+}  // namespace accelerate::detail
