@@ -182,6 +182,33 @@ TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
   EXPECT_GT(total(true), total(false));
 }
 
+// A step with scratch memory that stops growing at 512 samples.
+TEST(PlanMemory, RunsManySamplesIfScratchIsLarge) {
+  const Accelerator accelerator({.cpu = true, .journal = false});
+  nn::Linear module(4, 4);
+  std::int64_t most = 0;
+  const auto plan = [&](std::int64_t batch_size) {
+    most = 0;
+    MemoryCase at = MemoryCase{.micro_batch = 4096};
+    return accelerator
+        .plan_memory(
+            module,
+            [&](std::int64_t n) {
+              most = std::max(most, n);
+              torch::empty({std::min<std::int64_t>(n, 512), 1024});
+              return module(torch::ones({n, 4})).sum();
+            },
+            {.batch_size = batch_size, .precisions = {FloatType::fp32}})
+        .row(at)
+        .total();
+  };
+  const std::uint64_t extrapolated = plan(4);
+  EXPECT_EQ(most, 4);
+  EXPECT_GT(extrapolated, 4096U * 4096U);
+  EXPECT_LT(plan(4096), 512U * 4096U + (1U << 20));
+  EXPECT_EQ(most, 4096);
+}
+
 TEST(PlanMemory, NamesStepsThatItCannotPlan) {
   const Accelerator accelerator({.cpu = true, .journal = false});
   auto module = net();

@@ -113,5 +113,58 @@ TEST(FitTraces, FailIfLargeBlocksOrOtherEventsDiffer) {
   EXPECT_FALSE(fit_traces(without_end.trace(), step(2, 0), 2).has_value());
 }
 
+// A kernel's scratch memory that grows up to `most` bytes, beside a block that
+// is kept.
+StepTrace step_with_scratch(double num_samples, double most) {
+  Script script;
+  const std::size_t kept = script.take(1000 * num_samples);
+  script.take_for_a_moment(std::min(9000 + 256 * num_samples, most), 7);
+  script.end_forward();
+  script.give(kept);
+  return script.trace();
+}
+
+StepTrace fit_with_scratch(std::int64_t num_samples) {
+  constexpr double kMost = 200'000;
+  const auto count = static_cast<double>(num_samples);
+  return fit_traces(
+             step_with_scratch(count, kMost),
+             step_with_scratch(2 * count, kMost),
+             num_samples)
+      .value();
+}
+
+TEST(FitTraces, LetsScratchGrowAsWithManySamples) {
+  StepTrace trace = fit_with_scratch(2);
+  EXPECT_EQ(detail::bytes_of(trace.events[1], 4096), 9000 + 256 * 4096);
+  detail::limit_scratch(trace, fit_with_scratch(1024));
+  EXPECT_EQ(detail::bytes_of(trace.events[1], 4), 9000 + 256 * 4);
+  EXPECT_EQ(detail::bytes_of(trace.events[1], 4096), 200'000);
+  // Blocks that are not freed at once are left as they are.
+  EXPECT_FALSE(trace.events[0].grows_less);
+  EXPECT_EQ(detail::bytes_of(trace.events[0], 4096), 4'096'000);
+}
+
+TEST(FitTraces, LeaveScratchAloneIfManySamplesTakeAnotherWay) {
+  StepTrace trace = fit_with_scratch(2);
+  StepTrace other = fit_with_scratch(1024);
+  other.events[1].last_operator = 8;
+  detail::limit_scratch(trace, other);
+  EXPECT_FALSE(trace.events[1].grows_less);
+  other = fit_with_scratch(1024);
+  other.events.pop_back();
+  detail::limit_scratch(trace, other);
+  EXPECT_FALSE(trace.events[1].grows_less);
+}
+
+TEST(FitTraces, KnowsWhatATraceNeeds) {
+  const StepTrace trace = fit_with_scratch(2);
+  EXPECT_EQ(detail::peak_bytes(trace, 10), 10'000 + 9000 + 2560);
+  EXPECT_FALSE(detail::has_large_scratch(trace, 100));
+  EXPECT_TRUE(detail::has_large_scratch(trace, 1000));
+  EXPECT_FALSE(detail::has_large_scratch(
+      fit_traces(step(2, 1), step(4, 1), 2).value(), 1 << 20));
+}
+
 }  // namespace plan_traces_test
 }  // namespace accelerate

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace accelerate::detail {
 
@@ -142,7 +143,72 @@ class TraceFit {
   std::unordered_map<std::size_t, std::size_t> in_more_;
 };
 
+bool is_freed_at_once(const StepTrace& trace, std::size_t place) {
+  const TraceEvent& event = trace.events[place];
+  if (event.kind != TraceEvent::Kind::allocate ||
+      place + 1 == trace.events.size())
+    return false;
+  const TraceEvent& next = trace.events[place + 1];
+  return next.kind == TraceEvent::Kind::release && next.index == event.index;
+}
+
 }  // namespace
+
+double bytes_of(const TraceEvent& event, std::int64_t samples) {
+  const auto count = static_cast<double>(samples);
+  const double size = event.fixed_bytes + event.bytes_per_sample * count;
+  if (!event.grows_less) return std::max(size, 0.0);
+  const double of_many =
+      event.fixed_bytes_of_many + event.bytes_per_sample_of_many * count;
+  return std::max(std::min(size, of_many), 0.0);
+}
+
+double peak_bytes(const StepTrace& trace, std::int64_t samples) {
+  std::vector<double> sizes(trace.num_allocations, 0);
+  double now = 0;
+  double peak = 0;
+  for (const TraceEvent& event : trace.events) {
+    if (event.kind == TraceEvent::Kind::allocate) {
+      now += sizes[event.index] = bytes_of(event, samples);
+      peak = std::max(peak, now);
+    } else if (event.kind == TraceEvent::Kind::release) {
+      now -= sizes[event.index];
+    }
+  }
+  return peak;
+}
+
+bool has_large_scratch(const StepTrace& trace, std::int64_t samples) {
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    if (is_freed_at_once(trace, i) && trace.events[i].bytes_per_sample > 0 &&
+        bytes_of(trace.events[i], samples) >= kSmallBytes)
+      return true;
+  }
+  return false;
+}
+
+void limit_scratch(StepTrace& trace, const StepTrace& of_many) {
+  const bool are_alike = std::equal(
+      trace.events.begin(),
+      trace.events.end(),
+      of_many.events.begin(),
+      of_many.events.end(),
+      [](const TraceEvent& one, const TraceEvent& other) {
+        return one.kind == other.kind && one.index == other.index &&
+            one.last_operator == other.last_operator;
+      });
+  if (!are_alike) return;
+  for (std::size_t i = 0; i < trace.events.size(); ++i) {
+    TraceEvent& event = trace.events[i];
+    const TraceEvent& many = of_many.events[i];
+    if (!is_freed_at_once(trace, i) ||
+        many.bytes_per_sample >= event.bytes_per_sample)
+      continue;
+    event.grows_less = true;
+    event.fixed_bytes_of_many = many.fixed_bytes;
+    event.bytes_per_sample_of_many = many.bytes_per_sample;
+  }
+}
 
 std::optional<StepTrace> fit_traces(
     const StepTrace& few,

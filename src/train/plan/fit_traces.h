@@ -18,4 +18,16 @@ std::optional<StepTrace> fit_traces(
     const StepTrace& more,
     std::int64_t num_samples);
 
+/// Bytes that blocks need at the same time with this number of samples.
+double peak_bytes(const StepTrace& trace, std::int64_t samples);
+
+/// True if an operator frees at once a block that grows with the samples and is
+/// large with this number of them.
+bool has_large_scratch(const StepTrace& trace, std::int64_t samples);
+
+/// Lets blocks that are freed at once grow as in `of_many`, a trace that was
+/// fitted to more samples, where they grow less there. Does nothing if the
+/// traces differ in more than sizes.
+void limit_scratch(StepTrace& trace, const StepTrace& of_many);
+
 }  // namespace accelerate::detail

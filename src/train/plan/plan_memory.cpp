@@ -122,6 +122,7 @@ class PlannedSteps {
       bool is_split) {
     ParameterTable table(module);
     const ModuleSelection selection = selection_of(options);
+    most_samples_ = options.batch_size.value_or(0);
     model_ = describe_model(module, table, selection);
     settings_ = {
         .state_bytes =
@@ -239,7 +240,14 @@ class PlannedSteps {
     try {
       traces_.emplace(
           key,
-          record_step(module, table, model_, step, precision, recomputation));
+          record_step(
+              module,
+              table,
+              model_,
+              step,
+              precision,
+              recomputation,
+              most_samples_));
     } catch (const c10::Error&) {
       if (!key.casts_parameters) throw;
       // A step function makes inputs in its own dtype, which some operators
@@ -251,6 +259,7 @@ class PlannedSteps {
   }
 
   PlannedModel model_;
+  std::int64_t most_samples_ = 0;
   StepSettings settings_;
   std::map<Key, StepTrace> traces_;
   std::vector<std::string> notes_;

@@ -284,6 +284,24 @@ void require_loss(const at::Tensor& loss) {
                             loss.requires_grad() ? "" : " without a graph")));
 }
 
+// The largest power of two, up to `most`, with which a step takes a fraction of
+// a second and little memory.
+std::int64_t cheap_samples(
+    const StepTrace& trace,
+    const PlannedModel& model,
+    std::int64_t most) {
+  constexpr double kMostBytes = 16 << 20;
+  constexpr std::int64_t kMostProducts = std::int64_t{1} << 27;
+  std::int64_t num_elements = 0;
+  for (const PlannedParameter& each : model.parameters)
+    num_elements += each.num_elements;
+  std::int64_t samples = 1;
+  while (2 * samples <= most && 2 * samples * num_elements <= kMostProducts &&
+         peak_bytes(trace, 2 * samples) <= kMostBytes)
+    samples *= 2;
+  return samples;
+}
+
 StepTrace run_once(
     const ParameterTable& table,
     const LossOfSamples& loss_of,
@@ -323,7 +341,8 @@ StepTrace record_step(
     const PlannedModel& planned,
     const LossOfSamples& loss_of,
     const RecordedPrecision& precision,
-    Strategy* recomputation) {
+    Strategy* recomputation,
+    std::int64_t most_samples) {
   const KeptModule kept(module, table);
   if (precision.casts_parameters && precision.autocast) {
     const at::NoGradGuard no_grad;
@@ -342,7 +361,15 @@ StepTrace record_step(
   for (std::int64_t samples = kFewestSamples; samples < kMostSamples;
        samples *= 2) {
     StepTrace more = run(2 * samples);
-    if (auto fitted = fit_traces(few, more, samples)) return *fitted;
+    if (auto fitted = fit_traces(few, more, samples)) {
+      const std::int64_t many =
+          cheap_samples(*fitted, planned, most_samples) / 2;
+      if (many > kMostSamples && has_large_scratch(*fitted, most_samples)) {
+        if (const auto of_many = fit_traces(run(many), run(2 * many), many))
+          limit_scratch(*fitted, *of_many);
+      }
+      return *std::move(fitted);
+    }
     few = std::move(more);
   }
   throw ConfigError(format(

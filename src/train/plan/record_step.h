@@ -29,7 +29,9 @@ struct RecordedPrecision {
 
 /// Runs forward and backward of `loss_of` with 2 and 4 samples (4 and 8, or 8
 /// and 16, if kernels work differently on fewer) and returns the memory events
-/// for any number of samples. Restores the module: parameters, gradients, hooks
+/// for any number of samples. If kernels take large scratch memory, and it is
+/// cheap, also runs with more samples, up to `most_samples`, since such memory
+/// often grows less from some number on. Restores the module: parameters, gradients, hooks
 /// on them, buffers and the CPU generator. `recomputation` can be null. Throws
 /// ConfigError if the loss is not a scalar with a graph, or if the two runs
 /// differ in more than sizes.
@@ -39,6 +41,7 @@ StepTrace record_step(
     const PlannedModel& planned,
     const LossOfSamples& loss_of,
     const RecordedPrecision& precision,
-    Strategy* recomputation);
+    Strategy* recomputation,
+    std::int64_t most_samples = 0);
 
 }  // namespace accelerate::detail

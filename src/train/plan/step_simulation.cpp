@@ -152,9 +152,7 @@ class StepSimulation {
   }
 
   Block allocate(const TraceEvent& event) {
-    const double size = event.fixed_bytes +
-        event.bytes_per_sample * static_cast<double>(at_.micro_batch);
-    const std::int64_t bytes = std::max(std::llround(size), 0LL);
+    const std::int64_t bytes = std::llround(bytes_of(event, at_.micro_batch));
     if (!event.is_kernels_own)
       return memory_.take(MemoryUse::activations, bytes);
     memory_.take_unkept(MemoryUse::activations, bytes);

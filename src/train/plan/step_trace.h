@@ -30,12 +30,20 @@ struct TraceEvent {
   std::size_t allocation = kNone;
   double fixed_bytes = 0;
   double bytes_per_sample = 0;
+  /// If `grows_less`, the size is at most that of this line: scratch memory of
+  /// kernels that divide many samples into blocks.
+  bool grows_less = false;
+  double fixed_bytes_of_many = 0;
+  double bytes_per_sample_of_many = 0;
   /// For `allocate` and `release`: a kernel's own memory, which bypasses
   /// LibTorch's allocator.
   bool is_kernels_own = false;
   /// A hash of the name of the operator that began last.
   std::size_t last_operator = 0;
 };
+
+/// Bytes of an allocation with this number of samples.
+[[nodiscard]] double bytes_of(const TraceEvent& event, std::int64_t samples);
 
 struct StepTrace {
   std::vector<TraceEvent> events;
