@@ -59,6 +59,26 @@ TEST(ArenaLayout, LowersItsLimitWhenTheEndIsFree) {
   EXPECT_EQ(layout.limit(), (64 + 128) * kKiB);
 }
 
+TEST(ArenaLayout, ReturnsItsLongestFreeRangesBeyondAMiB) {
+  ArenaLayout layout(kUnlimited);
+  std::vector<MemoryRange> blocks;
+  for (const std::int64_t size : {800, 16, 700, 16, 600, 16, 32, 16})
+    blocks.push_back(layout.take(size * kKiB).value());
+  for (const int freed : {0, 2, 4, 6}) layout.give(blocks[freed]);
+  // Free are 2100 KiB in ranges that are long enough, of which 1024 are kept.
+  EXPECT_EQ(layout.return_free(kKiB), (std::vector<MemoryRange>{blocks[0]}));
+  EXPECT_EQ(
+      layout.return_free(1000 * kKiB), (std::vector<MemoryRange>{blocks[2]}));
+  EXPECT_TRUE(layout.return_free(1000 * kKiB).empty());
+  // What a block leaves of a returned range has no memory either.
+  const MemoryRange part = layout.take(650 * kKiB).value();
+  EXPECT_EQ(part.first, blocks[2].first);
+  EXPECT_TRUE(layout.return_free(1000 * kKiB).empty());
+  // Once freed, the block has memory again.
+  layout.give(part);
+  EXPECT_EQ(layout.return_free(1000 * kKiB).front().first, blocks[2].first);
+}
+
 TEST(ArenaLayout, DoesNotExceedItsSize) {
   ArenaLayout layout(256 * kKiB);
   EXPECT_TRUE(layout.take(64 * kKiB).has_value());
@@ -121,6 +141,25 @@ TEST(BlockArena, GivesMemoryAndReturnsIt) {
   for (int i = 0; i < 20; ++i) blocks[i] = arena.take(kSize);
   EXPECT_EQ(static_cast<const char*>(blocks[0])[0], 1);
   EXPECT_EQ(static_cast<const char*>(blocks[19])[kSize - 1], 0);
+}
+
+TEST(BlockArena, ReturnsFreeMemoryInItsMiddle) {
+  BlockArena arena;
+  constexpr std::size_t kSize = 900'000;
+  std::vector<char*> blocks;
+  for (int i = 0; i < 6; ++i) {
+    blocks.push_back(static_cast<char*>(arena.take(kSize)));
+    ASSERT_NE(blocks.back(), nullptr);
+    std::memset(blocks.back(), i + 1, kSize);
+  }
+  for (int i = 1; i < 5; ++i) arena.give(blocks[i]);
+  arena.return_free(16 << 20);
+  // New pages are zero; blocks in use are left alone.
+  EXPECT_EQ(blocks[0][kSize - 1], 1);
+  EXPECT_EQ(blocks[5][0], 6);
+  char* const again = static_cast<char*>(arena.take(kSize));
+  EXPECT_EQ(again, blocks[1]);
+  EXPECT_EQ(again[kSize / 2], 0);
 }
 
 TEST(TouchedPages, AreCountedOnce) {

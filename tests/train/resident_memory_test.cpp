@@ -107,6 +107,19 @@ TEST(ResidentMemoryTest, TakesMediumBlocksFromTheArena) {
   EXPECT_EQ(sum_of(memory.now()), most + 2 * size);
 }
 
+TEST(ResidentMemoryTest, ReturnsFreeMemoryOfTheArenaForLargeBlocks) {
+  ResidentMemory memory;
+  memory.keep_freed_blocks(2 * kBlock);
+  constexpr std::int64_t kMedium = 512 << 10;
+  std::vector<ResidentMemory::Block> blocks;
+  for (int i = 0; i < 8; ++i)
+    blocks.push_back(memory.take(MemoryUse::gradients, kMedium));
+  for (int i = 0; i < 7; ++i) memory.give(MemoryUse::gradients, blocks[i]);
+  EXPECT_EQ(sum_of(memory.now()), 8 * kMedium);
+  memory.take(MemoryUse::activations, 4 * kBlock);
+  EXPECT_EQ(sum_of(memory.now()), 4 * kBlock + kMedium);
+}
+
 TEST(ResidentMemoryTest, ReturnsTheFreePagesOfTheHeap) {
   ResidentMemory memory;
   const auto freed = memory.take(MemoryUse::weights, 10 * kPageBytes);

@@ -1,5 +1,7 @@
 #include "train/memory/arena_layout.h"
 
+#include <algorithm>
+
 namespace accelerate::detail {
 
 namespace {
@@ -8,6 +10,8 @@ namespace {
 // freed range from which it shrinks.
 constexpr std::int64_t kStep = 128 << 10;
 constexpr std::int64_t kShrinkingFrom = 64 << 10;
+constexpr std::int64_t kShortestReturned = 64 << 10;
+constexpr std::int64_t kKeptFree = 1 << 20;
 
 std::int64_t rounded_up(std::int64_t number, std::int64_t unit) {
   return (number + unit - 1) / unit * unit;
@@ -19,7 +23,10 @@ std::optional<MemoryRange> ArenaLayout::take(std::int64_t num_bytes) {
   const std::int64_t size = rounded_up(num_bytes, kAlignment);
   if (const auto best = free_.take_best(size)) {
     const MemoryRange block{best->first, best->first + size};
-    if (block.second < best->second) free_.add({block.second, best->second});
+    const bool was_returned = returned_.erase(block.first) > 0;
+    if (block.second == best->second) return block;
+    free_.add({block.second, best->second});
+    if (was_returned) returned_.insert(block.second);
     return block;
   }
   if (size > limit_ - end_) {
@@ -34,6 +41,8 @@ std::optional<MemoryRange> ArenaLayout::take(std::int64_t num_bytes) {
 
 void ArenaLayout::give(const MemoryRange& block) {
   const MemoryRange range = free_.take_neighbours(block);
+  returned_.erase(
+      returned_.lower_bound(range.first), returned_.lower_bound(range.second));
   if (range.second != end_) {
     free_.add(range);
     return;
@@ -42,6 +51,35 @@ void ArenaLayout::give(const MemoryRange& block) {
   if (range.second - range.first >= kShrinkingFrom &&
       limit_ - end_ >= kStep + kPageBytes)
     limit_ = rounded_up(end_ + kStep, kPageBytes);
+}
+
+std::vector<MemoryRange> ArenaLayout::return_free(std::int64_t num_bytes) {
+  std::vector<MemoryRange> ranges;
+  std::int64_t resident = 0;
+  free_.for_each([&](const MemoryRange& range) {
+    if (range.second - range.first < kShortestReturned ||
+        returned_.contains(range.first))
+      return;
+    ranges.push_back(range);
+    resident += range.second - range.first;
+  });
+  std::stable_sort(
+      ranges.begin(),
+      ranges.end(),
+      [](const MemoryRange& one, const MemoryRange& other) {
+        return one.second - one.first > other.second - other.first;
+      });
+  std::int64_t wanted = std::min(num_bytes, resident - kKeptFree);
+  std::size_t count = 0;
+  for (; count < ranges.size() && wanted > 0; ++count) {
+    auto& [begin, end] = ranges[count];
+    wanted -= end - begin;
+    returned_.insert(begin);
+    begin = rounded_up(begin, kPageBytes);
+    end = end / kPageBytes * kPageBytes;
+  }
+  ranges.resize(count);
+  return ranges;
 }
 
 }  // namespace accelerate::detail

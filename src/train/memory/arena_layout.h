@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "train/memory/free_ranges.h"
 
@@ -22,12 +24,19 @@ class ArenaLayout {
   std::optional<MemoryRange> take(std::int64_t num_bytes);
   void give(const MemoryRange& block);
 
+  /// Chooses free memory that the caller returns to the system, because it takes
+  /// `num_bytes` elsewhere: the longest ranges, as whole pages. Keeps a MiB, so
+  /// that blocks that come and go do not need new pages each time.
+  [[nodiscard]] std::vector<MemoryRange> return_free(std::int64_t num_bytes);
+
   /// The region needs memory up to here, a multiple of kPageBytes. give() lowers
   /// it in large steps only.
   [[nodiscard]] std::int64_t limit() const { return limit_; }
 
  private:
-  FreeRanges free_;       // never at the end
+  FreeRanges free_;  // never at the end
+  /// Begins of free ranges without memory.
+  std::set<std::int64_t> returned_;
   std::int64_t end_ = 0;  // of the memory in use
   std::int64_t limit_ = 0;
   std::int64_t max_bytes_;

@@ -60,6 +60,14 @@ void BlockArena::give(void* memory) {
   adjust();
 }
 
+void BlockArena::return_free(std::size_t num_bytes) {
+  for (const auto& [begin, end] :
+       layout_.return_free(static_cast<std::int64_t>(num_bytes))) {
+    ::madvise(
+        begin_ + begin, static_cast<std::size_t>(end - begin), MADV_DONTNEED);
+  }
+}
+
 // Makes the memory up to the layout's limit usable, and returns the rest.
 bool BlockArena::adjust() {
   const std::int64_t limit = layout_.limit();

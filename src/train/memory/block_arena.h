@@ -24,6 +24,9 @@ class BlockArena {
   /// `memory` must be from take().
   void give(void* memory);
 
+  /// Returns free memory to the system because `num_bytes` are taken elsewhere.
+  void return_free(std::size_t num_bytes);
+
   /// May be called on any thread.
   [[nodiscard]] bool owns(const void* memory) const {
     const auto address = reinterpret_cast<std::uintptr_t>(memory);

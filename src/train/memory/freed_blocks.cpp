@@ -83,6 +83,7 @@ class BlockAllocator final : public c10::Allocator {
       kept_bytes_ -= static_cast<std::int64_t>(size);
       kept_.erase(std::next(found).base());
     } else {
+      arena_.return_free(size);
       memory = ::mmap(
           nullptr,
           size,

@@ -33,10 +33,11 @@ ResidentMemory::Block ResidentMemory::take(
   if (num_bytes == 0) return {};
   const std::int64_t before = heap_.resident() + arena_pages_.num_bytes();
   const Block block = place(num_bytes);
-  std::int64_t resident = heap_.resident() + arena_pages_.num_bytes() - before;
+  std::int64_t resident = 0;
   if (block.from == Block::From::kept) resident = take_kept(num_bytes);
   if (block.from == Block::From::c_library)
     resident = pages_of(kBeforeBlock + num_bytes);
+  resident += heap_.resident() + arena_pages_.num_bytes() - before;
   change(use, num_bytes, resident);
   note_peak();
   return block;
@@ -84,7 +85,11 @@ void ResidentMemory::give(MemoryUse use, const Block& block) {
 std::int64_t ResidentMemory::take_kept(std::int64_t num_bytes) {
   const std::int64_t size = pages_of(num_bytes);
   const auto found = std::find(kept_.rbegin(), kept_.rend(), size);
-  if (found == kept_.rend()) return size;
+  if (found == kept_.rend()) {
+    for (const MemoryRange& range : arena_.return_free(size))
+      arena_pages_.drop_within(range);
+    return size;
+  }
   kept_.erase(std::next(found).base());
   kept_bytes_ -= size;
   return 0;
