@@ -94,7 +94,9 @@ struct MemoryPlanOptions {
   std::optional<int> num_ranks = std::nullopt;
   std::optional<int> num_local_ranks = std::nullopt;
   /// Samples per rank and optimizer step. Unset: the batch size of the example
-  /// inputs, or 1 with a step function.
+  /// inputs, or 1 with a step function. If it is large, and kernels take large
+  /// scratch memory, planning also runs the step with more than 4 samples, as
+  /// far as that takes a fraction of a second.
   std::optional<std::int64_t> batch_size = std::nullopt;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";
