@@ -1,3 +1,6 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <fstream>
 #include <numeric>
@@ -9,6 +12,7 @@
 #include <accelerate/error.h>
 #include <accelerate/safetensors.h>
 
+#include "base/files/page_cache.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 
@@ -364,6 +368,34 @@ TEST(Safetensors, TakesAnyBytesWithoutHarm) {
     } catch (const CheckpointError&) {
     }
   }));
+}
+
+// Data around it would be read twice by a load, which reads past the page cache.
+TEST(SafetensorsReader, ReadsOnlyTheHeaderOfAColdFile) {
+  constexpr std::size_t kFirst = 64U << 10U;  // read with any header
+  constexpr std::size_t kData = 4U << 20U;
+  const TemporaryDirectory directory;
+  for (const std::size_t padding : {std::size_t{0}, 3 * kFirst}) {
+    const std::string header =
+        R"({"a":{"dtype":"U8","shape":[4194304],"data_offsets":[0,4194304]}})" +
+        std::string(padding, ' ');
+    const auto path = directory / "model.safetensors";
+    std::ofstream(path, std::ios::binary) << file_of(header, kData);
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    ASSERT_EQ(::fsync(file), 0);
+    ASSERT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+    const std::size_t begin = kFirst + padding + 4096;
+    const bool is_cold = !detail::is_mostly_cached(file, 0, begin + kData / 2);
+    const Reader reader(path);
+    EXPECT_EQ(reader.info("a").num_bytes(), kData);
+    // One byte is asked for, so that any cached page would count.
+    bool has_data = false;
+    for (std::size_t at = begin; at < begin + kData / 2; at += 4096)
+      has_data |= detail::is_completely_cached(file, at, 1);
+    ::close(file);
+    if (!is_cold) GTEST_SKIP() << "the file system keeps its pages";
+    EXPECT_FALSE(has_data) << padding;
+  }
 }
 
 }  // namespace safetensors_test

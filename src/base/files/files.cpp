@@ -189,6 +189,18 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+void MappedFile::will_need(std::size_t offset, std::size_t size) const {
+  offset = std::min(offset, size_);
+  size = std::min(size, size_ - offset);
+  if (size == 0) return;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t begin = offset - offset % page;
+  ::madvise(
+      const_cast<std::byte*>(data_) + begin,
+      offset + size - begin,
+      MADV_WILLNEED);
+}
+
 MappedFile::~MappedFile() {
   if (data_ != nullptr) {
     ::munmap(const_cast<std::byte*>(data_), size_);

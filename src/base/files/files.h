@@ -45,6 +45,11 @@ class MappedFile {
     return {data_, size_};
   }
 
+  /// Starts reading a part, all of it and no more. The first use of any other
+  /// part that is not in the page cache reads as much around it as the disk's
+  /// read-ahead allows, often megabytes.
+  void will_need(std::size_t offset, std::size_t size) const;
+
  private:
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;

@@ -18,8 +18,29 @@ struct Reader::State {
   Header header;
 };
 
+namespace {
+
+// Most headers are shorter.
+constexpr std::size_t kFirstBytes = std::size_t{64} << 10U;
+
+// Otherwise the kernel would read megabytes of data around the header, which a
+// load reads again, or finds half cached and reads slowly.
+void request_header(const detail::MappedFile& file) {
+  file.will_need(0, kFirstBytes);
+  std::uint64_t length = 0;
+  if (file.bytes().size() < sizeof(length)) return;
+  std::memcpy(&length, file.bytes().data(), sizeof(length));
+  if (length <= kFirstBytes) return;
+  file.will_need(
+      kFirstBytes,
+      static_cast<std::size_t>(std::min(length, kMostHeaderBytes)));
+}
+
+}  // namespace
+
 Reader::Reader(const std::filesystem::path& path) {
   detail::MappedFile file(path);
+  request_header(file);
   Header header =
       parse_header(file.bytes(), file.bytes().size(), path.string());
   state_ =
