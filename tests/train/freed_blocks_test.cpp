@@ -126,6 +126,28 @@ TEST(FreedBlocks, OfMediumSizeOutliveTheLastHandle) {
   EXPECT_EQ(bytes(50'000).zero_().sum().item<std::int64_t>(), 0);
 }
 
+TEST(FreedBlocks, OfMediumSizeAreReturnedWithTheLastHandle) {
+  constexpr std::int64_t kSize = 900'000;
+  std::vector<torch::Tensor> tensors;
+  std::shared_ptr<void> lease = keep_freed_blocks(0);
+  const auto take_all = [&] {
+    for (int i = 0; i < 8; ++i) tensors.push_back(bytes(kSize));
+  };
+  take_all();
+  for (torch::Tensor& tensor : tensors) tensor.fill_(1);
+  const torch::Tensor survivor = tensors.back();
+  tensors.clear();
+  lease.reset();
+  EXPECT_EQ(survivor.sum().item<std::int64_t>(), kSize);
+  lease = keep_freed_blocks(0);
+  take_all();
+  const auto num_new =
+      std::count_if(tensors.begin(), tensors.end(), [](const auto& tensor) {
+        return tensor[kSize / 2].template item<int>() == 0;
+      });
+  EXPECT_GE(num_new, 6) << "new pages are zero";
+}
+
 TEST(FreedBlocks, ServeRawMemoryOfAnySize) {
   // oneDNN's scratchpads are raw memory, and can be older than the allocator.
   c10::Allocator& fallback = *c10::GetDefaultCPUAllocator();

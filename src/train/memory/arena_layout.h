@@ -24,13 +24,13 @@ class ArenaLayout {
   std::optional<MemoryRange> take(std::int64_t num_bytes);
   void give(const MemoryRange& block);
 
-  /// Chooses free memory that the caller returns to the system, because it takes
-  /// `num_bytes` elsewhere: the longest ranges, as whole pages. Keeps a MiB, so
-  /// that blocks that come and go do not need new pages each time.
+  /// Chooses free memory that the caller returns to the system, because it
+  /// takes `num_bytes` elsewhere: the longest ranges, as whole pages. Keeps a
+  /// MiB, so that blocks that come and go do not need new pages each time.
   [[nodiscard]] std::vector<MemoryRange> return_free(std::int64_t num_bytes);
 
-  /// The region needs memory up to here, a multiple of kPageBytes. give() lowers
-  /// it in large steps only.
+  /// The region needs memory up to here, a multiple of kPageBytes. give()
+  /// lowers it in large steps only.
   [[nodiscard]] std::int64_t limit() const { return limit_; }
 
  private:

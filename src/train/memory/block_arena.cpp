@@ -60,9 +60,10 @@ void BlockArena::give(void* memory) {
   adjust();
 }
 
-void BlockArena::return_free(std::size_t num_bytes) {
-  for (const auto& [begin, end] :
-       layout_.return_free(static_cast<std::int64_t>(num_bytes))) {
+void BlockArena::return_free(std::optional<std::size_t> num_bytes) {
+  const auto wanted =
+      static_cast<std::int64_t>(num_bytes.value_or(num_reserved_));
+  for (const auto& [begin, end] : layout_.return_free(wanted)) {
     ::madvise(
         begin_ + begin, static_cast<std::size_t>(end - begin), MADV_DONTNEED);
   }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 
 #include "train/memory/arena_layout.h"
@@ -24,8 +25,9 @@ class BlockArena {
   /// `memory` must be from take().
   void give(void* memory);
 
-  /// Returns free memory to the system because `num_bytes` are taken elsewhere.
-  void return_free(std::size_t num_bytes);
+  /// Returns free memory to the system because `num_bytes` are taken elsewhere,
+  /// or all of it but a MiB.
+  void return_free(std::optional<std::size_t> num_bytes = std::nullopt);
 
   /// May be called on any thread.
   [[nodiscard]] bool owns(const void* memory) const {

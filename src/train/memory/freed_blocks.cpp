@@ -45,6 +45,7 @@ class BlockAllocator final : public c10::Allocator {
     limit_ += by;
     num_leases_ += num_leases;
     make_room(0);
+    if (num_leases_ == 0) arena_.return_free();
   }
 
   [[nodiscard]] std::int64_t kept_bytes() {

@@ -17,8 +17,8 @@ inline constexpr std::size_t kKeptBlocksFrom = std::size_t{1} << 20;
 ///   `up_to_bytes`, and reused for tensors of exactly the same size: getting
 ///   fresh pages from the system costs half a step. The limits of several
 ///   objects add up.
-/// - Medium tensors (from kArenaBlocksFrom) lie in an arena (ArenaLayout), whose
-///   end is returned to the system once it is free. In glibc's heap small
+/// - Medium tensors (from kArenaBlocksFrom) lie in an arena (ArenaLayout),
+///   whose end is returned to the system once it is free. In glibc's heap small
 ///   objects between them would keep freed memory from being used again or
 ///   returned, which wastes a tenth and more of a small model's memory, and
 ///   tensors of 128 KiB and more would get fresh pages each time, which costs a

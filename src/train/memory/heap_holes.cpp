@@ -43,8 +43,8 @@ std::vector<std::int64_t> free_ranges() {
   return ranges;
 }
 
-// Sizes of the parts of the heap that these ranges of addresses occupy; adjacent
-// ones are merged.
+// Sizes of the parts of the heap that these ranges of addresses occupy;
+// adjacent ones are merged.
 std::vector<std::int64_t> sizes_in_heap(std::vector<MemoryRange> ranges) {
   // Modules and other small objects lie between a model's parameters.
   constexpr std::int64_t kBeside = kPageBytes;

@@ -31,10 +31,10 @@ struct RecordedPrecision {
 /// and 16, if kernels work differently on fewer) and returns the memory events
 /// for any number of samples. If kernels take large scratch memory, and it is
 /// cheap, also runs with more samples, up to `most_samples`, since such memory
-/// often grows less from some number on. Restores the module: parameters, gradients, hooks
-/// on them, buffers and the CPU generator. `recomputation` can be null. Throws
-/// ConfigError if the loss is not a scalar with a graph, or if the two runs
-/// differ in more than sizes.
+/// often grows less from some number on. Restores the module: parameters,
+/// gradients, hooks on them, buffers and the CPU generator. `recomputation` can
+/// be null. Throws ConfigError if the loss is not a scalar with a graph, or if
+/// the two runs differ in more than sizes.
 StepTrace record_step(
     torch::nn::Module& module,
     const ParameterTable& table,
