@@ -1,8 +1,13 @@
 // A CUDA device: what handles add to a step, optimizers and clipping compared
-// with LibTorch's, float8 steps compared with bf16, and forwards of weights in
-// host memory compared with their link.
+// with LibTorch's, float8 steps compared with bf16, forwards of weights in host
+// memory compared with their link, and forwards of weights on disk.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -225,6 +230,57 @@ void measure_offloaded_forwards() {
   }
 }
 
+void forget(const std::filesystem::path& file) {
+  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fsync(opened);
+  ::posix_fadvise(opened, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(opened);
+}
+
+// The same weights on disk, with the file in the page cache (warm) and without
+// (cold). benchmarks/peers/gpu.py measures the same with Python's Accelerate.
+void measure_forwards_from_disk() {
+  const torch::NoGradGuard no_grad;
+  constexpr int kRounds = 5;
+  std::string name =
+      (std::filesystem::temp_directory_path() / "gpu-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) return;
+  const std::filesystem::path directory = name;
+  save_model(*Net(), directory, {.max_shard_size = "1000GB"});
+  const Tensor x = torch::randn({64, kWidth}, torch::device(kDevice));
+  {
+    auto big = load_checkpoint_and_dispatch(
+        init_empty_weights([] { return Net(); }),
+        directory,
+        {.device_map = DeviceMap{{"", "disk"}},
+         .preload_module_classes = {"Block"},
+         .main_device = 0});
+    auto forward = finished([&] { big(x); });
+    for (const bool is_cold : {false, true}) {
+      std::vector<double> times;
+      // The first one learns the order.
+      for (int i = -1; i < kRounds; ++i) {
+        big.dispatch().offload();
+        if (is_cold) forget(directory / "model.safetensors");
+        const auto start = std::chrono::steady_clock::now();
+        forward();
+        const std::chrono::duration<double, std::milli> elapsed =
+            std::chrono::steady_clock::now() - start;
+        if (i >= 0) times.push_back(elapsed.count());
+      }
+      benchmarks::report(
+          {"gpu",
+           is_cold ? "disk_to_device_ms_cold" : "disk_to_device_ms_warm",
+           benchmarks::median(times),
+           "ms",
+           0,
+           0,
+           kRounds});
+    }
+  }
+  std::filesystem::remove_all(directory);
+}
+
 }  // namespace
 
 int main() {
@@ -240,5 +296,6 @@ int main() {
   measure_clipping();
   measure_float8();
   measure_offloaded_forwards();
+  measure_forwards_from_disk();
   return 0;
 }
