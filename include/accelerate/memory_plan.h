@@ -69,7 +69,8 @@ struct MemoryRow {
   std::uint64_t units = 0;
   /// Tensors saved for backward, and temporaries of backward.
   std::uint64_t activations = 0;
-  /// Temporaries of the optimizer, and freed memory that is kept for reuse.
+  /// Temporaries of the optimizer, freed memory that is kept for reuse, free
+  /// pages between blocks of the heap, and what fills up pages of the others.
   std::uint64_t workspace = 0;
 
   [[nodiscard]] std::uint64_t total() const {

@@ -134,6 +134,27 @@ TEST(Transports, AreChosenByNameOrTheBestByDefault) {
   });
 }
 
+// Gloo itself would wait for messages only as long as for connections.
+TEST(Transports, WaitForMessagesAsLongAsTheWorldSays) {
+  constexpr std::chrono::milliseconds kLongerThanForConnections{5'500};
+  run_on_ranks(2, [&](WorldOptions options) {
+    options.transport = "gloo";
+    options.own_transport = nullptr;
+    options.timeout = std::chrono::seconds(300);
+    const World world(options);
+    Connection& connection = *world.group().impl()->connection;
+    const at::Tensor value = torch::full({3}, world.rank());
+    if (world.rank() == 0) {
+      connection.receive(value, 1, 0)->wait();
+      EXPECT_EQ(value.sum().item<int>(), 3);
+    } else {
+      std::this_thread::sleep_for(kLongerThanForConnections);
+      connection.send(value, 0, 0)->wait();
+    }
+    world.group().barrier();
+  });
+}
+
 TEST(Transports, MayBeThoseOfTheProgram) {
   const auto name_with = [](const std::shared_ptr<Transport>& own) {
     std::string name;

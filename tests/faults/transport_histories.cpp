@@ -406,8 +406,9 @@ void play(unsigned seed, int rank, int port) {
       const bool is_known = text.find("[shared memory]") != std::string::npos ||
           text.find("gloo") != std::string::npos ||
           text.find("Connection") != std::string::npos;
-      if (!is_known) {
+      if (!is_known || plan.victim < 0)
         std::printf("rank %d: %s\n", rank, error.what());
+      if (!is_known) {
         std::fflush(stdout);
         std::_Exit(8);
       }

@@ -107,15 +107,44 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
+/// A message under way. Gloo (LibTorch 2.11, 2.15) waits for messages as long as
+/// it waited for connections, even after setTimeout().
+class GlooMessage final : public c10d::Work {
+ public:
+  GlooMessage(detail::Work work, milliseconds timeout)
+      : work_(std::move(work)), timeout_(timeout) {}
+
+  bool isCompleted() override { return work_->isCompleted(); }
+  [[nodiscard]] bool isSuccess() const override { return work_->isSuccess(); }
+  [[nodiscard]] int sourceRank() const override { return work_->sourceRank(); }
+  bool wait(milliseconds timeout) override {
+    return work_->wait(timeout == kNoTimeout ? timeout_ : timeout);
+  }
+  void abort() override { work_->abort(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return work_->getFuture();
+  }
+
+ private:
+  detail::Work work_;
+  milliseconds timeout_;
+};
+
 /// Gloo (LibTorch 2.11, 2.15) writes to its sockets without MSG_NOSIGNAL, so
 /// SIGPIPE would end the process when a peer is gone. Gloo's threads inherit
 /// the signal mask in force when they are started; functions that write from
 /// the calling thread block the signal themselves.
 class GlooConnection final : public Connection {
  public:
-  explicit GlooConnection(c10::intrusive_ptr<c10d::Backend> backend)
+  GlooConnection(
+      c10::intrusive_ptr<c10d::Backend> backend,
+      milliseconds timeout)
       : Connection(backend->getRank(), backend->getSize()),
-        backend_(std::move(backend)) {}
+        backend_(std::move(backend)),
+        timeout_(timeout) {
+    backend_->setTimeout(timeout_);
+  }
 
   [[nodiscard]] const TransportFacts& facts() const override {
     return gloo_facts();
@@ -214,17 +243,22 @@ class GlooConnection final : public Connection {
   Work send(const at::Tensor& tensor, int dst, int tag) override {
     const PipeSignalBlock block;
     std::vector<at::Tensor> tensors{tensor};
-    return backend_->send(tensors, dst, tag);
+    return message(backend_->send(tensors, dst, tag));
   }
 
   Work receive(const at::Tensor& tensor, int src, int tag) override {
     const PipeSignalBlock block;
     std::vector<at::Tensor> tensors{tensor};
-    return backend_->recv(tensors, src, tag);
+    return message(backend_->recv(tensors, src, tag));
   }
 
  private:
+  [[nodiscard]] Work message(Work work) const {
+    return c10::make_intrusive<GlooMessage>(std::move(work), timeout_);
+  }
+
   c10::intrusive_ptr<c10d::Backend> backend_;
+  milliseconds timeout_;
 };
 
 class GlooTransport final : public Transport {
@@ -300,8 +334,8 @@ std::shared_ptr<Connection> GlooTransport::connect(
       all_connected = all_connected && store->get_to_str(key) == "1";
     }
     if (all_connected) {
-      backend->setTimeout(request.timeout);
-      return std::make_shared<GlooConnection>(std::move(backend));
+      return std::make_shared<GlooConnection>(
+          std::move(backend), request.timeout);
     }
     request.logger.log(
         LogLevel::info,
