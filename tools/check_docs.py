@@ -136,7 +136,9 @@ def check_cases(root):
     cases = set(re.search(r"^cases=\((.*)\)$", text, flags=re.M)[1].split())
     programs = set().union(*(set(names.split()) for names in re.findall(r"programs=\(([^)$]*)\)", text))) | cases
     cases |= set(re.findall(r'"\$chosen" != (\w+) \] \|\| exec', text))
-    programs |= set(re.findall(r'exec "\$build/bin/bench_(\w+)"', text))
+    alone = set(re.findall(r'"\$chosen" != (\w+) \] \|\| cases=', text))
+    cases |= alone
+    programs |= alone
     bad = []
     for page in pages(root):
         named = re.findall(r"\bCASE=([a-z]\w*)", page.read_text())
