@@ -1,9 +1,6 @@
 // A CUDA device: what handles add to a step, optimizers and clipping compared
 // with LibTorch's, float8 steps compared with bf16, forwards of weights in host
 // memory compared with their link, and forwards of weights on disk.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +16,7 @@
 #include <accelerate/big_model.h>
 #include <accelerate/fp8.h>
 
+#include "cold_files.h"
 #include "interleave.h"
 #include "support/float8_recipes.h"
 #include "support/load_gpu.h"
@@ -230,24 +228,9 @@ void measure_offloaded_forwards() {
   }
 }
 
-void forget(const std::filesystem::path& file) {
-  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  ::fsync(opened);
-  ::posix_fadvise(opened, 0, 0, POSIX_FADV_DONTNEED);
-  ::close(opened);
-}
-
-void read_plainly(const std::filesystem::path& file) {
-  std::vector<char> buffer(std::size_t{16} << 20U);
-  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  while (::read(opened, buffer.data(), buffer.size()) > 0) {
-  }
-  ::close(opened);
-}
-
 // The same weights on disk: forwards one after another with the file in the
 // page cache (warm), and forwards without (cold), which begin with no weights
-// in memory. benchmarks/peers/gpu.py measures the same with Python's Accelerate.
+// in memory. benchmarks/peers/gpu.py measures the same with Accelerate.
 void measure_forwards_from_disk() {
   const torch::NoGradGuard no_grad;
   constexpr int kRounds = 5;
@@ -266,14 +249,14 @@ void measure_forwards_from_disk() {
          .preload_module_classes = {"Block"},
          .main_device = 0});
     auto forward = finished([&] { big(x); });
-    read_plainly(file);
+    benchmarks::read_plainly(file);
     for (const bool is_cold : {false, true}) {
       std::vector<double> times;
       // The first one learns the order.
       for (int i = -1; i < kRounds; ++i) {
         if (is_cold) {
           big.dispatch().offload();
-          forget(file);
+          benchmarks::forget(file);
         }
         const auto start = std::chrono::steady_clock::now();
         forward();

@@ -3,9 +3,6 @@
 // model in memory. Measured with the file in the page cache (warm) and without
 // (cold; also compared with four direct readers, the fastest way to read a
 // file). Also compares its memory with two blocks.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -18,6 +15,7 @@
 
 #include <accelerate/accelerate.h>
 
+#include "cold_files.h"
 #include "direct_reads.h"
 #include "memory.h"
 #include "report.h"
@@ -61,21 +59,6 @@ double seconds_of(const std::function<void()>& work) {
   const auto start = Clock::now();
   work();
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void forget(const fs::path& file) {
-  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  ::fsync(opened);
-  ::posix_fadvise(opened, 0, 0, POSIX_FADV_DONTNEED);
-  ::close(opened);
-}
-
-void read_plainly(const fs::path& file) {
-  static std::vector<std::byte> buffer(std::size_t{16} << 20U);
-  const int opened = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  while (::read(opened, buffer.data(), buffer.size()) > 0) {
-  }
-  ::close(opened);
 }
 
 void report_ratio(

@@ -24,6 +24,7 @@
 
 #include <accelerate/accelerate.h>
 
+#include "cold_files.h"
 #include "direct_reads.h"
 #include "interleave.h"
 
@@ -89,14 +90,9 @@ void map_once(const fs::path& file) {
   ::close(opened);
 }
 
-void forget(const fs::path& directory) {
-  for (const auto& entry : fs::recursive_directory_iterator(directory)) {
-    if (!entry.is_regular_file()) continue;
-    const int opened = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
-    ::fsync(opened);
-    ::posix_fadvise(opened, 0, 0, POSIX_FADV_DONTNEED);
-    ::close(opened);
-  }
+void forget_files(const fs::path& directory) {
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file()) forget(entry.path());
 }
 
 void report_times(
@@ -167,18 +163,18 @@ void measure_cold(
   for (int i = 0; i < kRounds; ++i) {
     {
       Buffer buffer(fs::file_size(file) + kPage);
-      forget(directory);
+      forget_files(directory);
       floor.push_back(
           seconds_of([&] { read_in_parallel(file, buffer, O_DIRECT); }));
     }
-    forget(directory);
+    forget_files(directory);
     model_loads.push_back(seconds_of(
         [&] { accelerate::load_model(*filled, directory / "model"); }));
-    forget(directory);
+    forget_files(directory);
     checkpoint_loads.push_back(seconds_of([&] {
       accelerate::load_checkpoint_in_model(*filled, directory / "model");
     }));
-    forget(directory);
+    forget_files(directory);
     state_loads.push_back(
         seconds_of([&] { accelerator.load_state(directory / "state"); }));
   }
