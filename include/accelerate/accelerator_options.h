@@ -118,14 +118,14 @@ struct AcceleratorOptions {
   /// size, up to the size of the prepared models' gradients on this rank, and
   /// put tensors of 16 KiB to 1 MiB into an arena, while these models live.
   /// Steps are faster and memory is less fragmented, but the change lasts until
-  /// the process ends: LibTorch's CPU allocator is replaced by one that forwards
-  /// all other requests, glibc maps every block of 128 KiB and more (`mallopt`),
-  /// and addresses are reserved for as much memory as the machine has. If the
-  /// program has registered its own allocator, that one stays and nothing is
-  /// changed. The free pages of glibc's heap are returned to the system when a
-  /// model has been prepared. Used only if the device is the CPU. Unset: for
-  /// sharded models, unless `MALLOC_MMAP_THRESHOLD_` is in the environment.
-  /// False: neither is changed.
+  /// the process ends: LibTorch's CPU allocator is replaced by one that
+  /// forwards all other requests, glibc maps every block of 128 KiB and more
+  /// (`mallopt`), and address space is reserved for as much memory as the
+  /// machine has. If the program has registered its own allocator, that one
+  /// stays and nothing is changed. The free pages of glibc's heap are returned
+  /// to the system when a model has been prepared. Used only if the device is
+  /// the CPU. Unset: for sharded models, unless `MALLOC_MMAP_THRESHOLD_` is in
+  /// the environment. False: LibTorch's allocator and glibc are left alone.
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// The signals that announce that this process will soon be ended; see
   /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers,

@@ -70,7 +70,8 @@ struct MemoryRow {
   /// Tensors saved for backward, and temporaries of backward.
   std::uint64_t activations = 0;
   /// Temporaries of the optimizer, freed memory that is kept for reuse, free
-  /// pages between blocks of the heap, and what fills up pages of the others.
+  /// pages between blocks of the heap, and padding of large blocks to whole
+  /// pages.
   std::uint64_t workspace = 0;
 
   [[nodiscard]] std::uint64_t total() const {
@@ -95,9 +96,9 @@ struct MemoryPlanOptions {
   std::optional<int> num_ranks = std::nullopt;
   std::optional<int> num_local_ranks = std::nullopt;
   /// Samples per rank and optimizer step. Unset: the batch size of the example
-  /// inputs, or 1 with a step function. If it is large, and kernels take large
-  /// scratch memory, planning also runs the step with more than 4 samples, as
-  /// far as that takes a fraction of a second.
+  /// inputs, or 1 with a step function. If it is large and kernels need much
+  /// scratch memory, planning also runs the step with more than 4 samples,
+  /// provided that this takes only a fraction of a second.
   std::optional<std::int64_t> batch_size = std::nullopt;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";

@@ -45,9 +45,9 @@ class MappedFile {
     return {data_, size_};
   }
 
-  /// Starts reading a part, all of it and no more. The first use of any other
-  /// part that is not in the page cache reads as much around it as the disk's
-  /// read-ahead allows, often megabytes.
+  /// Starts reading the bytes [offset, offset + size) into the page cache, and
+  /// nothing else. Touching any other page that is not cached also reads the
+  /// pages around it, as far as the disk's read-ahead reaches: often megabytes.
   void will_need(std::size_t offset, std::size_t size) const;
 
  private:

@@ -185,14 +185,6 @@ class HeaderReader {
   bool has_key_ = false;
 };
 
-std::uint64_t little_endian(std::span<const std::byte> bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = bytes.size(); i-- > 0;) {
-    value = value << 8 | std::to_integer<std::uint64_t>(bytes[i]);
-  }
-  return value;
-}
-
 [[noreturn]] void refuse_file(
     const std::string& name,
     const std::string& what) {
@@ -208,7 +200,7 @@ std::uint64_t checked_header_length(
     refuse_file(
         name, format("it has {} bytes, too few for a header", file_size));
   }
-  const std::uint64_t length = little_endian(start.first(kLengthBytes));
+  const std::uint64_t length = header_length(start.first<kLengthBytes>());
   if (length > kMostHeaderBytes) {
     refuse_file(
         name,
@@ -302,6 +294,14 @@ std::vector<std::string> names_in_order(const Header& header) {
   std::vector<std::string> names;
   for (const Entry* entry : entries) names.push_back(entry->first);
   return names;
+}
+
+std::uint64_t header_length(std::span<const std::byte, kLengthBytes> start) {
+  std::uint64_t length = 0;
+  // Little-endian.
+  for (std::size_t i = start.size(); i-- > 0;)
+    length = length << 8 | std::to_integer<std::uint64_t>(start[i]);
+  return length;
 }
 
 Header parse_header(

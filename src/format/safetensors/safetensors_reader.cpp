@@ -7,6 +7,7 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "format/safetensors/header_format.h"
 
 namespace accelerate::safetensors {
 
@@ -23,17 +24,16 @@ namespace {
 // Most headers are shorter.
 constexpr std::size_t kFirstBytes = std::size_t{64} << 10U;
 
-// Otherwise the kernel would read megabytes of data around the header, which a
-// load reads again, or finds half cached and reads slowly.
+// Requests the header alone. Touching it first would make the kernel read
+// megabytes of data around it, which a load then reads again, or finds partly
+// cached and reads through the page cache.
 void request_header(const detail::MappedFile& file) {
   file.will_need(0, kFirstBytes);
-  std::uint64_t length = 0;
-  if (file.bytes().size() < sizeof(length)) return;
-  std::memcpy(&length, file.bytes().data(), sizeof(length));
-  if (length <= kFirstBytes) return;
-  file.will_need(
-      kFirstBytes,
-      static_cast<std::size_t>(std::min(length, kMostHeaderBytes)));
+  if (file.bytes().size() < kLengthBytes) return;
+  const std::size_t end = kLengthBytes +
+      std::min(header_length(file.bytes().first<kLengthBytes>()),
+               kMostHeaderBytes);
+  if (end > kFirstBytes) file.will_need(kFirstBytes, end - kFirstBytes);
 }
 
 }  // namespace

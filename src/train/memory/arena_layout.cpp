@@ -6,10 +6,12 @@ namespace accelerate::detail {
 
 namespace {
 
-// As glibc: the step by which the region grows and shrinks, and the size of a
-// freed range from which it shrinks.
+// The region grows and shrinks in steps of this size, and shrinks only when a
+// freed range at its end is at least kShrinkingFrom long. The values are
+// glibc's.
 constexpr std::int64_t kStep = 128 << 10;
 constexpr std::int64_t kShrinkingFrom = 64 << 10;
+// return_free() leaves shorter ranges alone, and this much memory in all.
 constexpr std::int64_t kShortestReturned = 64 << 10;
 constexpr std::int64_t kKeptFree = 1 << 20;
 

@@ -11,9 +11,9 @@ namespace accelerate::detail {
 
 /// Decides where blocks lie in a growing region of memory, without touching it.
 /// Like glibc's heap: a block takes the smallest free range that fits or else
-/// the end of the region, and freed blocks are merged with free neighbours. But
-/// because every size is a multiple of the alignment, a freed block always fits
-/// the next one of its size.
+/// the end of the region, and freed blocks are merged with free neighbours.
+/// Unlike in glibc's heap, every size is a multiple of the alignment, so a
+/// block always fits where one of its size has been freed.
 class ArenaLayout {
  public:
   static constexpr std::int64_t kAlignment = 64;  // LibTorch's gAlignment
@@ -35,7 +35,7 @@ class ArenaLayout {
 
  private:
   FreeRanges free_;  // never at the end
-  /// Begins of free ranges without memory.
+  /// Where free ranges begin whose pages have been returned to the system.
   std::set<std::int64_t> returned_;
   std::int64_t end_ = 0;  // of the memory in use
   std::int64_t limit_ = 0;

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// Addresses for as much memory as the machine has; none if the process may only
-// use a limited number of them.
+// Address space for as much memory as the machine has; none if the process's
+// address space is limited.
 std::size_t bytes_to_reserve() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY)

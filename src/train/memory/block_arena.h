@@ -9,10 +9,10 @@
 
 namespace accelerate::detail {
 
-/// Memory for blocks of tens of KiB to a MiB, apart from small objects, which
-/// would lie between them and keep their memory from being used again. Reserves
-/// as many addresses as the machine has memory; if it cannot, it is empty. Not
-/// thread-safe.
+/// Memory for blocks of tens of KiB to a MiB, kept apart from small objects,
+/// which would otherwise lie between them and prevent reuse of freed memory.
+/// Reserves as much address space as the machine has memory; if that fails, it
+/// gives none. Not thread-safe.
 class BlockArena {
  public:
   BlockArena();
@@ -25,8 +25,8 @@ class BlockArena {
   /// `memory` must be from take().
   void give(void* memory);
 
-  /// Returns free memory to the system because `num_bytes` are taken elsewhere,
-  /// or all of it but a MiB.
+  /// Returns free memory to the system: about `num_bytes`, which are needed
+  /// elsewhere, or everything except a MiB.
   void return_free(std::optional<std::size_t> num_bytes = std::nullopt);
 
   /// May be called on any thread.

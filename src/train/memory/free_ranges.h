@@ -11,10 +11,11 @@ namespace accelerate::detail {
 /// The unit in which memory becomes resident.
 inline constexpr std::int64_t kPageBytes = 4096;
 
-/// Begin and end, in bytes from the begin of the memory that is divided.
+/// The bytes [first, second), counted from where the divided memory begins.
 using MemoryRange = std::pair<std::int64_t, std::int64_t>;
 
-/// Free ranges of memory by size and place. Logarithmic in their number.
+/// Free ranges of memory, ordered by size and by place. All operations but
+/// for_each() take logarithmic time.
 class FreeRanges {
  public:
   /// Removes and returns the smallest range of at least `size`; of several, the
@@ -36,8 +37,8 @@ class FreeRanges {
  private:
   void remove(std::map<std::int64_t, std::int64_t>::iterator place);
 
-  std::map<std::int64_t, std::int64_t> ends_;                // by begin
-  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // size and begin
+  std::map<std::int64_t, std::int64_t> ends_;                // by beginning
+  std::set<std::pair<std::int64_t, std::int64_t>> by_size_;  // with beginning
 };
 
 }  // namespace accelerate::detail

@@ -30,8 +30,8 @@ struct TraceEvent {
   std::size_t allocation = kNone;
   double fixed_bytes = 0;
   double bytes_per_sample = 0;
-  /// If `grows_less`, the size is at most that of this line: scratch memory of
-  /// kernels that divide many samples into blocks.
+  /// For scratch memory of kernels that process many samples in blocks: with
+  /// `grows_less`, the size is at most this linear function of the samples.
   bool grows_less = false;
   double fixed_bytes_of_many = 0;
   double bytes_per_sample_of_many = 0;

@@ -107,8 +107,9 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-/// A message under way. Gloo (LibTorch 2.11, 2.15) waits for messages as long as
-/// it waited for connections, even after setTimeout().
+/// A message in flight. ProcessGroupGloo (LibTorch 2.11, 2.15) limits waiting
+/// for a message by the timeout for connecting, even after setTimeout(), unless
+/// wait() is given another one.
 class GlooMessage final : public c10d::Work {
  public:
   GlooMessage(detail::Work work, milliseconds timeout)
