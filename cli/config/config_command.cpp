@@ -220,7 +220,7 @@ std::vector<std::string> tpu_commands(
   std::vector<std::string> commands = flags.commands;
   if (!flags.command_file.empty()) {
     for (const std::string& line :
-         detail::split(detail::read_file(flags.command_file), '\n')) {
+         detail::split(detail::read_file_or_pipe(flags.command_file), '\n')) {
       if (!detail::trim(line).empty()) {
         commands.emplace_back(detail::trim(line));
       }

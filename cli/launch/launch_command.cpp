@@ -149,7 +149,8 @@ int launch_on_hosts(
         "number");
   }
   HostLaunch launch;
-  launch.hosts = parse_hosts(detail::read_file(*settings.text("hostfile")));
+  launch.hosts =
+      parse_hosts(detail::read_file_or_pipe(*settings.text("hostfile")));
   const auto hosts = static_cast<int>(launch.hosts.size());
   const int slots = launch.hosts.front().slots;
   const auto given = settings.integer("num_processes");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -55,7 +56,9 @@ std::optional<std::int64_t> whole_number(const Json& json, const char* name) {
 }
 
 Json read(const fs::path& path) {
-  Json trace = Json::parse(detail::read_file(path), nullptr, false);
+  const std::string text =
+      detail::read_file(path, std::numeric_limits<std::uint64_t>::max());
+  Json trace = Json::parse(text, nullptr, false);
   const bool is_list = trace.is_array();
   if (is_list) trace = Json{{"traceEvents", std::move(trace)}};
   const auto events =

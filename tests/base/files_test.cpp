@@ -1,14 +1,24 @@
 #include "base/files/files.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <array>
+#include <cstring>
 #include <fstream>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <accelerate/error.h>
 
+#include "base/files/mappable_file.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 
@@ -105,6 +115,116 @@ TEST(FilesTest, NamesThePathAndTheReason) {
       [&] { read_file(directory / "missing.txt"); }, "missing.txt");
   testing::expect_error<Error>(
       [&] { MappedFile(directory / "missing.txt"); }, "No such file");
+}
+
+// Something at a path that is not a regular file, and what messages call it.
+using NotAFile = std::pair<std::filesystem::path, std::string>;
+
+std::vector<NotAFile> make_all_but_files(
+    const testing::TemporaryDirectory& directory) {
+  const auto pipe = directory / "pipe";
+  EXPECT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto link = directory / "link";
+  std::filesystem::create_symlink("pipe", link);
+  const auto socket = directory / "socket";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, socket.c_str(), sizeof(address.sun_path) - 1);
+  const int server = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  EXPECT_EQ(
+      ::bind(
+          server, reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+      0);
+  ::close(server);
+  return {
+      {directory.path(), "a directory"},
+      {pipe, "a pipe"},
+      {link, "a pipe"},
+      {socket, "a socket"},
+      {"/dev/zero", "a device"},
+      {"/dev/null", "a device"}};
+}
+
+TEST(FilesTest, ReadsNothingButRegularFiles) {
+  const testing::TemporaryDirectory directory;
+  const std::vector<std::function<void(const std::filesystem::path&)>> readers{
+      [](const auto& path) { read_file(path); },
+      [](const auto& path) { MappedFile{path}; },
+      [](const auto& path) { open_regular_file(path, O_RDONLY); },
+      [](const auto& path) { open_regular_file(path, O_WRONLY); },
+      [](const auto& path) { open_regular_file(path, O_RDWR | O_CREAT); }};
+  for (const auto& [path, kind] : make_all_but_files(directory)) {
+    for (const auto& read : readers) {
+      testing::expect_error<Error>(
+          [&] { read(path); },
+          "[files] \"" + path.string() + "\" must be a regular file, but is " +
+              kind);
+    }
+  }
+}
+
+TEST(FilesTest, OpensFilesAsOpenDoes) {
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "made";
+  testing::expect_error<Error>(
+      [&] { open_regular_file(path, O_RDWR); }, "No such file");
+  const int made = open_regular_file(path, O_RDWR | O_CREAT);
+  EXPECT_EQ(::write(made, "text", 4), 4);
+  EXPECT_EQ(::fcntl(made, F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_EQ(::fcntl(made, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  ::close(made);
+  EXPECT_EQ(read_file(path), "text");
+  std::filesystem::create_symlink("made", directory / "link");
+  EXPECT_EQ(read_file(directory / "link"), "text");
+  testing::expect_error<Error>(
+      [&] { open_regular_file(directory / "link", O_RDONLY | O_NOFOLLOW); },
+      "must be a regular file, but is a symbolic link");
+}
+
+TEST(FilesTest, WaitsForTheHolderOfALease) {
+  const testing::TemporaryDirectory directory;
+  replace_file(directory / "leased", "text");
+  const int file = open_regular_file(directory / "leased", O_RDONLY);
+  {
+    const MappableFile mappable(file);
+    if (mappable.protect() == 0) GTEST_SKIP() << "no leases here";
+    const int other = open_regular_file(directory / "leased", O_RDWR);
+    EXPECT_GE(other, 0);
+    ::close(other);
+  }
+  ::close(file);
+}
+
+TEST(FilesTest, ReadsAtMostAsMuchAsAsked) {
+  const testing::TemporaryDirectory directory;
+  const auto path = directory / "text";
+  replace_file(path, std::string(2048, 'x'));
+  EXPECT_EQ(read_file(path, 2048).size(), 2048u);
+  testing::expect_error<Error>(
+      [&] { read_file(path, 2047); },
+      "must have at most 2.0 KB, but has 2.0 KB");
+  // A sparse file is refused by its size, before it is read.
+  std::filesystem::resize_file(path, 20ULL << 30U);
+  testing::expect_error<Error>(
+      [&] { read_file(path); }, "must have at most 1.0 GB, but has 20.0 GB");
+  // Files of the kernel have a size of 0.
+  EXPECT_FALSE(read_file("/proc/self/status").empty());
+  testing::expect_error<Error>(
+      [&] { read_file("/proc/self/status", 10); },
+      "must have at most 10 bytes");
+}
+
+TEST(FilesTest, ReadsPipesOfACommandLine) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  EXPECT_EQ(::write(ends[1], "host slots=2", 12), 12);
+  ::close(ends[1]);
+  const std::string path = "/dev/fd/" + std::to_string(ends[0]);
+  EXPECT_EQ(read_file_or_pipe(path), "host slots=2");
+  ::close(ends[0]);
+  const testing::TemporaryDirectory directory;
+  replace_file(directory / "text", "abc");
+  EXPECT_EQ(read_file_or_pipe(directory / "text"), "abc");
 }
 
 TEST(FilesTest, MapsAFileUntilTheLastOwnerGoes) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/file_system.h"
+#include "base/text/sizes.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -32,6 +34,7 @@ namespace {
 
 class Descriptor {
  public:
+  explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(const std::filesystem::path& path, int flags, mode_t mode = 0)
       : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {}
   Descriptor(const Descriptor&) = delete;
@@ -41,10 +44,70 @@ class Descriptor {
   }
   [[nodiscard]] int get() const { return fd_; }
   [[nodiscard]] bool is_open() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
 };
+
+std::string_view kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a directory";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return S_ISLNK(mode) ? "a symbolic link" : "a device";
+}
+
+void require_regular(const std::filesystem::path& path, mode_t mode) {
+  if (S_ISREG(mode)) return;
+  throw Error(format(
+      "[files] {} must be a regular file, but is {}", path, kind_of(mode)));
+}
+
+void require_regular_or_missing(
+    const std::filesystem::path& path,
+    bool refuses_links) {
+  struct stat status {};
+  const int failed = refuses_links ? ::lstat(path.c_str(), &status)
+                                   : ::stat(path.c_str(), &status);
+  if (failed == 0) require_regular(path, status.st_mode);
+}
+
+struct stat status_of(int file, const std::filesystem::path& path) {
+  struct stat status {};
+  if (::fstat(file, &status) != 0) throw_file_error("inspect", path, errno);
+  return status;
+}
+
+std::string read_descriptor(
+    int file,
+    const std::filesystem::path& path,
+    std::uint64_t most_bytes) {
+  // Sizes of files of the kernel, and of pipes, are 0.
+  std::uint64_t size =
+      static_cast<std::uint64_t>(status_of(file, path).st_size);
+  std::string contents;
+  std::size_t used = 0;
+  while (size <= most_bytes) {
+    if (used == contents.size()) contents.resize(used < 4096 ? 8192 : used * 2);
+    const ssize_t got =
+        ::read(file, contents.data() + used, contents.size() - used);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw_file_error("read", path, errno);
+    }
+    if (got == 0) {
+      contents.resize(used);
+      return contents;
+    }
+    used += static_cast<std::size_t>(got);
+    size = used;
+  }
+  throw Error(format(
+      "[files] {} must have at most {}, but has {} or more",
+      path,
+      format_size(static_cast<double>(most_bytes)),
+      format_size(static_cast<double>(size))));
+}
 
 // The target of a chain of symbolic links, which need not exist.
 std::filesystem::path follow_links(std::filesystem::path path) {
@@ -119,24 +182,52 @@ bool stays_below_directory(std::string_view name) {
   });
 }
 
-std::string read_file(const std::filesystem::path& path) {
+int open_descriptor(const char* path, int flags) {
+  const int file = ::open(path, flags | O_CLOEXEC, 0666);
+  rlimit limit{};
+  if (file >= 0 || errno != EMFILE || ::getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
+      limit.rlim_cur == limit.rlim_max) {
+    return file;
+  }
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return -1;
+  return ::open(path, flags | O_CLOEXEC, 0666);
+}
+
+int open_regular_file(const std::filesystem::path& path, int flags) {
+  // Opening a pipe otherwise waits until it has another end.
+  int opened = open_descriptor(path.c_str(), flags | O_NONBLOCK);
+  if (opened < 0) {
+    const int code = errno;
+    require_regular_or_missing(path, (flags & O_NOFOLLOW) != 0);
+    // Another program holds a lease on the file, and gives it up.
+    if (code == EWOULDBLOCK) {
+      opened = open_descriptor(path.c_str(), flags);
+    } else {
+      errno = code;
+    }
+  }
+  Descriptor file(opened);
+  if (!file.is_open()) throw_file_error("open", path, errno);
+  require_regular(path, status_of(file.get(), path).st_mode);
+  // io_uring does not wait for the disk in files with O_NONBLOCK.
+  const int now = ::fcntl(file.get(), F_GETFL);
+  if (now < 0 || ::fcntl(file.get(), F_SETFL, now & ~O_NONBLOCK) != 0)
+    throw_file_error("inspect", path, errno);
+  return file.release();
+}
+
+std::string read_file(
+    const std::filesystem::path& path,
+    std::uint64_t most_bytes) {
+  const Descriptor file(open_regular_file(path, O_RDONLY));
+  return read_descriptor(file.get(), path, most_bytes);
+}
+
+std::string read_file_or_pipe(const std::filesystem::path& path) {
   const Descriptor file(path, O_RDONLY);
   if (!file.is_open()) throw_file_error("open", path, errno);
-  std::string contents;
-  std::size_t used = 0;
-  while (true) {
-    if (used == contents.size()) contents.resize(used < 4096 ? 8192 : used * 2);
-    const ssize_t got =
-        ::read(file.get(), contents.data() + used, contents.size() - used);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      throw_file_error("read", path, errno);
-    }
-    if (got == 0) break;
-    used += static_cast<std::size_t>(got);
-  }
-  contents.resize(used);
-  return contents;
+  return read_descriptor(file.get(), path, kMostTextBytes);
 }
 
 void replace_file(
@@ -165,13 +256,8 @@ void replace_file(
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  const Descriptor file(path, O_RDONLY);
-  if (!file.is_open()) throw_file_error("open", path, errno);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0)
-    throw_file_error("inspect", path, errno);
-  if (!S_ISREG(status.st_mode)) throw_file_error("map", path, EINVAL);
-  size_ = static_cast<std::size_t>(status.st_size);
+  const Descriptor file(open_regular_file(path, O_RDONLY));
+  size_ = static_cast<std::size_t>(status_of(file.get(), path).st_size);
   if (size_ == 0) return;
   void* const address =
       ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -8,9 +9,32 @@
 
 namespace accelerate::detail {
 
-/// The contents of the file. Throws Error naming the path and the system's
-/// reason.
-std::string read_file(const std::filesystem::path& path);
+/// Opens a regular file and returns its descriptor, which the caller closes.
+/// `flags` are those of open(2): O_CLOEXEC is always added; with O_CREAT a
+/// missing file is created with mode 0666; with O_NOFOLLOW a symbolic link is
+/// refused, for directories where other users may write. Throws Error naming
+/// the path and the system's reason, or what the file is if it is a directory,
+/// a pipe, a socket or a device: unlike open(2), it never waits for a pipe.
+int open_regular_file(const std::filesystem::path& path, int flags);
+
+/// As open(2), with O_CLOEXEC; returns a negative number and sets errno if that
+/// fails. If the process has too many open files, its soft limit is raised to
+/// the hard limit: a model can have thousands of files open at once.
+int open_descriptor(const char* path, int flags);
+
+/// The largest file that is read as text unless the caller says otherwise.
+inline constexpr std::uint64_t kMostTextBytes = 1ULL << 30U;
+
+/// The contents of a regular file, opened by open_regular_file(). Throws Error
+/// naming the path and the system's reason, also if there are more than
+/// `most_bytes`.
+std::string read_file(
+    const std::filesystem::path& path,
+    std::uint64_t most_bytes = kMostTextBytes);
+
+/// The same for what a command line names, which may also be a pipe, such as
+/// the shell's <(command): waits for the pipe's end.
+std::string read_file_or_pipe(const std::filesystem::path& path);
 
 /// Puts `contents` at `path` so that a crash at any moment leaves either the
 /// old file or the new one, complete: written beside it, synced, renamed, and
@@ -31,7 +55,7 @@ bool stays_below_directory(std::string_view name);
 
 /// A read-only mapping of an entire file; an empty file maps to an empty span.
 /// Movable, unmapped by the destructor. The file must not be shortened while it
-/// is mapped.
+/// is mapped. Throws what open_regular_file() throws.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

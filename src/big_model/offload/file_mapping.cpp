@@ -14,6 +14,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/files/files.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -42,9 +43,7 @@ std::shared_ptr<FileMapping> FileMapping::open_protected(
 }
 
 FileMapping::FileMapping(std::filesystem::path file)
-    : file_(std::move(file)),
-      descriptor_(::open(file_.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (descriptor_ < 0) fail_to("open", file_);
+    : file_(std::move(file)), descriptor_(open_regular_file(file_, O_RDONLY)) {
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0) {
     ::close(descriptor_);

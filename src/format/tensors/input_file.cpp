@@ -1,11 +1,9 @@
 #include "format/tensors/input_file.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -23,30 +21,15 @@ namespace {
       "[files] cannot read {}: {}", path.string(), std::strerror(error)));
 }
 
-// Models can have thousands of files open at once. If the process has too many,
-// its soft limit is raised to the hard limit.
-int open_file(const char* path, int flags) {
-  const int file = ::open(path, flags | O_CLOEXEC);
-  rlimit limit{};
-  if (file >= 0 || errno != EMFILE || ::getrlimit(RLIMIT_NOFILE, &limit) != 0 ||
-      limit.rlim_cur == limit.rlim_max) {
-    return file;
-  }
-  limit.rlim_cur = limit.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return -1;
-  return ::open(path, flags | O_CLOEXEC);
-}
-
 }  // namespace
 
 InputFile::InputFile(
     std::filesystem::path path,
     std::optional<FileRecord> record)
     : path_(std::move(path)),
-      file_(open_file(path_.c_str(), O_RDONLY)),
+      file_(open_regular_file(path_, O_RDONLY)),
       record_(std::move(record)),
       verified_(record_ ? record_->checksums.size() : 0) {
-  if (file_ < 0) fail_to_read(path_, errno);
   version_ = version_now();
 }
 
@@ -78,7 +61,7 @@ const DirectReader::File& InputFile::direct() const {
     direct_.plain = file_;
     // The same file, even if another one has taken its name.
     const std::string same_file = format("/proc/self/fd/{}", file_);
-    direct_.direct = open_file(same_file.c_str(), O_RDONLY | O_DIRECT);
+    direct_.direct = open_descriptor(same_file.c_str(), O_RDONLY | O_DIRECT);
     if (direct_.direct >= 0) {
       direct_.memory_alignment = direct_memory_alignment(direct_.direct);
     }
