@@ -20,7 +20,8 @@
 /// all parameters of a dtype and device instead of a dozen per parameter, on
 /// CPU and CUDA. Options, state and the format of torch::save are LibTorch's,
 /// so they can replace one another at any time; results differ by rounding
-/// only.
+/// only. Parameters in bf16 and fp16 are computed with in fp32 and rounded once
+/// per step; complex ones are pairs of real numbers.
 /// Gradients may be missing or have any strides, but not be sparse: that throws
 /// ConfigError.
 namespace accelerate::optim {
@@ -58,9 +59,10 @@ using AverageGradient = std::function<void(const at::Tensor&)>;
 
 /// Base class of optimizers that update each parameter during the backward
 /// pass, as soon as its gradient is complete, and free the gradient at once:
-/// the gradients are never all in memory at once. `step()` and `zero_grad()`
-/// are no-ops. Not for gradient accumulation, and not with fp16, whose losses
-/// are scaled.
+/// the gradients are never all in memory at once. Complex parameters are pairs
+/// of real numbers; a row of n of them is one of 2 n. `step()` and
+/// `zero_grad()` are no-ops. Not for gradient accumulation, and not with fp16,
+/// whose losses are scaled.
 ///
 /// Accelerator::lomo_backward() runs them; without an Accelerator, call
 ///

@@ -51,6 +51,18 @@ at::Tensor fitted_to(
       sizes_text(like.sizes())));
 }
 
+void require_real(
+    const SampleRequest& request,
+    std::string_view what,
+    const at::Tensor& given) {
+  if (!given.is_complex()) return;
+  throw ConfigError(format(
+      "[metrics] {}: {} are complex; give real ones, such as their absolute "
+      "values",
+      request.metric,
+      what));
+}
+
 // fp64, as large as `like`; 0 where the mask is false.
 at::Tensor weights_for(
     const SampleRequest& request,
@@ -58,6 +70,7 @@ at::Tensor weights_for(
     const at::Tensor& like) {
   at::Tensor weights;
   if (samples.weights.defined()) {
+    require_real(request, "weights", samples.weights);
     weights =
         fitted_to(request, "weights", samples.weights, like).to(at::kDouble);
     if (!(weights >= 0).all().item<bool>()) {
@@ -129,12 +142,7 @@ WeightedValues weighted_values(
     const MetricSamples& samples,
     NanPolicy nan) {
   at::Tensor values = given.detach();
-  if (values.is_complex()) {
-    throw ConfigError(format(
-        "[metrics] {}: values are complex; give real ones, such as their "
-        "absolute values",
-        request.metric));
-  }
+  require_real(request, "values", values);
   at::Tensor weights = weights_for(request, samples, values);
   if (values.dim() > 0) {
     const std::int64_t rows = num_counted_rows(request.ranks, values.size(0));
@@ -163,6 +171,7 @@ LabelledSamples labelled_samples(
     const at::Tensor& given_labels,
     const MetricSamples& samples,
     std::int64_t ignore_index) {
+  require_real(request, "predictions", given_predictions);
   require_labels(request, given_predictions, given_labels);
   at::Tensor predictions = given_predictions.detach();
   at::Tensor labels = given_labels.detach().to(predictions.device());

@@ -19,7 +19,8 @@ namespace accelerate::detail {
 namespace {
 
 // Norm of a list, with one kernel per dtype and device, each in at least single
-// precision, so that half-precision sums do not overflow.
+// precision, so that half-precision sums do not overflow. That of complex
+// numbers is the real norm of their absolute values.
 at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
   std::map<std::pair<c10::DeviceType, at::ScalarType>, std::vector<at::Tensor>>
       alike;
@@ -53,7 +54,8 @@ struct SameSplit {
 
   void add(const Parameter& row) {
     layout = &row.layout;
-    dtype = at::promote_types(dtype, row.local.scalar_type());
+    dtype =
+        at::promote_types(dtype, c10::toRealValueType(row.local.scalar_type()));
     device = row.local.device();
     // The infinity norm of an empty tensor is an error in LibTorch.
     const at::Tensor& gradient = row.local.grad();

@@ -35,6 +35,8 @@ using GradientLists = std::map<
     std::vector<at::Tensor>,
     DeviceOrder>;
 
+// Complex gradients become pairs of real numbers. If a conjugation or a sign is
+// still due, what lies in memory is multiplied just as well.
 GradientLists gradients_of(const torch::optim::Optimizer& optimizer) {
   GradientLists lists;
   for (const auto& group : optimizer.param_groups()) {
@@ -42,10 +44,31 @@ GradientLists gradients_of(const torch::optim::Optimizer& optimizer) {
       at::Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
       if (gradient.is_sparse()) gradient = gradient._values();
+      if (gradient.is_conj()) gradient = gradient.conj();
+      if (gradient.is_neg()) gradient = at::_neg_view(gradient);
+      if (gradient.is_complex()) gradient = at::view_as_real(gradient);
       lists[{gradient.device(), gradient.scalar_type()}].push_back(gradient);
     }
   }
   return lists;
+}
+
+// Multiplies gradients of one dtype and device by `factor`, a double, and sets
+// `found` to 1 if any is not finite.
+void unscale_list(
+    const std::vector<at::Tensor>& list,
+    const at::Tensor& factor,
+    at::Tensor found) {
+  if (list[0].scalar_type() != at::kDouble) {
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        list, found, factor.to(at::kFloat));
+    return;
+  }
+  // The kernel's factor is a float, which rounds unless it is a power of two.
+  for (const at::Tensor& gradient : list) {
+    found.logical_or_(at::isfinite(gradient).all().logical_not());
+    gradient.mul_(factor.squeeze(0));
+  }
 }
 
 void require_valid(const GradScalerOptions& options) {
@@ -129,16 +152,14 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) const {
     }
   }
   at::Tensor found = at::zeros({1}, state_->scale.options());
-  const at::Tensor inverse =
-      state_->scale.to(at::kDouble).reciprocal().to(at::kFloat);
+  const at::Tensor inverse = state_->scale.to(at::kDouble).reciprocal();
   for (const auto& [kind, list] : lists) {
     if (kind.first == state_->device) {
-      at::_amp_foreach_non_finite_check_and_unscale_(list, found, inverse);
+      unscale_list(list, inverse, found);
     } else {
       at::Tensor found_there =
           at::zeros({1}, found.options().device(kind.first));
-      at::_amp_foreach_non_finite_check_and_unscale_(
-          list, found_there, inverse.to(kind.first));
+      unscale_list(list, inverse.to(kind.first), found_there);
       found = at::maximum(found, found_there.to(state_->device));
     }
   }
@@ -150,8 +171,7 @@ void GradScaler::undo_unscale_(torch::optim::Optimizer& optimizer) const {
   if (state_->found.erase(&optimizer) == 0) return;
   const at::NoGradGuard no_grad;
   for (const auto& [kind, list] : gradients_of(optimizer)) {
-    at::_foreach_mul_(
-        list, state_->scale.squeeze(0).to(kind.first, kind.second));
+    at::_foreach_mul_(list, state_->scale.squeeze(0).to(kind.first));
   }
 }
 

@@ -28,7 +28,7 @@ at::Tensor rows(const std::vector<double>& values, std::int64_t num_columns) {
   return reals(values).view({-1, num_columns});
 }
 std::vector<double> list(const at::Tensor& tensor) {
-  const at::Tensor flat = tensor.to(at::kDouble).reshape(-1);
+  const at::Tensor flat = tensor.to(at::kDouble).reshape(-1).contiguous();
   return {
       flat.const_data_ptr<double>(),
       flat.const_data_ptr<double>() + flat.numel()};
@@ -55,6 +55,88 @@ TEST(Mean, OfBFloat16IsSummedInFp64) {
   Sum sum;
   sum.update(at::full({1001}, 1, at::kBFloat16));
   EXPECT_EQ(sum.compute(), 1001);
+}
+
+// Values between which fp32, fp16 or bf16 would not distinguish.
+TEST(Metrics, TakeEveryDtypeWithAllItsDigits) {
+  for (const at::ScalarType dtype :
+       {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    for (std::int64_t size = 0; size <= 40; ++size) {
+      SCOPED_TRACE(::testing::Message() << dtype << ", " << size);
+      const at::Tensor all =
+          at::sin(at::arange(2 * size, at::kDouble) + 1).to(dtype);
+      // One in two, so that they are not contiguous.
+      const at::Tensor scores = all.slice(0, 0, 2 * size, 2);
+      double sum = 0;
+      for (const double each : list(scores)) sum += each;
+      Sum found;
+      found.update(scores);
+      EXPECT_NEAR(found.compute(), sum, 1e-13);
+      Mean mean;
+      mean.update(scores, {.weights = at::full({size}, 0.5).to(dtype)});
+      if (size > 0) {
+        EXPECT_NEAR(mean.compute(), sum / static_cast<double>(size), 1e-13);
+      }
+      const at::Tensor labels = at::arange(size) % 2;
+      Accuracy accuracy({}, {.classes = {.threshold = 0.25}});
+      accuracy.update(scores, labels);
+      AUROC auroc;
+      auroc.update(scores, labels);
+      double right = 0, pairs = 0, won = 0;
+      const std::vector<double> each = list(scores);
+      for (std::size_t i = 0; i < each.size(); ++i) {
+        right += (each[i] > 0.25) == (i % 2 == 1);
+        for (std::size_t j = 0; j < each.size(); ++j) {
+          if (i % 2 == 0 || j % 2 == 1) continue;
+          ++pairs;
+          won += each[i] > each[j] ? 1 : each[i] == each[j] ? 0.5 : 0;
+        }
+      }
+      if (size > 0) {
+        EXPECT_EQ(accuracy.compute(), right / static_cast<double>(size));
+      }
+      if (pairs > 0) {
+        EXPECT_NEAR(auroc.compute(), won / pairs, 1e-12);
+      }
+    }
+    Mean scalar;
+    scalar.update(at::full({}, 0.375, dtype));
+    EXPECT_EQ(scalar.compute(), 0.375);
+  }
+  // Differences of 1e-12 count in double precision.
+  Accuracy accuracy;
+  accuracy.update(rows({0.5, 0.5 + 1e-12}, 2), wholes({1}));
+  EXPECT_EQ(accuracy.compute(), 1);
+  AUROC auroc;
+  auroc.update(reals({0.5, 0.5 + 1e-12}), wholes({0, 1}));
+  EXPECT_EQ(auroc.compute(), 1);
+  Perplexity perplexity;
+  perplexity.update(rows({1e-12, 0}, 2), wholes({0}));
+  EXPECT_NEAR(perplexity.compute() - 2, -1e-12, 1e-14);
+}
+
+TEST(Metrics, RefuseComplexNumbers) {
+  const at::Tensor numbers = at::complex(reals({1, 2}), reals({3, 4}));
+  const at::Tensor labels = wholes({0, 1});
+  const auto refuse = [](const std::string& text, const auto& update) {
+    testing::expect_error<ConfigError>(update, text + " complex");
+  };
+  Mean mean;
+  refuse("values are", [&] { mean.update(numbers); });
+  refuse(
+      "weights are", [&] { mean.update(reals({1, 2}), {.weights = numbers}); });
+  Accuracy accuracy;
+  refuse("predictions are", [&] { accuracy.update(numbers, labels); });
+  ConfusionMatrix matrix;
+  refuse("predictions are", [&] { matrix.update(numbers, labels); });
+  F1 f1;
+  refuse("predictions are", [&] { f1.update(numbers, labels); });
+  AUROC auroc;
+  refuse("predictions are", [&] { auroc.update(numbers, labels); });
+  Perplexity perplexity;
+  refuse("predictions are", [&] {
+    perplexity.update(numbers.view({1, 2}), wholes({0}));
+  });
 }
 
 TEST(Mean, TreatsNanAsItsPolicySays) {

@@ -25,7 +25,10 @@ class DenseCopies {
  public:
   // Returns `tensor` in the memory order of `parameter`.
   at::Tensor input(const at::Tensor& tensor, const at::Tensor& parameter) {
-    if (tensor.strides() == parameter.strides()) return tensor;
+    if (tensor.strides() == parameter.strides() &&
+        tensor.scalar_type() == parameter.scalar_type() && !tensor.is_neg()) {
+      return tensor;
+    }
     return at::empty_like(parameter).copy_(tensor);
   }
   at::Tensor output(const at::Tensor& tensor, const at::Tensor& parameter) {
@@ -48,8 +51,10 @@ class DenseCopies {
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;
 };
 
+// Complex numbers as pairs of real ones; the tensor's own memory, unless it is
+// a gradient whose conjugation is still due.
 at::Tensor as_real(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }
 
 class Batches {
@@ -120,6 +125,48 @@ bool has_gradient(const at::Tensor& parameter) {
         "gradients");
   }
   return true;
+}
+
+// LibTorch's SGD kernel for 16-bit numbers on the CPU (2.11) changes only the
+// last few elements of a parameter.
+bool needs_float_sgd(const Batch& batch) {
+  return batch.device.is_cpu() && at::isReducedFloatingType(batch.dtype);
+}
+
+void run_sgd_kernel(
+    at::TensorList parameters,
+    at::TensorList gradients,
+    at::TensorList momenta,
+    const torch::optim::SGDOptions& options,
+    bool is_first_step) {
+  at::_fused_sgd_(
+      parameters,
+      gradients,
+      momenta,
+      options.weight_decay(),
+      options.momentum(),
+      options.lr(),
+      options.dampening(),
+      options.nesterov(),
+      /*maximize=*/false,
+      is_first_step);
+}
+
+// Computes in fp32, one parameter at a time, so that only one is in memory
+// twice.
+void run_float_sgd(
+    const Batch& batch,
+    const torch::optim::SGDOptions& options,
+    bool is_first_step) {
+  for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
+    const at::Tensor parameter = batch.parameters[i].to(at::kFloat);
+    const at::Tensor gradient = batch.gradients[i].to(at::kFloat);
+    std::vector<at::Tensor> momentum;
+    if (!batch.first.empty()) momentum = {batch.first[i].to(at::kFloat)};
+    run_sgd_kernel({parameter}, {gradient}, momentum, options, is_first_step);
+    batch.parameters[i].copy_(parameter);
+    if (!batch.first.empty()) batch.first[i].copy_(momentum[0]);
+  }
 }
 
 // The typed state of a parameter, created at its first step.
@@ -224,17 +271,17 @@ at::Tensor SGD::step(LossClosure closure) {
       batches.add(parameter, is_first ? 0 : 1, state.momentum_buffer());
     }
     batches.run([&](Batch& batch, const std::vector<at::Tensor>&) {
-      at::_fused_sgd_(
-          batch.parameters,
-          batch.gradients,
-          batch.first,
-          options.weight_decay(),
-          options.momentum(),
-          options.lr(),
-          options.dampening(),
-          options.nesterov(),
-          /*maximize=*/false,
-          /*is_first_step=*/batch.step == 0);
+      const bool is_first_step = batch.step == 0;
+      if (needs_float_sgd(batch)) {
+        run_float_sgd(batch, options, is_first_step);
+      } else {
+        run_sgd_kernel(
+            batch.parameters,
+            batch.gradients,
+            batch.first,
+            options,
+            is_first_step);
+      }
     });
   }
   return loss;
@@ -262,6 +309,9 @@ at::Tensor Adagrad::step(LossClosure closure) {
           state.sum().device() != parameter.device()) {
         state.sum(state.sum().to(parameter.options()));
       }
+      // The constructor left the imaginary parts at 0.
+      if (state.step() == 0 && parameter.is_complex())
+        as_real(state.sum()).fill_(options.initial_accumulator_value());
       state.step(state.step() + 1);
       batches.add(parameter, state.step(), state.sum());
     }

@@ -22,6 +22,37 @@ namespace {
 
 using Visit = std::function<void(at::Tensor& parameter)>;
 
+// Complex numbers as pairs of real ones: a row of n numbers has 2 n.
+at::Tensor as_real_rows(const at::Tensor& tensor) {
+  if (!tensor.is_complex()) return tensor;
+  const at::Tensor pairs = at::view_as_real(tensor.resolve_conj());
+  return pairs.dim() == 1 ? pairs : pairs.flatten(-2);
+}
+
+// Assigns what as_real_rows() returned for such a tensor.
+void assign_real(const at::Tensor& tensor, const at::Tensor& real) {
+  if (real.is_alias_of(tensor)) return;
+  if (!tensor.is_complex()) {
+    tensor.copy_(real);
+    return;
+  }
+  const at::Tensor pairs = at::view_as_real(tensor);
+  pairs.copy_(real.reshape(pairs.sizes()));
+}
+
+at::Tensor norm_of(const at::Tensor& gradient) {
+  const at::Tensor real = as_real_rows(gradient);
+  return real.norm(2, at::promote_types(real.scalar_type(), at::kFloat))
+      .to(at::kCPU)
+      .to(at::kDouble);
+}
+
+void clip_value(const at::Tensor& gradient, double bound) {
+  const at::Tensor real =
+      gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+  real.clamp_(-bound, bound);
+}
+
 class AfterGradient final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit AfterGradient(std::weak_ptr<Visit> visit)
@@ -103,11 +134,10 @@ void FusedBackwardOptimizer::fused_backward(
           const std::function<void(at::Tensor&, at::Tensor&)>& use) {
         *pass_->visit = [&](at::Tensor& parameter) {
           const at::NoGradGuard no_grad;
-          at::Tensor gradient = parameter.grad();
+          at::Tensor gradient = parameter.grad().resolve_conj().resolve_neg();
           parameter.mutable_grad().reset();
           if (average) average(gradient);
-          if (clip_grad_value_)
-            gradient.clamp_(-*clip_grad_value_, *clip_grad_value_);
+          if (clip_grad_value_) clip_value(gradient, *clip_grad_value_);
           use(parameter, gradient);
         };
         const Close close{*pass_->visit};
@@ -118,7 +148,7 @@ void FusedBackwardOptimizer::fused_backward(
   if (clip_grad_norm_) {
     std::vector<at::Tensor> norms;
     run(true, [&](at::Tensor&, at::Tensor& gradient) {
-      norms.push_back(gradient.norm(2, at::kFloat).to(at::kCPU));
+      norms.push_back(norm_of(gradient));
     });
     if (!norms.empty()) {
       const double norm = at::stack(norms).norm().item<double>();
@@ -206,10 +236,10 @@ void AdaLomo::update(
     const at::Tensor& gradient,
     double learning_rate) {
   if (parameter.numel() == 0) return;
-  const at::ScalarType wide =
-      at::promote_types(parameter.scalar_type(), at::kFloat);
-  const at::Tensor g = gradient.to(wide);
-  at::Tensor p = parameter.detach().to(wide);
+  at::Tensor p = as_real_rows(parameter.detach());
+  const at::ScalarType wide = at::promote_types(p.scalar_type(), at::kFloat);
+  const at::Tensor g = as_real_rows(gradient).to(wide);
+  p = p.to(wide);
   const double keep =
       1 - std::pow(static_cast<double>(step_), options_.decay_rate);
   const at::Tensor square = g.square() + options_.eps_square;
@@ -244,7 +274,7 @@ void AdaLomo::update(
       root_mean_square(p).clamp_min(options_.eps_scale) * learning_rate;
   if (options_.weight_decay != 0) p.mul_(1 - rate * options_.weight_decay);
   p.sub_(update * rate);
-  if (!p.is_alias_of(parameter)) parameter.detach().copy_(p);
+  assign_real(parameter.detach(), p);
 }
 
 }  // namespace accelerate::optim

@@ -54,8 +54,8 @@ at::ScalarType sum_dtype(
     const at::Tensor& parameter,
     const AverageOptions& options) {
   const at::ScalarType own = parameter.scalar_type();
-  if (!options.send_in) return options.sum_in.value_or(own);
-  return at::isFloatingType(own) ? *options.send_in : own;
+  if (options.send_in) return at::isFloatingType(own) ? *options.send_in : own;
+  return options.sum_in ? at::promote_types(own, *options.sum_in) : own;
 }
 
 }  // namespace

@@ -11,7 +11,8 @@
 namespace accelerate::detail {
 
 struct AverageOptions {
-  /// Dtype of the sums; unset: each gradient's own.
+  /// Dtype of the sums, complex for complex gradients; unset: each gradient's
+  /// own.
   std::optional<at::ScalarType> sum_in = std::nullopt;
   /// Narrower dtype in which gradients are sent and summed; they are divided
   /// before being narrowed, so that sums do not overflow. Replaces `sum_in`.

@@ -42,11 +42,15 @@ class CastAverage final : public GradientReduction {
   FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
       override {
     const at::Tensor buffer = bucket.getBuffer();
+    const at::Tensor real =
+        buffer.is_complex() ? at::view_as_real(buffer) : buffer;
     // Dividing before narrowing loses fewer bits.
-    const at::Tensor narrow = buffer.div_(context.divisor).to(dtype_);
+    const at::Tensor narrow = real.div_(context.divisor).to(dtype_);
     return after(
-        sum_over_ranks(narrow, context),
-        [buffer](const at::Tensor& sum) { return buffer.copy_(sum); });
+        sum_over_ranks(narrow, context), [buffer, real](const at::Tensor& sum) {
+          real.copy_(sum);
+          return buffer;
+        });
   }
 
  private:
@@ -121,6 +125,8 @@ class CastWrapper final : public GradientReduction {
   FutureTensor reduce(c10d::GradBucket& bucket, const ReductionContext& context)
       override {
     const at::Tensor buffer = bucket.getBuffer();
+    // There are no narrower complex numbers that a hook could compute with.
+    if (buffer.is_complex()) return inner_->reduce(bucket, context);
     at::Tensor narrow = buffer.to(dtype_);
     bucket.setBuffer(narrow);
     return after(

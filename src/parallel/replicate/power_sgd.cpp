@@ -81,7 +81,9 @@ class PowerSgd final : public GradientReduction {
     // A backward that threw may have left pending buckets.
     if (bucket.getIndex() == 0) pending_.clear();
     FutureTensor result;
-    if (iteration_ < options_.start_power_sgd_iter) {
+    // The factors are those of real matrices.
+    if (iteration_ < options_.start_power_sgd_iter ||
+        bucket.getBuffer().is_complex()) {
       bucket.getBufferRef().div_(context.divisor);
       result = sum_over_ranks(bucket.getBuffer(), context);
     } else {

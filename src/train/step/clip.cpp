@@ -81,13 +81,20 @@ at::Tensor norm_over_stages(
   return all.to(norm.device(), norm.scalar_type());
 }
 
+// What lies in a gradient's memory if its conjugation or sign is still due,
+// which makes no difference to clipping, but is refused by kernels.
+at::Tensor in_memory(const at::Tensor& gradient) {
+  if (gradient.is_conj()) return in_memory(gradient.conj());
+  return gradient.is_neg() ? at::_neg_view(gradient) : gradient;
+}
+
 // Groups gradients of equal dtype and device, which one kernel can process.
 std::vector<std::vector<at::Tensor>> gradients_of(
     const std::vector<detail::PlacedParameter>& rows) {
   std::vector<std::vector<at::Tensor>> lists;
   for (const auto& placed : rows) {
-    const at::Tensor& gradient = placed.row->local.grad();
-    if (!gradient.defined()) continue;
+    if (!placed.row->local.grad().defined()) continue;
+    const at::Tensor gradient = in_memory(placed.row->local.grad());
     const auto list =
         std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
           return other[0].scalar_type() == gradient.scalar_type() &&
@@ -143,7 +150,10 @@ void Accelerator::clip_grad_value_(
   const at::NoGradGuard no_grad;
   detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_for(*session_, parameters);
-  for (const auto& list : gradients_of(rows.all)) {
+  for (auto list : gradients_of(rows.all)) {
+    if (list[0].is_complex()) {
+      for (at::Tensor& gradient : list) gradient = at::view_as_real(gradient);
+    }
     if (list[0].is_cpu()) {
       // One pass per gradient; on the CPU, the foreach kernels would take two.
       for (const at::Tensor& gradient : list)

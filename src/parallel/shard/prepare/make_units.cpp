@@ -109,7 +109,8 @@ class UnitMaker {
     const Group& group = mesh.group(Axis::shard);
     ShardedParameter parameter{row.name, row.tensor, {}, {}, nullptr, {}};
     parameter.is_elsewhere = is_expert(row) && row.tensor.numel() == 0;
-    if (!keeps_precision) parameter.reduce_dtype = options_.reduce_dtype;
+    if (!keeps_precision && row.tensor.is_floating_point())
+      parameter.reduce_dtype = options_.reduce_dtype;
     parameter.row_begins = row_begins(row.tensor.size(0), group.size());
     const auto [kept, computed] =
         dtypes_of(row.tensor, options_, keeps_precision);
