@@ -238,10 +238,14 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   void join_uneven_inputs(
       const std::function<void()>& body,
       const JoinOptions& options = {}) const;
-  /// While the returned scope lives, the module's parameters are full and can
-  /// be read or changed; changes must be the same on all ranks, and are kept.
-  /// All ranks must call it, outside forward and backward. Needed for sharded
-  /// parameters only; others are always full.
+  /// While the returned scope lives, the module's parameters are full, in the
+  /// dtype on which optimizers step (fp32 under bf16 or fp16), and can be read
+  /// or changed; changes must be the same on all ranks, and are kept exactly.
+  /// All ranks must call it, outside forward and backward. Forwards of the
+  /// prepared model inside the scope compute in their usual precision, for
+  /// which a copy of the parameters is rounded; the module's own forward gets
+  /// the parameters as they are. Needed for sharded parameters and
+  /// master_weights only; others are always full.
   template <class M>
   [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
     return unshard_parameters(*model.prepared());
@@ -286,7 +290,9 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   /// Scales the gradients so that their norm, over the full gradients of all
   /// these parameters, is at most `max_norm`. Call it on all ranks when
   /// `sync_gradients()` is true, between backward and step. Returns the norm
-  /// before clipping, as a 0-d tensor on the device, without waiting for it.
+  /// before clipping, as a real 0-d tensor on the device, without waiting for
+  /// it: fp64 if a gradient is, otherwise fp32. Complex gradients count by
+  /// their absolute values.
   at::Tensor clip_grad_norm_(
       const std::vector<at::Tensor>& parameters,
       double max_norm,
@@ -298,7 +304,8 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
       const ClipNormOptions& options = {}) const {
     return clip_grad_norm_(model.parameters(), max_norm, options);
   }
-  /// Clamps every gradient's values to -clip_value .. clip_value.
+  /// Clamps every gradient's values to -clip_value .. clip_value; of complex
+  /// ones, the real and the imaginary part.
   void clip_grad_value_(
       const std::vector<at::Tensor>& parameters,
       double clip_value) const;

@@ -139,6 +139,17 @@ void unwatch_tensor(const at::Tensor& tensor, const void* owner) {
   if (entry->watches.empty()) static_cast<void>(take_watches(tensor));
 }
 
+at::Tensor exchange_memory(const at::Tensor& tensor, const at::Tensor& other) {
+  GateEntry* const entry = entry_of(tensor);
+  std::vector<TensorWatch> watches = entry != nullptr && entry->keeper
+      ? std::exchange(entry->watches, {})
+      : take_watches(tensor);
+  const at::Tensor before = tensor.variable_data();
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
+  for (TensorWatch& watch : watches) watch_tensor(tensor, std::move(watch));
+  return before;
+}
+
 const TensorWatch* find_watch(const c10::IValue& value, const void* owner) {
   const GateEntry* const entry = entry_of(value);
   if (entry == nullptr) return nullptr;

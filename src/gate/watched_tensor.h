@@ -43,6 +43,12 @@ at::Tensor make_placeholder(
 /// Ends the watch of this owner, if there is one.
 void unwatch_tensor(const at::Tensor& tensor, const void* owner);
 
+/// Makes a tensor use the memory of `other`, which is dense, of the same sizes
+/// and of any dtype: every handle to the tensor shows it. The watches stay. If a
+/// keeper has the tensor's memory, it is not called until the tensor is given
+/// back what this returns: what the tensor was, for another call.
+at::Tensor exchange_memory(const at::Tensor& tensor, const at::Tensor& other);
+
 /// Returns this owner's watch on a tensor, or on the tensor that it is a view
 /// of; null if there is none.
 const TensorWatch* find_watch(const c10::IValue& value, const void* owner);

@@ -5,8 +5,8 @@
 
 namespace accelerate::detail {
 
-/// Keeps the parameters of a slicing strategy full while a handle from enter()
-/// is alive.
+/// Keeps the parameters of a strategy as full_parameters() shows them while a
+/// handle from enter() is alive.
 class FullScope {
  public:
   /// `open` makes parameters full, `close` makes them slices again; neither is

@@ -84,6 +84,7 @@ void SlicedParameters::open() {
     slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
         full.getIntrusivePtr());
     slice.version = slice.tensor._version();
+    slice.shown = full;
   }
 }
 
@@ -92,11 +93,14 @@ void SlicedParameters::close() {
   const BypassGates bypass;
   for (Slice& slice : slices_) {
     const at::Tensor full = slice.tensor.detach();
-    const bool is_changed = slice.tensor._version() != slice.version;
+    // The program may have given the tensor other memory (set_data).
+    const bool is_changed = slice.tensor._version() != slice.version ||
+        full.const_data_ptr() != slice.shown.const_data_ptr();
     slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
         slice.kept.getIntrusivePtr());
     if (is_changed) slice.tensor.copy_(slice.own(full));
     slice.kept.reset();
+    slice.shown.reset();
   }
 }
 

@@ -45,8 +45,9 @@ class SlicedParameters {
     RangesByRank ranges = {};
     std::vector<std::int64_t> sizes = {};  ///< one per rank
     Group group = {};
-    /// The slice, while the tensor is the full parameter.
+    /// The slice, and the full parameter, while the tensor is the latter.
     at::Tensor kept = {};
+    at::Tensor shown = {};
     std::int64_t version = 0;
 
     /// Puts `slices`, those of all ranks one after another, into the

@@ -194,15 +194,16 @@ TEST(Shard, ComputesInTheProgramsPrecision) {
         if (end == &found) {
           EXPECT_EQ(
               inner.param_groups()[0].params()[0].scalar_type(), at::kFloat);
+          EXPECT_EQ(
+              net->parameters()[0].scalar_type(),
+              precision == Precision::bf16 ? at::kBFloat16 : at::kHalf);
         }
         const auto full = accelerator.full_parameters(model);
         if (accelerator.is_main_process()) *end = weights_of(*net);
       });
     }
-    for (auto& [name, tensor] : found) {
-      EXPECT_NE(tensor.scalar_type(), at::kFloat);
-      tensor = tensor.to(at::kFloat);
-    }
+    for (const auto& [name, tensor] : found)
+      EXPECT_EQ(tensor.scalar_type(), at::kFloat);
     expect_near(found, reference, precision == Precision::bf16 ? 2e-2 : 5e-3);
   }
 }

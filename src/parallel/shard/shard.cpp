@@ -118,7 +118,9 @@ class Shard final : public Strategy, public GateKeeper {
   void before_forward() override {
     const LockedScope lock(mutex_);
     if (num_forwards_++ > 0 || phase_ == Phase::backward) return;
-    if (!is_held_open()) {
+    if (is_held_open()) {
+      for (const auto& unit : units_) unit->begin_forward();
+    } else {
       // Strategies that divided parameters earlier may have made them full.
       require_unchanged(units_);
       if (scales_) scales_->compute();
@@ -137,6 +139,7 @@ class Shard final : public Strategy, public GateKeeper {
     const LockedScope lock(mutex_);
     if (--num_forwards_ > 0 || phase_ == Phase::backward) return;
     phase_ = Phase::idle;
+    for (const auto& unit : units_) unit->end_forward();
     for (UnshardSchedule& schedule : schedules_) {
       schedule.end();
       if (options_.shards_parameters)
@@ -205,16 +208,8 @@ class Shard final : public Strategy, public GateKeeper {
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     {
       const LockedScope lock(mutex_);
-      if (scales_ && phase_ == Phase::idle && !is_held_open()) {
-        // The scope shows the weights themselves, not their float8 roundings.
-        reshard_all();
-        scales_->forget();
-      }
-      for (const auto& unit : units_) unit->start_gather();
-      for (const auto& unit : units_) unit->finish_gather();
-      if (num_scopes_++ == 0) {
-        for (const auto& unit : units_) unit->watch_for_changes();
-      }
+      if (!is_held_open()) open_parameters();
+      ++num_scopes_;
     }
     return {this, [alive = std::weak_ptr(alive_)](Shard* shard) {
               if (!alive.expired()) shard->close_parameters();
@@ -226,7 +221,10 @@ class Shard final : public Strategy, public GateKeeper {
     if (num_forwards_ == 0 && phase_ != Phase::backward) return;
     num_forwards_ = 0;
     phase_ = Phase::idle;
-    if (is_held_open()) return;
+    if (is_held_open()) {
+      for (const auto& unit : units_) unit->end_forward();
+      return;
+    }
     reducer_->abandon();
     for (UnshardSchedule& schedule : schedules_) schedule.forget();
     for (const auto& unit : units_) unit->abandon();
@@ -345,7 +343,7 @@ class Shard final : public Strategy, public GateKeeper {
     for (const auto& unit : units_) {
       unit->start_gather();
       unit->finish_gather();
-      unit->watch_for_changes();
+      unit->forget_changes();
     }
   }
 
@@ -392,10 +390,21 @@ class Shard final : public Strategy, public GateKeeper {
         {.sum_in = at::kDouble, .message_bytes = options_.message_bytes});
   }
 
+  void open_parameters() {
+    if (scales_ && phase_ == Phase::idle) {
+      // The scope shows the weights themselves, not their float8 roundings.
+      reshard_all();
+      scales_->forget();
+    }
+    for (const auto& unit : units_) unit->start_open();
+    for (const auto& unit : units_) unit->finish_gather();
+    for (const auto& unit : units_) unit->forget_changes();
+  }
+
   void close_parameters() {
     const LockedScope lock(mutex_);
     if (--num_scopes_ > 0) return;
-    for (const auto& unit : units_) unit->keep_changes();
+    for (const auto& unit : units_) unit->close();
     if (options_.shards_parameters) reshard_all();
   }
 

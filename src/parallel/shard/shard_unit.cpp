@@ -38,20 +38,8 @@ void ShardUnit::start_gather() {
   if (state_ != State::sharded) return;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> memory;
-  for (ShardedParameter& parameter : shards_.parameters) {
-    if (!parameter.gate) {
-      // The parameter keeps its memory and receives the other ranks' rows.
-      memory.push_back(parameter.full.detach());
-    } else if (parameter.gate->is_filled()) {
-      // Only other parameters of the unit were resharded.
-      memory.emplace_back();
-    } else {
-      parameter.is_rounded = parameter.travels_in_float8();
-      memory.push_back(pool_->take(
-          parameter.full.sizes(),
-          parameter.full.options().requires_grad(false)));
-    }
-  }
+  for (ShardedParameter& parameter : shards_.parameters)
+    memory.push_back(memory_for(parameter));
   state_ = State::gathering;
   traffic_.start_unshard(
       shards_,
@@ -60,13 +48,35 @@ void ShardUnit::start_gather() {
       std::move(memory));
 }
 
+at::Tensor ShardUnit::memory_for(ShardedParameter& parameter) {
+  if (parameter.precise) return parameter.precise->values();
+  const auto options = parameter.full.options().requires_grad(false);
+  if (is_open_ && parameter.is_rounded_copy()) {
+    return pool_->take(
+        parameter.full.sizes(), options.dtype(parameter.local.dtype()));
+  }
+  // The parameter keeps its memory and receives the other ranks' rows.
+  if (!parameter.gate) return parameter.full.detach();
+  // Only other parameters of the unit were resharded.
+  if (parameter.gate->is_filled()) return {};
+  parameter.is_rounded = parameter.travels_in_float8();
+  return pool_->take(parameter.full.sizes(), options);
+}
+
 void ShardUnit::finish_gather() {
   if (state_ != State::gathering) return;
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> memory = traffic_.finish_unshard(shards_);
   for (std::size_t i = 0; i < memory.size(); ++i) {
-    const ShardedParameter& parameter = shards_.parameters[i];
-    if (parameter.gate && memory[i].defined()) parameter.gate->fill(memory[i]);
+    ShardedParameter& parameter = shards_.parameters[i];
+    if (is_open_ && parameter.is_rounded_copy()) {
+      if (!parameter.precise) {
+        parameter.precise =
+            std::make_unique<PreciseView>(parameter.full, memory[i]);
+      }
+    } else if (parameter.gate && memory[i].defined()) {
+      parameter.gate->fill(memory[i]);
+    }
   }
   state_ = State::full;
 }
@@ -106,23 +116,71 @@ void ShardUnit::reshard_parameter(std::size_t i) {
   state_ = State::sharded;
 }
 
-void ShardUnit::watch_for_changes() {
-  for (ShardedParameter& parameter : shards_.parameters)
-    parameter.version_when_opened = parameter.full._version();
+void ShardUnit::start_open() {
+  const bool has_rounded = std::any_of(
+      shards_.parameters.begin(),
+      shards_.parameters.end(),
+      [](const ShardedParameter& parameter) {
+        return parameter.is_rounded_copy();
+      });
+  // What is full already is rounded.
+  if (has_rounded) reshard();
+  is_open_ = true;
+  start_gather();
 }
 
-void ShardUnit::keep_changes() {
-  const at::NoGradGuard no_grad;
-  for (const ShardedParameter& parameter : shards_.parameters) {
-    const at::Tensor own =
-        parameter.rows_of(parameter.full.detach(), place_.rank);
-    if (own.is_alias_of(parameter.local)) continue;
-    // If the shard is more precise, it is only overwritten after a real change.
-    const bool is_exact = !parameter.is_rounded &&
-        own.scalar_type() == parameter.local.scalar_type();
-    if (is_exact || parameter.full._version() != parameter.version_when_opened)
-      parameter.local.detach().copy_(own);
+void ShardUnit::forget_changes() {
+  for (ShardedParameter& parameter : shards_.parameters) {
+    if (parameter.precise) parameter.precise->forget_changes();
+    parameter.version_when_opened = parameter.full._version();
   }
+}
+
+void ShardUnit::begin_forward() {
+  for (const ShardedParameter& parameter : shards_.parameters) {
+    if (parameter.precise) parameter.precise->begin_forward();
+  }
+}
+
+void ShardUnit::end_forward() {
+  for (const ShardedParameter& parameter : shards_.parameters) {
+    if (parameter.precise) parameter.precise->end_forward();
+  }
+}
+
+void ShardUnit::close() {
+  const at::NoGradGuard no_grad;
+  is_open_ = false;
+  for (ShardedParameter& parameter : shards_.parameters) {
+    if (parameter.precise) {
+      hide_precise(parameter);
+    } else {
+      keep_changes(parameter);
+    }
+  }
+}
+
+void ShardUnit::keep_changes(const ShardedParameter& parameter) const {
+  const at::Tensor own =
+      parameter.rows_of(parameter.full.detach(), place_.rank);
+  if (own.is_alias_of(parameter.local)) return;
+  // If the shard is more precise, it is only overwritten after a real change.
+  if (!parameter.is_rounded ||
+      parameter.full._version() != parameter.version_when_opened) {
+    parameter.local.detach().copy_(own);
+  }
+}
+
+void ShardUnit::hide_precise(ShardedParameter& parameter) {
+  const bool is_changed = parameter.precise->is_changed();
+  parameter.precise->hide();
+  at::Tensor values = parameter.precise->values();
+  parameter.precise.reset();
+  if (is_changed) {
+    parameter.local.detach().copy_(parameter.rows_of(values, place_.rank));
+    if (!parameter.gate) parameter.full.detach().copy_(values);
+  }
+  pool_->give(std::move(values));
 }
 
 bool ShardUnit::has_gradient() const {

@@ -54,10 +54,17 @@ class ShardUnit {
   /// Frees the memory of one parameter, if it travels alone; the next gather
   /// fills it again.
   void reshard_parameter(std::size_t i);
-  /// Changes made to the full parameters from here to keep_changes() are
-  /// written back to the shards.
-  void watch_for_changes();
-  void keep_changes();
+  /// Begins to gather the full parameters for full_parameters(): those of which
+  /// the shards are more precise show the shards' values (PreciseView).
+  /// finish_gather() ends it.
+  void start_open();
+  /// Writes changes made to the full parameters since finish_gather(), or since
+  /// forget_changes(), to the shards. Gated parameters must be resharded next.
+  void close();
+  void forget_changes();
+  /// Around a forward inside full_parameters().
+  void begin_forward();
+  void end_forward();
 
   [[nodiscard]] std::size_t num_trainable() const {
     return shards_.trainable.size();
@@ -75,7 +82,10 @@ class ShardUnit {
   /// In state `sharded`, some parameters may still be full.
   enum class State { sharded, gathering, full };
 
+  [[nodiscard]] at::Tensor memory_for(ShardedParameter& parameter);
   void free_memory(ShardedParameter& parameter);
+  void keep_changes(const ShardedParameter& parameter) const;
+  void hide_precise(ShardedParameter& parameter);
 
   UnitShards shards_;
   ShardPlace place_;
@@ -83,6 +93,8 @@ class ShardUnit {
   std::shared_ptr<BlockPool> pool_;
   State state_ = State::full;
   bool is_in_reshard_group_ = false;
+  /// From start_open() to close().
+  bool is_open_ = false;
 };
 
 }  // namespace accelerate::detail

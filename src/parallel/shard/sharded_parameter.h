@@ -12,6 +12,7 @@
 #include <accelerate/export.h>
 
 #include "gate/gate.h"
+#include "parallel/precise_view.h"
 
 namespace accelerate::detail {
 
@@ -37,11 +38,18 @@ struct ShardedParameter {
   /// True if `full` was gathered in float8, so its values are rounded.
   bool is_rounded = false;
 
+  /// Set while the unit is open, if the shard has another dtype than `full`.
+  std::unique_ptr<PreciseView> precise = nullptr;
+
   /// True for an expert of other ranks: empty on all ranks of this shard group.
   bool is_elsewhere = false;
 
   /// Returns the rows that `rank` keeps, out of a tensor of the full shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
+  /// Whether `full`, unless it shows `precise`, is a rounded copy.
+  [[nodiscard]] bool is_rounded_copy() const {
+    return precise != nullptr || local.scalar_type() != full.scalar_type();
+  }
   /// Whether a gather that starts now would be in float8.
   [[nodiscard]] bool travels_in_float8() const {
     return gathered_scale != nullptr && gathered_scale->defined();
