@@ -113,8 +113,9 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
   T broadcast(const T& value, int from_process = 0) const {
     return accelerate::broadcast(value, world().group(), from_process);
   }
-  /// Returns the sum, mean, maximum or other reduction over all batches, on
-  /// every rank.
+  /// Returns the sum (the default, as in Accelerate), mean, maximum or other
+  /// reduction over all batches, on every rank. The free reduce() takes the
+  /// mean unless told otherwise.
   template <class T>
   T reduce(
       const T& value,

@@ -159,12 +159,14 @@ std::vector<T> gather(std::initializer_list<T> values, const Group& group) {
 
 /// Returns `value` with every tensor reduced over all ranks by `op`, times
 /// `scale`; with std::nullopt (Accelerate's "none"), every rank keeps its own.
-/// The mean needs floating-point or complex values. Returns new tensors.
+/// The mean, which is the default as in Accelerate's utils.reduce(), needs
+/// floating-point or complex values; Accelerator::reduce() sums unless told
+/// otherwise, as Accelerate's does. Returns new tensors.
 template <class T>
 T reduce(
     const T& value,
     const Group& group,
-    std::optional<ReduceOp> op = ReduceOp::sum,
+    std::optional<ReduceOp> op = ReduceOp::mean,
     double scale = 1.0) {
   static_assert(
       NestedTensors<T>,

@@ -32,6 +32,17 @@ TEST(Reduce, JoinsTheValuesOfAllRanks) {
   });
 }
 
+TEST(Reduce, TakesTheMeanUnlessToldOtherwise) {
+  testing::run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    const double rank = accelerator.process_index();
+    const torch::Tensor mine = torch::full({2}, 1 + 4 * rank);
+    EXPECT_TRUE(torch::equal(
+        reduce(mine, accelerator.world().group()), torch::full({2}, 3.0)));
+    EXPECT_TRUE(torch::equal(accelerator.reduce(mine), torch::full({2}, 6.0)));
+  });
+}
+
 TEST(Listify, KeepsEveryDigitOrRefuses) {
   const std::int64_t odd = (std::int64_t{1} << 53) + 1;
   const std::vector<torch::Tensor> ids{
@@ -63,19 +74,23 @@ void expect_refusal(
     expect_error<DistributedError>(
         [&] { body(world.rank(), world.group()); }, text);
     EXPECT_EQ(
-        reduce(torch::ones({1}), world.group()).item<float>(), world.size());
+        reduce(torch::ones({1}), world.group(), ReduceOp::sum).item<float>(),
+        world.size());
   });
 }
 
 TEST(NestedCollectives, RefuseValuesThatDifferBetweenRanks) {
   expect_refusal(
       [](int rank, const Group& group) {
-        reduce(torch::ones({2}, rank == 1 ? at::kLong : at::kFloat), group);
+        reduce(
+            torch::ones({2}, rank == 1 ? at::kLong : at::kFloat),
+            group,
+            ReduceOp::sum);
       },
       "rank 1: sum of Long [2]");
   expect_refusal(
       [](int rank, const Group& group) {
-        reduce(torch::ones({2 + rank}), group);
+        reduce(torch::ones({2 + rank}), group, ReduceOp::sum);
       },
       "rank 0: sum of Float [2]\n  rank 1: sum of Float [3]");
   expect_refusal(
@@ -88,7 +103,7 @@ TEST(NestedCollectives, RefuseValuesThatDifferBetweenRanks) {
       [](int rank, const Group& group) {
         const std::vector<torch::Tensor> values(
             static_cast<std::size_t>(rank + 1), torch::ones({1}));
-        reduce(values, group);
+        reduce(values, group, ReduceOp::sum);
       },
       "rank 1: sum of Float [1], Float [1]");
   expect_refusal(
