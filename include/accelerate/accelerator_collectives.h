@@ -40,7 +40,7 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
   /// last batch. Call it on every batch, inside the loop over the loader. Ranks
   /// can have different numbers of rows; values that are not rows of the batch
   /// (0-d losses, say) are all kept as long as there are fewer of them than
-  /// samples.
+  /// samples. Lists beside the tensors are treated like them.
   template <class T>
   T gather_for_metrics(const T& value) const {
     static_assert(
@@ -51,9 +51,7 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
     if constexpr (NestedTensors<T>) {
       const std::int64_t remainder = loader_remainder();
       if (remainder > 0) {
-        visit_tensors(all, TensorVisitor{[&](at::Tensor& tensor) {
-                        tensor = first_rows(tensor, remainder);
-                      }});
+        keep_first_rows(detail::parts_of(all), remainder);
       }
     }
     return all;
@@ -179,7 +177,9 @@ class ACCELERATE_API AcceleratorCollectives : public AcceleratorLoaders {
   [[nodiscard]] bool is_told_to_end() const;
   [[nodiscard]] std::int64_t loader_remainder() const;
   [[noreturn]] static void refuse_gather_object();
-  static at::Tensor first_rows(const at::Tensor& tensor, std::int64_t rows);
+  static void keep_first_rows(
+      const detail::NestedParts& parts,
+      std::int64_t rows);
 
  private:
   // Asks the ranks about more than one thing at a time.

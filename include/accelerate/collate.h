@@ -1,10 +1,7 @@
 #pragma once
 
-#include <cstddef>
 #include <utility>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
@@ -12,35 +9,23 @@
 namespace accelerate {
 
 namespace detail {
-/// Stacks tensors of equal shape; throws ConfigError if shapes differ.
-ACCELERATE_API at::Tensor stack_rows(const std::vector<at::Tensor>& rows);
-/// Throws ConfigError for samples with these different numbers of tensors.
-[[noreturn]] ACCELERATE_API void throw_ragged(
-    std::size_t first,
-    std::size_t other);
+/// Stacks corresponding tensors of all samples into the first. Throws
+/// ConfigError for samples that differ in anything but the values of tensors.
+ACCELERATE_API void stack_samples(const std::vector<NestedParts>& samples);
 }  // namespace detail
 
 /// Collates samples into a batch of the same form: corresponding tensors are
-/// stacked along a new dimension 0; everything else is taken from the first
-/// sample. Throws ConfigError if shapes differ.
+/// stacked along a new dimension 0. Everything else must be the same in all
+/// samples, and is taken from the first. Throws ConfigError, with the place, if
+/// shapes, keys, numbers, strings or lists differ.
 struct DefaultCollate {
   template <NestedTensors Sample>
   Sample operator()(std::vector<Sample> samples) const {
-    std::vector<std::vector<at::Tensor>> columns(
-        tensors_of(samples.front()).size());
-    for (const Sample& sample : samples) {
-      const std::vector<at::Tensor> tensors = tensors_of(sample);
-      if (tensors.size() != columns.size())
-        detail::throw_ragged(columns.size(), tensors.size());
-      for (std::size_t i = 0; i < tensors.size(); ++i)
-        columns[i].push_back(tensors[i]);
-    }
-    Sample batch = std::move(samples.front());
-    std::size_t next = 0;
-    visit_tensors(batch, [&](at::Tensor& tensor) {
-      tensor = detail::stack_rows(columns[next++]);
-    });
-    return batch;
+    std::vector<detail::NestedParts> parts;
+    parts.reserve(samples.size());
+    for (Sample& sample : samples) parts.push_back(detail::parts_of(sample));
+    detail::stack_samples(parts);
+    return std::move(samples.front());
   }
 };
 

@@ -241,7 +241,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
   }
 
   /// With dispatch_batches: replaces the function by which rank 0 slices a
-  /// round. The default slices its tensors, or lists, by rows.
+  /// round. The default slices its tensors and lists by rows, all of which must
+  /// have as many; every rank gets other numbers and strings.
   void slice_fn_for_dispatch(SliceFunction slice)
     requires detail::Dispatchable<Batch>
   {
@@ -440,12 +441,12 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
       }
     }
     const auto sending = detail::LoaderClock::now();
-    detail::RoundSlice mine =
+    const detail::RoundSlice mine =
         detail::scatter_round(context.group, header, slices);
     if (failure) std::rethrow_exception(failure);
     pass_.has_ended = header.is_last;
     if (!header.has_batch) return;
-    batch = detail::received_batch<Batch>(std::move(mine));
+    batch = detail::received_batch<Batch>(mine);
     if constexpr (NestedTensors<Batch>) {
       if (fetcher_->places_batches()) {
         batch = send_to_device(
@@ -470,7 +471,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     if (!pass_.first_round) pass_.first_round = round;
     keep_stream_state(*job);
     const detail::LoaderContext& context = source().context();
-    const std::int64_t rows = detail::rows_of(round);
+    const std::int64_t rows = detail::rows_of_batch(round);
     const std::int64_t share =
         (rows + context.batch_count - 1) / context.batch_count;
     std::vector<detail::RoundSlice> slices;

@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/nested_parts.h>
 #include <accelerate/detail/object_bytes.h>
 #include <accelerate/export.h>
 #include <accelerate/visit_tensors.h>
@@ -66,28 +67,27 @@ using Reduction = ReduceOp;
 namespace detail {
 // Replace each tensor by the result. Undefined tensors stay undefined.
 ACCELERATE_API void gather_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group);
 ACCELERATE_API void reduce_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group,
     std::optional<ReduceOp> op,
     double scale);
 ACCELERATE_API void broadcast_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group,
     int from_process);
 ACCELERATE_API void pad_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group,
     std::int64_t dim,
     double pad_index,
     bool pad_first);
-ACCELERATE_API at::Tensor concatenate_rows(
-    const std::vector<at::Tensor>& tensors,
-    std::int64_t dim);
-ACCELERATE_API at::Tensor pad_rows(
-    const at::Tensor& tensor,
+ACCELERATE_API void
+slice_in_place(const NestedParts& parts, std::int64_t begin, std::int64_t end);
+ACCELERATE_API void pad_rows(
+    const NestedParts& parts,
     std::int64_t batch_size,
     std::int64_t num_processes,
     std::int64_t dim);
@@ -97,8 +97,6 @@ ACCELERATE_API void copy_numbers(
 ACCELERATE_API void copy_numbers(
     const at::Tensor& tensor,
     std::vector<std::int64_t>& numbers);
-ACCELERATE_API at::Tensor
-slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end);
 /// This rank's share of `size` items as [begin, end): the first `size % count`
 /// ranks have one more.
 ACCELERATE_API std::pair<std::int64_t, std::int64_t>
@@ -117,16 +115,9 @@ std::int64_t length_of(const T& items) {
 }
 
 template <class T, class Change>
-T with_tensors(T value, Change&& change) {
+T with_parts(T value, Change&& change) {
   // The callers refuse other types; the compiler need not repeat it.
-  if constexpr (NestedTensors<T>) {
-    std::vector<at::Tensor> tensors = tensors_of(value);
-    change(tensors);
-    std::size_t next = 0;
-    visit_tensors(value, TensorVisitor{[&](at::Tensor& tensor) {
-                    tensor = tensors[next++];
-                  }});
-  }
+  if constexpr (NestedTensors<T>) change(parts_of(value));
   return value;
 }
 }  // namespace detail
@@ -135,21 +126,24 @@ T with_tensors(T value, Change&& change) {
 /// dimension 0, in rank order, on every rank; a 0-d tensor counts as one row.
 /// With one rank, that is the value itself. In debug mode, all shapes must
 /// agree; otherwise the number of rows may differ per rank, but not the other
-/// dimensions. Returns new tensors; nothing is recorded by autograd.
+/// dimensions. Returns new tensors; nothing is recorded by autograd. Lists
+/// beside the tensors (vectors without tensors) are joined in the same order;
+/// other numbers and strings must be the same on all ranks.
 ///
 /// This and the functions below that communicate first compare what the ranks
 /// pass, which costs a message of 8 bytes per rank; Group's collectives do so
-/// in debug mode only. If the numbers of tensors, dtypes or shapes do not
+/// in debug mode only. If the numbers of tensors, dtypes, shapes or keys do not
 /// agree, they throw DistributedError on every rank, with what each rank
-/// passed; the group stays usable.
+/// passed; the group stays usable. A list that cannot be sent (objects.h)
+/// throws ConfigError.
 template <class T>
 T gather(const T& value, const Group& group) {
   static_assert(
       NestedTensors<T>,
       "gather() takes tensors; for numbers, strings and other objects call "
       "gather_object() with a std::vector of them");
-  return detail::with_tensors(
-      value, [&](auto& tensors) { detail::gather_in_place(tensors, group); });
+  return detail::with_parts(
+      value, [&](const auto& parts) { detail::gather_in_place(parts, group); });
 }
 /// The same for a braced list of tensors.
 template <class T>
@@ -161,7 +155,8 @@ std::vector<T> gather(std::initializer_list<T> values, const Group& group) {
 /// `scale`; with std::nullopt (Accelerate's "none"), every rank keeps its own.
 /// The mean, which is the default as in Accelerate's utils.reduce(), needs
 /// floating-point or complex values; Accelerator::reduce() sums unless told
-/// otherwise, as Accelerate's does. Returns new tensors.
+/// otherwise, as Accelerate's does. Returns new tensors. Lists, numbers and
+/// strings beside them must be the same on all ranks.
 template <class T>
 T reduce(
     const T& value,
@@ -171,28 +166,30 @@ T reduce(
   static_assert(
       NestedTensors<T>,
       "reduce() takes tensors; put numbers into one: torch::tensor(x)");
-  return detail::with_tensors(value, [&](auto& tensors) {
-    detail::reduce_in_place(tensors, group, op, scale);
+  return detail::with_parts(value, [&](const auto& parts) {
+    detail::reduce_in_place(parts, group, op, scale);
   });
 }
 
 /// Returns `value` with the values of rank `from_process` in every tensor.
-/// Shapes and dtypes must agree on all ranks. Returns new tensors.
+/// Shapes and dtypes must agree on all ranks. Returns new tensors. Lists,
+/// numbers and strings beside them become those of `from_process`, too.
 template <class T>
 T broadcast(const T& value, const Group& group, int from_process = 0) {
   static_assert(
       NestedTensors<T>,
       "broadcast() takes tensors; for numbers, strings and other objects call "
       "broadcast_object()");
-  return detail::with_tensors(value, [&](auto& tensors) {
-    detail::broadcast_in_place(tensors, group, from_process);
+  return detail::with_parts(value, [&](const auto& parts) {
+    detail::broadcast_in_place(parts, group, from_process);
   });
 }
 
 /// Returns `value` with every tensor padded along `dim` to the largest size of
 /// any rank, with `pad_index` after its values (or before, with `pad_first`).
 /// Tensors without that dimension stay as they are. `dim` can count from the
-/// end.
+/// end. Lists beside the tensors must have as many items on all ranks. Throws
+/// ConfigError on all ranks if the dtype of a tensor has no such value.
 template <class T>
 T pad_across_processes(
     const T& value,
@@ -203,24 +200,32 @@ T pad_across_processes(
   static_assert(
       NestedTensors<T>,
       "pad_across_processes() takes tensors, and types with visit_tensors()");
-  return detail::with_tensors(value, [&](auto& tensors) {
-    detail::pad_in_place(tensors, group, dim, pad_index, pad_first);
+  return detail::with_parts(value, [&](const auto& parts) {
+    detail::pad_in_place(parts, group, dim, pad_index, pad_first);
   });
 }
 
-/// Concatenates corresponding tensors of all `values` along `dim`; the rest is
-/// as in the first. Throws ConfigError for an empty list, or values of
-/// different structure.
+/// Concatenates corresponding tensors of all `values` along `dim`, and for
+/// dimension 0 the lists beside them, which must have as many items as their
+/// value has rows. Everything else must be equal in all values. Throws
+/// ConfigError, with the place, if it is not, for an empty list, or for values
+/// of different structure.
 template <NestedTensors T>
-T concatenate(const std::vector<T>& values, std::int64_t dim = 0);
+T concatenate(const std::vector<T>& values, std::int64_t dim = 0) {
+  std::vector<T> copies = values;
+  std::vector<detail::NestedParts> parts;
+  for (T& value : copies) parts.push_back(detail::parts_of(value));
+  detail::join_parts(parts, {.dim = dim});
+  return std::move(copies.front());
+}
 
-/// Returns rows [begin, end) of every tensor, as views; `end` is clamped to the
-/// size.
+/// Returns rows [begin, end) of every tensor, as views, and of every list
+/// beside them; `end` is clamped to the size. Other numbers and strings, and
+/// undefined tensors, stay as they are. Throws ConfigError, with the place, for
+/// a list that does not have find_batch_size() items, and for a 0-d tensor.
 template <NestedTensors T>
 T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
-  visit_tensors(value, [&](at::Tensor& tensor) {
-    tensor = detail::slice_rows(tensor, begin, end);
-  });
+  detail::slice_in_place(detail::parts_of(value), begin, end);
   return value;
 }
 
@@ -235,17 +240,17 @@ std::optional<std::int64_t> find_batch_size(const T& value) {
 }
 
 /// Pads every tensor of `batch_size` rows along `dim` with zeros, so that
-/// `num_processes` ranks get equally many rows each. The sizes are exactly
-/// those of Accelerate's pad_input_tensors.
+/// `num_processes` ranks get equally many rows each; along dimension 0, also
+/// lists beside them, with zeros or empty items. The sizes are exactly those of
+/// Accelerate's pad_input_tensors. Throws ConfigError, with the place, for a
+/// list that does not have `batch_size` items.
 template <NestedTensors T>
 T pad_input_tensors(
     T value,
     std::int64_t batch_size,
     std::int64_t num_processes,
     std::int64_t dim = 0) {
-  visit_tensors(value, [&](at::Tensor& tensor) {
-    tensor = detail::pad_rows(tensor, batch_size, num_processes, dim);
-  });
+  detail::pad_rows(detail::parts_of(value), batch_size, num_processes, dim);
   return value;
 }
 
@@ -321,28 +326,6 @@ std::map<K, V, C> split_between_processes(
 template <class T>
 T World::split_between_processes(const T& items, bool apply_padding) const {
   return accelerate::split_between_processes(items, group(), apply_padding);
-}
-
-template <NestedTensors T>
-T concatenate(const std::vector<T>& values, std::int64_t dim) {
-  std::vector<std::vector<at::Tensor>> columns;
-  for (const T& value : values) {
-    std::size_t next = 0;
-    for (const at::Tensor& tensor : tensors_of(value)) {
-      if (columns.size() <= next) columns.emplace_back();
-      columns[next++].push_back(tensor);
-    }
-  }
-  for (const auto& column : columns) {
-    if (column.size() != values.size()) columns.clear();
-  }
-  if (values.empty() || columns.empty())
-    detail::concatenate_rows({}, dim);  // throws
-  return detail::with_tensors(values.front(), [&](auto& tensors) {
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      tensors[i] = detail::concatenate_rows(columns[i], dim);
-    }
-  });
 }
 
 }  // namespace accelerate

@@ -100,10 +100,9 @@ struct PackedBatch {
 namespace detail {
 /// Tokens, and labels of the same length.
 using TokenSequence = std::pair<at::Tensor, at::Tensor>;
-/// The tokens and labels in the tensors of a sample. Throws ConfigError unless
-/// they are one or two 1-d integer tensors of equal length.
-ACCELERATE_API TokenSequence
-token_sequence(const std::vector<at::Tensor>& tensors);
+/// The tokens and labels of a sample. Throws ConfigError unless it is one or two
+/// 1-d integer tensors of equal length, and nothing else.
+ACCELERATE_API TokenSequence token_sequence(const NestedParts& sample);
 ACCELERATE_API PaddedBatch
 pad(const std::vector<TokenSequence>& sequences,
     const PadCollateOptions& options);
@@ -113,8 +112,8 @@ ACCELERATE_API PackedBatch pack(
 template <class Sample>
 std::vector<TokenSequence> token_sequences(const std::vector<Sample>& samples) {
   std::vector<TokenSequence> sequences;
-  for (const Sample& sample : samples)
-    sequences.push_back(token_sequence(tensors_of(sample)));
+  for (Sample sample : samples)
+    sequences.push_back(token_sequence(parts_of(sample)));
   return sequences;
 }
 }  // namespace detail
@@ -122,7 +121,8 @@ std::vector<TokenSequence> token_sequences(const std::vector<Sample>& samples) {
 /// A collate function that pads sequences of different lengths. The first
 /// tensor of a sample holds its tokens, the second, if there is one, its
 /// labels (by default, the tokens are the labels); both are 1-d. Labels are not
-/// shifted.
+/// shifted. Throws ConfigError for samples with anything else, which the batch
+/// would lose.
 class ACCELERATE_API PadCollate {
  public:
   /// Throws ConfigError for lengths below 1.

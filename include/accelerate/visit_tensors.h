@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,49 @@
 namespace accelerate {
 
 namespace detail {
+// True for types with tensors to visit: a vector of strings can be visited, but
+// has none. Types not listed here have their own visit_tensors.
+template <class T>
+struct HoldsTensors : std::bool_constant<!std::is_arithmetic_v<T>> {
+  using Own = T;
+};
+template <>
+struct HoldsTensors<at::Tensor> : std::true_type {};
+template <>
+struct HoldsTensors<std::string> : std::false_type {};
+template <>
+struct HoldsTensors<std::monostate> : std::false_type {};
+template <class T>
+struct HoldsTensors<std::optional<T>> : std::bool_constant<HoldsTensors<T>{}> {
+};
+template <class T, class A>
+struct HoldsTensors<std::vector<T, A>> : std::bool_constant<HoldsTensors<T>{}> {
+};
+template <class T, std::size_t n>
+struct HoldsTensors<std::array<T, n>> : std::bool_constant<HoldsTensors<T>{}> {
+};
+template <class A, class B>
+struct HoldsTensors<std::pair<A, B>>
+    : std::bool_constant<HoldsTensors<A>{} || HoldsTensors<B>{}> {};
+template <class... Ts>
+struct HoldsTensors<std::tuple<Ts...>>
+    : std::bool_constant<(HoldsTensors<Ts>{} || ...)> {};
+template <class... Ts>
+struct HoldsTensors<std::variant<Ts...>>
+    : std::bool_constant<(HoldsTensors<Ts>{} || ...)> {};
+template <class K, class V, class C, class A>
+struct HoldsTensors<std::map<K, V, C, A>>
+    : std::bool_constant<HoldsTensors<V>{}> {};
+template <class K, class V, class H, class E, class A>
+struct HoldsTensors<std::unordered_map<K, V, H, E, A>>
+    : std::bool_constant<HoldsTensors<V>{}> {};
+
+// A type with a visit_tensors of its own, of which only the members that it
+// visits are known.
+template <class T>
+inline constexpr bool kHasOwnVisit =
+    std::is_class_v<T> && requires { typename HoldsTensors<T>::Own; };
+
 // The order of an unordered map depends on how it was filled, so copies and
 // other ranks may have a different one.
 template <class Map>
@@ -35,8 +79,14 @@ auto entries_by_key(Map& values) {
   return entries;
 }
 
-// A visitor can skip values of maps by their key, and can be told of values
-// that are not tensors.
+// Besides operator()(at::Tensor&), a visitor may have
+// * enters(key): whether to visit the value of a map;
+// * visit_list(values), for a vector without tensors, which are one row each;
+// * visit_value(value), for a number or string that is not in such a list;
+// * visit_other(kind), "a number" or "a string", without its value;
+// * visit_structure(container), before the elements of a vector, map, optional
+//   or variant are visited;
+// * enter_place(key) and leave_place(element), around each element.
 template <class Visitor, class Key>
 bool enters(Visitor& visitor, const Key& key) {
   if constexpr (requires {
@@ -47,25 +97,40 @@ bool enters(Visitor& visitor, const Key& key) {
     return true;
   }
 }
-template <class Visitor>
-void visit_other(Visitor& visitor, const char* kind) {
-  if constexpr (requires { visitor.visit_other(kind); })
+template <class Visitor, class T>
+void visit_value(Visitor& visitor, T& value, const char* kind) {
+  if constexpr (requires { visitor.visit_value(value); }) {
+    visitor.visit_value(value);
+  } else if constexpr (requires { visitor.visit_other(kind); }) {
     visitor.visit_other(kind);
+  }
 }
+template <class Visitor, class T>
+void visit_structure(Visitor& visitor, T& container) {
+  if constexpr (requires { visitor.visit_structure(container); })
+    visitor.visit_structure(container);
+}
+template <class Visitor, class Key, class T>
+void visit_element(Visitor& visitor, const Key& key, T& element);
 }  // namespace detail
 
 /// `visit_tensors(value, visitor)` calls `visitor(tensor)` with every
 /// `at::Tensor&` in a nested value, always in the same order; the visitor can
-/// replace the tensor. Supported are tensors, and optional, vector, array,
-/// pair, tuple, map, unordered_map and torch::data::Example of them, to any
-/// depth; numbers and strings among them are skipped. To support your own type,
-/// define a function in its namespace:
+/// replace the tensor. Supported are tensors, and optional, variant, vector,
+/// array, pair, tuple, map, unordered_map and torch::data::Example of them, to
+/// any depth, with numbers and strings among them. To support your own type,
+/// define a function in its namespace that visits all its members:
 ///
 ///     template <class Visitor>
 ///     void visit_tensors(Batch& batch, Visitor&& visitor) {
 ///       visitor(batch.inputs);
 ///       visitor(batch.labels);
+///       accelerate::visit_tensors(batch.texts, visitor);
 ///     }
+///
+/// Functions that cut, join or send a value treat a vector without tensors as
+/// rows, one per sample, and other numbers and strings as constants; they know
+/// nothing of members that are not visited.
 ///
 /// An unordered_map is visited in ascending order of its keys, so that copies
 /// and ranks agree on it; keys without an order do not compile.
@@ -75,13 +140,15 @@ void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
 }
 template <class T, class Visitor>
   requires std::is_arithmetic_v<T>
-void visit_tensors(T&, Visitor&& visitor) {
-  detail::visit_other(visitor, "a number");
+void visit_tensors(T& number, Visitor&& visitor) {
+  detail::visit_value(visitor, number, "a number");
 }
 template <class Visitor>
-void visit_tensors(std::string&, Visitor&& visitor) {
-  detail::visit_other(visitor, "a string");
+void visit_tensors(std::string& text, Visitor&& visitor) {
+  detail::visit_value(visitor, text, "a string");
 }
+template <class Visitor>
+void visit_tensors(std::monostate&, Visitor&&) {}
 
 template <class T, class Visitor>
 void visit_tensors(std::optional<T>& value, Visitor&& visitor);
@@ -89,6 +156,8 @@ template <class T, class A, class Visitor>
 void visit_tensors(std::vector<T, A>& values, Visitor&& visitor);
 template <class T, std::size_t n, class Visitor>
 void visit_tensors(std::array<T, n>& values, Visitor&& visitor);
+template <class... Ts, class Visitor>
+void visit_tensors(std::variant<Ts...>& value, Visitor&& visitor);
 template <class A, class B, class Visitor>
 void visit_tensors(std::pair<A, B>& values, Visitor&& visitor);
 template <class... Ts, class Visitor>
@@ -106,41 +175,80 @@ template <class Example, class Visitor>
   }
 void visit_tensors(Example& example, Visitor&& visitor);
 
+namespace detail {
+template <class Visitor, class Key, class T>
+void visit_element(Visitor& visitor, const Key& key, T& element) {
+  if constexpr (requires { visitor.enter_place(key); }) {
+    visitor.enter_place(key);
+    visit_tensors(element, visitor);
+    visitor.leave_place(element);
+  } else {
+    visit_tensors(element, visitor);
+  }
+}
+}  // namespace detail
+
 template <class T, class Visitor>
 void visit_tensors(std::optional<T>& value, Visitor&& visitor) {
+  detail::visit_structure(visitor, value);
   if (value) visit_tensors(*value, visitor);
 }
 template <class T, class A, class Visitor>
 void visit_tensors(std::vector<T, A>& values, Visitor&& visitor) {
-  for (T& value : values) visit_tensors(value, visitor);
+  constexpr bool is_list = !detail::HoldsTensors<T>::value;
+  if constexpr (is_list && requires { visitor.visit_list(values); }) {
+    visitor.visit_list(values);
+  } else if constexpr (is_list && !requires { visitor.visit_other(""); }) {
+    static_cast<void>(values);  // nothing that the visitor wants
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    if (!values.empty()) visitor.visit_other("a number");
+  } else {
+    detail::visit_structure(visitor, values);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      detail::visit_element(visitor, i, values[i]);
+  }
 }
 template <class T, std::size_t n, class Visitor>
 void visit_tensors(std::array<T, n>& values, Visitor&& visitor) {
-  for (T& value : values) visit_tensors(value, visitor);
+  for (std::size_t i = 0; i < n; ++i)
+    detail::visit_element(visitor, i, values[i]);
+}
+template <class... Ts, class Visitor>
+void visit_tensors(std::variant<Ts...>& value, Visitor&& visitor) {
+  detail::visit_structure(visitor, value);
+  std::visit([&](auto& held) { visit_tensors(held, visitor); }, value);
 }
 template <class A, class B, class Visitor>
 void visit_tensors(std::pair<A, B>& values, Visitor&& visitor) {
-  visit_tensors(values.first, visitor);
-  visit_tensors(values.second, visitor);
+  detail::visit_element(visitor, std::size_t{0}, values.first);
+  detail::visit_element(visitor, std::size_t{1}, values.second);
 }
 template <class... Ts, class Visitor>
 void visit_tensors(std::tuple<Ts...>& values, Visitor&& visitor) {
   std::apply(
-      [&](Ts&... value) { (visit_tensors(value, visitor), ...); }, values);
+      [&](Ts&... value) {
+        std::size_t next = 0;
+        (detail::visit_element(visitor, next++, value), ...);
+        static_cast<void>(next);
+      },
+      values);
 }
 template <class K, class V, class C, class A, class Visitor>
 void visit_tensors(std::map<K, V, C, A>& values, Visitor&& visitor) {
+  detail::visit_structure(visitor, values);
   for (auto& [key, value] : values) {
-    if (detail::enters(visitor, key)) visit_tensors(value, visitor);
+    if (detail::enters(visitor, key))
+      detail::visit_element(visitor, key, value);
   }
 }
 template <class K, class V, class H, class E, class A, class Visitor>
 void visit_tensors(
     std::unordered_map<K, V, H, E, A>& values,
     Visitor&& visitor) {
+  detail::visit_structure(visitor, values);
   for (auto* entry : detail::entries_by_key(values)) {
     if (detail::enters(visitor, entry->first))
-      visit_tensors(entry->second, visitor);
+      detail::visit_element(visitor, entry->first, entry->second);
   }
 }
 template <class Example, class Visitor>
@@ -169,29 +277,6 @@ namespace detail {
 struct AnyVisitor {
   void operator()(at::Tensor&) const {}
 };
-
-// True for types with tensors to visit: a vector of strings can be visited, but
-// has none. Types not listed here have their own visit_tensors.
-template <class T>
-struct HoldsTensors : std::bool_constant<!std::is_arithmetic_v<T>> {};
-template <>
-struct HoldsTensors<std::string> : std::false_type {};
-template <class T>
-struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
-template <class T, class A>
-struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
-template <class T, std::size_t n>
-struct HoldsTensors<std::array<T, n>> : HoldsTensors<T> {};
-template <class A, class B>
-struct HoldsTensors<std::pair<A, B>>
-    : std::disjunction<HoldsTensors<A>, HoldsTensors<B>> {};
-template <class... Ts>
-struct HoldsTensors<std::tuple<Ts...>> : std::disjunction<HoldsTensors<Ts>...> {
-};
-template <class K, class V, class C, class A>
-struct HoldsTensors<std::map<K, V, C, A>> : HoldsTensors<V> {};
-template <class K, class V, class H, class E, class A>
-struct HoldsTensors<std::unordered_map<K, V, H, E, A>> : HoldsTensors<V> {};
 }  // namespace detail
 
 /// A value with tensors that visit_tensors can visit.

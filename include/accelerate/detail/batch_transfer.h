@@ -1,20 +1,18 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/nested_parts.h>
+#include <accelerate/detail/object_bytes.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
@@ -22,156 +20,6 @@
 
 /// Distributes slices of batches that rank 0 reads for all (dispatch_batches).
 namespace accelerate::detail {
-
-/// Serializes everything in a nested value except its tensors: sizes, keys,
-/// numbers.
-class StructureWriter {
- public:
-  template <class T>
-  void operator()(const T& value) {
-    write(value);
-  }
-  [[nodiscard]] std::string bytes() const { return pack_bytes(fields_); }
-
- private:
-  void write(const at::Tensor&) {}
-  template <class T>
-    requires(!HoldsTensors<T>::value && Transferable<T>)
-  void write(const T& value) {
-    fields_.push_back(object_to_bytes(value));
-  }
-  template <class T>
-    requires HoldsTensors<T>::value
-  void write(const std::optional<T>& value) {
-    write(value.has_value());
-    if (value) write(*value);
-  }
-  template <class T, class A>
-    requires HoldsTensors<T>::value
-  void write(const std::vector<T, A>& values) {
-    write(values.size());
-    for (const T& value : values) write(value);
-  }
-  template <class T, std::size_t n>
-    requires HoldsTensors<T>::value
-  void write(const std::array<T, n>& values) {
-    for (const T& value : values) write(value);
-  }
-  template <class A, class B>
-    requires HoldsTensors<std::pair<A, B>>::value
-  void write(const std::pair<A, B>& pair) {
-    write(pair.first);
-    write(pair.second);
-  }
-  template <class... Ts>
-    requires HoldsTensors<std::tuple<Ts...>>::value
-  void write(const std::tuple<Ts...>& values) {
-    std::apply([&](const Ts&... value) { (write(value), ...); }, values);
-  }
-  template <class K, class V, class C, class A>
-    requires HoldsTensors<V>::value
-  void write(const std::map<K, V, C, A>& values) {
-    write(values.size());
-    for (const auto& [key, value] : values) {
-      write(key);
-      write(value);
-    }
-  }
-  template <class K, class V, class H, class E, class A>
-    requires HoldsTensors<V>::value
-  void write(const std::unordered_map<K, V, H, E, A>& values) {
-    write(values.size());
-    for (const auto* entry : entries_by_key(values)) {
-      write(entry->first);
-      write(entry->second);
-    }
-  }
-  // A user's type: its tensors are sent, everything else stays as constructed.
-  template <class T>
-    requires(HoldsTensors<T>::value && std::is_class_v<T>)
-  void write(const T&) {}
-
-  std::vector<std::string> fields_;
-};
-
-/// Rebuilds a value from the output of StructureWriter, with undefined tensors.
-class StructureReader {
- public:
-  explicit StructureReader(std::string_view bytes)
-      : fields_(unpack_bytes(bytes)) {}
-
-  template <class T>
-  void operator()(T& value) {
-    read(value);
-  }
-
- private:
-  void read(at::Tensor&) {}
-  template <class T>
-    requires(!HoldsTensors<T>::value && Transferable<T>)
-  void read(T& value) {
-    if (next_ >= fields_.size()) throw_wrong_size(fields_.size(), next_ + 1);
-    object_from_bytes(fields_[next_++], value);
-  }
-  template <class T>
-    requires HoldsTensors<T>::value
-  void read(std::optional<T>& value) {
-    bool has_value = false;
-    read(has_value);
-    if (has_value) read(value.emplace());
-  }
-  template <class T, class A>
-    requires HoldsTensors<T>::value
-  void read(std::vector<T, A>& values) {
-    std::size_t size = 0;
-    read(size);
-    values.resize(size);
-    for (T& value : values) read(value);
-  }
-  template <class T, std::size_t n>
-    requires HoldsTensors<T>::value
-  void read(std::array<T, n>& values) {
-    for (T& value : values) read(value);
-  }
-  template <class A, class B>
-    requires HoldsTensors<std::pair<A, B>>::value
-  void read(std::pair<A, B>& pair) {
-    read(pair.first);
-    read(pair.second);
-  }
-  template <class... Ts>
-    requires HoldsTensors<std::tuple<Ts...>>::value
-  void read(std::tuple<Ts...>& values) {
-    std::apply([&](Ts&... value) { (read(value), ...); }, values);
-  }
-  template <class K, class V, class C, class A>
-    requires HoldsTensors<V>::value
-  void read(std::map<K, V, C, A>& values) {
-    read_map(values);
-  }
-  template <class K, class V, class H, class E, class A>
-    requires HoldsTensors<V>::value
-  void read(std::unordered_map<K, V, H, E, A>& values) {
-    read_map(values);
-  }
-  template <class T>
-    requires(HoldsTensors<T>::value && std::is_class_v<T>)
-  void read(T&) {}
-
-  template <class Map>
-  void read_map(Map& values) {
-    std::size_t size = 0;
-    read(size);
-    for (std::size_t i = 0; i < size; ++i) {
-      typename Map::key_type key{};
-      read(key);
-      read(values[key]);
-    }
-  }
-
-  std::vector<std::string> fields_;
-  std::size_t next_ = 0;
-};
 
 /// A batch that can be sliced by rows and sent.
 template <class T>
@@ -181,12 +29,10 @@ struct IsObjectList<std::vector<T, A>>
     : std::bool_constant<!HoldsTensors<T>::value && Transferable<T>> {};
 template <class T>
 concept Dispatchable = std::default_initializable<T> &&
-    (IsObjectList<T>::value ||
-     (NestedTensors<T> &&
-      requires(T& value, StructureReader& reader) { reader(value); }));
+    (IsObjectList<T>::value || NestedTensors<T>);
 
 template <Dispatchable Batch>
-std::int64_t rows_of(const Batch& batch) {
+std::int64_t rows_of_batch(const Batch& batch) {
   if constexpr (IsObjectList<Batch>::value) {
     return static_cast<std::int64_t>(batch.size());
   } else {
@@ -194,16 +40,36 @@ std::int64_t rows_of(const Batch& batch) {
   }
 }
 
+/// Rows [begin, end).
+struct RowRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+/// Cuts `range` out of `slice`, a copy of a round, and appends those of
+/// `fills`, copies of the first round. Throws ConfigError, with the place, for a
+/// tensor or list that does not have one row per sample.
+ACCELERATE_API void cut_round(
+    const NestedParts& slice,
+    const RowRange& range,
+    const std::vector<std::pair<NestedParts, RowRange>>& fills);
+/// The ranges of a first round of `fill` rows that stand for rows [begin, end)
+/// of a round that has `rows`.
+ACCELERATE_API std::vector<RowRange> ranges_to_fill(
+    std::int64_t rows,
+    std::int64_t fill,
+    std::int64_t begin,
+    std::int64_t end);
+
 /// Rows [begin, end) of `batch`. Rows past its end come from `first`, repeated
-/// as necessary.
+/// as necessary; other numbers and strings are those of `batch`.
 template <Dispatchable Batch>
 Batch slice_filled(
     const Batch& batch,
     const Batch& first,
     std::int64_t begin,
     std::int64_t end) {
-  const std::int64_t rows = rows_of(batch);
-  const std::int64_t fill = rows_of(first);
+  const std::int64_t rows = rows_of_batch(batch);
+  const std::int64_t fill = rows_of_batch(first);
   if constexpr (IsObjectList<Batch>::value) {
     Batch slice;
     for (std::int64_t i = begin; i < end; ++i) {
@@ -213,58 +79,53 @@ Batch slice_filled(
     }
     return slice;
   } else {
-    if (end <= rows) return slice_tensors(batch, begin, end);
-    std::vector<Batch> slices;
-    if (begin < rows) slices.push_back(slice_tensors(batch, begin, rows));
-    for (std::int64_t i = std::max(begin, rows); i < end;) {
-      const std::int64_t from = (i - rows) % fill;
-      const std::int64_t count = std::min(fill - from, end - i);
-      slices.push_back(slice_tensors(first, from, from + count));
-      i += count;
-    }
-    return concatenate(slices);
+    const std::vector<RowRange> ranges = ranges_to_fill(rows, fill, begin, end);
+    std::vector<Batch> copies(ranges.size(), first);
+    std::vector<std::pair<NestedParts, RowRange>> fills;
+    for (std::size_t i = 0; i < ranges.size(); ++i)
+      fills.emplace_back(parts_of(copies[i]), ranges[i]);
+    Batch slice = batch;
+    cut_round(
+        parts_of(slice), {std::min(begin, rows), std::min(end, rows)}, fills);
+    return slice;
   }
 }
 
 /// One rank's slice of a round, with everything needed to rebuild it.
 struct RoundSlice {
+  /// The sizes, keys, lists and other values.
   std::string structure;
   std::vector<at::Tensor> tensors;
 };
 
+/// Throws ConfigError for a user's type with members that it does not visit.
+ACCELERATE_API RoundSlice pack_slice(const NestedParts& parts);
+/// The sizes and keys in a slice.
+ACCELERATE_API std::vector<std::string> structure_of(const RoundSlice& slice);
+/// Puts everything else into a value of that structure. Throws ConfigError for
+/// a user's type that has another number of tensors when newly constructed.
+ACCELERATE_API void unpack_slice(
+    const RoundSlice& slice,
+    const NestedParts& parts);
+
 template <Dispatchable Batch>
-RoundSlice slice_to_send(const Batch& slice) {
+RoundSlice slice_to_send(Batch slice) {
   if constexpr (IsObjectList<Batch>::value) {
     return {object_to_bytes(slice), {}};
   } else {
-    StructureWriter writer;
-    writer(slice);
-    return {writer.bytes(), tensors_of(slice)};
+    return pack_slice(parts_of(slice));
   }
 }
 
-/// Throws ConfigError for a user's type that has fewer tensors when newly
-/// constructed.
-[[noreturn]] ACCELERATE_API void throw_lost_tensors(
-    std::size_t sent,
-    std::size_t found);
-
 template <Dispatchable Batch>
-Batch received_batch(RoundSlice slice) {
+Batch received_batch(const RoundSlice& slice) {
   Batch batch{};
   if constexpr (IsObjectList<Batch>::value) {
     object_from_bytes(slice.structure, batch);
   } else {
-    StructureReader reader(slice.structure);
-    reader(batch);
-    std::size_t next = 0;
-    visit_tensors(batch, TensorVisitor{[&](at::Tensor& tensor) {
-                    if (next < slice.tensors.size())
-                      tensor = slice.tensors[next];
-                    ++next;
-                  }});
-    if (next != slice.tensors.size())
-      throw_lost_tensors(slice.tensors.size(), next);
+    const std::vector<std::string> structure = structure_of(slice);
+    visit_tensors(batch, StructureReader(structure));
+    unpack_slice(slice, parts_of(batch));
   }
   return batch;
 }

@@ -1,8 +1,9 @@
 #include <accelerate/nested.h>
 
-#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,14 +47,59 @@ std::int64_t hash_of(std::string_view text) {
   return static_cast<std::int64_t>(hash);
 }
 
-// Lists what `describe` returns for each tensor.
+/// What ranks compare of lists, numbers and strings beside tensors, in addition
+/// to where they are.
+struct Compared {
+  bool list_sizes = false;
+  bool list_items = false;
+  bool values = false;
+};
+
+constexpr Compared kEverything{
+    .list_sizes = true,
+    .list_items = true,
+    .values = true};
+
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_nested() &&
+      !tensor.is_quantized();
+}
+
+std::string list_text(const NestedLeaf& list, const Compared& compared) {
+  std::string text = format("list at {}", list.place);
+  if (compared.list_sizes)
+    text += format(" of {} items", list.operations->size(list.object));
+  // They may be long.
+  if (compared.list_items && list.operations->to_bytes != nullptr) {
+    text += format(
+        " with hash {}", hash_of(list.operations->to_bytes(list.object)));
+  }
+  return text;
+}
+
+// Lists what `describe` returns for each tensor, and what is beside them.
 template <class Describe>
 std::string list_of(
-    const std::vector<at::Tensor>& tensors,
-    Describe&& describe) {
+    const NestedParts& parts,
+    Describe&& describe,
+    const Compared& compared) {
   std::vector<std::string> words;
-  for (const at::Tensor& tensor : tensors)
-    words.push_back(tensor.defined() ? describe(tensor) : "undefined");
+  for (std::size_t i = 0; i < parts.tensors.size(); ++i) {
+    const at::Tensor& tensor = *parts.tensors[i];
+    std::string word = tensor.defined() ? describe(tensor) : "undefined";
+    if (tensor.defined() && !is_dense(tensor))
+      word += format(" {}", tensor.layout());
+    if (parts.has_keys) word += " at " + parts.places[i];
+    words.push_back(std::move(word));
+  }
+  for (const NestedLeaf& list : parts.lists)
+    words.push_back(list_text(list, compared));
+  for (const NestedLeaf& value : parts.values) {
+    words.push_back(format(
+        "{} at {}",
+        compared.values ? value.operations->text(value.object) : "value",
+        value.place));
+  }
   return words.empty() ? "nothing" : join(words, ", ");
 }
 
@@ -95,30 +141,67 @@ void require_same(
       join(all, "\n  ")));
 }
 
+// Joins the lists of all ranks.
+void gather_lists(const NestedParts& parts, const Group& group) {
+  if (parts.lists.empty()) return;
+  const std::vector<std::string> all =
+      group.all_gather_bytes(leaves_to_bytes({.lists = parts.lists}));
+  for (const NestedLeaf& list : parts.lists)
+    list.operations->resize(list.object, 0);
+  for (const std::string& bytes : all) {
+    const std::vector<std::string> theirs = unpack_bytes(bytes);
+    for (std::size_t i = 0; i < parts.lists.size(); ++i) {
+      const NestedLeaf& list = parts.lists[i];
+      list.operations->append_bytes(theirs.at(i), list.object);
+    }
+  }
+}
+
+// Whether a tensor of this dtype can have the value.
+bool can_hold(at::ScalarType dtype, double value) {
+  const bool is_integral = at::isIntegralType(dtype, /*includeBool=*/true);
+  if (is_integral && !std::isfinite(value)) return false;
+  try {
+    const double held =
+        at::full({}, value, at::TensorOptions(c10::toRealValueType(dtype)))
+            .item<double>();
+    return is_integral ? held == value
+                       : std::isfinite(held) == std::isfinite(value);
+  } catch (const std::exception&) {
+    return false;  // LibTorch's: beyond the range of the dtype
+  }
+}
+
 }  // namespace
 
-void gather_in_place(std::vector<at::Tensor>& tensors, const Group& group) {
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) require_dense("gather", tensor);
-  }
-  if (group.size() == 1) return;
+void gather_in_place(const NestedParts& parts, const Group& group) {
+  const auto require_all_dense = [&] {
+    for (const at::Tensor* const tensor : parts.tensors) {
+      if (tensor->defined()) require_dense("gather", *tensor);
+    }
+  };
+  if (group.size() == 1) return require_all_dense();
   const at::NoGradGuard no_grad;
   require_same(
       group,
       "gather",
-      is_debugging(group) ? list_of(tensors, dtype_and_shape)
-                          : list_of(tensors, dtype_and_row),
+      list_of(
+          parts,
+          is_debugging(group) ? dtype_and_shape : dtype_and_row,
+          {.values = true}),
       "tensors may differ in dimension 0 only, so call pad_across_processes "
       "first, or gather_object for other values");
-  for (at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    const at::Tensor rows = tensor.dim() == 0 ? tensor.reshape({1}) : tensor;
-    tensor = at::cat(group.all_gather_uneven(rows.detach()), 0);
+  require_all_dense();
+  for (at::Tensor* const tensor : parts.tensors) {
+    if (!tensor->defined()) continue;
+    const at::Tensor rows = tensor->dim() == 0 ? tensor->reshape({1}) : *tensor;
+    *tensor = at::cat(group.all_gather_uneven(rows.detach()), 0);
   }
+  gather_lists(parts, group);
 }
 
 void reduce_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group,
     std::optional<ReduceOp> op,
     double scale) {
@@ -130,26 +213,26 @@ void reduce_in_place(
         format(
             "{} of {}",
             kOperations[static_cast<std::size_t>(*op)],
-            list_of(tensors, dtype_and_shape)),
+            list_of(parts, dtype_and_shape, kEverything)),
         "give it the same dtypes and shapes");
   }
-  for (at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    if (op) require_dense("reduce", tensor);
-    at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
-    tensor = result;
+  for (at::Tensor* const tensor : parts.tensors) {
+    if (!tensor->defined()) continue;
+    if (op) require_dense("reduce", *tensor);
+    at::Tensor result = tensor->detach().clone(at::MemoryFormat::Contiguous);
+    *tensor = result;
     if (!op) continue;
     // On one rank, a mean of integers is defined.
     if (group.size() == 1 && *op == ReduceOp::mean) continue;
     // Also checks the tensor on a single rank.
     group.all_reduce(result, *op);
     if (group.size() == 1) continue;
-    tensor = scale == 1.0 ? result : result.mul(scale);
+    *tensor = scale == 1.0 ? result : result.mul(scale);
   }
 }
 
 void broadcast_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group,
     int from_process) {
   const at::NoGradGuard no_grad;
@@ -157,24 +240,40 @@ void broadcast_in_place(
     require_same(
         group,
         "broadcast",
-        format("{} from {}", list_of(tensors, dtype_and_shape), from_process),
+        format("{} from {}", list_of(parts, dtype_and_shape, {}), from_process),
         "give it the same dtypes and shapes, or use broadcast_object");
   }
-  for (at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
+  for (at::Tensor* const tensor : parts.tensors) {
+    if (!tensor->defined()) continue;
+    at::Tensor result = tensor->detach().clone(at::MemoryFormat::Contiguous);
     group.broadcast(result, from_process);
-    tensor = result;
+    *tensor = result;
   }
+  if (group.size() == 1 || (parts.lists.empty() && parts.values.empty()))
+    return;
+  const bool is_sender = group.rank() == from_process;
+  leaves_from_bytes(
+      group.broadcast_bytes(
+          is_sender ? leaves_to_bytes(parts) : std::string(), from_process),
+      parts);
 }
 
 void pad_in_place(
-    std::vector<at::Tensor>& tensors,
+    const NestedParts& parts,
     const Group& group,
     std::int64_t dim,
     double pad_index,
     bool pad_first) {
   const at::NoGradGuard no_grad;
+  std::string complaint;
+  for (const at::Tensor* const tensor : parts.tensors) {
+    const bool is_padded =
+        tensor->defined() && dim < tensor->dim() && dim >= -tensor->dim();
+    if (is_padded && complaint.empty() &&
+        !can_hold(tensor->scalar_type(), pad_index)) {
+      complaint = c10::toString(tensor->scalar_type());
+    }
+  }
   if (group.size() > 1) {
     const auto num_dimensions = [](const at::Tensor& tensor) {
       return format("{} dimensions", tensor.dim());
@@ -182,165 +281,36 @@ void pad_in_place(
     require_same(
         group,
         "pad_across_processes",
-        list_of(tensors, num_dimensions),
+        list_of(parts, num_dimensions, {.list_sizes = true}) +
+            (complaint.empty()
+                 ? ""
+                 : format(" with {} in {}", pad_index, complaint)),
         "give it tensors with the same numbers of dimensions");
   }
-  for (at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    if (dim >= tensor.dim() || dim < -tensor.dim()) continue;
-    const at::Tensor largest = at::full({}, tensor.size(dim), at::kLong);
+  if (!complaint.empty()) {
+    throw ConfigError(format(
+        "[nested] pad_index must be a value of the tensors that "
+        "pad_across_processes pads, but is {}, which {} does not have",
+        pad_index,
+        complaint));
+  }
+  for (at::Tensor* const tensor : parts.tensors) {
+    if (!tensor->defined()) continue;
+    if (dim >= tensor->dim() || dim < -tensor->dim()) continue;
+    const at::Tensor largest = at::full({}, tensor->size(dim), at::kLong);
     group.all_reduce(largest, ReduceOp::max);
     const auto size = largest.item<std::int64_t>();
-    if (size == tensor.size(dim)) continue;
-    std::vector<std::int64_t> shape = tensor.sizes().vec();
-    const std::int64_t at = dim < 0 ? dim + tensor.dim() : dim;
+    if (size == tensor->size(dim)) continue;
+    std::vector<std::int64_t> shape = tensor->sizes().vec();
+    const std::int64_t at = dim < 0 ? dim + tensor->dim() : dim;
     shape[static_cast<std::size_t>(at)] = size;
-    at::Tensor padded = at::full(shape, pad_index, tensor.options());
-    const std::int64_t start = pad_first ? size - tensor.size(at) : 0;
-    padded.narrow(at, start, tensor.size(at)).copy_(tensor);
-    tensor = padded;
-  }
-}
-
-at::Tensor concatenate_rows(
-    const std::vector<at::Tensor>& tensors,
-    std::int64_t dim) {
-  if (tensors.empty()) {
-    throw ConfigError(
-        "[nested] concatenate was given nothing, or values of different "
-        "structure; give it values with the same tensors in the same places");
-  }
-  return at::cat(tensors, dim);
-}
-
-at::Tensor pad_rows(
-    const at::Tensor& tensor,
-    std::int64_t batch_size,
-    std::int64_t num_processes,
-    std::int64_t dim) {
-  if (!tensor.defined() || tensor.dim() == 0) return tensor;
-  if (num_processes < 1 || batch_size < 0) {
-    throw ConfigError(format(
-        "[nested] pad_input_tensors was given a batch of {} for {} processes",
-        batch_size,
-        num_processes));
-  }
-  const std::int64_t each = batch_size / num_processes;
-  const std::int64_t rest = batch_size - each * num_processes;
-  std::int64_t missing =
-      each == 0 ? num_processes - batch_size : num_processes - each;
-  if (missing < 1 && rest > missing) missing = rest - missing;
-  if (missing <= 0) return tensor;
-  std::vector<std::int64_t> shape = tensor.sizes().vec();
-  const std::int64_t at = dim < 0 ? dim + tensor.dim() : dim;
-  if (at < 0 || at >= tensor.dim()) return tensor;
-  shape[static_cast<std::size_t>(at)] = batch_size + missing;
-  at::Tensor padded = at::zeros(shape, tensor.options());
-  padded.narrow(at, 0, tensor.size(at)).copy_(tensor);
-  return padded;
-}
-
-void copy_numbers(
-    const at::Tensor& tensor,
-    std::vector<std::int64_t>& numbers) {
-  if (!tensor.defined()) return;
-  if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
-    throw ConfigError(format(
-        "[nested] listify was asked for integers of a tensor of {}; ask for "
-        "double",
-        tensor.scalar_type()));
-  }
-  const at::Tensor flat = tensor.detach().to(at::kCPU, at::kLong).contiguous();
-  const std::int64_t* data = flat.const_data_ptr<std::int64_t>();
-  const auto size = static_cast<std::size_t>(flat.numel());
-  const bool is_unsigned = tensor.scalar_type() == at::kUInt64;
-  if (is_unsigned && std::any_of(data, data + size, [](std::int64_t number) {
-        return number < 0;
-      })) {
-    throw ConfigError(
-        "[nested] listify was given a UInt64 tensor with 2^63 or more, which "
-        "no std::int64_t holds");
-  }
-  numbers.insert(numbers.end(), data, data + size);
-}
-
-void copy_numbers(const at::Tensor& tensor, std::vector<double>& numbers) {
-  if (!tensor.defined()) return;
-  const at::ScalarType dtype = tensor.scalar_type();
-  if (dtype == at::kLong || dtype == at::kUInt64) {
-    constexpr std::int64_t kMost = std::int64_t{1} << 53;
-    std::vector<std::int64_t> integers;
-    copy_numbers(tensor, integers);
-    for (const std::int64_t number : integers) {
-      if (number > kMost || number < -kMost) {
-        throw ConfigError(format(
-            "[nested] listify would round {} to a double; ask for integers: "
-            "listify<std::int64_t>(value)",
-            number));
-      }
-      numbers.push_back(static_cast<double>(number));
-    }
-    return;
-  }
-  const at::Tensor flat =
-      tensor.detach().to(at::kCPU, at::kDouble).contiguous();
-  const double* data = flat.const_data_ptr<double>();
-  numbers.insert(numbers.end(), data, data + flat.numel());
-}
-
-at::Tensor
-slice_rows(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
-  if (!tensor.defined() || tensor.dim() == 0) {
-    throw ConfigError(
-        "[nested] slice_tensors was given a tensor without dimensions; give it "
-        "batches");
-  }
-  return tensor.slice(0, begin, end);
-}
-
-std::pair<std::int64_t, std::int64_t>
-share_of(std::int64_t size, int rank, int count) {
-  const std::int64_t each = size / count;
-  const std::int64_t extra = size % count;
-  const std::int64_t begin = each * rank + std::min<std::int64_t>(rank, extra);
-  return {begin, begin + each + (rank < extra ? 1 : 0)};
-}
-
-void require_equal_lengths(
-    const std::vector<std::int64_t>& lengths,
-    bool is_padded) {
-  for (const std::int64_t length : lengths) {
-    if (length != lengths.front()) {
-      throw ConfigError(format(
-          "[nested] split_between_processes was given values of {} and {} "
-          "items; give it values of equal length",
-          lengths.front(),
-          length));
-    }
-    if (length == 0 && is_padded) {
-      throw ConfigError(
-          "[nested] split_between_processes cannot pad an empty value; leave "
-          "apply_padding out");
-    }
+    at::Tensor padded = at::full(shape, pad_index, tensor->options());
+    const std::int64_t start = pad_first ? size - tensor->size(at) : 0;
+    padded.narrow(at, start, tensor->size(at)).copy_(*tensor);
+    *tensor = padded;
   }
 }
 
 }  // namespace detail
-
-at::Tensor split_between_processes(
-    const at::Tensor& tensor,
-    const Group& group,
-    bool apply_padding) {
-  if (tensor.dim() == 0) return tensor.clone();
-  const std::int64_t size = tensor.size(0);
-  const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
-  const at::Tensor own = tensor.slice(0, begin, end);
-  const std::int64_t missing =
-      (size + group.size() - 1) / group.size() - own.size(0);
-  if (!apply_padding || size == 0 || missing <= 0) return own.clone();
-  std::vector<std::int64_t> shape(static_cast<std::size_t>(tensor.dim()), -1);
-  shape[0] = missing;
-  return at::cat({own, tensor.slice(0, size - 1).expand(shape)}, 0);
-}
 
 }  // namespace accelerate

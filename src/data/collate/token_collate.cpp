@@ -33,14 +33,22 @@ std::span<const std::int64_t> values(const at::Tensor& tensor) {
 
 }  // namespace
 
-TokenSequence token_sequence(const std::vector<at::Tensor>& tensors) {
+TokenSequence token_sequence(const NestedParts& sample) {
+  const std::vector<at::Tensor*>& tensors = sample.tensors;
   if (tensors.empty() || tensors.size() > 2) {
     throw ConfigError(format(
         "[data] a sample has {} tensors; a sequence is one of tokens and, if "
         "wanted, one of labels",
         tensors.size()));
   }
-  TokenSequence sequence{as_tokens(tensors[0]), as_tokens(tensors.back())};
+  const std::size_t num_others = sample.lists.size() + sample.values.size();
+  if (num_others > 0 || sample.num_unvisited_bytes > 0) {
+    throw ConfigError(
+        "[data] a sample has lists, numbers or strings beside its tokens, "
+        "which a batch of tokens would lose; give the loader a collate "
+        "function of your own that calls this one and keeps them");
+  }
+  TokenSequence sequence{as_tokens(*tensors[0]), as_tokens(*tensors.back())};
   if (sequence.first.numel() != sequence.second.numel()) {
     throw ConfigError(format(
         "[data] a sample has {} tokens and {} labels; give one label per "

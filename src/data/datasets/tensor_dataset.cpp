@@ -25,16 +25,7 @@ std::string shape_text(const at::Tensor& tensor) {
   return text.str();
 }
 
-}  // namespace
-
-void throw_ragged(std::size_t first, std::size_t other) {
-  throw ConfigError(format(
-      "[data] the samples of a batch have different numbers of tensors, {} and "
-      "{}, so they cannot be stacked; give the loader a collate function",
-      first,
-      other));
-}
-
+// Throws ConfigError if shapes differ.
 at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
   const auto num_undefined = std::count_if(
       rows.begin(), rows.end(), [](const auto& row) { return !row.defined(); });
@@ -58,6 +49,39 @@ at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
     }
   }
   return at::stack(rows, 0);
+}
+
+}  // namespace
+
+void stack_samples(const std::vector<NestedParts>& samples) {
+  const NestedParts& first = samples.front();
+  for (const NestedParts& sample : samples) {
+    if (sample.tensors.size() == first.tensors.size()) continue;
+    throw ConfigError(format(
+        "[data] the samples of a batch have different numbers of tensors, {} "
+        "and {}, so they cannot be stacked; give the loader a collate function",
+        first.tensors.size(),
+        sample.tensors.size()));
+  }
+  if (first.num_unvisited_bytes > 0 && samples.size() > 1) {
+    throw ConfigError(format(
+        "[data] samples have {} bytes of members that their visit_tensors() "
+        "does not visit, of which stacking keeps the first sample's only; "
+        "visit them, or give the loader a collate function",
+        first.num_unvisited_bytes));
+  }
+  require_same_parts(
+      samples,
+      /*compares_lists=*/true,
+      "[data] the samples of a batch",
+      "only tensors are stacked: make it a tensor, or give the loader a "
+      "collate function");
+  for (std::size_t i = 0; i < first.tensors.size(); ++i) {
+    std::vector<at::Tensor> rows;
+    for (const NestedParts& sample : samples)
+      rows.push_back(*sample.tensors[i]);
+    *first.tensors[i] = stack_rows(rows);
+  }
 }
 
 std::int64_t common_rows(std::span<const at::Tensor> tensors) {

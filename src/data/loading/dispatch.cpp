@@ -1,5 +1,7 @@
 #include <accelerate/detail/batch_transfer.h>
 
+#include <algorithm>
+
 #include <ATen/Functions.h>
 
 #include <accelerate/error.h>
@@ -61,14 +63,87 @@ void require_same_round(
 
 }  // namespace
 
-void throw_lost_tensors(std::size_t sent, std::size_t found) {
-  throw ConfigError(format(
-      "[data] dispatch_batches sent a batch of {} tensors, but a "
-      "default-constructed one has {}: a batch type of your own needs a fixed "
-      "number of tensors; for a varying number, use vectors, maps and tuples "
-      "of the standard library around it",
-      sent,
-      found));
+std::vector<RowRange> ranges_to_fill(
+    std::int64_t rows,
+    std::int64_t fill,
+    std::int64_t begin,
+    std::int64_t end) {
+  std::vector<RowRange> ranges;
+  for (std::int64_t i = std::max(begin, rows); i < end && fill > 0;) {
+    const std::int64_t from = (i - rows) % fill;
+    const std::int64_t count = std::min(fill - from, end - i);
+    ranges.push_back({from, from + count});
+    i += count;
+  }
+  return ranges;
+}
+
+void cut_round(
+    const NestedParts& slice,
+    const RowRange& range,
+    const std::vector<std::pair<NestedParts, RowRange>>& fills) {
+  const auto cut = [](const NestedParts& parts, const RowRange& rows) {
+    require_rows(
+        "[data] dispatch_batches",
+        parts,
+        rows_of(parts).value_or(0),
+        /*checks_tensors=*/true);
+    cut_rows(parts, rows.begin, rows.end);
+  };
+  cut(slice, range);
+  std::vector<NestedParts> all{slice};
+  for (const auto& [parts, rows] : fills) {
+    cut(parts, rows);
+    all.push_back(parts);
+  }
+  if (!fills.empty()) join_parts(all, {.keeps_first_values = true});
+}
+
+RoundSlice pack_slice(const NestedParts& parts) {
+  if (parts.num_unvisited_bytes > 0) {
+    throw ConfigError(format(
+        "[data] dispatch_batches would lose {} bytes of members that the "
+        "visit_tensors() of a batch type{} does not visit; visit lists, "
+        "numbers and strings, too: accelerate::visit_tensors(batch.texts, "
+        "visitor)",
+        parts.num_unvisited_bytes,
+        parts.unvisited_place.empty() ? "" : " at " + parts.unvisited_place));
+  }
+  RoundSlice slice{
+      pack_bytes({pack_bytes(parts.structure), leaves_to_bytes(parts)}), {}};
+  for (const at::Tensor* const tensor : parts.tensors)
+    slice.tensors.push_back(*tensor);
+  return slice;
+}
+
+namespace {
+
+// The sizes and keys, and the lists and values, as bytes.
+std::vector<std::string> fields_of(const RoundSlice& slice) {
+  std::vector<std::string> fields = unpack_bytes(slice.structure);
+  if (fields.size() != 2) throw_wrong_size(fields.size(), 2);
+  return fields;
+}
+
+}  // namespace
+
+std::vector<std::string> structure_of(const RoundSlice& slice) {
+  return unpack_bytes(fields_of(slice)[0]);
+}
+
+void unpack_slice(const RoundSlice& slice, const NestedParts& parts) {
+  if (parts.tensors.size() != slice.tensors.size()) {
+    throw ConfigError(format(
+        "[data] dispatch_batches sent a batch of {} tensors, but a "
+        "default-constructed one has {}: a batch type of your own needs a "
+        "fixed number of tensors, or visits containers of them with "
+        "accelerate::visit_tensors(batch.tensors, visitor)",
+        slice.tensors.size(),
+        parts.tensors.size()));
+  }
+  for (std::size_t i = 0; i < parts.tensors.size(); ++i)
+    *parts.tensors[i] = slice.tensors[i];
+  leaves_from_bytes(fields_of(slice)[1], parts);
 }
 
 RoundSlice scatter_round(

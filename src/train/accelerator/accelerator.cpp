@@ -118,12 +118,17 @@ void AcceleratorCollectives::refuse_gather_object() {
       "object_from_bytes() for their type, or leave the option out");
 }
 
-at::Tensor AcceleratorCollectives::first_rows(
-    const at::Tensor& tensor,
+void AcceleratorCollectives::keep_first_rows(
+    const detail::NestedParts& parts,
     std::int64_t rows) {
-  if (!tensor.defined() || tensor.dim() == 0 || tensor.size(0) <= rows)
-    return tensor;
-  return tensor.narrow(0, 0, rows);
+  for (at::Tensor* const tensor : parts.tensors) {
+    if (tensor->defined() && tensor->dim() > 0 && tensor->size(0) > rows)
+      *tensor = tensor->narrow(0, 0, rows);
+  }
+  for (const detail::NestedLeaf& list : parts.lists) {
+    if (list.operations->size(list.object) > rows)
+      list.operations->cut(list.object, 0, rows);
+  }
 }
 
 }  // namespace accelerate

@@ -1,0 +1,356 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/detail/object_bytes.h>
+#include <accelerate/export.h>
+#include <accelerate/visit_tensors.h>
+
+/// Everything in a nested value, with types erased, so that functions cut, join
+/// and send its lists as well as its tensors.
+namespace accelerate {
+
+namespace detail {
+
+/// What can be done with a list or a value of one type. There is one object per
+/// type, so that addresses tell types apart.
+struct LeafOperations {
+  /// Null for types that cannot be sent.
+  std::string (*to_bytes)(const void* leaf) = nullptr;
+  void (*from_bytes)(std::string_view bytes, void* leaf) = nullptr;
+  /// A value, for messages. Null for lists.
+  std::string (*text)(const void* value) = nullptr;
+  /// Null for values.
+  std::int64_t (*size)(const void* list) = nullptr;
+  void (*resize)(void* list, std::int64_t size) = nullptr;
+  void (*cut)(void* list, std::int64_t begin, std::int64_t end) = nullptr;
+  void (*append)(void* list, const void* other) = nullptr;
+  /// What to_bytes gave for another list.
+  void (*append_bytes)(std::string_view bytes, void* list) = nullptr;
+};
+
+/// A number with all its digits; a string in quotes, shortened.
+ACCELERATE_API std::string text_of(double number);
+ACCELERATE_API std::string text_of(std::int64_t number);
+ACCELERATE_API std::string text_of(std::uint64_t number);
+ACCELERATE_API std::string text_of(std::string_view string);
+
+template <class T>
+constexpr LeafOperations sendable_leaf() {
+  if constexpr (IsTransferable<T>::value) {
+    return {
+        .to_bytes =
+            [](const void* leaf) {
+              return object_to_bytes(*static_cast<const T*>(leaf));
+            },
+        .from_bytes =
+            [](std::string_view bytes, void* leaf) {
+              object_from_bytes(bytes, *static_cast<T*>(leaf));
+            }};
+  } else {
+    return {};
+  }
+}
+template <class List>
+constexpr LeafOperations list_operations() {
+  LeafOperations made = sendable_leaf<List>();
+  made.size = [](const void* list) {
+    return static_cast<std::int64_t>(static_cast<const List*>(list)->size());
+  };
+  made.resize = [](void* list, std::int64_t size) {
+    static_cast<List*>(list)->resize(static_cast<std::size_t>(size));
+  };
+  made.cut = [](void* list, std::int64_t begin, std::int64_t end) {
+    auto& items = *static_cast<List*>(list);
+    items.erase(items.begin() + end, items.end());
+    items.erase(items.begin(), items.begin() + begin);
+  };
+  made.append = [](void* list, const void* other) {
+    auto& items = *static_cast<List*>(list);
+    const auto& more = *static_cast<const List*>(other);
+    items.insert(items.end(), more.begin(), more.end());
+  };
+  if constexpr (IsTransferable<List>::value) {
+    made.append_bytes = [](std::string_view bytes, void* list) {
+      List more;
+      object_from_bytes(bytes, more);
+      auto& items = *static_cast<List*>(list);
+      items.insert(items.end(), more.begin(), more.end());
+    };
+  }
+  return made;
+}
+template <class Value>
+constexpr LeafOperations value_operations() {
+  LeafOperations made = sendable_leaf<Value>();
+  made.text = [](const void* value) {
+    const Value& found = *static_cast<const Value*>(value);
+    if constexpr (std::is_floating_point_v<Value>) {
+      return text_of(static_cast<double>(found));
+    } else if constexpr (std::is_unsigned_v<Value>) {
+      return text_of(static_cast<std::uint64_t>(found));
+    } else if constexpr (std::is_integral_v<Value>) {
+      return text_of(static_cast<std::int64_t>(found));
+    } else {
+      return text_of(std::string_view(found));
+    }
+  };
+  return made;
+}
+template <class List>
+inline constexpr LeafOperations kListOperations = list_operations<List>();
+template <class Value>
+inline constexpr LeafOperations kValueOperations = value_operations<Value>();
+
+/// A list without tensors, or a number or string outside of lists.
+struct NestedLeaf {
+  std::string place;
+  void* object;
+  const LeafOperations* operations;
+};
+
+/// Pointers to what is in a nested value, in the order in which it is visited.
+struct NestedParts {
+  std::vector<at::Tensor*> tensors = {};
+  /// Where each tensor is: `[1]["labels"]`.
+  std::vector<std::string> places = {};
+  std::vector<NestedLeaf> lists = {};
+  std::vector<NestedLeaf> values = {};
+  /// For each vector, map, optional and variant with tensors: its size, keys or
+  /// alternative.
+  std::vector<std::string> structure = {};
+  bool has_keys = false;
+  /// Where a type of the user's has members that its visit_tensors leaves out,
+  /// and how many bytes they take.
+  std::string unvisited_place = {};
+  std::size_t num_unvisited_bytes = 0;
+};
+
+/// The most consecutive bytes of an object that lie in none of `visited`.
+ACCELERATE_API std::size_t largest_gap(
+    const void* object,
+    std::size_t size,
+    std::span<const std::pair<const void*, std::size_t>> visited);
+
+/// Appends the place of an element: `[3]` or `["name"]`.
+ACCELERATE_API void append_place(std::string& place, std::int64_t index);
+ACCELERATE_API void append_place(std::string& place, std::string_view key);
+
+template <class T>
+std::string size_or_keys(const T& container) {
+  if constexpr (kIsOptional<T>) {
+    return object_to_bytes(container.has_value());
+  } else if constexpr (kIsVariant<T>) {
+    return object_to_bytes(container.index());
+  } else if constexpr (requires { typename T::mapped_type; }) {
+    static_assert(
+        IsTransferable<typename T::key_type>::value,
+        "the keys of a map with tensors are compared and sent: define "
+        "object_to_bytes() and object_from_bytes() for their type "
+        "(accelerate/objects.h)");
+    std::vector<std::string> keys;
+    if constexpr (UnorderedContainer<T>) {
+      for (const auto* entry : values_in_key_order(container))
+        keys.push_back(object_to_bytes(entry->first));
+    } else {
+      for (const auto& [key, value] : container)
+        keys.push_back(object_to_bytes(key));
+    }
+    return pack_bytes(keys);
+  } else {
+    return object_to_bytes(container.size());
+  }
+}
+
+/// Makes an empty container have the size, keys or alternative that
+/// size_or_keys() wrote.
+template <class T>
+void restore_size(std::string_view bytes, T& container) {
+  if constexpr (kIsOptional<T>) {
+    bool has_value = false;
+    object_from_bytes(bytes, has_value);
+    if (has_value) container.emplace();
+  } else if constexpr (kIsVariant<T>) {
+    std::size_t found = 0;
+    object_from_bytes(bytes, found);
+    if (found >= std::variant_size_v<T>)
+      throw_wrong_alternative(found, std::variant_size_v<T>);
+    [&]<std::size_t... index>(std::index_sequence<index...>) {
+      ((index == found ? static_cast<void>(container.template emplace<index>())
+                       : void()),
+       ...);
+    }(std::make_index_sequence<std::variant_size_v<T>>());
+  } else if constexpr (requires { typename T::mapped_type; }) {
+    container.clear();
+    for (const std::string& part : unpack_bytes(bytes)) {
+      typename T::key_type key{};
+      object_from_bytes(part, key);
+      container.try_emplace(std::move(key));
+    }
+  } else {
+    std::size_t size = 0;
+    object_from_bytes(bytes, size);
+    container.resize(size);
+  }
+}
+
+}  // namespace detail
+
+/// The visitor of detail::parts_of().
+class PartsVisitor {
+ public:
+  void operator()(at::Tensor& tensor) {
+    note(tensor);
+    parts_.tensors.push_back(&tensor);
+    parts_.places.push_back(place_);
+  }
+  template <class List>
+  void visit_list(List& list) {
+    note(list);
+    parts_.lists.push_back({place_, &list, &detail::kListOperations<List>});
+  }
+  template <class Value>
+  void visit_value(Value& value) {
+    note(value);
+    parts_.values.push_back({place_, &value, &detail::kValueOperations<Value>});
+  }
+  template <class Container>
+  void visit_structure(const Container& container) {
+    note(container);
+    parts_.structure.push_back(detail::size_or_keys(container));
+  }
+  template <class Key>
+  void enter_place(const Key& key) {
+    entered_.emplace_back(place_.size(), visited_.size());
+    if constexpr (std::is_convertible_v<const Key&, std::string_view>) {
+      parts_.has_keys = true;
+      detail::append_place(place_, std::string_view(key));
+    } else if constexpr (std::is_arithmetic_v<Key>) {
+      detail::append_place(place_, static_cast<std::int64_t>(key));
+    } else {
+      detail::append_place(place_, "...");
+    }
+  }
+  template <class Element>
+  void leave_place(const Element& element) {
+    const auto [length, num_visited] = entered_.back();
+    entered_.pop_back();
+    find_unvisited(element, num_visited);
+    place_.resize(length);
+  }
+  /// Call it after all of `object` was visited; `num_visited` is the number of
+  /// objects that were visited before it.
+  template <class T>
+  void find_unvisited(const T& object, std::size_t num_visited = 0) {
+    if constexpr (detail::kHasOwnVisit<T> && !std::is_polymorphic_v<T>) {
+      const std::size_t gap = detail::largest_gap(
+          &object, sizeof object, std::span(visited_).subspan(num_visited));
+      // Less may be padding between members.
+      if (gap < alignof(T) || parts_.num_unvisited_bytes != 0) return;
+      parts_.unvisited_place = place_;
+      parts_.num_unvisited_bytes = gap;
+    }
+  }
+  [[nodiscard]] detail::NestedParts take() { return std::move(parts_); }
+
+ private:
+  template <class T>
+  void note(const T& object) {
+    visited_.emplace_back(&object, sizeof object);
+  }
+
+  detail::NestedParts parts_;
+  std::string place_;
+  /// Length of the place, and number of objects visited, before each element
+  /// that is being visited.
+  std::vector<std::pair<std::size_t, std::size_t>> entered_;
+  std::vector<std::pair<const void*, std::size_t>> visited_;
+};
+
+/// Gives containers with tensors the sizes and keys in NestedParts::structure.
+class StructureReader {
+ public:
+  explicit StructureReader(std::span<const std::string> structure)
+      : structure_(structure) {}
+
+  void operator()(at::Tensor&) const {}
+  template <class List>
+  void visit_list(List&) const {}
+  template <class Container>
+  void visit_structure(Container& container) {
+    if (next_ >= structure_.size())
+      detail::throw_wrong_size(structure_.size(), next_ + 1);
+    detail::restore_size(structure_[next_++], container);
+  }
+
+ private:
+  std::span<const std::string> structure_;
+  std::size_t next_ = 0;
+};
+
+namespace detail {
+
+/// Points into `value`, which must outlive the result and keep its structure.
+template <class T>
+NestedParts parts_of(T& value) {
+  PartsVisitor visitor;
+  visit_tensors(value, visitor);
+  visitor.find_unvisited(value);
+  return visitor.take();
+}
+
+/// Size of dimension 0 of the first tensor that has one.
+ACCELERATE_API std::optional<std::int64_t> rows_of(const NestedParts& parts);
+
+/// Throws ConfigError naming the place of a list, or with `checks_tensors` of a
+/// tensor, that does not have `rows` rows. `function` is the subject.
+ACCELERATE_API void require_rows(
+    std::string_view function,
+    const NestedParts& parts,
+    std::int64_t rows,
+    bool checks_tensors);
+/// Rows [begin, end) of each tensor and list, counted from the end if negative,
+/// and clamped.
+ACCELERATE_API void
+cut_rows(const NestedParts& parts, std::int64_t begin, std::int64_t end);
+
+struct JoinPartsOptions {
+  std::int64_t dim = 0;
+  /// Keep the first value's numbers and strings even if the others' differ.
+  bool keeps_first_values = false;
+};
+/// Makes the first value the concatenation of all. Throws ConfigError for
+/// nothing, for values of different structure, and for lists and values that
+/// cannot be joined.
+ACCELERATE_API void join_parts(
+    const std::vector<NestedParts>& all,
+    const JoinPartsOptions& options);
+/// Throws ConfigError beginning with `subject` unless all have the structure,
+/// numbers and strings of the first, and, with `compares_lists`, its lists.
+/// `advice` says what to do.
+ACCELERATE_API void require_same_parts(
+    const std::vector<NestedParts>& all,
+    bool compares_lists,
+    std::string_view subject,
+    std::string_view advice);
+
+/// Lists and values as one string, and back into a value of the same structure.
+/// The second throws DistributedError for another number of them.
+ACCELERATE_API std::string leaves_to_bytes(const NestedParts& parts);
+ACCELERATE_API void leaves_from_bytes(
+    std::string_view bytes,
+    const NestedParts& parts);
+
+}  // namespace detail
+}  // namespace accelerate
