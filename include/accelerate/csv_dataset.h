@@ -14,6 +14,7 @@
 namespace accelerate {
 
 struct CsvOptions {
+  /// Not a quote, the end of a line or 0.
   char delimiter = ',';
   /// The first row names the columns. Otherwise they are named "0", "1" …
   bool has_header = true;
@@ -27,16 +28,18 @@ struct Categories {
   std::vector<std::string> names;
 };
 
-/// A table in a CSV file (RFC 4180: fields in double quotes may hold
-/// delimiters, newlines and doubled quotes). The file is memory-mapped and its
+/// A table in a CSV file, read as Python's csv module reads it (RFC 4180:
+/// fields in double quotes may hold delimiters, newlines and doubled quotes).
+/// It is UTF-8, with or without a byte order mark; lines end with LF, CR LF or
+/// CR, and blank ones are skipped. The file is memory-mapped and its
 /// rows are parsed when they are read; an index takes eight bytes of memory per
 /// row. The file must not change meanwhile. Copies share the mapping. Safe to
 /// read from several threads.
 class ACCELERATE_API CsvFile {
  public:
   /// Throws Error if the file cannot be read, ConfigError naming the line if a
-  /// row has more or fewer fields than the first, or a quote is not closed.
-  /// Blank lines are skipped.
+  /// row has more or fewer fields than the first, a quote is not closed, or the
+  /// text is not UTF-8. Functions throw Error if the file has become shorter.
   explicit CsvFile(const std::string& path, const CsvOptions& options = {});
 
   [[nodiscard]] std::int64_t num_rows() const;
@@ -44,9 +47,12 @@ class ACCELERATE_API CsvFile {
   /// The fields of one row.
   [[nodiscard]] std::vector<std::string> row(std::int64_t index) const;
   /// [num_rows, columns.size()] of a floating-point or integer dtype, or kBool
-  /// (0, 1, true, false). An empty field is NaN; for an integer dtype it is an
-  /// error. Throws ConfigError naming line and column of a field that is not a
-  /// number, or for a column that does not exist.
+  /// (0, 1, true, false). Spaces around a number are ignored. A missing value
+  /// is NaN: an empty field, or one that pandas takes for missing (NA, N/A, NaN,
+  /// null, NULL, None, <NA>, #N/A ...); for an integer dtype it is an error.
+  /// Throws ConfigError naming line and column of a field that is not a number,
+  /// or too large for the dtype, and for a column that does not exist or of
+  /// which there are several.
   [[nodiscard]] at::Tensor numbers(
       const std::vector<std::string>& columns,
       at::ScalarType dtype = at::kFloat) const;

@@ -15,10 +15,14 @@
 
 namespace accelerate {
 
-/// Reads the image in a JPEG, PNG, BMP, GIF (first frame), TGA, PSD or PNM
-/// file: [channels, height, width] kByte. `channels`: 1 (grey), 3 or 4; unset:
-/// as in the file. Throws Error if the file cannot be read, ConfigError if it
-/// cannot be decoded.
+/// Reads the image in a JPEG, PNG, BMP, GIF (first frame), TGA, PSD or PNM (P5,
+/// P6) file: [channels, height, width] kByte. `channels`: 1 (grey), 3 or 4;
+/// unset: as in the file. Pixels are those of Pillow, but for JPEG, where
+/// decoders differ by a few units; as there, the orientation that a camera
+/// noted is not applied. Colours of 16 bits become their high 8. Throws Error if
+/// the file cannot be read, ConfigError with the reason if it cannot be
+/// decoded: if it is truncated or damaged, or of a kind that would lose values
+/// (grey of 16 bits).
 [[nodiscard]] ACCELERATE_API at::Tensor read_image(
     const std::string& path,
     std::optional<int> channels = std::nullopt);
@@ -36,14 +40,14 @@ struct ImageFolderOptions {
 };
 
 /// Images in one directory per class. A sample is a tuple of the image and its
-/// class, a 0-d kLong. Classes are numbered in the order of their directories'
-/// names; files are in the order of their names, including those in
-/// subdirectories; files with unknown extensions are skipped. Images are
-/// decoded when they are read: use workers.
+/// class, a 0-d kLong. As in torchvision, classes are all directories, hidden
+/// ones too, and are numbered in the order of their names; files are in the
+/// order of their directories and names; files that are not named as images are
+/// skipped. Images are decoded when they are read: use workers.
 class ACCELERATE_API ImageFolder {
  public:
-  /// Throws Error if the directory cannot be read, ConfigError if it has no
-  /// images.
+  /// Throws Error if the directory cannot be read, ConfigError naming class
+  /// directories without images, or images that cannot be decoded (TIFF, WebP).
   explicit ImageFolder(
       const std::string& path,
       ImageFolderOptions options = {});

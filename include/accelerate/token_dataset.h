@@ -30,9 +30,11 @@ struct TokenDatasetOptions {
 /// Samples for a language model from binary files of consecutive tokens. A
 /// batch is a tuple of two [batch, block_size] kLong tensors: the tokens, and
 /// for each the token that follows it. Samples do not cross files; tokens at
-/// the end of a file that do not fill a sample are dropped. Files are
-/// memory-mapped, so files of any size open instantly; they must not change
-/// meanwhile. Copies share them. Safe to read from several threads.
+/// the end of a file that do not fill a sample are dropped. Samples are read
+/// from the files when they are asked for, so files of any size open instantly;
+/// they stay open, and must not change meanwhile: if one has become shorter,
+/// get_batch() throws Error. Copies share them. Safe to read from several
+/// threads.
 class ACCELERATE_API TokenDataset {
  public:
   /// Throws Error if a file cannot be read, ConfigError if its size is not a

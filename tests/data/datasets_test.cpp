@@ -1,6 +1,11 @@
 // The datasets that read files.
+#include <sys/stat.h>
+
 #include <cmath>
 #include <fstream>
+#include <functional>
+#include <limits>
+#include <optional>
 
 #include <accelerate/data_loader.h>
 #include <accelerate/datasets.h>
@@ -169,7 +174,6 @@ TEST_F(Csv, GivesBackWhatWasWritten) {
     const auto rows = *rc::gen::container<std::vector<Texts>>(
         rc::gen::container<Texts>(width, fields));
     std::string text;
-    std::size_t num_blank = 0;
     for (const Texts& row : rows) {
       for (std::size_t i = 0; i < width; ++i) {
         std::string quoted = "\"";
@@ -177,19 +181,76 @@ TEST_F(Csv, GivesBackWhatWasWritten) {
           quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
         text += (i == 0 ? "" : ",") + quoted + "\"";
       }
-      // A row of one empty field is a blank line.
-      if (width == 1 && row[0].empty()) ++num_blank;
-      text += "\n";
+      text += *rc::gen::elementOf(Texts{"\n", "\r\n", "\r"});
     }
     const CsvFile file(write("law.csv", text), {.has_header = false});
-    RC_ASSERT(
-        file.num_rows() == static_cast<std::int64_t>(rows.size() - num_blank));
+    RC_ASSERT(file.num_rows() == static_cast<std::int64_t>(rows.size()));
     std::int64_t next = 0;
-    for (const Texts& row : rows) {
-      if (width == 1 && row[0].empty()) continue;
-      RC_ASSERT(file.row(next++) == row);
-    }
+    for (const Texts& row : rows) RC_ASSERT(file.row(next++) == row);
   }));
+}
+
+TEST_F(Csv, RefusesToChooseAmongColumnsOfOneName) {
+  const CsvFile file(write("a.csv", "a,b,a\n1,2,3\n"));
+  EXPECT_EQ(file.row(0), (Texts{"1", "2", "3"}));
+  EXPECT_EQ(file.texts("b"), (Texts{"2"}));
+  for (const auto& read : std::vector<std::function<void()>>{
+           [&] { static_cast<void>(file.numbers({"a"})); },
+           [&] { static_cast<void>(file.texts("a")); },
+           [&] { static_cast<void>(file.categories("a")); },
+           [&] { CsvDataset(path("a.csv"), {.inputs = {"a"}}); }})
+    expect_error<ConfigError>(read, "has more than one column 'a'");
+}
+
+TEST_F(Csv, RefusesDelimitersThatMeanSomethingElse) {
+  for (const char delimiter : {'"', '\n', '\r', '\0'}) {
+    expect_error<ConfigError>(
+        [&] { CsvFile(write("a.csv", "a,b\n"), {.delimiter = delimiter}); },
+        "the delimiter of");
+  }
+}
+
+TEST_F(Csv, ReadsNumbersThatTheDtypeHasAndRefusesOthers) {
+  struct Row {
+    const char* text;
+    at::ScalarType dtype;
+    std::optional<double> value;
+  };
+  const std::vector<Row> rows{
+      {"255", at::kByte, 255},
+      {"256", at::kByte, std::nullopt},
+      {"-1", at::kByte, std::nullopt},
+      {"-32768", at::kShort, -32768},
+      {"32768", at::kShort, std::nullopt},
+      {"2147483647", at::kInt, 2147483647},
+      {"2147483648", at::kInt, std::nullopt},
+      {"9223372036854775808", at::kLong, std::nullopt},
+      {"+5", at::kLong, 5},
+      {"+-5", at::kLong, std::nullopt},
+      {"5.0", at::kLong, std::nullopt},
+      {"NA", at::kLong, std::nullopt},
+      {"+-5", at::kFloat, std::nullopt},
+      {"3.4028235e38", at::kFloat, 3.4028234663852886e38},
+      {"3.5e38", at::kFloat, std::nullopt},
+      {"-3.5e38", at::kFloat, std::nullopt},
+      {"3.5e38", at::kDouble, 3.5e38},
+      {"1e-400", at::kDouble, 0},
+      {"1e-400", at::kFloat, 0},
+      {"1e-60", at::kFloat, 0},
+      {"TRUE", at::kBool, 1},
+      {"2", at::kBool, std::nullopt},
+      {"", at::kBool, std::nullopt}};
+  for (const auto& [text, dtype, value] : rows) {
+    SCOPED_TRACE(text);
+    const CsvFile file(write("a.csv", std::string("t,n\nx,") + text + "\n"));
+    const auto read = [&] { return file.numbers({"n"}, dtype); };
+    if (value) {
+      EXPECT_EQ(read().to(at::kDouble).item<double>(), *value);
+    } else {
+      expect_error<ConfigError>(
+          [&] { static_cast<void>(read()); }, ":2: column 'n': '");
+    }
+  }
 }
 
 TEST_F(Csv, ShowsNamesAndFieldsAsText) {
@@ -303,6 +364,65 @@ TEST_F(JsonLines, LimitsNestingAndShowsNoEscapes) {
       [&] { static_cast<void>(file.record(4).tensor("a", torch::kLong)); },
       "not a whole number of 64 bits");
   EXPECT_EQ(file.record(4).tensor("a", torch::kDouble).item<double>(), 0x1p63);
+}
+
+TEST_F(JsonLines, GiveNumbersThatTheDtypeHasAndRefuseOthers) {
+  struct Row {
+    const char* text;
+    at::ScalarType dtype;
+    std::optional<double> value;
+  };
+  const std::vector<Row> rows{
+      {"3000000000", at::kInt, std::nullopt},
+      {"2147483647", at::kInt, 2147483647},
+      {"300", at::kByte, std::nullopt},
+      {"255", at::kByte, 255},
+      {"-1", at::kByte, std::nullopt},
+      {"-129", at::kChar, std::nullopt},
+      {"-128", at::kChar, -128},
+      {"40000", at::kShort, std::nullopt},
+      {"65535", at::kUInt16, 65535},
+      {"65536", at::kUInt16, std::nullopt},
+      {"-1", at::kUInt32, std::nullopt},
+      {"4294967295", at::kUInt32, 4294967295},
+      {"-1", at::kUInt64, std::nullopt},
+      {"9223372036854775808", at::kLong, std::nullopt},
+      {"2", at::kBool, std::nullopt},
+      {"true", at::kBool, 1},
+      {"true", at::kByte, 1},
+      {"1.5", at::kInt, std::nullopt},
+      {"NaN", at::kInt, std::nullopt},
+      {"1e39", at::kFloat, std::nullopt},
+      {"Infinity", at::kFloat, std::numeric_limits<double>::infinity()},
+      {"70000", at::kHalf, std::nullopt},
+      {"65504", at::kHalf, 65504},
+      {"70000", at::kBFloat16, 70144},
+      {"500", at::kFloat8_e4m3fn, std::nullopt},
+      {"1e39", at::kDouble, 1e39}};
+  for (const auto& [text, dtype, value] : rows) {
+    SCOPED_TRACE(text);
+    const std::string name = write(
+        "a.jsonl",
+        std::string("{\"y\": ") + text + ", \"z\": [[0], [" + text + "]]}\n");
+    const JsonRecord record = JsonLinesFile(name).record(0);
+    for (const char* const key : {"y", "z"}) {
+      const auto read = [&] { return record.tensor(key, dtype); };
+      if (value) {
+        EXPECT_EQ(read().flatten()[-1].to(at::kDouble).item<double>(), *value);
+      } else {
+        expect_error<ConfigError>(
+            [&] { static_cast<void>(read()); },
+            name + ":1: '" + std::string(key) + "' ");
+      }
+    }
+  }
+  const torch::Tensor largest =
+      JsonLinesFile(write("b.jsonl", "{\"y\": 18446744073709551615}"))
+          .record(0)
+          .tensor("y", at::kUInt64);
+  EXPECT_EQ(
+      *static_cast<const std::uint64_t*>(largest.const_data_ptr()),
+      18446744073709551615U);
 }
 
 TEST_F(JsonLines, GiveSamplesToALoader) {
@@ -557,6 +677,79 @@ TEST_F(Images, NeedADirectoryThatHasImages) {
       [&] { ImageFolder(path("empty")); }, "has no images");
   expect_error<Error>(
       [&] { ImageFolder(path("none")); }, "none cannot be read");
+}
+
+TEST_F(Images, AreClassifiedAsTorchvisionDoesOrRefusedByName) {
+  for (const char* const name :
+       {"z.png", "a.PNG", "m/x.png", "m-1/x.png", ".png"})
+    write_image(std::string("order/cat/") + name, 1, 1, "x");
+  const ImageFolder folder(path("order"));
+  Texts names;
+  for (std::int64_t i = 0; i < folder.size(); ++i)
+    names.push_back(folder.path(i).substr(path("order/cat/").size()));
+  // Python's sorted(os.walk()), then sorted() names.
+  EXPECT_EQ(names, (Texts{".png", "a.PNG", "z.png", "m/x.png", "m-1/x.png"}));
+  write_image("hidden/cat/1.png", 1, 1, "x");
+  write_image("hidden/.dog/1.png", 1, 1, "x");
+  EXPECT_EQ(ImageFolder(path("hidden")).classes(), (Texts{".dog", "cat"}));
+  std::filesystem::create_directory(path("hidden/.ipynb_checkpoints"));
+  write("hidden/empty/notes.txt", "");
+  expect_error<ConfigError>(
+      [&] { ImageFolder(path("hidden")); },
+      "directories without images: .ipynb_checkpoints, empty; each would be a "
+      "class");
+  for (const char* const name : {"x.tif", "x.TIFF", "x.webp"}) {
+    const std::string directory = std::string("other") + name;
+    write_image(directory + "/cat/1.png", 1, 1, "x");
+    write(directory + "/cat/" + name, "");
+    expect_error<ConfigError>(
+        [&] { ImageFolder(path(directory)); },
+        std::string(name) + " cannot be decoded; convert it to PNG or JPEG");
+  }
+}
+
+// What opens each kind of file that a program names.
+const std::vector<std::pair<std::string, void (*)(const std::string&)>>
+    kReaders{
+        {"csv", [](const std::string& file) { CsvFile{file}; }},
+        {"jsonl", [](const std::string& file) { JsonLinesFile{file}; }},
+        {"idx", [](const std::string& file) { (void)read_idx(file); }},
+        {"image", [](const std::string& file) { (void)read_image(file); }},
+        {"tokens", [](const std::string& file) { TokenDataset({file}); }}};
+
+TEST_F(Files, ThatAreNoRegularFilesAreRefusedAtOnce) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::filesystem::create_directory(path("directory"));
+  for (const auto& [name, read] : kReaders) {
+    SCOPED_TRACE(name);
+    for (const std::string& file :
+         {pipe, path("directory"), std::string("/dev/zero"), path("none")})
+      expect_error<Error>([&] { read(file); }, file);
+  }
+}
+
+TEST_F(Files, ThatBecomeShorterAreErrors) {
+  const auto shorten = [&](const std::string& name) {
+    std::filesystem::resize_file(path(name), 1);
+  };
+  const std::string rows(20'000, '\n');
+  const CsvFile csv(write("a.csv", "a\n" + rows + "1\n"));
+  shorten("a.csv");
+  const JsonLinesFile lines(write("a.jsonl", rows + "{\"a\": 1}\n"));
+  shorten("a.jsonl");
+  const TokenDataset tokens(
+      {write("a.bin", std::string(40'000, 'x'))}, {.block_size = 100});
+  shorten("a.bin");
+  const std::vector<std::int64_t> last{tokens.size() - 1};
+  for (const auto& read : std::vector<std::function<void()>>{
+           [&] { static_cast<void>(csv.row(0)); },
+           [&] { static_cast<void>(csv.numbers({"a"})); },
+           [&] { static_cast<void>(csv.texts("a")); },
+           [&] { static_cast<void>(lines.line(0)); },
+           [&] { static_cast<void>(lines.record(0)); },
+           [&] { static_cast<void>(tokens.get_batch(last)); }})
+    expect_error<Error>(read, "has become shorter than the");
 }
 
 // A file of arbitrary bytes is either read or refused with one of our errors.

@@ -218,6 +218,14 @@ stream)
   says 2 "rank 0: read 10000 samples, trained on 5000"
   says 2 "rank 1: read 0 samples, trained on 5000"
   ;;
+csv)
+  for ranks in 1 2; do
+    says $ranks "500 rows, 5 missing values"
+    for side in left right; do
+      is_true "$(value $ranks "error on held-out rows, $side: ([0-9.]+)") < 0.1"
+    done
+  done
+  ;;
 tracking)
   # figures DIRECTORY: prints the figures in the run's journal, without times.
   figures() { "$tool" runs export "$directory/$1/tracking_run/fit" | cut -d , -f 2,3,5; }

@@ -16,6 +16,7 @@
 #include "cli/launch/decision/launch_plan.h"
 #include "config/files/config_file.h"
 #include "config/settings.h"
+#include "data/datasets/json_constants.h"
 #include "data/datasets/nested_numbers.h"
 #include "engines/deepspeed/deepspeed.h"
 #include "engines/deepspeed/deepspeed_section.h"
@@ -110,7 +111,7 @@ void model_config(Input input) {
 
 void json_lines(Input input) {
   for (const std::string& line : detail::split(text_of(input), '\n')) {
-    const detail::ParsedJson parsed = detail::parse_json(line);
+    const detail::ParsedJson parsed = detail::parse_json_of_python(line);
     // Readers of lines stop at the first that is not JSON, and throwing an
     // exception for each further line would take most of the time.
     if (!parsed.complaint.empty()) return;
@@ -118,8 +119,8 @@ void json_lines(Input input) {
     for (const auto& [key, value] : parsed.value.items()) {
       const auto shape = detail::shape_of_lists(value);
       if (!shape) continue;
-      static_cast<void>(detail::numbers_in_lists<double>(value, *shape));
-      static_cast<void>(detail::numbers_in_lists<std::int64_t>(value, *shape));
+      static_cast<void>(detail::numbers_in_lists(value, *shape));
+      static_cast<void>(detail::integers_in_lists(value, *shape));
     }
   }
 }

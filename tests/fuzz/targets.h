@@ -24,6 +24,10 @@ void config_file(Input input);
 void deepspeed_config(Input input);
 void model_config(Input input);
 void json_lines(Input input);
+void csv(Input input);
+void idx(Input input);
+/// An image; a TGA file if it begins with "TGA", which is left out.
+void image(Input input);
 /// Arguments of `launch`, one per line.
 void launch_arguments(Input input);
 /// Bytes that clients send to the store of a launch. In addition to the usual
@@ -55,6 +59,11 @@ inline constexpr Target kTargets[] = {
     // A config.json can produce up to 10,000 layers of 20 tensors.
     {"model_config", &model_config, 200, 96 * kMegabyte},
     {"json_lines", &json_lines, 200, kMegabyte},
+    {"csv", &csv, 200, kMegabyte},
+    {"idx", &idx, 10, kMegabyte},
+    // A small file can announce the largest image, which is decoded and then
+    // copied.
+    {"image", &image, 100, 2048 * kMegabyte},
     {"launch_arguments", &launch_arguments, 500, 16 * kMegabyte},
     {"store", &store, 200, 16 * kMegabyte}};
 

@@ -2,31 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <climits>
 #include <filesystem>
-#include <memory>
+#include <span>
 #include <system_error>
 
 #include <ATen/Functions.h>
 
 #include <accelerate/error.h>
 
-#include "base/files/files.h"
 #include "base/text/text.h"
-
-// Compiles the decoder into this file only.
-#define STB_IMAGE_IMPLEMENTATION
-#define STB_IMAGE_STATIC
-#define STBI_NO_HDR
-#define STBI_NO_LINEAR
-#define STBI_NO_STDIO
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function"
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
-#pragma GCC diagnostic ignored "-Wsign-compare"
-#pragma GCC diagnostic ignored "-Wshadow"
-#include <stb_image.h>
-#pragma GCC diagnostic pop
 
 namespace accelerate {
 
@@ -35,23 +19,28 @@ namespace {
 using detail::format;
 namespace fs = std::filesystem;
 
-// Pillow's limit. A few bytes can announce far larger images.
-constexpr std::int64_t kMostPixels = 178'956'970;
+constexpr std::array<std::string_view, 10> kRead{
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".tga",
+    ".psd",
+    ".pgm",
+    ".ppm",
+    ".pnm"};
+// Images to torchvision, which this library cannot decode.
+constexpr std::array<std::string_view, 3> kOthers{".tif", ".tiff", ".webp"};
 
-bool is_image(const fs::path& path) {
-  constexpr std::array<std::string_view, 10> kEndings{
-      ".jpg",
-      ".jpeg",
-      ".png",
-      ".bmp",
-      ".gif",
-      ".tga",
-      ".psd",
-      ".pgm",
-      ".ppm",
-      ".pnm"};
-  const std::string ending = detail::to_lower(path.extension().string());
-  return std::find(kEndings.begin(), kEndings.end(), ending) != kEndings.end();
+bool ends_with_any(
+    const std::string& name,
+    std::span<const std::string_view> endings) {
+  const std::string lower = detail::to_lower(name);
+  return std::any_of(
+      endings.begin(), endings.end(), [&](std::string_view ending) {
+        return lower.ends_with(ending);
+      });
 }
 
 [[noreturn]] void throw_unreadable(
@@ -68,66 +57,62 @@ std::vector<fs::path> sorted_entries(const std::string& path) {
     entries.push_back(i->path());
   }
   if (code) throw_unreadable(path, code);
-  std::sort(entries.begin(), entries.end());
+  // Byte by byte, as Python sorts names.
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return a.native() < b.native();
+  });
   return entries;
 }
 
-void add_images(const fs::path& directory, std::vector<std::string>& found) {
+bool names_directory(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
+}
+
+void add_directories(const fs::path& directory, std::vector<fs::path>& found) {
+  found.push_back(directory);
   for (const fs::path& entry : sorted_entries(directory.string())) {
-    if (fs::is_directory(entry)) {
-      add_images(entry, found);
-    } else if (is_image(entry)) {
-      found.push_back(entry.string());
+    if (names_directory(entry)) add_directories(entry, found);
+  }
+}
+
+// The images below a class's directory in torchvision's order: by directory,
+// then by name.
+std::vector<std::string> images_below(const fs::path& directory) {
+  std::vector<fs::path> directories;
+  add_directories(directory, directories);
+  std::sort(
+      directories.begin(), directories.end(), [](const auto& a, const auto& b) {
+        return a.native() < b.native();
+      });
+  std::vector<std::string> images;
+  for (const fs::path& each : directories) {
+    for (const fs::path& entry : sorted_entries(each.string())) {
+      if (names_directory(entry)) continue;
+      const std::string name = entry.filename().string();
+      if (ends_with_any(name, kOthers)) {
+        throw ConfigError(format(
+            "[data] {} cannot be decoded; convert it to PNG or JPEG, or move "
+            "it out of the directory",
+            entry.string()));
+      }
+      if (ends_with_any(name, kRead)) images.push_back(entry.string());
     }
   }
+  return images;
 }
 
 }  // namespace
 
-at::Tensor read_image(const std::string& path, std::optional<int> channels) {
-  if (channels && *channels != 1 && *channels != 3 && *channels != 4) {
-    throw ConfigError(format(
-        "[data] {} was asked for with {} channels; an image has 1, 3 or 4",
-        path,
-        *channels));
-  }
-  const detail::MappedFile file(path);
-  if (file.bytes().size() > INT_MAX)
-    throw ConfigError(format("[data] {} is too large for an image file", path));
-  const auto* const bytes =
-      reinterpret_cast<const stbi_uc*>(file.bytes().data());
-  const auto size = static_cast<int>(file.bytes().size());
-  int width = 0, height = 0, in_file = 0;
-  if (stbi_info_from_memory(bytes, size, &width, &height, &in_file) != 0 &&
-      static_cast<std::int64_t>(width) * height > kMostPixels) {
-    throw ConfigError(format(
-        "[data] {} announces {} by {} pixels; at most {} pixels are decoded",
-        path,
-        width,
-        height,
-        kMostPixels));
-  }
-  const std::unique_ptr<stbi_uc, void (*)(void*)> pixels(
-      stbi_load_from_memory(
-          bytes, size, &width, &height, &in_file, channels.value_or(0)),
-      stbi_image_free);
-  if (!pixels) {
-    throw ConfigError(
-        format("[data] {} cannot be decoded: {}", path, stbi_failure_reason()));
-  }
-  const at::Tensor interleaved = at::from_blob(
-      pixels.get(), {height, width, channels.value_or(in_file)}, at::kByte);
-  return interleaved.permute({2, 0, 1}).clone(at::MemoryFormat::Contiguous);
-}
-
 ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
     : options_(std::move(options)) {
+  std::vector<std::string> empty;
   for (const fs::path& directory : sorted_entries(path)) {
-    if (!fs::is_directory(directory)) continue;
+    if (!names_directory(directory)) continue;
     const auto label = static_cast<std::int64_t>(classes_.size());
     classes_.push_back(directory.filename().string());
-    std::vector<std::string> images;
-    add_images(directory, images);
+    std::vector<std::string> images = images_below(directory);
+    if (images.empty()) empty.push_back(classes_.back());
     for (std::string& image : images)
       files_.push_back({std::move(image), label});
   }
@@ -137,6 +122,13 @@ ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
         "{}/CLASS/IMAGE.png",
         path,
         path));
+  }
+  if (!empty.empty()) {
+    throw ConfigError(format(
+        "[data] {} has directories without images: {}; each would be a class, "
+        "so remove them",
+        path,
+        detail::join(empty, ", ")));
   }
 }
 

@@ -1,6 +1,7 @@
 #include <accelerate/json_lines.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <string_view>
@@ -11,11 +12,12 @@
 
 #include <accelerate/error.h>
 
-#include "base/files/files.h"
 #include "base/limits.h"
 #include "base/text/json_text.h"
 #include "base/text/text.h"
+#include "data/datasets/json_constants.h"
 #include "data/datasets/nested_numbers.h"
+#include "data/datasets/text_file.h"
 
 namespace accelerate {
 
@@ -104,18 +106,74 @@ std::vector<std::string> JsonRecord::texts(const std::string& key) const {
 
 namespace {
 
+// Nothing for dtypes that are not integral.
+std::optional<detail::IntegerRange> range_of(at::ScalarType dtype) {
+  const auto all_of = []<class Number>(Number) {
+    return detail::IntegerRange{
+        static_cast<std::int64_t>(std::numeric_limits<Number>::min()),
+        static_cast<std::uint64_t>(std::numeric_limits<Number>::max())};
+  };
+  switch (dtype) {
+    case at::kBool:
+      return detail::IntegerRange{0, 1};
+    case at::kByte:
+      return all_of(std::uint8_t{});
+    case at::kChar:
+      return all_of(std::int8_t{});
+    case at::kShort:
+      return all_of(std::int16_t{});
+    case at::kInt:
+      return all_of(std::int32_t{});
+    case at::kLong:
+      return all_of(std::int64_t{});
+    case at::kUInt16:
+      return all_of(std::uint16_t{});
+    case at::kUInt32:
+      return all_of(std::uint32_t{});
+    case at::kUInt64:
+      return all_of(std::uint64_t{});
+    default:
+      return std::nullopt;
+  }
+}
+
+// The words after "is not a" for a dtype whose integers have this range.
+std::string kind_of(at::ScalarType dtype, const detail::IntegerRange& range) {
+  if (dtype == at::kLong) return "whole number of 64 bits";
+  return format("whole number from {} to {}", range.least, range.most);
+}
+
 template <class Number>
-std::optional<at::Tensor> to_tensor(
-    const json& value,
+at::Tensor tensor_of(
+    std::vector<Number>& numbers,
     const std::vector<std::int64_t>& sizes,
     at::ScalarType parsed_dtype,
     at::ScalarType dtype) {
-  auto numbers = detail::numbers_in_lists<Number>(
-      value, sizes, /*takes_unsigned=*/dtype == at::kUInt64);
-  if (!numbers) return std::nullopt;
   return at::from_blob(
-             numbers->data(), sizes, at::TensorOptions().dtype(parsed_dtype))
+             numbers.data(), sizes, at::TensorOptions().dtype(parsed_dtype))
       .to(dtype, false, true);
+}
+
+// The first number that is finite as a double, but not in `tensor`.
+std::optional<double> find_overflow(
+    const std::vector<double>& numbers,
+    const at::Tensor& tensor) {
+  // All dtypes hold numbers up to this.
+  constexpr double kSmall = 240;
+  const bool are_small =
+      std::all_of(numbers.begin(), numbers.end(), [](double number) {
+        return !(std::abs(number) > kSmall) || std::isinf(number);
+      });
+  if (are_small || tensor.scalar_type() == at::kDouble) return std::nullopt;
+  const at::Tensor converted = tensor.to(
+      at::isComplexType(tensor.scalar_type()) ? at::kComplexDouble
+                                              : at::kDouble);
+  const at::Tensor is_finite = at::isfinite(converted).flatten();
+  const bool* const finite = is_finite.const_data_ptr<bool>();
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (std::isfinite(numbers[i]) && !finite[i]) return numbers[i];
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -132,19 +190,26 @@ at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
             "that many dimensions",
             detail::kMostDimensions));
   }
-  // A double would lose digits of 64-bit integers.
-  const bool is_integral = at::isIntegralType(dtype, /*includeBool=*/true);
-  const std::optional<at::Tensor> tensor = is_integral
-      ? to_tensor<std::int64_t>(value, *sizes, at::kLong, dtype)
-      : to_tensor<double>(value, *sizes, at::kDouble, dtype);
-  if (!tensor) {
+  const auto refuse = [&](const std::string& kind) {
     state_->fail(
         key,
         format(
-            "is not a {} or a list of them, nested with equal lengths",
-            is_integral ? "whole number of 64 bits" : "number"));
+            "is not a {} or a list of them, nested with equal lengths", kind));
+  };
+  // A double would lose digits of 64-bit integers.
+  if (const auto range = range_of(dtype)) {
+    auto integers = detail::integers_in_lists(value, *sizes, *range);
+    if (!integers) refuse(kind_of(dtype, *range));
+    return tensor_of(*integers, *sizes, at::kLong, dtype);
   }
-  return *tensor;
+  auto numbers = detail::numbers_in_lists(value, *sizes);
+  if (!numbers) refuse("number");
+  at::Tensor tensor = tensor_of(*numbers, *sizes, at::kDouble, dtype);
+  if (const auto large = find_overflow(*numbers, tensor)) {
+    state_->fail(
+        key, format("has {}, which is too large for {}", *large, dtype));
+  }
+  return tensor;
 }
 
 std::string JsonRecord::place() const {
@@ -152,31 +217,27 @@ std::string JsonRecord::place() const {
 }
 
 struct JsonLinesFile::State {
-  std::string path;
-  detail::MappedFile mapping;
-  std::string_view text;
+  detail::TextFile file;
   std::vector<std::uint64_t> lines;
 
   // The line number, which includes blank lines, is computed here.
   [[nodiscard]] std::string place_of(std::int64_t index) const {
-    const auto begin =
-        static_cast<std::ptrdiff_t>(lines[static_cast<std::size_t>(index)]);
-    return format(
-        "{}:{}",
-        path,
-        1 + std::count(text.begin(), text.begin() + begin, '\n'));
+    const std::uint64_t begin = lines[static_cast<std::size_t>(index)];
+    return format("{}:{}", file.path(), file.line_at(begin));
   }
 
-  explicit State(const std::string& file) : path(file), mapping(file) {
-    text = {
-        reinterpret_cast<const char*>(mapping.bytes().data()),
-        mapping.bytes().size()};
+  explicit State(const std::string& path) : file(path) {
+    const std::string_view text = file.text();
     for (std::size_t at = 0; at < text.size();) {
-      const std::size_t end = std::min(text.find('\n', at), text.size());
+      const std::size_t end =
+          std::min(text.find_first_of(kLineEnds, at), text.size());
       if (!detail::trim(text.substr(at, end - at)).empty()) lines.push_back(at);
       at = end + 1;
     }
   }
+
+  // A CR in a line would not be JSON.
+  static constexpr std::string_view kLineEnds = "\r\n";
 };
 
 JsonLinesFile::JsonLinesFile(const std::string& path)
@@ -189,11 +250,15 @@ std::int64_t JsonLinesFile::size() const {
 std::string_view JsonLinesFile::line(std::int64_t index) const {
   if (index < 0 || index >= size()) {
     throw ConfigError(format(
-        "[data] {} has {} lines and no line {}", state_->path, size(), index));
+        "[data] {} has {} lines and no line {}",
+        state_->file.path(),
+        size(),
+        index));
   }
+  const std::string_view text = state_->file.text();
   const std::size_t begin = state_->lines[static_cast<std::size_t>(index)];
   return detail::trim(
-      state_->text.substr(begin, state_->text.find('\n', begin) - begin));
+      text.substr(begin, text.find_first_of(State::kLineEnds, begin) - begin));
 }
 
 std::string JsonLinesFile::place(std::int64_t index) const {
@@ -203,7 +268,7 @@ std::string JsonLinesFile::place(std::int64_t index) const {
 
 JsonRecord JsonLinesFile::record(std::int64_t index) const {
   const std::string_view text = line(index);
-  detail::ParsedJson parsed = detail::parse_json(text);
+  detail::ParsedJson parsed = detail::parse_json_of_python(text);
   if (!parsed.complaint.empty()) {
     // The place already names the line.
     std::string_view what = parsed.complaint;

@@ -1,8 +1,6 @@
 #include "data/datasets/nested_numbers.h"
 
 #include <cstddef>
-#include <limits>
-#include <type_traits>
 
 #include "base/limits.h"
 
@@ -12,44 +10,31 @@ namespace {
 
 using nlohmann::json;
 
-template <class Number>
-bool is_number_of(const json& value, bool takes_unsigned) {
-  if constexpr (std::is_floating_point_v<Number>) {
-    return value.is_number();
-  } else {
-    if (!value.is_number_unsigned()) return value.is_number_integer();
-    return takes_unsigned ||
-        value.get<std::uint64_t>() <=
-        std::uint64_t{std::numeric_limits<std::int64_t>::max()};
-  }
-}
-
-// Returns false for a value that is not a number, or a list of the wrong
-// length. Recurses at most once per dimension.
-template <class Number>
-bool append_numbers(
+// Calls `append(item)` with every element that is not a list. Returns false if
+// that does, or for a list of the wrong length. Recurses at most once per
+// dimension.
+template <class Append>
+bool append_all(
     const json& value,
     const std::vector<std::int64_t>& shape,
     std::size_t depth,
-    bool takes_unsigned,
-    std::vector<Number>& out) {
-  if (depth == shape.size()) {
-    if (value.is_boolean()) {
-      out.push_back(static_cast<Number>(value.get<bool>()));
-      return true;
-    }
-    if (!is_number_of<Number>(value, takes_unsigned)) return false;
-    out.push_back(value.get<Number>());
-    return true;
-  }
+    const Append& append) {
+  if (depth == shape.size()) return append(value);
   if (!value.is_array() ||
       static_cast<std::int64_t>(value.size()) != shape[depth])
     return false;
   for (const json& item : value) {
-    if (!append_numbers(item, shape, depth + 1, takes_unsigned, out))
-      return false;
+    if (!append_all(item, shape, depth + 1, append)) return false;
   }
   return true;
+}
+
+bool is_within(const json& value, const IntegerRange& range) {
+  return value.is_number_unsigned()
+      ? value.get<std::uint64_t>() <= range.most
+      : value.is_number_integer() && value.get<std::int64_t>() >= range.least &&
+          (value.get<std::int64_t>() < 0 ||
+           static_cast<std::uint64_t>(value.get<std::int64_t>()) <= range.most);
 }
 
 }  // namespace
@@ -64,20 +49,35 @@ std::optional<std::vector<std::int64_t>> shape_of_lists(const json& value) {
   return shape;
 }
 
-template <class Number>
-std::optional<std::vector<Number>> numbers_in_lists(
+std::optional<std::vector<double>> numbers_in_lists(
     const json& value,
-    const std::vector<std::int64_t>& shape,
-    bool takes_unsigned) {
-  std::vector<Number> numbers;
-  if (!append_numbers(value, shape, 0, takes_unsigned, numbers))
-    return std::nullopt;
+    const std::vector<std::int64_t>& shape) {
+  std::vector<double> numbers;
+  const bool are_numbers = append_all(value, shape, 0, [&](const json& item) {
+    if (!item.is_number() && !item.is_boolean()) return false;
+    numbers.push_back(
+        item.is_boolean() ? static_cast<double>(item.get<bool>())
+                          : item.get<double>());
+    return true;
+  });
+  if (!are_numbers) return std::nullopt;
   return numbers;
 }
 
-template std::optional<std::vector<double>>
-numbers_in_lists(const json&, const std::vector<std::int64_t>&, bool);
-template std::optional<std::vector<std::int64_t>>
-numbers_in_lists(const json&, const std::vector<std::int64_t>&, bool);
+std::optional<std::vector<std::int64_t>> integers_in_lists(
+    const json& value,
+    const std::vector<std::int64_t>& shape,
+    const IntegerRange& range) {
+  std::vector<std::int64_t> integers;
+  const bool are_integers = append_all(value, shape, 0, [&](const json& item) {
+    if (!item.is_boolean() && !is_within(item, range)) return false;
+    integers.push_back(
+        item.is_boolean() ? static_cast<std::int64_t>(item.get<bool>())
+                          : item.get<std::int64_t>());
+    return true;
+  });
+  if (!are_integers) return std::nullopt;
+  return integers;
+}
 
 }  // namespace accelerate::detail

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -14,14 +15,21 @@ namespace accelerate::detail {
 std::optional<std::vector<std::int64_t>> shape_of_lists(
     const nlohmann::json& value);
 
-/// The numbers in row-major order. Nothing if a list's length differs from
-/// `shape`, an element is not a number, or, for integers, not a 64-bit integer.
-/// Booleans count as 0 and 1. `Number` is double or std::int64_t; for the
-/// latter, `takes_unsigned` lets 2^63 and more wrap around.
-template <class Number>
-std::optional<std::vector<Number>> numbers_in_lists(
+/// The numbers in row-major order; booleans count as 0 and 1. Nothing if a
+/// list's length differs from `shape`, or an element is not a number.
+std::optional<std::vector<double>> numbers_in_lists(
+    const nlohmann::json& value,
+    const std::vector<std::int64_t>& shape);
+
+struct IntegerRange {
+  std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  /// Not negative.
+  std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+};
+/// The same for whole numbers in a range; those above 2^63 wrap around.
+std::optional<std::vector<std::int64_t>> integers_in_lists(
     const nlohmann::json& value,
     const std::vector<std::int64_t>& shape,
-    bool takes_unsigned = false);
+    const IntegerRange& range = {});
 
 }  // namespace accelerate::detail

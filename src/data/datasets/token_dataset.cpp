@@ -1,14 +1,14 @@
 #include <accelerate/token_dataset.h>
 
 #include <algorithm>
-#include <cstring>
+#include <span>
 
 #include <ATen/Functions.h>
 
 #include <accelerate/error.h>
 
-#include "base/files/files.h"
 #include "base/text/text.h"
+#include "data/datasets/open_file.h"
 
 namespace accelerate {
 
@@ -16,7 +16,7 @@ using detail::format;
 
 struct TokenDataset::State {
   struct File {
-    detail::MappedFile mapping;
+    detail::OpenFile file;
     std::int64_t num_tokens;
     /// Index of the first sample of this file.
     std::int64_t first_sample;
@@ -35,15 +35,15 @@ struct TokenDataset::State {
 };
 
 void TokenDataset::State::add(const std::string& path) {
-  detail::MappedFile mapping(path);
+  detail::OpenFile file(path);
   const auto bytes =
-      static_cast<std::int64_t>(mapping.bytes().size()) - options.header_bytes;
+      static_cast<std::int64_t>(file.size()) - options.header_bytes;
   if (bytes < 0 || bytes % width != 0) {
     throw ConfigError(format(
         "[data] {} has {} bytes, which is not a header of {} bytes and tokens "
         "of {} bytes; set dtype or header_bytes",
         path,
-        mapping.bytes().size(),
+        file.size(),
         options.header_bytes,
         width));
   }
@@ -52,7 +52,7 @@ void TokenDataset::State::add(const std::string& path) {
   const std::int64_t samples = tokens > options.block_size
       ? (tokens - options.block_size - 1) / stride + 1
       : 0;
-  files.push_back({std::move(mapping), tokens, num_samples});
+  files.push_back({std::move(file), tokens, num_samples});
   num_samples += samples;
   num_tokens += tokens;
 }
@@ -67,13 +67,12 @@ void TokenDataset::State::copy(
         return s < file.first_sample;
       });
   const File& file = *std::prev(after);
-  const std::byte* at = file.mapping.bytes().data() + options.header_bytes +
-      (sample - file.first_sample) * stride * width;
-  for (std::int64_t i = 0; i < count; ++i, at += sizeof(Token)) {
-    Token token;
-    std::memcpy(&token, at, sizeof token);  // headers may leave it unaligned
-    out[i] = static_cast<std::int64_t>(token);
-  }
+  std::vector<Token> tokens(static_cast<std::size_t>(count));
+  file.file.read(
+      static_cast<std::uint64_t>(
+          options.header_bytes + (sample - file.first_sample) * stride * width),
+      std::as_writable_bytes(std::span(tokens)));
+  std::copy(tokens.begin(), tokens.end(), out);
 }
 
 TokenDataset::TokenDataset(

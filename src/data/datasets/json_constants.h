@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string_view>
+
+#include "base/text/json_text.h"
+
+namespace accelerate::detail {
+
+/// Parses JSON as Python's json module reads and writes it: NaN, Infinity and
+/// -Infinity are numbers. Refuses a byte order mark. Does not throw.
+ParsedJson parse_json_of_python(std::string_view text);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string_view>
+
+#include "data/images/decoded_image.h"
+
+namespace accelerate::detail {
+
+/// The fault of images whose values do not fit into bytes.
+inline constexpr std::string_view kWideGrey =
+    "it is a grey image of 16 bits per pixel, of which only 8 would be kept; "
+    "convert it to 8 bits";
+
+/// Decode what the decoder would accept although it is damaged, or decode
+/// differently than Pillow: they check the file first.
+DecodedImage decode_jpeg(ImageBytes bytes);
+DecodedImage decode_png(ImageBytes bytes);
+DecodedImage decode_gif(ImageBytes bytes);
+DecodedImage decode_bmp(ImageBytes bytes);
+DecodedImage decode_psd(ImageBytes bytes);
+DecodedImage decode_tga(ImageBytes bytes);
+
+}  // namespace accelerate::detail
