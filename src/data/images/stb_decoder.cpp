@@ -4,15 +4,64 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <unordered_set>
+#include <utility>
 
 #include "base/text/text.h"
 
-// Compiles the decoder into this file only. Memory that it does not write is
-// zero.
-#define STBI_MALLOC(size) std::calloc(1, size)
-#define STBI_REALLOC(memory, size) std::realloc(memory, size)
-#define STBI_FREE(memory) std::free(memory)
+namespace accelerate::detail {
+
+namespace {
+
+/// The memory of one decoding, freed at its end even if an exception leaves the
+/// decoder, which is written in C. It begins as zeros.
+class DecoderMemory {
+ public:
+  DecoderMemory() : outer_(std::exchange(current_, this)) {}
+  ~DecoderMemory() {
+    current_ = outer_;
+    for (void* const block : blocks_) std::free(block);
+  }
+  DecoderMemory(const DecoderMemory&) = delete;
+  DecoderMemory& operator=(const DecoderMemory&) = delete;
+
+  static void* allocate(std::size_t size) {
+    return current_->keep(std::calloc(1, size));
+  }
+  static void* resize(void* block, std::size_t size) {
+    void* const moved = std::realloc(block, size);
+    if (moved == nullptr) return nullptr;  // `block` is still there
+    current_->blocks_.erase(block);
+    return current_->keep(moved);
+  }
+  static void release(void* block) {
+    current_->blocks_.erase(block);
+    std::free(block);
+  }
+
+ private:
+  void* keep(void* block) {
+    if (block != nullptr) blocks_.insert(block);
+    return block;
+  }
+
+  // Decoding runs on one thread, and the decoder passes nothing on to malloc.
+  static thread_local DecoderMemory* current_;
+  DecoderMemory* outer_;
+  std::unordered_set<void*> blocks_;
+};
+
+thread_local DecoderMemory* DecoderMemory::current_ = nullptr;
+
+}  // namespace
+
+}  // namespace accelerate::detail
+
+// Compiles the decoder into this file only.
+#define STBI_MALLOC(size) accelerate::detail::DecoderMemory::allocate(size)
+#define STBI_REALLOC(block, size) \
+  accelerate::detail::DecoderMemory::resize(block, size)
+#define STBI_FREE(block) accelerate::detail::DecoderMemory::release(block)
 #define STB_IMAGE_IMPLEMENTATION
 #define STB_IMAGE_STATIC
 #define STBI_NO_HDR
@@ -32,10 +81,12 @@ namespace accelerate::detail {
 
 namespace {
 
-/// Gives the decoder a file, and notices if it wants more than there is.
+/// Gives the decoder a file, and throws ImageFault if it wants more than there
+/// is: it would go on with zeros, for as many pixels as the file announces.
 class WatchedBytes {
  public:
-  explicit WatchedBytes(ImageBytes bytes) : bytes_(bytes) {}
+  WatchedBytes(ImageBytes bytes, std::string_view format_name)
+      : bytes_(bytes), format_name_(format_name) {}
 
   static stbi_io_callbacks callbacks() {
     return {
@@ -50,7 +101,6 @@ class WatchedBytes {
               return static_cast<WatchedBytes*>(self)->left() == 0 ? 1 : 0;
             }};
   }
-  [[nodiscard]] bool were_too_few() const { return were_too_few_; }
 
  private:
   [[nodiscard]] std::size_t left() const { return bytes_.size() - at_; }
@@ -61,7 +111,7 @@ class WatchedBytes {
     const std::size_t count = std::min(left(), static_cast<std::size_t>(size));
     const bool is_enough =
         out == buffer_ ? count > 0 : count == static_cast<std::size_t>(size);
-    were_too_few_ = were_too_few_ || !is_enough;
+    if (!is_enough) throw_truncated();
     std::memcpy(out, bytes_.data() + at_, count);
     at_ += count;
     return static_cast<int>(count);
@@ -70,52 +120,45 @@ class WatchedBytes {
     // Negative sizes go back.
     const auto to = static_cast<std::ptrdiff_t>(at_) + size;
     const auto end = static_cast<std::ptrdiff_t>(bytes_.size());
-    were_too_few_ = were_too_few_ || to < 0 || to > end;
-    at_ = static_cast<std::size_t>(std::clamp<std::ptrdiff_t>(to, 0, end));
+    if (to < 0 || to > end) throw_truncated();
+    at_ = static_cast<std::size_t>(to);
+  }
+  [[noreturn]] void throw_truncated() const {
+    throw ImageFault{format("as {}: truncated", format_name_)};
   }
 
   ImageBytes bytes_;
+  std::string_view format_name_;
   std::size_t at_ = 0;
   const char* buffer_ = nullptr;
-  bool were_too_few_ = false;
 };
 
 }  // namespace
 
 DecodedImage decode_with_stb(ImageBytes bytes, std::string_view format_name) {
   const stbi_io_callbacks callbacks = WatchedBytes::callbacks();
-  const auto fail = [&](std::string_view reason) {
-    throw ImageFault{format("as {}: {}", format_name, reason)};
+  const DecoderMemory memory;
+  const auto fail = [&] {
+    throw ImageFault{format("as {}: {}", format_name, stbi_failure_reason())};
   };
-  DecodedImage pixels;
-  WatchedBytes header(bytes);
+  DecodedImage image;
+  WatchedBytes header(bytes, format_name);
   if (stbi_info_from_callbacks(
-          &callbacks,
-          &header,
-          &pixels.width,
-          &pixels.height,
-          &pixels.channels) == 0)
-    fail(header.were_too_few() ? "truncated" : stbi_failure_reason());
+          &callbacks, &header, &image.width, &image.height, &image.channels) ==
+      0)
+    fail();
   // That of a BMP may be negative here.
-  pixels.height = std::abs(pixels.height);
-  require_image_size(pixels.width, pixels.height);
-  WatchedBytes file(bytes);
-  const std::unique_ptr<stbi_uc, void (*)(void*)> values(
-      stbi_load_from_callbacks(
-          &callbacks,
-          &file,
-          &pixels.width,
-          &pixels.height,
-          &pixels.channels,
-          0),
-      stbi_image_free);
-  if (file.were_too_few()) fail("truncated");
-  if (!values) fail(stbi_failure_reason());
-  const std::size_t count = static_cast<std::size_t>(pixels.width) *
-      static_cast<std::size_t>(pixels.height) *
-      static_cast<std::size_t>(pixels.channels);
-  pixels.values.assign(values.get(), values.get() + count);
-  return pixels;
+  image.height = std::abs(image.height);
+  require_image_size(image.width, image.height);
+  WatchedBytes file(bytes, format_name);
+  const stbi_uc* const values = stbi_load_from_callbacks(
+      &callbacks, &file, &image.width, &image.height, &image.channels, 0);
+  if (values == nullptr) fail();
+  const std::size_t count = static_cast<std::size_t>(image.width) *
+      static_cast<std::size_t>(image.height) *
+      static_cast<std::size_t>(image.channels);
+  image.values.assign(values, values + count);
+  return image;
 }
 
 }  // namespace accelerate::detail
