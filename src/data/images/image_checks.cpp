@@ -50,13 +50,13 @@ void check_huffman_tables(
 
 // Looks at the segments of a JPEG up to the end of the image.
 void check_segments(ImageBytes bytes) {
-  constexpr std::uint8_t kMark = 0xff, kTables = 0xc4, kEnd = 0xd9;
+  constexpr std::uint8_t kMarker = 0xff, kTables = 0xc4, kEnd = 0xd9;
   const auto stands_alone = [](std::uint8_t kind) {
     return kind <= 1 || (kind >= 0xd0 && kind <= 0xd8);
   };
   for (std::size_t at = 2; at < bytes.size();) {
-    if (bytes[at++] != kMark) continue;
-    while (at < bytes.size() && bytes[at] == kMark) ++at;
+    if (bytes[at++] != kMarker) continue;
+    while (at < bytes.size() && bytes[at] == kMarker) ++at;
     if (at == bytes.size() || bytes[at] == kEnd) return;
     const std::uint8_t kind = bytes[at++];
     if (stands_alone(kind)) continue;
