@@ -18,14 +18,18 @@ namespace {
 
 using torch::optim::Optimizer;
 
+// A module's parameters() has a tied tensor once for each of its names, so an
+// optimizer may hold it several times; here it counts once, as in Python.
 std::vector<std::vector<std::string>> names_by_group(
     const Optimizer& optimizer,
     const NameOfParameter& name_of) {
   std::vector<std::vector<std::string>> names;
+  std::set<std::string> known;
   for (const auto& group : optimizer.param_groups()) {
     names.emplace_back();
     for (const at::Tensor& parameter : group.params()) {
-      names.back().push_back(name_of(parameter));
+      const std::string name = name_of(parameter);
+      if (known.insert(name).second) names.back().push_back(name);
     }
   }
   return names;
@@ -50,12 +54,12 @@ OptimizerState read_optimizer_state(
     const auto& group = optimizer.param_groups()[g];
     state.groups[g].options = known->options_of(
         const_cast<torch::optim::OptimizerOptions&>(group.options()));
-    for (std::size_t i = 0; i < group.params().size(); ++i) {
+    for (const at::Tensor& parameter : group.params()) {
       const auto found =
-          optimizer.state().find(group.params()[i].unsafeGetTensorImpl());
+          optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer.state().end()) continue;
       state.parameters.emplace(
-          state.groups[g].parameters[i], known->state_of(*found->second));
+          name_of(parameter), known->state_of(*found->second));
     }
   }
   return state;

@@ -166,6 +166,28 @@ TEST(OptimizerState, OfLbfgsIsRestored) {
   EXPECT_TRUE(x.equal(y));
 }
 
+// As parameters() lists the tensors of a module with tied weights.
+TEST(OptimizerState, HasATensorOnceThatTheOptimizerHoldsTwice) {
+  auto values = parameters();
+  values.insert(values.begin() + 1, values[0]);
+  torch::optim::SGD sgd(values, torch::optim::SGDOptions(0.1).momentum(0.9));
+  (values[0].sum() + values[2].sum()).backward();
+  sgd.step();
+  const OptimizerState read = optimizer_state_from(
+      to_state_dict(read_optimizer_state(sgd, name_by_size)));
+  EXPECT_EQ(
+      read.groups[0].parameters,
+      (std::vector<std::string>{
+          name_by_size(values[0]), name_by_size(values[2])}));
+  torch::optim::SGD other(values, torch::optim::SGDOptions(0.3).momentum(0.9));
+  EXPECT_TRUE(
+      optimizer_complaints(other, read, name_by_size, [](const std::string&) {
+        return false;
+      }).empty());
+  write_optimizer_state(other, read, name_by_size);
+  EXPECT_EQ(other.state().size(), 2u);
+}
+
 TEST(OptimizerState, FollowsNamesIntoOtherGroupsAndSaysWhatIsMissing) {
   auto values = parameters();
   torch::optim::SGD sgd(values, torch::optim::SGDOptions(0.1).momentum(0.9));
