@@ -15,10 +15,10 @@
 #include "cli/runs/run_place.h"
 #include "config/environment.h"
 #include "format/journal/journal_reader.h"
-#include "trackers/journal_tracker.h"
+#include "trackers/feed/tracker_feed.h"
+#include "trackers/journal/journal_tracker.h"
+#include "trackers/journal/replay.h"
 #include "trackers/registry.h"
-#include "trackers/replay.h"
-#include "trackers/tracker_feed.h"
 
 namespace accelerate::cli {
 

@@ -16,10 +16,10 @@
 #include "config/environment.h"
 #include "format/journal/journal_kinds.h"
 #include "track/run_figures.h"
-#include "trackers/feed_item.h"
-#include "trackers/journal_tracker.h"
+#include "trackers/feed/feed_item.h"
+#include "trackers/feed/tracker_feed.h"
+#include "trackers/journal/journal_tracker.h"
 #include "trackers/registry.h"
-#include "trackers/tracker_feed.h"
 
 namespace accelerate::detail {
 

@@ -20,7 +20,7 @@
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
-#include "trackers/journal_tracker.h"
+#include "trackers/journal/journal_tracker.h"
 
 namespace accelerate {
 

@@ -15,7 +15,7 @@
 #include "support/expect_error.h"
 #include "support/http_server.h"
 #include "support/temporary_directory.h"
-#include "trackers/database.h"
+#include "trackers/files/database.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/tracker_request.h"
 

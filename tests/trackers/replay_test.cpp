@@ -1,4 +1,4 @@
-#include "trackers/replay.h"
+#include "trackers/journal/replay.h"
 
 #include <filesystem>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
 #include "support/temporary_directory.h"
-#include "trackers/journal_tracker.h"
+#include "trackers/journal/journal_tracker.h"
 
 namespace accelerate {
 namespace {

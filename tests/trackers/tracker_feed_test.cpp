@@ -1,4 +1,4 @@
-#include "trackers/tracker_feed.h"
+#include "trackers/feed/tracker_feed.h"
 
 #include <future>
 #include <memory>

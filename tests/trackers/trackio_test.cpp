@@ -11,7 +11,7 @@
 #include "base/files/files.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
-#include "trackers/database.h"
+#include "trackers/files/database.h"
 #include "trackers/tracker_request.h"
 
 namespace accelerate {

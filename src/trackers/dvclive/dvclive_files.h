@@ -10,7 +10,7 @@
 
 #include <accelerate/tracker.h>
 
-#include "trackers/run_files.h"
+#include "trackers/files/run_files.h"
 
 namespace accelerate::detail {
 

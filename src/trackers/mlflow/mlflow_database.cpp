@@ -13,10 +13,10 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "trackers/database.h"
+#include "trackers/files/database.h"
+#include "trackers/files/run_files.h"
 #include "trackers/mlflow/mlflow_schema.h"
 #include "trackers/mlflow/mlflow_store.h"
-#include "trackers/run_files.h"
 
 namespace accelerate::detail {
 

@@ -18,9 +18,9 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "trackers/files/run_files.h"
 #include "trackers/media/yaml_text.h"
 #include "trackers/mlflow/mlflow_store.h"
-#include "trackers/run_files.h"
 
 namespace accelerate::detail {
 

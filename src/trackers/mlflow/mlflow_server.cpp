@@ -11,9 +11,9 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "trackers/http_client.h"
+#include "trackers/files/run_files.h"
+#include "trackers/http/http_client.h"
 #include "trackers/mlflow/mlflow_store.h"
-#include "trackers/run_files.h"
 
 namespace accelerate::detail {
 

@@ -8,7 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "trackers/run_files.h"
+#include "trackers/files/run_files.h"
 
 namespace accelerate::detail {
 

@@ -18,13 +18,13 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "trackers/database.h"
+#include "trackers/files/database.h"
+#include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/python/python_json.h"
 #include "trackers/python/python_tracker.h"
-#include "trackers/run_files.h"
 #include "trackers/tracker_request.h"
 
 namespace accelerate::detail {

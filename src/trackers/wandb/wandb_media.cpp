@@ -5,10 +5,10 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "trackers/files/run_files.h"
 #include "trackers/media/pixels.h"
 #include "trackers/media/sha256.h"
 #include "trackers/media/utf8_text.h"
-#include "trackers/run_files.h"
 #include "trackers/wandb/wandb_values.h"
 
 namespace accelerate::detail {

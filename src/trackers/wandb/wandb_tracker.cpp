@@ -16,10 +16,10 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/yaml_text.h"
 #include "trackers/python/python_tracker.h"
-#include "trackers/run_files.h"
 #include "trackers/tracker_request.h"
 #include "trackers/wandb/wandb_history.h"
 #include "trackers/wandb/wandb_media.h"

@@ -1,4 +1,4 @@
-#include "trackers/number_buffer.h"
+#include "trackers/feed/number_buffer.h"
 
 #include <cstdint>
 #include <cstring>

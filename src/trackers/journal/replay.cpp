@@ -1,4 +1,4 @@
-#include "trackers/replay.h"
+#include "trackers/journal/replay.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "trackers/http_client.h"
+#include "trackers/http/http_client.h"
 
 #include <cctype>
 #include <chrono>
@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "trackers/curl_library.h"
+#include "trackers/http/curl_library.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "trackers/journal_tracker.h"
+#include "trackers/journal/journal_tracker.h"
 
 #include <system_error>
 #include <utility>
@@ -7,8 +7,8 @@
 
 #include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
+#include "trackers/feed/number_buffer.h"
 #include "trackers/media/pixels.h"
-#include "trackers/number_buffer.h"
 
 namespace accelerate::detail {
 

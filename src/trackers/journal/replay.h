@@ -7,7 +7,7 @@
 #include <accelerate/tracker.h>
 
 #include "format/journal/journal_entry.h"
-#include "trackers/feed_item.h"
+#include "trackers/feed/feed_item.h"
 
 namespace accelerate::detail {
 

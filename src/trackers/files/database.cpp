@@ -1,4 +1,4 @@
-#include "trackers/database.h"
+#include "trackers/files/database.h"
 
 #include <memory>
 #include <system_error>

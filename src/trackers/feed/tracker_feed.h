@@ -17,8 +17,8 @@
 
 #include <accelerate/tracker.h>
 
-#include "trackers/feed_item.h"
-#include "trackers/number_buffer.h"
+#include "trackers/feed/feed_item.h"
+#include "trackers/feed/number_buffer.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "trackers/run_files.h"
+#include "trackers/files/run_files.h"
 
 #include <cerrno>
 #include <cstring>

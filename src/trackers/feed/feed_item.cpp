@@ -1,4 +1,4 @@
-#include "trackers/feed_item.h"
+#include "trackers/feed/feed_item.h"
 
 #include <array>
 

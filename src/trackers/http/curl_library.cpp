@@ -1,4 +1,4 @@
-#include "trackers/curl_library.h"
+#include "trackers/http/curl_library.h"
 
 #ifdef ACCELERATE_CURL_SONAME
 #include <dlfcn.h>
