@@ -12,6 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "cli/runs/print_warning.h"
 #include "cli/runs/run_place.h"
 #include "config/environment.h"
 #include "format/journal/journal_reader.h"
@@ -32,13 +33,6 @@ struct ReplayFlags {
   std::string project;
   std::string logging_dir;
 };
-
-void print_warning(const std::string& text) {
-  std::fprintf(
-      stderr,
-      "accelerate-cpp: %s\n",
-      detail::printable(text, text.npos).c_str());
-}
 
 RunPlace only_run(const std::string& path) {
   std::vector<RunPlace> runs = find_runs({path});

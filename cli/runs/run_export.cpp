@@ -21,6 +21,7 @@ std::string csv_field(const std::string& text) {
 
 JournalJson to_json(const RunRecord::Series& series) {
   JournalJson json = JournalJson::object();
+  detail::JsonMembers members;
   for (const auto& [name, points] : series) {
     JournalJson steps = JournalJson::array();
     JournalJson times = JournalJson::array();
@@ -30,7 +31,7 @@ JournalJson to_json(const RunRecord::Series& series) {
       times.push_back(point.time);
       values.push_back(point.value);
     }
-    JournalJson& all = json[name];
+    JournalJson& all = members.of(json, name);
     all["step"] = std::move(steps);
     all["time"] = std::move(times);
     all["value"] = std::move(values);
@@ -62,7 +63,9 @@ JournalJson to_json(const RunRecord& run) {
   json["name"] = run.name();
   json["directory"] = run.place().directory.string();
   JournalJson& settings = json["settings"] = JournalJson::object();
-  for (const auto& [name, value] : settings_of(run)) settings[name] = value;
+  detail::JsonMembers members;
+  for (const auto& [name, value] : settings_of(run))
+    members.of(settings, name) = value;
   JournalJson& sessions = json["sessions"] = JournalJson::array();
   for (const auto& session : run.sessions()) {
     JournalJson& each = sessions.emplace_back(JournalJson::object());

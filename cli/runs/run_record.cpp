@@ -1,6 +1,8 @@
 #include "cli/runs/run_record.h"
 
 #include <algorithm>
+#include <exception>
+#include <unordered_map>
 
 #include "base/text/text.h"
 
@@ -13,30 +15,30 @@ using detail::JournalJson;
 namespace journal_kind = detail::journal_kind;
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-void add_settings(
-    const JournalJson& json,
-    const std::string& name,
-    Settings& settings) {
-  if (json.is_object() && !json.empty() && !detail::number_in(json)) {
-    for (const auto& item : json.items())
-      add_settings(
-          item.value(),
-          name.empty() ? item.key() : name + "/" + item.key(),
-          settings);
-    return;
+// Collects settings; of those with the same name the last one counts.
+class SettingsList {
+ public:
+  void add(const JournalJson& json, const std::string& name) {
+    if (json.is_object() && !json.empty() && !detail::number_in(json)) {
+      for (const auto& item : json.items())
+        add(item.value(), name.empty() ? item.key() : name + "/" + item.key());
+      return;
+    }
+    std::string text =
+        json.is_string() ? json.get<std::string>() : detail::json_text(json);
+    const auto [found, is_new] = places_.try_emplace(name, settings_.size());
+    if (is_new) {
+      settings_.emplace_back(name, std::move(text));
+    } else {
+      settings_[found->second].second = std::move(text);
+    }
   }
-  std::string text =
-      json.is_string() ? json.get<std::string>() : detail::json_text(json);
-  const auto found =
-      std::find_if(settings.begin(), settings.end(), [&](const auto& each) {
-        return each.first == name;
-      });
-  if (found == settings.end()) {
-    settings.emplace_back(name, std::move(text));
-  } else {
-    found->second = std::move(text);
-  }
-}
+  Settings take() { return std::move(settings_); }
+
+ private:
+  Settings settings_;
+  std::unordered_map<std::string, std::size_t> places_;
+};
 
 }  // namespace
 
@@ -44,17 +46,24 @@ RunRecord::RunRecord(RunPlace place)
     : place_(std::move(place)),
       reader_(std::make_unique<detail::JournalReader>(place_.journal())) {}
 
-bool RunRecord::update() {
-  bool has_more = false;
-  reader_->read([&](JournalDecoder& entries, std::uint64_t payload) {
+bool RunRecord::update(std::uint64_t most_bytes) {
+  bool has_changed = false;
+  const auto take = [&](JournalDecoder& entries, std::uint64_t payload) {
     history_.begin_frame();
     while (entries.next()) {
-      has_more = true;
+      has_changed = true;
       take_entry(entries, payload);
     }
-  });
+  };
+  try {
+    has_more_ = reader_->read(take, most_bytes);
+  } catch (...) {
+    history_.settle();
+    throw;
+  }
+  history_.settle();
   drop_lost_samples();
-  return has_more;
+  return has_changed;
 }
 
 void RunRecord::take_entry(const JournalDecoder& entry, std::uint64_t payload) {
@@ -133,9 +142,7 @@ void RunRecord::drop_lost_samples() {
   if (history_.lost_times() == dropped_) return;
   dropped_ = history_.lost_times();
   const auto is_lost = [this](const auto& sample) {
-    return std::any_of(dropped_.begin(), dropped_.end(), [&](const auto& lost) {
-      return lost.has(sample.time);
-    });
+    return history_.has_lost(sample.time);
   };
   std::erase_if(ranks_, is_lost);
   for (auto& [name, points] : system_) {
@@ -143,6 +150,15 @@ void RunRecord::drop_lost_samples() {
     for (std::size_t i = 0; i < points.size(); ++i)
       points[i].step = static_cast<std::int64_t>(i);
   }
+}
+
+double RunRecord::duration() const {
+  if (sessions().empty()) return end_ - begin_;
+  // What was logged before the first process said that it began counts, too.
+  double seconds = std::max(sessions().front().begin - begin_, 0.0);
+  for (const auto& session : sessions())
+    seconds += std::max(session.end - session.begin, 0.0);
+  return seconds;
 }
 
 std::string RunRecord::body_of(const Event& event) const {
@@ -195,33 +211,43 @@ std::string main_figure_of(const RunRecord& run) {
 }
 
 Settings settings_of(const RunRecord& run) {
-  Settings settings;
+  SettingsList settings;
   for (const RunRecord::Event& each : run.events()) {
     if (each.event.kind != journal_kind::kConfig &&
         each.event.kind != journal_kind::kHyperparameters)
       continue;
     const auto json = detail::parse_journal_json(each.event.body);
-    if (json && json->is_object()) add_settings(*json, "", settings);
+    if (json && json->is_object()) settings.add(*json, "");
   }
-  if (run.sessions().empty()) return settings;
+  if (run.sessions().empty()) return settings.take();
   const detail::JournalSessionInfo info = run.info();
   const auto add = [&](const char* name, const JournalJson& json) {
-    if (!json.empty()) add_settings(json, name, settings);
+    if (!json.empty()) settings.add(json, name);
   };
   add("seeds", detail::to_json(info.seeds));
   add("versions", detail::to_json(info.versions));
   add("num_processes", info.num_processes);
   if (!info.host.empty()) add("host", info.host);
   if (!info.command.empty()) add("command", detail::join(info.command, " "));
-  return settings;
+  return settings.take();
 }
 
 std::vector<std::unique_ptr<RunRecord>> read_runs(
-    const std::vector<std::string>& paths) {
+    const std::vector<std::string>& paths,
+    const std::function<void(const std::string&)>& warn) {
   std::vector<std::unique_ptr<RunRecord>> runs;
-  for (RunPlace& place : find_runs(paths)) {
-    runs.push_back(std::make_unique<RunRecord>(std::move(place)));
-    runs.back()->update();
+  std::vector<RunPlace> places = find_runs(paths);
+  const std::size_t num_places = places.size();
+  for (RunPlace& place : places) {
+    const std::string name = place.name;
+    try {
+      auto run = std::make_unique<RunRecord>(std::move(place));
+      run->update();
+      runs.push_back(std::move(run));
+    } catch (const std::exception& error) {
+      if (num_places == 1) throw;
+      warn(detail::format("{} is left out: {}", name, error.what()));
+    }
   }
   return runs;
 }

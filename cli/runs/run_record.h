@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,9 +33,17 @@ class RunRecord {
   /// Throws Error if the journal cannot be opened.
   explicit RunRecord(RunPlace place);
 
-  /// Reads what was added to the journal since the last call. Returns whether
-  /// there was anything. Throws Error if it cannot be read.
-  bool update();
+  /// Reads what was added to the journal since the last call, about `most_bytes`
+  /// at most. Returns whether there was anything. Throws Error if it cannot be
+  /// read.
+  bool update(
+      std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max());
+  /// Whether the last update() ended before the end of the journal.
+  [[nodiscard]] bool has_more() const { return has_more_; }
+  /// Why it was last impossible to read the journal; empty if it was not. Set by
+  /// the caller of update(), which decides whether to try again.
+  void set_problem(std::string problem) { problem_ = std::move(problem); }
+  [[nodiscard]] const std::string& problem() const { return problem_; }
 
   [[nodiscard]] const RunPlace& place() const { return place_; }
   [[nodiscard]] const std::string& name() const { return place_.name; }
@@ -69,6 +79,9 @@ class RunRecord {
   /// there are none.
   [[nodiscard]] double begin() const { return begin_; }
   [[nodiscard]] double end() const { return end_; }
+  /// How long its processes ran altogether, in seconds: without the time between
+  /// one and the next.
+  [[nodiscard]] double duration() const;
   [[nodiscard]] std::uint64_t num_damaged_bytes() const {
     return reader_->num_damaged_bytes();
   }
@@ -89,6 +102,8 @@ class RunRecord {
   std::vector<RankSample> ranks_;
   std::vector<detail::RunHistory::LostTime> dropped_;
   bool has_any_ = false;
+  bool has_more_ = false;
+  std::string problem_;
   double begin_ = 0;
   double end_ = 0;
 };
@@ -104,8 +119,10 @@ std::string main_figure_of(const RunRecord& run);
 std::vector<std::pair<std::string, std::string>> settings_of(
     const RunRecord& run);
 
-/// Opens and reads the runs of find_runs().
+/// Opens and reads the runs of find_runs(). If there are several, one that
+/// cannot be read is left out, and `warn` says why.
 std::vector<std::unique_ptr<RunRecord>> read_runs(
-    const std::vector<std::string>& paths);
+    const std::vector<std::string>& paths,
+    const std::function<void(const std::string&)>& warn);
 
 }  // namespace accelerate::cli

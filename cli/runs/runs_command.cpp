@@ -15,6 +15,7 @@
 #include "base/files/files.h"
 #include "base/text/text.h"
 #include "cli/runs/figures.h"
+#include "cli/runs/print_warning.h"
 #include "cli/runs/run_export.h"
 #include "cli/runs/run_record.h"
 #include "cli/runs/text_table.h"
@@ -53,19 +54,22 @@ std::string step_text(std::optional<std::int64_t> step) {
 
 int list_runs(const RunsFlags& flags) {
   TextTable table({"run", "began", "took", "step", "last value", "notes"});
-  for (const auto& run : read_runs(flags.paths)) {
+  for (const auto& run : read_runs(flags.paths, print_warning)) {
     const std::string name = main_figure_of(*run);
     const Extremes extremes =
         name.empty() ? Extremes() : extremes_of(run->series().at(name));
     std::vector<std::string> notes;
     if (run->sessions().size() > 1)
-      notes.push_back(format("resumed {} times", run->sessions().size() - 1));
+      notes.push_back(
+          run->sessions().size() == 2
+              ? "resumed once"
+              : format("resumed {} times", run->sessions().size() - 1));
     if (run->num_damaged_bytes() > 0)
       notes.push_back(format("{} bytes damaged", run->num_damaged_bytes()));
     table.add(
         {run->name(),
          time_text(run->begin()),
-         duration_text(run->end() - run->begin()),
+         duration_text(run->duration()),
          step_text(run->last_step()),
          extremes.last == nullptr
              ? ""
@@ -140,7 +144,7 @@ void show_events(const RunRecord& run) {
 
 int show_runs(const RunsFlags& flags) {
   bool is_first = true;
-  for (const auto& run : read_runs(flags.paths)) {
+  for (const auto& run : read_runs(flags.paths, print_warning)) {
     if (!is_first) put_text("\n");
     is_first = false;
     put_line(format("{}  {}", run->name(), run->place().directory.string()));
@@ -236,7 +240,7 @@ void compare_figures(const Runs& runs) {
 }
 
 int compare(const RunsFlags& flags) {
-  const Runs runs = read_runs(flags.paths);
+  const Runs runs = read_runs(flags.paths, print_warning);
   if (runs.size() < 2)
     throw ConfigError("there is one run only; give two or more to compare");
   compare_settings(runs);
@@ -245,7 +249,7 @@ int compare(const RunsFlags& flags) {
 }
 
 int export_runs(const RunsFlags& flags) {
-  const Runs runs = read_runs(flags.paths);
+  const Runs runs = read_runs(flags.paths, print_warning);
   const std::string text =
       flags.format == "json" ? to_export_json(runs) : to_csv(runs);
   if (flags.output.empty()) {

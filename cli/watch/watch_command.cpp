@@ -13,6 +13,7 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "cli/runs/print_warning.h"
 #include "cli/runs/run_record.h"
 #include "cli/watch/report_page.h"
 #include "cli/watch/terminal/dashboard.h"
@@ -40,7 +41,9 @@ double now() {
 }
 
 int print_snapshot(WatchedRuns& runs) {
-  runs.update();
+  do {
+    runs.update();
+  } while (runs.has_more());
   for (const std::string& line :
        Dashboard(runs).draw({80, 24}, {.now = now()})) {
     std::printf("%s\n", line.c_str());
@@ -59,12 +62,14 @@ int watch_in_terminal(WatchedRuns& runs, bool has_colors) {
   while (true) {
     if (std::chrono::steady_clock::now() >= next_look) {
       runs.update();
-      next_look = std::chrono::steady_clock::now() + kInterval;
+      next_look = std::chrono::steady_clock::now() +
+          (runs.has_more() ? Milliseconds(0) : kInterval);
     }
     terminal.show(dashboard.draw(
         terminal.size(),
         {.has_colors = has_colors, .has_keys = true, .now = now()}));
-    const auto wake = terminal.wait(input.empty() ? kInterval : kRest, input);
+    const Milliseconds pause = runs.has_more() ? Milliseconds(0) : kInterval;
+    const auto wake = terminal.wait(input.empty() ? pause : kRest, input);
     if (wake == Terminal::Wake::end) return 0;
     const bool is_all = wake == Terminal::Wake::time;
     for (std::size_t before = 0; !input.empty() && before != input.size();) {
@@ -106,7 +111,8 @@ int watch(const WatchFlags& flags) {
 }
 
 int write_report(const WatchFlags& flags) {
-  detail::replace_file(flags.output, report_page(read_runs(flags.paths)));
+  detail::replace_file(
+      flags.output, report_page(read_runs(flags.paths, print_warning)));
   std::printf("%s written\n", detail::printable(flags.output).c_str());
   return 0;
 }

@@ -1,6 +1,8 @@
 #include "cli/watch/watched_runs.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <exception>
 #include <map>
 #include <optional>
 #include <set>
@@ -9,12 +11,16 @@
 #include <accelerate/error.h>
 
 #include "base/process/jobs.h"
+#include "base/text/text.h"
 
 namespace accelerate::cli {
 
 namespace {
 
 using Point = RunRecord::Point;
+
+// Reading one long journal must not keep the others waiting.
+constexpr std::uint64_t kMostBytesAtOnce = std::uint64_t{64} << 20U;
 
 // How far a run has been read.
 struct Mark {
@@ -85,6 +91,31 @@ void WatchedRuns::open_new_runs(const std::vector<RunPlace>& places) {
   }
 }
 
+// Nothing if the run is as it was.
+std::optional<RunChange> WatchedRuns::look(std::size_t index) {
+  RunRecord& run = *runs_[index];
+  if (given_up_.contains(index)) return std::nullopt;
+  const std::string problem = run.problem();
+  const Mark before = mark_of(run);
+  bool has_changed = false;
+  try {
+    has_changed = run.update(kMostBytesAtOnce);
+    run.set_problem({});
+  } catch (const Error& error) {
+    run.set_problem(error.what());
+  }
+  if (!has_changed && run.problem() == problem) return std::nullopt;
+  RunChange change = change_since(before, run);
+  change.has_events |= run.problem() != problem;
+  return change;
+}
+
+bool WatchedRuns::has_more() const {
+  return std::any_of(runs_.begin(), runs_.end(), [](const auto& run) {
+    return run->has_more();
+  });
+}
+
 std::vector<RunChange> WatchedRuns::update() {
   try {
     if (num_reported_ > 0) open_new_runs(find_runs_so_far(paths_));
@@ -92,19 +123,24 @@ std::vector<RunChange> WatchedRuns::update() {
     // The directory is gone; what was read from it stays.
   }
   std::vector<std::optional<RunChange>> found(runs_.size());
-  const auto look = [&](std::size_t i) {
-    const Mark before = mark_of(*runs_[i]);
-    try {
-      if (!runs_[i]->update()) return;
-    } catch (const Error&) {
-      return;
-    }
-    found[i] = change_since(before, *runs_[i]);
-  };
+  std::vector<std::string> failures(runs_.size());
   detail::run_jobs(
       runs_.size(),
       detail::num_helpful_threads(runs_.size()),
-      [&](std::size_t, std::size_t i) { look(i); });
+      [&](std::size_t, std::size_t i) {
+        try {
+          found[i] = look(i);
+        } catch (const std::exception& error) {
+          failures[i] = error.what();
+        }
+      });
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    if (failures[i].empty()) continue;
+    given_up_.insert(i);
+    runs_[i]->set_problem(
+        detail::format("it is read no further ({})", failures[i]));
+    found[i].emplace().has_events = true;
+  }
   std::vector<RunChange> changes;
   for (std::size_t i = 0; i < found.size(); ++i) {
     const bool is_new = i >= num_reported_;

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,9 +36,12 @@ class WatchedRuns {
   /// Throws ConfigError if a path holds no run.
   explicit WatchedRuns(std::vector<std::string> paths);
 
-  /// Reads what was added. A journal that can no longer be read stays as it
-  /// was.
+  /// Reads what was added, about 64 MiB of each run at most. A journal that can
+  /// no longer be read stays as it was, and its run has a problem(); if memory
+  /// was too small for it, it is not read again. Throws nothing for one run.
   std::vector<RunChange> update();
+  /// Whether the last update() left something unread.
+  [[nodiscard]] bool has_more() const;
 
   [[nodiscard]] const std::vector<std::unique_ptr<RunRecord>>& runs() const {
     return runs_;
@@ -46,9 +51,11 @@ class WatchedRuns {
 
  private:
   void open_new_runs(const std::vector<RunPlace>& places);
+  std::optional<RunChange> look(std::size_t index);
 
   std::vector<std::string> paths_;
   std::vector<std::unique_ptr<RunRecord>> runs_;
+  std::set<std::size_t> given_up_;  // runs that are read no further
   std::size_t num_reported_ = 0;  // runs already reported by update()
 };
 

@@ -80,6 +80,20 @@ TEST_F(Runs, AreListedWithTheirLoss) {
       "b    1970-01-01 00:33:20  1.0 s          0  loss inf\n");
 }
 
+// The time between two processes of a run is not the run's.
+TEST_F(Runs, TakeAsLongAsTheirProcessesRan) {
+  RunJournal journal(directory_ / "again");
+  journal.session(1000, {}).scalars(1010, 0, {{"loss", 2}}).write();
+  journal.session(5000, {}).scalars(5020, 1, {{"loss", 1}}).write();
+  const std::string path = directory_ / "again";
+  EXPECT_EQ(
+      runs({"list", path}).out,
+      "run    began                took    step  last value  notes\n"
+      "again  1970-01-01 00:16:40  30.0 s     1  loss 1      resumed once\n");
+  journal.session(9000, {}).write();
+  EXPECT_THAT(runs({"list", path}).out, HasSubstr("  resumed 2 times\n"));
+}
+
 TEST_F(Runs, AreShownWithAllThatTheyLogged) {
   const ToolResult result = runs({"show", project() + "/a"});
   EXPECT_EQ(result.code, 0) << result.err;

@@ -411,6 +411,27 @@ TEST_F(FullDisk, CountsWhatDoesNotFitIntoMemory) {
                   "written")))));
 }
 
+TEST_F(FullDisk, SaysAtTheEndHowMuchIsLost) {
+  auto journal = writer(1000);
+  disk_.room = 100;
+  log(*journal, 0, 0);
+  EXPECT_TRUE(journal->flush());
+  disk_.room = disk_.bytes.size();
+  for (int i = 1; i < 300; ++i) {
+    log(*journal, i, i);
+    if (i == 1) {
+      EXPECT_FALSE(journal->flush());
+    }
+  }
+  journal.reset();
+  EXPECT_EQ(losses_on_disk(), (std::vector<double>{0}));
+  ASSERT_EQ(lines_.size(), 2u);
+  EXPECT_EQ(
+      lines_.back(),
+      "299 of the 300 entries that this process logged are not in the journal, "
+      "since it could not be written");
+}
+
 // Otherwise memory would grow without bound if the disk is slower than the
 // loop.
 TEST_F(FullDisk, IsWaitedForWhenItIsSlowerThanWhatIsLogged) {
@@ -595,6 +616,7 @@ TEST(RunHistory, IsTheSameFromFrames) {
           decoded.add(decoder.entry());
       }
     }
+    decoded.settle();
     RC_ASSERT(copied.series() == decoded.series());
     RC_ASSERT(copied.lost_times() == decoded.lost_times());
     RC_ASSERT(copied.sessions().size() == decoded.sessions().size());

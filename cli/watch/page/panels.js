@@ -169,6 +169,8 @@ async function showEvents(page, panel) {
       if (event.kind === 'warning') rows.push([event.time, run.name, 'warning', event.step, event.text]);
     }
     run.sessions.forEach(([begin], i) => rows.push([begin, run.name, i ? 'resumed' : 'began', null, i ? `process ${i + 1}` : run.directory]));
+    if (run.problem)
+      rows.push([run.end, run.name, 'damage', null, run.problem]);
     if (run.damaged) rows.push([run.end, run.name, 'damage', null, `${run.damaged} bytes of the journal cannot be read`]);
   }
   rows.sort((a, b) => b[0] - a[0]);

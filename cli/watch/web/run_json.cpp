@@ -79,11 +79,12 @@ JournalJson at(const Point* point) {
 
 JournalJson figures_json(const RunRecord& run) {
   JournalJson figures = JournalJson::object();
+  detail::JsonMembers members;
   for (const auto& [name, points] : run.series()) {
     if (points.empty()) continue;
     const Extremes extremes = extremes_of(points);
     const Better better = better_values(name);
-    JournalJson& figure = figures[name];
+    JournalJson& figure = members.of(figures, name);
     figure["count"] = points.size();
     figure["better"] = better == Better::unknown
         ? ""
@@ -163,8 +164,11 @@ std::string run_json(const RunRecord& run, std::size_t index) {
   const auto step = run.last_step();
   json["step"] = step ? JournalJson(*step) : JournalJson();
   json["damaged"] = run.num_damaged_bytes();
+  json["problem"] = run.problem();
   JournalJson& settings = json["settings"] = JournalJson::object();
-  for (const auto& [name, value] : settings_of(run)) settings[name] = value;
+  detail::JsonMembers members;
+  for (const auto& [name, value] : settings_of(run))
+    members.of(settings, name) = value;
   JournalJson& sessions = json["sessions"] = JournalJson::array();
   for (const auto& session : run.sessions())
     sessions.push_back({session.begin, session.end});

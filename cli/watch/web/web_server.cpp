@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
@@ -21,6 +22,7 @@
 #include "base/text/text.h"
 #include "cli/watch/watched_runs.h"
 #include "cli/watch/web/page.h"
+#include "cli/watch/web/page_server.h"
 #include "cli/watch/web/run_json.h"
 
 namespace accelerate::cli {
@@ -29,11 +31,9 @@ namespace {
 
 using detail::format;
 
-constexpr int kForbidden = 403, kNotFound = 404;
+constexpr int kForbidden = 403, kNotFound = 404, kUnavailable = 503;
 constexpr std::size_t kMostColumns = 4000;
 constexpr std::size_t kMostRankSamples = 300;
-// Each open page occupies a thread for its stream of changes.
-constexpr std::size_t kNumThreads = 32;
 // A page that has missed more messages requests everything again.
 constexpr std::size_t kMostMessages = 256;
 constexpr auto kSilence = std::chrono::seconds(10);
@@ -112,6 +112,13 @@ class Messages {
     if (messages_.size() > kMostMessages) messages_.pop_front();
     changed_.notify_all();
   }
+  /// Pages have missed something.
+  void miss() {
+    const std::lock_guard lock(mutex_);
+    messages_.clear();
+    ++end_;
+    changed_.notify_all();
+  }
   void close() {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;
@@ -176,7 +183,7 @@ class WebServer::Impl {
   mutable std::shared_mutex mutex_;  // of runs_
   WatchedRuns runs_;
   Messages messages_;
-  httplib::Server server_;
+  PageServer server_;
   std::mutex end_mutex_;
   std::condition_variable end_;
   bool is_ending_ = false;
@@ -207,12 +214,11 @@ WebServer::Impl::~Impl() {
   // stop() has no effect before the listener has started.
   while (!server_.is_running()) std::this_thread::yield();
   server_.stop();
+  server_.close_waiting();
   listener_.join();
 }
 
 void WebServer::Impl::bind(int port) {
-  server_.new_task_queue = [] { return new httplib::ThreadPool(kNumThreads); };
-  server_.set_keep_alive_timeout(1);
   // Answers are written in two pieces, the second of which would be delayed by
   // 40 ms.
   server_.set_tcp_nodelay(true);
@@ -364,6 +370,11 @@ void WebServer::Impl::answer_body(const Request& request, Response& response) {
 }
 
 void WebServer::Impl::answer_stream(Response& response) {
+  if (!server_.begin_stream()) {
+    response.status = kUnavailable;
+    response.set_content("Too many pages are open.\n", "text/plain");
+    return;
+  }
   response.set_chunked_content_provider(
       "text/event-stream",
       [this, cursor = messages_.end(), is_first = true](
@@ -386,21 +397,28 @@ void WebServer::Impl::answer_stream(Response& response) {
           }
         }
         return sink.write(text.data(), text.size());
-      });
+      },
+      [this](bool) { server_.end_stream(); });
 }
 
 void WebServer::Impl::look(int interval_ms) {
   std::unique_lock end_lock(end_mutex_);
-  const auto interval = std::chrono::milliseconds(interval_ms);
-  while (!end_.wait_for(end_lock, interval, [&] { return is_ending_; })) {
-    std::vector<RunChange> changes;
+  auto pause = std::chrono::milliseconds(interval_ms);
+  while (!end_.wait_for(end_lock, pause, [&] { return is_ending_; })) {
     std::string message;
-    {
+    bool has_more = false;
+    try {
       const std::unique_lock lock(mutex_);
-      changes = runs_.update();
+      const std::vector<RunChange> changes = runs_.update();
       if (!changes.empty()) message = changes_json(runs_, changes);
+      has_more = runs_.has_more();
+    } catch (const std::exception&) {
+      // Memory is short. Pages ask for everything again.
+      messages_.miss();
+      continue;
     }
-    if (!changes.empty()) messages_.add(std::move(message));
+    if (!message.empty()) messages_.add(std::move(message));
+    pause = std::chrono::milliseconds(has_more ? 0 : interval_ms);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -82,6 +83,18 @@ throw_unusable(const fs::path& path, const char* what, int problem) {
       std::strerror(problem)));
 }
 
+// Others may write in the directory, too, so that links are not followed.
+int open_for_writing(const fs::path& path) {
+  constexpr std::string_view kArea = "[files] ";
+  try {
+    return open_regular_file(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  } catch (const Error& error) {
+    std::string_view why = error.what();
+    if (why.starts_with(kArea)) why.remove_prefix(kArea.size());
+    throw Error(format("[format] the journal cannot be opened: {}", why));
+  }
+}
+
 bool is_there(const fs::path& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
@@ -126,8 +139,7 @@ std::unique_ptr<JournalFile> open_journal_file(
     const fs::path& path,
     std::shared_ptr<FileSystem> disk) {
   auto directories = make_names(path, *disk);
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (file < 0) throw_unusable(path, "opened", errno);
+  const int file = open_for_writing(path);
   if (::flock(file, LOCK_EX | LOCK_NB) == 0)
     return std::make_unique<PosixJournalFile>(
         file, std::move(disk), std::move(directories));

@@ -65,11 +65,29 @@ std::optional<JournalHeader> JournalHeader::read(std::string_view bytes) {
   header.num_bytes = value_at<std::uint32_t>(bytes, 4);
   header.sequence = value_at<std::uint64_t>(bytes, 8);
   header.checksum = value_at<std::uint64_t>(bytes, 16);
+  if (header.num_bytes > kMostJournalFrameBytes) return std::nullopt;
   return header;
 }
 
 bool JournalHeader::describes(std::string_view payload) const {
   return payload.size() == num_bytes && detail::checksum(payload) == checksum;
+}
+
+FrameStart frame_start_of(std::string_view bytes) {
+  const std::string_view magic(
+      reinterpret_cast<const char*>(&kMagic), sizeof kMagic);
+  const std::string_view family = magic.substr(0, magic.size() - 1);
+  if (bytes.size() < kJournalHeaderBytes) {
+    const bool is_cut = !bytes.empty() &&
+        bytes.substr(0, magic.size()) == magic.substr(0, bytes.size());
+    if (is_cut) return FrameStart::frame;
+  } else if (JournalHeader::read(bytes)) {
+    return FrameStart::frame;
+  }
+  const bool is_other = bytes.size() >= magic.size() &&
+      bytes.starts_with(family) && bytes[family.size()] != magic.back() &&
+      bytes[family.size()] >= '0' && bytes[family.size()] <= '9';
+  return is_other ? FrameStart::other_version : FrameStart::none;
 }
 
 std::size_t find_journal_header(std::string_view bytes, std::size_t from) {

@@ -27,10 +27,19 @@ struct JournalHeader {
   std::uint64_t sequence = 0;
   std::uint64_t checksum = 0;  ///< of the payload
 
-  /// Returns nothing if the bytes do not begin with a valid header.
+  /// Returns nothing if the bytes do not begin with a valid header of a frame
+  /// that is no larger than kMostJournalFrameBytes.
   static std::optional<JournalHeader> read(std::string_view bytes);
   [[nodiscard]] bool describes(std::string_view payload) const;
 };
+
+/// What bytes that should be a frame begin with.
+enum class FrameStart {
+  frame,  ///< a valid header, or its beginning if there are no more bytes
+  other_version,  ///< the magic number of another version's frames
+  none,           ///< something else, or nothing
+};
+FrameStart frame_start_of(std::string_view bytes);
 
 /// The first position at or after `from` where a valid header begins, or npos.
 std::size_t find_journal_header(std::string_view bytes, std::size_t from);

@@ -4,9 +4,6 @@
 #include <type_traits>
 #include <utility>
 
-#include <accelerate/error.h>
-
-#include "base/text/json_text.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -121,28 +118,10 @@ JournalJson to_json(const TrackedValue& value) {
 
 JournalJson to_json(const TrackedValues& values) {
   JournalJson json = JournalJson::object();
+  JsonMembers members;
   for (const NamedValue& each : values)
-    json[each.name] = detail::to_json(each.value);
+    members.of(json, each.name) = detail::to_json(each.value);
   return json;
-}
-
-std::string json_text(const JournalJson& json) {
-  return json.dump(-1, ' ', false, JournalJson::error_handler_t::replace);
-}
-
-std::optional<JournalJson> parse_journal_json(std::string_view text) {
-  const auto refuse_depth = [](int depth, auto, JournalJson&) {
-    if (static_cast<std::size_t>(depth) > kMostJsonDepth)
-      throw Error("[format] JSON is nested too deep");
-    return true;
-  };
-  try {
-    return JournalJson::parse(text, refuse_depth);
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
 }
 
 std::optional<double> number_in(const JournalJson& json) {
@@ -248,7 +227,9 @@ JournalEvent checkpoint_event(std::string_view path) {
 
 JournalEvent system_event(const std::vector<JournalScalars::Scalar>& figures) {
   JournalJson json = JournalJson::object();
-  for (const auto& [name, value] : figures) json[name] = to_json(value);
+  JsonMembers members;
+  for (const auto& [name, value] : figures)
+    members.of(json, name) = to_json(value);
   return json_event(journal_kind::kSystem, "", json);
 }
 

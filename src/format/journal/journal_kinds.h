@@ -7,11 +7,10 @@
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include <accelerate/tracker.h>
 
 #include "format/journal/journal_entry.h"
+#include "format/journal/journal_json.h"
 
 namespace accelerate::detail {
 
@@ -63,18 +62,10 @@ inline constexpr std::string_view kSvg = "image/svg+xml";
 
 }  // namespace media_type
 
-/// JSON that keeps the order of its keys.
-using JournalJson = nlohmann::ordered_json;
-
 /// The value as JSON. Infinities and NaN, which JSON lacks, become
 /// {"__float__": "inf"}; invalid UTF-8 is replaced when the JSON is written.
 JournalJson to_json(const TrackedValue& value);
 JournalJson to_json(const TrackedValues& values);
-/// The JSON text, on one line.
-std::string json_text(const JournalJson& json);
-/// Parses the body of an event. Nothing if it is not JSON, or is nested deeper
-/// than `kMostJsonDepth`.
-std::optional<JournalJson> parse_journal_json(std::string_view text);
 
 /// The number that `json` stands for, as in TrackedValue::number().
 std::optional<double> number_in(const JournalJson& json);
@@ -177,13 +168,17 @@ inline TrackedValues read_values(std::string_view body) {
   return json ? to_tracked_values(*json) : TrackedValues{};
 }
 
-/// Nothing if the body is not a table. Each row has one value per column.
+/// Nothing if the body is not a table. Each row has one value per column; a row
+/// that is shorter is filled up, unless that would make more values than the
+/// body has bytes.
 inline std::optional<TrackedTable> read_table(std::string_view body) {
   const auto json = parse_journal_json(body);
   if (!json || !json->is_object()) return std::nullopt;
   const JournalJson columns = json->value("columns", JournalJson::array());
   const JournalJson rows = json->value("rows", JournalJson::array());
   if (!columns.is_array() || !rows.is_array()) return std::nullopt;
+  if (!rows.empty() && columns.size() > body.size() / rows.size())
+    return std::nullopt;
   TrackedTable table;
   for (const JournalJson& name : columns)
     table.columns.push_back(name.is_string() ? name.get<std::string>() : "");

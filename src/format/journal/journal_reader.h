@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +17,7 @@ namespace accelerate::detail {
 /// Reads a journal, also while another process writes it.
 class JournalReader {
  public:
-  /// Throws Error if the file cannot be opened.
+  /// Throws Error if the file cannot be opened, or is not a regular file.
   explicit JournalReader(std::filesystem::path path);
   JournalReader(const JournalReader&) = delete;
   JournalReader& operator=(const JournalReader&) = delete;
@@ -26,10 +28,15 @@ class JournalReader {
 
   /// Passes `take` the frames that have become complete since the last call, in
   /// the order in which they were written, holding one at a time in memory.
-  /// Damaged frames are skipped; see num_damaged_bytes(). Throws Error if the
-  /// file cannot be read. An exception from `take` ends the call; the next call
-  /// begins with the following frame.
-  void read(const TakeFrame& take);
+  /// Damaged frames are skipped; see num_damaged_bytes(). Stops after about
+  /// `most_bytes`, and returns whether that was before the end of the file.
+  /// Throws Error if the file cannot be read, or has so many headers without
+  /// frames that checking them would take more than time in proportion to its
+  /// size. An exception from `take` ends the call; the next call begins with the
+  /// following frame.
+  bool read(
+      const TakeFrame& take,
+      std::uint64_t most_bytes = std::numeric_limits<std::uint64_t>::max());
   /// The entries of those frames.
   std::vector<JournalEntry> read();
   /// Reads bytes of the file; fewer if it ends earlier. Throws Error if it
@@ -38,6 +45,8 @@ class JournalReader {
       std::uint64_t offset,
       std::size_t num_bytes) const;
 
+  /// The size of the file, in bytes.
+  [[nodiscard]] std::uint64_t size() const;
   /// The offset at which the last valid frame that was read ends.
   [[nodiscard]] std::uint64_t end_of_frames() const { return end_; }
   /// The number that the next frame will have.
@@ -49,13 +58,29 @@ class JournalReader {
   }
 
  private:
+  // The size of the file and the time of its last change, in nanoseconds.
+  struct State {
+    std::uint64_t size = 0;
+    std::int64_t changed = 0;
+
+    bool operator==(const State&) const = default;
+  };
+
+  [[nodiscard]] State state() const;
   bool fill();
-  void take_frame(std::string_view payload, const TakeFrame& take);
+  void take_frames(const TakeFrame& take, bool is_all);
+  void count_failure(std::size_t num_bytes);
+  void end_at(const State& seen);
 
   std::filesystem::path path_;
   int file_ = -1;
-  std::string bytes_;         // from offset_ on, as far as read
-  std::uint64_t offset_ = 0;  // of what has not been taken, in the file
+  std::string bytes_;           // from position_ on, as far as read
+  std::uint64_t position_ = 0;  // of what has not been looked at, in the file
+  std::size_t num_needed_ = 0;  // bytes of the frame that begins there
+  // Where a frame begins that may not be written completely yet.
+  std::optional<std::uint64_t> incomplete_;
+  std::uint64_t num_failed_bytes_ = 0;  // of payloads, in this call
+  State seen_;                          // the file when it was last read
   std::uint64_t end_ = 0;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t num_damaged_bytes_ = 0;

@@ -1,5 +1,6 @@
 #include "format/journal/journal_writer.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include <accelerate/error.h>
@@ -18,6 +19,64 @@ double now() {
   return std::chrono::duration<double>(
              JournalWriter::Clock::now().time_since_epoch())
       .count();
+}
+
+bool is_all_zero(
+    const JournalReader& reader,
+    std::uint64_t begin,
+    std::uint64_t end) {
+  constexpr std::uint64_t kPiece = std::uint64_t{1} << 20U;
+  for (; begin < end; begin += kPiece) {
+    const std::string bytes = reader.read_bytes(
+        begin, static_cast<std::size_t>(std::min(kPiece, end - begin)));
+    if (bytes.find_first_not_of('\0') != std::string::npos) return false;
+  }
+  return true;
+}
+
+// Whether the bytes from `begin` to `end` may be what a process or machine left
+// of a frame that it was writing when it died: its beginning, or, where the file
+// system had extended the file only, zeros.
+bool is_torn_frame(
+    const JournalReader& reader,
+    std::uint64_t begin,
+    std::uint64_t end) {
+  if (end - begin > kJournalHeaderBytes + kMostJournalFrameBytes) return false;
+  return frame_start_of(reader.read_bytes(begin, kJournalHeaderBytes)) ==
+      FrameStart::frame ||
+      is_all_zero(reader, begin, end);
+}
+
+// Where the next frame is written in a file that has been read. Throws Error if
+// the file belongs to somebody else.
+std::uint64_t place_of_next_frame(
+    const JournalReader& reader,
+    const fs::path& path,
+    const JournalWriterOptions& options) {
+  const std::uint64_t end = reader.end_of_frames();
+  const std::uint64_t size = reader.size();
+  if (end >= size || is_torn_frame(reader, end, size)) return end;
+  if (frame_start_of(reader.read_bytes(end, kJournalHeaderBytes)) ==
+      FrameStart::other_version) {
+    throw Error(format(
+        "[format] the journal {} cannot be continued: a later version wrote "
+        "it; give this run a name of its own",
+        path.string()));
+  }
+  if (end == 0) {
+    throw Error(format(
+        "[format] {} is not a journal, and is left as it is; move it away, or "
+        "give this run a name of its own",
+        path.string()));
+  }
+  if (options.report) {
+    options.report(format(
+        "the last {} bytes of the journal {} are no frame of it; they are "
+        "kept, and this run goes on after them",
+        size - end,
+        path.string()));
+  }
+  return size;
 }
 
 }  // namespace
@@ -41,7 +100,7 @@ JournalWriter::JournalWriter(
   JournalReader reader(path);
   // Only the end of its frames is needed.
   reader.read([](JournalDecoder&, std::uint64_t) {});
-  offset_ = reader.end_of_frames();
+  offset_ = place_of_next_frame(reader, path, options_);
   sequence_ = reader.next_sequence();
   if (const int problem = file_->truncate(offset_)) {
     throw Error(format(
@@ -108,6 +167,7 @@ void JournalWriter::log(
   if (!time) time = now();
   std::unique_lock lock(mutex_);
   if (!has_room(lock, 32 * scalars.size())) return;
+  ++num_pending_;
   pending_.begin_scalars(*time, step, scalars.size());
   for (const auto& [name, value] : scalars) pending_.add_scalar(name, value);
 }
@@ -129,6 +189,7 @@ void JournalWriter::add(
   // Keeps frames within their size limit.
   if (pending_.num_bytes() + size > kMostJournalFrameBytes) await_write(lock);
   if (!has_room(lock, size)) return;
+  ++num_pending_;
   pending_.add({*time, step, std::move(event)});
 }
 
@@ -165,8 +226,23 @@ void JournalWriter::run() {
     is_wanted_ = false;
     const bool is_last = is_ending_;
     write_pending(lock);
-    if (is_last) return;
+    if (is_last) break;
   }
+  lock.unlock();
+  report_losses();
+}
+
+// What waited is lost now, too. There is nobody left to write it later.
+void JournalWriter::report_losses() const {
+  std::uint64_t num_waiting = 0;
+  for (const Frame& each : frames_) num_waiting += each.num_logged;
+  const std::uint64_t num_lost = num_lost_ + num_waiting;
+  if (num_lost == 0 || !options_.report) return;
+  options_.report(format(
+      "{} of the {} entries that this process logged are not in the journal, "
+      "since it could not be written",
+      num_lost,
+      num_written_ + num_lost));
 }
 
 void JournalWriter::note_losses() {
@@ -186,16 +262,19 @@ void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
   ++num_begun_;
   note_losses();
   JournalEncoder encoder = std::exchange(pending_, {});
+  const std::uint64_t num_logged = std::exchange(num_pending_, 0);
   lock.unlock();
   if (encoder.num_bytes() > 0)
-    frames_.push_back(encoder.take_frame(sequence_++));
+    frames_.push_back({encoder.take_frame(sequence_++), num_logged});
   int problem = 0;
   while (problem == 0 && !frames_.empty()) {
-    problem = write_frame(frames_.front());
-    if (problem == 0) frames_.pop_front();
+    problem = write_frame(frames_.front().bytes);
+    if (problem != 0) break;
+    num_written_ += frames_.front().num_logged;
+    frames_.pop_front();
   }
   std::size_t num_bytes = 0;
-  for (const std::string& frame : frames_) num_bytes += frame.size();
+  for (const Frame& frame : frames_) num_bytes += frame.bytes.size();
   const bool was_failing = is_failing_;
   lock.lock();
   num_waiting_bytes_ = num_bytes;

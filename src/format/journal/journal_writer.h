@@ -31,9 +31,10 @@ struct JournalWriterOptions {
   /// logged beyond that are dropped and counted. If the file is merely too
   /// slow, callers wait instead.
   std::size_t most_waiting_bytes = std::size_t{64} << 20U;
-  /// Receives a line when the file cannot be written, and when it can be again;
-  /// called on the writer's thread, before flush() returns. Must not wait for
-  /// the writer.
+  /// Receives a line when the file cannot be written, when it can be again, and
+  /// at the end if anything was lost; called on the writer's thread, before
+  /// flush() returns. Must not wait for the writer. Also receives, in the
+  /// constructor, what is wrong with the end of a journal that is continued.
   std::function<void(const std::string& line)> report = {};
 };
 
@@ -46,10 +47,11 @@ class JournalWriter {
   using Options = JournalWriterOptions;
   using Clock = std::chrono::system_clock;
 
-  /// Opens the journal, or creates it and its directory. Cuts off what an
-  /// earlier process left unfinished at the end. `description`: JSON about this
-  /// process. Throws Error if it cannot be opened or another process is writing
-  /// it.
+  /// Opens the journal, or creates it and its directory. Cuts off the frame that
+  /// an earlier process left unfinished at the end, and nothing else: other
+  /// bytes there are reported, and kept. `description`: JSON about this process.
+  /// Throws Error, and changes nothing, if it cannot be opened, another process
+  /// is writing it, another version wrote it, or it is not a journal.
   JournalWriter(
       const std::filesystem::path& path,
       std::string description,
@@ -92,6 +94,11 @@ class JournalWriter {
   [[nodiscard]] std::uint64_t num_lost_entries() const;
 
  private:
+  struct Frame {
+    std::string bytes;
+    std::uint64_t num_logged = 0;  // calls of log() and add()
+  };
+
   void start();
   bool has_room(std::unique_lock<std::mutex>& lock, std::size_t num_bytes);
   [[nodiscard]] bool is_full(std::size_t num_bytes) const;
@@ -100,13 +107,15 @@ class JournalWriter {
   void write_pending(std::unique_lock<std::mutex>& lock);
   void note_losses();
   void report(bool was_failing, int problem) const;
+  void report_losses() const;
   int write_frame(const std::string& frame);
 
   Options options_;
   std::unique_ptr<JournalFile> file_;
   std::uint64_t offset_ = 0;    // the end of what is known to be in the file
   std::uint64_t sequence_ = 0;  // of the next frame
-  std::deque<std::string> frames_;  // not written yet
+  std::deque<Frame> frames_;    // not written yet
+  std::uint64_t num_written_ = 0;  // calls of log() and add()
 
   mutable std::mutex mutex_;
   std::condition_variable work_;
@@ -115,6 +124,7 @@ class JournalWriter {
   std::size_t num_waiting_bytes_ = 0;  // of frames_
   std::uint64_t num_begun_ = 0;        // attempts to write
   std::uint64_t num_ended_ = 0;
+  std::uint64_t num_pending_ = 0;  // calls of log() and add()
   std::uint64_t num_lost_ = 0;
   std::uint64_t num_lost_noted_ = 0;
   bool is_failing_ = false;

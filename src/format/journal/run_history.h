@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "format/journal/journal_decoder.h"
@@ -54,14 +57,22 @@ class RunHistory {
     bool operator==(const LostTime&) const = default;
   };
 
-  /// Adds entries in journal order; may be called again for later ones.
+  RunHistory() = default;
+  RunHistory(RunHistory&&) = default;
+  RunHistory& operator=(RunHistory&&) = default;
+
+  /// Adds entries in journal order; may be called again for later ones. Takes
+  /// time in proportion to their number, and its logarithm, whatever is in them.
   void add(const std::vector<JournalEntry>& entries);
+  /// The functions below add single entries. What they change is seen once
+  /// settle() has been called.
   void add(const JournalEntry& entry);
   /// Begins a frame, whose names are numbered from 0 again.
   void begin_frame() { frame_series_.clear(); }
   /// Adds the scalars of the decoder's current entry in that frame.
   void add_scalars(const JournalDecoder& decoder);
   void add_event(Event event);
+  void settle();
 
   /// By name; the points of each series are sorted by step.
   [[nodiscard]] const std::map<std::string, std::vector<Point>>& series()
@@ -72,11 +83,13 @@ class RunHistory {
   [[nodiscard]] const std::vector<Session>& sessions() const {
     return sessions_;
   }
-  /// In the order in which they were discovered. Samples of the system and of
+  /// In the order in which they were noticed. Samples of the system and of
   /// ranks, which have no steps, are dropped if they were taken in one of them.
   [[nodiscard]] const std::vector<LostTime>& lost_times() const {
     return lost_times_;
   }
+  /// Whether the work of that time was lost.
+  [[nodiscard]] bool has_lost(double time) const;
   /// The last event of that kind and name, or null.
   [[nodiscard]] const Event* last_event(
       std::string_view kind,
@@ -84,22 +97,56 @@ class RunHistory {
 
  private:
   using Points = std::vector<Point>;
+  // A series of the frame, and the epoch in which it was last noted.
+  struct FrameSeries {
+    Points* points = nullptr;
+    std::uint64_t epoch = 0;
+  };
+  // What is known about a series.
+  struct SeriesState {
+    std::uint64_t epoch = 0;
+    /// Its step in by_last_step_; nothing if it is not there.
+    std::optional<std::int64_t> listed_step;
+    /// Points before its last, by step, to be merged into it.
+    std::map<std::int64_t, Point> late;
+  };
 
+  void touch(Points& points);
   void add_point(
       Points& points,
       std::optional<std::int64_t> step,
       double time,
       double value);
+  void drop_last(Points& points);
   void drop_repeated(Points& points, std::int64_t step);
   void drop_after(std::int64_t step, double time);
+  void list_touched();
   void note_lost(LostTime lost);
+  void merge_late_points();
+  void merge_lost_times();
+  void remove_void_events();
   void pass(double time);
 
   std::map<std::string, Points> series_;
-  std::vector<Points*> frame_series_;  // of the names of the frame
+  std::vector<FrameSeries> frame_series_;  // of the names of the frame
+  std::unordered_map<Points*, SeriesState> states_;
+  std::vector<Points*> with_late_points_;
+  // Series that were given points since the last rewind, which begins an epoch.
+  // The others are in by_last_step_, with their last steps or greater ones.
+  std::uint64_t epoch_ = 1;
+  std::vector<Points*> touched_;
+  std::set<std::pair<std::int64_t, Points*>> by_last_step_;
+
   std::vector<Event> events_;
+  // Steps and indices of events, as a heap with the greatest step in front.
+  std::vector<std::pair<std::int64_t, std::size_t>> event_steps_;
+  std::vector<std::size_t> void_events_;
+  bool has_samples_ = false;  // among the events
+
   std::vector<Session> sessions_;
   std::vector<LostTime> lost_times_;
+  std::vector<LostTime> merged_times_;  // lost_times_, disjoint and in order
+  bool has_new_lost_times_ = false;
 };
 
 }  // namespace accelerate::detail

@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
@@ -51,17 +53,25 @@ class InForce {
   std::map<std::string, std::set<std::int64_t>> of_this_session_;
 };
 
-void set_value(TrackedValues& values, const NamedValue& value) {
-  const auto found =
-      std::find_if(values.begin(), values.end(), [&](const NamedValue& each) {
-        return each.name == value.name;
-      });
-  if (found == values.end()) {
-    values.push_back(value);
-  } else {
-    found->value = value.value;
+// Collects a configuration; of values with the same name the last one counts.
+class ConfigList {
+ public:
+  explicit ConfigList(TrackedValues& values) : values_(values) {}
+
+  void set(const NamedValue& value) {
+    const auto [found, is_new] =
+        places_.try_emplace(value.name, values_.size());
+    if (is_new) {
+      values_.push_back(value);
+    } else {
+      values_[found->second].value = value.value;
+    }
   }
-}
+
+ private:
+  TrackedValues& values_;
+  std::unordered_map<std::string, std::size_t> places_;
+};
 
 TrackedValues values_of(const JournalScalars& scalars) {
   TrackedValues values;
@@ -122,6 +132,7 @@ void add_image(
 
 void add_event(
     RecordedRun& run,
+    ConfigList& config,
     const JournalEvent& event,
     const LogTime& time) {
   namespace kind = journal_kind;
@@ -132,8 +143,7 @@ void add_event(
     run.project = event.name;
   } else if (
       event.kind == kind::kConfig || event.kind == kind::kHyperparameters) {
-    for (const NamedValue& each : read_values(event.body))
-      set_value(run.config, each);
+    for (const NamedValue& each : read_values(event.body)) config.set(each);
   } else if (event.kind == kind::kText) {
     add(LoggedValues{{{event.name, event.body}}});
   } else if (event.kind == kind::kImage) {
@@ -196,6 +206,7 @@ Survivors survivors_of(const std::vector<JournalEntry>& entries) {
 RecordedRun recorded_run(const std::vector<JournalEntry>& entries) {
   Survivors survivors = survivors_of(entries);
   RecordedRun run;
+  ConfigList config(run.config);
   if (!entries.empty()) run.begin = entries.front().time;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const JournalEntry& entry = entries[i];
@@ -204,7 +215,7 @@ RecordedRun recorded_run(const std::vector<JournalEntry>& entries) {
       if (!values->empty())
         run.items.push_back({time, LoggedValues{std::move(*values)}});
     } else if (survivors.has_event[i]) {
-      add_event(run, std::get<JournalEvent>(entry.content), time);
+      add_event(run, config, std::get<JournalEvent>(entry.content), time);
     }
   }
   return run;

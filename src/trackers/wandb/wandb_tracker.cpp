@@ -8,7 +8,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -164,12 +166,12 @@ void WandbTracker::start() {
 }
 
 void WandbTracker::store_init_configuration(const TrackedValues& values) {
-  for (const NamedValue& each : values) {
-    std::erase_if(settings_.config, [&](const NamedValue& old) {
-      return old.name == each.name;
-    });
-    settings_.config.push_back(each);
-  }
+  std::set<std::string_view> names;
+  for (const NamedValue& each : values) names.insert(each.name);
+  std::erase_if(settings_.config, [&](const NamedValue& old) {
+    return names.contains(old.name);
+  });
+  settings_.config.insert(settings_.config.end(), values.begin(), values.end());
   records_->add_config(values);
   write_config();
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <variant>
 
+#include "format/journal/journal_json.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -70,8 +72,9 @@ ordered_json wandb_value(const TrackedValue& value) {
     }
     ordered_json operator()(const TrackedValues& values) const {
       ordered_json result = ordered_json::object();
+      JsonMembers members;
       for (const NamedValue& each : values)
-        result[each.name] = wandb_value(each.value);
+        members.of(result, each.name) = wandb_value(each.value);
       return result;
     }
   };

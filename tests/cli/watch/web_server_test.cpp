@@ -300,7 +300,8 @@ TEST_F(Web, SaysThatAPortIsTaken) {
 }
 
 TEST_F(Web, ReportsAreOneFileWithAllData) {
-  const auto runs = read_runs({directory_.path().string()});
+  const auto runs =
+      read_runs({directory_.path().string()}, [](const std::string&) {});
   const std::string page = report_page(runs);
   EXPECT_THAT(page, Not(HasSubstr("\"token\"")));
   EXPECT_THAT(
