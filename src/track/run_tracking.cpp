@@ -193,6 +193,23 @@ void RunTracking::start_figures() {
   }
 }
 
+// A journal that was opened before the project's name was known has the
+// program's name.
+void RunTracking::rename_run() {
+  if (!journal_feed_ || has_finished_ || has_shown_name_ || options_.run_name ||
+      project_name_.empty())
+    return;
+  const std::string run = make_run_name(project_name_);
+  try {
+    journal_feed_->run([&] {
+      journal_->move_to(journal_dir() / run, description(run), std::nullopt);
+    });
+    run_ = run;
+  } catch (const Error& error) {
+    close_on_failure("the run keeps the program's name", error);
+  }
+}
+
 void RunTracking::init_trackers(
     const std::string& project_name,
     const TrackedValues& config,
@@ -204,17 +221,20 @@ void RunTracking::init_trackers(
   has_project_ = true;
   project_name_ = project_name;
   if (!options_.is_main_process) return;
+  rename_run();
   open_journal();
   add_event(project_event(project_name), std::nullopt);
   if (journal_feed_ && !config.empty())
     journal_feed_->push(std::make_shared<FeedItem>(
         FeedItem{{std::nullopt, unix_now()}, LoggedConfig{config}}));
+  const auto patience = std::make_shared<TrackerPatience>();
   TrackerRequest request{
       .project_name = project_name,
       .logging_dir = options_.logging_dir,
       .init_kwargs = {},
       .environment = options_.environment,
       .begin = unix_now(),
+      .patience = patience,
       .warn = [this](const std::string& text) { warn(text); }};
   TrackerFeed::Trackers trackers;
   for (const ChosenTracker& each : chosen_) {
@@ -229,7 +249,12 @@ void RunTracking::init_trackers(
   }
   if (trackers.empty()) return;
   TrackerFeedOptions options{
-      .warn = [this](const std::string& text) { warn(text); }};
+      .where_else = format(
+          "what it lost is in the run's journal, which \"accelerate-cpp replay "
+          "{}\" sends to trackers",
+          run_dir()),
+      .warn = [this](const std::string& text) { warn(text); },
+      .patience = patience};
   if (!journal_feed_) options.where_else = "there is no journal that has it";
   auto feed = std::make_unique<TrackerFeed>(trackers, std::move(options));
   feed->start(config);
@@ -249,9 +274,27 @@ bool RunTracking::begin_push(LogTime& time) {
   if (!journal_feed_ && options_.journal) open_journal();
   if (!pending_checkpoints_.empty()) note_done_checkpoints(false);
   time.seconds = unix_now();
-  if (time.step)
+  if (time.step) {
+    if (resumed_after_) check_first_step(*time.step);
     last_step_ = std::max(last_step_.value_or(*time.step), *time.step);
+  }
   return true;
+}
+
+// A program that counts its steps from the start again makes void what it logged
+// before, without having meant it.
+void RunTracking::check_first_step(std::int64_t step) {
+  const std::int64_t last = *std::exchange(resumed_after_, std::nullopt);
+  if (step > last) return;
+  warn(format(
+      "the run {} was resumed after step {}, but the first step that is logged "
+      "is {}: what the run logged for step {} and later ones is replaced. If "
+      "the program counts steps from the start again, save its counter with "
+      "register_for_checkpointing(\"step\", step)",
+      run_,
+      last,
+      step,
+      step));
 }
 
 void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
@@ -331,6 +374,7 @@ std::shared_ptr<GeneralTracker> RunTracking::get_tracker(
 }
 
 fs::path RunTracking::run_dir() const {
+  has_shown_name_ = has_shown_name_ || journal_feed_;
   return journal_feed_ ? journal_dir() / run_ : fs::path();
 }
 
@@ -353,7 +397,13 @@ void RunTracking::finish() {
 
 std::optional<RunPosition> RunTracking::position() const {
   if (!journal_feed_) return std::nullopt;
+  has_shown_name_ = true;
   return RunPosition{run_, last_step_};
+}
+
+void RunTracking::go_on_after(const RunPosition& position) {
+  has_shown_name_ = true;
+  last_step_ = resumed_after_ = position.step;
 }
 
 void RunTracking::resume(const RunPosition& position) {
@@ -364,7 +414,7 @@ void RunTracking::resume(const RunPosition& position) {
     if (position.step) {
       journal_feed_->run([&] { journal_->rewind_to(*position.step); });
     }
-    last_step_ = position.step;
+    go_on_after(position);
     return;
   }
   const fs::path directory = journal_dir() / position.run;
@@ -385,7 +435,7 @@ void RunTracking::resume(const RunPosition& position) {
       if (journal_feed_ && position.step)
         journal_feed_->run([&] { journal_->rewind_to(*position.step); });
     }
-    last_step_ = position.step;
+    go_on_after(position);
   } catch (const Error& error) {
     close_on_failure(
         format("the journal of the run {} is not continued", position.run),

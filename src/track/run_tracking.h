@@ -128,6 +128,9 @@ class RunTracking {
 
   [[nodiscard]] std::filesystem::path journal_dir() const;
   bool begin_push(LogTime& time);
+  void check_first_step(std::int64_t step);
+  void rename_run();
+  void go_on_after(const RunPosition& position);
   void name_run();
   void open_journal();
   [[nodiscard]] RunFiguresOptions figures_options() const;
@@ -145,9 +148,13 @@ class RunTracking {
   std::string project_name_;
   bool has_project_ = false;
   std::string run_;
+  // Whether the run's name is known outside: in a checkpoint or the program.
+  mutable bool has_shown_name_ = false;
   std::shared_ptr<JournalTracker> journal_;
   // What log() touches, side by side.
   std::optional<std::int64_t> last_step_;
+  // The step after which the run was resumed, until a step is logged.
+  std::optional<std::int64_t> resumed_after_;
   std::vector<PendingCheckpoint> pending_checkpoints_;
   bool has_finished_ = false;
   // Last, so that their threads end first.

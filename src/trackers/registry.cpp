@@ -8,6 +8,7 @@
 #include <accelerate/log.h>
 
 #include "base/text/text.h"
+#include "trackers/guarded_tracker.h"
 
 namespace accelerate {
 
@@ -17,18 +18,23 @@ namespace {
 
 constexpr std::string_view kAll = "all";
 
+template <MakeTracker kMake>
+std::shared_ptr<GeneralTracker> guarded(const TrackerRequest& request) {
+  return guard_tracker(kMake(request));
+}
+
 const std::vector<TrackerClass>& own_classes() {
   // Name, needs a directory, needs Python.
   static const std::vector<TrackerClass> classes{
-      {"tensorboard", true, false, &make_tensorboard},
-      {"wandb", false, false, &make_wandb},
-      {"trackio", false, false, &make_trackio},
-      {"comet_ml", false, true, &make_comet_ml},
-      {"aim", true, true, &make_aim},
-      {"mlflow", false, false, &make_mlflow},
-      {"clearml", false, true, &make_clearml},
-      {"dvclive", false, false, &make_dvclive},
-      {"swanlab", false, true, &make_swanlab}};
+      {"tensorboard", true, false, &guarded<&make_tensorboard>},
+      {"wandb", false, false, &guarded<&make_wandb>},
+      {"trackio", false, false, &guarded<&make_trackio>},
+      {"comet_ml", false, true, &guarded<&make_comet_ml>},
+      {"aim", true, true, &guarded<&make_aim>},
+      {"mlflow", false, false, &guarded<&make_mlflow>},
+      {"clearml", false, true, &guarded<&make_clearml>},
+      {"dvclive", false, false, &guarded<&make_dvclive>},
+      {"swanlab", false, true, &guarded<&make_swanlab>}};
   return classes;
 }
 

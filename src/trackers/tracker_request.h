@@ -8,6 +8,7 @@
 #include <accelerate/tracker.h>
 
 #include "config/environment.h"
+#include "trackers/tracker_patience.h"
 
 namespace accelerate::detail {
 
@@ -23,6 +24,9 @@ struct TrackerRequest {
   Environment environment;
   /// When the run began, in seconds since 1970.
   double begin = 0;
+  /// How long it may wait for others.
+  std::shared_ptr<const TrackerPatience> patience =
+      std::make_shared<TrackerPatience>();
   /// Prints a warning; called on any thread.
   std::function<void(const std::string&)> warn;
 };

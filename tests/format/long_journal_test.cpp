@@ -68,8 +68,7 @@ TEST(LongJournal, MayAlternateBetweenProcessesAndLateSteps) {
   history.settle();
   // Every step, and the last one of the last process.
   EXPECT_EQ(
-      history.series().at("loss").size(),
-      static_cast<std::size_t>(kMany + 1));
+      history.series().at("loss").size(), static_cast<std::size_t>(kMany + 1));
 }
 
 TEST(LongJournal, MayReturnToItsBeginningAgainAndAgain) {

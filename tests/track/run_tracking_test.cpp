@@ -2,6 +2,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,6 +30,7 @@ namespace run_tracking_test {
 namespace fs = std::filesystem;
 using detail::RunTracking;
 using detail::RunTrackingOptions;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -282,6 +285,134 @@ TEST_F(Tracking, RewindsWithinAProcess) {
   log(tracking, 2, 20);
   tracking.finish();
   EXPECT_THAT(points("r"), ElementsAre("1:1.0", "2:20.0"));
+}
+
+TEST_F(Tracking, WarnsOnceOfStepsThatAreCountedFromTheStartAgain) {
+  const std::pair<std::int64_t, int> table[] = {{1, 1}, {3, 1}, {4, 0}};
+  for (const auto& [first_step, num_warnings] : table) {
+    SCOPED_TRACE(first_step);
+    const std::string run = "r" + std::to_string(first_step);
+    {
+      RunTracking first(named(run));
+      for (int step = 1; step <= 5; ++step) log(first, step, step);
+    }
+    const auto before = static_cast<int>(warnings().size());
+    RunTracking second(options());
+    second.resume({run, 3});
+    log(second, first_step, 10);
+    log(second, first_step + 1, 20);
+    EXPECT_EQ(static_cast<int>(warnings().size()) - before, num_warnings);
+    if (num_warnings == 0) continue;
+    EXPECT_THAT(
+        warnings().back(),
+        HasSubstr(
+            "the run " + run +
+            " was resumed after step 3, but the first step "
+            "that is logged is " +
+            std::to_string(first_step)));
+    EXPECT_THAT(
+        warnings().back(),
+        HasSubstr("register_for_checkpointing(\"step\", step)"));
+  }
+}
+
+TEST_F(Tracking, NamesARunAfterItsProjectAlsoIfTheJournalIsOpen) {
+  RunTrackingOptions at_once = options();
+  at_once.opens_at_once = true;
+  const auto tap = at_once.warnings;
+  RunTracking tracking(std::move(at_once));
+  tap->take({LogLevel::warning, "data", "early", 0});
+  tracking.init_trackers("digits", {}, {});
+  log(tracking, 1, 0.5);
+  tracking.finish();
+  ASSERT_THAT(
+      directories(),
+      ElementsAre(MatchesRegex("digits-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")));
+  const auto all = history(directories().front());
+  EXPECT_EQ(all.series().at("a").size(), 1U);
+  EXPECT_EQ(all.last_event("warning")->event.body, "[data] early");
+  EXPECT_THAT(
+      all.sessions().back().description, HasSubstr(directories().front()));
+}
+
+TEST_F(Tracking, KeepsANameThatIsKnown) {
+  RunTrackingOptions at_once = options();
+  at_once.opens_at_once = true;
+  RunTracking tracking(std::move(at_once));
+  const fs::path known = tracking.run_dir();
+  tracking.init_trackers("digits", {}, {});
+  EXPECT_EQ(tracking.run_dir(), known);
+}
+
+TEST_F(Tracking, LeavesAFileThatIsNoJournalAlone) {
+  fs::create_directory(directory_ / "r");
+  std::ofstream(directory_ / "r" / "journal") << "diary\n";
+  {
+    RunTracking tracking(named("r"));
+    log(tracking, 1, 0.5);
+  }
+  EXPECT_THAT(
+      warnings(),
+      ElementsAre(AllOf(
+          HasSubstr("there is no journal of this run"),
+          HasSubstr("is not a journal, and is left as it is"))));
+  std::ifstream file(directory_ / "r" / "journal");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "diary\n");
+}
+
+TEST_F(Tracking, NotesOnceThatAFigureIsNotFinite) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  RunTracking tracking(named("r"));
+  log(tracking, 2, 0.5);
+  for (int step = 3; step < 6; ++step) log(tracking, step, nan);
+  tracking.log({{"b", -1 / 0.0}, {"epoch", 1}}, std::nullopt);
+  tracking.finish();
+  std::vector<std::string> found;
+  const detail::RunHistory all = history("r");
+  for (const auto& event : all.events())
+    found.push_back(event.event.kind + " " + event.event.body);
+  EXPECT_THAT(
+      found,
+      ElementsAre(
+          "warning a is nan since step 3",
+          "warning b is -inf",
+          R"(values {"b":{"__float__":"-inf"},"epoch":1})"));
+}
+
+TEST_F(Tracking, GivesOutTrackersThatRefuseCallsAfterTheEnd) {
+  RunTrackingOptions with = named("r");
+  with.log_with = {"tensorboard", "dvclive"};
+  RunTracking tracking(std::move(with));
+  tracking.init_trackers(
+      "p", {}, {{"dvclive", {{"dir", (directory_ / "live").string()}}}});
+  const auto one = tracking.get_tracker("tensorboard");
+  const auto other = tracking.get_tracker("dvclive");
+  one->log({{"a", 1.0}}, {1, 0}, {});
+  tracking.finish();
+  for (const auto& each : {one, other}) {
+    testing::expect_error<ConfigError>(
+        [&] { each->log({{"a", 1.0}}, {2, 0}, {}); },
+        "was called after finish()");
+    each->flush();
+    each->finish();
+  }
+}
+
+// A store that is not a database: the error, and nothing about what never began.
+TEST_F(Tracking, SaysOnceThatATrackerCannotStart) {
+  std::ofstream(directory_ / "garbage.db") << std::string(8192, 'x');
+  RunTrackingOptions with = named("r");
+  with.log_with = {"mlflow"};
+  with.environment.set(
+      "MLFLOW_TRACKING_URI",
+      "sqlite:///" + (directory_ / "garbage.db").string());
+  {
+    RunTracking tracking(std::move(with));
+    testing::expect_error<Error>(
+        [&] { tracking.init_trackers("p", {{"lr", 1}}, {}); },
+        "file is not a database");
+  }
+  EXPECT_THAT(warnings(), IsEmpty());
 }
 
 TEST_F(Tracking, LeavesOtherRunsAloneIfItHasAName) {

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +68,37 @@ TEST_F(PythonTrackers, MakeTheCallsThatAccelerateMakes) {
   for (const char* const kind :
        {"wandb", "comet_ml", "aim", "clearml", "swanlab", "trackio"})
     testing::expect_recorded_outcomes(kind, 6);
+}
+
+// A package can put anything into an exception's text.
+TEST_F(PythonTrackers, MayAnswerWithAnyJson) {
+  const std::pair<std::string, std::string> table[] = {
+      {R"({"error": 7})", "failed (log): 7"},
+      {R"({"error": ["a", null]})", R"(failed (log): ["a",null])"},
+      {R"({"missing": {"a": 1}})", "needs the Python package {\"a\":1}"},
+      {"[]", "something else than JSON"},
+      {"{", "something else than JSON"}};
+  for (const auto& [answer, phrase] : table) {
+    SCOPED_TRACE(answer);
+    // An interpreter that answers everything but the start with this line.
+    const std::string program = directory_ / "answers";
+    detail::replace_file(
+        program,
+        "#!" + testing::python_for_tests() +
+            "\nimport socket, sys\n"
+            "ends = socket.socket(fileno=int(sys.argv[3])).makefile('rw')\n"
+            "for answer in '{\"ok\": 1}', '" +
+            answer +
+            "', '':\n"
+            "  ends.readline()\n"
+            "  ends.write(answer + chr(10))\n"
+            "  ends.flush()\n");
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+    const auto tracker = make("wandb", {{"python", program}});
+    tracker->start();
+    expect_error<Error>(
+        [&] { tracker->log({{"loss", 1.0}}, {1, 2}, {}); }, phrase);
+  }
 }
 
 TEST_F(PythonTrackers, ImagesHaveTheirChannelsLast) {
@@ -250,7 +282,7 @@ TEST_F(PythonTrackers, TheRunIsFinishedIfThisProcessDoesNot) {
 TEST_F(PythonTrackers, AProcessThatDoesNotAnswerIsEnded) {
   write_package("wandb", "import signal\nsignal.pause()\n");
   detail::TrackerProcess process(
-      {.environment = environment_, .patience = std::chrono::seconds(1)});
+      {.environment = environment_, .longest_wait = std::chrono::seconds(1)});
   expect_error<Error>(
       [&] {
         process.ask(R"({"do": "start", "package": "wandb", "project": "p", )"

@@ -27,8 +27,8 @@ struct JournalHeader {
   std::uint64_t sequence = 0;
   std::uint64_t checksum = 0;  ///< of the payload
 
-  /// Returns nothing if the bytes do not begin with a valid header of a frame
-  /// that is no larger than kMostJournalFrameBytes.
+  /// Returns nothing if the bytes do not begin with a valid header of a frame of
+  /// at most kMostJournalFrameBytes.
   static std::optional<JournalHeader> read(std::string_view bytes);
   [[nodiscard]] bool describes(std::string_view payload) const;
 };

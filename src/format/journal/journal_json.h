@@ -29,7 +29,7 @@ class JsonMembers {
 std::string json_text(const JournalJson& json);
 
 /// Parses the body of an event, in time and memory in proportion to its size.
-/// Of members with the same name the last one counts. Nothing if it is not JSON,
+/// If members have the same name, the last one counts. Nothing if it is not JSON,
 /// or is nested deeper than `kMostJsonDepth`.
 std::optional<JournalJson> parse_journal_json(std::string_view text);
 

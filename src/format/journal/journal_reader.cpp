@@ -142,7 +142,7 @@ void JournalReader::count_failure(std::size_t num_bytes) {
   if (num_failed_bytes_ <= kMostTornBytes + kMostFailures * (position_ - end_))
     return;
   throw Error(format(
-      "[format] {} is no journal that can be read: from byte {} on it has "
+      "[format] the journal {} cannot be read: from byte {} on it has "
       "headers of frames that overlap",
       path_.string(),
       end_));

@@ -71,7 +71,7 @@ std::uint64_t place_of_next_frame(
   }
   if (options.report) {
     options.report(format(
-        "the last {} bytes of the journal {} are no frame of it; they are "
+        "the last {} bytes of the journal {} are not a frame; they are "
         "kept, and this run goes on after them",
         size - end,
         path.string()));

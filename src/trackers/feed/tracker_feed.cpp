@@ -1,5 +1,6 @@
 #include "trackers/feed/tracker_feed.h"
 
+#include <algorithm>
 #include <future>
 
 #include "base/text/text.h"
@@ -23,7 +24,7 @@ std::string message_of(const std::exception_ptr& problem) {
 TrackerFeed::TrackerFeed(Trackers trackers, Options options)
     : options_(std::move(options)),
       trackers_(std::move(trackers)),
-      num_failures_(trackers_.size()) {
+      fed_(trackers_.size()) {
   thread_ = std::thread([this] { work(); });
 }
 
@@ -31,7 +32,11 @@ TrackerFeed::~TrackerFeed() { finish(); }
 
 void TrackerFeed::start(const TrackedValues& config) {
   run([&] {
-    for (const auto& tracker : trackers_) tracker->start();
+    for (Fed& each : fed_) each.is_running = false;
+    for (std::size_t i = 0; i < trackers_.size(); ++i) {
+      trackers_[i]->start();
+      fed_[i].is_running = true;
+    }
     if (config.empty()) return;
     for (const auto& tracker : trackers_)
       tracker->store_init_configuration(config);
@@ -131,6 +136,11 @@ void TrackerFeed::flush() {
 void TrackerFeed::finish() {
   {
     const std::lock_guard lock(mutex_);
+    if (!is_ending_ && options_.patience) {
+      const auto now = Clock::now();
+      end_ = now + options_.most_end;
+      options_.patience->end_by(now + options_.most_end_wait);
+    }
     is_ending_ = true;
   }
   work_.notify_one();
@@ -178,6 +188,7 @@ void TrackerFeed::work() {
   }
   lock.unlock();
   room_.notify_all();
+  is_finishing_ = true;
   call_trackers([](GeneralTracker& each) { each.finish(); }, "finish");
   report_totals();
 }
@@ -192,53 +203,81 @@ void TrackerFeed::take(Entry& entry) {
   }
 }
 
+// Whether a tracker takes part at the moment. At the end, each call gets its own
+// time to wait.
+bool TrackerFeed::may_call(const Fed& fed) {
+  if (!fed.is_running || fed.is_given_up) return false;
+  if (!options_.patience) return true;
+  const auto now = Clock::now();
+  if (now < fed.rests_until && !is_finishing_) return false;
+  const auto end = end_.load();
+  if (end == Clock::time_point::max()) return true;
+  if (now >= end) return false;
+  options_.patience->end_by(std::min(end, now + options_.most_end_wait));
+  return true;
+}
+
+// Returns false if the tracker does not take part at the moment.
+template <class Function>
+bool TrackerFeed::call(
+    std::size_t index,
+    std::string_view what,
+    Function function) {
+  if (!may_call(fed_[index])) return false;
+  const auto begin = Clock::now();
+  try {
+    function(*trackers_[index]);
+  } catch (...) {
+    note_failure(index, what, Clock::now() - begin);
+  }
+  return true;
+}
+
 void TrackerFeed::give_numbers(std::size_t end) {
   static const TrackedValues kNoOptions;
   while (num_given_bytes_ < end) {
     LogTime time;
     num_given_bytes_ = taken_numbers_.read(num_given_bytes_, numbers_, time);
     for (std::size_t i = 0; i < trackers_.size(); ++i) {
-      try {
-        trackers_[i]->log(numbers_, time, kNoOptions);
-      } catch (...) {
-        note_failure(i, "values");
-      }
+      const bool is_taken = call(i, "values", [&](GeneralTracker& each) {
+        each.log(numbers_, time, kNoOptions);
+      });
+      if (!is_taken) ++fed_[i].num_missed;
     }
   }
 }
 
 void TrackerFeed::give_to_all(const FeedItem& item) {
+  const std::string_view kind = kind_of(item);
   for (std::size_t i = 0; i < trackers_.size(); ++i) {
-    try {
-      if (give(item, *trackers_[i])) continue;
-      const std::string_view kind = kind_of(item);
-      if (without_.emplace(i, kind).second) {
-        warn(format(
-            "[trackers] {} has no {}; {}",
-            trackers_[i]->name(),
-            kind,
-            options_.where_else));
-      }
-    } catch (...) {
-      note_failure(i, kind_of(item));
-    }
+    const bool is_taken = call(i, kind, [&](GeneralTracker& each) {
+      if (give(item, each) || !without_.emplace(i, kind).second) return;
+      warn(format(
+          "[trackers] {} has no {}; {}",
+          each.name(),
+          kind,
+          options_.where_else));
+    });
+    if (!is_taken) ++fed_[i].num_missed;
   }
 }
 
 void TrackerFeed::call_trackers(
     const std::function<void(GeneralTracker&)>& function,
     std::string_view what) {
-  for (std::size_t i = 0; i < trackers_.size(); ++i) {
-    try {
-      function(*trackers_[i]);
-    } catch (...) {
-      note_failure(i, what);
-    }
-  }
+  for (std::size_t i = 0; i < trackers_.size(); ++i) call(i, what, function);
 }
 
-void TrackerFeed::note_failure(std::size_t index, std::string_view what) {
-  if (++num_failures_[index] > 1) return;
+void TrackerFeed::note_failure(
+    std::size_t index,
+    std::string_view what,
+    Clock::duration time) {
+  Fed& fed = fed_[index];
+  const bool is_ending = end_.load() != Clock::time_point::max();
+  if (options_.patience && time >= options_.slow)
+    fed.rests_until = Clock::now() + options_.rest_factor * time;
+  fed.is_given_up = is_ending && options_.patience->is_over();
+  if (++fed.num_failures > 1) return;
   warn(format(
       "[trackers] {} failed ({}): {}; training goes on, and {}",
       trackers_[index]->name(),
@@ -249,11 +288,21 @@ void TrackerFeed::note_failure(std::size_t index, std::string_view what) {
 
 void TrackerFeed::report_totals() {
   for (std::size_t i = 0; i < trackers_.size(); ++i) {
-    if (num_failures_[i] < 2) continue;
-    warn(format(
-        "[trackers] {} failed {} times",
-        trackers_[i]->name(),
-        num_failures_[i]));
+    const Fed& fed = fed_[i];
+    if (fed.num_failures > 1) {
+      warn(format(
+          "[trackers] {} failed {} times",
+          trackers_[i]->name(),
+          fed.num_failures));
+    }
+    if (fed.is_running && fed.num_missed > 0) {
+      warn(format(
+          "[trackers] {} values, images and the like were not given to {}, "
+          "which did not answer in time; {}",
+          fed.num_missed,
+          trackers_[i]->name(),
+          options_.where_else));
+    }
   }
   const std::uint64_t dropped = num_dropped();
   if (dropped == 0) return;

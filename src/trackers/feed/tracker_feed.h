@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -19,6 +20,7 @@
 
 #include "trackers/feed/feed_item.h"
 #include "trackers/feed/number_buffer.h"
+#include "trackers/tracker_patience.h"
 
 namespace accelerate::detail {
 
@@ -39,11 +41,21 @@ struct TrackerFeedOptions {
   std::string where_else = "what it lost is in the run's journal";
   /// Receives warnings, on any thread.
   std::function<void(const std::string&)> warn = {};
+  /// That of the trackers, if the feed is to bound their waits. A tracker whose
+  /// call fails after `slow` then gets nothing for `rest_factor` times as long,
+  /// and finish() takes at most `most_end`, of which waits for others that do not
+  /// answer take at most `most_end_wait` each. Null: no bounds.
+  std::shared_ptr<TrackerPatience> patience = nullptr;
+  std::chrono::milliseconds slow{1000};
+  int rest_factor = 10;
+  std::chrono::milliseconds most_end_wait{30'000};
+  std::chrono::milliseconds most_end{600'000};
 };
 
 /// Owns trackers and calls them on one thread with what was logged, in order. A
-/// tracker that throws is warned about once and continues to be called.
-/// Trackers are flushed whenever the queue is empty. Thread-safe.
+/// tracker that throws is warned about once and continues to be called; one that
+/// makes the feed wait rests first. Trackers are flushed whenever the queue is
+/// empty. After start(), only those that have started are called. Thread-safe.
 class TrackerFeed {
  public:
   using Options = TrackerFeedOptions;
@@ -70,8 +82,8 @@ class TrackerFeed {
   /// Returns once the trackers have received and flushed everything pushed
   /// before.
   void flush();
-  /// Delivers what is queued, finishes the trackers and ends the thread. What
-  /// is pushed afterwards is ignored.
+  /// Delivers what is queued, finishes the trackers and ends the thread, within
+  /// the bounds of the options. What is pushed afterwards is ignored.
   void finish();
 
   [[nodiscard]] const Trackers& trackers() const { return trackers_; }
@@ -79,6 +91,15 @@ class TrackerFeed {
   [[nodiscard]] std::uint64_t num_dropped() const;
 
  private:
+  using Clock = TrackerPatience::Clock;
+  // A tracker as the worker thread knows it.
+  struct Fed {
+    bool is_running = true;
+    bool is_given_up = false;  // it made finish() wait
+    Clock::time_point rests_until = Clock::time_point::min();
+    std::uint64_t num_failures = 0;
+    std::uint64_t num_missed = 0;
+  };
   struct Call {
     std::function<void()> function;
   };
@@ -99,9 +120,13 @@ class TrackerFeed {
   void call_trackers(
       const std::function<void(GeneralTracker&)>& function,
       std::string_view what);
+  template <class Function>
+  bool call(std::size_t index, std::string_view what, Function function);
+  [[nodiscard]] bool may_call(const Fed& fed);
   void give_to_all(const FeedItem& item);
   void give_numbers(std::size_t end);
-  void note_failure(std::size_t index, std::string_view what);
+  void
+  note_failure(std::size_t index, std::string_view what, Clock::duration time);
   void report_totals();
   void warn(const std::string& text) const;
 
@@ -125,9 +150,12 @@ class TrackerFeed {
   NumberBuffer taken_numbers_;
   std::size_t num_given_bytes_ = 0;  // of taken_numbers_
   TrackedValues numbers_;
-  std::vector<std::uint64_t> num_failures_;  // by tracker
+  std::vector<Fed> fed_;  // by tracker
+  bool is_finishing_ = false;
   std::set<std::pair<std::size_t, std::string_view>> without_;
 
+  // When finish() has to be done; max() before it is called.
+  std::atomic<Clock::time_point> end_ = Clock::time_point::max();
   std::thread thread_;
 };
 

@@ -1,5 +1,9 @@
 #include "trackers/files/database.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -15,7 +19,8 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr int kBusyMilliseconds = 30'000;
+constexpr std::chrono::seconds kLongestWait(30);
+constexpr std::chrono::milliseconds kPause(20);
 
 struct BindValue {
   sqlite3_stmt* statement;
@@ -59,9 +64,15 @@ DatabaseValue column_value(sqlite3_stmt* statement, int column) {
 
 }  // namespace
 
-Database::Database(std::filesystem::path path) : path_(std::move(path)) {
+Database::Database(
+    std::filesystem::path path,
+    std::shared_ptr<const TrackerPatience> patience)
+    : path_(std::move(path)), patience_(std::move(patience)) {
   std::error_code problem;
   std::filesystem::create_directories(directory_of(path_), problem);
+  // SQLite would wait for a pipe.
+  if (std::filesystem::exists(path_, problem))
+    ::close(open_regular_file(path_, O_RDONLY));
   if (sqlite3_open(path_.c_str(), &database_) != SQLITE_OK) {
     const std::string reason =
         database_ ? sqlite3_errmsg(database_) : "no memory";
@@ -69,7 +80,19 @@ Database::Database(std::filesystem::path path) : path_(std::move(path)) {
     throw ConfigError(format(
         "[trackers] cannot open the database {}: {}", path_.string(), reason));
   }
-  sqlite3_busy_timeout(database_, kBusyMilliseconds);
+  sqlite3_busy_handler(
+      database_,
+      [](void* self, int num_waits) {
+        return static_cast<Database*>(self)->wait_for_others(num_waits) ? 1 : 0;
+      },
+      this);
+}
+
+// Whether to try again.
+bool Database::wait_for_others(int num_waits) {
+  const auto now = TrackerPatience::Clock::now();
+  if (num_waits == 0) waiting_since_ = now;
+  return now - waiting_since_ < kLongestWait && patience_->pause(kPause);
 }
 
 Database::~Database() { sqlite3_close(database_); }

@@ -2,11 +2,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
+
+#include "trackers/tracker_patience.h"
 
 struct sqlite3;
 
@@ -18,11 +21,16 @@ using DatabaseValue =
 using DatabaseRow = std::vector<DatabaseValue>;
 
 /// A SQLite file. Functions throw Error naming the file and SQLite's reason,
-/// and wait up to half a minute for other programs that are writing it.
+/// and wait up to half a minute, if there is that much patience, for other
+/// programs that are writing it.
 class Database {
  public:
-  /// Creates the file and its directory if they are missing.
-  explicit Database(std::filesystem::path path);
+  /// Creates the file and its directory if they are missing. Throws ConfigError
+  /// if it cannot be opened, and Error if there is something else than a file.
+  explicit Database(
+      std::filesystem::path path,
+      std::shared_ptr<const TrackerPatience> patience =
+          std::make_shared<TrackerPatience>());
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
   ~Database();
@@ -47,8 +55,11 @@ class Database {
 
  private:
   [[noreturn]] void fail() const;
+  bool wait_for_others(int num_waits);
 
   std::filesystem::path path_;
+  std::shared_ptr<const TrackerPatience> patience_;
+  TrackerPatience::Clock::time_point waiting_since_;
   sqlite3* database_ = nullptr;
 };
 

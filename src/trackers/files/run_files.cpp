@@ -43,17 +43,14 @@ void create_directory_of(const fs::path& path) {
   if (problem) refuse_write(directory_of(path), problem.value());
 }
 
-/// A file open for writing.
+/// A file open for writing. Links are refused: DVC, for one, replaces files by
+/// links into its cache, whose files must not change.
 class WrittenFile {
  public:
   WrittenFile(const fs::path& path, int flags)
       : path_(path),
-        file_(::open(
-            path.c_str(),
-            O_WRONLY | O_CREAT | O_CLOEXEC | flags,
-            0666)) {
-    if (file_ < 0) refuse_write(path_, errno);
-  }
+        file_(
+            open_regular_file(path, O_WRONLY | O_CREAT | O_NOFOLLOW | flags)) {}
   WrittenFile(const WrittenFile&) = delete;
   WrittenFile& operator=(const WrittenFile&) = delete;
   ~WrittenFile() { ::close(file_); }
@@ -98,6 +95,8 @@ void write_run_file(const fs::path& path, std::string_view contents) {
 void copy_run_file(const fs::path& file, const fs::path& target) {
   create_directory_of(target);
   std::error_code problem;
+  if (fs::is_symlink(target, problem))
+    refuse_copy(file, target, std::make_error_code(std::errc::file_exists));
   fs::copy_file(file, target, fs::copy_options::overwrite_existing, problem);
   if (problem) refuse_copy(file, target, problem);
 }

@@ -15,7 +15,8 @@ std::filesystem::path path_below(
     std::string_view name);
 
 /// Writes `contents` over what is there, without syncing. Creates missing
-/// directories. Throws Error naming the path.
+/// directories. Throws Error naming the path, also if there is something else
+/// than a regular file, such as a link.
 void write_run_file(
     const std::filesystem::path& path,
     std::string_view contents);

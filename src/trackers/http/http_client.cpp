@@ -1,15 +1,18 @@
 #include "trackers/http/http_client.h"
 
+#include <fcntl.h>
+
+#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include <accelerate/error.h>
 
+#include "base/files/files.h"
 #include "base/text/text.h"
 #include "trackers/http/curl_library.h"
 
@@ -17,11 +20,42 @@ namespace accelerate::detail {
 
 namespace {
 
+// A size that was not given to it ends the request.
 std::size_t
 append_body(char* bytes, std::size_t size, std::size_t count, void* body) {
-  static_cast<std::string*>(body)->append(bytes, size * count);
+  auto& text = *static_cast<std::string*>(body);
+  if (size * count > kMostHttpAnswerBytes - text.size()) return 0;
+  text.append(bytes, size * count);
   return size * count;
 }
+
+// Ends a request for which there is no patience left and in which nothing moves
+// any more.
+class Progress {
+ public:
+  explicit Progress(const TrackerPatience& patience) : patience_(patience) {}
+
+  static int note(
+      void* self,
+      curl_off_t,
+      curl_off_t num_received,
+      curl_off_t,
+      curl_off_t num_sent) {
+    return static_cast<Progress*>(self)->note(num_received + num_sent) ? 0 : 1;
+  }
+
+ private:
+  bool note(curl_off_t num_bytes) {
+    const auto now = TrackerPatience::Clock::now();
+    if (num_bytes != num_bytes_) since_ = now;
+    num_bytes_ = num_bytes;
+    return now - since_ < std::chrono::seconds(1) || !patience_.is_over();
+  }
+
+  const TrackerPatience& patience_;
+  curl_off_t num_bytes_ = 0;
+  TrackerPatience::Clock::time_point since_ = TrackerPatience::Clock::now();
+};
 
 bool may_pass(int status) {
   return status == 0 || status == 408 || status == 429 || status == 500 ||
@@ -61,14 +95,20 @@ HttpAnswer HttpClient::with_retries(
   for (int retry = 0;; ++retry) {
     const HttpAnswer answer = attempt();
     if (!may_pass(answer.status)) return answer;
-    if (retry == options_.most_retries) {
-      if (answer.status != 0) return answer;
-      throw Error(format(
-          "[trackers] no answer from {}: {}", options_.base, answer.body));
-    }
-    std::this_thread::sleep_for(std::chrono::duration<double>(
-        options_.backoff_factor * std::pow(2.0, retry)));
+    if (retry < options_.most_retries && wait_before(retry)) continue;
+    if (answer.status != 0) return answer;
+    throw Error(
+        format("[trackers] no answer from {}: {}", options_.base, answer.body));
   }
+}
+
+// Whether there is time for another try.
+bool HttpClient::wait_before(int retry) const {
+  constexpr double kLongest = 3600;
+  const std::chrono::duration<double> pause(std::clamp(
+      options_.backoff_factor * std::pow(2.0, retry), 0.0, kLongest));
+  return options_.patience->pause(
+      std::chrono::duration_cast<TrackerPatience::Clock::duration>(pause));
 }
 
 HttpAnswer HttpClient::perform(
@@ -93,6 +133,13 @@ HttpAnswer HttpClient::perform(
       static_cast<long>(options_.timeout_seconds * 1000));
   libcurl().easy_setopt(curl_, CURLOPT_WRITEFUNCTION, &append_body);
   libcurl().easy_setopt(curl_, CURLOPT_WRITEDATA, &answer.body);
+  Progress progress(*options_.patience);
+  libcurl().easy_setopt(curl_, CURLOPT_NOPROGRESS, 0L);
+  libcurl().easy_setopt(
+      curl_,
+      CURLOPT_XFERINFOFUNCTION,
+      static_cast<curl_xferinfo_callback>(&Progress::note));
+  libcurl().easy_setopt(curl_, CURLOPT_XFERINFODATA, &progress);
   libcurl().easy_setopt(curl_, CURLOPT_HTTPHEADER, list);
   if (!options_.bearer_token.empty()) {
     libcurl().easy_setopt(curl_, CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
@@ -113,6 +160,12 @@ HttpAnswer HttpClient::perform(
   const CURLcode code = libcurl().easy_perform(curl_);
   long status = 0;
   libcurl().easy_getinfo(curl_, CURLINFO_RESPONSE_CODE, &status);
+  if (code == CURLE_WRITE_ERROR) {
+    throw Error(format(
+        "[trackers] {} answers with more than {} bytes",
+        options_.base,
+        kMostHttpAnswerBytes));
+  }
   if (code == CURLE_OK) {
     answer.status = static_cast<int>(status);
   } else {
@@ -157,7 +210,8 @@ HttpAnswer HttpClient::put_file(
     const std::string& path,
     const std::string& file) {
   return with_retries([&] {
-    const File opened(std::fopen(file.c_str(), "rbe"), &std::fclose);
+    const File opened(
+        ::fdopen(open_regular_file(file, O_RDONLY), "rb"), &std::fclose);
     if (!opened) throw Error(format("[trackers] cannot read {}", file));
     std::fseek(opened.get(), 0, SEEK_END);
     const auto size = static_cast<curl_off_t>(std::ftell(opened.get()));

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "trackers/tracker_patience.h"
 
 namespace accelerate::detail {
 
@@ -21,7 +24,13 @@ struct HttpClientOptions {
   int most_retries = 4;
   /// Before the n-th retry, factor * 2^(n-1) seconds pass.
   double backoff_factor = 1;
+  /// How long it may wait altogether.
+  std::shared_ptr<const TrackerPatience> patience =
+      std::make_shared<TrackerPatience>();
 };
+
+/// The longest answer that is read, in bytes.
+inline constexpr std::size_t kMostHttpAnswerBytes = std::size_t{16} << 20U;
 
 struct HttpAnswer {
   int status = 0;
@@ -38,7 +47,8 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
   ~HttpClient();
 
-  // Throw Error if there is no answer after all retries.
+  // Throw Error if there is no answer after all retries, or as long as there is
+  // patience, and if the answer is longer than kMostHttpAnswerBytes.
   HttpAnswer get(const std::string& path);
   HttpAnswer post_json(const std::string& path, const std::string& body);
   /// Send a body, or the contents of `file`.
@@ -46,6 +56,7 @@ class HttpClient {
   HttpAnswer put_file(const std::string& path, const std::string& file);
 
  private:
+  [[nodiscard]] bool wait_before(int retry) const;
   HttpAnswer with_retries(const std::function<HttpAnswer()>& attempt) const;
   HttpAnswer perform(
       const std::string& path,

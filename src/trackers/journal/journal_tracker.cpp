@@ -1,10 +1,12 @@
 #include "trackers/journal/journal_tracker.h"
 
+#include <cmath>
 #include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "base/text/text.h"
 #include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
 #include "trackers/feed/number_buffer.h"
@@ -56,6 +58,7 @@ void JournalTracker::log(
     const TrackedValues& values,
     const LogTime& time,
     const TrackedValues&) {
+  note_not_finite(values, time);
   if (!are_real_numbers(values)) {
     writer_->add(
         values_event(journal_kind::kValues, values), time.step, time.seconds);
@@ -66,6 +69,22 @@ void JournalTracker::log(
   for (const NamedValue& each : values)
     scalars.emplace_back(each.name, std::get<double>(each.value.content()));
   writer_->log(scalars, time.step, time.seconds);
+}
+
+// Once per figure: a loss that is not a number seldom becomes one again.
+void JournalTracker::note_not_finite(
+    const TrackedValues& values,
+    const LogTime& time) {
+  for (const NamedValue& each : values) {
+    const auto* const number = std::get_if<double>(&each.value.content());
+    if (number == nullptr || std::isfinite(*number)) continue;
+    if (!not_finite_.insert(each.name).second) continue;
+    const std::string since =
+        time.step ? format(" since step {}", *time.step) : std::string();
+    add(warning_event(format(
+            "{} is {}{}", each.name, TrackedValue(*number).str(), since)),
+        time);
+  }
 }
 
 bool JournalTracker::log_images(

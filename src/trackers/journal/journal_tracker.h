@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include <accelerate/tracker.h>
@@ -74,9 +75,12 @@ class JournalTracker final : public GeneralTracker {
   }
 
  private:
+  void note_not_finite(const TrackedValues& values, const LogTime& time);
+
   std::filesystem::path directory_;
   JournalWriterOptions options_;
   std::unique_ptr<JournalWriter> writer_;
+  std::set<std::string> not_finite_;  // figures that were noted
 };
 
 /// The path of the journal of the run in that directory.

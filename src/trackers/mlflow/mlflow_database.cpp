@@ -48,7 +48,8 @@ std::int64_t now_of_database() {
 /// below ./mlruns.
 class MlflowDatabase final : public MlflowStore {
  public:
-  explicit MlflowDatabase(fs::path path) : database_(std::move(path)) {
+  MlflowDatabase(fs::path path, std::shared_ptr<const TrackerPatience> patience)
+      : database_(std::move(path), std::move(patience)) {
     prepare_tables();
   }
 
@@ -269,8 +270,10 @@ void MlflowDatabase::log_metrics(std::span<const MlflowMetric> metrics) {
 
 }  // namespace
 
-std::unique_ptr<MlflowStore> open_mlflow_database(fs::path path) {
-  return std::make_unique<MlflowDatabase>(std::move(path));
+std::unique_ptr<MlflowStore> open_mlflow_database(
+    fs::path path,
+    std::shared_ptr<const TrackerPatience> patience) {
+  return std::make_unique<MlflowDatabase>(std::move(path), std::move(patience));
 }
 
 }  // namespace accelerate::detail

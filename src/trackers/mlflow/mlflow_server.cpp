@@ -251,8 +251,11 @@ void MlflowServer::copy_artifact(
 
 std::unique_ptr<MlflowStore> open_mlflow_server(
     const std::string& url,
-    const Environment& environment) {
-  return std::make_unique<MlflowServer>(server_options(url, environment));
+    const Environment& environment,
+    std::shared_ptr<const TrackerPatience> patience) {
+  HttpClientOptions options = server_options(url, environment);
+  options.patience = std::move(patience);
+  return std::make_unique<MlflowServer>(options);
 }
 
 }  // namespace accelerate::detail

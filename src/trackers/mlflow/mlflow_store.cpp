@@ -125,17 +125,19 @@ fs::path mlflow_artifact_path(
 
 std::unique_ptr<MlflowStore> open_mlflow_store(
     const std::string& uri,
-    const Environment& environment) {
+    const Environment& environment,
+    const std::shared_ptr<const TrackerPatience>& patience) {
   if (uri.empty()) {
     if (has_runs(kDirectory)) return open_mlflow_files(kDirectory);
-    return open_mlflow_database(kDatabase);
+    return open_mlflow_database(kDatabase, patience);
   }
   const std::string scheme = scheme_of(uri);
   if (scheme == "http" || scheme == "https")
-    return open_mlflow_server(uri, environment);
+    return open_mlflow_server(uri, environment, patience);
   constexpr std::string_view kSqlite = "sqlite:///";
   if (uri.starts_with(kSqlite))
-    return open_mlflow_database(unescaped(uri.substr(kSqlite.size())));
+    return open_mlflow_database(
+        unescaped(uri.substr(kSqlite.size())), patience);
   const fs::path directory = path_of_uri(uri);
   if (!directory.empty()) return open_mlflow_files(directory);
   throw ConfigError(format(

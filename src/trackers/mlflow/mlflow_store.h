@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "config/environment.h"
+#include "trackers/tracker_patience.h"
 
 namespace accelerate::detail {
 
@@ -90,17 +91,21 @@ class MlflowStore {
 
 // These throw ConfigError if there is no store and none can be created.
 std::unique_ptr<MlflowStore> open_mlflow_files(std::filesystem::path directory);
-std::unique_ptr<MlflowStore> open_mlflow_database(std::filesystem::path path);
+std::unique_ptr<MlflowStore> open_mlflow_database(
+    std::filesystem::path path,
+    std::shared_ptr<const TrackerPatience> patience);
 std::unique_ptr<MlflowStore> open_mlflow_server(
     const std::string& url,
-    const Environment& environment);
+    const Environment& environment,
+    std::shared_ptr<const TrackerPatience> patience);
 
 /// The store of a tracking URI: a path or file: (directories), sqlite:///,
 /// http:// or https://; empty: MLflow's choice, ./mlruns if there are runs,
 /// otherwise ./mlflow.db. Throws ConfigError.
 std::unique_ptr<MlflowStore> open_mlflow_store(
     const std::string& uri,
-    const Environment& environment);
+    const Environment& environment,
+    const std::shared_ptr<const TrackerPatience>& patience);
 
 // Shared by the stores.
 /// 32 hexadecimal digits, as MLflow names runs.

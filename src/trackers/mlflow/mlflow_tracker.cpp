@@ -45,6 +45,7 @@ struct MlflowOptions {
   std::vector<MlflowText> tags;
   std::string user;
   Environment environment;
+  std::shared_ptr<const TrackerPatience> patience;
   double begin = 0;
 };
 
@@ -118,7 +119,8 @@ void MlflowTracker::warn_once(
 }
 
 void MlflowTracker::start() {
-  store_ = open_mlflow_store(options_.tracking_uri, options_.environment);
+  store_ = open_mlflow_store(
+      options_.tracking_uri, options_.environment, options_.patience);
   if (options_.run_id.empty()) {
     std::error_code problem;
     const fs::path program = fs::read_symlink("/proc/self/exe", problem);
@@ -398,6 +400,7 @@ std::unique_ptr<GeneralTracker> make_mlflow(const TrackerRequest& request) {
   }
   options.user = user_of(environment);
   options.environment = environment;
+  options.patience = request.patience;
   options.begin = request.begin;
   return std::make_unique<MlflowTracker>(std::move(options), request.warn);
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -55,6 +56,15 @@ TrackedValue step_of(const LogTime& time) {
 
 TrackedValue::List numbers(const std::vector<double>& values) {
   return {values.begin(), values.end()};
+}
+
+constexpr std::string_view kFinish = "finish";
+
+// A package may put anything into its answers.
+std::string text_of(const nlohmann::json& value) {
+  return value.is_string()
+      ? value.get<std::string>()
+      : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 class PythonTracker final : public GeneralTracker {
@@ -111,7 +121,7 @@ class PythonTracker final : public GeneralTracker {
     return ask("artifact", {{"path", path}, {"directory", directory}});
   }
   void finish() override {
-    ask("finish", {});
+    ask(kFinish, {});
     if (process_) process_->wait();
     process_.reset();
   }
@@ -121,7 +131,7 @@ class PythonTracker final : public GeneralTracker {
   }
 
  private:
-  bool ask(const char* what, TrackedValues arguments);
+  bool ask(std::string_view what, TrackedValues arguments);
   [[noreturn]] void refuse_missing(const std::string& package) const;
 
   PackageFacts facts_;
@@ -142,25 +152,29 @@ void PythonTracker::start() {
 
 /// Whether the package supports the call. Once the process is gone, calls are
 /// ignored: its end has been reported.
-bool PythonTracker::ask(const char* what, TrackedValues arguments) {
+bool PythonTracker::ask(std::string_view what, TrackedValues arguments) {
   if (!process_ || !process_->is_running()) return true;
   arguments.insert(arguments.begin(), {"do", what});
+  const std::string line = python_json(arguments);
   const nlohmann::json answer = nlohmann::json::parse(
-      process_->ask(python_json(arguments)), nullptr, false);
+      what == kFinish ? process_->ask_last(line) : process_->ask(line),
+      nullptr,
+      false);
   if (!answer.is_object()) {
     throw Error(format(
         "[trackers] {} answered with something else than JSON", facts_.name));
   }
   if (const auto missing = answer.find("missing"); missing != answer.end())
-    refuse_missing(missing->get<std::string>());
+    refuse_missing(text_of(*missing));
   if (const auto error = answer.find("error"); error != answer.end()) {
     throw Error(format(
         "[trackers] {} failed ({}): {}",
         facts_.name,
         what,
-        printable_lines(error->get<std::string>())));
+        printable_lines(text_of(*error))));
   }
-  return answer.value("ok", true);
+  const auto ok = answer.find("ok");
+  return ok == answer.end() || !ok->is_boolean() || ok->get<bool>();
 }
 
 void PythonTracker::refuse_missing(const std::string& package) const {
@@ -249,7 +263,8 @@ std::unique_ptr<GeneralTracker> make_python_tracker(
         "project_dir",
         package));
   }
-  TrackerProcessOptions options{.environment = request.environment};
+  TrackerProcessOptions options{
+      .environment = request.environment, .patience = request.patience};
   if (const auto python = request.environment.get("ACCELERATE_PYTHON"))
     options.python = *python;
   TrackedValues init_kwargs;

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -67,12 +67,8 @@ class SpawnSetup {
   posix_spawnattr_t attributes_{};
 };
 
-void limit_waits(int socket, std::chrono::seconds patience) {
-  timeval limit{};
-  limit.tv_sec = static_cast<time_t>(patience.count());
-  ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-}
+// The longest line that is read, in bytes.
+constexpr std::size_t kMostAnswerBytes = std::size_t{16} << 20U;
 
 }  // namespace
 
@@ -108,7 +104,6 @@ TrackerProcess::TrackerProcess(Options options) : options_(std::move(options)) {
         format("[trackers] cannot make a socket: {}", std::strerror(errno)));
   }
   socket_ = ends[0];
-  limit_waits(socket_, options_.patience);
   std::vector<std::string> arguments{
       program, "-c", std::string(kTrackerScript), std::to_string(ends[1])};
   std::vector<std::string> variables;
@@ -140,35 +135,62 @@ TrackerProcess::~TrackerProcess() {
 std::string TrackerProcess::ask(std::string_view line) {
   if (!is_running())
     throw Error("[trackers] the tracker's Python process has ended");
+  waiting_since_ = TrackerPatience::Clock::now();
   send_line(line);
   return receive_line();
+}
+
+std::string TrackerProcess::ask_last(std::string_view line) {
+  is_last_ = true;
+  return ask(line);
+}
+
+// Waits until the socket is ready.
+void TrackerProcess::await(short event, const char* otherwise) {
+  constexpr int kMilliseconds = 50;
+  pollfd socket{socket_, event, 0};
+  while (::poll(&socket, 1, kMilliseconds) == 0) {
+    const auto waited = TrackerPatience::Clock::now() - waiting_since_;
+    if (waited < options_.longest_wait &&
+        (is_last_ || !options_.patience->is_over()))
+      continue;
+    give_up(format(
+        "{} for {} s",
+        otherwise,
+        std::chrono::duration_cast<std::chrono::seconds>(waited).count()));
+  }
 }
 
 void TrackerProcess::send_line(std::string_view line) {
   std::string text(line);
   text += '\n';
   for (std::size_t sent = 0; sent < text.size();) {
-    const ssize_t count =
-        ::send(socket_, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      give_up(errno == EAGAIN ? "does not take what is logged" : "has ended");
-    }
+    await(POLLOUT, "has not taken what is logged");
+    const ssize_t count = ::send(
+        socket_,
+        text.data() + sent,
+        text.size() - sent,
+        MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (count < 0) give_up("has ended");
     sent += static_cast<std::size_t>(count);
   }
 }
 
 std::string TrackerProcess::receive_line() {
   std::array<char, 4096> bytes{};
-  std::size_t end = std::string::npos;
-  while ((end = received_.find('\n')) == std::string::npos) {
-    const ssize_t count = ::recv(socket_, bytes.data(), bytes.size(), 0);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) {
-      give_up(format("has not answered for {} s", options_.patience.count()));
-    }
+  std::size_t end = received_.find('\n');
+  while (end == std::string::npos) {
+    await(POLLIN, "has not answered");
+    const ssize_t count =
+        ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count <= 0) give_up("has ended");
+    const std::size_t before = received_.size();
     received_.append(bytes.data(), static_cast<std::size_t>(count));
+    end = received_.find('\n', before);
+    if (end == std::string::npos && received_.size() > kMostAnswerBytes)
+      give_up("answers without end");
   }
   std::string line = received_.substr(0, end);
   received_.erase(0, end + 1);
@@ -187,7 +209,8 @@ void TrackerProcess::wait() {
   // The socket does not reveal the end: a package's own processes may hold it,
   // too.
   constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 5'000'000};
-  const auto deadline = std::chrono::steady_clock::now() + options_.patience;
+  const auto deadline =
+      std::chrono::steady_clock::now() + options_.longest_wait;
   while (is_running() && std::chrono::steady_clock::now() < deadline) {
     if (!reap()) ::nanosleep(&kPause, nullptr);
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,6 +9,7 @@
 #include <sys/types.h>
 
 #include "config/environment.h"
+#include "trackers/tracker_patience.h"
 
 namespace accelerate::detail {
 
@@ -17,7 +19,10 @@ struct TrackerProcessOptions {
   /// The complete environment of the process.
   Environment environment;
   /// How long the process may take to answer.
-  std::chrono::seconds patience{300};
+  std::chrono::seconds longest_wait{300};
+  /// The same for all of a run's trackers.
+  std::shared_ptr<const TrackerPatience> patience =
+      std::make_shared<TrackerPatience>();
 };
 
 /// A Python process that makes a tracker's calls. It reads requests from its
@@ -35,14 +40,19 @@ class TrackerProcess {
   ~TrackerProcess();
 
   /// Sends a line and returns the answer line. Throws Error if the process has
-  /// ended, or does not answer in time; a timeout ends the process.
+  /// ended, does not answer in time, or answers without end; both end the
+  /// process.
   std::string ask(std::string_view line);
+  /// The same for the last line: packages upload what is left then, which may
+  /// take as long as `longest_wait`.
+  std::string ask_last(std::string_view line);
   /// Waits until the process exits by itself; kills it if that takes too long.
   void wait();
   [[nodiscard]] bool is_running() const { return pid_ > 0; }
   [[nodiscard]] pid_t pid() const { return pid_; }
 
  private:
+  void await(short event, const char* otherwise);
   void send_line(std::string_view line);
   std::string receive_line();
   [[noreturn]] void give_up(const std::string& reason);
@@ -53,6 +63,8 @@ class TrackerProcess {
   pid_t pid_ = -1;
   int socket_ = -1;
   std::string received_;  // what came after the last line
+  bool is_last_ = false;
+  TrackerPatience::Clock::time_point waiting_since_;
 };
 
 /// The path of a program, looked up in PATH unless `name` is already a path;

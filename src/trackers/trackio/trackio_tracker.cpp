@@ -114,6 +114,7 @@ struct TrackioOptions {
   std::string resume;  ///< "never", "allow" or "must"
   TrackedValue group;
   double begin = 0;
+  std::shared_ptr<const TrackerPatience> patience;
 };
 
 /// Writes the SQLite file and the media that Trackio's dashboard reads.
@@ -180,7 +181,7 @@ class TrackioTracker final : public GeneralTracker {
 };
 
 void TrackioTracker::start() {
-  database_ = std::make_unique<Database>(database_path());
+  database_ = std::make_unique<Database>(database_path(), options_.patience);
   database_->run(kTrackioTables);
   for (const char* const column : {"run_id", "log_id", "space_id"}) {
     if (database_->has_column("metrics", column)) continue;
@@ -380,6 +381,7 @@ std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request) {
   }
   if (const auto group = arguments.text("group")) options.group = *group;
   options.begin = request.begin;
+  options.patience = request.patience;
   return std::make_unique<TrackioTracker>(std::move(options));
 }
 
