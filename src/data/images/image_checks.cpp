@@ -48,6 +48,17 @@ void check_huffman_tables(
   }
 }
 
+// Throws ImageFault for a frame of more blocks than the file has bits: each
+// takes at least one, and the decoder would fill in the others. The frame's
+// segment is at `at`.
+void check_jpeg_size(ImageBytes bytes, std::size_t at) {
+  constexpr std::size_t kBlock = 64;
+  const std::size_t height = big_endian(bytes, at + 3, 2);
+  const std::size_t width = big_endian(bytes, at + 5, 2);
+  if (width * height / kBlock > bytes.size() * 8)
+    throw ImageFault{"as JPEG: truncated"};
+}
+
 // Looks at the segments of a JPEG up to the end of the image.
 void check_segments(ImageBytes bytes) {
   constexpr std::uint8_t kMarker = 0xff, kTables = 0xc4, kEnd = 0xd9;
@@ -61,7 +72,11 @@ void check_segments(ImageBytes bytes) {
     const std::uint8_t kind = bytes[at++];
     if (stands_alone(kind)) continue;
     const std::size_t end = at + big_endian(bytes, at, 2);
-    if (kind == kTables) check_huffman_tables(bytes, at + 2, end);
+    if (kind == kTables) {
+      check_huffman_tables(bytes, at + 2, end);
+    } else if (kind >= 0xc0 && kind <= 0xcf && kind != 0xc8 && kind != 0xcc) {
+      check_jpeg_size(bytes, at);
+    }
     at = std::max(end, at + 2);
   }
 }
