@@ -19,7 +19,7 @@ void write_file(const std::string& path) {
   for (const std::int64_t i : all) {
     const double x = points[i][0].item<double>();
     const double y = points[i][1].item<double>();
-    file << x << ';' << (i % 100 == 0 ? "NA" : std::to_string(y)) << ';'
+    file << x << ';' << (i % 100 == 1 ? "NA" : std::to_string(y)) << ';'
          << (x < 0 ? "left" : "right") << ';' << values[i].item<double>()
          << '\n';
   }
