@@ -2,13 +2,16 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/text.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 
 namespace accelerate::detail {
 namespace store_group_test {
 
+using ::testing::AllOf;
 using testing::expect_error;
+using ::testing::HasSubstr;
 
 TEST(StoreGroup, GathersAnyStrings) {
   testing::run_in_worlds(3, [](const World& world) {
@@ -47,6 +50,36 @@ TEST(StoreGroup, NamesTheKeyThatHoldsJunk) {
           "the store's key \"store_group/test/1/all\" holds " +
               std::to_string(junk.size()) +
               " bytes that rank 0 did not write in save_state()");
+    });
+  }
+}
+
+// As save_state() on the main process only does. Both calls are in the errors
+// of both ranks.
+TEST(CircularWait, EndsWithBothCalls) {
+  for (const int waiting_rank : {0, 1}) {
+    testing::run_in_worlds(2, [&](const World& world) {
+      StoreGroup group(world, "test", {0, 1});
+      group.end_circular_waits();
+      std::string text;
+      try {
+        if (world.rank() == waiting_rank) {
+          static_cast<void>(group.all_gather("", "save_state"));
+        } else {
+          world.wait_for_everyone();
+        }
+      } catch (const DistributedError& error) {
+        text = error.what();
+      }
+      EXPECT_THAT(
+          text,
+          AllOf(
+              HasSubstr("ranks 0 and 1 wait for each other"),
+              HasSubstr(format("rank {}: save_state", waiting_rank)),
+              HasSubstr(format(
+                  "rank {}: barrier number 1 of group \"world\" in "
+                  "wait_for_everyone()",
+                  1 - waiting_rank))));
     });
   }
 }

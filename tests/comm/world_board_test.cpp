@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <accelerate/world.h>
 
 #include "comm/collectives/group_impl.h"
+#include "comm/collectives/run_collective.h"
 #include "launch/board/rank_activity.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
@@ -126,6 +128,52 @@ TEST(WorldBoard, ReportsRanksThatHang) {
               HasSubstr("rank 0 waits in all_reduce (Float [4]) number 1")));
     }
     world.group().all_reduce(at::ones({4}));
+  });
+}
+
+// Only the launcher knows how a process ended; a thread shows no more than this.
+TEST(WorldBoard, ShowsThatAnExceptionDestroyedTheWorldOfARank) {
+  run_on_ranks(3, [](const WorldOptions& options) {
+    const World world(options);
+    if (world.rank() == 1) return;
+    expect_error<DistributedError>(
+        [&] { world.group().barrier(); }, "ended or closed the connection");
+  });
+}
+
+// The others learn the reason, too, instead of taking it for a disagreement.
+TEST(WorldBoard, ShowsAnExceptionOfOneRankInsideACollective) {
+  run_on_ranks(2, [](const WorldOptions& options) {
+    const World world(options);
+    expect_error<DistributedError>(
+        [&] {
+          run_collective(
+              *world.group().impl(), {"all_reduce", {}}, std::string(), [&] {
+                if (world.rank() == 1) throw std::runtime_error("disk is full");
+                world.group().impl()->connection->barrier()->wait();
+              });
+        },
+        "all_reduce number 1 of group \"world\" failed on rank 1: an exception "
+        "of its own: disk is full");
+  });
+}
+
+TEST(WorldBoard, NotesWhichCallsBlockTheProgram) {
+  run_on_ranks(2, [](const WorldOptions& options) {
+    const World world(options);
+    const WorldBoard& board = *world.group().impl()->world->board;
+    const auto blocks = [&] {
+      return read_activity(board.board(), world.rank())
+          .calls.at(0)
+          .blocks_program;
+    };
+    world.wait_for_everyone();
+    EXPECT_TRUE(blocks());
+    EXPECT_EQ(
+        read_activity(board.board(), world.rank()).calls.at(0).place,
+        "wait_for_everyone()");
+    std::thread([&] { world.wait_for_everyone(); }).join();
+    EXPECT_FALSE(blocks());
   });
 }
 

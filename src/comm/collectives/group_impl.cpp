@@ -223,14 +223,17 @@ void fail_collective(
   const std::string text =
       group.world->transport->describe_failure(error).value_or(
           first_line_of(error));
+  // Other exceptions are this rank's own: it runs out of memory, say.
+  const bool is_of_ranks = is_communication_failure(group, error);
   const std::string message = format(
-      "[comm] {} number {} of group \"{}\" failed on rank {}: {} ({})",
+      "[comm] {} number {} of group \"{}\" failed on rank {}: {}",
       operation,
-      sequence,
+      // The number by which the board knows it, if there is one.
+      group.calls == nullptr ? sequence : group.calls->newest(),
       group.name,
       group.peer_in_world(group.rank),
-      diagnose(group, sequence, text),
-      text);
+      is_of_ranks ? format("{} ({})", diagnose(group, sequence, text), text)
+                  : format("an exception of its own: {}", text));
   if (BoardWriter* const notes = group.world->notes()) notes->fail(message);
   throw DistributedError(message);
 }

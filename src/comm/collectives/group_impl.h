@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +33,8 @@ struct WorldCore {
   Logger logger;
   /// The launcher's settings, read by everything that uses this world.
   Settings settings = {};
+  /// The thread that made the world, from which the program calls it.
+  std::thread::id program_thread = std::this_thread::get_id();
   /// Where profilers and the board's monitor listen.
   std::shared_ptr<StepSlot> steps = std::make_shared<StepSlot>();
   /// Null in a world of one rank without a launcher, and if memory cannot be

@@ -15,6 +15,7 @@
 
 #include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/monitoring/public_call.h"
 #include "comm/transport/adapters/reduction_encoding.h"
 
 namespace accelerate {
@@ -182,6 +183,7 @@ void gather_in_place(const NestedParts& parts, const Group& group) {
   };
   if (group.size() == 1) return require_all_dense();
   const at::NoGradGuard no_grad;
+  const PublicCall call("gather()");
   require_same(
       group,
       "gather",
@@ -206,6 +208,7 @@ void reduce_in_place(
     std::optional<ReduceOp> op,
     double scale) {
   const at::NoGradGuard no_grad;
+  const PublicCall call("reduce()");
   if (op && group.size() > 1) {
     require_same(
         group,
@@ -236,6 +239,7 @@ void broadcast_in_place(
     const Group& group,
     int from_process) {
   const at::NoGradGuard no_grad;
+  const PublicCall call("broadcast()");
   if (group.size() > 1) {
     require_same(
         group,
@@ -265,6 +269,7 @@ void pad_in_place(
     double pad_index,
     bool pad_first) {
   const at::NoGradGuard no_grad;
+  const PublicCall call("pad_across_processes()");
   std::string complaint;
   for (const at::Tensor* const tensor : parts.tensors) {
     const bool is_padded =

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +15,7 @@
 #include <accelerate/world.h>
 
 #include "comm/collectives/group_impl.h"
+#include "comm/monitoring/public_call.h"
 
 namespace accelerate::detail {
 
@@ -34,7 +36,11 @@ inline NotedCall noted(
     const at::Tensor* tensor) {
   NotedCall note;
   note.operation = call.operation;
-  note.place = {call.site.file, call.site.line};
+  const char* const function = PublicCall::current();
+  note.place = function != nullptr ? CallPlace{function}
+                                   : CallPlace{call.site.file, call.site.line};
+  note.blocks_program =
+      std::this_thread::get_id() == group.world->program_thread;
   if (call.root >= 0) note.root = group.peer_in_world(call.root);
   if (tensor == nullptr) return note;
   note.dtype = c10::toString(tensor->scalar_type());

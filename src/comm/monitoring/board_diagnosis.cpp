@@ -18,13 +18,6 @@ namespace {
 
 using Ranks = std::vector<RankActivity>;
 
-const GroupCall* find_call(const RankActivity& rank, const std::string& group) {
-  for (const GroupCall& call : rank.calls) {
-    if (call.group == group) return &call;
-  }
-  return nullptr;
-}
-
 std::string where(const RankActivity& rank, const std::string& group) {
   std::string text =
       format("{}, step {}", describe(rank.phase), rank.num_steps);
@@ -34,9 +27,20 @@ std::string where(const RankActivity& rank, const std::string& group) {
   return text;
 }
 
+// A rank that is a thread, or has destroyed its World, is gone before its
+// process ends.
 bool is_gone(const RankActivity& rank) {
   const bool is_other = rank.process != 0 && rank.process != ::getpid();
-  return rank.wait_status || (is_other && has_ended(rank.process));
+  return rank.wait_status || rank.state == BoardPageState::finished ||
+      (is_other && has_ended(rank.process));
+}
+
+std::string describe_end(const RankActivity& rank) {
+  if (rank.wait_status) return describe_exit(*rank.wait_status);
+  return has_ended(rank.process)
+      ? "has ended"
+      : "has ended or closed the connection (an exception, or the end of its "
+        "program, destroyed its World)";
 }
 
 std::string describe_ended(const RankActivity& rank, const std::string& group) {
@@ -44,7 +48,7 @@ std::string describe_ended(const RankActivity& rank, const std::string& group) {
       "rank {} (process {}) {}, {}",
       rank.rank,
       rank.process,
-      rank.wait_status ? describe_exit(*rank.wait_status) : "has ended",
+      describe_end(rank),
       where(rank, group));
   if (rank.state == BoardPageState::failed)
     text += format("; it failed: {}", rank.failure);

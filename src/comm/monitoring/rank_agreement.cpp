@@ -26,6 +26,7 @@ StoreGroup& RankAgreement::calls() {
   std::vector<int> all_ranks(static_cast<std::size_t>(world_.size()));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   calls_.emplace(world_, "checkpoint calls", all_ranks);
+  calls_->end_circular_waits();
   calls_->while_waiting([detector = detector_.get()](const std::string& call) {
     detector->ask(call + "()");
   });

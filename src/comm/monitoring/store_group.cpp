@@ -11,6 +11,7 @@
 
 #include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
+#include "comm/monitoring/world_board.h"
 #include "comm/rendezvous/store.h"
 
 namespace accelerate::detail {
@@ -54,7 +55,9 @@ StoreGroup::StoreGroup(
     std::vector<int> ranks)
     : board_(world.group().impl()->world->board),
       timeout_(world.timeout()),
-      ranks_(std::move(ranks)) {
+      ranks_(std::move(ranks)),
+      program_thread_(world.group().impl()->world->program_thread),
+      rank_(world.rank()) {
   const auto me = std::find(ranks_.begin(), ranks_.end(), world.rank());
   if (me == ranks_.end()) {
     throw InternalError("[comm] this rank is not in its own store group");
@@ -74,6 +77,7 @@ std::string StoreGroup::wait_for(
   constexpr std::chrono::milliseconds kCheckInterval{400};
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   const std::array peers{world_rank};
+  std::vector<WaitingCall> waits;
   const BoardWaitScope wait(
       board_ == nullptr ? nullptr : &board_->writer(), what.c_str(), peers);
   try {
@@ -89,6 +93,7 @@ std::string StoreGroup::wait_for(
         throw DistributedError(
             format("[comm] the wait in {} was cancelled on this rank", what));
       }
+      require_no_circle(world_rank, what, waits);
       if (check_) check_(what);
     }
   } catch (const Error&) {
@@ -106,6 +111,22 @@ std::string StoreGroup::wait_for(
       world_rank,
       what,
       std::chrono::duration<double>(timeout_).count()));
+}
+
+void StoreGroup::require_no_circle(
+    int awaited,
+    const std::string& what,
+    std::vector<WaitingCall>& waits) {
+  if (!ends_circular_waits_ || board_ == nullptr ||
+      std::this_thread::get_id() != program_thread_)
+    return;
+  const std::vector<WaitingCall> before = std::exchange(
+      waits,
+      find_circular_wait(read_activities(board_->board()), rank_, awaited));
+  if (waits.empty() || !is_same_wait(before, waits)) return;
+  const std::string message = describe_circular_wait(waits, rank_, what);
+  board_->writer().fail(message);
+  throw DistributedError(message);
 }
 
 void StoreGroup::forget(const std::string& key) {

@@ -6,12 +6,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <accelerate/world.h>
+
+#include "comm/monitoring/circular_wait.h"
 
 namespace accelerate::detail {
 
@@ -39,6 +42,11 @@ class StoreGroup {
   void while_waiting(std::function<void(const std::string& what)> check) {
     check_ = std::move(check);
   }
+  /// Makes waits that cannot end, because the rank that is waited for waits for
+  /// this one in a collective, throw DistributedError with both calls within
+  /// about a second. For a group in which ranks write only from the threads
+  /// that made their worlds.
+  void end_circular_waits() { ends_circular_waits_ = true; }
 
   /// Makes current and later waiting calls throw DistributedError soon. For a
   /// rank that fails and must not wait for others. Thread-safe.
@@ -60,6 +68,12 @@ class StoreGroup {
   std::string
   wait_for(const std::string& key, int world_rank, const std::string& what);
   void forget(const std::string& key);
+  /// Throws if `awaited` and this rank wait for each other, which takes two
+  /// looks: `waits` keeps what the previous one found.
+  void require_no_circle(
+      int awaited,
+      const std::string& what,
+      std::vector<WaitingCall>& waits);
 
   std::shared_ptr<WorldBoard> board_;
   std::string prefix_;
@@ -70,6 +84,9 @@ class StoreGroup {
   std::uint64_t count_ = 0;
   std::function<void(const std::string& what)> check_;
   std::atomic<bool> is_cancelled_{false};
+  bool ends_circular_waits_ = false;
+  std::thread::id program_thread_;
+  int rank_ = 0;
   /// Keys of the leader's broadcasts that some ranks may not have read yet.
   std::vector<std::string> unread_;
 };

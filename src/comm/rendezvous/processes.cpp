@@ -8,6 +8,7 @@
 
 #include "base/process/standard_output.h"
 #include "base/text/text.h"
+#include "comm/monitoring/public_call.h"
 #include "comm/rendezvous/world_impl.h"
 
 namespace accelerate {
@@ -33,7 +34,10 @@ void first_rank_first(
       reason = "xan exception that is not a std::exception";
     }
   }
-  reason = group.broadcast_bytes(reason, 0);
+  {
+    const detail::PublicCall call("main_process_first()");
+    reason = group.broadcast_bytes(reason, 0);
+  }
   if (failure) std::rethrow_exception(failure);
   if (!reason.empty()) {
     throw DistributedError(detail::format(
@@ -47,7 +51,10 @@ void first_rank_first(
 
 }  // namespace
 
-void World::wait_for_everyone() const { group().barrier(); }
+void World::wait_for_everyone() const {
+  const detail::PublicCall call("wait_for_everyone()");
+  group().barrier();
+}
 
 void World::on_process(int index, const std::function<void()>& function) const {
   if (index < 0 || index >= size()) {

@@ -71,6 +71,7 @@ std::uint64_t BoardLaneWriter::begin(const NotedCall& call) noexcept {
   PackedCall packed;
   packed.operation = operation.text;
   packed.root = one_more(call.root);
+  packed.blocks_program = call.blocks_program;
   std::uint64_t signature = mix(operation.hash, packed.root);
   if (call.dtype != nullptr) {
     const Known& dtype = known(slot(dtypes_, call.dtype, 0), call.dtype);
@@ -120,7 +121,9 @@ const BoardLaneWriter::Known& BoardLaneWriter::known(
         .address = place.file,
         .line = place.line,
         .text = writer_.number_of(
-            format("{}:{}", file_name(place.file), place.line))};
+            place.line == 0
+                ? std::string(place.file)
+                : format("{}:{}", file_name(place.file), place.line))};
   }
   return entry;
 }

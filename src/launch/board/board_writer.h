@@ -17,7 +17,8 @@
 
 namespace accelerate::detail {
 
-/// A place in a source file. `file` is a string that lives as long as the
+/// A place in a source file or, without a line, a function of the public
+/// interface, as in "gather()". `file` is a string that lives as long as the
 /// program.
 struct CallPlace {
   const char* file = nullptr;
@@ -31,6 +32,9 @@ struct NotedCall {
   std::span<const std::int64_t> shape = {};
   int root = -1;  ///< in the world; -1: none
   CallPlace place = {};
+  /// Whether the program's thread returns from it, and makes other calls, only
+  /// after it has ended.
+  bool blocks_program = false;
 };
 
 class BoardWriter;

@@ -21,13 +21,6 @@ bool is_stopped(const ObservedRank& rank) {
   return rank.process_state == 'T' || rank.process_state == 't';
 }
 
-const GroupCall* find_call(const RankActivity& rank, const std::string& group) {
-  for (const GroupCall& call : rank.calls) {
-    if (call.group == group) return &call;
-  }
-  return nullptr;
-}
-
 std::string seconds(milliseconds time) {
   return format("{} s", time.count() / 1000);
 }

@@ -60,6 +60,7 @@ GroupCall read_call(const BoardPage& page, const BoardLane& lane) {
   call.dtype = text_at(page, packed.dtype);
   call.place = text_at(page, packed.place);
   call.root = packed.root - 1;
+  call.blocks_program = packed.blocks_program;
   call.num_dims = (*words)[3];
   const std::size_t dims =
       std::min(call.num_dims, std::size_t{BoardLane::kMostDims});
@@ -116,8 +117,13 @@ std::string describe(const GroupCall& call) {
   }
   if (call.root >= 0) text += format(" with root {}", call.root);
   text += format(" number {} of group \"{}\"", call.number, call.group);
-  if (!call.place.empty()) text += format(" at {}", call.place);
+  if (!call.place.empty()) text += " " + describe_place(call);
   return text;
+}
+
+std::string describe_place(const GroupCall& call) {
+  if (call.place.empty()) return {};
+  return format("{} {}", call.place.ends_with("()") ? "in" : "at", call.place);
 }
 
 namespace {
@@ -127,6 +133,13 @@ bool is_elastic(const Board& board) {
 }
 
 }  // namespace
+
+const GroupCall* find_call(const RankActivity& rank, const std::string& group) {
+  for (const GroupCall& call : rank.calls) {
+    if (call.group == group) return &call;
+  }
+  return nullptr;
+}
 
 RankActivity read_activity(const Board& board, int index) {
   const BoardPage& page = board.page(index);

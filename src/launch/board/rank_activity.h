@@ -21,7 +21,8 @@ struct GroupCall {
   std::vector<std::int64_t> shape;  ///< the first dimensions
   std::size_t num_dims = 0;
   int root = -1;
-  std::string place;  ///< "group.cpp:120", or empty
+  std::string place;            ///< "group.cpp:120", "gather()", or empty
+  bool blocks_program = false;  ///< see NotedCall
   bool has_ended = false;
 
   /// Whether both are the same operation on similar tensors.
@@ -31,6 +32,8 @@ struct GroupCall {
 /// Formats a call, as in "all_reduce (Float [4, 8]) number 12 of group
 /// \"world\" at group.cpp:120".
 std::string describe(const GroupCall& call);
+/// "at group.cpp:120", "in gather()", or empty.
+std::string describe_place(const GroupCall& call);
 
 /// A wait for messages, or for values that other ranks write to the store.
 struct PeerWait {
@@ -59,6 +62,9 @@ struct RankActivity {
   std::optional<int> wait_status = std::nullopt;
   std::string last_output;
 };
+
+/// The rank's newest call in a group; null if it has not made the group.
+const GroupCall* find_call(const RankActivity& rank, const std::string& group);
 
 /// Reads a page while its rank may be writing it.
 RankActivity read_activity(const Board& board, int index);

@@ -2,6 +2,7 @@
 
 #include <accelerate/accelerator.h>
 
+#include "comm/monitoring/public_call.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -93,6 +94,7 @@ void Accelerator::free_memory() const {
 }
 
 void Accelerator::finish() const {
+  const detail::PublicCall call("finish()");
   detail::report_settings_without_effect(*session_);
   session_->checkpoints->saver.wait();
   wait_for_everyone();

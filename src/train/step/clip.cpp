@@ -12,6 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "comm/monitoring/public_call.h"
 #include "params/gradient_norm.h"
 #include "train/models/staged_model.h"
 #include "train/session.h"
@@ -141,6 +142,7 @@ at::Tensor Accelerator::clip_grad_norm_(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options) const {
+  const detail::PublicCall call("clip_grad_norm_()");
   return detail::clip_gradients(*session_, parameters, max_norm, options);
 }
 
