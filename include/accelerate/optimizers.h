@@ -26,6 +26,33 @@
 /// ConfigError.
 namespace accelerate::optim {
 
+/// Base class by which an optimizer of the program's own declares that it
+/// updates each element of a parameter from that element, its gradient and its
+/// state alone, as SGD and Adam do:
+///
+///     class Lion : public torch::optim::Optimizer,
+///                  public accelerate::optim::Elementwise { ... };
+///
+/// Such an optimizer can step on slices of parameters, so it fits models of any
+/// kind. prepare() throws ConfigError if ranks hold slices (`shard`, `tensor`,
+/// `expert`), or only some of the parameters (`pipeline`), and the optimizer is
+/// neither declared here nor SGD, Adam, AdamW, Adagrad or RMSprop: a norm or a
+/// sum over what one rank holds would silently be wrong. Subclasses of those
+/// five count as the program's own, since they may override step(). What a
+/// class inherits it declares as well.
+class ACCELERATE_API Elementwise {
+ public:
+  virtual ~Elementwise();
+};
+
+/// The same for an optimizer that needs full parameters, but each of them
+/// alone, as LAMB and Muon do: it fits pipelines, whose ranks hold whole
+/// parameters, but no slices.
+class ACCELERATE_API Parameterwise {
+ public:
+  virtual ~Parameterwise();
+};
+
 /// LibTorch's AdamW with a fused step.
 class ACCELERATE_API AdamW : public torch::optim::AdamW {
  public:

@@ -153,6 +153,8 @@ struct LoaderProgress {
   std::int64_t index = 0;
   /// Number of batches handed out.
   std::int64_t num_batches = 0;
+  /// Number of micro-steps begun in the current batch.
+  int num_micro_steps = 0;
   bool is_last_batch = false;
   /// Number of real samples in the last global batch if it was padded,
   /// otherwise 0.
@@ -167,7 +169,7 @@ struct alignas(64) Session {
   StepState step = {};
   StepClock clock;
   /// Loaders being read, the innermost last.
-  std::vector<const LoaderProgress*> active_loaders = {};
+  std::vector<LoaderProgress*> active_loaders = {};
   /// The settings in force, with their origins.
   Settings settings;
   SettingsReport report = {};
@@ -243,7 +245,7 @@ struct alignas(64) Session {
     }
     return nullptr;
   }
-  [[nodiscard]] const LoaderProgress* active_loader() const {
+  [[nodiscard]] LoaderProgress* active_loader() const {
     return active_loaders.empty() ? nullptr : active_loaders.back();
   }
 };

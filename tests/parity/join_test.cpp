@@ -1,5 +1,6 @@
 // Ranks with different numbers of batches train as one process would.
 #include <map>
+#include <mutex>
 
 #include <accelerate/accelerate.h>
 #include <accelerate/local_sgd.h>
@@ -95,10 +96,13 @@ torch::Tensor train_alone(const Case& setup) {
   return torch::nn::utils::parameters_to_vector(net->parameters()).detach();
 }
 
-std::vector<torch::Tensor> train_joined(const Case& setup) {
+std::vector<torch::Tensor> train_joined(
+    const Case& setup,
+    const LogSink& sink = {}) {
   const int ranks = static_cast<int>(setup.steps.size());
   std::vector<torch::Tensor> ends(setup.steps.size());
-  run_on_ranks(ranks, [&](const WorldOptions& world) {
+  run_on_ranks(ranks, [&](WorldOptions world) {
+    if (sink) world.logger = Logger(sink, LogLevel::warning);
     Accelerator accelerator(
         {.gradient_accumulation_steps = setup.window,
          .parallel = {.replicate_options = setup.replicate},
@@ -244,6 +248,37 @@ TEST(JoinUnevenInputs, SendsBuffersOfARankThatHasData) {
   // 0.1 of rank 0's ones, then 0.9 of that and 0.1 of rank 1's twos.
   for (const auto& mean : means)
     EXPECT_TRUE(torch::allclose(mean, torch::full({3}, 0.29)));
+}
+
+// Whatever the ranks' numbers of micro-steps, they take the next steps together.
+TEST(JoinUnevenInputs, DropsUnfinishedWindowsAndSaysSo) {
+  struct Ends {
+    std::vector<int> steps;       ///< micro-steps of each rank
+    std::vector<int> full_steps;  ///< those in whole windows
+    int num_warnings = 0;
+  };
+  for (const Ends& ends : std::vector<Ends>{
+           {{2, 4}, {0, 3}, 2},
+           {{4, 3}, {3, 3}, 1},
+           {{1, 0, 8}, {0, 0, 6}, 2},
+           {{6, 0, 3}, {6, 0, 3}, 0}}) {
+    std::mutex mutex;
+    std::vector<std::string> warnings;
+    const std::vector<torch::Tensor> joined = train_joined(
+        {.steps = ends.steps, .window = 3}, [&](const LogRecord& record) {
+          const std::lock_guard lock(mutex);
+          warnings.emplace_back(record.message);
+        });
+    const torch::Tensor alone =
+        train_alone({.steps = ends.full_steps, .window = 3});
+    for (const torch::Tensor& of_rank : joined)
+      EXPECT_TRUE(torch::allclose(of_rank, alone, 1e-5, 1e-6)) << ends.steps;
+    EXPECT_THAT(
+        warnings,
+        ::testing::AllOf(
+            ::testing::SizeIs(ends.num_warnings),
+            ::testing::Each(::testing::HasSubstr("are dropped"))));
+  }
 }
 
 TEST(JoinUnevenInputs, HoldsForTwoModelsOfAGan) {

@@ -202,6 +202,56 @@ TEST(Accumulation, TakesUnusedCountsOfItemsInAJoin) {
       [&] { run(true); }, "backward() with num_items counts");
 }
 
+// Weights after each of two batches of 8 rows whose parts are micro-steps, with
+// windows of 4, the loss w and a learning rate of 1.
+std::vector<double> weights_of_parts(
+    const AcceleratorOptions& options,
+    int num_parts,
+    bool counts_items = false) {
+  const Accelerator accelerator(options);
+  auto net = one_weight();
+  torch::optim::SGD sgd(net->parameters(), 1.0);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      sgd,
+      DataLoader(
+          TensorDataset{torch::ones({16 * options.world.size.value(), 1})},
+          {.batch_size = 8}));
+  std::vector<double> weights;
+  for (auto& [x] : loader) {
+    for (const torch::Tensor& part : x.chunk(num_parts)) {
+      auto micro_step = accelerator.accumulate(model);
+      BackwardOptions backward;
+      if (counts_items) backward.num_items = part.size(0);
+      accelerator.backward(model(part).mean(), backward);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    weights.push_back(net->weight.item<double>());
+  }
+  return weights;
+}
+
+TEST(Accumulation, WeighsPartsOfTheLastBatchAsPartsOfOthers) {
+  for (const bool counts_items : {false, true}) {
+    for (const int size : {1, 2}) {
+      run_on_ranks(size, [&](const WorldOptions& world) {
+        const auto weights = [&](int num_parts) {
+          return weights_of_parts(
+              {.gradient_accumulation_steps = 4, .world = world},
+              num_parts,
+              counts_items);
+        };
+        EXPECT_THAT(weights(4), ::testing::ElementsAre(-1, -2));
+        // The first step is the last batch's.
+        EXPECT_THAT(weights(2), ::testing::ElementsAre(0, -1));
+        EXPECT_THAT(weights(1), ::testing::ElementsAre(0, -1));
+        EXPECT_THAT(weights(8), ::testing::ElementsAre(-2, -4));
+      });
+    }
+  }
+}
+
 class FiveNumbers {
  public:
   std::optional<std::tuple<torch::Tensor>> next() {

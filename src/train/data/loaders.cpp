@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -47,6 +48,11 @@ void synchronize_generators(const Session& session) {
   synchronize_rng_states(session.world, types);
 }
 
+void end_batch(Session& session, LoaderProgress& progress) {
+  if (progress.num_micro_steps > 0)
+    session.clock.note_batch(std::exchange(progress.num_micro_steps, 0));
+}
+
 // Tells the session how far a loop over the loader is.
 void report_progress(
     const std::shared_ptr<Session>& session,
@@ -60,9 +66,11 @@ void report_progress(
     session->active_loaders.push_back(progress.get());
   };
   context.end = [session, progress] {
+    end_batch(*session, *progress);
     std::erase(session->active_loaders, progress.get());
   };
-  context.on_batch = [progress](bool is_last, std::int64_t remainder) {
+  context.on_batch = [session, progress](bool is_last, std::int64_t remainder) {
+    end_batch(*session, *progress);
     ++progress->num_batches;
     progress->is_last_batch = is_last;
     progress->remainder = remainder;

@@ -10,6 +10,7 @@
 
 #include "base/text/text.h"
 #include "comm/mesh.h"
+#include "comm/monitoring/public_call.h"
 #include "gate/watched_tensor.h"
 #include "parallel/plan.h"
 #include "pipeline/stages.h"
@@ -19,6 +20,7 @@
 #include "train/models/model_plans.h"
 #include "train/models/model_values.h"
 #include "train/models/preparable.h"
+#include "train/optimizers/optimizer_fit.h"
 #include "train/optimizers/optimizer_watch.h"
 #include "train/session.h"
 #include "train/settings/deepspeed_rules.h"
@@ -92,6 +94,8 @@ detail::PreparedOptimizer& make_prepared_optimizer(
     Session& session,
     torch::optim::Optimizer& optimizer) {
   for (const auto& model : session.models)
+    detail::require_fitting_optimizer(optimizer, *model);
+  for (const auto& model : session.models)
     model->strategies.bind(optimizer, model->table);
   detail::PreparedOptimizer& prepared = *session.optimizers.emplace_back(
       std::make_unique<detail::PreparedOptimizer>(detail::PreparedOptimizer{
@@ -108,8 +112,9 @@ detail::PreparedOptimizer& make_prepared_optimizer(
 // Binds optimizers that were prepared before this model.
 void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
   for (const auto& optimizer : session.optimizers) {
-    if (optimizer->inner != nullptr)
-      model.strategies.bind(*optimizer->inner, model.table);
+    if (optimizer->inner == nullptr) continue;
+    detail::require_fitting_optimizer(*optimizer->inner, model);
+    model.strategies.bind(*optimizer->inner, model.table);
   }
 }
 
@@ -159,6 +164,7 @@ void detail::keep_alive(
 }
 
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
+  const detail::PublicCall call("prepare()");
   Session& session = *session_;
   session.step.is_direct = false;
   require_preparable(session, request);

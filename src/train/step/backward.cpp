@@ -88,7 +88,9 @@ double weight_of_items(Session& session, std::int64_t num_items) {
   items.serial = clock.serial();
   if (clock.sync_gradients()) {
     const double total = sum_over_ranks(session, items.in_window);
-    const double unit = total == 0 ? items.unit : total / ranks;
+    double unit = total == 0 ? items.unit : total / ranks;
+    if (clock.is_short())
+      unit *= static_cast<double>(clock.divisor()) / clock.length();
     multiply_pending_gradients(session, items.unit / unit);
     items.unit = unit;
   }
@@ -205,15 +207,15 @@ detail::PreparedModel* model_of(
 // gradients are scaled then.
 double detail::weight_of_micro_step(Session& session) {
   const StepClock& clock = session.clock;
-  if (!clock.is_short() || session.accumulation.divide_by_full_window) {
-    return 1.0 / clock.window();
+  const int window = clock.window();
+  const int divisor =
+      session.accumulation.divide_by_full_window ? window : clock.divisor();
+  if (divisor != window &&
+      std::exchange(session.window.aligned_serial, clock.serial()) !=
+          clock.serial()) {
+    multiply_pending_gradients(session, static_cast<double>(window) / divisor);
   }
-  if (std::exchange(session.window.aligned_serial, clock.serial()) !=
-      clock.serial()) {
-    multiply_pending_gradients(
-        session, static_cast<double>(clock.window()) / clock.length());
-  }
-  return 1.0 / clock.length();
+  return 1.0 / divisor;
 }
 
 void Accelerator::backward(
@@ -340,7 +342,10 @@ void MicroStep::restore() {
 MicroStep Accelerator::begin_micro_step(
     std::initializer_list<detail::PreparedModel*> models) const {
   Session& session = *session_;
-  const detail::LoaderProgress* loader = session.active_loader();
+  detail::LoaderProgress* const loader = session.active_loader();
+  // The first micro-step of a batch does not tell whether there will be more.
+  if (loader != nullptr && ++loader->num_micro_steps > 1)
+    session.clock.note_batch(loader->num_micro_steps);
   session.clock.begin_micro_step(
       loader != nullptr && loader->is_last_batch &&
       session.accumulation.sync_with_dataloader);

@@ -1,9 +1,11 @@
 #include <accelerate/accelerator.h>
 
+#include <algorithm>
 #include <numeric>
 #include <sstream>
 #include <utility>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -156,6 +158,44 @@ void shadow_until_done(Session& session) {
   }
 }
 
+// Ranks whose data end at different places of a window would end their next ones
+// at different times. All begin a new one, which drops the gradients of the
+// unfinished ones.
+void align_windows(Session& session) {
+  detail::StepClock& clock = session.clock;
+  if (clock.window() == 1) return;
+  const int position = clock.position();
+  const auto positions =
+      session.join.round->group().all_gather(at::full({}, position, at::kLong));
+  const bool are_equal =
+      std::all_of(positions.begin(), positions.end(), [&](const auto& other) {
+        return other.template item<std::int64_t>() == position;
+      });
+  if (are_equal) return;
+  clock.restart_window();
+  session.window = {};
+  if (position == 0) return;
+  session.world.logger().log(
+      LogLevel::warning,
+      "train",
+      format(
+          "the body of join_uneven_inputs() ended on rank {} after {} of the "
+          "{} "
+          "micro-steps of a window, and elsewhere on other ranks; the "
+          "gradients of these {} are dropped; end bodies with a window, as a "
+          "prepared loader's last batch does",
+          session.world.rank(),
+          position,
+          clock.window(),
+          position));
+  for (const auto& model : session.models) {
+    if (model->module)
+      detail::drop_gradients(*model, model->module->parameters(), true);
+  }
+  for (const auto& optimizer : session.optimizers)
+    detail::use_gradients(*optimizer);
+}
+
 }  // namespace
 
 void Accelerator::join_uneven_inputs(
@@ -165,7 +205,9 @@ void Accelerator::join_uneven_inputs(
   require_joinable(session);
   const JoinScope scope(session, options);
   body();
-  if (session.join.round) shadow_until_done(session);
+  if (!session.join.round) return;
+  shadow_until_done(session);
+  align_windows(session);
 }
 
 }  // namespace accelerate
