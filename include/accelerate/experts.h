@@ -55,7 +55,9 @@ enum class TokenDrop {
 /// Which ranks' tokens the balance loss counts.
 enum class BalanceScope {
   /// All ranks that read different data or positions, which gives the loss of
-  /// one process with the same global micro-batch. Costs a small all-reduce per
+  /// one process with the same global micro-batch if they have equally many
+  /// tokens, or if backward() is given each rank's number as `num_items`:
+  /// otherwise every rank's mean counts alike. Costs a small all-reduce per
   /// layer.
   all_ranks,
   /// Only this rank.

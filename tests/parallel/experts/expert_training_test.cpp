@@ -236,6 +236,50 @@ TEST(ExpertTraining, BalancesTheTokensOfEachRankIfToldTo) {
   EXPECT_NEAR(loss_with(BalanceScope::rank), 2, 1e-5);
 }
 
+// The gradient of the balance loss where rank r has tokens[r] of 8 tokens.
+Tensor balance_gradient(const std::vector<std::int64_t>& tokens) {
+  Tensor gradient;
+  run_on_ranks(static_cast<int>(tokens.size()), [&](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    ExpertLayer layer(ExpertLayerOptions{
+        .hidden_size = 2,
+        .num_experts = 2,
+        .router = {.top_k = 1, .balance_loss = 1, .z_loss = 0.5},
+        .mlp = ExpertMlpOptions{.intermediate_size = 2}});
+    {
+      const torch::NoGradGuard no_grad;
+      for (const Tensor& parameter : layer->parameters())
+        parameter.copy_(torch::sin(torch::arange(parameter.numel()))
+                            .view(parameter.sizes()));
+    }
+    const auto model = accelerator.prepare(layer);
+    std::int64_t first = 0;
+    for (int rank = 0; rank < accelerator.process_index(); ++rank)
+      first += tokens[static_cast<std::size_t>(rank)];
+    const auto count =
+        tokens[static_cast<std::size_t>(accelerator.process_index())];
+    const Tensor x =
+        torch::cos(torch::arange(16)).view({8, 2}).narrow(0, first, count);
+    const Tensor outputs = model(x);
+    accelerator.backward(
+        outputs.sum() * 0 + auxiliary_loss(*layer), {.num_items = count});
+    if (accelerator.is_main_process())
+      gradient = layer->named_parameters()["gate.weight"].grad().clone();
+  });
+  return gradient;
+}
+
+TEST(ExpertTraining, BalancesUnequalNumbersOfTokensByTheirNumbers) {
+  const Tensor expected = balance_gradient({8});
+  EXPECT_GT(expected.abs().max().item<double>(), 1e-3);
+  for (const std::vector<std::int64_t>& tokens :
+       std::vector<std::vector<std::int64_t>>{
+           {4, 4}, {5, 3}, {8, 0}, {1, 0, 7}}) {
+    EXPECT_TRUE(torch::allclose(balance_gradient(tokens), expected, 1e-5, 1e-7))
+        << tokens;
+  }
+}
+
 TEST(ExpertTraining, CombinesAllAxesOnEightAndSixteenRanks) {
   expect_like_one_process(
       {.steps = 2},
