@@ -6,11 +6,13 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
 
+#include "base/files/files.h"
 #include "base/progress/byte_progress.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
@@ -64,7 +66,13 @@ struct ConvertFlags {
 
 int convert(const ConvertFlags& flags) {
   const fs::path output = flags.output;
-  const detail::StoredTensors tensors = detail::open_weights(flags.input);
+  const detail::StoredTensors tensors =
+      detail::open_weights(flags.input, {}, [](const std::string& name) {
+        std::fprintf(
+            stderr,
+            "warning: \"%s\" is a numpy array, which is left out\n",
+            detail::printable(name).c_str());
+      });
   const auto named = detail::named_tensors(tensors);
   auto disk = detail::make_file_system_with_progress(
       "writing", detail::num_bytes_of(named));
@@ -76,6 +84,12 @@ int convert(const ConvertFlags& flags) {
     detail::WriteModelOptions options;
     options.max_shard_bytes =
         static_cast<std::uint64_t>(detail::parse_size(flags.max_shard_size));
+    const fs::path input = flags.input;
+    std::error_code code;
+    options.has_same_weights = fs::equivalent(
+        fs::is_directory(input) ? input : detail::directory_of(input),
+        output,
+        code);
     detail::write_model(*disk, output, named, options);
   } else {
     throw ConfigError(format(

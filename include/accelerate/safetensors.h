@@ -93,9 +93,8 @@ inline constexpr std::uint64_t kMostHeaderBytes = 100'000'000;
 /// CheckpointError unless the file is valid: the header is one JSON object of
 /// known fields, each once, and the tensors cover the data without holes or
 /// overlaps, as the reference reader demands. Unlike the reference reader, also
-/// rejects white space other than spaces after the header, duplicate names,
-/// unknown fields, null metadata and shapes of more than 64 dimensions. `name`
-/// is used in messages.
+/// rejects duplicate names, unknown fields, which might change what the bytes
+/// mean, and shapes of more than 64 dimensions. `name` is used in messages.
 ACCELERATE_API Header parse_header(
     std::span<const std::byte> start,
     std::uint64_t file_size,

@@ -44,7 +44,8 @@ def random_state(rng):
 
 
 def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def differences(found, expected):
@@ -58,7 +59,7 @@ def differences(found, expected):
 
 
 def make_odd(rng, state):
-    """For torch.save: tied and non-contiguous tensors, nested dictionaries."""
+    """For torch.save: tied and non-contiguous tensors, conjugate and negative views, parameters with attributes."""
     odd = OrderedDict(state)
     for name, tensor in list(state.items()):
         kind = rng.randint(0, 5)
@@ -68,6 +69,13 @@ def make_odd(rng, state):
             odd[name] = tensor.transpose(0, 1)
         elif kind == 2 and tensor.dim() >= 1 and tensor.shape[0] > 1:
             odd[name] = tensor[1:]
+        elif kind == 3 and tensor.is_complex():
+            odd[name] = tensor.conj()
+        elif kind == 3 and tensor.dtype in DTYPES[:4]:
+            odd[name] = torch._neg_view(tensor)
+        elif kind == 4 and tensor.is_floating_point():
+            odd[name] = torch.nn.Parameter(tensor)
+            odd[name].note = name
     return odd
 
 

@@ -131,6 +131,46 @@ TEST_F(Weights, AreSpreadOverFilesAndReplaceStaleOnes) {
   }
 }
 
+// Tries every pair of formats and numbers of files.
+TEST_F(Weights, TheLastSaveIsOpenedWhateverWasThere) {
+  std::vector<std::shared_ptr<std::vector<std::byte>>> bytes;
+  const auto model = [&](int seed) {
+    std::vector<NamedTensor> tensors;
+    for (const char* name : {"a", "b", "c"}) {
+      bytes.push_back(std::make_shared<std::vector<std::byte>>());
+      tensors.push_back({name, made(bytes.back(), Dtype::U8, {100}, seed), 0});
+    }
+    return tensors;
+  };
+  const std::vector<NamedTensor> old = model(1), young = model(2);
+  std::vector<WriteModelOptions> all;
+  for (const ModelFormat how : {ModelFormat::safetensors, ModelFormat::torch}) {
+    for (const std::uint64_t size : {100U, 1000U}) all.push_back({how, size});
+  }
+  for (std::size_t i = 0; i < all.size() * all.size(); ++i) {
+    SCOPED_TRACE(i);
+    const fs::path out = directory_ / std::to_string(i);
+    write_model(*disk_, out, old, all[i / all.size()]);
+    std::ofstream(out / "config.json") << "{}";
+    write_model(*disk_, out, young, all[i % all.size()]);
+    const StoredTensors found = open_weights(out);
+    ASSERT_EQ(found.size(), 3U);
+    EXPECT_EQ(contents(found.at("b")), *bytes.back());
+    EXPECT_TRUE(fs::exists(out / "config.json"));
+  }
+}
+
+TEST_F(Weights, OfTheSameModelAreKeptInTheOtherFormat) {
+  write_model(*disk_, directory_ / "out", tensors_, {ModelFormat::torch});
+  write_model(
+      *disk_,
+      directory_ / "out",
+      tensors_,
+      {.has_same_weights = true});
+  EXPECT_TRUE(fs::exists(directory_ / "out/pytorch_model.bin"));
+  expect_same(open_weights(directory_ / "out"));
+}
+
 TEST_F(Weights, TellHowManyFilesOfAnIndexAreOpen) {
   using Counts = std::vector<std::pair<std::size_t, std::size_t>>;
   Counts counts;

@@ -101,7 +101,7 @@ void write_torch_section(
         "[checkpoint] a sharded model cannot be saved as a torch.save file; "
         "leave safe_serialization on");
   }
-  TorchValue::OrderedDict dict;
+  TorchValue::Dict dict;
   std::map<std::string, std::int64_t> storages;
   for (const SectionEntry& entry : section.entries) {
     const auto storage = static_cast<std::int64_t>(storages.size()) + 1;

@@ -318,7 +318,7 @@ class Conversion {
       static_cast<void>(write_tensor_files(disk_, {file}));
       return;
     }
-    TorchValue::OrderedDict dict;
+    TorchValue::Dict dict;
     std::int64_t storage = 0;
     std::map<std::string, std::int64_t> storages;
     for (const auto& [name, tensor] : tensors) {

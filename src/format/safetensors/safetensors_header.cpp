@@ -33,7 +33,12 @@ class HeaderReader {
   explicit HeaderReader(Header& header) : header_(header) {}
   [[nodiscard]] const std::string& complaint() const { return complaint_; }
 
-  bool null() { return wrong("null"); }
+  bool null() {
+    if (place_ != Place::header || !has_key_ || name_ != kMetadata)
+      return wrong("null");
+    has_key_ = false;
+    return true;
+  }
   bool boolean(bool) { return wrong("a truth value"); }
   bool number_integer(number_integer_t) { return wrong("a negative number"); }
   bool number_float(number_float_t, const string_t&) {
@@ -226,10 +231,10 @@ std::string_view checked_json(
     const std::string& name) {
   std::string_view text(
       reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  text = text.substr(0, text.find_last_not_of(' ') + 1);
+  text = text.substr(0, text.find_last_not_of(" \n\r\t") + 1);
   if (!text.starts_with('{') || !text.ends_with('}')) {
     refuse_file(
-        name, "its header is not a JSON object followed by spaces at most");
+        name, "its header is not a JSON object followed by blanks at most");
   }
   return text;
 }

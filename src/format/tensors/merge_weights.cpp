@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -62,6 +63,9 @@ std::size_t merge_weights(const MergeRequest& request) {
   options.format = request.format;
   // As in Accelerate, writes one file of any size.
   options.max_shard_bytes = ~std::uint64_t{0} >> 1U;
+  std::error_code code;
+  options.has_same_weights =
+      fs::equivalent(request.output, request.checkpoint_dir, code);
   const StoredTensors tensors = open_weights(request.checkpoint_dir);
   const std::vector<NamedTensor> named = named_tensors(tensors);
   const auto disk = request.make_disk ? request.make_disk(num_bytes_of(named))

@@ -136,10 +136,12 @@ void require_inside(const BoxToRead& wanted) {
 // order.
 void copy_strided(
     const StoredBox& stored,
+    safetensors::Dtype dtype,
     std::span<const std::byte> data,
     std::uint64_t from,
-    std::uint64_t width,
     std::span<std::byte> out) {
+  const auto width =
+      static_cast<std::uint64_t>(safetensors::bits_of(dtype)) / 8;
   const Shape& size = stored.box.size;
   const Shape& strides = *stored.strides;
   Shape index(size.size(), 0);
@@ -157,6 +159,7 @@ void copy_strided(
       index[i] = 0;
     }
   }
+  resolve(stored.hidden_bits, dtype, out);
 }
 
 // Verifies the checksums of the bytes that `both` covers. Files with checksums
@@ -200,7 +203,7 @@ void add_copy(
           const auto out = wanted.out.subspan(to * width, run * width);
           stored.file->count_read(out.size());
           if (stored.strides) {
-            copy_strided(stored, data, from, width, out);
+            copy_strided(stored, wanted.tensor->dtype, data, from, out);
           } else {
             std::memcpy(out.data(), data.data() + from * width, out.size());
           }

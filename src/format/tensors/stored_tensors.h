@@ -13,6 +13,7 @@
 #include <accelerate/safetensors.h>
 
 #include "format/checkpoint/manifest.h"
+#include "format/tensors/hidden_bits.h"
 #include "format/tensors/input_file.h"
 #include "format/tensors/tensor_writer.h"
 
@@ -24,8 +25,9 @@ struct StoredBox {
   std::uint64_t offset = 0;
   safetensors::Box box;
   /// Strides in elements, where the bytes are not one row after another: in
-  /// views of a larger tensor.
+  /// views of a larger tensor. Set for all boxes with hidden bits.
   std::optional<safetensors::Shape> strides = std::nullopt;
+  HiddenBits hidden_bits = {};
 };
 
 /// A tensor in files of any format.

@@ -4,7 +4,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -12,13 +11,11 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
-#include "base/limits.h"
 #include "base/text/json_text.h"
 #include "base/text/text.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 #include "format/torch/torch_distributed.h"
-#include "format/torch/torch_file.h"
 #include "format/torch/torch_writer.h"
 
 namespace accelerate::detail {
@@ -31,141 +28,9 @@ bool is_safetensors(const path& file) {
   return file.extension() == ".safetensors";
 }
 
-// Finds tensors in nested dictionaries.
-class TorchEntries {
- public:
-  explicit TorchEntries(const path& where)
-      : file_(where),
-        input_(std::make_shared<InputFile>(where)),
-        listing_left_(kListingPerByte * file_.num_bytes() + kListingSlack),
-        tensor_bytes_left_(file_.most_tensor_bytes()) {}
-
-  StoredTensors read() {
-    visit(file_.root(), "");
-    return std::move(tensors_);
-  }
-
- private:
-  // A pickle can refer to a dictionary again for two bytes, and all its tensors
-  // then have further names. The memory for names and places of tensors is
-  // bounded by the file's size; real files take a few hundred bytes per tensor.
-  static constexpr std::uint64_t kListingPerByte = 64;
-  static constexpr std::uint64_t kListingSlack = std::uint64_t{16} << 20U;
-  static constexpr std::uint64_t kEntryBytes = 64;
-  static constexpr std::uint64_t kTensorEntryBytes = 512;
-
-  [[noreturn]] void fail(const std::string& name, const std::string& what) {
-    throw CheckpointError(format(
-        "[torch] {}: \"{}\": {}",
-        input_->path().string(),
-        printable(name),
-        what));
-  }
-
-  void charge_listing(const std::string& name, std::uint64_t num_bytes) {
-    if (num_bytes > listing_left_) {
-      fail(
-          name,
-          format(
-              "the list of tensors would take more than {} times the file's "
-              "size: it repeats dictionaries",
-              kListingPerByte));
-    }
-    listing_left_ -= num_bytes;
-  }
-
-  void visit(const Pickle::Value& value, const std::string& name) {
-    charge_listing(name, kEntryBytes + name.size());
-    if (const auto tensor = file_.tensor(value)) {
-      add(*tensor, name);
-      return;
-    }
-    if (value.kind() != Pickle::Kind::dict &&
-        value.kind() != Pickle::Kind::call) {
-      return;
-    }
-    if (value.kind() == Pickle::Kind::call && value.size() < 3) return;
-    const Pickle::Value dict = value.as_dict();
-    if (dict.kind() != Pickle::Kind::dict) return;
-    for (std::size_t i = 0; i < dict.size(); ++i) {
-      const Pickle::Value key = dict.key(i);
-      if (key.kind() == Pickle::Kind::text) {
-        visit(dict.value(i), name_inside(name, key.text()));
-      } else if (key.kind() == Pickle::Kind::integer) {
-        visit(dict.value(i), name_inside(name, std::to_string(key.integer())));
-      }
-    }
-  }
-
-  std::string name_inside(const std::string& name, std::string_view step) {
-    if (name.size() + step.size() >= kMostNameBytes) {
-      fail(
-          format("{}.{}", name, step.substr(0, kMostNameBytes)),
-          format("a name has at most {} bytes", kMostNameBytes));
-    }
-    return name.empty() ? std::string(step) : format("{}.{}", name, step);
-  }
-
-  void add(const TorchTensor& tensor, const std::string& name) {
-    charge_listing(name, kTensorEntryBytes + name.size());
-    const auto [storage, is_new] = storages_.emplace(
-        std::make_tuple(
-            tensor.storage,
-            tensor.dtype,
-            tensor.offset,
-            tensor.sizes,
-            tensor.strides),
-        static_cast<std::int64_t>(storages_.size()) + 1);
-    if (is_new) {
-      const std::uint64_t num_bytes =
-          safetensors::bytes_of(tensor.dtype, tensor.sizes).value_or(0);
-      if (num_bytes > tensor_bytes_left_) {
-        fail(
-            name,
-            format(
-                "with it, the tensors repeat their storages to more than {} "
-                "bytes, which is not read of a file of {} bytes",
-                file_.most_tensor_bytes(),
-                file_.num_bytes()));
-      }
-      tensor_bytes_left_ -= num_bytes;
-    }
-    const auto width =
-        static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
-    StoredBox box{
-        input_,
-        file_.place_of(tensor) + tensor.offset * width,
-        {safetensors::Shape(tensor.sizes.size(), 0), tensor.sizes}};
-    if (!tensor.is_contiguous()) box.strides = tensor.strides;
-    tensors_.insert_or_assign(
-        name,
-        StoredTensor{
-            tensor.dtype,
-            tensor.sizes,
-            {std::move(box)},
-            storage->second,
-            tensors_.size() + 1});
-  }
-
-  TorchFile file_;
-  std::shared_ptr<const InputFile> input_;
-  std::uint64_t listing_left_;
-  std::uint64_t tensor_bytes_left_;
-  StoredTensors tensors_;
-  std::map<
-      std::tuple<
-          std::string,
-          safetensors::Dtype,
-          std::uint64_t,
-          safetensors::Shape,
-          safetensors::Shape>,
-      std::int64_t>
-      storages_;
-};
-
-StoredTensors open_file(const path& file) {
+StoredTensors open_file(const path& file, const OnArray& on_array) {
   return is_safetensors(file) ? stored_in_safetensors(file)
-                              : stored_in_torch_file(file);
+                              : weights_in_torch_file(file, on_array);
 }
 
 // The files named in an index, not opened yet.
@@ -187,7 +52,10 @@ std::map<std::string, StoredTensors> files_of(
   return files;
 }
 
-StoredTensors open_index(const path& file, const OnOpenedFile& on_file) {
+StoredTensors open_index(
+    const path& file,
+    const OnOpenedFile& on_file,
+    const OnArray& on_array) {
   const auto fail = [&](std::string_view what) {
     throw CheckpointError(format("[checkpoint] {} {}", file.string(), what));
   };
@@ -203,7 +71,7 @@ StoredTensors open_index(const path& file, const OnOpenedFile& on_file) {
   std::size_t num_open = 0;
   if (on_file) on_file(num_open, files.size());
   for (auto& [shard, tensors] : files) {
-    tensors = open_file(file.parent_path() / shard);
+    tensors = open_file(file.parent_path() / shard, on_array);
     if (on_file) on_file(++num_open, files.size());
   }
   std::map<std::pair<std::string, std::int64_t>, std::int64_t> storages;
@@ -233,7 +101,8 @@ StoredTensors open_index(const path& file, const OnOpenedFile& on_file) {
 
 StoredTensors open_directory(
     const path& directory,
-    const OnOpenedFile& on_file) {
+    const OnOpenedFile& on_file,
+    const OnArray& on_array) {
   if (std::filesystem::exists(directory / kManifestName)) {
     const Manifest manifest = read_manifest(directory);
     const auto model = manifest.sections.find("model");
@@ -249,7 +118,7 @@ StoredTensors open_directory(
   // Accelerate's order of names, except that safetensors comes first.
   for (const char* name : {"model.safetensors", "pytorch_model.bin"}) {
     if (std::filesystem::exists(directory / name))
-      return open_file(directory / name);
+      return open_file(directory / name, on_array);
   }
   std::vector<path> indices;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
@@ -257,7 +126,8 @@ StoredTensors open_directory(
       indices.push_back(entry.path());
     }
   }
-  if (indices.size() == 1) return open_index(indices.front(), on_file);
+  if (indices.size() == 1)
+    return open_index(indices.front(), on_file, on_array);
   throw CheckpointError(format(
       "[checkpoint] {}{}",
       directory.string(),
@@ -285,7 +155,8 @@ void write_file(
     static_cast<void>(write_tensor_files(disk, {wanted}));
     return;
   }
-  TorchValue::OrderedDict dict;
+  // LibTorch's torch::pickle_load() cannot read an OrderedDict.
+  TorchValue::Dict dict;
   for (const NamedTensor* tensor : tensors) {
     dict.add(
         TorchValue{tensor->name},
@@ -296,26 +167,65 @@ void write_file(
 
 }  // namespace
 
-StoredTensors stored_in_torch_file(const path& file) {
-  return TorchEntries(file).read();
-}
-
-StoredTensors open_weights(const path& where, const OnOpenedFile& on_file) {
+StoredTensors open_weights(
+    const path& where,
+    const OnOpenedFile& on_file,
+    const OnArray& on_array) {
   if (std::filesystem::is_directory(where))
-    return open_directory(where, on_file);
+    return open_directory(where, on_file, on_array);
   if (!std::filesystem::exists(where)) {
     throw CheckpointError(
         format("[checkpoint] {} does not exist", where.string()));
   }
-  return where.extension() == ".json" ? open_index(where, on_file)
-                                      : open_file(where);
+  return where.extension() == ".json" ? open_index(where, on_file, on_array)
+                                      : open_file(where, on_array);
 }
+
+namespace {
+
+// Files of a checkpoint have the same names as those of a model, and
+// open_weights() reads the checkpoint.
+void require_no_checkpoint(
+    const path& directory,
+    const WriteModelOptions& options) {
+  const bool is_ours = std::filesystem::exists(directory / kManifestName);
+  const bool is_other =
+      is_torch_distributed(directory) && !options.has_same_weights;
+  if (!is_ours && !is_other) return;
+  throw ConfigError(format(
+      "[checkpoint] {} is a checkpoint{}; save the model in a directory of its "
+      "own",
+      directory.string(),
+      is_ours ? ", whose files would be overwritten" : " of torch"));
+}
+
+void remove_stale_files(
+    FileSystem& disk,
+    const path& directory,
+    const std::set<std::string>& written,
+    const WriteModelOptions& options) {
+  std::vector<path> stale;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    for (const ModelFormat each :
+         {ModelFormat::safetensors, ModelFormat::torch}) {
+      const bool is_old = is_model_file(name, each) &&
+          !written.contains(name) &&
+          (each == options.format || !options.has_same_weights);
+      if (is_old) stale.push_back(entry.path());
+    }
+  }
+  for (const path& each : stale) disk.remove_file(each);
+}
+
+}  // namespace
 
 std::vector<std::string> write_model(
     FileSystem& disk,
     const path& directory,
     const std::vector<NamedTensor>& tensors,
     const WriteModelOptions& options) {
+  require_no_checkpoint(directory, options);
   create_directories(disk, directory);
   std::vector<ShardEntry> entries;
   std::map<std::string, const NamedTensor*> by_name;
@@ -359,14 +269,7 @@ std::vector<std::string> write_model(
     throw;
   }
   disk.sync_directory(directory);
-  std::vector<path> stale;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
-    const bool is_old =
-        is_model_file(name, options.format) && !written.contains(name);
-    if (is_old) stale.push_back(entry.path());
-  }
-  for (const path& each : stale) disk.remove_file(each);
+  remove_stale_files(disk, directory, written, options);
   return shards.dropped;
 }
 

@@ -12,6 +12,7 @@
 #include "format/tensors/model_shards.h"
 #include "format/tensors/stored_tensors.h"
 #include "format/tensors/tensor_writer.h"
+#include "format/torch/torch_weights.h"
 
 namespace accelerate::detail {
 
@@ -23,15 +24,13 @@ using OnOpenedFile =
 /// torch.save file of a state dict, a Hugging Face index of either, a directory
 /// that holds one of these, a checkpoint of this library (its first model), or
 /// a distributed checkpoint of torch. Executes nothing and reads no data yet.
-/// `on_file` is called for the files of an index. Throws CheckpointError if it
-/// is none of these, or several.
+/// `on_file` is called for the files of an index, `on_array` for numpy arrays in
+/// files of torch.save, which are not read. Throws CheckpointError if it is none
+/// of these, or several, or holds values but no tensors.
 StoredTensors open_weights(
     const std::filesystem::path& path,
-    const OnOpenedFile& on_file = {});
-
-/// The tensors in the dictionaries of a torch.save file; nested names are
-/// joined by dots.
-StoredTensors stored_in_torch_file(const std::filesystem::path& file);
+    const OnOpenedFile& on_file = {},
+    const OnArray& on_array = {});
 
 /// A tensor to be written under a name. Entries with equal storages, from 1,
 /// are one tensor.
@@ -44,12 +43,17 @@ struct NamedTensor {
 struct WriteModelOptions {
   ModelFormat format = ModelFormat::safetensors;
   std::uint64_t max_shard_bytes = 10'000'000'000;
+  /// The directory already holds the same weights in another format, which are
+  /// kept.
+  bool has_same_weights = false;
 };
 
 /// Writes a model as Hugging Face does: one file, or several and an index, in
 /// `directory`, which is created. All are written and durable before any of
-/// them gets its name; then files left by an earlier save are removed. Returns
-/// the names that are in no file because they share a tensor with another name.
+/// them gets its name; then files left by an earlier save are removed, in
+/// either format, so that open_weights() finds the new ones. Returns the names
+/// that are in no file because they share a tensor with another name. Throws
+/// ConfigError if the directory is a checkpoint.
 std::vector<std::string> write_model(
     FileSystem& disk,
     const std::filesystem::path& directory,

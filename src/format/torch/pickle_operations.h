@@ -27,6 +27,7 @@ enum Operation : unsigned char {
   kBinBytes = 'B',
   kShortBinBytes = 'C',
   kBinBytes8 = 0x8e,
+  kByteArray8 = 0x96,
   kBinUnicode = 'X',
   kShortBinUnicode = 0x8c,
   kBinUnicode8 = 0x8d,
@@ -50,6 +51,7 @@ enum Operation : unsigned char {
   kStackGlobal = 0x93,
   kReduce = 'R',
   kNewObject = 0x81,
+  kNewObjectWithKeywords = 0x92,
   kBuild = 'b',
   kBinPersistent = 'Q',
   kBinPut = 'q',
@@ -99,7 +101,8 @@ inline constexpr std::array<Subject, 256> kSubjects = [] {
        kBinUnicode8,
        kShortBinBytes,
        kBinBytes,
-       kBinBytes8});
+       kBinBytes8,
+       kByteArray8});
   set(Subject::container,
       {kEmptyList,
        kEmptyDict,
@@ -119,7 +122,13 @@ inline constexpr std::array<Subject, 256> kSubjects = [] {
        kSetItems});
   set(Subject::stack, {kMark, kPop, kPopMark, kDup});
   set(Subject::object,
-      {kGlobal, kStackGlobal, kReduce, kNewObject, kBuild, kBinPersistent});
+      {kGlobal,
+       kStackGlobal,
+       kReduce,
+       kNewObject,
+       kNewObjectWithKeywords,
+       kBuild,
+       kBinPersistent});
   set(Subject::frame, {kProtocol, kFrame, kStop});
   return subjects;
 }();

@@ -165,6 +165,7 @@ void Pickle::step_text(unsigned char operation) {
       push_text(Kind::bytes, take<std::uint32_t>());
       return;
     case kBinBytes8:
+    case kByteArray8:
       push_text(Kind::bytes, take<std::uint64_t>());
       return;
   }
@@ -202,15 +203,19 @@ void Pickle::step_container(unsigned char operation) {
       push_container(Kind::tuple, pop_several(operation - kTuple1 + 1U));
       return;
     case kAppend:
-      append(pop_several(1));
+      append(pop_several(1), Kind::list);
       return;
     case kSetItem:
-      append(pop_several(2));
+      append(pop_several(2), Kind::dict);
       return;
     case kAppends:
+      append(pop_to_mark(), Kind::list);
+      return;
     case kAddItems:
+      append(pop_to_mark(), Kind::set);
+      return;
     case kSetItems:
-      append(pop_to_mark());
+      append(pop_to_mark(), Kind::dict);
       return;
   }
 }
@@ -251,6 +256,9 @@ void Pickle::step_object(unsigned char operation) {
     case kReduce:
     case kNewObject:
       push_call();
+      return;
+    case kNewObjectWithKeywords:
+      push_call_with_keywords();
       return;
     case kBuild:
       set_state();

@@ -31,8 +31,9 @@ class Pickle {
     /// The name of a class or function: "module name".
     global,
     /// A call: item 0 is the callee, item 1 its arguments; item 2, if present,
-    /// is what was added to the result: a dict (an OrderedDict's entries), or
-    /// its state.
+    /// is what was added to the result: its entries (an OrderedDict's are a
+    /// dict, a deque's a list), or its state; item 3 is the state of a result
+    /// with entries.
     call,
     /// A reference outside the pickle: item 0 identifies it.
     persistent,
@@ -136,8 +137,11 @@ class Pickle {
   /// Pops `count` values; the last one returned was on top.
   std::vector<std::uint32_t> pop_several(std::size_t count);
   std::vector<std::uint32_t> pop_to_mark();
-  /// Appends to the container on top of the stack.
-  void append(std::vector<std::uint32_t> items);
+  /// Appends to the container on top of the stack. `kind` is that of the
+  /// container, if it is the result of a call.
+  void append(std::vector<std::uint32_t> items, Kind kind);
+  /// Takes keyword arguments from the top of the stack, then makes a call.
+  void push_call_with_keywords();
   void remember(std::uint64_t key);
   void recall(std::uint64_t key);
   void charge(std::size_t bytes);

@@ -56,7 +56,7 @@ std::vector<std::uint32_t> Pickle::pop_to_mark() {
   return items;
 }
 
-void Pickle::append(std::vector<std::uint32_t> items) {
+void Pickle::append(std::vector<std::uint32_t> items, Kind kind) {
   const std::uint32_t top = pop();
   stack_.push_back(top);
   Node target = nodes_[top];
@@ -65,11 +65,11 @@ void Pickle::append(std::vector<std::uint32_t> items) {
   if (target.kind == Kind::call) {
     const std::uint64_t call = target.payload;
     if (containers_[call].size() < 3) {
-      push_container(Kind::dict, {});
+      push_container(kind, {});
       containers_[call].push_back(pop());
     }
     target = nodes_[containers_[call][2]];
-    if (target.kind != Kind::dict) fail("items are added to an object");
+    if (target.kind != kind) fail("items are added to an object");
   }
   const bool is_dict = target.kind == Kind::dict;
   if (!is_dict && target.kind != Kind::list && target.kind != Kind::set) {
@@ -141,25 +141,40 @@ void Pickle::push_global() {
 void Pickle::push_call() {
   const std::uint32_t arguments = pop();
   const std::uint32_t callee = pop();
-  if (nodes_[callee].kind != Kind::global ||
+  // Python may call what another call returned.
+  const Kind called = nodes_[callee].kind;
+  if ((called != Kind::global && called != Kind::call) ||
       nodes_[arguments].kind != Kind::tuple) {
     fail("a call is not of a class or function");
   }
   push_container(Kind::call, {callee, arguments});
 }
 
+void Pickle::push_call_with_keywords() {
+  const std::uint32_t keywords = pop();
+  push_call();
+  stack_.push_back(keywords);
+  set_state();
+}
+
+// An OrderedDict has entries, even if there are none.
 void Pickle::set_state() {
   const std::uint32_t state = pop();
   const std::uint32_t target = pop();
   stack_.push_back(target);
-  const Node& node = nodes_[target];
-  if (node.kind != Kind::call) {
+  if (nodes_[target].kind != Kind::call) {
     fail("a state is set on a value that is not an object");
   }
-  if (containers_[node.payload].size() < 3) {
-    charge(sizeof state);
-    containers_[node.payload].push_back(state);
+  const std::uint64_t call = nodes_[target].payload;
+  const bool is_empty_dict = containers_[call].size() < 3 &&
+      Value(*this, target).is_call_of("collections OrderedDict");
+  if (is_empty_dict) {
+    push_container(Kind::dict, {});
+    containers_[call].push_back(pop());
   }
+  if (containers_[call].size() > 3) fail("an object has two states");
+  charge(sizeof state);
+  containers_[call].push_back(state);
 }
 
 }  // namespace accelerate::detail

@@ -115,7 +115,7 @@ Pickle::Value Pickle::Value::as_dict() const {
 }
 
 bool Pickle::Value::is_call_of(std::string_view global) const {
-  if (kind() != Kind::call) return false;
+  if (kind() != Kind::call || item(0).kind() != Kind::global) return false;
   return is_global(item(0).text(), global);
 }
 

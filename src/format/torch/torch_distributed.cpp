@@ -11,6 +11,7 @@
 
 #include "base/files/files.h"
 #include "base/limits.h"
+#include "base/text/json_text.h"
 #include "base/text/text.h"
 #include "format/tensors/box_cover.h"
 #include "format/torch/pickle_reader.h"
@@ -24,6 +25,20 @@ using safetensors::Shape;
 using Value = Pickle::Value;
 
 constexpr const char* kMetadata = ".metadata";
+
+// A safetensors file inside another file.
+struct SafetensorsInside {
+  std::uint64_t offset = 0;
+  safetensors::Header header;
+  std::map<std::string, Shape> offsets;
+};
+
+struct Opened {
+  std::shared_ptr<InputFile> file;
+  /// Number of bytes of the shards read so far.
+  std::uint64_t num_read = 0;
+  std::optional<SafetensorsInside> safetensors = std::nullopt;
+};
 
 class MetadataReader {
  public:
@@ -175,7 +190,7 @@ class MetadataReader {
       if (offset < 0 || length < 0)
         fail("an offset or length in a file is negative");
       locate(
-          tensor->second,
+          *tensor,
           *box->second,
           name_in(member(info, "relative_path")),
           static_cast<std::uint64_t>(offset),
@@ -185,7 +200,7 @@ class MetadataReader {
   }
 
   void locate(
-      const StoredTensor& tensor,
+      const StoredTensors::value_type& tensor,
       StoredBox& box,
       const std::string& name,
       std::uint64_t offset,
@@ -194,31 +209,94 @@ class MetadataReader {
       fail(
           format("it names a file outside its directory: {}", printable(name)));
     }
-    auto& [file, num_read] = files_[name];
-    if (!file) file = std::make_shared<InputFile>(directory_ / name);
-    const auto all = file->bytes();
+    Opened& opened = files_[name];
+    if (!opened.file)
+      opened.file = std::make_shared<InputFile>(directory_ / name);
+    const auto all = opened.file->bytes();
     if (offset > all.size() || length > all.size() - offset) {
       fail(format("{} is shorter than it should be", printable(name)));
     }
     // Shards follow one another, so each byte belongs to one shard.
-    if (length > all.size() - num_read) {
+    if (length > all.size() - opened.num_read) {
       fail(format("shards in {} overlap", printable(name)));
     }
-    num_read += length;
-    // Each shard is a complete torch.save file inside another file.
+    opened.num_read += length;
+    box.file = opened.file;
+    const auto bytes = all.subspan(offset);
+    const auto where = is_torch_file(bytes)
+        ? find_in_torch_file(bytes.first(length), tensor.second, box, offset)
+        : find_in_safetensors(opened, tensor.first, tensor.second, box, offset);
+    if (!where) {
+      fail(format("a shard in {} differs from its metadata", printable(name)));
+    }
+    box.offset = offset + *where;
+  }
+
+  // Each shard is a complete torch.save file inside another file. Returns where
+  // its bytes begin.
+  static std::optional<std::uint64_t> find_in_torch_file(
+      std::span<const std::byte> bytes,
+      const StoredTensor& tensor,
+      const StoredBox& box,
+      std::uint64_t offset) {
     const TorchFile saved(
-        all.subspan(offset, length),
-        format("{} at {}", file->path().string(), offset));
+        bytes, format("{} at {}", box.file->path().string(), offset));
     const auto shard = saved.tensor(saved.root());
     if (!shard || shard->dtype != tensor.dtype ||
-        shard->sizes != box.box.size || !shard->is_contiguous()) {
-      fail(format("a shard in {} differs from its metadata", printable(name)));
+        shard->sizes != box.box.size || !shard->is_contiguous() ||
+        shard->hidden_bits.any()) {
+      return std::nullopt;
     }
     const auto width =
         static_cast<std::uint64_t>(safetensors::bits_of(tensor.dtype)) / 8;
-    box.offset = static_cast<std::uint64_t>(shard->bytes.data() - all.data()) +
-        shard->offset * width;
-    box.file = file;
+    return saved.place_of(*shard) + shard->offset * width;
+  }
+
+  // All shards of a file are in one safetensors file at its end, which keeps
+  // only the last of several shards of one tensor.
+  std::optional<std::uint64_t> find_in_safetensors(
+      Opened& opened,
+      const std::string& name,
+      const StoredTensor& tensor,
+      const StoredBox& box,
+      std::uint64_t offset) const {
+    if (!opened.safetensors) {
+      const auto bytes = opened.file->bytes().subspan(offset);
+      const safetensors::Header header = safetensors::parse_header(
+          bytes, bytes.size(), opened.file->path().string());
+      opened.safetensors.emplace(
+          SafetensorsInside{offset, header, offsets_in(header)});
+    }
+    const SafetensorsInside& inside = *opened.safetensors;
+    const auto info = inside.header.tensors.find(name);
+    const auto begin = inside.offsets.find(name);
+    if (inside.offset != offset || info == inside.header.tensors.end() ||
+        info->second.dtype != tensor.dtype ||
+        info->second.shape != box.box.size || begin == inside.offsets.end() ||
+        begin->second != box.box.begin) {
+      return std::nullopt;
+    }
+    return inside.header.data_begin + info->second.begin;
+  }
+
+  // Where the shards in a safetensors file begin in their tensors.
+  static std::map<std::string, Shape> offsets_in(
+      const safetensors::Header& header) {
+    std::map<std::string, Shape> offsets;
+    const auto found = header.metadata.find("DCP_SHARDING_INFO");
+    if (found == header.metadata.end()) return offsets;
+    const ParsedJson parsed = parse_json(found->second);
+    if (!parsed.value.is_object()) return offsets;
+    for (const auto& [name, info] : parsed.value.items()) {
+      const auto begin = info.find("saved_offsets");
+      if (begin == info.end() || !begin->is_array()) continue;
+      Shape& shape = offsets[name];
+      for (const auto& size : *begin) {
+        if (!size.is_number_unsigned()) return {};
+        shape.push_back(size.get<std::uint64_t>());
+      }
+    }
+    return offsets;
   }
 
   // A single key around everything is not part of the names, as in Accelerate's
@@ -251,11 +329,6 @@ class MetadataReader {
   std::string where_;
   std::string text_;
   Pickle pickle_;
-  struct Opened {
-    std::shared_ptr<InputFile> file;
-    /// Number of bytes of the shards read so far.
-    std::uint64_t num_read = 0;
-  };
   std::map<std::string, Opened> files_;
   /// Shards not found yet, by their offset in their tensor.
   std::map<std::string, std::map<Shape, StoredBox*>> unplaced_;

@@ -1,6 +1,5 @@
 #include "format/torch/torch_file.h"
 
-#include <array>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -21,60 +20,6 @@ namespace {
 
 using safetensors::Dtype;
 using safetensors::Shape;
-
-// Names of typed storages, and of dtypes that have no storage class.
-constexpr std::array<std::pair<std::string_view, Dtype>, 30> kDtypes{{
-    {"torch FloatStorage", Dtype::F32},
-    {"torch DoubleStorage", Dtype::F64},
-    {"torch HalfStorage", Dtype::F16},
-    {"torch BFloat16Storage", Dtype::BF16},
-    {"torch LongStorage", Dtype::I64},
-    {"torch IntStorage", Dtype::I32},
-    {"torch ShortStorage", Dtype::I16},
-    {"torch CharStorage", Dtype::I8},
-    {"torch ByteStorage", Dtype::U8},
-    {"torch BoolStorage", Dtype::BOOL},
-    {"torch ComplexFloatStorage", Dtype::C64},
-    {"torch float32", Dtype::F32},
-    {"torch float64", Dtype::F64},
-    {"torch float16", Dtype::F16},
-    {"torch bfloat16", Dtype::BF16},
-    {"torch int64", Dtype::I64},
-    {"torch int32", Dtype::I32},
-    {"torch int16", Dtype::I16},
-    {"torch int8", Dtype::I8},
-    {"torch uint8", Dtype::U8},
-    {"torch bool", Dtype::BOOL},
-    {"torch complex64", Dtype::C64},
-    {"torch uint16", Dtype::U16},
-    {"torch uint32", Dtype::U32},
-    {"torch uint64", Dtype::U64},
-    {"torch float8_e4m3fn", Dtype::F8_E4M3},
-    {"torch float8_e5m2", Dtype::F8_E5M2},
-    {"torch float8_e4m3fnuz", Dtype::F8_E4M3FNUZ},
-    {"torch float8_e5m2fnuz", Dtype::F8_E5M2FNUZ},
-    {"torch float8_e8m0fnu", Dtype::F8_E8M0},
-}};
-
-Shape shape_of(const Pickle::Value& value) {
-  Shape shape;
-  if (value.size() > kMostDimensions) {
-    throw CheckpointError(format(
-        "[torch] a tensor has {} sizes or strides; at most {} are read",
-        value.size(),
-        kMostDimensions));
-  }
-  for (std::size_t i = 0; i < value.size(); ++i) {
-    const std::int64_t size = value.item(i).integer();
-    if (size < 0) throw CheckpointError("[torch] a size or stride is negative");
-    shape.push_back(static_cast<std::uint64_t>(size));
-  }
-  return shape;
-}
-
-std::size_t element_bytes(Dtype dtype) {
-  return static_cast<std::size_t>(safetensors::bits_of(dtype)) / 8;
-}
 
 // One past the last element that a view with these sizes and strides reaches;
 // an empty view reaches nothing, wherever it begins.
@@ -107,48 +52,6 @@ std::string find_directory(const ZipReader& zip, const std::string& path) {
 
 }  // namespace
 
-std::optional<Dtype> torch_dtype_of(const Pickle::Value& value) {
-  if (value.kind() != Pickle::Kind::global) return std::nullopt;
-  for (const auto& [known, dtype] : kDtypes) {
-    if (is_global(value.text(), known)) return dtype;
-  }
-  return std::nullopt;
-}
-
-bool TorchTensor::is_contiguous() const {
-  std::uint64_t expected = 1;
-  for (std::size_t i = sizes.size(); i-- > 0;) {
-    if (sizes[i] == 0) return true;
-    if (sizes[i] != 1 && strides[i] != expected) return false;
-    expected *= sizes[i];
-  }
-  return true;
-}
-
-std::vector<std::byte> TorchTensor::contiguous() const {
-  const std::size_t width = element_bytes(dtype);
-  const std::uint64_t count = safetensors::bytes_of(dtype, sizes).value_or(0);
-  std::vector<std::byte> out(count);
-  if (count == 0) return out;
-  if (is_contiguous()) {
-    std::memcpy(out.data(), bytes.data() + offset * width, count);
-    return out;
-  }
-  Shape index(sizes.size(), 0);
-  for (std::uint64_t at = 0; at < count; at += width) {
-    std::uint64_t from = offset;
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      from += index[i] * strides[i];
-    }
-    std::memcpy(out.data() + at, bytes.data() + from * width, width);
-    for (std::size_t i = sizes.size(); i-- > 0;) {
-      if (++index[i] < sizes[i]) break;
-      index[i] = 0;
-    }
-  }
-  return out;
-}
-
 struct TorchFile::State {
   std::optional<MappedFile> file;
   std::span<const std::byte> bytes;
@@ -175,9 +78,9 @@ struct TorchFile::State {
     }
     zip.emplace(bytes, path);
     directory = find_directory(*zip, path);
-    const auto byte_order = zip->entries().find(directory + "/byteorder");
-    if (byte_order != zip->entries().end()) {
-      const auto text = byte_order->second.bytes;
+    const std::string byte_order = directory + "/byteorder";
+    if (zip->entries().contains(byte_order)) {
+      const auto text = zip->at(byte_order).bytes;
       constexpr std::string_view kLittle = "little";
       const bool is_little = text.size() == kLittle.size() &&
           std::memcmp(text.data(), kLittle.data(), text.size()) == 0;
@@ -191,8 +94,35 @@ struct TorchFile::State {
     pickle = std::make_unique<Pickle>(zip->at(name).bytes, path, most_bytes());
   }
 
-  [[nodiscard]] std::span<const std::byte> storage(
-      const std::string& key) const {
+  // The bytes of ("storage", its class, its key, its device, its number of
+  // elements).
+  [[nodiscard]] std::span<const std::byte> bytes_of(
+      const Pickle::Value& storage,
+      const TensorPlace& place) const {
+    const std::string_view key = storage.item(2).text();
+    if (key.size() > kMostNameBytes) {
+      place.fail(format(
+          "the key of its storage has {} bytes; at most {} are read",
+          key.size(),
+          kMostNameBytes));
+    }
+    const auto found = entry(std::string(key));
+    const auto dtype = torch_dtype_of(storage.item(1));
+    const std::int64_t count = storage.item(4).integer();
+    if (count < 0 ||
+        static_cast<std::uint64_t>(count) >
+            found.size() / (dtype ? element_bytes(*dtype) : 1)) {
+      place.fail(format(
+          "its storage '{}' has {} bytes, which is less than its {} elements "
+          "take: the file is torn",
+          printable(key),
+          found.size(),
+          count));
+    }
+    return found;
+  }
+
+  [[nodiscard]] std::span<const std::byte> entry(const std::string& key) const {
     if (zip) return zip->at(format("{}/data/{}", directory, key)).bytes;
     const auto found = storages.find(key);
     if (found == storages.end()) {
@@ -202,6 +132,13 @@ struct TorchFile::State {
     return found->second;
   }
 };
+
+bool is_torch_file(std::span<const std::byte> bytes) {
+  constexpr std::string_view kZip = "PK\3\4";
+  const bool is_zip = bytes.size() >= kZip.size() &&
+      std::memcmp(bytes.data(), kZip.data(), kZip.size()) == 0;
+  return is_zip || is_legacy_torch(bytes);
+}
 
 TorchFile::TorchFile(const std::filesystem::path& path) {
   MappedFile file(path);
@@ -241,58 +178,53 @@ std::string extent_complaint(
 
 }  // namespace
 
-std::optional<TorchTensor> TorchFile::tensor(const Pickle::Value& value) const {
-  if (value.is_call_of("torch._utils _rebuild_parameter")) {
-    const Pickle::Value arguments = value.item(1);
-    auto parameter = tensor(arguments.item(0));
-    if (parameter) parameter->requires_grad = arguments.item(1).integer() != 0;
-    return parameter;
-  }
-  const bool has_dtype = value.is_call_of("torch._utils _rebuild_tensor_v3");
-  if (!has_dtype && !value.is_call_of("torch._utils _rebuild_tensor_v2")) {
-    return std::nullopt;
-  }
-  const auto fail = [&](const std::string& what) {
-    throw CheckpointError(
-        format("[torch] a tensor of {}: {}", state_->path, what));
-  };
-  const Pickle::Value arguments = value.item(1);
+std::optional<TorchTensor> TorchFile::tensor(
+    const Pickle::Value& value,
+    std::string_view name) const {
+  const TensorPlace place{state_->path, name};
+  const std::optional<TensorCall> call = tensor_call_in(value, place);
+  if (!call) return std::nullopt;
+  const Pickle::Value& arguments = call->arguments;
   if (arguments.item(0).kind() != Pickle::Kind::persistent) {
-    fail("its storage is not in the file");
+    place.fail("its storage is not in the file");
   }
-  // ("storage", its class, its key, its device, its number of elements)
   const Pickle::Value storage = arguments.item(0).item(0);
-  if (storage.item(0).text() != "storage") fail("it has no storage");
-  const Pickle::Value named = has_dtype ? arguments.item(6) : storage.item(1);
+  if (storage.item(0).text() != "storage") place.fail("it has no storage");
+  const Pickle::Value named = call->dtype.value_or(storage.item(1));
   const std::optional<Dtype> dtype = torch_dtype_of(named);
   if (!dtype) {
-    fail(format(
+    place.fail(format(
         "its dtype is not one that safetensors has: {}",
         printable(named.text())));
   }
   TorchTensor found;
   found.dtype = *dtype;
-  const std::string_view key = storage.item(2).text();
-  if (key.size() > kMostNameBytes) {
-    fail(format(
-        "the key of its storage has {} bytes; at most {} are read",
-        key.size(),
-        kMostNameBytes));
+  found.hidden_bits = call->hidden_bits;
+  if (found.hidden_bits.is_negative && !has_negatives(*dtype)) {
+    place.fail(format(
+        "it is to be negated, which {} cannot be",
+        safetensors::name_of(*dtype)));
   }
-  found.storage = key;
+  found.bytes = state_->bytes_of(storage, place);
+  found.storage = storage.item(2).text();
   const std::int64_t offset = arguments.item(1).integer();
-  if (offset < 0) fail("it begins before its storage");
+  if (offset < 0) place.fail("it begins before its storage");
   found.offset = static_cast<std::uint64_t>(offset);
-  found.sizes = shape_of(arguments.item(2));
-  found.strides = shape_of(arguments.item(3));
-  found.requires_grad = arguments.item(4).integer() != 0;
-  found.bytes = state_->storage(found.storage);
+  found.sizes = torch_shape_in(arguments.item(2), place);
+  found.strides = torch_shape_in(arguments.item(3), place);
+  found.requires_grad = call->requires_grad;
   if (const std::string complaint =
           extent_complaint(found, most_tensor_bytes());
       !complaint.empty()) {
-    fail(complaint);
+    place.fail(complaint);
   }
   return found;
+}
+
+bool TorchFile::has_entry(const std::string& entry) const {
+  return state_->zip &&
+      state_->zip->entries().contains(
+          format("{}/{}", state_->directory, entry));
 }
 
 std::uint64_t TorchFile::most_tensor_bytes() const {

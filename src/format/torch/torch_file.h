@@ -7,35 +7,16 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
-
-#include <accelerate/safetensors.h>
+#include <string_view>
 
 #include "format/torch/pickle_reader.h"
+#include "format/torch/torch_tensor.h"
 
 namespace accelerate::detail {
 
-/// A tensor in a torch.save file: a view of a storage.
-struct TorchTensor {
-  safetensors::Dtype dtype = safetensors::Dtype::F32;
-  /// Key of its storage in the file: equal keys share memory.
-  std::string storage;
-  /// The full storage, little-endian, in the file's mapping.
-  std::span<const std::byte> bytes;
-  /// Counted in elements.
-  std::uint64_t offset = 0;
-  safetensors::Shape sizes;
-  safetensors::Shape strides;
-  bool requires_grad = false;
-
-  [[nodiscard]] bool is_contiguous() const;
-  /// The elements, one row after another.
-  [[nodiscard]] std::vector<std::byte> contiguous() const;
-};
-
-/// The dtype that a pickle names, directly or as the dtype of a storage.
-/// Nothing for dtypes that safetensors does not have.
-std::optional<safetensors::Dtype> torch_dtype_of(const Pickle::Value& value);
+/// Whether the bytes begin as a torch.save file does, in the zip format or the
+/// legacy one.
+bool is_torch_file(std::span<const std::byte> bytes);
 
 /// A torch.save file, in the zip format or the legacy one, read without
 /// executing anything.
@@ -52,10 +33,14 @@ class TorchFile {
 
   /// The saved value.
   [[nodiscard]] Pickle::Value root() const;
-  /// The tensor or parameter that `value` describes; nothing if it is neither.
-  /// Throws CheckpointError if it reaches beyond its storage.
+  /// The tensor, parameter or buffer that `value` describes; nothing if it is
+  /// none. Throws CheckpointError if it reaches beyond its storage, or is not
+  /// dense. `name` is used in messages.
   [[nodiscard]] std::optional<TorchTensor> tensor(
-      const Pickle::Value& value) const;
+      const Pickle::Value& value,
+      std::string_view name = {}) const;
+  /// Whether the file is an archive that has this entry in its directory.
+  [[nodiscard]] bool has_entry(const std::string& entry) const;
   /// The most bytes that the elements of all tensors may take together: 8 times
   /// the file's size plus 8 MiB. Tensors with different sizes, strides or
   /// offsets in one storage count separately. With strides of 0 and views of

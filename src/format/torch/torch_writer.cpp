@@ -215,10 +215,6 @@ class Pickler {
           } else if constexpr (std::is_same_v<T, TorchValue::Dict>) {
             op('}');
             pairs(inner);
-          } else if constexpr (std::is_same_v<T, TorchValue::OrderedDict>) {
-            global("collections", "OrderedDict");
-            out_ += ")R";
-            pairs(inner);
           } else {
             tensor(inner);
           }

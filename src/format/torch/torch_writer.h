@@ -24,7 +24,6 @@ struct TorchValue {
     List values;
     void add(TorchValue key, TorchValue value);
   };
-  struct OrderedDict : Dict {};
   /// A contiguous tensor. Tensors with equal storages, from 1, share the memory
   /// of the first one; 0 is unshared.
   struct Tensor {
@@ -41,7 +40,6 @@ struct TorchValue {
       List,
       Tuple,
       Dict,
-      OrderedDict,
       Tensor>
       value;
 };

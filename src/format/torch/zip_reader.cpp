@@ -171,10 +171,8 @@ ZipReader::ZipReader(Bytes file, std::string name) : name_(std::move(name)) {
     const auto complain = [&](std::string_view what) {
       fail(format("'{}' {}", printable(entry_name), what));
     };
-    if ((entry.flags & 1U) != 0 || entry.method != 0) {
-      complain("is compressed or encrypted");
-    }
-    if (entry.packed != entry.size) {
+    const bool is_stored = (entry.flags & 1U) == 0 && entry.method == 0;
+    if (is_stored && entry.packed != entry.size) {
       complain("has two different sizes");
     }
     const auto local = piece(file, entry.local, kLocalBytes);
@@ -184,9 +182,10 @@ ZipReader::ZipReader(Bytes file, std::string name) : name_(std::move(name)) {
     const std::uint64_t skipped = kLocalBytes +
         number_at<std::uint16_t>(*local, 26) +
         number_at<std::uint16_t>(*local, 28);
-    const auto contents = piece(file, entry.local + skipped, entry.size);
+    const auto contents = piece(file, entry.local + skipped, entry.packed);
     if (!contents) complain("is not inside the file");
-    if (!entries_.emplace(entry_name, Entry{*contents, entry.crc}).second) {
+    const Entry found{*contents, entry.crc, is_stored};
+    if (!entries_.emplace(entry_name, found).second) {
       complain("appears twice");
     }
   }
@@ -200,6 +199,11 @@ const ZipReader::Entry& ZipReader::at(const std::string& entry) const {
   const auto found = entries_.find(entry);
   if (found == entries_.end())
     fail(format("it has no entry '{}'", printable(entry)));
+  if (!found->second.is_stored) {
+    fail(format(
+        "'{}' is compressed or encrypted; torch.save() stores it as it is",
+        printable(entry)));
+  }
   return found->second;
 }
 

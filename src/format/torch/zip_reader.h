@@ -8,23 +8,28 @@
 
 namespace accelerate::detail {
 
-/// The entries of a zip archive stored without compression, as torch.save
-/// writes it, including archives beyond 4 GB (zip64).
+/// The entries of a zip archive, including archives beyond 4 GB (zip64).
+/// torch.save stores all of them without compression; LibTorch compresses the
+/// code of modules, which is not read.
 class ZipReader {
  public:
   /// Borrows `file`. Throws CheckpointError if it is not such an archive: no
-  /// end record, or entries that are outside the file, compressed, encrypted,
-  /// or of the same name. `name` is used in messages.
+  /// end record, or entries that are outside the file, or of the same name.
+  /// `name` is used in messages.
   ZipReader(std::span<const std::byte> file, std::string name);
 
   struct Entry {
+    /// As they are in the file.
     std::span<const std::byte> bytes;
     std::uint32_t crc32 = 0;
+    /// False if compressed or encrypted.
+    bool is_stored = true;
   };
   [[nodiscard]] const std::map<std::string, Entry>& entries() const {
     return entries_;
   }
-  /// Throws CheckpointError if there is no entry of this name.
+  /// Throws CheckpointError if there is no entry of this name, or if it is
+  /// compressed or encrypted.
   [[nodiscard]] const Entry& at(const std::string& entry) const;
   /// Throws CheckpointError if the contents do not match their checksum.
   void verify(const std::string& entry) const;

@@ -129,7 +129,7 @@ void AcceleratorCheckpoints::save(
   if (!writes_files(*session_)) return;
   FileSystem& disk = *session_->checkpoints->disk;
   TorchValues values;
-  TorchValue::OrderedDict dict;
+  TorchValue::Dict dict;
   FileToWrite contents;
   // A safetensors file holds tied weights once, under their first name.
   std::set<const void*> known;
