@@ -1,9 +1,13 @@
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
@@ -35,6 +39,14 @@ void complain(const char* message) {
       stderr,
       "accelerate-cpp: %s\n",
       accelerate::detail::printable_lines(message).c_str());
+}
+
+// Keeps files that are opened later from taking the place of standard streams
+// that are closed, and getting what is printed.
+void open_standard_streams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);
+  }
 }
 
 using Commands = std::vector<std::pair<std::string, std::function<int()>>>;
@@ -70,6 +82,7 @@ Commands add_commands(CLI::App& tool) {
 int main(int argc, char** argv) {
   namespace cli = accelerate::cli;
   constexpr int kWrongUse = 2;
+  open_standard_streams();
   CLI::App tool(
       "Launches programs that train or serve with accelerate.cpp.",
       "accelerate-cpp");
@@ -81,7 +94,11 @@ int main(int argc, char** argv) {
   // Prints the page for docs/.
   CLI::App* const pages = tool.add_subcommand("help-pages")->group("");
   try {
-    tool.parse(argc, argv);
+    std::vector<std::string> words =
+        cli::without_separator(tool, {argv + 1, argv + argc});
+    // CLI11 takes them in reverse.
+    std::reverse(words.begin(), words.end());
+    tool.parse(std::move(words));
     if (options->parsed()) {
       std::fputs(accelerate::detail::options_page().c_str(), stdout);
       return 0;

@@ -250,14 +250,11 @@ void add_ignored_options(CLI::App& command, EstimateFlags& flags) {
       command,
       "--library_name",
       flags.library,
-      "ignored; for compatibility with Accelerate")
-      ->group("");
-  command
-      .add_flag(
-          both_spellings("--trust_remote_code"),
-          flags.trusts_code,
-          "ignored: no code is run")
-      ->group("");
+      "Accelerate's; no effect: the model is read from its files");
+  command.add_flag(
+      both_spellings("--trust_remote_code"),
+      flags.trusts_code,
+      "Accelerate's; no effect: no code of a model is run");
 }
 
 }  // namespace

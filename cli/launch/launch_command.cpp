@@ -21,6 +21,7 @@
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/launch_help.h"
 #include "cli/launch/launcher.h"
 #include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/launch/nodes/hosts.h"
@@ -64,13 +65,11 @@ std::optional<detail::ConfigDocument> find_config(
 
 void require_launchable(
     const LaunchDecision& decision,
-    const detail::Settings& settings,
-    const std::string& program) {
-  if (settings.boolean("module")) {
-    throw ConfigError(format(
-        "[launch] --module is Python's: write accelerate-cpp launch python -m "
-        "{}",
-        program));
+    const detail::Settings& settings) {
+  if (settings.boolean("module") && settings.boolean("no_python")) {
+    throw ConfigError(
+        "[launch] --module and --no_python exclude each other: a module needs "
+        "python3 -m; give one of them");
   }
   if (decision.paradigm == Paradigm::tpu) {
     throw ConfigError(
@@ -209,14 +208,20 @@ int launch_program(const LaunchFlags& flags) {
   const Machine machine = look_at_machine(environment);
   const int devices =
       settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);
+  const bool is_for_python =
+      settings.boolean("module") || is_python(command.front());
   const LaunchDecision decision = decide_launch(
       settings,
       file ? &*file : nullptr,
       devices,
-      is_python(command.front()) ? ProgramKind::python : ProgramKind::native);
-  require_launchable(decision, settings, command.front());
-  const LaunchPlan plan =
-      make_launch_plan(decision, settings, environment, machine, command);
+      is_for_python ? ProgramKind::python : ProgramKind::native);
+  require_launchable(decision, settings);
+  const LaunchPlan plan = make_launch_plan(
+      decision,
+      settings,
+      environment,
+      machine,
+      with_interpreter(command, decision, settings, environment));
   if (!settings.boolean("quiet")) {
     for (const std::string& line : launch_warnings(settings, plan.program)) {
       warn(line);
@@ -240,6 +245,25 @@ int launch_program(const LaunchFlags& flags) {
 
 }  // namespace
 
+std::vector<std::string> without_separator(
+    const CLI::App& tool,
+    std::vector<std::string> words) {
+  if (words.empty() || words.front() != "launch") return words;
+  const CLI::App& launch = *tool.get_subcommand("launch");
+  for (auto word = words.begin() + 1; word != words.end(); ++word) {
+    if (*word == "--") {
+      words.erase(word);
+      break;
+    }
+    if (!word->starts_with("-")) break;
+    const CLI::Option* const option = launch.get_option_no_throw(*word);
+    const bool takes_next_word =
+        option != nullptr && option->get_items_expected_max() > 0;
+    if (takes_next_word && ++word == words.end()) break;
+  }
+  return words;
+}
+
 std::function<int()> add_launch_command(CLI::App& tool) {
   CLI::App* launch = tool.add_subcommand(
       "launch", "start a program on one or several processes");
@@ -248,6 +272,7 @@ std::function<int()> add_launch_command(CLI::App& tool) {
       "PROGRAM [arguments]");
   launch->prefix_command();
   auto flags = std::make_shared<LaunchFlags>(*launch);
+  launch->formatter(std::make_shared<LaunchHelp>());
   return [flags] { return launch_program(*flags); };
 }
 

@@ -1,9 +1,13 @@
 #include "cli/launch/launcher.h"
 
+#include <algorithm>
 #include <csignal>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <sys/resource.h>
 
 #include <accelerate/error.h>
 
@@ -13,8 +17,8 @@
 #include "cli/launch/nodes/elastic_machines.h"
 #include "cli/launch/nodes/machines.h"
 #include "cli/launch/nodes/preflight.h"
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/ranks/rank_group.h"
-#include "cli/launch/say.h"
 #include "cli/launch/signals.h"
 #include "launch/store_secret.h"
 #include "launch/store_server.h"
@@ -24,7 +28,7 @@ namespace accelerate::cli {
 
 namespace {
 
-void print_processors(const LaunchPlan& plan) {
+void print_processors(const LaunchPlan& plan, const LaunchOutput& output) {
   if (plan.is_quiet) return;
   for (std::size_t i = 0; i < plan.processors.size(); ++i) {
     // 0: the rank decides.
@@ -32,7 +36,7 @@ void print_processors(const LaunchPlan& plan) {
         : plan.num_threads == 1
         ? ", 1 thread"
         : detail::format(", {} threads", plan.num_threads);
-    say(detail::format(
+    output.say(detail::format(
         "accelerate-cpp: rank {}: processors {}{}\n",
         plan.rank_of(static_cast<int>(i)),
         format_processors(plan.processors[i]),
@@ -45,9 +49,10 @@ void print_processors(const LaunchPlan& plan) {
 void require_reachable(
     const LaunchPlan& plan,
     const StorePlace& store,
-    const Signals& signals) {
+    const Signals& signals,
+    const LaunchOutput& output) {
   const std::vector<Reach> results = check_machines(plan, store, signals);
-  if (plan.machine_rank == 0) say(describe(results));
+  if (plan.machine_rank == 0) output.say(describe(results));
   for (const Reach& each : results) {
     if (each.problem.empty()) continue;
     throw ConfigError(detail::format(
@@ -75,9 +80,12 @@ void agree_on_end(
   if (end.reason.empty()) end.reason = all.reason;
 }
 
-void say_that_it_starts_again(const LaunchPlan& plan, int num_restarts_left) {
+void say_that_it_starts_again(
+    const LaunchPlan& plan,
+    int num_restarts_left,
+    const LaunchOutput& output) {
   if (plan.is_quiet) return;
-  say(detail::format(
+  output.say(detail::format(
       "accelerate-cpp: starting again, {} of at most {}{}",
       plan.max_restarts - num_restarts_left,
       plan.max_restarts,
@@ -88,13 +96,14 @@ int run_attempts(
     const LaunchPlan& plan,
     StorePlace store,
     const Signals& signals,
+    LaunchOutput& output,
     detail::Watchdog* watchdog) {
   std::optional<Machines> machines;
   if (plan.num_machines > 1) {
-    machines.emplace(plan, store, signals);
+    machines.emplace(plan, store, signals, output);
     store.secret = machines->secret();
     if (plan.checks_machines && !machines->is_returning())
-      require_reachable(plan, store, signals);
+      require_reachable(plan, store, signals, output);
   }
   const MemoryDirectory memory(plan.memory_directory);
   const int first_attempt = machines ? machines->first_attempt() : 0;
@@ -108,14 +117,15 @@ int run_attempts(
                         .stop = stop,
                         .num_restarts_left = &num_restarts_left},
                        signals,
+                       output,
                        watchdog)
                        .run();
     if (machines) agree_on_end(*machines, attempt, num_restarts_left > 0, end);
-    if (!plan.is_quiet) say(end.reason);
+    if (!plan.is_quiet) output.say(end.reason);
     if (end.code == 0 || end.was_signalled || num_restarts_left == 0)
       return end.code;
     if (machines) machines->require_store();
-    say_that_it_starts_again(plan, --num_restarts_left);
+    say_that_it_starts_again(plan, --num_restarts_left, output);
   }
 }
 
@@ -144,12 +154,14 @@ ElasticAttempt run_elastic_attempt(
     ElasticMachines& machines,
     ElasticMember& member,
     const Signals& signals,
+    LaunchOutput& output,
     detail::Watchdog* watchdog) {
   const GroupEnd end =
       RankGroup(
           plan,
           {.attempt = machines.attempt(), .store = store, .member = &member},
           signals,
+          output,
           watchdog)
           .run();
   if (end.was_signalled) {
@@ -162,7 +174,7 @@ ElasticAttempt run_elastic_attempt(
   }
   const auto outcome = member.outcome();
   if (!outcome) {
-    say(detail::format(
+    output.say(detail::format(
         "{}accelerate-cpp: the other machines go on without this one, machine "
         "{}, whose ranks have ended or which they could not reach; start its "
         "launcher again to join them\n",
@@ -173,7 +185,8 @@ ElasticAttempt run_elastic_attempt(
   const bool starts_again =
       outcome->code != 0 && outcome->num_restarts_left > 0;
   machines.finish(/*is_last=*/!starts_again);
-  if (!plan.is_quiet) say(end.reason.empty() ? describe(*outcome) : end.reason);
+  if (!plan.is_quiet)
+    output.say(end.reason.empty() ? describe(*outcome) : end.reason);
   return {outcome->code, starts_again ? outcome->num_restarts_left : 0};
 }
 
@@ -181,8 +194,9 @@ int run_elastic_attempts(
     const LaunchPlan& plan,
     StorePlace store,
     const Signals& signals,
+    LaunchOutput& output,
     detail::Watchdog* watchdog) {
-  ElasticMachines machines(plan, store, signals);
+  ElasticMachines machines(plan, store, signals, output);
   store.secret = machines.secret();
   const MemoryDirectory memory(plan.memory_directory);
   int num_restarts_left = plan.max_restarts;
@@ -190,23 +204,25 @@ int run_elastic_attempts(
     ElasticMember& member = machines.begin(num_restarts_left);
     if (!member.belongs() && member.outcome()) {
       machines.finish(/*is_last=*/true);
-      say(describe(*member.outcome()));
-      say("accelerate-cpp: the group has ended before this machine joined "
+      output.say(describe(*member.outcome()));
+      output.say(
+          "accelerate-cpp: the group has ended before this machine joined "
           "it\n");
       return member.outcome()->code;
     }
-    const ElasticAttempt attempt =
-        run_elastic_attempt(plan, store, machines, member, signals, watchdog);
+    const ElasticAttempt attempt = run_elastic_attempt(
+        plan, store, machines, member, signals, output, watchdog);
     if (attempt.num_restarts_left == 0) return attempt.code;
     num_restarts_left = attempt.num_restarts_left - 1;
-    say_that_it_starts_again(plan, num_restarts_left);
+    say_that_it_starts_again(plan, num_restarts_left, output);
   }
 }
 
 // Only machine 0's launcher holds a store.
 detail::StoreServerOptions store_options(
     const LaunchPlan& plan,
-    const std::string& secret) {
+    const std::string& secret,
+    const LaunchOutput& output) {
   // A rank's output streams, their files and its log, plus what the launcher
   // needs.
   constexpr int kDescriptorsPerRank = 8, kDescriptors = 64;
@@ -218,34 +234,63 @@ detail::StoreServerOptions store_options(
   options.num_spare_descriptors =
       kDescriptors + kDescriptorsPerRank * plan.processes_here();
   if (!plan.is_quiet) {
-    options.report = [](const std::string& line) {
-      say(detail::format("accelerate-cpp: {}\n", line));
+    options.report = [&output](const std::string& line) {
+      output.say(detail::format("accelerate-cpp: {}\n", line));
     };
   }
   return options;
 }
 
+constexpr rlim_t kUsualLimit = 1024;
+
+// Raises the limit of open files to what the launcher needs. Throws ConfigError
+// if that is not possible: ranks would wait for connections that the store
+// cannot accept.
+void require_descriptors(const LaunchPlan& plan) {
+  // The launcher's own, and per rank: pipes, logs, and connections to the
+  // store.
+  constexpr rlim_t kOwn = 16, kPerRank = 5, kLogs = 2;
+  const auto here = static_cast<rlim_t>(plan.processes_here());
+  const rlim_t needed = kOwn + here * (kPerRank + (plan.log_dir ? kLogs : 0));
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
+    return;
+  const rlim_t before = std::exchange(
+      limit.rlim_cur, std::min(limit.rlim_max, std::max(needed, kUsualLimit)));
+  if (limit.rlim_cur >= needed && ::setrlimit(RLIMIT_NOFILE, &limit) == 0)
+    return;
+  throw ConfigError(detail::format(
+      "[launch] the launcher needs about {} open files for {} ranks, but the "
+      "limit is {}; raise it (ulimit -n)",
+      needed,
+      here,
+      before));
+}
+
 }  // namespace
 
 int run_ranks(const LaunchPlan& plan) {
+  if (plan.port) require_descriptors(plan);
   const Signals signals;
   std::optional<detail::Watchdog> watchdog;
   const bool is_isolated = plan.processes_here() > 1 || plan.num_machines > 1 ||
       plan.max_restarts > 0 || plan.log_dir;
   if (is_isolated) watchdog.emplace();
+  LaunchOutput output(signals);
   std::optional<detail::StoreServer> store;
   StorePlace place{plan.port.value_or(0), {}};
   if (plan.port && plan.machine_rank == 0) {
     place.secret = plan.given_secret.empty() ? detail::make_store_secret()
                                              : plan.given_secret;
-    store.emplace(plan.address, *plan.port, store_options(plan, place.secret));
+    store.emplace(
+        plan.address, *plan.port, store_options(plan, place.secret, output));
     place.port = store->port();
   }
-  print_processors(plan);
+  print_processors(plan, output);
   try {
     const auto run =
         plan.has_elastic_machines() ? run_elastic_attempts : run_attempts;
-    return run(plan, place, signals, watchdog ? &*watchdog : nullptr);
+    return run(plan, place, signals, output, watchdog ? &*watchdog : nullptr);
   } catch (const Stopped& stopped) {
     return 128 + stopped.signal;
   }

@@ -4,6 +4,14 @@
 
 namespace accelerate::cli {
 
+namespace {
+
+bool ends_launcher(std::uint32_t signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+}
+
+}  // namespace
+
 Signals::Signals() {
   sigset_t set;
   sigemptyset(&set);
@@ -26,6 +34,7 @@ std::optional<signalfd_siginfo> Signals::next() const {
   signalfd_siginfo info{};
   if (read(descriptor_, &info, sizeof info) ==
       static_cast<ssize_t>(sizeof info)) {
+    is_told_to_end_ = is_told_to_end_ || ends_launcher(info.ssi_signo);
     return info;
   }
   return std::nullopt;
@@ -33,10 +42,8 @@ std::optional<signalfd_siginfo> Signals::next() const {
 
 void Signals::heed() const {
   while (const auto info = next()) {
-    const auto signal = static_cast<int>(info->ssi_signo);
-    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) {
-      throw Stopped{signal};
-    }
+    if (ends_launcher(info->ssi_signo))
+      throw Stopped{static_cast<int>(info->ssi_signo)};
   }
 }
 

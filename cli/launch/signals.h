@@ -23,6 +23,8 @@ class Signals {
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
   [[nodiscard]] std::optional<signalfd_siginfo> next() const;
+  /// Whether next() has returned a signal that ends the launcher.
+  [[nodiscard]] bool is_told_to_end() const { return is_told_to_end_; }
   /// Handles pending signals while no ranks run: throws Stopped for signals
   /// that end the launcher.
   void heed() const;
@@ -30,6 +32,7 @@ class Signals {
  private:
   sigset_t before_{};
   int descriptor_ = -1;
+  mutable bool is_told_to_end_ = false;
 };
 
 }  // namespace accelerate::cli

@@ -18,7 +18,6 @@
 #include "config/environment.h"
 #include "launch/board/process_state.h"
 #include "launch/board/rank_activity.h"
-#include "launch/exit_reason.h"
 #include "launch/stacks/thread_stacks.h"
 
 namespace accelerate::cli {
@@ -59,7 +58,7 @@ std::string rate(
 }
 
 std::string phase_of(const RankActivity& rank) {
-  if (rank.wait_status) return detail::describe_exit(*rank.wait_status);
+  if (rank.wait_status) return rank.ending;
   switch (rank.state) {
     case detail::BoardPageState::empty:
       return "has not joined yet";

@@ -23,6 +23,10 @@ const char* hint_of(int signal) {
       return " (built for another processor?)";
     case SIGABRT:
       return " (an uncaught exception, or a failed check)";
+    case SIGXFSZ:
+      return " (it wrote a larger file than \"ulimit -f\" allows)";
+    case SIGXCPU:
+      return " (it took more processor time than \"ulimit -t\" allows)";
     default:
       return "";
   }

@@ -4,6 +4,10 @@
 
 namespace accelerate::detail {
 
+/// Describes the end of a rank that the monitor of hangs killed.
+inline constexpr const char* kEndedForHang =
+    "was ended because it held up the others (--on_hang kill)";
+
 /// Describes a wait status, as in "exited with code 3" or "was killed by
 /// SIGKILL (out of memory? ...)".
 std::string describe_exit(int wait_status);

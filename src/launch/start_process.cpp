@@ -56,7 +56,7 @@ void reset_signals() {
   execve(start.program.c_str(), child.arguments.data(), child.variables.data());
   const int problem = errno;
   (void)!write(child.report, &problem, sizeof problem);
-  _exit(127);
+  _exit(kNotStarted);
 }
 
 }  // namespace
@@ -92,26 +92,32 @@ void Pipe::close_write_end() {
   if (write_end_ >= 0) close(std::exchange(write_end_, -1));
 }
 
-StartedProcess start_process(ProcessStart start) {
+BegunProcess begin_process(ProcessStart start) {
   const std::vector<char*> arguments = exec_pointers(start.arguments);
   const std::vector<char*> variables = exec_pointers(start.variables);
-  Pipe report;
-  const Child child{start, arguments, variables, getpid(), report.write_end()};
-  StartedProcess started;
-  started.pid = fork();
-  if (started.pid == 0) become(child);
-  if (started.pid < 0) {
-    started.problem = errno;
-    return started;
+  BegunProcess begun;
+  const Child child{
+      start, arguments, variables, getpid(), begun.report.write_end()};
+  begun.pid = fork();
+  if (begun.pid == 0) become(child);
+  if (begun.pid < 0) {
+    begun.problem = errno;
+    return begun;
   }
-  report.close_write_end();
+  begun.report.close_write_end();
   // Both parent and child set the group, so that neither sees it unset.
-  if (start.out >= 0) setpgid(started.pid, started.pid);
-  // The pipe closes without a message once the program runs.
+  if (start.out >= 0) setpgid(begun.pid, begun.pid);
+  return begun;
+}
+
+StartedProcess start_process(ProcessStart start) {
+  const BegunProcess begun = begin_process(std::move(start));
+  StartedProcess started{begun.pid, begun.problem};
+  if (started.problem != 0) return started;
   int problem = 0;
   ssize_t count = 0;
   do {
-    count = read(report.read_end(), &problem, sizeof problem);
+    count = read(begun.report.read_end(), &problem, sizeof problem);
   } while (count < 0 && errno == EINTR);
   if (count == static_cast<ssize_t>(sizeof problem)) {
     started.problem = problem;

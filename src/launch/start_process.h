@@ -55,7 +55,21 @@ struct StartedProcess {
 };
 
 /// Starts a process that is killed when the starting thread ends, however it
-/// ends.
+/// ends. Waits until the program runs, or cannot.
 StartedProcess start_process(ProcessStart start);
+
+/// A process that may not run its program yet: a slow disk can hold it up.
+struct BegunProcess {
+  pid_t pid = -1;
+  /// The errno with which no process could be made; otherwise 0.
+  int problem = 0;
+  /// Ends without a message once the program runs; otherwise an int, the errno
+  /// of the failed start, after which the process exits with kNotStarted.
+  Pipe report;
+};
+inline constexpr int kNotStarted = 127;
+
+/// The same as start_process(), without waiting for the program.
+BegunProcess begin_process(ProcessStart start);
 
 }  // namespace accelerate::detail

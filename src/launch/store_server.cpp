@@ -139,6 +139,7 @@ class Server {
       const int problem = errno;
       is_paused_ = problem == EMFILE || problem == ENFILE ||
           problem == ENOBUFS || problem == ENOMEM;
+      if (is_paused_) report_shortage(problem);
     } catch (const std::bad_alloc&) {
       if (socket >= 0) ::close(socket);
       is_paused_ = true;
@@ -202,6 +203,14 @@ class Server {
     if (client.socket < 0) return;
     service_.close(client.session);
     ::close(std::exchange(client.socket, -1));
+  }
+
+  void report_shortage(int problem) {
+    if (!options_.report || std::exchange(has_reported_shortage_, true)) return;
+    options_.report(format(
+        "the store has to let a connection wait: {}{}",
+        std::strerror(problem),
+        problem == EMFILE ? "; raise the limit, \"ulimit -n\"" : ""));
   }
 
   void report(const StoreClientSocket& client, const char* why) {
@@ -274,7 +283,28 @@ class Server {
   bool is_paused_ = false;  // accept nothing until the next poll has ended
   bool has_unadmitted_ = false;
   int num_reports_ = 0;
+  bool has_reported_shortage_ = false;
 };
+
+// Returns the errno with which connections from this machine to the socket
+// would fail at once, as they do if the loopback interface is down; otherwise
+// 0. Sends nothing.
+int problem_with_own_connections(int listener) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) !=
+      0)
+    return 0;
+  const int socket = ::socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) return errno;
+  // An unspecified address means this machine.
+  const int problem =
+      ::connect(socket, reinterpret_cast<sockaddr*>(&address), length) == 0
+      ? 0
+      : errno;
+  ::close(socket);
+  return problem;
+}
 
 // Returns the socket, or the negated errno.
 int listen_at(const addrinfo& where) {
@@ -333,6 +363,15 @@ StoreServer::StoreServer(
         address,
         port,
         std::strerror(-socket)));
+  }
+  if (const int problem = problem_with_own_connections(socket)) {
+    ::close(socket);
+    throw ConfigError(format(
+        "[launch] ranks on this machine cannot connect to {} port {}: {}; is "
+        "the loopback interface up (ip link set lo up)?",
+        address,
+        port,
+        std::strerror(problem)));
   }
   listener_ = socket;
   port_ = own_port(listener_);

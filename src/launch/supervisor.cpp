@@ -89,13 +89,18 @@ bool Supervisor::is_over() const {
       (drain_until_ && Clock::now() >= *drain_until_);
 }
 
+int Supervisor::gate_of(const EventSource& source) const {
+  return was_terminated_ || expects_end_ ? -1 : source.gate();
+}
+
 void Supervisor::wait_for_something() {
   std::vector<pollfd> waits;
   std::vector<EventSource*> sources;
   const auto wait_for = [&](EventSource* source) {
     if (source == nullptr || source->descriptor() < 0) return;
-    waits.push_back({source->descriptor(), POLLIN, 0});
-    sources.push_back(source);
+    const int gate = gate_of(*source);
+    waits.push_back({gate >= 0 ? gate : source->descriptor(), POLLIN, 0});
+    sources.push_back(gate >= 0 ? nullptr : source);
   };
   wait_for(options_.event);
   for (const Rank& rank : ranks_) {
@@ -107,7 +112,9 @@ void Supervisor::wait_for_something() {
   }
   poll(waits.data(), waits.size(), milliseconds_to_next_deadline());
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    if (waits[i].revents != 0) sources[i]->read();
+    if (waits[i].revents == 0 || sources[i] == nullptr) continue;
+    // Another source may have closed the gate meanwhile.
+    if (gate_of(*sources[i]) < 0) sources[i]->read();
   }
 }
 
@@ -179,7 +186,7 @@ void Supervisor::set_interval(std::chrono::milliseconds interval) {
 void Supervisor::terminate() {
   terminate_at_.reset();
   was_terminated_ = true;
-  send_to_all(SIGTERM);
+  end_all(SIGTERM);
   if (!kill_at_) kill_at_ = Clock::now() + kTimeToEnd;
 }
 
@@ -195,7 +202,7 @@ void Supervisor::keep_deadlines() {
   if (terminate_at_ && now >= *terminate_at_) terminate();
   if (kill_at_ && now >= *kill_at_) {
     kill_at_.reset();
-    send_to_all(SIGKILL);
+    end_all(SIGKILL);
   }
 }
 
@@ -207,7 +214,14 @@ void Supervisor::keep_interval() {
   options_.on_interval();
 }
 
-void Supervisor::send_to_all(int signal) {
+void Supervisor::end_all(int signal) {
+  for (Rank& rank : ranks_) {
+    if (rank.is_running) rank.ended_with = signal;
+  }
+  send_to_all(signal);
+}
+
+void Supervisor::send_to_all(int signal) const {
   for (const Rank& rank : ranks_) {
     if (!rank.is_running) continue;
     kill(options_.has_groups ? -rank.pid : rank.pid, signal);

@@ -19,6 +19,10 @@ class EventSource {
   /// The descriptor to wait for; negative once nothing more will come.
   [[nodiscard]] virtual int descriptor() const = 0;
   virtual void read() = 0;
+  /// While what is read could not be passed on, a descriptor that becomes
+  /// readable once it can; otherwise -1. Ranks that have ended, or were told
+  /// to, are read regardless.
+  [[nodiscard]] virtual int gate() const { return -1; }
 };
 
 /// Supervises the ranks of this machine until all have ended. When one fails,
@@ -62,6 +66,8 @@ class Supervisor {
     /// True if the others continue without it. Its process id may have been
     /// reused.
     bool has_left = false;
+    /// The last signal with which the supervisor itself ended it; 0: none.
+    int ended_with = 0;
   };
 
   explicit Supervisor(Options options) : options_(std::move(options)) {}
@@ -82,7 +88,7 @@ class Supervisor {
   /// Changes Options::interval.
   void set_interval(std::chrono::milliseconds interval);
 
-  void send_to_all(int signal);
+  void send_to_all(int signal) const;
   /// Sends SIGTERM to all ranks; their ends no longer count as failures.
   void terminate();
   /// Expects all ranks to end, after they were signalled from outside; those
@@ -102,9 +108,11 @@ class Supervisor {
   [[nodiscard]] bool all_dead() const;
   [[nodiscard]] bool is_over() const;
   void wait_for_something();
+  [[nodiscard]] int gate_of(const EventSource& source) const;
   [[nodiscard]] int milliseconds_to_next_deadline() const;
   void collect_dead();
   void note_failure(std::size_t index);
+  void end_all(int signal);
   void keep_deadlines();
   void keep_interval();
 

@@ -102,6 +102,66 @@ TEST(Launch, PassesArgumentsOnUntouched) {
   EXPECT_EQ(result.out, "--num_processes|a b|--help||");
 }
 
+// As torchrun, env and srun.
+TEST(Launch, TakesASeparatorBeforeTheProgram) {
+  const std::vector<std::vector<std::string>> flags{
+      {},
+      {"--cpu"},
+      {"--num_processes", "1"},
+      {"--num_processes=1", "-q"},
+      {"-t", "3", "--role", "--"}};
+  for (std::vector<std::string> words : flags) {
+    words.insert(words.begin(), "launch");
+    words.insert(words.end(), {"--", "printf", "%s|", "--", "-x", "--cpu"});
+    const ToolResult result = run_tool(words);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.out, "--|-x|--cpu|");
+  }
+  // A program may have the name of a command of the tool.
+  EXPECT_EQ(run_tool({"launch", "--", "env", "printf", "%s", "--"}).out, "--");
+  // Behind the program it is the program's.
+  EXPECT_EQ(run_tool({"launch", "printf", "%s|", "--", "a"}).out, "--|a|");
+  EXPECT_THAT(
+      run_tool({"launch", "--"}).err, HasSubstr("no program was given"));
+}
+
+TEST(Launch, HelpsWithTheFlagsOfTheChosenEngine) {
+  const auto help = [](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), "launch");
+    flags.emplace_back("-h");
+    const ToolResult result = run_tool(flags);
+    EXPECT_EQ(result.code, 0);
+    return result.out;
+  };
+  const auto has_engines = [](auto fsdp, auto deepspeed, auto megatron) {
+    return AllOf(
+        fsdp(HasSubstr("--fsdp_offload_params")),
+        deepspeed(HasSubstr("--zero_stage")),
+        megatron(HasSubstr("--megatron_lm_tp_degree")),
+        HasSubstr("--num_processes"));
+  };
+  const auto with = [](auto matcher) {
+    return ::testing::Matcher<std::string>(matcher);
+  };
+  const auto without = [](auto matcher) {
+    return ::testing::Matcher<std::string>(Not(matcher));
+  };
+  EXPECT_THAT(help({}), has_engines(with, with, with));
+  EXPECT_THAT(help({}), Not(HasSubstr("Left out:")));
+  EXPECT_THAT(
+      help({"--multi_gpu"}),
+      AllOf(
+          has_engines(without, without, without),
+          HasSubstr("Left out: FSDP, DeepSpeed, Megatron-LM, Parallelism")));
+  EXPECT_THAT(
+      help({"--use_fsdp"}),
+      AllOf(
+          has_engines(with, without, without),
+          HasSubstr("Left out: DeepSpeed, Megatron-LM")));
+  EXPECT_THAT(
+      help({"--cpu", "--use_deepspeed"}), has_engines(without, with, without));
+}
+
 TEST(Launch, HandsItsDecisionsOverAsJson) {
   const ToolResult result = run_tool(
       {"launch",
@@ -198,6 +258,65 @@ TEST(Launch, TranslatesTheSignalThatKilledARank) {
   const ToolResult one = run_tool(launch(1, "kill -SEGV $$"));
   EXPECT_EQ(one.code, 128 + SIGSEGV);
   EXPECT_THAT(one.err, HasSubstr("was killed by SIGSEGV"));
+}
+
+// The C++ runtime prints the exception before it aborts.
+TEST(Launch, NamesAnExceptionThatNobodyCaught) {
+  const ToolResult result = run_tool(launch(
+      2,
+      "if [ $RANK = 1 ]; then printf \"terminate called after throwing an "
+      "instance of 'std::runtime_error'\\n  what():  no such file\\n\" >&2; "
+      "kill -ABRT $$; fi; sleep 1000"));
+  EXPECT_EQ(result.code, 128 + SIGABRT);
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("accelerate-cpp: rank 1 ended with an uncaught "
+                    "std::runtime_error: no such file\n"),
+          HasSubstr(") ended with an uncaught exception; the others were "
+                    "ended\n"),
+          Not(HasSubstr("SIGABRT"))));
+  EXPECT_TRUE(result.err.ends_with("      what():  no such file\n"))
+      << result.err;
+}
+
+TEST(Launch, NamesALimitOfOpenFilesThatIsTooLow) {
+  const std::string tool = ACCELERATE_TOOL;
+  const auto with_limit = [&](const std::string& limit) {
+    return run_tool(launch(
+        1,
+        "ulimit -n " + limit + "; exec " + tool +
+            " launch --num_processes 4 bash -c 'ulimit -n'"));
+  };
+  const ToolResult low = with_limit("24");
+  EXPECT_EQ(low.code, 2);
+  EXPECT_THAT(
+      low.err,
+      HasSubstr("[launch] the launcher needs about 36 open files for 4 ranks, "
+                "but the limit is 24; raise it (ulimit -n)"));
+  EXPECT_EQ(with_limit("64").code, 0);
+  // A soft limit is raised.
+  const ToolResult soft = with_limit("-S 24");
+  EXPECT_EQ(soft.code, 0) << soft.err;
+}
+
+TEST(Launch, SaysThatTheLoopbackInterfaceIsDown) {
+  const std::string tool = ACCELERATE_TOOL;
+  // A new network namespace has a loopback interface that is down.
+  const auto inside = [](const std::string& command) {
+    return run_tool(launch(1, "exec unshare -rn " + command));
+  };
+  if (inside("true").code != 0) GTEST_SKIP() << "no network namespaces here";
+  const ToolResult result = inside(tool + " launch --num_processes 2 true");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(
+      result.err,
+      AllOf(
+          HasSubstr("[launch] ranks on this machine cannot connect to "
+                    "127.0.0.1"),
+          HasSubstr("Network is unreachable; is the loopback interface up")));
+  // A single process needs no store.
+  EXPECT_EQ(inside(tool + " launch --num_processes 1 true").code, 0);
 }
 
 TEST(Launch, ForwardsSignals) {
@@ -299,6 +418,23 @@ TEST(Launch, NamesTheProblemWithTheProgram) {
       run_tool({"launch", "/etc/passwd"}).err,
       HasSubstr("is not an executable file"));
   EXPECT_EQ(run_tool({"launch"}).code, 2);
+}
+
+TEST(Launch, StartsNoRankIfTheProgramCannotRun) {
+  const testing::TemporaryDirectory directory;
+  const std::string program = directory.path() / "program";
+  std::ofstream(program) << "#!/no/such/interpreter\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  for (const char* const count : {"1", "3"}) {
+    const ToolResult result = run_tool(
+        {"launch", "--num_processes", count, "--max_restarts", "2", program});
+    EXPECT_EQ(result.code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(
+        result.err,
+        ::testing::StartsWith(
+            "accelerate-cpp: [launch] cannot start \"" + program + "\": "));
+  }
 }
 
 TEST(Tool, HelpsAndNamesItsVersion) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -274,12 +275,77 @@ TEST(OtherPrograms, GetWarningsOfSettingsWithoutEffect) {
                     "dynamo_backend (flag --dynamo_backend)\n")));
 }
 
-TEST(Launch, SaysHowPythonIsStarted) {
+/// A directory with the interpreter "python3", which prints its arguments, and
+/// the script "train.py".
+class PretendPython {
+ public:
+  PretendPython() {
+    add("python3", "echo python3 $*");
+    add("own_python", "echo own $*");
+    add("train.py", "echo by its first line");
+  }
+
+  // Runs `launch` with these arguments there; returns what one rank prints.
+  [[nodiscard]] std::string launch(
+      const std::vector<std::string>& arguments,
+      std::map<std::string, std::string> variables = {}) const {
+    std::vector<std::string> words{"launch", "--cpu"};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    variables["PATH"] = directory_.path().string() + ":/usr/bin:/bin";
+    const ToolResult result = run_tool(words, variables);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    return result.out.substr(0, result.out.find('\n'));
+  }
+  [[nodiscard]] std::string path(const char* name) const {
+    return directory_ / name;
+  }
+
+ private:
+  void add(const char* name, const char* line) const {
+    std::ofstream(path(name)) << "#!/bin/sh\n" << line << "\n";
+    std::filesystem::permissions(path(name), std::filesystem::perms::owner_all);
+  }
+
+  testing::TemporaryDirectory directory_;
+};
+
+TEST(PythonPrograms, AreStartedAsAccelerateStartsThem) {
+  const PretendPython python;
+  const std::string script = python.path("train.py");
+  EXPECT_EQ(python.launch({script, "-x", "1"}), "python3 " + script + " -x 1");
+  EXPECT_EQ(
+      python.launch({"--num_processes", "1", "-m", "pack.train", "a"}),
+      "python3 -m pack.train a");
+  EXPECT_EQ(
+      python.launch({"--module", "pack.train", "--module"}),
+      "python3 -m pack.train --module");
+  EXPECT_EQ(python.launch({"--no_python", script, "-x"}), "by its first line");
+  EXPECT_EQ(
+      python.launch({script}, {{"PYTHON_EXEC", python.path("own_python")}}),
+      "own " + script);
+  EXPECT_EQ(python.launch({"python3", script}), "python3 " + script);
+  // Several processes write to pipes, so Python must not buffer their output.
+  const ToolResult several = run_tool(
+      {"launch", "--num_processes", "2", script},
+      {{"PATH", python.path("") + ":/usr/bin:/bin"}});
   EXPECT_THAT(
-      run_tool({"launch", "--module", "package.train"}).err,
-      HasSubstr("accelerate-cpp launch python -m package.train"));
+      several.out,
+      AllOf(
+          HasSubstr("[0] python3 -u " + script + "\n"),
+          HasSubstr("[1] python3 -u " + script + "\n")));
+}
+
+TEST(PythonPrograms, ThatCannotBeStartedAreNamed) {
   EXPECT_THAT(
-      run_tool({"launch", "train.py"}).err, HasSubstr("python train.py"));
+      run_tool({"launch", "train.py"}).err,
+      HasSubstr("[launch] program \"train.py\" does not exist"));
+  EXPECT_THAT(
+      run_tool({"launch", "-m", "pack.train"}, {{"PATH", "/nonexistent"}}).err,
+      HasSubstr("[launch] a Python program needs python3"));
+  EXPECT_THAT(
+      run_tool({"launch", "-m", "--no_python", "pack.train"}).err,
+      HasSubstr("[launch] --module and --no_python exclude each other"));
   EXPECT_THAT(
       run_tool({"launch", "--tpu", "true"}).err, HasSubstr("torch_xla"));
 }

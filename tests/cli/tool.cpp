@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -91,12 +92,24 @@ ToolResult Tool::wait() {
   std::thread reader([&] { result.err = read_to_end(err_); });
   result.out = read_to_end(out_);
   reader.join();
+  if (pid_ > 0) code_ = reap();
+  result.code = code_;
+  return result;
+}
+
+int Tool::num_unread() const {
+  int count = 0;
+  ::ioctl(out_, FIONREAD, &count);
+  return count;
+}
+
+int Tool::wait_unread() { return code_ = reap(); }
+
+int Tool::reap() {
   int status = 0;
   waitpid(pid_, &status, 0);
   pid_ = -1;
-  result.code =
-      WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return result;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 std::string free_port() {

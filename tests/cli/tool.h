@@ -29,11 +29,18 @@ class Tool {
   /// Waits for a complete line on the tool's standard output.
   std::string read_line();
   ToolResult wait();
+  /// Number of bytes on its standard output that are not read yet.
+  [[nodiscard]] int num_unread() const;
+  /// Waits for its end without reading its output. Returns its exit code.
+  int wait_unread();
 
  private:
+  int reap();
+
   pid_t pid_ = -1;
   int out_ = -1;
   int err_ = -1;
+  int code_ = -1;
   std::string unread_;
 };
 

@@ -15,6 +15,7 @@ namespace launch_fault_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::run_tool;
 using testing::ToolResult;
 
@@ -184,7 +185,9 @@ TEST(Preemption, EndsRanksThatStayAfterTheGracePeriod) {
   while (tool.read_line().find("ready") == std::string::npos) {
   }
   ::kill(tool.pid(), SIGTERM);
-  EXPECT_EQ(tool.wait().code, 128 + SIGTERM);
+  const ToolResult result = tool.wait();
+  EXPECT_EQ(result.code, 128 + SIGTERM);
+  EXPECT_THAT(result.err, Not(HasSubstr("SIGKILL")));
 }
 
 TEST(Fault, ExplainsWrongDegrees) {

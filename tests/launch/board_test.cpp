@@ -1,6 +1,7 @@
 #include "launch/board/board.h"
 
 #include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,6 +56,44 @@ TEST(Board, SaysWhatIsRunning) {
   ASSERT_THAT(read_activities(opened), SizeIs(2));
   EXPECT_EQ(read_activities(opened)[1].rank, 3);
   EXPECT_EQ(read_activities(opened)[1].state, BoardPageState::empty);
+}
+
+TEST(Board, SaysHowItsRanksEnded) {
+  WrittenBoard board;
+  BoardPage& page = board.board.page(0);
+  EXPECT_EQ(board.read().ending, "");
+  // The monitor kills this process, which another launcher supervises.
+  page.killed_for_hang.store(getpid() + 1);
+  EXPECT_EQ(board.read().ending, "");
+  page.killed_for_hang.store(getpid());
+  EXPECT_EQ(
+      board.read().ending,
+      "was ended because it held up the others (--on_hang kill)");
+  set_text(page.ending, "exited with code 3");
+  page.has_ended.store(1);
+  EXPECT_EQ(board.read().ending, "exited with code 3");
+  // The next process in its place.
+  board.board.clear_page(0);
+  EXPECT_EQ(board.read().ending, "");
+}
+
+// Without ignoring SIGXFSZ, which belongs to the program.
+TEST(SharedSegment, IsRefusedAboveTheLimitOfFileSizes) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = 100'000;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const auto make = [] { SharedSegment::create(200'000, "limited"); };
+  expect_error<SegmentError>(make, "200000 bytes were refused: File too large");
+  expect_error<SegmentError>(make, "\"ulimit -f\" limits shared memory, too");
+  SharedSegment::create(50'000, "small");
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  sigset_t pending, blocked;
+  ::sigpending(&pending);
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  EXPECT_EQ(sigismember(&pending, SIGXFSZ), 0);
+  EXPECT_EQ(sigismember(&blocked, SIGXFSZ), 0);
 }
 
 TEST(Board, IsFoundByItsProcess) {

@@ -119,6 +119,76 @@ TEST(Supervisor, TellsWhenARankHasEndedAndWasRead) {
   EXPECT_EQ(scripts.heard[1].text, "words\n");
 }
 
+/// A source whose gate is closed until somebody writes to it.
+class Gated final : public EventSource {
+ public:
+  Gated(EventSource& source, int gate) : source_(source), gate_(gate) {}
+  [[nodiscard]] int descriptor() const override { return source_.descriptor(); }
+  void read() override { source_.read(); }
+  [[nodiscard]] int gate() const override { return gate_; }
+  void open() { gate_ = -1; }
+
+ private:
+  EventSource& source_;
+  int gate_;
+};
+
+// The rank writes more than its pipe holds, and would otherwise never end.
+TEST(Supervisor, ReadsASourceOnlyWhileItsGateIsOpenOrItsRankIsToEnd) {
+  for (const bool is_told : {false, true}) {
+    Pipe gate;
+    Pipe pipe;
+    ProcessStart start;
+    start.program = "/bin/sh";
+    start.arguments = {
+        "sh",
+        "-c",
+        "head -c 200000 /dev/zero >&$1",
+        "sh",
+        std::to_string(pipe.write_end())};
+    start.kept = pipe.write_end();
+    start.variables = {"PATH=/usr/bin:/bin"};
+    const StartedProcess started = start_process(std::move(start));
+    pipe.close_write_end();
+    Heard heard(pipe.release_read_end());
+    Gated gated(heard, gate.read_end());
+    int num_looks = 0;
+    Supervisor* all = nullptr;
+    std::size_t num_before = 0;
+    Supervisor supervisor(
+        {.interval = std::chrono::milliseconds(1), .on_interval = [&] {
+           if (++num_looks != 20) return;
+           num_before = heard.text.size();
+           if (is_told) {
+             all->expect_end(std::chrono::hours(1));
+           } else {
+             gated.open();
+             ASSERT_EQ(::write(gate.write_end(), "x", 1), 1);
+           }
+         }});
+    all = &supervisor;
+    supervisor.add(started.pid, {&gated});
+    supervisor.run();
+    EXPECT_EQ(num_before, 0U);
+    EXPECT_EQ(heard.text.size(), 200000U);
+  }
+}
+
+TEST(Supervisor, KnowsWhichRanksItEndedAndHow) {
+  Scripts scripts;
+  scripts.add("exec sleep 1000");
+  scripts.add("exit 3");
+  scripts.supervisor.run();
+  EXPECT_EQ(scripts.supervisor.ranks()[0].ended_with, SIGTERM);
+  EXPECT_EQ(scripts.supervisor.ranks()[1].ended_with, 0);
+  Scripts late;
+  late.add("trap '' TERM; echo up >&$1; while :; do sleep 0.01; done");
+  while (late.heard[0].text.empty()) late.heard[0].read();
+  late.supervisor.expect_end(std::chrono::milliseconds(0));
+  late.supervisor.run();
+  EXPECT_EQ(late.supervisor.ranks()[0].ended_with, SIGKILL);
+}
+
 // No other event could wake up the supervisor.
 TEST(Supervisor, CallsAtIntervals) {
   int count = 0;
@@ -170,6 +240,25 @@ TEST(StartProcess, ReportsWhyAProgramCannotStart) {
   const StartedProcess started = start_process(std::move(start));
   EXPECT_EQ(started.problem, ENOENT);
   EXPECT_EQ(started.pid, -1);
+}
+
+TEST(StartProcess, CanReportLaterWhyAProgramCannotStart) {
+  const std::pair<const char*, int> cases[] = {
+      {"/no/such/program", ENOENT}, {"/bin/true", 0}};
+  for (const auto& [program, problem] : cases) {
+    ProcessStart start;
+    start.program = program;
+    start.arguments = {"program"};
+    const BegunProcess begun = begin_process(std::move(start));
+    ASSERT_EQ(begun.problem, 0);
+    int told = 0;
+    const auto count = ::read(begun.report.read_end(), &told, sizeof told);
+    EXPECT_EQ(count, problem == 0 ? 0 : static_cast<ssize_t>(sizeof told));
+    EXPECT_EQ(told, problem);
+    int status = 0;
+    ASSERT_EQ(::waitpid(begun.pid, &status, 0), begun.pid);
+    EXPECT_EQ(status, problem == 0 ? 0 : kNotStarted << 8);
+  }
 }
 
 TEST(StartProcess, GivesItsOwnVariablesAndStreams) {

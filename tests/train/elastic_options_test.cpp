@@ -1,9 +1,11 @@
 // What run_elastic() does without a launcher that replaces ranks.
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,14 +18,19 @@
 
 #include <accelerate/accelerate.h>
 
+#include "checkpoint/checkpoints.h"
+#include "format/checkpoint/checkpoint_directory.h"
 #include "launch/board/board.h"
 #include "launch/elastic/generations.h"
 #include "support/expect_error.h"
+#include "support/recorded_disk.h"
 #include "support/temporary_directory.h"
+#include "train/elastic/checkpoints_of.h"
 
 namespace accelerate {
 namespace elastic_options_test {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using testing::expect_error;
 using ::testing::HasSubstr;
@@ -317,6 +324,77 @@ TEST(RunElastic, KeepsStatesInTheDirectoryItIsTold) {
       std::filesystem::perms::owner_all);
   EXPECT_TRUE(train(0));
   EXPECT_TRUE(std::filesystem::exists(states / "other"));
+}
+
+/// How six steps went that keep a state each, on a disk that fails.
+struct UnkeptStates {
+  bool has_failed = false;
+  int num_steps = 0;
+  int num_states = 0;
+  std::vector<std::string> warnings;
+};
+
+UnkeptStates keep_on(const std::shared_ptr<testing::FailingDisk>& disk) {
+  constexpr int kSteps = 6;
+  UnkeptStates seen;
+  const TemporaryDirectory directory;
+  const auto memory = directory.path() / "memory";
+  run_elastic(
+      [&](ElasticContext& context) {
+        AcceleratorOptions options{.journal = false, .world = alone()};
+        options.world.logger = Logger(
+            [&](const LogRecord& record) {
+              seen.warnings.emplace_back(record.message);
+            },
+            LogLevel::warning);
+        const Accelerator accelerator(options);
+        torch::nn::Linear net(2, 1);
+        const auto model = accelerator.prepare(net);
+        context.resume(accelerator);
+        detail::Checkpoints& checkpoints =
+            detail::OpenedAccelerator::checkpoints_of(accelerator);
+        checkpoints.disk = disk;
+        for (; seen.num_steps < kSteps; ++seen.num_steps) {
+          EXPECT_FALSE(context.step_done(accelerator));
+          checkpoints.saver.join();
+        }
+        // The program's own saves do not report those of the run.
+        checkpoints.disk = testing::make_unsynced_disk();
+        accelerator.save_state(directory / "own").wait();
+        accelerator.finish();
+      },
+      {.redundancy = Redundancy::neighbour,
+       .redundancy_steps = 1,
+       .memory_dir = memory});
+  seen.has_failed = disk->has_failed();
+  for (const auto& entry : detail::list_checkpoints(memory)) {
+    if (entry.kind == detail::CheckpointKind::complete) ++seen.num_states;
+  }
+  return seen;
+}
+
+// A protection must not be what ends a training: a full /dev/shm, say.
+TEST(RunElastic, GoesOnWhereverKeepingAStateFails) {
+  const ::testing::Matcher<const std::vector<std::string>&> says_so =
+      Contains(AllOf(
+          HasSubstr("a state was not kept in memory, and training goes on "
+                    "without it"),
+          HasSubstr("No space left on device")));
+  bool has_failed = true;
+  for (std::size_t call = 0; has_failed; ++call) {
+    SCOPED_TRACE(call);
+    const UnkeptStates once =
+        keep_on(std::make_shared<testing::FailingDisk>(call, ENOSPC, false));
+    EXPECT_EQ(once.num_steps, 6);
+    EXPECT_GE(once.num_states, 1);
+    const UnkeptStates always =
+        keep_on(std::make_shared<testing::FailingDisk>(call, ENOSPC, true));
+    EXPECT_EQ(always.num_steps, 6);
+    if (always.num_states < 2 && always.has_failed) {
+      EXPECT_THAT(always.warnings, says_so);
+    }
+    has_failed = once.has_failed;
+  }
 }
 
 TEST(RunElastic, RefusesWhatCannotBeKept) {

@@ -177,6 +177,17 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
   if (plan.has_board) plan.memory_directory = memory_directory_of_launcher();
 }
 
+std::optional<std::string> find_on_path(
+    const std::string& name,
+    const detail::Environment& environment) {
+  for (const std::string& directory :
+       detail::split(environment.get("PATH").value_or(""), ':')) {
+    const std::filesystem::path path = std::filesystem::path(directory) / name;
+    if (is_executable(path)) return path;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string find_program(
@@ -192,19 +203,50 @@ std::string find_program(
             ? "is not an executable file; build it, or chmod +x"
             : "does not exist; check the path"));
   }
-  for (const std::string& directory :
-       detail::split(environment.get("PATH").value_or(""), ':')) {
-    const std::filesystem::path path = std::filesystem::path(directory) / name;
-    if (is_executable(path)) return path;
-  }
+  if (const auto path = find_on_path(name, environment)) return *path;
   throw ConfigError(format(
       "[launch] program \"{}\" is not on PATH{}",
       name,
-      name.ends_with(".py")
-          ? format("; a Python script starts with python {}", name)
-          : is_executable(name)
+      is_executable(name)
           ? format("; for the one in this directory write ./{}", name)
           : std::string("; write its path")));
+}
+
+namespace {
+
+std::string find_interpreter(const detail::Environment& environment) {
+  // torchrun's variable.
+  if (const auto given = environment.get("PYTHON_EXEC")) return *given;
+  for (const char* const name : {"python3", "python"}) {
+    if (find_on_path(name, environment)) return name;
+  }
+  throw ConfigError(
+      "[launch] a Python program needs python3, which is not on PATH; install "
+      "it, or activate the environment that has it");
+}
+
+}  // namespace
+
+std::vector<std::string> with_interpreter(
+    const std::vector<std::string>& command,
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const detail::Environment& environment) {
+  const bool is_module = settings.boolean("module");
+  const bool is_script =
+      command.front().ends_with(".py") && !settings.boolean("no_python");
+  if (!is_module && !is_script) return command;
+  std::error_code ignored;
+  if (!is_module && !std::filesystem::exists(command.front(), ignored)) {
+    throw ConfigError(format(
+        "[launch] program \"{}\" does not exist; check the path",
+        command.front()));
+  }
+  std::vector<std::string> words{find_interpreter(environment)};
+  if (decision.num_processes > 1) words.emplace_back("-u");
+  if (is_module) words.emplace_back("-m");
+  words.insert(words.end(), command.begin(), command.end());
+  return words;
 }
 
 bool is_python(const std::string& program) {

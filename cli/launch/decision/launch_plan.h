@@ -93,6 +93,16 @@ std::string find_program(
 /// Whether the program is a Python interpreter or script.
 bool is_python(const std::string& program);
 
+/// The command with which Accelerate starts `command`: a script, or with
+/// --module a module, is run by Python, unbuffered if there are several
+/// processes. The interpreter is PYTHON_EXEC, otherwise python3 or python of
+/// PATH. Throws ConfigError if there is no such script or interpreter.
+std::vector<std::string> with_interpreter(
+    const std::vector<std::string>& command,
+    const LaunchDecision& decision,
+    const detail::Settings& settings,
+    const detail::Environment& environment);
+
 /// Throws ConfigError for a launch that is not possible.
 LaunchPlan make_launch_plan(
     const LaunchDecision& decision,

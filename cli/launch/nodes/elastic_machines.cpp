@@ -1,6 +1,5 @@
 #include "cli/launch/nodes/elastic_machines.h"
 
-#include <cstdio>
 #include <optional>
 #include <utility>
 
@@ -115,17 +114,19 @@ class ElasticMachines::Exchange {
 ElasticMachines::ElasticMachines(
     const LaunchPlan& plan,
     const StorePlace& store,
-    const Signals& signals)
+    const Signals& signals,
+    const LaunchOutput& output)
     : plan_(plan),
       address_(plan.machine_rank == 0 ? "localhost" : plan.address),
       port_(store.port),
       secret_(store.secret),
       signals_(signals),
+      output_(output),
       client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
   if (plan.machine_rank == 0) {
     client_.show_secret(secret_);
   } else {
-    secret_ = join_launch(client_, plan, /*waits=*/true, signals);
+    secret_ = join_launch(client_, plan, /*waits=*/true, signals, output);
   }
   launcher_ =
       client_.add(format("accelerate-cpp/launchers/{}", plan.machine_rank), 1);
@@ -170,11 +171,10 @@ ElasticMember& ElasticMachines::begin(int num_restarts_left) {
     }
     if (!is_reported && Clock::now() - start > kTimeUntilReported) {
       is_reported = true;
-      std::fprintf(
-          stderr,
-          "accelerate-cpp: waiting for %s\n",
+      output_.say(format(
+          "accelerate-cpp: waiting for {}\n",
           plan_.machine_rank == 0 ? "other machines"
-                                  : "the group to take this machine in");
+                                  : "the group to take this machine in"));
     }
     std::this_thread::sleep_for(kExchangePause);
   }

@@ -8,6 +8,7 @@
 
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/nodes/elastic_member.h"
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
 #include "cli/store/store_client.h"
 
@@ -22,7 +23,8 @@ class ElasticMachines {
   ElasticMachines(
       const LaunchPlan& plan,
       const StorePlace& store,
-      const Signals& signals);
+      const Signals& signals,
+      const LaunchOutput& output);
   ElasticMachines(const ElasticMachines&) = delete;
   ElasticMachines& operator=(const ElasticMachines&) = delete;
   ~ElasticMachines();
@@ -58,6 +60,7 @@ class ElasticMachines {
   int port_;
   std::string secret_;
   const Signals& signals_;
+  const LaunchOutput& output_;
   StoreClient client_;
   std::int64_t launcher_ = 1;
   int attempt_ = -1;

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <set>
@@ -21,6 +20,7 @@
 
 #include "base/process/exec_pointers.h"
 #include "base/text/text.h"
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
 #include "launch/exit_reason.h"
 
@@ -236,6 +236,7 @@ std::vector<std::vector<std::string>> host_commands(const HostLaunch& launch) {
 
 int run_commands(const std::vector<std::vector<std::string>>& commands) {
   const Signals signals;
+  const LaunchOutput output(signals);
   std::vector<RemoteLauncher> children;
   const auto send_to_all = [&](int signal) {
     for (const RemoteLauncher& child : children) {
@@ -278,11 +279,10 @@ int run_commands(const std::vector<std::vector<std::string>>& commands) {
       child.is_running = false;
       if (detail::exit_code_of(status) == 0 || kill_at) continue;
       code = detail::exit_code_of(status);
-      std::fprintf(
-          stderr,
-          "accelerate-cpp: %s %s\n",
-          child.name.c_str(),
-          detail::describe_exit(status).c_str());
+      output.say(format(
+          "accelerate-cpp: {} {}\n",
+          child.name,
+          detail::describe_exit(status)));
       // Connected launchers learn of the failure from each other; the rest are
       // ended later.
       kill_at = Clock::now() + kTimeForLaunchersToEnd;

@@ -1,8 +1,8 @@
 #include "cli/launch/nodes/join_launch.h"
 
 #include <chrono>
-#include <cstdio>
 
+#include "base/text/text.h"
 #include "cli/launch/nodes/launch_times.h"
 
 namespace accelerate::cli {
@@ -11,7 +11,8 @@ std::string join_launch(
     StoreClient& client,
     const LaunchPlan& plan,
     bool waits,
-    const Signals& signals) {
+    const Signals& signals,
+    const LaunchOutput& output) {
   using Clock = std::chrono::steady_clock;
   // How long the store may hold the place of a launcher that is gone.
   constexpr std::chrono::seconds kTimeUntilFree{20};
@@ -25,11 +26,10 @@ std::string join_launch(
         signals.heed();
         if (is_reported || Clock::now() - begun_at < kTimeUntilReported) return;
         is_reported = true;
-        std::fprintf(
-            stderr,
-            "accelerate-cpp: waiting for the place of machine %d, which "
+        output.say(detail::format(
+            "accelerate-cpp: waiting for the place of machine {}, which "
             "another launcher still has\n",
-            plan.machine_rank);
+            plan.machine_rank));
       });
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
 #include "cli/store/store_client.h"
 
@@ -16,6 +17,7 @@ std::string join_launch(
     StoreClient& client,
     const LaunchPlan& plan,
     bool waits,
-    const Signals& signals);
+    const Signals& signals,
+    const LaunchOutput& output);
 
 }  // namespace accelerate::cli

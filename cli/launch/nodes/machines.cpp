@@ -1,7 +1,6 @@
 #include "cli/launch/nodes/machines.h"
 
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <vector>
 
@@ -34,13 +33,15 @@ std::string key_of(const char* what, int attempt) {
 Machines::Machines(
     const LaunchPlan& plan,
     const StorePlace& store,
-    const Signals& signals)
+    const Signals& signals,
+    const LaunchOutput& output)
     : machine_(plan.machine_rank),
       num_machines_(plan.num_machines),
       address_(machine_ == 0 ? "localhost" : plan.address),
       port_(store.port),
       secret_(store.secret),
       signals_(signals),
+      output_(output),
       client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
   if (machine_ == 0) {
     client_.show_secret(secret_);
@@ -57,7 +58,8 @@ Machines::~Machines() {
 }
 
 void Machines::take_place(const LaunchPlan& plan) {
-  secret_ = join_launch(client_, plan, plan.max_restarts > 0, signals_);
+  secret_ =
+      join_launch(client_, plan, plan.max_restarts > 0, signals_, output_);
   num_launchers_ =
       client_.add(format("accelerate-cpp/launchers/{}", machine_), 1);
   if (!is_returning()) return;
@@ -97,7 +99,7 @@ std::string Machines::wait_for(
     }
     if (!is_reported && waited > kTimeUntilReported) {
       is_reported = true;
-      std::fprintf(stderr, "accelerate-cpp: waiting for %s\n", what.c_str());
+      output_.say(format("accelerate-cpp: waiting for {}\n", what));
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
 #include "cli/store/store_client.h"
 
@@ -25,7 +26,8 @@ class Machines {
   Machines(
       const LaunchPlan& plan,
       const StorePlace& store,
-      const Signals& signals);
+      const Signals& signals,
+      const LaunchOutput& output);
   Machines(const Machines&) = delete;
   Machines& operator=(const Machines&) = delete;
   ~Machines();
@@ -75,6 +77,7 @@ class Machines {
   int port_;
   std::string secret_;
   const Signals& signals_;
+  const LaunchOutput& output_;
   StoreClient client_;
   std::thread thread_;
   std::atomic<bool> listens_{false};

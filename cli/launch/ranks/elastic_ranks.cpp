@@ -8,8 +8,6 @@
 
 #include "base/text/text.h"
 #include "cli/launch/ranks/rank_group.h"
-#include "cli/launch/say.h"
-#include "launch/exit_reason.h"
 
 namespace accelerate::cli {
 
@@ -43,9 +41,7 @@ bool RankGroup::make_good(std::size_t index) {
   watchdog_->forget(lost.pid);
   made_good_ = index;
   std::string words = detail::format(
-      "the others go on without process {}, which {}",
-      lost.pid,
-      detail::describe_exit(supervisor_.ranks()[index].wait_status));
+      "the others go on without process {}, which {}", lost.pid, lost.ending);
   if (loss == detail::Generations::Loss::replaced) {
     try {
       start(lost.seat, generations_->next());
@@ -120,8 +116,9 @@ void RankGroup::follow_orders() {
     const bool is_late =
         std::find(orders.kills.begin(), orders.kills.end(), ranks_[i]->seat) !=
         orders.kills.end();
-    if (is_late && supervisor_.ranks()[i].is_running)
-      ::kill(-ranks_[i]->pid, SIGKILL);
+    if (!is_late || !supervisor_.ranks()[i].is_running) continue;
+    ranks_[i]->is_late = true;
+    ::kill(-ranks_[i]->pid, SIGKILL);
   }
   if (received_ == 0) {
     for (const auto& [seat, generation] : orders.starts)

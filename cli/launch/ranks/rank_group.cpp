@@ -11,7 +11,6 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "cli/launch/say.h"
 #include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"
 
@@ -44,10 +43,12 @@ RankGroup::RankGroup(
     const LaunchPlan& plan,
     const Options& options,
     const Signals& signals,
+    LaunchOutput& output,
     detail::Watchdog* watchdog)
     : plan_(plan),
       options_(options),
       signals_(signals),
+      output_(output),
       watchdog_(watchdog),
       on_signal_(
           signals.descriptor(),
@@ -105,8 +106,10 @@ void RankGroup::start(int seat, std::uint32_t first_generation) {
        .store = options_.store,
        .board = board_ ? board_->ticket() : std::string(),
        .first_generation = first_generation,
-       .place = place}));
-  supervisor_.add(rank.pid, {&rank.out, &rank.err});
+       .place = place},
+      output_));
+  rank.first_generation = first_generation;
+  supervisor_.add(rank.pid, {&rank.out, &rank.err, &rank.start});
   if (watchdog_ != nullptr) watchdog_->watch(rank.pid);
   if (generations_) generations_->add(seat, rank.pid);
   if (options_.member != nullptr) options_.member->note_start(seat, rank.pid);
@@ -158,7 +161,7 @@ void RankGroup::start_monitor() {
           .threshold = plan_.hang_threshold,
           .on_hang = plan_.on_hang,
           .path = plan_.environment.get("PATH").value_or(""),
-          .say = [](const std::string& text) {
+          .say = [this](const std::string& text) {
             say(detail::format("accelerate-cpp: {}", text));
           }});
 }
@@ -171,6 +174,13 @@ void RankGroup::retire_monitor() {
 
 void RankGroup::note_end(std::size_t index) {
   const int wait_status = supervisor_.ranks()[index].wait_status;
+  if (const int problem = ranks_[index]->start.problem()) {
+    const ConfigError error = start_error(plan_, problem);
+    // Either all ranks of the first generation start, or none.
+    if (ranks_[index]->first_generation == 1) throw error;
+    say(detail::format("accelerate-cpp: {}\n", error.what()));
+  }
+  ranks_[index]->ending = describe_ending(index);
   if (generations_ && wait_status == 0 &&
       generations_->finish(ranks_[index]->seat)) {
     supervisor_.forget(index);
@@ -187,6 +197,7 @@ void RankGroup::note_end(std::size_t index) {
   if (words.size() >= page.last_output.size())
     words.erase(0, words.size() - page.last_output.size() + 1);
   detail::set_text(page.last_output, words);
+  detail::set_text(page.ending, ranks_[index]->ending);
   page.wait_status.store(wait_status);
   page.has_ended.store(1);
   if (wait_status == 0 || std::exchange(has_failed_, true) || plan_.is_quiet ||
@@ -196,8 +207,34 @@ void RankGroup::note_end(std::size_t index) {
   say(detail::format(
       "accelerate-cpp: rank {} {}{}",
       ranks_[index]->rank,
-      detail::describe_exit(wait_status),
+      ranks_[index]->ending,
       describe_place(*board_, ranks_[index]->seat)));
+}
+
+std::string RankGroup::describe_ending(std::size_t index) const {
+  const detail::Supervisor::Rank& supervised = supervisor_.ranks()[index];
+  const RankProcess& rank = *ranks_[index];
+  const int wait_status = supervised.wait_status;
+  const int signal = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
+  // A shell that waits for the program reports its end as its own exit code.
+  if (detail::exit_code_of(wait_status) == 128 + SIGKILL && board_ &&
+      detail::was_killed_for_hang(board_->page(rank.seat)))
+    return detail::kEndedForHang;
+  if (signal == SIGKILL && rank.is_late) {
+    return "was ended because it had not left the group's last generation in "
+           "time";
+  }
+  if (signal != 0 && signal == supervised.ended_with) {
+    return signal == SIGKILL
+        ? "was ended because it still ran when its time to end was over"
+        : "was ended with the others";
+  }
+  if (signal == SIGABRT) {
+    const std::string exception = rank.last_output.uncaught_exception();
+    if (!exception.empty())
+      return detail::format("ended with an uncaught {}", exception);
+  }
+  return detail::describe_exit(wait_status);
 }
 
 RankGroup::~RankGroup() {
@@ -206,7 +243,12 @@ RankGroup::~RankGroup() {
 }
 
 GroupEnd RankGroup::run() {
-  supervisor_.run();
+  try {
+    supervisor_.run();
+  } catch (...) {
+    supervisor_.kill_and_wait();
+    throw;
+  }
   return summarize();
 }
 
@@ -268,11 +310,15 @@ std::string RankGroup::describe(std::size_t cause) const {
     return format(
         "accelerate-cpp: the program {}\n", detail::describe_exit(wait_status));
   }
+  // The last output says which exception.
+  const bool has_thrown = WIFSIGNALED(wait_status) &&
+      WTERMSIG(wait_status) == SIGABRT &&
+      !rank.last_output.uncaught_exception().empty();
   std::string text = format(
       "accelerate-cpp: rank {} (process {}) {}{}",
       rank.rank,
       rank.pid,
-      detail::describe_exit(wait_status),
+      has_thrown ? "ended with an uncaught exception" : rank.ending,
       ranks_.size() > 1 ? "; the others were ended\n" : "\n");
   if (rank.last_output.lines().empty()) return text;
   text += "accelerate-cpp: its last output:\n";

@@ -11,6 +11,7 @@
 
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/nodes/elastic_member.h"
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/ranks/rank_process.h"
 #include "cli/launch/signals.h"
 #include "launch/board/board.h"
@@ -56,13 +57,14 @@ class RankGroup {
       const LaunchPlan& plan,
       const Options& options,
       const Signals& signals,
+      LaunchOutput& output,
       detail::Watchdog* watchdog);
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
   ~RankGroup();
 
   /// Forwards output and signals until all ranks have ended. Stops the others
-  /// when one fails.
+  /// when one fails. Throws ConfigError if a program cannot be started.
   GroupEnd run();
 
  private:
@@ -81,6 +83,7 @@ class RankGroup {
   };
 
   void handle(const signalfd_siginfo& info);
+  void say(const std::string& text) const { output_.say(text); }
   void stop();
   void start_board();
   void start_monitor();
@@ -104,12 +107,15 @@ class RankGroup {
   void keep_sizes(detail::Generations& generations);
   // Writes on the board how a rank ended; reports the first failure.
   void note_end(std::size_t index);
+  // How a rank has ended, with the reason if that was this launcher.
+  [[nodiscard]] std::string describe_ending(std::size_t index) const;
   GroupEnd summarize() const;
   [[nodiscard]] std::string describe(std::size_t cause) const;
 
   const LaunchPlan& plan_;
   const Options options_;
   const Signals& signals_;
+  LaunchOutput& output_;
   detail::Watchdog* watchdog_;
   Event on_signal_;
   Event on_stop_;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/launch/output/launch_output.h"
 #include "cli/launch/ranks/line_prefixer.h"
 #include "launch/supervisor.h"
 
@@ -21,6 +22,9 @@ class LastOutput {
   [[nodiscard]] const std::deque<std::string>& lines() const { return lines_; }
   /// True if a line reports a lost peer: the rank is a victim, not the cause.
   [[nodiscard]] bool blames_others() const { return blames_others_; }
+  /// The exception that nobody caught, as the C++ runtime prints it before it
+  /// aborts: "std::runtime_error: no such file". Empty if there is none.
+  [[nodiscard]] std::string uncaught_exception() const;
 
  private:
   std::deque<std::string> lines_;
@@ -31,15 +35,19 @@ class LastOutput {
 /// Forwards one of a rank's two output streams to ours and to a file.
 class RankStream final : public detail::EventSource {
  public:
+  /// Where a stream goes.
+  struct Targets {
+    OutputTarget shown;
+    OutputTarget log;
+  };
+
   RankStream() = default;
-  /// Takes ownership of the pipe. `target` is the descriptor that shows the
-  /// output, or -1; `log` is a path, or empty. `last_output` may be null;
-  /// otherwise it receives all output and must outlive this object.
+  /// Takes ownership of the pipe. `last_output` may be null; otherwise it
+  /// receives all output and must outlive this object.
   RankStream(
       int pipe,
-      int target,
+      Targets targets,
       const std::string& prefix,
-      std::string log,
       LastOutput* last_output = nullptr);
   RankStream(RankStream&& other) noexcept;
   RankStream& operator=(RankStream&& other) noexcept;
@@ -48,15 +56,13 @@ class RankStream final : public detail::EventSource {
   [[nodiscard]] int descriptor() const override { return pipe_; }
   /// Forwards what has arrived; closes the pipe at end of stream.
   void read() override;
+  [[nodiscard]] int gate() const override;
 
  private:
-  void write_log(std::string_view text);
   void close_all();
 
   int pipe_ = -1;
-  int target_ = -1;
-  int log_ = -1;
-  std::string log_path_;
+  Targets targets_;
   LinePrefixer prefixer_{""};
   LastOutput* last_output_ = nullptr;
   std::vector<char> block_;

@@ -1,5 +1,6 @@
 #include "cli/launch/ranks/rank_process.h"
 
+#include <cerrno>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,21 +37,26 @@ std::string prefix_of(const LaunchPlan& plan, int rank, int target) {
 }
 
 // Processes that occupy a seat one after another each get their own file.
-std::string log_of(
+OutputTarget open_log(
     const LaunchPlan& plan,
     int rank,
     const StartOptions& options,
-    const char* name) {
+    const char* name,
+    LaunchOutput& output) {
   if (!plan.log_dir) return {};
-  return format(
-      "{}/attempt_{}{}/{}/{}",
-      *plan.log_dir,
-      options.attempt,
-      options.first_generation > 1
-          ? format("_generation_{}", options.first_generation)
-          : std::string(),
-      rank,
-      name);
+  const bool is_first = options.attempt == 0 && options.first_generation == 1;
+  return output.open_log(
+      format(
+          "{}/attempt_{}{}/{}/{}",
+          *plan.log_dir,
+          options.attempt,
+          options.first_generation > 1
+              ? format("_generation_{}", options.first_generation)
+              : std::string(),
+          rank,
+          name),
+      // Later the supervisor must not wait for a disk.
+      /*must_open=*/is_first);
 }
 
 std::optional<cpu_set_t> processors_of(const LaunchPlan& plan, int local_rank) {
@@ -86,10 +92,30 @@ std::vector<std::string> variables_of(
 
 }  // namespace
 
+void StartReport::close() {
+  if (pipe_ >= 0) ::close(std::exchange(pipe_, -1));
+}
+
+void StartReport::read() {
+  int problem = 0;
+  const ssize_t count = ::read(pipe_, &problem, sizeof problem);
+  if (count < 0 && errno == EINTR) return;
+  if (count == static_cast<ssize_t>(sizeof problem)) problem_ = problem;
+  close();
+}
+
+ConfigError start_error(const LaunchPlan& plan, int problem) {
+  return ConfigError(format(
+      "[launch] cannot start \"{}\": {}",
+      plan.program,
+      describe_start_problem(problem)));
+}
+
 std::unique_ptr<RankProcess> start_rank(
     const LaunchPlan& plan,
     int local_rank,
-    const StartOptions& options) {
+    const StartOptions& options,
+    LaunchOutput& output) {
   detail::ProcessStart start;
   start.program = plan.program;
   start.arguments = plan.arguments;
@@ -109,28 +135,30 @@ std::unique_ptr<RankProcess> start_rank(
     start.out = out->write_end();
     start.err = err->write_end();
     const Shown shown = plan.shown[static_cast<std::size_t>(local_rank)];
-    const bool shows_all = !plan.log_dir;
+    const auto targets = [&](bool is_shown, int target, const char* log) {
+      return RankStream::Targets{
+          .shown =
+              is_shown || !plan.log_dir ? output.of(target) : OutputTarget(),
+          .log = open_log(plan, number, options, log, output)};
+    };
+    RankStream::Targets to_out =
+        targets(shown.out, STDOUT_FILENO, "stdout.log");
+    RankStream::Targets to_err =
+        targets(shown.err, STDERR_FILENO, "stderr.log");
     process->out = RankStream(
         out->release_read_end(),
-        shown.out || shows_all ? STDOUT_FILENO : -1,
-        prefix_of(plan, number, STDOUT_FILENO),
-        log_of(plan, number, options, "stdout.log"));
+        std::move(to_out),
+        prefix_of(plan, number, STDOUT_FILENO));
     process->err = RankStream(
         err->release_read_end(),
-        shown.err || shows_all ? STDERR_FILENO : -1,
+        std::move(to_err),
         prefix_of(plan, number, STDERR_FILENO),
-        log_of(plan, number, options, "stderr.log"),
         &process->last_output);
   }
-  const detail::StartedProcess started =
-      detail::start_process(std::move(start));
-  if (started.problem != 0) {
-    throw ConfigError(format(
-        "[launch] cannot start \"{}\": {}",
-        plan.program,
-        describe_start_problem(started.problem)));
-  }
-  process->pid = started.pid;
+  detail::BegunProcess begun = detail::begin_process(std::move(start));
+  if (begun.problem != 0) throw start_error(plan, begun.problem);
+  process->pid = begun.pid;
+  process->start.listen(begun.report.release_read_end());
   return process;
 }
 

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <utility>
 #include <vector>
@@ -33,6 +35,23 @@ std::string to_hex(const std::byte* bytes, std::size_t count) {
     text += kDigits[value & 15U];
   }
   return text;
+}
+
+// Returns an error number, or 0. Above the limit of a file's size, the kernel
+// also sends this thread a signal, which would end the program.
+int set_size(int descriptor, std::size_t bytes) {
+  sigset_t signal, before, pending;
+  sigemptyset(&signal);
+  sigaddset(&signal, SIGXFSZ);
+  ::pthread_sigmask(SIG_BLOCK, &signal, &before);
+  ::sigpending(&pending);
+  const int problem =
+      ::ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  const timespec no_time{};
+  if (problem == EFBIG && sigismember(&pending, SIGXFSZ) == 0)
+    ::sigtimedwait(&signal, nullptr, &no_time);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return problem;
 }
 
 [[noreturn]] void refuse(const std::string& reason) {
@@ -83,10 +102,13 @@ std::string SharedSegment::machine() {
 SharedSegment SharedSegment::create(std::size_t bytes, const char* name) {
   const int descriptor = ::memfd_create(name, MFD_CLOEXEC);
   if (descriptor < 0) refuse("memfd_create failed: " + system_error());
-  if (::ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
-    const std::string reason = system_error();
+  if (const int problem = set_size(descriptor, bytes)) {
     ::close(descriptor);
-    refuse(format("{} bytes were refused: {}", bytes, reason));
+    refuse(format(
+        "{} bytes were refused: {}{}",
+        bytes,
+        std::strerror(problem),
+        problem == EFBIG ? " (\"ulimit -f\" limits shared memory, too)" : ""));
   }
   SharedSegment segment(descriptor, bytes);
   if (::getrandom(segment.data_, kNonceBytes, 0) !=

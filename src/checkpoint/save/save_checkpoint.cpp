@@ -65,6 +65,11 @@ bool is_written_in_background(
   return false;
 }
 
+void leave_error_to_ticket(SaveProgress& progress) {
+  const std::lock_guard lock(progress.mutex);
+  progress.was_reported = true;
+}
+
 }  // namespace
 
 SaveTicket save_checkpoint(
@@ -116,6 +121,9 @@ SaveTicket save_checkpoint(
         "save_state", SnapshotMemory::bytes_for(writer->contents())));
     progress = checkpoints.saver.run(std::move(writer));
   }
+  // The run asks the tickets of the states that it keeps for itself, so that
+  // the program's next save does not report them.
+  if (checkpoints.is_whole) leave_error_to_ticket(*progress);
   if (output_dir.empty() || project.iteration) {
     project.iteration = target.iteration + 1;
   }

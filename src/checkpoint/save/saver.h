@@ -22,7 +22,8 @@ struct SaveProgress {
   bool is_done = false;
   bool was_skipped = false;
   std::exception_ptr error;
-  /// True once the error has been thrown to a caller.
+  /// True once the error has been thrown to a caller, or if only the ticket may
+  /// throw it.
   bool was_reported = false;
 };
 

@@ -10,7 +10,6 @@
 #include "base/text/text.h"
 #include "launch/board/process_state.h"
 #include "launch/board/rank_activity.h"
-#include "launch/exit_reason.h"
 
 namespace accelerate::detail {
 
@@ -36,7 +35,7 @@ bool is_gone(const RankActivity& rank) {
 }
 
 std::string describe_end(const RankActivity& rank) {
-  if (rank.wait_status) return describe_exit(*rank.wait_status);
+  if (!rank.ending.empty()) return rank.ending;
   return has_ended(rank.process)
       ? "has ended"
       : "has ended or closed the connection (an exception, or the end of its "

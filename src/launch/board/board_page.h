@@ -117,6 +117,11 @@ struct BoardPage {
   std::atomic<std::int32_t> wait_status;
   /// The last lines of its standard error.
   BoardText<1016> last_output;
+  /// How it ended, as in "exited with code 3".
+  BoardText<504> ending;
+  /// The process that the ranks' monitor kills for holding up the others;
+  /// written before.
+  std::atomic<std::int32_t> killed_for_hang;
 
   /// The place of its process in an elastic group; see BoardSeat.
   alignas(64) BoardSeat seat;
@@ -124,7 +129,7 @@ struct BoardPage {
 
 /// The first page: what is running. Written before any rank can read the board.
 struct BoardHeader {
-  static constexpr std::uint64_t kVersion = 3;
+  static constexpr std::uint64_t kVersion = 4;
 
   std::uint64_t version;
   std::int32_t supervisor;  ///< its process number

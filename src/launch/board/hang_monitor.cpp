@@ -17,6 +17,7 @@ namespace {
 
 struct NamedProcess {
   int rank = 0;
+  int page = 0;
   pid_t process = 0;
 };
 
@@ -34,7 +35,8 @@ std::vector<NamedProcess> processes_of(
   std::vector<NamedProcess> processes;
   for (const ObservedRank& rank : ranks) {
     if (wanted.contains(rank.activity.rank) && rank.activity.process != 0)
-      processes.push_back({rank.activity.rank, rank.activity.process});
+      processes.push_back(
+          {rank.activity.rank, rank.activity.index, rank.activity.process});
   }
   return processes;
 }
@@ -109,9 +111,15 @@ void HangMonitor::look() {
               {format("rank {}", each.rank), taker.take(each.process)});
         }
         if (!stacks.empty()) say(describe(stacks));
-        if (kills && !is_retired_.load()) {
-          for (const NamedProcess& each : processes)
-            ::kill(each.process, SIGKILL);
+        for (const NamedProcess& each : processes) {
+          if (!kills || is_retired_.load()) break;
+          say(format(
+              "rank {} (process {}) is ended, because it holds up the others "
+              "(--on_hang kill)\n",
+              each.rank,
+              each.process));
+          board_.page(each.page).killed_for_hang.store(each.process);
+          ::kill(each.process, SIGKILL);
         }
         takes_stacks_ = false;
       });

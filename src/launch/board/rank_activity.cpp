@@ -9,6 +9,7 @@
 
 #include "base/text/text.h"
 #include "launch/board/packed_call.h"
+#include "launch/exit_reason.h"
 
 namespace accelerate::detail {
 
@@ -141,6 +142,11 @@ const GroupCall* find_call(const RankActivity& rank, const std::string& group) {
   return nullptr;
 }
 
+bool was_killed_for_hang(const BoardPage& page) {
+  const std::int32_t process = page.killed_for_hang.load();
+  return process != 0 && process == page.process.load();
+}
+
 RankActivity read_activity(const Board& board, int index) {
   const BoardPage& page = board.page(index);
   RankActivity rank;
@@ -172,6 +178,9 @@ RankActivity read_activity(const Board& board, int index) {
   if (page.has_ended.load(kAcquire) != 0) {
     rank.wait_status = page.wait_status.load();
     rank.last_output = text_of(page.last_output);
+    rank.ending = text_of(page.ending);
+  } else if (was_killed_for_hang(page)) {
+    rank.ending = kEndedForHang;
   }
   return rank;
 }

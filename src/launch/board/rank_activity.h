@@ -61,11 +61,16 @@ struct RankActivity {
   /// Set once the supervisor has seen the process end.
   std::optional<int> wait_status = std::nullopt;
   std::string last_output;
+  /// How the process ended, as in "exited with code 3"; empty if that is not
+  /// known.
+  std::string ending = {};
 };
 
 /// The rank's newest call in a group; null if it has not made the group.
 const GroupCall* find_call(const RankActivity& rank, const std::string& group);
 
+/// Whether the ranks' monitor has killed the page's process.
+bool was_killed_for_hang(const BoardPage& page);
 /// Reads a page while its rank may be writing it.
 RankActivity read_activity(const Board& board, int index);
 /// Reads all ranks' pages, including those of ranks that have not joined yet;

@@ -187,20 +187,59 @@ void save_on_machines(ElasticRun& run, const Accelerator& accelerator) {
   }
 }
 
-void keep_state(ElasticRun& run, const Accelerator& accelerator) {
+// A state that cannot be kept must not end what it protects. Makes room for the
+// next one.
+void warn_of_unkept_state(
+    const ElasticRun& run,
+    const Accelerator& accelerator,
+    const char* consequence,
+    const CheckpointError& error) {
   const World& world = accelerator.world();
+  world.logger().log_once_per_world(
+      LogLevel::warning, "train", format("{}: {}", consequence, error.what()));
+  if (world.rank() == 0)
+    MemoryStates(memory_directory(run)).tidy(/*parts=*/true, /*num_kept=*/1);
+}
+
+void keep_state(ElasticRun& run, const Accelerator& accelerator) {
+  constexpr const char* kConsequence =
+      "a state was not kept in memory, and training goes on without it";
   if (run.machines != nullptr) return begin_on_machines(run, accelerator);
-  if (run.newest && run.newest->is_done() && world.rank() == 0)
-    MemoryStates(memory_directory(run)).tidy(/*parts=*/false);
-  const SaveTicket ticket = save_in_memory(run, accelerator, true);
-  if (!ticket.was_skipped()) run.newest = ticket;
+  try {
+    if (run.newest && run.newest->is_done()) {
+      std::exchange(run.newest, std::nullopt)->wait();
+      if (accelerator.world().rank() == 0)
+        MemoryStates(memory_directory(run)).tidy(/*parts=*/false);
+    }
+  } catch (const CheckpointError& error) {
+    warn_of_unkept_state(run, accelerator, kConsequence, error);
+  }
+  try {
+    const SaveTicket ticket = save_in_memory(run, accelerator, true);
+    if (!ticket.was_skipped()) run.newest = ticket;
+  } catch (const CheckpointError& error) {
+    // All ranks get the same error.
+    warn_of_unkept_state(run, accelerator, kConsequence, error);
+  }
+}
+
+void save_before_resizing(ElasticRun& run, const Accelerator& accelerator) {
+  try {
+    save_in_memory(run, accelerator, false).wait();
+  } catch (const CheckpointError& error) {
+    warn_of_unkept_state(
+        run,
+        accelerator,
+        "the ranks go on from the state before this step",
+        error);
+  }
 }
 
 void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
   if (run.is_resizing && run.seat->spans_machines()) {
     save_on_machines(run, accelerator);
   } else if (run.is_resizing && !memory_directory(run).empty()) {
-    save_in_memory(run, accelerator, false).wait();
+    save_before_resizing(run, accelerator);
   } else if (names_checkpoints(accelerator)) {
     accelerator.save_state().wait();
   } else {

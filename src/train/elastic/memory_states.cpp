@@ -21,7 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kKept = 2;
 constexpr std::string_view kPrefix = "generation_";
 constexpr std::string_view kNextCheckpoint = "_before_checkpoint_";
 constexpr std::string_view kNumber = "_state_";
@@ -42,7 +41,8 @@ void MemoryStates::make_directory() const {
   const bool is_own = problem == EEXIST &&
       ::lstat(directory_.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) &&
       facts.st_uid == ::geteuid();
-  if (is_own) return;
+  // A save into a full directory says so on all ranks.
+  if (is_own || problem == ENOSPC || problem == EDQUOT) return;
   throw ConfigError(format(
       "[train] states cannot be kept in {}: {}; give "
       "ElasticOptions::memory_dir "
@@ -85,10 +85,10 @@ std::vector<MemoryState> MemoryStates::list() const {
   return states;
 }
 
-void MemoryStates::tidy(bool parts) const {
+void MemoryStates::tidy(bool parts, std::size_t num_kept) const {
   const std::vector<MemoryState> states = list();
   std::vector<fs::path> removed;
-  for (std::size_t i = kKept; i < states.size(); ++i)
+  for (std::size_t i = num_kept; i < states.size(); ++i)
     removed.push_back(states[i].path);
   std::error_code error;
   fs::directory_iterator entries(directory_, error);

@@ -22,6 +22,8 @@ struct MemoryState {
 /// ordered by their numbers, never by clocks.
 class MemoryStates {
  public:
+  static constexpr std::size_t kKept = 2;
+
   explicit MemoryStates(std::filesystem::path directory)
       : directory_(std::move(directory)) {}
 
@@ -41,9 +43,9 @@ class MemoryStates {
       std::string_view name);
   /// The complete states, newest first. Empty if the directory does not exist.
   [[nodiscard]] std::vector<MemoryState> list() const;
-  /// Removes all but the newest two complete states, and with `parts` also what
-  /// an interrupted save left; no save may then be in progress.
-  void tidy(bool parts) const;
+  /// Removes all but the newest `num_kept` complete states, and with `parts`
+  /// also what an interrupted save left; no save may then be in progress.
+  void tidy(bool parts, std::size_t num_kept = kKept) const;
 
  private:
   std::filesystem::path directory_;

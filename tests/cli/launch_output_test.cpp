@@ -1,0 +1,168 @@
+#include "cli/launch/output/launch_output.h"
+
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <rapidcheck/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/files/files.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate::cli {
+namespace launch_output_test {
+
+using testing::TemporaryDirectory;
+
+/// A pipe whose reader is the test.
+class ReadPipe {
+ public:
+  ReadPipe() {
+    // As in the launcher; a queue may still be writing at the end of a test.
+    std::signal(SIGPIPE, SIG_IGN);
+    if (::pipe2(ends_.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe");
+  }
+  ReadPipe(const ReadPipe&) = delete;
+  ReadPipe& operator=(const ReadPipe&) = delete;
+  ~ReadPipe() {
+    for (const int end : ends_) ::close(end);
+  }
+  [[nodiscard]] int write_end() const { return ends_[1]; }
+  // Reads exactly `count` bytes.
+  [[nodiscard]] std::string read(std::size_t count) const {
+    std::string text(count, '\0');
+    for (std::size_t have = 0; have < count;) {
+      const ssize_t some = ::read(ends_[0], text.data() + have, count - have);
+      if (some <= 0) throw std::runtime_error("read");
+      have += static_cast<std::size_t>(some);
+    }
+    return text;
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
+
+bool is_readable(int descriptor, int milliseconds) {
+  pollfd wait{descriptor, POLLIN, 0};
+  return ::poll(&wait, 1, milliseconds) == 1;
+}
+
+void wait_until_idle(const OutputQueue& queue) {
+  while (!queue.is_idle()) std::this_thread::yield();
+}
+
+// Whatever is written in whatever pieces arrives in order, and nobody waits for
+// the reader.
+RC_GTEST_PROP(
+    OutputQueue,
+    KeepsTheOrderOfWhatIsAdded,
+    (const std::vector<std::string>& texts)) {
+  const ReadPipe pipe;
+  OutputQueue queue;
+  const auto file = std::make_shared<OutputFile>(pipe.write_end());
+  std::string all;
+  for (const std::string& text : texts) {
+    queue.add(file, text);
+    all += text;
+  }
+  RC_ASSERT(pipe.read(all.size()) == all);
+  wait_until_idle(queue);
+  RC_ASSERT(queue.num_unwritten() == 0U);
+  RC_ASSERT(queue.num_dropped() == 0U);
+}
+
+TEST(OutputQueue, ClosesItsGateUntilTheReaderHasCaughtUp) {
+  const ReadPipe pipe;
+  OutputQueue queue;
+  const auto file = std::make_shared<OutputFile>(pipe.write_end());
+  constexpr std::size_t kPiece = 1U << 16U;
+  EXPECT_EQ(queue.gate(), -1);
+  std::size_t count = 0;
+  while (queue.gate() < 0) {
+    queue.add(file, std::string(kPiece, 'x'));
+    count += kPiece;
+  }
+  EXPECT_GE(count, OutputQueue::kEnough);
+  const int gate = queue.gate();
+  EXPECT_FALSE(is_readable(gate, 0));
+  EXPECT_EQ(pipe.read(count), std::string(count, 'x'));
+  EXPECT_TRUE(is_readable(gate, 60'000));
+  EXPECT_EQ(queue.gate(), -1);
+  // The second time as the first.
+  while (queue.gate() < 0) queue.add(file, std::string(kPiece, 'y'));
+  EXPECT_FALSE(is_readable(queue.gate(), 0));
+}
+
+TEST(OutputQueue, DropsWhatWouldTakeTooMuchMemoryAndCountsIt) {
+  const ReadPipe pipe;
+  OutputQueue queue;
+  const auto file = std::make_shared<OutputFile>(pipe.write_end());
+  queue.add(file, std::string(OutputQueue::kMost - 1, 'x'));
+  EXPECT_EQ(queue.num_dropped(), 0U);
+  queue.add(file, "abc");
+  EXPECT_EQ(queue.num_dropped(), 3U);
+  queue.add(file, "y");
+  EXPECT_EQ(queue.num_dropped(), 3U);
+  EXPECT_EQ(queue.num_unwritten(), OutputQueue::kMost);
+}
+
+TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
+  const auto pipe = std::make_unique<ReadPipe>();
+  {
+    OutputQueue queue;
+    queue.add(
+        std::make_shared<OutputFile>(pipe->write_end()),
+        std::string(OutputQueue::kEnough, 'x'));
+    EXPECT_FALSE(queue.is_idle());
+  }
+  // Lets the thread end, too.
+  EXPECT_EQ(
+      pipe->read(OutputQueue::kEnough), std::string(OutputQueue::kEnough, 'x'));
+}
+
+TEST(LaunchOutputFile, IsMadeAnewWithItsDirectories) {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a/b/log";
+  std::filesystem::create_directories(directory / "a/b");
+  std::ofstream(path) << "old";
+  OutputQueue queue;
+  auto file = std::make_shared<OutputFile>(path, [](int) { FAIL(); });
+  queue.add(file, "new");
+  EXPECT_EQ(file->wait_until_open(), 0);
+  queue.add(std::move(file), "er");
+  wait_until_idle(queue);
+  EXPECT_EQ(detail::read_file(path), "newer");
+}
+
+TEST(LaunchOutputFile, ReportsOnceThatItCannotBeWritten) {
+  const TemporaryDirectory directory;
+  ASSERT_EQ(::mkfifo((directory / "nobody_reads").c_str(), 0600), 0);
+  const std::pair<std::string, int> cases[] = {
+      {directory / "nobody_reads", ENXIO},
+      {directory.path().string(), EISDIR},
+      {"/proc/logs/log", ENOENT}};
+  for (const auto& [path, problem] : cases) {
+    OutputQueue queue;
+    std::vector<int> reported;
+    auto file = std::make_shared<OutputFile>(
+        path, [&](int number) { reported.push_back(number); });
+    queue.add(file, "text");
+    EXPECT_EQ(file->wait_until_open(), problem) << path;
+    queue.add(std::move(file), "more");
+    wait_until_idle(queue);
+    EXPECT_THAT(reported, ::testing::ElementsAre(problem)) << path;
+  }
+}
+
+}  // namespace launch_output_test
+}  // namespace accelerate::cli

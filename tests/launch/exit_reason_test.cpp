@@ -1,0 +1,34 @@
+#include "launch/exit_reason.h"
+
+#include <csignal>
+
+#include <gtest/gtest.h>
+
+namespace accelerate::detail {
+namespace exit_reason_test {
+
+constexpr int exited_with(int code) { return code << 8; }
+
+TEST(DescribeExit, SaysWhatASignalUsuallyMeans) {
+  const std::pair<int, const char*> cases[] = {
+      {exited_with(0), "exited with code 0"},
+      {exited_with(3), "exited with code 3"},
+      {SIGTERM, "was killed by SIGTERM"},
+      {SIGKILL,
+       "was killed by SIGKILL (out of memory? see the kernel log: dmesg)"},
+      {SIGSEGV,
+       "was killed by SIGSEGV (it read or wrote memory that is not its own)"},
+      {SIGABRT,
+       "was killed by SIGABRT (an uncaught exception, or a failed check)"},
+      {SIGXFSZ,
+       "was killed by SIGXFSZ (it wrote a larger file than \"ulimit -f\" "
+       "allows)"},
+      {SIGXCPU,
+       "was killed by SIGXCPU (it took more processor time than \"ulimit -t\" "
+       "allows)"}};
+  for (const auto& [status, words] : cases)
+    EXPECT_EQ(describe_exit(status), words);
+}
+
+}  // namespace exit_reason_test
+}  // namespace accelerate::detail
