@@ -326,7 +326,7 @@ TEST(RunElastic, KeepsStatesInTheDirectoryItIsTold) {
   EXPECT_TRUE(std::filesystem::exists(states / "other"));
 }
 
-/// How six steps went that keep a state each, on a disk that fails.
+/// How four steps went that keep a state each, on a disk that fails.
 struct UnkeptStates {
   bool has_failed = false;
   int num_steps = 0;
@@ -335,7 +335,7 @@ struct UnkeptStates {
 };
 
 UnkeptStates keep_on(const std::shared_ptr<testing::FailingDisk>& disk) {
-  constexpr int kSteps = 6;
+  constexpr int kSteps = 4;
   UnkeptStates seen;
   const TemporaryDirectory directory;
   const auto memory = directory.path() / "memory";
@@ -385,11 +385,11 @@ TEST(RunElastic, GoesOnWhereverKeepingAStateFails) {
     SCOPED_TRACE(call);
     const UnkeptStates once =
         keep_on(std::make_shared<testing::FailingDisk>(call, ENOSPC, false));
-    EXPECT_EQ(once.num_steps, 6);
+    EXPECT_EQ(once.num_steps, 4);
     EXPECT_GE(once.num_states, 1);
     const UnkeptStates always =
         keep_on(std::make_shared<testing::FailingDisk>(call, ENOSPC, true));
-    EXPECT_EQ(always.num_steps, 6);
+    EXPECT_EQ(always.num_steps, 4);
     if (always.num_states < 2 && always.has_failed) {
       EXPECT_THAT(always.warnings, says_so);
     }
