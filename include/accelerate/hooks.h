@@ -86,9 +86,12 @@ class ACCELERATE_API SequentialHook : public ModelHook {
 /// inputs, the results are the outputs. The layers of torch::nn that have
 /// weights (linear, convolutions, embeddings, normalisations, PReLU, RNN, LSTM
 /// and GRU) call one such operator in each forward, so their hooks are called
-/// once, with the layer's tensor arguments and results. A module that calls
-/// several (MultiheadAttention, or your own) has its hook called for each of
-/// them.
+/// once, with the layer's tensor arguments and results. Linear calls two unless
+/// its input has two dimensions: it adds its bias in place. The hook takes them
+/// as one, and so, in other code, the product with a weight of a module that
+/// has biases is complete with the next operator on it; until then it has no
+/// memory. A module that calls several (MultiheadAttention, or your own) has
+/// its hook called for each of them.
 ///
 /// The hook is also called when a checkpointed forward is recomputed, but not
 /// in backward. An operator of other code that fits the description counts, and

@@ -42,6 +42,11 @@ class GatedCall {
   /// follow them while a Following exists (gate/following.h).
   void move_to(c10::Device device);
 
+  /// Must be called after arguments have become tensors of another device or
+  /// layout, unless move_to() moved them: the operator's kernel is then chosen
+  /// again.
+  void forget_keys();
+
   /// Runs the operator, or the next keeper's call(), on the current arguments.
   void run();
   /// Whether run() would call a keeper that may compute something else

@@ -14,6 +14,7 @@
 #include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/gate_entry.h"
+#include "gate/pending_product.h"
 #include "gate/watched_tensor.h"
 
 namespace accelerate {
@@ -41,7 +42,8 @@ bool is_pure(const c10::FunctionSchema& schema) {
 }
 
 // Calls a module's hook for the operators on the module's tensors.
-class HookKeeper : public GateKeeper {
+class HookKeeper : public GateKeeper,
+                   public std::enable_shared_from_this<HookKeeper> {
  public:
   HookKeeper(torch::nn::Module& module, std::shared_ptr<ModelHook> hook)
       : module_(&module),
@@ -86,16 +88,20 @@ class HookKeeper : public GateKeeper {
       places.push_back(place);
     }
 
-    void put(const std::vector<at::Tensor>& replacements) {
+    // Returns whether one of them is replaced.
+    bool put(const std::vector<at::Tensor>& replacements) {
+      bool is_replaced = false;
       for (std::size_t i = 0; i < places.size(); ++i) {
         const Place& place = places[i];
         if (replacements[i].is_same(values[i])) continue;
+        is_replaced = true;
         if (place.index) {
           place.value->toList().set(*place.index, replacements[i]);
         } else {
           *place.value = replacements[i];
         }
       }
+      return is_replaced;
     }
   };
 
@@ -116,28 +122,88 @@ class HookKeeper : public GateKeeper {
   }
 
   void forward(GatedCall& call, Tensors& inputs, Tensors& weights) {
-    torch::nn::Module& module = *module_;
     // Holds the hook if it removes itself.
     const std::shared_ptr<ModelHook> hook = hook_;
-    put(inputs, hook->pre_forward(module, inputs.values), "pre_forward");
+    const bool may_have_bias = is_product(call);
+    bool is_replaced =
+        put(inputs, hook->pre_forward(*module_, inputs.values), "pre_forward");
+    is_replaced |= prepare(*hook, weights);
+    if (is_replaced) call.forget_keys();
+    run(*hook, call);
+    if (may_have_bias && entry_of(call.results().front()) == nullptr) {
+      at::Tensor product = call.results().front().toTensor();
+      call.results().front() =
+          PendingProduct::placeholder(std::move(product), completion(hook));
+      return;
+    }
+    finish(*hook, call.results());
+  }
+
+  // Whether the program may add one of the module's tensors to the result next,
+  // which is part of the forward then.
+  [[nodiscard]] bool is_product(GatedCall& call) const {
+    const auto& name = call.operation().operator_name();
+    if (name.name != "aten::matmul" || !name.overload_name.empty() ||
+        find_watch(call.arguments()[1], module_) == nullptr) {
+      return false;
+    }
+    const auto parameters = module_->parameters(/*recurse=*/false);
+    return std::any_of(
+        parameters.begin(), parameters.end(), [&](const at::Tensor& each) {
+          return each.defined() && each.dim() == 1 &&
+              find_watch(each, module_) != nullptr;
+        });
+  }
+
+  [[nodiscard]] LayerCompletion completion(
+      const std::shared_ptr<ModelHook>& hook) {
+    const auto self = shared_from_this();
+    return {
+        .is_bias =
+            [self](const c10::IValue& value) {
+              return find_watch(value, self->module_) != nullptr;
+            },
+        .add_bias =
+            [self, hook](GatedCall& call) {
+              Tensors bias;
+              bias.add(
+                  call.arguments()[1].toTensor(),
+                  {&call.arguments()[1], std::nullopt});
+              if (self->prepare(*hook, bias)) call.forget_keys();
+              run(*hook, call);
+            },
+        .finish =
+            [self, hook](const at::Tensor& result) {
+              c10::IValue finished = result;
+              self->finish(*hook, {&finished, 1});
+              return finished.toTensor();
+            }};
+  }
+
+  // Returns whether a weight is replaced.
+  bool prepare(ModelHook& hook, Tensors& weights) const {
     std::vector<at::Tensor> prepared;
     for (const at::Tensor& weight : weights.values)
-      prepared.push_back(hook->prepare_weight(module, weight));
-    put(weights, prepared, "prepare_weight");
-    {
-      std::optional<at::NoGradGuard> no_grad;
-      if (hook->no_grad()) no_grad.emplace();
-      call.run();
-    }
+      prepared.push_back(hook.prepare_weight(*module_, weight));
+    return put(weights, prepared, "prepare_weight");
+  }
+
+  static void run(const ModelHook& hook, GatedCall& call) {
+    std::optional<at::NoGradGuard> no_grad;
+    if (hook.no_grad()) no_grad.emplace();
+    call.run();
+  }
+
+  void finish(ModelHook& hook, std::span<c10::IValue> results) const {
     Tensors outputs;
-    for (c10::IValue& value : call.results()) {
+    for (c10::IValue& value : results) {
       Tensors none;
       sort(value, outputs, none);
     }
-    put(outputs, hook->post_forward(module, outputs.values), "post_forward");
+    put(outputs, hook.post_forward(*module_, outputs.values), "post_forward");
   }
 
-  void put(
+  bool put(
       Tensors& tensors,
       const std::vector<at::Tensor>& replacements,
       const char* function) const {
@@ -150,7 +216,7 @@ class HookKeeper : public GateKeeper {
           tensors.values.size(),
           replacements.size()));
     }
-    tensors.put(replacements);
+    return tensors.put(replacements);
   }
 
   torch::nn::Module* module_;

@@ -70,7 +70,9 @@ at::Tensor product_of(
   const at::Tensor matrix = input.reshape({-1, sizes.back()});
   sizes.back() =
       kind.is_transposed ? weight.sizes().back() : weight.sizes().front();
-  return product_of_matrices(matrix, weight, kind).view(sizes);
+  // The program may change the result in place, as it could not change a view
+  // that a Function made.
+  return at::_unsafe_view(product_of_matrices(matrix, weight, kind), sizes);
 }
 
 /// What a product's backward needs.
