@@ -21,8 +21,10 @@ namespace accelerate {
 /// says.
 ///
 /// `include_buffers`: every tensor that a factory function (torch::empty,
-/// torch::randn ...) would make on the CPU is made on the device instead.
-/// Without it, tensors are made as usual, and a parameter moves once its module
+/// torch::randn ...) would make on the CPU is made on the device instead, except
+/// tensors of given values (torch::tensor), which stay and can be read, as in
+/// Accelerate; init_on_device() moves those that become buffers. Without it,
+/// tensors are made as usual, and a parameter moves once its module
 /// has registered it, one at a time, by the time the next tensor is made or an
 /// operator takes it. Buffers keep their values. A parameter registered without
 /// requires_grad looks like a buffer, and stays; init_on_device() moves those,
@@ -60,28 +62,31 @@ class ACCELERATE_API EmptyWeightsScope {
 
 namespace detail {
 
-/// Moves all parameters to the device in place, so that every handle sees it.
-ACCELERATE_API void move_parameters(
+/// Moves all parameters, and buffers if asked, to the device in place, so that
+/// every handle sees it.
+ACCELERATE_API void move_tensors(
     const torch::nn::Module& module,
-    c10::Device device);
+    c10::Device device,
+    bool moves_buffers);
 ACCELERATE_API bool init_includes_buffers(std::optional<bool> include_buffers);
 
 }  // namespace detail
 
 /// Calls `function` inside a DeviceScope, moves the parameters of the returned
-/// module that are not on the device yet, and returns the module.
+/// module, and with `include_buffers` its buffers, that are not on the device
+/// yet, and returns the module.
 template <class Function>
 auto init_on_device(
     c10::Device device,
     Function&& function,
     std::optional<bool> include_buffers = std::nullopt) {
+  const bool moves_buffers = detail::init_includes_buffers(include_buffers);
   auto made = [&] {
-    const DeviceScope scope(
-        device, detail::init_includes_buffers(include_buffers));
+    const DeviceScope scope(device, moves_buffers);
     return std::forward<Function>(function)();
   }();
   if constexpr (requires { made->named_parameters(); }) {
-    detail::move_parameters(*made, device);
+    detail::move_tensors(*made, device, moves_buffers);
   }
   return made;
 }

@@ -26,6 +26,14 @@ constexpr std::size_t kLeastPruned = 1024;
 // only: modules built on other threads are made as usual.
 thread_local FactoryScope* innermost_scope = nullptr;
 
+// Whether torch::tensor() is making the tensor: it asks for one on the CPU,
+// below autograd, and writes the values to its memory.
+bool will_have_values(const c10::IValue& device) {
+  return device.isDevice() &&
+      c10::impl::tls_is_dispatch_key_excluded(
+             c10::DispatchKey::AutogradFunctionality);
+}
+
 }  // namespace
 
 void move_in_place(const at::Tensor& tensor, c10::Device device) {
@@ -99,7 +107,9 @@ bool FactoryScope::redirect(
     if (arguments[i].name() == "pin_memory") pin_memory = &value;
   }
   const bool is_for_cpu = device != nullptr &&
-      (device->isNone() || (device->isDevice() && device->toDevice().is_cpu()));
+      (device->isNone() ||
+       (device->isDevice() && device->toDevice().is_cpu() &&
+        !will_have_values(*device)));
   if (!is_for_cpu) return true;
   *device = device_;
   if (pin_memory != nullptr) *pin_memory = c10::IValue();

@@ -114,6 +114,46 @@ TEST(DeviceScope, MovesParametersAndLeavesBuffersUnlessAsked) {
   EXPECT_TRUE(all->running_mean.is_meta());
 }
 
+// A module with buffers made of values, as constructors make them.
+struct NormalizeImpl : torch::nn::Module {
+  NormalizeImpl() {
+    const std::vector<float> given{0.1F, 0.2F};
+    mean = register_buffer("mean", torch::tensor(given).view({1, 2}));
+    std = register_buffer("std", torch::tensor({1.F, 2.F}));
+    table = register_buffer("table", torch::tensor({{1, 2}, {3, 4}}));
+    rate = torch::tensor({0.25, 0.5})[1].item<double>();
+    weight = register_parameter("weight", torch::tensor({3.F, 4.F}));
+    zeros = register_buffer("zeros", torch::zeros({2}, torch::kCPU));
+  }
+  torch::Tensor mean, std, table, weight, zeros;
+  double rate = 0;
+};
+TORCH_MODULE(Normalize);
+
+TEST(DeviceScope, LetsConstructorsReadTensorsOfGivenValues) {
+  const auto made = init_empty_weights([] { return Normalize(); }, true);
+  EXPECT_EQ(made->rate, 0.5);
+  for (const torch::Tensor& each :
+       {made->mean, made->std, made->table, made->weight, made->zeros})
+    EXPECT_TRUE(each.is_meta());
+  EXPECT_EQ(made->table.sizes(), at::IntArrayRef({2, 2}));
+  EXPECT_EQ(made->table.scalar_type(), torch::kLong);
+  const auto kept = init_empty_weights([] { return Normalize(); }, false);
+  EXPECT_TRUE(kept->weight.is_meta());
+  EXPECT_TRUE(kept->mean.equal(torch::tensor({{0.1F, 0.2F}})));
+  const auto here =
+      init_on_device(torch::kCPU, [] { return Normalize(); }, true);
+  EXPECT_TRUE(here->std.equal(torch::tensor({1.F, 2.F})));
+  EXPECT_TRUE(here->weight.equal(torch::tensor({3.F, 4.F})));
+}
+
+TEST(DeviceScope, LeavesTensorsOfGivenValuesWhereTheyAre) {
+  const EmptyWeightsScope scope(true);
+  EXPECT_TRUE(torch::zeros({2}).is_meta());
+  EXPECT_EQ(torch::tensor({1.F, 2.F}).sum().item<float>(), 3);
+  EXPECT_EQ(torch::tensor(std::vector<int>{1, 2}).sum().item<int>(), 3);
+}
+
 TEST(DeviceScope, EndsWithAnException) {
   EXPECT_THROW(
       init_empty_weights(

@@ -30,10 +30,15 @@ EmptyWeightsScope::EmptyWeightsScope(std::optional<bool> include_buffers)
 
 namespace detail {
 
-void move_parameters(const torch::nn::Module& module, c10::Device device) {
-  for (const at::Tensor& parameter : module.parameters()) {
+void move_tensors(
+    const torch::nn::Module& module,
+    c10::Device device,
+    bool moves_buffers) {
+  for (const at::Tensor& parameter : module.parameters())
     if (parameter.defined()) move_in_place(parameter, device);
-  }
+  if (!moves_buffers) return;
+  for (const at::Tensor& buffer : module.buffers())
+    if (buffer.defined()) move_in_place(buffer, device);
 }
 
 bool init_includes_buffers(std::optional<bool> include_buffers) {
