@@ -708,4 +708,85 @@ TEST_F(DispatchModel, HasAsManyDispatchesAsOneLikes) {
   }
 }
 
+// A model whose buffers training changes.
+struct NormsImpl : nn::Module {
+  Tensor forward(const Tensor& x) {
+    return instance(second(first(x)).view({1, 3, -1})).flatten();
+  }
+  nn::BatchNorm1d first = register_module("first", nn::BatchNorm1d(4));
+  nn::BatchNorm1d second = register_module(
+      "second",
+      nn::BatchNorm1d(nn::BatchNorm1dOptions(4).momentum(std::nullopt)));
+  nn::InstanceNorm1d instance = register_module(
+      "instance",
+      nn::InstanceNorm1d(
+          nn::InstanceNorm1dOptions(3).track_running_stats(true)));
+};
+TORCH_MODULE(Norms);
+
+TEST_F(DispatchModel, KeepsBuffersThatForwardsChange) {
+  const Tensor x = torch::randn({6, 4});
+  for (const std::string kind : {"disk", "host", "state dict"}) {
+    SCOPED_TRACE(kind);
+    Norms plain;
+    Norms kept;
+    WeightList state_dict;
+    for (const auto& item : kept->named_buffers())
+      state_dict.emplace_back(item.key(), item.value().clone());
+    WeightList before;
+    for (const auto& [name, value] : state_dict)
+      before.emplace_back(name, value.clone());
+    for (Tensor& each : kept->parameters()) each.set_requires_grad(false);
+    const TemporaryDirectory folder;
+    Dispatch dispatch = kind == "disk"
+        ? disk_offload_module(*kept, folder.path(), {.offload_buffers = true})
+        : cpu_offload_module(
+              *kept,
+              {.offload_buffers = true,
+               .state_dict = kind == "host" ? WeightList() : state_dict});
+    for (int i = 0; i < 3; ++i) {
+      plain->train();
+      kept->train();
+      const Tensor input = (x * (i + 1)).requires_grad_();
+      const Tensor want = plain(input);
+      const Tensor got = kept(input);
+      EXPECT_TRUE(torch::allclose(got, want));
+      EXPECT_TRUE(torch::allclose(
+          torch::autograd::grad({got.square().sum()}, {input})[0],
+          torch::autograd::grad({want.square().sum()}, {input})[0],
+          1e-4,
+          1e-4));
+      plain->eval();
+      kept->eval();
+      EXPECT_TRUE(torch::allclose(kept(x), plain(x)));
+      dispatch.offload();
+    }
+    const auto folder_values = kind == "disk"
+        ? OffloadedWeightsLoader({.save_folder = folder.path()})
+              .at("first.running_mean")
+        : before.front().second;
+    EXPECT_TRUE(folder_values.equal(torch::zeros({4})));
+    for (std::size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(state_dict[i].second.equal(before[i].second));
+    dispatch.release();
+    const auto wanted = plain->named_buffers();
+    for (const auto& item : kept->named_buffers()) {
+      EXPECT_TRUE(torch::allclose(
+          item.value().to(torch::kDouble),
+          wanted[item.key()].to(torch::kDouble)))
+          << item.key();
+    }
+  }
+}
+
+TEST_F(DispatchModel, NamesTheWeightThatAnOperatorWouldChange) {
+  auto big = dispatch_model(
+      net_, {.device_map = {{"", "disk"}}, .offload_dir = folder_});
+  const torch::NoGradGuard no_grad;
+  expect_error<Error>(
+      [&] { net_->head->bias.add_(1); },
+      "aten::add_ would change \"head.bias\", which is offloaded, and the "
+      "change would be lost: change it inside of align_module_device()");
+}
+
 }  // namespace accelerate::dispatch_test

@@ -57,7 +57,12 @@ class Planner {
         plan.is_on_disk.push_back(each.place.is_disk());
         plan.is_code.push_back(false);
         plan.kept.tensors.push_back(
-            {each.names.front(), each.tensor, {}, device, each.unit});
+            {each.names.front(),
+             each.tensor,
+             {},
+             device,
+             each.unit,
+             each.is_buffer});
         plan.kept_names.push_back(std::move(each.names));
       } else {
         plan.resident.emplace_back(each.tensor, device);

@@ -13,8 +13,8 @@
 
 #include <accelerate/device_map.h>
 
-#include "big_model/model/coded_weights.h"
 #include "big_model/tiers/keeper/tier_keeper.h"
+#include "gate/coded_weights.h"
 
 namespace torch::nn {
 class Module;

@@ -145,28 +145,14 @@ void TierKeeper::call(GatedCall& call) {
       keeper.pins_.unpin_all();
     }
   } const unpin_afterwards{*this};
-  require_no_write(call);
+  const std::vector<std::size_t> written = written_by(call);
+  for (const std::size_t tensor : written) begin_write(tensor);
   if (options_.moves_inputs) {
     if (const auto tensor = first_tensor_of(as_list(call.arguments()), *this))
       call.move_to(weights_.tensors[*tensor].device);
   }
   call.run();
-}
-
-void TierKeeper::require_no_write(GatedCall& call) const {
-  const auto& schema = call.operation().schema().arguments();
-  const auto arguments = call.arguments();
-  for (std::size_t i = 0; i < schema.size(); ++i) {
-    const auto* const alias = schema[i].alias_info();
-    if (alias == nullptr || !alias->isWrite()) continue;
-    if (!first_tensor_of(arguments[i], *this)) continue;
-    throw Error(format(
-        "[big_model] {} would change an offloaded weight, whose change would "
-        "be lost; change it inside of align_module_device(), or leave it out "
-        "of "
-        "the optimizer",
-        call.operation().operator_name().name));
-  }
+  for (const std::size_t tensor : written) end_write(tensor);
 }
 
 // The unit must be pinned.

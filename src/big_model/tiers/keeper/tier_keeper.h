@@ -88,7 +88,6 @@ class TierKeeper final : public OffloadKeeper {
 
   // tier_keeper.cpp: operators and their waits.
   std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
-  void require_no_write(GatedCall& call) const;
   void use(std::size_t unit, Lock& lock);
   void await(std::size_t unit, Lock& lock);
   void wait_for_arrival(std::size_t unit);
@@ -96,6 +95,15 @@ class TierKeeper final : public OffloadKeeper {
   [[nodiscard]] std::vector<const OffloadedTensor*> tensors_of(
       std::size_t unit) const;
   [[nodiscard]] c10::Device device_of_unit(std::size_t unit) const;
+
+  // written_buffers.cpp: operators that change offloaded tensors.
+  [[nodiscard]] std::vector<std::size_t> written_by(GatedCall& call) const;
+  [[nodiscard]] static bool is_own_memory(
+      const OffloadedTensor& kept,
+      const at::Tensor& value);
+  at::Tensor& fetched_value(std::size_t tensor);
+  void begin_write(std::size_t tensor);
+  void end_write(std::size_t tensor);
 
   // tier_memory.cpp: which units are in memory.
   [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;

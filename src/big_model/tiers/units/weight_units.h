@@ -40,6 +40,8 @@ struct OffloadedTensor {
   c10::Device device = c10::kCPU;
   /// Index of its unit.
   std::size_t unit = 0;
+  /// Whether forwards may change it.
+  bool is_buffer = false;
 };
 
 /// Tensors that are fetched and evicted together: the tensors of one module,
