@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -533,6 +534,62 @@ TEST_F(RunningModel, OpensMoreFilesThanTheSoftLimit) {
     EXPECT_TRUE(model->forward(x_).equal(wanted));
   }
   EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+// Each file of a folder, in place of which something else has its name.
+TEST(OffloadFolders, RefuseWhatIsNotAFile) {
+  const std::vector<std::string> names{
+      "index.json", "checksums.json", "weight.dat"};
+  const auto make_pipe = [](const fs::path& file) {
+    EXPECT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  };
+  const auto make_device = [](const fs::path& file) {
+    fs::create_symlink("/dev/zero", file);
+  };
+  const auto make_directory = [](const fs::path& file) {
+    fs::create_directory(file);
+  };
+  const std::vector<
+      std::pair<std::string, std::function<void(const fs::path&)>>>
+      kinds{
+          {"a pipe", make_pipe},
+          {"a device", make_device},
+          {"a directory", make_directory}};
+  for (const std::string& name : names) {
+    for (const auto& [kind, make] : kinds) {
+      const TemporaryDirectory folder;
+      nn::Linear linear(3, 2);
+      offload_state_dict(folder.path(), {{"weight", linear->weight.detach()}});
+      const fs::path file = folder / name;
+      fs::remove(file);
+      make(file);
+      const std::string phrase = name == "weight.dat"
+          ? "is not a regular file"
+          : "must be a regular file, but is " + kind;
+      expect_error<Error>(
+          [&] {
+            nn::Linear kept(nn::LinearOptions(3, 2).bias(false));
+            const auto dispatch = dispatch_module(
+                *kept,
+                {.device_map = {{"", "disk"}}, .offload_dir = folder.path()});
+            const torch::NoGradGuard no_grad;
+            kept(torch::ones({1, 3}));
+          },
+          phrase);
+      expect_error<Error>(
+          [&] {
+            const OffloadedWeightsLoader loader({.save_folder = folder.path()});
+            static_cast<void>(loader.at("weight"));
+            if (name == "checksums.json")
+              static_cast<void>(detail::read_offload_folder(folder.path()));
+          },
+          phrase);
+      if (name == "weight.dat") continue;
+      expect_error<Error>(
+          [&] { offload_weight(linear->weight, "other", folder.path()); },
+          phrase);
+    }
+  }
 }
 
 }  // namespace accelerate::offload_faults_test

@@ -1,11 +1,16 @@
 // Models whose Linear layers are quantized while their modules stay unchanged.
 #include <accelerate/quantized_model.h>
 
+#include <filesystem>
+
 #include <ATen/autocast_mode.h>
 #include <torch/nn/modules.h>
 
+#include <accelerate/accelerator.h>
 #include <accelerate/error.h>
+#include <accelerate/save.h>
 
+#include "base/files/files.h"
 #include "big_model/model/module_tensor.h"
 #include "support/expect_error.h"
 #include "support/has_memory.h"
@@ -452,6 +457,58 @@ TEST(QuantizedModels, ConfigurationsAreChecked) {
           .check(),
       ::testing::ElementsAre(
           "llm_int8_threshold can only be used for model loaded in 8bit"));
+}
+
+// The same files, whoever writes them.
+TEST(QuantizedModels, SavesItsCodesHoweverItIsSaved) {
+  for (const bool safe : {true, false}) {
+    const testing::TemporaryDirectory directory;
+    Net net = net_with(1);
+    const QuantizationConfig config{
+        .load_in_4bit = true,
+        .bnb_4bit_use_double_quant = true,
+        .bnb_4bit_compute_dtype = "fp32"};
+    const QuantizedModel quantized = load_and_quantize_model(*net, config);
+    const SaveModelOptions options{.safe_serialization = safe};
+    quantized.save_model(directory / "own", options);
+    save_model(*net, directory / "free", options);
+    Accelerator accelerator({.cpu = true});
+    auto prepared = accelerator.prepare(net);
+    accelerator.save_model(prepared, directory / "prepared", options);
+    for (const auto& entry :
+         std::filesystem::directory_iterator(directory / "own")) {
+      const std::string name = entry.path().filename();
+      const std::string want = detail::read_file(entry.path());
+      EXPECT_EQ(detail::read_file(directory / "free" / name), want) << name;
+      EXPECT_EQ(detail::read_file(directory / "prepared" / name), want) << name;
+    }
+    Net again = empty_net();
+    const QuantizedModel loaded = load_and_quantize_model(
+        *again, config, {.weights_location = directory / "prepared"});
+    EXPECT_TRUE(again->forward(some_input()).equal(net->forward(some_input())));
+  }
+}
+
+TEST(QuantizedModels, SavesValuesWhereTensorsAreSaved) {
+  const testing::TemporaryDirectory directory;
+  Net net = net_with(1);
+  const QuantizedModel quantized =
+      load_and_quantize_model(*net, {.load_in_8bit = true});
+  Accelerator accelerator({.cpu = true});
+  auto prepared = accelerator.prepare(net);
+  const WeightList weights = accelerator.get_state_dict(prepared);
+  for (const bool safe : {true, false}) {
+    const auto file = directory / (safe ? "a.safetensors" : "a.bin");
+    accelerator.save(weights, file, safe);
+    const auto saved = load_state_dict(file);
+    for (const std::string& name : quantized.module_names()) {
+      const QuantizedWeight& weight = quantized.weight(name);
+      EXPECT_TRUE(saved.at(name + ".weight")
+                      .equal(weight.dequantize(
+                          saved.at(name + ".weight").scalar_type())))
+          << name;
+    }
+  }
 }
 
 }  // namespace quantize_model_test

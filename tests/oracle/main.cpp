@@ -12,7 +12,6 @@ namespace accelerate::oracle {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::size_t kShownFailures = 5;
 
 struct Result {
   std::size_t passed = 0;
@@ -98,9 +97,8 @@ void print(const std::string& topic, const Result& result) {
         result.skipped.front().c_str());
   }
   std::printf("\n");
-  const std::size_t shown = std::min(kShownFailures, result.failures.size());
-  for (std::size_t i = 0; i < shown; ++i)
-    std::printf("  %s\n", result.failures[i].c_str());
+  for (const std::string& failure : result.failures)
+    std::printf("  %s\n", failure.c_str());
 }
 
 int run(

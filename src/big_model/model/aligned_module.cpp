@@ -11,9 +11,9 @@
 #include <accelerate/module_tensors.h>
 
 #include "base/text/text.h"
-#include "big_model/model/coded_weights.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/model/offload_keeper.h"
+#include "gate/coded_weights.h"
 #include "gate/gate_entry.h"
 #include "gate/watched_tensor.h"
 
@@ -27,12 +27,6 @@ OffloadedUnit offloaded_unit(const at::Tensor& tensor) {
   OffloadKeeper* const keeper = entry->keeper->as_offload_keeper();
   if (keeper == nullptr || !keeper->is_offloaded(entry->unit)) return {};
   return {keeper, entry->unit};
-}
-
-CodedUnit coded_unit(const at::Tensor& tensor) {
-  const GateEntry* const entry = entry_of(tensor);
-  if (entry == nullptr || entry->keeper == nullptr) return {};
-  return {entry->keeper->as_coded_keeper(), entry->unit};
 }
 
 OffloadedUse::OffloadedUse(std::initializer_list<at::Tensor> tensors) {

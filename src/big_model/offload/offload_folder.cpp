@@ -103,7 +103,9 @@ StoredTensor stored_in_dat_file(
         "[big_model] {} {}, and the index says {} bytes: the folder is not "
         "completely filled, or was changed; remove it, and it is filled again",
         file.string(),
-        missing ? std::string("is missing") : format("has {} bytes", found),
+        !missing               ? format("has {} bytes", found)
+            : fs::exists(file) ? std::string("is not a regular file")
+                               : std::string("is missing"),
         expected));
   }
   StoredTensor stored;

@@ -9,6 +9,7 @@
 #include "base/text/text.h"
 #include "big_model/quantize/quantized_model_state.h"
 #include "checkpoint/tensors/tensor_bytes.h"
+#include "checkpoint/weights/module_weights.h"
 #include "format/tensors/weights.h"
 
 namespace accelerate {
@@ -56,27 +57,7 @@ std::int64_t QuantizedModel::get_memory_footprint() const {
 }
 
 WeightList QuantizedModel::state_dict() const {
-  WeightList list;
-  // A layer's scales follow its bias.
-  WeightList scales;
-  std::string layer;
-  const auto add_scales = [&] {
-    list.insert(list.end(), scales.begin(), scales.end());
-    scales.clear();
-  };
-  for (const auto& [name, tensor] : state_->tensors) {
-    const std::string prefix = name.substr(0, name.rfind('.') + 1);
-    if (std::exchange(layer, prefix) != prefix) add_scales();
-    const auto unit = state_->keeper.find(tensor);
-    if (!unit) {
-      list.emplace_back(name, tensor);
-      continue;
-    }
-    for (const auto& [suffix, part] : state_->keeper.weight(*unit).tensors())
-      (suffix == "weight" ? list : scales).emplace_back(prefix + suffix, part);
-  }
-  add_scales();
-  return list;
+  return detail::with_codes(state_->tensors);
 }
 
 std::vector<std::string> QuantizedModel::save_model(

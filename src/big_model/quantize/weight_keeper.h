@@ -10,8 +10,8 @@
 
 #include <accelerate/quantize.h>
 
-#include "big_model/model/coded_weights.h"
 #include "big_model/quantize/quantized_product.h"
+#include "gate/coded_weights.h"
 #include "gate/gate.h"
 
 namespace accelerate::detail {

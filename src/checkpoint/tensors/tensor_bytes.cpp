@@ -151,8 +151,8 @@ TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
         name));
   }
   TensorToWrite wanted = described(name, given);
-  // Offloaded tensors are copied by operators, which fetch them.
-  const bool is_fetched = is_offloaded(given);
+  // Operators fetch offloaded tensors, and give the values of codes.
+  const bool is_fetched = is_offloaded_or_coded(given);
   const at::Tensor tensor = is_fetched
       ? given.variable_data()
       : given.detach().resolve_conj().resolve_neg();

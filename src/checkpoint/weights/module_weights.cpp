@@ -1,6 +1,7 @@
 #include <accelerate/weights.h>
 
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <torch/nn/module.h>
@@ -15,6 +16,7 @@
 #include "checkpoint/weights/module_weights.h"
 #include "format/tensors/merge_weights.h"
 #include "format/tensors/weights.h"
+#include "gate/coded_weights.h"
 #include "gate/watched_tensor.h"
 #include "params/materialize.h"
 
@@ -172,6 +174,31 @@ std::map<std::string, at::Tensor> load_state_dict(
 
 namespace detail {
 
+WeightList with_codes(const WeightList& weights) {
+  WeightList list;
+  WeightList scales;
+  std::string layer;
+  const auto add_scales = [&] {
+    list.insert(list.end(), scales.begin(), scales.end());
+    scales.clear();
+  };
+  for (const auto& [name, tensor] : weights) {
+    const std::string prefix = name.substr(0, name.rfind('.') + 1);
+    if (std::exchange(layer, prefix) != prefix) add_scales();
+    const CodedUnit coded = coded_unit(tensor);
+    if (coded.keeper == nullptr) {
+      list.emplace_back(name, tensor);
+      continue;
+    }
+    for (const CodeTensor& part : coded.keeper->code_tensors(coded.unit)) {
+      (part.name == "weight" ? list : scales)
+          .emplace_back(prefix + part.name, part.tensor);
+    }
+  }
+  add_scales();
+  return list;
+}
+
 std::vector<std::string> write_module(
     const torch::nn::Module& module,
     const std::filesystem::path& directory,
@@ -192,7 +219,7 @@ std::vector<std::string> write_module(
   }
   std::vector<NamedTensor> tensors;
   std::map<Place, std::int64_t> places;
-  for (const auto& [key, tensor] : get_state_dict(module)) {
+  for (const auto& [key, tensor] : with_codes(get_state_dict(module))) {
     const std::string name = prefix + key;
     std::optional<TensorToWrite> wanted;
     if (write_sharded) wanted = write_sharded(name, tensor);

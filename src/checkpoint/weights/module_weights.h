@@ -28,6 +28,10 @@ using WriteShardedTensor = std::function<std::optional<TensorToWrite>(
 using ShowProgress =
     std::function<std::shared_ptr<ByteProgress>(std::uint64_t num_bytes)>;
 
+/// Replaces each weight that is held as codes by its codes and their scales,
+/// under the names of bitsandbytes; the scales follow the layer's bias.
+WeightList with_codes(const WeightList& weights);
+
 /// Implements save_model(), also for a module with sharded tensors. `prefix` is
 /// prepended to names.
 std::vector<std::string> write_module(
