@@ -13,6 +13,7 @@
 #include <c10/core/Device.h>
 
 #include <accelerate/deepspeed.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/distributed_type.h>
 #include <accelerate/export.h>
 #include <accelerate/logger.h>
@@ -153,7 +154,7 @@ class ACCELERATE_API AcceleratorProcesses {
   [[nodiscard]] ProgressOptions progress_options(
       const ProgressOptions& options) const;
 
-  std::shared_ptr<detail::Session> session_;
+  detail::KeptPtr<detail::Session> session_;
 
  private:
   /// Reads the session's settings for what PipelineOptions leave unset.

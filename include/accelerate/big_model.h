@@ -16,6 +16,7 @@
 #include <torch/nn/module.h>
 
 #include <accelerate/byte_size.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
 #include <accelerate/load_checkpoint.h>
@@ -138,7 +139,7 @@ class ACCELERATE_API Dispatch {
   /// Called with the results of a forward.
   static void leave(const at::Tensor& result);
 
-  std::unique_ptr<State> state_;
+  detail::MovedCheck<std::unique_ptr<State>, "Dispatch"> state_;
 };
 
 template <class Module, class... Args>

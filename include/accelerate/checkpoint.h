@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 
@@ -179,7 +180,7 @@ class ACCELERATE_API SaveTicket {
   void wait() const;
 
  private:
-  std::shared_ptr<detail::SaveProgress> progress_;
+  detail::KeptPtr<detail::SaveProgress> progress_;
 };
 
 /// The argument of a save hook. The hook runs on every rank.
@@ -208,8 +209,10 @@ class ACCELERATE_API HookHandle {
  public:
   explicit HookHandle(std::function<void()> remove)
       : remove_(std::move(remove)) {}
-  /// Unregisters the hook.
-  void remove() const { remove_(); }
+  /// Unregisters the hook; does nothing if the handle was moved from.
+  void remove() const {
+    if (remove_) remove_();
+  }
 
  private:
   std::function<void()> remove_;

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/attention.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/sequence_shards.h>
 #include <accelerate/world.h>
@@ -95,7 +96,7 @@ class ACCELERATE_API ContextParallelScope {
  private:
   struct State;
 
-  std::unique_ptr<State> state_;
+  detail::MovedCheck<std::unique_ptr<State>, "ContextParallelScope"> state_;
 };
 
 }  // namespace accelerate

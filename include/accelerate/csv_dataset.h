@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace accelerate {
@@ -67,7 +68,7 @@ class ACCELERATE_API CsvFile {
 
  private:
   struct State;
-  std::shared_ptr<const State> state_;
+  detail::KeptPtr<const State> state_;
 };
 
 struct CsvDatasetOptions {

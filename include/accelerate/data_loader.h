@@ -16,6 +16,7 @@
 #include <accelerate/detail/batch_transfer.h>
 #include <accelerate/detail/dataset_concepts.h>
 #include <accelerate/detail/dataset_fetcher.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/loader_link.h>
 #include <accelerate/detail/worker_pool.h>
 #include <accelerate/error.h>
@@ -497,7 +498,7 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     std::optional<Batch> first_round = std::nullopt;
   };
 
-  std::shared_ptr<Fetcher> fetcher_;
+  detail::MovedCheck<std::shared_ptr<Fetcher>, "DataLoader"> fetcher_;
   SliceFunction slice_ = nullptr;
   Pass pass_;
   /// Passes begun since the loader was prepared.

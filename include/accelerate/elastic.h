@@ -7,6 +7,7 @@
 #include <optional>
 
 #include <accelerate/checkpoint.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace accelerate {
@@ -118,7 +119,7 @@ class ACCELERATE_API ElasticContext {
   [[nodiscard]] bool preempted() const;
 
  private:
-  std::shared_ptr<detail::ElasticRun> run_;
+  detail::KeptPtr<detail::ElasticRun> run_;
 };
 
 /// Calls `function`, which makes its Accelerator, models and loaders, prepares

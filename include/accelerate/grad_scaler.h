@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 #include <accelerate/world.h>
@@ -93,7 +94,7 @@ class ACCELERATE_API GradScaler {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;
+  detail::KeptPtr<State> state_;
 };
 
 }  // namespace accelerate

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace accelerate {
@@ -52,7 +53,7 @@ class ACCELERATE_API GradientState {
   [[nodiscard]] std::optional<ActiveDataLoader> active_dataloader() const;
 
  private:
-  std::shared_ptr<const detail::Session> session_;
+  detail::KeptPtr<const detail::Session> session_;
 };
 
 }  // namespace accelerate

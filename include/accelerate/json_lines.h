@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace accelerate {
@@ -41,7 +42,7 @@ class ACCELERATE_API JsonRecord {
   friend class JsonLinesFile;
   struct State;
   explicit JsonRecord(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  detail::MovedCheck<std::unique_ptr<State>, "JsonRecord"> state_;
 };
 
 /// A file with one JSON object per line, as Python's json module writes and
@@ -65,7 +66,7 @@ class ACCELERATE_API JsonLinesFile {
 
  private:
   struct State;
-  std::shared_ptr<const State> state_;
+  detail::KeptPtr<const State> state_;
 };
 
 /// Lines of a JSON lines file as samples, made by a function of the record:

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/message_text.h>
 #include <accelerate/export.h>
 #include <accelerate/log.h>
@@ -160,7 +161,7 @@ class ACCELERATE_API NamedLogger {
       std::string_view message) const;
   void write_once(const LogOptions& options, const std::string& message) const;
 
-  std::shared_ptr<State> state_;
+  detail::KeptPtr<State> state_;
   LogLevel level_;
 };
 

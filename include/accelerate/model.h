@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/step_parts.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
@@ -218,8 +219,8 @@ class Model {
     scope.finish(nullptr);
   }
 
-  std::shared_ptr<M> module_;
-  std::shared_ptr<detail::PreparedModel> prepared_;
+  detail::KeptPtr<M> module_;
+  detail::KeptPtr<detail::PreparedModel> prepared_;
   const bool* runs_directly_;
 };
 

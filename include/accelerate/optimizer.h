@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace torch::optim {
@@ -60,7 +61,7 @@ class ACCELERATE_API Optimizer {
   }
 
  private:
-  std::shared_ptr<detail::PreparedOptimizer> prepared_;
+  detail::KeptPtr<detail::PreparedOptimizer> prepared_;
 };
 
 }  // namespace accelerate

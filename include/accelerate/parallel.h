@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/parallel_options.h>
 #include <accelerate/world.h>
@@ -69,7 +70,7 @@ class ACCELERATE_API Mesh {
  private:
   explicit Mesh(std::shared_ptr<detail::MeshImpl> impl);
 
-  std::shared_ptr<detail::MeshImpl> impl_;
+  detail::KeptPtr<detail::MeshImpl> impl_;
 };
 
 }  // namespace accelerate

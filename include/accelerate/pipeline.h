@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/model.h>
 #include <accelerate/pipeline_layers.h>
@@ -307,7 +308,7 @@ class ACCELERATE_API Pipeline {
       PipelineSelect next,
       const PipelineGenerateOptions& options) const;
 
-  std::shared_ptr<State> state_;
+  detail::KeptPtr<State> state_;
 };
 
 }  // namespace accelerate

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/pipeline_layers.h>
 #include <accelerate/world.h>
@@ -68,7 +69,7 @@ class ACCELERATE_API PippyModel {
       const detail::PipelineValue& inputs);
   [[nodiscard]] PipelineTensors run(const detail::PipelineValue& inputs) const;
 
-  std::shared_ptr<State> state_;
+  detail::KeptPtr<State> state_;
 };
 
 /// Divides a model's layers among all ranks of `world`, for inference: each

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/tracker.h>
 
@@ -193,7 +194,7 @@ class ACCELERATE_API ProfileResults {
   void export_chrome_trace(const std::filesystem::path& path) const;
 
  private:
-  std::shared_ptr<const detail::RecordedCycle> cycle_;
+  detail::KeptPtr<const detail::RecordedCycle> cycle_;
 };
 
 /// Records what one thread of a rank does, including the backward passes that
@@ -231,7 +232,7 @@ class ACCELERATE_API Profile {
   [[nodiscard]] std::vector<StepTimes> gather_step_times() const;
 
  private:
-  std::unique_ptr<detail::ProfileSession> session_;
+  detail::MovedCheck<std::unique_ptr<detail::ProfileSession>, "Profile"> session_;
 };
 
 /// Names a part of the program in profiles: what happens while it lives. Costs

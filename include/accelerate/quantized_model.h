@@ -12,6 +12,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <accelerate/byte_size.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
 #include <accelerate/quantize.h>
@@ -192,7 +193,7 @@ class ACCELERATE_API QuantizedModel {
       const LoadAndQuantizeOptions& options);
   explicit QuantizedModel(std::unique_ptr<State> state);
 
-  std::unique_ptr<State> state_;
+  detail::MovedCheck<std::unique_ptr<State>, "QuantizedModel"> state_;
 };
 
 /// Quantises the weights of the Linear layers of a model, one after another as

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 #include <cstddef>
@@ -133,7 +134,7 @@ class ACCELERATE_API Reader {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  accelerate::detail::MovedCheck<std::unique_ptr<State>, "Reader"> state_;
 };
 
 /// A tensor to be written.

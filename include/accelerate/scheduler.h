@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/schedulers.h>
 
@@ -58,7 +59,7 @@ class ACCELERATE_API Scheduler {
   [[nodiscard]] torch::optim::LRScheduler& inner() const;
 
  private:
-  std::shared_ptr<detail::PreparedScheduler> prepared_;
+  detail::KeptPtr<detail::PreparedScheduler> prepared_;
 };
 
 }  // namespace accelerate

@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace accelerate {
@@ -51,7 +52,7 @@ class ACCELERATE_API TokenDataset {
 
  private:
   struct State;
-  std::shared_ptr<const State> state_;
+  detail::KeptPtr<const State> state_;
 };
 
 }  // namespace accelerate

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <accelerate/data_loader.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/loader_link.h>
 #include <accelerate/detail/torch_order.h>
 #include <accelerate/error.h>
@@ -271,7 +272,7 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
   }
 
  private:
-  std::unique_ptr<Loader> loader_;
+  detail::MovedCheck<std::unique_ptr<Loader>, "TorchLoader"> loader_;
   detail::TorchOrder order_;
 };
 

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/detail/call_site.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/log.h>
 
@@ -144,7 +145,7 @@ class ACCELERATE_API Group {
   }
 
  private:
-  std::shared_ptr<detail::GroupImpl> impl_;
+  detail::KeptPtr<detail::GroupImpl> impl_;
 };
 
 /// A small shared dictionary through which ranks find each other. A cheap
@@ -183,7 +184,7 @@ class ACCELERATE_API Store {
   }
 
  private:
-  std::shared_ptr<detail::StoreImpl> impl_;
+  detail::KeptPtr<detail::StoreImpl> impl_;
 };
 
 /// The rank of this process and how it reaches the others. Unset fields take
@@ -325,7 +326,7 @@ class ACCELERATE_API World {
   void print(std::string_view line) const;
 
  private:
-  std::shared_ptr<detail::WorldImpl> impl_;
+  detail::KeptPtr<detail::WorldImpl> impl_;
 };
 
 }  // namespace accelerate
