@@ -122,6 +122,22 @@ int become_foreign_launcher(
       format("[launch] cannot start {}: {}", program, std::strerror(errno)));
 }
 
+std::vector<std::string> retired_warnings(const detail::ConfigDocument& file) {
+  const std::vector<std::string> keys = detail::retired_keys(file);
+  if (keys.empty()) return {};
+  return {format(
+      "no longer in Accelerate, ignored: {}", detail::join(keys, ", "))};
+}
+
+// One line, whatever a config file has of what does nothing here.
+void warn_of_idle_settings(
+    const std::vector<std::vector<std::string>>& warnings) {
+  std::vector<std::string> all;
+  for (const auto& some : warnings)
+    all.insert(all.end(), some.begin(), some.end());
+  if (!all.empty()) warn(detail::join(all, "; "));
+}
+
 void warn_of_flags_beside_hosts(const detail::Settings& settings) {
   if (settings.boolean("quiet")) return;
   for (const char* const key : {"num_machines", "machine_rank"}) {
@@ -223,13 +239,10 @@ int launch_program(const LaunchFlags& flags) {
       machine,
       with_interpreter(command, decision, settings, environment));
   if (!settings.boolean("quiet")) {
-    for (const std::string& line : launch_warnings(settings, plan.program)) {
-      warn(line);
-    }
-    for (const std::string& line :
-         warnings_of_start(decision, settings, plan.program)) {
-      warn(line);
-    }
+    warn_of_idle_settings(
+        {launch_warnings(settings, plan.program),
+         warnings_of_start(decision, settings, plan.program),
+         file ? retired_warnings(*file) : std::vector<std::string>()});
   }
   if (is_left_to_others(decision, settings)) {
     return become_foreign_launcher(

@@ -124,6 +124,35 @@ bool contains(
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// Keys that Accelerate once wrote and no longer has. The tool reads such files
+// without them.
+struct RetiredKey {
+  std::string_view section;
+  std::string_view key;
+  std::string_view instead;
+};
+constexpr std::array kRetiredKeys{
+    RetiredKey{"", "ipex_config", ""},
+    RetiredKey{
+        "",
+        "tp_config",
+        "use parallelism_config_tp_size in parallelism_config"},
+    RetiredKey{"mpirun_config", "mpirun_ccl", ""}};
+
+// The place of a retired key in the document, or null.
+const ConfigJson* find_retired(
+    const ConfigDocument& document,
+    const RetiredKey& retired) {
+  const ConfigJson* map = &document.values;
+  if (!retired.section.empty()) {
+    const auto section = map->find(std::string(retired.section));
+    if (section == map->end() || !section->is_object()) return nullptr;
+    map = &*section;
+  }
+  const auto found = map->find(std::string(retired.key));
+  return found == map->end() ? nullptr : &*found;
+}
+
 // The most unknown keys that an error names.
 constexpr int kMaxNamed = 20;
 
@@ -177,6 +206,13 @@ class Resolver {
 
  private:
   void replace_old_keys() {
+    for (const RetiredKey& retired : kRetiredKeys) {
+      if (find_retired(document_, retired) == nullptr) continue;
+      ConfigJson& map = retired.section.empty()
+          ? given_
+          : given_[std::string(retired.section)];
+      map.erase(std::string(retired.key));
+    }
     if (given_.contains("fp16")) {
       const bool is_on = given_["fp16"].is_boolean() && given_["fp16"];
       if (is_on && !given_.contains("mixed_precision")) {
@@ -232,9 +268,20 @@ class Resolver {
         where("distributed_type")));
   }
 
-  void take(ConfigJson& values, const Field& field) const {
+  void take(ConfigJson& values, const Field& field) {
     const auto found = given_.find(field.key);
-    values[field.key] = found == given_.end() ? field.default_value : *found;
+    ConfigJson& value = values[field.key];
+    value = found == given_.end() ? field.default_value : *found;
+    if (!field.default_value.is_object() || value.is_object()) return;
+    // A section without a value is an empty one.
+    if (!value.is_null() && !(value.is_array() && value.empty())) {
+      complaints_.push_back(format(
+          "[config] {} must be a map, but is {} ({})",
+          field.key,
+          printable(value.dump()),
+          where(field.key)));
+    }
+    value = ConfigJson::object();
   }
 
   void complain_unknown(const std::string& key, const ConfigJson& values) {
@@ -276,6 +323,23 @@ bool is_config_key(std::string_view key) {
 
 ConfigJson values_in_force(const ConfigDocument& document) {
   return Resolver(document).resolve();
+}
+
+std::vector<std::string> retired_keys(const ConfigDocument& document) {
+  std::vector<std::string> found;
+  for (const RetiredKey& retired : kRetiredKeys) {
+    if (find_retired(document, retired) == nullptr) continue;
+    const std::string name = retired.section.empty()
+        ? std::string(retired.key)
+        : format("{}.{}", retired.section, retired.key);
+    found.push_back(format(
+        "{} (file {}{}{})",
+        name,
+        document.path.string(),
+        retired.instead.empty() ? "" : "; ",
+        retired.instead));
+  }
+  return found;
 }
 
 ConfigJson values_to_write(const ConfigJson& in_force) {

@@ -26,7 +26,8 @@ struct Family {
 
 // For Slurm, uses the number of tasks in the step: a batch script, which is a
 // single process, has SLURM_PROCID, too.
-constexpr std::array<Family, 6> kFamilies{{
+// PMIx gives no number of ranks, so it only adds to another family.
+constexpr std::array<Family, 8> kFamilies{{
     {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI",
      "OMPI_COMM_WORLD_RANK",
@@ -44,6 +45,8 @@ constexpr std::array<Family, 6> kFamilies{{
      "PALS_LOCAL_RANKID",
      "PALS_LOCAL_SIZE"},
     {"MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"MPI", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"},
+    {"PMIx", "PMIX_RANK", "", "", ""},
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
 }};
 
@@ -61,7 +64,7 @@ class VariableReader {
         number(family.rank),
         number(family.size),
         number(family.local_rank),
-        family.local_size.empty() ? std::nullopt : number(family.local_size)};
+        number(family.local_size)};
     if (family.launcher == "Slurm" && values.size)
       values.local_size = slurm_local_size();
     return values;
@@ -218,9 +221,9 @@ void check_against_job(
 
 std::optional<std::string> address_of(
     const Environment& environment,
-    const Family& family) {
+    bool is_slurm_task) {
   if (auto address = environment.get("MASTER_ADDR")) return address;
-  if (family.launcher != "Slurm") return std::nullopt;
+  if (!is_slurm_task) return std::nullopt;
   for (const std::string_view name :
        {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
     if (const auto nodes = environment.get(name))
@@ -286,29 +289,71 @@ bool is_rank_variable(std::string_view name) {
 
 namespace {
 
-// The launcher whose variables count, and their values.
+// The launcher whose variables count, and the values of all that describe the
+// same rank.
 struct ChosenFamily {
   const Family* family = nullptr;
   Values values = {};
+  // Whether Slurm describes this rank, so that its list of nodes begins with
+  // the host of rank 0.
+  bool is_slurm_task = false;
 };
+
+bool describe_the_same_rank(const Values& one, const Values& other) {
+  const auto agree = [](const auto& a, const auto& b) {
+    return !a || !b || *a == *b;
+  };
+  return other.rank && agree(one.rank, other.rank) &&
+      agree(one.size, other.size);
+}
+
+void fill_gaps(Values& values, const Values& other) {
+  const auto fill = [](std::optional<int>& gap, std::optional<int> value) {
+    if (!gap) gap = value;
+  };
+  fill(values.rank, other.rank);
+  fill(values.size, other.size);
+  fill(values.local_rank, other.local_rank);
+  fill(values.local_size, other.local_size);
+}
+
+// MPI libraries and Slurm export some of their variables outside jobs, too, so
+// both are required.
+bool is_present(const Family& family, const Values& found) {
+  return family.launcher == "torch" ? found.rank || found.size
+                                    : found.rank && found.size;
+}
 
 ChosenFamily choose_family(
     VariableReader& reader,
     const Environment& environment) {
   ChosenFamily chosen;
+  std::optional<int> pmix_rank;
   for (const Family& family : kFamilies) {
     const Values found = reader.read(family);
-    // MPI libraries and Slurm export some of their variables outside jobs, too,
-    // so both are required.
-    const bool present = family.launcher == "torch" ? found.rank || found.size
-                                                    : found.rank && found.size;
-    if (!present) continue;
+    if (family.launcher == "PMIx") pmix_rank = found.rank;
     if (chosen.family == nullptr) {
+      if (!is_present(family, found)) continue;
       chosen = {&family, found};
-      check(reader, family, found);
+    } else if (describe_the_same_rank(chosen.values, found)) {
+      // srun with PMI gives the local rank and the nodes by Slurm's names only.
+      if (found.size) check_local(reader, family, found);
+      fill_gaps(chosen.values, found);
     } else if (chosen.family->launcher == "torch") {
       check_against_job(reader, environment, chosen.values, family, found);
+      continue;
+    } else {
+      continue;
     }
+    if (family.launcher == "Slurm") chosen.is_slurm_task = true;
+  }
+  if (chosen.family != nullptr) {
+    check(reader, *chosen.family, chosen.values);
+  } else if (pmix_rank.value_or(0) > 0) {
+    reader.complain(format(
+        "PMIX_RANK={} is set but no variable gives the number of ranks; set "
+        "WORLD_SIZE, or start the program with accelerate-cpp launch",
+        *pmix_rank));
   }
   return chosen;
 }
@@ -317,7 +362,8 @@ ChosenFamily choose_family(
 
 RankVariables read_rank_variables(const Environment& environment) {
   VariableReader reader(environment);
-  const auto [chosen, values] = choose_family(reader, environment);
+  const auto [chosen, values, is_slurm_task] =
+      choose_family(reader, environment);
   RankVariables result;
   if (const auto port = environment.get("MASTER_PORT")) {
     const auto number = parse_int(*port);
@@ -343,7 +389,7 @@ RankVariables read_rank_variables(const Environment& environment) {
       values.local_size.value_or(values.local_rank ? result.size : 1);
   if (result.size == 1) return result;
 
-  const auto address = address_of(environment, *chosen);
+  const auto address = address_of(environment, is_slurm_task);
   if (!address && result.local_size != result.size) {
     throw ConfigError(format(
         "[launch] {} started {} ranks, {} on this machine, but MASTER_ADDR is "

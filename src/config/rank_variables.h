@@ -61,9 +61,11 @@ struct RankVariables {
 
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes
 /// training operators (RANK, WORLD_SIZE ...), Open MPI, MVAPICH, Intel MPI and
-/// MPICH, PALS, and Slurm steps, in this order; a single process if none is
-/// set. Throws one ConfigError listing all variables that are missing, invalid
-/// or contradictory.
+/// MPICH (PMI), PALS, and Slurm steps, in this order; a single process if none
+/// is set. What the first of them leaves out (the local rank, the host of rank 0
+/// ...) comes from others that describe the same rank: srun with PMI-2 or PMIx
+/// sets PMI_RANK or PMIX_RANK beside Slurm's variables. Throws one ConfigError
+/// listing all variables that are missing, invalid or contradictory.
 RankVariables read_rank_variables(const Environment& environment);
 
 /// Whether launchers set this variable per rank, so that a process that starts

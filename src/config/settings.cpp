@@ -28,6 +28,12 @@ bool is_from_source(const Resolved& value) {
   return value.origin > Origin::settled;
 }
 
+bool asks_for_something(const OptionSpec& spec, const Resolved& value) {
+  return !is_default(spec, value.value) &&
+      !(value.origin == Origin::file &&
+        is_written_by_default(spec, value.value));
+}
+
 // Sections of the file that an engine reads only if it is in use.
 bool belongs_to_engine(const OptionSpec& spec) {
   return !spec.section.empty() && spec.section != "parallelism_config" &&
@@ -91,6 +97,11 @@ void Settings::mark_reported(std::string_view key) const {
   reads_->mark_reported(option_called(key));
 }
 
+bool Settings::was_reported(std::string_view key) const {
+  const OptionSpec* const spec = find_option(key);
+  return spec != nullptr && reads_->was_reported(*spec);
+}
+
 bool Settings::is_without_effect(const OptionSpec& spec, const Resolved& value)
     const {
   if (!is_from_source(value) || value.origin == Origin::code) return false;
@@ -109,7 +120,13 @@ bool Settings::is_without_effect(const OptionSpec& spec, const Resolved& value)
     case OptionUse::unused:
       break;
   }
-  return !is_default(spec, value.value);
+  return asks_for_something(spec, value);
+}
+
+bool Settings::is_requested(std::string_view key) const {
+  const auto value = values_.find(key);
+  return value != values_.end() && is_from_source(value->second) &&
+      asks_for_something(option_called(key), value->second);
 }
 
 std::vector<GivenSetting> Settings::unread() const {

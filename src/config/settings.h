@@ -86,6 +86,8 @@ class Settings {
   [[nodiscard]] bool was_read(std::string_view key) const;
   /// For settings that the launcher has reported to the user.
   void mark_reported(std::string_view key) const;
+  /// False for a key that the table does not have.
+  [[nodiscard]] bool was_reported(std::string_view key) const;
   /// Makes copies of `other` and this share one record of reads.
   void share_reads_with(const Settings& other) { reads_ = other.reads_; }
 
@@ -97,6 +99,10 @@ class Settings {
 
   /// Sets the value in force of an option that no source gives.
   void settle(std::string_view key, std::string text, std::string where);
+
+  /// Whether the option's value asks for something: it is neither a default nor
+  /// what Accelerate writes into its files unasked.
+  [[nodiscard]] bool is_requested(std::string_view key) const;
 
   /// Replaces a given value with the one that is in force instead.
   void overrule(std::string_view key, std::string text, std::string where);

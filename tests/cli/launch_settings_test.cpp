@@ -140,6 +140,69 @@ TEST_F(LaunchSettings, OfAFileThatAccelerateWroteCauseNoWarning) {
   EXPECT_EQ(result.err, "");
 }
 
+// Files that Accelerate writes for its own answers ask for nothing.
+TEST_F(LaunchSettings, OfAcceleratesOwnAnswersCauseNoWarning) {
+  const std::string common =
+      "compute_environment: LOCAL_MACHINE\ndebug: false\ndowncast_bf16: 'no'\n"
+      "enable_cpu_affinity: false\nmachine_rank: 0\n"
+      "main_training_function: main\nmixed_precision: bf16\n"
+      "num_machines: 1\nnum_processes: 2\nrdzv_backend: static\n"
+      "same_network: true\ntpu_env: []\ntpu_use_cluster: false\n"
+      "tpu_use_sudo: false\n";
+  for (const std::string engine :
+       {"distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n"
+        "  fsdp_activation_checkpointing: false\n"
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+        "  fsdp_backward_prefetch: BACKWARD_PRE\n"
+        "  fsdp_cpu_ram_efficient_loading: true\n"
+        "  fsdp_forward_prefetch: false\n  fsdp_offload_params: false\n"
+        "  fsdp_sharding_strategy: FULL_SHARD\n"
+        "  fsdp_state_dict_type: SHARDED_STATE_DICT\n"
+        "  fsdp_sync_module_states: true\n  fsdp_use_orig_params: true\n",
+        "distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n"
+        "  fsdp_version: 1\n  fsdp_state_dict_type: FULL_STATE_DICT\n",
+        "distributed_type: DEEPSPEED\nuse_cpu: true\ndeepspeed_config:\n"
+        "  deepspeed_multinode_launcher: standard\n"
+        "  gradient_accumulation_steps: 1\n"
+        "  offload_optimizer_device: none\n  offload_param_device: none\n"
+        "  zero3_init_flag: false\n  zero3_save_16bit_model: false\n"
+        "  zero_stage: 2\n",
+        "distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false\n"
+        "dynamo_backend: 'NO'\n"}) {
+    const std::string file = write(common + engine);
+    const ToolResult result =
+        run_tool({"launch", "--config_file", file, "true"});
+    EXPECT_EQ(result.code, 0);
+    EXPECT_EQ(result.err, "") << engine;
+  }
+}
+
+TEST_F(LaunchSettings, OfAFileThatDoNothingAreOneLine) {
+  const std::string file = write(
+      "distributed_type: DEEPSPEED\nnum_processes: 1\nuse_cpu: true\n"
+      "same_network: true\nrdzv_backend: c10d\nipex_config: {ipex: true}\n"
+      "deepspeed_config:\n  zero3_save_16bit_model: true\n"
+      "  deepspeed_multinode_launcher: slurm\n"
+      "dynamo_config:\n  dynamo_backend: EAGER\n");
+  const ToolResult result = run_tool({"launch", "--config_file", file, "true"});
+  EXPECT_EQ(result.code, 0);
+  const std::string where = " (file " + file + ")";
+  EXPECT_EQ(
+      result.err,
+      "accelerate-cpp: warning: passed on, but without effect on a program of "
+      "this version of the library: zero3_save_16bit_model" +
+          where +
+          "; only for Python programs, which this is not: dynamo_backend" +
+          where +
+          "; without effect, since this launcher does not work as torchrun "
+          "does: rdzv_backend" +
+          where +
+          "; without effect, since this launcher itself starts the ranks: "
+          "deepspeed_multinode_launcher" +
+          where + "; no longer in Accelerate, ignored: ipex_config" + where +
+          "\n");
+}
+
 TEST_F(LaunchSettings, ShardOnTheCpu) {
   EXPECT_THAT(
       added({"--cpu", "--use_fsdp"}),

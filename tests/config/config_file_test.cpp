@@ -114,6 +114,66 @@ TEST_F(ConfigFileTest, NamesUnknownKeysInMapsWithTheirLines) {
       "line 3); did you mean \"fsdp_version\"");
 }
 
+// Accelerate takes a section without a value as an empty one.
+TEST_F(ConfigFileTest, TakesSectionsWithoutAValueAsEmptyOnes) {
+  for (const std::string section :
+       {"fsdp_config",
+        "deepspeed_config",
+        "megatron_lm_config",
+        "fp8_config",
+        "dynamo_config",
+        "mpirun_config",
+        "parallelism_config"}) {
+    for (const std::string value : {"", " null", " ~", " {}", " []"}) {
+      const std::string text = "distributed_type: MULTI_CPU\n" + section + ":" +
+          value + "\nnum_processes: 2\n";
+      EXPECT_EQ(settings(text).integer("num_processes"), 2) << text;
+    }
+    const std::string json = R"({"distributed_type": "MULTI_CPU", ")" +
+        section + R"(": null, "num_processes": 2})";
+    EXPECT_EQ(settings(json, "config.json").integer("num_processes"), 2);
+    expect_error<ConfigError>(
+        [&] { read("distributed_type: MULTI_CPU\n" + section + ": 3\n"); },
+        section + " must be a map, but is 3 (file ");
+  }
+}
+
+TEST_F(ConfigFileTest, LeavesOutKeysThatAccelerateNoLongerHas) {
+  const std::string text =
+      "distributed_type: MULTI_CPU\nnum_processes: 2\n"
+      "ipex_config:\n  ipex: false\n  use_xpu: false\n"
+      "tp_config:\n  tp_size: 4\n"
+      "mpirun_config:\n  mpirun_ccl: '1'\n  mpirun_hostfile: hosts\n";
+  const Settings values = settings(text);
+  EXPECT_EQ(values.integer("num_processes"), 2);
+  EXPECT_EQ(values.text("mpirun_hostfile"), "hosts");
+  const ConfigDocument document = parse_config(text, "old.yaml");
+  EXPECT_THAT(
+      retired_keys(document),
+      ElementsAre(
+          "ipex_config (file old.yaml)",
+          "tp_config (file old.yaml; use parallelism_config_tp_size in "
+          "parallelism_config)",
+          "mpirun_config.mpirun_ccl (file old.yaml)"));
+  // `config update` writes the file without them.
+  const std::string updated =
+      updated_text(document, values_to_write(values_in_force(document)));
+  EXPECT_THAT(retired_keys(parse_config(updated, "new.yaml")), ElementsAre());
+  EXPECT_THAT(updated, ::testing::HasSubstr("mpirun_hostfile: hosts"));
+  EXPECT_THAT(updated, ::testing::Not(::testing::HasSubstr("ipex")));
+}
+
+TEST_F(ConfigFileTest, SuggestsNothingThatIsFarAway) {
+  try {
+    read("distributed_type: MULTI_CPU\nipx_konfig: 1\n");
+    FAIL() << "the key is unknown";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(
+        std::string(error.what()),
+        ::testing::Not(::testing::HasSubstr("did you mean")));
+  }
+}
+
 TEST(UpdatedText, KeepsCommentsAndOrder) {
   const auto document = parse_config(
       "# ours\nnum_processes: 2 # two\ndistributed_type: MULTI_CPU\n\n"

@@ -1,5 +1,8 @@
 #include "config/rank_variables.h"
 
+#include <string>
+#include <vector>
+
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"
@@ -90,6 +93,81 @@ TEST(RankVariables, FollowSlurm) {
   EXPECT_EQ(found.rank, 5);
   EXPECT_EQ(found.local_size, 2);
   EXPECT_EQ(found.address, "node03");
+}
+
+// The variables of rank 3 of a Slurm step with two tasks on each of two nodes.
+const Variables kSlurmTask{
+    {"SLURM_PROCID", "3"},
+    {"SLURM_STEP_NUM_TASKS", "4"},
+    {"SLURM_LOCALID", "1"},
+    {"SLURM_NODEID", "1"},
+    {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+    {"SLURM_STEP_NODELIST", "node[03-04]"}};
+
+Variables slurm_task_with(const Variables& others) {
+  Variables all = kSlurmTask;
+  for (const auto& [name, value] : others) all[name] = value;
+  return all;
+}
+
+// Every library that srun starts for its tasks (--mpi=none, pmi2, pmix, Cray's),
+// and variables that scripts derive from Slurm's.
+TEST(RankVariables, OfOneRankFillEachOthersGaps) {
+  const std::vector<Variables> beside{
+      {},
+      {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"PMI_JOBID", "77.0"}},
+      {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"PMI_LOCAL_RANK", "1"}},
+      {{"PMI_RANK", "3"},
+       {"PMI_SIZE", "4"},
+       {"MPI_LOCALRANKID", "1"},
+       {"MPI_LOCALNRANKS", "2"}},
+      {{"PMIX_RANK", "3"}, {"PMIX_NAMESPACE", "slurm.pmix.77.0"}},
+      {{"PALS_RANKID", "3"}, {"PALS_SIZE", "4"}, {"PALS_LOCAL_RANKID", "1"}},
+      {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}},
+      {{"MV2_COMM_WORLD_RANK", "3"},
+       {"MV2_COMM_WORLD_SIZE", "4"},
+       {"MV2_COMM_WORLD_LOCAL_RANK", "1"}},
+      {{"RANK", "3"}, {"WORLD_SIZE", "4"}},
+      {{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"PMI_RANK", "3"}},
+      {{"WORLD_SIZE", "4"}},
+      {{"RANK", "3"}}};
+  for (const Variables& others : beside) {
+    const RankVariables found = read(slurm_task_with(others));
+    const std::string first =
+        others.empty() ? std::string("none") : others.begin()->first;
+    EXPECT_EQ(found.rank, 3) << first;
+    EXPECT_EQ(found.size, 4) << first;
+    EXPECT_EQ(found.local_rank, 1) << first;
+    EXPECT_EQ(found.local_size, 2) << first;
+    EXPECT_EQ(found.address, "node03") << first;
+  }
+}
+
+TEST(RankVariables, OfAnotherRankFillNothing) {
+  // mpirun inside of a step whose tasks are the nodes.
+  const Variables inside{
+      {"OMPI_COMM_WORLD_RANK", "6"},
+      {"OMPI_COMM_WORLD_SIZE", "8"},
+      {"MASTER_ADDR", "node03"}};
+  const RankVariables found = read(slurm_task_with(inside));
+  EXPECT_EQ(found.rank, 6);
+  EXPECT_EQ(found.size, 8);
+  EXPECT_EQ(found.local_rank, 0);
+  // The same number of ranks, in another order.
+  Variables reordered{{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}};
+  reordered["MASTER_ADDR"] = "node03";
+  EXPECT_EQ(read(slurm_task_with(reordered)).local_rank, 0);
+  EXPECT_EQ(read(slurm_task_with(reordered)).rank, 1);
+}
+
+TEST(RankVariables, OfPmixNeedANumberOfRanks) {
+  expect_error<ConfigError>(
+      [] { read({{"PMIX_RANK", "1"}}); }, "PMIX_RANK=1 is set but no variable");
+  EXPECT_EQ(read({{"PMIX_RANK", "0"}}).size, 1);
+  const RankVariables found =
+      read({{"PMIX_RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}});
+  EXPECT_EQ(found.rank, 1);
+  EXPECT_EQ(found.size, 2);
 }
 
 TEST(RankVariables, KnowTheFirstHostOfAList) {

@@ -17,7 +17,7 @@ inline std::string sample_of(const detail::OptionSpec& spec) {
       {"fsdp_reshard_after_forward", "false"},
       {"fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"},
       {"fsdp_backward_prefetch", "BACKWARD_POST"},
-      {"fsdp_state_dict_type", "SHARDED_STATE_DICT"},
+      {"fsdp_state_dict_type", "LOCAL_STATE_DICT"},
       {"offload_optimizer_device", "cpu"},
       {"offload_param_device", "cpu"},
       {"megatron_lm_attention_backend", "false"},

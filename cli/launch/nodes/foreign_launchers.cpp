@@ -77,14 +77,12 @@ std::vector<std::string> warnings_of_start(
       decision.paradigm == Paradigm::deepspeed && decision.num_machines > 1;
   std::vector<std::string> unused;
   for (const StartRow& row : kStartRows) {
-    if (row.starter == starter || !settings.is_given(row.key)) continue;
+    if (row.starter == starter || !settings.is_requested(row.key)) continue;
     if (row.key == "deepspeed_multinode_launcher" && chooses_deepspeed)
       continue;
     // Accelerate binds its own ranks.
     if (row.key == "enable_cpu_affinity" && is_python(program)) continue;
     const detail::Resolved& given = *settings.find(row.key);
-    if (detail::is_default(*detail::find_option(row.key), given.value))
-      continue;
     unused.push_back(detail::format("{} ({})", row.key, given.where));
   }
   std::vector<std::string> lines;

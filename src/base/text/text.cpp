@@ -258,7 +258,7 @@ std::optional<std::string> nearest(
   constexpr std::size_t kMostBytes = 500;
   if (name.size() > kMostBytes) return std::nullopt;
   const std::string* best = nullptr;
-  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 4) + 1;
   for (const std::string& candidate : known) {
     // At least this many characters have to be inserted.
     const std::size_t difference = std::max(name.size(), candidate.size()) -

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -31,9 +32,14 @@ ConfigDocument parse_config(std::string text, std::filesystem::path path);
 ConfigDocument read_config_document(const std::filesystem::path& path);
 
 /// Every Accelerate key with the value in force: defaults filled in, keys of
-/// old versions replaced. Throws one ConfigError for a missing or unknown
-/// `distributed_type` and every unknown key, with the nearest known key.
+/// old versions replaced or left out, sections without a value empty. Throws one
+/// ConfigError for a missing or unknown `distributed_type`, every section that
+/// is not a map and every unknown key, with the nearest known key.
 ConfigJson values_in_force(const ConfigDocument& document);
+
+/// The keys that earlier versions of Accelerate wrote and the current one no
+/// longer has, each with its file; values_in_force() leaves them out.
+std::vector<std::string> retired_keys(const ConfigDocument& document);
 
 /// The values to write to a file, without nulls and empty maps.
 ConfigJson values_to_write(const ConfigJson& in_force);

@@ -141,6 +141,15 @@ bool is_default(const OptionSpec& spec, const OptionValue& value) {
   return false;
 }
 
+bool is_written_by_default(const OptionSpec& spec, const OptionValue& value) {
+  const std::vector<std::string> written =
+      split(spec.written_by_default, '|');
+  return std::any_of(
+      written.begin(), written.end(), [&](const std::string& text) {
+        return !text.empty() && value == parse_option(spec, text);
+      });
+}
+
 OptionValue parse_option(const OptionSpec& spec, std::string_view text) {
   if (auto value = try_parse(spec, trim(text))) return *value;
   std::string wanted = allowed(spec);

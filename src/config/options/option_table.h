@@ -42,6 +42,9 @@ struct OptionSpec {
   /// What Accelerate's launcher passes to Python programs, where that differs
   /// from `default_value`; empty: nothing.
   std::optional<std::string_view> python_default = std::nullopt;
+  /// Values, separated by |, that `accelerate config` writes for whoever accepts
+  /// its answers, and that ask for nothing: "true|false".
+  std::string_view written_by_default = "";
 
   [[nodiscard]] std::string_view default_for_python() const {
     return python_default.value_or(default_value);
@@ -59,6 +62,10 @@ const OptionSpec* find_option_of_variable(std::string_view variable);
 /// Whether `value` also applies without the setting: here, or under
 /// Accelerate's launcher, which passes most of them.
 bool is_default(const OptionSpec& spec, const OptionValue& value);
+
+/// Whether `accelerate config` writes `value` unasked, so that in a file it is
+/// no request.
+bool is_written_by_default(const OptionSpec& spec, const OptionValue& value);
 
 /// The value that `text` stands for. Throws ConfigError listing the allowed
 /// values.

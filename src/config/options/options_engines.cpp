@@ -39,7 +39,7 @@ constexpr std::array<OptionSpec, 43> kEngineRows{{
     {"deepspeed_inclusion_filter", "deepspeed_config", "--deepspeed_inclusion_filter", "", text, "", "", launches, "DeepSpeed",
      "hosts and devices that DeepSpeed's launcher uses"},
     {"deepspeed_multinode_launcher", "deepspeed_config", "--deepspeed_multinode_launcher", "", text, "", "", launches, "DeepSpeed",
-     "how DeepSpeed's launcher reaches hosts: pdsh, standard, openmpi, mvapich, mpich, slurm or nossh"},
+     "how DeepSpeed's launcher reaches hosts: pdsh, standard, openmpi, mvapich, mpich, slurm or nossh", std::nullopt, "standard|pdsh"},
     {"deepspeed_moe_layer_cls_names", "deepspeed_config", "--deepspeed_moe_layer_cls_names", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", text, "", "", acts, "DeepSpeed",
      "classes of layers with experts, separated by commas"},
     {"use_megatron_lm", "", "--use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM", boolean, "false", "", acts, "Megatron-LM",

@@ -63,7 +63,7 @@ constexpr std::array<OptionSpec, 41> kLaunchRows{{
     {"main_process_port", "", "--main_process_port", "", integer, "", "0..65535", launches, "Machines",
      "port where rank 0 keeps the key-value store. Unset or 0: a free one, which several machines cannot take"},
     {"same_network", "", "--same_network", "", boolean, "false", "", unused, "Machines",
-     "all machines are in one network; here the address of rank 0 is always given, which is what this asks for"},
+     "all machines are in one network; here the address of rank 0 is always given, which is what this asks for", std::nullopt, "true"},
     {"hostfile", "", "--hostfile", "", text, "", "", launches, "Machines",
      "hosts to start on, one per line, such as node1 slots=4; rank 0 is on the first"},
     {"remote_shell", "", "--remote_shell", "", choice, "ssh", "ssh|pdsh", launches, "Machines",

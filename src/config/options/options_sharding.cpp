@@ -59,7 +59,7 @@ constexpr std::array<OptionSpec, 31> kShardingRows{{
     {"fsdp_backward_prefetch", "fsdp_config", "--fsdp_backward_prefetch", "FSDP_BACKWARD_PREFETCH", text, "", "", acts, "FSDP",
      "when the next unit of the backward pass is gathered: BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"},
     {"fsdp_state_dict_type", "fsdp_config", "--fsdp_state_dict_type", "FSDP_STATE_DICT_TYPE", text, "", "", carried, "FSDP",
-     "how weights are saved: SHARDED_STATE_DICT, FULL_STATE_DICT or LOCAL_STATE_DICT"},
+     "how weights are saved: SHARDED_STATE_DICT, FULL_STATE_DICT or LOCAL_STATE_DICT", std::nullopt, "SHARDED_STATE_DICT|FULL_STATE_DICT"},
     {"fsdp_forward_prefetch", "fsdp_config", "--fsdp_forward_prefetch", "FSDP_FORWARD_PREFETCH", truth, "", "", acts, "FSDP",
      "gather the next unit of the forward pass early; unset: as soon as the order of the units is known", "false"},
     {"fsdp_use_orig_params", "fsdp_config", "--fsdp_use_orig_params", "FSDP_USE_ORIG_PARAMS", truth, "", "", carried, "FSDP",

@@ -31,6 +31,14 @@ std::vector<IgnoredSetting> accumulation_without_effect(
   return ignored;
 }
 
+const std::string& key_of(const IgnoredSetting& setting) {
+  return setting.key.empty() ? setting.name : setting.key;
+}
+
+bool is_from_launcher(const IgnoredSetting& setting) {
+  return !setting.origin.empty() && setting.origin != "code";
+}
+
 std::string describe(const IgnoredSetting& setting) {
   std::vector<std::string> remarks;
   if (!setting.origin.empty()) remarks.push_back(setting.origin);
@@ -46,9 +54,7 @@ bool is_named(
     const GivenSetting& given) {
   return std::any_of(
       ignored.begin(), ignored.end(), [&](const IgnoredSetting& setting) {
-        const std::string& key =
-            setting.key.empty() ? setting.name : setting.key;
-        return key == given.key && setting.origin == given.where;
+        return key_of(setting) == given.key && setting.origin == given.where;
       });
 }
 
@@ -75,6 +81,9 @@ void report_settings_without_effect(Session& session) {
   for (; report.num_reported < report.ignored.size(); ++report.num_reported) {
     const IgnoredSetting& setting = report.ignored[report.num_reported];
     if (setting.belongs_to_schedule && report.has_engine_schedule) continue;
+    if (is_from_launcher(setting) &&
+        session.settings.was_reported(key_of(setting)))
+      continue;
     listed.push_back(describe(setting));
   }
   if (!std::exchange(report.is_made, true)) {
