@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
+#include <accelerate/version.h>
 
 #include "base/text/text.h"
 #include "cli/commands/checkpoint_command.h"

@@ -31,6 +31,8 @@ install(TARGETS accelerate EXPORT accelerateTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/accelerate)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/accelerate PATTERN develop EXCLUDE)
 if(TARGET accelerate-cpp)
   install(TARGETS accelerate-cpp RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS accelerate-cpp-probe accelerate-cpp-self-check RUNTIME DESTINATION libexec/accelerate)
@@ -69,3 +71,4 @@ install(CODE "
   configure_file(\"${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in\"
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/accelerate.pc\" @ONLY)
 ")
+install(CODE "message(STATUS \"The library loads LibTorch from ${ACCELERATE_LIBTORCH_DIRECTORY}: keep that directory, or build with LIBTORCH_DIR=/path to one that stays\")")

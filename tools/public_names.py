@@ -32,7 +32,7 @@ SUBJECTS = {
     "Models that do not fit into memory": [
         "big_model", "model_device_map", "device_map", "block_plan", "byte_size", "load_checkpoint", "offload", "module_tensors", "hooks",
         "layerwise_casting", "quantize", "quantized_model"],
-    "Memory, randomness, errors, logs, the machine": ["memory", "memory_plan", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment"],
+    "Memory, randomness, errors, logs, the machine": ["memory", "memory_plan", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment", "version"],
 }
 WITHOUT_NAMES = {"accelerate", "export", "schedulers"}
 TYPE = re.compile(r"^(?:class|struct|enum class|concept)\s+(?:ACCELERATE_API\s+)?(\w+)")
@@ -109,8 +109,22 @@ def names_of(header):
     return found
 
 
-def default_text(name):
-    return f"Options of `{name.rsplit('::')[-1].removesuffix('Options')}`" if name.endswith("Options") else ""
+def default_text(name, declarations):
+    """What takes an options struct without a docstring of its own: "Options of `CsvDataset`", "Options of `backward()`"."""
+    short = name.rsplit("::")[-1]
+    if not short.endswith("Options"):
+        return ""
+    # The name before the parentheses that hold a parameter of this type.
+    takers = re.findall(rf"(\w+)\((?:[^(){{}};]|\([^()]*\))*\b{short}\b", declarations)
+    subject = short.removesuffix("Options")
+    takers = [taker for taker in takers if taker not in (short, "if", "explicit")]
+    if re.search(rf"\bclass (?:ACCELERATE_API )?{subject}\b", declarations):
+        takers = [subject]
+    plain = [taker for taker in takers if taker.replace("_", "").lower().startswith(subject.lower())]
+    taker = min(plain or takers, key=len, default="")
+    if not taker:
+        return ""
+    return f"Options of `{taker}`" if taker[0].isupper() else f"Options of `{taker}()`"
 
 
 def page(root):
@@ -121,13 +135,15 @@ def page(root):
     listed = {h for headers in SUBJECTS.values() for h in headers}
     present = {p.stem for p in include.glob("*.h")} - WITHOUT_NAMES
     problems = [f"{h}.h has no subject in tools/public_names.py" for h in sorted(present - listed)]
+    declarations = "\n".join(
+        re.sub(r"^\s*//.*$", "", path.read_text(), flags=re.M) for path in sorted(include.glob("*.h")))
     problems += [f"tools/public_names.py lists {h}.h, which does not exist" for h in sorted(listed - present)]
     for subject, headers in SUBJECTS.items():
         rows = []  # (name, header, text)
         for header in headers:
             path = include / f"{header}.h"
             if path.exists():
-                rows += [(name, header, text or default_text(name)) for name, text in names_of(path).items()]
+                rows += [(name, header, text or default_text(name, declarations)) for name, text in names_of(path).items()]
         problems += [f"{header}.h: {name} has no docstring" for name, header, text in rows if not text]
         lines += [f"## {subject}", "", "| name | header | |", "| --- | --- | --- |"]
         lines += [f"| `{name}` | `{header}.h` | {text.replace('|', chr(92) + '|')} |" for name, header, text in rows]

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include <accelerate/error.h>
+#include <accelerate/version.h>
 
 #include "base/text/text.h"
 

@@ -92,5 +92,6 @@
 #include <accelerate/tracker.h>
 #include <accelerate/tracking.h>
 #include <accelerate/visit_tensors.h>
+#include <accelerate/version.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>

@@ -93,6 +93,14 @@ class ACCELERATE_API AcceleratorProcesses {
   void local_main_process_first(const std::function<void()>& function) const;
   /// Writes a line to standard output once per node, on its first rank.
   void print(std::string_view line) const;
+  /// The same with a value for each `{}`: print("epoch {}: loss {}", 3, loss).
+  template <class First, class... Rest>
+  void print(
+      detail::MessageText<1 + sizeof...(Rest)> message,
+      const First& first,
+      const Rest&... rest) const {
+    print(std::string_view(detail::format(message, first, rest...)));
+  }
 
   /// A logger for the program's own messages (logger.h). Its level is `level`,
   /// else the one that ACCELERATE_CPP_LOG sets for the name, else log_level.

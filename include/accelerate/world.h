@@ -14,6 +14,7 @@
 
 #include <accelerate/detail/call_site.h>
 #include <accelerate/detail/handles.h>
+#include <accelerate/detail/message_text.h>
 #include <accelerate/export.h>
 #include <accelerate/log.h>
 
@@ -324,6 +325,14 @@ class ACCELERATE_API World {
       bool apply_padding = false) const;
   /// Writes a line to standard output once per node, on its first rank.
   void print(std::string_view line) const;
+  /// The same with a value for each `{}`: print("epoch {}: loss {}", 3, loss).
+  template <class First, class... Rest>
+  void print(
+      detail::MessageText<1 + sizeof...(Rest)> message,
+      const First& first,
+      const Rest&... rest) const {
+    print(std::string_view(detail::format(message, first, rest...)));
+  }
 
  private:
   detail::KeptPtr<detail::WorldImpl> impl_;

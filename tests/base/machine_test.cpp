@@ -1,4 +1,5 @@
 #include <accelerate/machine.h>
+#include <accelerate/version.h>
 
 #include <fstream>
 
@@ -137,6 +138,15 @@ TEST(CompareVersions, OrdersAsPythonDoes) {
   EXPECT_TRUE(compare_versions("1.0-rc.1", "==", "1.0c1"));
   EXPECT_TRUE(compare_versions("1.0-1", "==", "1.0.post1"));
   EXPECT_TRUE(compare_versions("1.0.PreView2", "==", "1.0rc2"));
+}
+
+TEST(Version, OfHeadersAndLibraryIsOne) {
+  EXPECT_EQ(version(), ACCELERATE_VERSION);
+  EXPECT_EQ(
+      std::string(ACCELERATE_VERSION),
+      std::to_string(ACCELERATE_VERSION_MAJOR) + "." +
+          std::to_string(ACCELERATE_VERSION_MINOR) + "." +
+          std::to_string(ACCELERATE_VERSION_PATCH));
 }
 
 TEST(CompareVersions, RefusesOtherText) {

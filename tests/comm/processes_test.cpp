@@ -124,8 +124,12 @@ TEST(WorldProcesses, PrintsOncePerNode) {
   run_on_ranks(4, [](const WorldOptions& options) {
     const World world(on_two_nodes(options));
     world.print("ready");
+    world.wait_for_everyone();
+    world.print("{} of {{}}: {}", "a", 1.5);
   });
-  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "ready\nready\n");
+  EXPECT_EQ(
+      ::testing::internal::GetCapturedStdout(),
+      "ready\nready\na of {}: 1.5\na of {}: 1.5\n");
 }
 
 }  // namespace processes_test

@@ -10,6 +10,7 @@
 
 #include <accelerate/error.h>
 #include <accelerate/machine.h>
+#include <accelerate/version.h>
 
 #include "base/text/text.h"
 
@@ -187,6 +188,10 @@ bool compare_versions(
       "[base] compare_versions was given the operation \"{}\"; it must be one "
       "of > >= == != <= <",
       operation));
+}
+
+std::string version() {
+  return ACCELERATE_VERSION;
 }
 
 }  // namespace accelerate

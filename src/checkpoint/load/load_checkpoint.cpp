@@ -62,7 +62,7 @@ void drop_other_ranks_state(const World& world, CheckpointSource& source) {
   if (source.num_processes == world.size()) return;
   source.rank_state.reset();
   world.logger().log_once_per_world(
-      LogLevel::warning,
+      LogLevel::info,
       "checkpoint",
       format(
           "{} was saved by {} processes and is loaded by {}; random states "

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <accelerate/error.h>
+#include <accelerate/version.h>
 
 #include "base/files/files.h"
 #include "base/text/text.h"

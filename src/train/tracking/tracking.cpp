@@ -1,4 +1,5 @@
 #include <accelerate/accelerator.h>
+#include <accelerate/version.h>
 
 #include <utility>
 

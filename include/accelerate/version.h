@@ -1,0 +1,24 @@
+#pragma once
+
+// The version of this library: of the headers as macros, of the library that the
+// program has loaded by version(). What changes between versions:
+// docs/reference/versions.md.
+
+#include <string>
+
+#include <accelerate/export.h>
+
+#define ACCELERATE_VERSION_MAJOR 0
+#define ACCELERATE_VERSION_MINOR 1
+#define ACCELERATE_VERSION_PATCH 0
+/// "MAJOR.MINOR.PATCH".
+#define ACCELERATE_VERSION "0.1.0"
+
+namespace accelerate {
+
+/// The version of the loaded library, as ACCELERATE_VERSION. The two have the
+/// same major and minor version, which the library's file name contains; the
+/// patch may differ.
+[[nodiscard]] ACCELERATE_API std::string version();
+
+}  // namespace accelerate
