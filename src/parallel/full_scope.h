@@ -15,6 +15,8 @@ class FullScope {
 
   /// The first handle opens; destroying the last one closes.
   [[nodiscard]] std::shared_ptr<void> enter();
+  /// Whether a handle is alive.
+  [[nodiscard]] bool is_open() const { return !handle_.expired(); }
   /// Throws ConfigError, naming backward(), while a handle is alive.
   void require_closed() const;
 

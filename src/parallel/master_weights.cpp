@@ -9,6 +9,9 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <accelerate/error.h>
+
+#include "base/text/text.h"
 #include "gate/gate.h"
 #include "parallel/full_scope.h"
 #include "parallel/precise_view.h"
@@ -31,6 +34,7 @@ class MasterWeights final : public Strategy {
   }
 
   void prepare(torch::nn::Module&, ParameterTable& table) override {
+    table_ = &table;
     for (Parameter& row : table.rows()) {
       if (!row.tensor.requires_grad() ||
           !at::isReducedFloatingType(row.tensor.scalar_type())) {
@@ -82,13 +86,20 @@ class MasterWeights final : public Strategy {
   void before_backward(bool, const at::Tensor&) override {
     full_.require_closed();
   }
+  void before_plain_backward(bool) override { full_.require_closed(); }
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     return masters_.empty() ? nullptr : full_.enter();
   }
+  void bind_added(
+      torch::optim::Optimizer& optimizer,
+      const ParameterTable& table) override {
+    bind_locals(optimizer, table);
+  }
 
   void before_step() override {
     const at::NoGradGuard no_grad;
+    require_masters();
     for (std::size_t i = 0; i < models_.size(); ++i) {
       at::Tensor& gradient = models_[i].mutable_grad();
       if (!gradient.defined()) continue;
@@ -150,6 +161,22 @@ class MasterWeights final : public Strategy {
     views_.clear();
   }
 
+  void require_masters() const {
+    for (const Parameter& row : table_->rows()) {
+      if (!row.tensor.requires_grad() || !row.local.is_same(row.tensor) ||
+          !at::isReducedFloatingType(row.tensor.scalar_type())) {
+        continue;
+      }
+      throw ConfigError(format(
+          "[parallel] parameter \"{}\" is trained in 16 bits, but was not when "
+          "it was prepared (it was frozen, or in another dtype), so it has no "
+          "master weight; change it before prepare(), or prepare the model "
+          "anew",
+          row.name));
+    }
+  }
+
+  const ParameterTable* table_ = nullptr;
   std::vector<at::Tensor> models_;
   std::vector<at::Tensor> masters_;
   std::vector<bool> is_slice_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -114,8 +115,17 @@ class Strategy {
 
   /// Rewrites rows: shards, places or broadcasts them.
   virtual void prepare(torch::nn::Module& module, ParameterTable& table) = 0;
+  /// Called when all strategies of the model are prepared. A strategy may call
+  /// `begin_plain_backward` if something other than a gradient shows it that a
+  /// plain backward has begun: one that the program runs itself
+  /// (`loss.backward()`). The function does nothing at any other time.
+  virtual void after_prepare(
+      const std::function<void()>& /*begin_plain_backward*/) {}
   /// Makes an optimizer step on the rows' `local`.
   virtual void bind(torch::optim::Optimizer&, const ParameterTable&) {}
+  /// The same for parameters that the program has added since to an optimizer
+  /// that steps on rows already.
+  virtual void bind_added(torch::optim::Optimizer&, const ParameterTable&) {}
   virtual void before_forward() {}
   virtual void after_forward(const ForwardOutputs&) {}
   /// `sync_gradients`: this backward ends a step, so gradients must be the same
@@ -125,6 +135,11 @@ class Strategy {
       bool /*sync_gradients*/,
       const at::Tensor& /*loss*/) {}
   virtual void after_backward(bool /*sync_gradients*/) {}
+  /// Called instead of before_backward() and after_backward() for a plain
+  /// backward that reaches this model. It may already have computed the first
+  /// gradient.
+  virtual void before_plain_backward(bool /*sync_gradients*/) {}
+  virtual void after_plain_backward(bool /*sync_gradients*/) {}
   /// Called in a non-syncing backward of a pipeline's step, before it computes:
   /// no later backward adds to the gradients of these parameters, so they can
   /// be sent from here on. The step ends with a backward that syncs and

@@ -72,6 +72,11 @@ void StrategyList::prepare(torch::nn::Module& module, ParameterTable& table) {
 void StrategyList::bind(
     torch::optim::Optimizer& optimizer,
     const ParameterTable& table) {
+  if (bound_.contains(&optimizer)) {
+    for (const Entry& entry : entries_)
+      entry.strategy->bind_added(optimizer, table);
+    return;
+  }
   for (const Entry& entry : entries_) entry.strategy->bind(optimizer, table);
   if (steps_on(optimizer, table)) bound_.insert(&optimizer);
 }
@@ -94,6 +99,20 @@ void StrategyList::before_backward(
 void StrategyList::after_backward(bool sync_gradients) {
   for (const Entry& entry : std::views::reverse(entries_))
     entry.strategy->after_backward(sync_gradients);
+}
+
+void StrategyList::after_prepare(const std::function<void()>& begin) {
+  for (const Entry& entry : entries_) entry.strategy->after_prepare(begin);
+}
+
+void StrategyList::before_plain_backward(bool sync_gradients) {
+  for (const Entry& entry : entries_)
+    entry.strategy->before_plain_backward(sync_gradients);
+}
+
+void StrategyList::after_plain_backward(bool sync_gradients) {
+  for (const Entry& entry : std::views::reverse(entries_))
+    entry.strategy->after_plain_backward(sync_gradients);
 }
 
 void StrategyList::before_last_gradients(

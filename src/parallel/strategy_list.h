@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -36,12 +37,15 @@ class StrategyList {
 
   void prepare(torch::nn::Module& module, ParameterTable& table);
   /// If `optimizer` steps on parameters of `table`, after_step() passes its
-  /// steps on from now on.
+  /// steps on from now on. May be called again when it has got parameters.
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table);
   void before_forward();
   void after_forward(const ForwardOutputs& outputs);
   void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
+  void after_prepare(const std::function<void()>& begin_plain_backward);
+  void before_plain_backward(bool sync_gradients);
+  void after_plain_backward(bool sync_gradients);
   void before_last_gradients(const std::vector<at::Tensor>& parameters);
   void average_gradient(const at::Tensor& gradient);
   void drop_gradient(const at::Tensor& parameter) const;

@@ -58,9 +58,10 @@ struct SameSplit {
         at::promote_types(dtype, c10::toRealValueType(row.local.scalar_type()));
     device = row.local.device();
     // The infinity norm of an empty tensor is an error in LibTorch.
-    const at::Tensor& gradient = row.local.grad();
-    if (gradient.defined() && gradient.numel() > 0)
-      gradients.push_back(gradient);
+    at::Tensor gradient = row.local.grad();
+    if (!gradient.defined()) return;
+    if (gradient.is_sparse()) gradient = gradient.coalesce().values();
+    if (gradient.numel() > 0) gradients.push_back(gradient);
   }
 };
 

@@ -32,6 +32,7 @@
 #include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
 #include "track/run_tracking.h"
+#include "train/models/module_watch.h"
 #include "train/optimizers/schedule_adapter.h"
 #include "train/settings/settings_report.h"
 #include "train/step/step_clock.h"
@@ -41,6 +42,7 @@ namespace accelerate::detail {
 
 struct Session;
 struct StagedModel;
+class PlainBackwards;
 
 struct PreparedModel {
   /// See the function of this name. A model gets no strategy, dtype or missing
@@ -69,6 +71,10 @@ struct PreparedModel {
   std::shared_ptr<const StagedModel> stage = nullptr;
   /// See keep_freed_blocks(); null if nothing is kept for this model.
   std::shared_ptr<void> freed_blocks = nullptr;
+  /// Unset if a single process computes as LibTorch does, whatever changes.
+  std::optional<ModuleWatch> module_watch = std::nullopt;
+  /// Null after free_memory().
+  std::shared_ptr<PlainBackwards> plain_backwards = nullptr;
 };
 
 struct PreparedOptimizer {
@@ -85,9 +91,10 @@ struct PreparedOptimizer {
   /// Keeps `inner` and `was_destroyed` up to date. Null for an owned optimizer
   /// that cannot be watched.
   std::shared_ptr<void> watch = nullptr;
-  /// False until its first step has looked for parameters that belong to no
-  /// model.
+  /// False until a step has looked for parameters that belong to no model.
   bool was_checked = false;
+  /// See digest_of_parameters(), when strategies last saw the optimizer.
+  std::size_t parameters = 0;
   /// True if the last step was skipped because of an infinite gradient.
   bool step_was_skipped = false;
 };
@@ -104,6 +111,9 @@ struct PreparedScheduler {
   std::vector<SchedulerStep> journal = {};
 };
 
+/// A digest of the optimizer's groups and of which tensors they hold.
+[[nodiscard]] std::size_t digest_of_parameters(
+    const torch::optim::Optimizer& optimizer);
 /// Whether a backward has left gradients that no step has used yet.
 [[nodiscard]] bool is_accumulating(const PreparedOptimizer& optimizer);
 /// Marks its gradients as used or dropped; returns whether there were any.
@@ -203,6 +213,12 @@ struct alignas(64) Session {
   /// True if optimizers have stepped since the scale was last adjusted.
   bool scale_is_due = false;
   WindowProgress window = {};
+  /// True inside Accelerator::backward() and a pipeline's step.
+  bool is_in_backward = false;
+  /// LibTorch's number of the last plain backward (PlainBackwards).
+  int last_plain_backward = -1;
+  /// True once the warning that a plain backward divides nothing was given.
+  bool has_warned_of_plain_backward = false;
   /// True once the warning that no accumulate() is open was given.
   bool has_warned_of_window = false;
   bool trigger = false;

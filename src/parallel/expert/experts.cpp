@@ -92,7 +92,12 @@ class Experts final : public Strategy {
 
   void before_backward(bool, const at::Tensor&) override {
     full_.require_closed();
+    scale_gradients();
   }
+  void before_plain_backward(bool sync_gradients) override {
+    before_backward(sync_gradients, {});
+  }
+  void before_forward() override { scale_gradients(); }
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     return full_.enter();
@@ -200,7 +205,9 @@ class Experts final : public Strategy {
     }
     if (parameter.split_dim >= 0) own = split(parameter, own);
     become_slice(row.tensor, own.clone(at::MemoryFormat::Contiguous));
-    scale_gradients(row);
+    if (num_expert_ranks_ > 1 && row.tensor.numel() > 0)
+      unscaled_.push_back(row.tensor);
+    scale_gradients();
   }
 
   void note_division(Parameter& row, const std::vector<std::int64_t>& begins) {
@@ -235,17 +242,18 @@ class Experts final : public Strategy {
     return own.narrow(dim, begins[rank], count);
   }
 
-  // An expert's gradient is the sum over the ranks that send it tokens.
-  void scale_gradients(const Parameter& row) {
-    if (num_expert_ranks_ == 1 || !row.tensor.requires_grad() ||
-        row.tensor.numel() == 0) {
-      return;
-    }
-    const double scale = 1.0 / num_expert_ranks_;
-    hooks_.emplace_back(
-        row.tensor,
-        row.tensor.register_hook(
-            [scale](const at::Tensor& gradient) { return gradient * scale; }));
+  // An expert's gradient is the sum over the ranks that send it tokens. A
+  // frozen parameter takes no hook, but may be unfrozen later.
+  void scale_gradients() {
+    std::erase_if(unscaled_, [this](const at::Tensor& tensor) {
+      if (!tensor.requires_grad()) return false;
+      const double scale = 1.0 / num_expert_ranks_;
+      hooks_.emplace_back(
+          tensor, tensor.register_hook([scale](const at::Tensor& gradient) {
+            return gradient * scale;
+          }));
+      return true;
+    });
   }
 
   Mesh mesh_;
@@ -255,6 +263,8 @@ class Experts final : public Strategy {
   SlicedParameters split_;
   /// On the tensors of trained parameters.
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
+  /// Divided parameters that were always frozen so far.
+  std::vector<at::Tensor> unscaled_;
   /// The open full_parameters() scope.
   // The dimension divided last is gathered first.
   FullScope full_{

@@ -65,6 +65,9 @@ class MsAmp final : public Strategy {
   void after_backward(bool sync_gradients) override {
     if (sync_gradients) gradients_->average();
   }
+  void after_plain_backward(bool sync_gradients) override {
+    after_backward(sync_gradients);
+  }
   void step_locally(bool is_local) override {
     // With replicas only, no backward syncs in the meantime.
     if (mesh_.degree(Axis::context) == 1) return;

@@ -55,6 +55,10 @@ std::shared_ptr<Reducer> construct(
 
 }  // namespace
 
+ParameterKind kind_of(const at::Tensor& parameter) {
+  return {parameter.scalar_type(), parameter.device(), parameter.numel()};
+}
+
 TrainableRows trainable_rows(
     const ParameterTable& table,
     bool (*is_chosen)(const Parameter& row)) {
@@ -64,6 +68,7 @@ TrainableRows trainable_rows(
     rows.names.emplace(rows.tensors.size(), row->name);
     rows.names_by_tensor.emplace(row->tensor.unsafeGetTensorImpl(), row->name);
     rows.tensors.push_back(row->tensor);
+    rows.kinds.push_back(kind_of(row->tensor));
   }
   return rows;
 }

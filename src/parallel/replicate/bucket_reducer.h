@@ -19,9 +19,19 @@
 
 namespace accelerate::detail {
 
+/// What buckets of a parameter's gradients depend on.
+struct ParameterKind {
+  at::ScalarType dtype;
+  at::Device device;
+  std::int64_t numel;
+  bool operator==(const ParameterKind&) const = default;
+};
+[[nodiscard]] ParameterKind kind_of(const at::Tensor& parameter);
+
 /// The parameters whose gradients a Reducer averages, and their names.
 struct TrainableRows {
   std::vector<at::Tensor> tensors;
+  std::vector<ParameterKind> kinds;
   std::unordered_map<std::size_t, std::string> names;
   std::unordered_map<const c10::TensorImpl*, std::string> names_by_tensor;
 };

@@ -80,6 +80,17 @@ void GradientAverager::after_backward(bool sync_gradients) {
   pending_.clear();
 }
 
+void GradientAverager::after_plain_backward(bool sync_gradients) {
+  if (!sync_gradients) return pending_.add_backward(rows_.tensors);
+  if (has_hook() && round_ == nullptr) {
+    before_last_gradients(rows_.tensors);
+    return end_step();
+  }
+  announce(JoinEvent::Kind::pending_gradients);
+  average_pending(rows_.tensors, /*has_gradients=*/true);
+  pending_.clear();
+}
+
 void GradientAverager::before_last_gradients(
     const std::vector<at::Tensor>& parameters) {
   if (!step_reducer_) {
@@ -93,6 +104,14 @@ void GradientAverager::before_last_gradients(
 
 void GradientAverager::abandon() {
   if (step_reducer_) step_reducer_->abandon();
+}
+
+void GradientAverager::average_rows(TrainableRows rows) {
+  step_reducer_.reset();
+  reducer_.reset();
+  rows_ = std::move(rows);
+  pending_.take(rows_.tensors);
+  connect(group_);
 }
 
 void GradientAverager::average_among(Group group) {

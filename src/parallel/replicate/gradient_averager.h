@@ -43,6 +43,9 @@ class GradientAverager {
 
   void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
+  /// Called after a backward that the program ran itself, which computed some
+  /// gradients: averages all of them, after the backward instead of during it.
+  void after_plain_backward(bool sync_gradients);
   /// Called when the next backward of a pipeline's step is the last one for
   /// `parameters`; ignores those that are not the averager's.
   void before_last_gradients(const std::vector<at::Tensor>& parameters);
@@ -51,6 +54,10 @@ class GradientAverager {
   /// Called when the optimizer has used all gradients.
   void after_step() { pending_.clear(); }
 
+  [[nodiscard]] const TrainableRows& rows() const { return rows_; }
+  /// From now on, averages the gradients of these parameters. Collective,
+  /// between steps, not inside a join.
+  void average_rows(TrainableRows rows);
   /// From now on, averages among the ranks of `group`, which must be several.
   /// Called between steps, not inside a join; does not communicate.
   void average_among(Group group);

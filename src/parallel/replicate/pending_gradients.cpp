@@ -30,6 +30,19 @@ void PendingGradients::end_backward(const std::vector<at::Tensor>& parameters) {
   before_.clear();
 }
 
+void PendingGradients::add_backward(const std::vector<at::Tensor>& parameters) {
+  had_backward_ = true;
+  changed_.resize(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    changed_[i] = changed_[i] || parameters[i].grad().defined();
+}
+
+void PendingGradients::take(const std::vector<at::Tensor>& parameters) {
+  before_.clear();
+  changed_.clear();
+  if (had_backward_) add_backward(parameters);
+}
+
 void PendingGradients::clear() {
   had_backward_ = false;
   changed_.clear();

@@ -17,6 +17,11 @@ class PendingGradients {
   /// parameters, which outlive the object.
   void begin_backward(const std::vector<at::Tensor>& parameters);
   void end_backward(const std::vector<at::Tensor>& parameters);
+  /// Called after a backward of whose beginning nobody knew: every gradient that
+  /// a parameter has may come from it.
+  void add_backward(const std::vector<at::Tensor>& parameters);
+  /// Called if the parameters are others from here on.
+  void take(const std::vector<at::Tensor>& parameters);
   /// Called when all gradients have been averaged, or used.
   void clear();
 

@@ -9,12 +9,15 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <accelerate/error.h>
+
 #include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_averager.h"
 #include "parallel/replicate/gradient_reduction.h"
 #include "parallel/replicate/same_model.h"
+#include "parallel/replicate/sparse_gradients.h"
 
 namespace accelerate::detail {
 
@@ -27,6 +30,17 @@ class Replicate final : public Strategy,
   Replicate(const Mesh& mesh, const ReplicateOptions& options)
       : mesh_(mesh), group_(mesh.gradient_group()), options_(options) {}
 
+  [[nodiscard]] StrategyTraits traits() const override {
+    StrategyTraits traits;
+    if (sparse_.empty()) return traits;
+    traits.join_complaint =
+        "[parallel] ranks without data cannot shadow the averaging of sparse "
+        "gradients; use even_batches, or embeddings without `sparse`";
+    traits.lomo_complaint =
+        "[parallel] lomo_backward() averages dense gradients, but an embedding "
+        "of a prepared model has sparse ones; use it without `sparse`";
+    return traits;
+  }
   [[nodiscard]] JoinParticipant* join_participant() override { return this; }
   [[nodiscard]] StrategyState* state() override {
     const bool has_state = (shared_ && shared_->reduction().has_state()) ||
@@ -36,6 +50,7 @@ class Replicate final : public Strategy,
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {
     const at::NoGradGuard no_grad;
+    table_ = &table;
     for (const auto& buffer : module.buffers()) {
       if (buffer.defined() && !table.leaves_out(buffer))
         buffers_.push_back(buffer);
@@ -46,12 +61,26 @@ class Replicate final : public Strategy,
       broadcast_rows(mesh_, rows_by_axes(table));
       broadcast_all(model_group, buffers_);
     });
-    shared_ = averager_of(group_, trainable_rows(table, is_shared));
+    devices_.clear();
+    for (const Parameter& row : table.rows())
+      devices_.push_back(row.tensor.device());
+    if (group_.size() > 1) {
+      for (const Parameter* const sparse : sparse_rows(module, table)) {
+        if (is_shared(*sparse)) sparse_.push_back(sparse->tensor);
+      }
+    }
+    for (Parameter& row : table.rows()) {
+      const bool is_sparse = std::ranges::any_of(
+          sparse_,
+          [&](const at::Tensor& tensor) { return tensor.is_same(row.tensor); });
+      if (is_sparse) row.is_averaged_apart = true;
+    }
     has_rows_apart_ =
         std::ranges::any_of(table.rows(), &Parameter::is_averaged_apart);
-    experts_ = averager_of(
-        mesh_.experts().group({Axis::replicate, Axis::shard, Axis::context}),
-        trainable_rows(table, is_held_expert));
+    average_rows(shared_, group_, &is_shared);
+    expert_group_ =
+        mesh_.experts().group({Axis::replicate, Axis::shard, Axis::context});
+    average_rows(experts_, expert_group_, &is_held_expert);
   }
 
   void before_forward() override {
@@ -59,6 +88,7 @@ class Replicate final : public Strategy,
   }
 
   void before_backward(bool sync_gradients, const at::Tensor& loss) override {
+    notice_changes();
     for_each([&](GradientAverager& averager) {
       averager.before_backward(sync_gradients, loss);
     });
@@ -68,12 +98,15 @@ class Replicate final : public Strategy,
     for_each([&](GradientAverager& averager) {
       averager.after_backward(sync_gradients);
     });
-    if (!sync_gradients || (!shared_ && !has_rows_apart_)) return;
-    // In a join, ranks without data cannot know whether there was a forward.
-    const bool was_announced = shared_ && shared_->take_announced();
-    const bool sends_buffers = round_ != nullptr ? was_announced : had_forward_;
-    had_forward_ = false;
-    if (sends_buffers) send_buffers();
+    end_backward(sync_gradients);
+  }
+
+  void after_plain_backward(bool sync_gradients) override {
+    notice_changes();
+    for_each([&](GradientAverager& averager) {
+      averager.after_plain_backward(sync_gradients);
+    });
+    end_backward(sync_gradients);
   }
 
   void after_step() override {
@@ -89,6 +122,7 @@ class Replicate final : public Strategy,
 
   void on_failure(const std::exception& error) override {
     for_each([](GradientAverager& averager) { averager.abandon(); });
+    require_dense_gradients();
     if (!is_communication_failure(*group().impl(), error)) return;
     fail_collective(
         *group().impl(),
@@ -164,11 +198,100 @@ class Replicate final : public Strategy,
     return row.layout.is_split_over(Axis::expert) && row.tensor.numel() > 0;
   }
 
-  [[nodiscard]] std::unique_ptr<GradientAverager> averager_of(
+  using Chosen = bool (*)(const Parameter& row);
+
+  // Makes `averager` average the chosen rows that are trained now; null if
+  // there are none.
+  void average_rows(
+      std::unique_ptr<GradientAverager>& averager,
       const Group& group,
-      TrainableRows rows) const {
-    if (group.size() == 1 || rows.tensors.empty()) return nullptr;
-    return std::make_unique<GradientAverager>(group, std::move(rows), options_);
+      Chosen is_chosen) const {
+    TrainableRows rows = trainable_rows(*table_, is_chosen);
+    if (group.size() == 1 || rows.tensors.empty()) {
+      averager.reset();
+    } else if (averager) {
+      averager->average_rows(std::move(rows));
+    } else {
+      averager =
+          std::make_unique<GradientAverager>(group, std::move(rows), options_);
+    }
+  }
+
+  // Whether `averager` averages the chosen rows as they are now.
+  [[nodiscard]] bool is_current(
+      const GradientAverager* averager,
+      const Group& group,
+      Chosen is_chosen) const {
+    if (group.size() == 1) return true;
+    std::size_t count = 0;
+    for (const Parameter& row : table_->rows()) {
+      if (!row.tensor.requires_grad() || !is_chosen(row)) continue;
+      if (averager == nullptr || count == averager->rows().tensors.size())
+        return false;
+      const TrainableRows& known = averager->rows();
+      if (!row.tensor.is_same(known.tensors[count]) ||
+          kind_of(row.tensor) != known.kinds[count]) {
+        return false;
+      }
+      ++count;
+    }
+    return averager == nullptr || count == averager->rows().tensors.size();
+  }
+
+  // Functions of the program's own can compute sparse gradients, too.
+  void require_dense_gradients() const {
+    for (const Parameter& row : table_->rows()) {
+      const at::Tensor& gradient = row.tensor.grad();
+      if (row.is_averaged_apart || !gradient.defined() || !gradient.is_sparse())
+        continue;
+      throw ConfigError(format(
+          "[parallel] the gradient of \"{}\" is sparse, but the parameter is "
+          "the weight of no torch::nn::Embedding or EmbeddingBag with "
+          "`sparse`, whose sparse gradients alone are averaged; use one of "
+          "these, or a dense gradient",
+          row.name));
+    }
+  }
+
+  void require_in_place() const {
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      const Parameter& row = table_->rows()[i];
+      const at::IntArrayRef shape(row.layout.global_shape);
+      const bool has_shape =
+          !row.layout.is_unsharded() || row.tensor.sizes() == shape;
+      if (has_shape && row.tensor.device() == devices_[i]) continue;
+      throw ConfigError(format(
+          "[parallel] parameter \"{}\" had shape {} on {} when it was "
+          "prepared, but has {} on {} now, where its gradients would not be "
+          "averaged; change it before prepare(), or prepare the model anew",
+          row.name,
+          shape,
+          devices_[i].str(),
+          row.tensor.sizes(),
+          row.tensor.device().str()));
+    }
+  }
+
+  // Adapts to parameters that the program has frozen, unfrozen or converted
+  // since the last backward. Collective if it has.
+  void notice_changes() {
+    if (is_current(shared_.get(), group_, &is_shared) &&
+        is_current(experts_.get(), expert_group_, &is_held_expert)) {
+      return;
+    }
+    if (round_ != nullptr) {
+      throw ConfigError(
+          "[parallel] parameters were frozen, unfrozen or converted inside "
+          "join_uneven_inputs(), where ranks that have run out of data cannot "
+          "do the same; do it outside");
+    }
+    require_in_place();
+    const at::NoGradGuard no_grad;
+    guard_collective(group_, "comparing the models of all ranks", [&] {
+      require_same_model(replica_group(Layout(), mesh_), *table_, buffers_);
+    });
+    average_rows(shared_, group_, &is_shared);
+    average_rows(experts_, expert_group_, &is_held_expert);
   }
 
   template <class Visit>
@@ -186,6 +309,21 @@ class Replicate final : public Strategy,
     return round_ != nullptr ? round_->group() : group_;
   }
 
+  // Ends a backward, whoever ran it.
+  void end_backward(bool sync_gradients) {
+    if (sync_gradients && !sparse_.empty()) {
+      guard_collective(group_, "averaging sparse gradients", [&] {
+        average_sparse_gradients(group_, sparse_);
+      });
+    }
+    if (!sync_gradients || (!shared_ && !has_rows_apart_)) return;
+    // In a join, ranks without data cannot know whether there was a forward.
+    const bool was_announced = shared_ && shared_->take_announced();
+    const bool sends_buffers = round_ != nullptr ? was_announced : had_forward_;
+    had_forward_ = false;
+    if (sends_buffers) send_buffers();
+  }
+
   void send_buffers() {
     if (!options_.broadcast_buffers || buffers_.empty()) return;
     const at::NoGradGuard no_grad;
@@ -198,13 +336,21 @@ class Replicate final : public Strategy,
   Mesh mesh_;
   /// The ranks that average gradients.
   Group group_;
+  /// The ranks that hold this rank's experts.
+  Group expert_group_;
   ReplicateOptions options_;
+  const ParameterTable* table_ = nullptr;
   /// Averages parameters that all ranks share; null if none is trained.
   std::unique_ptr<GradientAverager> shared_;
   /// Averages experts that this rank holds; null if none is trained or no other
   /// rank holds them.
   std::unique_ptr<GradientAverager> experts_;
-  /// True if another strategy averages some parameters.
+  /// Parameters with sparse gradients, which are averaged apart from buckets.
+  std::vector<at::Tensor> sparse_;
+  /// Where the table's tensors were when the model was prepared.
+  std::vector<at::Device> devices_;
+  /// True if some parameters are averaged otherwise, here or by another
+  /// strategy.
   bool has_rows_apart_ = false;
   std::vector<at::Tensor> buffers_;
   bool had_forward_ = false;

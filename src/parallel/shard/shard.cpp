@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -114,6 +115,11 @@ class Shard final : public Strategy, public GateKeeper {
       override {
     bind_locals(optimizer, table);
   }
+  void bind_added(
+      torch::optim::Optimizer& optimizer,
+      const ParameterTable& table) override {
+    bind_locals(optimizer, table);
+  }
 
   void before_forward() override {
     const LockedScope lock(mutex_);
@@ -150,6 +156,7 @@ class Shard final : public Strategy, public GateKeeper {
   void before_backward(bool sync_gradients, const at::Tensor&) override {
     const LockedScope lock(mutex_);
     require_no_scope("backward() was called");
+    require_unchanged(units_);
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
     backward_.was_reached = false;
     for (std::size_t u = 0; u < units_.size(); ++u)
@@ -190,6 +197,23 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
+  void after_prepare(const std::function<void()>& begin) override {
+    begin_plain_backward_ = begin;
+    for (const auto& unit : units_) unit->note_memory();
+  }
+  void before_plain_backward(bool sync_gradients) override {
+    before_backward(sync_gradients, {});
+    is_plain_ = true;
+  }
+  void after_plain_backward(bool sync_gradients) override {
+    if (std::exchange(is_plain_, false)) after_backward(sync_gradients);
+  }
+
+  void before_step() override {
+    const LockedScope lock(mutex_);
+    if (!is_held_open()) require_unchanged(units_);
+  }
+
   void average_gradient(const at::Tensor& gradient) override {
     mesh_.gradient_group().all_reduce(gradient);
     gradient.div_(mesh_.gradient_group().size());
@@ -220,6 +244,7 @@ class Shard final : public Strategy, public GateKeeper {
     const LockedScope lock(mutex_);
     if (num_forwards_ == 0 && phase_ != Phase::backward) return;
     num_forwards_ = 0;
+    is_plain_ = false;
     phase_ = Phase::idle;
     if (is_held_open()) {
       for (const auto& unit : units_) unit->end_forward();
@@ -272,9 +297,22 @@ class Shard final : public Strategy, public GateKeeper {
             }));
       }
     }
+    // A backward may reach only these.
+    for (const auto& tensors : unsharded_) {
+      for (const at::Tensor& tensor : tensors) {
+        hooked_.push_back(tensor);
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            tensor, std::make_unique<GradientHook>([this] {
+              notice_plain_backward();
+              const LockedScope lock(mutex_);
+              backward_.was_reached = true;
+            }));
+      }
+    }
   }
 
   void before_read(std::size_t unit, bool is_filled) override {
+    notice_plain_backward();
     // Outside a pass, other ranks might not read the parameter, so this rank
     // must not wait for them.
     if (phase_ == Phase::idle) return;
@@ -293,9 +331,23 @@ class Shard final : public Strategy, public GateKeeper {
 
   [[nodiscard]] bool may_replace() const override { return false; }
 
+  // A backward that nobody announced reads a parameter, or has its gradient.
+  void notice_plain_backward() const {
+    if (phase_ == Phase::idle && begin_plain_backward_ &&
+        torch::autograd::get_current_graph_task_id() >= 0) {
+      begin_plain_backward_();
+    }
+  }
+
   // Called when the gradient at `place` among the unit's is complete.
   void on_gradient(std::size_t unit, std::size_t place) {
+    notice_plain_backward();
     const LockedScope lock(mutex_);
+    if (phase_ == Phase::forward) {
+      throw ConfigError(
+          "[parallel] a backward reached a sharded model inside one of its "
+          "forwards; end the forward (Model::call()) first");
+    }
     if (phase_ != Phase::backward) return;
     backward_.was_reached = true;
     if (backward_.pending[unit] == 0) return;
@@ -445,6 +497,9 @@ class Shard final : public Strategy, public GateKeeper {
   // Backward runs on other threads if there is an accelerator.
   std::mutex mutex_;
   std::atomic<Phase> phase_{Phase::idle};
+  std::function<void()> begin_plain_backward_;
+  /// True in a plain backward.
+  bool is_plain_ = false;
   /// Number of open forwards, which may be nested, and run on several threads.
   int num_forwards_ = 0;
   /// Number of open full_parameters() scopes.

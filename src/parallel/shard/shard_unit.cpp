@@ -183,6 +183,12 @@ void ShardUnit::hide_precise(ShardedParameter& parameter) {
   pool_->give(std::move(values));
 }
 
+void ShardUnit::note_memory() {
+  for (ShardedParameter& parameter : shards_.parameters) {
+    if (!parameter.gate) parameter.memory = parameter.full.storage().data();
+  }
+}
+
 bool ShardUnit::has_gradient() const {
   return std::any_of(
       shards_.trainable.begin(), shards_.trainable.end(), [&](std::size_t i) {

@@ -65,6 +65,9 @@ class ShardUnit {
   /// Around a forward inside full_parameters().
   void begin_forward();
   void end_forward();
+  /// Called when the model is prepared: parameters that keep their memory have
+  /// it from here on.
+  void note_memory();
 
   [[nodiscard]] std::size_t num_trainable() const {
     return shards_.trainable.size();

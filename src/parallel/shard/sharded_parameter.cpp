@@ -21,6 +21,11 @@ at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
   return rows_between(tensor, row_begins, rank);
 }
 
+bool ShardedParameter::is_in_place() const {
+  if (gate) return !gate->is_bypassed();
+  return memory == nullptr || full.storage().data() == memory;
+}
+
 at::Tensor ShardedParameter::take_gradient() const {
   at::Tensor gradient = full.grad();
   full.mutable_grad().reset();

@@ -27,6 +27,8 @@ struct ShardedParameter {
   /// Dtype in which gradients are reduced; unset: their own.
   std::optional<at::ScalarType> reduce_dtype;
   std::int64_t version_when_opened = 0;
+  /// Without a gate: the memory of `full` once the model is prepared.
+  const void* memory = nullptr;
 
   /// Like row_begins, for the ranks of the reshard group; and the rows that
   /// this rank keeps between forward and backward.
@@ -50,6 +52,8 @@ struct ShardedParameter {
   [[nodiscard]] bool is_rounded_copy() const {
     return precise != nullptr || local.scalar_type() != full.scalar_type();
   }
+  /// False if the program has replaced the memory of `full` since prepare().
+  [[nodiscard]] bool is_in_place() const;
   /// Whether a gather that starts now would be in float8.
   [[nodiscard]] bool travels_in_float8() const {
     return gathered_scale != nullptr && gathered_scale->defined();

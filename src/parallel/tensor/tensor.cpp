@@ -89,14 +89,29 @@ class TensorParallel final : public Strategy {
     bind_locals(optimizer, table);
   }
 
+  void after_prepare(const std::function<void()>&) override {
+    for (Watched& each : watched_) {
+      if (keeper_of(each.tensor) == nullptr)
+        each.memory = each.tensor.storage().data();
+    }
+  }
+
   void before_backward(bool, const at::Tensor&) override {
     full_.require_closed();
+    require_in_place();
+  }
+
+  void before_plain_backward(bool sync_gradients) override {
+    before_backward(sync_gradients, {});
   }
 
   // Recomputed forwards leave their last input behind.
   void after_backward(bool) override { keeper_->forget_input(); }
 
-  void before_forward() override { keeper_->begin_forward(); }
+  void before_forward() override {
+    require_in_place();
+    keeper_->begin_forward();
+  }
   void after_forward(const ForwardOutputs&) override { keeper_->end_forward(); }
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
@@ -221,6 +236,22 @@ class TensorParallel final : public Strategy {
     throw InternalError(format("[parallel] there is no parameter {}", name));
   }
 
+  // Without the memory that it had, a parameter is not watched any more.
+  void require_in_place() const {
+    if (full_.is_open()) return;
+    for (const Watched& each : watched_) {
+      // Memory that comes and goes is its keeper's concern.
+      if (keeper_of(each.tensor) != nullptr ||
+          each.tensor.storage().data() == each.memory)
+        continue;
+      throw ConfigError(format(
+          "[parallel] the data of parameter \"{}\" was replaced after "
+          "prepare() (by Module::to or set_data), so it is not a slice that "
+          "ranks compute with together any more; do that before prepare()",
+          each.name));
+    }
+  }
+
   static void require_unwatched(const ParameterTable& table) {
     for (const Parameter& row : table.rows()) {
       if (!is_watched(row.tensor)) continue;
@@ -242,6 +273,7 @@ class TensorParallel final : public Strategy {
     if (!split.is_watched()) return;
     const std::size_t unit = keeper_->add(std::move(watched));
     watch_tensor(row.tensor, {keeper_, unit, keeper_.get()});
+    watched_.push_back({row.name, row.tensor});
   }
 
   // Leaves this rank its slice of a row.
@@ -290,6 +322,13 @@ class TensorParallel final : public Strategy {
   std::shared_ptr<AttentionLayers> attention_layers_ =
       std::make_shared<AttentionLayers>();
   SlicedParameters slices_;
+  /// Parameters whose operators the keeper sees.
+  struct Watched {
+    std::string name;
+    at::Tensor tensor;
+    const void* memory = nullptr;  ///< when all strategies were prepared
+  };
+  std::vector<Watched> watched_;
   /// The open full_parameters() scope.
   FullScope full_{
       [this] {

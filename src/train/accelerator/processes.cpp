@@ -71,6 +71,8 @@ void Accelerator::free_memory() const {
   }
   for (const auto& model : session_->models) {
     model->runs_directly = false;
+    model->plain_backwards.reset();
+    model->module_watch.reset();
     model->strategies.clear();
     model->table = {};
     model->module.reset();

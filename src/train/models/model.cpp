@@ -6,6 +6,7 @@
 
 #include "train/session.h"
 #include "train/step/gradients.h"
+#include "train/step/plain_backwards.h"
 
 namespace accelerate::detail {
 
@@ -46,6 +47,7 @@ void ForwardScope::begin() {
       traits.output_dtype.has_value() ||
       (at::GradMode::is_enabled() && traits.needs_outputs);
   try {
+    if (model_.plain_backwards) model_.plain_backwards->watch();
     model_.strategies.before_forward();
   } catch (const std::exception& error) {
     fail(error);

@@ -24,6 +24,7 @@
 #include "train/optimizers/optimizer_watch.h"
 #include "train/session.h"
 #include "train/settings/deepspeed_rules.h"
+#include "train/step/plain_backwards.h"
 
 namespace accelerate {
 
@@ -77,6 +78,8 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   const bool keeps_blocks = plan.keeps_freed_blocks && !chosen.evaluation_mode;
   if (keeps_blocks) model->freed_blocks = detail::keep_freed_blocks(0);
   model->strategies.prepare(*module, model->table);
+  model->plain_backwards = std::make_shared<detail::PlainBackwards>(*model);
+  if (!model->strategies.is_idle()) model->module_watch.emplace(*module);
   if (keeps_blocks) {
     std::int64_t gradient_bytes = 0;
     for (const detail::Parameter* row : model->table.trainable())
@@ -102,6 +105,7 @@ detail::PreparedOptimizer& make_prepared_optimizer(
           .session = &session,
           .inner = &optimizer,
           .num_backwards_used = session.step.num_backwards}));
+  prepared.parameters = detail::digest_of_parameters(optimizer);
   session.step_counts->add(prepared.num_steps);
   prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
     prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
@@ -115,6 +119,7 @@ void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
     if (optimizer->inner == nullptr) continue;
     detail::require_fitting_optimizer(*optimizer->inner, model);
     model.strategies.bind(*optimizer->inner, model.table);
+    optimizer->parameters = detail::digest_of_parameters(*optimizer->inner);
   }
 }
 

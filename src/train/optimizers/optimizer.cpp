@@ -1,14 +1,17 @@
 #include <accelerate/optimizer.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/hash.h>
 #include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "train/optimizers/optimizer_fit.h"
 #include "train/session.h"
 #include "train/step/gradients.h"
 #include "train/step/scaling.h"
@@ -61,6 +64,40 @@ bool can_step_directly(const detail::Session& session) {
              [](const auto& model) { return model->strategies.is_idle(); });
 }
 
+// Lets strategies bind parameters that the program has added since.
+void bind_added_parameters(
+    detail::Session& session,
+    detail::PreparedOptimizer& prepared) {
+  torch::optim::Optimizer& inner = *prepared.inner;
+  if (detail::digest_of_parameters(inner) == prepared.parameters) return;
+  for (const auto& model : session.models)
+    detail::require_fitting_optimizer(inner, *model);
+  for (const auto& model : session.models)
+    model->strategies.bind(inner, model->table);
+  std::unordered_set<const void*> seen;
+  for (const auto& group : inner.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      throw ConfigError(
+          "[train] an optimizer was given a parameter after prepare() that it "
+          "steps on already, as a shard or master weight; leave one of them "
+          "out");
+    }
+  }
+  prepared.parameters = detail::digest_of_parameters(inner);
+  prepared.was_checked = false;
+}
+
+void notice_changes(
+    detail::Session& session,
+    detail::PreparedOptimizer& prepared) {
+  bind_added_parameters(session, prepared);
+  for (const auto& model : session.models) {
+    if (model->module_watch)
+      model->module_watch->require_unchanged(*model->module);
+  }
+}
+
 // Steps while the optimizer has its whole state. Gradients computed by the
 // closure are completed like those before it.
 at::Tensor step_on_whole_state(
@@ -97,6 +134,7 @@ at::Tensor step_on_whole_state(
       session.steps.get(), detail::StepPart::optimizer);
   warn_without_windows(session);
   detail::report_settings_without_effect(session);
+  notice_changes(session, prepared);
   detail::warn_untracked_parameters(session, prepared);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
@@ -128,6 +166,20 @@ void drop_kept_gradient(
 }
 
 }  // namespace
+
+std::size_t detail::digest_of_parameters(
+    const torch::optim::Optimizer& optimizer) {
+  std::size_t digest = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    digest = c10::hash_combine(digest, group.params().size());
+    for (const at::Tensor& parameter : group.params()) {
+      digest = c10::hash_combine(
+          digest,
+          reinterpret_cast<std::size_t>(parameter.unsafeGetTensorImpl()));
+    }
+  }
+  return digest;
+}
 
 void detail::warn_untracked_parameters(
     Session& session,

@@ -9,6 +9,7 @@
 
 #include "parallel/expert/expert_losses.h"
 #include "pipeline/values.h"
+#include "train/step/plain_backwards.h"
 
 namespace accelerate {
 
@@ -24,6 +25,7 @@ void run_pass(
     const at::Tensor& root,
     bool sync_gradients,
     const std::function<void()>& body) {
+  const detail::OwnBackward own(*model.session);
   try {
     model.strategies.before_backward(sync_gradients, root);
     body();

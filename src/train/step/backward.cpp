@@ -14,6 +14,7 @@
 #include "base/text/text.h"
 #include "train/session.h"
 #include "train/step/micro_step_weight.h"
+#include "train/step/plain_backwards.h"
 #include "train/step/scaling.h"
 #include "train/step/step_figures.h"
 
@@ -160,7 +161,7 @@ void require_same_weighting(
 // it begins, ends or fails. `syncs` returns whether it ends a model's step.
 template <class Syncs, class Body>
 void run_backward(
-    const Session& session,
+    Session& session,
     const at::Tensor& loss,
     Syncs&& syncs,
     Body&& body) {
@@ -173,8 +174,11 @@ void run_backward(
           "from the model's outputs, outside of NoGradGuard and detach(), and "
           "leave some parameter trainable");
     }
-    for (const auto& model : session.models)
+    for (const auto& model : session.models) {
+      if (model->plain_backwards) model->plain_backwards->watch();
       model->strategies.before_backward(syncs(model), loss);
+    }
+    const detail::OwnBackward own(session);
     std::forward<Body>(body)();
     for (const auto& model : session.models)
       model->strategies.after_backward(syncs(model));

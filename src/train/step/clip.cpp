@@ -89,13 +89,22 @@ at::Tensor in_memory(const at::Tensor& gradient) {
   return gradient.is_neg() ? at::_neg_view(gradient) : gradient;
 }
 
+// The gradient, or the numbers of a sparse one.
+at::Tensor values_of(const at::Tensor& parameter) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (!gradient.defined()) return {};
+  if (!gradient.is_sparse()) return in_memory(gradient);
+  gradient = gradient.coalesce();
+  return in_memory(gradient.values());
+}
+
 // Groups gradients of equal dtype and device, which one kernel can process.
 std::vector<std::vector<at::Tensor>> gradients_of(
     const std::vector<detail::PlacedParameter>& rows) {
   std::vector<std::vector<at::Tensor>> lists;
   for (const auto& placed : rows) {
-    if (!placed.row->local.grad().defined()) continue;
-    const at::Tensor gradient = in_memory(placed.row->local.grad());
+    const at::Tensor gradient = values_of(placed.row->local);
+    if (!gradient.defined()) continue;
     const auto list =
         std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
           return other[0].scalar_type() == gradient.scalar_type() &&

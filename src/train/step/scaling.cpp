@@ -8,6 +8,8 @@
 
 #include <accelerate/accelerator.h>
 
+#include "train/step/plain_backwards.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -48,7 +50,13 @@ std::vector<PreparedOptimizer*> waiting(Session& session) {
 
 void complete_gradients(Session& session) {
   if (!session.clock.sync_gradients()) return;
-  for (const auto& model : session.models) model->strategies.before_step();
+  for (const auto& model : session.models) {
+    const bool missed =
+        model->plain_backwards && model->plain_backwards->watch();
+    if (missed && model->sync_gradients)
+      model->strategies.after_plain_backward(/*sync_gradients=*/true);
+    model->strategies.before_step();
+  }
 }
 
 void settle_scale(Session& session) {

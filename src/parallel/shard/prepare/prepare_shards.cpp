@@ -110,7 +110,7 @@ void require_unchanged(const std::vector<std::unique_ptr<ShardUnit>>& units) {
             "it before prepare(), or prepare the model anew",
             parameter.name));
       }
-      if (!parameter.gate || !parameter.gate->is_bypassed()) continue;
+      if (parameter.is_in_place()) continue;
       throw ConfigError(format(
           "[parallel] the data of parameter \"{}\" was replaced after "
           "prepare() (by Module::to or set_data), so its shards are not known "

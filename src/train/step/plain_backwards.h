@@ -1,0 +1,72 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+/// While alive, backwards are those of Accelerator::backward() or of a pipeline,
+/// which tell strategies themselves.
+class OwnBackward {
+ public:
+  explicit OwnBackward(Session& session)
+      : session_(session),
+        before_(std::exchange(session.is_in_backward, true)) {}
+  ~OwnBackward() { session_.is_in_backward = before_; }
+  OwnBackward(const OwnBackward&) = delete;
+  OwnBackward& operator=(const OwnBackward&) = delete;
+
+ private:
+  Session& session_;
+  bool before_;
+};
+
+/// Notices the plain backwards of one model, those that the program runs itself
+/// (`loss.backward()`), and tells its strategies, which average gradients at
+/// their end. A plain backward begins with the first gradient of a parameter,
+/// or earlier if a strategy says so, and ends with its graph. (A strategy may
+/// also notice torch::autograd::grad(), which leaves no gradients.)
+class PlainBackwards {
+ public:
+  explicit PlainBackwards(PreparedModel& model);
+  ~PlainBackwards();
+  PlainBackwards(const PlainBackwards&) = delete;
+  PlainBackwards& operator=(const PlainBackwards&) = delete;
+
+  /// Called outside of backwards: watches the parameters that are trained now.
+  /// Returns whether a plain backward may have passed unnoticed: it reached
+  /// none of those that were trained at the last call, or it failed.
+  bool watch();
+
+ private:
+  class Hook;
+  /// A parameter's gradient accumulator, which LibTorch replaces if the dtype or
+  /// the device changes.
+  struct Watched {
+    const void* accumulator = nullptr;
+    std::function<void()> unhook = nullptr;
+  };
+
+  void on_gradient();
+  void begin();
+  void end();
+  void count() const;
+
+  PreparedModel& model_;
+  std::vector<Watched> watched_;  ///< by row
+  bool is_first_watch_ = true;
+  // Gradients are computed by other threads if there is an accelerator.
+  std::mutex mutex_;
+  /// LibTorch's number of the backward that runs, or ran last.
+  int graph_ = -1;
+  bool is_open_ = false;
+  /// True if it has computed a gradient.
+  bool is_reached_ = false;
+  bool sync_gradients_ = false;
+};
+
+}  // namespace accelerate::detail
