@@ -39,10 +39,12 @@ struct SaveModelOptions {
 /// Writes a model's weights as Hugging Face does: model.safetensors, or, beyond
 /// max_shard_size, model-00001-of-0000N.safetensors and an index. Tied weights
 /// are written once. All files are durable before any gets its name; files that
-/// an earlier save left are removed. Creates `directory`. Returns the names
-/// that are left out because their tensor is written under another name. Throws
-/// ConfigError for an invalid size and for tensors without values, Error if a
-/// file cannot be written.
+/// an earlier save left, in either format, are removed. LibTorch's
+/// torch::pickle_load() reads pytorch_model.bin, too. Creates `directory`.
+/// Returns the names that are left out because their tensor is written under
+/// another name. Throws ConfigError for an invalid size, for tensors without
+/// values, and for a directory that is a checkpoint; Error if a file cannot be
+/// written.
 ACCELERATE_API std::vector<std::string> save_model(
     const torch::nn::Module& module,
     const std::filesystem::path& directory,
@@ -51,7 +53,7 @@ ACCELERATE_API std::vector<std::string> save_model(
 struct LoadModelOptions {
   /// Every tensor of the module must be in the files, and vice versa. False:
   /// tensors that are in only one of them are left unchanged; shapes must still
-  /// match.
+  /// match, and at least one name.
   bool strict = true;
   /// Names of tensors that are left unchanged, and of those that may be
   /// missing; patterns with * and ?.
@@ -95,10 +97,14 @@ rename_prefixes(std::vector<std::pair<std::string, std::string>> prefixes);
 
 /// Reads weights into a module's tensors, converted to their dtype and device;
 /// meta tensors get memory on the CPU. `path` is a safetensors file, a
-/// torch.save file, a Hugging Face index of either, a directory that holds one
-/// of these, a checkpoint of save_state(), or a distributed checkpoint of
-/// torch. Nothing in the files is executed. Throws a single CheckpointError
-/// with everything that does not fit; then nothing was loaded.
+/// torch.save file, a TorchScript archive or one of LibTorch's torch::save(), a
+/// Hugging Face index, a directory that holds one of these, a checkpoint of
+/// save_state(), or a distributed checkpoint of torch. Nothing in the files is
+/// executed. Of several names of one tensor in the files, the last one in the
+/// module's order is taken, as in PyTorch. Throws a single CheckpointError with
+/// everything that does not fit, values included (integers out of range,
+/// complex numbers for a real tensor, different values for elements that share
+/// memory in an expanded view); then nothing was loaded.
 ACCELERATE_API void load_model(
     torch::nn::Module& module,
     const std::filesystem::path& path,
@@ -123,7 +129,11 @@ ACCELERATE_API void merge_fsdp_weights(
     const std::filesystem::path& output_path,
     const MergeWeightsOptions& options = {});
 
-/// Reads the tensors in such a file or directory to the CPU, by name.
+/// Reads the tensors in such a file or directory to the CPU, by name: keys of
+/// nested dictionaries, indices in lists and attributes of objects, joined by
+/// dots. Other values, numpy arrays included, are left out. Throws
+/// CheckpointError for tensors that cannot be read (sparse, quantised), and for
+/// a file that holds other values only.
 ACCELERATE_API std::map<std::string, at::Tensor> load_state_dict(
     const std::filesystem::path& path);
 

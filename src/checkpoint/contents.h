@@ -1,7 +1,7 @@
 #pragma once
 
-#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +12,9 @@
 #include "params/layout.h"
 
 namespace accelerate::detail {
+
+/// Further names of tensors, each with the first one, in the module's order.
+using Aliases = std::vector<std::pair<std::string, std::string>>;
 
 /// This rank's shard of a tensor in a section.
 struct SectionEntry {
@@ -28,8 +31,8 @@ struct SectionEntry {
 struct Section {
   std::string name;
   std::vector<SectionEntry> entries;
-  /// Further names of entries: alias to name.
-  std::map<std::string, std::string> aliases = {};
+  /// Further names of entries.
+  Aliases aliases = {};
   /// True if other ranks have other tensors of the section: stages of a
   /// pipeline.
   bool is_stage = false;

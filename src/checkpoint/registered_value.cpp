@@ -4,6 +4,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "checkpoint/tensors/tensor_bytes.h"
 
 namespace accelerate::detail {
 
@@ -24,15 +25,13 @@ void throw_too_large(const std::string& name) {
 
 void assign_saved(at::Tensor& tensor, const at::Tensor& saved) {
   const at::NoGradGuard no_grad;
-  if (!tensor.defined() || !saved.defined()) {
-    tensor = saved;
-  } else if (
+  const bool is_alike = tensor.defined() && saved.defined() &&
       tensor.sizes() == saved.sizes() &&
-      tensor.scalar_type() == saved.scalar_type()) {
-    tensor.copy_(saved);
-  } else {
-    tensor = saved.to(tensor.device());
-  }
+      tensor.scalar_type() == saved.scalar_type();
+  // A view whose elements share memory may be unable to take the values.
+  if (is_alike && assign(tensor, saved)) return;
+  const bool has_both = tensor.defined() && saved.defined();
+  tensor = has_both ? saved.to(tensor.device()) : saved;
 }
 
 }  // namespace accelerate::detail

@@ -79,7 +79,7 @@ Section model_section(
     const std::string key = model.table->name_of(item.key());
     const auto found = known.find(item.value().unsafeGetTensorImpl());
     if (found != known.end() && found->second != key) {
-      section.aliases.emplace(key, found->second);
+      section.aliases.emplace_back(key, found->second);
     }
   }
   for (const auto& item : model.module->named_buffers()) {
@@ -89,7 +89,7 @@ Section model_section(
     const auto [place, is_new] =
         known.emplace(buffer.unsafeGetTensorImpl(), key);
     if (!is_new) {
-      section.aliases.emplace(key, place->second);
+      section.aliases.emplace_back(key, place->second);
       continue;
     }
     const Layout full = Layout::unsharded(buffer.sizes().vec());
@@ -136,7 +136,7 @@ std::vector<std::string> ModelComponent::check(
     for (const SectionEntry& entry : section.entries) {
       model.destinations.push_back({entry.name, entry.tensor, entry.layout});
     }
-    take_other_names(model.saved, section.aliases);
+    take_other_names(model.saved, section.aliases, rules.skip);
     leave_out_other_stages(model.saved, models_[i]);
     for (std::string& complaint : mismatches(
              section.name,

@@ -3,8 +3,10 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -86,59 +88,202 @@ bool matches_any(
 
 void take_other_names(
     StoredTensors& saved,
-    const std::map<std::string, std::string>& aliases) {
+    const Aliases& aliases,
+    const std::vector<std::string>& skip) {
   for (const auto& [alias, name] : aliases) {
-    if (saved.contains(name)) continue;
-    auto entry = saved.extract(alias);
-    if (entry.empty()) continue;
-    entry.key() = name;
-    saved.insert(std::move(entry));
+    const auto last = saved.find(alias);
+    if (last == saved.end() || matches_any(skip, alias)) continue;
+    const auto first = saved.find(name);
+    // mismatches() complains about the wrong one of two shapes.
+    if (first != saved.end() && first->second.shape != last->second.shape)
+      continue;
+    saved.insert_or_assign(name, last->second);
+    saved.erase(last);
   }
 }
+
+namespace {
+
+// Reads a full tensor.
+at::Tensor read_values(const StoredTensor& saved, c10::ScalarType dtype) {
+  at::Tensor values = at::empty(
+      torch_shape(saved.dtype, saved.shape), at::TensorOptions().dtype(dtype));
+  read_boxes(
+      {{&saved,
+        {safetensors::Shape(saved.shape.size(), 0), saved.shape},
+        bytes_of(values)}});
+  return values;
+}
+
+bool has_negatives(const at::Tensor& values) {
+  return at::isSignedType(values.scalar_type()) &&
+      values.lt(0).any().item<bool>();
+}
+
+// Whether an integral dtype has all of these values.
+bool can_hold(c10::ScalarType wanted, const at::Tensor& values) {
+  if (at::isFloatingType(values.scalar_type())) {
+    const at::Tensor exact = values.to(at::kDouble);
+    return at::equal(exact.to(wanted).to(at::kDouble), exact);
+  }
+  const at::Tensor converted = values.to(wanted);
+  const auto bytes = [](const at::Tensor& tensor) {
+    return tensor.reshape(-1).view(at::kByte);
+  };
+  return has_negatives(converted) == has_negatives(values) &&
+      at::equal(bytes(converted.to(values.scalar_type())), bytes(values));
+}
+
+// Returns why a tensor cannot have the values of a saved one of its shape;
+// empty if it can.
+std::string value_complaint(
+    const StoredTensor& saved,
+    c10::ScalarType dtype,
+    const at::Tensor& target) {
+  const c10::ScalarType wanted = target.scalar_type();
+  if (at::isComplexType(dtype) && !at::isComplexType(wanted)) {
+    return format(
+        "has complex numbers in the checkpoint and {} here: their imaginary "
+        "parts would be lost",
+        c10::toString(wanted));
+  }
+  const bool is_narrower =
+      dtype != wanted && at::isIntegralType(wanted, /*includeBool=*/true);
+  if (!is_narrower && !may_share_elements(target)) return {};
+  const at::Tensor values = read_values(saved, dtype);
+  if (is_narrower && !can_hold(wanted, values)) {
+    return format(
+        "has values in the checkpoint that {}, its dtype here, cannot hold",
+        c10::toString(wanted));
+  }
+  if (can_assign(target, values.to(wanted))) return {};
+  return "is a view here whose elements share memory, such as one from "
+         "expand(), and their values in the checkpoint differ; make it "
+         "contiguous()";
+}
+
+// Returns why a destination cannot take a saved tensor, to follow its name.
+std::string tensor_complaint(
+    const StoredTensor& saved,
+    const Destination& destination) {
+  const safetensors::Shape shape = global_shape(destination);
+  if (saved.shape != shape) {
+    return format(
+        "has shape {} in the checkpoint and {} here",
+        text_of(saved.shape),
+        text_of(shape));
+  }
+  const auto dtype = torch_dtype(saved.dtype);
+  if (!dtype) {
+    return format(
+        "is of dtype {}, which LibTorch does not have",
+        safetensors::name_of(saved.dtype));
+  }
+  if (!destination.layout.is_unsharded()) return {};
+  return value_complaint(saved, *dtype, destination.tensor);
+}
+
+// Names of the model and of the checkpoint that differ by a prefix, as an
+// explanation; empty if there are none.
+std::string prefix_hint(
+    const std::vector<std::string>& missing,
+    const std::vector<std::string>& left_over) {
+  const std::set<std::string_view> wanted(missing.begin(), missing.end());
+  const std::set<std::string_view> found(left_over.begin(), left_over.end());
+  const auto prefix_of = [](const std::vector<std::string>& longer,
+                            const std::set<std::string_view>& shorter) {
+    for (const std::string& name : longer) {
+      for (std::size_t dot = name.find('.'); dot != std::string::npos;
+           dot = name.find('.', dot + 1)) {
+        if (shorter.contains(std::string_view(name).substr(dot + 1)))
+          return name.substr(0, dot + 1);
+      }
+    }
+    return std::string();
+  };
+  const auto hint = [](std::string_view verb,
+                       const std::string& prefix,
+                       const std::string& before,
+                       const std::string& after) {
+    return format(
+        "names in the checkpoint {} the prefix \"{}\"; load_model() takes "
+        "them with LoadModelOptions::rename = rename_prefixes({{{{\"{}\", "
+        "\"{}\"}}}})",
+        verb,
+        prefix,
+        before,
+        after);
+  };
+  if (const std::string more = prefix_of(left_over, wanted); !more.empty())
+    return hint("have", more, more, "");
+  if (const std::string less = prefix_of(missing, found); !less.empty())
+    return hint("lack", less, "", less);
+  return {};
+}
+
+}  // namespace
 
 std::vector<std::string> mismatches(
     const std::string& section,
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
-    const std::map<std::string, std::string>& aliases,
+    const Aliases& aliases,
     const MatchRules& rules) {
   std::vector<std::string> complaints, missing, left_over;
-  std::set<std::string> wanted;
+  std::map<std::string_view, const Destination*> wanted;
+  bool has_any = false;
+  const auto check = [&](const std::string& name, const Destination& here) {
+    const auto found = saved.find(name);
+    if (found == saved.end()) return false;
+    const std::string complaint = tensor_complaint(found->second, here);
+    if (!complaint.empty())
+      complaints.push_back(format("{}: {} {}", section, name, complaint));
+    return true;
+  };
   for (const Destination& destination : destinations) {
-    wanted.insert(destination.name);
+    wanted.emplace(destination.name, &destination);
     if (matches_any(rules.skip, destination.name)) continue;
-    const auto found = saved.find(destination.name);
-    if (found == saved.end()) {
-      if (rules.strict && !matches_any(rules.allow_missing, destination.name)) {
-        missing.push_back(destination.name);
-      }
-      continue;
+    if (check(destination.name, destination)) {
+      has_any = true;
+    } else if (!matches_any(rules.allow_missing, destination.name)) {
+      missing.push_back(destination.name);
     }
-    const safetensors::Shape shape = global_shape(destination);
-    if (found->second.shape != shape) {
-      complaints.push_back(format(
-          "{}: {} has shape {} in the checkpoint and {} here",
-          section,
-          destination.name,
-          text_of(found->second.shape),
-          text_of(shape)));
-    } else if (!torch_dtype(found->second.dtype)) {
-      complaints.push_back(format(
-          "{}: {} is of dtype {}, which LibTorch does not have",
-          section,
-          destination.name,
-          safetensors::name_of(found->second.dtype)));
-    }
+  }
+  for (const auto& [alias, name] : aliases) {
+    const auto first = wanted.find(name);
+    const Destination* const here =
+        first == wanted.end() ? nullptr : first->second;
+    const bool is_new = wanted.emplace(alias, here).second;
+    if (is_new && here != nullptr && !matches_any(rules.skip, alias))
+      check(alias, *here);
   }
   for (const auto& [name, tensor] : saved) {
-    if (rules.strict && !wanted.contains(name) && !aliases.contains(name) &&
-        !matches_any(rules.skip, name)) {
+    if (!wanted.contains(name) && !matches_any(rules.skip, name))
       left_over.push_back(name);
-    }
   }
-  append(complaints, section, "not in the checkpoint", missing);
-  append(complaints, section, "in the checkpoint only", left_over);
+  const bool has_nothing = !has_any && !missing.empty() && !saved.empty();
+  if (rules.strict || has_nothing) {
+    append(complaints, section, "not in the checkpoint", missing);
+    append(complaints, section, "in the checkpoint only", left_over);
+    const std::string hint = prefix_hint(missing, left_over);
+    if (!hint.empty()) complaints.push_back(format("{}: {}", section, hint));
+  }
   return complaints;
+}
+
+void set_values(
+    const std::string& name,
+    const at::Tensor& target,
+    const at::Tensor& values) {
+  std::string why =
+      "it is a view whose elements share memory, and their values differ";
+  try {
+    if (assign(target, values)) return;
+  } catch (const c10::Error& error) {
+    why = error.what_without_backtrace();
+  }
+  throw CheckpointError(
+      format("[checkpoint] {} cannot be loaded: {}", name, why));
 }
 
 void read_into(
@@ -150,13 +295,14 @@ void read_into(
   struct Staged {
     at::Tensor stage;
     at::Tensor target;
+    const std::string& name;
   };
   std::vector<BoxToRead> to_stage;
   std::vector<Staged> staged;
   std::size_t num_staged = 0;
   const auto flush = [&] {
     read_boxes(to_stage);
-    for (Staged& each : staged) each.target.copy_(each.stage);
+    for (Staged& each : staged) set_values(each.name, each.target, each.stage);
     to_stage.clear();
     staged.clear();
     num_staged = 0;
@@ -168,7 +314,8 @@ void read_into(
     }
     const at::Tensor target = destination.tensor.detach();
     const c10::ScalarType dtype = *torch_dtype(found->second.dtype);
-    if (target.is_cpu() && target.is_contiguous() &&
+    const bool has_hidden_bits = target.is_conj() || target.is_neg();
+    if (target.is_cpu() && target.is_contiguous() && !has_hidden_bits &&
         target.scalar_type() == dtype) {
       add_boxes(direct, found->second, destination.layout, target);
       continue;
@@ -176,7 +323,7 @@ void read_into(
     const at::Tensor stage = at::empty(
         target.sizes(), at::TensorOptions().dtype(dtype).device(at::kCPU));
     add_boxes(to_stage, found->second, destination.layout, stage);
-    staged.push_back({stage, target});
+    staged.push_back({stage, target, destination.name});
     num_staged += stage.nbytes();
     if (num_staged >= kStageBytes) flush();
   }

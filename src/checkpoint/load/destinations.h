@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
@@ -8,6 +7,7 @@
 
 #include <accelerate/export.h>
 
+#include "checkpoint/contents.h"
 #include "format/tensors/stored_tensors.h"
 #include "params/layout.h"
 
@@ -35,23 +35,36 @@ bool matches_any(
     const std::string& name);
 
 /// Returns why `saved` does not fit, each complaint prefixed with `section`:
-/// missing tensors, unexpected tensors, different shapes. `aliases` are further
-/// names, which need no tensor of their own.
+/// missing tensors, unexpected tensors, different shapes, values that a tensor
+/// cannot have (integers out of range, complex numbers, different values for
+/// elements that share memory), and that no name matches at all, strict or not.
+/// `aliases` are further names, which need no tensor of their own. Reads values
+/// only where they may not fit.
 std::vector<std::string> mismatches(
     const std::string& section,
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,
-    const std::map<std::string, std::string>& aliases,
+    const Aliases& aliases,
     const MatchRules& rules);
 
-/// Renames saved aliases to the names that `aliases` maps them to: a tensor
-/// with several names may have been saved under any of them.
+/// Renames saved aliases to the first name of their tensor, which may have been
+/// saved under any of its names. If it was under several, the last one in the
+/// module's order is taken, as PyTorch does, unless `skip` matches it.
 void take_other_names(
     StoredTensors& saved,
-    const std::map<std::string, std::string>& aliases);
+    const Aliases& aliases,
+    const std::vector<std::string>& skip = {});
+
+/// Copies values to a tensor of the same sizes, converted to its dtype and
+/// device. Throws CheckpointError, with the name, if it cannot take them.
+void set_values(
+    const std::string& name,
+    const at::Tensor& target,
+    const at::Tensor& values);
 
 /// Reads all destinations that were saved and are not skipped, directly into
-/// their memory where dtype, device and strides allow it.
+/// their memory where dtype, device and strides allow it. Throws
+/// CheckpointError, with the name, if a tensor cannot take its values.
 void read_into(
     const StoredTensors& saved,
     const std::vector<Destination>& destinations,

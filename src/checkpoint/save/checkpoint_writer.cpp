@@ -88,8 +88,10 @@ void add_section(
     mine.fragment.sections.erase(section.name);
     return;
   }
-  mine.fragment.aliases[section.name] = section.aliases;
-  if (section.aliases.empty()) mine.fragment.aliases.erase(section.name);
+  if (!section.aliases.empty()) {
+    mine.fragment.aliases[section.name] = {
+        section.aliases.begin(), section.aliases.end()};
+  }
   mine.files.push_back(std::move(to_file));
 }
 

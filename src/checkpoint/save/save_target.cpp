@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -54,9 +55,32 @@ std::int64_t next_iteration(
       (base / entries.back().name).string()));
 }
 
+// Leaves out numbers that files have taken which are not directories.
+void pass_over_files(
+    SaveTarget& target,
+    const std::filesystem::path& base,
+    const Logger& logger) {
+  while (true) {
+    target.path = base / format("{}{}", kCheckpointPrefix, target.iteration);
+    std::error_code code;
+    const auto status = std::filesystem::status(target.path, code);
+    if (std::filesystem::is_directory(status) ||
+        !std::filesystem::exists(std::filesystem::symlink_status(target.path)))
+      return;
+    logger.log(
+        LogLevel::warning,
+        "checkpoint",
+        format(
+            "{} is a file, not a checkpoint; the next number is taken",
+            target.path.string()));
+    if (++target.iteration > kHighestIteration) return;
+  }
+}
+
 SaveTarget choose_target(
     const ProjectConfiguration& project,
-    const std::filesystem::path& output_dir) {
+    const std::filesystem::path& output_dir,
+    const Logger& logger) {
   if (project.iteration &&
       (*project.iteration < 0 || *project.iteration > kHighestIteration)) {
     throw ConfigError(format(
@@ -83,7 +107,7 @@ SaveTarget choose_target(
   SaveTarget target;
   target.iteration =
       project.iteration ? *project.iteration : next_iteration(base, entries);
-  target.path = base / format("{}{}", kCheckpointPrefix, target.iteration);
+  pass_over_files(target, base, logger);
   target.deleted = deleted_by(project, target.path, entries);
   return target;
 }
@@ -124,7 +148,8 @@ SaveTarget agree_on_target(
       // The previous save adds a checkpoint and deletes others, so it must end
       // before the directory is examined.
       if (!is_skipped) checkpoints.saver.join();
-      target = choose_target(checkpoints.project, output_dir);
+      target = choose_target(
+          checkpoints.project, output_dir, checkpoints.world.logger());
       target.is_skipped = is_skipped;
       decision = format(
           "{}{} {}",

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
@@ -76,6 +77,45 @@ void copy_range(
     }
     done += taken;
   }
+}
+
+// Elements as integers, so that equality means equal bits, for any dtype.
+at::Tensor bits_of(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    default:
+      return tensor.view(at::kLong);
+  }
+}
+
+// Where the elements of a view lie in memory, and the memory that follows.
+struct Memory {
+  /// For each element, one row after another, its place.
+  at::Tensor places;
+  std::int64_t size = 1;
+
+  explicit Memory(const at::Tensor& view) {
+    for (std::int64_t dim = 0; dim < view.dim(); ++dim)
+      size += (view.size(dim) - 1) * view.stride(dim);
+    places = at::arange(size, at::kLong)
+                 .as_strided(view.sizes(), view.strides())
+                 .reshape(-1);
+  }
+};
+
+// Memory in which each element of the view has its value; nothing if elements
+// that share memory would differ.
+at::Tensor memory_with(const Memory& memory, const at::Tensor& values) {
+  const at::Tensor bits = bits_of(values.contiguous()).reshape(-1);
+  const at::Tensor filled = at::zeros({memory.size}, bits.options())
+                                .scatter(0, memory.places, bits);
+  const bool fits = at::equal(filled.index_select(0, memory.places), bits);
+  return fits ? filled : at::Tensor();
 }
 
 }  // namespace
@@ -187,6 +227,36 @@ void prefer_huge_pages(const at::Tensor& tensor) {
 
 std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+bool may_share_elements(const at::Tensor& tensor) {
+  return tensor.numel() > 0 &&
+      at::has_internal_overlap(tensor) != at::MemOverlap::No;
+}
+
+bool can_assign(const at::Tensor& target, const at::Tensor& values) {
+  if (!may_share_elements(target)) return true;
+  return memory_with(Memory(target), values).defined();
+}
+
+bool assign(const at::Tensor& target, const at::Tensor& values) {
+  const at::NoGradGuard no_grad;
+  if (!may_share_elements(target)) {
+    target.copy_(values);
+    return true;
+  }
+  if (target.is_conj()) return assign(target.conj(), values.conj());
+  if (target.is_neg()) return assign(target._neg_view(), values.neg());
+  const Memory memory(target);
+  const at::Tensor host = values.resolve_conj().resolve_neg().to(
+      at::TensorOptions(at::kCPU).dtype(target.scalar_type()));
+  const at::Tensor filled = memory_with(memory, host);
+  if (!filled.defined()) return false;
+  const at::Tensor bits =
+      bits_of(target).as_strided({memory.size}, {1}, target.storage_offset());
+  const at::Tensor places = memory.places.to(target.device());
+  bits.scatter_(0, places, filled.to(target.device()).index_select(0, places));
+  return true;
 }
 
 }  // namespace accelerate::detail

@@ -44,4 +44,18 @@ void prefer_huge_pages(const at::Tensor& tensor);
 /// The memory of a contiguous CPU tensor.
 std::span<std::byte> bytes_of(const at::Tensor& tensor);
 
+/// Whether elements of the tensor may share memory, as those of an expanded
+/// view do.
+bool may_share_elements(const at::Tensor& tensor);
+
+/// Whether a tensor with the sizes and strides of `target` can have these
+/// values: elements that share memory have equal ones. `values` has its sizes
+/// and dtype.
+bool can_assign(const at::Tensor& target, const at::Tensor& values);
+
+/// Copies values, of any dtype and device, to a tensor of the same sizes whose
+/// elements may share memory. Returns false, and changes nothing, if they
+/// cannot have these values.
+[[nodiscard]] bool assign(const at::Tensor& target, const at::Tensor& values);
+
 }  // namespace accelerate::detail

@@ -93,7 +93,7 @@ void load_model(
   }
   StoredTensors saved = detail::open_renamed(path, options);
   std::vector<Destination> destinations;
-  std::map<std::string, std::string> aliases;
+  detail::Aliases aliases;
   std::unordered_map<const void*, std::string> known;
   std::vector<std::string> offloaded;
   for (const auto& [name, tensor] : get_state_dict(module)) {
@@ -106,10 +106,10 @@ void load_model(
       destinations.push_back(
           {name, tensor, detail::Layout::unsharded(tensor.sizes().vec())});
     } else {
-      aliases.emplace(name, first->second);
+      aliases.emplace_back(name, first->second);
     }
   }
-  detail::take_other_names(saved, aliases);
+  detail::take_other_names(saved, aliases, options.skip);
   const detail::MatchRules rules{
       options.strict, options.skip, options.allow_missing};
   std::vector<std::string> complaints =

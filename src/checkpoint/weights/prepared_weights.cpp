@@ -116,20 +116,31 @@ std::string read_and_send(
     int tag) {
   const Group& group = world.group();
   std::string failure;
-  const auto read = [&](const Destination& destination) {
+  const auto attempt = [&](auto&& body) {
     if (!failure.empty()) return;
     try {
-      read_into(saved, {destination});
+      body();
     } catch (const std::exception& error) {
       failure = error.what();
     }
+  };
+  const auto read = [&](const Destination& destination) {
+    attempt([&] { read_into(saved, {destination}); });
   };
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     if (!is_saved[i]) continue;
     const Destination& mine = destinations[i];
     if (mine.layout.is_unsharded()) {
-      if (group.rank() == 0) read(mine);
-      group.broadcast(mine.tensor.detach(), 0);
+      const at::Tensor target = mine.tensor.detach();
+      const bool is_plain =
+          !may_share_elements(target) && !target.is_conj() && !target.is_neg();
+      // Other views cannot receive values.
+      const at::Tensor values =
+          is_plain ? target : at::empty(target.sizes(), target.options());
+      if (group.rank() == 0) read({mine.name, values, mine.layout});
+      group.broadcast(values, 0);
+      if (!is_plain)
+        attempt([&] { set_values(mine.name, target, values); });
       continue;
     }
     std::vector<std::int64_t> own_box;
@@ -355,7 +366,7 @@ void load_weights(
     show_reads(
         saved,
         checkpoints.show_progress("load_model", num_read_bytes(destinations)));
-    take_other_names(saved, section.aliases);
+    take_other_names(saved, section.aliases, rules.skip);
     std::vector<std::string> complaints =
         offloaded_in(saved, *model.table, rules);
     leave_out_other_stages(saved, model);
