@@ -1,12 +1,17 @@
 // Files that LibTorch's own functions write, and read.
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
-#include <torch/csrc/api/include/torch/serialize.h>
+#include <torch/serialize.h>
 
 #include <accelerate/accelerate.h>
 #include <accelerate/weights.h>
@@ -114,6 +119,7 @@ struct Net : torch::nn::Module {
         "spectrum", at::complex(at::rand({3}), at::rand({3})).conj());
     norm->forward(conv->forward(at::rand({2, 1, 4, 4})));
   }
+  at::Tensor forward(const at::Tensor& x) { return conv(x); }
   torch::nn::Conv2d conv{torch::nn::Conv2dOptions(1, 2, 3)};
   torch::nn::BatchNorm2d norm{2};
   torch::nn::LSTM lstm{2, 3};
@@ -320,9 +326,11 @@ TEST(LibTorchFiles, PickleLoadReadsWhatAcceleratorsSave) {
   torch::manual_seed(2);
   auto net = std::make_shared<Net>();
   auto model = accelerator.prepare(net);
-  accelerator.save_model(model, directory / "model", {.safe_serialization = false});
+  accelerator.save_model(
+      model, directory / "model", {.safe_serialization = false});
   accelerator.save_state(directory / "state", {.safe_serialization = false});
-  accelerator.save(accelerator.get_state_dict(model), directory / "weights.bin");
+  accelerator.save(
+      accelerator.get_state_dict(model), directory / "weights.bin");
   for (const char* file :
        {"model/pytorch_model.bin", "state/pytorch_model.bin", "weights.bin"}) {
     SCOPED_TRACE(file);
