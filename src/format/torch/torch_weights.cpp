@@ -149,7 +149,8 @@ class TorchTensors {
     const Value value = without_type(typed);
     if (is_leaf(value)) return;
     charge_listing(name, kEntryBytes + name.size());
-    if (const auto tensor = file_.tensor(value, name)) return add(*tensor, name);
+    if (const auto tensor = file_.tensor(value, name))
+      return add(*tensor, name);
     switch (value.kind()) {
       case Kind::dict:
         return visit_entries(value, name);
