@@ -222,7 +222,7 @@ class RandomValue {
       case 3:
         return other();
       case 4: {
-        c10::Dict<std::string, torch::IValue> dict(
+        c10::impl::GenericDict dict(
             c10::StringType::get(), c10::AnyType::get());
         for (int i = pick(4); i-- > 0;) {
           const std::string key = "k" + std::to_string(i);

@@ -91,6 +91,56 @@ TEST(Float8Linear, ComputesAllThreeProductsWithCastOperands) {
   EXPECT_FALSE(at::equal(expected, layer.plain(matrix)));
 }
 
+// Rows are cast alike whatever the dimensions above them, and results may be
+// changed in place, as those of a plain layer.
+TEST(Float8Linear, TakesInputsOfAnyDimensions) {
+  const Float8Rules rules =
+      float8_rules_of(AORecipeKwargs{Float8LinearConfig{}});
+  std::vector<std::vector<std::int64_t>> shapes{
+      {16}, {3, 16}, {2, 3, 16}, {2, 1, 3, 16}};
+  for (const auto& shape : shapes) {
+    for (const bool has_bias : {true, false}) {
+      Watched layer(rules);
+      const auto forward = [&](const Tensor& x) {
+        return has_bias ? layer.linear(x)
+                        : at::matmul(x, layer.linear->weight.t());
+      };
+      const Tensor input = at::randn(shape);
+      const auto uses = [&](const auto& call) {
+        std::vector<Tensor> results;
+        const Tensor scale = at::full({}, 3.F).requires_grad_();
+        Tensor output;
+        {
+          const torch::NoGradGuard no_grad;
+          output = call(input);
+        }
+        results.push_back(output.mul_(scale).detach().clone());
+        for (int i = 0; i < 2; ++i) {
+          const Tensor x = input.clone().requires_grad_();
+          layer.linear->zero_grad();
+          output = call(x);
+          output.mul_(2).add_(1);
+          output.square().sum().backward();
+          results.push_back(output.detach().clone());
+          results.push_back(x.grad());
+          results.push_back(layer.linear->weight.grad().clone());
+        }
+        return results;
+      };
+      const auto got = uses(forward);
+      const auto want = uses([&](const Tensor& x) {
+        std::vector<std::int64_t> sizes = shape;
+        sizes.back() = 32;
+        return forward(x.reshape({-1, 16})).reshape(sizes);
+      });
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(at::allclose(got[i], want[i], 1e-5, 1e-6))
+            << shape.size() << "-D, " << (has_bias ? "bias, " : "") << i;
+      }
+    }
+  }
+}
+
 TEST(Float8Linear, ComputesInTheDtypeOfAutocast) {
   Watched layer(float8_rules_of(AORecipeKwargs{Float8LinearConfig{}}));
   const Tensor x = at::randn({4, 16}).requires_grad_();

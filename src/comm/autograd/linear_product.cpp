@@ -73,7 +73,9 @@ struct ProductNode : torch::autograd::Function<ProductNode> {
     const at::Tensor weight = std::exchange(call->weight, at::Tensor());
     context->save_for_backward({input, weight});
     call->has_bias = bias.has_value();
-    return at::linear(input, weight, bias);
+    const at::Tensor result = at::linear(input, weight, bias);
+    // A view that a Function made could not be changed in place.
+    return result.is_view() ? at::_unsafe_view(result, result.sizes()) : result;
   }
 
   static variable_list backward(

@@ -294,16 +294,18 @@ at::Tensor float8_product(
   const bool records = at::GradMode::is_enabled();
   const bool trains_weight = records && transposed_weight.requires_grad();
   const bool has_backward = trains_weight || (records && input.requires_grad());
-  return Float8LinearFunction::apply(
-             matrix,
-             transposed_weight,
-             layer,
-             Uses{
-                 trains_weight,
-                 has_backward,
-                 records,
-                 layer->has_positions && layer->has_positions()})
-      .view(sizes);
+  const at::Tensor product = Float8LinearFunction::apply(
+      matrix,
+      transposed_weight,
+      layer,
+      Uses{
+          trains_weight,
+          has_backward,
+          records,
+          layer->has_positions && layer->has_positions()});
+  // As matmul() does, so that a result without a graph may be changed in place
+  // where there is one.
+  return at::_unsafe_view(product, sizes);
 }
 
 }  // namespace accelerate::detail
