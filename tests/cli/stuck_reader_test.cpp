@@ -27,8 +27,9 @@ using testing::TemporaryDirectory;
 using testing::Tool;
 using testing::ToolResult;
 
-// Bytes in a pipe that holds 64 KiB.
-constexpr int kNearlyFull = 60'000;
+// A full pipe of 64 KiB has at least half of that: a write that does not fit
+// into what is left of a page begins the next one.
+constexpr int kNearlyFull = 32'000;
 constexpr const char* kEndless = "yes rank $RANK &";
 // More than a pipe holds, and less than the launcher keeps.
 constexpr const char* kMuch = "yes rank $RANK | head -n 30000; sleep 1000 &";
@@ -42,8 +43,11 @@ class FloodingLaunch {
       const std::string& flood = kEndless)
       : tool_(words(flags, flood)) {}
 
-  // Waits until nothing more fits into the pipe that nobody reads.
+  // Waits until both ranks handle SIGTERM, and nothing more fits into the pipe
+  // that nobody reads.
   void wait_until_stuck() const {
+    wait_for("pid_0");
+    wait_for("pid_1");
     while (tool_.num_unread() < kNearlyFull) std::this_thread::yield();
   }
   void wait_for(const std::string& name) const {
