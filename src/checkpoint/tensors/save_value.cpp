@@ -14,7 +14,6 @@
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/torch/torch_writer.h"
-#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
@@ -38,11 +37,8 @@ class SharedMemory {
   // Returns 0 for a tensor without elements, which shares no memory.
   std::int64_t number_of(const at::Tensor& tensor) {
     if (tensor.numel() == 0 || tensor.is_meta()) return 0;
-    const void* const memory = is_offloaded_or_coded(tensor)
-        ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
-        : tensor.const_data_ptr();
     const Elements elements{
-        memory,
+        memory_of(tensor),
         tensor.sizes().vec(),
         tensor.strides().vec(),
         tensor.scalar_type()};

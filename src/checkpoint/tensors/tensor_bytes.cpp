@@ -183,6 +183,12 @@ TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
   return wanted;
 }
 
+const void* memory_of(const at::Tensor& tensor) {
+  return is_offloaded_or_coded(tensor)
+      ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
+      : tensor.const_data_ptr();
+}
+
 TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
   if (given.is_meta()) {
     throw ConfigError(format(

@@ -27,9 +27,13 @@ std::vector<std::int64_t> torch_shape(
     safetensors::Dtype dtype,
     const safetensors::Shape& shape);
 
+/// What tensors have in common that begin at the same place of the same memory;
+/// also of tensors that are offloaded or held as codes.
+const void* memory_of(const at::Tensor& tensor);
+
 /// Describes a tensor to be written. Its bytes are read in place if it is
 /// contiguous on the CPU, otherwise copied chunk by chunk; an offloaded tensor
-/// is fetched for each chunk. The result keeps `tensor` alive. Throws
+/// is fetched for each chunk, and one that is held as codes is dequantised. The result keeps `tensor` alive. Throws
 /// ConfigError naming `name` for what a file cannot hold: dtypes that the
 /// format lacks, sparse and meta tensors.
 TensorToWrite to_write(const std::string& name, const at::Tensor& tensor);

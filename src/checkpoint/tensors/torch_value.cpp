@@ -18,7 +18,7 @@ TorchValue TorchValues::tensor(
     storage = storages_
                   .emplace(
                       Place{
-                          tensor.const_data_ptr(),
+                          memory_of(tensor),
                           tensor.sizes().vec(),
                           tensor.strides().vec(),
                           tensor.scalar_type()},

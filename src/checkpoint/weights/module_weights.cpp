@@ -227,10 +227,8 @@ std::vector<std::string> write_module(
     if (!is_sharded) wanted = to_write(name, tensor);
     std::int64_t storage = 0;
     if (tensor.numel() > 0) {
-      const void* const data = is_sharded ? tensor.unsafeGetTensorImpl()
-          : is_offloaded_or_coded(tensor)
-          ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
-          : tensor.const_data_ptr();
+      const void* const data =
+          is_sharded ? tensor.unsafeGetTensorImpl() : memory_of(tensor);
       storage = places
                     .emplace(
                         Place{

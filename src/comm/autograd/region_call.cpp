@@ -57,7 +57,11 @@ PendingResult begin_gather(const at::Tensor& tensor, const RegionCall& call) {
   const at::Tensor all = at::empty(sizes, own.options());
   const bool is_even = call.begins.back() == call.longest() * call.group.size();
   if (call.dim == 0 && is_even) {
-    PendingResult pending(all.flatten(0, 1));
+    // The same memory, but not a view, which a Function may not return to be
+    // changed in place.
+    sizes.erase(sizes.begin());
+    sizes[0] *= call.group.size();
+    PendingResult pending(at::_unsafe_view(all, sizes));
     pending.collective = BegunCollective::all_gather(call.group, all, own);
     return pending;
   }
