@@ -4,6 +4,7 @@
 #include <exception>
 
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <accelerate/error.h>
 
@@ -47,10 +48,12 @@ bool has_last_row(const TensorRows& rows) {
   return rows.begin + rows.count >= num_rows(*rows.item);
 }
 
-// Whether the module's tensor keeps its memory.
+// Whether the module's tensor keeps its memory. Expanded views cannot be written
+// to.
 bool is_filled_in_place(const TensorToLoad& item) {
   return item.tensor.device() == item.device &&
-      item.tensor.scalar_type() == item.dtype;
+      item.tensor.scalar_type() == item.dtype &&
+      at::has_internal_overlap(item.tensor) != at::MemOverlap::Yes;
 }
 
 // Whether it gets other memory instead of what it has.

@@ -1,7 +1,9 @@
 #include "parallel/replicate/same_model.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -16,6 +18,15 @@ namespace accelerate::detail {
 namespace {
 
 constexpr std::size_t kBroadcastBytes = 250 << 20;
+
+// The elements of an expanded view, each once: the view cannot be written to.
+at::Tensor distinct_elements(at::Tensor tensor) {
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1)
+      tensor = tensor.narrow(dim, 0, 1);
+  }
+  return tensor;
+}
 
 }  // namespace
 
@@ -66,9 +77,12 @@ void require_same_model(
 
 void broadcast_all(
     const Group& group,
-    const std::vector<at::Tensor>& tensors,
+    const std::vector<at::Tensor>& given,
     int from) {
-  if (tensors.empty() || group.size() == 1) return;
+  if (given.empty() || group.size() == 1) return;
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& tensor : given)
+    tensors.push_back(distinct_elements(tensor));
   const bool is_on_host =
       std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
         return tensor.is_cpu();
