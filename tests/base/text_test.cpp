@@ -130,7 +130,7 @@ TEST(TextTest, FindsTheFirstOfTheNearestNames) {
     const std::string name = *word;
     const auto known = *rc::gen::container<std::vector<std::string>>(word);
     std::optional<std::string> best;
-    std::size_t fewest = std::max<std::size_t>(2, name.size() / 3) + 1;
+    std::size_t fewest = std::max<std::size_t>(2, name.size() / 4) + 1;
     for (const std::string& each : known) {
       if (edit_distance(name, each) >= fewest) continue;
       fewest = edit_distance(name, each);

@@ -39,6 +39,7 @@ TEST(OptionMarks, OfTheLauncherAreReadByIt) {
       "deepspeed_exclusion_filter",
       "deepspeed_inclusion_filter",
       "deepspeed_multinode_launcher",
+      "module",
       "no_python",
       "compute_environment",
       "distributed_type"};

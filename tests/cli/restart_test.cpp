@@ -270,7 +270,7 @@ TEST(OtherPrograms, GetWarningsOfSettingsWithoutEffect) {
       AllOf(
           HasSubstr("without effect on a program of this version of the "
                     "library: fsdp_state_dict_type (flag "
-                    "--fsdp_state_dict_type)\n"),
+                    "--fsdp_state_dict_type); "),
           HasSubstr("only for Python programs, which this is not: "
                     "dynamo_backend (flag --dynamo_backend)\n")));
 }

@@ -109,7 +109,7 @@ TEST(SplitLayersTable, ComputeAsOneProcessDoesForInputsOfAnyDimensions) {
                .parallel = {.tensor = 2, .parallelize_plan = each.plan},
                .world = world});
           const auto model = accelerator.prepare(split);
-          // Of an odd number of rows, the last rank has one more.
+          // The last rank has one row more of an odd number.
           const auto slice = [&](const Tensor& output) {
             const std::int64_t rank = accelerator.process_index();
             const std::int64_t rows = output.size(*each.sliced);
