@@ -124,10 +124,13 @@ TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
         std::make_shared<OutputFile>(pipe->write_end()),
         std::string(OutputQueue::kEnough, 'x'));
     EXPECT_FALSE(queue.is_idle());
+    // The write has begun, and waits for a reader.
+    EXPECT_EQ(pipe->read(1), "x");
   }
   // Lets the thread end, too.
   EXPECT_EQ(
-      pipe->read(OutputQueue::kEnough), std::string(OutputQueue::kEnough, 'x'));
+      pipe->read(OutputQueue::kEnough - 1),
+      std::string(OutputQueue::kEnough - 1, 'x'));
 }
 
 TEST(LaunchOutputFile, IsMadeAnewWithItsDirectories) {
