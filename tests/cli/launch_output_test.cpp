@@ -117,7 +117,8 @@ TEST(OutputQueue, DropsWhatWouldTakeTooMuchMemoryAndCountsIt) {
 }
 
 TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
-  const auto pipe = std::make_unique<ReadPipe>();
+  // Never closed: the write must not fail while the thread is in it.
+  const auto* const pipe = new ReadPipe;
   {
     OutputQueue queue;
     queue.add(
@@ -127,10 +128,7 @@ TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
     // The write has begun, and waits for a reader.
     EXPECT_EQ(pipe->read(1), "x");
   }
-  // Lets the thread end, too.
-  EXPECT_EQ(
-      pipe->read(OutputQueue::kEnough - 1),
-      std::string(OutputQueue::kEnough - 1, 'x'));
+  // The queue is gone, although nobody has read what it wrote.
 }
 
 TEST(LaunchOutputFile, IsMadeAnewWithItsDirectories) {
