@@ -126,7 +126,7 @@ TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
         std::string(OutputQueue::kEnough, 'x'));
     EXPECT_FALSE(queue.is_idle());
     // The write has begun, and waits for a reader.
-    EXPECT_EQ(pipe->read(1), "x");
+    EXPECT_TRUE(pipe->read(1).starts_with('x'));
   }
   // The queue is gone, although nobody has read what it wrote.
 }
