@@ -26,12 +26,14 @@ constexpr std::size_t kLeastPruned = 1024;
 // only: modules built on other threads are made as usual.
 thread_local FactoryScope* innermost_scope = nullptr;
 
-// Whether torch::tensor() is making the tensor: it asks for one on the CPU,
-// below autograd, and writes the values to its memory.
-bool will_have_values(const c10::IValue& device) {
-  return device.isDevice() &&
-      c10::impl::tls_is_dispatch_key_excluded(
-             c10::DispatchKey::AutogradFunctionality);
+// Whether torch::tensor() is making the tensor: it asks for one below autograd
+// alone, where torch::zeros() and the like are below ADInplaceOrView as well,
+// and writes the values to its memory.
+bool will_have_values() {
+  return c10::impl::tls_is_dispatch_key_excluded(
+             c10::DispatchKey::AutogradFunctionality) &&
+      !c10::impl::tls_is_dispatch_key_excluded(
+          c10::DispatchKey::ADInplaceOrView);
 }
 
 }  // namespace
@@ -108,8 +110,8 @@ bool FactoryScope::redirect(
   }
   const bool is_for_cpu = device != nullptr &&
       (device->isNone() ||
-       (device->isDevice() && device->toDevice().is_cpu() &&
-        !will_have_values(*device)));
+       (device->isDevice() && device->toDevice().is_cpu())) &&
+      !will_have_values();
   if (!is_for_cpu) return true;
   *device = device_;
   if (pin_memory != nullptr) *pin_memory = c10::IValue();

@@ -152,6 +152,9 @@ TEST(DeviceScope, LeavesTensorsOfGivenValuesWhereTheyAre) {
   EXPECT_TRUE(torch::zeros({2}).is_meta());
   EXPECT_EQ(torch::tensor({1.F, 2.F}).sum().item<float>(), 3);
   EXPECT_EQ(torch::tensor(std::vector<int>{1, 2}).sum().item<int>(), 3);
+  EXPECT_EQ(torch::tensor(3.F).item<float>(), 3);
+  EXPECT_TRUE(torch::full({2}, 3, torch::kCPU).is_meta());
+  EXPECT_TRUE(torch::rand({2}, torch::kCPU).is_meta());
 }
 
 TEST(DeviceScope, EndsWithAnException) {
