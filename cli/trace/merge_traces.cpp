@@ -15,7 +15,9 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
+#include "base/text/json_text.h"
 #include "base/text/text.h"
+#include "format/journal/journal_json.h"
 
 namespace accelerate::cli {
 
@@ -52,13 +54,24 @@ std::optional<std::int64_t> rank_in_name(const fs::path& path) {
 std::optional<std::int64_t> whole_number(const Json& json, const char* name) {
   const auto found = json.find(name);
   if (found == json.end() || !found->is_number_integer()) return std::nullopt;
+  const bool is_beyond = found->is_number_unsigned() &&
+      found->get<std::uint64_t>() > std::uint64_t{INT64_MAX};
+  if (is_beyond) return std::nullopt;
   return found->get<std::int64_t>();
 }
 
 Json read(const fs::path& path) {
   const std::string text =
       detail::read_file(path, std::numeric_limits<std::uint64_t>::max());
-  Json trace = Json::parse(text, nullptr, false);
+  std::optional<Json> parsed = detail::parse_journal_json(text);
+  if (!parsed) {
+    throw ConfigError(format(
+        "{} is not a trace in Chrome's format: it is not JSON, or lists and "
+        "objects are nested more than {} deep",
+        shown(path),
+        detail::kMostJsonDepth));
+  }
+  Json trace = *std::move(parsed);
   const bool is_list = trace.is_array();
   if (is_list) trace = Json{{"traceEvents", std::move(trace)}};
   const auto events =
@@ -86,7 +99,16 @@ Trace head_of(const fs::path& path, const Json& trace) {
   Trace head{.path = path, .rank = rank_of(trace, path)};
   const auto base = whole_number(trace, "baseTimeNanoseconds");
   const auto offset = whole_number(trace, "clockOffsetNanoseconds");
-  head.base_ns = base.value_or(0) - offset.value_or(0);
+  const bool is_beyond = __builtin_sub_overflow(
+      base.value_or(0), offset.value_or(0), &head.base_ns);
+  if (is_beyond) {
+    throw ConfigError(format(
+        "{} must begin at a 64-bit number of nanoseconds of rank 0's clock, "
+        "but its base is {} and its offset is {}",
+        shown(path),
+        base.value_or(0),
+        offset.value_or(0)));
+  }
   head.was_compared = base.has_value() && offset.has_value();
   return head;
 }
@@ -210,8 +232,10 @@ MergedTraces merge_traces(
   for (const Trace& head : heads) {
     // One at a time: traces are large.
     Json trace = read(head.path);
-    const double shift_us =
-        static_cast<double>(head.base_ns - begin->base_ns) / 1000;
+    // No base is before the first, so this holds any difference.
+    const std::uint64_t shift_ns = static_cast<std::uint64_t>(head.base_ns) -
+        static_cast<std::uint64_t>(begin->base_ns);
+    const double shift_us = static_cast<double>(shift_ns) / 1000;
     for (Json& event : trace.at("traceEvents")) {
       adapt(event, head.rank, shift_us);
       separate_id(event, head.rank);

@@ -82,7 +82,10 @@ TrackedValue::TrackedValue(Map value) : content_(std::move(value)) {}
 TrackedValue::TrackedValue(std::initializer_list<NamedValue> values)
     : content_(Map(values)) {}
 
-bool TrackedValue::operator==(const TrackedValue&) const = default;
+// Written out, since clang 14 crashes when it completes the default.
+bool TrackedValue::operator==(const TrackedValue& other) const {
+  return content_ == other.content_;
+}
 
 std::int64_t TrackedValue::whole(std::uint64_t value) {
   if (value <= std::uint64_t{std::numeric_limits<std::int64_t>::max()})

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <vector>
 
 #include <accelerate/accelerator.h>
@@ -527,6 +528,20 @@ TEST(OffloadFolder, KeepsWhatItHasAndReplacesWhatDiffers) {
   expect_error<ConfigError>(
       [&] { offload_state_dict(directory.path(), {{"../x", torch::ones(1)}}); },
       "../x");
+}
+
+TEST(OffloadFolder, TakesTimeInProportionToItsWeights) {
+  const TemporaryDirectory directory;
+  OffloadIndex index;
+  // Comparing each name with all others would take a minute.
+  constexpr int kMany = 100'000;
+  for (int i = 0; i < kMany; ++i) {
+    index.set(
+        "experts." + std::to_string(i) + ".weight",
+        {.dtype = "float32", .shape = {i}});
+  }
+  save_offload_index(index, directory.path());
+  EXPECT_EQ(load_offload_index(directory.path()).entries(), index.entries());
 }
 
 TEST(ExtractSubmodules, TakesNamesAndWhatIsBelowThem) {

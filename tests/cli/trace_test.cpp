@@ -1,6 +1,8 @@
 // trace merge.
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -123,6 +125,49 @@ TEST_F(TraceMerge, RefusesWhatItCannotMerge) {
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(result.err, HasSubstr("are both of rank 0"));
   EXPECT_FALSE(fs::exists(output_));
+}
+
+TEST_F(TraceMerge, RefusesNestingThatItCouldNotPrint) {
+  // Deep enough to overflow a stack.
+  constexpr std::size_t kDepth = 1'000'000;
+  std::ofstream(directory_.path() / "profile_0.json")
+      << R"({"traceEvents":[{"args":)" << std::string(kDepth, '[')
+      << std::string(kDepth, ']') << "}]}";
+  const ToolResult result = merge();
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("nested more than 512 deep"));
+}
+
+TEST_F(TraceMerge, TakesTimeInProportionToObjectsWithManyNames) {
+  Json one = trace(0, 0, 1);
+  // Comparing each name with all others would take half a minute.
+  for (int i = 0; i < 100'000; ++i)
+    one["traceEvents"][0]["args"]["argument " + std::to_string(i)] = i;
+  write("profile_0.json", one);
+  EXPECT_EQ(merge().code, 0);
+  EXPECT_EQ(merged()[0].at("args"), one["traceEvents"][0]["args"]);
+}
+
+TEST_F(TraceMerge, TakesClocksThatAreFarApart) {
+  constexpr std::int64_t kFirst = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t kLast = std::numeric_limits<std::int64_t>::max();
+  write("profile_0.json", trace(0, kFirst, 0));
+  write("profile_1.json", trace(1, kLast, 0));
+  EXPECT_EQ(merge().code, 0);
+  EXPECT_DOUBLE_EQ(merged()[1].at("ts"), 18446744073709551.615);
+  Json other = trace(1, kFirst, 0);
+  other["clockOffsetNanoseconds"] = 1;
+  write("profile_1.json", other);
+  const ToolResult result = merge();
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("profile_1.json must begin at a 64-bit number of nanoseconds"));
+  // Times beyond 64 bits are none.
+  other["baseTimeNanoseconds"] = std::numeric_limits<std::uint64_t>::max();
+  other["clockOffsetNanoseconds"] = 0;
+  write("profile_1.json", other);
+  EXPECT_THAT(merge().err, HasSubstr("does not say how its clock"));
 }
 
 TEST_F(TraceMerge, MayBeRepeated) {

@@ -12,6 +12,7 @@
 
 #include "base/text/json_text.h"
 #include "base/text/text.h"
+#include "format/journal/journal_json.h"
 
 namespace accelerate {
 
@@ -86,6 +87,7 @@ OffloadedWeight parse_entry(
 
 std::string offload_index_text(const OffloadIndex& index) {
   OrderedJson json = OrderedJson::object();
+  JsonMembers members;
   for (const auto& [name, weight] : index.entries()) {
     OrderedJson entry = OrderedJson::object();
     if (weight.safetensors_file.empty()) {
@@ -97,7 +99,7 @@ std::string offload_index_text(const OffloadIndex& index) {
           weight.weight_name.empty() ? name : weight.weight_name;
       if (!weight.dtype.empty()) entry["dtype"] = weight.dtype;
     }
-    json[name] = std::move(entry);
+    members.of(json, name) = std::move(entry);
   }
   return json.dump(2, ' ', /*ensure_ascii=*/true);
 }
@@ -108,7 +110,7 @@ OffloadIndex parse_offload_index(
   const ParsedJson parsed = parse_json(text);
   if (!parsed.complaint.empty()) fail_index(name, parsed.complaint);
   if (!parsed.value.is_object()) fail_index(name, "it is not a JSON object");
-  const OrderedJson json = OrderedJson::parse(text);
+  const OrderedJson json = *parse_journal_json(text);
   OffloadIndex index;
   for (const auto& [weight, entry] : json.items())
     index.set(weight, parse_entry(entry, weight, name));

@@ -12,6 +12,7 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "format/journal/journal_json.h"
 #include "trackers/media/yaml_text.h"
 
 namespace accelerate::detail {
@@ -106,7 +107,7 @@ void DvcliveFiles::remove_earlier_run() const {
 
 void DvcliveFiles::read_earlier_run() {
   if (const fs::path path = directory_ / "metrics.json"; fs::exists(path)) {
-    summary_ = ordered_json::parse(read_file(path), nullptr, false);
+    summary_ = parse_journal_json(read_file(path)).value_or(ordered_json());
     if (!summary_.is_object()) {
       throw ConfigError(format(
           "[trackers] {} is not a JSON object, so DVCLive cannot resume from "
