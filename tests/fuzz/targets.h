@@ -33,6 +33,13 @@ void launch_arguments(Input input);
 /// Bytes that clients send to the store of a launch. In addition to the usual
 /// bound, memory is bounded by the bytes received and the store's limits.
 void store(Input input);
+// What runs leave behind. Frames of journals are given their checksums.
+void journal(Input input);
+/// Also aborts unless a process that continues the journal keeps its frames and
+/// adds one.
+void continued_journal(Input input);
+/// Traces of two ranks, with a zero byte between them.
+void trace(Input input);
 
 struct Target {
   std::string_view name;
@@ -65,6 +72,10 @@ inline constexpr Target kTargets[] = {
     // copied.
     {"image", &image, 100, 2048 * kMegabyte},
     {"launch_arguments", &launch_arguments, 500, 16 * kMegabyte},
-    {"store", &store, 200, 16 * kMegabyte}};
+    {"store", &store, 200, 16 * kMegabyte},
+    // A byte of a compressed image holds up to 8,000 pixels.
+    {"journal", &journal, 10'000, 4 * kMegabyte},
+    {"continued_journal", &continued_journal, 10, 4 * kMegabyte},
+    {"trace", &trace, 500, kMegabyte}};
 
 }  // namespace accelerate::fuzz

@@ -11,6 +11,7 @@
 
 #include "metrics/roc_area.h"
 #include "support/expect_error.h"
+#include "support/table_sizes.h"
 
 namespace accelerate {
 namespace metrics_test {
@@ -61,7 +62,7 @@ TEST(Mean, OfBFloat16IsSummedInFp64) {
 TEST(Metrics, TakeEveryDtypeWithAllItsDigits) {
   for (const at::ScalarType dtype :
        {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-    for (std::int64_t size = 0; size <= 40; ++size) {
+    for (std::int64_t size = 0; size <= testing::largest_table_size(); ++size) {
       SCOPED_TRACE(::testing::Message() << dtype << ", " << size);
       const at::Tensor all =
           at::sin(at::arange(2 * size, at::kDouble) + 1).to(dtype);

@@ -6,6 +6,7 @@
 #include <accelerate/accelerate.h>
 
 #include "support/run_on_ranks.h"
+#include "support/table_sizes.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate {
@@ -56,7 +57,7 @@ Tensor values(at::IntArrayRef sizes, double phase, at::ScalarType dtype) {
 std::vector<Tensor> with_gradients(at::ScalarType dtype) {
   std::vector<Tensor> gradients;
   double phase = 0;
-  for (std::int64_t size = 1; size <= 40; ++size)
+  for (std::int64_t size = 1; size <= testing::largest_table_size(); ++size)
     gradients.push_back(values({size}, phase += 0.1, dtype));
   for (const std::int64_t size : {1000, 4099})
     gradients.push_back(values({size}, phase += 0.1, dtype));
