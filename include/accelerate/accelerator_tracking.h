@@ -30,12 +30,16 @@ ACCELERATE_API std::vector<ExpertLoad> take_expert_loads(PreparedModel& model);
 class ACCELERATE_API AcceleratorTracking : public AcceleratorCollectives {
  public:
   /// Creates and starts the trackers of AcceleratorOptions::log_with, and
-  /// passes them `config`. `init_kwargs`: settings by tracker name. Throws
-  /// whatever a tracker that cannot start throws, and ConfigError if called
-  /// before.
+  /// passes them `config`; an empty one is passed on as well, std::nullopt is
+  /// not. `init_kwargs`: settings by tracker name. Throws whatever a tracker
+  /// that cannot start throws, and ConfigError if called before.
   void init_trackers(
       const std::string& project_name,
-      const LogValues& config = {},
+      const LogValues& config,
+      const TrackerKwargs& init_kwargs = {}) const;
+  void init_trackers(
+      const std::string& project_name,
+      std::nullopt_t config = std::nullopt,
       const TrackerKwargs& init_kwargs = {}) const;
   /// Logs values of a step to the journal and all trackers. `log_kwargs`:
   /// options by tracker name.

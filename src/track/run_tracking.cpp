@@ -212,7 +212,7 @@ void RunTracking::rename_run() {
 
 void RunTracking::init_trackers(
     const std::string& project_name,
-    const TrackedValues& config,
+    const std::optional<TrackedValues>& config,
     const TrackerKwargs& init_kwargs) {
   if (has_project_) {
     throw ConfigError(
@@ -224,9 +224,9 @@ void RunTracking::init_trackers(
   rename_run();
   open_journal();
   add_event(project_event(project_name), std::nullopt);
-  if (journal_feed_ && !config.empty())
+  if (journal_feed_ && config)
     journal_feed_->push(std::make_shared<FeedItem>(
-        FeedItem{{std::nullopt, unix_now()}, LoggedConfig{config}}));
+        FeedItem{{std::nullopt, unix_now()}, LoggedConfig{*config}}));
   const auto patience = std::make_shared<TrackerPatience>();
   TrackerRequest request{
       .project_name = project_name,

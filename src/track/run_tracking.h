@@ -85,7 +85,7 @@ class RunTracking {
 
   void init_trackers(
       const std::string& project_name,
-      const TrackedValues& config,
+      const std::optional<TrackedValues>& config,
       const TrackerKwargs& init_kwargs);
   /// Whether anybody gets what is logged; if not, it need not be made.
   [[nodiscard]] bool is_active() const;

@@ -2,6 +2,7 @@
 
 #include <any>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -77,6 +78,13 @@ json found_tracker(RunTracking& tracking, const ordered_json& input) {
   }
 }
 
+// The configuration of a recorded init_trackers(); None is none.
+std::optional<TrackedValues> config_of(const ordered_json& input) {
+  const ordered_json& config = input.at("config");
+  if (config.is_null()) return std::nullopt;
+  return tracked_values(config);
+}
+
 }  // namespace
 
 json run_with_tracker(const ordered_json& input) {
@@ -90,7 +98,7 @@ json run_with_tracker(const ordered_json& input) {
     RunTracking tracking(std::move(options));
     tracking.init_trackers(
         request.project_name,
-        tracked_values(input.at("config")),
+        config_of(input),
         {{recorded.kind(), request.init_kwargs}});
     log_calls(tracking, input, recorded.layout());
     tracking.finish();
@@ -104,7 +112,7 @@ json run_with_own_tracker(const ordered_json& input) {
   const auto own = std::make_shared<NotingTracker>();
   RunTracking tracking(options_for(own));
   tracking.init_trackers(
-      input.at("project"), tracked_values(input.at("config")), {});
+      input.at("project"), config_of(input), {});
   log_calls(tracking, input, "NCHW");
   const json found = found_tracker(tracking, input);
   tracking.finish();

@@ -191,7 +191,7 @@ TEST_F(Tracking, DoesNothingOnOtherRanks) {
   const auto custom = std::make_shared<Custom>();
   other.log_with = {custom};
   RunTracking tracking(std::move(other));
-  tracking.init_trackers("p", {{"lr", 0.1}}, {});
+  tracking.init_trackers("p", TrackedValues{{"lr", 0.1}}, {});
   log(tracking, 1, 0.5);
   EXPECT_EQ(tracking.get_tracker("custom")->name(), "blank");
   EXPECT_THAT(tracking.trackers(), IsEmpty());
@@ -268,7 +268,7 @@ TEST_F(Tracking, TakesAlongWhatWasLoggedBeforeItResumed) {
     for (int step = 1; step <= 3; ++step) log(first, step, step);
   }
   RunTracking second(options());
-  second.init_trackers("p", {{"lr", 0.5}}, {});
+  second.init_trackers("p", TrackedValues{{"lr", 0.5}}, {});
   second.resume({"r", 2});
   EXPECT_EQ(second.run_dir(), directory_ / "r");
   log(second, 3, 30);
@@ -409,7 +409,7 @@ TEST_F(Tracking, SaysOnceThatATrackerCannotStart) {
   {
     RunTracking tracking(std::move(with));
     testing::expect_error<Error>(
-        [&] { tracking.init_trackers("p", {{"lr", 1}}, {}); },
+        [&] { tracking.init_trackers("p", TrackedValues{{"lr", 1}}, {}); },
         "file is not a database");
   }
   EXPECT_THAT(warnings(), IsEmpty());

@@ -111,7 +111,7 @@ TEST_F(Feed, CallsTrackersInOrderOnOneThread) {
   const auto tracker = std::make_shared<Recorder>();
   {
     TrackerFeed feed({tracker}, options());
-    feed.start({{"lr", 0.1}});
+    feed.start(TrackedValues{{"lr", 0.1}});
     for (int step = 0; step < 3; ++step) feed.push(values({{"a", step}}, step));
   }
   EXPECT_THAT(

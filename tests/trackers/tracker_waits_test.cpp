@@ -106,7 +106,7 @@ TEST_F(Waiting, ForALockedDatabaseEndsWithTheRun) {
     SCOPED_TRACE(name);
     warnings_.clear();
     TrackerFeed feed({make(name)}, options());
-    feed.start({{"lr", 0.5}});
+    feed.start(TrackedValues{{"lr", 0.5}});
     const Lock lock(path);
     log_and_finish(feed);
     EXPECT_THAT(

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -54,6 +55,7 @@ class Keeper final : public GeneralTracker {
   [[nodiscard]] bool main_process_only() const override { return is_for_main; }
   void start() override { ++num_starts; }
   void store_init_configuration(const TrackedValues& values) override {
+    ++num_configs;
     config = values;
   }
   void log(const TrackedValues& values, const LogTime&, const TrackedValues&)
@@ -79,6 +81,7 @@ class Keeper final : public GeneralTracker {
   }
   bool is_for_main = true;
   int num_starts = 0;
+  int num_configs = 0;
   TrackedValues config;
   std::vector<std::string> logged;
   TrackedImages images;
@@ -137,6 +140,27 @@ TEST_F(TrackingFacade, LogsTensorsAsNumbersAndLists) {
       ElementsAre(
           "{'scalar': 0.5, 'one': 1.5, 'list': [1, 2], 'flag': True, 'both': "
           "{'x': 1}}"));
+}
+
+// As Accelerate's config={} and config=None.
+TEST_F(TrackingFacade, PassesOnAnEmptyConfigurationButNotNone) {
+  const auto num_configs_of = [&](auto start) {
+    keeper_ = std::make_shared<Keeper>();
+    const Accelerator accelerator(options());
+    start(accelerator);
+    accelerator.end_training();
+    EXPECT_EQ(keeper_->config, TrackedValues());
+    return keeper_->num_configs;
+  };
+  EXPECT_EQ(num_configs_of([](auto& it) { it.init_trackers("p", {}); }), 1);
+  EXPECT_EQ(
+      num_configs_of([](auto& it) { it.init_trackers("p", LogValues(), {}); }),
+      1);
+  EXPECT_EQ(num_configs_of([](auto& it) { it.init_trackers("p"); }), 0);
+  EXPECT_EQ(
+      num_configs_of(
+          [](auto& it) { it.init_trackers("p", std::nullopt, {}); }),
+      0);
 }
 
 TEST_F(TrackingFacade, LogsImagesAndFigures) {

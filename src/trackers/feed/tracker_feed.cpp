@@ -30,16 +30,16 @@ TrackerFeed::TrackerFeed(Trackers trackers, Options options)
 
 TrackerFeed::~TrackerFeed() { finish(); }
 
-void TrackerFeed::start(const TrackedValues& config) {
+void TrackerFeed::start(const std::optional<TrackedValues>& config) {
   run([&] {
     for (Fed& each : fed_) each.is_running = false;
     for (std::size_t i = 0; i < trackers_.size(); ++i) {
       trackers_[i]->start();
       fed_[i].is_running = true;
     }
-    if (config.empty()) return;
+    if (!config) return;
     for (const auto& tracker : trackers_)
-      tracker->store_init_configuration(config);
+      tracker->store_init_configuration(*config);
   });
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -67,9 +68,9 @@ class TrackerFeed {
   /// Calls finish().
   ~TrackerFeed();
 
-  /// Starts the trackers, passes them the configuration unless it is empty, and
+  /// Starts the trackers, passes them the configuration if there is one, and
   /// returns once they are done. Throws the first tracker's exception.
-  void start(const TrackedValues& config);
+  void start(const std::optional<TrackedValues>& config);
   void push(std::shared_ptr<const FeedItem> item);
   /// The same for real numbers, which are copied into the queue: the caller
   /// shares no memory with the thread, since sharing is what costs most.

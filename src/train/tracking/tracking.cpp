@@ -101,6 +101,13 @@ void AcceleratorTracking::init_trackers(
   session_->tracking->init_trackers(project_name, config.values(), init_kwargs);
 }
 
+void AcceleratorTracking::init_trackers(
+    const std::string& project_name,
+    std::nullopt_t,
+    const TrackerKwargs& init_kwargs) const {
+  session_->tracking->init_trackers(project_name, std::nullopt, init_kwargs);
+}
+
 void AcceleratorTracking::log(
     LogValues values,
     std::optional<std::int64_t> step,
