@@ -248,6 +248,27 @@ TEST(QuantizedModels, SavedModelsAreLoadedWithTheSameCodes) {
   }
 }
 
+TEST(QuantizedModels, TheLastSaveIsLoadedWhateverFormatTheOneBeforeHad) {
+  for (const bool is_safe : {false, true}) {
+    const TemporaryDirectory directory;
+    Net old = net_with(1);
+    load_and_quantize_model(*old, int8())
+        .save_model(directory.path(), {.safe_serialization = is_safe});
+    Net young = net_with(2);
+    const QuantizedModel quantized = load_and_quantize_model(*young, int8());
+    quantized.save_model(
+        directory.path(), {.safe_serialization = !is_safe});
+    EXPECT_EQ(
+        std::filesystem::exists(directory / "model.safetensors"), !is_safe);
+    EXPECT_EQ(
+        std::filesystem::exists(directory / "pytorch_model.bin"), is_safe);
+    Net other = empty_net();
+    const QuantizedModel loaded = load_and_quantize_model(
+        *other, int8(), {.weights_location = directory.path()});
+    EXPECT_TRUE(at::equal(other(some_input()), young(some_input())));
+  }
+}
+
 TEST(QuantizedModels, StateDictsHaveTheNamesOfBitsandbytes) {
   const auto names_of = [](const QuantizationConfig& config) {
     Net net = net_with(1);

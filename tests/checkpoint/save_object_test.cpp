@@ -187,6 +187,17 @@ TEST(MergeFsdpWeights, MergesACheckpointIntoOneFile) {
   EXPECT_TRUE(torch::equal(
       load_state_dict(directory / "safe" / "model.safetensors").at("weight"),
       net->weight));
+  // What an earlier merge wrote in the other format is not found again.
+  for (const bool is_safe : {true, false, true}) {
+    merge_fsdp_weights(
+        checkpoint, directory / "twice", {.safe_serialization = is_safe});
+    EXPECT_EQ(
+        std::filesystem::exists(directory / "twice" / "model.safetensors"),
+        is_safe);
+    EXPECT_EQ(
+        std::filesystem::exists(directory / "twice" / "pytorch_model.bin"),
+        !is_safe);
+  }
   expect_error<ConfigError>(
       [&] {
         merge_fsdp_weights(
