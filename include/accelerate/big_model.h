@@ -135,6 +135,10 @@ class ACCELERATE_API Dispatch {
   explicit Dispatch(std::unique_ptr<State> state);
 
  private:
+  template <class Holder>
+  friend class DispatchedModel;
+  /// Throws ConfigError if it was moved from.
+  void require_present() const { static_cast<void>(*state_); }
   [[nodiscard]] const std::vector<std::string>& skip_keys() const;
   /// Called with the results of a forward.
   static void leave(const at::Tensor& result);
@@ -179,11 +183,15 @@ class DispatchedModel {
 
   template <class... Args>
   auto operator()(Args&&... args) {
+    dispatch_.require_present();
     return dispatch_.call(*module_, std::forward<Args>(args)...);
   }
 
   [[nodiscard]] Holder& module() { return module_; }
-  auto operator->() { return &*module_; }
+  auto operator->() {
+    dispatch_.require_present();
+    return &*module_;
+  }
   [[nodiscard]] Dispatch& dispatch() { return dispatch_; }
   [[nodiscard]] const DeviceMap& device_map() const {
     return dispatch_.device_map();

@@ -69,12 +69,12 @@ template <class Loader>
 class SkippedBatches {
  public:
   SkippedBatches(Loader& loader, std::int64_t num_batches)
-      : loader_(&loader), num_batches_(num_batches) {}
-  auto begin() const { return loader_->begin_after(num_batches_); }
+      : loader_(loader.place()), num_batches_(num_batches) {}
+  auto begin() const { return loader_.require().begin_after(num_batches_); }
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
 
  private:
-  Loader* loader_;
+  detail::LoaderPlace<Loader> loader_;
   std::int64_t num_batches_;
 };
 
@@ -111,6 +111,8 @@ class SkippedBatches {
 ///     for (auto& [inputs, labels] : loader) …
 ///
 /// One pass at a time; it can be left early, and a new one starts a new epoch.
+/// A pass goes on if the loader is moved; if the loader is gone, and at a batch
+/// beyond the end, it throws ConfigError.
 /// If rank 0 reads for all (dispatch_batches), all ranks must leave it after
 /// the same batch; otherwise those that stay get an Error at the next one.
 /// Exceptions of a dataset or collate function reach the loop as DataError. A
@@ -140,7 +142,8 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
 
   class Iterator {
    public:
-    Iterator(DataLoader& loader, std::int64_t num_skipped) : loader_(&loader) {
+    Iterator(DataLoader& loader, std::int64_t num_skipped)
+        : loader_(loader.place()) {
       try {
         loader.skip(num_skipped);
         read();
@@ -151,13 +154,17 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     }
     ~Iterator() { end(); }
     Iterator(Iterator&& other) noexcept
-        : loader_(std::exchange(other.loader_, nullptr)),
-          batch_(std::move(other.batch_)) {}
+        : loader_(std::move(other.loader_)), batch_(std::move(other.batch_)) {
+      other.batch_.reset();
+    }
     Iterator(const Iterator&) = delete;
     Iterator& operator=(const Iterator&) = delete;
 
-    Batch& operator*() { return *batch_; }
-    Batch* operator->() { return &*batch_; }
+    Batch& operator*() {
+      if (!batch_) detail::throw_no_batch();
+      return *batch_;
+    }
+    Batch* operator->() { return &**this; }
     Iterator& operator++() {
       read();
       return *this;
@@ -168,16 +175,17 @@ class DataLoader : public detail::LoaderLink<DataLoader<Dataset, Collate>> {
     void read() {
       // The old batch's memory is reused for the new one.
       batch_.reset();
-      if (loader_ == nullptr) return;
-      loader_->next_batch(batch_);
+      if (loader_.is_released()) return;
+      loader_.require().next_batch(batch_);
       if (!batch_) end();
     }
     void end() {
-      if (loader_ != nullptr) std::exchange(loader_, nullptr)->end_pass();
+      if (DataLoader* const loader = loader_.get()) loader->end_pass();
+      loader_.release();
     }
 
-    /// Null once the pass has ended.
-    DataLoader* loader_;
+    /// Released once the pass has ended.
+    detail::LoaderPlace<DataLoader> loader_;
     std::optional<Batch> batch_;
   };
 

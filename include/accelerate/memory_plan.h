@@ -145,6 +145,10 @@ class ACCELERATE_API MemoryPlan {
 
   /// Throws ConfigError if a number is below 1.
   MemoryPlan(Facts facts, Estimate estimate);
+  // A move copies: a plan that was moved from is still one.
+  MemoryPlan(const MemoryPlan&) = default;
+  MemoryPlan& operator=(const MemoryPlan&) = default;
+  ~MemoryPlan() = default;
 
   /// One row for each split that the ranks allow and each precision, without
   /// and with recomputation, with all samples in one micro-step.

@@ -66,6 +66,11 @@ class ACCELERATE_API QuantizedWeight {
   explicit QuantizedWeight(
       const at::Tensor& weight,
       const QuantizeWeightOptions& options = {});
+  // A move copies, which shares the tensors: a weight that was moved from is
+  // still one.
+  QuantizedWeight(const QuantizedWeight&) = default;
+  QuantizedWeight& operator=(const QuantizedWeight&) = default;
+  ~QuantizedWeight() = default;
 
   [[nodiscard]] QuantizationType type() const { return type_; }
   /// The shape of the weight, not that of its codes.

@@ -179,8 +179,8 @@ class ACCELERATE_API Writer {
   /// CheckpointError if they exceed what was declared.
   void write(std::span<const std::byte> bytes);
   /// Makes the file durable and gives it its name; call it once all data is
-  /// written. Throws CheckpointError if some is missing, Error if it cannot be
-  /// written.
+  /// written. Throws CheckpointError if some is missing or it was called
+  /// before, Error if it cannot be written.
   void finish();
 
  private:

@@ -28,7 +28,8 @@ class ACCELERATE_API Sampler {
   /// 0's torch::manual_seed.
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;
   /// The dataset index of the sample at `position` (0 to size() - 1) of the
-  /// pass begun last.
+  /// pass begun last. The library's samplers throw DataError for another
+  /// position, and before begin_pass().
   [[nodiscard]] virtual std::int64_t at(std::int64_t position) const = 0;
 };
 

@@ -31,6 +31,11 @@ class TensorDataset {
     requires(sizeof...(Tensors) == n && n > 0)
   explicit TensorDataset(Tensors... tensors)
       : tensors_{std::move(tensors)...}, size_(detail::common_rows(tensors_)) {}
+  // A move copies, which shares the tensors: a dataset that was moved from is
+  // still one.
+  TensorDataset(const TensorDataset&) = default;
+  TensorDataset& operator=(const TensorDataset&) = default;
+  ~TensorDataset() = default;
 
   [[nodiscard]] std::int64_t size() const { return size_; }
   [[nodiscard]] auto get_batch(std::span<const std::int64_t> indices) const {

@@ -98,13 +98,14 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
 
   class Iterator {
    public:
-    Iterator(TorchLoader& owner, std::int64_t num_skipped) : owner_(&owner) {
-      owner_->order_.begin_pass([&] {
-        at_.emplace(owner_->loader_->begin());
-        end_.emplace(owner_->loader_->end());
+    Iterator(TorchLoader& owner, std::int64_t num_skipped)
+        : owner_(owner.place()) {
+      owner.order_.begin_pass([&] {
+        at_.emplace(owner.loader_->begin());
+        end_.emplace(owner.loader_->end());
       });
       try {
-        fills_up_ = owner_->order_.fills_up();
+        fills_up_ = owner.order_.fills_up();
         skip(num_skipped);
         fetch_round();
         hand_out();
@@ -115,29 +116,37 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
     }
     ~Iterator() { end(); }
     Iterator(Iterator&& other) noexcept
-        : owner_(std::exchange(other.owner_, nullptr)),
+        : owner_(std::move(other.owner_)),
           at_(std::move(other.at_)),
           end_(std::move(other.end_)),
           fills_up_(other.fills_up_),
           first_round_(std::move(other.first_round_)),
           next_(std::move(other.next_)),
           next_remainder_(other.next_remainder_),
-          batch_(std::move(other.batch_)) {}
+          batch_(std::move(other.batch_)) {
+      other.batch_.reset();
+    }
     Iterator(const Iterator&) = delete;
     Iterator& operator=(const Iterator&) = delete;
 
-    Batch& operator*() { return *batch_; }
-    Batch* operator->() { return &*batch_; }
+    Batch& operator*() {
+      if (!batch_) detail::throw_no_batch();
+      return *batch_;
+    }
+    Batch* operator->() { return &**this; }
     Iterator& operator++() {
       batch_.reset();
-      if (owner_ != nullptr) hand_out();
+      if (!owner_.is_released()) hand_out();
       return *this;
     }
     bool operator==(detail::EndOfPass) const { return !batch_.has_value(); }
 
    private:
+    [[nodiscard]] detail::TorchOrder& order() const {
+      return owner_.require().order_;
+    }
     [[nodiscard]] int batch_count() const {
-      return owner_->order_.context().batch_count;
+      return order().context().batch_count;
     }
 
     // The next batch of all ranks; nothing at the end.
@@ -163,9 +172,9 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
     }
 
     void skip(std::int64_t num_rounds) {
-      std::int64_t left = owner_->order_.first() + num_rounds * batch_count();
+      std::int64_t left = order().first() + num_rounds * batch_count();
       while (left > 0 && read()) --left;
-      owner_->order_.skip_rounds(num_rounds);
+      order().skip_rounds(num_rounds);
     }
 
     // Reads one round ahead, because only then is the last batch known to be
@@ -174,7 +183,7 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
       next_.reset();
       next_remainder_ = 0;
       const int count = batch_count();
-      const int mine = owner_->order_.context().batch_rank;
+      const int mine = order().context().batch_rank;
       std::int64_t num_samples = 0;
       int place = 0;
       for (; place < count; ++place) {
@@ -197,9 +206,9 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
       if (!batch_) return end();
       const std::int64_t remainder = next_remainder_;
       fetch_round();
-      const detail::LoaderContext& context = owner_->order_.context();
+      const detail::LoaderContext& context = order().context();
       if constexpr (NestedTensors<Batch>) {
-        if (owner_->order_.places_batches()) {
+        if (order().places_batches()) {
           *batch_ = send_to_device(
               *std::move(batch_),
               context.device,
@@ -207,16 +216,17 @@ class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
         }
       }
       detail::divide_sequences(context, context.defaults.sequences, *batch_);
-      owner_->order_.announce(!next_.has_value(), remainder);
+      order().announce(!next_.has_value(), remainder);
     }
 
     void end() {
-      if (owner_ != nullptr) std::exchange(owner_, nullptr)->order_.end_pass();
+      if (TorchLoader* const owner = owner_.get()) owner->order_.end_pass();
+      owner_.release();
     }
 
     using Position = decltype(std::declval<Loader&>().begin());
     /// Null once the pass has ended.
-    TorchLoader* owner_;
+    detail::LoaderPlace<TorchLoader> owner_;
     std::optional<Position> at_;
     std::optional<Position> end_;
     bool fills_up_ = true;

@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/error.h>
 #include <accelerate/metrics.h>
 
@@ -149,6 +150,7 @@ void AUROC::update(
           .cpu();
   if (rows.size(0) == 0) return;
   if (options_.num_bins > 0) {
+    if (!bins_.defined()) detail::throw_moved_from("AUROC");
     bins_ = bins_ + binned(options_, rows);
   } else {
     rows_.push_back(rows);
@@ -199,6 +201,7 @@ double AUROC::compute() const {
 
 StateDict AUROC::state_dict() const {
   if (options_.num_bins > 0) {
+    if (!bins_.defined()) detail::throw_moved_from("AUROC");
     at::Tensor bins = bins_.clone();
     if (ranks_.group.size() > 1) ranks_.group.all_reduce(bins);
     return {{"metric", kind_of(options_)}, {"bins", bins}};

@@ -8,6 +8,7 @@
 
 #include "base/text/text.h"
 #include "data/order/permutation.h"
+#include "data/order/sampler_position.h"
 
 namespace accelerate {
 
@@ -34,7 +35,8 @@ std::int64_t LengthBucketSampler::size() const {
 }
 
 std::vector<std::int64_t> LengthBucketSampler::at(std::int64_t batch) const {
-  return batches_.at(static_cast<std::size_t>(batch));
+  detail::require_position(batch, std::ssize(batches_));
+  return batches_[static_cast<std::size_t>(batch)];
 }
 
 void LengthBucketSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {

@@ -93,6 +93,18 @@ void require_sequences(const BatchSequences& sequences, bool has_tensors) {
       "tensors (nested.h); give this loader sequences without dims");
 }
 
+void throw_loader_gone() {
+  throw ConfigError(
+      "[data] a loop goes on over a loader that is gone; the loader must "
+      "live until its last loop has ended");
+}
+
+void throw_no_batch() {
+  throw ConfigError(
+      "[data] an iterator was asked for a batch after the end of its pass; "
+      "compare it with end() first");
+}
+
 void throw_stuck(const std::string& where) {
   throw Error(format(
       "[data] a worker of an earlier pass over this loader has not come back, "

@@ -10,6 +10,7 @@
 
 #include "base/text/text.h"
 #include "data/order/permutation.h"
+#include "data/order/sampler_position.h"
 
 namespace accelerate {
 
@@ -21,6 +22,15 @@ struct KeyedSampler::State {
   std::int64_t num_samples;
   std::optional<detail::Permutation> order;
 };
+
+void detail::require_position(std::int64_t position, std::int64_t size) {
+  if (position >= 0 && position < size) return;
+  throw DataError(format(
+      "[data] a sampler was asked for position {}, but its pass has {}; call "
+      "begin_pass() first, and ask for positions from 0 to size() - 1",
+      position,
+      size));
+}
 
 KeyedSampler::KeyedSampler(std::int64_t num_samples)
     : state_(std::make_unique<State>(State{num_samples, {}})) {}
@@ -34,6 +44,8 @@ void KeyedSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
 }
 
 std::int64_t KeyedSampler::at(std::int64_t position) const {
+  detail::require_position(
+      position, state_->order ? state_->num_samples : std::int64_t{0});
   return (*state_->order)(position);
 }
 
@@ -107,7 +119,8 @@ void RandomSampler::begin_pass(std::uint64_t seed, std::uint64_t epoch) {
 }
 
 std::int64_t RandomSampler::at(std::int64_t position) const {
-  return order_.at(static_cast<std::size_t>(position));
+  detail::require_position(position, std::ssize(order_));
+  return order_[static_cast<std::size_t>(position)];
 }
 
 WeightedRandomSampler::WeightedRandomSampler(
@@ -150,6 +163,7 @@ void WeightedRandomSampler::begin_pass(
 }
 
 std::int64_t WeightedRandomSampler::at(std::int64_t position) const {
+  detail::require_position(position, order_.defined() ? order_.numel() : 0);
   return order_.const_data_ptr<std::int64_t>()[position];
 }
 

@@ -63,6 +63,11 @@ void Writer::write(std::span<const std::byte> bytes) {
 }
 
 void Writer::finish() {
+  if (state_->file == nullptr) {
+    throw CheckpointError(format(
+        "[safetensors] finish() was called before for {}; call it once",
+        state_->path.string()));
+  }
   if (state_->num_written != state_->num_bytes) {
     throw CheckpointError(format(
         "[safetensors] {} of {} bytes were given for {}",

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/error.h>
 #include <accelerate/schedulers.h>
 
@@ -105,6 +106,7 @@ SequentialLR::SequentialLR(
 }
 
 void SequentialLR::begin() {
+  if (schedules_.empty()) detail::throw_moved_from("SequentialLR");
   // Binding one schedule sets learning rates, which the next must not take as
   // its base.
   for (const auto& schedule : schedules_) {

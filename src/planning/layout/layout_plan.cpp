@@ -186,6 +186,11 @@ LayoutPlan::LayoutPlan(
 
 const PlannedLayout& LayoutPlan::best() const {
   if (!fitting_.empty()) return fitting_.front();
+  if (not_fitting_.empty()) {
+    throw ConfigError(
+        "[planning] this plan has no layouts: none was given, or it was moved "
+        "from");
+  }
   throw ConfigError(format(
       "[planning] no layout of {} ranks fits into {}: the smallest, {}, needs "
       "{}; use more ranks, a shorter sequence, or ranks with more memory",

@@ -10,10 +10,19 @@
 
 namespace accelerate::detail {
 
+namespace {
+
+void require_prepared(const PreparedModel& model) {
+  if (model.module == nullptr) throw_released("the model again");
+}
+
+}  // namespace
+
 void save_prepared(
     const PreparedModel& model,
     const std::filesystem::path& directory,
     const SaveModelOptions& options) {
+  require_prepared(model);
   require_no_join(*model.session, "save_model()");
   const auto whole = whole_model(model);
   save_weights(
@@ -26,6 +35,7 @@ void save_prepared(
 WeightList weights_of(
     const PreparedModel& model,
     const StateDictOptions& options) {
+  require_prepared(model);
   const bool is_whole = options.type == StateDictType::full_state_dict;
   const auto whole = is_whole ? whole_model(model) : nullptr;
   const PlacedModel placed_model = whole ? whole->placed() : placed(model);
@@ -36,6 +46,7 @@ WeightList weights_of(
 }
 
 std::vector<WeightShard> shards_of(const PreparedModel& model) {
+  require_prepared(model);
   const WriterRule writes = model.session->checkpoints->writer_rule();
   std::vector<WeightShard> shards;
   for (const SectionEntry& entry :
@@ -70,6 +81,7 @@ void load_prepared(
     PreparedModel& model,
     const std::filesystem::path& path,
     const LoadModelOptions& options) {
+  require_prepared(model);
   require_no_join(*model.session, "load_model()");
   load_weights(
       *model.session->checkpoints,
