@@ -46,6 +46,20 @@ std::string describe_exit(int wait_status) {
       hint_of(signal));
 }
 
+std::string describe_end(const RankEnd& end) {
+  // A shell that waits for the program reports its end as its own exit code.
+  if (end.was_killed_for_hang && exit_code_of(end.wait_status) == 128 + SIGKILL)
+    return kEndedForHang;
+  const int signal =
+      WIFSIGNALED(end.wait_status) ? WTERMSIG(end.wait_status) : 0;
+  if (signal != 0 && signal == end.ended_with) {
+    return signal == SIGKILL
+        ? "was ended because it still ran when its time to end was over"
+        : "was ended with the others";
+  }
+  return describe_exit(end.wait_status);
+}
+
 int exit_code_of(int wait_status) {
   return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status)
                                 : 128 + WTERMSIG(wait_status);

@@ -12,6 +12,19 @@ inline constexpr const char* kEndedForHang =
 /// SIGKILL (out of memory? ...)".
 std::string describe_exit(int wait_status);
 
+/// A rank's end, as its supervisor knows it.
+struct RankEnd {
+  int wait_status = 0;
+  /// The last signal with which the supervisor ended it; 0: none.
+  int ended_with = 0;
+  /// Whether the monitor of hangs killed it.
+  bool was_killed_for_hang = false;
+};
+
+/// Describes who ended a rank, as in "was ended with the others", or otherwise
+/// how it ended, as describe_exit() does.
+std::string describe_end(const RankEnd& end);
+
 /// Returns the exit code that a shell would report: the program's, or 128 +
 /// signal.
 int exit_code_of(int wait_status);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -18,11 +19,16 @@
 #include <unistd.h>
 
 #include <accelerate/error.h>
+#include <accelerate/log.h>
 
 #include "base/text/text.h"
 #include "config/environment.h"
 #include "config/environment_scope.h"
+#include "config/launch_settings.h"
 #include "config/rank_variables.h"
+#include "launch/board/board.h"
+#include "launch/board/hang_monitor.h"
+#include "launch/board/rank_activity.h"
 #include "launch/exit_reason.h"
 #include "launch/start_process.h"
 #include "launch/store_secret.h"
@@ -82,12 +88,6 @@ struct StorePlace {
   std::string secret;
 };
 
-/// The ranks, and their reports in the same order.
-struct Ranks {
-  detail::Supervisor supervisor{{}};
-  std::vector<std::unique_ptr<Report>> reports;
-};
-
 std::vector<std::string> own_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -95,6 +95,76 @@ std::vector<std::string> own_arguments() {
   if (!arguments.empty()) arguments.pop_back();
   return arguments;
 }
+
+/// The ranks, and their reports in the same order.
+class Ranks {
+ public:
+  Ranks(int num_ranks, const detail::Environment& environment) {
+    try {
+      board_.emplace(detail::Board::create(
+          {.num_pages = num_ranks,
+           .world_size = num_ranks,
+           .command = detail::join(own_arguments(), " ")}));
+    } catch (const detail::SegmentError&) {
+      return;  // the ranks do not need it
+    }
+    monitor_.emplace(*board_, monitor_options(environment));
+  }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  detail::Supervisor supervisor{
+      {.on_end = [this](std::size_t rank) { note_end(rank); },
+       .interval = detail::HangMonitor::kInterval,
+       .on_interval =
+           [this] {
+             if (monitor_) monitor_->look();
+           }}};
+  std::vector<std::unique_ptr<Report>> reports;
+
+  /// Empty without a board.
+  [[nodiscard]] std::string ticket() const {
+    return board_ ? board_->ticket() : std::string();
+  }
+  [[nodiscard]] std::string describe_end(std::size_t rank) const {
+    const detail::Supervisor::Rank& end = supervisor.ranks()[rank];
+    return detail::describe_end(
+        {end.wait_status,
+         end.ended_with,
+         board_ && detail::was_killed_for_hang(page_of(rank))});
+  }
+
+ private:
+  static detail::HangMonitorOptions monitor_options(
+      const detail::Environment& environment) {
+    const detail::Settings settings = detail::launch_settings(environment);
+    const Logger logger(
+        standard_error_sink(), parse_log_level(*settings.text("log_level")));
+    return {
+        .threshold = std::chrono::milliseconds(
+            static_cast<std::int64_t>(*settings.number("hang_seconds") * 1000)),
+        .on_hang = detail::parse_on_hang(*settings.text("on_hang")),
+        .path = environment.get("PATH").value_or(""),
+        .say = [logger](const std::string& text) {
+          logger.log(LogLevel::warning, "launch", detail::trim(text));
+        }};
+  }
+
+  [[nodiscard]] detail::BoardPage& page_of(std::size_t rank) const {
+    return board_->page(static_cast<int>(rank));
+  }
+  // Tells the other ranks how one ended.
+  void note_end(std::size_t rank) {
+    if (!board_) return;
+    detail::BoardPage& page = page_of(rank);
+    detail::set_text(page.ending, describe_end(rank));
+    page.wait_status.store(supervisor.ranks()[rank].wait_status);
+    page.has_ended.store(1);
+  }
+
+  std::optional<detail::Board> board_;
+  std::optional<detail::HangMonitor> monitor_;
+};
 
 std::map<std::string, std::string> given_variables(
     const LaunchFunctionOptions& options) {
@@ -106,9 +176,10 @@ std::map<std::string, std::string> given_variables(
 std::vector<std::string> variables_of(
     const LaunchFunctionOptions& options,
     const detail::Environment& environment,
-    int rank,
+    const Ranks& ranks,
     const StorePlace& store,
     int report) {
+  const std::string rank = std::to_string(ranks.reports.size());
   std::map<std::string, std::string> all;
   for (const auto& [name, value] : environment.all()) {
     if (!detail::is_rank_variable(name)) all[name] = value;
@@ -120,13 +191,17 @@ std::vector<std::string> variables_of(
         std::max(cores / static_cast<unsigned>(options.num_processes), 1U));
   }
   for (const auto& [name, value] : given_variables(options)) all[name] = value;
-  all["RANK"] = all["LOCAL_RANK"] = std::to_string(rank);
+  all["RANK"] = all["LOCAL_RANK"] = rank;
   all["WORLD_SIZE"] = all["LOCAL_WORLD_SIZE"] = size;
   all["MASTER_ADDR"] = "127.0.0.1";
   all["MASTER_PORT"] = std::to_string(store.port);
   all[detail::kStoreSecretVariable] = store.secret;
   // This process hosts the store.
   all["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  if (!ranks.ticket().empty()) {
+    all[detail::kBoardVariable] = ranks.ticket();
+    all[detail::kBoardPageVariable] = rank;
+  }
   all[kNameVariable] = options.name;
   all[kReportVariable] = std::to_string(report);
   std::vector<std::string> lines;
@@ -140,7 +215,6 @@ void start_rank(
     Ranks& ranks,
     const LaunchFunctionOptions& options,
     const detail::Environment& environment,
-    int rank,
     const StorePlace& store) {
   detail::Pipe pipe;
   detail::ProcessStart start;
@@ -154,7 +228,7 @@ void start_rank(
         options.arguments->end());
   }
   start.variables =
-      variables_of(options, environment, rank, store, pipe.write_end());
+      variables_of(options, environment, ranks, store, pipe.write_end());
   start.kept = pipe.write_end();
   const detail::StartedProcess started =
       detail::start_process(std::move(start));
@@ -201,7 +275,7 @@ void throw_failure(const Ranks& ranks) {
     throw DistributedError(format(
         "[launch] rank {} of launch_function() {}",
         *cause,
-        detail::describe_exit(ranks.supervisor.ranks()[*cause].wait_status)));
+        ranks.describe_end(*cause)));
   }
   throw_as(
       static_cast<Kind>(report.front()),
@@ -264,10 +338,13 @@ void launch_function(
   }
   const std::string secret = detail::make_store_secret();
   const detail::StoreServer store("127.0.0.1", 0, {.secret = secret});
-  Ranks ranks;
+  detail::Environment settings = environment;
+  for (const auto& [name, value] : given_variables(options))
+    settings.set(name, value);
+  Ranks ranks(options.num_processes, settings);
   try {
     for (int rank = 0; rank < options.num_processes; ++rank) {
-      start_rank(ranks, options, environment, rank, {store.port(), secret});
+      start_rank(ranks, options, environment, {store.port(), secret});
     }
   } catch (...) {
     ranks.supervisor.kill_and_wait();

@@ -30,5 +30,22 @@ TEST(DescribeExit, SaysWhatASignalUsuallyMeans) {
     EXPECT_EQ(describe_exit(status), words);
 }
 
+TEST(DescribeEnd, NamesWhoEndedTheRank) {
+  const std::pair<RankEnd, const char*> cases[] = {
+      {{SIGKILL, 0, true}, kEndedForHang},
+      {{SIGKILL, SIGKILL, true}, kEndedForHang},
+      // A shell reports the end of its program.
+      {{exited_with(128 + SIGKILL), 0, true}, kEndedForHang},
+      // It ended before it could be killed.
+      {{exited_with(3), 0, true}, "exited with code 3"},
+      {{SIGKILL, SIGKILL, false},
+       "was ended because it still ran when its time to end was over"},
+      {{SIGTERM, SIGTERM, false}, "was ended with the others"},
+      {{SIGTERM, 0, false}, "was killed by SIGTERM"},
+      {{SIGKILL, SIGTERM, false},
+       "was killed by SIGKILL (out of memory? see the kernel log: dmesg)"}};
+  for (const auto& [end, words] : cases) EXPECT_EQ(describe_end(end), words);
+}
+
 }  // namespace exit_reason_test
 }  // namespace accelerate::detail

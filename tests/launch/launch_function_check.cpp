@@ -116,6 +116,20 @@ int main(int argc, char** argv) {
         world.group().all_reduce(at::ones({2}));
       },
       "rank 0 of launch_function() was killed by SIGKILL");
+  const auto stop_one = [] {
+    WorldOptions options;
+    options.hang_seconds = 0.5;
+    options.on_hang = "kill";
+    const World world(options);
+    if (world.rank() == 0) std::raise(SIGSTOP);
+    world.group().all_reduce(at::ones({2}));
+  };
+  expect_failure<DistributedError>(
+      "hangs",
+      2,
+      stop_one,
+      "rank 0 of launch_function() was ended because it held up the others "
+      "(--on_hang kill)");
   // The peer ignores SIGTERM; being killed by SIGKILL does not make it the
   // cause.
   expect_failure<DistributedError>(
