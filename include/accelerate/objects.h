@@ -53,8 +53,8 @@ std::vector<T> gather_object(
   std::vector<T> all;
   if constexpr (detail::must_travel<T>()) {
     if (group.size() == 1) return objects;
-    for (const std::string& bytes :
-         group.all_gather_bytes(object_to_bytes(objects))) {
+    for (const std::string& bytes : group.all_gather_bytes(
+             object_to_bytes(objects), {"gather_object()"})) {
       std::vector<T> list;
       object_from_bytes(bytes, list);
       all.insert(
@@ -93,7 +93,9 @@ broadcast_object(const T& object, const Group& group, int from_process = 0) {
     const bool is_sender = group.rank() == from_process;
     object_from_bytes(
         group.broadcast_bytes(
-            is_sender ? object_to_bytes(object) : std::string(), from_process),
+            is_sender ? object_to_bytes(object) : std::string(),
+            from_process,
+            {"broadcast_object()"}),
         result);
   }
   return result;

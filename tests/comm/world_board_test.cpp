@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <latch>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -15,6 +17,7 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
+#include "base/text/text.h"
 #include "comm/collectives/group_impl.h"
 #include "comm/collectives/run_collective.h"
 #include "launch/board/rank_activity.h"
@@ -69,6 +72,16 @@ std::vector<RankActivity> read_complete(const Board& board) {
         });
     if (is_complete) return ranks;
     std::this_thread::yield();
+  }
+}
+
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+    return "none";
+  } catch (const DistributedError& error) {
+    return error.what();
   }
 }
 
@@ -139,6 +152,119 @@ TEST(WorldBoard, ShowsThatAnExceptionDestroyedTheWorldOfARank) {
     expect_error<DistributedError>(
         [&] { world.group().barrier(); }, "ended or closed the connection");
   });
+}
+
+// Although something of the rank's still refers to the board, as an accelerator
+// does that a peer sees ending.
+TEST(WorldBoard, ShowsThatARankHasGoneBeforeItsPeersLoseTheConnection) {
+  std::latch failures(2);
+  run_on_ranks(3, [&](const WorldOptions& options) {
+    std::optional<World> world(options);
+    world->group().all_reduce(at::ones({4}));
+    if (world->rank() == 1) {
+      const auto board = world->group().impl()->world->board;
+      world.reset();
+      failures.wait();
+      return;
+    }
+    EXPECT_THAT(
+        error_of([&] { world->group().barrier(); }),
+        AllOf(
+            HasSubstr("rank 1 (process "),
+            HasSubstr("has ended or closed the connection (an exception"),
+            HasSubstr("its last call: all_reduce (Float [4]) number 1")));
+    failures.count_down();
+  });
+}
+
+// A smaller group loses its connection first, and its ranks ask each other.
+TEST(WorldBoard, ShowsThatARankHasGoneWhileItsPeersAskForIt) {
+  run_on_ranks(2, [&](const WorldOptions& options) {
+    const World world(options);
+    std::optional<Group> pair = world.new_group({0, 1});
+    const std::string asks = format("failed/{}/1/0", pair->impl()->name);
+    if (world.rank() == 1) {
+      pair.reset();
+      static_cast<void>(world.store().get(asks));
+      return;
+    }
+    EXPECT_THAT(
+        error_of([&] { pair->barrier(); }),
+        AllOf(
+            HasSubstr("rank 1 (process "),
+            HasSubstr("has ended or closed the connection (an exception")));
+  });
+}
+
+TEST(WorldBoard, ListsEachCallOfADisagreementOnce) {
+  run_on_ranks(2, [](const WorldOptions& options) {
+    const World world(options);
+    const std::string error = error_of([&] {
+      if (world.rank() == 0) {
+        world.group().all_reduce(at::ones({4}));
+      } else {
+        world.group().broadcast(at::ones({4}), 0);
+      }
+    });
+    for (const char* const words :
+         {"all_reduce (Float [4])", "broadcast (Fl"}) {
+      const std::size_t first = error.find(words);
+      EXPECT_NE(first, std::string::npos) << error;
+      EXPECT_EQ(error.find(words, first + 1), std::string::npos) << error;
+    }
+  });
+}
+
+// Ranks on different machines have boards of their own.
+TEST(WorldBoard, IsToldToOtherMachinesAfterATimeout) {
+  run_on_ranks(2, [&](WorldOptions options) {
+    options.local_rank = 0;
+    options.local_size = 1;
+    options.transport = "gloo";
+    options.own_transport = nullptr;
+    options.timeout = std::chrono::seconds(3);
+    const World world(options);
+    EXPECT_THAT(
+        error_of([&] {
+          if (world.rank() == 0) {
+            world.group().barrier();
+          } else {
+            static_cast<void>(world.group().all_gather(at::ones({4})));
+          }
+        }),
+        AllOf(
+            HasSubstr("the ranks made different calls\n  rank 0: barrier "
+                      "number 1 of group \"world\" at world_board_test.cpp:"),
+            HasSubstr("\n  rank 1: all_gather (Float [4]) number 1 of group "
+                      "\"world\" at world_board_test.cpp:")));
+  });
+}
+
+// A tensor of the size that travels before bytes.
+TEST(WorldBoard, ShowsThatATensorWasSentInPlaceOfBytes) {
+  for (const bool broadcasts : {false, true}) {
+    run_on_ranks(2, [&](const WorldOptions& options) {
+      const World world(options);
+      const Group& group = world.group();
+      const at::Tensor tensor = at::full({2}, std::int64_t{1} << 60, at::kLong);
+      EXPECT_THAT(
+          error_of([&] {
+            if (broadcasts && world.rank() == 0) {
+              group.broadcast(tensor, 0);
+            } else if (broadcasts) {
+              static_cast<void>(group.broadcast_bytes("", 0));
+            } else if (world.rank() == 0) {
+              static_cast<void>(group.all_gather(tensor));
+            } else {
+              static_cast<void>(group.all_gather_bytes("text"));
+            }
+            group.barrier();
+          }),
+          AllOf(
+              HasSubstr("made different calls"),
+              HasSubstr(broadcasts ? "broadcast_bytes" : "all_gather_bytes")));
+    });
+  }
 }
 
 // The others learn the reason, too, instead of taking it for a disagreement.

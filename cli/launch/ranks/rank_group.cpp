@@ -216,25 +216,19 @@ std::string RankGroup::describe_ending(std::size_t index) const {
   const RankProcess& rank = *ranks_[index];
   const int wait_status = supervised.wait_status;
   const int signal = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
-  // A shell that waits for the program reports its end as its own exit code.
-  if (detail::exit_code_of(wait_status) == 128 + SIGKILL && board_ &&
-      detail::was_killed_for_hang(board_->page(rank.seat)))
-    return detail::kEndedForHang;
-  if (signal == SIGKILL && rank.is_late) {
+  const bool was_killed_for_hang =
+      board_ && detail::was_killed_for_hang(board_->page(rank.seat));
+  if (signal == SIGKILL && rank.is_late && !was_killed_for_hang) {
     return "was ended because it had not left the group's last generation in "
            "time";
-  }
-  if (signal != 0 && signal == supervised.ended_with) {
-    return signal == SIGKILL
-        ? "was ended because it still ran when its time to end was over"
-        : "was ended with the others";
   }
   if (signal == SIGABRT) {
     const std::string exception = rank.last_output.uncaught_exception();
     if (!exception.empty())
       return detail::format("ended with an uncaught {}", exception);
   }
-  return detail::describe_exit(wait_status);
+  return detail::describe_end(
+      {wait_status, supervised.ended_with, was_killed_for_hang});
 }
 
 RankGroup::~RankGroup() {
@@ -314,12 +308,21 @@ std::string RankGroup::describe(std::size_t cause) const {
   const bool has_thrown = WIFSIGNALED(wait_status) &&
       WTERMSIG(wait_status) == SIGABRT &&
       !rank.last_output.uncaught_exception().empty();
-  std::string text = format(
-      "accelerate-cpp: rank {} (process {}) {}{}",
-      rank.rank,
-      rank.pid,
-      has_thrown ? "ended with an uncaught exception" : rank.ending,
-      ranks_.size() > 1 ? "; the others were ended\n" : "\n");
+  const std::string name = format("rank {} (process {})", rank.rank, rank.pid);
+  const char* const ending =
+      has_thrown ? "ended with an uncaught exception" : rank.ending.c_str();
+  const bool is_shared = rank.last_output.shows_different_calls();
+  std::string text = is_shared
+      ? format(
+            "accelerate-cpp: the ranks made different calls, and all were "
+            "ended; {}, the first that noticed, {}\n",
+            name,
+            ending)
+      : format(
+            "accelerate-cpp: {} {}{}",
+            name,
+            ending,
+            ranks_.size() > 1 ? "; the others were ended\n" : "\n");
   if (rank.last_output.lines().empty()) return text;
   text += "accelerate-cpp: its last output:\n";
   for (const std::string& line : rank.last_output.lines()) {

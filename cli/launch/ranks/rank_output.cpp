@@ -77,6 +77,10 @@ void LastOutput::append(std::string_view piece) {
       if (unfinished_.size() < kRememberedBytes) unfinished_ += c;
       continue;
     }
+    if (unfinished_.find("made different calls") != std::string::npos ||
+        unfinished_.find("has gone on without it") != std::string::npos) {
+      shows_different_calls_ = blames_others_ = true;
+    }
     if (unfinished_.find("[comm]") != std::string::npos ||
         unfinished_.find("DistributedError") != std::string::npos) {
       blames_others_ = true;

@@ -22,6 +22,11 @@ class LastOutput {
   [[nodiscard]] const std::deque<std::string>& lines() const { return lines_; }
   /// True if a line reports a lost peer: the rank is a victim, not the cause.
   [[nodiscard]] bool blames_others() const { return blames_others_; }
+  /// True if a line reports that the ranks made different calls, which none of
+  /// them is to blame for.
+  [[nodiscard]] bool shows_different_calls() const {
+    return shows_different_calls_;
+  }
   /// The exception that nobody caught, as the C++ runtime prints it before it
   /// aborts: "std::runtime_error: no such file". Empty if there is none.
   [[nodiscard]] std::string uncaught_exception() const;
@@ -30,6 +35,7 @@ class LastOutput {
   std::deque<std::string> lines_;
   std::string unfinished_;
   bool blames_others_ = false;
+  bool shows_different_calls_ = false;
 };
 
 /// Forwards one of a rank's two output streams to ours and to a file.

@@ -5,11 +5,13 @@
 #include <vector>
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 
 #include <accelerate/world.h>
 
 #include "base/text/text.h"
 #include "comm/collectives/run_collective.h"
+#include "comm/transport/disagreement.h"
 
 namespace accelerate {
 
@@ -30,6 +32,30 @@ std::string to_text(const at::Tensor& bytes) {
   return {data, static_cast<std::size_t>(bytes.numel())};
 }
 
+// Travels before bytes: their number, and a mark. A rank that makes another call
+// may send tensors of the same size.
+constexpr std::int64_t kMark = 0x7365747962656361;  // "acebytes"
+
+at::Tensor head_of(std::string_view bytes) {
+  return at::tensor(
+      {static_cast<std::int64_t>(bytes.size()), kMark}, at::kLong);
+}
+
+// Returns the number of bytes that group rank `from` announces.
+std::int64_t num_bytes_in(
+    const detail::GroupImpl& group,
+    const char* operation,
+    const at::Tensor& head,
+    int from) {
+  const auto* const words = head.const_data_ptr<std::int64_t>();
+  if (words[1] == kMark) return words[0];
+  C10_THROW_ERROR(
+      DistBackendError,
+      detail::describe_disagreement(
+          {std::to_string(group.peer_in_world(group.rank)), operation},
+          {std::to_string(group.peer_in_world(from)), "something else"}));
+}
+
 }  // namespace
 
 std::string
@@ -41,10 +67,10 @@ Group::broadcast_bytes(std::string_view bytes, int src, CallSite site) const {
       {"broadcast_bytes", site, src},
       detail::format("from {}", src),
       [&] {
-        const at::Tensor length =
-            at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
-        impl_->connection->broadcast(length, src)->wait();
-        const auto count = length.item<std::int64_t>();
+        const at::Tensor head = head_of(bytes);
+        impl_->connection->broadcast(head, src)->wait();
+        const std::int64_t count =
+            num_bytes_in(*impl_, "broadcast_bytes", head, src);
         const at::Tensor content =
             rank() == src ? from_text(bytes) : at::empty({count}, at::kByte);
         if (count > 0) impl_->connection->broadcast(content, src)->wait();
@@ -57,11 +83,14 @@ std::vector<std::string> Group::all_gather_bytes(
     CallSite site) const {
   if (size() == 1) return {std::string(bytes)};
   return detail::run_collective(*impl_, {"all_gather_bytes", site}, "", [&] {
-    const at::Tensor length =
-        at::full({1}, static_cast<std::int64_t>(bytes.size()), at::kLong);
-    const at::Tensor lengths = at::empty({size()}, at::kLong);
-    impl_->connection->all_gather(lengths, length)->wait();
-    const auto longest = lengths.max().item<std::int64_t>();
+    const at::Tensor heads = at::empty({size(), 2}, at::kLong);
+    impl_->connection->all_gather(heads, head_of(bytes))->wait();
+    std::vector<std::int64_t> lengths;
+    for (int peer = 0; peer < size(); ++peer)
+      lengths.push_back(
+          num_bytes_in(*impl_, "all_gather_bytes", heads[peer], peer));
+    const std::int64_t longest =
+        *std::max_element(lengths.begin(), lengths.end());
     const at::Tensor padded = at::zeros({longest}, at::kByte);
     padded.narrow(0, 0, static_cast<std::int64_t>(bytes.size()))
         .copy_(from_text(bytes));
@@ -70,7 +99,7 @@ std::vector<std::string> Group::all_gather_bytes(
     std::vector<std::string> all;
     for (int peer = 0; peer < size(); ++peer) {
       all.push_back(to_text(output.narrow(
-          0, peer * longest, lengths.data_ptr<std::int64_t>()[peer])));
+          0, peer * longest, lengths[static_cast<std::size_t>(peer)])));
     }
     return all;
   });

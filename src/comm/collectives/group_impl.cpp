@@ -1,6 +1,7 @@
 #include "comm/collectives/group_impl.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -27,12 +28,15 @@ using std::chrono::steady_clock;
 // How long a rank that saw a failure waits for the others to report it. It
 // names those that do not.
 constexpr milliseconds kDiagnosisTime{2000};
+constexpr milliseconds kLookInterval{20};
 
 // The most common reason why ranks make different calls.
 constexpr std::string_view kUnevenLoops =
     "if a loop gave them different numbers of batches, let the loader fill "
     "them "
     "up (even_batches) or use join_uneven_inputs()";
+
+constexpr std::string_view kDifferentCalls = "the ranks made different calls";
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -53,60 +57,101 @@ bool is_timeout(const std::string& text) {
       lower.find("timed out") != std::string::npos;
 }
 
-// Ranks that did not report the failure of `sequence` in time.
-std::vector<int> find_missing(
-    const GroupImpl& group,
-    const std::string& prefix) {
+// What the ranks of a group report about the same failed collective.
+struct Reports {
+  // Each rank's call, and in the next line also where it was made; empty
+  // without a board.
+  std::vector<std::string> calls;
+  std::vector<int> missing;  // ranks that did not report in time
+};
+
+Reports exchange_reports(const GroupImpl& group, std::uint64_t sequence) {
+  const WorldBoard* const board = group.world->board.get();
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      prefix, own_client(group.world->store));
-  store->set(std::to_string(group.rank), std::string("here"));
-  std::vector<int> missing;
+      format("failed/{}/{}", group.name, sequence),
+      own_client(group.world->store));
+  store->set(
+      std::to_string(group.rank),
+      board == nullptr ? std::string()
+                       : describe_newest_call(*board, group.name));
+  Reports reports;
   const auto deadline = steady_clock::now() + kDiagnosisTime;
   for (int peer = 0; peer < group.size; ++peer) {
-    const auto left = std::chrono::duration_cast<milliseconds>(
-        deadline - steady_clock::now());
-    if (!wait_for_key(
-            *store, std::to_string(peer), std::max(left, milliseconds(0)))) {
-      missing.push_back(group.peer_in_world(peer));
+    const int rank = group.peer_in_world(peer);
+    const std::string key = std::to_string(peer);
+    bool has_come = false;
+    while (!has_come) {
+      const auto left = std::chrono::duration_cast<milliseconds>(
+          deadline - steady_clock::now());
+      const bool is_last =
+          left <= kLookInterval || (board != nullptr && is_gone(*board, rank));
+      has_come =
+          wait_for_key(*store, key, is_last ? milliseconds(0) : kLookInterval);
+      if (is_last) break;
     }
+    if (!has_come) reports.missing.push_back(rank);
+    reports.calls.push_back(has_come ? store->get_to_str(key) : "");
   }
-  return missing;
+  return reports;
+}
+
+// Empty if all ranks made the same call, or some do not say.
+std::string list_of_different_calls(
+    const GroupImpl& group,
+    const Reports& reports) {
+  std::vector<std::string> lines{std::string(kDifferentCalls)};
+  std::set<std::string> different;
+  for (std::size_t peer = 0; peer < reports.calls.size(); ++peer) {
+    const std::vector<std::string> call = split(reports.calls[peer], '\n');
+    if (call.size() != 2) return {};
+    different.insert(call[0]);
+    lines.push_back(format(
+        "rank {}: {}", group.peer_in_world(static_cast<int>(peer)), call[1]));
+  }
+  return different.size() > 1 ? join(lines, "\n  ") : std::string();
+}
+
+std::optional<std::string> find_cause_on_board(
+    const GroupImpl& group,
+    const std::string& text) {
+  if (group.world->board == nullptr) return std::nullopt;
+  auto cause = diagnose_by_board(
+      *group.world->board,
+      group.name,
+      group.world_ranks,
+      group.peer_in_world(group.rank),
+      is_timeout(text));
+  if (!cause || !is_timeout(text)) return cause;
+  return format(
+      "{}; {}; raise timeout_seconds if it is only slow", *cause, kUnevenLoops);
 }
 
 std::string diagnose(
     const GroupImpl& group,
     std::uint64_t sequence,
     const std::string& text) {
-  if (group.world->board != nullptr) {
-    if (auto cause = diagnose_by_board(
-            *group.world->board,
-            group.name,
-            group.world_ranks,
-            group.peer_in_world(group.rank),
-            is_timeout(text))) {
-      if (!is_timeout(text)) return std::move(*cause);
-      return format(
-          "{}; {}; raise timeout_seconds if it is only slow",
-          *cause,
-          kUnevenLoops);
-    }
-  }
+  if (auto cause = find_cause_on_board(group, text)) return std::move(*cause);
   // Asking would only delay the error: the other rank may fail in a later call.
   if (is_disagreement(text)) {
-    return format("the ranks made different calls: {}", kUnevenLoops);
+    return format("{}: {}", kDifferentCalls, kUnevenLoops);
   }
-  std::vector<int> missing;
+  Reports reports;
   try {
-    missing = find_missing(group, format("failed/{}/{}", group.name, sequence));
+    reports = exchange_reports(group, sequence);
   } catch (const std::exception&) {
     return "rank 0, which keeps the store, is gone";
   }
+  const std::vector<int>& missing = reports.missing;
   if (missing.empty()) {
+    const std::string calls = list_of_different_calls(group, reports);
+    if (!calls.empty()) return format("{}\n  {}", calls, kUnevenLoops);
     return format(
         "every rank is still running, so they disagreed about the operation or "
         "its sizes: {}; run again with --debug to see how they differ",
         kUnevenLoops);
   }
+  // A rank may have gone since the board was looked at.
+  if (auto cause = find_cause_on_board(group, text)) return std::move(*cause);
   const std::string peers = list_of(missing);
   if (is_timeout(text)) {
     return format(
@@ -142,6 +187,9 @@ void note_calls(GroupImpl& group) {
 }
 
 GroupImpl::~GroupImpl() {
+  // Peers that lose the connection look for the rank that has gone.
+  BoardWriter* const notes = world == nullptr ? nullptr : world->notes();
+  if (notes != nullptr && name == "world") notes->finish();
   // ProcessGroup first: it refers to the connection.
   process_group.reset();
   connection.reset();
@@ -225,6 +273,14 @@ void fail_collective(
           first_line_of(error));
   // Other exceptions are this rank's own: it runs out of memory, say.
   const bool is_of_ranks = is_communication_failure(group, error);
+  std::string cause = format("an exception of its own: {}", text);
+  if (is_of_ranks) {
+    cause = diagnose(group, sequence, text);
+    // A list of all ranks' calls says more than the transport does.
+    const bool lists_calls = is_disagreement(text) &&
+        cause.starts_with(format("{}\n", kDifferentCalls));
+    if (!lists_calls) cause += format(" ({})", text);
+  }
   const std::string message = format(
       "[comm] {} number {} of group \"{}\" failed on rank {}: {}",
       operation,
@@ -232,8 +288,7 @@ void fail_collective(
       group.calls == nullptr ? sequence : group.calls->newest(),
       group.name,
       group.peer_in_world(group.rank),
-      is_of_ranks ? format("{} ({})", diagnose(group, sequence, text), text)
-                  : format("an exception of its own: {}", text));
+      cause);
   if (BoardWriter* const notes = group.world->notes()) notes->fail(message);
   throw DistributedError(message);
 }

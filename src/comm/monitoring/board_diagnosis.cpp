@@ -135,6 +135,22 @@ Ranks members_of(const WorldBoard& board, const std::vector<int>& world_ranks) {
 
 }  // namespace
 
+bool is_gone(const WorldBoard& board, int rank) {
+  const Ranks ranks = members_of(board, {rank});
+  return !ranks.empty() && is_gone(ranks.front());
+}
+
+std::string describe_newest_call(
+    const WorldBoard& board,
+    const std::string& group) {
+  const RankActivity own = read_activity(board.board(), board.writer().index());
+  const GroupCall* const call = find_call(own, group);
+  if (call == nullptr || call->number == 0) return {};
+  GroupCall without_place = *call;
+  without_place.place.clear();
+  return format("{}\n{}", describe(without_place), describe(*call));
+}
+
 std::optional<std::string> diagnose_by_board(
     const WorldBoard& board,
     const std::string& group,

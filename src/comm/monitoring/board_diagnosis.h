@@ -22,4 +22,14 @@ std::optional<std::string> diagnose_by_board(
     int rank,
     bool is_timeout);
 
+/// Whether the board shows that a rank of this world has ended, or has
+/// destroyed its World.
+bool is_gone(const WorldBoard& board, int rank);
+
+/// Describes this rank's newest call in a group, and in a second line also where
+/// it was made; empty if it made none.
+std::string describe_newest_call(
+    const WorldBoard& board,
+    const std::string& group);
+
 }  // namespace accelerate::detail

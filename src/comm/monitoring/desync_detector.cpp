@@ -1,6 +1,9 @@
 #include "comm/monitoring/desync_detector.h"
 
 #include <chrono>
+#include <map>
+#include <optional>
+#include <sstream>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -8,6 +11,8 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "comm/collectives/group_impl.h"
+#include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/store.h"
 
 namespace accelerate::detail {
@@ -29,6 +34,23 @@ std::optional<std::string> find(c10d::Store& store, const std::string& key) {
 
 void put(c10d::Store& store, const std::string& key, const std::string& value) {
   store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
+}
+
+// Where another rank is, and what it does; the latter may be empty.
+struct Answer {
+  std::int64_t passes = 0;
+  std::int64_t collectives = 0;
+  std::string call;
+};
+
+// Nothing if no rank wrote it.
+std::optional<Answer> parse_answer(const std::string& text) {
+  std::istringstream words(text);
+  std::int64_t question = 0;
+  Answer answer;
+  if (!(words >> question >> answer.passes >> answer.collectives)) return {};
+  std::getline(words >> std::ws, answer.call);
+  return answer;
 }
 
 }  // namespace
@@ -62,12 +84,25 @@ void DesyncDetector::answer() {
       const Position position = position_();
       put(*store,
           std::to_string(world_.rank()),
-          format("{} {} {}", *question, position.passes, position.collectives));
+          format(
+              "{} {} {} {}",
+              *question,
+              position.passes,
+              position.collectives,
+              own_call()));
       answered = *question;
     }
   } catch (const std::exception&) {
     // The store is gone, so no rank will ask anymore.
   }
+}
+
+std::string DesyncDetector::own_call() const {
+  const auto& board = world_.group().impl()->world->board;
+  if (board == nullptr) return {};
+  const std::string call =
+      describe_newest_call(*board, world_.group().impl()->name);
+  return call.substr(call.find('\n') + 1);
 }
 
 void DesyncDetector::ask(const std::string& call) {
@@ -77,20 +112,29 @@ void DesyncDetector::ask(const std::string& call) {
   for (int rank = 0; rank < world_.size() && question_ > 0; ++rank) {
     const auto answer = find(*store_, std::to_string(rank));
     if (!answer) continue;
-    const std::vector<std::string> fields = split(*answer, ' ');
-    if (fields.size() != 3) continue;
-    const std::int64_t passes = parse_int(fields[1]).value_or(0);
-    const std::int64_t collectives = parse_int(fields[2]).value_or(0);
-    if (passes <= mine.passes && collectives <= mine.collectives) continue;
-    throw DistributedError(format(
+    const auto theirs = parse_answer(*answer);
+    if (!theirs ||
+        (theirs->passes <= mine.passes &&
+         theirs->collectives <= mine.collectives))
+      continue;
+    const bool has_passed = theirs->passes > mine.passes;
+    std::string message = format(
         "[comm] {} was called on rank {}, but rank {} has gone on without it, "
         "to {}{}; all ranks must call {}, not only some of them",
         call,
         world_.rank(),
         rank,
-        passes > mine.passes ? "backward pass " : "collective ",
-        passes > mine.passes ? passes : collectives,
-        call));
+        has_passed ? "backward pass " : "collective ",
+        has_passed ? theirs->passes : theirs->collectives,
+        call);
+    if (!theirs->call.empty()) {
+      message += ":";
+      const std::map<int, std::string> calls{
+          {world_.rank(), call}, {rank, theirs->call}};
+      for (const auto& [each, what] : calls)
+        message += format("\n  rank {}: {}", each, what);
+    }
+    throw DistributedError(message);
   }
   question_ = store_->add("number of questions", 1);
   put(*store_, kQuestion, std::to_string(question_));

@@ -34,12 +34,16 @@ class DesyncDetector {
   ~DesyncDetector();
 
   /// Asks the other ranks for their positions; called repeatedly by a rank that
-  /// waits in `call`. Throws DistributedError, naming `call` and the rank, if
-  /// an answer to the previous question shows that a rank has moved on.
+  /// waits in `call`. Throws DistributedError, naming `call`, the rank and its
+  /// newest collective, if an answer to the previous question shows that a rank
+  /// has moved on. That is proof if what this rank waits for has not come by
+  /// then.
   void ask(const std::string& call);
 
  private:
   void answer();
+  /// Describes this rank's newest collective; empty without a board.
+  [[nodiscard]] std::string own_call() const;
 
   World world_;
   std::function<Position()> position_;

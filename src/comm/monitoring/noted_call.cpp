@@ -84,10 +84,12 @@ void NotedCalls::throw_disagreement(std::uint64_t number) const {
         lines.push_back(format("rank {}: {}", rank.rank, describe(call)));
     }
   }
-  throw DistributedError(format(
+  const std::string message = format(
       "[comm] the ranks of group \"{}\" made different calls:\n  {}",
       options_.group,
-      join(lines, "\n  ")));
+      join(lines, "\n  "));
+  options_.board->writer().fail(message);
+  throw DistributedError(message);
 }
 
 }  // namespace accelerate::detail

@@ -93,8 +93,7 @@ std::string StoreGroup::wait_for(
         throw DistributedError(
             format("[comm] the wait in {} was cancelled on this rank", what));
       }
-      require_no_circle(world_rank, what, waits);
-      if (check_) check_(what);
+      look_at_others(key, world_rank, what, waits);
     }
   } catch (const Error&) {
     throw;
@@ -113,6 +112,22 @@ std::string StoreGroup::wait_for(
       std::chrono::duration<double>(timeout_).count()));
 }
 
+void StoreGroup::look_at_others(
+    const std::string& key,
+    int awaited,
+    const std::string& what,
+    std::vector<WaitingCall>& waits) {
+  try {
+    require_no_circle(awaited, what, waits);
+    if (check_) check_(what);
+  } catch (const DistributedError& error) {
+    // The other rank wrote it, and went on, after this one had last looked.
+    if (store_->check({key})) return;
+    if (board_ != nullptr) board_->writer().fail(error.what());
+    throw;
+  }
+}
+
 void StoreGroup::require_no_circle(
     int awaited,
     const std::string& what,
@@ -124,9 +139,7 @@ void StoreGroup::require_no_circle(
       waits,
       find_circular_wait(read_activities(board_->board()), rank_, awaited));
   if (waits.empty() || !is_same_wait(before, waits)) return;
-  const std::string message = describe_circular_wait(waits, rank_, what);
-  board_->writer().fail(message);
-  throw DistributedError(message);
+  throw DistributedError(describe_circular_wait(waits, rank_, what));
 }
 
 void StoreGroup::forget(const std::string& key) {

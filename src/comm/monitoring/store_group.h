@@ -37,8 +37,9 @@ class StoreGroup {
   [[nodiscard]] bool is_leader() const { return place_ == 0; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
 
-  /// Has a rank that waits for others call `check` about twice a second;
-  /// `check` may throw to end the wait.
+  /// Has a rank that waits for others call `check` about twice a second. If
+  /// `check` throws DistributedError, and what is waited for has still not come,
+  /// the wait ends with that error.
   void while_waiting(std::function<void(const std::string& what)> check) {
     check_ = std::move(check);
   }
@@ -68,6 +69,12 @@ class StoreGroup {
   std::string
   wait_for(const std::string& key, int world_rank, const std::string& what);
   void forget(const std::string& key);
+  /// Throws if this rank waits in vain for `key`, which `awaited` writes.
+  void look_at_others(
+      const std::string& key,
+      int awaited,
+      const std::string& what,
+      std::vector<WaitingCall>& waits);
   /// Throws if `awaited` and this rank wait for each other, which takes two
   /// looks: `waits` keeps what the previous one found.
   void require_no_circle(

@@ -136,7 +136,9 @@ BoardWriter::BoardWriter(Board board, int index, int rank)
   page_.phase.store(static_cast<std::uint32_t>(RankPhase::starting));
 }
 
-BoardWriter::~BoardWriter() {
+BoardWriter::~BoardWriter() { finish(); }
+
+void BoardWriter::finish() noexcept {
   // A child that inherited the mapping is not the rank.
   if (page_.process.load() != ::getpid()) return;
   BoardPageState running = BoardPageState::running;

@@ -83,7 +83,7 @@ class BoardWriter {
   BoardWriter(Board board, int index, int rank);
   BoardWriter(const BoardWriter&) = delete;
   BoardWriter& operator=(const BoardWriter&) = delete;
-  /// Notes that the rank has finished, unless it failed.
+  /// See finish().
   ~BoardWriter();
 
   [[nodiscard]] const Board& board() const { return board_; }
@@ -117,6 +117,8 @@ class BoardWriter {
       std::optional<std::chrono::milliseconds> threshold,
       std::optional<std::uint32_t> on_hang) noexcept;
 
+  /// Notes that the rank has finished, unless it failed.
+  void finish() noexcept;
   /// Notes why this rank fails.
   void fail(std::string_view reason) noexcept;
 

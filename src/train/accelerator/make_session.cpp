@@ -111,6 +111,11 @@ void add_services(
         return DesyncDetector::Position{
             passes->load(), static_cast<std::int64_t>(group->sequence.load())};
       });
+  // Elsewhere the board shows what the other ranks do.
+  const bool sees_all_ranks =
+      session.world.group().impl()->world->board != nullptr &&
+      session.world.local_size() == session.world.size();
+  if (!sees_all_ranks) session.agreement->start_detector();
   session.checkpoints = std::make_unique<Checkpoints>(
       session.world, *session.agreement, project_configuration(options));
   session.checkpoints->progress = progress_options_of_rank(

@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include "checkpoint/components/states.h"
+#include "comm/monitoring/public_call.h"
 #include "track/run_name.h"
 #include "track/run_tracking.h"
 #include "train/run_state.h"
@@ -207,6 +208,7 @@ void AcceleratorTracking::flush_trackers() const {
 }
 
 void Accelerator::end_training() const {
+  const detail::PublicCall call("end_training()");
   session_->tracking->finish();
   finish();
 }
