@@ -66,7 +66,7 @@ StoreClient::StoreClient(
     const std::string& address,
     int port,
     milliseconds patience,
-    const std::function<void()>& between)
+    const std::function<void(const std::string& problem)>& between)
     : peer_(format("{}:{}", address, port)) {
   const auto deadline = steady_clock::now() + patience;
   std::string problem;
@@ -80,7 +80,7 @@ StoreClient::StoreClient(
           peer_,
           problem));
     }
-    if (between) between();
+    if (between) between(problem);
     std::this_thread::sleep_for(pause);
   }
   const int on = 1;

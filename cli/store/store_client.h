@@ -12,13 +12,13 @@ namespace accelerate::cli {
 /// has a secret, call join() or show_secret() first.
 class StoreClient {
  public:
-  /// Retries until the server listens, calling `between`, which may throw,
-  /// between attempts. Throws DistributedError after `patience`.
+  /// Retries until the server listens, calling `between`, which may throw, with
+  /// what is wrong between attempts. Throws DistributedError after `patience`.
   StoreClient(
       const std::string& address,
       int port,
       std::chrono::milliseconds patience,
-      const std::function<void()>& between = {});
+      const std::function<void(const std::string& problem)>& between = {});
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;
   ~StoreClient();

@@ -1,10 +1,13 @@
 #include "cli/launch/output/launch_output.h"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -16,12 +19,15 @@
 #include <unistd.h>
 
 #include "base/files/files.h"
+#include "cli/launch/nodes/join_launch.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::cli {
 namespace launch_output_test {
 
 using testing::TemporaryDirectory;
+
+constexpr std::chrono::seconds kLong{60};
 
 /// A pipe whose reader is the test.
 class ReadPipe {
@@ -131,6 +137,96 @@ TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
   // The queue is gone, although nobody has read what it wrote.
 }
 
+/// A launcher's output whose thread for logs waits for a disk: for a pipe that
+/// nobody reads yet.
+class StuckLogs {
+ public:
+  explicit StuckLogs(std::chrono::milliseconds patience) {
+    EXPECT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+    pipe_ = ::open(path("pipe").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    output.emplace(signals, patience);
+    output->open_log(path("pipe"), true)
+        .write(std::string(OutputQueue::kEnough, 'x'));
+  }
+  StuckLogs(const StuckLogs&) = delete;
+  StuckLogs& operator=(const StuckLogs&) = delete;
+  ~StuckLogs() {
+    read_all();
+    output.reset();
+    ::close(pipe_);
+  }
+  [[nodiscard]] std::string path(const std::string& name) const {
+    return directory_ / name;
+  }
+  void read_all() {
+    std::array<char, 4096> block{};
+    while (num_read_ < OutputQueue::kEnough) {
+      is_readable(pipe_, 60'000);
+      num_read_ += static_cast<std::size_t>(
+          std::max<ssize_t>(::read(pipe_, block.data(), block.size()), 0));
+    }
+  }
+
+  Signals signals;
+  std::optional<LaunchOutput> output;
+
+ private:
+  TemporaryDirectory directory_;
+  int pipe_ = -1;
+  std::size_t num_read_ = 0;
+};
+
+TEST(LaunchOutput, EndsWhenToldToWhileALogDoesNotOpen) {
+  StuckLogs logs(LaunchOutput::kPatience);
+  ::raise(SIGTERM);
+  try {
+    static_cast<void>(logs.output->open_log(logs.path("log"), true));
+    ADD_FAILURE() << "the log was opened";
+  } catch (const Stopped& stopped) {
+    EXPECT_EQ(stopped.signal, SIGTERM);
+  }
+}
+
+TEST(LaunchOutput, GoesOnWithoutALogThatDoesNotOpen) {
+  ::testing::internal::CaptureStderr();
+  std::string path;
+  {
+    StuckLogs logs(std::chrono::milliseconds(0));
+    path = logs.path("a/log");
+    const OutputTarget log = logs.output->open_log(path, true);
+    log.write("kept");
+    // No log is waited for any more.
+    static_cast<void>(logs.output->open_log(logs.path("other"), true));
+    logs.read_all();
+    logs.output.reset();
+    EXPECT_EQ(detail::read_file(path), "kept");
+  }
+  EXPECT_EQ(
+      ::testing::internal::GetCapturedStderr(),
+      "accelerate-cpp: warning: " + path +
+          " of --log_dir does not open: its disk does not answer; the ranks "
+          "start, and what they print is logged once it does\n");
+}
+
+TEST(WhileConnecting, SaysOnceWhyAndHeedsSignals) {
+  ::testing::internal::CaptureStderr();
+  {
+    const Signals signals;
+    const LaunchOutput output(signals);
+    const auto wait = while_connecting(
+        signals, output, "10.9.8.7:5599", std::chrono::milliseconds(0));
+    wait("Network is unreachable");
+    wait("Connection refused");
+    ::raise(SIGTERM);
+    EXPECT_THROW(wait("Connection refused"), Stopped);
+  }
+  EXPECT_EQ(
+      ::testing::internal::GetCapturedStderr(),
+      "accelerate-cpp: waiting for the launcher of machine 0: cannot connect "
+      "to "
+      "10.9.8.7:5599 (Network is unreachable)\n");
+}
+
 TEST(LaunchOutputFile, IsMadeAnewWithItsDirectories) {
   const TemporaryDirectory directory;
   const std::string path = directory / "a/b/log";
@@ -139,7 +235,7 @@ TEST(LaunchOutputFile, IsMadeAnewWithItsDirectories) {
   OutputQueue queue;
   auto file = std::make_shared<OutputFile>(path, [](int) { FAIL(); });
   queue.add(file, "new");
-  EXPECT_EQ(file->wait_until_open(), 0);
+  EXPECT_EQ(file->wait_until_open(kLong), 0);
   queue.add(std::move(file), "er");
   wait_until_idle(queue);
   EXPECT_EQ(detail::read_file(path), "newer");
@@ -158,7 +254,7 @@ TEST(LaunchOutputFile, ReportsOnceThatItCannotBeWritten) {
     auto file = std::make_shared<OutputFile>(
         path, [&](int number) { reported.push_back(number); });
     queue.add(file, "text");
-    EXPECT_EQ(file->wait_until_open(), problem) << path;
+    EXPECT_EQ(file->wait_until_open(kLong), problem) << path;
     queue.add(std::move(file), "more");
     wait_until_idle(queue);
     EXPECT_THAT(reported, ::testing::ElementsAre(problem)) << path;

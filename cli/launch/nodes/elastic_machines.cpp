@@ -122,7 +122,11 @@ ElasticMachines::ElasticMachines(
       secret_(store.secret),
       signals_(signals),
       output_(output),
-      client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
+      client_(
+          address_,
+          port_,
+          kStartTimeout,
+          while_connecting(signals, output, format("{}:{}", address_, port_))) {
   if (plan.machine_rank == 0) {
     client_.show_secret(secret_);
   } else {

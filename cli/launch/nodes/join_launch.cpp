@@ -1,11 +1,34 @@
 #include "cli/launch/nodes/join_launch.h"
 
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "base/text/text.h"
-#include "cli/launch/nodes/launch_times.h"
 
 namespace accelerate::cli {
+
+std::function<void(const std::string& problem)> while_connecting(
+    const Signals& signals,
+    const LaunchOutput& output,
+    std::string address,
+    std::chrono::milliseconds until_reported) {
+  using Clock = std::chrono::steady_clock;
+  return [&signals,
+          &output,
+          address = std::move(address),
+          report_at = std::optional(Clock::now() + until_reported)](
+             const std::string& problem) mutable {
+    signals.heed();
+    if (!report_at || Clock::now() < *report_at) return;
+    report_at.reset();
+    output.say(detail::format(
+        "accelerate-cpp: waiting for the launcher of machine 0: cannot connect "
+        "to {} ({})\n",
+        address,
+        problem));
+  };
+}
 
 std::string join_launch(
     StoreClient& client,

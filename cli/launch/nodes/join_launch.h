@@ -1,13 +1,25 @@
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <string>
 
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/nodes/launch_times.h"
 #include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
 #include "cli/store/store_client.h"
 
 namespace accelerate::cli {
+
+/// What a launcher does between its attempts to connect to machine 0 at
+/// `address`: it heeds signals, which may throw Stopped, and after a while says
+/// once why it cannot connect.
+std::function<void(const std::string& problem)> while_connecting(
+    const Signals& signals,
+    const LaunchOutput& output,
+    std::string address,
+    std::chrono::milliseconds until_reported = kTimeUntilReported);
 
 /// Joins machine 0's launch as the launcher of `plan.machine_rank`, and returns
 /// the launch's secret. With `waits`, first waits for a launcher that still

@@ -42,7 +42,11 @@ Machines::Machines(
       secret_(store.secret),
       signals_(signals),
       output_(output),
-      client_(address_, port_, kStartTimeout, [&] { signals.heed(); }) {
+      client_(
+          address_,
+          port_,
+          kStartTimeout,
+          while_connecting(signals, output, format("{}:{}", address_, port_))) {
   if (machine_ == 0) {
     client_.show_secret(secret_);
     client_.set(kAttemptKey, "0");

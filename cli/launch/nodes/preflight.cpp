@@ -246,9 +246,10 @@ std::vector<Reach> check_machines(
     const Signals& signals) {
   const int own = plan.machine_rank;
   StoreClient store(
-      own == 0 ? "localhost" : plan.address, place.port, kTimeToAnswer, [&] {
-        signals.heed();
-      });
+      own == 0 ? "localhost" : plan.address,
+      place.port,
+      kTimeToAnswer,
+      [&](const std::string&) { signals.heed(); });
   store.show_secret(place.secret);
   const Listener listener;
   const std::string address =

@@ -52,8 +52,11 @@ void OutputTarget::close() {
   if (is_open()) queue_->add(std::exchange(file_, nullptr), {});
 }
 
-LaunchOutput::LaunchOutput(const Signals& signals)
+LaunchOutput::LaunchOutput(
+    const Signals& signals,
+    std::chrono::milliseconds patience)
     : signals_(signals),
+      patience_(patience),
       out_queue_(std::make_shared<OutputQueue>()),
       err_queue_(
           are_same_file(STDOUT_FILENO, STDERR_FILENO)
@@ -88,16 +91,32 @@ OutputTarget LaunchOutput::open_log(const std::string& path, bool must_open) {
         std::strerror(problem)));
   });
   log_queue_->add(file, {});
-  if (must_open) {
-    const int problem = file->wait_until_open();
-    if (problem != 0) {
+  if (must_open) require_open(*file, path);
+  return {log_queue_, std::move(file)};
+}
+
+void LaunchOutput::require_open(
+    const OutputFile& file,
+    const std::string& path) {
+  const auto deadline = Clock::now() + patience_;
+  while (!has_slow_disk_) {
+    const std::optional<int> problem = file.wait_until_open(kLookInterval);
+    if (problem == 0) return;
+    if (problem) {
       throw ConfigError(detail::format(
           "[launch] cannot write {} of --log_dir: {}",
           path,
-          std::strerror(problem)));
+          std::strerror(*problem)));
     }
+    signals_.heed();
+    has_slow_disk_ = Clock::now() >= deadline;
+    if (!has_slow_disk_) continue;
+    say(detail::format(
+        "accelerate-cpp: warning: {} of --log_dir does not open: its disk does "
+        "not answer; the ranks start, and what they print is logged once it "
+        "does\n",
+        path));
   }
-  return {log_queue_, std::move(file)};
 }
 
 bool LaunchOutput::is_idle() const {

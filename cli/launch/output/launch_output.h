@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -36,8 +37,13 @@ class OutputTarget {
 /// waits for a reader or a disk, except the end. Thread-safe.
 class LaunchOutput {
  public:
+  /// How long open_log() waits for a disk.
+  static constexpr std::chrono::milliseconds kPatience{10'000};
+
   /// Construct it after the Watchdog, since it starts threads.
-  explicit LaunchOutput(const Signals& signals);
+  explicit LaunchOutput(
+      const Signals& signals,
+      std::chrono::milliseconds patience = kPatience);
   LaunchOutput(const LaunchOutput&) = delete;
   LaunchOutput& operator=(const LaunchOutput&) = delete;
   /// Waits until all is written: as long as readers go on reading, and a minute
@@ -51,10 +57,13 @@ class LaunchOutput {
   [[nodiscard]] const OutputTarget& of(int descriptor) const;
   /// Makes a rank's log. If it can no longer be written, a warning says so.
   /// With `must_open`, waits until it is open, and throws ConfigError if that
-  /// fails.
+  /// fails, or Stopped if a signal tells the launcher to end meanwhile. If that
+  /// takes too long, a warning says so, and neither this nor a later log is
+  /// waited for: what ranks write is kept until their logs are open.
   [[nodiscard]] OutputTarget open_log(const std::string& path, bool must_open);
 
  private:
+  void require_open(const OutputFile& file, const std::string& path);
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] std::size_t num_unwritten() const;
   void wait_until_written() const;
@@ -62,6 +71,8 @@ class LaunchOutput {
   void wait_for_last_words() const;
 
   const Signals& signals_;
+  std::chrono::milliseconds patience_;
+  bool has_slow_disk_ = false;
   // Standard output and error share a queue if they are the same file, so that
   // their lines keep their order.
   std::shared_ptr<OutputQueue> out_queue_;

@@ -43,6 +43,13 @@ OutputFile::~OutputFile() {
   if (is_own_ && descriptor_ >= 0) ::close(descriptor_);
 }
 
+std::optional<int> OutputFile::wait_until_open(
+    std::chrono::milliseconds time) const {
+  if (open_result_.wait_for(time) != std::future_status::ready)
+    return std::nullopt;
+  return open_result_.get();
+}
+
 void OutputFile::open() {
   const std::string path = std::exchange(path_, {});
   std::error_code ignored;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -7,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -27,9 +29,10 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();
 
-  /// Waits until the file has been opened. Returns an error number, or 0. Call
-  /// it once.
-  [[nodiscard]] int wait_until_open() { return opened_.get_future().get(); }
+  /// Waits until the file has been opened, and no longer than `time`. Returns
+  /// an error number, or 0; nothing if it is not open yet.
+  [[nodiscard]] std::optional<int> wait_until_open(
+      std::chrono::milliseconds time) const;
 
  private:
   friend class OutputQueue;
@@ -41,6 +44,7 @@ class OutputFile {
   std::string path_;  // empty once the file has been opened
   std::function<void(int)> on_failure_;
   std::promise<int> opened_;
+  std::shared_future<int> open_result_{opened_.get_future()};
 };
 
 /// Writes texts to files on a thread of its own, in the order in which they
