@@ -13,6 +13,7 @@
 #include "support/temporary_directory.h"
 #include "support/wandb_reader.h"
 #include "trackers/media/sha256.h"
+#include "trackers/wandb/wandb_values.h"
 
 namespace accelerate {
 namespace {
@@ -33,6 +34,63 @@ TEST(Sha256, IsThatOfTheStandard) {
   EXPECT_EQ(
       detail::sha256_digits(std::string(64, 'a')),
       "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb");
+}
+
+// Names at random, some of which recur and some of which are objects.
+nlohmann::ordered_json random_values(int depth) {
+  auto values = nlohmann::ordered_json::object();
+  const int count = *rc::gen::inRange(0, 30);
+  for (int i = 0; i < count; ++i) {
+    const std::string name = std::to_string(*rc::gen::inRange(0, 40));
+    const int kind = *rc::gen::inRange(0, 6);
+    if (kind == 0 && depth > 0) {
+      values[name] = random_values(depth - 1);
+    } else if (kind == 1) {
+      values[name] = {{"_type", "image"}, {"size", i}};
+    } else {
+      values[name] = i;
+    }
+  }
+  return values;
+}
+
+// Name by name, as the documentation says.
+void merge_plainly(
+    nlohmann::ordered_json& target,
+    const nlohmann::ordered_json& values) {
+  for (const auto& [name, value] : values.items()) {
+    nlohmann::ordered_json& old = target[name];
+    if (old.is_object() && value.is_object() && !value.contains("_type")) {
+      merge_plainly(old, value);
+    } else {
+      old = value;
+    }
+  }
+}
+
+TEST(WandbValues, AreMergedNameByName) {
+  EXPECT_TRUE(rc::check([] {
+    auto merged = nlohmann::ordered_json::object();
+    auto plain = merged;
+    for (int i = 0; i < 3; ++i) {
+      const auto values = random_values(2);
+      detail::merge_wandb_values(merged, values);
+      merge_plainly(plain, values);
+      RC_ASSERT(merged.dump() == plain.dump());
+    }
+  }));
+}
+
+// A search per name would take minutes.
+TEST(WandbValues, MayHaveManyNames) {
+  constexpr int kMany = 100'000;
+  TrackedValues values;
+  for (int i = 0; i < kMany; ++i) values.push_back({std::to_string(i), i});
+  const auto added = detail::wandb_value(values);
+  auto merged = nlohmann::ordered_json::object();
+  for (int i = 0; i < 2; ++i) detail::merge_wandb_values(merged, added);
+  EXPECT_EQ(merged.size(), static_cast<std::size_t>(kMany));
+  EXPECT_TRUE(merged == added);
 }
 
 TEST(WandbLog, DividesRecordsAmongBlocks) {

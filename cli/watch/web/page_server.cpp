@@ -174,6 +174,12 @@ PageServer::PageServer(Limits limits) : limits_(limits) {
   new_task_queue = [] { return new ThreadPerTask; };
 }
 
+void PageServer::lengthen_queue() {
+  constexpr int kQueueLength = 128;
+  // A second call changes the length only.
+  ::listen(svr_sock_, kQueueLength);
+}
+
 bool PageServer::process_and_close_socket(socket_t socket) {
   constexpr int kMostRequests = 100;
   Connection connection(*this, socket);

@@ -29,6 +29,9 @@ class PageServer final : public httplib::Server {
 
   explicit PageServer(Limits limits = {});
 
+  /// Call it once a port is bound: many connections may then wait to be
+  /// accepted, instead of httplib's 5.
+  void lengthen_queue();
   /// Called by a handler that is about to answer with a stream. Returns false if
   /// there are too many; otherwise end_stream() has to be called once.
   [[nodiscard]] bool begin_stream();

@@ -234,6 +234,7 @@ void WebServer::Impl::bind(int port) {
     throw ConfigError(format(
         "port {} cannot be used; give another one with --port, or 0 for any",
         port));
+  server_.lengthen_queue();
 }
 
 bool WebServer::Impl::refuses(const Request& request, Response& response)

@@ -72,6 +72,17 @@ class JsonBuilder {
   std::vector<Open> open_;
 };
 
+// By itself a vector of pairs with constant names would copy all values, with
+// all that is in them, whenever it grows.
+void make_room(JournalJson::object_t::Container& members) {
+  if (members.size() < members.capacity()) return;
+  JournalJson::object_t::Container larger;
+  larger.reserve(2 * members.size());
+  for (auto& [name, value] : members)
+    larger.emplace_back(name, std::move(value));
+  members.swap(larger);
+}
+
 }  // namespace
 
 JournalJson& JsonMembers::of(JournalJson& object, const std::string& name) {
@@ -83,8 +94,10 @@ JournalJson& JsonMembers::of(JournalJson& object, const std::string& name) {
     for (const auto& [key, value] : members) places_.emplace(key, place++);
   }
   const auto [found, is_new] = places_.try_emplace(name, members.size());
-  if (is_new)
+  if (is_new) {
+    make_room(members);
     static_cast<Object::Container&>(members).emplace_back(name, nullptr);
+  }
   return (members.begin() + static_cast<std::ptrdiff_t>(found->second))->second;
 }
 

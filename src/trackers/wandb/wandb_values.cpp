@@ -88,8 +88,12 @@ std::string wandb_json(const ordered_json& value) {
 }
 
 void merge_wandb_values(ordered_json& target, const ordered_json& values) {
+  // For a few values, making an index takes longer than searching.
+  constexpr std::size_t kFew = 8;
+  const bool is_few = values.size() < kFew;
+  JsonMembers members;
   for (const auto& [name, value] : values.items()) {
-    ordered_json& old = target[name];
+    ordered_json& old = is_few ? target[name] : members.of(target, name);
     // An object with a type, such as an image, is a single value.
     if (old.is_object() && value.is_object() && !value.contains("_type")) {
       merge_wandb_values(old, value);

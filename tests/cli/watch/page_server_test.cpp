@@ -82,6 +82,7 @@ class Page : public ::testing::Test {
     });
     port_ = server_->bind_to_any_port("127.0.0.1");
     ASSERT_GT(port_, 0);
+    server_->lengthen_queue();
     thread_ = std::thread([this] { server_->listen_after_bind(); });
   }
   ~Page() override {
@@ -103,6 +104,17 @@ class Page : public ::testing::Test {
   std::thread thread_;
   std::atomic<bool> has_ended_ = false;
 };
+
+TEST_F(Page, HoldsManyConnectionsThatItHasNotAcceptedYet) {
+  server_ = std::make_unique<PageServer>();
+  port_ = server_->bind_to_any_port("127.0.0.1");
+  ASSERT_GT(port_, 0);
+  server_->lengthen_queue();
+  std::vector<std::unique_ptr<Raw>> connections;
+  for (int i = 0; i < 100; ++i)
+    connections.push_back(std::make_unique<Raw>(port_));
+  thread_ = std::thread([this] { server_->listen_after_bind(); });
+}
 
 TEST_F(Page, AnswersSeveralRequestsOfAConnection) {
   serve();
