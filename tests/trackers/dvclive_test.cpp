@@ -73,6 +73,19 @@ TEST_F(Dvclive, RowsAreVisibleAfterFlush) {
       file("metrics.json"), "{\n    \"loss\": 0.25,\n    \"step\": 4\n}\n");
 }
 
+TEST_F(Dvclive, AFileThatCannotBeWrittenLeavesTheOthersAlone) {
+  const std::string path = (directory_ / "dvc.yaml").string();
+  const auto tracker = started({{"dvcyaml", path}});
+  std::filesystem::create_directories(
+      directory_ / "live/plots/metrics/accuracy.tsv");
+  tracker->log({{"accuracy", 1}, {"loss", 0.5}}, {.step = 3}, {});
+  expect_error<Error>([&] { tracker->flush(); }, "accuracy.tsv");
+  EXPECT_EQ(file("plots/metrics/loss.tsv"), "step\tloss\n3\t0.5\n");
+  EXPECT_THAT(file("metrics.json"), HasSubstr("\"accuracy\": 1"));
+  expect_error<Error>([&] { tracker->finish(); }, "accuracy.tsv");
+  EXPECT_THAT(read_file(path), HasSubstr("live/metrics.json"));
+}
+
 TEST_F(Dvclive, ValuesThatNeedQuotesAndNumbersThatJsonLacks) {
   const auto tracker = started();
   tracker->log({{"note", "a\t\"b\"\nc"}, {"x", -INFINITY}}, {}, {});

@@ -1,6 +1,9 @@
 #include "trackers/files/run_files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -37,6 +40,14 @@ TEST(RunFiles, AreNotWrittenThroughLinks) {
          detail::GrowingFiles files;
          files.append(place, "new");
          files.flush();
+       }},
+      {"copy into", [&] {
+         fs::create_directory(directory / "other");
+         fs::copy_file(
+             directory / "source",
+             directory / "other/place",
+             fs::copy_options::overwrite_existing);
+         detail::copy_into(directory / "other/place", directory.path());
        }}};
   for (const auto& [name, write] : writers) {
     SCOPED_TRACE(name);
@@ -52,6 +63,86 @@ TEST(RunFiles, AreNotWrittenThroughLinks) {
     EXPECT_EQ(detail::read_file(place), "new");
     fs::remove(place);
   }
+}
+
+// Directories are copied with what they have, and never through a link where
+// the copy goes.
+TEST(RunFiles, AreCopiedToRealDirectories) {
+  const testing::TemporaryDirectory directory;
+  const fs::path source = directory / "source", copies = source / "copies";
+  fs::create_directories(source / "sub/empty");
+  std::ofstream(source / "sub/a") << "a";
+  std::ofstream(directory / "b") << "b";
+  fs::create_symlink(directory / "b", source / "b");
+  fs::create_directory_symlink(source / "sub", source / "linked");
+  detail::copy_into(source, directory / "target");
+  // Into itself.
+  detail::copy_into(fs::path(source.string() + "/"), copies);
+  for (const fs::path& copy :
+       {directory / "target/source", copies / "source"}) {
+    EXPECT_EQ(detail::read_file(copy / "sub/a"), "a");
+    EXPECT_EQ(detail::read_file(copy / "linked/a"), "a");
+    EXPECT_EQ(detail::read_file(copy / "b"), "b");
+    EXPECT_FALSE(fs::is_symlink(copy / "b"));
+    EXPECT_FALSE(fs::is_symlink(copy / "linked"));
+    EXPECT_TRUE(fs::is_directory(copy / "sub/empty"));
+  }
+  const fs::path elsewhere = directory / "elsewhere";
+  fs::create_directory(elsewhere);
+  for (const char* const place : {"source", "source/sub", "source/sub/a"}) {
+    const testing::TemporaryDirectory target;
+    fs::create_directories((target / place).parent_path());
+    fs::create_symlink(elsewhere, target / place);
+    expect_error<Error>(
+        [&] { detail::copy_into(source, target.path()); }, "File exists");
+    EXPECT_TRUE(fs::is_empty(elsewhere)) << place;
+  }
+}
+
+TEST(RunFiles, ThatCannotBeWrittenLeaveTheOthersAlone) {
+  const testing::TemporaryDirectory directory;
+  const fs::path refused = directory / "a", fine = directory / "b";
+  fs::create_directory(refused);
+  std::ofstream(directory / "file") << "";
+  detail::GrowingFiles files;
+  const std::string line(99'999, 'x');
+  for (int i = 0; i < 30; ++i) {
+    files.append(refused, line + "\n");
+    files.append(directory / "file/below", "1\n");
+    files.append(fine, "1\n");
+  }
+  expect_error<Error>([&] { files.flush(); }, refused.string());
+  EXPECT_EQ(fs::file_size(fine), 60U);
+  fs::remove(refused);
+  fs::remove(directory / "file");
+  files.flush();
+  EXPECT_EQ(fs::file_size(directory / "file/below"), 60U);
+  // As many whole lines as have a MiB, whatever was added.
+  EXPECT_EQ(fs::file_size(refused), 1'000'000U);
+  EXPECT_FALSE(files.has(refused));
+}
+
+// Two of a process's trackers may write one database.
+TEST(RunFiles, ThatAreDatabasesKeepTheirLocksWhenOpenedAgain) {
+  const testing::TemporaryDirectory directory;
+  const fs::path place = directory / "runs.db";
+  detail::Database first(place);
+  first.run("CREATE TABLE t (x)");
+  detail::DatabaseTransaction writes(first);
+  const detail::Database second(place);
+  // Another process asks who has locks on the file.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    const int file = ::open(place.c_str(), O_RDWR);
+    const bool is_locked =
+        ::fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    ::_exit(is_locked ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(RunFiles, ThatAreDatabasesAreNoPipes) {

@@ -17,6 +17,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/file_system.h"
+#include "base/files/regular_file.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
 
@@ -61,15 +62,6 @@ void require_regular(const std::filesystem::path& path, mode_t mode) {
   if (S_ISREG(mode)) return;
   throw Error(format(
       "[files] {} must be a regular file, but is {}", path, kind_of(mode)));
-}
-
-void require_regular_or_missing(
-    const std::filesystem::path& path,
-    bool refuses_links) {
-  struct stat status {};
-  const int failed = refuses_links ? ::lstat(path.c_str(), &status)
-                                   : ::stat(path.c_str(), &status);
-  if (failed == 0) require_regular(path, status.st_mode);
 }
 
 struct stat status_of(int file, const std::filesystem::path& path) {
@@ -162,6 +154,15 @@ void write_new_file(
 }
 
 }  // namespace
+
+void require_regular_or_missing(
+    const std::filesystem::path& path,
+    bool refuses_links) {
+  struct stat status {};
+  const int failed = refuses_links ? ::lstat(path.c_str(), &status)
+                                   : ::stat(path.c_str(), &status);
+  if (failed == 0) require_regular(path, status.st_mode);
+}
 
 std::filesystem::path temporary_sibling(const std::filesystem::path& path) {
   static std::atomic<unsigned> count{0};

@@ -211,12 +211,14 @@ void DvcliveFiles::write_dvc_yaml(const fs::path& path) const {
 }
 
 void DvcliveFiles::flush() {
-  rows_.flush();
-  if (summary_.empty()) return;
-  replace_file(
-      directory_ / "metrics.json",
-      summary_.dump(4, ' ', true, ordered_json::error_handler_t::replace) +
-          "\n");
+  const auto write_summary = [&] {
+    if (summary_.empty()) return;
+    replace_file(
+        directory_ / "metrics.json",
+        summary_.dump(4, ' ', true, ordered_json::error_handler_t::replace) +
+            "\n");
+  };
+  attempt_all({[&] { rows_.flush(); }, write_summary});
 }
 
 }  // namespace accelerate::detail

@@ -14,6 +14,7 @@
 
 #include "base/text/text.h"
 #include "trackers/dvclive/dvclive_files.h"
+#include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
 #include "trackers/tracker_request.h"
@@ -80,9 +81,11 @@ class DvcliveTracker final : public GeneralTracker {
 
   void finish() override {
     files_->set_step(last_step_.value_or(next_step_));
-    files_->flush();
-    if (!options_.dvc_yaml.empty()) files_->write_dvc_yaml(options_.dvc_yaml);
-    files_.reset();
+    const auto files = std::move(files_);
+    const auto write_dvc_yaml = [&] {
+      if (!options_.dvc_yaml.empty()) files->write_dvc_yaml(options_.dvc_yaml);
+    };
+    attempt_all({[&] { files->flush(); }, write_dvc_yaml});
   }
 
   /// The directory of the files, as std::filesystem::path.

@@ -1,8 +1,5 @@
 #include "trackers/files/database.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <memory>
 #include <system_error>
@@ -13,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
+#include "base/files/regular_file.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -71,8 +69,7 @@ Database::Database(
   std::error_code problem;
   std::filesystem::create_directories(directory_of(path_), problem);
   // SQLite would wait for a pipe.
-  if (std::filesystem::exists(path_, problem))
-    ::close(open_regular_file(path_, O_RDONLY));
+  require_regular_or_missing(path_);
   if (sqlite3_open(path_.c_str(), &database_) != SQLITE_OK) {
     const std::string reason =
         database_ ? sqlite3_errmsg(database_) : "no memory";

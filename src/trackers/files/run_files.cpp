@@ -2,7 +2,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <iterator>
 #include <system_error>
+#include <vector>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -18,7 +21,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Bounds the lines of a metric that is logged for hours without a flush.
+// Bounds the lines of metrics that are logged for hours without a flush, and
+// those of a metric that cannot be written.
 constexpr std::size_t kMostWaitingBytes = std::size_t{1} << 20U;
 
 [[noreturn]] void refuse_write(const fs::path& path, int problem) {
@@ -101,43 +105,78 @@ void copy_run_file(const fs::path& file, const fs::path& target) {
   if (problem) refuse_copy(file, target, problem);
 }
 
-void copy_into(const fs::path& source, const fs::path& directory) {
-  std::error_code problem;
-  fs::create_directories(directory, problem);
+void copy_into(const fs::path& given, const fs::path& directory) {
   // "checkpoint/" has no name after its last slash.
-  const fs::path name = source.has_filename() ? source.filename()
-                                              : source.parent_path().filename();
-  if (!problem) {
-    fs::copy(
-        source,
-        directory / name,
-        fs::copy_options::recursive | fs::copy_options::overwrite_existing,
-        problem);
+  const fs::path source = given.has_filename() ? given : given.parent_path();
+  const fs::path target = directory / source.filename();
+  std::error_code problem;
+  // All paths come first, as `directory` may lie in `source`.
+  std::vector<fs::path> found{source};
+  if (fs::is_directory(source, problem)) {
+    fs::recursive_directory_iterator each(
+        source, fs::directory_options::follow_directory_symlink, problem);
+    for (; !problem && each != fs::recursive_directory_iterator();
+         each.increment(problem))
+      found.push_back(each->path());
   }
   if (problem) refuse_copy(source, directory, problem);
+  for (const fs::path& path : found) {
+    const fs::path to =
+        path == source ? target : target / path.lexically_relative(source);
+    if (!fs::is_directory(path, problem)) {
+      copy_run_file(path, to);
+      continue;
+    }
+    if (fs::is_symlink(to, problem))
+      refuse_copy(path, to, std::make_error_code(std::errc::file_exists));
+    fs::create_directories(to, problem);
+    if (problem) refuse_copy(path, to, problem);
+  }
+}
+
+void attempt_all(std::initializer_list<std::function<void()>> calls) {
+  std::exception_ptr failure;
+  for (const auto& call : calls) {
+    try {
+      call();
+    } catch (const Error&) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void GrowingFiles::append(const fs::path& path, std::string_view text) {
   waiting_[path] += text;
-  num_bytes_ += text.size();
-  if (num_bytes_ > kMostWaitingBytes) flush();
+  num_new_bytes_ += text.size();
+  if (num_new_bytes_ <= kMostWaitingBytes) return;
+  try {
+    flush();
+  } catch (const Error&) {
+    // It is still pending, and the next flush() tells of it.
+  }
 }
 
 void GrowingFiles::flush() {
-  while (!waiting_.empty()) {
-    const auto first = waiting_.begin();
-    create_directory_of(first->first);
-    std::string_view rest = first->second;
+  std::exception_ptr failure;
+  num_new_bytes_ = 0;
+  for (auto each = waiting_.begin(); each != waiting_.end();) {
+    auto& [path, text] = *each;
+    std::string_view rest = text;
     try {
-      WrittenFile(first->first, O_APPEND).write_all(rest);
+      create_directory_of(path);
+      WrittenFile(path, O_APPEND).write_all(rest);
+      each = waiting_.erase(each);
     } catch (const Error&) {
-      num_bytes_ -= first->second.size() - rest.size();
-      first->second = std::string(rest);
-      throw;
+      if (!failure) failure = std::current_exception();
+      // The first lines are kept, and no line in part.
+      if (rest.size() > kMostWaitingBytes)
+        rest = rest.substr(0, rest.rfind('\n', kMostWaitingBytes - 1) + 1);
+      text = std::string(rest);
+      ++each;
     }
-    num_bytes_ -= first->second.size();
-    waiting_.erase(first);
   }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace accelerate::detail

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
@@ -28,18 +30,24 @@ void copy_run_file(
     const std::filesystem::path& target);
 
 /// Copies a file, or a directory with everything in it, into `directory`, which
-/// is created if it is missing. Throws Error naming the paths.
+/// is created if it is missing. Links in the source are followed; links where
+/// its files and directories go are refused. Throws Error naming the paths.
 void copy_into(
     const std::filesystem::path& source,
     const std::filesystem::path& directory);
+
+/// Calls all of them, and then throws the first Error, if any.
+void attempt_all(std::initializer_list<std::function<void()>> calls);
 
 /// Files that grow line by line. Lines are held in memory until flush(), so
 /// that a file is opened once for many of them.
 class GrowingFiles {
  public:
+  /// Adds whole lines. If many are pending, tries to write them.
   void append(const std::filesystem::path& path, std::string_view text);
-  /// Writes the pending lines. Creates missing directories. If it throws Error,
-  /// what was not written remains pending.
+  /// Writes the pending lines of all files. Creates missing directories. Throws
+  /// the Error of the first file that cannot be written at the end; the first
+  /// MiB of what was not written to a file remains pending.
   void flush();
   /// Whether text for this file is pending.
   [[nodiscard]] bool has(const std::filesystem::path& path) const {
@@ -48,7 +56,7 @@ class GrowingFiles {
 
  private:
   std::map<std::filesystem::path, std::string> waiting_;
-  std::size_t num_bytes_ = 0;
+  std::size_t num_new_bytes_ = 0;  // since the last flush()
 };
 
 }  // namespace accelerate::detail

@@ -115,10 +115,9 @@ class MlflowFiles final : public MlflowStore {
   }
   void flush() override { metrics_.flush(); }
   void end_run(std::int64_t end_time) override {
-    flush();
     meta_.end_time = end_time;
     meta_.status = kFinished;
-    meta_.write(directory_);
+    attempt_all({[&] { flush(); }, [&] { meta_.write(directory_); }});
   }
   [[nodiscard]] const std::string& run_id() const override { return meta_.id; }
 
