@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/version.h>
 
+#include "base/text/text.h"
 #include "checkpoint/components/states.h"
 #include "comm/monitoring/public_call.h"
 #include "track/run_name.h"
