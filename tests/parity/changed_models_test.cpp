@@ -175,6 +175,174 @@ TEST(ChangedModel, AveragesParametersThatWereAllFrozen) {
   }
 }
 
+struct Ways {
+  ReplicateOptions buckets, views, unused, fixed, hook;
+  Ways() {
+    views.gradient_as_bucket_view = true;
+    unused.find_unused_parameters = true;
+    fixed.static_graph = true;
+    hook.comm_hook = CommHook::bf16;
+  }
+  [[nodiscard]] std::vector<ReplicateOptions> all() const {
+    return {buckets, views, unused, fixed, hook};
+  }
+};
+
+void set_trained(torch::nn::Module& net, bool is_trained) {
+  for (Tensor& parameter : net.parameters())
+    parameter.set_requires_grad(is_trained);
+}
+
+Tensor input_of(const Accelerator& accelerator) {
+  return torch::full({1, 2}, accelerator.process_index() + 1, torch::kFloat);
+}
+
+float first_gradient(const Tensor& parameter) {
+  return parameter.grad()[0][0].item<float>();
+}
+
+// The micro-steps before left gradients, which are averaged all the same.
+TEST(ChangedModel, AveragesWhatWasLeftOfParametersFrozenInAWindow) {
+  for (const ReplicateOptions& replicate : Ways().all()) {
+    for (const bool is_plain : {false, true}) {
+      run_on_ranks(2, [&](const WorldOptions& world) {
+        AcceleratorOptions options{
+            .gradient_accumulation_steps = 2,
+            .parallel = {.replicate_options = replicate},
+            .world = world};
+        options.world.logger = Logger([](const LogRecord&) {}, LogLevel::error);
+        const Accelerator accelerator(options);
+        torch::nn::Sequential net(layer(0.5), layer(0.5), layer(0.5));
+        const auto model = accelerator.prepare(net);
+        for (int i = 0; i < 2; ++i) {
+          const auto micro_step = accelerator.accumulate(model);
+          if (i == 1) net->parameters()[0].set_requires_grad(false);
+          const Tensor loss = model(input_of(accelerator)).sum();
+          if (is_plain) {
+            (loss / 2).backward();
+          } else {
+            accelerator.backward(loss);
+          }
+        }
+        // Half of 1 and of 2, once and twice, on average.
+        EXPECT_EQ(first_gradient(net->parameters()[0]), 0.75F);
+        EXPECT_EQ(first_gradient(net->parameters()[1]), 1.5F);
+        EXPECT_EQ(first_gradient(net->parameters()[2]), 1.5F);
+      });
+    }
+  }
+}
+
+// The whole model is frozen, and unfrozen, while the window goes on.
+TEST(ChangedModel, AveragesWhatWasLeftOfAModelThatIsFrozenInAWindow) {
+  for (const ReplicateOptions& replicate : Ways().all()) {
+    for (const bool thaws : {false, true}) {
+      // Only with this option may a backward reach a part of a model.
+      if (thaws && !replicate.find_unused_parameters) continue;
+      run_on_ranks(2, [&](const WorldOptions& world) {
+        const Accelerator accelerator(
+            {.gradient_accumulation_steps = 2,
+             .parallel = {.replicate_options = replicate},
+             .world = world});
+        torch::nn::Sequential early_net(layer(0.5), layer(0.5));
+        auto late_net = layer(0.5);
+        const auto [early, late] = accelerator.prepare(early_net, late_net);
+        const Tensor x = input_of(accelerator);
+        {
+          const auto micro_step = accelerator.accumulate(early, late);
+          accelerator.backward(early(x).sum() + late(x).sum());
+        }
+        set_trained(*early_net, false);
+        if (thaws) {
+          const auto local = accelerator.no_sync(early);
+          accelerator.backward(late(x).sum());
+          set_trained(*early_net, true);
+        }
+        {
+          const auto micro_step = accelerator.accumulate(early, late);
+          Tensor loss = late(x).sum();
+          if (thaws)
+            loss =
+                loss + early_net[1]->as<torch::nn::Linear>()->forward(x).sum();
+          accelerator.backward(loss);
+        }
+        EXPECT_EQ(first_gradient(early_net->parameters()[0]), 0.75F);
+        EXPECT_EQ(
+            first_gradient(early_net->parameters()[1]), thaws ? 1.5F : 0.75F);
+        EXPECT_EQ(first_gradient(late_net->weight), thaws ? 2.25F : 1.5F);
+      });
+    }
+  }
+}
+
+// The critic is frozen while the generator trains, as GANs often do. Returns
+// the critic's weight.
+Tensor train_critic(const WorldOptions& world, bool through_frozen_critic) {
+  ReplicateOptions power;
+  power.comm_hook = CommHook::power_sgd;
+  power.power_sgd = {.start_power_sgd_iter = 1, .min_compression_rate = 1};
+  const Accelerator accelerator(
+      {.parallel = {.replicate_options = power}, .world = world});
+  torch::nn::Linear critic_net(torch::nn::LinearOptions(4, 4).bias(false));
+  torch::nn::Linear generator_net(torch::nn::LinearOptions(4, 4).bias(false));
+  const Tensor x = torch::arange(16, torch::kFloat)
+                       .add(accelerator.process_index())
+                       .cos()
+                       .view({4, 4});
+  {
+    const torch::NoGradGuard no_grad;
+    critic_net->weight.copy_(
+        torch::arange(16, torch::kFloat).sin().view({4, 4}));
+    generator_net->weight.copy_(critic_net->weight);
+  }
+  torch::optim::SGD sgd(critic_net->parameters(), 0.1);
+  const auto [critic, generator, optimizer] =
+      accelerator.prepare(critic_net, generator_net, sgd);
+  for (int i = 0; i < 4; ++i) {
+    accelerator.backward(critic(x).pow(2).sum());
+    optimizer.step();
+    optimizer.zero_grad();
+    set_trained(*critic_net, false);
+    const Tensor fake = generator(x);
+    accelerator.backward((through_frozen_critic ? critic(fake) : fake).sum());
+    set_trained(*critic_net, true);
+  }
+  return critic_net->weight.detach();
+}
+
+TEST(ChangedModel, KeepsTheStateOfAveragingWhileItIsFrozen) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Tensor weight = train_critic(world, true);
+    const Tensor want = train_critic(world, false);
+    EXPECT_TRUE(torch::equal(weight, want)) << weight << want;
+  });
+}
+
+TEST(ChangedModel, MayBeFrozenAsAWholeWhileRanksJoin) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    auto critic_net = layer(0.5);
+    auto generator_net = layer(0.5);
+    torch::optim::SGD sgd(critic_net->parameters(), 1);
+    const auto [critic, generator, optimizer] =
+        accelerator.prepare(critic_net, generator_net, sgd);
+    const Tensor x = input_of(accelerator);
+    accelerator.join_uneven_inputs(
+        [&, &critic = critic, &generator = generator, &optimizer = optimizer] {
+          for (int i = 0; i <= accelerator.process_index(); ++i) {
+            accelerator.backward(critic(x).sum());
+            optimizer.step();
+            optimizer.zero_grad();
+            set_trained(*critic_net, false);
+            accelerator.backward(critic(generator(x)).sum());
+            set_trained(*critic_net, true);
+          }
+        });
+    // The mean of 1 and 2, then 2 divided by both ranks.
+    EXPECT_EQ(critic_net->weight[0][0].item<float>(), 0.5F - 2.5F);
+  });
+}
+
 TEST(ChangedModel, BindsParametersThatAreAddedToTheOptimizer) {
   AcceleratorOptions masters;
   masters.master_weights = true;

@@ -204,6 +204,45 @@ TEST(SparseGradients, StaySparse) {
   });
 }
 
+// A backward of another model sends nothing of this one again.
+TEST(SparseGradients, AreLeftAloneUntilTheyChangeOnSomeRank) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    Net net(Task{.has_head = false});
+    torch::nn::Linear other_net(2, 1);
+    const auto [model, other] = accelerator.prepare(net, other_net);
+    const int rank = accelerator.process_index();
+    const auto loss = [&, &model = model] {
+      return model(torch::tensor({{1 + rank, 2 + rank}})).sum();
+    };
+    accelerator.backward(loss());
+    const Tensor first = net->words->weight.grad();
+    accelerator.backward(other(torch::ones({1, 2})).sum());
+    EXPECT_TRUE(net->words->weight.grad().is_same(first));
+    const Tensor before = first.to_dense();
+    {
+      const auto local = accelerator.no_sync(model);
+      if (rank == 1) net(torch::tensor({{5, 5}})).sum().backward();
+    }
+    const Tensor own = net->words->weight.grad().to_dense();
+    accelerator.backward(other(torch::ones({1, 2})).sum());
+    const Tensor mean = net->words->weight.grad().to_dense();
+    EXPECT_TRUE(torch::equal(mean.narrow(0, 0, 5), before.narrow(0, 0, 5)));
+    if (rank == 1) {
+      EXPECT_TRUE(torch::equal(mean[5], own[5] / 2));
+    }
+    EXPECT_GT(mean[5][0].item<double>(), 0);
+    // A new gradient may lie where the old one lay.
+    for (int i = 0; i < 3; ++i) {
+      net->zero_grad();
+      accelerator.backward(loss() * (rank + 1));
+      const Tensor gradient = net->words->weight.grad().coalesce();
+      EXPECT_TRUE(
+          torch::equal(gradient.indices().view(-1), torch::tensor({1, 2, 3})));
+    }
+  });
+}
+
 // Another function than an embedding's computes the sparse gradient.
 struct OwnImpl : torch::nn::Module {
   Tensor forward(const Tensor& tokens) {

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -107,6 +108,13 @@ void GradientAverager::abandon() {
 }
 
 void GradientAverager::average_rows(TrainableRows rows) {
+  if (pending_.had_backward()) {
+    std::vector<at::Tensor> leaving = rows_.tensors;
+    std::erase_if(leaving, [&](const at::Tensor& tensor) {
+      return rows.names_by_tensor.contains(tensor.unsafeGetTensorImpl());
+    });
+    if (!leaving.empty()) average_pending(leaving, pending_.any());
+  }
   step_reducer_.reset();
   reducer_.reset();
   rows_ = std::move(rows);

@@ -66,14 +66,11 @@ class Replicate final : public Strategy,
       devices_.push_back(row.tensor.device());
     if (group_.size() > 1) {
       for (const Parameter* const sparse : sparse_rows(module, table)) {
-        if (is_shared(*sparse)) sparse_.push_back(sparse->tensor);
+        if (is_shared(*sparse)) sparse_.add(sparse->tensor);
       }
     }
     for (Parameter& row : table.rows()) {
-      const bool is_sparse = std::ranges::any_of(
-          sparse_,
-          [&](const at::Tensor& tensor) { return tensor.is_same(row.tensor); });
-      if (is_sparse) row.is_averaged_apart = true;
+      if (sparse_.contains(row.tensor)) row.is_averaged_apart = true;
     }
     has_rows_apart_ =
         std::ranges::any_of(table.rows(), &Parameter::is_averaged_apart);
@@ -200,16 +197,15 @@ class Replicate final : public Strategy,
 
   using Chosen = bool (*)(const Parameter& row);
 
-  // Makes `averager` average the chosen rows that are trained now; null if
-  // there are none.
+  // Makes `averager` average the chosen rows that are trained now; leaves it as
+  // it is if there are none.
   void average_rows(
       std::unique_ptr<GradientAverager>& averager,
       const Group& group,
       Chosen is_chosen) const {
     TrainableRows rows = trainable_rows(*table_, is_chosen);
-    if (group.size() == 1 || rows.tensors.empty()) {
-      averager.reset();
-    } else if (averager) {
+    if (group.size() == 1 || rows.tensors.empty()) return;
+    if (averager) {
       averager->average_rows(std::move(rows));
     } else {
       averager =
@@ -217,7 +213,9 @@ class Replicate final : public Strategy,
     }
   }
 
-  // Whether `averager` averages the chosen rows as they are now.
+  // Whether `averager` averages the chosen rows as they are now. If all are
+  // frozen, it keeps its state and the gradients of earlier micro-steps for the
+  // backwards to come, and passes by those that cannot reach it.
   [[nodiscard]] bool is_current(
       const GradientAverager* averager,
       const Group& group,
@@ -235,7 +233,7 @@ class Replicate final : public Strategy,
       }
       ++count;
     }
-    return averager == nullptr || count == averager->rows().tensors.size();
+    return count == 0 || count == averager->rows().tensors.size();
   }
 
   // Functions of the program's own can compute sparse gradients, too.
@@ -275,10 +273,13 @@ class Replicate final : public Strategy,
   // Adapts to parameters that the program has frozen, unfrozen or converted
   // since the last backward. Collective if it has.
   void notice_changes() {
-    if (is_current(shared_.get(), group_, &is_shared) &&
-        is_current(experts_.get(), expert_group_, &is_held_expert)) {
-      return;
+    if (!is_current(experts_.get(), expert_group_, &is_held_expert)) {
+      // Ranks that hold other experts see no change.
+      require_in_place();
+      const at::NoGradGuard no_grad;
+      average_rows(experts_, expert_group_, &is_held_expert);
     }
+    if (is_current(shared_.get(), group_, &is_shared)) return;
     if (round_ != nullptr) {
       throw ConfigError(
           "[parallel] parameters were frozen, unfrozen or converted inside "
@@ -291,7 +292,6 @@ class Replicate final : public Strategy,
       require_same_model(replica_group(Layout(), mesh_), *table_, buffers_);
     });
     average_rows(shared_, group_, &is_shared);
-    average_rows(experts_, expert_group_, &is_held_expert);
   }
 
   template <class Visit>
@@ -313,7 +313,7 @@ class Replicate final : public Strategy,
   void end_backward(bool sync_gradients) {
     if (sync_gradients && !sparse_.empty()) {
       guard_collective(group_, "averaging sparse gradients", [&] {
-        average_sparse_gradients(group_, sparse_);
+        sparse_.average(group_);
       });
     }
     if (!sync_gradients || (!shared_ && !has_rows_apart_)) return;
@@ -340,13 +340,13 @@ class Replicate final : public Strategy,
   Group expert_group_;
   ReplicateOptions options_;
   const ParameterTable* table_ = nullptr;
-  /// Averages parameters that all ranks share; null if none is trained.
+  /// Averages parameters that all ranks share; null until one is trained.
   std::unique_ptr<GradientAverager> shared_;
-  /// Averages experts that this rank holds; null if none is trained or no other
-  /// rank holds them.
+  /// Averages experts that this rank holds; null until one is trained, or if no
+  /// other rank holds them.
   std::unique_ptr<GradientAverager> experts_;
   /// Parameters with sparse gradients, which are averaged apart from buckets.
-  std::vector<at::Tensor> sparse_;
+  SparseGradients sparse_;
   /// Where the table's tensors were when the model was prepared.
   std::vector<at::Device> devices_;
   /// True if some parameters are averaged otherwise, here or by another

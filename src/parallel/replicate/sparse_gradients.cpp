@@ -25,6 +25,11 @@ GradientKind kind_of_gradient(const at::Tensor& gradient) {
   return gradient.is_sparse() ? kSparseGradient : kDenseGradient;
 }
 
+std::int64_t version_of(const at::Tensor& gradient) {
+  return gradient.defined() && !gradient.is_inference() ? gradient._version()
+                                                        : 0;
+}
+
 // A sparse gradient without rows.
 at::Tensor no_rows(const at::Tensor& parameter) {
   std::vector<std::int64_t> sizes = parameter.sizes().vec();
@@ -75,19 +80,33 @@ std::vector<const Parameter*> sparse_rows(
   return rows;
 }
 
-void average_sparse_gradients(
-    const Group& group,
-    const std::vector<at::Tensor>& parameters) {
+void SparseGradients::add(const at::Tensor& parameter) {
+  parameters_.push_back(parameter);
+  averaged_.emplace_back(at::Tensor());
+}
+
+bool SparseGradients::contains(const at::Tensor& parameter) const {
+  return std::ranges::any_of(parameters_, [&](const at::Tensor& each) {
+    return each.is_same(parameter);
+  });
+}
+
+void SparseGradients::average(const Group& group) {
   const at::NoGradGuard no_grad;
+  // The kinds of all parameters' gradients, then whether each has changed.
   std::vector<std::int64_t> own;
-  for (const at::Tensor& parameter : parameters)
+  for (const at::Tensor& parameter : parameters_)
     own.push_back(kind_of_gradient(parameter.grad()));
-  const at::Tensor kinds = at::tensor(own, at::kLong);
-  group.all_reduce(kinds, ReduceOp::max);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    own.push_back(averaged_[i].is(parameters_[i].grad()) ? 0 : 1);
+  const at::Tensor all = at::tensor(own, at::kLong);
+  group.all_reduce(all, ReduceOp::max);
+  const auto* const found = all.const_data_ptr<std::int64_t>();
   std::vector<at::Tensor> dense;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor& parameter = parameters[i];
-    const auto kind = kinds[static_cast<std::int64_t>(i)].item<std::int64_t>();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i];
+    const auto kind = found[i];
+    if (found[parameters_.size() + i] == 0) continue;
     if (kind == kSparseGradient) average_sparse_rows(group, parameter);
     if (kind != kDenseGradient) continue;
     if (own[i] == kSparseGradient)
@@ -95,6 +114,16 @@ void average_sparse_gradients(
     dense.push_back(parameter);
   }
   average_gradients(group, dense);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    averaged_[i] = Averaged(parameters_[i].grad());
+}
+
+SparseGradients::Averaged::Averaged(const at::Tensor& now)
+    : gradient(now.getIntrusivePtr()), version(version_of(now)) {}
+
+bool SparseGradients::Averaged::is(const at::Tensor& now) const {
+  return gradient._unsafe_get_target() == now.unsafeGetTensorImpl() &&
+      version == version_of(now);
 }
 
 }  // namespace accelerate::detail
