@@ -771,6 +771,30 @@ TEST(TensorParallel, UnshardsAllAxes) {
   }
 }
 
+// Whoever runs the backward, in which layers take their inputs again.
+TEST(TensorParallel, ForgetsTheInputsOfRecomputedLayers) {
+  for (const bool is_plain : {false, true}) {
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      auto options = options_on({.tensor = 2}, GatheredMlp::plan(), world);
+      options.parallel.activation_checkpointing =
+          ActivationCheckpointingOptions{
+              .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+              .min_num_params = 20};
+      const Accelerator accelerator(options);
+      const auto model = accelerator.prepare(std::make_shared<GatheredMlp>());
+      const Tensor x = GatheredMlp::inputs(0, 1);
+      const auto num_owners = x.storage().use_count();
+      const Tensor loss = loss_of(model(x));
+      if (is_plain) {
+        loss.backward();
+      } else {
+        accelerator.backward(loss);
+      }
+      EXPECT_EQ(x.storage().use_count(), num_owners) << is_plain;
+    });
+  }
+}
+
 // Adagrad makes its state in its constructor, for the full parameters.
 TEST(TensorParallel, StepsByAdagrad) {
   const auto alone = std::make_shared<Mlp>();

@@ -107,6 +107,7 @@ class TensorParallel final : public Strategy {
 
   // Recomputed forwards leave their last input behind.
   void after_backward(bool) override { keeper_->forget_input(); }
+  void after_plain_backward(bool) override { keeper_->forget_input(); }
 
   void before_forward() override {
     require_in_place();
@@ -119,7 +120,7 @@ class TensorParallel final : public Strategy {
   }
 
   void on_failure(const std::exception& error) override {
-    if (!keeper_->is_in_forward()) return;
+    if (!keeper_->is_in_forward()) return keeper_->forget_input();
     keeper_->abandon_forward();
     const auto* const failure = dynamic_cast<const c10::Error*>(&error);
     if (failure == nullptr || keeper_->last_slice().empty()) return;
