@@ -88,6 +88,19 @@ struct AcceleratorOptions {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   GradientAccumulationOptions gradient_accumulation = {};
   SchedulerOptions scheduler = {};
+  /// Linear layers of prepared models add their bias within the product for
+  /// inputs of any number of dimensions, as torch.nn.functional.linear does in
+  /// Python. LibTorch's C++ modules add it afterwards for inputs of other than
+  /// two dimensions, under autocast in single precision. Results differ by
+  /// rounding. Without effect on what activation checkpointing recomputes.
+  /// False: as in LibTorch's modules.
+  bool fused_linear = true;
+  /// Prepared optimizers of exactly torch::optim::AdamW, Adam, SGD, Adagrad and
+  /// RMSprop take their steps with kernels for all parameters of a group,
+  /// device and dtype, rather than about ten operators for each parameter, on
+  /// their own options and state. Results differ by rounding. False: their
+  /// own step() runs.
+  bool fused_optimizers = true;
 
   // Loaders.
 
@@ -124,8 +137,8 @@ struct AcceleratorOptions {
   /// machine has. If the program has registered its own allocator, that one
   /// stays and nothing is changed. The free pages of glibc's heap are returned
   /// to the system when a model has been prepared. Used only if the device is
-  /// the CPU. Unset: for sharded models, unless `MALLOC_MMAP_THRESHOLD_` is in
-  /// the environment. False: LibTorch's allocator and glibc are left alone.
+  /// the CPU. Unset: for models sharded over several ranks, unless
+  /// `MALLOC_MMAP_THRESHOLD_` is in the environment. False: LibTorch's allocator and glibc are left alone.
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// The signals that announce that this process will soon be ended; see
   /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers,

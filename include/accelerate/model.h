@@ -77,6 +77,8 @@ class ACCELERATE_API ForwardScope {
   bool has_work_;
   bool needs_outputs_ = false;
   std::optional<AutocastScope> autocast_;
+  /// See LayerProductScope.
+  std::shared_ptr<void> products_;
 };
 
 }  // namespace detail

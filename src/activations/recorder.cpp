@@ -5,7 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
-#include "activations/replaced_operator.h"
+#include "activations/replaced_attention.h"
+#include "gate/mode_keys.h"
 
 namespace accelerate::detail {
 
@@ -111,7 +112,9 @@ void Recording::run(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  if (keys.has(kReplacingKey)) {
+  // The function's result counts as a tensor from outside the segment, and is
+  // kept.
+  if (keys.has(kReplacingKey) && ReplacedAttention::replaces(operation)) {
     operation.redispatchBoxed(keys, stack);
     return;
   }

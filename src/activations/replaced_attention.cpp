@@ -5,9 +5,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include "activations/replaced_operator.h"
+#include "gate/mode_keys.h"
 
 namespace accelerate::detail {
 
@@ -59,14 +60,12 @@ namespace {
 
 // A process can have only one kernel per operator and dispatch key.
 void register_kernel() {
-  static const auto libraries = [] {
-    auto others = std::make_unique<torch::Library>(
-        torch::Library::IMPL, "_", kReplacingKey, __FILE__, __LINE__);
-    others->fallback(torch::CppFunction::makeFallthrough());
+  register_replacing_key();
+  static const auto library = [] {
     auto made = std::make_unique<torch::Library>(
         torch::Library::IMPL, "aten", kReplacingKey, __FILE__, __LINE__);
     made->impl("scaled_dot_product_attention", &ReplacedAttentionKernel::call);
-    return std::pair(std::move(others), std::move(made));
+    return made;
   }();
 }
 
@@ -91,6 +90,11 @@ ReplacedAttention::ReplacedAttention(Attend attend)
       include_(kReplacingKey) {}
 
 ReplacedAttention::~ReplacedAttention() { innermost = enclosing_; }
+
+bool ReplacedAttention::replaces(const c10::OperatorHandle& operation) {
+  return innermost != nullptr &&
+      operation.operator_name().name == "aten::scaled_dot_product_attention";
+}
 
 at::Tensor ReplacedAttention::enclosing(
     const AttentionArguments& arguments) const {

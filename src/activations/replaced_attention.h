@@ -6,6 +6,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+namespace c10 {
+class OperatorHandle;
+}
+
 namespace accelerate::detail {
 
 /// The arguments of aten::scaled_dot_product_attention.
@@ -28,7 +32,7 @@ at::Tensor attend_by_operator(const AttentionArguments& arguments);
 at::Tensor cast_by_autocast(const at::Tensor& tensor);
 
 /// While alive, replaces aten::scaled_dot_product_attention on this thread with
-/// a function (replaced_operator.h). Other threads, and programs without such
+/// a function (gate/mode_keys.h). Other threads, and programs without such
 /// an object, pay nothing. Must be destroyed on the thread that made it, the
 /// innermost first.
 class ReplacedAttention {
@@ -41,6 +45,9 @@ class ReplacedAttention {
   ReplacedAttention(const ReplacedAttention&) = delete;
   ReplacedAttention& operator=(const ReplacedAttention&) = delete;
   ~ReplacedAttention();
+
+  /// Whether an object of this thread replaces the operator.
+  static bool replaces(const c10::OperatorHandle& operation);
 
   /// For use by the function: computes attention as if this object did not
   /// exist, by the enclosing object's function or the operator itself.

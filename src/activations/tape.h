@@ -14,21 +14,15 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <c10/core/DispatchKey.h>
 
 #include <accelerate/activation_checkpointing.h>
 
 #include "activations/autocast_state.h"
 #include "activations/fingerprint.h"
 #include "activations/saved_tensors.h"
+#include "gate/mode_keys.h"
 
 namespace accelerate::detail {
-
-/// The dispatch key that records operators while a thread includes it. LibTorch
-/// uses it only to test its dispatcher; it comes before autograd, autocast and
-/// the gate.
-inline constexpr c10::DispatchKey kRecordingKey =
-    c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// The operators that have been compared, each identified by the history of
 /// operators up to it.

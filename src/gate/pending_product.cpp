@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "gate/first_of.h"
+#include "gate/gate_entry.h"
 #include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
@@ -51,6 +52,16 @@ at::Tensor PendingProduct::placeholder(
       "operator of LibTorch has used it, since its bias may be added next");
   if (keeper->product_.requires_grad()) made.set_requires_grad(true);
   return made;
+}
+
+bool PendingProduct::complete(const at::Tensor& tensor) {
+  const GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr || entry->watches.empty()) return false;
+  const auto self = std::dynamic_pointer_cast<PendingProduct>(
+      entry->watches.front().keeper);
+  if (self == nullptr) return false;
+  turn_into(tensor, self->layer_.finish(self->product_));
+  return true;
 }
 
 bool PendingProduct::adds_bias(GatedCall& call, const at::Tensor& own) const {

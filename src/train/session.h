@@ -27,6 +27,8 @@
 #include "comm/monitoring/rank_agreement.h"
 #include "config/settings.h"
 #include "engines/read_request.h"
+#include "gate/layer_products.h"
+#include "optim/optimizers/fused.h"
 #include "parallel/plan.h"
 #include "parallel/replicate/join_round.h"
 #include "parallel/strategy_list.h"
@@ -59,6 +61,8 @@ struct PreparedModel {
   Mesh mesh;
   ParameterTable table = {};
   StrategyList strategies = {};
+  /// The layers whose products include their bias; null if none do.
+  std::unique_ptr<LayerProducts> layer_products = nullptr;
   /// Set if forwards run under autocast.
   std::optional<c10::ScalarType> autocast_dtype = std::nullopt;
   /// False inside accumulate() and no_sync() while a window is not at its end.
@@ -81,6 +85,8 @@ struct PreparedOptimizer {
   Session* session = nullptr;
   /// Null after free_memory(), and after the user's optimizer was destroyed.
   torch::optim::Optimizer* inner = nullptr;
+  /// Steps `inner` instead of its own step(); null if there is none.
+  FusedStep fused_step = nullptr;
   /// StepState::num_backwards when the gradients were last used or dropped.
   std::int64_t num_backwards_used = 0;
   /// See StepCounts.
@@ -118,6 +124,11 @@ struct PreparedScheduler {
 [[nodiscard]] bool is_accumulating(const PreparedOptimizer& optimizer);
 /// Marks its gradients as used or dropped; returns whether there were any.
 bool use_gradients(PreparedOptimizer& optimizer);
+
+/// Steps the user's optimizer itself, whether or not a step is due.
+at::Tensor step_inner(
+    const PreparedOptimizer& prepared,
+    const LossClosure& closure);
 
 /// Steps the schedule itself, whether or not a step is due.
 void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
@@ -200,6 +211,10 @@ struct alignas(64) Session {
   AutocastOptions autocast;
   GradientAccumulationOptions accumulation;
   SchedulerOptions scheduling;
+  /// AcceleratorOptions::fused_linear.
+  bool fused_linear = true;
+  /// AcceleratorOptions::fused_optimizers.
+  bool fused_optimizers = true;
   /// Defaults of loaders, as the program last set them.
   DataLoaderConfiguration dataloader_config = {};
   /// Generators that are synchronised at the start of a pass.

@@ -69,6 +69,21 @@ TEST(ShardPlan, TakesAllRanksUnlessDegreesAreGiven) {
       std::pair(8, 1));
 }
 
+// A rank that has all shards takes steps as without sharding.
+TEST(ShardPlan, KeepsFreedBlocksOnSeveralRanks) {
+  const auto keeps = [](int ranks, std::optional<bool> given) {
+    return make_plan({.training = request(with({}), {}, "no", 1),
+                      .num_ranks = ranks,
+                      .num_local_ranks = 1,
+                      .keep_freed_blocks = given})
+        .keeps_freed_blocks;
+  };
+  EXPECT_TRUE(keeps(2, std::nullopt));
+  EXPECT_FALSE(keeps(1, std::nullopt));
+  EXPECT_TRUE(keeps(1, true));
+  EXPECT_FALSE(keeps(2, false));
+}
+
 TEST(ShardPlan, FollowsTheLauncher) {
   const auto found = plan(
       {},

@@ -241,10 +241,11 @@ void expect_outcome(
 const ParallelOptions kSharded{
     .fully_sharded = FullyShardedDataParallelOptions()};
 
-TEST(FreedBlocksDeathTest, AreKeptForShardedModelsUnlessSwitchedOff) {
-  expect_outcome({.parallel = kSharded}, {true, true});
+// A rank that has all shards takes steps as without sharding.
+TEST(FreedBlocksDeathTest, AreNotKeptForOneRank) {
+  expect_outcome({.parallel = kSharded}, {false, false});
   expect_outcome(
-      {.parallel = kSharded, .keep_freed_blocks = false}, {false, false});
+      {.parallel = kSharded, .keep_freed_blocks = true}, {true, true});
 }
 
 TEST(FreedBlocksDeathTest, AreKeptForOtherModelsIfSwitchedOn) {

@@ -1,14 +1,23 @@
+#include "optim/optimizers/fused.h"
+
+#include <algorithm>
+#include <typeinfo>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/optim/rmsprop.h>
 
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
-namespace accelerate::optim {
+namespace accelerate {
 
 namespace {
+
+using detail::LossClosure;
+using torch::optim::Optimizer;
 
 /// Tensors processed by one kernel call. Their step counts are equal, so one
 /// 0-d tensor serves all.
@@ -85,10 +94,11 @@ class Batches {
   template <class Kernel>
   void run(Kernel&& kernel) {
     for (Batch& batch : batches_) {
-      const at::Tensor step = at::full(
-          {},
-          static_cast<double>(batch.step),
-          at::TensorOptions().dtype(at::kFloat).device(batch.device));
+      auto count = static_cast<float>(batch.step);
+      at::Tensor step = at::from_blob(&count, {}, at::kFloat);
+      if (!batch.device.is_cpu()) {
+        step = at::full({}, count, step.options().device(batch.device));
+      }
       kernel(batch, std::vector<at::Tensor>(batch.parameters.size(), step));
     }
     dense_.write_back();
@@ -110,7 +120,7 @@ class Batches {
   DenseCopies dense_;
 };
 
-at::Tensor run_closure(const torch::optim::Optimizer::LossClosure& closure) {
+at::Tensor run_closure(const LossClosure& closure) {
   if (!closure) return {};
   const at::AutoGradMode with_gradients(true);
   return closure();
@@ -179,13 +189,13 @@ State& state_of(auto& states, const at::Tensor& parameter, Make&& make) {
 
 // The states and options of Adam and AdamW have the same fields.
 template <class State, class Options, class Kernel>
-void adam_step(auto& groups, auto& states, Kernel&& kernel) {
-  for (auto& group : groups) {
+void adam_step(Optimizer& optimizer, Kernel&& kernel) {
+  for (auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     Batches batches;
     for (const at::Tensor& parameter : group.params()) {
       if (!has_gradient(parameter)) continue;
-      State& state = state_of<State>(states, parameter, [&] {
+      State& state = state_of<State>(optimizer.state(), parameter, [&] {
         auto made = std::make_unique<State>();
         made->exp_avg(at::zeros_like(parameter, at::MemoryFormat::Preserve));
         made->exp_avg_sq(at::zeros_like(parameter, at::MemoryFormat::Preserve));
@@ -223,32 +233,20 @@ void adam_step(auto& groups, auto& states, Kernel&& kernel) {
   }
 }
 
-}  // namespace
-
-at::Tensor AdamW::step(LossClosure closure) {
-  const at::NoGradGuard no_grad;
-  at::Tensor loss = run_closure(closure);
+void step_adamw(Optimizer& optimizer) {
   adam_step<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
-      param_groups_, state_, [](const auto&... arguments) {
-        at::_fused_adamw_(arguments...);
-      });
-  return loss;
+      optimizer,
+      [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
 }
 
-at::Tensor Adam::step(LossClosure closure) {
-  const at::NoGradGuard no_grad;
-  at::Tensor loss = run_closure(closure);
+void step_adam(Optimizer& optimizer) {
   adam_step<torch::optim::AdamParamState, torch::optim::AdamOptions>(
-      param_groups_, state_, [](const auto&... arguments) {
-        at::_fused_adam_(arguments...);
-      });
-  return loss;
+      optimizer,
+      [](const auto&... arguments) { at::_fused_adam_(arguments...); });
 }
 
-at::Tensor SGD::step(LossClosure closure) {
-  const at::NoGradGuard no_grad;
-  at::Tensor loss = run_closure(closure);
-  for (auto& group : param_groups_) {
+void step_sgd(Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups()) {
     const auto& options =
         static_cast<const torch::optim::SGDOptions&>(group.options());
     Batches batches;
@@ -260,8 +258,8 @@ at::Tensor SGD::step(LossClosure closure) {
         batches.add(parameter, 1, {});
         continue;
       }
-      auto& state =
-          state_of<torch::optim::SGDParamState>(state_, parameter, [] {
+      auto& state = state_of<torch::optim::SGDParamState>(
+          optimizer.state(), parameter, [] {
             return std::make_unique<torch::optim::SGDParamState>();
           });
       const bool is_first = !state.momentum_buffer().defined();
@@ -284,20 +282,17 @@ at::Tensor SGD::step(LossClosure closure) {
       }
     });
   }
-  return loss;
 }
 
-at::Tensor Adagrad::step(LossClosure closure) {
-  const at::NoGradGuard no_grad;
-  at::Tensor loss = run_closure(closure);
-  for (auto& group : param_groups_) {
+void step_adagrad(Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups()) {
     const auto& options =
         static_cast<const torch::optim::AdagradOptions&>(group.options());
     Batches batches;
     for (const at::Tensor& parameter : group.params()) {
       if (!has_gradient(parameter)) continue;
-      auto& state =
-          state_of<torch::optim::AdagradParamState>(state_, parameter, [&] {
+      auto& state = state_of<torch::optim::AdagradParamState>(
+          optimizer.state(), parameter, [&] {
             auto made = std::make_unique<torch::optim::AdagradParamState>();
             made->sum(
                 at::full_like(parameter, options.initial_accumulator_value()));
@@ -328,7 +323,149 @@ at::Tensor Adagrad::step(LossClosure closure) {
           /*maximize=*/false);
     });
   }
+}
+
+// LibTorch has no fused kernel for it, but some that take lists.
+void run_rmsprop(
+    const Batch& batch,
+    const torch::optim::RMSpropOptions& options) {
+  std::vector<at::Tensor> gradients = batch.gradients;
+  if (options.weight_decay() != 0)
+    gradients = at::_foreach_add(
+        gradients, batch.parameters, options.weight_decay());
+  const double weight = 1 - options.alpha();
+  at::_foreach_mul_(batch.first, options.alpha());
+  at::_foreach_addcmul_(batch.first, gradients, gradients, weight);
+  std::vector<at::Tensor> divisors;
+  if (options.centered()) {
+    at::_foreach_mul_(batch.largest, options.alpha());
+    at::_foreach_add_(batch.largest, gradients, weight);
+    divisors =
+        at::_foreach_addcmul(batch.first, batch.largest, batch.largest, -1);
+    at::_foreach_sqrt_(divisors);
+  } else {
+    divisors = at::_foreach_sqrt(batch.first);
+  }
+  at::_foreach_add_(divisors, options.eps());
+  if (options.momentum() > 0) {
+    at::_foreach_mul_(batch.second, options.momentum());
+    at::_foreach_addcdiv_(batch.second, gradients, divisors);
+    at::_foreach_add_(batch.parameters, batch.second, -options.lr());
+  } else {
+    at::_foreach_addcdiv_(
+        batch.parameters, gradients, divisors, -options.lr());
+  }
+}
+
+void step_rmsprop(Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups()) {
+    const auto& options =
+        static_cast<const torch::optim::RMSpropOptions&>(group.options());
+    Batches batches;
+    for (const at::Tensor& parameter : group.params()) {
+      if (!has_gradient(parameter)) continue;
+      const auto zeros = [&] {
+        return at::zeros_like(parameter, at::MemoryFormat::Preserve);
+      };
+      auto& state = state_of<torch::optim::RMSpropParamState>(
+          optimizer.state(), parameter, [&] {
+            auto made = std::make_unique<torch::optim::RMSpropParamState>();
+            made->square_avg(zeros());
+            return made;
+          });
+      if (options.momentum() > 0 && !state.momentum_buffer().defined())
+        state.momentum_buffer(zeros());
+      if (options.centered() && !state.grad_avg().defined())
+        state.grad_avg(zeros());
+      state.step(state.step() + 1);
+      batches.add(
+          parameter,
+          1,
+          state.square_avg(),
+          options.momentum() > 0 ? state.momentum_buffer() : at::Tensor(),
+          options.centered() ? state.grad_avg() : at::Tensor());
+    }
+    batches.run([&](const Batch& batch, const std::vector<at::Tensor>&) {
+      run_rmsprop(batch, options);
+    });
+  }
+}
+
+// Steps of LibTorch's own classes stay LibTorch's for tensors that it treats in
+// its own way.
+bool has_unusual_tensors(const Optimizer& optimizer) {
+  return std::any_of(
+      optimizer.param_groups().begin(),
+      optimizer.param_groups().end(),
+      [](const auto& group) {
+        return std::any_of(
+            group.params().begin(),
+            group.params().end(),
+            [](const at::Tensor& parameter) {
+              const at::Tensor& gradient = parameter.grad();
+              return gradient.defined() &&
+                  (parameter.is_complex() ||
+                   gradient.layout() != at::kStrided);
+            });
+      });
+}
+
+template <void (*Step)(Optimizer&)>
+at::Tensor step_fused(Optimizer& optimizer, const LossClosure& closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss = run_closure(closure);
+  Step(optimizer);
   return loss;
 }
 
-}  // namespace accelerate::optim
+template <void (*Step)(Optimizer&)>
+at::Tensor step_like_libtorch(
+    Optimizer& optimizer,
+    const LossClosure& closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss = run_closure(closure);
+  if (has_unusual_tensors(optimizer)) {
+    optimizer.step();
+  } else {
+    Step(optimizer);
+  }
+  return loss;
+}
+
+}  // namespace
+
+detail::FusedStep detail::fused_step_of(const Optimizer& optimizer) {
+  const std::type_info& type = typeid(optimizer);
+  if (type == typeid(torch::optim::AdamW))
+    return &step_like_libtorch<&step_adamw>;
+  if (type == typeid(torch::optim::Adam))
+    return &step_like_libtorch<&step_adam>;
+  if (type == typeid(torch::optim::SGD)) return &step_like_libtorch<&step_sgd>;
+  if (type == typeid(torch::optim::Adagrad))
+    return &step_like_libtorch<&step_adagrad>;
+  if (type == typeid(torch::optim::RMSprop))
+    return &step_like_libtorch<&step_rmsprop>;
+  return nullptr;
+}
+
+namespace optim {
+
+at::Tensor AdamW::step(LossClosure closure) {
+  return step_fused<&step_adamw>(*this, closure);
+}
+
+at::Tensor Adam::step(LossClosure closure) {
+  return step_fused<&step_adam>(*this, closure);
+}
+
+at::Tensor SGD::step(LossClosure closure) {
+  return step_fused<&step_sgd>(*this, closure);
+}
+
+at::Tensor Adagrad::step(LossClosure closure) {
+  return step_fused<&step_adagrad>(*this, closure);
+}
+
+}  // namespace optim
+
+}  // namespace accelerate

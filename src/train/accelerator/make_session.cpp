@@ -159,6 +159,8 @@ std::shared_ptr<Session> make_session(
       .autocast = options.autocast,
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
+      .fused_linear = options.fused_linear,
+      .fused_optimizers = options.fused_optimizers,
       .dataloader_config = options.dataloader_config,
       .rng_types = options.rng_types,
       .device_placement = options.device_placement,

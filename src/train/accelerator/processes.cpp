@@ -76,6 +76,7 @@ void Accelerator::free_memory() const {
     model->strategies.clear();
     model->table = {};
     model->module.reset();
+    model->layer_products.reset();
   }
   // Schedules refer to their optimizers, so they go first.
   for (const auto& scheduler : session_->schedulers) {

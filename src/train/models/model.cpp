@@ -15,7 +15,8 @@ ForwardScope::ForwardScope(PreparedModel& model)
       part_(model.session->steps.get(), StepPart::forward, &model),
       has_work_(
           !model.strategies.is_idle() || model.autocast_dtype.has_value() ||
-          model.awaits_values) {
+          model.awaits_values ||
+          (model.layer_products && model.layer_products->has_work())) {
   if (!model.module) throw_released("the model again");
   if (has_work_) {
     begin();
@@ -42,6 +43,8 @@ void ForwardScope::begin() {
         AutocastOptions{
             .cache_enabled = model_.session->autocast.cache_enabled});
   }
+  if (model_.layer_products && model_.layer_products->has_work())
+    products_ = std::make_shared<LayerProductScope>(*model_.layer_products);
   const StrategyTraits& traits = model_.strategies.traits();
   needs_outputs_ = model_.autocast_dtype.has_value() ||
       traits.output_dtype.has_value() ||
@@ -89,6 +92,7 @@ at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
 
 void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
   autocast_.reset();
+  products_.reset();
   if (!has_work_) return;
   ForwardOutputs seen;
   if (outputs != nullptr) seen = {true, *outputs};
@@ -97,6 +101,7 @@ void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
 
 void ForwardScope::fail(const std::exception& error) {
   autocast_.reset();
+  products_.reset();
   if (const auto better = model_.strategies.on_failure(error))
     std::rethrow_exception(better);
   throw;

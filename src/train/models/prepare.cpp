@@ -78,6 +78,9 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   const bool keeps_blocks = plan.keeps_freed_blocks && !chosen.evaluation_mode;
   if (keeps_blocks) model->freed_blocks = detail::keep_freed_blocks(0);
   model->strategies.prepare(*module, model->table);
+  if (session.fused_linear) {
+    model->layer_products = std::make_unique<detail::LayerProducts>(*module);
+  }
   model->plain_backwards = std::make_shared<detail::PlainBackwards>(*model);
   if (!model->strategies.is_idle()) model->module_watch.emplace(*module);
   if (keeps_blocks) {
@@ -104,6 +107,9 @@ detail::PreparedOptimizer& make_prepared_optimizer(
       std::make_unique<detail::PreparedOptimizer>(detail::PreparedOptimizer{
           .session = &session,
           .inner = &optimizer,
+          .fused_step = session.fused_optimizers
+              ? detail::fused_step_of(optimizer)
+              : nullptr,
           .num_backwards_used = session.step.num_backwards}));
   prepared.parameters = detail::digest_of_parameters(optimizer);
   session.step_counts->add(prepared.num_steps);

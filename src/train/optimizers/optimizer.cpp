@@ -111,12 +111,12 @@ at::Tensor step_on_whole_state(
   if (session.scaler) {
     loss = detail::scaled_step(session, prepared, closure);
   } else {
-    loss = closure ? inner.step([&] {
+    const detail::LossClosure completed = [&] {
       at::Tensor computed = closure();
       detail::complete_gradients(session);
       return computed;
-    })
-                   : inner.step();
+    };
+    loss = detail::step_inner(prepared, closure ? completed : nullptr);
     detail::use_gradients(prepared);
   }
   for (const auto& model : session.models)
@@ -167,6 +167,14 @@ void drop_kept_gradient(
 
 }  // namespace
 
+at::Tensor detail::step_inner(
+    const PreparedOptimizer& prepared,
+    const LossClosure& closure) {
+  return prepared.fused_step != nullptr
+      ? prepared.fused_step(*prepared.inner, closure)
+      : prepared.inner->step(closure);
+}
+
 std::size_t detail::digest_of_parameters(
     const torch::optim::Optimizer& optimizer) {
   std::size_t digest = 0;
@@ -212,8 +220,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   const detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
   if (!session.step.is_direct) return take_step(*prepared_, closure);
-  at::Tensor loss =
-      closure ? prepared_->inner->step(closure) : prepared_->inner->step();
+  at::Tensor loss = detail::step_inner(*prepared_, closure);
   detail::use_gradients(*prepared_);
   detail::StepCounts::advance(prepared_->num_steps);
   return loss;

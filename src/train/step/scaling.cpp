@@ -37,6 +37,24 @@ bool has_gradients(const torch::optim::Optimizer& optimizer) {
       });
 }
 
+// GradScaler::step() with the prepared optimizer's step. Returns whether it
+// stepped.
+bool step_if_finite(
+    const GradScaler& scaler,
+    const PreparedOptimizer& optimizer,
+    const std::function<at::Tensor()>& closure) {
+  // The scaler refuses closures.
+  if (scaler.is_enabled() && closure)
+    return scaler.step(*optimizer.inner, closure);
+  if (scaler.is_enabled()) {
+    if (!scaler.is_unscaled(*optimizer.inner))
+      scaler.unscale_(*optimizer.inner);
+    if (scaler.found_inf(*optimizer.inner)) return false;
+  }
+  step_inner(optimizer, closure);
+  return true;
+}
+
 std::vector<PreparedOptimizer*> waiting(Session& session) {
   std::vector<PreparedOptimizer*> found;
   for (const auto& optimizer : session.optimizers) {
@@ -124,9 +142,10 @@ at::Tensor scaled_step(
     // Accelerator::backward() was not called since the last step, so gradients
     // are not scaled.
     optimizer.step_was_skipped = false;
-    return closure ? optimizer.inner->step(closure) : optimizer.inner->step();
+    return step_inner(optimizer, closure);
   }
-  optimizer.step_was_skipped = !session.scaler->step(*optimizer.inner, closure);
+  optimizer.step_was_skipped =
+      !step_if_finite(*session.scaler, optimizer, closure);
   use_gradients(optimizer);
   session.scale_is_due = session.scaler->is_enabled();
   // With several optimizers the scale must not change between their steps.

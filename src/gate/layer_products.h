@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "gate/mode_keys.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace accelerate::detail {
+
+/// A weight matrix and the vector that its module may add to products with it.
+struct LayerProduct {
+  /// How the program has used products with the weight so far.
+  enum class Use { unknown, adds_bias, keeps_product };
+
+  at::Tensor weight;
+  at::Tensor bias;
+  Use use = Use::unknown;
+};
+
+struct BiasedProduct;
+
+/// The layers of a module whose product and bias can be one operator. For
+/// inputs of three and more dimensions torch::nn::functional::linear multiplies
+/// and then adds the bias in a pass over the result of its own, where
+/// aten::linear adds it within the product.
+class LayerProducts {
+ public:
+  /// Finds the pairs `weight` and `bias`, `in_proj_weight` and `in_proj_bias`
+  /// and so on of all modules.
+  explicit LayerProducts(const torch::nn::Module& module);
+  LayerProducts(const LayerProducts&) = delete;
+  LayerProducts& operator=(const LayerProducts&) = delete;
+
+  /// False if there is nothing to do: no such pair, or none that the last
+  /// forward multiplied with more than two dimensions.
+  [[nodiscard]] bool has_work() const { return has_work_; }
+
+ private:
+  friend class LayerProductScope;
+  friend struct LayerProductKernels;
+
+  using Layer = std::shared_ptr<LayerProduct>;
+
+  /// The layer of whose weight a factor is the transpose; null if there is
+  /// none.
+  [[nodiscard]] Layer find(const at::Tensor& transposed);
+  [[nodiscard]] Layer look_up(const at::Tensor& transposed) const;
+  /// Notices weights whose memory has been replaced.
+  void index_layers();
+
+  std::vector<Layer> layers_;
+  /// The place of each weight's memory, and the layers by place.
+  std::vector<std::size_t> places_;
+  std::unordered_map<std::size_t, Layer> by_place_;
+  bool has_work_ = false;
+  /// In the current forward.
+  bool is_indexed_ = false;
+  bool has_found_ = false;
+};
+
+/// While alive, this thread's products with the layers' weights include the
+/// bias if the program has added it to earlier ones: the addition that follows
+/// then does nothing. If something else follows on such a product, it gets the
+/// product without the bias. Inert inside recordings, which recompute operators
+/// as they were. Must be destroyed on the thread that made it, the innermost
+/// first.
+class LayerProductScope {
+ public:
+  explicit LayerProductScope(LayerProducts& products);
+  ~LayerProductScope();
+  LayerProductScope(const LayerProductScope&) = delete;
+  LayerProductScope& operator=(const LayerProductScope&) = delete;
+
+ private:
+  friend struct LayerProductKernels;
+
+  LayerProducts& products_;
+  LayerProductScope* enclosing_;
+  /// The last product with a layer's weight.
+  const c10::TensorImpl* last_ = nullptr;
+  std::shared_ptr<LayerProduct> layer_;
+  /// Set while that product includes the bias and nothing has followed on it.
+  std::weak_ptr<BiasedProduct> biased_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+}  // namespace accelerate::detail
