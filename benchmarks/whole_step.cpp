@@ -44,7 +44,9 @@ struct EncoderImpl : nn::Module {
   EncoderImpl() {
     nn::TransformerEncoderLayerOptions options(256, 4);
     options.dim_feedforward(1024).dropout(0).activation(torch::kGELU);
-    encoder = register_module("encoder", nn::TransformerEncoder(nn::TransformerEncoderOptions(options, 4)));
+    encoder = register_module(
+        "encoder",
+        nn::TransformerEncoder(nn::TransformerEncoderOptions(options, 4)));
     head = register_module("head", nn::Linear(256, 10));
   }
   Tensor forward(const Tensor& x) { return head(encoder(x).mean(0)); }
@@ -83,8 +85,7 @@ GptOptions gpt_options() {
 }
 
 Tensor loss_of(const Tensor& logits, const Tensor& targets) {
-  const Tensor rows =
-      logits.dim() == 3 ? logits.flatten(0, 1) : logits;
+  const Tensor rows = logits.dim() == 3 ? logits.flatten(0, 1) : logits;
   return torch::cross_entropy_loss(rows.to(torch::kFloat), targets.flatten());
 }
 

@@ -71,8 +71,7 @@ namespace {
 
 at::Tensor placeholder_of(const std::shared_ptr<BiasedProduct>& product) {
   return PendingProduct::placeholder(
-      at::linear(
-          product->input, product->layer->weight, product->layer->bias),
+      at::linear(product->input, product->layer->weight, product->layer->bias),
       {// The kernel of add_ sees that first.
        .is_bias = [](const c10::IValue&) { return false; },
        .add_bias = [](GatedCall& call) { call.run(); },
@@ -85,8 +84,8 @@ at::Tensor placeholder_of(const std::shared_ptr<BiasedProduct>& product) {
 }
 
 c10::DispatchKeySet below(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(
-                    c10::DispatchKeySet::FULL_AFTER, kReplacingKey);
+  return keys &
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kReplacingKey);
 }
 
 }  // namespace
@@ -110,8 +109,8 @@ struct LayerProductKernels {
     at::Tensor result;
     scope->biased_.reset();
     if (layer->use == LayerProduct::Use::adds_bias) {
-      const auto biased = std::make_shared<BiasedProduct>(BiasedProduct{
-          .layer = layer, .input = input, .transposed = other});
+      const auto biased = std::make_shared<BiasedProduct>(
+          BiasedProduct{.layer = layer, .input = input, .transposed = other});
       scope->biased_ = biased;
       result = placeholder_of(biased);
     } else {
@@ -168,8 +167,8 @@ LayerProducts::LayerProducts(const torch::nn::Module& module) {
           named.key().substr(0, named.key().size() - kWeight.size());
       const at::Tensor* const bias = own.find(prefix + std::string(kBias));
       if (bias != nullptr && is_pair(named.value(), *bias))
-        layers_.push_back(std::make_shared<LayerProduct>(
-            LayerProduct{named.value(), *bias}));
+        layers_.push_back(
+            std::make_shared<LayerProduct>(LayerProduct{named.value(), *bias}));
     }
   }
   has_work_ = !layers_.empty();
@@ -180,8 +179,7 @@ void LayerProducts::index_layers() {
   std::vector<std::size_t> places;
   places.reserve(layers_.size());
   for (const Layer& layer : layers_)
-    places.push_back(
-        layer->weight.has_storage() ? place_of(layer->weight) : 0);
+    places.push_back(layer->weight.has_storage() ? place_of(layer->weight) : 0);
   if (places == places_) return;
   places_ = std::move(places);
   by_place_.clear();

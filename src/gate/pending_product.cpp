@@ -57,8 +57,8 @@ at::Tensor PendingProduct::placeholder(
 bool PendingProduct::complete(const at::Tensor& tensor) {
   const GateEntry* const entry = entry_of(tensor);
   if (entry == nullptr || entry->watches.empty()) return false;
-  const auto self = std::dynamic_pointer_cast<PendingProduct>(
-      entry->watches.front().keeper);
+  const auto self =
+      std::dynamic_pointer_cast<PendingProduct>(entry->watches.front().keeper);
   if (self == nullptr) return false;
   turn_into(tensor, self->layer_.finish(self->product_));
   return true;

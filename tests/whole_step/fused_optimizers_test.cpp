@@ -45,10 +45,7 @@ void set_gradients(const std::vector<Tensor>& parameters, int step) {
 
 // The units in the last place by which `a` differs from `b`, at most; the units
 // are those of the larger one of where a step began and where it ended.
-double units_between(
-    const Tensor& a,
-    const Tensor& b,
-    const Tensor& before) {
+double units_between(const Tensor& a, const Tensor& b, const Tensor& before) {
   if (a.numel() == 0) return 0;
   const int digits = a.scalar_type() == at::kDouble ? 53 : 24;
   const auto wide = [](const Tensor& tensor) {
@@ -182,10 +179,8 @@ TEST(PreparedOptimizers, FollowLibTorchsCurve) {
       torch::optim::AdamOptions(1e-2).amsgrad(true));
   expect_same_curve<torch::optim::SGD>(
       torch::optim::SGDOptions(1e-2).momentum(0.9));
-  expect_same_curve<torch::optim::Adagrad>(
-      torch::optim::AdagradOptions(3e-2));
-  expect_same_curve<torch::optim::RMSprop>(
-      torch::optim::RMSpropOptions(1e-3));
+  expect_same_curve<torch::optim::Adagrad>(torch::optim::AdagradOptions(3e-2));
+  expect_same_curve<torch::optim::RMSprop>(torch::optim::RMSpropOptions(1e-3));
 }
 
 // Parameters with gradients.
@@ -217,8 +212,7 @@ TEST(PreparedOptimizers, TakeTwoOperatorsPerGroupAndDtype) {
   groups.emplace_back(many(at::kFloat, 50));
   torch::optim::AdamW adamw(groups, torch::optim::AdamWOptions(0.1));
   EXPECT_LE(operators_of_a_step(adamw, {}), 2 * 3);
-  EXPECT_GT(
-      operators_of_a_step(adamw, {.fused_optimizers = false}), 300 * 5);
+  EXPECT_GT(operators_of_a_step(adamw, {.fused_optimizers = false}), 300 * 5);
   torch::optim::SGD sgd(
       many(at::kFloat, 300), torch::optim::SGDOptions(0.1).momentum(0.9));
   EXPECT_LE(operators_of_a_step(sgd, {}), 2);

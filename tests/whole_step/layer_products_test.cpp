@@ -23,8 +23,7 @@ struct BlockImpl : torch::nn::Module {
     up = register_module("up", torch::nn::Linear(8, 24));
     down = register_module("down", torch::nn::Linear(24, 8));
     plain = register_module(
-        "plain",
-        torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false)));
+        "plain", torch::nn::Linear(torch::nn::LinearOptions(8, 4).bias(false)));
   }
   Tensor forward(const Tensor& x) {
     return plain(x + down(torch::gelu(up(x))));
@@ -73,8 +72,8 @@ void expect_close(const Outcome& a, const Outcome& b, double tolerance) {
   EXPECT_TRUE(torch::allclose(a.output, b.output, tolerance, tolerance));
   ASSERT_EQ(a.gradients.size(), b.gradients.size());
   for (std::size_t i = 0; i < a.gradients.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(
-        a.gradients[i], b.gradients[i], tolerance, tolerance))
+    EXPECT_TRUE(
+        torch::allclose(a.gradients[i], b.gradients[i], tolerance, tolerance))
         << "gradient " << i;
   }
 }
@@ -108,10 +107,10 @@ TEST(LayerProducts, ComputeAsPythonDoes) {
   for (const Precision precision : {Precision::no, Precision::bf16}) {
     const Outcome fused =
         run(Block(), {2, 3, 8}, {.mixed_precision = precision});
-    const Outcome python = run(
-        PythonsBlock(),
-        {2, 3, 8},
-        {.mixed_precision = precision, .fused_linear = false});
+    const Outcome python =
+        run(PythonsBlock(),
+            {2, 3, 8},
+            {.mixed_precision = precision, .fused_linear = false});
     EXPECT_TRUE(fused.output.equal(python.output));
     for (std::size_t i = 0; i < fused.gradients.size(); ++i) {
       if (fused.gradients[i].defined()) {
@@ -178,8 +177,8 @@ TEST(LayerProducts, AreExactWhateverFollows) {
       net->way = 0;
       for (int step = 0; step < 2; ++step) {
         // Only the usual product at first.
-        outputs.push_back(
-            model.call([&](OddImpl& odd) { return odd.layer(values({2, 3, 4})); }));
+        outputs.push_back(model.call(
+            [&](OddImpl& odd) { return odd.layer(values({2, 3, 4})); }));
       }
       net->way = way;
       for (int step = 0; step < 2; ++step)
@@ -243,8 +242,7 @@ TEST(LayerProducts, AreDifferentiableTwice) {
       Tensor x = values({2, 3, 4}).requires_grad_();
       const Tensor y = torch::tanh(model(x)).sum();
       const auto first = torch::autograd::grad({y}, {x}, {}, true, true);
-      last = torch::autograd::grad(
-          {first[0].square().sum()}, {net->weight})[0];
+      last = torch::autograd::grad({first[0].square().sum()}, {net->weight})[0];
     }
     found.push_back(last);
   }

@@ -331,8 +331,8 @@ void run_rmsprop(
     const torch::optim::RMSpropOptions& options) {
   std::vector<at::Tensor> gradients = batch.gradients;
   if (options.weight_decay() != 0)
-    gradients = at::_foreach_add(
-        gradients, batch.parameters, options.weight_decay());
+    gradients =
+        at::_foreach_add(gradients, batch.parameters, options.weight_decay());
   const double weight = 1 - options.alpha();
   at::_foreach_mul_(batch.first, options.alpha());
   at::_foreach_addcmul_(batch.first, gradients, gradients, weight);
@@ -352,8 +352,7 @@ void run_rmsprop(
     at::_foreach_addcdiv_(batch.second, gradients, divisors);
     at::_foreach_add_(batch.parameters, batch.second, -options.lr());
   } else {
-    at::_foreach_addcdiv_(
-        batch.parameters, gradients, divisors, -options.lr());
+    at::_foreach_addcdiv_(batch.parameters, gradients, divisors, -options.lr());
   }
 }
 
@@ -404,8 +403,7 @@ bool has_unusual_tensors(const Optimizer& optimizer) {
             [](const at::Tensor& parameter) {
               const at::Tensor& gradient = parameter.grad();
               return gradient.defined() &&
-                  (parameter.is_complex() ||
-                   gradient.layout() != at::kStrided);
+                  (parameter.is_complex() || gradient.layout() != at::kStrided);
             });
       });
 }
