@@ -173,6 +173,9 @@ TEST(SplitAttention, ReturnsTheWeightsOfAllHeads) {
     each.parallel.activation_checkpointing.reset();
     each.precision = Precision::bf16;
     each.tolerance = 3e-2;
+    // The fifth gradient is a fiftieth of the others, less than what bf16
+    // rounds away from them.
+    each.steps = 4;
     expect_like_one_process<Weighing>(each);
   }
 }
