@@ -56,6 +56,44 @@ TEST(Hooks, ChangeInputsAndOutputsOfAnUnmodifiedModule) {
   EXPECT_THAT(seen, ElementsAre("init", "pre", "post", "detach"));
 }
 
+struct MultiplierImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return torch::matmul(x, weight);
+  }
+  torch::Tensor weight = register_parameter("weight", torch::ones({3, 2}));
+  torch::Tensor bias = register_parameter("bias", torch::ones({2}));
+};
+TORCH_MODULE(Multiplier);
+
+// Notes whether the module exists when it is called.
+struct Watcher : ModelHook {
+  std::vector<at::Tensor> post_forward(
+      torch::nn::Module&,
+      std::vector<at::Tensor> outputs) override {
+    saw_module = !module.expired();
+    return outputs;
+  }
+  std::weak_ptr<torch::nn::Module> module;
+  bool saw_module = false;
+};
+
+// The program might add a bias to the product, so that the hook is called when
+// it uses the result.
+TEST(Hooks, HoldTheModuleUntilItsResultIsUsed) {
+  const auto hook = std::make_shared<Watcher>();
+  torch::Tensor result;
+  {
+    Multiplier multiplier;
+    hook->module = multiplier.ptr();
+    add_hook_to_module(*multiplier, hook);
+    result = multiplier(torch::ones({2, 2, 3}));
+    EXPECT_FALSE(hook->saw_module);
+  }
+  EXPECT_TRUE(torch::equal(result + 0, torch::full({2, 2, 2}, 3.F)));
+  EXPECT_TRUE(hook->saw_module);
+  EXPECT_TRUE(hook->module.expired());
+}
+
 TEST(Hooks, AreChainedOrReplaced) {
   std::vector<std::string> seen;
   torch::nn::Linear linear(3, 2);

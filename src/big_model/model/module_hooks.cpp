@@ -158,13 +158,15 @@ class HookKeeper : public GateKeeper,
   [[nodiscard]] LayerCompletion completion(
       const std::shared_ptr<ModelHook>& hook) {
     const auto self = shared_from_this();
+    // The program may release the module before it uses the result.
+    const auto held = owner_.lock();
     return {
         .is_bias =
             [self](const c10::IValue& value) {
               return find_watch(value, self->module_) != nullptr;
             },
         .add_bias =
-            [self, hook](GatedCall& call) {
+            [self, hook, held](GatedCall& call) {
               Tensors bias;
               bias.add(
                   call.arguments()[1].toTensor(),
@@ -173,7 +175,7 @@ class HookKeeper : public GateKeeper,
               run(*hook, call);
             },
         .finish =
-            [self, hook](const at::Tensor& result) {
+            [self, hook, held](const at::Tensor& result) {
               c10::IValue finished = result;
               self->finish(*hook, {&finished, 1});
               return finished.toTensor();
