@@ -1,7 +1,12 @@
 #include <accelerate/accelerate.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "support/expect_error.h"
 
@@ -389,6 +394,167 @@ TEST(Schedulers, LoadAStateCompletelyOrNotAtAll) {
   optim::ExponentialLR other(f.sgd, 0.5);
   expect_error<CheckpointError>(
       [&] { other.load_state_dict({{"step", 1.5}}); }, "another type");
+}
+
+using MakeSchedule = std::function<std::unique_ptr<optim::LRScheduler>(
+    torch::optim::Optimizer&)>;
+
+template <class Schedule, class... Args>
+MakeSchedule makes(Args... args) {
+  return [args...](torch::optim::Optimizer& optimizer) {
+    return std::make_unique<Schedule>(optimizer, args...);
+  };
+}
+
+void add_group(torch::optim::SGD& sgd, double lr) {
+  torch::optim::OptimizerParamGroup group(
+      {torch::zeros({1}, torch::requires_grad())},
+      std::make_unique<torch::optim::SGDOptions>(
+          torch::optim::SGDOptions(lr).momentum(0.5)));
+  sgd.add_param_group(group);
+}
+
+std::vector<double> present(torch::optim::Optimizer& optimizer) {
+  std::vector<double> lrs;
+  for (const auto& group : optimizer.param_groups())
+    lrs.push_back(group.options().get_lr());
+  return lrs;
+}
+
+// As in gradual unfreezing.
+TEST(Schedulers, TakeGroupsThatAreAddedLater) {
+  const optim::LRLambda halves = [](std::int64_t step) {
+    return std::pow(0.5, step);
+  };
+  const auto combine = [](auto combined) {
+    return MakeSchedule([combined](torch::optim::Optimizer& optimizer) {
+      return combined(optimizer);
+    });
+  };
+  struct Case {
+    std::string name;
+    MakeSchedule make;
+    /// Rates in steps 2 and 3 of a group that is added after step 1 with
+    /// rate 4.
+    std::vector<double> want;
+  };
+  const std::vector<Case> cases{
+      {"LambdaLR", makes<optim::LambdaLR>(halves), {1, 0.5}},
+      {"MultiplicativeLR",
+       makes<optim::MultiplicativeLR>(
+           optim::LRLambda([](std::int64_t) { return 0.5; })),
+       {2, 1}},
+      {"StepLR",
+       makes<optim::StepLR>(optim::StepLROptions{.step_size = 1, .gamma = 0.5}),
+       {2, 1}},
+      {"MultiStepLR",
+       makes<optim::MultiStepLR>(
+           optim::MultiStepLROptions{.milestones = {3}, .gamma = 0.5}),
+       {4, 2}},
+      {"ExponentialLR", makes<optim::ExponentialLR>(0.5), {2, 1}},
+      {"CyclicLR",
+       makes<optim::CyclicLR>(optim::CyclicLROptions{
+           .base_lr = {1},
+           .max_lr = {5},
+           .step_size_up = 4,
+           .cycle_momentum = false}),
+       {3, 4}},
+      {"OneCycleLR",
+       makes<optim::OneCycleLR>(optim::OneCycleLROptions{
+           .max_lr = {1},
+           .total_steps = 11,
+           .pct_start = 10.0 / 11,
+           .anneal_strategy = optim::AnnealStrategy::linear,
+           .cycle_momentum = false,
+           .div_factor = 10}),
+       {0.3, 0.4}},
+      {"SequentialLR",
+       combine([](torch::optim::Optimizer& optimizer) {
+         return std::make_unique<optim::SequentialLR>(
+             optimizer,
+             std::vector<std::int64_t>{3},
+             optim::StepLR({.step_size = 1, .gamma = 0.5}),
+             optim::ConstantLR({.factor = 0.25, .total_iters = 9}));
+       }),
+       {2, 1}},
+      {"ChainedScheduler",
+       combine([](torch::optim::Optimizer& optimizer) {
+         return std::make_unique<optim::ChainedScheduler>(
+             optimizer,
+             optim::StepLR({.step_size = 1, .gamma = 0.5}),
+             optim::MultiStepLR({.milestones = {3}, .gamma = 0.5}));
+       }),
+       {2, 0.5}},
+  };
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.name);
+    Fixture f, other;
+    const auto schedule = each.make(f.sgd);
+    schedule->step();
+    const std::vector<double> alone = present(f.sgd);
+    add_group(f.sgd, 4);
+    // A state that is saved before the next step has the group, too.
+    const StateDict state = schedule->state_dict();
+    EXPECT_EQ(state.get<std::vector<double>>("base_lrs").size(), 2u);
+    std::vector<double> found;
+    for (int step = 0; step < 2; ++step) {
+      schedule->step();
+      found.push_back(present(f.sgd)[1]);
+      EXPECT_EQ(schedule->get_last_lr(), present(f.sgd));
+    }
+    EXPECT_THAT(found, Pointwise(DoubleNear(1e-12), each.want));
+    const auto resumed = each.make(other.sgd);
+    add_group(other.sgd, 4);
+    resumed->load_state_dict(state);
+    for (int step = 0; step < 2; ++step) resumed->step();
+    EXPECT_EQ(present(other.sgd), present(f.sgd));
+    // The group that was there does not notice.
+    Fixture single;
+    const auto usual = each.make(single.sgd);
+    usual->step();
+    EXPECT_EQ(present(single.sgd), alone);
+    usual->step();
+    usual->step();
+    EXPECT_EQ(present(single.sgd)[0], present(f.sgd)[0]);
+  }
+  Fixture f;
+  optim::ReduceLROnPlateau plateau(
+      f.sgd, {.factor = 0.5, .patience = 0, .min_lr = {0.125}});
+  plateau.step(1.0);
+  add_group(f.sgd, 4);
+  plateau.step(2.0);
+  EXPECT_THAT(present(f.sgd), ElementsAre(0.5, 2));
+}
+
+TEST(Schedulers, NameGroupsThatTheyHaveNoValuesFor) {
+  const optim::LRLambda same = [](std::int64_t) { return 1.0; };
+  const std::vector<std::pair<MakeSchedule, std::string>> cases{
+      {makes<optim::LambdaLR>(std::vector<optim::LRLambda>{same, same}),
+       "given 2 functions for 3 parameter groups"},
+      {makes<optim::OneCycleLR>(optim::OneCycleLROptions{
+           .max_lr = {1, 2}, .total_steps = 5, .cycle_momentum = false}),
+       "2 values of max_lr were given for 3 parameter groups"},
+      {makes<optim::CyclicLR>(optim::CyclicLROptions{
+           .base_lr = {1, 2}, .max_lr = {3}, .cycle_momentum = false}),
+       "2 values of base_lr were given for 3 parameter groups"}};
+  for (const auto& [make, phrase] : cases) {
+    Fixture f;
+    add_group(f.sgd, 2);
+    const auto schedule = make(f.sgd);
+    add_group(f.sgd, 3);
+    const std::vector<double> before = present(f.sgd);
+    for (int i = 0; i < 2; ++i) {
+      expect_error<ConfigError>([&] { schedule->step(); }, phrase);
+      EXPECT_EQ(present(f.sgd), before);
+    }
+  }
+  Fixture f;
+  add_group(f.sgd, 2);
+  optim::StepLR schedule(f.sgd, {.step_size = 1, .gamma = 0.5});
+  f.sgd.param_groups().pop_back();
+  expect_error<ConfigError>(
+      [&] { schedule.step(); },
+      "made for 2 parameter groups, but its optimizer has 1 now");
 }
 
 }  // namespace schedulers_test

@@ -107,6 +107,18 @@ SequentialLR::SequentialLR(
 
 void SequentialLR::begin() {
   if (schedules_.empty()) detail::throw_moved_from("SequentialLR");
+  if (schedules_.front()->optimizer() != nullptr) {
+    for (const auto& schedule : schedules_) {
+      std::vector<double>& base = schedule->base_lrs_;
+      // The optimizer has got groups.
+      base.insert(
+          base.end(),
+          base_lrs_.begin() + static_cast<std::ptrdiff_t>(base.size()),
+          base_lrs_.end());
+      schedule->begin();
+    }
+    return;
+  }
   // Binding one schedule sets learning rates, which the next must not take as
   // its base.
   for (const auto& schedule : schedules_) {
@@ -171,6 +183,18 @@ std::optional<std::int64_t> ChainedScheduler::total_steps() const {
 }
 
 void ChainedScheduler::begin() {
+  if (schedules_.front()->optimizer() != nullptr) {
+    for (const auto& schedule : schedules_) {
+      std::vector<double>& base = schedule->base_lrs_;
+      // The optimizer has got groups.
+      base.insert(
+          base.end(),
+          base_lrs_.begin() + static_cast<std::ptrdiff_t>(base.size()),
+          base_lrs_.end());
+      schedule->begin();
+    }
+    return;
+  }
   for (const auto& schedule : schedules_) {
     set_lrs(base_lrs_);
     schedule->bind(*optimizer());

@@ -9,28 +9,14 @@
 #include "base/require.h"
 #include "base/text/text.h"
 #include "optim/optimizers/momentum.h"
+#include "optim/schedules/spread.h"
 
 namespace accelerate::optim {
 
 namespace {
 
 using accelerate::detail::format;
-
-// Expands values to one per group, from one for all groups or one per group.
-void spread(
-    std::vector<double>& values,
-    std::size_t num_groups,
-    const char* name) {
-  if (values.size() == 1) values.resize(num_groups, values[0]);
-  if (values.size() != num_groups) {
-    throw ConfigError(format(
-        "[optim] {} values of {} were given for {} parameter groups; give one, "
-        "or one per group",
-        values.size(),
-        name,
-        num_groups));
-  }
-}
+using accelerate::detail::spread;
 
 }  // namespace
 

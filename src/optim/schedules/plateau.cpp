@@ -5,6 +5,7 @@
 #include <accelerate/schedulers.h>
 
 #include "base/text/text.h"
+#include "optim/schedules/spread.h"
 
 namespace accelerate::optim {
 
@@ -26,15 +27,7 @@ ReduceLROnPlateau::ReduceLROnPlateau(
 }
 
 void ReduceLROnPlateau::begin() {
-  auto& least = options_.min_lr;
-  if (least.size() == 1) least.resize(num_groups(), least[0]);
-  if (least.size() != num_groups()) {
-    throw ConfigError(format(
-        "[optim] {} values of min_lr were given for {} parameter groups; give "
-        "one, or one per group",
-        least.size(),
-        num_groups()));
-  }
+  accelerate::detail::spread(options_.min_lr, num_groups(), "min_lr");
   best_ = options_.mode == PlateauMode::min
       ? std::numeric_limits<double>::infinity()
       : -std::numeric_limits<double>::infinity();
@@ -79,6 +72,7 @@ void ReduceLROnPlateau::step(double metric) {
     num_bad_steps_ = 0;
   }
   std::vector<double> lrs = present_lrs();
+  accelerate::detail::spread(options_.min_lr, lrs.size(), "min_lr");
   if (num_bad_steps_ > options_.patience) {
     for (std::size_t i = 0; i < lrs.size(); ++i) {
       const double lower =

@@ -9,6 +9,47 @@ namespace accelerate::optim {
 
 using accelerate::detail::format;
 
+namespace {
+
+// As many values as there are groups; those added since come from `present`.
+std::vector<double> completed(
+    std::vector<double> values,
+    const std::vector<double>& present) {
+  for (std::size_t i = values.size(); i < present.size(); ++i)
+    values.push_back(present[i]);
+  return values;
+}
+
+// Gives access to protected members.
+struct OpenSchedule : LRScheduler {
+  // Groups that the optimizer has got since bind() have their present learning
+  // rates as their base. Schedules with values of their own per group refuse
+  // them in begin(), or spread their only value.
+  static void adopt_groups(LRScheduler& schedule) {
+    std::vector<double>& base = schedule.*(&OpenSchedule::base_lrs_);
+    const std::vector<double> present =
+        (schedule.*(&OpenSchedule::present_lrs))();
+    if (base.size() == present.size()) return;
+    if (base.size() > present.size()) {
+      throw ConfigError(format(
+          "[optim] a schedule was made for {} parameter groups, but its "
+          "optimizer has {} now; make another schedule",
+          base.size(),
+          present.size()));
+    }
+    const std::vector<double> before = base;
+    base = completed(base, present);
+    try {
+      (schedule.*(&OpenSchedule::begin))();
+    } catch (...) {
+      base = before;
+      throw;
+    }
+  }
+};
+
+}  // namespace
+
 LRScheduler::LRScheduler() = default;
 LRScheduler::~LRScheduler() = default;
 LRScheduler::LRScheduler(LRScheduler&&) noexcept = default;
@@ -30,6 +71,7 @@ void LRScheduler::bind(torch::optim::Optimizer& optimizer) {
 
 void LRScheduler::step() {
   require_bound();
+  OpenSchedule::adopt_groups(*this);
   if (const auto total = total_steps(); total && step_ >= *total) {
     throw ConfigError(format(
         "[optim] step {} of a schedule of {} steps; raise its total_steps, or "
@@ -91,11 +133,17 @@ void LRScheduler::set_lrs(const std::vector<double>& lrs) {
 }
 
 StateDict LRScheduler::state_dict() const {
-  return {{"step", step_}, {"base_lrs", base_lrs_}, {"last_lrs", last_lrs_}};
+  const std::vector<double> present =
+      optimizer_ == nullptr ? base_lrs_ : present_lrs();
+  return {
+      {"step", step_},
+      {"base_lrs", completed(base_lrs_, present)},
+      {"last_lrs", completed(last_lrs_, present)}};
 }
 
 void LRScheduler::load_state_dict(const StateDict& state) {
   require_bound();
+  OpenSchedule::adopt_groups(*this);
   const auto step = state.get<std::int64_t>("step");
   auto base_lrs = state.get<std::vector<double>>("base_lrs");
   const auto last_lrs = state.get<std::vector<double>>("last_lrs");
