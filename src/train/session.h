@@ -36,6 +36,7 @@
 #include "track/run_tracking.h"
 #include "train/models/module_watch.h"
 #include "train/optimizers/schedule_adapter.h"
+#include "train/optimizers/step_watch.h"
 #include "train/settings/settings_report.h"
 #include "train/step/step_clock.h"
 #include "train/step/step_counts.h"
@@ -75,7 +76,7 @@ struct PreparedModel {
   std::shared_ptr<const StagedModel> stage = nullptr;
   /// See keep_freed_blocks(); null if nothing is kept for this model.
   std::shared_ptr<void> freed_blocks = nullptr;
-  /// Unset if a single process computes as LibTorch does, whatever changes.
+  /// Unset after free_memory().
   std::optional<ModuleWatch> module_watch = std::nullopt;
   /// Null after free_memory().
   std::shared_ptr<PlainBackwards> plain_backwards = nullptr;
@@ -122,6 +123,8 @@ struct PreparedScheduler {
     const torch::optim::Optimizer& optimizer);
 /// Whether a backward has left gradients that no step has used yet.
 [[nodiscard]] bool is_accumulating(const PreparedOptimizer& optimizer);
+/// Counts a backward that left gradients.
+void count_backward(Session& session);
 /// Marks its gradients as used or dropped; returns whether there were any.
 bool use_gradients(PreparedOptimizer& optimizer);
 
@@ -154,6 +157,8 @@ struct WindowProgress {
   std::int64_t aligned_serial = 0;
   /// Number of backward passes outside accumulate() since the last step.
   int num_loose_backwards = 0;
+  /// The micro-step of the last backward; 0 outside accumulate().
+  std::int64_t backward_serial = 0;
 };
 
 /// The state of join_uneven_inputs.
@@ -247,6 +252,9 @@ struct alignas(64) Session {
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::unique_ptr<PreparedScheduler>> schedulers;
+  std::unique_ptr<StepWatch> step_watch = std::make_unique<StepWatch>();
+  /// True once the warning that no handle steps was given.
+  bool has_warned_of_steps = false;
   std::int64_t num_loaders = 0;
   /// How often free_memory() was called; loaders prepared earlier are released.
   std::int64_t num_releases = 0;
@@ -285,6 +293,11 @@ inline bool is_accumulating(const PreparedOptimizer& optimizer) {
   return optimizer.num_backwards_used != optimizer.session->step.num_backwards;
 }
 
+inline void count_backward(Session& session) {
+  ++session.step.num_backwards;
+  session.window.backward_serial = session.clock.serial();
+}
+
 inline bool use_gradients(PreparedOptimizer& optimizer) {
   const std::int64_t now = optimizer.session->step.num_backwards;
   return std::exchange(optimizer.num_backwards_used, now) != now;
@@ -297,6 +310,17 @@ at::Tensor clip_gradients(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options);
+
+/// Notices what the program has changed since prepare(). Strategies bind
+/// parameters that optimizers have got, and the tables of models that need no
+/// strategy follow the modules. Throws ConfigError that names what cannot be
+/// adapted to.
+void notice_changes(Session& session);
+/// The part of it that is about modules.
+void follow_modules(Session& session);
+/// Lets the session's watch see the optimizer's tensors whose steps only the
+/// handle can take.
+void watch_steps(Session& session, const torch::optim::Optimizer& optimizer);
 
 /// Throws ConfigError for a handle that free_memory() released. `what` has to
 /// be prepared: "the model again".

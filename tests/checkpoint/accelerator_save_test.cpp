@@ -49,6 +49,33 @@ TEST(SaveObject, WritesStatesAsBothFormats) {
   EXPECT_EQ(num_files, 2u);
 }
 
+// No format here has it, so that nothing is written that cannot be read.
+TEST(SaveObject, NamesTensorsOfComplex128BeforeItWrites) {
+  const TemporaryDirectory directory;
+  const Accelerator accelerator = make();
+  torch::nn::Linear net(2, 2);
+  net->register_parameter("z", torch::ones({2}, torch::kComplexDouble));
+  torch::optim::SGD sgd(net->parameters(), 1);
+  const auto [model, optimizer] = accelerator.prepare(net, sgd);
+  const StateDict state{{"z", torch::ones({2}, torch::kComplexDouble)}};
+  const std::string phrase = "safetensors has no dtype ComplexDouble";
+  for (const bool is_safe : {false, true}) {
+    const std::string name = is_safe ? "out.safetensors" : "out.bin";
+    expect_error<ConfigError>(
+        [&] { accelerator.save(state, directory / name, is_safe); }, phrase);
+    expect_error<CheckpointError>(
+        [&, &model = model] {
+          accelerator.save_model(
+              model, directory / "model", {.safe_serialization = is_safe});
+        },
+        phrase);
+  }
+  expect_error<CheckpointError>(
+      [&] { accelerator.save_state(directory / "state"); }, phrase);
+  for (const auto& entry : fs::recursive_directory_iterator(directory.path()))
+    EXPECT_FALSE(entry.is_regular_file()) << entry.path();
+}
+
 TEST(SaveObject, WritesNumbersAndTextsForTorchOnly) {
   const TemporaryDirectory directory;
   const Accelerator accelerator = make();

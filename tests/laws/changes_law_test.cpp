@@ -74,7 +74,7 @@ Program any_program() {
   program.window = *rc::gen::inRange(1, 4);
   program.momentum = *rc::gen::element(0.0, 0.5);
   program.calls_handle = is_sharded(program) || *rc::gen::arbitrary<bool>();
-  program.steps_handle = is_sharded(program) || *rc::gen::arbitrary<bool>();
+  program.steps_handle = *rc::gen::arbitrary<bool>();
   for (int layer = 0; layer < kLayers; ++layer) {
     // The last layer always trains.
     const bool is_last = layer + 1 == kLayers;
@@ -101,8 +101,6 @@ Program any_program() {
       step.is_plain.push_back(
           plain == 0 || (plain == 1 && *rc::gen::arbitrary<bool>()));
     }
-    // Only a handle's step looks at the modules.
-    if (step.change == Change::grow) program.steps_handle = true;
     program.steps.push_back(std::move(step));
   }
   return program;
@@ -270,6 +268,17 @@ AcceleratorOptions options_of(
   return options;
 }
 
+constexpr const char* kStepped =
+    "an optimizer was stepped itself, not by the handle";
+
+// Whether the optimizer itself steps where only the handle gathers parameters.
+// A rank whose shards are empty does not notice, and may name a later change.
+bool steps_wrongly(const Program& program) {
+  const bool gathers_after_steps =
+      program.mode == Mode::zero1 || program.mode == Mode::zero2;
+  return program.num_ranks > 1 && gathers_after_steps && !program.steps_handle;
+}
+
 // What an error has to name; nothing if the program has to succeed.
 std::vector<std::string> expected_error(const Program& program) {
   if (program.num_ranks == 1) return {};
@@ -339,6 +348,9 @@ TEST(ChangesLaw, TrainAsOneProcessOrAreNamed) {
       found = thrown.what();
     }
     RC_LOG() << "error: " << found;
+    if (steps_wrongly(program) && found.find(kStepped) != std::string::npos)
+      return;
+    RC_ASSERT(!steps_wrongly(program) || !error.empty());
     RC_ASSERT(found.empty() == error.empty());
     for (const std::string& phrase : error)
       RC_ASSERT(found.find(phrase) != std::string::npos);

@@ -1,6 +1,7 @@
 // What a program changes between prepare() and a step is adapted to, or named.
 // (The laws try random sequences.)
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace changed_models_test {
@@ -68,6 +70,21 @@ TEST(ChangedModel, IsNamedWhereItCannotBeAdaptedTo) {
       {.name = "module removed",
        .change = [](auto& net, auto&) { net->unregister_module("1"); },
        .error = "\"1.weight\" was removed"},
+      {.name = "member assigned",
+       .change =
+           [](auto& net, auto&) {
+             net->template at<torch::nn::LinearImpl>(1).weight =
+                 torch::zeros({2, 2}).requires_grad_();
+           },
+       .error = "a tensor that is not registered was assigned to \"1.weight\""},
+      {.name = "member of a sharded model assigned",
+       .options = zero(3),
+       .change =
+           [](auto& net, auto&) {
+             net->template at<torch::nn::LinearImpl>(1).weight =
+                 torch::zeros({2, 2}).requires_grad_();
+           },
+       .error = "a tensor that is not registered was assigned to \"1.weight\""},
       {.name = "other shape",
        .change =
            [](auto& net, auto&) {
@@ -343,6 +360,48 @@ TEST(ChangedModel, MayBeFrozenAsAWholeWhileRanksJoin) {
   });
 }
 
+// Nothing of the library is called after prepare(), and LibTorch makes new
+// gradient accumulators.
+TEST(ChangedModel, AveragesAfterConversionsWithoutHandles) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    torch::nn::Sequential net(layer(0.5));
+    torch::optim::SGD sgd(net->parameters(), 1);
+    const auto prepared = accelerator.prepare(net, sgd);
+    for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kFloat}) {
+      net->to(dtype);
+      sgd.zero_grad();
+      net->forward(torch::full({1, 2}, accelerator.process_index() + 1, dtype))
+          .sum()
+          .backward();
+      sgd.step();
+    }
+    EXPECT_EQ(net->parameters()[0][0][0].item<double>(), 0.5 - 3 * 1.5);
+  });
+}
+
+TEST(ChangedModel, AveragesUnfrozenParametersWithoutHandles) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    torch::nn::Sequential net(layer(0.5), layer(0.5));
+    net->parameters()[0].set_requires_grad(false);
+    torch::optim::SGD sgd(net->parameters(), 1);
+    const auto prepared = accelerator.prepare(net, sgd);
+    EXPECT_FALSE(net->parameters()[0].requires_grad());
+    net->parameters()[0].set_requires_grad(true);
+    net->parameters()[1].set_requires_grad(false);
+    for (int step = 0; step < 2; ++step) {
+      net->forward(torch::full(
+                       {1, 2}, accelerator.process_index() + 1, torch::kFloat))
+          .sum()
+          .backward();
+      sgd.step();
+      sgd.zero_grad();
+    }
+    EXPECT_EQ(net->parameters()[0][0][0].item<float>(), 0.5F - 3);
+  });
+}
+
 TEST(ChangedModel, BindsParametersThatAreAddedToTheOptimizer) {
   AcceleratorOptions masters;
   masters.master_weights = true;
@@ -378,6 +437,186 @@ TEST(ChangedModel, BindsParametersThatAreAddedToTheOptimizer) {
       }
     });
   }
+}
+
+// A reparametrised layer computes its weight before each forward.
+TEST(ChangedModel, MayComputeWeights) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.world = world});
+    torch::nn::Sequential net(layer(0.5), layer(0.5));
+    Tensor& weight = net->at<torch::nn::LinearImpl>(1).weight;
+    const Tensor half = net->at<torch::nn::LinearImpl>(1).register_parameter(
+        "half", torch::full({2, 2}, 0.25));
+    weight.set_requires_grad(false);
+    torch::optim::SGD sgd({half}, 1);
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    for (int step = 0; step < 2; ++step) {
+      net->parameters()[0].set_requires_grad(false);
+      weight = half * 2;
+      accelerator.backward(
+          model(torch::full(
+                    {1, 2}, accelerator.process_index() + 1, torch::kFloat))
+              .sum());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    // The layer before it passes on its input, whose mean is 1.5.
+    EXPECT_EQ(half[0][0].item<float>(), 0.25F - 2 * 2 * 1.5F);
+  });
+}
+
+// Gradients of masters are the model's until a handle takes them.
+TEST(ChangedModel, NamesOptimizersThatAreUsedThemselves) {
+  AcceleratorOptions masters;
+  masters.master_weights = true;
+  for (const int num_ranks : {1, 2}) {
+    run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      AcceleratorOptions options = masters;
+      options.world = world;
+      const Accelerator accelerator(options);
+      torch::nn::Sequential net(layer(0.5));
+      net->to(torch::kBFloat16);
+      torch::optim::SGD sgd(net->parameters(), 1);
+      const auto [model, optimizer] = accelerator.prepare(net, sgd);
+      const auto backward = [&, &model = model] {
+        accelerator.backward(
+            model(torch::ones({1, 2}, torch::kBFloat16)).sum());
+      };
+      backward();
+      for (const bool steps : {true, false}) {
+        expect_error<ConfigError>(
+            [&] { steps ? void(sgd.step()) : sgd.zero_grad(); },
+            "the gradient of \"0.weight\" is still with the model's");
+      }
+      optimizer.step();
+      EXPECT_EQ(net->parameters()[0][0][0].item<float>(), -0.5F);
+      // All that is left is with the optimizer.
+      sgd.zero_grad();
+      backward();
+      accelerator.clip_grad_norm_(model, 100);
+      sgd.step();
+      expect_error<ConfigError>(
+          [&, &model = model] {
+            static_cast<void>(accelerator.get_state_dict(model));
+          },
+          "an optimizer was stepped itself, not by the handle");
+    });
+  }
+}
+
+TEST(ChangedModel, LetsProgramsReadGradientsOfShards) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    AcceleratorOptions options = zero(2);
+    options.world = world;
+    const Accelerator accelerator(options);
+    torch::nn::Sequential net(layer(0.5));
+    torch::optim::SGD sgd(net->parameters(), 1);
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    for (int step = 0; step < 2; ++step) {
+      accelerator.backward(model(torch::ones({1, 2})).sum());
+      const Tensor gradient = sgd.param_groups()[0].params()[0].grad();
+      EXPECT_TRUE(torch::equal(gradient, torch::ones({1, 2})));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const auto full = accelerator.full_parameters(model);
+    EXPECT_EQ(net->parameters()[0][1][1].item<float>(), 0.5F - 2);
+  });
+}
+
+// The handle drops the gradients of a window that is over, whoever stepped.
+TEST(ChangedModel, DropsGradientsAfterStepsOfTheOptimizerItself) {
+  for (const int num_ranks : {1, 2}) {
+    for (const bool drops_first : {true, false}) {
+      run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+        const Accelerator accelerator(
+            {.gradient_accumulation_steps = 2, .world = world});
+        auto net = layer(0);
+        torch::optim::SGD sgd(net->parameters(), 1);
+        const auto [model, optimizer] = accelerator.prepare(net, sgd);
+        for (int i = 0; i < 6; ++i) {
+          const auto micro_step = accelerator.accumulate(model);
+          if (drops_first) optimizer.zero_grad();
+          accelerator.backward(model(torch::ones({1, 2})).sum());
+          if (accelerator.sync_gradients()) sgd.step();
+          if (!drops_first) optimizer.zero_grad();
+        }
+        EXPECT_EQ(net->weight[0][0].item<float>(), -3);
+      });
+    }
+  }
+}
+
+// In one process LibTorch trains what the program has; what the library does
+// with the model's parameters follows.
+TEST(ChangedModel, IsFollowedInOneProcess) {
+  const testing::TemporaryDirectory directory;
+  for (const int window : {1, 2}) {
+    run_on_ranks(1, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.gradient_accumulation_steps = window, .world = world});
+      torch::nn::Sequential net(layer(0.5), layer(0.5));
+      torch::optim::SGD sgd(net->parameters(), 1);
+      const auto [model, optimizer] = accelerator.prepare(net, sgd);
+      const auto train = [&, &model = model, &optimizer = optimizer] {
+        for (int step = 0; step < 2 * window; ++step) {
+          const auto micro_step = accelerator.accumulate(model);
+          accelerator.backward(model(torch::ones({1, 2})).sum());
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+      };
+      train();
+      net->push_back(layer(3));
+      net->replace_module("0", layer(2).ptr());
+      net->unregister_module("1");
+      net->register_module("1", layer(4).ptr());
+      std::map<std::string, float> want;
+      for (const auto& item : net->named_parameters())
+        want[item.key()] = item.value()[0][0].item<float>();
+      std::map<std::string, float> found;
+      for (const auto& [name, tensor] : model.state_dict())
+        found[name] = tensor[0][0].item<float>();
+      EXPECT_EQ(found, want);
+      EXPECT_EQ(found.size(), 3);
+      const auto path = directory.path() / std::to_string(window);
+      accelerator.save_state(path);
+      accelerator.save_model(model, path / "model");
+      for (Tensor& parameter : net->parameters()) parameter.detach().fill_(-1);
+      accelerator.load_state(path);
+      for (const auto& item : net->named_parameters())
+        EXPECT_EQ(item.value()[0][0].item<float>(), want.at(item.key()));
+      for (Tensor& parameter : net->parameters()) parameter.detach().fill_(-1);
+      accelerator.load_model(model, path / "model");
+      for (const auto& item : net->named_parameters())
+        EXPECT_EQ(item.value()[0][0].item<float>(), want.at(item.key()));
+      train();
+    });
+  }
+}
+
+// Nothing else tells that fp16's scale stays in the gradients.
+TEST(ChangedModel, WarnsOfStepsOfTheOptimizerItself) {
+  std::vector<std::string> warnings;
+  run_on_ranks(1, [&](WorldOptions world) {
+    world.logger = Logger(
+        [&](const LogRecord& record) { warnings.emplace_back(record.message); },
+        LogLevel::warning);
+    AcceleratorOptions options{
+        .mixed_precision = Precision::fp16, .world = world};
+    const Accelerator accelerator(options);
+    auto net = layer(0.5);
+    torch::optim::SGD sgd(net->parameters(), 1);
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    for (int step = 0; step < 20; ++step) {
+      sgd.zero_grad();
+      accelerator.backward(model(torch::ones({1, 2})).sum());
+    }
+  });
+  EXPECT_THAT(
+      warnings,
+      ::testing::Contains(::testing::HasSubstr(
+          "it leaves out what the handle does: it removes fp16's scale")));
 }
 
 TEST(ChangedModel, TakesModulesWithoutParameters) {

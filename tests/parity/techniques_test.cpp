@@ -15,6 +15,7 @@
 #include <accelerate/accelerate.h>
 
 #include "parallel/plan.h"
+#include "support/expect_error.h"
 #include "support/gpu_device.h"
 #include "support/parity_task.h"
 
@@ -225,6 +226,65 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(3),
         ::testing::Values(2, 3)),
     case_name);
+
+// What each technique has to train in: one whose name says it all, in fp8
+// where the technique is about it.
+Precision precision_of(const Technique& technique) {
+  const bool is_fp8 = technique.is_ms_amp ||
+      technique.float8_attention != Float8Attention::none;
+  if (is_fp8) return Precision::fp8;
+  return technique.master_weights ? Precision::bf16 : Precision::no;
+}
+
+void expect_same(
+    const Technique& technique,
+    const Weights& found,
+    const Weights& expected) {
+  ASSERT_EQ(found.size(), expected.size()) << technique.name;
+  const double tolerance = tolerance_of(precision_of(technique));
+  for (const auto& [key, tensor] : expected) {
+    const double difference =
+        (found.at(key) - tensor).abs().max().item<double>();
+    EXPECT_LE(difference, tolerance) << technique.name << ": " << key;
+  }
+}
+
+TEST(Techniques, TrainByPlainBackwards) {
+  constexpr int kWindow = 3;
+  for (const Technique& technique : techniques()) {
+    const Precision precision = precision_of(technique);
+    ParityRun run = run_of(technique, precision, kWindow, 2);
+    run.is_plain = true;
+    expect_same(
+        technique,
+        train_parity_net(run).weights,
+        weights_of_one_process(technique, precision, kWindow));
+  }
+}
+
+// Where the handle's step does more than the optimizer's, an error says so.
+TEST(Techniques, TrainByTheOptimizersOwnStepsOrNameThem) {
+  // DeepSpeed's configuration clips; ZeRO-1 and 2 gather after the handle's
+  // steps.
+  const std::set<std::string> refusing{
+      "master_weights", "zero1", "zero2", "zero3"};
+  for (const Technique& technique : techniques()) {
+    if (technique.is_ms_amp) continue;  // A warning says that it is needed.
+    const Precision precision = precision_of(technique);
+    ParityRun run = run_of(technique, precision, 1, 2);
+    run.steps_itself = true;
+    if (refusing.contains(technique.name)) {
+      testing::expect_error<ConfigError>(
+          [&] { train_parity_net(run); },
+          "an optimizer was stepped itself, not by the handle");
+      continue;
+    }
+    expect_same(
+        technique,
+        train_parity_net(run).weights,
+        weights_of_one_process(technique, precision, 1));
+  }
+}
 
 // Fails if a technique has no case above.
 TEST(Techniques, AreAllInTheSuite) {

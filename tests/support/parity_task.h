@@ -76,6 +76,10 @@ struct ParityRun {
   int num_ranks = 1;
   int gradient_accumulation_steps = 1;
   bool has_experts = false;
+  /// Calls loss.backward() in place of Accelerator::backward().
+  bool is_plain = false;
+  /// Steps the optimizer itself, not its handle.
+  bool steps_itself = false;
   /// The training loop sets the world and the accumulation.
   AcceleratorOptions options = {};
   /// The dtype of the parameters before prepare().
@@ -107,6 +111,9 @@ inline ParityResult train_parity_net(const ParityRun& run) {
   run_on_ranks(run.num_ranks, [&](const WorldOptions& world) {
     AcceleratorOptions options = run.options;
     options.world = world;
+    // Plain backwards in windows warn.
+    if (run.is_plain)
+      options.world.logger = Logger([](const LogRecord&) {}, LogLevel::error);
     options.gradient_accumulation_steps = run.gradient_accumulation_steps;
     Accelerator accelerator(options);
     ParityNet net(run.has_experts);
@@ -136,11 +143,20 @@ inline ParityResult train_parity_net(const ParityRun& run) {
             accelerator.maybe_context_parallel({sequences, y}, {1, 1}));
       const auto scores = model(sequences).to(torch::kFloat).flatten(0, 1);
       // Ranks that share a sequence have the same number of its positions.
-      accelerator.backward(
-          torch::nn::functional::cross_entropy(scores, y.flatten()));
+      const auto loss =
+          torch::nn::functional::cross_entropy(scores, y.flatten());
+      if (run.is_plain) {
+        (loss / run.gradient_accumulation_steps).backward();
+      } else {
+        accelerator.backward(loss);
+      }
       scope.reset();
       if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model, 0.5);
-      optimizer.step();
+      if (run.steps_itself) {
+        if (accelerator.sync_gradients()) sgd.step();
+      } else {
+        optimizer.step();
+      }
     }
     Weights weights;
     for (const auto& [name, tensor] : accelerator.get_state_dict(model))

@@ -172,6 +172,14 @@ class Float8 final : public Strategy, public StrategyState {
     keeper_->abandon_forward();
   }
 
+  // The program may step the optimizer itself, which after_step() does not
+  // tell; nor do versions, since torch::optim::SGD changes `data()`.
+  void after_backward(bool sync_gradients) override {
+    if (sync_gradients) forget_weights();
+  }
+  void after_plain_backward(bool sync_gradients) override {
+    after_backward(sync_gradients);
+  }
   void after_step() override {
     forget_weights();
     figures_.end_step(keeper_->layers());

@@ -176,6 +176,7 @@ ComponentList components_of(
     Session& session,
     const std::vector<bool>& with_weights,
     CheckpointUse use) {
+  follow_modules(session);
   Checkpoints& checkpoints = *session.checkpoints;
   const WriterRule writes = checkpoints.writer_rule();
   const at::Device device = session.world.device();

@@ -33,6 +33,7 @@ detail::ListComponents lister(Session& session, detail::CheckpointUse use) {
 }
 
 void after_load(Session& session, const std::vector<bool>& has_weights) {
+  session.step_watch->forget();
   const auto models = detail::live_models(session);
   for (std::size_t i = 0; i < models.size(); ++i) {
     if (has_weights[i]) models[i]->awaits_values = false;

@@ -50,6 +50,7 @@ void ForwardScope::begin() {
       traits.output_dtype.has_value() ||
       (at::GradMode::is_enabled() && traits.needs_outputs);
   try {
+    model_.session->step_watch->require_steps_of_handles();
     if (model_.plain_backwards) model_.plain_backwards->watch();
     model_.strategies.before_forward();
   } catch (const std::exception& error) {
@@ -64,6 +65,7 @@ void drop_gradients(
   // LibTorch's Module::zero_grad() detaches in place, which fails for gradients
   // that are views of communication buckets.
   const at::NoGradGuard no_grad;
+  const LibraryCall call;
   for (const at::Tensor& parameter : parameters) {
     drop_gradient(parameter, set_to_none);
     model.strategies.drop_gradient(parameter);

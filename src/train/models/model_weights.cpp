@@ -24,6 +24,7 @@ void save_prepared(
     const SaveModelOptions& options) {
   require_prepared(model);
   require_no_join(*model.session, "save_model()");
+  follow_modules(*model.session);
   const auto whole = whole_model(model);
   save_weights(
       *model.session->checkpoints,
@@ -36,6 +37,7 @@ WeightList weights_of(
     const PreparedModel& model,
     const StateDictOptions& options) {
   require_prepared(model);
+  follow_modules(*model.session);
   const bool is_whole = options.type == StateDictType::full_state_dict;
   const auto whole = is_whole ? whole_model(model) : nullptr;
   const PlacedModel placed_model = whole ? whole->placed() : placed(model);
@@ -47,6 +49,7 @@ WeightList weights_of(
 
 std::vector<WeightShard> shards_of(const PreparedModel& model) {
   require_prepared(model);
+  follow_modules(*model.session);
   const WriterRule writes = model.session->checkpoints->writer_rule();
   std::vector<WeightShard> shards;
   for (const SectionEntry& entry :
@@ -63,6 +66,7 @@ std::vector<WeightShard> shards_of(const PreparedModel& model) {
 }
 
 std::string describe_prepared(const PreparedModel& model) {
+  follow_modules(*model.session);
   std::string text;
   for (const Parameter& row : model.table.rows()) {
     text += format(
@@ -83,6 +87,7 @@ void load_prepared(
     const LoadModelOptions& options) {
   require_prepared(model);
   require_no_join(*model.session, "load_model()");
+  follow_modules(*model.session);
   load_weights(
       *model.session->checkpoints,
       placed(model),
@@ -90,6 +95,7 @@ void load_prepared(
       options,
       options.broadcast_from_rank0.value_or(model.reads_on_rank_0));
   model.awaits_values = false;
+  model.session->step_watch->forget();
   model.strategies.after_load();
 }
 

@@ -4,10 +4,19 @@
 #include <cstddef>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/instancenorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "gate/watched_tensor.h"
+#include "train/session.h"
 
 namespace accelerate::detail {
 
@@ -32,12 +41,73 @@ void visit_tree(const torch::nn::Module& module, Visit& visit) {
   }
 }
 
+using PublicTensors = std::vector<std::pair<const char*, const at::Tensor*>>;
+
+template <class Layer>
+void add_weight_of(const torch::nn::Module& module, PublicTensors& found) {
+  const auto* const layer = dynamic_cast<const Layer*>(&module);
+  if (layer == nullptr) return;
+  found.emplace_back("weight", &layer->weight);
+  if constexpr (requires { layer->bias.defined(); })
+    found.emplace_back("bias", &layer->bias);
+}
+
+template <class... Layers>
+PublicTensors weights_of(const torch::nn::Module& module) {
+  PublicTensors found;
+  (add_weight_of<Layers>(module, found), ...);
+  return found;
+}
+
+PublicTensors public_tensors_of(const torch::nn::Module& module) {
+  namespace nn = torch::nn;
+  return weights_of<
+      nn::LinearImpl,
+      nn::BilinearImpl,
+      nn::EmbeddingImpl,
+      nn::EmbeddingBagImpl,
+      nn::Conv1dImpl,
+      nn::Conv2dImpl,
+      nn::Conv3dImpl,
+      nn::ConvTranspose1dImpl,
+      nn::ConvTranspose2dImpl,
+      nn::ConvTranspose3dImpl,
+      nn::BatchNorm1dImpl,
+      nn::BatchNorm2dImpl,
+      nn::BatchNorm3dImpl,
+      nn::InstanceNorm1dImpl,
+      nn::InstanceNorm2dImpl,
+      nn::InstanceNorm3dImpl,
+      nn::LayerNormImpl,
+      nn::GroupNormImpl,
+      nn::PReLUImpl>(module);
+}
+
 }  // namespace
+
+std::vector<ModuleWatch::Member> ModuleWatch::members_of(
+    const torch::nn::Module& module) {
+  std::vector<Member> members;
+  const auto add = [&](const std::string& prefix,
+                       const torch::nn::Module& layer,
+                       const std::shared_ptr<const torch::nn::Module>& owner) {
+    for (const auto& [name, tensor] : public_tensors_of(layer)) {
+      if (!tensor->defined()) continue;
+      members.push_back(
+          {owner, prefix + name, tensor, tensor->unsafeGetTensorImpl()});
+    }
+  };
+  add("", module, nullptr);
+  for (const auto& item : module.named_modules({}, /*include_self=*/false))
+    add(item.key() + ".", *item.value(), item.value());
+  return members;
+}
 
 ModuleWatch::ModuleWatch(const torch::nn::Module& module)
     : parameters_(named_parameters(module)) {
   const auto note = [this](const void* part) { tree_.push_back(part); };
   visit_tree(module, note);
+  members_ = members_of(module);
 }
 
 ModuleWatch::Named ModuleWatch::named_parameters(
@@ -50,7 +120,14 @@ ModuleWatch::Named ModuleWatch::named_parameters(
   return named;
 }
 
-void ModuleWatch::require_unchanged(const torch::nn::Module& module) {
+bool ModuleWatch::is_registered(const at::Tensor& tensor) const {
+  return std::any_of(
+      parameters_.begin(), parameters_.end(), [&](const auto& item) {
+        return item.second == tensor.unsafeGetTensorImpl();
+      });
+}
+
+std::vector<std::string> ModuleWatch::changes(const torch::nn::Module& module) {
   std::size_t count = 0;
   bool is_same = true;
   const auto compare = [&](const void* part) {
@@ -58,14 +135,24 @@ void ModuleWatch::require_unchanged(const torch::nn::Module& module) {
     ++count;
   };
   visit_tree(module, compare);
-  if (is_same && count == tree_.size()) return;
+  std::vector<std::string> changes;
+  for (const Member& member : members_) {
+    const at::Tensor& now = *member.tensor;
+    // A weight that is computed (normed, say) is not a parameter.
+    if (now.unsafeGetTensorImpl() == member.value || !now.defined() ||
+        !now.is_leaf() || !now.requires_grad() || is_registered(now)) {
+      continue;
+    }
+    changes.push_back(format(
+        "a tensor that is not registered was assigned to \"{}\"", member.name));
+  }
+  if (is_same && count == tree_.size()) return changes;
   const Named now = named_parameters(module);
   const auto find = [](const Named& named, const std::string& name) {
     return std::find_if(named.begin(), named.end(), [&](const auto& item) {
       return item.first == name;
     });
   };
-  std::vector<std::string> changes;
   for (const auto& [name, tensor] : now) {
     const auto before = find(parameters_, name);
     if (before == parameters_.end()) {
@@ -78,14 +165,27 @@ void ModuleWatch::require_unchanged(const torch::nn::Module& module) {
     if (find(now, name) == now.end())
       changes.push_back(format("\"{}\" was removed", name));
   }
-  if (!changes.empty()) {
-    throw ConfigError(format(
-        "[train] the parameters of a prepared model were changed after "
-        "prepare(): {}; ranks would not average their gradients. Change the "
-        "model before prepare(), or call free_memory() and prepare it anew",
-        join(changes, ", ")));
+  if (changes.empty()) *this = ModuleWatch(module);
+  return changes;
+}
+
+void follow_modules(Session& session) {
+  session.step_watch->require_steps_of_handles();
+  for (const auto& model : session.models) {
+    if (!model->module_watch) continue;
+    const auto changes = model->module_watch->changes(*model->module);
+    if (changes.empty()) continue;
+    if (!model->strategies.is_idle() || model->stage) {
+      throw ConfigError(format(
+          "[train] the parameters of a prepared model were changed after "
+          "prepare(): {}; ranks would not average their gradients. Change the "
+          "model before prepare(), or call free_memory() and prepare it anew",
+          join(changes, ", ")));
+    }
+    // LibTorch alone trains the model, so only names have changed.
+    model->table = ParameterTable(*model->module, {}, &is_offloaded_or_coded);
+    model->module_watch.emplace(*model->module);
   }
-  *this = ModuleWatch(module);
 }
 
 }  // namespace accelerate::detail

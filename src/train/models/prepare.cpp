@@ -82,7 +82,7 @@ std::unique_ptr<PreparedModel> make_prepared_model(
     model->layer_products = std::make_unique<detail::LayerProducts>(*module);
   }
   model->plain_backwards = std::make_shared<detail::PlainBackwards>(*model);
-  if (!model->strategies.is_idle()) model->module_watch.emplace(*module);
+  model->module_watch.emplace(*module);
   if (keeps_blocks) {
     std::int64_t gradient_bytes = 0;
     for (const detail::Parameter* row : model->table.trainable())
@@ -112,6 +112,7 @@ detail::PreparedOptimizer& make_prepared_optimizer(
               : nullptr,
           .num_backwards_used = session.step.num_backwards}));
   prepared.parameters = detail::digest_of_parameters(optimizer);
+  detail::watch_steps(session, optimizer);
   session.step_counts->add(prepared.num_steps);
   prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
     prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
@@ -125,6 +126,7 @@ void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
     if (optimizer->inner == nullptr) continue;
     detail::require_fitting_optimizer(*optimizer->inner, model);
     model.strategies.bind(*optimizer->inner, model.table);
+    detail::watch_steps(*model.session, *optimizer->inner);
     optimizer->parameters = detail::digest_of_parameters(*optimizer->inner);
   }
 }
@@ -214,6 +216,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
 FullParameters Accelerator::unshard_parameters(
     detail::PreparedModel& model) const {
   model.awaits_values = false;
+  session_->step_watch->require_steps_of_handles();
   return FullParameters(session_, model.strategies.unshard_parameters());
 }
 

@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "gate/watched_tensor.h"
 #include "train/optimizers/optimizer_fit.h"
 #include "train/session.h"
 #include "train/step/gradients.h"
@@ -84,18 +85,9 @@ void bind_added_parameters(
           "out");
     }
   }
+  detail::watch_steps(session, inner);
   prepared.parameters = detail::digest_of_parameters(inner);
   prepared.was_checked = false;
-}
-
-void notice_changes(
-    detail::Session& session,
-    detail::PreparedOptimizer& prepared) {
-  bind_added_parameters(session, prepared);
-  for (const auto& model : session.models) {
-    if (model->module_watch)
-      model->module_watch->require_unchanged(*model->module);
-  }
 }
 
 // Steps while the optimizer has its whole state. Gradients computed by the
@@ -132,9 +124,10 @@ at::Tensor step_on_whole_state(
   detail::Session& session = *prepared.session;
   const detail::StepPartScope part(
       session.steps.get(), detail::StepPart::optimizer);
+  const detail::LibraryCall call;
   warn_without_windows(session);
   detail::report_settings_without_effect(session);
-  notice_changes(session, prepared);
+  detail::notice_changes(session);
   detail::warn_untracked_parameters(session, prepared);
   detail::complete_gradients(session);
   if (session.max_gradient_norm) {
@@ -151,8 +144,20 @@ at::Tensor step_on_whole_state(
   if (session.steps->monitor)
     session.steps->monitor->stepped(session.step_counts->most());
   detail::end_step(session, *prepared.inner);
+  session.step_watch->forget();
   session.step.is_direct = can_step_directly(session);
   return loss;
+}
+
+// Whether gradients are those of a window that is over: no handle has used
+// them, but the program may have stepped the optimizer itself, or skips the
+// step.
+bool has_window_ended(const detail::Session& session) {
+  const detail::StepClock& clock = session.clock;
+  if (clock.serial() == 0) return false;
+  return session.window.backward_serial == clock.serial()
+      ? clock.sync_gradients()
+      : clock.length() == 1;
 }
 
 // Drops what strategies keep of the gradient of a tensor on which an optimizer
@@ -189,20 +194,51 @@ std::size_t detail::digest_of_parameters(
   return digest;
 }
 
+void detail::notice_changes(Session& session) {
+  for (const auto& optimizer : session.optimizers) {
+    if (optimizer->inner != nullptr) bind_added_parameters(session, *optimizer);
+  }
+  follow_modules(session);
+}
+
+void detail::watch_steps(
+    Session& session,
+    const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      for (const auto& model : session.models) {
+        const Parameter* const row = model->table.find_local(parameter);
+        if (row == nullptr || row->local.is_same(row->tensor)) continue;
+        // A keeper takes the values of such a tensor anew in each pass.
+        const bool follows_local = keeper_of(row->tensor) != nullptr;
+        if (follows_local && !session.max_gradient_norm && !session.scaler)
+          continue;
+        session.step_watch->watch(row->name, row->tensor, row->local);
+      }
+    }
+  }
+}
+
 void detail::warn_untracked_parameters(
     Session& session,
     PreparedOptimizer& optimizer) {
+  constexpr std::size_t kNamedShapes = 4;
   if (std::exchange(optimizer.was_checked, true) || session.world.size() == 1)
     return;
   std::size_t num_untracked = 0;
+  std::vector<std::string> shapes;
   for (const auto& group : optimizer.inner->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      num_untracked += std::none_of(
+      const bool is_untracked = std::none_of(
           session.models.begin(), session.models.end(), [&](const auto& model) {
             return !model->evaluation_mode &&
                 (model->table.find(parameter) != nullptr ||
                  model->table.find_local(parameter) != nullptr);
           });
+      if (!is_untracked) continue;
+      ++num_untracked;
+      if (shapes.size() < kNamedShapes)
+        shapes.push_back(format("{}", parameter.sizes()));
     }
   }
   if (num_untracked == 0) return;
@@ -210,9 +246,13 @@ void detail::warn_untracked_parameters(
       LogLevel::warning,
       "train",
       format(
-          "an optimizer steps on {} tensors of no prepared model; their "
-          "gradients are not averaged over the ranks; prepare their model",
-          num_untracked));
+          "an optimizer steps on {} tensors of no prepared model (shapes "
+          "{}{}); their gradients are not averaged over the ranks; prepare "
+          "their "
+          "model, or average them with reduce()",
+          num_untracked,
+          join(shapes, ", "),
+          num_untracked > shapes.size() ? ", ..." : ""));
 }
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
@@ -229,8 +269,12 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
 void Optimizer::zero_grad(bool set_to_none) const {
   require_prepared(*prepared_);
   const detail::Session& session = *prepared_->session;
-  if (session.clock.window() > 1 && detail::is_accumulating(*prepared_)) return;
+  if (session.clock.window() > 1 && detail::is_accumulating(*prepared_) &&
+      !has_window_ended(session)) {
+    return;
+  }
   const bool was_waiting = detail::use_gradients(*prepared_);
+  const detail::LibraryCall call;
   const detail::StepPartScope part(
       session.step.is_direct ? nullptr : session.steps.get(),
       detail::StepPart::optimizer);

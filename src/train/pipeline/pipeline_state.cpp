@@ -152,7 +152,7 @@ void Pipeline::State::end_backwards() {
   if (own.sync_gradients || ends_window) tied.sum(own.table);
   if (session.clock.window() > 1 && session.clock.serial() == 0)
     ++session.window.num_loose_backwards;
-  ++session.step.num_backwards;
+  detail::count_backward(session);
 }
 
 void Pipeline::State::share_losses(

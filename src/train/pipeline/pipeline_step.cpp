@@ -123,6 +123,8 @@ Pipeline::Step::Step(
 }
 
 PipelineResult Pipeline::Step::run() {
+  const detail::LibraryCall call;
+  session_.step_watch->require_steps_of_handles();
   if (batch_.trains) {
     detail::settle_scale(session_);
     window_weight_ = detail::weight_of_micro_step(session_);

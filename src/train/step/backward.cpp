@@ -167,6 +167,7 @@ void run_backward(
     Body&& body) {
   const detail::StepPartScope part(
       session.steps.get(), detail::StepPart::backward);
+  if (session.clock.sync_gradients()) detail::notice_changes(session);
   try {
     if (!loss.requires_grad()) {
       throw ConfigError(
@@ -185,6 +186,44 @@ void run_backward(
   } catch (const std::exception& error) {
     fail_backward(session, error);
   }
+}
+
+// What only the handle's step does; empty if it does what the optimizer's does.
+std::string extras_of_steps(const Session& session) {
+  std::vector<std::string> extras;
+  if (session.scaler && session.scaler->is_enabled())
+    extras.emplace_back("removes fp16's scale from gradients");
+  if (session.max_gradient_norm) extras.emplace_back("clips gradients");
+  if (session.precision == Precision::fp8)
+    extras.emplace_back("updates the scales of float8");
+  return detail::join(extras, ", ");
+}
+
+// A program may add up gradients of many backwards without saying so, but more
+// likely it steps the optimizer itself.
+void warn_without_steps(Session& session) {
+  constexpr std::int64_t kManyBackwards = 16;
+  if (session.has_warned_of_steps || session.clock.window() > 1) return;
+  const auto is_waiting_long = [&](const auto& optimizer) {
+    return optimizer->inner != nullptr &&
+        session.step.num_backwards - optimizer->num_backwards_used >=
+        kManyBackwards;
+  };
+  if (session.optimizers.empty() ||
+      !std::ranges::all_of(session.optimizers, is_waiting_long))
+    return;
+  session.has_warned_of_steps = true;
+  const std::string extras = extras_of_steps(session);
+  if (extras.empty()) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      format(
+          "{} backwards have ended without a step() or zero_grad() of the "
+          "optimizer's handle; if the program steps the optimizer itself, it "
+          "leaves out what the handle does: it {}",
+          kManyBackwards,
+          extras));
 }
 
 // The prepared model whose parameters `optimizer` updates; null if none.
@@ -226,6 +265,7 @@ void Accelerator::backward(
     const at::Tensor& loss,
     const BackwardOptions& options) const {
   Session& session = *session_;
+  const detail::LibraryCall call;
   require_loss(loss, options);
   require_same_weighting(session, options);
   detail::settle_scale(session);
@@ -255,7 +295,8 @@ void Accelerator::backward(
   });
   if (session.clock.window() > 1 && session.clock.serial() == 0)
     ++session.window.num_loose_backwards;
-  ++session.step.num_backwards;
+  detail::count_backward(session);
+  warn_without_steps(session);
 }
 
 void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)

@@ -127,6 +127,7 @@ at::Tensor detail::clip_gradients(
     double max_norm,
     const ClipNormOptions& options) {
   const at::NoGradGuard no_grad;
+  const detail::LibraryCall call;
   detail::unscale_parameters(session, parameters);
   const Rows rows = rows_for(session, parameters);
   const at::Tensor norm = norm_over_stages(
@@ -159,6 +160,7 @@ void Accelerator::clip_grad_value_(
     const std::vector<at::Tensor>& parameters,
     double clip_value) const {
   const at::NoGradGuard no_grad;
+  const detail::LibraryCall call;
   detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_for(*session_, parameters);
   for (auto list : gradients_of(rows.all)) {

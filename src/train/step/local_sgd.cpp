@@ -48,6 +48,7 @@ void LocalSGD::end() {
 void LocalSGD::average() {
   detail::require_no_join(*model_->session, "LocalSGD averages");
   model_->strategies.average_parameters(model_->table);
+  model_->session->step_watch->forget();
 }
 
 }  // namespace accelerate

@@ -36,9 +36,12 @@ PlainBackwards::PlainBackwards(PreparedModel& model) : model_(model) {
 }
 
 PlainBackwards::~PlainBackwards() {
-  for (const Watched& watched : watched_) {
-    if (watched.unhook) watched.unhook();
-  }
+  for (const Watched& watched : watched_) watched.end();
+}
+
+void PlainBackwards::Watched::end() const {
+  if (unhook_tensor) unhook_tensor();
+  if (unhook) unhook();
 }
 
 bool PlainBackwards::watch() {
@@ -50,24 +53,8 @@ bool PlainBackwards::watch() {
        !session.scaler)) {
     return false;
   }
-  bool missed = false;
-  const auto& rows = model_.table.rows();
-  watched_.resize(rows.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const at::Tensor& tensor = rows[i].tensor;
-    if (!tensor.requires_grad()) continue;
-    const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
-    Watched& watched = watched_[i];
-    if (watched.accumulator == accumulator.get()) continue;
-    if (watched.unhook) watched.unhook();
-    const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this));
-    // The accumulator and its hooks live only as long as something holds it.
-    watched = {accumulator.get(), [accumulator, key] {
-                 accumulator->del_post_hook(key);
-               }};
-    missed = missed || tensor.grad().defined();
-  }
-  missed = !std::exchange(is_first_watch_, false) && missed;
+  const bool has_gradients = hook_accumulators();
+  const bool missed = !std::exchange(is_first_watch_, false) && has_gradients;
   if (!is_open_ || torch::autograd::get_current_graph_task_id() >= 0)
     return missed;
   is_open_ = false;
@@ -75,6 +62,60 @@ bool PlainBackwards::watch() {
       model_.strategies.on_failure(std::runtime_error("a backward failed"));
   static_cast<void>(known);  // The program has seen the failure itself.
   return true;
+}
+
+bool PlainBackwards::hook_accumulators() {
+  const std::lock_guard lock(hooks_mutex_);
+  bool has_gradients = false;
+  const auto& rows = model_.table.rows();
+  // The program may have removed parameters.
+  for (std::size_t i = rows.size(); i < watched_.size(); ++i) watched_[i].end();
+  watched_.resize(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const at::Tensor& tensor = rows[i].tensor;
+    Watched& watched = watched_[i];
+    if (watched.tensor != tensor.unsafeGetTensorImpl()) hook_tensor(i);
+    if (!tensor.requires_grad()) continue;
+    const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
+    if (watched.accumulator == accumulator.get()) continue;
+    if (watched.unhook) watched.unhook();
+    const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this));
+    // The accumulator and its hooks live only as long as something holds it.
+    watched.accumulator = accumulator.get();
+    watched.unhook = [accumulator, key] { accumulator->del_post_hook(key); };
+    has_gradients = has_gradients || tensor.grad().defined();
+  }
+  return has_gradients;
+}
+
+void PlainBackwards::hook_tensor(std::size_t row) {
+  const at::Tensor& tensor = model_.table.rows()[row].tensor;
+  Watched& watched = watched_[row];
+  if (watched.unhook_tensor) watched.unhook_tensor();
+  watched.unhook_tensor = nullptr;
+  watched.tensor = tensor.unsafeGetTensorImpl();
+  const bool is_frozen = !tensor.requires_grad();
+  const bool may_train = tensor.is_floating_point() || tensor.is_complex();
+  if (is_frozen && (!may_train || tensor.is_inference())) return;
+  // LibTorch hooks only what is trained, but the hook of a parameter that is
+  // unfrozen later has to be there.
+  tensor.set_requires_grad(true);
+  const unsigned key = tensor.register_hook(
+      [this, row](const at::Tensor&) { before_gradient(row); });
+  tensor.set_requires_grad(!is_frozen);
+  watched.unhook_tensor = [tensor, key] { tensor.remove_hook(key); };
+}
+
+void PlainBackwards::before_gradient(std::size_t row) {
+  if (model_.session->is_in_backward) return;
+  {
+    const std::lock_guard lock(hooks_mutex_);
+    const at::Tensor& tensor = model_.table.rows()[row].tensor;
+    const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
+    if (watched_[row].accumulator == accumulator.get()) return;
+  }
+  // Without a handle's call since the change, nothing else has noticed it.
+  hook_accumulators();
 }
 
 void PlainBackwards::on_gradient() {
@@ -100,12 +141,15 @@ void PlainBackwards::begin() {
     graph_ = graph;
     sync_gradients_ = model_.sync_gradients;
   }
+  const LibraryCall call;
+  if (sync_gradients_) notice_changes(*model_.session);
   model_.strategies.before_plain_backward(sync_gradients_);
   torch::autograd::Engine::get_default_engine().queue_callback(
       [this] { end(); });
 }
 
 void PlainBackwards::end() {
+  const LibraryCall call;
   is_open_ = false;
   if (std::exchange(is_reached_, false)) count();
   try {
@@ -121,7 +165,7 @@ void PlainBackwards::end() {
 void PlainBackwards::count() const {
   Session& session = *model_.session;
   if (std::exchange(session.last_plain_backward, graph_) == graph_) return;
-  ++session.step.num_backwards;
+  count_backward(session);
   if (sync_gradients_ && session.world.size() > 1)
     ++*session.num_averaging_passes;
   const int window = session.clock.window();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <mutex>
 #include <utility>
@@ -45,12 +46,22 @@ class PlainBackwards {
  private:
   class Hook;
   /// A parameter's gradient accumulator, which LibTorch replaces if the dtype or
-  /// the device changes.
+  /// the device changes. The tensor's own hook stays, and notices it.
   struct Watched {
+    const void* tensor = nullptr;
+    std::function<void()> unhook_tensor = nullptr;
     const void* accumulator = nullptr;
     std::function<void()> unhook = nullptr;
+
+    void end() const;
   };
 
+  /// Returns whether a parameter with a gradient has another accumulator than
+  /// at the last call.
+  bool hook_accumulators();
+  void hook_tensor(std::size_t row);
+  /// Called before the gradient of the row's tensor is accumulated.
+  void before_gradient(std::size_t row);
   void on_gradient();
   void begin();
   void end();
@@ -58,6 +69,7 @@ class PlainBackwards {
 
   PreparedModel& model_;
   std::vector<Watched> watched_;  ///< by row
+  std::mutex hooks_mutex_;
   bool is_first_watch_ = true;
   // Gradients are computed by other threads if there is an accelerator.
   std::mutex mutex_;

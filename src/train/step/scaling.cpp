@@ -68,6 +68,7 @@ std::vector<PreparedOptimizer*> waiting(Session& session) {
 
 void complete_gradients(Session& session) {
   if (!session.clock.sync_gradients()) return;
+  const LibraryCall call;
   for (const auto& model : session.models) {
     const bool missed =
         model->plain_backwards && model->plain_backwards->watch();
@@ -97,6 +98,7 @@ void settle_scale(Session& session) {
 }
 
 void unscale(Session& session, PreparedOptimizer& optimizer) {
+  const LibraryCall call;
   complete_gradients(session);
   if (!session.scaler || optimizer.inner == nullptr ||
       !is_accumulating(optimizer))
