@@ -111,7 +111,8 @@ class ACCELERATE_API ElasticContext {
   /// with the state kept in memory, or because a process was told to end
   /// (preempted(); AcceleratorOptions::preemption_signals), with the state
   /// saved as a checkpoint of the project, if that names its checkpoints.
-  /// Collective; communicates a few numbers.
+  /// Collective; communicates a few numbers. Where it saves, it throws the error
+  /// of an earlier asynchronous save of the program's own, as save_state() does.
   [[nodiscard]] bool step_done(const Accelerator& accelerator) const;
 
   /// Why step_done() was true.

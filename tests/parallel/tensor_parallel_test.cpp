@@ -771,7 +771,7 @@ TEST(TensorParallel, UnshardsAllAxes) {
   }
 }
 
-// Whoever runs the backward, in which layers take their inputs again.
+// The backward in which layers take their inputs again may be the program's.
 TEST(TensorParallel, ForgetsTheInputsOfRecomputedLayers) {
   for (const bool is_plain : {false, true}) {
     run_on_ranks(2, [&](const WorldOptions& world) {

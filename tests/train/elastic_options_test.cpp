@@ -1,4 +1,5 @@
 // What run_elastic() does without a launcher that replaces ranks.
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -395,6 +396,64 @@ TEST(RunElastic, GoesOnWhereverKeepingAStateFails) {
     }
     has_failed = once.has_failed;
   }
+}
+
+// An asynchronous save of the program's own that fails is reported, and costs no
+// state but that step's.
+TEST(RunElastic, ReportsFailuresOfTheProgramsOwnSaves) {
+  int num_failed = 0;
+  bool has_failed = true;
+  for (std::size_t call = 0; has_failed; ++call) {
+    SCOPED_TRACE(call);
+    const auto disk =
+        std::make_shared<testing::FailingDisk>(call, ENOSPC, false);
+    const TemporaryDirectory directory;
+    const auto memory = directory.path() / "memory";
+    run_elastic(
+        [&](ElasticContext& context) {
+          const Accelerator accelerator({.journal = false, .world = alone()});
+          torch::nn::Linear net(2, 1);
+          const auto model = accelerator.prepare(net);
+          context.resume(accelerator);
+          detail::Checkpoints& checkpoints =
+              detail::OpenedAccelerator::checkpoints_of(accelerator);
+          checkpoints.disk = disk;
+          bool is_told_later = true;
+          try {
+            accelerator.save_state(
+                directory.path() / "own", {.asynchronous = true});
+          } catch (const Error&) {
+            is_told_later = false;
+          }
+          checkpoints.saver.join();
+          is_told_later = is_told_later && disk->has_failed();
+          checkpoints.disk = testing::make_unsynced_disk();
+          bool is_told = false;
+          try {
+            EXPECT_FALSE(context.step_done(accelerator));
+          } catch (const CheckpointError& error) {
+            is_told = true;
+            EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
+            EXPECT_FALSE(context.step_done(accelerator));
+          }
+          checkpoints.saver.join();
+          EXPECT_FALSE(is_told && !is_told_later);
+          // Some failures are mended.
+          if (is_told_later && !is_told) {
+            EXPECT_TRUE(std::filesystem::exists(directory.path() / "own"));
+          }
+          num_failed += is_told ? 1 : 0;
+        },
+        {.redundancy = Redundancy::neighbour,
+         .redundancy_steps = 1,
+         .memory_dir = memory});
+    has_failed = disk->has_failed();
+    EXPECT_TRUE(std::ranges::any_of(
+        detail::list_checkpoints(memory), [](const auto& entry) {
+          return entry.kind == detail::CheckpointKind::complete;
+        }));
+  }
+  EXPECT_GT(num_failed, 2);
 }
 
 TEST(RunElastic, RefusesWhatCannotBeKept) {

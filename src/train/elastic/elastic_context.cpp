@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "checkpoint/checkpoints.h"
 #include "comm/collectives/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/checkpoints_of.h"
@@ -187,6 +188,10 @@ void save_on_machines(ElasticRun& run, const Accelerator& accelerator) {
   }
 }
 
+detail::Saver& saver_of(const Accelerator& accelerator) {
+  return detail::OpenedAccelerator::checkpoints_of(accelerator).saver;
+}
+
 // A state that cannot be kept must not end what it protects. Makes room for the
 // next one.
 void warn_of_unkept_state(
@@ -201,9 +206,13 @@ void warn_of_unkept_state(
     MemoryStates(memory_directory(run)).tidy(/*parts=*/true, /*num_kept=*/1);
 }
 
+// Called on all ranks while rank 0 is not saving. Throws the error of a save of
+// the program's own, which the next save would throw where errors of states in
+// memory are caught.
 void keep_state(ElasticRun& run, const Accelerator& accelerator) {
   constexpr const char* kConsequence =
       "a state was not kept in memory, and training goes on without it";
+  saver_of(accelerator).wait();
   if (run.machines != nullptr) return begin_on_machines(run, accelerator);
   try {
     if (run.newest && run.newest->is_done()) {
@@ -236,6 +245,7 @@ void save_before_resizing(ElasticRun& run, const Accelerator& accelerator) {
 }
 
 void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
+  if (run.is_resizing) saver_of(accelerator).wait();
   if (run.is_resizing && run.seat->spans_machines()) {
     save_on_machines(run, accelerator);
   } else if (run.is_resizing && !memory_directory(run).empty()) {
@@ -261,21 +271,27 @@ struct Verdict {
   std::int64_t generation = 0;
   /// How far the slowest rank is with the state being kept on machines.
   MachineStates::Progress progress = MachineStates::done;
+  /// Whether rank 0 still writes its part of a save; others may then, too.
+  bool is_saving = false;
 };
 
-Verdict agree(ElasticRun& run, const World& world, bool is_told_to_end) {
+Verdict
+agree(ElasticRun& run, const Accelerator& accelerator, bool is_told_to_end) {
   const std::int64_t wanted = run.seat != nullptr ? run.seat->wanted() : 0;
-  const at::Tensor most = at::empty({3}, at::kLong);
+  const at::Tensor most = at::empty({4}, at::kLong);
   auto* const values = most.mutable_data_ptr<std::int64_t>();
   values[0] = is_told_to_end ? 1 : 0;
   values[1] = wanted;
   values[2] =
       run.machines != nullptr ? run.machines->progress() : MachineStates::done;
+  const World& world = accelerator.world();
+  values[3] = world.rank() == 0 && saver_of(accelerator).is_busy() ? 1 : 0;
   world.group().all_reduce(most, ReduceOp::max);
   return {
       values[0] != 0,
       values[1],
-      static_cast<MachineStates::Progress>(values[2])};
+      static_cast<MachineStates::Progress>(values[2]),
+      values[3] != 0};
 }
 
 // Loads the first of these states, from agree_on_states(), that can be loaded.
@@ -360,8 +376,7 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
   if (!accelerator.sync_gradients()) return false;
   ElasticRun& run = *run_;
   ++run.num_steps;
-  const Verdict verdict =
-      agree(run, accelerator.world(), accelerator.is_told_to_end());
+  const Verdict verdict = agree(run, accelerator, accelerator.is_told_to_end());
   if (run.machines != nullptr) run.machines->advance(verdict.progress);
   run.is_preempted = verdict.is_preempted;
   run.is_resizing = !run.is_preempted && verdict.generation > generation();
@@ -377,7 +392,8 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
       require_directory(run);
       machines_of(run, accelerator);
     }
-    if (run.num_steps % interval == 0) keep_state(run, accelerator);
+    if (run.num_steps % interval == 0 && !verdict.is_saving)
+      keep_state(run, accelerator);
   }
   return false;
 }
