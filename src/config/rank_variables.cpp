@@ -50,9 +50,16 @@ constexpr std::array<Family, 8> kFamilies{{
     {"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""},
 }};
 
-struct Values {
-  std::optional<int> rank, size, local_rank, local_size;
+struct Variable {
+  std::string_view name;
+  int value = 0;
 };
+
+struct Values {
+  std::optional<Variable> rank, size, local_rank, local_size;
+};
+
+constexpr std::string_view kSlurmTasks = "SLURM_STEP_TASKS_PER_NODE";
 
 class VariableReader {
  public:
@@ -61,13 +68,20 @@ class VariableReader {
 
   Values read(const Family& family) {
     Values values{
-        number(family.rank),
-        number(family.size),
-        number(family.local_rank),
-        number(family.local_size)};
-    if (family.launcher == "Slurm" && values.size)
-      values.local_size = slurm_local_size();
+        variable(family.rank),
+        variable(family.size),
+        variable(family.local_rank),
+        variable(family.local_size)};
+    if (family.launcher != "Slurm" || !values.size) return values;
+    if (const auto local_size = slurm_local_size())
+      values.local_size = Variable{kSlurmTasks, *local_size};
     return values;
+  }
+
+  std::optional<Variable> variable(std::string_view name) {
+    const auto value = number(name);
+    if (!value) return std::nullopt;
+    return Variable{name, *value};
   }
 
   std::optional<int> number(std::string_view name) {
@@ -84,9 +98,14 @@ class VariableReader {
     return static_cast<int>(*value);
   }
 
-  void complain(std::string text) {
-    complaints_.push_back("[launch] " + std::move(text));
+  // Families share variables: of equal complaints, one counts.
+  void complain(const std::string& text) {
+    const std::string complaint = "[launch] " + text;
+    if (std::find(complaints_.begin(), complaints_.end(), complaint) ==
+        complaints_.end())
+      complaints_.push_back(complaint);
   }
+  [[nodiscard]] bool has_complaints() const { return !complaints_.empty(); }
 
   void finish() const {
     if (complaints_.empty()) return;
@@ -96,7 +115,7 @@ class VariableReader {
  private:
   // Reads this node's entry of SLURM_STEP_TASKS_PER_NODE, such as "4(x2),3".
   std::optional<int> slurm_local_size() {
-    const auto text = environment_.get("SLURM_STEP_TASKS_PER_NODE");
+    const auto text = environment_.get(kSlurmTasks);
     if (!text) return std::nullopt;
     int node = number("SLURM_NODEID").value_or(0);
     for (const std::string& part : split(*text, ',')) {
@@ -113,7 +132,7 @@ class VariableReader {
       node -= repeats;
     }
     complain(format(
-        "SLURM_STEP_TASKS_PER_NODE=\"{}\" has no entry for this node", *text));
+        "{}=\"{}\" has no entry for this node", kSlurmTasks, *text));
     return std::nullopt;
   }
 
@@ -121,78 +140,64 @@ class VariableReader {
   std::vector<std::string> complaints_;
 };
 
-// Complains about local numbers that do not fit the world's.
-void check_local(
+// Complains about values that contradict each other.
+void check(VariableReader& reader, const Values& values) {
+  const auto& [rank, size, local_rank, local_size] = values;
+  const auto complain = [&](const Variable& one,
+                            const Variable& other,
+                            const std::string& rule) {
+    reader.complain(format(
+        "{}={} but {}={}; {}",
+        one.name,
+        one.value,
+        other.name,
+        other.value,
+        rule));
+  };
+  if (size && size->value < 1) {
+    reader.complain(
+        format("{}={}; there is at least one rank", size->name, size->value));
+    return;
+  }
+  if (rank && size && rank->value >= size->value) {
+    complain(
+        *rank, *size, format("ranks count from 0 to {}", size->value - 1));
+  }
+  if (local_size && size &&
+      (local_size->value < 1 || local_size->value > size->value)) {
+    complain(
+        *local_size,
+        *size,
+        "a machine has at least one and at most all of the ranks");
+  }
+  if (local_rank && local_size && local_rank->value >= local_size->value) {
+    complain(
+        *local_rank,
+        *local_size,
+        format("local ranks count from 0 to {}", local_size->value - 1));
+  }
+  if (local_rank && rank && local_rank->value > rank->value)
+    complain(*local_rank, *rank, "a rank is at least its local rank");
+}
+
+// Complains if the rank or the number of ranks is missing.
+void require_both(
     VariableReader& reader,
     const Family& family,
     const Values& values) {
-  const auto [rank, size, local_rank, local_size] = values;
-  if (local_size && (*local_size < 1 || *local_size > *size)) {
-    reader.complain(format(
-        "{}={} but {}={}; a machine has at least one and at most all of the "
-        "ranks",
-        family.local_size,
-        *local_size,
-        family.size,
-        *size));
-  }
-  if (local_rank && local_size && *local_rank >= *local_size) {
-    reader.complain(format(
-        "{}={} but {}={}; local ranks count from 0 to {}",
-        family.local_rank,
-        *local_rank,
-        family.local_size,
-        *local_size,
-        *local_size - 1));
-  }
-  if (local_rank && *local_rank > *rank) {
-    reader.complain(format(
-        "{}={} but {}={}; a rank is at least its local rank",
-        family.local_rank,
-        *local_rank,
-        family.rank,
-        *rank));
-  }
-}
-
-void check(VariableReader& reader, const Family& family, const Values& values) {
-  const auto& rank = values.rank;
-  const auto& size = values.size;
-  if (!size) {
+  const auto complain = [&](const Variable& found, std::string_view missing) {
     reader.complain(format(
         "{}={} is set but {} is not; set both, or start the program with "
         "accelerate-cpp launch",
-        family.rank,
-        *rank,
-        family.size));
-    return;
+        found.name,
+        found.value,
+        missing));
+  };
+  if (!values.size) {
+    complain(*values.rank, family.size);
+  } else if (!values.rank && values.size->value > 1) {
+    complain(*values.size, family.rank);
   }
-  if (*size < 1) {
-    reader.complain(
-        format("{}={}; there is at least one rank", family.size, *size));
-    return;
-  }
-  if (!rank) {
-    if (*size > 1) {
-      reader.complain(format(
-          "{}={} is set but {} is not; set both, or start the program with "
-          "accelerate-cpp launch",
-          family.size,
-          *size,
-          family.rank));
-    }
-    return;
-  }
-  if (*rank >= *size) {
-    reader.complain(format(
-        "{}={} but {}={}; ranks count from 0 to {}",
-        family.rank,
-        *rank,
-        family.size,
-        *size,
-        *size - 1));
-  }
-  check_local(reader, family, values);
 }
 
 // torchrun and our launcher may run inside an MPI or Slurm job of a different
@@ -201,22 +206,25 @@ void check_against_job(
     VariableReader& reader,
     const Environment& environment,
     const Values& torch,
-    const Family& other,
     const Values& job) {
   if (environment.has("TORCHELASTIC_RUN_ID") ||
       environment.has("ACCELERATE_CPP_CONFIG"))
     return;
   if (!job.rank || !job.size || !torch.rank || !torch.size) return;
-  if (*job.rank == *torch.rank && *job.size == *torch.size) return;
+  if (job.rank->value == torch.rank->value &&
+      job.size->value == torch.size->value)
+    return;
   reader.complain(format(
-      "RANK={} and WORLD_SIZE={} contradict {}={} and {}={}; unset the ones "
-      "that are left over",
-      *torch.rank,
-      *torch.size,
-      other.rank,
-      *job.rank,
-      other.size,
-      *job.size));
+      "{}={} and {}={} contradict {}={} and {}={}; unset the ones that are "
+      "left over",
+      torch.rank->name,
+      torch.rank->value,
+      torch.size->name,
+      torch.size->value,
+      job.rank->name,
+      job.rank->value,
+      job.size->name,
+      job.size->value));
 }
 
 std::optional<std::string> address_of(
@@ -301,15 +309,15 @@ struct ChosenFamily {
 
 bool describe_the_same_rank(const Values& one, const Values& other) {
   const auto agree = [](const auto& a, const auto& b) {
-    return !a || !b || *a == *b;
+    return !a || !b || a->value == b->value;
   };
   return other.rank && agree(one.rank, other.rank) &&
       agree(one.size, other.size);
 }
 
 void fill_gaps(Values& values, const Values& other) {
-  const auto fill = [](std::optional<int>& gap, std::optional<int> value) {
-    if (!gap) gap = value;
+  const auto fill = [](std::optional<Variable>& gap, const auto& variable) {
+    if (!gap) gap = variable;
   };
   fill(values.rank, other.rank);
   fill(values.size, other.size);
@@ -331,16 +339,18 @@ ChosenFamily choose_family(
   std::optional<int> pmix_rank;
   for (const Family& family : kFamilies) {
     const Values found = reader.read(family);
-    if (family.launcher == "PMIx") pmix_rank = found.rank;
+    if (family.launcher == "PMIx" && found.rank)
+      pmix_rank = found.rank->value;
     if (chosen.family == nullptr) {
       if (!is_present(family, found)) continue;
       chosen = {&family, found};
+      check(reader, found);
     } else if (describe_the_same_rank(chosen.values, found)) {
       // srun with PMI gives the local rank and the nodes by Slurm's names only.
-      if (found.size) check_local(reader, family, found);
+      if (found.size) check(reader, found);
       fill_gaps(chosen.values, found);
     } else if (chosen.family->launcher == "torch") {
-      check_against_job(reader, environment, chosen.values, family, found);
+      check_against_job(reader, environment, chosen.values, found);
       continue;
     } else {
       continue;
@@ -348,7 +358,10 @@ ChosenFamily choose_family(
     if (family.launcher == "Slurm") chosen.is_slurm_task = true;
   }
   if (chosen.family != nullptr) {
-    check(reader, *chosen.family, chosen.values);
+    // What is wrong in itself would be told again.
+    if (reader.has_complaints()) return chosen;
+    require_both(reader, *chosen.family, chosen.values);
+    check(reader, chosen.values);
   } else if (pmix_rank.value_or(0) > 0) {
     reader.complain(format(
         "PMIX_RANK={} is set but no variable gives the number of ranks; set "
@@ -378,15 +391,18 @@ RankVariables read_rank_variables(const Environment& environment) {
   if (chosen == nullptr) return result;
 
   result.launcher = chosen->launcher;
-  result.size = *values.size;
-  result.rank = values.rank.value_or(0);
-  result.local_rank = values.local_rank.value_or(0);
+  const auto value_or = [](const auto& variable, int otherwise) {
+    return variable ? variable->value : otherwise;
+  };
+  result.size = values.size->value;
+  result.rank = value_or(values.rank, 0);
+  result.local_rank = value_or(values.local_rank, 0);
   read_elastic_variables(environment, result);
   // With a local rank but no local size, all ranks may be on this node. Without
   // either, every process is alone on its node, as Kubernetes operators start
   // it.
   result.local_size =
-      values.local_size.value_or(values.local_rank ? result.size : 1);
+      value_or(values.local_size, values.local_rank ? result.size : 1);
   if (result.size == 1) return result;
 
   const auto address = address_of(environment, is_slurm_task);

@@ -201,6 +201,52 @@ TEST(RankVariables, RefuseContradictionsAllTogether) {
       "contradict");
 }
 
+// Every contradiction is named once, with the variables that are set.
+TEST(RankVariables, AreBlamedOnceAndByTheirOwnNames) {
+  struct Case {
+    Variables variables;
+    std::string complaints;
+  };
+  const Case cases[] = {
+      // Two families of MPI share the rank and the size.
+      {{{"RANK", "0"},
+        {"WORLD_SIZE", "4"},
+        {"PMI_RANK", "1"},
+        {"PMI_SIZE", "2"}},
+       "[launch] RANK=0 and WORLD_SIZE=4 contradict PMI_RANK=1 and "
+       "PMI_SIZE=2; unset the ones that are left over"},
+      {{{"PMI_RANK", "x"}, {"PMI_SIZE", "2"}},
+       "[launch] PMI_RANK=\"x\" is not a rank or a number of ranks"},
+      {{{"PMI_RANK", "1"},
+        {"PMI_SIZE", "4"},
+        {"PMI_LOCAL_RANK", "2"},
+        {"PMI_LOCAL_SIZE", "2"}},
+       "[launch] PMI_LOCAL_RANK=2 but PMI_LOCAL_SIZE=2; local ranks count "
+       "from 0 to 1\n"
+       "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank is at least its "
+       "local rank"},
+      {{{"RANK", "1"},
+        {"WORLD_SIZE", "4"},
+        {"PMI_RANK", "1"},
+        {"PMI_SIZE", "4"},
+        {"PMI_LOCAL_RANK", "2"}},
+       "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank is at least its "
+       "local rank"},
+      {{{"RANK", "5"}, {"PMI_RANK", "5"}, {"PMI_SIZE", "4"}},
+       "[launch] PMI_RANK=5 but PMI_SIZE=4; ranks count from 0 to 3"},
+      {slurm_task_with({{"RANK", "3"}, {"LOCAL_RANK", "2"}}),
+       "[launch] LOCAL_RANK=2 but SLURM_STEP_TASKS_PER_NODE=2; local ranks "
+       "count from 0 to 1"}};
+  for (const Case& each : cases) {
+    try {
+      static_cast<void>(read(each.variables));
+      ADD_FAILURE() << "not refused: " << each.complaints;
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(error.what(), each.complaints);
+    }
+  }
+}
+
 TEST(RankVariables, KnowWhichVariablesBelongToOneRank) {
   EXPECT_TRUE(is_rank_variable("OMPI_COMM_WORLD_LOCAL_RANK"));
   EXPECT_TRUE(is_rank_variable("TORCHELASTIC_RUN_ID"));
