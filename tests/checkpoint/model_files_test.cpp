@@ -4,13 +4,20 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <gmock/gmock.h>
 
 #include <accelerate/accelerate.h>
 #include <accelerate/big_model.h>
 #include <accelerate/weights.h>
 
+#include "checkpoint/load/destinations.h"
+#include "checkpoint/tensors/tensor_bytes.h"
+#include "params/layout.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
@@ -201,6 +208,38 @@ struct Buffer : torch::nn::Module {
   at::Tensor buffer, weight;
 };
 
+// Where ranks hold shards: this one has the first row of "buffer".
+void expect_misfit_of_shards(
+    const fs::path& model,
+    const at::Tensor& row,
+    std::int64_t num_rows,
+    const char* phrase) {
+  detail::Layout layout = detail::Layout::unsharded({num_rows});
+  layout.split(Axis::shard, 0, 0, 1);
+  EXPECT_THAT(
+      detail::mismatches(
+          "model",
+          detail::stored_in_safetensors(model / "model.safetensors"),
+          {{"buffer", row, layout}},
+          {},
+          {.strict = false}),
+      ::testing::ElementsAre(::testing::HasSubstr(phrase)));
+}
+
+// All ranks refuse what one of them would lose.
+TEST(ModelFiles, ValuesThatDoNotFitAShardAreNamedByAllRanks) {
+  const TemporaryDirectory directory(TemporaryDirectory::memory());
+  constexpr std::int64_t kMany = 5'000'000;
+  at::Tensor values = at::zeros({kMany}, at::kLong);
+  values[-1] = 256;
+  save_model(Buffer(values), directory / "model");
+  expect_misfit_of_shards(
+      directory / "model",
+      at::zeros({1}, at::kByte),
+      kMany,
+      "buffer has values in the checkpoint that Byte");
+}
+
 TEST(ModelFiles, ValuesThatDoNotFitAreNamedBeforeAnythingIsLoaded) {
   struct Case {
     const char* name;
@@ -253,6 +292,8 @@ TEST(ModelFiles, ValuesThatDoNotFitAreNamedBeforeAnythingIsLoaded) {
     expect_error<CheckpointError>(
         [&] { load_model(net, directory / "model"); }, each.phrase);
     EXPECT_TRUE(net.weight.eq(7).all().item<bool>());
+    if (each.here.is_contiguous())
+      expect_misfit_of_shards(directory / "model", each.here, 1, each.phrase);
     Accelerator next(in(kAlone));
     auto other = std::make_shared<Buffer>(each.here);
     auto prepared = next.prepare(other);
@@ -378,6 +419,47 @@ TEST(ModelFiles, AFileWithANumberOfACheckpointIsPassedOver) {
   EXPECT_TRUE(fs::is_regular_file(directory / "checkpoints/checkpoint_1"));
   EXPECT_EQ(
       accelerator.latest_checkpoint()->filename().string(), "checkpoint_4");
+}
+
+// Slices need no memory beside them to be loaded.
+TEST(ModelFiles, ViewsAreKnownToShareNothing) {
+  const at::Tensor base = at::zeros({4, 5, 6});
+  for (const at::Tensor& view :
+       {base.slice(1, 0, 3),
+        base.slice(2, 1, 6, 2),
+        base.permute({2, 0, 1}).slice(0, 2, 4),
+        base.select(1, 2).t(),
+        base.slice(0, 0, 1).expand({1, 5, 6}),
+        base.slice(0, 0, 0)}) {
+    EXPECT_FALSE(detail::may_share_elements(view)) << view.strides();
+  }
+  EXPECT_TRUE(detail::may_share_elements(base.select(0, 0).expand({2, 5, 6})));
+  // No view of these sizes and strides that shares elements is missed.
+  constexpr std::int64_t kSizes = 3, kStrides = 7;
+  const at::Tensor memory = at::zeros({64});
+  const auto digit = [](std::int64_t& number, std::int64_t radix) {
+    return std::exchange(number, number / radix) % radix;
+  };
+  int num_shared = 0;
+  for (std::int64_t i = 0; i < 27 * 343; ++i) {
+    std::int64_t number = i;
+    std::vector<std::int64_t> sizes, strides;
+    for (int dim = 0; dim < 3; ++dim) {
+      sizes.push_back(1 + digit(number, kSizes));
+      strides.push_back(digit(number, kStrides));
+    }
+    std::set<std::int64_t> places;
+    for (std::int64_t a = 0; a < sizes[0]; ++a)
+      for (std::int64_t b = 0; b < sizes[1]; ++b)
+        for (std::int64_t c = 0; c < sizes[2]; ++c)
+          places.insert(a * strides[0] + b * strides[1] + c * strides[2]);
+    const auto num_places = static_cast<std::int64_t>(places.size());
+    if (num_places == sizes[0] * sizes[1] * sizes[2]) continue;
+    ++num_shared;
+    ASSERT_TRUE(detail::may_share_elements(memory.as_strided(sizes, strides)))
+        << sizes << " " << strides;
+  }
+  EXPECT_GT(num_shared, 1000);
 }
 
 }  // namespace model_files_test

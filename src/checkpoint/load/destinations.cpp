@@ -104,14 +104,13 @@ void take_other_names(
 
 namespace {
 
-// Reads a full tensor.
-at::Tensor read_values(const StoredTensor& saved, c10::ScalarType dtype) {
+at::Tensor read_values(
+    const StoredTensor& saved,
+    c10::ScalarType dtype,
+    const safetensors::Box& box) {
   at::Tensor values = at::empty(
-      torch_shape(saved.dtype, saved.shape), at::TensorOptions().dtype(dtype));
-  read_boxes(
-      {{&saved,
-        {safetensors::Shape(saved.shape.size(), 0), saved.shape},
-        bytes_of(values)}});
+      torch_shape(saved.dtype, box.size), at::TensorOptions().dtype(dtype));
+  read_boxes({{&saved, box, bytes_of(values)}});
   return values;
 }
 
@@ -134,12 +133,43 @@ bool can_hold(c10::ScalarType wanted, const at::Tensor& values) {
       at::equal(bytes(converted.to(values.scalar_type())), bytes(values));
 }
 
-// Returns why a tensor cannot have the values of a saved one of its shape;
-// empty if it can.
+// The same for all values of a saved tensor, of which it reads some rows at a
+// time.
+bool can_hold(
+    c10::ScalarType wanted,
+    const StoredTensor& saved,
+    c10::ScalarType dtype) {
+  const auto num_rows =
+      saved.shape.empty() ? std::uint64_t{1} : saved.shape.front();
+  const std::uint64_t num_bytes =
+      at::empty(
+          torch_shape(saved.dtype, saved.shape),
+          at::TensorOptions(dtype).device(at::kMeta))
+          .nbytes();
+  if (num_bytes == 0) return true;
+  const std::uint64_t row_bytes =
+      std::max(num_bytes / num_rows, std::uint64_t{1});
+  const std::uint64_t step =
+      std::max(kStageBytes / row_bytes, std::uint64_t{1});
+  for (std::uint64_t row = 0; row < num_rows; row += step) {
+    safetensors::Box box{
+        safetensors::Shape(saved.shape.size(), 0), saved.shape};
+    if (!saved.shape.empty()) {
+      box.begin.front() = row;
+      box.size.front() = std::min(step, num_rows - row);
+    }
+    if (!can_hold(wanted, read_values(saved, dtype, box))) return false;
+  }
+  return true;
+}
+
+// Returns why a destination cannot have the values of a saved tensor of its
+// shape; empty if it can. All ranks that hold shards find the same.
 std::string value_complaint(
     const StoredTensor& saved,
     c10::ScalarType dtype,
-    const at::Tensor& target) {
+    const Destination& destination) {
+  const at::Tensor& target = destination.tensor;
   const c10::ScalarType wanted = target.scalar_type();
   if (at::isComplexType(dtype) && !at::isComplexType(wanted)) {
     return format(
@@ -149,14 +179,16 @@ std::string value_complaint(
   }
   const bool is_narrower =
       dtype != wanted && at::isIntegralType(wanted, /*includeBool=*/true);
-  if (!is_narrower && !may_share_elements(target)) return {};
-  const at::Tensor values = read_values(saved, dtype);
-  if (is_narrower && !can_hold(wanted, values)) {
+  if (is_narrower && !can_hold(wanted, saved, dtype)) {
     return format(
         "has values in the checkpoint that {}, its dtype here, cannot hold",
         c10::toString(wanted));
   }
-  if (can_assign(target, values.to(wanted))) return {};
+  if (!destination.layout.is_unsharded() || !may_share_elements(target))
+    return {};
+  const safetensors::Box all{
+      safetensors::Shape(saved.shape.size(), 0), saved.shape};
+  if (can_assign(target, read_values(saved, dtype, all).to(wanted))) return {};
   return "is a view here whose elements share memory, such as one from "
          "expand(), and their values in the checkpoint differ; make it "
          "contiguous()";
@@ -179,8 +211,7 @@ std::string tensor_complaint(
         "is of dtype {}, which LibTorch does not have",
         safetensors::name_of(saved.dtype));
   }
-  if (!destination.layout.is_unsharded()) return {};
-  return value_complaint(saved, *dtype, destination.tensor);
+  return value_complaint(saved, *dtype, destination);
 }
 
 // Names of the model and of the checkpoint that differ by a prefix, as an

@@ -1,12 +1,13 @@
 #include "checkpoint/tensors/tensor_bytes.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include <sys/mman.h>
 
 #include <ATen/Functions.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
@@ -236,8 +237,20 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
 }
 
 bool may_share_elements(const at::Tensor& tensor) {
-  return tensor.numel() > 0 &&
-      at::has_internal_overlap(tensor) != at::MemOverlap::No;
+  if (tensor.numel() == 0) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> steps;  // stride, size
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) > 1)
+      steps.emplace_back(tensor.stride(dim), tensor.size(dim));
+  }
+  std::sort(steps.begin(), steps.end());
+  // Each dimension must step over all that the ones with smaller strides span.
+  std::int64_t span = 1;
+  for (const auto& [stride, size] : steps) {
+    if (stride < span) return true;
+    span += (size - 1) * stride;
+  }
+  return false;
 }
 
 bool can_assign(const at::Tensor& target, const at::Tensor& values) {
