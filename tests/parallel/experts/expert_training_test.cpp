@@ -411,6 +411,36 @@ TEST(ExpertTraining, RunsBackwardOnRanksWhoseExpertsAreFrozen) {
   }
 }
 
+// The ranks that hold other experts see no change.
+TEST(ExpertTraining, FreezesSomeExpertsAfterTheFirstStep) {
+  const auto weights_on = [](const ExpertGrid& grid) {
+    testing::Weights weights;
+    run_on_ranks(grid.num_ranks(), [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          testing::accelerator_options({.grid = grid}, world));
+      ExpertNet net(ExpertNetOptions{.by_modules = true});
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      const auto [model, optimizer] = accelerator.prepare(net, sgd);
+      ExpertOutcome ignored;
+      train_expert_net(accelerator, model, optimizer, 0, 1, ignored);
+      for (auto& item : net->named_parameters()) {
+        if (item.key().find("experts.experts.3") != std::string::npos)
+          item.value().requires_grad_(false);
+      }
+      train_expert_net(accelerator, model, optimizer, 1, 3, ignored);
+      const auto own = testing::named(
+          accelerator.get_state_dict(model, {.rank0_only = false}));
+      if (accelerator.is_main_process()) weights = own;
+    });
+    return weights;
+  };
+  const auto expected = weights_on({});
+  for (const auto& [name, weight] : weights_on({.replicate = 4, .expert = 2})) {
+    EXPECT_TRUE(torch::allclose(weight, expected.at(name), 1e-4, kTolerance))
+        << name;
+  }
+}
+
 TEST(ExpertTraining, EvaluatesWithoutGradients) {
   run_expert_net(
       {.grid = {.replicate = 2, .expert = 2}},
