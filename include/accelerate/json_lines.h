@@ -48,9 +48,10 @@ class ACCELERATE_API JsonRecord {
 /// A file with one JSON object per line, as Python's json module writes and
 /// reads them: UTF-8, with or without a byte order mark, and NaN, Infinity and
 /// -Infinity are numbers; of equal keys in an object the last one counts. Lines
-/// end with LF, CR LF or CR; blank ones are skipped. The file is memory-mapped and its lines are parsed when they are read; an index takes
-/// eight bytes of memory per line. The file must not change meanwhile. Copies
-/// share the mapping. Safe to read from several threads.
+/// end with LF, CR LF or CR; blank ones are skipped. The file is memory-mapped
+/// and its lines are parsed when they are read; an index takes eight bytes of
+/// memory per line. The file must not change meanwhile. Copies share the
+/// mapping. Safe to read from several threads.
 class ACCELERATE_API JsonLinesFile {
  public:
   /// Throws Error if the file cannot be read, ConfigError if it is UTF-16.

@@ -7,10 +7,9 @@
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/TensorImpl.h>
-#include <torch/csrc/autograd/graph_task.h>
 
+#include "gate/backward_pass.h"
 #include "gate/gate_entry.h"
 #include "gate/gate_key.h"
 #include "gate/storage_access.h"
@@ -112,12 +111,6 @@ c10::IValue moved(const c10::IValue& value, c10::Device device) {
   return list;
 }
 
-// Whether a backward is running that is not itself differentiated.
-bool is_backward() {
-  return torch::autograd::get_current_graph_task_id() != -1 &&
-      !at::GradMode::is_enabled();
-}
-
 /// Devices of some tensors.
 struct DeviceChoice {
   void add(c10::Device device) {
@@ -147,7 +140,7 @@ bool is_follower(const at::Tensor& tensor) {
 }
 
 void follow(const c10::IValue& value) {
-  if (is_backward()) return;
+  if (runs_backward()) return;
   for_each_placed(value, [](const at::Tensor& tensor) {
     if (tensor.layout() != at::kStrided || !tensor.has_storage() ||
         tensor.is_meta()) {

@@ -6,13 +6,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/module.h>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
+#include "gate/backward_pass.h"
 #include "gate/gate_entry.h"
 #include "gate/pending_product.h"
 #include "gate/watched_tensor.h"
@@ -22,12 +22,6 @@ namespace accelerate {
 namespace detail {
 
 namespace {
-
-// A backward's operators, unless it recomputes a forward.
-bool is_backward() {
-  return torch::autograd::get_current_graph_task_id() != -1 &&
-      !at::GradMode::is_enabled();
-}
 
 // Whether an operator could be a forward, whatever its arguments are.
 bool is_pure(const c10::FunctionSchema& schema) {
@@ -57,7 +51,7 @@ class HookKeeper : public GateKeeper,
   void call(GatedCall& call) override {
     const auto held = owner_.lock();
     const bool module_is_gone = is_owned_ && !held;
-    if (module_is_gone || is_backward() ||
+    if (module_is_gone || runs_backward() ||
         !is_pure(call.operation().schema())) {
       call.run();
       return;

@@ -180,8 +180,7 @@ void align_windows(Session& session) {
       "train",
       format(
           "the body of join_uneven_inputs() ended on rank {} after {} of the "
-          "{} "
-          "micro-steps of a window, and elsewhere on other ranks; the "
+          "{} micro-steps of a window, and elsewhere on other ranks; the "
           "gradients of these {} are dropped; end bodies with a window, as a "
           "prepared loader's last batch does",
           session.world.rank(),
