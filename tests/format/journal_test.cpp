@@ -633,5 +633,17 @@ TEST(RunHistory, OrdersTheStepsOfOneProcess) {
   EXPECT_EQ(points_of(entries, "loss"), (Points{{2, 2}, {5, 6}, {6, 7}}));
 }
 
+TEST(RunHistory, EndsAtTheLastStepThatThereIs) {
+  constexpr std::int64_t kLast = std::numeric_limits<std::int64_t>::max();
+  const Entries entries{
+      session(),
+      scalars(kLast, {{"loss", 1}}),
+      scalars(std::nullopt, {{"loss", 2}}),
+      scalars(std::numeric_limits<std::int64_t>::min(), {{"loss", 3}})};
+  EXPECT_EQ(
+      points_of(entries, "loss"),
+      (Points{{std::numeric_limits<std::int64_t>::min(), 3}, {kLast, 2}}));
+}
+
 }  // namespace journal_test
 }  // namespace accelerate::detail

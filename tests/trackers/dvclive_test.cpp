@@ -144,6 +144,15 @@ TEST_F(Dvclive, ResumesAfterTheLastStep) {
   EXPECT_EQ(json::parse(file("metrics.json")).at("step"), 8);
 }
 
+TEST_F(Dvclive, ResumesAtTheLastStepThatThereIs) {
+  detail::replace_file(
+      directory_ / "live" / "metrics.json", R"({"step": 9223372036854775807})");
+  const auto tracker = started({{"resume", true}});
+  tracker->log({{"a", 1}}, {}, {});
+  tracker->finish();
+  EXPECT_EQ(file("plots/metrics/a.tsv"), "step\ta\n9223372036854775807\t1\n");
+}
+
 TEST_F(Dvclive, RefusesToResumeFromSomethingElse) {
   detail::replace_file(directory_ / "live" / "metrics.json", "[1");
   expect_error<ConfigError>(

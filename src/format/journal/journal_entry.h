@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <variant>
@@ -52,5 +53,11 @@ struct JournalEntry {
 
   bool operator==(const JournalEntry&) const = default;
 };
+
+/// The step of what follows `step` and was logged without one. The last step
+/// that there is comes again.
+constexpr std::int64_t step_after(std::int64_t step) {
+  return step < std::numeric_limits<std::int64_t>::max() ? step + 1 : step;
+}
 
 }  // namespace accelerate::detail

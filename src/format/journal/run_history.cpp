@@ -82,7 +82,7 @@ void RunHistory::add_point(
     double time,
     double value) {
   const Point point{
-      step.value_or(points.empty() ? 0 : points.back().step + 1),
+      step.value_or(points.empty() ? 0 : step_after(points.back().step)),
       time,
       value,
       sessions_.size()};

@@ -13,6 +13,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "format/journal/journal_entry.h"
 #include "trackers/dvclive/dvclive_files.h"
 #include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
@@ -49,7 +50,7 @@ class DvcliveTracker final : public GeneralTracker {
     // DVCLive itself repeats step 0 of a run that ended there.
     last_step_ = files_->resumed_step();
     const std::int64_t last = last_step_.value_or(0);
-    next_step_ = last == 0 ? 0 : last + 1;
+    next_step_ = last == 0 ? 0 : step_after(last);
   }
 
   void store_init_configuration(const TrackedValues& values) override {
@@ -122,7 +123,7 @@ void DvcliveTracker::log(
   }
   files_->set_step(step);
   last_step_ = step;
-  next_step_ = step + 1;
+  next_step_ = step_after(step);
 }
 
 void DvcliveTracker::warn_once(const std::string& name) {

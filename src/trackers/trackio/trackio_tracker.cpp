@@ -18,6 +18,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "format/journal/journal_entry.h"
 #include "trackers/files/database.h"
 #include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
@@ -211,7 +212,7 @@ void TrackioTracker::start() {
   }
   const auto last = database_->text(
       "SELECT MAX(step) FROM metrics WHERE run_id = ?", {run_id_});
-  next_step_ = last ? parse_int(*last).value_or(-1) + 1 : 0;
+  next_step_ = last ? step_after(parse_int(*last).value_or(-1)) : 0;
 }
 
 void TrackioTracker::write_config(TrackedValues values) {
@@ -233,7 +234,7 @@ void TrackioTracker::log(
     const TrackedValues& options) {
   const KeywordArguments arguments("trackio's log_kwargs", options, {});
   const std::int64_t step = time.step.value_or(next_step_);
-  next_step_ = std::max(next_step_, step + 1);
+  next_step_ = std::max(next_step_, step_after(step));
   waiting_.push_back(
       {iso_time(time.seconds),
        run_id_,

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "format/journal/journal_entry.h"
 #include "trackers/wandb/wandb_values.h"
 
 namespace accelerate::detail {
@@ -18,7 +19,7 @@ void WandbHistory::add(const nlohmann::ordered_json& values, double seconds) {
 }
 
 std::optional<WandbHistory::Row> WandbHistory::commit() {
-  return take(row_.step + 1);
+  return take(step_after(row_.step));
 }
 
 std::optional<WandbHistory::Row> WandbHistory::take(std::int64_t next_step) {
