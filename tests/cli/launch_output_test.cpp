@@ -43,6 +43,9 @@ class ReadPipe {
     for (const int end : ends_) ::close(end);
   }
   [[nodiscard]] int write_end() const { return ends_[1]; }
+  // For the end of a test whose queue may still be writing: the next file that
+  // is opened must not get the number to which it writes.
+  void leave_open() { ends_ = {-1, -1}; }
   // Reads exactly `count` bytes.
   [[nodiscard]] std::string read(std::size_t count) const {
     std::string text(count, '\0');
@@ -105,12 +108,16 @@ TEST(OutputQueue, ClosesItsGateUntilTheReaderHasCaughtUp) {
   EXPECT_TRUE(is_readable(gate, 60'000));
   EXPECT_EQ(queue.gate(), -1);
   // The second time as the first.
-  while (queue.gate() < 0) queue.add(file, std::string(kPiece, 'y'));
+  for (count = 0; queue.gate() < 0; count += kPiece)
+    queue.add(file, std::string(kPiece, 'y'));
   EXPECT_FALSE(is_readable(queue.gate(), 0));
+  // Nothing writes to the pipe when it is closed.
+  EXPECT_EQ(pipe.read(count), std::string(count, 'y'));
+  wait_until_idle(queue);
 }
 
 TEST(OutputQueue, DropsWhatWouldTakeTooMuchMemoryAndCountsIt) {
-  const ReadPipe pipe;
+  ReadPipe pipe;
   OutputQueue queue;
   const auto file = std::make_shared<OutputFile>(pipe.write_end());
   queue.add(file, std::string(OutputQueue::kMost - 1, 'x'));
@@ -120,21 +127,22 @@ TEST(OutputQueue, DropsWhatWouldTakeTooMuchMemoryAndCountsIt) {
   queue.add(file, "y");
   EXPECT_EQ(queue.num_dropped(), 3U);
   EXPECT_EQ(queue.num_unwritten(), OutputQueue::kMost);
+  pipe.leave_open();
 }
 
 TEST(OutputQueue, CanEndWhileAWriteDoesNotReturn) {
-  // Never closed: the write must not fail while the thread is in it.
-  const auto* const pipe = new ReadPipe;
+  ReadPipe pipe;
   {
     OutputQueue queue;
     queue.add(
-        std::make_shared<OutputFile>(pipe->write_end()),
+        std::make_shared<OutputFile>(pipe.write_end()),
         std::string(OutputQueue::kEnough, 'x'));
     EXPECT_FALSE(queue.is_idle());
     // The write has begun, and waits for a reader.
-    while (pipe->read(1).empty()) std::this_thread::yield();
+    while (pipe.read(1).empty()) std::this_thread::yield();
   }
   // The queue is gone, although nobody has read what it wrote.
+  pipe.leave_open();
 }
 
 /// A launcher's output whose thread for logs waits for a disk: for a pipe that

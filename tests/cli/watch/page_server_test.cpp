@@ -7,7 +7,9 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -29,7 +31,8 @@ class Raw {
     EXPECT_EQ(
         ::connect(
             socket_, reinterpret_cast<sockaddr*>(&address), sizeof address),
-        0);
+        0)
+        << std::strerror(errno);
   }
   Raw(const Raw&) = delete;
   Raw& operator=(const Raw&) = delete;
