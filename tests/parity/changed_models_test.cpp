@@ -433,7 +433,7 @@ TEST(ChangedModel, BindsParametersThatAreAddedToTheOptimizer) {
         sgd.add_param_group({{net->parameters()[0]}});
         expect_error<ConfigError>(
             [&, &optimizer = optimizer] { optimizer.step(); },
-            "was given a parameter after prepare() that it steps on already");
+            "given the parameter \"0.weight\" after prepare() that it");
       }
     });
   }
@@ -617,6 +617,51 @@ TEST(ChangedModel, WarnsOfStepsOfTheOptimizerItself) {
       warnings,
       ::testing::Contains(::testing::HasSubstr(
           "it leaves out what the handle does: it removes fp16's scale")));
+}
+
+// A tied tensor is a parameter once per name, and so in the optimizer.
+struct TiedImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) {
+    return torch::linear(torch::linear(x, encoder), decoder) +
+        torch::linear(x, head);
+  }
+  Tensor encoder = register_parameter("encoder", torch::full({2, 2}, 0.5));
+  Tensor decoder = register_parameter("decoder", encoder);
+  Tensor head = register_parameter("head", torch::full({2, 2}, 0.5));
+};
+TORCH_MODULE(Tied);
+
+TEST(ChangedModel, MayAddToAnOptimizerOfTiedParameters) {
+  AcceleratorOptions masters;
+  masters.master_weights = true;
+  for (const AcceleratorOptions& given :
+       {AcceleratorOptions{}, zero(1), zero(2), zero(3), masters}) {
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      AcceleratorOptions options = given;
+      options.world = world;
+      const Accelerator accelerator(options);
+      Tied net;
+      if (options.master_weights) {
+        const auto encoder = net->encoder;
+        encoder.set_data(encoder.to(torch::kBFloat16));
+        net->head.set_data(net->head.to(torch::kBFloat16));
+      }
+      ASSERT_EQ(net->parameters().size(), 3U);
+      torch::optim::SGD sgd({net->encoder, net->decoder}, 1);
+      const auto [model, optimizer] = accelerator.prepare(net, sgd);
+      sgd.add_param_group({{net->head}});
+      accelerator.backward(model(torch::full(
+                                     {1, 2},
+                                     accelerator.process_index() + 1,
+                                     net->head.options().requires_grad(false)))
+                               .sum());
+      optimizer.step();
+      const auto full = accelerator.full_parameters(model);
+      EXPECT_EQ(net->head[0][0].item<float>(), 0.5F - 1.5F);
+      // Each name's step takes the gradient of both uses: the mean of 2 and 4.
+      EXPECT_EQ(net->encoder[0][0].item<float>(), 0.5F - 2 * 3.0F);
+    });
+  }
 }
 
 TEST(ChangedModel, TakesModulesWithoutParameters) {

@@ -20,6 +20,13 @@ torch::nn::Linear layer() {
   return net;
 }
 
+// Multiplies one number by 1.
+torch::nn::Linear scale() {
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  torch::nn::init::ones_(net->weight);
+  return net;
+}
+
 template <class T, class Options>
 std::unique_ptr<torch::optim::Optimizer> make(
     const torch::nn::Linear& net,
@@ -213,6 +220,32 @@ TEST(PrepareOrder, OptimizersMayComeBeforeTheirModel) {
       EXPECT_EQ(net->weight[0][0].item<float>(), -1.5F);
     });
     EXPECT_THAT(warnings.take(), ::testing::IsEmpty());
+  }
+}
+
+// Parameters that the optimizer was given before another model was prepared.
+TEST(PrepareOrder, AnotherModelMayComeAfterAddedParameters) {
+  for (const int stage : {1, 2, 3}) {
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      const Accelerator accelerator(
+          {.parallel =
+               {.deepspeed =
+                    DeepSpeedOptions{
+                        .gradient_clipping = 0, .zero_stage = stage}},
+           .world = world});
+      torch::nn::Sequential net(layer(), scale());
+      const auto other_net = layer();
+      torch::optim::SGD sgd({net->parameters()[1]}, 1.0);
+      const auto [model, optimizer] = accelerator.prepare(net, sgd);
+      sgd.add_param_group({{net->parameters()[0]}});
+      const auto other = accelerator.prepare(other_net);
+      const torch::Tensor x =
+          torch::full({1, 2}, accelerator.process_index() + 1, torch::kFloat);
+      accelerator.backward(model(x).sum());
+      optimizer.step();
+      const auto full = accelerator.full_parameters(model);
+      EXPECT_EQ(net->parameters()[0][0][0].item<float>(), -1.5F);
+    });
   }
 }
 

@@ -125,9 +125,13 @@ void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
   for (const auto& optimizer : session.optimizers) {
     if (optimizer->inner == nullptr) continue;
     detail::require_fitting_optimizer(*optimizer->inner, model);
+    const bool has_added = detail::digest_of_parameters(*optimizer->inner) !=
+        optimizer->parameters;
     model.strategies.bind(*optimizer->inner, model.table);
     detail::watch_steps(*model.session, *optimizer->inner);
-    optimizer->parameters = detail::digest_of_parameters(*optimizer->inner);
+    // The next step binds what the program has added to the other models.
+    if (!has_added)
+      optimizer->parameters = detail::digest_of_parameters(*optimizer->inner);
   }
 }
 

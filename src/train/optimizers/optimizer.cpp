@@ -65,6 +65,32 @@ bool can_step_directly(const detail::Session& session) {
              [](const auto& model) { return model->strategies.is_idle(); });
 }
 
+// Refuses parameters whose shard or master weight the optimizer has as well.
+// Tied weights may be there once per name.
+void require_added_once(
+    const torch::optim::Optimizer& optimizer,
+    const detail::ParameterTable& table) {
+  std::unordered_set<const void*> held;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params())
+      held.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const detail::Parameter* const row = table.find(parameter);
+      if (row == nullptr || row->local.is_same(parameter) ||
+          !held.contains(row->local.unsafeGetTensorImpl())) {
+        continue;
+      }
+      throw ConfigError(detail::format(
+          "[train] an optimizer was given the parameter \"{}\" after prepare() "
+          "that it steps on already, as a shard or master weight; leave one of "
+          "them out",
+          row->name));
+    }
+  }
+}
+
 // Lets strategies bind parameters that the program has added since.
 void bind_added_parameters(
     detail::Session& session,
@@ -74,17 +100,9 @@ void bind_added_parameters(
   for (const auto& model : session.models)
     detail::require_fitting_optimizer(inner, *model);
   for (const auto& model : session.models)
+    require_added_once(inner, model->table);
+  for (const auto& model : session.models)
     model->strategies.bind(inner, model->table);
-  std::unordered_set<const void*> seen;
-  for (const auto& group : inner.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      throw ConfigError(
-          "[train] an optimizer was given a parameter after prepare() that it "
-          "steps on already, as a shard or master weight; leave one of them "
-          "out");
-    }
-  }
   detail::watch_steps(session, inner);
   prepared.parameters = detail::digest_of_parameters(inner);
   prepared.was_checked = false;
