@@ -55,6 +55,7 @@ bool RunRecord::update(std::uint64_t most_bytes) {
       take_entry(entries, payload);
     }
   };
+  has_more_ = false;
   try {
     has_more_ = reader_->read(take, most_bytes);
   } catch (...) {

@@ -1,6 +1,5 @@
 #include "cli/watch/watched_runs.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -111,9 +110,10 @@ std::optional<RunChange> WatchedRuns::look(std::size_t index) {
 }
 
 bool WatchedRuns::has_more() const {
-  return std::any_of(runs_.begin(), runs_.end(), [](const auto& run) {
-    return run->has_more();
-  });
+  for (std::size_t i = 0; i < runs_.size(); ++i) {
+    if (runs_[i]->has_more() && !given_up_.contains(i)) return true;
+  }
+  return false;
 }
 
 std::vector<RunChange> WatchedRuns::update() {

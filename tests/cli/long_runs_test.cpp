@@ -12,6 +12,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <accelerate/error.h>
+
 #include "cli/run_journal.h"
 #include "cli/runs/run_export.h"
 #include "cli/runs/run_record.h"
@@ -166,6 +168,30 @@ TEST_F(LongRun, ThatCannotBeReadLeavesTheOthersAlone) {
   ASSERT_EQ(watched.runs().size(), 2U);
   EXPECT_THAT(watched.runs()[0]->problem(), HasSubstr("unknown kind"));
   EXPECT_EQ(watched.runs()[1]->series().size(), 1U);
+}
+
+// A program that reads while there is more comes to an end.
+TEST_F(LongRun, HasNoMoreAfterAFailure) {
+  RunJournal good(directory_ / "r");
+  good.event(1, 1, detail::text_event("note", std::string(3 << 20, 'x')));
+  good.write();
+  std::ofstream(
+      directory_ / "r" / "journal", std::ios::binary | std::ios::app)
+      << frame_of(std::string("X") + std::string(3 << 20, '\0'));
+  RunRecord run({"r", directory_ / "r"});
+  ASSERT_TRUE(run.update(1));
+  ASSERT_TRUE(run.has_more());
+  bool has_failed = false;
+  for (int i = 0; i < 10 && run.has_more(); ++i) {
+    try {
+      run.update(1);
+    } catch (const Error& error) {
+      has_failed = true;
+      EXPECT_THAT(error.what(), HasSubstr("unknown kind"));
+    }
+  }
+  EXPECT_TRUE(has_failed);
+  EXPECT_FALSE(run.has_more());
 }
 
 }  // namespace long_runs_test
