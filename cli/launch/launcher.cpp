@@ -218,21 +218,31 @@ int run_elastic_attempts(
   }
 }
 
+// Number of files that the launcher has open: its own, and per rank on this
+// machine the output streams, their files and its log.
+int num_own_descriptors(const LaunchPlan& plan) {
+  constexpr int kOwn = 64, kPerRank = 8;
+  return kOwn + kPerRank * plan.processes_here();
+}
+
+// Number of connections to the store: a rank has one for the world, and one for
+// each of its groups.
+int num_store_connections(const LaunchPlan& plan) {
+  constexpr int kPerRank = 8;
+  return plan.machine_rank == 0 ? kPerRank * plan.num_processes : 0;
+}
+
 // Only machine 0's launcher holds a store.
 detail::StoreServerOptions store_options(
     const LaunchPlan& plan,
     const std::string& secret,
     const LaunchOutput& output) {
-  // A rank's output streams, their files and its log, plus what the launcher
-  // needs.
-  constexpr int kDescriptorsPerRank = 8, kDescriptors = 64;
   detail::StoreServerOptions options;
   options.is_open = plan.num_machines > 1;
   options.secret = secret;
   options.num_machines = plan.num_machines;
   options.is_secret_shared = !plan.given_secret.empty();
-  options.num_spare_descriptors =
-      kDescriptors + kDescriptorsPerRank * plan.processes_here();
+  options.num_spare_descriptors = num_own_descriptors(plan);
   if (!plan.is_quiet) {
     options.report = [&output](const std::string& line) {
       output.say(detail::format("accelerate-cpp: {}\n", line));
@@ -247,11 +257,8 @@ constexpr rlim_t kUsualLimit = 1024;
 // if that is not possible: ranks would wait for connections that the store
 // cannot accept.
 void require_descriptors(const LaunchPlan& plan) {
-  // The launcher's own, and per rank: pipes, logs, and connections to the
-  // store.
-  constexpr rlim_t kOwn = 16, kPerRank = 5, kLogs = 2;
-  const auto here = static_cast<rlim_t>(plan.processes_here());
-  const rlim_t needed = kOwn + here * (kPerRank + (plan.log_dir ? kLogs : 0));
+  const auto needed = static_cast<rlim_t>(
+      num_own_descriptors(plan) + num_store_connections(plan));
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
     return;
@@ -263,7 +270,7 @@ void require_descriptors(const LaunchPlan& plan) {
       "[launch] the launcher needs about {} open files for {} ranks, but the "
       "limit is {}; raise it (ulimit -n)",
       needed,
-      here,
+      plan.machine_rank == 0 ? plan.num_processes : plan.processes_here(),
       before));
 }
 

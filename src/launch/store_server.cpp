@@ -132,7 +132,8 @@ class Server {
   void accept_one() {
     int socket = -1;
     try {
-      if (clients_.size() >= most_clients_ && !close_unadmitted()) return;
+      if (clients_.size() >= most_clients_ && !close_unadmitted())
+        return report_shortage(EMFILE);
       socket =
           ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
       if (socket >= 0) return add(socket);
@@ -286,24 +287,39 @@ class Server {
   bool has_reported_shortage_ = false;
 };
 
-// Returns the errno with which connections from this machine to the socket
-// would fail at once, as they do if the loopback interface is down; otherwise
-// 0. Sends nothing.
+// Returns the errno with which a connection would fail at once; otherwise 0.
+// Sends nothing.
+template <class Address>
+int problem_with_connection(const Address& address, socklen_t length) {
+  const auto* const generic = reinterpret_cast<const sockaddr*>(&address);
+  const int socket = ::socket(generic->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) return errno;
+  const int problem = ::connect(socket, generic, length) == 0 ? 0 : errno;
+  ::close(socket);
+  return problem;
+}
+
+// The same for connections from this machine to the socket, which fail if the
+// loopback interface is down.
 int problem_with_own_connections(int listener) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   if (::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) !=
       0)
     return 0;
-  const int socket = ::socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (socket < 0) return errno;
   // An unspecified address means this machine.
-  const int problem =
-      ::connect(socket, reinterpret_cast<sockaddr*>(&address), length) == 0
-      ? 0
-      : errno;
-  ::close(socket);
-  return problem;
+  const int problem = problem_with_connection(address, length);
+  sockaddr_in6 six{};
+  std::memcpy(&six, &address, sizeof six);
+  if (problem == 0 || address.ss_family != AF_INET6 ||
+      !IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr))
+    return problem;
+  // IPv6 may be off; the socket accepts IPv4, too.
+  sockaddr_in four{};
+  four.sin_family = AF_INET;
+  four.sin_port = six.sin6_port;
+  four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return problem_with_connection(four, sizeof four) == 0 ? 0 : problem;
 }
 
 // Returns the socket, or the negated errno.

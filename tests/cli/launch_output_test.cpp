@@ -18,6 +18,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <accelerate/error.h>
+
 #include "base/files/files.h"
 #include "cli/launch/nodes/join_launch.h"
 #include "support/temporary_directory.h"
@@ -192,6 +194,32 @@ TEST(LaunchOutput, EndsWhenToldToWhileALogDoesNotOpen) {
     ADD_FAILURE() << "the log was opened";
   } catch (const Stopped& stopped) {
     EXPECT_EQ(stopped.signal, SIGTERM);
+  }
+}
+
+// The one who waits for it throws, or, if nobody does, a warning says so.
+TEST(LaunchOutput, SaysOnceThatALogCannotBeOpened) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path().string();
+  for (const bool must_open : {false, true}) {
+    ::testing::internal::CaptureStderr();
+    int num_thrown = 0;
+    {
+      const Signals signals;
+      LaunchOutput output(signals);
+      try {
+        static_cast<void>(output.open_log(path, must_open));
+      } catch (const ConfigError& error) {
+        ++num_thrown;
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("Is a directory"));
+      }
+    }
+    EXPECT_EQ(num_thrown, must_open ? 1 : 0);
+    EXPECT_EQ(
+        ::testing::internal::GetCapturedStderr(),
+        must_open ? ""
+                  : "accelerate-cpp: warning: cannot write " + path +
+                ": Is a directory; further output is not logged\n");
   }
 }
 

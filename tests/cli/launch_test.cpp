@@ -292,12 +292,28 @@ TEST(Launch, NamesALimitOfOpenFilesThatIsTooLow) {
   EXPECT_EQ(low.code, 2);
   EXPECT_THAT(
       low.err,
-      HasSubstr("[launch] the launcher needs about 36 open files for 4 ranks, "
+      HasSubstr("[launch] the launcher needs about 128 open files for 4 ranks, "
                 "but the limit is 24; raise it (ulimit -n)"));
-  EXPECT_EQ(with_limit("64").code, 0);
+  EXPECT_EQ(with_limit("127").code, 2);
+  EXPECT_EQ(with_limit("128").code, 0);
   // A soft limit is raised.
   const ToolResult soft = with_limit("-S 24");
   EXPECT_EQ(soft.code, 0) << soft.err;
+}
+
+// The store of machine 0 serves the ranks of all machines. Nothing listens at
+// the port, since the launcher ends before.
+TEST(Launch, NeedsOpenFilesForTheRanksOfOtherMachines) {
+  const ToolResult result = run_tool(launch(
+      1,
+      "ulimit -n 200; exec " + std::string(ACCELERATE_TOOL) +
+          " launch --num_machines 5 --num_processes 20 --machine_rank 0 "
+          "--main_process_ip 127.0.0.1 --main_process_port 29500 true"));
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("[launch] the launcher needs about 256 open files for 20 "
+                "ranks, but the limit is 200; raise it (ulimit -n)"));
 }
 
 TEST(Launch, SaysThatTheLoopbackInterfaceIsDown) {

@@ -1,5 +1,7 @@
 // Clients that attack the store or overload it.
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -9,6 +11,9 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -192,6 +197,27 @@ TEST(StoreLimits, SurvivesWhenThereIsNoMemory) {
 }
 #endif
 
+// Listening on all interfaces, where IPv6 is off: the socket still accepts
+// IPv4.
+TEST(StoreLimits, NeedsNoIpv6) {
+  expect_in_child([] {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return true;
+    const int control = ::socket(AF_INET, SOCK_DGRAM, 0);
+    ifreq loopback{};
+    std::strcpy(loopback.ifr_name, "lo");
+    loopback.ifr_flags = IFF_UP;
+    const bool is_up = ::ioctl(control, SIOCSIFFLAGS, &loopback) == 0;
+    std::ofstream off("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    off << 1 << std::flush;
+    if (!is_up || !off) return true;  // not allowed here
+    StoreServerOptions options;
+    options.is_open = true;
+    const StoreServer server("127.0.0.1", 0, options);
+    RawStoreClient rank(server.port());
+    return require(rank.add("count", 1) == 1, "the rank is served");
+  });
+}
+
 TEST(StoreLimits, WaitsForDescriptors) {
   expect_in_child([] {
     const StoreServer server("127.0.0.1", 0);
@@ -226,7 +252,10 @@ StoreServerOptions few_descriptors() {
 }
 
 TEST(StoreLimits, LeavesDescriptorsToTheLauncher) {
-  const StoreServer server("127.0.0.1", 0, few_descriptors());
+  Reports reports;
+  StoreServerOptions options = few_descriptors();
+  options.report = reports.sink();
+  const StoreServer server("127.0.0.1", 0, options);
   std::vector<std::unique_ptr<RawStoreClient>> clients;
   for (int i = 0; i < 20; ++i) {
     clients.push_back(std::make_unique<RawStoreClient>(server.port()));
@@ -240,6 +269,11 @@ TEST(StoreLimits, LeavesDescriptorsToTheLauncher) {
   late.send(question);
   // Not answered yet when the others are served again.
   for (const auto& client : clients) EXPECT_EQ(client->add("count", 0), 20);
+  EXPECT_THAT(
+      reports.lines(),
+      ::testing::ElementsAre(AllOf(
+          HasSubstr("the store has to let a connection wait"),
+          HasSubstr("ulimit -n"))));
   clients.pop_back();
   EXPECT_EQ(late.receive<std::int64_t>(), 21);
 }

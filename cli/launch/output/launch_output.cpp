@@ -1,5 +1,6 @@
 #include "cli/launch/output/launch_output.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -30,6 +31,13 @@ bool are_same_file(int first, int second) {
   }, b{};
   return ::fstat(first, &a) == 0 && ::fstat(second, &b) == 0 &&
       a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+[[noreturn]] void refuse_log(const std::string& path, int problem) {
+  throw ConfigError(detail::format(
+      "[launch] cannot write {} of --log_dir: {}",
+      path,
+      std::strerror(problem)));
 }
 
 // Makes sure that nothing that is printed later waits for the reader.
@@ -82,8 +90,11 @@ const OutputTarget& LaunchOutput::of(int descriptor) const {
 
 OutputTarget LaunchOutput::open_log(const std::string& path, bool must_open) {
   if (log_queue_ == nullptr) log_queue_ = std::make_shared<OutputQueue>();
+  // The side that clears it says that the file cannot be opened.
+  const auto is_awaited = std::make_shared<std::atomic<bool>>(must_open);
   auto file = std::make_shared<
-      OutputFile>(path, [path, err = err_](int problem) {
+      OutputFile>(path, [path, err = err_, is_awaited](int problem) {
+    if (is_awaited->exchange(false)) return;
     err.write(detail::format(
         "accelerate-cpp: warning: cannot write {}: {}; further output is not "
         "logged\n",
@@ -91,7 +102,11 @@ OutputTarget LaunchOutput::open_log(const std::string& path, bool must_open) {
         std::strerror(problem)));
   });
   log_queue_->add(file, {});
-  if (must_open) require_open(*file, path);
+  if (must_open) {
+    require_open(*file, path);
+    const bool has_failed_since = !is_awaited->exchange(false);
+    if (has_failed_since) refuse_log(path, *file->wait_until_open({}));
+  }
   return {log_queue_, std::move(file)};
 }
 
@@ -102,12 +117,7 @@ void LaunchOutput::require_open(
   while (!has_slow_disk_) {
     const std::optional<int> problem = file.wait_until_open(kLookInterval);
     if (problem == 0) return;
-    if (problem) {
-      throw ConfigError(detail::format(
-          "[launch] cannot write {} of --log_dir: {}",
-          path,
-          std::strerror(*problem)));
-    }
+    if (problem) refuse_log(path, *problem);
     signals_.heed();
     has_slow_disk_ = Clock::now() >= deadline;
     if (!has_slow_disk_) continue;
