@@ -137,7 +137,7 @@ class WatchedBytes {
 
 DecodedImage decode_with_stb(ImageBytes bytes, std::string_view format_name) {
   const stbi_io_callbacks callbacks = WatchedBytes::callbacks();
-  const DecoderMemory memory;
+  DecoderMemory memory;
   const auto fail = [&] {
     throw ImageFault{format("as {}: {}", format_name, stbi_failure_reason())};
   };
