@@ -284,6 +284,26 @@ TEST(WorldBoard, ShowsAnExceptionOfOneRankInsideACollective) {
   });
 }
 
+// A collective that fails after later ones have begun; a message has no number.
+TEST(WorldBoard, ShowsTheNumberOfTheCallThatFailed) {
+  run_on_ranks(2, [](const WorldOptions& options) {
+    const World world(options);
+    const auto fail = [] { throw std::runtime_error("disk is full"); };
+    expect_error<DistributedError>(
+        [&] {
+          run_collective(
+              *world.group().impl(), {"all_reduce", {}}, std::string(), [&] {
+                world.group().barrier();
+                fail();
+              });
+        },
+        "all_reduce number 1 of group \"world\" failed on rank");
+    expect_error<DistributedError>(
+        [&] { run_message(*world.group().impl(), "send", 0, fail); },
+        "[comm] send of group \"world\" failed on rank");
+  });
+}
+
 TEST(WorldBoard, NotesWhichCallsBlockTheProgram) {
   run_on_ranks(2, [](const WorldOptions& options) {
     const World world(options);

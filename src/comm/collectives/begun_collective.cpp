@@ -45,7 +45,12 @@ BegunCollective BegunCollective::begin(
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    fail_collective(impl, name, begun.sequence_, error);
+    fail_collective(
+        impl,
+        name,
+        begun.sequence_,
+        error,
+        begun.note_ ? begun.note_->number() : begun.sequence_);
   }
   return begun;
 }
@@ -91,7 +96,8 @@ void BegunCollective::wait() {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    fail_collective(impl, name_, sequence_, error);
+    fail_collective(
+        impl, name_, sequence_, error, note ? note->number() : sequence_);
   }
 }
 

@@ -267,7 +267,8 @@ void fail_collective(
     const GroupImpl& group,
     const char* operation,
     std::uint64_t sequence,
-    const std::exception& error) {
+    const std::exception& error,
+    std::optional<std::uint64_t> number) {
   const std::string text =
       group.world->transport->describe_failure(error).value_or(
           first_line_of(error));
@@ -282,10 +283,9 @@ void fail_collective(
     if (!lists_calls) cause += format(" ({})", text);
   }
   const std::string message = format(
-      "[comm] {} number {} of group \"{}\" failed on rank {}: {}",
+      "[comm] {}{} of group \"{}\" failed on rank {}: {}",
       operation,
-      // The number by which the board knows it, if there is one.
-      group.calls == nullptr ? sequence : group.calls->newest(),
+      number ? format(" number {}", *number) : std::string(),
       group.name,
       group.peer_in_world(group.rank),
       cause);

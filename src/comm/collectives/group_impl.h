@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -98,13 +99,15 @@ bool is_communication_failure(
     const std::exception& error);
 
 /// Throws a DistributedError for a transport's exception, naming the operation,
-/// its number, and the peers that are gone or silent. Reports to the other
-/// ranks first, so that their errors do not name this one.
+/// its number if it has one, and the peers that are gone or silent. Reports to
+/// the other ranks first, so that their errors do not name this one. At
+/// `sequence`, the group's, ranks that fail find each other.
 [[noreturn]] void fail_collective(
     const GroupImpl& group,
     const char* operation,
     std::uint64_t sequence,
-    const std::exception& error);
+    const std::exception& error,
+    std::optional<std::uint64_t> number = std::nullopt);
 
 /// Compares what the ranks are about to do (debug mode). Throws
 /// DistributedError with each rank's version if they differ.

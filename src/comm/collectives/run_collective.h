@@ -75,7 +75,9 @@ auto run_collective(
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    fail_collective(group, call.operation, sequence, error);
+    // The number by which the board knows it, if there is one.
+    const std::uint64_t number = group.calls ? note.number() : sequence;
+    fail_collective(group, call.operation, sequence, error, number);
   }
 }
 

@@ -38,10 +38,6 @@ class NotedCalls {
   /// different call in this place.
   std::uint64_t begin(const NotedCall& call);
   void end(std::uint64_t number) noexcept { lane_.end(number); }
-  /// Number of the newest call; 0 if there was none.
-  [[nodiscard]] std::uint64_t newest() const {
-    return lane_.lane().call.words[0].load(std::memory_order_relaxed);
-  }
   [[nodiscard]] int rank_in_world(int group_rank) const {
     return options_.world_ranks.at(static_cast<std::size_t>(group_rank));
   }
@@ -69,6 +65,8 @@ class NotedCallScope {
   ~NotedCallScope() {
     if (calls_ != nullptr) calls_->end(number_);
   }
+  /// The call's number; 0 if it is not noted.
+  [[nodiscard]] std::uint64_t number() const { return number_; }
 
  private:
   NotedCalls* calls_;
