@@ -182,7 +182,7 @@ TEST_F(LongRun, HasNoMoreAfterAFailure) {
   ASSERT_TRUE(run.update(1));
   ASSERT_TRUE(run.has_more());
   bool has_failed = false;
-  for (int i = 0; i < 10 && run.has_more(); ++i) {
+  for (int i = 0; i < 10 && !has_failed; ++i) {
     try {
       run.update(1);
     } catch (const Error& error) {
