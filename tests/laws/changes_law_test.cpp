@@ -31,6 +31,8 @@ enum class Change { none, freeze, unfreeze, convert, replace, add_group, grow };
 struct Step {
   Change change = Change::none;
   int layer = 0;
+  /// The micro-step before which the change is made.
+  std::size_t at = 0;
   /// Whether each micro-step's backward is the program's own.
   std::vector<bool> is_plain;
   bool clips = false;
@@ -58,7 +60,7 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const bool each : program.is_added) out << ' ' << each;
   for (const Step& step : program.steps) {
     out << "; change " << static_cast<int>(step.change) << " of " << step.layer
-        << ", plain";
+        << " at " << step.at << ", plain";
     for (const bool plain : step.is_plain) out << ' ' << plain;
     out << (step.clips ? ", clips" : "");
   }
@@ -95,6 +97,8 @@ Program any_program() {
            {1, Change::grow}});
     }
     step.layer = *rc::gen::inRange(0, kLayers - 1);
+    if (step.change == Change::freeze || step.change == Change::unfreeze)
+      step.at = *rc::gen::inRange<std::size_t>(0, program.window);
     step.clips = *rc::gen::arbitrary<bool>();
     const int plain = *rc::gen::inRange(0, 3);
     for (int micro = 0; micro < program.window; ++micro) {
@@ -219,8 +223,9 @@ Weights train_alone(const Program& program) {
   Training training(program);
   int micro_step = 0;
   for (const Step& step : program.steps) {
-    training.change(step);
-    for (const bool is_plain : step.is_plain) {
+    for (std::size_t i = 0; i < step.is_plain.size(); ++i) {
+      if (i == step.at) training.change(step);
+      const bool is_plain = step.is_plain[i];
       const auto [x, y] = samples(program, micro_step++, -1, training.dtype);
       const Tensor loss = torch::mse_loss(training.net->forward(x), y);
       (is_plain ? loss : loss / program.window).backward();
@@ -304,8 +309,9 @@ Weights train_on_rank(const Program& program, const WorldOptions& world) {
       accelerator.prepare(training.net, *training.sgd);
   int micro_step = 0;
   for (const Step& step : program.steps) {
-    training.change(step);
-    for (const bool is_plain : step.is_plain) {
+    for (std::size_t i = 0; i < step.is_plain.size(); ++i) {
+      if (i == step.at) training.change(step);
+      const bool is_plain = step.is_plain[i];
       const auto scope = accelerator.accumulate(model);
       const auto [x, y] = samples(
           program, micro_step++, accelerator.process_index(), training.dtype);
