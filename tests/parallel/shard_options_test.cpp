@@ -72,11 +72,11 @@ TEST(ShardPlan, TakesAllRanksUnlessDegreesAreGiven) {
 // A rank that has all shards takes steps as without sharding.
 TEST(ShardPlan, KeepsFreedBlocksOnSeveralRanks) {
   const auto keeps = [](int ranks, std::optional<bool> given) {
-    return make_plan({.training = request(with({}), {}, "no", 1),
-                      .num_ranks = ranks,
-                      .num_local_ranks = 1,
-                      .keep_freed_blocks = given})
-        .keeps_freed_blocks;
+    PlanRequest wanted{.training = request(with({}))};
+    wanted.num_ranks = ranks;
+    wanted.num_local_ranks = 1;
+    wanted.keep_freed_blocks = given;
+    return make_plan(wanted).keeps_freed_blocks;
   };
   EXPECT_TRUE(keeps(2, std::nullopt));
   EXPECT_FALSE(keeps(1, std::nullopt));
