@@ -78,7 +78,10 @@ at::Tensor placeholder_of(const std::shared_ptr<BiasedProduct>& product) {
        .finish =
            [product](const at::Tensor& sum) {
              if (product->is_sum) return sum;
-             product->layer->use = LayerProduct::Use::keeps_product;
+             // A layer with both uses goes on, so that results do not depend
+             // on what came before.
+             if (product->layer->use == LayerProduct::Use::unknown)
+               product->layer->use = LayerProduct::Use::keeps_product;
              return product->without_bias(sum);
            }});
 }
@@ -106,16 +109,10 @@ struct LayerProductKernels {
         layer->use == LayerProduct::Use::keeps_product) {
       return at::redispatch::matmul(below(keys), input, other);
     }
-    at::Tensor result;
-    scope->biased_.reset();
-    if (layer->use == LayerProduct::Use::adds_bias) {
-      const auto biased = std::make_shared<BiasedProduct>(
-          BiasedProduct{.layer = layer, .input = input, .transposed = other});
-      scope->biased_ = biased;
-      result = placeholder_of(biased);
-    } else {
-      result = at::redispatch::matmul(below(keys), input, other);
-    }
+    const auto biased = std::make_shared<BiasedProduct>(
+        BiasedProduct{.layer = layer, .input = input, .transposed = other});
+    at::Tensor result = placeholder_of(biased);
+    scope->biased_ = biased;
     scope->last_ = result.unsafeGetTensorImpl();
     scope->layer_ = std::move(layer);
     return result;
@@ -131,9 +128,8 @@ struct LayerProductKernels {
         other.is_same(scope->layer_->bias) && alpha.equal(1)) {
       if (const auto biased = scope->biased_.lock()) {
         biased->is_sum = true;
-        if (PendingProduct::complete(self)) return self;
-      } else if (scope->layer_->use == LayerProduct::Use::unknown) {
         scope->layer_->use = LayerProduct::Use::adds_bias;
+        if (PendingProduct::complete(self)) return self;
       }
     }
     const c10::impl::ExcludeDispatchKeyGuard exclude(kReplacingKey);
@@ -223,7 +219,7 @@ LayerProductScope::LayerProductScope(LayerProducts& products)
 LayerProductScope::~LayerProductScope() {
   innermost_products = enclosing_;
   products_.is_indexed_ = false;
-  products_.has_work_ = std::exchange(products_.has_found_, false);
+  products_.has_work_ = products_.has_found_;
 }
 
 }  // namespace accelerate::detail

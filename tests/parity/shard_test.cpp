@@ -253,7 +253,8 @@ Weights train_sharded(
     int num_ranks,
     int accumulation,
     bool clips = true,
-    std::optional<Precision> precision = std::nullopt) {
+    std::optional<Precision> precision = std::nullopt,
+    bool is_fused = true) {
   const auto first = first_model(kind);
   const auto per_step = static_cast<std::size_t>(num_ranks * accumulation);
   const auto batches = all_batches(*first, kSteps * per_step);
@@ -262,6 +263,8 @@ Weights train_sharded(
     Accelerator accelerator(
         {.mixed_precision = precision,
          .gradient_accumulation_steps = accumulation,
+         .fused_linear = is_fused,
+         .fused_optimizers = is_fused,
          .parallel = variant.parallel,
          .world = world});
     const auto task = std::shared_ptr<Task>(kind.make());
@@ -505,6 +508,7 @@ class ShardExactness : public ::testing::TestWithParam<int> {
   int num_combinations_ = 0;
 };
 
+// The reference multiplies and steps with LibTorch's own operators.
 TEST_P(ShardExactness, EqualsSumsInRankOrderBitForBit) {
   for (const Kind& kind : kinds()) {
     for (const bool bf16 : {false, true}) {
@@ -517,7 +521,8 @@ TEST_P(ShardExactness, EqualsSumsInRankOrderBitForBit) {
             GetParam(),
             1,
             /*clips=*/false,
-            bf16 ? std::optional(Precision::bf16) : std::nullopt);
+            bf16 ? std::optional(Precision::bf16) : std::nullopt,
+            /*is_fused=*/false);
         for (const auto& [name, tensor] : expected) {
           EXPECT_TRUE(torch::equal(found.at(name), tensor))
               << kind.name << (bf16 ? " bf16 " : " ") << variant.name << " "
@@ -545,7 +550,13 @@ TEST_P(ShardExactness, LearnsTheSameInSeveralMicroStepsOfBf16) {
     for (const Variant& variant : variants()) {
       if (!is_next_tried()) continue;
       const Weights weights = train_sharded(
-          kind, variant, GetParam(), 3, /*clips=*/false, Precision::bf16);
+          kind,
+          variant,
+          GetParam(),
+          3,
+          /*clips=*/false,
+          Precision::bf16,
+          /*is_fused=*/false);
       const Tensor found = flat(weights) - before;
       const double difference =
           ((found - expected).norm() / expected.norm()).item<double>();
