@@ -75,6 +75,8 @@ struct Flags {
   std::optional<int> replicate, shard, expert, context, tensor, pipeline;
   std::string schedule = "1F1B";
   std::optional<int> micro_batches;
+  /// Of one device, in 10^12 operations per second.
+  double peak_tflops = 0;
 };
 
 /// The given files, and the sources and documents in given directories.
@@ -164,6 +166,37 @@ void require_positions(const Flags& flags, int num_context_ranks) {
       " needs at least " + std::to_string(2 * num_context_ranks));
 }
 
+/// Measures steps, without the first ones, in which memory and threads warm up.
+class Speed {
+ public:
+  explicit Speed(std::int64_t num_steps)
+      : num_ignored_(std::min<std::int64_t>(10, num_steps / 2)) {
+    if (num_ignored_ == 0) start_ = Clock::now();
+  }
+
+  void note_step() {
+    if (++num_steps_ == num_ignored_) start_ = Clock::now();
+  }
+  [[nodiscard]] double steps_per_second() const {
+    const std::chrono::duration<double> seconds = Clock::now() - start_;
+    return static_cast<double>(num_steps_ - num_ignored_) / seconds.count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::int64_t num_ignored_;
+  std::int64_t num_steps_ = 0;
+  Clock::time_point start_;
+};
+
+/// Operations of a step per token: products of the forward and the backward
+/// with each parameter, and attention (Chowdhery et al., PaLM, appendix B).
+double operations_per_token(const GptOptions& model, std::int64_t parameters) {
+  return 6.0 * static_cast<double>(parameters) +
+      12.0 *
+      static_cast<double>(model.num_layers * model.width * model.block_size);
+}
+
 using Tensor = torch::Tensor;
 using LossFunction =
     std::function<Tensor(const Tensor& logits, const Tensor& targets)>;
@@ -173,6 +206,8 @@ class Training {
  public:
   Training(const accelerate::Accelerator& accelerator, const Flags& flags)
       : accelerator_(accelerator), gpt_(flags.model) {
+    for (const Tensor& parameter : gpt_->parameters())
+      num_parameters_ += parameter.numel();
     if (accelerator.mesh().degree(accelerate::Axis::pipeline) > 1) {
       pipeline_.emplace(
           accelerator,
@@ -220,6 +255,7 @@ class Training {
     optimizer_->zero_grad();
   }
 
+  [[nodiscard]] std::int64_t num_parameters() const { return num_parameters_; }
   [[nodiscard]] std::vector<accelerate::ExpertLoad> expert_loads() const {
     return pipeline_ ? accelerator_.expert_loads(pipeline_->model())
                      : accelerator_.expert_loads(*model_);
@@ -234,6 +270,7 @@ class Training {
 
   const accelerate::Accelerator& accelerator_;
   Gpt gpt_;
+  std::int64_t num_parameters_ = 0;
   std::optional<torch::optim::AdamW> adamw_;
   std::optional<accelerate::Model<GptImpl>> model_;
   std::optional<accelerate::Pipeline> pipeline_;
@@ -254,6 +291,28 @@ void print_loads(
   }
 }
 
+void print_speed(
+    const accelerate::Accelerator& accelerator,
+    const Flags& flags,
+    const Training& training,
+    const Speed& speed) {
+  if (!accelerator.is_main_process()) return;
+  const double tokens = speed.steps_per_second() *
+      static_cast<double>(flags.batch_size * flags.model.block_size);
+  std::printf(
+      "%d process%s, %.0f tokens/s\n",
+      accelerator.num_processes(),
+      accelerator.num_processes() == 1 ? "" : "es",
+      tokens);
+  if (flags.peak_tflops == 0) return;
+  const double tflops = 1e-12 * tokens *
+      operations_per_token(flags.model, training.num_parameters());
+  std::printf(
+      "%.1f TFLOPS, %.0f%% of the peak\n",
+      tflops,
+      100 * tflops / (flags.peak_tflops * accelerator.num_processes()));
+}
+
 void train(const Flags& flags) {
   const accelerate::Accelerator accelerator(options_of(flags));
   const accelerate::Mesh& mesh = accelerator.mesh();
@@ -269,7 +328,10 @@ void train(const Flags& flags) {
        .shuffle = true,
        .drop_last = true,
        .split_batches = true,
-       .data_seed = flags.seed}));
+       .data_seed = flags.seed,
+       .non_blocking = true,
+       .num_workers = 1,
+       .pin_memory = true}));
   Progress progress;
   accelerator.register_for_checkpointing(progress);
   if (flags.resume == "latest") {
@@ -279,8 +341,7 @@ void train(const Flags& flags) {
     accelerator.load_state(fs::path(flags.resume));
   }
 
-  const auto start = std::chrono::steady_clock::now();
-  const std::int64_t first = progress.steps;
+  Speed speed(flags.steps - progress.steps);
   while (progress.steps < flags.steps) {
     for (auto& [tokens, targets] : loader) {
       const Tensor places = torch::arange(
@@ -317,25 +378,15 @@ void train(const Flags& flags) {
             static_cast<long long>(progress.steps),
             mean.item<double>());
       }
+      speed.note_step();
       if (flags.checkpoint_every > 0 &&
           progress.steps % flags.checkpoint_every == 0)
         accelerator.save_state();
       if (progress.steps >= flags.steps) break;
     }
   }
-  const std::chrono::duration<double> seconds =
-      std::chrono::steady_clock::now() - start;
+  print_speed(accelerator, flags, training, speed);
   print_loads(accelerator, training);
-  if (accelerator.is_main_process()) {
-    std::printf(
-        "%d process%s, %.0f tokens/s\n",
-        accelerator.num_processes(),
-        accelerator.num_processes() == 1 ? "" : "es",
-        static_cast<double>(
-            (progress.steps - first) * flags.batch_size *
-            flags.model.block_size) /
-            seconds.count());
-  }
 }
 
 }  // namespace
@@ -393,7 +444,13 @@ int main(int argc, char** argv) {
       "--micro_batches",
       flags.micro_batches,
       "of the pipeline's steps; one per stage if not given");
+  app.add_option(
+         "--peak_tflops",
+         flags.peak_tflops,
+         "of one device, to print the share that is used (without --experts)")
+      ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
+  if (flags.model.num_experts > 0) flags.peak_tflops = 0;
   if (flags.text.empty()) flags.text = {GPT_TEXT};
   try {
     train(flags);

@@ -1,7 +1,9 @@
 #include "gate/layer_products.h"
 
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +21,9 @@
 namespace accelerate::detail {
 
 namespace {
+
+// Several threads may run forwards of a model without gradients.
+std::mutex index_mutex;
 
 // Thread-local because the dispatch key is included per thread.
 thread_local LayerProductScope* innermost_products = nullptr;
@@ -54,6 +59,8 @@ struct BiasedProduct {
   bool has_gradients = at::GradMode::is_enabled();
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   bool is_sum = false;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>
+      placeholder{at::Tensor().getIntrusivePtr()};
 
   [[nodiscard]] at::Tensor without_bias(const at::Tensor& sum) const {
     const at::AutoGradMode as_before(has_gradients);
@@ -112,6 +119,7 @@ struct LayerProductKernels {
     const auto biased = std::make_shared<BiasedProduct>(
         BiasedProduct{.layer = layer, .input = input, .transposed = other});
     at::Tensor result = placeholder_of(biased);
+    biased->placeholder = result.getIntrusivePtr();
     scope->biased_ = biased;
     scope->last_ = result.unsafeGetTensorImpl();
     scope->layer_ = std::move(layer);
@@ -200,6 +208,7 @@ LayerProducts::Layer LayerProducts::look_up(
 
 LayerProducts::Layer LayerProducts::find(const at::Tensor& transposed) {
   if (transposed.dim() != 2 || !transposed.has_storage()) return nullptr;
+  const std::lock_guard lock(index_mutex);
   Layer layer = look_up(transposed);
   if (layer == nullptr && !is_indexed_) {
     index_layers();
@@ -220,6 +229,16 @@ LayerProductScope::~LayerProductScope() {
   innermost_products = enclosing_;
   products_.is_indexed_ = false;
   products_.has_work_ = products_.has_found_;
+  // The program may read the memory of what a forward returns without an
+  // operator.
+  const auto biased = biased_.lock();
+  const auto last =
+      biased ? biased->placeholder.lock() : at::Tensor().getIntrusivePtr();
+  try {
+    PendingProduct::complete(at::Tensor(last));
+  } catch (const std::exception&) {
+    // The tensor's first operator fails as well.
+  }
 }
 
 }  // namespace accelerate::detail

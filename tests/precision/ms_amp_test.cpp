@@ -106,6 +106,8 @@ AcceleratorOptions options_of(
       .mixed_precision = Precision::fp8,
       .fp8_recipe = MSAMPRecipeKwargs{level},
       .autocast = {.enabled = false},
+      // The references step with LibTorch's own operators.
+      .fused_optimizers = false,
       .world = world};
 }
 

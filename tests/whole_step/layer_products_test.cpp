@@ -1,5 +1,9 @@
 // Prepared linear layers add their bias within the product, whatever the
 // number of dimensions, and nothing else changes.
+#include <atomic>
+#include <thread>
+#include <vector>
+
 #include <accelerate/accelerate.h>
 
 #include "support/counted_operators.h"
@@ -188,6 +192,44 @@ TEST(LayerProducts, AreExactWhateverFollows) {
     for (std::size_t i = 0; i < found[0].size(); ++i)
       EXPECT_TRUE(torch::allclose(found[0][i], found[1][i], 1e-5, 1e-6)) << i;
   }
+}
+
+// Nothing has read the product when the forward ends.
+TEST(LayerProducts, HaveMemoryWhenTheForwardEnds) {
+  const Accelerator accelerator({.cpu = true});
+  Odd net;
+  const auto model = accelerator.prepare(net);
+  const torch::NoGradGuard no_grad;
+  const Tensor x = values({2, 3, 4}, 0.5);
+  for (int step = 0; step < 2; ++step) {
+    const Tensor product = model.call(
+        [&](OddImpl& odd) { return torch::matmul(x, odd.layer->weight.t()); });
+    EXPECT_NE(product.const_data_ptr<float>(), nullptr);
+    EXPECT_TRUE(product.equal(torch::matmul(x, net->layer->weight.t())));
+    model.call([&](OddImpl& odd) { return odd.layer(x); });
+  }
+}
+
+TEST(LayerProducts, ServeSeveralThreads) {
+  const Accelerator accelerator({.cpu = true});
+  Block net;
+  const auto model = accelerator.prepare(net);
+  const Tensor x = values({2, 3, 8});
+  std::vector<std::thread> threads;
+  std::atomic<int> num_right = 0;
+  const Tensor expected = [&] {
+    const torch::NoGradGuard no_grad;
+    return net->forward(x);
+  }();
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      const torch::NoGradGuard no_grad;
+      for (int i = 0; i < 20; ++i)
+        num_right += torch::allclose(model(x), expected, 1e-5, 1e-6) ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_right, 80);
 }
 
 TEST(LayerProducts, FollowWeightsThatAreReplaced) {

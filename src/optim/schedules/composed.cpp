@@ -183,6 +183,7 @@ std::optional<std::int64_t> ChainedScheduler::total_steps() const {
 }
 
 void ChainedScheduler::begin() {
+  if (schedules_.empty()) detail::throw_moved_from("ChainedScheduler");
   if (schedules_.front()->optimizer() != nullptr) {
     for (const auto& schedule : schedules_) {
       std::vector<double>& base = schedule->base_lrs_;
