@@ -75,7 +75,7 @@ struct Flags {
   std::optional<int> replicate, shard, expert, context, tensor, pipeline;
   std::string schedule = "1F1B";
   std::optional<int> micro_batches;
-  /// Of one device, in 10^12 operations per second.
+  /// The peak of one device, in 10^12 operations per second.
   double peak_tflops = 0;
 };
 
