@@ -92,8 +92,8 @@ struct AcceleratorOptions {
   /// inputs of any number of dimensions, as torch.nn.functional.linear does in
   /// Python. LibTorch's C++ modules add it afterwards for inputs of other than
   /// two dimensions, under autocast in single precision. Results differ by
-  /// rounding. Without effect on what activation checkpointing recomputes.
-  /// False: as in LibTorch's modules.
+  /// rounding. Layers inside recomputed segments, and those that ranks split,
+  /// still add it afterwards. False: as in LibTorch's modules.
   bool fused_linear = true;
   /// Prepared optimizers of exactly torch::optim::AdamW, Adam, SGD, Adagrad and
   /// RMSprop take their steps with kernels for all parameters of a group,
@@ -138,7 +138,8 @@ struct AcceleratorOptions {
   /// stays and nothing is changed. The free pages of glibc's heap are returned
   /// to the system when a model has been prepared. Used only if the device is
   /// the CPU. Unset: for models sharded over several ranks, unless
-  /// `MALLOC_MMAP_THRESHOLD_` is in the environment. False: LibTorch's allocator and glibc are left alone.
+  /// `MALLOC_MMAP_THRESHOLD_` is in the environment. False: LibTorch's
+  /// allocator and glibc are left alone.
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// The signals that announce that this process will soon be ended; see
   /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers,

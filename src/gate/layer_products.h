@@ -40,8 +40,9 @@ class LayerProducts {
   LayerProducts(const LayerProducts&) = delete;
   LayerProducts& operator=(const LayerProducts&) = delete;
 
-  /// False if there is nothing to do: no such pair, or none that the last
-  /// forward multiplied with more than two dimensions.
+  /// False if there is nothing to do: there is no such pair, or no forward has
+  /// multiplied one of them with more than two dimensions so far. True before
+  /// the first forward.
   [[nodiscard]] bool has_work() const { return has_work_; }
 
  private:
@@ -62,16 +63,17 @@ class LayerProducts {
   std::vector<std::size_t> places_;
   std::unordered_map<std::size_t, Layer> by_place_;
   bool has_work_ = false;
-  /// In the current forward.
+  /// Whether weights were looked at in the current forward.
   bool is_indexed_ = false;
+  /// Whether any forward has found a layer.
   bool has_found_ = false;
 };
 
 /// While alive, this thread's products with the layers' weights include the
-/// bias if the program has added it to earlier ones: the addition that follows
-/// then does nothing. If something else follows on such a product, it gets the
-/// product without the bias. Inert inside recordings, which recompute operators
-/// as they were. Must be destroyed on the thread that made it, the innermost
+/// bias, and the addition that follows does nothing. If something else follows
+/// on such a product, it gets the product without the bias; a layer whose first
+/// product is used like that is left alone from then on. Inert inside
+/// recordings, which recompute operators as they were. Must be destroyed on the thread that made it, the innermost
 /// first.
 class LayerProductScope {
  public:

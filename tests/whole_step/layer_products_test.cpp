@@ -47,7 +47,7 @@ struct Outcome {
   }
 };
 
-// The third step; the first shows how the layers are used.
+// Returns the outcome of the last step.
 template <class Net>
 Outcome run(
     Net net,
@@ -180,7 +180,7 @@ TEST(LayerProducts, AreExactWhateverFollows) {
       std::vector<Tensor> outputs;
       net->way = 0;
       for (int step = 0; step < 2; ++step) {
-        // Only the usual product at first.
+        // Only the usual product comes first.
         outputs.push_back(model.call(
             [&](OddImpl& odd) { return odd.layer(values({2, 3, 4})); }));
       }

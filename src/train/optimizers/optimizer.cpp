@@ -266,8 +266,7 @@ void detail::warn_untracked_parameters(
       format(
           "an optimizer steps on {} tensors of no prepared model (shapes "
           "{}{}); their gradients are not averaged over the ranks; prepare "
-          "their "
-          "model, or average them with reduce()",
+          "their model, or average them with reduce()",
           num_untracked,
           join(shapes, ", "),
           num_untracked > shapes.size() ? ", ..." : ""));

@@ -134,8 +134,7 @@ void StepWatch::require_steps_of_handles() {
         "[train] an optimizer was stepped itself, not by the handle that "
         "prepare() returned: \"{}\" was changed where the optimizer has it, "
         "but the model's parameter is not the same tensor and was not; call "
-        "step() "
-        "of the handle",
+        "step() of the handle",
         read.name));
   }
 }
