@@ -66,6 +66,8 @@ struct Flags {
   std::uint64_t seed = 1;
   std::string precision;
   std::string fp8_recipe;
+  bool fused_linear = true;
+  bool fused_optimizers = true;
   bool checkpointing = false;
   std::string project_dir = "gpt_run";
   std::int64_t checkpoint_every = 0;
@@ -138,6 +140,8 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
     options.mixed_precision = accelerate::parse_precision(flags.precision);
   if (!flags.fp8_recipe.empty())
     options.fp8_recipe = fp8_recipe_of(flags.fp8_recipe);
+  options.fused_linear = flags.fused_linear;
+  options.fused_optimizers = flags.fused_optimizers;
   accelerate::FullyShardedDataParallelOptions sharding;
   sharding.auto_wrap_policy =
       accelerate::AutoWrapPolicy::transformer_based_wrap;
@@ -420,6 +424,14 @@ int main(int argc, char** argv) {
       "--fp8_recipe",
       flags.fp8_recipe,
       "tensorwise, rowwise, rowwise_with_gw_hp, delayed, mxfp8 or msamp");
+  app.add_flag(
+      "!--no_fused_linear",
+      flags.fused_linear,
+      "add biases after the products of linear layers, as LibTorch does");
+  app.add_flag(
+      "!--no_fused_optimizers",
+      flags.fused_optimizers,
+      "step with LibTorch's own operators");
   app.add_flag(
       "--checkpointing",
       flags.checkpointing,
