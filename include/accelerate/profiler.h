@@ -63,9 +63,9 @@ ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view name);
 /// it. Everything except `activities` and `schedule_option` makes recorded
 /// steps slower.
 struct ProfileOptions {
-  /// Unset: operators. Empty: only where the time of steps goes, which costs
-  /// next to nothing. This version records operators on the host only:
-  /// ConfigError for another activity.
+  /// Unset: operators, and if the process has a CUDA device, also kernels and
+  /// copies on it. Empty: only where the time of steps goes, which costs next
+  /// to nothing. ConfigError for `cuda` without a CUDA device.
   std::optional<std::vector<ProfilerActivity>> activities = std::nullopt;
   /// Unset: everything from beginning to end is recorded.
   std::optional<ProfileSchedule> schedule_option = std::nullopt;
@@ -96,9 +96,15 @@ struct OperatorAverage {
   std::int64_t count = 0;
   double cpu_time_total_us = 0;
   double self_cpu_time_total_us = 0;
-  /// Bytes allocated less bytes freed, with profile_memory.
+  /// Time of the kernels and copies that it launched.
+  double device_time_total_us = 0;
+  double self_device_time_total_us = 0;
+  /// Bytes allocated less bytes freed, with profile_memory; of the host and of
+  /// devices.
   std::int64_t cpu_memory_usage = 0;
   std::int64_t self_cpu_memory_usage = 0;
+  std::int64_t device_memory_usage = 0;
+  std::int64_t self_device_memory_usage = 0;
   /// Estimated, with with_flops.
   std::int64_t flops = 0;
   /// The shapes that the calls have in common; only if grouped by them.
@@ -126,6 +132,10 @@ enum class OperatorOrder {
   self_cpu_memory_usage,
   flops,
   name,
+  self_device_time_total,
+  device_time_total,
+  device_memory_usage,
+  self_device_memory_usage,
 };
 
 struct OperatorTableOptions {
@@ -138,6 +148,69 @@ struct OperatorTableOptions {
 ACCELERATE_API std::string operator_table(
     std::vector<OperatorAverage> rows,
     const OperatorTableOptions& options = {});
+
+/// What a device works on.
+enum class DeviceWork : std::uint8_t {
+  kernel,         ///< computes
+  communication,  ///< a kernel that exchanges data with other ranks
+  copy,           ///< a copy or memset
+};
+
+/// All runs of a kernel, or all copies of a kind, taken together.
+struct KernelAverage {
+  std::string name;
+  DeviceWork work = DeviceWork::kernel;
+  /// Index of the device.
+  std::int64_t device = 0;
+  std::int64_t count = 0;
+  double time_total_us = 0;
+};
+
+/// Formats the rows as text, the longest first; 0: all rows.
+ACCELERATE_API std::string kernel_table(
+    std::vector<KernelAverage> rows,
+    std::size_t row_limit = 100);
+
+/// Where the time of a device went from the first recorded step of a cycle
+/// until it had finished the last, in nanoseconds. The parts from `compute_ns`
+/// to `idle_ns` add up to `total_ns`; each moment counts for the first that
+/// applies, whatever runs on the device's other streams.
+struct DeviceTimes {
+  std::int64_t rank = 0;
+  /// Index of the device.
+  std::int64_t device = 0;
+  std::int64_t num_steps = 0;
+  std::int64_t total_ns = 0;
+  /// A kernel computes.
+  std::int64_t compute_ns = 0;
+  /// Kernels exchange data with other ranks.
+  std::int64_t communication_ns = 0;
+  /// Copies and memsets run.
+  std::int64_t copy_ns = 0;
+  /// Nothing runs, but work has been launched: it starts, or waits for another
+  /// stream.
+  std::int64_t queued_ns = 0;
+  /// Nothing runs or is queued, since the host waits for other ranks.
+  std::int64_t ranks_ns = 0;
+  /// ... since the loop waits for the loader's next batch.
+  std::int64_t data_ns = 0;
+  /// ... while the host computes, steps or launches: the step is bound by its
+  /// launches.
+  std::int64_t launch_ns = 0;
+  /// ... while the program does something else.
+  std::int64_t idle_ns = 0;
+  /// Communication, and copies, that ran while kernels computed; not part of
+  /// `total_ns`.
+  std::int64_t hidden_communication_ns = 0;
+  std::int64_t hidden_copy_ns = 0;
+
+  bool operator==(const DeviceTimes&) const = default;
+};
+
+/// A row per device: the mean step in milliseconds, and the fraction spent in
+/// each part.
+ACCELERATE_API std::string device_times_table(
+    const std::vector<DeviceTimes>& rows);
 
 /// Where the time of a rank's recorded steps went, in nanoseconds. The parts
 /// from `data_ns` to `idle_ns` add up to `total_ns`. With an accelerator, these
@@ -189,6 +262,11 @@ class ACCELERATE_API ProfileResults {
   /// One row per name, in the order of the first call.
   [[nodiscard]] std::vector<OperatorAverage> key_averages(
       const KeyAveragesOptions& options = {}) const;
+  /// One row per device, kind of work and name, the longest first; none without
+  /// a CUDA device.
+  [[nodiscard]] std::vector<KernelAverage> kernel_averages() const;
+  /// One row per device that has worked, in their order.
+  [[nodiscard]] std::vector<DeviceTimes> device_times() const;
   /// Writes the events in Chrome's trace format, for chrome://tracing, Perfetto
   /// (ui.perfetto.dev) and `accelerate-cpp trace merge`.
   void export_chrome_trace(const std::filesystem::path& path) const;
@@ -232,7 +310,8 @@ class ACCELERATE_API Profile {
   [[nodiscard]] std::vector<StepTimes> gather_step_times() const;
 
  private:
-  detail::MovedCheck<std::unique_ptr<detail::ProfileSession>, "Profile"> session_;
+  detail::MovedCheck<std::unique_ptr<detail::ProfileSession>, "Profile">
+      session_;
 };
 
 /// Names a part of the program in profiles: what happens while it lives. Costs

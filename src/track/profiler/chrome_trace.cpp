@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -25,6 +26,18 @@ const char* category_of(EventKind kind) {
   return "step_part";
 }
 
+const char* category_of(DeviceWork work) {
+  return work == DeviceWork::copy ? "gpu_memcpy" : "kernel";
+}
+
+// Rows of streams have numbers beyond those of threads, which are counted from
+// 1.
+std::uint64_t row_of(const DeviceEvent& event) {
+  constexpr std::uint64_t kFirst = 1'000'000, kMostStreams = 100'000;
+  return kFirst + static_cast<std::uint64_t>(event.device) * kMostStreams +
+      static_cast<std::uint64_t>(event.stream) % kMostStreams;
+}
+
 class TraceText {
  public:
   explicit TraceText(const RecordedCycle& cycle) : cycle_(cycle) {}
@@ -32,6 +45,8 @@ class TraceText {
   std::string write() {
     name_rows();
     for (std::size_t i = 0; i < cycle_.events.size(); ++i) add_event(i);
+    for (std::size_t i = 0; i < cycle_.device_events.size(); ++i)
+      add_device_event(i);
     for (const RecordedMemory& change : cycle_.memory) add_memory(change);
     const Json head{
         {"schemaVersion", 1},
@@ -78,6 +93,49 @@ class TraceText {
       add_metadata(
           "thread_name", thread, {{"name", format("thread {}", thread)}});
     }
+    std::map<std::uint64_t, const DeviceEvent*> streams;
+    for (const DeviceEvent& event : cycle_.device_events)
+      streams.emplace(row_of(event), &event);
+    for (const auto& [row, event] : streams) {
+      add_metadata(
+          "thread_name",
+          row,
+          {{"name",
+            format("cuda:{} stream {}", event->device, event->stream)}});
+      add_metadata("thread_sort_index", row, {{"sort_index", row}});
+    }
+  }
+
+  void add_device_event(std::size_t i) {
+    const DeviceEvent& event = cycle_.device_events[i];
+    Json args{{"device", event.device}, {"stream", event.stream}};
+    const bool is_linked = event.launcher != EventNode::kNone;
+    if (is_linked) args["operator"] = cycle_.events[event.launcher].name;
+    add(
+        {{"ph", "X"},
+         {"cat", category_of(event.work)},
+         {"name", event.name},
+         {"pid", cycle_.rank},
+         {"tid", row_of(event)},
+         {"ts", since_begin(event.begin_ns)},
+         {"dur", static_cast<double>(event.end_ns - event.begin_ns) / 1000},
+         {"args", std::move(args)}});
+    if (!is_linked) return;
+    // An arrow from the operator.
+    Json arrow{
+        {"ph", "s"},
+        {"cat", "ac2g"},
+        {"name", "ac2g"},
+        {"id", i},
+        {"pid", cycle_.rank},
+        {"tid", cycle_.events[event.launcher].thread},
+        {"ts", since_begin(event.launch_begin_ns)}};
+    add(arrow);
+    arrow["ph"] = "f";
+    arrow["bp"] = "e";
+    arrow["tid"] = row_of(event);
+    arrow["ts"] = since_begin(event.begin_ns);
+    add(arrow);
   }
 
   [[nodiscard]] Json args_of(std::size_t i) const {
@@ -130,8 +188,19 @@ class TraceText {
           {{"Addr", reinterpret_cast<std::uintptr_t>(change.address)},
            {"Bytes", change.bytes},
            {"Total Allocated", change.total_allocated},
+           {"Total Reserved", change.total_reserved},
            {"Device Type", change.device_type},
            {"Device Id", change.device_index}}}});
+    if (change.device_type == 0) return;
+    // A curve of the device's memory.
+    add(
+        {{"ph", "C"},
+         {"name", format("memory of device {}", change.device_index)},
+         {"pid", cycle_.rank},
+         {"ts", since_begin(change.time_ns)},
+         {"args",
+          {{"allocated", change.total_allocated},
+           {"reserved", change.total_reserved - change.total_allocated}}}});
   }
 
   const RecordedCycle& cycle_;

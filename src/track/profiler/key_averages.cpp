@@ -18,6 +18,7 @@ using detail::EventKind;
 using detail::EventNode;
 using detail::RecordedCycle;
 using detail::RecordedEvent;
+using detail::time_text;
 
 double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1000; }
 
@@ -39,16 +40,13 @@ void add_to(
   ++row.count;
   row.cpu_time_total_us += microseconds(event.end_ns - event.begin_ns);
   row.self_cpu_time_total_us += microseconds(node.self_ns);
+  row.device_time_total_us += microseconds(node.device_ns);
+  row.self_device_time_total_us += microseconds(node.self_device_ns);
   row.cpu_memory_usage += node.memory_bytes;
   row.self_cpu_memory_usage += node.self_memory_bytes;
+  row.device_memory_usage += node.device_memory_bytes;
+  row.self_device_memory_usage += node.self_device_memory_bytes;
   row.flops += event.flops;
-}
-
-// Time as torch.profiler's tables show it.
-std::string time_text(double us) {
-  if (us >= 1e6) return detail::fixed(us / 1e6, 3) + "s";
-  if (us >= 1e3) return detail::fixed(us / 1e3, 3) + "ms";
-  return detail::fixed(us, 3) + "us";
 }
 
 std::string bytes_text(std::int64_t bytes) {
@@ -81,68 +79,122 @@ bool is_before(
       return a.self_cpu_memory_usage > b.self_cpu_memory_usage;
     case OperatorOrder::flops:
       return a.flops > b.flops;
+    case OperatorOrder::self_device_time_total:
+      return a.self_device_time_total_us > b.self_device_time_total_us;
+    case OperatorOrder::device_time_total:
+      return a.device_time_total_us > b.device_time_total_us;
+    case OperatorOrder::device_memory_usage:
+      return a.device_memory_usage > b.device_memory_usage;
+    case OperatorOrder::self_device_memory_usage:
+      return a.self_device_memory_usage > b.self_device_memory_usage;
     case OperatorOrder::name:
       break;
   }
   return a.name < b.name;
 }
 
+// The sums that percentages are of.
+struct Totals {
+  double cpu_us = 0;
+  double device_us = 0;
+};
+
+std::string percent_text(double part, double total) {
+  return detail::fixed(total > 0 ? 100 * part / total : 0, 2) + "%";
+}
+
+bool has_device_time(const OperatorAverage& row) {
+  return row.device_time_total_us > 0;
+}
+
 // A column of a table of operators; `is_there` tells whether a row fills it.
 struct Column {
   const char* title;
-  std::string (*text)(const OperatorAverage& row, double total_us);
+  std::string (*text)(const OperatorAverage& row, const Totals& totals);
   bool (*is_there)(const OperatorAverage& row) = nullptr;
 };
 
 constexpr Column kColumns[] = {
-    {"Name", [](const OperatorAverage& row, double) { return row.name; }},
+    {"Name",
+     [](const OperatorAverage& row, const Totals&) { return row.name; }},
     {"Self CPU %",
-     [](const OperatorAverage& row, double total_us) {
-       const double share =
-           total_us > 0 ? 100 * row.self_cpu_time_total_us / total_us : 0;
-       return detail::fixed(share, 2) + "%";
+     [](const OperatorAverage& row, const Totals& totals) {
+       return percent_text(row.self_cpu_time_total_us, totals.cpu_us);
      }},
     {"Self CPU",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return time_text(row.self_cpu_time_total_us);
      }},
     {"CPU total",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return time_text(row.cpu_time_total_us);
      }},
     {"CPU time avg",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return time_text(row.cpu_time_total_us / static_cast<double>(row.count));
      }},
+    {"Self CUDA",
+     [](const OperatorAverage& row, const Totals&) {
+       return time_text(row.self_device_time_total_us);
+     },
+     has_device_time},
+    {"Self CUDA %",
+     [](const OperatorAverage& row, const Totals& totals) {
+       return percent_text(row.self_device_time_total_us, totals.device_us);
+     },
+     has_device_time},
+    {"CUDA total",
+     [](const OperatorAverage& row, const Totals&) {
+       return time_text(row.device_time_total_us);
+     },
+     has_device_time},
+    {"CUDA time avg",
+     [](const OperatorAverage& row, const Totals&) {
+       return time_text(
+           row.device_time_total_us / static_cast<double>(row.count));
+     },
+     has_device_time},
     {"CPU Mem",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return bytes_text(row.cpu_memory_usage);
      },
      [](const OperatorAverage& row) { return row.cpu_memory_usage != 0; }},
     {"Self CPU Mem",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return bytes_text(row.self_cpu_memory_usage);
      },
      [](const OperatorAverage& row) { return row.self_cpu_memory_usage != 0; }},
+    {"CUDA Mem",
+     [](const OperatorAverage& row, const Totals&) {
+       return bytes_text(row.device_memory_usage);
+     },
+     [](const OperatorAverage& row) { return row.device_memory_usage != 0; }},
+    {"Self CUDA Mem",
+     [](const OperatorAverage& row, const Totals&) {
+       return bytes_text(row.self_device_memory_usage);
+     },
+     [](const OperatorAverage& row) {
+       return row.self_device_memory_usage != 0;
+     }},
     {"# of Calls",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return std::to_string(row.count);
      }},
     {"Total MFLOPs",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return row.flops == 0
            ? std::string("--")
            : detail::fixed(static_cast<double>(row.flops) / 1e6, 3);
      },
      [](const OperatorAverage& row) { return row.flops != 0; }},
     {"Input Shapes",
-     [](const OperatorAverage& row, double) { return row.input_shapes; },
+     [](const OperatorAverage& row, const Totals&) { return row.input_shapes; },
      [](const OperatorAverage& row) { return !row.input_shapes.empty(); }},
     {"Module",
-     [](const OperatorAverage& row, double) { return row.module; },
+     [](const OperatorAverage& row, const Totals&) { return row.module; },
      [](const OperatorAverage& row) { return !row.module.empty(); }},
     {"Source Location",
-     [](const OperatorAverage& row, double) {
+     [](const OperatorAverage& row, const Totals&) {
        return detail::join(detail::split(row.stack, '\n'), " < ");
      },
      [](const OperatorAverage& row) { return !row.stack.empty(); }}};
@@ -173,9 +225,11 @@ std::vector<OperatorAverage> ProfileResults::key_averages(
 std::string operator_table(
     std::vector<OperatorAverage> rows,
     const OperatorTableOptions& options) {
-  double total_us = 0;
-  for (const OperatorAverage& row : rows)
-    total_us += row.self_cpu_time_total_us;
+  Totals totals;
+  for (const OperatorAverage& row : rows) {
+    totals.cpu_us += row.self_cpu_time_total_us;
+    totals.device_us += row.self_device_time_total_us;
+  }
   std::stable_sort(rows.begin(), rows.end(), [&](const auto& a, const auto& b) {
     return is_before(a, b, options.sort_by);
   });
@@ -194,10 +248,15 @@ std::string operator_table(
   for (const OperatorAverage& row : rows) {
     auto& cells = table.rows.emplace_back();
     for (const Column* column : columns)
-      cells.push_back(column->text(row, total_us));
+      cells.push_back(column->text(row, totals));
   }
-  return to_text(table) +
-      detail::format("Self CPU time total: {}\n", time_text(total_us));
+  std::string text = to_text(table) +
+      detail::format("Self CPU time total: {}\n", time_text(totals.cpu_us));
+  if (totals.device_us > 0) {
+    text += detail::format(
+        "Self CUDA time total: {}\n", time_text(totals.device_us));
+  }
+  return text;
 }
 
 }  // namespace accelerate

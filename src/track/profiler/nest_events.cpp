@@ -57,7 +57,10 @@ class Nesting {
 
   void add(const RecordedMemory& change) {
     close_before(change.thread, change.time_ns, change.time_ns);
-    if (!open_.empty()) nodes_[open_.back()].self_memory_bytes += change.bytes;
+    if (open_.empty()) return;
+    EventNode& node = nodes_[open_.back()];
+    (change.device_type == 0 ? node.self_memory_bytes
+                             : node.self_device_memory_bytes) += change.bytes;
   }
 
  private:
@@ -104,14 +107,16 @@ std::vector<EventNode> nest_events(
   for (const std::size_t i : order) {
     EventNode& node = nodes[i];
     node.memory_bytes = node.self_memory_bytes;
+    node.device_memory_bytes = node.self_device_memory_bytes;
     node.module = !events[i].module.empty() || node.parent == EventNode::kNone
         ? events[i].module
         : nodes[node.parent].module;
   }
   for (auto i = order.rbegin(); i != order.rend(); ++i) {
     const EventNode& node = nodes[*i];
-    if (node.parent != EventNode::kNone)
-      nodes[node.parent].memory_bytes += node.memory_bytes;
+    if (node.parent == EventNode::kNone) continue;
+    nodes[node.parent].memory_bytes += node.memory_bytes;
+    nodes[node.parent].device_memory_bytes += node.device_memory_bytes;
   }
   return nodes;
 }

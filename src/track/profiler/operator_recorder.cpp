@@ -4,6 +4,9 @@
 #include <utility>
 
 #include <execinfo.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -13,8 +16,17 @@
 #include <accelerate/error.h>
 
 #include "track/profiler/call_stacks.h"
+#include "track/profiler/check_profile.h"
 
 namespace accelerate::detail {
+
+NativeThread native_thread_here() {
+  thread_local const NativeThread here{
+      .pthread = static_cast<std::uint32_t>(
+          reinterpret_cast<std::uintptr_t>(::pthread_self())),
+      .system = static_cast<std::uint32_t>(::syscall(SYS_gettid))};
+  return here;
+}
 
 namespace {
 
@@ -95,6 +107,9 @@ void OperatorRecorder::start() {
         "that first, with stop()");
   }
   c10::ThreadLocalDebugInfo::_push(kState, shared_from_this());
+  is_running_ = true;
+  begin_ns_ = profile_now();
+  if (!records(options_, ProfilerActivity::cpu)) return;
   callback_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&on_begin, &on_end)
           .needsInputs(
@@ -105,7 +120,6 @@ void OperatorRecorder::start() {
                at::RecordScope::BACKWARD_FUNCTION,
                at::RecordScope::TORCHSCRIPT_FUNCTION,
                at::RecordScope::USER_SCOPE}));
-  is_running_ = true;
   begin_ns_ = profile_now();
 }
 
@@ -118,7 +132,8 @@ void OperatorRecorder::clear() {
 
 void OperatorRecorder::stop() noexcept {
   if (!std::exchange(is_running_, false)) return;
-  at::removeCallback(callback_);
+  end_ns_ = profile_now();
+  if (callback_) at::removeCallback(*std::exchange(callback_, std::nullopt));
   if (of_this_thread() != this) return;
   try {
     c10::ThreadLocalDebugInfo::_pop(kState);
@@ -132,7 +147,7 @@ RecordedCycle OperatorRecorder::take() {
   {
     const std::scoped_lock lock(mutex_);
     cycle.begin_ns = begin_ns_;
-    cycle.end_ns = profile_now();
+    cycle.end_ns = end_ns_;
     cycle.events = std::exchange(events_, {});
     cycle.memory = std::exchange(memory_, {});
   }
@@ -147,6 +162,7 @@ RecordedCycle OperatorRecorder::take() {
 
 void OperatorRecorder::add_here(RecordedEvent event) {
   event.thread = at::RecordFunction::currentThreadId();
+  event.native = native_thread_here();
   const std::scoped_lock lock(mutex_);
   events_.push_back(std::move(event));
 }
@@ -174,6 +190,7 @@ std::unique_ptr<at::ObserverContext> OperatorRecorder::on_begin(
       : EventKind::op;
   event.is_async = function.isAsync();
   event.thread = function.threadId();
+  event.native = native_thread_here();
   event.sequence = function.seqNr();
   event.forward_thread = function.forwardThreadId();
   if (options.record_shapes) event.input_shapes = shapes_of(function.inputs());
@@ -204,7 +221,7 @@ void OperatorRecorder::reportMemoryUsage(
     void* address,
     std::int64_t bytes,
     std::size_t total_allocated,
-    std::size_t,
+    std::size_t total_reserved,
     c10::Device device) {
   const RecordedMemory change{
       .thread = at::RecordFunction::currentThreadId(),
@@ -212,6 +229,7 @@ void OperatorRecorder::reportMemoryUsage(
       .address = address,
       .bytes = bytes,
       .total_allocated = static_cast<std::int64_t>(total_allocated),
+      .total_reserved = static_cast<std::int64_t>(total_reserved),
       .device_type = static_cast<int>(device.type()),
       .device_index = device.index()};
   const std::scoped_lock lock(mutex_);

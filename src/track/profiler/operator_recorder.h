@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,7 +21,8 @@ namespace accelerate::detail {
 using ParameterOwners = std::unordered_map<const void*, std::string>;
 
 /// Records the operators and user ranges of the thread that starts it, and of
-/// the backward passes that it starts, with LibTorch's callbacks. Held by
+/// the backward passes that it starts, with LibTorch's callbacks; only memory
+/// and the events of add_here() unless the options have the activity `cpu`. Held by
 /// shared_ptr: LibTorch hands it from thread to thread.
 class OperatorRecorder final
     : public torch::profiler::impl::ProfilerStateBase,
@@ -69,10 +71,11 @@ class OperatorRecorder final
 
   const ProfileOptions options_;
   const std::shared_ptr<const ParameterOwners> owners_;
-  at::CallbackHandle callback_ = 0;
+  std::optional<at::CallbackHandle> callback_ = std::nullopt;
   bool is_running_ = false;
   std::mutex mutex_;
   std::int64_t begin_ns_ = 0;
+  std::int64_t end_ns_ = 0;
   std::vector<RecordedEvent> events_;
   std::vector<RecordedMemory> memory_;
 };

@@ -1,5 +1,6 @@
 #include "track/profiler/profile_session.h"
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <limits>
@@ -16,11 +17,11 @@ namespace accelerate::detail {
 
 namespace {
 
-bool records_operators(const ProfileOptions& options) {
+bool records_events(const ProfileOptions& options) {
   return !options.activities || !options.activities->empty();
 }
 
-bool records(ProfilerAction action) {
+bool is_recorded(ProfilerAction action) {
   return action == ProfilerAction::record ||
       action == ProfilerAction::record_and_save;
 }
@@ -73,6 +74,7 @@ ProfileSession::ProfileSession(ProfileRequest request)
       owners_(
           std::make_shared<const ParameterOwners>(std::move(request.owners))),
       report_(std::move(request.report)),
+      has_device_(request.has_device),
       steps_(std::move(request.models)) {
   check_profile(options_);
   StepListener* none = nullptr;
@@ -94,6 +96,7 @@ ProfileSession::ProfileSession(ProfileRequest request)
 
 ProfileSession::~ProfileSession() {
   if (operators_ != nullptr) operators_->stop();
+  devices_.reset();
   if (!has_ended_) slot_->listener = nullptr;
 }
 
@@ -155,18 +158,40 @@ void ProfileSession::transit(
   }
   if (!next || *next == none || is_recording_) return;
   if (!was_warming_up) prepare_cycle();
-  if (records(*next)) start_cycle();
+  if (is_recorded(*next)) start_cycle();
+}
+
+bool ProfileSession::records_devices() const {
+  return has_device_ && records(options_, ProfilerActivity::cuda);
 }
 
 void ProfileSession::prepare_cycle() {
-  if (!records_operators(options_)) return;
+  if (!records_events(options_)) return;
+  if (records_devices()) {
+    devices_ = DeviceRecorder::make();
+    if (devices_ != nullptr) {
+      devices_->prepare();
+    } else {
+      world_.logger().log(
+          LogLevel::warning,
+          "track",
+          "a profile records no device, since another profile of this process "
+          "does");
+    }
+  }
   operators_ = std::make_shared<OperatorRecorder>(options_, owners_);
   operators_->start();
 }
 
 void ProfileSession::start_cycle() {
+  if (devices_ != nullptr) {
+    operators_->stop();
+    devices_->start(world_.device());
+    operators_->start();
+  }
   if (operators_ != nullptr) operators_->clear();
   is_recording_ = true;
+  first_step_ = step_num_;
   steps_.start(operators_);
 }
 
@@ -181,9 +206,15 @@ void ProfileSession::stop_cycle() {
   } else {
     cycle.begin_ns = cycle.end_ns = profile_now();
   }
+  if (devices_ != nullptr) {
+    cycle.device_events = devices_->stop(world_.device(), wall_base());
+    attribute_device_time(cycle);
+    devices_.reset();
+  }
   cycle.rank = world_.rank();
   cycle.world_size = world_.size();
   cycle.step_num = step_num_;
+  cycle.num_steps = std::max<std::int64_t>(step_num_ - first_step_, 1);
   cycle.clock = clock_;
   cycle_ = std::make_shared<const RecordedCycle>(std::move(cycle));
 }

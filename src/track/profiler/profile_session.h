@@ -12,6 +12,7 @@
 #include <accelerate/profiler.h>
 #include <accelerate/world.h>
 
+#include "track/profiler/device_recorder.h"
 #include "track/profiler/operator_recorder.h"
 #include "track/profiler/recorded_cycle.h"
 #include "track/profiler/step_recorder.h"
@@ -29,6 +30,8 @@ struct ProfileRequest {
   /// Gets this rank's times when a cycle ends, and those of all ranks when they
   /// are gathered.
   std::function<void(const std::vector<StepTimes>&)> report = {};
+  /// Whether there are devices to record.
+  bool has_device = DeviceRecorder::has_device();
 };
 
 /// Runs a profile's schedule: what is recorded from one step to the next, and
@@ -65,6 +68,7 @@ class ProfileSession {
   [[nodiscard]] ProfilerAction action_at(std::int64_t step) const;
   /// `next` is unset at the end.
   void transit(ProfilerAction previous, std::optional<ProfilerAction> next);
+  [[nodiscard]] bool records_devices() const;
   void prepare_cycle();
   void start_cycle();
   void stop_cycle();
@@ -78,13 +82,17 @@ class ProfileSession {
   std::shared_ptr<const ParameterOwners> owners_;
   std::function<void(const std::vector<StepTimes>&)> report_;
   ProfileClock clock_;
+  const bool has_device_;
   StepRecorder steps_;
   std::shared_ptr<OperatorRecorder> operators_;
+  // While a cycle records devices.
+  std::unique_ptr<DeviceRecorder> devices_;
   std::shared_ptr<const RecordedCycle> cycle_;
   ProfilerAction action_ = ProfilerAction::none;
   std::int64_t step_num_ = 0;
   std::int64_t num_reported_steps_ = 0;
   std::int64_t step_begin_ns_ = 0;
+  std::int64_t first_step_ = 0;
   bool is_recording_ = false;
   bool has_ended_ = false;
 };

@@ -7,6 +7,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include <accelerate/detail/step_parts.h>
+#include <accelerate/profiler.h>
+
 namespace accelerate::detail {
 
 enum class EventKind : std::uint8_t {
@@ -16,14 +19,27 @@ enum class EventKind : std::uint8_t {
   part,        ///< a part of a step (StepPart)
 };
 
+/// The operating system's names of a thread, of which LibTorch's profiler gives
+/// either.
+struct NativeThread {
+  /// The lower half of the pthread_t.
+  std::uint32_t pthread = 0;
+  std::uint32_t system = 0;
+};
+
+NativeThread native_thread_here();
+
 /// Times are those of profile_now().
 struct RecordedEvent {
   std::string name;
   EventKind kind = EventKind::op;
+  /// Only of parts.
+  StepPart part = StepPart::data;
   /// Ends on another thread or after what follows it, as communication does, so
   /// it does not nest.
   bool is_async = false;
   std::uint64_t thread = 0;
+  NativeThread native = {};
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
   /// Links an operator with its node of the backward; -1 if there is none.
@@ -44,6 +60,9 @@ struct RecordedMemory {
   /// Negative if it was freed.
   std::int64_t bytes = 0;
   std::int64_t total_allocated = 0;
+  /// Allocated, or kept by LibTorch for later.
+  std::int64_t total_reserved = 0;
+  /// A c10::DeviceType; 0 is the host.
   int device_type = 0;
   int device_index = -1;
 };
@@ -57,8 +76,30 @@ struct EventNode {
   std::int64_t self_ns = 0;
   std::int64_t memory_bytes = 0;
   std::int64_t self_memory_bytes = 0;
+  std::int64_t device_memory_bytes = 0;
+  std::int64_t self_device_memory_bytes = 0;
+  /// Time of the kernels and copies that were launched within.
+  std::int64_t device_ns = 0;
+  std::int64_t self_device_ns = 0;
   /// The event's own module, or that of the innermost one around it.
   std::string module = {};
+};
+
+/// A kernel or a copy.
+struct DeviceEvent {
+  std::string name;
+  DeviceWork work = DeviceWork::kernel;
+  std::int64_t device = 0;
+  std::int64_t stream = 0;
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+  /// The host's call that launched it, on either of NativeThread's names; no
+  /// times if it is not known.
+  std::uint32_t launch_thread = 0;
+  std::int64_t launch_begin_ns = 0;
+  std::int64_t launch_end_ns = 0;
+  /// The event around that call.
+  std::size_t launcher = EventNode::kNone;
 };
 
 /// The rank's clock, and how it relates to others.
@@ -76,11 +117,13 @@ struct RecordedCycle {
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
   std::int64_t step_num = 0;
+  std::int64_t num_steps = 0;
   ProfileClock clock = {};
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
   std::vector<RecordedEvent> events = {};
   std::vector<RecordedMemory> memory = {};
+  std::vector<DeviceEvent> device_events = {};
   /// One per event.
   std::vector<EventNode> nodes = {};
   /// What return addresses are called; addresses inside LibTorch and this
@@ -100,6 +143,10 @@ inline std::int64_t profile_now() {
 std::vector<EventNode> nest_events(
     const std::vector<RecordedEvent>& events,
     const std::vector<RecordedMemory>& memory);
+
+/// Finds the innermost event around each launch, and adds the device's time to
+/// it and the events around it.
+void attribute_device_time(RecordedCycle& cycle);
 
 /// The functions of an event's stack, the innermost first.
 std::vector<std::string> functions_of(

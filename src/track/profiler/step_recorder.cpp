@@ -158,6 +158,7 @@ void StepRecorder::add_event(const OpenPart& part, std::int64_t now) noexcept {
     RecordedEvent event{
         .name = name_of(part.part),
         .kind = EventKind::part,
+        .part = part.part,
         .begin_ns = part.begin_ns,
         .end_ns = now};
     const auto model = models_.find(part.subject);

@@ -41,4 +41,10 @@ std::string to_text(const TextColumns& table) {
   return text;
 }
 
+std::string time_text(double us) {
+  if (us >= 1e6) return fixed(us / 1e6, 3) + "s";
+  if (us >= 1e3) return fixed(us / 1e3, 3) + "ms";
+  return fixed(us, 3) + "us";
+}
+
 }  // namespace accelerate::detail

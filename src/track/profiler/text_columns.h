@@ -18,4 +18,7 @@ std::string to_text(const TextColumns& table);
 /// The number with so many digits after the point, in any locale.
 std::string fixed(double value, int num_digits);
 
+/// Microseconds as torch.profiler's tables show times: "1.500ms".
+std::string time_text(double us);
+
 }  // namespace accelerate::detail
