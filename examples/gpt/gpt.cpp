@@ -77,6 +77,8 @@ struct Flags {
   std::optional<int> replicate, shard, expert, context, tensor, pipeline;
   std::string schedule = "1F1B";
   std::optional<int> micro_batches;
+  /// Steps to profile.
+  std::int64_t profile = 0;
   /// The peak of one device, in 10^12 operations per second.
   double peak_tflops = 0;
 };
@@ -317,6 +319,46 @@ void print_speed(
       100 * tflops / (flags.peak_tflops * accelerator.num_processes()));
 }
 
+/// Records some steps after those that warm up, and prints where their time
+/// went.
+class ProfiledSteps {
+ public:
+  ProfiledSteps(const accelerate::Accelerator& accelerator, const Flags& flags)
+      : accelerator_(accelerator) {
+    if (flags.profile == 0) return;
+    profile_.emplace(accelerator.profile(
+        {.schedule_option = accelerate::ProfileSchedule{
+             .wait = 3, .warmup = 1, .active = flags.profile, .repeat = 1}}));
+  }
+
+  void note_step() {
+    if (profile_) profile_->step();
+  }
+  void print() {
+    if (!profile_) return;
+    profile_->stop();
+    const accelerate::ProfileResults results = profile_->results();
+    accelerator_.print(
+        accelerate::step_times_table(profile_->gather_step_times()));
+    const auto devices = results.device_times();
+    if (!devices.empty()) {
+      accelerator_.print(accelerate::device_times_table(devices));
+      accelerator_.print(
+          accelerate::kernel_table(results.kernel_averages(), 30));
+    }
+    using Order = accelerate::OperatorOrder;
+    accelerator_.print(accelerate::operator_table(
+        results.key_averages(),
+        {.sort_by = devices.empty() ? Order::self_cpu_time_total
+                                    : Order::self_device_time_total,
+         .row_limit = 30}));
+  }
+
+ private:
+  const accelerate::Accelerator& accelerator_;
+  std::optional<accelerate::Profile> profile_;
+};
+
 void train(const Flags& flags) {
   const accelerate::Accelerator accelerator(options_of(flags));
   const accelerate::Mesh& mesh = accelerator.mesh();
@@ -346,6 +388,7 @@ void train(const Flags& flags) {
   }
 
   Speed speed(flags.steps - progress.steps);
+  ProfiledSteps profiled(accelerator, flags);
   while (progress.steps < flags.steps) {
     for (auto& [tokens, targets] : loader) {
       const Tensor places = torch::arange(
@@ -383,6 +426,7 @@ void train(const Flags& flags) {
             mean.item<double>());
       }
       speed.note_step();
+      profiled.note_step();
       if (flags.checkpoint_every > 0 &&
           progress.steps % flags.checkpoint_every == 0)
         accelerator.save_state();
@@ -391,6 +435,7 @@ void train(const Flags& flags) {
   }
   print_speed(accelerator, flags, training, speed);
   print_loads(accelerator, training);
+  profiled.print();
 }
 
 }  // namespace
@@ -456,6 +501,11 @@ int main(int argc, char** argv) {
       "--micro_batches",
       flags.micro_batches,
       "of the pipeline's steps; one per stage if not given");
+  app.add_option(
+         "--profile",
+         flags.profile,
+         "number of steps, from the fifth on, to print where their time goes")
+      ->check(CLI::NonNegativeNumber);
   app.add_option(
          "--peak_tflops",
          flags.peak_tflops,

@@ -92,7 +92,7 @@ class Pieces(unittest.TestCase):
 
     def test_parts_that_do_not_exist_are_refused(self):
         self.assertEqual(gpu_check.parts_of("gpt,tests"), ["gpt", "tests"])
-        with self.assertRaisesRegex(Exception, "unknown: speed; parts: tests, gpt, fused, steps, bench"):
+        with self.assertRaisesRegex(Exception, "unknown: speed; parts: tests, gpt, fused, where, steps, bench"):
             gpu_check.parts_of("speed")
 
 
@@ -158,6 +158,24 @@ class Unpacked(unittest.TestCase):
         report, _ = self.report("--parts", "fused")
         self.assertEqual([row["figures"]["time_over_fused"] for row in report["rows"]], [1, 1, 1, 1])
         self.assertTrue(self.arguments()[3].endswith("--no_fused_linear --no_fused_optimizers"))
+
+    def test_tables_of_the_device_become_figures(self):
+        self.program("gpt", GPT + """
+cat <<END
+rank  steps  ms per step  data
+----  -----  -----------  -----
+0         3        9.000   1.0%
+rank  device  steps  ms per step  compute  launch-bound  (hidden copies)
+----  ------  -----  -----------  -------  ------------  ---------------
+0          0      3       12.345    80.5%         19.5%             0.0%
+END
+""")
+        report, _ = self.report("--parts", "where")
+        self.assertEqual(report["rows"][0]["figures"], {"ms per step": 12.345, "compute": 80.5, "launch-bound": 19.5, "(hidden copies)": 0})
+        self.assertTrue(self.arguments()[1].endswith("--steps 8 --learning_rate 0.0003 --precision bf16 --profile 3"))
+        self.program("gpt", GPT)
+        report, _ = self.report("--parts", "where")
+        self.assertEqual((report["rows"][0]["figures"], report["rows"][0]["detail"]), ({}, "no device was recorded"))
 
     def test_tests_run_with_their_filters_and_environment(self):
         self.program("some_tests", TESTS)
