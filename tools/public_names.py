@@ -22,6 +22,7 @@ SUBJECTS = {
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
     "Precision": ["precision", "fp8", "grad_scaler"],
+    "Fused functions": ["fused"],
     "Optimizers and schedules": ["optimizers", "lr_scheduler", "lr_schedules", "composed_schedules", "warmup", "local_sgd"],
     "Replicas, shards and other engines' settings": [
         "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "experts", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",

@@ -36,6 +36,7 @@
 #include <accelerate/fp8.h>
 #include <accelerate/full_parameters.h>
 #include <accelerate/fully_sharded.h>
+#include <accelerate/fused.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/gradient_state.h>
 #include <accelerate/hooks.h>

@@ -108,6 +108,9 @@ fp8)
     [ "$(grep -c '^loss 0\.0[0-4]' "$directory/output_$ranks")" = 7 ] || fail "a recipe did not learn"
   done
   ;;
+fused_loss)
+  for ranks in 1 2; do says $ranks "all logits at once: the same loss"; done
+  ;;
 fused_optimizer)
   on 1 plain_1 plain_loop
   on 2 plain_2 plain_loop

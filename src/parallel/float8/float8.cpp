@@ -18,6 +18,7 @@
 
 #include "base/text/text.h"
 #include "gate/watched_tensor.h"
+#include "kernels/device/device_kernels.h"
 #include "parallel/context/attention_scope.h"
 #include "parallel/float8/float8_figures.h"
 #include "precision/fp8/float8_keeper.h"
@@ -368,6 +369,14 @@ class Float8 final : public Strategy, public StrategyState {
     probed_ = c10::make_intrusive<Float8Layer>("", rules_);
     for (std::size_t i = 0; i < layer.ways.size(); ++i)
       probed_->ways[i] = layer.ways[i].load();
+    const std::string missing = missing_kernels();
+    if (missing.empty() || !device.is_cuda()) return;
+    mesh_.world().logger().log(
+        LogLevel::info,
+        "precision",
+        format(
+            "casts to float8 take several passes of LibTorch's operators: {}",
+            missing));
   }
 
   void forget_weights() {

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <accelerate/error.h>
+#include <accelerate/fused.h>
 
 #include "base/text/text.h"
 
@@ -144,6 +145,9 @@ at::Tensor parallel_cross_entropy(
           classes.total - 1));
     }
   }
+  // Nobody to agree with.
+  if (group.size() == 1)
+    return fused_cross_entropy(logits, targets, {.ignore_index = ignore_index});
   const at::ScalarType summed_in =
       logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return ParallelCrossEntropy::apply(

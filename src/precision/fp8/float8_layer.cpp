@@ -130,28 +130,40 @@ MeasuredMatrix Float8Layer::cast(
     const DynamicCast& how,
     std::int64_t dim,
     Role role,
-    bool of_positions) const {
+    const OperandUse& use) const {
   const RoundingSeed seed =
       role == grad_output && rules.rounds_gradients_randomly ? new_seed()
                                                              : std::nullopt;
   if (role == weight && gathered_scale && gathered_scale->defined()) {
     const at::Tensor scale = gathered_scale->to(matrix.device());
-    return {cast_with_scale(matrix, how.dtype, scale), {}};
+    return {
+        cast_with_scale(
+            matrix, how.dtype, scale, std::nullopt, use.also_transposed),
+        {}};
   }
   if (delayed.empty()) {
     std::vector<MatrixDivision> all = divisions[role];
-    if (of_positions && role != weight) all.push_back({0, agree_on_positions});
-    return {cast_with_others(matrix, how, dim, all, seed), {}};
+    if (use.of_positions && role != weight)
+      all.push_back({0, agree_on_positions});
+    return {
+        cast_with_others(matrix, how, dim, all, seed, use.also_transposed),
+        {}};
   }
   return cast_and_measure(
-      matrix, how.dtype, delayed[role]->scale_on(matrix.device()), seed);
+      matrix,
+      how.dtype,
+      delayed[role]->scale_on(matrix.device()),
+      seed,
+      use.also_transposed);
 }
 
 MeasuredMatrix Float8Layer::cast_weight(
     const at::Tensor& matrix,
     const DynamicCast& how,
-    std::int64_t dim) {
-  if (!keeps_weight) return cast(matrix, how, dim, weight);
+    std::int64_t dim,
+    bool also_transposed) {
+  const OperandUse use{.also_transposed = also_transposed};
+  if (!keeps_weight) return cast(matrix, how, dim, weight, use);
   const std::lock_guard lock(mutex_);
   const std::uint32_t version = version_of(matrix);
   const void* const data = matrix.const_data_ptr();
@@ -171,7 +183,7 @@ MeasuredMatrix Float8Layer::cast_weight(
        data,
        version,
        matrix.sizes().vec(),
-       cast(matrix, how, dim, weight)});
+       cast(matrix, how, dim, weight, use)});
   return kept_weights_.back().cast;
 }
 

@@ -93,20 +93,27 @@ struct Float8Layer : torch::CustomClassHolder {
   /// Finds out by trying how `device` multiplies the operands of each product.
   void probe(c10::Device device);
 
+  /// What a cast of an operand serves.
+  struct OperandUse {
+    /// Whether has_positions() was true in the forward.
+    bool of_positions = false;
+    /// Whether another product needs the transposed values of the same cast.
+    bool also_transposed = false;
+  };
   /// Casts an operand whose product sums over `dim`. The amax is undefined
-  /// unless scales are delayed. `of_positions`: whether has_positions() was
-  /// true in the forward.
+  /// unless scales are delayed.
   [[nodiscard]] MeasuredMatrix cast(
       const at::Tensor& matrix,
       const DynamicCast& how,
       std::int64_t dim,
       Role role,
-      bool of_positions = false) const;
+      const OperandUse& use) const;
   /// The same for the layer's weight, whose casts are kept until it changes.
   [[nodiscard]] MeasuredMatrix cast_weight(
       const at::Tensor& matrix,
       const DynamicCast& how,
-      std::int64_t dim);
+      std::int64_t dim,
+      bool also_transposed = false);
   /// Drops kept casts: the weight may have changed.
   void forget_weight();
 

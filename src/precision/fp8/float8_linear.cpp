@@ -66,7 +66,11 @@ class Float8Gradients {
     if (!rules.grad_output || !rules.weight_for_grad_input)
       return at::mm(grad_output_, weight.to(grad_output_.scalar_type()));
     const MeasuredMatrix cast_weight =
-        layer_.cast_weight(weight, *rules.weight_for_grad_input, 0);
+        layer_.cast_weight(
+            weight,
+            *rules.weight_for_grad_input,
+            0,
+            /*also_transposed=*/true);
     layer_.note(Float8Layer::weight, cast_weight.amax);
     at::Tensor grad_input = layer_.multiply(
         Float8Layer::grad_input,
@@ -103,12 +107,15 @@ class Float8Gradients {
   // One cast may serve both products.
   Float8Matrix cast(const DynamicCast& how, std::int64_t dim) {
     const Float8Rules& rules = layer_.rules;
-    if (cast_grad_ &&
-        rules.is_same_cast(
-            rules.grad_output, rules.grad_output_for_grad_weight))
-      return *cast_grad_;
+    const bool is_same = rules.is_same_cast(
+        rules.grad_output, rules.grad_output_for_grad_weight);
+    if (cast_grad_ && is_same) return *cast_grad_;
     const MeasuredMatrix made = layer_.cast(
-        grad_output_, how, dim, Float8Layer::grad_output, of_positions_);
+        grad_output_,
+        how,
+        dim,
+        Float8Layer::grad_output,
+        {of_positions_, /*also_transposed=*/is_same});
     layer_.note(Float8Layer::grad_output, made.amax);
     if (is_measured_) {
       layer_.statistics.add_cast(
@@ -162,7 +169,11 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     MeasuredMatrix cast_input;
     if (is_float8 || kept == KeptInput::cast) {
       cast_input = layer->cast(
-          input, *rules.input, 1, Float8Layer::input, uses.of_positions);
+          input,
+          *rules.input,
+          1,
+          Float8Layer::input,
+          {uses.of_positions, /*also_transposed=*/kept == KeptInput::cast});
       if (is_measured)
         layer->statistics.add_cast(
             Float8Layer::input, input, cast_input.matrix);
@@ -170,7 +181,12 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
     at::Tensor output;
     MeasuredMatrix cast_weight;
     if (is_float8) {
-      cast_weight = layer->cast_weight(weight, *rules.weight, 1);
+      cast_weight = layer->cast_weight(
+          weight,
+          *rules.weight,
+          1,
+          /*also_transposed=*/uses.has_backward &&
+              rules.is_same_cast(rules.weight, rules.weight_for_grad_input));
       output = layer->multiply(
           Float8Layer::forward,
           cast_input.matrix,
@@ -237,7 +253,7 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
           *layer.rules.input_for_grad_weight,
           0,
           Float8Layer::input,
-          uses.of_positions);
+          {uses.of_positions});
       if (is_measured) {
         layer.statistics.add_cast(Float8Layer::input, input, along_rows.matrix);
       }
@@ -273,9 +289,13 @@ struct Float8LinearFunction : torch::autograd::Function<Float8LinearFunction> {
       const at::Tensor& transposed_weight,
       const Float8Matrix& input,
       const at::Tensor& measured_input) {
+    // The gradient needs the transposed values.
+    const at::Tensor values = input.transposed_values.defined()
+        ? input.transposed_values.t()
+        : input.values;
     variable_list tensors{
         transposed_weight,
-        input.values.view(at::kByte),
+        values.view(at::kByte),
         input.block_dim ? input.e8m0_scales().view(at::kByte) : input.scale};
     if (measured_input.defined()) tensors.push_back(measured_input);
     context->save_for_backward(std::move(tensors));

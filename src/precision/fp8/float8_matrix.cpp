@@ -1,6 +1,7 @@
 #include "precision/fp8/float8_matrix.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -8,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "precision/fp8/device_casts.h"
 #include "precision/fp8/host_casts.h"
 #include "precision/fp8/operator_casts.h"
 
@@ -49,10 +51,12 @@ at::Tensor Float8Matrix::dequantize() const {
 }
 
 Float8Matrix Float8Matrix::transposed() const {
+  const bool has_copy = transposed_values.defined();
   return {
-      values.t(),
+      has_copy ? transposed_values : values.t(),
       scale.dim() == 2 ? scale.t() : scale,
-      block_dim ? std::optional(1 - *block_dim) : std::nullopt};
+      block_dim ? std::optional(1 - *block_dim) : std::nullopt,
+      has_copy ? values : at::Tensor()};
 }
 
 at::Tensor Float8Matrix::e8m0_scales() const {
@@ -78,6 +82,7 @@ Float8Format float8_format(at::ScalarType dtype) {
 }
 
 at::Tensor amax_of(const at::Tensor& tensor) {
+  if (const auto amax = device_amax(tensor)) return *amax;
   if (has_kernels(tensor)) return at::full({}, host_amax(tensor), at::kFloat);
   return amax_by_operators(tensor).to(at::kFloat);
 }
@@ -92,8 +97,11 @@ Float8Matrix cast_dynamically(
     const at::Tensor& matrix,
     const DynamicCast& cast,
     std::int64_t dim,
-    RoundingSeed seed) {
+    RoundingSeed seed,
+    bool also_transposed) {
   dim = checked_dim(matrix, dim);
+  if (auto made = device_cast(matrix, cast, dim, {seed, also_transposed}))
+    return *std::move(made);
   return has_kernels(matrix) ? host_cast(matrix, cast, dim, seed)
                              : cast_by_operators(matrix, cast, dim, seed);
 }
@@ -103,13 +111,16 @@ Float8Matrix cast_with_others(
     const DynamicCast& cast,
     std::int64_t dim,
     const std::vector<MatrixDivision>& divisions,
-    RoundingSeed seed) {
-  if (divisions.empty()) return cast_dynamically(matrix, cast, dim, seed);
+    RoundingSeed seed,
+    bool also_transposed) {
+  if (divisions.empty())
+    return cast_dynamically(matrix, cast, dim, seed, also_transposed);
   dim = checked_dim(matrix, dim);
   if (cast.granularity == Float8Granularity::tensorwise) {
     const at::Tensor amax = amax_of(matrix);
     for (const MatrixDivision& division : divisions) division.agree(amax);
-    return cast_with_scale(matrix, cast.dtype, scale_of(amax, cast), seed);
+    return cast_with_scale(
+        matrix, cast.dtype, scale_of(amax, cast), seed, also_transposed);
   }
   const auto is_along = [&](const MatrixDivision& division) {
     return division.dim == dim;
@@ -132,7 +143,12 @@ Float8Matrix cast_with_scale(
     const at::Tensor& matrix,
     at::ScalarType dtype,
     const at::Tensor& scale,
-    RoundingSeed seed) {
+    RoundingSeed seed,
+    bool also_transposed) {
+  if (auto made = device_cast_with_scale(
+          matrix, dtype, scale, {seed, also_transposed})) {
+    return *std::move(made);
+  }
   return has_kernels(matrix)
       ? host_cast_with_scale(matrix, dtype, scale.item<float>(), seed)
       : scaled_by_operators(matrix, dtype, scale, seed);
@@ -142,7 +158,12 @@ MeasuredMatrix cast_and_measure(
     const at::Tensor& matrix,
     at::ScalarType dtype,
     const at::Tensor& scale,
-    RoundingSeed seed) {
+    RoundingSeed seed,
+    bool also_transposed) {
+  if (auto made = device_cast_and_measure(
+          matrix, dtype, scale, {seed, also_transposed})) {
+    return *std::move(made);
+  }
   if (has_kernels(matrix))
     return host_cast_and_measure(matrix, dtype, scale.item<float>(), seed);
   return {scaled_by_operators(matrix, dtype, scale, seed), amax_of(matrix)};

@@ -44,10 +44,13 @@ struct Float8Matrix {
   at::Tensor scale;
   /// The dimension along which blocks extend; unset for other granularities.
   std::optional<std::int64_t> block_dim = std::nullopt;
+  /// [columns, rows], dense: the transposed values, if they were asked for and a
+  /// kernel wrote them in the same pass; else undefined.
+  at::Tensor transposed_values = {};
 
   /// Returns values / scale in fp32. Strides are those of the values.
   [[nodiscard]] at::Tensor dequantize() const;
-  /// Returns a transposed view.
+  /// Returns the transposed matrix, which shares this one's memory.
   [[nodiscard]] Float8Matrix transposed() const;
   /// Returns the scales of blocks as E8M0 (kFloat8_e8m0fnu), with which values
   /// are multiplied to restore them.
@@ -69,11 +72,14 @@ at::Tensor scale_of(const at::Tensor& amax, const DynamicCast& cast);
 
 /// Casts a matrix of fp32, bf16, fp16 or fp64 whose product sums over `dim`: 0
 /// or 1 (or -1 and -2). Values beyond the largest one saturate, NaN stays.
+/// `also_transposed`: whether products will also need the transposed values,
+/// in this and the functions below.
 Float8Matrix cast_dynamically(
     const at::Tensor& matrix,
     const DynamicCast& cast,
     std::int64_t dim,
-    RoundingSeed seed = std::nullopt);
+    RoundingSeed seed = std::nullopt,
+    bool also_transposed = false);
 
 /// How ranks divide a matrix.
 struct MatrixDivision {
@@ -92,14 +98,16 @@ Float8Matrix cast_with_others(
     const DynamicCast& cast,
     std::int64_t dim,
     const std::vector<MatrixDivision>& divisions,
-    RoundingSeed seed = std::nullopt);
+    RoundingSeed seed = std::nullopt,
+    bool also_transposed = false);
 
 /// Casts with a given scale, an fp32 scalar on the matrix's device.
 Float8Matrix cast_with_scale(
     const at::Tensor& matrix,
     at::ScalarType dtype,
     const at::Tensor& scale,
-    RoundingSeed seed = std::nullopt);
+    RoundingSeed seed = std::nullopt,
+    bool also_transposed = false);
 
 /// A cast matrix, and its largest absolute value before the cast.
 struct MeasuredMatrix {
@@ -112,7 +120,8 @@ MeasuredMatrix cast_and_measure(
     const at::Tensor& matrix,
     at::ScalarType dtype,
     const at::Tensor& scale,
-    RoundingSeed seed = std::nullopt);
+    RoundingSeed seed = std::nullopt,
+    bool also_transposed = false);
 
 /// Like cast_dynamically(), by LibTorch's operators, for devices without
 /// kernels.

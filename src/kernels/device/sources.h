@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace accelerate::detail {
+
+/// One file of src/kernels/cuda with values for its macros: a program.
+struct KernelProgram {
+  /// The file's name without `.cu`.
+  std::string_view source;
+  /// "NAME=VALUE".
+  std::vector<std::string> definitions = {};
+
+  /// For messages: "float8_tile (VALUE=BFloat16, FORMAT=E4m3)".
+  [[nodiscard]] std::string text() const;
+};
+
+/// The complete text of a program's source. Throws InternalError if there is
+/// none of that name.
+std::string kernel_source(std::string_view name);
+
+/// All programs that the library uses, and the entry points of each.
+struct KnownProgram {
+  KernelProgram program;
+  std::vector<std::string_view> entries;
+};
+std::vector<KnownProgram> known_programs();
+
+}  // namespace accelerate::detail
