@@ -9,6 +9,7 @@
 
 #include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
+#include <accelerate/step_options.h>
 
 namespace torch::optim {
 class Optimizer;
@@ -37,6 +38,18 @@ class ACCELERATE_API Optimizer {
   /// for optimizers that need it (not with fp16). Returns the closure's last
   /// result.
   at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
+
+  /// Clips the gradients and steps, if this micro-step ends a window; otherwise
+  /// does nothing and returns an undefined tensor. Call it on all ranks. The
+  /// same as `clip_grad_norm_` and `step`, with one pass over the gradients
+  /// less where a fused kernel steps (AdamW, Adam, SGD, Adagrad; dense gradients
+  /// of at most 32 bits), whose gradients may then be the clipped or the
+  /// original ones. Returns the norm before clipping, as `clip_grad_norm_`
+  /// does. Throws ConfigError for a `max_norm` that is not above 0, and for an
+  /// infinite norm or NaN if `error_if_nonfinite`.
+  ///
+  ///     optimizer.step({.max_norm = 1.0});
+  at::Tensor step(const ClippedStepOptions& options) const;
 
   /// Drops the gradients, except those of an unfinished window: between a
   /// window's first backward and its step it is a no-op, so a loop can call it

@@ -36,6 +36,16 @@ struct ClipNormOptions {
   bool error_if_nonfinite = false;
 };
 
+/// A step that clips, as `clip_grad_norm_` on the optimizer's parameters would.
+struct ClippedStepOptions {
+  /// The largest norm, over the full gradients of all the optimizer's
+  /// parameters.
+  double max_norm = 1.0;
+  /// See ClipNormOptions.
+  double norm_type = 2.0;
+  bool error_if_nonfinite = false;
+};
+
 struct GatherForMetricsOptions {
   /// For lists of tensors, one for each sample: join the ranks' lists, so that
   /// shapes may differ, instead of the rows of each tensor. Slower: the tensors

@@ -51,7 +51,8 @@ ACCELERATE_API std::vector<std::string> save_model(
     const SaveModelOptions& options = {});
 
 struct LoadModelOptions {
-  /// Every tensor of the module must be in the files, and vice versa. False:
+  /// Every tensor of the module must be in the files, and vice versa; numpy
+  /// arrays in the files, which are not read, count as tensors. False:
   /// tensors that are in only one of them are left unchanged; shapes must still
   /// match, and at least one name.
   bool strict = true;

@@ -5,7 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
-#include "activations/replaced_attention.h"
+#include "gate/biased_product.h"
+#include "gate/first_of.h"
 #include "gate/mode_keys.h"
 
 namespace accelerate::detail {
@@ -16,10 +17,23 @@ namespace {
 // dispatch key that intercepts them is also included per thread.
 thread_local Recording* current = nullptr;
 
+// Products whose bias is not added are recorded before what uses them.
+void settle_products(
+    const c10::OperatorHandle& operation,
+    const torch::jit::Stack& stack) {
+  const std::size_t count = operation.schema().arguments().size();
+  first_of(torch::jit::last(stack, count), [](const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined())
+      BiasedProduct::settle(value.toTensor(), /*adds_bias=*/false);
+    return false;
+  });
+}
+
 void record(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
+  settle_products(operation, *stack);
   // Operators called by this one are recomputed with it, so they are not
   // recorded.
   const c10::impl::ExcludeDispatchKeyGuard exclude(kRecordingKey);
@@ -83,13 +97,13 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> Recording::make_hooks() {
   return tape_ ? tape_->make_hooks() : nullptr;
 }
 
-void Recording::enter(
-    const torch::jit::Stack& stack,
-    std::size_t num_arguments) {
-  const auto visit = [&](const at::Tensor& tensor) {
-    const auto found = segments_->segment_of.find(tensor.unsafeGetTensorImpl());
+void Recording::enter(c10::ArrayRef<c10::IValue> arguments) {
+  first_of(arguments, [&](const c10::IValue& value) {
+    if (!value.isTensor()) return false;
+    const auto found =
+        segments_->segment_of.find(value.toTensor().unsafeGetTensorImpl());
     if (found == segments_->segment_of.end() || found->second == segment_)
-      return;
+      return false;
     segment_ = found->second;
     if (tape_) tape_->close();
     tape_.reset();
@@ -97,29 +111,22 @@ void Recording::enter(
       tape_ = std::make_shared<Tape>(
           segments_->names[segment_], options_, compared_);
     }
-  };
-  for (std::size_t i = stack.size() - num_arguments; i < stack.size(); ++i) {
-    if (stack[i].isTensor()) {
-      visit(stack[i].toTensor());
-    } else if (stack[i].isTensorList()) {
-      for (const c10::IValue& item : stack[i].toListRef())
-        visit(item.toTensor());
-    }
-  }
+    return false;
+  });
+}
+
+void Recording::became(const at::Tensor& placeholder, const at::Tensor& value) {
+  // This recording may be within another, and do nothing.
+  if (current != nullptr && current->tape_)
+    current->tape_->rename(value, placeholder);
 }
 
 void Recording::run(
     const c10::OperatorHandle& operation,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  // The function's result counts as a tensor from outside the segment, and is
-  // kept.
-  if (keys.has(kReplacingKey) && ReplacedAttention::replaces(operation)) {
-    operation.redispatchBoxed(keys, stack);
-    return;
-  }
-  if (segments_ != nullptr)
-    enter(*stack, operation.schema().arguments().size());
+  const std::size_t count = operation.schema().arguments().size();
+  if (segments_ != nullptr) enter(torch::jit::last(*stack, count));
   const std::shared_ptr<Tape> tape = tape_;
   const bool is_recorded = tape && tape->begin(operation, *stack);
   try {

@@ -14,6 +14,7 @@
 
 #include "activations/saved_tensors.h"
 #include "activations/tape.h"
+#include "gate/placeholder.h"
 
 namespace accelerate::detail {
 
@@ -31,7 +32,7 @@ struct Segments {
 /// While alive, records this thread's operators on tapes. Does nothing inside
 /// another recording, or with gradients disabled. Must be destroyed on the
 /// thread that made it, the innermost first.
-class Recording final : public SavedTensorKeeper {
+class Recording final : public SavedTensorKeeper, PlaceholderListener {
  public:
   /// Records one tape per segment. `segments` must outlive it.
   Recording(
@@ -55,7 +56,8 @@ class Recording final : public SavedTensorKeeper {
 
  private:
   void begin();
-  void enter(const torch::jit::Stack& stack, std::size_t num_arguments);
+  void enter(c10::ArrayRef<c10::IValue> arguments);
+  void became(const at::Tensor& placeholder, const at::Tensor& value) override;
 
   const Segments* segments_ = nullptr;
   CheckpointOptions options_;

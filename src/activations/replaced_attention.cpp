@@ -5,7 +5,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "gate/mode_keys.h"
@@ -51,8 +50,10 @@ struct ReplacedAttentionKernel {
         is_causal,
         scale,
         enable_gqa};
-    return innermost == nullptr ? attend_by_operator(arguments)
-                                : innermost->attend_(*innermost, arguments);
+    if (innermost == nullptr) return attend_by_operator(arguments);
+    // For a recording, the result comes from outside its segment, and is kept.
+    const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
+    return innermost->attend_(*innermost, arguments);
   }
 };
 
@@ -90,11 +91,6 @@ ReplacedAttention::ReplacedAttention(Attend attend)
       include_(kReplacingKey) {}
 
 ReplacedAttention::~ReplacedAttention() { innermost = enclosing_; }
-
-bool ReplacedAttention::replaces(const c10::OperatorHandle& operation) {
-  return innermost != nullptr &&
-      operation.operator_name().name == "aten::scaled_dot_product_attention";
-}
 
 at::Tensor ReplacedAttention::enclosing(
     const AttentionArguments& arguments) const {

@@ -6,10 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace c10 {
-class OperatorHandle;
-}
-
 namespace accelerate::detail {
 
 /// The arguments of aten::scaled_dot_product_attention.
@@ -45,9 +41,6 @@ class ReplacedAttention {
   ReplacedAttention(const ReplacedAttention&) = delete;
   ReplacedAttention& operator=(const ReplacedAttention&) = delete;
   ~ReplacedAttention();
-
-  /// Whether an object of this thread replaces the operator.
-  static bool replaces(const c10::OperatorHandle& operation);
 
   /// For use by the function: computes attention as if this object did not
   /// exist, by the enclosing object's function or the operator itself.

@@ -139,6 +139,16 @@ void Tape::cancel() {
   operators_.back().has_failed = true;
 }
 
+void Tape::rename(const at::Tensor& made, const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  const auto found = known_.find(made.unsafeGetTensorImpl());
+  if (found == known_.end()) return;
+  const Place place = found->second.place;
+  known_.insert_or_assign(
+      tensor.unsafeGetTensorImpl(),
+      Known{place, Known::Weak(tensor.getIntrusivePtr())});
+}
+
 Tape::Place Tape::place_of(const at::Tensor& tensor) {
   c10::TensorImpl* const address = tensor.unsafeGetTensorImpl();
   const auto found = known_.find(address);

@@ -70,6 +70,9 @@ class Tape : public std::enable_shared_from_this<Tape> {
       const torch::jit::Stack& stack);
   void end(const torch::jit::Stack& stack);
   void cancel();
+  /// Called when a tensor of the program has become `made`, if an operator made
+  /// that.
+  void rename(const at::Tensor& made, const at::Tensor& tensor);
   /// Ends recording.
   void close();
 

@@ -14,6 +14,7 @@
 #include "activations/random_state.h"
 #include "activations/tape_records.h"
 #include "base/text/text.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
@@ -72,6 +73,7 @@ at::Tensor Tape::outside_again(
       copy = outside.requires_grad
           ? kept.variable_data().requires_grad_(true).clone()
           : kept.clone();
+      watch_copy(copy, outside.tensor);
     }
     if (copy.scalar_type() != outside.tensor.scalar_type()) {
       throw Error(format(

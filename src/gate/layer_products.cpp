@@ -1,6 +1,5 @@
 #include "gate/layer_products.h"
 
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -10,13 +9,13 @@
 
 #include <ATen/Functions.h>
 #include <ATen/RedispatchFunctions.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/hash.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
-#include "gate/pending_product.h"
+#include "gate/biased_product.h"
+#include "gate/mode_keys.h"
 
 namespace accelerate::detail {
 
@@ -44,55 +43,6 @@ bool are_alike(const LayerProduct& layer) {
       layer.weight.device() == layer.bias.device();
 }
 
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
-
-}  // namespace
-
-// A product that was computed with the bias, and how to compute it without.
-struct BiasedProduct {
-  std::shared_ptr<LayerProduct> layer;
-  at::Tensor input, transposed;
-  std::uint32_t input_version = version_of(input);
-  std::uint32_t weight_version = version_of(transposed);
-  bool has_gradients = at::GradMode::is_enabled();
-  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  bool is_sum = false;
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>
-      placeholder{at::Tensor().getIntrusivePtr()};
-
-  [[nodiscard]] at::Tensor without_bias(const at::Tensor& sum) const {
-    const at::AutoGradMode as_before(has_gradients);
-    const c10::impl::ForceDispatchKeyGuard as_in_the_forward(keys);
-    const c10::impl::ExcludeDispatchKeyGuard exclude(kReplacingKey);
-    if (input_version == version_of(input) &&
-        weight_version == version_of(transposed)) {
-      return at::matmul(input, transposed);
-    }
-    return at::sub(sum, layer->bias).to(sum.scalar_type());
-  }
-};
-
-namespace {
-
-at::Tensor placeholder_of(const std::shared_ptr<BiasedProduct>& product) {
-  return PendingProduct::placeholder(
-      at::linear(product->input, product->layer->weight, product->layer->bias),
-      {// The kernel of add_ sees that first.
-       .is_bias = [](const c10::IValue&) { return false; },
-       .add_bias = [](GatedCall& call) { call.run(); },
-       .finish =
-           [product](const at::Tensor& sum) {
-             if (product->is_sum) return sum;
-             // A layer with both uses goes on, so that results do not depend
-             // on what came before.
-             if (product->layer->use == LayerProduct::Use::unknown)
-               product->layer->use = LayerProduct::Use::keeps_product;
-             return product->without_bias(sum);
-           }});
-}
-
 c10::DispatchKeySet below(c10::DispatchKeySet keys) {
   return keys &
       c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kReplacingKey);
@@ -108,21 +58,16 @@ struct LayerProductKernels {
     const c10::impl::ExcludeDispatchKeyGuard exclude(kReplacingKey);
     LayerProductScope* const scope = innermost_products;
     std::shared_ptr<LayerProduct> layer;
-    if (scope != nullptr && input.dim() > 2 &&
-        !c10::impl::tls_is_dispatch_key_included(kRecordingKey)) {
+    if (scope != nullptr && input.dim() > 2)
       layer = scope->products_.find(other);
-    }
     if (layer == nullptr || !are_alike(*layer) ||
         layer->use == LayerProduct::Use::keeps_product) {
       return at::redispatch::matmul(below(keys), input, other);
     }
-    const auto biased = std::make_shared<BiasedProduct>(
-        BiasedProduct{.layer = layer, .input = input, .transposed = other});
-    at::Tensor result = placeholder_of(biased);
-    biased->placeholder = result.getIntrusivePtr();
-    scope->biased_ = biased;
-    scope->last_ = result.unsafeGetTensorImpl();
-    scope->layer_ = std::move(layer);
+    scope->bias_ = layer->bias;
+    const at::Tensor result =
+        BiasedProduct::placeholder(std::move(layer), input, other);
+    scope->last_ = result.getIntrusivePtr();
     return result;
   }
 
@@ -132,14 +77,10 @@ struct LayerProductKernels {
       const at::Tensor& other,
       const at::Scalar& alpha) {
     LayerProductScope* const scope = innermost_products;
-    if (scope != nullptr && scope->last_ == self.unsafeGetTensorImpl() &&
-        other.is_same(scope->layer_->bias) && alpha.equal(1)) {
-      if (const auto biased = scope->biased_.lock()) {
-        biased->is_sum = true;
-        scope->layer_->use = LayerProduct::Use::adds_bias;
-        if (PendingProduct::complete(self)) return self;
-      }
-    }
+    const bool adds_bias = scope != nullptr &&
+        scope->last_._unsafe_get_target() == self.unsafeGetTensorImpl() &&
+        other.is_same(scope->bias_) && alpha.equal(1);
+    if (adds_bias && BiasedProduct::settle(self, adds_bias)) return self;
     const c10::impl::ExcludeDispatchKeyGuard exclude(kReplacingKey);
     return at::redispatch::add_(below(keys), self, other, alpha);
   }
@@ -170,12 +111,12 @@ LayerProducts::LayerProducts(const torch::nn::Module& module) {
       const std::string prefix =
           named.key().substr(0, named.key().size() - kWeight.size());
       const at::Tensor* const bias = own.find(prefix + std::string(kBias));
-      if (bias != nullptr && is_pair(named.value(), *bias))
-        layers_.push_back(
-            std::make_shared<LayerProduct>(LayerProduct{named.value(), *bias}));
+      if (bias == nullptr || !is_pair(named.value(), *bias)) continue;
+      const Layer& layer = layers_.emplace_back(new LayerProduct);
+      layer->weight = named.value();
+      layer->bias = *bias;
     }
   }
-  has_work_ = !layers_.empty();
 }
 
 void LayerProducts::index_layers() {
@@ -214,7 +155,7 @@ LayerProducts::Layer LayerProducts::find(const at::Tensor& transposed) {
     index_layers();
     layer = look_up(transposed);
   }
-  has_found_ |= layer != nullptr;
+  if (layer != nullptr) found_ = Found::layers;
   return layer;
 }
 
@@ -227,15 +168,17 @@ LayerProductScope::LayerProductScope(LayerProducts& products)
 
 LayerProductScope::~LayerProductScope() {
   innermost_products = enclosing_;
-  products_.is_indexed_ = false;
-  products_.has_work_ = products_.has_found_;
+  {
+    const std::lock_guard lock(index_mutex);
+    products_.is_indexed_ = false;
+  }
+  LayerProducts::Found unknown = LayerProducts::Found::unknown;
+  products_.found_.compare_exchange_strong(unknown, LayerProducts::Found::none);
   // The program may read the memory of what a forward returns without an
   // operator.
-  const auto biased = biased_.lock();
-  const auto last =
-      biased ? biased->placeholder.lock() : at::Tensor().getIntrusivePtr();
+  const at::Tensor last(last_.lock());
   try {
-    PendingProduct::complete(at::Tensor(last));
+    if (last.defined()) BiasedProduct::settle(last, /*adds_bias=*/false);
   } catch (const std::exception&) {
     // The tensor's first operator fails as well.
   }

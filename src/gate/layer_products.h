@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <unordered_map>
@@ -8,25 +9,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "gate/mode_keys.h"
+#include "gate/biased_product.h"
 
 namespace torch::nn {
 class Module;
 }
 
 namespace accelerate::detail {
-
-/// A weight matrix and the vector that its module may add to products with it.
-struct LayerProduct {
-  /// How the program has used products with the weight so far.
-  enum class Use { unknown, adds_bias, keeps_product };
-
-  at::Tensor weight;
-  at::Tensor bias;
-  Use use = Use::unknown;
-};
-
-struct BiasedProduct;
 
 /// The layers of a module whose product and bias can be one operator. For
 /// inputs of three and more dimensions torch::nn::functional::linear multiplies
@@ -43,7 +32,9 @@ class LayerProducts {
   /// False if there is nothing to do: there is no such pair, or no forward has
   /// multiplied one of them with more than two dimensions so far. True before
   /// the first forward.
-  [[nodiscard]] bool has_work() const { return has_work_; }
+  [[nodiscard]] bool has_work() const {
+    return !layers_.empty() && found_ != Found::none;
+  }
 
  private:
   friend class LayerProductScope;
@@ -62,19 +53,19 @@ class LayerProducts {
   /// The place of each weight's memory, and the layers by place.
   std::vector<std::size_t> places_;
   std::unordered_map<std::size_t, Layer> by_place_;
-  bool has_work_ = false;
   /// Whether weights were looked at in the current forward.
   bool is_indexed_ = false;
-  /// Whether any forward has found a layer.
-  bool has_found_ = false;
+  /// What forwards have found so far.
+  enum class Found { unknown, none, layers };
+  std::atomic<Found> found_ = Found::unknown;
 };
 
 /// While alive, this thread's products with the layers' weights include the
 /// bias, and the addition that follows does nothing. If something else follows
 /// on such a product, it gets the product without the bias; a layer whose first
-/// product is used like that is left alone from then on. Inert inside
-/// recordings, which recompute operators as they were. Must be destroyed on the thread that made it, the innermost
-/// first.
+/// product is used like that is left alone from then on. Recordings have the
+/// product with the bias. Must be destroyed on the thread that made it, the
+/// innermost first.
 class LayerProductScope {
  public:
   explicit LayerProductScope(LayerProducts& products);
@@ -87,11 +78,10 @@ class LayerProductScope {
 
   LayerProducts& products_;
   LayerProductScope* enclosing_;
-  /// The last product with a layer's weight.
-  const c10::TensorImpl* last_ = nullptr;
-  std::shared_ptr<LayerProduct> layer_;
-  /// Set while that product includes the bias and nothing has followed on it.
-  std::weak_ptr<BiasedProduct> biased_;
+  /// The last product that includes the bias, and the bias.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> last_{
+      at::Tensor().getIntrusivePtr()};
+  at::Tensor bias_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 

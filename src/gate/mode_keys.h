@@ -7,12 +7,13 @@
 /// dispatcher; they come before autograd, autocast and the gate.
 namespace accelerate::detail {
 
-/// Records operators (activations/tape.h).
-inline constexpr c10::DispatchKey kRecordingKey =
+/// Replaces operators with other functions; comes before kRecordingKey, so that
+/// recordings have what was computed instead.
+inline constexpr c10::DispatchKey kReplacingKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// Replaces operators with other functions; comes after kRecordingKey.
-inline constexpr c10::DispatchKey kReplacingKey =
+/// Records operators (activations/tape.h).
+inline constexpr c10::DispatchKey kRecordingKey =
     c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /// Makes operators without a replacement ignore kReplacingKey; later calls do

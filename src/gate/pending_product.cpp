@@ -1,39 +1,15 @@
 #include "gate/pending_product.h"
 
-#include <cstdint>
 #include <optional>
 #include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/TensorImpl.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "gate/first_of.h"
-#include "gate/gate_entry.h"
+#include "gate/placeholder.h"
 #include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
-
-namespace {
-
-// Makes a placeholder the same tensor as `value`: the program holds it, so it
-// cannot be replaced.
-void turn_into(const at::Tensor& placeholder, at::Tensor value) {
-  // A leaf would keep its gradient, and has no edge.
-  if (value.requires_grad() && value.is_leaf()) value = value.alias();
-  c10::TensorImpl& impl = *placeholder.unsafeGetTensorImpl();
-  impl.shallow_copy_from(value.getIntrusivePtr());
-  impl.set_requires_grad(false);
-  // Nodes that saved `value` notice changes of the placeholder.
-  if (!value.is_inference())
-    impl.set_version_counter(value.unsafeGetTensorImpl()->version_counter());
-  if (const auto function = value.grad_fn()) {
-    torch::autograd::impl::set_gradient_edge(
-        placeholder, {function, static_cast<std::uint32_t>(value.output_nr())});
-  }
-}
-
-}  // namespace
 
 PendingProduct::PendingProduct(at::Tensor product, LayerCompletion layer)
     : product_(std::move(product)), layer_(std::move(layer)) {}
@@ -52,16 +28,6 @@ at::Tensor PendingProduct::placeholder(
       "operator of LibTorch has used it, since its bias may be added next");
   if (keeper->product_.requires_grad()) made.set_requires_grad(true);
   return made;
-}
-
-bool PendingProduct::complete(const at::Tensor& tensor) {
-  const GateEntry* const entry = entry_of(tensor);
-  if (entry == nullptr || entry->watches.empty()) return false;
-  const auto self =
-      std::dynamic_pointer_cast<PendingProduct>(entry->watches.front().keeper);
-  if (self == nullptr) return false;
-  turn_into(tensor, self->layer_.finish(self->product_));
-  return true;
 }
 
 bool PendingProduct::adds_bias(GatedCall& call, const at::Tensor& own) const {
@@ -86,11 +52,11 @@ void PendingProduct::call(GatedCall& call) {
   if (adds_bias(call, own)) {
     arguments.front() = product_;
     layer_.add_bias(call);
-    turn_into(own, layer_.finish(product_));
+    become(own, layer_.finish(product_));
     call.results().front() = own;
     return;
   }
-  turn_into(own, layer_.finish(product_));
+  become(own, layer_.finish(product_));
   call.forget_keys();
   call.run();
 }

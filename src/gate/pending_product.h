@@ -35,10 +35,6 @@ class PendingProduct final
   /// it is an ordinary tensor.
   static at::Tensor placeholder(at::Tensor product, LayerCompletion layer);
 
-  /// Turns a placeholder into the layer's result for a sum; its product has the
-  /// bias already. Returns false for any other tensor.
-  static bool complete(const at::Tensor& tensor);
-
   void call(GatedCall& call) override;
 
  private:

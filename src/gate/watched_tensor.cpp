@@ -111,6 +111,12 @@ void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch) {
   std::rotate(watches.begin(), watches.end() - 1, watches.end());
 }
 
+void watch_copy(const at::Tensor& copy, const at::Tensor& original) {
+  const GateEntry* const entry = entry_of(original);
+  if (entry == nullptr) return;
+  for (const TensorWatch& watch : entry->watches) watch_tensor(copy, watch);
+}
+
 at::Tensor make_placeholder(
     at::IntArrayRef sizes,
     const at::TensorOptions& options,

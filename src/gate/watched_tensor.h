@@ -29,6 +29,9 @@ void watch_tensor(const at::Tensor& tensor, TensorWatch watch);
 /// The same, before existing watches.
 void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch);
 
+/// Makes a copy of a tensor call the keepers that watch the tensor.
+void watch_copy(const at::Tensor& copy, const at::Tensor& original);
+
 /// Returns a dense tensor of these sizes without memory, for code that calls
 /// operators on a tensor but reads only its sizes. `watch.keeper` is called for
 /// each operator; it may run those that return a view, and must replace the

@@ -128,10 +128,12 @@ void count_backward(Session& session);
 /// Marks its gradients as used or dropped; returns whether there were any.
 bool use_gradients(PreparedOptimizer& optimizer);
 
-/// Steps the user's optimizer itself, whether or not a step is due.
+/// Steps the user's optimizer itself, whether or not a step is due. `divisor`
+/// is that of a FusedStep.
 at::Tensor step_inner(
     const PreparedOptimizer& prepared,
-    const LossClosure& closure);
+    const LossClosure& closure,
+    const at::Tensor& divisor = {});
 
 /// Steps the schedule itself, whether or not a step is due.
 void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
@@ -310,6 +312,21 @@ at::Tensor clip_gradients(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     const ClipNormOptions& options);
+
+/// The tensors of all its groups.
+[[nodiscard]] std::vector<at::Tensor> parameters_of(
+    const torch::optim::Optimizer& optimizer);
+
+/// The norm of an optimizer's gradients, and what its fused step is to divide
+/// them by so that it becomes at most `max_norm`; undefined if they have been
+/// clipped here.
+struct StepClipping {
+  at::Tensor norm;
+  at::Tensor divisor;
+};
+StepClipping clip_for_step(
+    const PreparedOptimizer& optimizer,
+    const ClippedStepOptions& options);
 
 /// Notices what the program has changed since prepare(). Strategies bind
 /// parameters that optimizers have got, and the tables of models that need no

@@ -341,5 +341,28 @@ TEST(LibTorchFiles, PickleLoadReadsWhatAcceleratorsSave) {
   }
 }
 
+// The file has "w" and a numpy array "arr" (tests/format/torch_files).
+TEST(LibTorchFiles, NumpyArraysAreRefusedByStrictLoads) {
+  const fs::path file = fs::path(ACCELERATE_TORCH_FILES) / "array_beside.pt";
+  struct Net : torch::nn::Module {
+    torch::Tensor w = register_parameter("w", torch::zeros({2}));
+  };
+  const auto load = [&](const LoadModelOptions& options) {
+    Net net;
+    load_model(net, file, options);
+    return net.w.detach().clone();
+  };
+  testing::expect_error<CheckpointError>(
+      [&] { load({}); }, "arr is a numpy array in the files");
+  const at::Tensor expected = torch::tensor({1.0F, 2.0F});
+  EXPECT_TRUE(load({.strict = false}).equal(expected));
+  EXPECT_TRUE(load({.skip = {"arr"}}).equal(expected));
+  const auto rename = [](const std::string& name) {
+    return name == "arr" ? std::string() : name;
+  };
+  EXPECT_TRUE(load({.rename = rename}).equal(expected));
+  EXPECT_EQ(load_state_dict(file).size(), 1U);
+}
+
 }  // namespace libtorch_files_test
 }  // namespace accelerate

@@ -96,6 +96,47 @@ TEST(LayerProducts, AddNoBiasAfterProducts) {
   }
 }
 
+struct RecomputedBlockImpl : BlockImpl {
+  Tensor forward(const Tensor& x) {
+    return checkpoint(
+        [&] { return BlockImpl::forward(x); },
+        {.compare = CompareRecomputed::always});
+  }
+};
+TORCH_MODULE(RecomputedBlock);
+
+TEST(LayerProducts, AreRecomputedWithTheirBias) {
+  for (const Precision precision : {Precision::no, Precision::bf16}) {
+    const AcceleratorOptions options{.mixed_precision = precision};
+    const Outcome kept = run(Block(), {2, 3, 8}, options);
+    const Outcome recomputed = run(RecomputedBlock(), {2, 3, 8}, options);
+    EXPECT_EQ(kept.count("aten::addmm"), 2);
+    EXPECT_EQ(recomputed.count("aten::addmm"), 4);
+    EXPECT_TRUE(recomputed.output.equal(kept.output));
+    for (std::size_t i = 0; i < kept.gradients.size(); ++i) {
+      ASSERT_EQ(recomputed.gradients[i].defined(), kept.gradients[i].defined());
+      if (kept.gradients[i].defined()) {
+        EXPECT_TRUE(recomputed.gradients[i].equal(kept.gradients[i])) << i;
+      }
+    }
+  }
+}
+
+TEST(LayerProducts, FoldInSegmentsOfModels) {
+  const Outcome kept = run(Block(), {2, 3, 8}, {});
+  AcceleratorOptions options;
+  options.parallel.activation_checkpointing = ActivationCheckpointingOptions{
+      .custom_auto_wrap_policy = [](const std::string& name,
+                                    const torch::nn::Module&) {
+        return name == "up" || name == "down";
+      }};
+  const Outcome recomputed = run(Block(), {2, 3, 8}, options);
+  EXPECT_EQ(recomputed.count("aten::addmm"), 4);
+  EXPECT_TRUE(recomputed.output.equal(kept.output));
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_TRUE(recomputed.gradients[i].equal(kept.gradients[i])) << i;
+}
+
 // The reference multiplies as Python does.
 struct PythonsBlockImpl : BlockImpl {
   Tensor forward(const Tensor& x) {
@@ -168,29 +209,58 @@ struct OddImpl : torch::nn::Module {
 };
 TORCH_MODULE(Odd);
 
+struct OddOutcome {
+  std::vector<Tensor> outputs, gradients;
+};
+
+OddOutcome run_odd(int way, bool is_fused, bool is_recomputed) {
+  const Accelerator accelerator({.fused_linear = is_fused, .cpu = true});
+  Odd net;
+  const auto model = accelerator.prepare(net);
+  OddOutcome outcome;
+  // LibTorch's backward refuses changed inputs.
+  const bool changes_the_input = way == 3 || way == 4;
+  const torch::AutoGradMode mode(!changes_the_input);
+  const auto step = [&](const auto& forward) {
+    net->zero_grad();
+    const Tensor y = model.call([&](OddImpl& odd) {
+      return is_recomputed ? checkpoint([&] { return forward(odd); })
+                           : forward(odd);
+    });
+    outcome.outputs.push_back(y.detach());
+    if (changes_the_input) return;
+    accelerator.backward(y.square().sum());
+    for (const Tensor& each : net->parameters())
+      outcome.gradients.push_back(
+          each.grad().defined() ? each.grad().clone() : torch::zeros({1}));
+  };
+  for (int i = 0; i < 2; ++i) {
+    // Only the usual product comes first.
+    step([](OddImpl& odd) { return odd.layer(values({2, 3, 4})); });
+  }
+  net->way = way;
+  for (int i = 0; i < 2; ++i)
+    step([](OddImpl& odd) { return odd.forward(values({2, 3, 4}, 0.5)); });
+  return outcome;
+}
+
 TEST(LayerProducts, AreExactWhateverFollows) {
   for (int way = 0; way < 8; ++way) {
     SCOPED_TRACE(::testing::Message() << "way " << way);
-    std::vector<std::vector<Tensor>> found;
-    for (const bool is_fused : {true, false}) {
-      const Accelerator accelerator({.fused_linear = is_fused, .cpu = true});
-      Odd net;
-      const auto model = accelerator.prepare(net);
-      const torch::NoGradGuard no_grad;
-      std::vector<Tensor> outputs;
-      net->way = 0;
-      for (int step = 0; step < 2; ++step) {
-        // Only the usual product comes first.
-        outputs.push_back(model.call(
-            [&](OddImpl& odd) { return odd.layer(values({2, 3, 4})); }));
-      }
-      net->way = way;
-      for (int step = 0; step < 2; ++step)
-        outputs.push_back(model(values({2, 3, 4}, 0.5)));
-      found.push_back(outputs);
+    const OddOutcome plain = run_odd(way, false, false);
+    for (const bool is_recomputed : {false, true}) {
+      SCOPED_TRACE(is_recomputed ? "recomputed" : "kept");
+      const OddOutcome fused = run_odd(way, true, is_recomputed);
+      for (std::size_t i = 0; i < plain.outputs.size(); ++i)
+        EXPECT_TRUE(
+            torch::allclose(fused.outputs[i], plain.outputs[i], 1e-5, 1e-6))
+            << i;
+      ASSERT_EQ(fused.gradients.size(), plain.gradients.size());
+      for (std::size_t i = 0; i < plain.gradients.size(); ++i)
+        EXPECT_TRUE(
+            torch::allclose(fused.gradients[i], plain.gradients[i], 1e-5, 1e-6))
+            << i;
     }
-    for (std::size_t i = 0; i < found[0].size(); ++i)
-      EXPECT_TRUE(torch::allclose(found[0][i], found[1][i], 1e-5, 1e-6)) << i;
   }
 }
 

@@ -250,7 +250,17 @@ std::vector<std::string> write_module(
 StoredTensors open_renamed(
     const std::filesystem::path& path,
     const LoadModelOptions& options) {
-  StoredTensors saved = open_weights(path);
+  std::vector<std::string> complaints;
+  StoredTensors saved = open_weights(path, {}, [&](const std::string& name) {
+    const std::string own = options.rename ? options.rename(name) : name;
+    if (!options.strict || own.empty() || matches_any(options.skip, own))
+      return;
+    complaints.push_back(format(
+        "{} is a numpy array in the files, which is not read: save "
+        "torch.from_numpy(array), or name it in skip",
+        name));
+  });
+  require_fit(path, complaints);
   if (!options.rename) return saved;
   StoredTensors tensors;
   for (const auto& [name, tensor] : saved) {

@@ -1,124 +1,28 @@
 #include "optim/optimizers/fused.h"
 
 #include <algorithm>
+#include <optional>
 #include <typeinfo>
 #include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <torch/optim/rmsprop.h>
 
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
+#include "optim/optimizers/fused_batches.h"
+
 namespace accelerate {
 
 namespace {
 
+using detail::as_real;
+using detail::Batch;
+using detail::Batches;
 using detail::LossClosure;
 using torch::optim::Optimizer;
-
-/// Tensors processed by one kernel call. Their step counts are equal, so one
-/// 0-d tensor serves all.
-struct Batch {
-  at::ScalarType dtype;
-  at::Device device;
-  std::int64_t step;
-  std::vector<at::Tensor> parameters, gradients, first, second, largest;
-};
-
-/// Gives kernels, which ignore strides, dense copies of the tensors that need
-/// them, and writes results back to the user's tensors.
-class DenseCopies {
- public:
-  // Returns `tensor` in the memory order of `parameter`.
-  at::Tensor input(const at::Tensor& tensor, const at::Tensor& parameter) {
-    if (tensor.strides() == parameter.strides() &&
-        tensor.scalar_type() == parameter.scalar_type() && !tensor.is_neg()) {
-      return tensor;
-    }
-    return at::empty_like(parameter).copy_(tensor);
-  }
-  at::Tensor output(const at::Tensor& tensor, const at::Tensor& parameter) {
-    at::Tensor dense = input(tensor, parameter);
-    if (!dense.is_same(tensor)) written_.emplace_back(tensor, dense);
-    return dense;
-  }
-  // Returns a copy if the parameter is a slice of a larger tensor.
-  at::Tensor parameter(const at::Tensor& tensor) {
-    if (tensor.is_non_overlapping_and_dense()) return tensor;
-    at::Tensor dense = tensor.contiguous();
-    written_.emplace_back(tensor, dense);
-    return dense;
-  }
-  void write_back() {
-    for (const auto& [tensor, dense] : written_) tensor.copy_(dense);
-  }
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> written_;
-};
-
-// Complex numbers as pairs of real ones; the tensor's own memory, unless it is
-// a gradient whose conjugation is still due.
-at::Tensor as_real(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
-}
-
-class Batches {
- public:
-  // `first`, `second` and `largest` are the parameter's state; undefined if the
-  // optimizer does not have them.
-  void add(
-      const at::Tensor& parameter,
-      std::int64_t step,
-      const at::Tensor& first,
-      const at::Tensor& second = {},
-      const at::Tensor& largest = {}) {
-    if (parameter.numel() == 0) return;
-    const at::Tensor real = as_real(parameter);
-    const at::Tensor dense = dense_.parameter(real);
-    Batch& batch = batch_for(dense, step);
-    batch.parameters.push_back(dense);
-    batch.gradients.push_back(dense_.input(as_real(parameter.grad()), dense));
-    const auto add_state = [&](std::vector<at::Tensor>& list,
-                               const at::Tensor& state) {
-      if (state.defined()) list.push_back(dense_.output(as_real(state), dense));
-    };
-    add_state(batch.first, first);
-    add_state(batch.second, second);
-    add_state(batch.largest, largest);
-  }
-
-  template <class Kernel>
-  void run(Kernel&& kernel) {
-    for (Batch& batch : batches_) {
-      auto count = static_cast<float>(batch.step);
-      at::Tensor step = at::from_blob(&count, {}, at::kFloat);
-      if (!batch.device.is_cpu()) {
-        step = at::full({}, count, step.options().device(batch.device));
-      }
-      kernel(batch, std::vector<at::Tensor>(batch.parameters.size(), step));
-    }
-    dense_.write_back();
-  }
-
- private:
-  Batch& batch_for(const at::Tensor& parameter, std::int64_t step) {
-    for (Batch& batch : batches_) {
-      if (batch.step == step && batch.dtype == parameter.scalar_type() &&
-          batch.device == parameter.device()) {
-        return batch;
-      }
-    }
-    return batches_.emplace_back(Batch{
-        parameter.scalar_type(), parameter.device(), step, {}, {}, {}, {}, {}});
-  }
-
-  std::vector<Batch> batches_;
-  DenseCopies dense_;
-};
 
 at::Tensor run_closure(const LossClosure& closure) {
   if (!closure) return {};
@@ -139,8 +43,9 @@ bool has_gradient(const at::Tensor& parameter) {
 
 // LibTorch's SGD kernel for 16-bit numbers on the CPU (2.11) changes only the
 // last few elements of a parameter.
-bool needs_float_sgd(const Batch& batch) {
-  return batch.device.is_cpu() && at::isReducedFloatingType(batch.dtype);
+bool needs_float_sgd(const at::Tensor& parameter) {
+  return parameter.is_cpu() &&
+      at::isReducedFloatingType(parameter.scalar_type());
 }
 
 void run_sgd_kernel(
@@ -148,7 +53,8 @@ void run_sgd_kernel(
     at::TensorList gradients,
     at::TensorList momenta,
     const torch::optim::SGDOptions& options,
-    bool is_first_step) {
+    bool is_first_step,
+    const std::optional<at::Tensor>& divisor) {
   at::_fused_sgd_(
       parameters,
       gradients,
@@ -159,7 +65,8 @@ void run_sgd_kernel(
       options.dampening(),
       options.nesterov(),
       /*maximize=*/false,
-      is_first_step);
+      is_first_step,
+      divisor);
 }
 
 // Computes in fp32, one parameter at a time, so that only one is in memory
@@ -173,7 +80,8 @@ void run_float_sgd(
     const at::Tensor gradient = batch.gradients[i].to(at::kFloat);
     std::vector<at::Tensor> momentum;
     if (!batch.first.empty()) momentum = {batch.first[i].to(at::kFloat)};
-    run_sgd_kernel({parameter}, {gradient}, momentum, options, is_first_step);
+    run_sgd_kernel(
+        {parameter}, {gradient}, momentum, options, is_first_step, {});
     batch.parameters[i].copy_(parameter);
     if (!batch.first.empty()) batch.first[i].copy_(momentum[0]);
   }
@@ -189,7 +97,10 @@ State& state_of(auto& states, const at::Tensor& parameter, Make&& make) {
 
 // The states and options of Adam and AdamW have the same fields.
 template <class State, class Options, class Kernel>
-void adam_step(Optimizer& optimizer, Kernel&& kernel) {
+void adam_step(
+    Optimizer& optimizer,
+    const at::Tensor& divisor,
+    Kernel&& kernel) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     Batches batches;
@@ -213,39 +124,43 @@ void adam_step(Optimizer& optimizer, Kernel&& kernel) {
           state.exp_avg_sq(),
           options.amsgrad() ? state.max_exp_avg_sq() : at::Tensor());
     }
-    batches.run([&](Batch& batch, const std::vector<at::Tensor>& steps) {
-      const auto [beta1, beta2] = options.betas();
-      kernel(
-          batch.parameters,
-          batch.gradients,
-          batch.first,
-          batch.second,
-          batch.largest,
-          steps,
-          options.lr(),
-          beta1,
-          beta2,
-          options.weight_decay(),
-          options.eps(),
-          options.amsgrad(),
-          /*maximize=*/false);
-    });
+    batches.run(
+        divisor, [&](const Batch& batch, const std::vector<at::Tensor>& steps) {
+          const auto [beta1, beta2] = options.betas();
+          kernel(
+              batch.parameters,
+              batch.gradients,
+              batch.first,
+              batch.second,
+              batch.largest,
+              steps,
+              options.lr(),
+              beta1,
+              beta2,
+              options.weight_decay(),
+              options.eps(),
+              options.amsgrad(),
+              /*maximize=*/false,
+              batch.divisor);
+        });
   }
 }
 
-void step_adamw(Optimizer& optimizer) {
+void step_adamw(Optimizer& optimizer, const at::Tensor& divisor) {
   adam_step<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(
-      optimizer,
-      [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+      optimizer, divisor, [](const auto&... arguments) {
+        at::_fused_adamw_(arguments...);
+      });
 }
 
-void step_adam(Optimizer& optimizer) {
+void step_adam(Optimizer& optimizer, const at::Tensor& divisor) {
   adam_step<torch::optim::AdamParamState, torch::optim::AdamOptions>(
-      optimizer,
-      [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+      optimizer, divisor, [](const auto&... arguments) {
+        at::_fused_adam_(arguments...);
+      });
 }
 
-void step_sgd(Optimizer& optimizer) {
+void step_sgd(Optimizer& optimizer, const at::Tensor& divisor) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options =
         static_cast<const torch::optim::SGDOptions&>(group.options());
@@ -268,23 +183,25 @@ void step_sgd(Optimizer& optimizer) {
             at::empty_like(parameter, at::MemoryFormat::Preserve));
       batches.add(parameter, is_first ? 0 : 1, state.momentum_buffer());
     }
-    batches.run([&](Batch& batch, const std::vector<at::Tensor>&) {
-      const bool is_first_step = batch.step == 0;
-      if (needs_float_sgd(batch)) {
-        run_float_sgd(batch, options, is_first_step);
-      } else {
-        run_sgd_kernel(
-            batch.parameters,
-            batch.gradients,
-            batch.first,
-            options,
-            is_first_step);
-      }
-    });
+    batches.run(
+        divisor, [&](const Batch& batch, const std::vector<at::Tensor>&) {
+          const bool is_first_step = batch.step == 0;
+          if (needs_float_sgd(batch.parameters[0])) {
+            run_float_sgd(batch, options, is_first_step);
+          } else {
+            run_sgd_kernel(
+                batch.parameters,
+                batch.gradients,
+                batch.first,
+                options,
+                is_first_step,
+                batch.divisor);
+          }
+        });
   }
 }
 
-void step_adagrad(Optimizer& optimizer) {
+void step_adagrad(Optimizer& optimizer, const at::Tensor& divisor) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options =
         static_cast<const torch::optim::AdagradOptions&>(group.options());
@@ -310,18 +227,20 @@ void step_adagrad(Optimizer& optimizer) {
       state.step(state.step() + 1);
       batches.add(parameter, state.step(), state.sum());
     }
-    batches.run([&](Batch& batch, const std::vector<at::Tensor>& steps) {
-      at::_fused_adagrad_(
-          batch.parameters,
-          batch.gradients,
-          batch.first,
-          steps,
-          options.lr(),
-          options.lr_decay(),
-          options.weight_decay(),
-          options.eps(),
-          /*maximize=*/false);
-    });
+    batches.run(
+        divisor, [&](const Batch& batch, const std::vector<at::Tensor>& steps) {
+          at::_fused_adagrad_(
+              batch.parameters,
+              batch.gradients,
+              batch.first,
+              steps,
+              options.lr(),
+              options.lr_decay(),
+              options.weight_decay(),
+              options.eps(),
+              /*maximize=*/false,
+              batch.divisor);
+        });
   }
 }
 
@@ -356,7 +275,7 @@ void run_rmsprop(
   }
 }
 
-void step_rmsprop(Optimizer& optimizer) {
+void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
   for (auto& group : optimizer.param_groups()) {
     const auto& options =
         static_cast<const torch::optim::RMSpropOptions&>(group.options());
@@ -384,9 +303,10 @@ void step_rmsprop(Optimizer& optimizer) {
           options.momentum() > 0 ? state.momentum_buffer() : at::Tensor(),
           options.centered() ? state.grad_avg() : at::Tensor());
     }
-    batches.run([&](const Batch& batch, const std::vector<at::Tensor>&) {
-      run_rmsprop(batch, options);
-    });
+    batches.run(
+        divisor, [&](const Batch& batch, const std::vector<at::Tensor>&) {
+          run_rmsprop(batch, options);
+        });
   }
 }
 
@@ -408,24 +328,30 @@ bool has_unusual_tensors(const Optimizer& optimizer) {
       });
 }
 
-template <void (*Step)(Optimizer&)>
-at::Tensor step_fused(Optimizer& optimizer, const LossClosure& closure) {
+using Step = void (*)(Optimizer&, const at::Tensor& divisor);
+
+template <Step kStep>
+at::Tensor step_fused(
+    Optimizer& optimizer,
+    const LossClosure& closure,
+    const at::Tensor& divisor) {
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
-  Step(optimizer);
+  kStep(optimizer, divisor);
   return loss;
 }
 
-template <void (*Step)(Optimizer&)>
+template <Step kStep>
 at::Tensor step_like_libtorch(
     Optimizer& optimizer,
-    const LossClosure& closure) {
+    const LossClosure& closure,
+    const at::Tensor& divisor) {
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   if (has_unusual_tensors(optimizer)) {
     optimizer.step();
   } else {
-    Step(optimizer);
+    kStep(optimizer, divisor);
   }
   return loss;
 }
@@ -443,25 +369,48 @@ detail::FusedStep detail::fused_step_of(const Optimizer& optimizer) {
     return &step_like_libtorch<&step_adagrad>;
   if (type == typeid(torch::optim::RMSprop))
     return &step_like_libtorch<&step_rmsprop>;
+  if (type == typeid(optim::AdamW)) return &step_fused<&step_adamw>;
+  if (type == typeid(optim::Adam)) return &step_fused<&step_adam>;
+  if (type == typeid(optim::SGD)) return &step_fused<&step_sgd>;
+  if (type == typeid(optim::Adagrad)) return &step_fused<&step_adagrad>;
   return nullptr;
+}
+
+bool detail::can_divide(const Optimizer& optimizer) {
+  const FusedStep step = fused_step_of(optimizer);
+  if (step == nullptr || step == &step_like_libtorch<&step_rmsprop> ||
+      has_unusual_tensors(optimizer)) {
+    return false;
+  }
+  const bool is_sgd =
+      step == &step_like_libtorch<&step_sgd> || step == &step_fused<&step_sgd>;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      // The kernels' divisor is a float.
+      if (parameter.scalar_type() == at::kDouble) return false;
+      if (is_sgd && needs_float_sgd(parameter)) return false;
+    }
+  }
+  return true;
 }
 
 namespace optim {
 
 at::Tensor AdamW::step(LossClosure closure) {
-  return step_fused<&step_adamw>(*this, closure);
+  return step_fused<&step_adamw>(*this, closure, {});
 }
 
 at::Tensor Adam::step(LossClosure closure) {
-  return step_fused<&step_adam>(*this, closure);
+  return step_fused<&step_adam>(*this, closure, {});
 }
 
 at::Tensor SGD::step(LossClosure closure) {
-  return step_fused<&step_sgd>(*this, closure);
+  return step_fused<&step_sgd>(*this, closure, {});
 }
 
 at::Tensor Adagrad::step(LossClosure closure) {
-  return step_fused<&step_adagrad>(*this, closure);
+  return step_fused<&step_adagrad>(*this, closure, {});
 }
 
 }  // namespace optim

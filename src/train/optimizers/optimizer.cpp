@@ -108,25 +108,52 @@ void bind_added_parameters(
   prepared.was_checked = false;
 }
 
+// Clips to the session's norm in a pass of its own.
+void clip_at_once(
+    detail::Session& session,
+    const torch::optim::Optimizer& optimizer) {
+  detail::clip_gradients(
+      session,
+      detail::parameters_of(optimizer),
+      *session.max_gradient_norm,
+      {});
+}
+
+// Clips as the session says, then as the step does.
+detail::StepClipping clip_for_step(
+    const detail::PreparedOptimizer& prepared,
+    const ClippedStepOptions* clipped) {
+  detail::Session& session = *prepared.session;
+  if (clipped != nullptr) {
+    if (session.max_gradient_norm) clip_at_once(session, *prepared.inner);
+    return detail::clip_for_step(prepared, *clipped);
+  }
+  if (!session.max_gradient_norm) return {};
+  return detail::clip_for_step(
+      prepared, {.max_norm = *session.max_gradient_norm});
+}
+
 // Steps while the optimizer has its whole state. Gradients computed by the
 // closure are completed like those before it.
 at::Tensor step_on_whole_state(
     detail::PreparedOptimizer& prepared,
-    const std::function<at::Tensor()>& closure) {
+    const std::function<at::Tensor()>& closure,
+    const at::Tensor& divisor) {
   detail::Session& session = *prepared.session;
   torch::optim::Optimizer& inner = *prepared.inner;
   for (const auto& model : session.models)
     model->strategies.unpack_optimizer_state(inner);
   at::Tensor loss;
   if (session.scaler) {
-    loss = detail::scaled_step(session, prepared, closure);
+    loss = detail::scaled_step(session, prepared, closure, divisor);
   } else {
     const detail::LossClosure completed = [&] {
       at::Tensor computed = closure();
       detail::complete_gradients(session);
+      if (session.max_gradient_norm) clip_at_once(session, inner);
       return computed;
     };
-    loss = detail::step_inner(prepared, closure ? completed : nullptr);
+    loss = detail::step_inner(prepared, closure ? completed : nullptr, divisor);
     detail::use_gradients(prepared);
   }
   for (const auto& model : session.models)
@@ -138,7 +165,8 @@ at::Tensor step_on_whole_state(
 // need this.
 [[gnu::noinline]] at::Tensor take_step(
     detail::PreparedOptimizer& prepared,
-    const std::function<at::Tensor()>& closure) {
+    const std::function<at::Tensor()>& closure,
+    const ClippedStepOptions* clipped) {
   detail::Session& session = *prepared.session;
   const detail::StepPartScope part(
       session.steps.get(), detail::StepPart::optimizer);
@@ -148,23 +176,19 @@ at::Tensor step_on_whole_state(
   detail::notice_changes(session);
   detail::warn_untracked_parameters(session, prepared);
   detail::complete_gradients(session);
-  if (session.max_gradient_norm) {
-    std::vector<at::Tensor> parameters;
-    for (const auto& group : prepared.inner->param_groups()) {
-      parameters.insert(
-          parameters.end(), group.params().begin(), group.params().end());
-    }
-    detail::clip_gradients(session, parameters, *session.max_gradient_norm, {});
-  }
-  const at::Tensor loss = step_on_whole_state(prepared, closure);
-  if (prepared.step_was_skipped) return loss;
+  // Gradients of a closure are clipped when they are there.
+  const detail::StepClipping clipping =
+      closure ? detail::StepClipping() : clip_for_step(prepared, clipped);
+  at::Tensor result = step_on_whole_state(prepared, closure, clipping.divisor);
+  if (clipped != nullptr) result = clipping.norm;
+  if (prepared.step_was_skipped) return result;
   detail::StepCounts::advance(prepared.num_steps);
   if (session.steps->monitor)
     session.steps->monitor->stepped(session.step_counts->most());
   detail::end_step(session, *prepared.inner);
   session.step_watch->forget();
   session.step.is_direct = can_step_directly(session);
-  return loss;
+  return result;
 }
 
 // Whether gradients are those of a window that is over: no handle has used
@@ -192,9 +216,10 @@ void drop_kept_gradient(
 
 at::Tensor detail::step_inner(
     const PreparedOptimizer& prepared,
-    const LossClosure& closure) {
+    const LossClosure& closure,
+    const at::Tensor& divisor) {
   return prepared.fused_step != nullptr
-      ? prepared.fused_step(*prepared.inner, closure)
+      ? prepared.fused_step(*prepared.inner, closure, divisor)
       : prepared.inner->step(closure);
 }
 
@@ -276,11 +301,21 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
   require_prepared(*prepared_);
   const detail::Session& session = *prepared_->session;
   if (!session.clock.sync_gradients()) return {};
-  if (!session.step.is_direct) return take_step(*prepared_, closure);
+  if (!session.step.is_direct) return take_step(*prepared_, closure, nullptr);
   at::Tensor loss = detail::step_inner(*prepared_, closure);
   detail::use_gradients(*prepared_);
   detail::StepCounts::advance(prepared_->num_steps);
   return loss;
+}
+
+at::Tensor Optimizer::step(const ClippedStepOptions& options) const {
+  require_prepared(*prepared_);
+  if (!(options.max_norm > 0)) {
+    throw ConfigError(detail::format(
+        "[train] max_norm must be above 0, but is {}", options.max_norm));
+  }
+  if (!prepared_->session->clock.sync_gradients()) return {};
+  return take_step(*prepared_, nullptr, &options);
 }
 
 void Optimizer::zero_grad(bool set_to_none) const {

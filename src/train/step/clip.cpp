@@ -8,11 +8,13 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "comm/monitoring/public_call.h"
+#include "optim/optimizers/fused.h"
 #include "params/gradient_norm.h"
 #include "train/models/staged_model.h"
 #include "train/session.h"
@@ -121,6 +123,54 @@ std::vector<std::vector<at::Tensor>> gradients_of(
 
 }  // namespace
 
+namespace {
+
+struct MeasuredNorm {
+  Rows rows;
+  at::Tensor norm;
+};
+
+MeasuredNorm measure_norm(
+    detail::Session& session,
+    const std::vector<at::Tensor>& parameters,
+    const ClipNormOptions& options) {
+  detail::unscale_parameters(session, parameters);
+  MeasuredNorm measured{rows_for(session, parameters), {}};
+  measured.norm = norm_over_stages(
+      session,
+      detail::gradient_norm(measured.rows.counted, options.norm_type),
+      options.norm_type);
+  if (options.error_if_nonfinite && !at::isfinite(measured.norm).item<bool>()) {
+    throw ConfigError(detail::format(
+        "[train] the gradient norm is {}; skip this step, lower the learning "
+        "rate, or unset error_if_nonfinite",
+        measured.norm.item<double>()));
+  }
+  return measured;
+}
+
+// As in PyTorch, this small term avoids a division by zero.
+constexpr double kSmall = 1e-6;
+
+void scale_to(double max_norm, const MeasuredNorm& measured) {
+  const at::Tensor factor =
+      (max_norm / (measured.norm + kSmall)).clamp_max(1.0);
+  for (const auto& list : gradients_of(measured.rows.all))
+    at::_foreach_mul_(list, factor.to(list[0].device()));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> detail::parameters_of(
+    const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(
+        parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
 at::Tensor detail::clip_gradients(
     Session& session,
     const std::vector<at::Tensor>& parameters,
@@ -128,24 +178,27 @@ at::Tensor detail::clip_gradients(
     const ClipNormOptions& options) {
   const at::NoGradGuard no_grad;
   const detail::LibraryCall call;
-  detail::unscale_parameters(session, parameters);
-  const Rows rows = rows_for(session, parameters);
-  const at::Tensor norm = norm_over_stages(
-      session,
-      detail::gradient_norm(rows.counted, options.norm_type),
-      options.norm_type);
-  if (options.error_if_nonfinite && !at::isfinite(norm).item<bool>()) {
-    throw ConfigError(detail::format(
-        "[train] the gradient norm is {}; skip this step, lower the learning "
-        "rate, or unset error_if_nonfinite",
-        norm.item<double>()));
+  const MeasuredNorm measured = measure_norm(session, parameters, options);
+  scale_to(max_norm, measured);
+  return measured.norm;
+}
+
+detail::StepClipping detail::clip_for_step(
+    const PreparedOptimizer& optimizer,
+    const ClippedStepOptions& options) {
+  const at::NoGradGuard no_grad;
+  const detail::LibraryCall call;
+  const MeasuredNorm measured = measure_norm(
+      *optimizer.session,
+      parameters_of(*optimizer.inner),
+      {.norm_type = options.norm_type,
+       .error_if_nonfinite = options.error_if_nonfinite});
+  if (optimizer.fused_step == nullptr || !can_divide(*optimizer.inner)) {
+    scale_to(options.max_norm, measured);
+    return {measured.norm, {}};
   }
-  // As in PyTorch, the small term avoids a division by zero.
-  const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
-  for (const auto& list : gradients_of(rows.all)) {
-    at::_foreach_mul_(list, factor.to(list[0].device()));
-  }
-  return norm;
+  const at::Tensor excess = (measured.norm + kSmall) / options.max_norm;
+  return {measured.norm, excess.clamp_min(1.0).to(at::kFloat)};
 }
 
 at::Tensor Accelerator::clip_grad_norm_(

@@ -42,7 +42,8 @@ bool has_gradients(const torch::optim::Optimizer& optimizer) {
 bool step_if_finite(
     const GradScaler& scaler,
     const PreparedOptimizer& optimizer,
-    const std::function<at::Tensor()>& closure) {
+    const std::function<at::Tensor()>& closure,
+    const at::Tensor& divisor) {
   // The scaler refuses closures.
   if (scaler.is_enabled() && closure)
     return scaler.step(*optimizer.inner, closure);
@@ -51,7 +52,7 @@ bool step_if_finite(
       scaler.unscale_(*optimizer.inner);
     if (scaler.found_inf(*optimizer.inner)) return false;
   }
-  step_inner(optimizer, closure);
+  step_inner(optimizer, closure, divisor);
   return true;
 }
 
@@ -139,15 +140,16 @@ void unscale_parameters(
 at::Tensor scaled_step(
     Session& session,
     PreparedOptimizer& optimizer,
-    const std::function<at::Tensor()>& closure) {
+    const std::function<at::Tensor()>& closure,
+    const at::Tensor& divisor) {
   if (!is_accumulating(optimizer)) {
     // Accelerator::backward() was not called since the last step, so gradients
     // are not scaled.
     optimizer.step_was_skipped = false;
-    return step_inner(optimizer, closure);
+    return step_inner(optimizer, closure, divisor);
   }
   optimizer.step_was_skipped =
-      !step_if_finite(*session.scaler, optimizer, closure);
+      !step_if_finite(*session.scaler, optimizer, closure, divisor);
   use_gradients(optimizer);
   session.scale_is_due = session.scaler->is_enabled();
   // With several optimizers the scale must not change between their steps.

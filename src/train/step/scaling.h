@@ -24,10 +24,11 @@ void unscale_parameters(
     const std::vector<at::Tensor>& parameters);
 
 /// Runs the optimizer's step, skipped if fp16 gradients are not finite. Returns
-/// the closure's result.
+/// the closure's result. `divisor` is that of step_inner().
 at::Tensor scaled_step(
     Session& session,
     PreparedOptimizer& optimizer,
-    const std::function<at::Tensor()>& closure);
+    const std::function<at::Tensor()>& closure,
+    const at::Tensor& divisor);
 
 }  // namespace accelerate::detail
