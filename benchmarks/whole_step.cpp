@@ -55,20 +55,54 @@ struct EncoderImpl : nn::Module {
 };
 TORCH_MODULE(Encoder);
 
+// A convolution and its normalisation.
+struct ConvolutionImpl : nn::Module {
+  ConvolutionImpl(
+      std::int64_t from,
+      std::int64_t to,
+      std::int64_t size,
+      std::int64_t stride) {
+    conv = register_module(
+        "conv",
+        nn::Conv2d(nn::Conv2dOptions(from, to, size)
+                       .stride(stride)
+                       .padding(size / 2)
+                       .bias(false)));
+    norm = register_module("norm", nn::BatchNorm2d(to));
+  }
+  Tensor forward(const Tensor& x) { return norm(conv(x)); }
+  nn::Conv2d conv = nullptr;
+  nn::BatchNorm2d norm = nullptr;
+};
+TORCH_MODULE(Convolution);
+
+struct ResidualImpl : nn::Module {
+  ResidualImpl(std::int64_t from, std::int64_t to, std::int64_t stride) {
+    first = register_module("first", Convolution(from, to, 3, stride));
+    second = register_module("second", Convolution(to, to, 3, 1));
+    shortcut = register_module("shortcut", Convolution(from, to, 1, stride));
+  }
+  Tensor forward(const Tensor& x) {
+    return torch::relu(second(torch::relu(first(x))) + shortcut(x));
+  }
+  Convolution first = nullptr, second = nullptr, shortcut = nullptr;
+};
+TORCH_MODULE(Residual);
+
+// A small residual net for images of 32 x 32.
 struct CnnImpl : nn::Module {
   CnnImpl() {
-    layers = register_module("layers", nn::Sequential());
-    std::int64_t from = 3;
-    for (const std::int64_t to : {32, 64, 128}) {
-      layers->push_back(
-          nn::Conv2d(nn::Conv2dOptions(from, to, 3).padding(1).bias(false)));
-      layers->push_back(nn::BatchNorm2d(to));
-      layers->push_back(nn::ReLU());
-      layers->push_back(nn::MaxPool2d(2));
-      from = to;
-    }
-    layers->push_back(nn::Flatten());
-    layers->push_back(nn::Linear(128 * 4 * 4, 10));
+    layers = register_module(
+        "layers",
+        nn::Sequential(
+            Convolution(3, 32, 3, 1),
+            nn::ReLU(),
+            Residual(32, 32, 1),
+            Residual(32, 64, 2),
+            Residual(64, 128, 2),
+            nn::AdaptiveAvgPool2d(1),
+            nn::Flatten(),
+            nn::Linear(128, 10)));
   }
   Tensor forward(const Tensor& x) { return layers->forward(x); }
   nn::Sequential layers = nullptr;
@@ -231,7 +265,7 @@ int main(int argc, char** argv) {
   measure(
       "cnn",
       [] { return Cnn(); },
-      torch::randn({32, 3, 32, 32}),
-      classes({32}));
+      torch::randn({64, 3, 32, 32}),
+      classes({64}));
   return 0;
 }

@@ -6,6 +6,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from interleave import interleave
 
 HEADS, WIDTH, LAYERS, BLOCK = 4, 256, 4, 128
@@ -53,12 +54,24 @@ class Gpt(nn.Module):
         return self.norm(x) @ self.tokens.weight.t()
 
 
+def convolution(previous, channels, size, stride):
+    return nn.Sequential(nn.Conv2d(previous, channels, size, stride, size // 2, bias=False), nn.BatchNorm2d(channels))
+
+
+class Residual(nn.Module):
+    def __init__(self, previous, channels, stride):
+        super().__init__()
+        self.first, self.second = convolution(previous, channels, 3, stride), convolution(channels, channels, 3, 1)
+        self.shortcut = convolution(previous, channels, 1, stride)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
+
+
 def cnn():
-    layers, previous = [], 3
-    for channels in (32, 64, 128):
-        layers += [nn.Conv2d(previous, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)]
-        previous = channels
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 10))
+    return nn.Sequential(
+        convolution(3, 32, 3, 1), nn.ReLU(), Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
 def loss_of(logits, targets):
@@ -67,6 +80,8 @@ def loss_of(logits, targets):
 
 def steps(make, x, y, precision):
     torch.manual_seed(1)
+    # A process has one precision otherwise.
+    AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision=precision)
     net = make()
     model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=3e-4, fused=True))
@@ -95,7 +110,7 @@ CASES = {
     "mlp": (mlp, lambda: torch.randn(128, 256), lambda: torch.randint(10, (128,))),
     "encoder": (Encoder, lambda: torch.randn(128, 8, 256), lambda: torch.randint(10, (8,))),
     "gpt": (Gpt, lambda: torch.randint(256, (8, 128)), lambda: torch.randint(256, (8, 128))),
-    "cnn": (cnn, lambda: torch.randn(32, 3, 32, 32), lambda: torch.randint(10, (32,))),
+    "cnn": (cnn, lambda: torch.randn(64, 3, 32, 32), lambda: torch.randint(10, (64,))),
 }
 chosen = sys.argv[1:]
 
