@@ -227,6 +227,9 @@ END
         self.manifest(libtorch="2.11.0", tests=[], steps=["bench_captured_step"])
         report, _ = self.report("--parts", "steps")
         self.assertEqual(report["rows"][0]["figures"], {"value": 0.2})
+        self.program("bench_captured_step", "#!/bin/sh\necho first\necho 'a step takes 80 us, captured 20'\n")
+        report, _ = self.report("--parts", "steps")
+        self.assertEqual(report["rows"][0]["detail"], "a step takes 80 us, captured 20")
 
     def test_programs_find_pytorch_before_the_directories_they_were_linked_with(self):
         self.program("gpt", "#!/bin/sh\necho $LD_LIBRARY_PATH,$LD_PRELOAD >> arguments.txt\n" + GPT.replace("#!/bin/sh", ""))
