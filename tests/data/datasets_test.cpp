@@ -398,6 +398,10 @@ TEST_F(JsonLines, GiveNumbersThatTheDtypeHasAndRefuseOthers) {
       {"65504", at::kHalf, 65504},
       {"70000", at::kBFloat16, 70144},
       {"500", at::kFloat8_e4m3fn, std::nullopt},
+      {"448", at::kFloat8_e4m3fn, 448},
+      {"460", at::kFloat8_e4m3fn, 448},
+      {"62000", at::kFloat8_e5m2, std::nullopt},
+      {"-57344", at::kFloat8_e5m2, -57344},
       {"1e39", at::kDouble, 1e39}};
   for (const auto& [text, dtype, value] : rows) {
     SCOPED_TRACE(text);

@@ -154,6 +154,22 @@ at::Tensor tensor_of(
       .to(dtype, false, true);
 }
 
+// Numbers of a float8 dtype round to less than this. LibTorch 2.15 sets larger
+// ones to the largest that there is. Infinity for other dtypes.
+double limit_of_float8(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat8_e4m3fn:
+      return 464;
+    case at::kFloat8_e4m3fnuz:
+      return 248;
+    case at::kFloat8_e5m2:
+    case at::kFloat8_e5m2fnuz:
+      return 61440;
+    default:
+      return std::numeric_limits<double>::infinity();
+  }
+}
+
 // The first number that is finite as a double, but not in `tensor`.
 std::optional<double> find_overflow(
     const std::vector<double>& numbers,
@@ -170,8 +186,10 @@ std::optional<double> find_overflow(
                                               : at::kDouble);
   const at::Tensor is_finite = at::isfinite(converted).flatten();
   const bool* const finite = is_finite.const_data_ptr<bool>();
+  const double limit = limit_of_float8(tensor.scalar_type());
   for (std::size_t i = 0; i < numbers.size(); ++i) {
-    if (std::isfinite(numbers[i]) && !finite[i]) return numbers[i];
+    const bool fits = finite[i] && std::abs(numbers[i]) < limit;
+    if (std::isfinite(numbers[i]) && !fits) return numbers[i];
   }
   return std::nullopt;
 }
