@@ -204,7 +204,7 @@ TEST(ClippedSteps, AreSkippedByAScaler) {
   EXPECT_TRUE(torch::allclose(run(true), run(false), 1e-6, 1e-7));
 }
 
-// The norm is that of whole gradients, however ranks divide them.
+// The norm is that of full gradients, however ranks divide them.
 TEST(ClippedSteps, AreThoseOfOneRank) {
   struct Result {
     Tensor weight, norm;
