@@ -344,11 +344,11 @@ TEST(LibTorchFiles, PickleLoadReadsWhatAcceleratorsSave) {
 // The file has "w" and a numpy array "arr" (tests/format/torch_files).
 TEST(LibTorchFiles, NumpyArraysAreRefusedByStrictLoads) {
   const fs::path file = fs::path(ACCELERATE_TORCH_FILES) / "array_beside.pt";
-  struct Net : torch::nn::Module {
+  struct OneWeight : torch::nn::Module {
     torch::Tensor w = register_parameter("w", torch::zeros({2}));
   };
   const auto load = [&](const LoadModelOptions& options) {
-    Net net;
+    OneWeight net;
     load_model(net, file, options);
     return net.w.detach().clone();
   };
