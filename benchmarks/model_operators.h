@@ -160,7 +160,8 @@ struct VitBlockImpl : nn::Module {
   }
   Tensor forward(Tensor x) {
     const Tensor y = norm1(x);
-    x = x + std::get<0>(attention->forward(y, y, y, {}, /*need_weights=*/false));
+    x = x +
+        std::get<0>(attention->forward(y, y, y, {}, /*need_weights=*/false));
     return x + mlp->forward(norm2(x));
   }
   nn::LayerNorm norm1 = nullptr, norm2 = nullptr;
