@@ -145,7 +145,7 @@ at::Tensor parallel_cross_entropy(
           classes.total - 1));
     }
   }
-  // Nobody to agree with.
+  // There is nobody to agree with.
   if (group.size() == 1)
     return fused_cross_entropy(logits, targets, {.ignore_index = ignore_index});
   const at::ScalarType summed_in =
