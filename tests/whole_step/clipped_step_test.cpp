@@ -160,8 +160,7 @@ TEST(ClippedSteps, ClipSparseGradients) {
   const auto run = [](bool at_once) {
     const Accelerator accelerator({.cpu = true});
     torch::manual_seed(3);
-    torch::nn::Embedding net(
-        torch::nn::EmbeddingOptions(6, 4).sparse(true));
+    torch::nn::Embedding net(torch::nn::EmbeddingOptions(6, 4).sparse(true));
     torch::optim::SGD sgd(net->parameters(), 0.1);
     const Optimizer prepared = accelerator.prepare(sgd);
     const Tensor loss = net->forward(torch::tensor({1, 2, 1})).square().sum();
@@ -202,6 +201,25 @@ TEST(ClippedSteps, AreSkippedByAScaler) {
     return net->weight.detach().clone();
   };
   EXPECT_TRUE(torch::allclose(run(true), run(false), 1e-6, 1e-7));
+}
+
+// The gradients are clipped that the closure computes, not those before it.
+TEST(ClippedSteps, OfTheSessionClipWhatClosuresCompute) {
+  AcceleratorOptions options{.cpu = true};
+  options.parallel.megatron_lm = MegatronLMOptions{.gradient_clipping = 0.5};
+  const Accelerator accelerator(options);
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false));
+  const auto model = accelerator.prepare(net);
+  torch::optim::SGD sgd(net->parameters(), 1.0);
+  const Optimizer prepared = accelerator.prepare(sgd);
+  const float before = net->weight.item<float>();
+  prepared.step([&] {
+    prepared.zero_grad();
+    Tensor loss = model(torch::full({1, 1}, 3.0)).sum();
+    accelerator.backward(loss);
+    return loss.detach();
+  });
+  EXPECT_NEAR(net->weight.item<float>(), before - 0.5F, 1e-6);
 }
 
 // The norm is that of full gradients, however ranks divide them.
