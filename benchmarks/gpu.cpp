@@ -81,6 +81,58 @@ void measure_steps() {
           })));
 }
 
+// The step of a 64-64-10 net as one graph, over the same step launched kernel by
+// kernel.
+void measure_captured_steps() {
+  const auto make = [] {
+    torch::manual_seed(1);
+    nn::Sequential net(nn::Linear(64, 64), nn::ReLU(), nn::Linear(64, 10));
+    net->to(kDevice);
+    return net;
+  };
+  const Tensor x = torch::randn({32, 64}, torch::device(kDevice));
+  nn::Sequential plain_net = make(), net = make();
+  torch::optim::AdamW plain_adamw(plain_net->parameters(), 1e-3);
+  torch::optim::AdamW adamw(net->parameters(), 1e-3);
+  const Accelerator accelerator({.world = alone()});
+  const Accelerator plain_accelerator({.world = alone()});
+  auto [model, optimizer] = accelerator.prepare(net, adamw);
+  auto [plain_model, plain_optimizer] =
+      plain_accelerator.prepare(plain_net, plain_adamw);
+  const auto take = [](const Accelerator& used,
+                       const auto& used_model,
+                       const Optimizer& used_optimizer,
+                       const Tensor& input) {
+    const Tensor loss = used_model(input).square().mean();
+    used.backward(loss);
+    static_cast<void>(used.clip_grad_norm_(used_model, 1.0));
+    used_optimizer.step();
+    used_optimizer.zero_grad();
+    return loss;
+  };
+  const auto step = accelerator.capture(
+      [&, &model = model, &optimizer = optimizer](const Tensor& input) {
+        return take(accelerator, model, optimizer, input);
+      });
+  for (int i = 0; i < 8; ++i) step(x);
+  if (!step.captured()) {
+    std::fprintf(
+        stderr, "gpu: steps are not captured: %s\n", step.reason().c_str());
+    return;
+  }
+  report(
+      "captured_step_over_plain",
+      interleave(
+          40,
+          50,
+          finished([&] { step(x); }),
+          finished([&,
+                    &plain_model = plain_model,
+                    &plain_optimizer = plain_optimizer] {
+            take(plain_accelerator, plain_model, plain_optimizer, x);
+          })));
+}
+
 template <class Ours, class Theirs, class Options>
 void measure_optimizer(const std::string& name, const Options& options) {
   nn::Sequential ours_net = make_net(512, 32), theirs_net = make_net(512, 32);
@@ -285,6 +337,7 @@ int main() {
     return 2;
   }
   measure_steps();
+  measure_captured_steps();
   measure_optimizer<optim::AdamW, torch::optim::AdamW>(
       "adamw", torch::optim::AdamWOptions(1e-3));
   measure_optimizer<optim::SGD, torch::optim::SGD>(

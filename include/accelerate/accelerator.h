@@ -18,6 +18,7 @@
 #include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
 #include <accelerate/accelerator_processes.h>
+#include <accelerate/captured_step.h>
 #include <accelerate/context_parallel.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
@@ -273,6 +274,31 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   [[nodiscard]] GradientState gradient_state() const;
   /// The DeepSpeed configuration in force, as JSON; empty without one.
   [[nodiscard]] const std::string& deepspeed_config() const;
+
+  /// Makes a step that is replayed as one graph of the device's kernels:
+  ///
+  ///     auto step = accelerator.capture([&](torch::Tensor x, torch::Tensor y) {
+  ///       auto loss = criterion(model(x), y);
+  ///       accelerator.backward(loss);
+  ///       optimizer.step();
+  ///       optimizer.zero_grad();
+  ///       return loss;
+  ///     });
+  ///     for (auto& [x, y] : loader) auto loss = step(x, y);
+  ///
+  /// `step` is a copyable function object with one signature (no generic
+  /// lambda) that takes tensors or nested values with tensors, and returns such
+  /// or nothing. Models, optimizers and schedules that it uses must be
+  /// prepared. See CapturedStep for what it may do, and CapturedStep::reason()
+  /// for why a call ran plainly. What cannot be captured runs plainly, with
+  /// one warning that names the reason. Throws ConfigError for options out of
+  /// range.
+  template <class Step>
+  [[nodiscard]] auto capture(Step step, const CaptureOptions& options = {})
+      const {
+    return detail::make_captured_step(
+        session_, std::function(std::move(step)), options);
+  }
 
   // Gradients and precision.
 

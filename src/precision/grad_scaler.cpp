@@ -184,6 +184,12 @@ bool GradScaler::found_inf(torch::optim::Optimizer& optimizer) const {
   return found != state_->found.end() && found->second.item<float>() != 0;
 }
 
+at::Tensor GradScaler::found_inf_tensor(
+    torch::optim::Optimizer& optimizer) const {
+  const auto found = state_->found.find(&optimizer);
+  return found == state_->found.end() ? at::Tensor() : found->second;
+}
+
 bool GradScaler::step(
     torch::optim::Optimizer& optimizer,
     const std::function<at::Tensor()>& closure) const {

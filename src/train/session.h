@@ -34,6 +34,7 @@
 #include "parallel/strategy_list.h"
 #include "params/parameter_table.h"
 #include "track/run_tracking.h"
+#include "train/capture/device_graph.h"
 #include "train/models/module_watch.h"
 #include "train/optimizers/schedule_adapter.h"
 #include "train/optimizers/step_watch.h"
@@ -45,7 +46,9 @@ namespace accelerate::detail {
 
 struct Session;
 struct StagedModel;
+class CapturedRun;
 class PlainBackwards;
+class StepGraphs;
 
 struct PreparedModel {
   /// See the function of this name. A model gets no strategy, dtype or missing
@@ -125,6 +128,12 @@ struct PreparedScheduler {
 [[nodiscard]] bool is_accumulating(const PreparedOptimizer& optimizer);
 /// Counts a backward that left gradients.
 void count_backward(Session& session);
+/// Does after the optimizer's step what is left to do on the host.
+void finish_step(PreparedOptimizer& optimizer);
+/// Begins a micro-step on the host.
+void begin_micro_step(
+    Session& session,
+    const std::vector<PreparedModel*>& models);
 /// Marks its gradients as used or dropped; returns whether there were any.
 bool use_gradients(PreparedOptimizer& optimizer);
 
@@ -273,6 +282,12 @@ struct alignas(64) Session {
   ProfileOptions profile_options = {};
   /// Trackers and the run's journal.
   std::unique_ptr<RunTracking> tracking;
+  /// The run of a captured step's function that is in progress; null otherwise.
+  CapturedRun* captured_run = nullptr;
+  /// Makes graphs of the device; unset: as graphs_of() says.
+  MakeGraph make_graph = nullptr;
+  /// The captured steps, whose graphs free_memory() frees.
+  std::vector<std::weak_ptr<StepGraphs>> captured_steps = {};
   /// Last, so that a save in progress ends before anything it uses is
   /// destroyed.
   std::unique_ptr<Checkpoints> checkpoints;

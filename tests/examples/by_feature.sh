@@ -59,6 +59,11 @@ gradient_accumulation)
   says 1 "280 optimizer steps"
   says 2 "160 optimizer steps"
   ;;
+captured_step)
+  says 1 "the steps (were replayed|ran plainly: LibTorch has no graphs for the device cpu)"
+  says 2 "the steps ran plainly: .*"
+  for ranks in 1 2; do says $ranks "microseconds per step: plain [0-9]+, captured [0-9]+"; done
+  ;;
 checkpointing)
   for ranks in 1 2; do
     on $ranks resumed_$ranks checkpointing 12

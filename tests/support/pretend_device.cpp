@@ -1,6 +1,7 @@
 #include "support/pretend_device.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,7 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -82,6 +84,19 @@ struct Machine {
 Machine& machine() {
   static auto* const machine = new Machine();
   return *machine;
+}
+
+std::atomic<PretendCapture*> current_capture = nullptr;
+// True while this thread computes an operator, whose copies are its own.
+thread_local bool is_computing = false;
+
+PretendCapture* capture_of_thread() {
+  return is_computing ? nullptr : current_capture.load();
+}
+[[noreturn]] void refuse_in_capture() {
+  TORCH_CHECK(
+      false,
+      "CUDA error: operation not permitted when stream is capturing");
 }
 
 thread_local c10::DeviceIndex current_device = 0;
@@ -293,6 +308,11 @@ at::Tensor empty_strided(
 
 at::Tensor
 copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (PretendCapture* const capture = capture_of_thread()) {
+    if (from.is_cpu() || to.is_cpu()) refuse_in_capture();
+    capture->copy(from, to);
+    return to;
+  }
   const c10::DeviceIndex device =
       to.is_cpu() ? from.get_device() : to.get_device();
   const Stream stream = current_stream(device);
@@ -380,12 +400,22 @@ std::optional<c10::Device> common_device(
   return found;
 }
 
+// On the host, of which the program's observers see nothing.
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const at::DisableRecordFunctionGuard unobserved;
+  at::native::cpu_fallback(op, stack);
+}
+
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (PretendCapture* const capture = capture_of_thread()) {
+    capture->run(op, stack);
+    return;
+  }
   const auto device = common_device(op, *stack);
   machine().run(current_stream(device ? device->index() : current_device));
   const Clock::time_point start = Clock::now();
   const double seconds = seconds_of(op, *stack);
-  at::native::cpu_fallback(op, stack);
+  compute(op, stack);
   if (seconds > 0) {
     std::this_thread::sleep_until(
         start +
@@ -421,6 +451,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
         return copy_from(from, to, false);
       });
   library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {
+    if (capture_of_thread() != nullptr) refuse_in_capture();
     return on_host(tensor).item();
   });
   library.impl("view", [](const at::Tensor& tensor, at::IntArrayRef sizes) {
@@ -456,6 +487,16 @@ at::Device pretend_device(int index) {
 void set_pretend_speeds(const PretendSpeeds& speeds) {
   const std::lock_guard lock(machine().mutex);
   machine().speeds = speeds;
+}
+
+void set_pretend_capture(PretendCapture* capture) { current_capture = capture; }
+
+void run_on_pretend_device(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack) {
+  is_computing = true;
+  const std::shared_ptr<void> end(nullptr, [](void*) { is_computing = false; });
+  compute(op, stack);
 }
 
 PretendCounts pretend_counts() {

@@ -3,6 +3,11 @@
 #include <cstdint>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+namespace c10 {
+class OperatorHandle;
+}
 
 /// Two simulated accelerators: their memory is the host's, and work queued on a
 /// stream runs only when something waits for it, as late as on a real device.
@@ -34,5 +39,23 @@ struct PretendSpeeds {
   double flops_per_second = 0;
 };
 void set_pretend_speeds(const PretendSpeeds& speeds);
+
+/// Gets the work of the devices instead of their streams.
+class PretendCapture {
+ public:
+  virtual ~PretendCapture() = default;
+  /// Must leave the operator's results on the stack.
+  virtual void run(
+      const c10::OperatorHandle& op,
+      torch::jit::Stack* stack) = 0;
+  virtual void copy(const at::Tensor& from, const at::Tensor& to) = 0;
+};
+/// Null ends it. While it is set, copies from and to the host and reads of
+/// values throw, as in a stream that CUDA captures.
+void set_pretend_capture(PretendCapture* capture);
+/// Computes an operator at once, for captures.
+void run_on_pretend_device(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack);
 
 }  // namespace accelerate::testing

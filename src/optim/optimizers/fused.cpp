@@ -1,8 +1,12 @@
 #include "optim/optimizers/fused.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <tuple>
+#include <type_traits>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -13,6 +17,7 @@
 #include <accelerate/optimizers.h>
 
 #include "optim/optimizers/fused_batches.h"
+#include "optim/optimizers/graph_recorder.h"
 
 namespace accelerate {
 
@@ -21,8 +26,45 @@ namespace {
 using detail::as_real;
 using detail::Batch;
 using detail::Batches;
+using detail::GraphRecorder;
 using detail::LossClosure;
 using torch::optim::Optimizer;
+
+// Counts one step more, or lets a recorder do so in each replay. Returns the
+// number of this step, and the function that reads it anew.
+template <class State>
+std::pair<std::int64_t, std::function<double()>> count_step(State& state) {
+  GraphRecorder* const recorder = GraphRecorder::current();
+  if (recorder == nullptr) {
+    state.step(state.step() + 1);
+    return {state.step(), nullptr};
+  }
+  recorder->change(
+      [&state] { state.step(state.step() + 1); },
+      [&state] { state.step(state.step() - 1); });
+  return {
+      state.step() + 1, [&state] { return static_cast<double>(state.step()); }};
+}
+
+// Calls a kernel with a group's learning rate as a number; in a recorded step,
+// as a tensor, with what says that the step is to be skipped.
+template <class Options, class Kernel>
+void run_with_rate(
+    Optimizer& optimizer,
+    std::size_t group,
+    const Batch& batch,
+    Kernel&& kernel) {
+  const auto rate = [&optimizer, group] {
+    return static_cast<const Options&>(
+               optimizer.param_groups()[group].options())
+        .lr();
+  };
+  GraphRecorder* const recorder = GraphRecorder::current();
+  if (recorder == nullptr) return kernel(rate(), batch.divisor);
+  std::optional<at::Tensor> found_inf;
+  if (recorder->found_inf().defined()) found_inf = recorder->found_inf();
+  kernel(recorder->number(batch.device, rate), batch.divisor, found_inf);
+}
 
 at::Tensor run_closure(const LossClosure& closure) {
   if (!closure) return {};
@@ -54,19 +96,20 @@ void run_sgd_kernel(
     at::TensorList momenta,
     const torch::optim::SGDOptions& options,
     bool is_first_step,
-    const std::optional<at::Tensor>& divisor) {
+    const auto& rate,
+    const auto&... rest) {
   at::_fused_sgd_(
       parameters,
       gradients,
       momenta,
       options.weight_decay(),
       options.momentum(),
-      options.lr(),
+      rate,
       options.dampening(),
       options.nesterov(),
       /*maximize=*/false,
       is_first_step,
-      divisor);
+      rest...);
 }
 
 // Computes in fp32, one parameter at a time, so that only one is in memory
@@ -81,16 +124,31 @@ void run_float_sgd(
     std::vector<at::Tensor> momentum;
     if (!batch.first.empty()) momentum = {batch.first[i].to(at::kFloat)};
     run_sgd_kernel(
-        {parameter}, {gradient}, momentum, options, is_first_step, {});
+        {parameter},
+        {gradient},
+        momentum,
+        options,
+        is_first_step,
+        options.lr());
     batch.parameters[i].copy_(parameter);
     if (!batch.first.empty()) batch.first[i].copy_(momentum[0]);
   }
 }
 
+// State that is made while a step is recorded would be made in each replay.
+[[noreturn]] void throw_state_is_missing() {
+  throw ConfigError(
+      "[optim] a step was recorded before the optimizer had its state for all "
+      "parameters with gradients; let more steps run first (warmup_steps)");
+}
+
 // The typed state of a parameter, created at its first step.
 template <class State, class Make>
 State& state_of(auto& states, const at::Tensor& parameter, Make&& make) {
-  auto& slot = states[parameter.unsafeGetTensorImpl()];
+  void* const key = parameter.unsafeGetTensorImpl();
+  if (GraphRecorder::current() != nullptr && states.find(key) == states.end())
+    throw_state_is_missing();
+  auto& slot = states[key];
   if (!slot) slot = make();
   return static_cast<State&>(*slot);
 }
@@ -101,7 +159,8 @@ void adam_step(
     Optimizer& optimizer,
     const at::Tensor& divisor,
     Kernel&& kernel) {
-  for (auto& group : optimizer.param_groups()) {
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    auto& group = optimizer.param_groups()[i];
     const auto& options = static_cast<const Options&>(group.options());
     Batches batches;
     for (const at::Tensor& parameter : group.params()) {
@@ -113,35 +172,39 @@ void adam_step(
         return made;
       });
       if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
+        if (GraphRecorder::current() != nullptr) throw_state_is_missing();
         state.max_exp_avg_sq(
             at::zeros_like(parameter, at::MemoryFormat::Preserve));
       }
-      state.step(state.step() + 1);
+      auto [step, count] = count_step(state);
       batches.add(
           parameter,
-          state.step(),
+          step,
           state.exp_avg(),
           state.exp_avg_sq(),
-          options.amsgrad() ? state.max_exp_avg_sq() : at::Tensor());
+          options.amsgrad() ? state.max_exp_avg_sq() : at::Tensor(),
+          std::move(count));
     }
     batches.run(
         divisor, [&](const Batch& batch, const std::vector<at::Tensor>& steps) {
-          const auto [beta1, beta2] = options.betas();
-          kernel(
-              batch.parameters,
-              batch.gradients,
-              batch.first,
-              batch.second,
-              batch.largest,
-              steps,
-              options.lr(),
-              beta1,
-              beta2,
-              options.weight_decay(),
-              options.eps(),
-              options.amsgrad(),
-              /*maximize=*/false,
-              batch.divisor);
+          run_with_rate<Options>(
+              optimizer, i, batch, [&](const auto& rate, const auto&... rest) {
+                kernel(
+                    batch.parameters,
+                    batch.gradients,
+                    batch.first,
+                    batch.second,
+                    batch.largest,
+                    steps,
+                    rate,
+                    std::get<0>(options.betas()),
+                    std::get<1>(options.betas()),
+                    options.weight_decay(),
+                    options.eps(),
+                    options.amsgrad(),
+                    /*maximize=*/false,
+                    rest...);
+              });
         });
   }
 }
@@ -161,7 +224,8 @@ void step_adam(Optimizer& optimizer, const at::Tensor& divisor) {
 }
 
 void step_sgd(Optimizer& optimizer, const at::Tensor& divisor) {
-  for (auto& group : optimizer.param_groups()) {
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    auto& group = optimizer.param_groups()[i];
     const auto& options =
         static_cast<const torch::optim::SGDOptions&>(group.options());
     Batches batches;
@@ -178,6 +242,8 @@ void step_sgd(Optimizer& optimizer, const at::Tensor& divisor) {
             return std::make_unique<torch::optim::SGDParamState>();
           });
       const bool is_first = !state.momentum_buffer().defined();
+      if (is_first && GraphRecorder::current() != nullptr)
+        throw_state_is_missing();
       if (is_first)
         state.momentum_buffer(
             at::empty_like(parameter, at::MemoryFormat::Preserve));
@@ -189,20 +255,24 @@ void step_sgd(Optimizer& optimizer, const at::Tensor& divisor) {
           if (needs_float_sgd(batch.parameters[0])) {
             run_float_sgd(batch, options, is_first_step);
           } else {
-            run_sgd_kernel(
-                batch.parameters,
-                batch.gradients,
-                batch.first,
-                options,
-                is_first_step,
-                batch.divisor);
+            run_with_rate<torch::optim::SGDOptions>(
+                optimizer, i, batch, [&](const auto&... rate) {
+                  run_sgd_kernel(
+                      batch.parameters,
+                      batch.gradients,
+                      batch.first,
+                      options,
+                      is_first_step,
+                      rate...);
+                });
           }
         });
   }
 }
 
 void step_adagrad(Optimizer& optimizer, const at::Tensor& divisor) {
-  for (auto& group : optimizer.param_groups()) {
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    auto& group = optimizer.param_groups()[i];
     const auto& options =
         static_cast<const torch::optim::AdagradOptions&>(group.options());
     Batches batches;
@@ -219,27 +289,31 @@ void step_adagrad(Optimizer& optimizer, const at::Tensor& divisor) {
       // a master weight.
       if (state.sum().scalar_type() != parameter.scalar_type() ||
           state.sum().device() != parameter.device()) {
+        if (GraphRecorder::current() != nullptr) throw_state_is_missing();
         state.sum(state.sum().to(parameter.options()));
       }
       // The constructor left the imaginary parts at 0.
       if (state.step() == 0 && parameter.is_complex())
         as_real(state.sum()).fill_(options.initial_accumulator_value());
-      state.step(state.step() + 1);
-      batches.add(parameter, state.step(), state.sum());
+      auto [step, count] = count_step(state);
+      batches.add(parameter, step, state.sum(), {}, {}, std::move(count));
     }
     batches.run(
         divisor, [&](const Batch& batch, const std::vector<at::Tensor>& steps) {
-          at::_fused_adagrad_(
-              batch.parameters,
-              batch.gradients,
-              batch.first,
-              steps,
-              options.lr(),
-              options.lr_decay(),
-              options.weight_decay(),
-              options.eps(),
-              /*maximize=*/false,
-              batch.divisor);
+          run_with_rate<torch::optim::AdagradOptions>(
+              optimizer, i, batch, [&](const auto& rate, const auto&... rest) {
+                at::_fused_adagrad_(
+                    batch.parameters,
+                    batch.gradients,
+                    batch.first,
+                    steps,
+                    rate,
+                    options.lr_decay(),
+                    options.weight_decay(),
+                    options.eps(),
+                    /*maximize=*/false,
+                    rest...);
+              });
         });
   }
 }
@@ -247,7 +321,9 @@ void step_adagrad(Optimizer& optimizer, const at::Tensor& divisor) {
 // LibTorch has no fused kernel for it, but some that take lists.
 void run_rmsprop(
     const Batch& batch,
-    const torch::optim::RMSpropOptions& options) {
+    const torch::optim::RMSpropOptions& options,
+    const auto& rate,
+    const auto&...) {
   std::vector<at::Tensor> gradients = batch.gradients;
   if (options.weight_decay() != 0)
     gradients =
@@ -269,14 +345,28 @@ void run_rmsprop(
   if (options.momentum() > 0) {
     at::_foreach_mul_(batch.second, options.momentum());
     at::_foreach_addcdiv_(batch.second, gradients, divisors);
-    at::_foreach_add_(batch.parameters, batch.second, -options.lr());
+  }
+  if constexpr (std::is_same_v<decltype(rate), const at::Tensor&>) {
+    const std::vector<at::Tensor> changes = options.momentum() > 0
+        ? at::_foreach_mul(batch.second, rate)
+        : at::_foreach_mul(at::_foreach_div(gradients, divisors), rate);
+    at::_foreach_sub_(batch.parameters, changes);
+  } else if (options.momentum() > 0) {
+    at::_foreach_add_(batch.parameters, batch.second, -rate);
   } else {
-    at::_foreach_addcdiv_(batch.parameters, gradients, divisors, -options.lr());
+    at::_foreach_addcdiv_(batch.parameters, gradients, divisors, -rate);
   }
 }
 
 void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
-  for (auto& group : optimizer.param_groups()) {
+  const GraphRecorder* const recorder = GraphRecorder::current();
+  if (recorder != nullptr && recorder->found_inf().defined()) {
+    throw ConfigError(
+        "[optim] a step of RMSprop cannot be recorded with fp16, since its "
+        "kernels do not skip steps; use bf16, or Adam");
+  }
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    auto& group = optimizer.param_groups()[i];
     const auto& options =
         static_cast<const torch::optim::RMSpropOptions&>(group.options());
     Batches batches;
@@ -291,11 +381,16 @@ void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
             made->square_avg(zeros());
             return made;
           });
+      if (recorder != nullptr &&
+          ((options.momentum() > 0 && !state.momentum_buffer().defined()) ||
+           (options.centered() && !state.grad_avg().defined()))) {
+        throw_state_is_missing();
+      }
       if (options.momentum() > 0 && !state.momentum_buffer().defined())
         state.momentum_buffer(zeros());
       if (options.centered() && !state.grad_avg().defined())
         state.grad_avg(zeros());
-      state.step(state.step() + 1);
+      count_step(state);
       batches.add(
           parameter,
           1,
@@ -305,7 +400,10 @@ void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
     }
     batches.run(
         divisor, [&](const Batch& batch, const std::vector<at::Tensor>&) {
-          run_rmsprop(batch, options);
+          run_with_rate<torch::optim::RMSpropOptions>(
+              optimizer, i, batch, [&](const auto&... rate) {
+                run_rmsprop(batch, options, rate...);
+              });
         });
   }
 }
@@ -349,6 +447,11 @@ at::Tensor step_like_libtorch(
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   if (has_unusual_tensors(optimizer)) {
+    if (GraphRecorder::current() != nullptr) {
+      throw ConfigError(
+          "[optim] a step with sparse gradients or complex parameters cannot "
+          "be recorded, since LibTorch takes it one parameter at a time");
+    }
     optimizer.step();
   } else {
     kStep(optimizer, divisor);

@@ -1,9 +1,12 @@
 #include "optim/optimizers/fused_batches.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
+
+#include "optim/optimizers/graph_recorder.h"
 
 namespace accelerate::detail {
 
@@ -45,10 +48,12 @@ void Batches::add(
     std::int64_t step,
     const at::Tensor& first,
     const at::Tensor& second,
-    const at::Tensor& largest) {
+    const at::Tensor& largest,
+    std::function<double()> count) {
   if (parameter.numel() == 0) return;
   const at::Tensor dense = dense_.parameter(as_real(parameter));
   Batch& batch = batch_for(dense, step);
+  if (!batch.count) batch.count = std::move(count);
   batch.parameters.push_back(dense);
   batch.gradients.push_back(
       DenseCopies::input(as_real(parameter.grad()), dense));
@@ -70,8 +75,11 @@ void Batches::run(
     if (divisor.defined()) batch.divisor = divisor.to(batch.device);
     auto count = static_cast<float>(batch.step);
     at::Tensor step = at::from_blob(&count, {}, at::kFloat);
-    if (!batch.device.is_cpu())
+    if (batch.count) {
+      step = GraphRecorder::current()->number(batch.device, batch.count);
+    } else if (!batch.device.is_cpu()) {
       step = at::full({}, count, step.options().device(batch.device));
+    }
     kernel(batch, std::vector<at::Tensor>(batch.parameters.size(), step));
   }
   dense_.write_back();

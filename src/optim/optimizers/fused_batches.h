@@ -20,6 +20,8 @@ struct Batch {
   std::optional<at::Tensor> divisor = std::nullopt;
   std::vector<at::Tensor> parameters = {}, gradients = {};
   std::vector<at::Tensor> first = {}, second = {}, largest = {};
+  /// Counts `step` anew; set only if the step is recorded.
+  std::function<double()> count = nullptr;
 };
 
 /// Gives kernels, which ignore strides, dense copies of the tensors that need
@@ -54,7 +56,8 @@ class Batches {
       std::int64_t step,
       const at::Tensor& first,
       const at::Tensor& second = {},
-      const at::Tensor& largest = {});
+      const at::Tensor& largest = {},
+      std::function<double()> count = nullptr);
 
   /// Calls the kernel once per batch, with one step count per parameter.
   /// `divisor` may be undefined.

@@ -3,6 +3,7 @@
 #include <accelerate/accelerator.h>
 
 #include "comm/monitoring/public_call.h"
+#include "train/capture/step_graphs.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -63,6 +64,9 @@ void Accelerator::free_memory() const {
   session_->checkpoints->saver.wait();
   session_->checkpoints->loaders.clear();
   session_->step.is_direct = false;
+  for (const auto& captured : session_->captured_steps) {
+    if (const auto graphs = captured.lock()) graphs->reset();
+  }
   // Optimizers may outlive their handles.
   for (const auto& optimizer : session_->optimizers) {
     if (optimizer->inner == nullptr) continue;

@@ -12,6 +12,7 @@
 
 #include "base/text/text.h"
 #include "gate/watched_tensor.h"
+#include "train/capture/captured_run.h"
 #include "train/optimizers/optimizer_fit.h"
 #include "train/session.h"
 #include "train/step/gradients.h"
@@ -55,7 +56,8 @@ void warn_without_windows(detail::Session& session) {
 
 // See StepState.
 bool can_step_directly(const detail::Session& session) {
-  return session.world.size() == 1 && session.clock.window() == 1 &&
+  return session.captured_run == nullptr && session.world.size() == 1 &&
+      session.clock.window() == 1 &&
       !session.scaler && !session.max_gradient_norm && session.report.is_made &&
       session.report.num_reported == session.report.ignored.size() &&
       !session.steps->is_heard() &&
@@ -179,14 +181,15 @@ at::Tensor step_on_whole_state(
   // Gradients of a closure are clipped when they are there.
   const detail::StepClipping clipping =
       closure ? detail::StepClipping() : clip_for_step(prepared, clipped);
+  if (detail::recorded_run(session) != nullptr) {
+    detail::record_step(prepared, closure, clipping.divisor);
+    return clipped != nullptr ? clipping.norm : at::Tensor();
+  }
   at::Tensor result = step_on_whole_state(prepared, closure, clipping.divisor);
   if (clipped != nullptr) result = clipping.norm;
+  if (session.captured_run != nullptr) ++session.captured_run->num_steps;
   if (prepared.step_was_skipped) return result;
-  detail::StepCounts::advance(prepared.num_steps);
-  if (session.steps->monitor)
-    session.steps->monitor->stepped(session.step_counts->most());
-  detail::end_step(session, *prepared.inner);
-  session.step_watch->forget();
+  detail::finish_step(prepared);
   session.step.is_direct = can_step_directly(session);
   return result;
 }
@@ -213,6 +216,15 @@ void drop_kept_gradient(
 }
 
 }  // namespace
+
+void detail::finish_step(PreparedOptimizer& optimizer) {
+  const Session& session = *optimizer.session;
+  StepCounts::advance(optimizer.num_steps);
+  if (session.steps->monitor)
+    session.steps->monitor->stepped(session.step_counts->most());
+  end_step(session, *optimizer.inner);
+  session.step_watch->forget();
+}
 
 at::Tensor detail::step_inner(
     const PreparedOptimizer& prepared,
@@ -326,6 +338,10 @@ void Optimizer::zero_grad(bool set_to_none) const {
     return;
   }
   const bool was_waiting = detail::use_gradients(*prepared_);
+  if (auto* const run = detail::recorded_run(session)) {
+    run->repeat(
+        [&prepared = *prepared_] { detail::use_gradients(prepared); });
+  }
   const detail::LibraryCall call;
   const detail::StepPartScope part(
       session.step.is_direct ? nullptr : session.steps.get(),

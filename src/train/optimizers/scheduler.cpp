@@ -9,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "train/capture/captured_run.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -49,6 +50,14 @@ int steps_due(const PreparedScheduler& prepared) {
   return counts_processes ? session.world.size() : 1;
 }
 
+// Leaves the step to replays while a step is recorded; returns whether it is.
+template <class Step>
+bool is_left_to_replays(const PreparedScheduler& prepared, Step&& step) {
+  detail::CapturedRun* const run = detail::recorded_run(*prepared.session);
+  if (run != nullptr) run->repeat(std::forward<Step>(step));
+  return run != nullptr;
+}
+
 // The learning rates of the optimizer that a schedule must be changing, since
 // no other one is prepared.
 std::vector<double> rates_of_only_optimizer(const PreparedScheduler& prepared) {
@@ -78,6 +87,7 @@ void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
 void Scheduler::step() const {
   const detail::ScheduleAdapter& schedule = schedule_of(*prepared_);
   schedule.require_accepts(/*has_metric=*/false);
+  if (is_left_to_replays(*prepared_, [self = *this] { self.step(); })) return;
   for (int left = steps_due(*prepared_); left > 0 && !schedule.has_ended();
        --left) {
     take_step(*prepared_, {});
@@ -86,6 +96,12 @@ void Scheduler::step() const {
 
 void Scheduler::step(double metric) const {
   schedule_of(*prepared_).require_accepts(/*has_metric=*/true);
+  if (detail::recorded_run(*prepared_->session) != nullptr) {
+    throw ConfigError(
+        "[train] a schedule's step with a metric cannot be captured, since the "
+        "metric is a number on the host; step the schedule after the captured "
+        "step");
+  }
   if (steps_due(*prepared_) == 0) return;
   // One step for any number of processes, since the metric is a single
   // observation.

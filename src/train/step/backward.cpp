@@ -12,6 +12,7 @@
 #include <accelerate/optimizers.h>
 
 #include "base/text/text.h"
+#include "train/capture/captured_run.h"
 #include "train/session.h"
 #include "train/step/micro_step_weight.h"
 #include "train/step/plain_backwards.h"
@@ -226,6 +227,37 @@ void warn_without_steps(Session& session) {
           extras));
 }
 
+// Counts a backward() that has ended.
+void note_backward(Session& session) {
+  if (session.clock.window() > 1 && session.clock.serial() == 0)
+    ++session.window.num_loose_backwards;
+  detail::count_backward(session);
+}
+
+// While a step is recorded: lets each replay count the backward.
+void repeat_backward(Session& session, detail::CapturedRun& run) {
+  const bool is_aligned =
+      session.window.aligned_serial == session.clock.serial();
+  run.repeat([&session, is_aligned] {
+    if (is_aligned) session.window.aligned_serial = session.clock.serial();
+    note_backward(session);
+  });
+}
+
+// The weights of a replay are those that were recorded.
+void require_recordable(
+    const Session& session,
+    const BackwardOptions& options) {
+  if (detail::recorded_run(session) == nullptr) return;
+  if (options.num_items.value_or(1) == 0 ||
+      (options.num_items && session.clock.window() > 1)) {
+    throw ConfigError(
+        "[train] backward() with num_items cannot be captured in a window of "
+        "several micro-steps, nor with 0 items, since the weight of the loss "
+        "depends on it");
+  }
+}
+
 // The prepared model whose parameters `optimizer` updates; null if none.
 detail::PreparedModel* model_of(
     const Session& session,
@@ -268,6 +300,9 @@ void Accelerator::backward(
   const detail::LibraryCall call;
   require_loss(loss, options);
   require_same_weighting(session, options);
+  require_recordable(session, options);
+  if (session.captured_run != nullptr)
+    session.captured_run->note_backward(session);
   detail::settle_scale(session);
   const bool weighs_by_items =
       options.num_items && session.plan_request.training.step.weighs_by_items;
@@ -293,9 +328,9 @@ void Accelerator::backward(
     weighted.backward(
         options.gradient, retain_graph, options.create_graph, inputs);
   });
-  if (session.clock.window() > 1 && session.clock.serial() == 0)
-    ++session.window.num_loose_backwards;
-  detail::count_backward(session);
+  if (auto* const run = detail::recorded_run(session))
+    repeat_backward(session, *run);
+  note_backward(session);
   warn_without_steps(session);
 }
 
@@ -326,6 +361,11 @@ void Accelerator::lomo_backward(
   detail::require_no_join(session, "lomo_backward() averages");
   auto* lomo = dynamic_cast<optim::FusedBackwardOptimizer*>(&optimizer.inner());
   std::vector<std::string> complaints;
+  if (detail::recorded_run(session) != nullptr) {
+    complaints.emplace_back(
+        "[train] lomo_backward() cannot be captured: it gets its learning rate "
+        "as a number");
+  }
   if (lomo == nullptr) {
     complaints.emplace_back(
         "[train] lomo_backward() was given an optimizer that does not update "
@@ -384,18 +424,34 @@ void MicroStep::restore() {
     models_[i]->sync_gradients = before_[i];
 }
 
-MicroStep Accelerator::begin_micro_step(
-    std::initializer_list<detail::PreparedModel*> models) const {
-  Session& session = *session_;
-  detail::LoaderProgress* const loader = session.active_loader();
+void detail::begin_micro_step(
+    Session& session,
+    const std::vector<PreparedModel*>& models) {
+  LoaderProgress* const loader = session.active_loader();
   // The first micro-step of a batch does not tell whether there will be more.
   if (loader != nullptr && ++loader->num_micro_steps > 1)
     session.clock.note_batch(loader->num_micro_steps);
   session.clock.begin_micro_step(
       loader != nullptr && loader->is_last_batch &&
       session.accumulation.sync_with_dataloader);
-  if (session.step.is_direct) return {};
-  session.window.models = models;
+  if (!session.step.is_direct) session.window.models = models;
+}
+
+MicroStep Accelerator::begin_micro_step(
+    std::initializer_list<detail::PreparedModel*> models) const {
+  Session& session = *session_;
+  if (session.captured_run != nullptr) ++session.captured_run->num_micro_steps;
+  if (auto* const run = detail::recorded_run(session)) {
+    run->repeat([&session, models = std::vector(models)] {
+      detail::begin_micro_step(session, models);
+    });
+  }
+  // No vector is made where none is wanted.
+  if (session.step.is_direct) {
+    detail::begin_micro_step(session, {});
+    return {};
+  }
+  detail::begin_micro_step(session, models);
   const bool sync_gradients =
       session.clock.sync_gradients() || session.accumulation.sync_each_batch;
   return MicroStep(session_, models, sync_gradients);

@@ -5,6 +5,7 @@
 
 #include "base/require.h"
 #include "base/text/text.h"
+#include "train/capture/captured_run.h"
 #include "train/session.h"
 
 namespace accelerate {
@@ -48,7 +49,13 @@ GradientState Accelerator::gradient_state() const {
 }
 
 void Accelerator::set_sync_gradients(bool sync_gradients) const {
-  session_->clock.set_sync_gradients(sync_gradients);
+  detail::Session& session = *session_;
+  session.clock.set_sync_gradients(sync_gradients);
+  if (auto* const run = detail::recorded_run(session)) {
+    run->repeat([&session, sync_gradients] {
+      session.clock.set_sync_gradients(sync_gradients);
+    });
+  }
 }
 
 void Accelerator::set_gradient_accumulation_steps(int num_steps) const {

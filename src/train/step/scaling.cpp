@@ -1,9 +1,11 @@
 #include "train/step/scaling.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/optim/optimizer.h>
 
 #include <accelerate/accelerator.h>
@@ -50,6 +52,9 @@ bool step_if_finite(
   if (scaler.is_enabled()) {
     if (!scaler.is_unscaled(*optimizer.inner))
       scaler.unscale_(*optimizer.inner);
+    // A captured step does not read it where it is recorded (record_step()).
+    std::optional<at::DisableRecordFunctionGuard> unobserved;
+    if (optimizer.session->captured_run != nullptr) unobserved.emplace();
     if (scaler.found_inf(*optimizer.inner)) return false;
   }
   step_inner(optimizer, closure, divisor);

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+/// The parameters of the session's models and optimizers, each once.
+[[nodiscard]] std::vector<at::Tensor> parameters_of(const Session& session);
+
+/// A parameter and its gradient, which may be undefined.
+using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
+[[nodiscard]] Gradients gradients_of(const std::vector<at::Tensor>& parameters);
+void set_gradients(const Gradients& gradients);
+
+/// What a recorded run changes on the host of a session, as it was before.
+class HostState {
+ public:
+  HostState(Session& session, const std::vector<at::Tensor>& parameters);
+  /// Undoes what was changed since.
+  void restore();
+
+ private:
+  struct Steps {
+    PreparedOptimizer* optimizer;
+    std::int64_t num_backwards_used;
+    bool step_was_skipped;
+  };
+
+  Session& session_;
+  StepState step_;
+  StepClock clock_;
+  WindowProgress window_;
+  bool scale_is_due_;
+  LoaderProgress* loader_;
+  int num_micro_steps_;
+  std::vector<Steps> steps_;
+  Gradients gradients_;
+};
+
+}  // namespace accelerate::detail
