@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Checks the docs: every relative link, and every path of this repository that a page or a comment names, leads to a file
 and its heading; every C++ block with a main() compiles; every case of `make bench` that a page names exists; and every
-benchmark program belongs to a case.
+benchmark program belongs to a case. `prose` checks the form of pages: lines, paragraphs, cells of tables and the changelog
+have the lengths that docs/develop/extending.md states; with --write, it wraps what can be wrapped.
 
 usage: check_docs.py ROOT links
        check_docs.py ROOT cases
+       check_docs.py ROOT prose [--write]
        check_docs.py ROOT programs COMPILER FLAG...
 
 LibTorch's headers take most of the time, so the programs are compiled together: first all headers they include, then
@@ -154,7 +156,118 @@ def check_cases(root):
     return bad or not cases
 
 
+COLUMNS = 120
+PARAGRAPH_WORDS = 120
+CELL_WORDS = 30
+RELEASE_LINES = 60
+# Pages that programs of this repository write.
+GENERATED = {f"docs/reference/{name}.md" for name in ("names", "command_line", "options", "config_questions")}
+MARKER = re.compile(r"(?:[*+-]|\d+\.) +")
+# Words that would begin a list, heading, quotation or table at the start of a line.
+BEGINS_BLOCK = re.compile(r"([*+-]|\d+[.)]|#+|>.*|\|.*|=+|-+)$")
+
+
+def blocks(text):
+    """Yields (line number, lines) of what lies between blank lines; headings and lines in fences come alone, tables by row."""
+    lines, first, fence = [], 0, None
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        mark = re.match(r"\s*(```+|~~~+)", line)
+        alone = fence or mark or line.startswith("#") or line.lstrip().startswith("|")
+        if lines and (alone or not line.strip()):
+            yield first, lines
+            lines = []
+        if alone:
+            yield number, [line] if not (fence or mark) else []
+        elif line.strip():
+            first, lines = (first, lines) if lines else (number, [])
+            lines.append(line)
+        if mark:
+            fence = None if fence and mark[1].startswith(fence) else fence or mark[1]
+
+
+def items(lines):
+    """Returns the paragraphs of a block, as lists of lines: one, or one per item of a list."""
+    found = [[]]
+    for line in lines:
+        if MARKER.match(line.lstrip()) and found[-1]:
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def words_in(lines):
+    return sum(len(MARKER.sub("", line.lstrip(), count=1).split()) for line in lines)
+
+
+def wrapped(lines):
+    """Returns a paragraph's lines filled up to COLUMNS; code spans stay on one line."""
+    start = re.match(r"( *)((?:[*+-]|\d+\.) +)?", lines[0])
+    words = re.findall(r"(?:`[^`]*`|[^\s`])+", " ".join(line.strip() for line in lines)[len(start[2] or ""):])
+    indent = " " * len(start[0])
+    made = [start[0] + words[0]]
+    for word in words[1:]:
+        if len(made[-1]) + 1 + len(word) <= COLUMNS or BEGINS_BLOCK.match(word):
+            made[-1] += " " + word
+        else:
+            made.append(indent + word)
+    return made
+
+
+def wrap(text):
+    """Returns a page with its long lines wrapped, and blank lines between the items of long lists."""
+    made = text.splitlines()
+    for first, lines in reversed([block for block in blocks(text) if block[1] and not block[1][0].startswith(("#", "|"))]):
+        parts = items(lines)
+        filled = [wrapped(part) if any(len(line) > COLUMNS for line in part) else part for part in parts]
+        between = [""] if len(parts) > 1 and words_in(lines) > PARAGRAPH_WORDS else []
+        made[first - 1:first - 1 + len(lines)] = sum((part + between for part in filled[:-1]), []) + filled[-1]
+    return "\n".join(made) + "\n"
+
+
+def faults_of_prose(page, name):
+    """Yields (line number, complaint) for each line, paragraph and cell of a page that is too long."""
+    for first, lines in blocks(page.read_text()):
+        if lines and lines[0].lstrip().startswith("|"):
+            cells = re.split(r"(?<!\\)\|", lines[0].strip().strip("|"))
+            longest = max(len(cell.split()) for cell in cells)
+            if longest > CELL_WORDS and not name.startswith("docs/reference/"):
+                yield first, f"a cell has {longest} words; at most {CELL_WORDS}: put the rest below the table"
+        elif lines and not lines[0].startswith("#"):
+            if words_in(lines) > PARAGRAPH_WORDS:
+                yield first, f"a paragraph has {words_in(lines)} words; at most {PARAGRAPH_WORDS}: split it where the subject changes"
+            if any(len(line) > COLUMNS for part in items(lines) for line in wrapped(part)) != any(len(line) > COLUMNS for line in lines):
+                yield first, f"a line has {max(map(len, lines))} columns; at most {COLUMNS}: check_docs.py . prose --write wraps it"
+
+
+def faults_of_changelog(text):
+    """Yields (line number, complaint) where a release has too many lines, or an entry more than one."""
+    release, count = 0, 0
+    for number, line in enumerate([*text.splitlines(), "## "], 1):
+        if line.startswith("## "):
+            if count > RELEASE_LINES:
+                yield release, f"a release has {count} lines; at most {RELEASE_LINES}"
+            release, count = number, 0
+        count += bool(line.strip())
+        if line.startswith("  "):
+            yield number, "an entry of the changelog has more than one line"
+
+
+def check_prose(root, write=False):
+    found = [page for page in pages(root) + sorted((root / "tests").rglob("*.md"))
+             if page.relative_to(root).as_posix() not in GENERATED and not {"planted", "fragments"} & set(page.relative_to(root).parts)]
+    bad = []
+    for page in found:
+        if write:
+            page.write_text(wrap(page.read_text()))
+        name = page.relative_to(root).as_posix()
+        faults = [*faults_of_prose(page, name), *(faults_of_changelog(page.read_text()) if name == "CHANGELOG.md" else [])]
+        bad += [f"{page}:{line}: {complaint}" for line, complaint in sorted(faults)]
+    print(*bad, sep="\n")
+    print(f"{len(found)} pages, {len(bad)} faults")
+    return bad or not found
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    checks = {"links": check_links, "cases": check_cases}
+    checks = {"links": check_links, "cases": check_cases, "prose": lambda root: check_prose(root, "--write" in sys.argv)}
     sys.exit(1 if (checks[sys.argv[2]](root) if sys.argv[2] in checks else check_programs(root, sys.argv[3:])) else 0)
