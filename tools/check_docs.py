@@ -240,7 +240,7 @@ def faults_of_prose(page, name):
 
 
 def faults_of_changelog(text):
-    """Yields (line number, complaint) where a release has too many lines, or an entry more than one."""
+    """Yields (line number, complaint) where a release has too many lines, or an entry more than one line or too many words."""
     release, count = 0, 0
     for number, line in enumerate([*text.splitlines(), "## "], 1):
         if line.startswith("## "):
@@ -248,8 +248,8 @@ def faults_of_changelog(text):
                 yield release, f"a release has {count} lines; at most {RELEASE_LINES}"
             release, count = number, 0
         count += bool(line.strip())
-        if line.startswith("  "):
-            yield number, "an entry of the changelog has more than one line"
+        if line.startswith("  ") or len(line.split()) > CELL_WORDS and line.startswith("* "):
+            yield number, f"an entry of the changelog is one line of at most {CELL_WORDS} words"
 
 
 def check_prose(root, write=False):
@@ -257,10 +257,10 @@ def check_prose(root, write=False):
              if page.relative_to(root).as_posix() not in GENERATED and not {"planted", "fragments"} & set(page.relative_to(root).parts)]
     bad = []
     for page in found:
-        if write:
-            page.write_text(wrap(page.read_text()))
         name = page.relative_to(root).as_posix()
-        faults = [*faults_of_prose(page, name), *(faults_of_changelog(page.read_text()) if name == "CHANGELOG.md" else [])]
+        if write and name != "CHANGELOG.md":
+            page.write_text(wrap(page.read_text()))
+        faults = faults_of_changelog(page.read_text()) if name == "CHANGELOG.md" else faults_of_prose(page, name)
         bad += [f"{page}:{line}: {complaint}" for line, complaint in sorted(faults)]
     print(*bad, sep="\n")
     print(f"{len(found)} pages, {len(bad)} faults")
