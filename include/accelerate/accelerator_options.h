@@ -92,9 +92,17 @@ struct AcceleratorOptions {
   /// inputs of any number of dimensions, as torch.nn.functional.linear does in
   /// Python. LibTorch's C++ modules add it afterwards for inputs of other than
   /// two dimensions, under autocast in single precision. Results differ by
-  /// rounding. Layers inside recomputed segments, and those that ranks split,
-  /// still add it afterwards. False: as in LibTorch's modules.
+  /// rounding. Layers that ranks split still add it afterwards. False: as in
+  /// LibTorch's modules.
   bool fused_linear = true;
+  /// With mixed precision and windows of several micro-steps, autocast casts
+  /// each weight once per window rather than once per forward, and the casts
+  /// are freed when an optimizer steps. They take half the memory of the model
+  /// between a backward and the next forward; the peak is that of a forward.
+  /// A weight that is changed in place within a window is cast anew; one that
+  /// is changed through data(), which LibTorch does not track, is not. False:
+  /// casts end with their forward.
+  bool keep_casts = true;
   /// Prepared optimizers of exactly torch::optim::AdamW, Adam, SGD, Adagrad and
   /// RMSprop take their steps with kernels for all parameters of a group,
   /// device and dtype, rather than about ten operators for each parameter, on

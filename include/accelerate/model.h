@@ -77,7 +77,8 @@ class ACCELERATE_API ForwardScope {
   bool has_work_;
   bool needs_outputs_ = false;
   std::optional<AutocastScope> autocast_;
-  /// See LayerProductScope.
+  /// See KeptCastScope and LayerProductScope.
+  std::shared_ptr<void> casts_;
   std::shared_ptr<void> products_;
 };
 

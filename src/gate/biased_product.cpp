@@ -9,6 +9,7 @@
 #include "gate/first_of.h"
 #include "gate/gate_entry.h"
 #include "gate/gate_key.h"
+#include "gate/kept_casts.h"
 #include "gate/mode_keys.h"
 #include "gate/placeholder.h"
 #include "gate/watched_tensor.h"
@@ -30,7 +31,10 @@ BiasedProduct::BiasedProduct(
     : layer_(std::move(layer)),
       input_(input),
       transposed_(transposed),
-      sum_(at::linear(input, layer_->weight, layer_->bias)),
+      sum_(at::linear(
+          input,
+          with_kept_cast(layer_->weight),
+          with_kept_cast(layer_->bias))),
       input_version_(version_of(input)),
       weight_version_(version_of(transposed)),
       has_gradients_(at::GradMode::is_enabled()),

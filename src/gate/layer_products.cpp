@@ -15,7 +15,9 @@
 #include <torch/nn/module.h>
 
 #include "gate/biased_product.h"
+#include "gate/kept_casts.h"
 #include "gate/mode_keys.h"
+#include "gate/transpose_of.h"
 
 namespace accelerate::detail {
 
@@ -62,7 +64,8 @@ struct LayerProductKernels {
       layer = scope->products_.find(other);
     if (layer == nullptr || !are_alike(*layer) ||
         layer->use == LayerProduct::Use::keeps_product) {
-      return at::redispatch::matmul(below(keys), input, other);
+      return at::redispatch::matmul(
+          below(keys), with_kept_cast(input), with_kept_cast(other));
     }
     scope->bias_ = layer->bias;
     const at::Tensor result =
@@ -86,8 +89,6 @@ struct LayerProductKernels {
   }
 };
 
-namespace {
-
 // A process can have only one kernel per operator and dispatch key.
 void register_product_kernels() {
   register_replacing_key();
@@ -99,8 +100,6 @@ void register_product_kernels() {
     return made;
   }();
 }
-
-}  // namespace
 
 LayerProducts::LayerProducts(const torch::nn::Module& module) {
   constexpr std::string_view kWeight = "weight", kBias = "bias";
@@ -137,14 +136,9 @@ LayerProducts::Layer LayerProducts::look_up(
   const auto found = by_place_.find(place_of(transposed));
   if (found == by_place_.end()) return nullptr;
   const at::Tensor& weight = found->second->weight;
-  const bool is_transpose = weight.has_storage() &&
-      weight.storage().unsafeGetStorageImpl() ==
-          transposed.storage().unsafeGetStorageImpl() &&
-      weight.scalar_type() == transposed.scalar_type() && weight.dim() == 2 &&
-      weight.is_contiguous() && transposed.size(0) == weight.size(1) &&
-      transposed.size(1) == weight.size(0) &&
-      transposed.strides() == at::IntArrayRef({1, weight.size(1)});
-  return is_transpose ? found->second : nullptr;
+  const bool is_known =
+      weight.is_contiguous() && is_transpose_of(transposed, weight);
+  return is_known ? found->second : nullptr;
 }
 
 LayerProducts::Layer LayerProducts::find(const at::Tensor& transposed) {

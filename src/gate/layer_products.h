@@ -85,4 +85,8 @@ class LayerProductScope {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
+/// Makes products call LayerProductScope and KeptCastScope; later calls do
+/// nothing.
+void register_product_kernels();
+
 }  // namespace accelerate::detail

@@ -27,6 +27,7 @@
 #include "comm/monitoring/rank_agreement.h"
 #include "config/settings.h"
 #include "engines/read_request.h"
+#include "gate/kept_casts.h"
 #include "gate/layer_products.h"
 #include "optim/optimizers/fused.h"
 #include "parallel/plan.h"
@@ -69,6 +70,10 @@ struct PreparedModel {
   std::unique_ptr<LayerProducts> layer_products = nullptr;
   /// Set if forwards run under autocast.
   std::optional<c10::ScalarType> autocast_dtype = std::nullopt;
+  /// What autocast makes of the parameters within a window, and the number of
+  /// micro-steps before that window; null if casts are not kept.
+  std::unique_ptr<KeptCasts> kept_casts = nullptr;
+  std::int64_t window_of_casts = 0;
   /// False inside accumulate() and no_sync() while a window is not at its end.
   bool sync_gradients = true;
   /// True if it was built without values and none have been loaded.
@@ -120,6 +125,12 @@ struct PreparedScheduler {
   /// The steps taken inside join_uneven_inputs.
   std::vector<SchedulerStep> journal = {};
 };
+
+/// The casts that a forward may use, or else make and keep; null where it may
+/// do neither.
+KeptCasts* casts_to_keep(PreparedModel& model);
+/// Frees the casts of all models.
+void drop_kept_casts(Session& session);
 
 /// A digest of the optimizer's groups and of which tensors they hold.
 [[nodiscard]] std::size_t digest_of_parameters(
@@ -229,6 +240,8 @@ struct alignas(64) Session {
   SchedulerOptions scheduling;
   /// AcceleratorOptions::fused_linear.
   bool fused_linear = true;
+  /// AcceleratorOptions::keep_casts.
+  bool keep_casts = true;
   /// AcceleratorOptions::fused_optimizers.
   bool fused_optimizers = true;
   /// Defaults of loaders, as the program last set them.

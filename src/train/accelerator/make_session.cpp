@@ -160,6 +160,7 @@ std::shared_ptr<Session> make_session(
       .accumulation = options.gradient_accumulation,
       .scheduling = options.scheduler,
       .fused_linear = options.fused_linear,
+      .keep_casts = options.keep_casts,
       .fused_optimizers = options.fused_optimizers,
       .dataloader_config = options.dataloader_config,
       .rng_types = options.rng_types,

@@ -81,6 +81,7 @@ void Accelerator::free_memory() const {
     model->table = {};
     model->module.reset();
     model->layer_products.reset();
+    model->kept_casts.reset();
   }
   // Schedules refer to their optimizers, so they go first.
   for (const auto& scheduler : session_->schedulers) {

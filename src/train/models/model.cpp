@@ -1,5 +1,7 @@
 #include <accelerate/model.h>
 
+#include <utility>
+
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
@@ -43,6 +45,8 @@ void ForwardScope::begin() {
         AutocastOptions{
             .cache_enabled = model_.session->autocast.cache_enabled});
   }
+  if (KeptCasts* const casts = casts_to_keep(model_))
+    casts_ = std::make_shared<KeptCastScope>(*casts);
   if (model_.layer_products && model_.layer_products->has_work())
     products_ = std::make_shared<LayerProductScope>(*model_.layer_products);
   const StrategyTraits& traits = model_.strategies.traits();
@@ -55,6 +59,28 @@ void ForwardScope::begin() {
     model_.strategies.before_forward();
   } catch (const std::exception& error) {
     fail(error);
+  }
+}
+
+KeptCasts* casts_to_keep(PreparedModel& model) {
+  if (!model.kept_casts) return nullptr;
+  const Session& session = *model.session;
+  const StepClock& clock = session.clock;
+  const std::int64_t window = clock.serial() - clock.length();
+  // A graph contains its casts.
+  if (std::exchange(model.window_of_casts, window) != window ||
+      session.captured_run != nullptr)
+    model.kept_casts->drop();
+  if (session.captured_run != nullptr) return nullptr;
+  // The last micro-step keeps nothing new; what follows it is not told apart
+  // from it.
+  const bool is_open = clock.position() != 0 || !model.kept_casts->is_empty();
+  return is_open ? model.kept_casts.get() : nullptr;
+}
+
+void drop_kept_casts(Session& session) {
+  for (const auto& model : session.models) {
+    if (model->kept_casts) model->kept_casts->drop();
   }
 }
 
@@ -95,6 +121,7 @@ at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
 void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
   autocast_.reset();
   products_.reset();
+  casts_.reset();
   if (!has_work_) return;
   ForwardOutputs seen;
   if (outputs != nullptr) seen = {true, *outputs};
@@ -104,6 +131,7 @@ void ForwardScope::finish(const std::vector<at::Tensor>* outputs) {
 void ForwardScope::fail(const std::exception& error) {
   autocast_.reset();
   products_.reset();
+  casts_.reset();
   if (const auto better = model_.strategies.on_failure(error))
     std::rethrow_exception(better);
   throw;

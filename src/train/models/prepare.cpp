@@ -81,6 +81,8 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   if (session.fused_linear) {
     model->layer_products = std::make_unique<detail::LayerProducts>(*module);
   }
+  if (session.keep_casts && model->autocast_dtype)
+    model->kept_casts = std::make_unique<detail::KeptCasts>(*module);
   model->plain_backwards = std::make_shared<detail::PlainBackwards>(*model);
   model->module_watch.emplace(*module);
   if (keeps_blocks) {

@@ -57,8 +57,8 @@ void warn_without_windows(detail::Session& session) {
 // See StepState.
 bool can_step_directly(const detail::Session& session) {
   return session.captured_run == nullptr && session.world.size() == 1 &&
-      session.clock.window() == 1 &&
-      !session.scaler && !session.max_gradient_norm && session.report.is_made &&
+      session.clock.window() == 1 && !session.scaler &&
+      !session.max_gradient_norm && session.report.is_made &&
       session.report.num_reported == session.report.ignored.size() &&
       !session.steps->is_heard() &&
       std::all_of(
@@ -178,6 +178,7 @@ at::Tensor step_on_whole_state(
   detail::notice_changes(session);
   detail::warn_untracked_parameters(session, prepared);
   detail::complete_gradients(session);
+  detail::drop_kept_casts(session);
   // Gradients of a closure are clipped when they are there.
   const detail::StepClipping clipping =
       closure ? detail::StepClipping() : clip_for_step(prepared, clipped);
@@ -339,8 +340,7 @@ void Optimizer::zero_grad(bool set_to_none) const {
   }
   const bool was_waiting = detail::use_gradients(*prepared_);
   if (auto* const run = detail::recorded_run(session)) {
-    run->repeat(
-        [&prepared = *prepared_] { detail::use_gradients(prepared); });
+    run->repeat([&prepared = *prepared_] { detail::use_gradients(prepared); });
   }
   const detail::LibraryCall call;
   const detail::StepPartScope part(
