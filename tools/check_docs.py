@@ -137,7 +137,7 @@ def check_cases(root):
     text = (root / "tools/bench").read_text()
     cases = set(re.search(r"^cases=\((.*)\)$", text, flags=re.M)[1].split())
     programs = set().union(*(set(names.split()) for names in re.findall(r"programs=\(([^)$]*)\)", text))) | cases
-    cases |= set(re.findall(r'"\$chosen" != (\w+) \] \|\| exec', text))
+    cases |= set(re.findall(r'"\$chosen" != (\w+) \] \|\| \{ measure', text))
     alone = set(re.findall(r'"\$chosen" != (\w+) \] \|\| cases=', text))
     cases |= alone
     programs |= alone
@@ -145,8 +145,10 @@ def check_cases(root):
     for page in pages(root):
         named = re.findall(r"\bCASE=([a-z]\w*)", page.read_text())
         if page == root / "docs/benchmarks.md":
-            table = page.read_text().partition("\n| --- | --- | --- | --- | --- |\n")[2].partition("\n\n")[0]
-            named += [row.split("|")[1].strip() for row in table.splitlines()]
+            listed = [case for row in re.findall(r"^\| ([a-z]\w*(?:, \w+)*) \|", page.read_text(), flags=re.M)
+                      for case in row.split(", ") if case != "case"]
+            named += listed
+            bad += [f"{page}: does not list the case {case}" for case in sorted(cases - set(listed))]
         bad += [f"{page}: no such case of make bench: {case}" for case in sorted(set(named) - cases)]
     for source in sorted((root / "benchmarks").glob("*.cpp")):
         if source.stem not in programs and "int main(" in source.read_text():
