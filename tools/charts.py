@@ -6,7 +6,7 @@ usage: charts.py ROOT           (writes both)
 
 benchmarks/page.json lists groups of rows. A row names a case and a metric. Its baseline is the one of the same run, or that of the metric
 named by "peer", measured on the same machine and day. "goal" limits the ratio or, with a unit, the figure itself. The check takes the
-records that the page's machine and date name, so that later runs, on any machine, leave it valid.
+records that the page's machine and date name, so that runs on other machines or days leave it valid.
 """
 import json
 import re
@@ -31,11 +31,14 @@ def read_records(root):
 
 
 def shown(row, record, peer):
-    """Returns ours, baseline and ratio of a record, each None if unknown, and which of the first two was computed."""
+    """Returns ours, baseline and ratio of a record, each None if unknown, and which of the first two was computed from the others.
+
+    The value of a record in "x" is its ratio, and "unit" of the row is the baseline's.
+    """
     unit, ours, ratio = record.get("unit", ""), record.get("value"), record.get("ratio") or None
     baseline = record.get("baseline") or None
     if peer:
-        baseline = peer["value"]
+        baseline, ratio = peer["value"], None
         if unit in SECONDS and peer.get("unit") in SECONDS:
             baseline *= SECONDS[peer["unit"]] / SECONDS[unit]
     elif row.get("baseline") is False:
