@@ -48,6 +48,7 @@ namespace accelerate::detail {
 struct Session;
 struct StagedModel;
 class CapturedRun;
+class DeferredStep;
 class PlainBackwards;
 class StepGraphs;
 
@@ -110,8 +111,11 @@ struct PreparedOptimizer {
   bool was_checked = false;
   /// See digest_of_parameters(), when strategies last saw the optimizer.
   std::size_t parameters = 0;
-  /// True if the last step was skipped because of an infinite gradient.
+  /// True if the last step was skipped because of an infinite gradient; see
+  /// settle_step().
   bool step_was_skipped = false;
+  /// The last step, if the host does not know yet whether it was skipped.
+  std::shared_ptr<DeferredStep> deferred = nullptr;
 };
 
 struct PreparedScheduler {
@@ -141,6 +145,10 @@ void drop_kept_casts(Session& session);
 void count_backward(Session& session);
 /// Does after the optimizer's step what is left to do on the host.
 void finish_step(PreparedOptimizer& optimizer);
+/// Finds out whether a deferred step was skipped, and finishes or undoes it.
+void settle_step(PreparedOptimizer& optimizer);
+/// The same for all optimizers.
+void settle_steps(const Session& session);
 /// Begins a micro-step on the host.
 void begin_micro_step(
     Session& session,

@@ -17,7 +17,7 @@
 #include <accelerate/optimizers.h>
 
 #include "optim/optimizers/fused_batches.h"
-#include "optim/optimizers/graph_recorder.h"
+#include "optim/optimizers/step_hooks.h"
 
 namespace accelerate {
 
@@ -26,28 +26,51 @@ namespace {
 using detail::as_real;
 using detail::Batch;
 using detail::Batches;
-using detail::GraphRecorder;
 using detail::LossClosure;
+using detail::StepHooks;
 using torch::optim::Optimizer;
 
-// Counts one step more, or lets a recorder do so in each replay. Returns the
-// number of this step, and the function that reads it anew.
+// Changes a parameter's state, in each replay if the step is recorded; undone
+// if the step turns out to be skipped, unless the program has replaced the
+// state by then.
 template <class State>
-std::pair<std::int64_t, std::function<double()>> count_step(State& state) {
-  GraphRecorder* const recorder = GraphRecorder::current();
-  if (recorder == nullptr) {
-    state.step(state.step() + 1);
-    return {state.step(), nullptr};
-  }
-  recorder->change(
-      [&state] { state.step(state.step() + 1); },
-      [&state] { state.step(state.step() - 1); });
-  return {
-      state.step() + 1, [&state] { return static_cast<double>(state.step()); }};
+void change_state(
+    Optimizer& optimizer,
+    const at::Tensor& parameter,
+    State& state,
+    void (*make)(State&),
+    void (*undo)(State&)) {
+  StepHooks* const hooks = StepHooks::current();
+  if (hooks == nullptr) return make(state);
+  const auto on_state = [&states = optimizer.state(),
+                         key = parameter.unsafeGetTensorImpl(),
+                         known = &state](void (*change)(State&)) {
+    const auto found = states.find(key);
+    if (found != states.end() && found->second.get() == known) change(*known);
+  };
+  hooks->change(
+      [on_state, make] { on_state(make); },
+      [on_state, undo] { on_state(undo); });
+}
+
+// Counts one step more. Returns the number of this step and, if it is recorded,
+// the function that reads it anew.
+template <class State>
+std::pair<std::int64_t, std::function<double()>>
+count_step(Optimizer& optimizer, const at::Tensor& parameter, State& state) {
+  const std::int64_t step = state.step() + 1;
+  change_state<State>(
+      optimizer,
+      parameter,
+      state,
+      [](State& counted) { counted.step(counted.step() + 1); },
+      [](State& counted) { counted.step(counted.step() - 1); });
+  if (StepHooks::recording() == nullptr) return {step, nullptr};
+  return {step, [&state] { return static_cast<double>(state.step()); }};
 }
 
 // Calls a kernel with a group's learning rate as a number; in a recorded step,
-// as a tensor, with what says that the step is to be skipped.
+// as a tensor. If the step may be skipped, the kernel gets what says so.
 template <class Options, class Kernel>
 void run_with_rate(
     Optimizer& optimizer,
@@ -59,11 +82,15 @@ void run_with_rate(
                optimizer.param_groups()[group].options())
         .lr();
   };
-  GraphRecorder* const recorder = GraphRecorder::current();
-  if (recorder == nullptr) return kernel(rate(), batch.divisor);
   std::optional<at::Tensor> found_inf;
-  if (recorder->found_inf().defined()) found_inf = recorder->found_inf();
-  kernel(recorder->number(batch.device, rate), batch.divisor, found_inf);
+  const StepHooks* const hooks = StepHooks::current();
+  if (hooks != nullptr && hooks->found_inf().defined())
+    found_inf = hooks->found_inf().to(batch.device);
+  if (StepHooks* const recording = StepHooks::recording()) {
+    kernel(recording->number(batch.device, rate), batch.divisor, found_inf);
+  } else {
+    kernel(rate(), batch.divisor, found_inf);
+  }
 }
 
 at::Tensor run_closure(const LossClosure& closure) {
@@ -146,7 +173,7 @@ void run_float_sgd(
 template <class State, class Make>
 State& state_of(auto& states, const at::Tensor& parameter, Make&& make) {
   void* const key = parameter.unsafeGetTensorImpl();
-  if (GraphRecorder::current() != nullptr && states.find(key) == states.end())
+  if (StepHooks::recording() != nullptr && states.find(key) == states.end())
     throw_state_is_missing();
   auto& slot = states[key];
   if (!slot) slot = make();
@@ -172,11 +199,11 @@ void adam_step(
         return made;
       });
       if (options.amsgrad() && !state.max_exp_avg_sq().defined()) {
-        if (GraphRecorder::current() != nullptr) throw_state_is_missing();
+        if (StepHooks::recording() != nullptr) throw_state_is_missing();
         state.max_exp_avg_sq(
             at::zeros_like(parameter, at::MemoryFormat::Preserve));
       }
-      auto [step, count] = count_step(state);
+      auto [step, count] = count_step(optimizer, parameter, state);
       batches.add(
           parameter,
           step,
@@ -242,11 +269,18 @@ void step_sgd(Optimizer& optimizer, const at::Tensor& divisor) {
             return std::make_unique<torch::optim::SGDParamState>();
           });
       const bool is_first = !state.momentum_buffer().defined();
-      if (is_first && GraphRecorder::current() != nullptr)
+      if (is_first && StepHooks::recording() != nullptr)
         throw_state_is_missing();
-      if (is_first)
+      if (is_first) {
         state.momentum_buffer(
             at::empty_like(parameter, at::MemoryFormat::Preserve));
+        change_state<torch::optim::SGDParamState>(
+            optimizer,
+            parameter,
+            state,
+            [](auto&) {},
+            [](auto& made) { made.momentum_buffer({}); });
+      }
       batches.add(parameter, is_first ? 0 : 1, state.momentum_buffer());
     }
     batches.run(
@@ -289,13 +323,13 @@ void step_adagrad(Optimizer& optimizer, const at::Tensor& divisor) {
       // a master weight.
       if (state.sum().scalar_type() != parameter.scalar_type() ||
           state.sum().device() != parameter.device()) {
-        if (GraphRecorder::current() != nullptr) throw_state_is_missing();
+        if (StepHooks::recording() != nullptr) throw_state_is_missing();
         state.sum(state.sum().to(parameter.options()));
       }
       // The constructor left the imaginary parts at 0.
       if (state.step() == 0 && parameter.is_complex())
         as_real(state.sum()).fill_(options.initial_accumulator_value());
-      auto [step, count] = count_step(state);
+      auto [step, count] = count_step(optimizer, parameter, state);
       batches.add(parameter, step, state.sum(), {}, {}, std::move(count));
     }
     batches.run(
@@ -359,8 +393,8 @@ void run_rmsprop(
 }
 
 void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
-  const GraphRecorder* const recorder = GraphRecorder::current();
-  if (recorder != nullptr && recorder->found_inf().defined()) {
+  const StepHooks* const hooks = StepHooks::recording();
+  if (hooks != nullptr && hooks->found_inf().defined()) {
     throw ConfigError(
         "[optim] a step of RMSprop cannot be recorded with fp16, since its "
         "kernels do not skip steps; use bf16, or Adam");
@@ -381,7 +415,7 @@ void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
             made->square_avg(zeros());
             return made;
           });
-      if (recorder != nullptr &&
+      if (hooks != nullptr &&
           ((options.momentum() > 0 && !state.momentum_buffer().defined()) ||
            (options.centered() && !state.grad_avg().defined()))) {
         throw_state_is_missing();
@@ -390,7 +424,7 @@ void step_rmsprop(Optimizer& optimizer, const at::Tensor& divisor) {
         state.momentum_buffer(zeros());
       if (options.centered() && !state.grad_avg().defined())
         state.grad_avg(zeros());
-      count_step(state);
+      count_step(optimizer, parameter, state);
       batches.add(
           parameter,
           1,
@@ -447,7 +481,7 @@ at::Tensor step_like_libtorch(
   const at::NoGradGuard no_grad;
   at::Tensor loss = run_closure(closure);
   if (has_unusual_tensors(optimizer)) {
-    if (GraphRecorder::current() != nullptr) {
+    if (StepHooks::recording() != nullptr) {
       throw ConfigError(
           "[optim] a step with sparse gradients or complex parameters cannot "
           "be recorded, since LibTorch takes it one parameter at a time");

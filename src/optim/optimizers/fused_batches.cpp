@@ -6,7 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
 
-#include "optim/optimizers/graph_recorder.h"
+#include "optim/optimizers/step_hooks.h"
 
 namespace accelerate::detail {
 
@@ -76,7 +76,7 @@ void Batches::run(
     auto count = static_cast<float>(batch.step);
     at::Tensor step = at::from_blob(&count, {}, at::kFloat);
     if (batch.count) {
-      step = GraphRecorder::current()->number(batch.device, batch.count);
+      step = StepHooks::current()->number(batch.device, batch.count);
     } else if (!batch.device.is_cpu()) {
       step = at::full({}, count, step.options().device(batch.device));
     }

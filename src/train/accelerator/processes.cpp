@@ -67,6 +67,7 @@ void Accelerator::free_memory() const {
   for (const auto& captured : session_->captured_steps) {
     if (const auto graphs = captured.lock()) graphs->reset();
   }
+  detail::settle_steps(*session_);
   // Optimizers may outlive their handles.
   for (const auto& optimizer : session_->optimizers) {
     if (optimizer->inner == nullptr) continue;

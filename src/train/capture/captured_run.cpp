@@ -111,7 +111,7 @@ void record_step(
     run.begin_skippable_step(found);
   }
   {
-    const GraphRecorderScope scope(run);
+    const StepHooksScope scope(run);
     step_inner(optimizer, nullptr, divisor);
   }
   std::vector<std::function<void()>> undo;

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "optim/optimizers/graph_recorder.h"
+#include "optim/optimizers/step_hooks.h"
 #include "train/session.h"
 
 namespace accelerate::detail {
@@ -29,14 +29,16 @@ struct HostWork {
 /// One run of a captured step's function, which the library's functions tell
 /// what they do on the host. While it is recorded, they leave to replays what
 /// another run would undo or repeat.
-class CapturedRun final : public GraphRecorder {
+class CapturedRun final : public StepHooks {
  public:
   /// A plain run, of which only the counts below are wanted.
   CapturedRun() = default;
   /// A recorded run on `device`, with at most `max_numbers` numbers.
   CapturedRun(at::Device device, std::size_t max_numbers);
 
-  [[nodiscard]] bool is_recording() const { return work_.memory.defined(); }
+  [[nodiscard]] bool is_recording() const override {
+    return work_.memory.defined();
+  }
   /// Has `action` run in each replay: before the kernels are launched, but
   /// after them once one of the steps may be skipped. Only while recording.
   void repeat(std::function<void()> action);

@@ -371,6 +371,7 @@ std::shared_ptr<void> StepGraphs::call(
     const NestedParts& inputs,
     const Run& run) {
   const at::Device device = session_->world.device();
+  settle_steps(*session_);
   reason_ = obstacle(inputs);
   if (!reason_.empty()) {
     warn();

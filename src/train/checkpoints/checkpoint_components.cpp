@@ -131,6 +131,7 @@ ComponentList optimizer_components(
     const Session& session,
     const std::vector<PlacedModel>& models,
     CheckpointUse use) {
+  settle_steps(session);
   const bool is_whole = with_optimizers(session, use);
   const bool loads_masters = use == CheckpointUse::load && !is_whole;
   auto optimizers = is_whole || loads_masters

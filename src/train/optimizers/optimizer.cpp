@@ -173,6 +173,7 @@ at::Tensor step_on_whole_state(
   const detail::StepPartScope part(
       session.steps.get(), detail::StepPart::optimizer);
   const detail::LibraryCall call;
+  detail::settle_step(prepared);
   warn_without_windows(session);
   detail::report_settings_without_effect(session);
   detail::notice_changes(session);
@@ -189,7 +190,7 @@ at::Tensor step_on_whole_state(
   at::Tensor result = step_on_whole_state(prepared, closure, clipping.divisor);
   if (clipped != nullptr) result = clipping.norm;
   if (session.captured_run != nullptr) ++session.captured_run->num_steps;
-  if (prepared.step_was_skipped) return result;
+  if (prepared.step_was_skipped || prepared.deferred) return result;
   detail::finish_step(prepared);
   session.step.is_direct = can_step_directly(session);
   return result;
@@ -367,16 +368,21 @@ void Optimizer::zero_grad(bool set_to_none) const {
   if (was_waiting && scaler) scaler->undo_unscale_(*prepared_->inner);
 }
 
-bool Optimizer::step_was_skipped() const { return prepared_->step_was_skipped; }
+bool Optimizer::step_was_skipped() const {
+  detail::settle_step(*prepared_);
+  return prepared_->step_was_skipped;
+}
 
 torch::optim::Optimizer& Optimizer::inner() const {
   require_prepared(*prepared_);
+  detail::settle_step(*prepared_);
   return *prepared_->inner;
 }
 
 std::vector<torch::optim::OptimizerParamGroup>& Optimizer::param_groups()
     const {
-  return inner().param_groups();
+  require_prepared(*prepared_);
+  return prepared_->inner->param_groups();
 }
 
 double Optimizer::learning_rate() const {

@@ -38,6 +38,7 @@ int steps_due(const PreparedScheduler& prepared) {
   const detail::Session& session = *prepared.session;
   if (!session.scheduling.step_with_optimizer) return 1;
   if (!session.clock.sync_gradients()) return 0;
+  detail::settle_steps(*prepared.session);
   if (std::any_of(
           prepared.optimizers.begin(),
           prepared.optimizers.end(),

@@ -10,6 +10,7 @@
 
 #include <accelerate/accelerator.h>
 
+#include "train/optimizers/deferred_step.h"
 #include "train/step/plain_backwards.h"
 
 namespace accelerate::detail {
@@ -40,10 +41,10 @@ bool has_gradients(const torch::optim::Optimizer& optimizer) {
 }
 
 // GradScaler::step() with the prepared optimizer's step. Returns whether it
-// stepped.
+// stepped, as far as the host knows.
 bool step_if_finite(
     const GradScaler& scaler,
-    const PreparedOptimizer& optimizer,
+    PreparedOptimizer& optimizer,
     const std::function<at::Tensor()>& closure,
     const at::Tensor& divisor) {
   // The scaler refuses closures.
@@ -52,6 +53,10 @@ bool step_if_finite(
   if (scaler.is_enabled()) {
     if (!scaler.is_unscaled(*optimizer.inner))
       scaler.unscale_(*optimizer.inner);
+    if (can_defer(optimizer)) {
+      take_deferred_step(optimizer, divisor);
+      return true;
+    }
     // A captured step does not read it where it is recorded (record_step()).
     std::optional<at::DisableRecordFunctionGuard> unobserved;
     if (optimizer.session->captured_run != nullptr) unobserved.emplace();
@@ -188,6 +193,7 @@ const std::optional<GradScaler>& Accelerator::scaler() const {
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {
+  detail::settle_steps(*session_);
   return std::any_of(
       session_->optimizers.begin(),
       session_->optimizers.end(),

@@ -1,0 +1,82 @@
+#include "train/optimizers/deferred_step.h"
+
+#include <algorithm>
+#include <memory>
+#include <ranges>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "optim/optimizers/fused.h"
+
+namespace accelerate::detail {
+
+DeferredStep::DeferredStep(at::Tensor found_inf)
+    : found_inf_(std::move(found_inf)),
+      on_host_(found_inf_.to(at::kCPU, /*non_blocking=*/true)),
+      arrived_(found_inf_.device().type()) {
+  const c10::impl::VirtualGuardImpl guard(found_inf_.device().type());
+  arrived_.record(guard.getStream(found_inf_.device()));
+}
+
+at::Tensor DeferredStep::number(
+    const at::Device& device,
+    std::function<double()> read) {
+  return at::full(
+      {}, read(), at::TensorOptions().dtype(at::kFloat).device(device));
+}
+
+void DeferredStep::change(
+    std::function<void()> make,
+    std::function<void()> undo) {
+  make();
+  undo_.push_back(std::move(undo));
+}
+
+bool DeferredStep::was_skipped() {
+  arrived_.synchronize();
+  return *on_host_.const_data_ptr<float>() != 0;
+}
+
+void DeferredStep::undo() const {
+  for (const auto& change : std::views::reverse(undo_)) change();
+}
+
+bool can_defer(const PreparedOptimizer& optimizer) {
+  const Session& session = *optimizer.session;
+  return optimizer.fused_step != nullptr && !session.world.device().is_cpu() &&
+      session.world.size() == 1 && session.captured_run == nullptr &&
+      std::ranges::all_of(
+             session.models,
+             [](const auto& model) { return model->strategies.is_idle(); }) &&
+      can_divide(*optimizer.inner);
+}
+
+void take_deferred_step(
+    PreparedOptimizer& optimizer,
+    const at::Tensor& divisor) {
+  const auto step = std::make_shared<DeferredStep>(
+      optimizer.session->scaler->found_inf_tensor(*optimizer.inner));
+  const StepHooksScope scope(*step);
+  step_inner(optimizer, nullptr, divisor);
+  optimizer.deferred = step;
+}
+
+void settle_step(PreparedOptimizer& optimizer) {
+  const auto step = std::exchange(optimizer.deferred, nullptr);
+  if (step == nullptr) return;
+  optimizer.step_was_skipped = step->was_skipped();
+  if (optimizer.inner == nullptr) return;
+  if (optimizer.step_was_skipped) {
+    step->undo();
+  } else {
+    finish_step(optimizer);
+  }
+}
+
+void settle_steps(const Session& session) {
+  for (const auto& optimizer : session.optimizers) settle_step(*optimizer);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include "optim/optimizers/step_hooks.h"
+#include "train/session.h"
+
+namespace accelerate::detail {
+
+/// A step whose kernels skip themselves if gradients are not finite, so that
+/// the host need not wait to find out.
+class DeferredStep final : public StepHooks {
+ public:
+  /// `found_inf`: float [1] on a device. Its value begins its way to the host.
+  explicit DeferredStep(at::Tensor found_inf);
+
+  [[nodiscard]] bool is_recording() const override { return false; }
+  at::Tensor number(const at::Device& device, std::function<double()> read)
+      override;
+  void change(std::function<void()> make, std::function<void()> undo) override;
+  [[nodiscard]] const at::Tensor& found_inf() const override {
+    return found_inf_;
+  }
+
+  /// Waits for the device's answer, not for the step.
+  [[nodiscard]] bool was_skipped();
+  void undo() const;
+
+ private:
+  at::Tensor found_inf_, on_host_;
+  c10::Event arrived_;
+  std::vector<std::function<void()>> undo_;
+};
+
+/// Whether the optimizer's step needs not wait for whether gradients are
+/// finite: one process steps fused, on a device, on a model without techniques.
+[[nodiscard]] bool can_defer(const PreparedOptimizer& optimizer);
+/// Takes the step; its gradients must be unscaled.
+void take_deferred_step(
+    PreparedOptimizer& optimizer,
+    const at::Tensor& divisor);
+
+}  // namespace accelerate::detail
