@@ -4,9 +4,13 @@
 #include <limits>
 #include <vector>
 
+#include <ATen/Functions.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
+#include "precision/fp8/device_scales.h"
 #include "precision/fp8/scale_rules.h"
 
 namespace accelerate::detail {
@@ -142,6 +146,38 @@ TEST(DelayedScaling, CountsStepsWhoseScaleDidNotFit) {
     counts.push_back(scale.num_misfits());
   }
   EXPECT_THAT(counts, ElementsAre(1, 2, 1, 0, 1, 2));
+}
+
+// Steps without values, with infinities, and with values that overflow the
+// scale are among them.
+TEST(ScaleRules, AreTheSameOnDevices) {
+  EXPECT_TRUE(rc::check([] {
+    const DelayedScaleOptions options{
+        .history_len = *rc::gen::inRange<std::int64_t>(1, 5),
+        .uses_largest = *rc::gen::arbitrary<bool>(),
+        .margin = *rc::gen::inRange<std::int64_t>(-2, 4),
+        .interval = *rc::gen::inRange<std::int64_t>(1, 4)};
+    std::vector<DelayedScale> host{
+        {Float8Format::e4m3fn, options}, {Float8Format::e5m2, options}};
+    DeviceScales device({&host[0], &host[1]}, options, at::kCPU);
+    const auto num_steps = *rc::gen::inRange(1, 12);
+    for (int step = 0; step < num_steps; ++step) {
+      const auto amax = rc::gen::elementOf(std::vector<float>{
+          0, 0, 1, 3.5, 448, 1e-3F, 1e-38F, 1e-44F, 3e38F, kInfinity});
+      const std::vector<float> amaxes{*amax, *amax};
+      if (amaxes != std::vector<float>{0, 0})
+        for (std::size_t i = 0; i < 2; ++i) host[i].update(amaxes[i]);
+      device.update(at::tensor(amaxes));
+      for (std::int64_t i = 0; i < 2; ++i) {
+        RC_ASSERT(
+            device.scales()[i].item<float>() ==
+            host[static_cast<std::size_t>(i)].scale());
+      }
+      // It can begin anywhere.
+      if (*rc::gen::inRange(0, 4) == 0)
+        device = DeviceScales({&host[0], &host[1]}, options, at::kCPU);
+    }
+  }));
 }
 
 }  // namespace scale_rules_test

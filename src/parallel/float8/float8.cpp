@@ -1,8 +1,10 @@
 #include "parallel/float8/float8.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -21,6 +23,8 @@
 #include "kernels/device/device_kernels.h"
 #include "parallel/context/attention_scope.h"
 #include "parallel/float8/float8_figures.h"
+#include "precision/arriving_numbers.h"
+#include "precision/fp8/device_scales.h"
 #include "precision/fp8/float8_keeper.h"
 #include "precision/fp8/float8_layers.h"
 #include "precision/fp8/float8_rules.h"
@@ -196,6 +200,7 @@ class Float8 final : public Strategy, public StrategyState {
   /// By layer: "scale" [roles], "amax_history" [roles, length] from the place
   /// of the current step to the newest value, and "num_updates".
   [[nodiscard]] SharedStates shared_states() const override {
+    settle_scales();
     SharedStates states;
     for (const auto& layer : keeper_->layers()) {
       std::vector<float> scales, history;
@@ -222,6 +227,8 @@ class Float8 final : public Strategy, public StrategyState {
   }
 
   void load_shared_states(const SavedSharedStates& saved) override {
+    settle_scales();
+    device_scales_.reset();
     for (const auto& layer : keeper_->layers()) {
       const auto find = [&](std::string_view key) {
         const auto found = saved.find(format("{}/{}", layer->name, key));
@@ -262,18 +269,50 @@ class Float8 final : public Strategy, public StrategyState {
     mesh_.gradient_group().all_reduce(amaxes, ReduceOp::max);
     if (mesh_.degree(Axis::tensor) > 1)
       mesh_.group(Axis::tensor).all_reduce(amaxes, ReduceOp::max);
-    // The only point where a step waits for the device.
-    amaxes = amaxes.cpu().contiguous();
+    if (amaxes.is_cpu()) return update_tensors(amaxes);
+    update_on_device(amaxes.flatten());
+  }
+
+  // The host learns the amaxes a step later, when it need not wait for them.
+  void update_on_device(const at::Tensor& amaxes) {
+    settle_scales();
+    std::vector<DelayedTensor*> tensors;
+    for (const auto& layer : keeper_->layers())
+      for (const auto& tensor : layer->delayed) tensors.push_back(tensor.get());
+    if (!device_scales_) {
+      std::vector<const DelayedScale*> scales;
+      for (const DelayedTensor* const tensor : tensors)
+        scales.push_back(&tensor->scale());
+      device_scales_.emplace(scales, *rules_.delayed, amaxes.device());
+    }
+    device_scales_->update(amaxes);
+    const std::vector<at::Tensor> scales = device_scales_->scales().unbind();
+    for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i]->use(scales[i]);
+    arriving_amaxes_.emplace(amaxes);
+  }
+
+  void settle_scales() const {
+    if (!arriving_amaxes_) return;
+    update_tensors(arriving_amaxes_->get());
+    arriving_amaxes_.reset();
+  }
+
+  // `amaxes`: in the order of layers and roles.
+  void update_tensors(const at::Tensor& amaxes) const {
+    const at::Tensor values = amaxes.contiguous();
+    const auto* value = values.const_data_ptr<float>();
     // With a second optimizer of the model, there is nothing left to add.
-    if (amaxes.max().item<float>() == 0) return;
-    const auto* value = amaxes.const_data_ptr<float>();
+    if (std::all_of(value, value + values.numel(), [](float amax) {
+          return amax == 0;
+        }))
+      return;
     for (const auto& layer : keeper_->layers())
       for (std::size_t role = 0; role < layer->delayed.size(); ++role)
         update(*layer, static_cast<Float8Layer::Role>(role), *value++);
   }
 
   // Ends a step of one tensor, and reports it if its scales keep not fitting.
-  void update(Float8Layer& layer, Float8Layer::Role role, float amax) {
+  void update(Float8Layer& layer, Float8Layer::Role role, float amax) const {
     DelayedTensor& tensor = *layer.delayed[role];
     const float used_scale = tensor.scale().scale();
     tensor.update(amax);
@@ -394,7 +433,11 @@ class Float8 final : public Strategy, public StrategyState {
   c10::intrusive_ptr<Float8Layer> probed_;
   std::shared_ptr<Float8Keeper> keeper_;
   std::vector<at::Tensor> weights_;
-  std::set<std::pair<const Float8Layer*, Float8Layer::Role>> named_misfits_;
+  mutable std::set<std::pair<const Float8Layer*, Float8Layer::Role>>
+      named_misfits_;
+  /// Set once a device computes the scales.
+  std::optional<DeviceScales> device_scales_;
+  mutable std::optional<ArrivingNumbers> arriving_amaxes_;
   torch::nn::Module* module_ = nullptr;
   Float8Figures figures_;
 };

@@ -84,7 +84,13 @@ std::pair<float, at::Tensor> DelayedTensor::take_amax() {
 void DelayedTensor::update(float amax) {
   const std::lock_guard lock(mutex_);
   scale_.update(amax);
-  on_device_.reset();
+  if (!is_given_) on_device_.reset();
+}
+
+void DelayedTensor::use(at::Tensor scale_on_device) {
+  const std::lock_guard lock(mutex_);
+  on_device_ = std::move(scale_on_device);
+  is_given_ = true;
 }
 
 void DelayedTensor::restore(
@@ -94,6 +100,7 @@ void DelayedTensor::restore(
   const std::lock_guard lock(mutex_);
   scale_.restore(scale, history, num_updates);
   on_device_.reset();
+  is_given_ = false;
 }
 
 Float8Layer::Float8Layer(std::string layer_name, const Float8Rules& layer_rules)

@@ -67,6 +67,9 @@ class DelayedTensor {
   std::pair<float, at::Tensor> take_amax();
   /// Ends a step, given the amax of all ranks.
   void update(float amax);
+  /// From now on the scale is what the last call was given, a scalar on a
+  /// device; update() tells only scale().
+  void use(at::Tensor scale_on_device);
   void restore(
       float scale,
       const std::vector<float>& history,
@@ -77,6 +80,7 @@ class DelayedTensor {
   std::mutex mutex_;
   DelayedScale scale_;
   at::Tensor on_device_;
+  bool is_given_ = false;
   float pending_ = 0;
   at::Tensor pending_on_device_;
 };

@@ -6,19 +6,13 @@
 #include <utility>
 
 #include <ATen/Functions.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "optim/optimizers/fused.h"
 
 namespace accelerate::detail {
 
 DeferredStep::DeferredStep(at::Tensor found_inf)
-    : found_inf_(std::move(found_inf)),
-      on_host_(found_inf_.to(at::kCPU, /*non_blocking=*/true)),
-      arrived_(found_inf_.device().type()) {
-  const c10::impl::VirtualGuardImpl guard(found_inf_.device().type());
-  arrived_.record(guard.getStream(found_inf_.device()));
-}
+    : found_inf_(std::move(found_inf)), on_host_(found_inf_) {}
 
 at::Tensor DeferredStep::number(
     const at::Device& device,
@@ -35,8 +29,7 @@ void DeferredStep::change(
 }
 
 bool DeferredStep::was_skipped() {
-  arrived_.synchronize();
-  return *on_host_.const_data_ptr<float>() != 0;
+  return *on_host_.get().const_data_ptr<float>() != 0;
 }
 
 void DeferredStep::undo() const {

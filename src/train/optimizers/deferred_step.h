@@ -4,9 +4,9 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 
 #include "optim/optimizers/step_hooks.h"
+#include "precision/arriving_numbers.h"
 #include "train/session.h"
 
 namespace accelerate::detail {
@@ -31,8 +31,8 @@ class DeferredStep final : public StepHooks {
   void undo() const;
 
  private:
-  at::Tensor found_inf_, on_host_;
-  c10::Event arrived_;
+  at::Tensor found_inf_;
+  ArrivingNumbers on_host_;
   std::vector<std::function<void()>> undo_;
 };
 
