@@ -11,6 +11,7 @@ records that the page's machine and date name, so that runs on other machines or
 import json
 import re
 import sys
+import textwrap
 from html import escape
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def render(groups, records, places):
             missed += [row["metric"]] if is_missed(row, figure) else []
         path = f"images/{group['name']}.svg"
         charts["docs/" + path] = chart_of(group, figures)
-        page += ["", f"## {group['title']}", "", group["about"], "", f"![{group['title']}]({path})", "", *table_of(group, figures)]
+        page += ["", f"## {group['title']}", "", *textwrap.wrap(group["about"], 120, break_on_hyphens=False), "", f"![{group['title']}]({path})", "", *table_of(group, figures)]
     return "\n".join([*page, "", END]), charts, missed
 
 
