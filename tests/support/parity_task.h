@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string>
@@ -99,7 +100,8 @@ struct ParityResult {
 };
 
 /// Trains ParityNet on global batches that do not depend on the number of
-/// ranks.
+/// ranks. With ACCELERATE_TEST_UNFUSED in the environment, linear layers and
+/// optimizers are LibTorch's.
 inline ParityResult train_parity_net(const ParityRun& run) {
   torch::manual_seed(3);
   const auto inputs =
@@ -115,6 +117,8 @@ inline ParityResult train_parity_net(const ParityRun& run) {
     if (run.is_plain)
       options.world.logger = Logger([](const LogRecord&) {}, LogLevel::error);
     options.gradient_accumulation_steps = run.gradient_accumulation_steps;
+    if (std::getenv("ACCELERATE_TEST_UNFUSED") != nullptr)
+      options.fused_linear = options.fused_optimizers = false;
     Accelerator accelerator(options);
     ParityNet net(run.has_experts);
     if (accelerator.is_main_process()) {
