@@ -2,7 +2,8 @@
 // models: the same modules, loop and torch::optim::AdamW prepared, compared
 // with LibTorch by hand, and fully sharded over one rank, compared with
 // unsharded. Arguments: models (mlp, encoder, gpt, cnn), precisions (no, bf16)
-// and numbers of threads to measure; all without any.
+// and numbers of threads to measure, all without any; "unsharded" leaves out
+// the rest.
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -195,7 +196,8 @@ void compare(
     const Tensor& x,
     const Tensor& y,
     Precision precision,
-    int threads) {
+    int threads,
+    bool has_shards) {
   const auto make = [&] {
     torch::manual_seed(1);
     return make_net();
@@ -208,6 +210,7 @@ void compare(
       "whole_step",
       name + suffix + "_us",
       interleave(15, 1, prepared, step_by_hand(make(), x, y, precision)));
+  if (!has_shards) return;
   report_interleaved(
       "whole_step",
       name + "_sharded" + suffix + "_us",
@@ -230,6 +233,8 @@ bool is_chosen(
 
 int main(int argc, char** argv) {
   const std::vector<std::string> chosen(argv + 1, argv + argc);
+  const bool has_shards =
+      std::find(chosen.begin(), chosen.end(), "unsharded") == chosen.end();
   const std::vector<std::string> models{"mlp", "encoder", "gpt", "cnn"};
   torch::manual_seed(2);
   const auto classes = [](at::IntArrayRef sizes) {
@@ -246,7 +251,7 @@ int main(int argc, char** argv) {
       for (const Precision precision : {Precision::no, Precision::bf16}) {
         const bool is_low = precision == Precision::bf16;
         if (is_chosen(chosen, {"no", "bf16"}, is_low ? "bf16" : "no"))
-          compare(name, make_net, x, y, precision, threads);
+          compare(name, make_net, x, y, precision, threads, has_shards);
       }
     }
   };
