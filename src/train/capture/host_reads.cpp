@@ -38,7 +38,7 @@ class HostReads::Findings final : public c10::DebugInfoBase {
 namespace {
 
 // LibTorch has two kinds of this information for programs that need their own.
-constexpr auto kInfoKind = c10::DebugInfoKind::TEST_INFO_2;
+const auto info_kind = c10::DebugInfoKind::TEST_INFO_2;
 
 // The operators that this thread is inside of: their number, and the name of
 // the outermost, which is the one that the program called.
@@ -89,7 +89,7 @@ std::unique_ptr<at::ObserverContext> HostReads::Findings::begin(
     const at::RecordFunction& function) {
   if (num_open++ == 0) outermost_operator = function.name();
   auto* const findings =
-      static_cast<Findings*>(c10::ThreadLocalDebugInfo::get(kInfoKind));
+      static_cast<Findings*>(c10::ThreadLocalDebugInfo::get(info_kind));
   if (findings == nullptr) return nullptr;
   const std::string_view obstacle =
       obstacle_in(function.name(), function.inputs(), findings->device());
@@ -104,7 +104,7 @@ void HostReads::Findings::end(const at::RecordFunction&, at::ObserverContext*) {
 
 HostReads::HostReads(c10::DeviceType device)
     : findings_(std::make_shared<Findings>(device)),
-      guard_(kInfoKind, findings_),
+      guard_(info_kind, findings_),
       callback_(at::addThreadLocalCallback(
           at::RecordFunctionCallback(&Findings::begin, &Findings::end)
               .needsInputs(true)
