@@ -44,7 +44,6 @@ class BlockAllocator final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     limit_ += by;
     num_leases_ += num_leases;
-    if (num_leases_ == 0) most_in_use_ = 0;
     make_room(0);
     if (num_leases_ == 0) arena_.return_free();
   }
@@ -96,9 +95,6 @@ class BlockAllocator final : public c10::Allocator {
       if (memory == MAP_FAILED) return nullptr;
     }
     sizes_.emplace(memory, size);
-    in_use_ += static_cast<std::int64_t>(size);
-    most_in_use_ = std::max(most_in_use_, in_use_);
-    make_room(0);
     return memory;
   }
 
@@ -118,8 +114,7 @@ class BlockAllocator final : public c10::Allocator {
     const Block block{memory, found->second};
     sizes_.erase(found);
     const auto size = static_cast<std::int64_t>(block.size);
-    in_use_ -= size;
-    if (size > room()) {
+    if (size > limit_) {
       ::munmap(block.memory, block.size);
       return true;
     }
@@ -129,17 +124,10 @@ class BlockAllocator final : public c10::Allocator {
     return true;
   }
 
-  // The bytes that may be kept. Up to what was used at once, it does not raise
-  // the peak of memory.
-  [[nodiscard]] std::int64_t room() const {
-    return num_leases_ == 0 ? 0 : std::max(limit_, most_in_use_ - in_use_);
-  }
-
   // Frees the oldest blocks first.
   void make_room(std::int64_t bytes) {
     auto first = kept_.begin();
-    const std::int64_t most = room();
-    for (; first != kept_.end() && kept_bytes_ + bytes > most; ++first) {
+    for (; first != kept_.end() && kept_bytes_ + bytes > limit_; ++first) {
       ::munmap(first->memory, first->size);
       kept_bytes_ -= static_cast<std::int64_t>(first->size);
     }
@@ -154,7 +142,6 @@ class BlockAllocator final : public c10::Allocator {
   std::vector<Block> kept_;                       // the oldest first
   std::int64_t kept_bytes_ = 0;
   std::int64_t limit_ = 0;
-  std::int64_t in_use_ = 0, most_in_use_ = 0;  // of large blocks
 };
 
 // Set once, when it becomes LibTorch's allocator; outlives all tensors.
