@@ -131,8 +131,7 @@ at::Tensor KeptCasts::cast_of(const at::Tensor& used) {
   if (kept == nullptr) return {};
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
   if (!is_valid(*kept, dtype)) {
-    // Recordings take the cast as they take the parameter, and the cast itself
-    // must not ask for casts.
+    // To a recording the cast comes from outside, as the parameter does.
     const c10::impl::ExcludeDispatchKeyGuard unrecorded(kRecordingKey);
     num_kept_ += kept->cast.defined() ? 0 : 1;
     kept->cast = kept->parameter.to(dtype);

@@ -36,8 +36,9 @@ class DeferredStep final : public StepHooks {
   std::vector<std::function<void()>> undo_;
 };
 
-/// Whether the optimizer's step needs not wait for whether gradients are
-/// finite: one process steps fused, on a device, on a model without techniques.
+/// Whether the optimizer can step before the host knows if gradients are
+/// finite: one process takes fused steps on a device, on models without
+/// techniques.
 [[nodiscard]] bool can_defer(const PreparedOptimizer& optimizer);
 /// Takes the step; its gradients must be unscaled.
 void take_deferred_step(

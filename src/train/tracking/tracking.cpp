@@ -210,6 +210,8 @@ void AcceleratorTracking::flush_trackers() const {
 
 void Accelerator::end_training() const {
   const detail::PublicCall call("end_training()");
+  // The journal ends with the number of steps that were taken.
+  detail::settle_steps(*session_);
   session_->tracking->finish();
   finish();
 }
