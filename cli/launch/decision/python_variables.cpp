@@ -25,113 +25,36 @@ enum class Style {
   one_or_zero,  // unless a file wrote otherwise
 };
 
-struct Export {
-  std::string_view key;
-  std::string_view variable;
-  Style style = Style::as_written;
-};
-
-constexpr std::array kDynamo{
-    Export{"dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", Style::upper},
-    Export{"dynamo_mode", "ACCELERATE_DYNAMO_MODE"},
-    Export{
-        "dynamo_use_fullgraph",
-        "ACCELERATE_DYNAMO_USE_FULLGRAPH",
-        Style::boolean},
-    Export{
-        "dynamo_use_dynamic",
-        "ACCELERATE_DYNAMO_USE_DYNAMIC",
-        Style::boolean},
-    Export{
-        "dynamo_use_regional_compilation",
-        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
-        Style::boolean}};
-
-constexpr std::array kFsdp{
-    Export{"fsdp_version", "FSDP_VERSION"},
-    Export{"fsdp_sharding_strategy", "FSDP_SHARDING_STRATEGY"},
-    Export{
-        "fsdp_reshard_after_forward",
-        "FSDP_RESHARD_AFTER_FORWARD",
-        Style::lower},
-    Export{"fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", Style::lower},
-    Export{"fsdp_min_num_params", "FSDP_MIN_NUM_PARAMS"},
-    Export{"fsdp_auto_wrap_policy", "FSDP_AUTO_WRAP_POLICY"},
-    Export{
-        "fsdp_transformer_layer_cls_to_wrap",
-        "FSDP_TRANSFORMER_CLS_TO_WRAP"},
-    Export{"fsdp_backward_prefetch", "FSDP_BACKWARD_PREFETCH"},
-    Export{"fsdp_state_dict_type", "FSDP_STATE_DICT_TYPE"},
-    Export{"fsdp_forward_prefetch", "FSDP_FORWARD_PREFETCH", Style::lower},
-    Export{"fsdp_use_orig_params", "FSDP_USE_ORIG_PARAMS", Style::lower},
-    Export{
-        "fsdp_cpu_ram_efficient_loading",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING",
-        Style::lower},
-    Export{"fsdp_sync_module_states", "FSDP_SYNC_MODULE_STATES", Style::lower},
-    Export{
-        "fsdp_activation_checkpointing",
-        "FSDP_ACTIVATION_CHECKPOINTING",
-        Style::lower},
-    Export{
-        "fsdp_activation_checkpointing_offload",
-        "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
-        Style::lower},
-    Export{"fsdp_ignored_modules", "FSDP_IGNORED_MODULES"}};
-
-constexpr std::array kDeepSpeed{
-    Export{"zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE"},
-    Export{"gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", Style::lower},
-    Export{
+// How Accelerate writes an option of this kind, section or key.
+Style style_of(const detail::OptionSpec& spec) {
+  if (spec.key == "dynamo_backend") return Style::upper;
+  for (const std::string_view key :
+       {"fsdp_reshard_after_forward",
+        "gradient_clipping",
         "offload_optimizer_device",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-        Style::lower},
-    Export{
-        "offload_param_device",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-        Style::lower},
-    Export{
-        "offload_optimizer_nvme_path",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH"},
-    Export{
-        "offload_param_nvme_path",
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"},
-    Export{"zero3_init_flag", "ACCELERATE_DEEPSPEED_ZERO3_INIT", Style::lower},
-    Export{
-        "zero3_save_16bit_model",
-        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
-        Style::lower},
-    Export{"deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE"},
-    Export{
-        "deepspeed_moe_layer_cls_names",
-        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"}};
-
-constexpr std::array kParallelism{
-    Export{
-        "parallelism_config_dp_replicate_size",
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"},
-    Export{
-        "parallelism_config_dp_shard_size",
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE"},
-    Export{"parallelism_config_tp_size", "PARALLELISM_CONFIG_TP_SIZE"},
-    Export{"parallelism_config_cp_size", "PARALLELISM_CONFIG_CP_SIZE"},
-    Export{"parallelism_config_cp_backend", "PARALLELISM_CONFIG_CP_BACKEND"},
-    Export{"parallelism_config_sp_size", "PARALLELISM_CONFIG_SP_SIZE"},
-    Export{"parallelism_config_sp_backend", "PARALLELISM_CONFIG_SP_BACKEND"}};
+        "offload_param_device"}) {
+    if (spec.key == key) return Style::lower;
+  }
+  if (spec.kind == detail::OptionKind::boolean) return Style::boolean;
+  if (spec.kind != detail::OptionKind::truth) return Style::as_written;
+  if (spec.section == "fp8_config") return Style::one_or_zero;
+  return spec.section == "fsdp_config" || spec.section == "deepspeed_config"
+      ? Style::lower
+      : Style::as_written;
+}
 
 class Exporter {
  public:
   explicit Exporter(const Settings& settings) : settings_(settings) {}
 
-  template <class Rows>
-  void add(const Rows& rows) {
-    for (const Export& row : rows) add(row);
+  // All options of the section that have a variable.
+  void add_section(std::string_view section) {
+    for (const detail::OptionSpec& spec : detail::option_table()) {
+      if (spec.section == section && !spec.variable.empty()) add(spec);
+    }
   }
 
-  void add(const Export& row) {
-    if (const auto found = value_for_python(row.key))
-      set(row.variable, written(*found, row.style));
-  }
+  void add(std::string_view key) { add(*detail::find_option(key)); }
 
   void set(std::string_view variable, std::string value) {
     variables_.insert_or_assign(std::string(variable), std::move(value));
@@ -140,12 +63,15 @@ class Exporter {
   std::map<std::string, std::string> finish() { return std::move(variables_); }
 
  private:
+  void add(const detail::OptionSpec& spec) {
+    if (const auto found = value_for_python(spec))
+      set(spec.variable, written(*found, style_of(spec)));
+  }
+
   // The given value, otherwise Accelerate's default.
   [[nodiscard]] std::optional<Resolved> value_for_python(
-      std::string_view key) const {
-    const Resolved* const found = settings_.find(key);
-    if (settings_.is_given(key)) return *found;
-    const detail::OptionSpec& spec = *detail::find_option(key);
+      const detail::OptionSpec& spec) const {
+    if (settings_.is_given(spec.key)) return *settings_.find(spec.key);
     const std::string text(spec.default_for_python());
     if (text.empty()) return std::nullopt;
     return Resolved{
@@ -182,13 +108,7 @@ class Exporter {
 };
 
 void add_fp8(Exporter& exporter, const Settings& settings) {
-  for (const detail::OptionSpec& spec : detail::option_table()) {
-    if (!spec.key.starts_with("fp8_") || spec.variable.empty()) continue;
-    Style style = Style::as_written;
-    if (spec.kind == detail::OptionKind::boolean) style = Style::boolean;
-    if (spec.kind == detail::OptionKind::truth) style = Style::one_or_zero;
-    exporter.add({spec.key, spec.variable, style});
-  }
+  exporter.add_section("fp8_config");
   const Resolved* const found = settings.find("fp8_override_linear_precision");
   std::vector<std::string> words = detail::split(found->text, ',');
   while (words.size() < 3) words.emplace_back("False");
@@ -209,35 +129,25 @@ void add_fp8(Exporter& exporter, const Settings& settings) {
   exporter.set("ACCELERATE_FP8_OVERRIDE_WGRAD", words[2]);
 }
 
-void add_megatron(Exporter& exporter) {
-  exporter.set("ACCELERATE_USE_MEGATRON_LM", "true");
-  for (const detail::OptionSpec& spec : detail::option_table()) {
-    if (spec.key.starts_with("megatron_lm_")) {
-      exporter.add({spec.key, spec.variable});
-    }
-  }
-}
-
 void add_parallelism(Exporter& exporter, const Settings& settings) {
   exporter.set("ACCELERATE_USE_PARALLELISM_CONFIG", "true");
   exporter.set("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1");
-  exporter.add(kParallelism);
-  if (*settings.integer("parallelism_config_cp_size") > 1) {
-    exporter.add(
-        {"parallelism_config_cp_comm_strategy",
-         "PARALLELISM_CONFIG_CP_COMM_STRATEGY"});
-  }
+  for (const char* const key :
+       {"parallelism_config_dp_replicate_size",
+        "parallelism_config_dp_shard_size",
+        "parallelism_config_tp_size",
+        "parallelism_config_cp_size",
+        "parallelism_config_cp_backend",
+        "parallelism_config_sp_size",
+        "parallelism_config_sp_backend"})
+    exporter.add(key);
+  if (*settings.integer("parallelism_config_cp_size") > 1)
+    exporter.add("parallelism_config_cp_comm_strategy");
   if (*settings.integer("parallelism_config_sp_size") > 1) {
     exporter.set("PARALLELISM_CONFIG_SP_SEQ_LENGTH", "None");
-    exporter.add(
-        {"parallelism_config_sp_seq_length",
-         "PARALLELISM_CONFIG_SP_SEQ_LENGTH"});
-    exporter.add(
-        {"parallelism_config_sp_seq_length_is_variable",
-         "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE"});
-    exporter.add(
-        {"parallelism_config_sp_attn_implementation",
-         "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION"});
+    exporter.add("parallelism_config_sp_seq_length");
+    exporter.add("parallelism_config_sp_seq_length_is_variable");
+    exporter.add("parallelism_config_sp_attn_implementation");
   }
 }
 
@@ -250,12 +160,9 @@ void add_deepspeed(
   exporter.set(
       "ACCELERATE_CONFIG_DS_FIELDS",
       detail::to_lower(detail::join(decision.deepspeed_fields, ",")));
-  exporter.add(kDeepSpeed);
-  if (settings.is_given("gradient_accumulation_steps")) {
-    exporter.add(
-        {"gradient_accumulation_steps",
-         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"});
-  }
+  exporter.add_section("deepspeed_config");
+  if (settings.is_given("gradient_accumulation_steps"))
+    exporter.add("gradient_accumulation_steps");
   std::vector<std::string> directories;
   for (const std::string& directory :
        detail::split(environment.get("PYTHONPATH").value_or(""), ':')) {
@@ -285,7 +192,7 @@ std::map<std::string, std::string> python_variables(
       (!is_deepspeed || affinity->origin == Origin::flag)) {
     exporter.set("ACCELERATE_CPU_AFFINITY", "1");
   }
-  if (!is_deepspeed) exporter.add(kDynamo);
+  if (!is_deepspeed) exporter.add_section("dynamo_config");
   switch (decision.paradigm) {
     case Paradigm::simple:
     case Paradigm::tpu:
@@ -297,10 +204,11 @@ std::map<std::string, std::string> python_variables(
       break;
     case Paradigm::fsdp:
       exporter.set("ACCELERATE_USE_FSDP", "true");
-      exporter.add(kFsdp);
+      exporter.add_section("fsdp_config");
       break;
     case Paradigm::megatron:
-      add_megatron(exporter);
+      exporter.set("ACCELERATE_USE_MEGATRON_LM", "true");
+      exporter.add_section("megatron_lm_config");
       break;
     case Paradigm::deepspeed:
       add_deepspeed(exporter, decision, settings, environment);
