@@ -115,7 +115,7 @@ detail::Source source_of_launch(const detail::ConfigDocument& document) {
   if (document.values.empty()) return source;
   const std::string type =
       detail::values_in_force(document).value("distributed_type", "");
-  const std::string where = format("file {}", document.path.string());
+  const std::string where = detail::place_of(document, "distributed_type");
   for (const auto& [name, flag] :
        {std::pair("FSDP", "use_fsdp"),
         std::pair("DEEPSPEED", "use_deepspeed"),

@@ -9,76 +9,44 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "config/options/option_table.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-struct Field {
-  const char* key;
-  ConfigJson default_value;
-};
-
-const std::vector<Field>& base_fields() {
-  static const std::vector<Field> fields{
-      {"compute_environment", "LOCAL_MACHINE"},
-      {"distributed_type", nullptr},
-      {"mixed_precision", nullptr},
-      {"use_cpu", false},
-      {"debug", false}};
+// Accelerate's keys, with its defaults.
+const ConfigJson& base_fields() {
+  static const ConfigJson fields = ConfigJson::parse(R"({
+      "compute_environment": "LOCAL_MACHINE", "distributed_type": null,
+      "mixed_precision": null, "use_cpu": false, "debug": false})");
   return fields;
 }
 
-const std::vector<Field>& local_fields() {
-  static const ConfigJson map = ConfigJson::object();
-  static const std::vector<Field> fields{
-      {"num_processes", -1},
-      {"machine_rank", 0},
-      {"num_machines", 1},
-      {"gpu_ids", nullptr},
-      {"main_process_ip", nullptr},
-      {"main_process_port", nullptr},
-      {"rdzv_backend", "static"},
-      {"same_network", false},
-      {"main_training_function", "main"},
-      {"enable_cpu_affinity", false},
-      {"fp8_config", map},
-      {"deepspeed_config", map},
-      {"fsdp_config", map},
-      {"parallelism_config", map},
-      {"megatron_lm_config", map},
-      {"mpirun_config", map},
-      {"downcast_bf16", false},
-      {"tpu_name", nullptr},
-      {"tpu_zone", nullptr},
-      {"tpu_use_cluster", false},
-      {"tpu_use_sudo", false},
-      {"command_file", nullptr},
-      {"commands", nullptr},
-      {"tpu_vm", nullptr},
-      {"tpu_env", nullptr},
-      {"dynamo_config", map}};
+const ConfigJson& local_fields() {
+  static const ConfigJson fields = ConfigJson::parse(R"({
+      "num_processes": -1, "machine_rank": 0, "num_machines": 1,
+      "gpu_ids": null, "main_process_ip": null, "main_process_port": null,
+      "rdzv_backend": "static", "same_network": false,
+      "main_training_function": "main", "enable_cpu_affinity": false,
+      "fp8_config": {}, "deepspeed_config": {}, "fsdp_config": {},
+      "parallelism_config": {}, "megatron_lm_config": {}, "mpirun_config": {},
+      "downcast_bf16": false, "tpu_name": null, "tpu_zone": null,
+      "tpu_use_cluster": false, "tpu_use_sudo": false, "command_file": null,
+      "commands": null, "tpu_vm": null, "tpu_env": null,
+      "dynamo_config": {}})");
   return fields;
 }
 
-const std::vector<Field>& sagemaker_fields() {
-  static const std::vector<Field> fields{
-      {"ec2_instance_type", nullptr},
-      {"iam_role_name", nullptr},
-      {"image_uri", nullptr},
-      {"profile", nullptr},
-      {"region", "us-east-1"},
-      {"num_machines", 1},
-      {"gpu_ids", "all"},
-      {"base_job_name", "accelerate-sagemaker-1"},
-      {"pytorch_version", "1.10.2"},
-      {"transformers_version", "4.17.0"},
-      {"py_version", "py38"},
-      {"sagemaker_inputs_file", nullptr},
-      {"sagemaker_metrics_file", nullptr},
-      {"additional_args", nullptr},
-      {"dynamo_config", ConfigJson::object()},
-      {"enable_cpu_affinity", false}};
+const ConfigJson& sagemaker_fields() {
+  static const ConfigJson fields = ConfigJson::parse(R"({
+      "ec2_instance_type": null, "iam_role_name": null, "image_uri": null,
+      "profile": null, "region": "us-east-1", "num_machines": 1,
+      "gpu_ids": "all", "base_job_name": "accelerate-sagemaker-1",
+      "pytorch_version": "1.10.2", "transformers_version": "4.17.0",
+      "py_version": "py38", "sagemaker_inputs_file": null,
+      "sagemaker_metrics_file": null, "additional_args": null,
+      "dynamo_config": {}, "enable_cpu_affinity": false})");
   return fields;
 }
 
@@ -95,32 +63,14 @@ constexpr std::array<std::string_view, 10> kOwnKeys{
     "cpu_affinity",
     "max_restarts"};
 
-constexpr std::array<std::string_view, 15> kLocalTypes{
-    "NO",
-    "MULTI_CPU",
-    "MULTI_GPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_HPU",
-    "MULTI_SDAA",
-    "MULTI_XPU",
-    "MULTI_MUSA",
-    "MULTI_NEURON",
-    "DEEPSPEED",
-    "FSDP",
-    "XLA",
-    "TP",
-    "MEGATRON_LM"};
 // Accelerate writes NO for SageMaker, too, but cannot read that file back.
 constexpr std::array<std::string_view, 3> kSageMakerTypes{
     "NO",
     "DATA_PARALLEL",
     "MODEL_PARALLEL"};
 
-template <std::size_t N>
-bool contains(
-    const std::array<std::string_view, N>& names,
-    std::string_view name) {
+template <class Names>
+bool contains(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
@@ -153,8 +103,9 @@ const ConfigJson* find_retired(
   return found == map->end() ? nullptr : &*found;
 }
 
-// The most unknown keys that an error names.
-constexpr int kMaxNamed = 20;
+std::vector<std::string> choices_of(std::string_view key) {
+  return split(find_option(key)->limits, '|');
+}
 
 class Resolver {
  public:
@@ -168,10 +119,11 @@ class Resolver {
     check_environment();
     check_type();
     ConfigJson values;
-    for (const Field& field : base_fields()) take(values, field);
-    for (const Field& field :
-         is_sagemaker_ ? sagemaker_fields() : local_fields()) {
-      take(values, field);
+    for (const ConfigJson* const fields :
+         {&base_fields(),
+          is_sagemaker_ ? &sagemaker_fields() : &local_fields()}) {
+      for (const auto& [key, default_value] : fields->items())
+        take(values, key, default_value);
     }
     values["compute_environment"] =
         text("compute_environment", "LOCAL_MACHINE");
@@ -180,19 +132,17 @@ class Resolver {
         values["distributed_type"] == "NO") {
       values["num_processes"] = 1;
     }
+    std::vector<std::string> known(kOwnKeys.begin(), kOwnKeys.end());
+    for (const auto& [name, value] : values.items()) known.push_back(name);
+    UnknownKeys unknown(document_, complaints_);
     for (const auto& [key, value] : given_.items()) {
       if (contains(kOwnKeys, key)) {
         values[key] = value;
       } else if (!values.contains(key)) {
-        complain_unknown(key, values);
+        unknown.add(key, key, known);
       }
     }
-    if (num_unknown_ > kMaxNamed) {
-      complaints_.push_back(format(
-          "[config] and {} more unknown keys (file {})",
-          num_unknown_ - kMaxNamed,
-          document_.path.string()));
-    }
+    unknown.finish();
     if (is_sagemaker_) {
       for (const char* const key : {"ec2_instance_type", "iam_role_name"}) {
         if (values[key].is_null()) {
@@ -257,10 +207,11 @@ class Resolver {
           document_.path.string()));
       return;
     }
-    const bool is_known = is_sagemaker_ ? contains(kSageMakerTypes, type)
-                                        : contains(kLocalTypes, type);
-    if (is_known) return;
-    std::vector<std::string> known(kLocalTypes.begin(), kLocalTypes.end());
+    const std::vector<std::string> known = choices_of("distributed_type");
+    if (is_sagemaker_ ? contains(kSageMakerTypes, type)
+                      : contains(known, type)) {
+      return;
+    }
     complaints_.push_back(format(
         "[config] distributed_type is \"{}\"; it must be one of {} ({})",
         type,
@@ -268,57 +219,68 @@ class Resolver {
         where("distributed_type")));
   }
 
-  void take(ConfigJson& values, const Field& field) {
-    const auto found = given_.find(field.key);
-    ConfigJson& value = values[field.key];
-    value = found == given_.end() ? field.default_value : *found;
-    if (!field.default_value.is_object() || value.is_object()) return;
+  void take(
+      ConfigJson& values,
+      const std::string& key,
+      const ConfigJson& default_value) {
+    ConfigJson& value = values[key];
+    value = given_.value(key, default_value);
+    if (!default_value.is_object() || value.is_object()) return;
     // A section without a value is an empty one.
     if (!value.is_null() && !(value.is_array() && value.empty())) {
       complaints_.push_back(format(
           "[config] {} must be a map, but is {} ({})",
-          field.key,
+          key,
           printable(value.dump()),
-          where(field.key)));
+          where(key)));
     }
     value = ConfigJson::object();
   }
 
-  void complain_unknown(const std::string& key, const ConfigJson& values) {
-    if (++num_unknown_ > kMaxNamed) return;
-    std::vector<std::string> known(kOwnKeys.begin(), kOwnKeys.end());
-    for (const auto& [name, value] : values.items()) known.push_back(name);
-    const auto meant = nearest(key, known);
-    complaints_.push_back(format(
-        "[config] unknown key \"{}\" ({}){}",
-        printable(key),
-        where(key),
-        meant ? format("; did you mean \"{}\"?", *meant) : std::string()));
-  }
-
   [[nodiscard]] std::string where(const std::string& key) const {
-    const auto line = document_.lines.find(key);
-    return line == document_.lines.end()
-        ? format("file {}", document_.path.string())
-        : format("file {}, line {}", document_.path.string(), line->second);
+    return place_of(document_, key);
   }
 
   const ConfigDocument& document_;
   ConfigJson given_;
   bool is_sagemaker_ = false;
-  int num_unknown_ = 0;
   std::vector<std::string> complaints_;
 };
 
 }  // namespace
 
 bool is_config_key(std::string_view key) {
-  const auto has = [&](const std::vector<Field>& fields) {
-    return std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
-      return field.key == key;
-    });
-  };
-  return has(base_fields()) || has(local_fields()) || contains(kOwnKeys, key);
+  const std::string name(key);
+  return base_fields().contains(name) || local_fields().contains(name) ||
+      contains(kOwnKeys, key);
+}
+
+std::string place_of(const ConfigDocument& document, const std::string& name) {
+  const auto line = document.lines.find(name);
+  return line == document.lines.end()
+      ? format("file {}", document.path.string())
+      : format("file {}, line {}", document.path.string(), line->second);
+}
+
+void UnknownKeys::add(
+    const std::string& name,
+    const std::string& key,
+    const std::vector<std::string>& known) {
+  if (++num_unknown_ > kMaxNamed) return;
+  const auto meant = nearest(key, known);
+  complaints_.push_back(format(
+      "[config] unknown key \"{}\" ({}){}",
+      printable(name),
+      place_of(document_, name),
+      meant ? format("; did you mean \"{}\"?", *meant) : std::string()));
+}
+
+void UnknownKeys::finish() {
+  if (num_unknown_ <= kMaxNamed) return;
+  complaints_.push_back(format(
+      "[config] and {} more unknown keys (file {})",
+      num_unknown_ - kMaxNamed,
+      document_.path.string()));
 }
 
 ConfigJson values_in_force(const ConfigDocument& document) {

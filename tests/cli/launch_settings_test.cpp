@@ -95,7 +95,7 @@ TEST_F(LaunchSettings, NameTheFileThatChoseTheEngine) {
       write("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {}\n");
   const auto json = handover({"--config_file", file});
   EXPECT_EQ(json.at("use_fsdp"), true);
-  EXPECT_EQ(json.at("origins").at("use_fsdp"), "file " + file);
+  EXPECT_EQ(json.at("origins").at("use_fsdp"), "file " + file + ", line 1");
 }
 
 TEST_F(LaunchSettings, HandOverWhatWasReportedAlready) {
@@ -186,21 +186,23 @@ TEST_F(LaunchSettings, OfAFileThatDoNothingAreOneLine) {
       "dynamo_config:\n  dynamo_backend: EAGER\n");
   const ToolResult result = run_tool({"launch", "--config_file", file, "true"});
   EXPECT_EQ(result.code, 0);
-  const std::string where = " (file " + file + ")";
+  const auto where = [&](const std::string& line) {
+    return " (file " + file + ", line " + line + ")";
+  };
   EXPECT_EQ(
       result.err,
       "accelerate-cpp: warning: passed on, but without effect on a program of "
       "this version of the library: zero3_save_16bit_model" +
-          where +
+          where("8") +
           "; only for Python programs, which this is not: dynamo_backend" +
-          where +
+          where("11") +
           "; without effect, since this launcher does not work as torchrun "
           "does: rdzv_backend" +
-          where +
+          where("5") +
           "; without effect, since this launcher itself starts the ranks: "
           "deepspeed_multinode_launcher" +
-          where + "; no longer in Accelerate, ignored: ipex_config" + where +
-          "\n");
+          where("9") + "; no longer in Accelerate, ignored: ipex_config (file " +
+          file + ")\n");
 }
 
 TEST_F(LaunchSettings, ShardOnTheCpu) {

@@ -32,7 +32,7 @@ class Decider {
         has_file_(file != nullptr && !file->values.empty()),
         file_where_(
             file == nullptr ? std::string()
-                            : format("file {}", file->path.string())),
+                            : detail::place_of(*file, "distributed_type")),
         num_devices_(num_devices) {}
 
   LaunchDecision decide() {

@@ -31,6 +31,34 @@ struct ConfigDocument {
 ConfigDocument parse_config(std::string text, std::filesystem::path path);
 ConfigDocument read_config_document(const std::filesystem::path& path);
 
+/// "file run.yaml, line 3", or without the line if there is none.
+std::string place_of(const ConfigDocument& document, const std::string& name);
+
+/// Complaints about keys that a file should not have. Names the first of them,
+/// each with the nearest known key.
+class UnknownKeys {
+ public:
+  UnknownKeys(
+      const ConfigDocument& document,
+      std::vector<std::string>& complaints)
+      : document_(document), complaints_(complaints) {}
+
+  /// `name` is "key" or "map.key".
+  void add(
+      const std::string& name,
+      const std::string& key,
+      const std::vector<std::string>& known);
+  /// Says how many more there were.
+  void finish();
+
+ private:
+  static constexpr int kMaxNamed = 20;
+
+  const ConfigDocument& document_;
+  std::vector<std::string>& complaints_;
+  int num_unknown_ = 0;
+};
+
 /// Every Accelerate key with the value in force: defaults filled in, keys of
 /// old versions replaced or left out, sections without a value empty. Throws one
 /// ConfigError for a missing or unknown `distributed_type`, every section that

@@ -14,9 +14,6 @@ namespace accelerate::detail {
 
 namespace {
 
-// The most unknown keys that an error names.
-constexpr int kMaxNamedKeys = 20;
-
 class Reader {
  public:
   explicit Reader(const ConfigDocument& document) : document_(document) {}
@@ -37,12 +34,7 @@ class Reader {
         !document_.values.contains("num_processes")) {
       add(*find_option("num_processes"), "num_processes", 1);
     }
-    if (num_unknown_ > kMaxNamedKeys) {
-      complaints_.push_back(format(
-          "[config] and {} more unknown keys (file {})",
-          num_unknown_ - kMaxNamedKeys,
-          document_.path.string()));
-    }
+    unknown_.finish();
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
     return std::move(source_);
   }
@@ -78,7 +70,11 @@ class Reader {
         (spec->section == section ||
          (section == "deepspeed_config" && spec->section.empty()));
     if (!fits) {
-      complain_unknown(key, section, name);
+      std::vector<std::string> known;
+      for (const OptionSpec& row : option_table()) {
+        if (row.section == section) known.emplace_back(row.key);
+      }
+      unknown_.add(name, key, known);
       return;
     }
     // Accelerate writes -1 to leave the number to the command line, and [] for
@@ -100,33 +96,13 @@ class Reader {
     source_.add(
         spec.key,
         use_scalar ? scalar->second : python_text(value),
-        format("file {}", document_.path.string()));
-  }
-
-  void complain_unknown(
-      const std::string& key,
-      const std::string& section,
-      const std::string& name) {
-    if (++num_unknown_ > kMaxNamedKeys) return;
-    std::vector<std::string> known;
-    for (const OptionSpec& spec : option_table()) {
-      if (spec.section == section) known.emplace_back(spec.key);
-    }
-    const auto line = document_.lines.find(name);
-    const auto meant = nearest(key, known);
-    complaints_.push_back(format(
-        "[config] unknown key \"{}\" (file {}{}){}",
-        printable(name),
-        document_.path.string(),
-        line == document_.lines.end() ? std::string()
-                                      : format(", line {}", line->second),
-        meant ? format("; did you mean \"{}\"?", *meant) : std::string()));
+        place_of(document_, name));
   }
 
   const ConfigDocument& document_;
   Source source_{Origin::file, {}};
-  int num_unknown_ = 0;
   std::vector<std::string> complaints_;
+  UnknownKeys unknown_{document_, complaints_};
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ using enum OptionUse;
 constexpr std::array<OptionSpec, 18> kPythonRows{{
     {"compute_environment", "", "", "", choice, "LOCAL_MACHINE", "LOCAL_MACHINE|AMAZON_SAGEMAKER", launches, "Only for Python programs",
      "where programs run"},
-    {"distributed_type", "", "", "", choice, "", "NO|MULTI_CPU|MULTI_GPU|MULTI_NPU|MULTI_MLU|MULTI_SDAA|MULTI_MUSA|MULTI_XPU|MULTI_HPU|MULTI_NEURON|DEEPSPEED|FSDP|XLA|TP|MEGATRON_LM", launches, "Only for Python programs",
+    {"distributed_type", "", "", "", choice, "", "NO|MULTI_CPU|MULTI_GPU|MULTI_NPU|MULTI_MLU|MULTI_HPU|MULTI_SDAA|MULTI_XPU|MULTI_MUSA|MULTI_NEURON|DEEPSPEED|FSDP|XLA|TP|MEGATRON_LM", launches, "Only for Python programs",
      "Accelerate's kinds of launch"},
     {"module", "", "--module", "", boolean, "false", "", launches, "Only for Python programs",
      "PROGRAM is a Python module, which python3 -m runs"},
