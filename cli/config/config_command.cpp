@@ -24,7 +24,6 @@
 #include "config/files/default_config.h"
 #include "engines/explain_request.h"
 #include "engines/read_request.h"
-#include "engines/settings_in_force.h"
 
 namespace accelerate::cli {
 
@@ -127,7 +126,7 @@ detail::Source source_of_launch(const detail::ConfigDocument& document) {
 
 // Prints every setting in force, and what the engines' settings ask for.
 void print_meaning(
-    detail::Settings settings,
+    const detail::Settings& settings,
     detail::Environment environment,
     const std::optional<detail::ConfigDocument>& document) {
   if (document && !document->values.empty()) {
@@ -141,12 +140,9 @@ void print_meaning(
       .precision_is_open = precision == "no",
       .settings = settings,
       .environment = std::move(environment)};
-  detail::TrainingRequest request = detail::read_training_request(sources);
-  if (request.complaints.empty()) {
-    for (auto& overruled : detail::settle_engine(settings, sources, request))
-      request.ignored.push_back(std::move(overruled));
-  }
-  std::fputs(settings.explain().c_str(), stdout);
+  const detail::TrainingRequest request =
+      detail::read_training_request(sources);
+  std::fputs(request.settings.explain().c_str(), stdout);
   std::printf("\nwhich asks for\n");
   std::fputs(detail::explain(request).c_str(), stdout);
 }

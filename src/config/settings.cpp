@@ -140,23 +140,32 @@ std::vector<GivenSetting> Settings::unread() const {
   return found;
 }
 
+void Settings::put(
+    std::string_view key,
+    OptionValue value,
+    Origin origin,
+    std::string where) {
+  const OptionKind kind = option_called(key).kind;
+  std::string text = format_option(value);
+  // Fields have types of their own where the launcher has a word.
+  if (kind == OptionKind::text || kind == OptionKind::choice) value = text;
+  values_[std::string(key)] = {
+      std::move(value), std::move(text), origin, std::move(where)};
+}
+
 void Settings::settle(
     std::string_view key,
-    std::string text,
+    OptionValue value,
     std::string where) {
-  const OptionSpec& spec = option_called(key);
-  Resolved& value = values_[std::string(key)];
-  if (is_from_source(value)) return;
-  value = {parse_option(spec, text), text, Origin::settled, std::move(where)};
+  if (!is_given(key))
+    put(key, std::move(value), Origin::settled, std::move(where));
 }
 
 void Settings::overrule(
     std::string_view key,
-    std::string text,
+    OptionValue value,
     std::string where) {
-  const OptionSpec& spec = option_called(key);
-  values_[std::string(key)] = {
-      parse_option(spec, text), text, Origin::code, std::move(where)};
+  put(key, std::move(value), Origin::code, std::move(where));
 }
 
 std::string Settings::explain(ExplainedRows rows) const {

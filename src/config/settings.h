@@ -88,8 +88,6 @@ class Settings {
   void mark_reported(std::string_view key) const;
   /// False for a key that the table does not have.
   [[nodiscard]] bool was_reported(std::string_view key) const;
-  /// Makes copies of `other` and this share one record of reads.
-  void share_reads_with(const Settings& other) { reads_ = other.reads_; }
 
   /// The settings given by flags, variables or a file that code does not
   /// override and nothing has acted on so far: those that were not read, and
@@ -98,14 +96,15 @@ class Settings {
   [[nodiscard]] std::vector<GivenSetting> unread() const;
 
   /// Sets the value in force of an option that no source gives.
-  void settle(std::string_view key, std::string text, std::string where);
+  void settle(std::string_view key, OptionValue value, std::string where);
 
   /// Whether the option's value asks for something: it is neither a default nor
   /// what Accelerate writes into its files unasked.
   [[nodiscard]] bool is_requested(std::string_view key) const;
 
-  /// Replaces a given value with the one that is in force instead.
-  void overrule(std::string_view key, std::string text, std::string where);
+  /// Replaces the value with the one that is in force instead: code's, or that
+  /// of an engine's own configuration.
+  void overrule(std::string_view key, OptionValue value, std::string where);
 
   /// One line per option: name, value, origin. Options that only Python
   /// programs use are listed only if they are given, options of an engine only
@@ -121,6 +120,11 @@ class Settings {
  private:
   friend Settings resolve(std::span<const Source> sources);
 
+  void put(
+      std::string_view key,
+      OptionValue value,
+      Origin origin,
+      std::string where);
   [[nodiscard]] bool is_without_effect(
       const OptionSpec& spec,
       const Resolved& value) const;

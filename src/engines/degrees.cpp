@@ -1,13 +1,11 @@
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
-#include "engines/megatron_lm/megatron_lm.h"
-#include "engines/parallelism.h"
+#include "engines/option_fields.h"
 #include "engines/translations.h"
 
 namespace accelerate::detail {
@@ -34,10 +32,40 @@ constexpr DegreeRow kDegrees[] = {
     {Axis::tensor, &ParallelOptions::tensor, "parallelism_config_tp_size"},
 };
 
+constexpr std::tuple kParallelismFields{
+    OptionField{
+        "parallelism_config_dp_replicate_size",
+        &ParallelismConfig::dp_replicate_size},
+    OptionField{
+        "parallelism_config_dp_shard_size",
+        &ParallelismConfig::dp_shard_size},
+    OptionField{"parallelism_config_tp_size", &ParallelismConfig::tp_size},
+    OptionField{"parallelism_config_cp_size", &ParallelismConfig::cp_size},
+    OptionField{
+        "parallelism_config_cp_backend",
+        &ParallelismConfig::cp_backend},
+    OptionField{
+        "parallelism_config_cp_comm_strategy",
+        &ParallelismConfig::cp_comm_strategy},
+    OptionField{"parallelism_config_sp_size", &ParallelismConfig::sp_size},
+    OptionField{
+        "parallelism_config_sp_backend",
+        &ParallelismConfig::sp_backend},
+    OptionField{
+        "parallelism_config_sp_seq_length",
+        &ParallelismConfig::sp_seq_length},
+    OptionField{
+        "parallelism_config_sp_seq_length_is_variable",
+        &ParallelismConfig::sp_seq_length_is_variable},
+    OptionField{
+        "parallelism_config_sp_attn_implementation",
+        &ParallelismConfig::sp_attn_implementation}};
+
 // Takes degrees under other names, which must agree with those already given.
 class DegreeTranslation {
  public:
-  explicit DegreeTranslation(const RequestedDegrees& own) : degrees_(own) {}
+  explicit DegreeTranslation(const RequestedDegrees& own)
+      : own_(own), degrees_(own) {}
 
   void take(Axis axis, std::string_view name, std::optional<int> value) {
     if (!value) return;
@@ -57,21 +85,22 @@ class DegreeTranslation {
     complaints_.push_back(std::move(complaint));
   }
 
-  [[nodiscard]] RequestedDegrees finish() const {
-    if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
-    return degrees_;
+  // The degrees, or those that were given already if there are complaints.
+  RequestedDegrees finish(std::vector<std::string>& complaints) {
+    if (complaints_.empty()) return degrees_;
+    complaints.push_back(join(complaints_, "\n"));
+    return own_;
   }
 
  private:
+  RequestedDegrees own_;
   RequestedDegrees degrees_;
   std::vector<std::string> complaints_;
 };
 
 void translate_parallelism(
     DegreeTranslation& translation,
-    const ParallelismConfig& given,
-    const Settings& settings) {
-  const ParallelismConfig config = resolve_parallelism(given, settings);
+    const ParallelismConfig& config) {
   const int num_ranks = *config.dp_replicate_size * *config.dp_shard_size *
       *config.tp_size * *config.cp_size * *config.sp_size;
   // If all degrees are 1, the configuration does not request 1 replica either.
@@ -89,9 +118,7 @@ void translate_parallelism(
 
 void translate_megatron_lm(
     DegreeTranslation& translation,
-    const MegatronLMOptions& given,
-    const Settings& settings) {
-  const MegatronLMOptions found = resolve_megatron_lm(given, settings);
+    const MegatronLMOptions& found) {
   translation.take(Axis::tensor, "tp_degree", found.tp_degree);
   translation.take(Axis::pipeline, "pp_degree", found.pp_degree);
   translation.take(
@@ -112,55 +139,23 @@ void translate_megatron_lm(
   }
 }
 
-RequestedDegrees translate_degrees(
-    const RequestedDegrees& own,
-    const ParallelOptions& options,
-    const Settings& settings) {
-  DegreeTranslation translation(own);
-  // read_degrees() reads all degrees that only the launcher gives except this
-  // one, which is not an axis.
-  const bool has_sequence_degree =
-      settings.integer("parallelism_config_sp_size").value_or(1) > 1;
-  if (options.parallelism_config || has_sequence_degree) {
-    translate_parallelism(
-        translation,
-        options.parallelism_config.value_or(ParallelismConfig()),
-        settings);
-  }
-  if (uses_megatron_lm(options, settings)) {
-    translate_megatron_lm(
-        translation,
-        options.megatron_lm.value_or(MegatronLMOptions()),
-        settings);
-  }
-  return translation.finish();
-}
-
 }  // namespace
 
-SequenceRequest read_sequence_request(
-    const ParallelOptions& options,
-    const Settings& settings) {
-  const ParallelismConfig config = resolve_parallelism(
-      options.parallelism_config.value_or(ParallelismConfig()), settings);
+SequenceRequest read_sequence_request(const ParallelismConfig& found) {
   SequenceRequest request;
-  request.exchange_heads = *config.sp_size > 1;
-  request.rotate_blocks = config.cp_comm_strategy == "alltoall";
-  if (!config.sp_seq_length_is_variable.value_or(true))
-    request.length = config.sp_seq_length;
+  request.exchange_heads = *found.sp_size > 1;
+  request.rotate_blocks = found.cp_comm_strategy == "alltoall";
+  if (!found.sp_seq_length_is_variable.value_or(true))
+    request.length = found.sp_seq_length;
   return request;
 }
 
 std::vector<IgnoredSetting> parallelism_without_effect(
     const ParallelismConfig& given,
-    const Settings& settings) {
-  const ParallelismConfig found = resolve_parallelism(given, settings);
+    const ParallelismConfig& found) {
   std::vector<IgnoredSetting> ignored;
-  const auto note =
-      [&](bool is_given, const std::string& name, const std::string& instead) {
-        if (is_given) ignored.push_back({name, instead, "code"});
-      };
-  note(given.enable_async_tp.value_or(false), "enable_async_tp", {});
+  const IgnoredInCode note(ignored);
+  note(given.enable_async_tp.value_or(false), "enable_async_tp");
   if (*found.cp_size == 1) {
     note(
         given.cp_comm_strategy.has_value(), "cp_comm_strategy", "cp_size is 1");
@@ -192,15 +187,16 @@ std::vector<IgnoredSetting> parallelism_without_effect(
 std::array<std::optional<int>, kNumAxes> read_degrees(
     const ParallelOptions& options,
     const Settings& settings,
+    const ParallelismConfig* config,
+    const MegatronLMOptions* megatron,
     std::vector<std::string>& complaints) {
   RequestedDegrees degrees;
   for (const DegreeRow& row : kDegrees)
     degrees[static_cast<std::size_t>(row.axis)] = options.*row.field;
-  try {
-    degrees = translate_degrees(degrees, options, settings);
-  } catch (const ConfigError& error) {
-    complaints.emplace_back(error.what());
-  }
+  DegreeTranslation translation(degrees);
+  if (config != nullptr) translate_parallelism(translation, *config);
+  if (megatron != nullptr) translate_megatron_lm(translation, *megatron);
+  degrees = translation.finish(complaints);
   for (const DegreeRow& row : kDegrees) {
     std::optional<int>& degree = degrees[static_cast<std::size_t>(row.axis)];
     // The option table's default of 1 does not count as given.
@@ -222,6 +218,14 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
     if (!degree) degree = given;
   }
   return degrees;
+}
+
+void record_degrees(Settings& settings, const ParallelOptions& options) {
+  for (const DegreeRow& row : kDegrees)
+    record(settings, row.option, options.*row.field, {});
+  const ParallelismConfig given =
+      options.parallelism_config.value_or(ParallelismConfig());
+  record_fields(settings, kParallelismFields, given, {});
 }
 
 }  // namespace accelerate::detail

@@ -4,29 +4,18 @@
 #include <string_view>
 
 #include "base/text/text.h"
+#include "engines/translations.h"
 
 namespace accelerate::detail {
 
 namespace {
 
+// Nothing for a subject without text.
 std::string line(std::string_view subject, std::string_view text) {
+  if (text.empty()) return {};
   std::string padded(subject);
   padded.resize(20, ' ');
   return format("  {}{}\n", padded, text);
-}
-
-std::string_view engine_name(const TrainingRequest& request) {
-  switch (request.engine) {
-    case Engine::fully_sharded:
-      return "FSDP's settings";
-    case Engine::deepspeed:
-      return "DeepSpeed's settings";
-    case Engine::megatron_lm:
-      return "Megatron-LM's settings";
-    case Engine::none:
-      break;
-  }
-  return "none";
 }
 
 // What make_plan chooses for a degree that is not given.
@@ -215,7 +204,11 @@ std::string describe_sequence(const SequenceRequest& sequence) {
 }  // namespace
 
 std::string explain(const TrainingRequest& request) {
-  std::string text = line("engine", engine_name(request));
+  std::string text = line(
+      "engine",
+      request.engine == Engine::none
+          ? "none"
+          : format("{} settings", possessive(request.engine)));
   text += line("degrees", describe_degrees(request));
   text += line("sharding", describe_sharding(request));
   if (request.sharding && request.sharding->span != ShardSpan::none) {
@@ -245,9 +238,7 @@ std::string explain(const TrainingRequest& request) {
   }
   if (request.degree(Axis::context).value_or(1) > 1)
     text += line("sequences", describe_sequence(request.sequence));
-  if (const std::string pipeline = describe_pipeline(request.pipeline);
-      !pipeline.empty())
-    text += line("pipeline", pipeline);
+  text += line("pipeline", describe_pipeline(request.pipeline));
   text += line("recomputation", describe_recomputation(request));
   text += line("step", describe_step(request.step));
   text += line("precision", describe_precision(request.precision));
@@ -257,17 +248,17 @@ std::string explain(const TrainingRequest& request) {
   text += line(
       "scheduler",
       describe_section(request.scheduler, "scheduler_from_deepspeed()"));
-  if (const std::string checkpoints = describe_checkpoints(request.checkpoints);
-      !checkpoints.empty())
-    text += line("checkpoints", checkpoints);
-  for (const IgnoredSetting& setting : request.ignored) {
-    text += line(
-        "ignored",
-        format(
-            "{}{}: no counterpart here{}",
-            setting.name,
-            setting.origin.empty() ? "" : format(" ({})", setting.origin),
-            setting.instead.empty() ? "" : format("; {}", setting.instead)));
+  text += line("checkpoints", describe_checkpoints(request.checkpoints));
+  for (const auto* const settings : {&request.ignored, &request.overruled}) {
+    for (const IgnoredSetting& setting : *settings) {
+      text += line(
+          "ignored",
+          format(
+              "{}{}: no counterpart here{}",
+              setting.name,
+              setting.origin.empty() ? "" : format(" ({})", setting.origin),
+              setting.instead.empty() ? "" : format("; {}", setting.instead)));
+    }
   }
   for (const std::string& complaint : request.complaints)
     text += line("error", complaint);

@@ -238,14 +238,18 @@ Float8Request read_float8_request(
     return {resolve_recipe(*msamp, settings)};
   }
   const auto* const either = std::get_if<FP8RecipeKwargs>(&recipe);
-  const TERecipeKwargs& te = either != nullptr
-      ? static_cast<const TERecipeKwargs&>(*either)
-      : std::get<TERecipeKwargs>(recipe);
-  if (either != nullptr &&
-      resolve_recipe(*either, settings, environment).backend == "MSAMP") {
-    return {resolve_recipe(MSAMPRecipeKwargs{either->opt_level}, settings)};
+  const TERecipeKwargs& te =
+      either != nullptr ? static_cast<const TERecipeKwargs&>(*either)
+                        : std::get<TERecipeKwargs>(recipe);
+  TERecipeKwargs resolved;
+  if (either != nullptr) {
+    FP8RecipeKwargs chosen = resolve_recipe(*either, settings, environment);
+    if (chosen.backend == "MSAMP")
+      return {resolve_recipe(MSAMPRecipeKwargs{either->opt_level}, settings)};
+    resolved = std::move(chosen);
+  } else {
+    resolved = resolve_recipe(te, settings, environment);
   }
-  TERecipeKwargs resolved = resolve_recipe(te, settings, environment);
   if (*resolved.use_mxfp8_block_scaling) {
     require_no_amax(te, settings);
     const bool is_open = !te.fp8_format && !settings.is_given("fp8_format");

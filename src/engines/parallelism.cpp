@@ -26,12 +26,12 @@ class ParallelismResolution {
     take_degree(config_.tp_size, "tp_size");
     take_degree(config_.cp_size, "cp_size");
     take_degree(config_.sp_size, "sp_size");
-    take_name(config_.cp_backend, "cp_backend", "torch");
-    take_name(config_.sp_backend, "sp_backend", "deepspeed");
+    take_name(config_.cp_backend, "cp_backend");
+    take_name(config_.sp_backend, "sp_backend");
     require_name("cp_backend", *config_.cp_backend, {"torch"});
     require_name("sp_backend", *config_.sp_backend, {"deepspeed"});
     if (*config_.cp_size > 1 || config_.cp_comm_strategy) {
-      take_name(config_.cp_comm_strategy, "cp_comm_strategy", "allgather");
+      take_name(config_.cp_comm_strategy, "cp_comm_strategy");
       require_name(
           "cp_comm_strategy",
           *config_.cp_comm_strategy,
@@ -50,24 +50,15 @@ class ParallelismResolution {
  private:
   void take_degree(std::optional<int>& field, std::string_view name) {
     const std::string key = format("parallelism_config_{}", name);
-    if (!field) {
-      field = settings_.is_given(key)
-          ? static_cast<int>(*settings_.integer(key))
-          : 1;
-    }
+    if (!field) field = static_cast<int>(settings_.integer(key).value_or(1));
     if (*field >= 1) return;
     complaints_.push_back(
         format("[config] {} is {}; it is at least 1", name, *field));
   }
 
-  void take_name(
-      std::optional<std::string>& field,
-      std::string_view name,
-      std::string_view default_value) const {
-    if (field) return;
-    const std::string key = format("parallelism_config_{}", name);
-    field = settings_.is_given(key) ? *settings_.text(key)
-                                    : std::string(default_value);
+  void take_name(std::optional<std::string>& field, std::string_view name)
+      const {
+    if (!field) field = settings_.text(format("parallelism_config_{}", name));
   }
 
   void require_name(
@@ -89,7 +80,6 @@ class ParallelismResolution {
     };
     if (!config_.sp_seq_length_is_variable) {
       config_.sp_seq_length_is_variable =
-          !is_given("sp_seq_length_is_variable") ||
           settings_.boolean("parallelism_config_sp_seq_length_is_variable");
     }
     // The length is only read if all sequences have one length, as in

@@ -1,29 +1,25 @@
 #include "engines/read_request.h"
 
-#include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "engines/megatron_lm/megatron_lm.h"
+#include "engines/parallelism.h"
 #include "engines/translations.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-std::string_view possessive(Engine engine) {
-  switch (engine) {
-    case Engine::fully_sharded:
-      return "FSDP's";
-    case Engine::deepspeed:
-      return "DeepSpeed's";
-    case Engine::megatron_lm:
-      return "Megatron-LM's";
-    case Engine::none:
-      break;
-  }
-  return "no engine's";
+bool uses_megatron_lm(
+    const ParallelOptions& options,
+    const Settings& settings) {
+  return settings.boolean("use_megatron_lm") || options.megatron_lm.has_value();
 }
 
 // The engine in use. Throws ConfigError if there are two.
@@ -45,30 +41,51 @@ Engine engine_of(const ParallelOptions& options, const Settings& settings) {
   return used.empty() ? Engine::none : used.front();
 }
 
-TrainingRequest read_engine(const RequestSources& sources, bool is_sharded) {
+// Megatron-LM's options in code, and as resolved.
+struct MegatronLM {
+  MegatronArguments given;
+  MegatronLMOptions found;
+};
+
+// Keeps what is wrong as one more complaint.
+template <class Body>
+void attempt(std::vector<std::string>& complaints, const Body& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
+}
+
+// `megatron` is null if it is not in use, or could not be resolved.
+TrainingRequest read_engine(
+    const RequestSources& sources,
+    const MegatronLM* megatron,
+    bool is_sharded) {
   const ParallelOptions& options = sources.parallel;
   const Settings& settings = sources.settings;
-  switch (engine_of(options, settings)) {
+  const Engine engine = engine_of(options, settings);
+  switch (engine) {
     case Engine::megatron_lm:
-      return read_megatron_lm(
-          options.megatron_lm.value_or(MegatronLMOptions()), settings);
+      if (megatron == nullptr) return {};
+      return read_megatron_lm(megatron->given, megatron->found, settings);
     case Engine::deepspeed:
       return read_deepspeed(
           options.deepspeed.value_or(DeepSpeedOptions()),
           settings,
           sources.environment,
           {sources.mixed_precision, sources.precision_is_open});
-    case Engine::fully_sharded:
-      return read_fully_sharded(
-          options.fully_sharded, settings, sources.mixed_precision);
     case Engine::none:
+      if (!is_sharded) return {.settings = settings};
+      break;
+    case Engine::fully_sharded:
       break;
   }
-  if (!is_sharded) return {};
-  // Only a degree is given: FSDP's defaults apply.
-  TrainingRequest request =
-      read_fully_sharded(std::nullopt, settings, sources.mixed_precision);
-  request.engine = Engine::none;
+  TrainingRequest request = read_fully_sharded(
+      options.fully_sharded, settings, sources.mixed_precision);
+  // If only a degree is given, FSDP's defaults apply, but not its name.
+  if (engine == Engine::none) request.settings = settings;
+  request.engine = engine;
   return request;
 }
 
@@ -201,24 +218,75 @@ void take_autotp_size(
       autotp_size));
 }
 
+// What the program's options say beside the engine's.
+void read_other_options(
+    TrainingRequest& request,
+    const ParallelOptions& options,
+    const Settings& launched) {
+  request.parallelize_plan = options.parallelize_plan;
+  if (request.parallelize_plan && request.divides_sequences) {
+    request.divides_sequences = false;
+    const std::string key = "megatron_lm_sequence_parallelism";
+    request.ignored.push_back(
+        {"sequence_parallelism",
+         "parallelize_plan names SequenceParallel layers",
+         launched.is_given(key) ? launched.find(key)->where : "code",
+         key});
+  }
+  if (const auto& recomputation = options.activation_checkpointing) {
+    request.recomputation = recomputation_of(*recomputation);
+    list_void_fields(*recomputation, request.ignored);
+  }
+}
+
+// Puts the code's choice of an engine and its degrees into the settings in
+// force.
+void record_options(TrainingRequest& request, const ParallelOptions& options) {
+  record_degrees(request.settings, options);
+  for (const auto& [key, is_given] :
+       {std::pair("use_fsdp", options.fully_sharded.has_value()),
+        std::pair("use_deepspeed", options.deepspeed.has_value()),
+        std::pair("use_megatron_lm", options.megatron_lm.has_value())}) {
+    if (is_given) request.settings.overrule(key, true, "code");
+  }
+}
+
 }  // namespace
 
 TrainingRequest read_training_request(const RequestSources& sources) {
+  const ParallelOptions& options = sources.parallel;
+  const Settings& settings = sources.settings;
   std::vector<std::string> complaints;
-  const auto degrees =
-      read_degrees(sources.parallel, sources.settings, complaints);
+  std::optional<ParallelismConfig> config;
+  attempt(complaints, [&] {
+    config = resolve_parallelism(
+        options.parallelism_config.value_or(ParallelismConfig()), settings);
+  });
+  std::optional<MegatronLM> megatron;
+  attempt(complaints, [&] {
+    if (!uses_megatron_lm(options, settings)) return;
+    auto given = read_megatron_arguments(
+        options.megatron_lm.value_or(MegatronLMOptions()));
+    auto found = resolve_megatron_lm(given, settings);
+    megatron = {std::move(given), std::move(found)};
+  });
+  // read_degrees() reads what the launcher alone says, but for this degree,
+  // which is not an axis.
+  const bool gives_degrees =
+      config && (options.parallelism_config || config->sp_size.value_or(1) > 1);
+  const auto degrees = read_degrees(
+      options,
+      settings,
+      gives_degrees ? &*config : nullptr,
+      megatron ? &megatron->found : nullptr,
+      complaints);
   TrainingRequest request;
-  try {
+  attempt(complaints, [&] {
     request = read_engine(
         sources,
+        megatron ? &*megatron : nullptr,
         degrees[static_cast<std::size_t>(Axis::shard)].value_or(1) > 1);
-  } catch (const ConfigError& error) {
-    // Megatron-LM's settings have already been read for the degrees.
-    if (std::find(complaints.begin(), complaints.end(), error.what()) ==
-        complaints.end()) {
-      complaints.emplace_back(error.what());
-    }
-  }
+  });
   const std::optional<int> autotp_size = request.degree(Axis::tensor);
   request.degrees = degrees;
   request.shard_degree_is_given = request.degree(Axis::shard).has_value();
@@ -226,52 +294,31 @@ TrainingRequest read_training_request(const RequestSources& sources) {
     take_autotp_size(
         sources, *autotp_size, request.degree(Axis::tensor), complaints);
   }
-  if (const auto& config = sources.parallel.parallelism_config;
-      config && complaints.empty()) {
-    for (auto& setting : parallelism_without_effect(*config, sources.settings))
+  if (options.parallelism_config && complaints.empty()) {
+    for (auto& setting :
+         parallelism_without_effect(*options.parallelism_config, *config))
       request.ignored.push_back(std::move(setting));
   }
-  request.complaints = std::move(complaints);
   // DeepSpeed's configuration may choose the precision.
   if (request.engine != Engine::deepspeed)
     request.precision.mixed_precision = sources.mixed_precision;
-  request.parallelize_plan = sources.parallel.parallelize_plan;
-  if (request.parallelize_plan && request.divides_sequences) {
-    request.divides_sequences = false;
-    const std::string key = "megatron_lm_sequence_parallelism";
-    const Resolved* const launched = sources.settings.find(key);
-    request.ignored.push_back(
-        {"sequence_parallelism",
-         "parallelize_plan names SequenceParallel layers",
-         launched == nullptr || !sources.settings.is_given(key)
-             ? "code"
-             : launched->where,
-         key});
+  read_other_options(request, options, settings);
+  if (!complaints.empty()) {
+    request.settings = settings;
+    request.complaints = std::move(complaints);
+    return request;
   }
-  if (request.degree(Axis::context).value_or(1) > 1 &&
-      request.complaints.empty()) {
-    request.sequence =
-        read_sequence_request(sources.parallel, sources.settings);
-  }
-  if (const auto& options = sources.parallel.activation_checkpointing) {
-    request.recomputation = recomputation_of(*options);
-    list_void_fields(*options, request.ignored);
-  }
+  if (request.degree(Axis::context).value_or(1) > 1)
+    request.sequence = read_sequence_request(*config);
+  record_options(request, options);
   return request;
-}
-
-// Whether code or launcher gives the degree for all models.
-bool gives_shard_degree(const RequestSources& sources) {
-  std::vector<std::string> complaints;  // reported with the Accelerator's own
-  const auto degrees =
-      read_degrees(sources.parallel, sources.settings, complaints);
-  return degrees[static_cast<std::size_t>(Axis::shard)].has_value();
 }
 
 TrainingRequest read_model_request(
     const ModelOptions& options,
     const RequestSources& sources,
-    const std::array<int, kNumAxes>& degrees) {
+    const std::array<int, kNumAxes>& degrees,
+    bool shard_degree_is_given) {
   RequestSources own = sources;
   own.parallel = options_of_model(options, sources.parallel, degrees);
   TrainingRequest request = read_training_request(own);
@@ -279,7 +326,7 @@ TrainingRequest read_model_request(
   if (names_engine && !options.replicate && !options.shard)
     choose_degrees(request, degrees, sources.num_local_ranks);
   request.shard_degree_is_given = options.shard.has_value() ||
-      (!names_engine && !options.replicate && gives_shard_degree(sources));
+      (!names_engine && !options.replicate && shard_degree_is_given);
   return request;
 }
 

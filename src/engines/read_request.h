@@ -22,6 +22,7 @@ struct RequestSources {
   /// configuration may choose another.
   bool precision_is_open = false;
   int num_local_ranks = 1;
+  /// The launcher's.
   Settings settings = {};
   Environment environment = {};
 };
@@ -31,10 +32,12 @@ struct RequestSources {
 TrainingRequest read_training_request(const RequestSources& sources);
 
 /// The same for a model with its own options. `degrees` are those of the other
-/// models, which fill in what the options leave unset.
+/// models, which fill in what the options leave unset; `shard_degree_is_given`
+/// says whether code or launcher gives the degree of sharding for them.
 TrainingRequest read_model_request(
     const ModelOptions& options,
     const RequestSources& sources,
-    const std::array<int, kNumAxes>& degrees);
+    const std::array<int, kNumAxes>& degrees,
+    bool shard_degree_is_given = false);
 
 }  // namespace accelerate::detail

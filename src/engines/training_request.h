@@ -5,11 +5,13 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/parallel_options.h>
 
+#include "config/settings.h"
 #include "modules/wrap_policy.h"
 
 namespace accelerate::detail {
@@ -154,6 +156,21 @@ struct IgnoredSetting {
   bool belongs_to_schedule = false;
 };
 
+/// Lists settings of the code that have no effect.
+class IgnoredInCode {
+ public:
+  explicit IgnoredInCode(std::vector<IgnoredSetting>& ignored)
+      : ignored_(ignored) {}
+  void operator()(bool is_void, std::string name, std::string instead = {})
+      const {
+    if (is_void)
+      ignored_.push_back({std::move(name), std::move(instead), "code"});
+  }
+
+ private:
+  std::vector<IgnoredSetting>& ignored_;
+};
+
 /// The request of a program and its launcher, whichever engine's settings
 /// express it.
 struct TrainingRequest {
@@ -187,7 +204,12 @@ struct TrainingRequest {
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
   /// DeepSpeed's configuration as JSON; empty for other engines.
   std::string deepspeed_config = {};
+  /// What the launcher gives, the code's options, and what the engine takes for
+  /// options that neither gives, each with its origin.
+  Settings settings = {};
   std::vector<IgnoredSetting> ignored = {};
+  /// The launcher's settings that a DeepSpeed configuration overrules.
+  std::vector<IgnoredSetting> overruled = {};
   /// Everything that contradicts itself or that this version cannot do.
   std::vector<std::string> complaints = {};
 

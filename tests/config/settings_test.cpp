@@ -191,8 +191,8 @@ TEST(Settings, SettleOnlyWhatNobodyGave) {
   const std::array given{source_of(Origin::flag, "mixed_precision", "bf16")};
   Settings settings = resolve(given);
   settings.settle("mixed_precision", "fp16", "elsewhere");
-  settings.settle("parallelism_config_dp_shard_size", "4", "from the ranks");
-  settings.settle("zero_stage", "3", "default");
+  settings.settle("parallelism_config_dp_shard_size", 4, "from the ranks");
+  settings.settle("zero_stage", 3, "default");
   EXPECT_EQ(settings.text("mixed_precision"), "bf16");
   EXPECT_FALSE(settings.is_given("parallelism_config_dp_shard_size"));
   EXPECT_THAT(

@@ -16,7 +16,7 @@ using testing::expect_error;
 DeepSpeedConfig config_of(const std::string& json) {
   DeepSpeedOptions options;
   options.hf_ds_config = json;
-  return {options, {}, {}};
+  return {options, resolve({}), {}};
 }
 
 TEST(DeepSpeedConfigText, MayHaveDotsInNames) {

@@ -1,6 +1,3 @@
-#include "engines/settings_in_force.h"
-
-#include <array>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -22,22 +19,11 @@ using testing::Variables;
 
 // The settings of a program with these options under these variables, and those
 // that a DeepSpeed configuration overruled.
-struct InForce {
-  Settings settings;
-  std::vector<IgnoredSetting> overruled;
-};
-
-InForce in_force(
+TrainingRequest in_force(
     const ParallelOptions& options,
     const Variables& variables = {}) {
-  const RequestSources given = sources(options, variables);
-  const std::array all{
-      source_from_environment(given.environment), source_of_options(options)};
-  InForce found{resolve(all), {}};
-  found.settings.share_reads_with(given.settings);
-  const TrainingRequest request = read_training_request(given);
-  EXPECT_THAT(request.complaints, ::testing::IsEmpty());
-  found.overruled = settle_engine(found.settings, given, request);
+  TrainingRequest found = read_training_request(sources(options, variables));
+  EXPECT_THAT(found.complaints, ::testing::IsEmpty());
   return found;
 }
 
@@ -100,7 +86,7 @@ TEST(SettingsInForce, AreCodesThenTheLaunchersThenDefaults) {
 }
 
 TEST(SettingsInForce, AreThoseOfADeepSpeedConfiguration) {
-  const InForce found = in_force(
+  const TrainingRequest found = in_force(
       {.deepspeed =
            DeepSpeedOptions{
                .hf_ds_config =
@@ -116,6 +102,31 @@ TEST(SettingsInForce, AreThoseOfADeepSpeedConfiguration) {
   EXPECT_EQ(
       found.overruled[0].origin,
       "environment variable ACCELERATE_DEEPSPEED_ZERO_STAGE");
+}
+
+TEST(SettingsInForce, HaveAConfigurationAsItWasGiven) {
+  const std::string config = R"({"zero_optimization": {"stage": 1}})";
+  const TrainingRequest found = in_force(
+      {},
+      {{"ACCELERATE_USE_DEEPSPEED", "true"},
+       {"ACCELERATE_DEEPSPEED_CONFIG_FILE", config}});
+  EXPECT_THAT(
+      found.settings.explain(ExplainedRows::of_program),
+      HasSubstr(
+          "deepspeed_config_file = " + config +
+          "  (environment variable ACCELERATE_DEEPSPEED_CONFIG_FILE)\n"));
+  EXPECT_THAT(names_of(found.overruled), ::testing::IsEmpty());
+}
+
+TEST(SettingsInForce, SayOnceThatASettingIsForAnotherStage) {
+  const TrainingRequest found = in_force(
+      {},
+      {{"ACCELERATE_USE_DEEPSPEED", "true"},
+       {"ACCELERATE_DEEPSPEED_ZERO3_INIT", "true"}});
+  EXPECT_THAT(
+      names_of(found.ignored),
+      ::testing::ElementsAre("zero3_init_flag (only zero_stage 3 has it)"));
+  EXPECT_THAT(names_of(found.overruled), ::testing::IsEmpty());
 }
 
 // Returns the variables that must also be set for this setting to have an

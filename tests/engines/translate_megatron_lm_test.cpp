@@ -208,7 +208,8 @@ TEST(MegatronRequest, ListsItsOwnLoopAndSchedule) {
 
 TEST(MegatronRequest, FillsInWhatItDoesNotUse) {
   const auto resolved = [](const MegatronLMOptions& options) {
-    return resolve_megatron_lm(options, testing::sources({}).settings);
+    return resolve_megatron_lm(
+        read_megatron_arguments(options), testing::sources({}).settings);
   };
   const auto found = resolved({});
   EXPECT_EQ(found.lr_decay_style, "linear");

@@ -108,7 +108,7 @@ std::string handover_of(
   Settings decided = settings;
   const auto choose = [&](const char* key) {
     if (!decided.boolean(key))
-      decided.overrule(key, "true", decision.engine_where);
+      decided.overrule(key, true, decision.engine_where);
   };
   switch (decision.paradigm) {
     case Paradigm::fsdp:

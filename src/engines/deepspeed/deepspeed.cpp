@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -19,19 +20,6 @@ namespace accelerate::detail {
 namespace {
 
 using Json = nlohmann::json;
-
-// Settings that must come from the DeepSpeed configuration, if there is one,
-// instead of the launcher's config file.
-constexpr std::array<std::string_view, 9> kFieldsOfConfig{
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_param_nvme_path",
-    "offload_optimizer_nvme_path",
-    "zero3_save_16bit_model",
-    "mixed_precision"};
 
 std::optional<std::string> decode_base64(std::string_view text) {
   std::string bytes;
@@ -85,11 +73,16 @@ Json read_configuration(const std::string& given) {
       complaint));
 }
 
-Json auto_or(double value) {
-  return value == kAuto ? Json("auto") : Json(value);
-}
+// The one number whose default is not the option table's.
+constexpr std::string_view kAccumulationSteps = "gradient_accumulation_steps";
 
-Json auto_or(int value) { return value == kAuto ? Json("auto") : Json(value); }
+template <class Value>
+Json auto_or(const Value& value) {
+  if constexpr (std::is_same_v<Value, int> || std::is_same_v<Value, double>) {
+    if (value == kAuto) return "auto";
+  }
+  return value;
+}
 
 int accumulation_steps(const Json& value) {
   constexpr int kMost = std::numeric_limits<int>::max();
@@ -102,6 +95,23 @@ int accumulation_steps(const Json& value) {
         kMost));
   }
   return value.get<int>();
+}
+
+// What the launcher's config file sets although it must come from DeepSpeed's
+// configuration, if there is one.
+std::vector<std::string> settings_beside_configuration(
+    const Environment& environment) {
+  std::vector<std::string> fields =
+      split(environment.get("ACCELERATE_CONFIG_DS_FIELDS").value_or(""), ',');
+  std::erase_if(fields, [](const std::string& field) {
+    bool is_known = field == "mixed_precision";
+    visit_deepspeed_fields(
+        [&](std::string_view key, auto, std::string_view path) {
+          is_known = is_known || (field == key && !path.empty());
+        });
+    return !is_known;
+  });
+  return fields;
 }
 
 std::string device_complaint(
@@ -131,14 +141,8 @@ DeepSpeedConfig::DeepSpeedConfig(
           "[config] the DeepSpeed configuration has no \"zero_optimization\"; "
           "add it, at least {\"stage\": 0}");
     }
-    std::vector<std::string> duplicates;
-    for (const std::string& field : split(
-             environment.get("ACCELERATE_CONFIG_DS_FIELDS").value_or(""),
-             ',')) {
-      for (const std::string_view known : kFieldsOfConfig) {
-        if (field == known) duplicates.push_back(field);
-      }
-    }
+    const std::vector<std::string> duplicates =
+        settings_beside_configuration(environment);
     if (!duplicates.empty()) {
       throw ConfigError(format(
           "[config] the launcher's config file sets {} beside a DeepSpeed "
@@ -164,37 +168,25 @@ void DeepSpeedConfig::read_options(
     const DeepSpeedOptions& given,
     const Settings& settings) {
   options_ = given;
-  const auto take = [&](auto& field, std::string_view key, auto default_value) {
-    using Value = typename std::remove_reference_t<decltype(field)>::value_type;
-    if (field) return;
-    if (!settings.is_given(key)) {
-      field = default_value;
-    } else if constexpr (std::is_same_v<Value, bool>) {
-      field = settings.boolean(key);
-    } else if constexpr (std::is_same_v<Value, int>) {
-      field = static_cast<int>(*settings.integer(key));
-    } else if constexpr (std::is_same_v<Value, double>) {
-      field = *settings.number(key);
-    } else {
-      field = *settings.text(key);
-    }
-  };
-  take(
-      options_.gradient_accumulation_steps,
-      "gradient_accumulation_steps",
-      kAuto);
-  take(options_.gradient_clipping, "gradient_clipping", double{kAuto});
-  take(options_.zero_stage, "zero_stage", 2);
-  take(options_.offload_optimizer_device, "offload_optimizer_device", "none");
-  take(options_.offload_param_device, "offload_param_device", "none");
-  take(
-      options_.offload_optimizer_nvme_path,
-      "offload_optimizer_nvme_path",
-      "none");
-  take(options_.offload_param_nvme_path, "offload_param_nvme_path", "none");
-  take(options_.zero3_save_16bit_model, "zero3_save_16bit_model", false);
-  if (!options_.transformer_moe_cls_names &&
-      settings.is_given("deepspeed_moe_layer_cls_names")) {
+  visit_deepspeed_fields(
+      [&](std::string_view key, auto member, std::string_view path) {
+        auto& field = options_.*member;
+        using Value = typename std::decay_t<decltype(field)>::value_type;
+        if (field || path.empty()) return;
+        if constexpr (std::is_same_v<Value, bool>) {
+          field = settings.boolean(key);
+        } else if constexpr (std::is_same_v<Value, double>) {
+          field = settings.number(key).value_or(kAuto);
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+          field = settings.text(key);
+        } else {
+          // The table's default is that of programs without DeepSpeed.
+          const bool is_open =
+              key == kAccumulationSteps && !settings.is_given(key);
+          field = is_open ? kAuto : static_cast<int>(*settings.integer(key));
+        }
+      });
+  if (!options_.transformer_moe_cls_names) {
     options_.transformer_moe_cls_names =
         settings.text("deepspeed_moe_layer_cls_names");
   }
@@ -223,50 +215,29 @@ void DeepSpeedConfig::read_options(
 // The options' values replace "auto"; then the configuration's values replace
 // the options'.
 void DeepSpeedConfig::merge() {
-  const std::array<std::pair<std::string_view, Json>, 8> values{{
-      {"gradient_accumulation_steps",
-       auto_or(*options_.gradient_accumulation_steps)},
-      {"gradient_clipping", auto_or(*options_.gradient_clipping)},
-      {"zero_optimization.stage", *options_.zero_stage},
-      {"zero_optimization.offload_optimizer.device",
-       *options_.offload_optimizer_device},
-      {"zero_optimization.offload_param.device",
-       *options_.offload_param_device},
-      {"zero_optimization.offload_param.nvme_path",
-       *options_.offload_param_nvme_path},
-      {"zero_optimization.offload_optimizer.nvme_path",
-       *options_.offload_optimizer_nvme_path},
-      {"zero_optimization.stage3_gather_16bit_weights_on_model_save",
-       *options_.zero3_save_16bit_model},
-  }};
-  Json flat = Json::object();
-  for (const auto& [path, value] : values) flat[std::string(path)] = value;
-  for (const auto& [path, value] : values) fill_one(path, flat);
+  Json values = Json::object();
+  visit_deepspeed_fields(
+      [&](std::string_view, auto member, std::string_view path) {
+        if (!path.empty())
+          values[std::string(path)] = auto_or(*(options_.*member));
+      });
+  fill_known(values);
   find_stage();
-
-  const auto known = [&](std::string_view path) -> const Json* {
-    const Json* const value = find(path);
-    const bool is_known = value && !value->is_null() && *value != "auto";
-    return is_known ? value : nullptr;
-  };
   try {
-    if (const Json* v = known("gradient_accumulation_steps"))
-      options_.gradient_accumulation_steps = accumulation_steps(*v);
-    if (const Json* v = known("gradient_clipping"))
-      options_.gradient_clipping = v->get<double>();
-    if (const Json* v = known("zero_optimization.stage"))
-      options_.zero_stage = v->get<int>();
-    if (const Json* v = known("zero_optimization.offload_optimizer.device"))
-      options_.offload_optimizer_device = v->get<std::string>();
-    if (const Json* v = known("zero_optimization.offload_param.device"))
-      options_.offload_param_device = v->get<std::string>();
-    if (const Json* v = known("zero_optimization.offload_param.nvme_path"))
-      options_.offload_param_nvme_path = v->get<std::string>();
-    if (const Json* v = known("zero_optimization.offload_optimizer.nvme_path"))
-      options_.offload_optimizer_nvme_path = v->get<std::string>();
-    if (const Json* v = known(
-            "zero_optimization.stage3_gather_16bit_weights_on_model_save"))
-      options_.zero3_save_16bit_model = v->get<bool>();
+    visit_deepspeed_fields(
+        [&](std::string_view key, auto member, std::string_view path) {
+          const Json* const value = path.empty() ? nullptr : find(path);
+          if (value == nullptr || value->is_null() || *value == "auto") return;
+          auto& field = options_.*member;
+          using Value = typename std::decay_t<decltype(field)>::value_type;
+          if constexpr (std::is_same_v<Value, int>) {
+            if (key == kAccumulationSteps) {
+              field = accumulation_steps(*value);
+              return;
+            }
+          }
+          field = value->template get<Value>();
+        });
   } catch (const Json::exception& error) {
     throw ConfigError(format(
         "[config] a value of the DeepSpeed configuration has the wrong type: "
@@ -276,33 +247,19 @@ void DeepSpeedConfig::merge() {
 }
 
 void DeepSpeedConfig::compose() {
-  const auto path_if_nvme = [](const std::string& device,
-                               const std::string& path) {
-    return device == "nvme" ? Json(path) : Json(nullptr);
-  };
   json_ = {
-      {"train_batch_size", "auto"},
-      {"train_micro_batch_size_per_gpu", "auto"},
-      {"gradient_accumulation_steps",
-       auto_or(*options_.gradient_accumulation_steps)},
-      {"zero_optimization",
-       {{"stage", *options_.zero_stage},
-        {"offload_optimizer",
-         {{"device", *options_.offload_optimizer_device},
-          {"nvme_path",
-           path_if_nvme(
-               *options_.offload_optimizer_device,
-               *options_.offload_optimizer_nvme_path)}}},
-        {"offload_param",
-         {{"device", *options_.offload_param_device},
-          {"nvme_path",
-           path_if_nvme(
-               *options_.offload_param_device,
-               *options_.offload_param_nvme_path)}}},
-        {"stage3_gather_16bit_weights_on_model_save",
-         *options_.zero3_save_16bit_model}}}};
-  if (*options_.gradient_clipping != 0)
-    json_["gradient_clipping"] = auto_or(*options_.gradient_clipping);
+      {"train_batch_size", "auto"}, {"train_micro_batch_size_per_gpu", "auto"}};
+  visit_deepspeed_fields(
+      [&](std::string_view, auto member, std::string_view path) {
+        if (path.empty()) return;
+        const std::string pointer = "/" + join(split(path, '.'), "/");
+        json_[Json::json_pointer(pointer)] = auto_or(*(options_.*member));
+      });
+  for (const char* const what : {"offload_optimizer", "offload_param"}) {
+    Json& offload = json_["zero_optimization"][what];
+    if (offload["device"] != "nvme") offload["nvme_path"] = nullptr;
+  }
+  if (*options_.gradient_clipping == 0) json_.erase("gradient_clipping");
 }
 
 void DeepSpeedConfig::read_msamp(const Settings& settings) {

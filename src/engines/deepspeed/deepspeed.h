@@ -14,6 +14,26 @@
 
 namespace accelerate::detail {
 
+/// Calls `visit(key, member, path)` for every field that the launcher has: the
+/// launcher's key, and the path in DeepSpeed's configuration, which is empty for
+/// what only Accelerate knows.
+template <class Visit>
+void visit_deepspeed_fields(const Visit& visit) {
+  using O = DeepSpeedOptions;
+  // clang-format off
+  visit("gradient_accumulation_steps", &O::gradient_accumulation_steps, "gradient_accumulation_steps");
+  visit("gradient_clipping", &O::gradient_clipping, "gradient_clipping");
+  visit("offload_optimizer_device", &O::offload_optimizer_device, "zero_optimization.offload_optimizer.device");
+  visit("offload_optimizer_nvme_path", &O::offload_optimizer_nvme_path, "zero_optimization.offload_optimizer.nvme_path");
+  visit("offload_param_device", &O::offload_param_device, "zero_optimization.offload_param.device");
+  visit("offload_param_nvme_path", &O::offload_param_nvme_path, "zero_optimization.offload_param.nvme_path");
+  visit("zero3_save_16bit_model", &O::zero3_save_16bit_model, "zero_optimization.stage3_gather_16bit_weights_on_model_save");
+  visit("zero_stage", &O::zero_stage, "zero_optimization.stage");
+  visit("zero3_init_flag", &O::zero3_init_flag, "");
+  visit("deepspeed_moe_layer_cls_names", &O::transformer_moe_cls_names, "");
+  // clang-format on
+}
+
 /// A DeepSpeed configuration, completed step by step: "auto" values are filled
 /// in as they become known.
 class DeepSpeedConfig {

@@ -1,4 +1,8 @@
 #include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -6,33 +10,77 @@
 #include "base/text/text.h"
 #include "engines/deepspeed/deepspeed.h"
 #include "engines/fully_sharded/fully_sharded.h"
+#include "engines/option_fields.h"
 #include "engines/translations.h"
 
 namespace accelerate::detail {
 
 namespace {
 
+// kAuto leaves a number unset.
+template <class T>
+std::optional<T> unless_auto(const std::optional<T>& value) {
+  if constexpr (std::is_same_v<T, int> || std::is_same_v<T, double>) {
+    if (value == T{kAuto}) return std::nullopt;
+  }
+  return value;
+}
+
 // Keys that are handled elsewhere, or do not concern this library.
 bool is_known_key(std::string_view path) {
+  bool is_known = false;
+  visit_deepspeed_fields([&](std::string_view, auto, std::string_view known) {
+    is_known = is_known || path == known;
+  });
   for (const std::string_view known :
        {"train_batch_size",
         "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
         "steps_per_print",
         "fp16.enabled",
         "fp16.auto_cast",
         "bf16.enabled",
-        "zero_optimization.stage",
-        "zero_optimization.offload_optimizer.device",
-        "zero_optimization.offload_optimizer.nvme_path",
-        "zero_optimization.offload_param.device",
-        "zero_optimization.offload_param.nvme_path",
-        "tensor_parallel.autotp_size",
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save"}) {
-    if (path == known) return true;
+        "tensor_parallel.autotp_size"}) {
+    is_known = is_known || path == known;
   }
-  return false;
+  return is_known;
+}
+
+// Puts the options into the settings in force, and lists what the launcher gives
+// but the configuration overrules.
+void record_deepspeed(
+    TrainingRequest& request,
+    const DeepSpeedOptions& given,
+    const DeepSpeedOptions& found) {
+  Settings& settings = request.settings;
+  const std::string config = "DeepSpeed configuration";
+  const auto record_field =
+      [&](std::string_view key, auto member, std::string_view path) {
+        // Code gives its window among the Accelerator's options.
+        const bool is_window = path == "gradient_accumulation_steps";
+        const auto code = unless_auto(given.*member);
+        const auto value = unless_auto(found.*member);
+        if (!settings.is_given(key) || (code && !is_window) || !value) {
+          if (!is_window) record(settings, key, code, value);
+          return;
+        }
+        const Resolved& launched = *settings.find(key);
+        const OptionValue in_force = option_value(*value);
+        if (launched.value == in_force) return;
+        if (!path.empty()) {
+          request.overruled.push_back(
+              {std::string(key),
+               format("the {} says {}", config, format_option(in_force)),
+               launched.where});
+        }
+        settings.overrule(key, in_force, config);
+      };
+  visit_deepspeed_fields(record_field);
+  if (const std::string& file = given.hf_ds_config; !file.empty()) {
+    settings.overrule(
+        "deepspeed_config_file",
+        file.starts_with('{') ? "a JSON object" : file,
+        "code");
+  }
 }
 
 // Lists the fields that only DeepSpeed itself acts on; `config` is the origin
@@ -206,6 +254,8 @@ TrainingRequest read_deepspeed(
 
   TrainingRequest request;
   request.engine = Engine::deepspeed;
+  request.settings = settings;
+  record_deepspeed(request, given, found);
   request.precision.mixed_precision = mixed_precision;
   const int stage = *found.zero_stage;
   ShardingRequest& sharding = request.sharding.emplace();

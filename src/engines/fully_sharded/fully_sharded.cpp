@@ -77,10 +77,7 @@ std::string_view spelling_of(T value, std::span<const Spelling<T>> spellings) {
   throw InternalError("[config] a value of an option has no name");
 }
 
-std::variant<bool, int, ShardingStrategy> parse_reshard(
-    std::string_view text,
-    int version) {
-  if (version == 1) return parse_sharding_strategy(text);
+std::variant<bool, int, ShardingStrategy> parse_reshard(std::string_view text) {
   if (const auto number = parse_int(text); number && *number > 1)
     return static_cast<int>(*number);
   if (const auto value = parse_bool(text)) return *value;
@@ -88,6 +85,13 @@ std::variant<bool, int, ShardingStrategy> parse_reshard(
       "[config] fsdp_reshard_after_forward is \"{}\"; with fsdp_version 2 it "
       "must be true, false or a number of ranks",
       text));
+}
+
+std::vector<std::string> trimmed_names(std::string_view names) {
+  std::vector<std::string> trimmed;
+  for (const std::string& name : split(names, ','))
+    trimmed.emplace_back(trim(name));
+  return trimmed;
 }
 
 // PyTorch's defaults; version 2 has one of the three fields.
@@ -116,11 +120,10 @@ class FullyShardedResolution {
     attempt([&] { choose_module_states(); });
     attempt([&] { choose_activations(); });
     attempt([&] { choose_precision(mixed_precision); });
-    take_bool(options_.cpu_offload, "fsdp_offload_params", false);
+    take(options_.cpu_offload, "fsdp_offload_params");
     if (!options_.limit_all_gathers) options_.limit_all_gathers = true;
-    if (!options_.ignored_modules) {
-      options_.ignored_modules = from_launcher("fsdp_ignored_modules");
-    }
+    if (!options_.ignored_modules)
+      options_.ignored_modules = settings_.text("fsdp_ignored_modules");
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
     return std::move(options_);
   }
@@ -135,26 +138,22 @@ class FullyShardedResolution {
     }
   }
 
-  // The launcher's value; nothing if it is merely the option table's default.
-  [[nodiscard]] std::optional<std::string> from_launcher(
-      std::string_view key) const {
-    if (!settings_.is_given(key)) return std::nullopt;
-    return settings_.as_written(key);
+  void take(std::optional<bool>& field, std::string_view key) const {
+    if (!field) field = settings_.boolean(key);
   }
 
-  void take_bool(
-      std::optional<bool>& field,
+  template <class T>
+  void take(
+      std::optional<T>& field,
       std::string_view key,
-      bool default_value) const {
+      T (*parse)(std::string_view)) const {
     if (field) return;
-    field = settings_.is_given(key) ? settings_.boolean(key) : default_value;
+    if (const auto text = settings_.as_written(key)) field = parse(*text);
   }
 
   void choose_version() {
-    if (!options_.fsdp_version) {
-      const auto version = from_launcher("fsdp_version");
-      options_.fsdp_version = version && *version == "2" ? 2 : 1;
-    }
+    if (!options_.fsdp_version)
+      options_.fsdp_version = settings_.text("fsdp_version") == "2" ? 2 : 1;
     is_2_ = *options_.fsdp_version == 2;
     if (*options_.fsdp_version != 1 && !is_2_) {
       throw ConfigError(format(
@@ -164,15 +163,14 @@ class FullyShardedResolution {
   }
 
   void choose_strategy() {
-    if (!is_2_ && !options_.sharding_strategy) {
-      options_.sharding_strategy = parse_sharding_strategy(
-          from_launcher("fsdp_sharding_strategy").value_or("FULL_SHARD"));
-    }
+    if (!is_2_)
+      take(
+          options_.sharding_strategy,
+          "fsdp_sharding_strategy",
+          parse_sharding_strategy);
     auto& reshard = options_.reshard_after_forward;
-    if (!reshard && !options_.sharding_strategy) {
-      reshard = parse_reshard(
-          from_launcher("fsdp_reshard_after_forward").value_or("true"), 2);
-    }
+    if (!options_.sharding_strategy)
+      take(reshard, "fsdp_reshard_after_forward", parse_reshard);
     const bool names_strategy =
         reshard && std::holds_alternative<ShardingStrategy>(*reshard);
     if (is_2_ && (!reshard || names_strategy)) {
@@ -198,10 +196,7 @@ class FullyShardedResolution {
 
   void choose_prefetch() {
     auto& prefetch = options_.backward_prefetch;
-    if (!prefetch) {
-      const auto name = from_launcher("fsdp_backward_prefetch");
-      if (name) prefetch = parse_backward_prefetch(*name);
-    }
+    take(prefetch, "fsdp_backward_prefetch", parse_backward_prefetch);
     if (is_2_ || prefetch == BackwardPrefetch::none) prefetch = std::nullopt;
     if (is_2_) {
       if (options_.forward_prefetch) {
@@ -210,16 +205,18 @@ class FullyShardedResolution {
             "out, or set fsdp_version to 1");
       }
     } else {
-      take_bool(options_.forward_prefetch, "fsdp_forward_prefetch", false);
+      take(options_.forward_prefetch, "fsdp_forward_prefetch");
     }
   }
 
   void choose_state_dict() {
+    take(
+        options_.state_dict_type,
+        "fsdp_state_dict_type",
+        parse_state_dict_type);
     if (!options_.state_dict_type) {
-      const auto name = from_launcher("fsdp_state_dict_type");
-      options_.state_dict_type = name ? parse_state_dict_type(*name)
-          : is_2_                     ? StateDictType::sharded_state_dict
-                                      : StateDictType::full_state_dict;
+      options_.state_dict_type = is_2_ ? StateDictType::sharded_state_dict
+                                       : StateDictType::full_state_dict;
     }
     if (is_2_ && options_.state_dict_type == StateDictType::local_state_dict) {
       throw ConfigError(
@@ -229,30 +226,24 @@ class FullyShardedResolution {
   }
 
   void choose_units() {
-    if (!options_.auto_wrap_policy) {
-      options_.auto_wrap_policy = parse_auto_wrap_policy(
-          from_launcher("fsdp_auto_wrap_policy").value_or("NO_WRAP"));
-    }
+    take(
+        options_.auto_wrap_policy,
+        "fsdp_auto_wrap_policy",
+        parse_auto_wrap_policy);
+    if (!options_.auto_wrap_policy)
+      options_.auto_wrap_policy = AutoWrapPolicy::no_wrap;
     switch (*options_.auto_wrap_policy) {
       case AutoWrapPolicy::no_wrap:
         break;
       case AutoWrapPolicy::transformer_based_wrap:
-        if (!options_.transformer_cls_names_to_wrap) {
-          if (const auto names =
-                  from_launcher("fsdp_transformer_layer_cls_to_wrap")) {
-            std::vector<std::string> trimmed;
-            for (const std::string& name : split(*names, ','))
-              trimmed.emplace_back(trim(name));
-            options_.transformer_cls_names_to_wrap = std::move(trimmed);
-          }
-        }
+        take(
+            options_.transformer_cls_names_to_wrap,
+            "fsdp_transformer_layer_cls_to_wrap",
+            trimmed_names);
         break;
       case AutoWrapPolicy::size_based_wrap:
-        if (!options_.min_num_params) {
-          options_.min_num_params = settings_.is_given("fsdp_min_num_params")
-              ? *settings_.integer("fsdp_min_num_params")
-              : 0;
-        }
+        if (!options_.min_num_params)
+          options_.min_num_params = settings_.integer("fsdp_min_num_params");
         break;
     }
     if (options_.min_num_params.value_or(0) < 0) {
@@ -263,29 +254,22 @@ class FullyShardedResolution {
   }
 
   void choose_module_states() {
-    take_bool(
-        options_.cpu_ram_efficient_loading,
-        "fsdp_cpu_ram_efficient_loading",
-        false);
+    take(options_.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading");
     if (is_2_) {
       options_.use_orig_params = std::nullopt;
       options_.sync_module_states = std::nullopt;
       return;
     }
-    take_bool(options_.use_orig_params, "fsdp_use_orig_params", false);
-    take_bool(options_.sync_module_states, "fsdp_sync_module_states", false);
+    take(options_.use_orig_params, "fsdp_use_orig_params");
+    take(options_.sync_module_states, "fsdp_sync_module_states");
     if (*options_.cpu_ram_efficient_loading) options_.sync_module_states = true;
   }
 
   void choose_activations() {
-    take_bool(
-        options_.activation_checkpointing,
-        "fsdp_activation_checkpointing",
-        false);
-    take_bool(
+    take(options_.activation_checkpointing, "fsdp_activation_checkpointing");
+    take(
         options_.activation_checkpointing_offload,
-        "fsdp_activation_checkpointing_offload",
-        false);
+        "fsdp_activation_checkpointing_offload");
     if (!*options_.activation_checkpointing_offload) return;
     if (!*options_.activation_checkpointing) {
       throw ConfigError(

@@ -1,20 +1,51 @@
+#include <tuple>
+
 #include "engines/fully_sharded/fully_sharded.h"
+#include "engines/option_fields.h"
 #include "engines/translations.h"
 
 namespace accelerate::detail {
 
 namespace {
 
+using FsdpOptions = FullyShardedDataParallelOptions;
+
+constexpr std::tuple kFsdpFields{
+    OptionField{"fsdp_version", &FsdpOptions::fsdp_version},
+    OptionField{"fsdp_sharding_strategy", &FsdpOptions::sharding_strategy},
+    OptionField{
+        "fsdp_reshard_after_forward",
+        &FsdpOptions::reshard_after_forward},
+    OptionField{"fsdp_backward_prefetch", &FsdpOptions::backward_prefetch},
+    OptionField{"fsdp_forward_prefetch", &FsdpOptions::forward_prefetch},
+    OptionField{"fsdp_auto_wrap_policy", &FsdpOptions::auto_wrap_policy},
+    OptionField{
+        "fsdp_transformer_layer_cls_to_wrap",
+        &FsdpOptions::transformer_cls_names_to_wrap},
+    OptionField{"fsdp_min_num_params", &FsdpOptions::min_num_params},
+    OptionField{"fsdp_offload_params", &FsdpOptions::cpu_offload},
+    OptionField{"fsdp_ignored_modules", &FsdpOptions::ignored_modules},
+    OptionField{"fsdp_state_dict_type", &FsdpOptions::state_dict_type},
+    OptionField{"fsdp_use_orig_params", &FsdpOptions::use_orig_params},
+    OptionField{"fsdp_sync_module_states", &FsdpOptions::sync_module_states},
+    OptionField{
+        "fsdp_activation_checkpointing",
+        &FsdpOptions::activation_checkpointing},
+    OptionField{
+        "fsdp_activation_checkpointing_offload",
+        &FsdpOptions::activation_checkpointing_offload},
+    OptionField{
+        "fsdp_cpu_ram_efficient_loading",
+        &FsdpOptions::cpu_ram_efficient_loading}};
+
 bool names_policy(
-    const std::optional<FullyShardedDataParallelOptions>& given,
+    const std::optional<FsdpOptions>& given,
     const Settings& settings) {
   return (given && given->auto_wrap_policy) ||
       settings.is_given("fsdp_auto_wrap_policy");
 }
 
-void read_strategy(
-    ShardingRequest& sharding,
-    const FullyShardedDataParallelOptions& options) {
+void read_strategy(ShardingRequest& sharding, const FsdpOptions& options) {
   sharding.span = ShardSpan::all;
   if (*options.fsdp_version == 1) {
     const ShardingStrategy strategy = *options.sharding_strategy;
@@ -41,27 +72,26 @@ void list_void_casts(
     std::vector<IgnoredSetting>& ignored,
     const MixedPrecisionPolicy& policy,
     int version) {
-  const auto note = [&](const std::string& field,
-                        const std::string& instead = {}) {
-    ignored.push_back({"mixed_precision_policy." + field, instead, "code"});
-  };
-  if (version == 2) {
-    if (policy.cast_root_forward_inputs)
-      note("cast_root_forward_inputs", "use cast_forward_inputs");
-  } else if (policy.cast_forward_inputs.value_or(false)) {
-    note("cast_forward_inputs");
-  }
-  if (policy.keep_low_precision_grads.value_or(false))
-    note("keep_low_precision_grads");
+  const IgnoredInCode note(ignored);
+  note(
+      version == 2 && policy.cast_root_forward_inputs,
+      "mixed_precision_policy.cast_root_forward_inputs",
+      "use cast_forward_inputs");
+  note(
+      version != 2 && policy.cast_forward_inputs.value_or(false),
+      "mixed_precision_policy.cast_forward_inputs");
+  note(
+      policy.keep_low_precision_grads.value_or(false),
+      "mixed_precision_policy.keep_low_precision_grads");
 }
 
 // Unlike in PyTorch, a field left unset prefetches: the execution order is
 // learned. Version 2 has no such settings; it always gathers ahead.
 void read_prefetch(
     ShardingRequest& sharding,
-    const std::optional<FullyShardedDataParallelOptions>& given,
+    const std::optional<FsdpOptions>& given,
     const Settings& settings,
-    const FullyShardedDataParallelOptions& options) {
+    const FsdpOptions& options) {
   const bool is_1 = *options.fsdp_version == 1;
   if (given && given->forward_prefetch) {
     sharding.prefetch_forward = *given->forward_prefetch;
@@ -83,13 +113,9 @@ void read_prefetch(
 // decides.
 void list_void_fields(
     TrainingRequest& request,
-    const FullyShardedDataParallelOptions& given,
-    const FullyShardedDataParallelOptions& found) {
-  const auto note = [&](bool is_void,
-                        const std::string& field,
-                        const std::string& instead = {}) {
-    if (is_void) request.ignored.push_back({field, instead, "code"});
-  };
+    const FsdpOptions& given,
+    const FsdpOptions& found) {
+  const IgnoredInCode note(request.ignored);
   const bool is_2 = request.fsdp_version == 2;
   note(
       is_2 && given.sharding_strategy,
@@ -146,7 +172,7 @@ void list_void_fields(
 // have.
 void list_ignored(
     TrainingRequest& request,
-    const std::optional<FullyShardedDataParallelOptions>& given,
+    const std::optional<FsdpOptions>& given,
     const Settings& settings) {
   if (request.fsdp_version != 2) return;
   if (given && given->backward_prefetch) {
@@ -157,6 +183,21 @@ void list_ignored(
          {},
          settings.find("fsdp_backward_prefetch")->where});
   }
+}
+
+Settings fsdp_in_force(
+    const std::optional<FsdpOptions>& given,
+    const FsdpOptions& found,
+    const Settings& settings) {
+  const FsdpOptions code = given.value_or(FsdpOptions());
+  FsdpOptions shown = found;
+  // The plugin's defaults for these do not apply: without a value, units are
+  // elements of containers, and the execution order is learned.
+  shown.auto_wrap_policy.reset();
+  shown.forward_prefetch.reset();
+  Settings in_force = settings;
+  record_fields(in_force, kFsdpFields, code, shown);
+  return in_force;
 }
 
 }  // namespace
@@ -189,16 +230,15 @@ MixedPrecisionPolicy sharded_precision(const MixedPrecisionPolicy& policy) {
 }
 
 TrainingRequest read_fully_sharded(
-    const std::optional<FullyShardedDataParallelOptions>& given,
+    const std::optional<FsdpOptions>& given,
     const Settings& settings,
     std::string_view mixed_precision) {
-  const FullyShardedDataParallelOptions options = resolve_fully_sharded(
-      given.value_or(FullyShardedDataParallelOptions()),
-      settings,
-      mixed_precision);
+  const FsdpOptions options = resolve_fully_sharded(
+      given.value_or(FsdpOptions()), settings, mixed_precision);
   TrainingRequest request;
   request.engine = Engine::fully_sharded;
   request.fsdp_version = *options.fsdp_version;
+  request.settings = fsdp_in_force(given, options, settings);
   list_ignored(request, given, settings);
   if (given) list_void_fields(request, *given, options);
   if (const auto& policy = options.mixed_precision_policy) {

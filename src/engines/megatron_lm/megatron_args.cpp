@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text/text.h"
+#include "engines/megatron_lm/megatron_fields.h"
 
 namespace accelerate::detail {
 
@@ -61,14 +62,15 @@ class ArgumentReader {
     for (const auto& item : arguments.items()) unread_.insert(item.key());
   }
 
-  // Takes a field, under its own name or that of Megatron-LM's argument.
-  template <class Value>
-  void take(
-      std::optional<Value> MegatronLMOptions::*field,
-      const std::string& name,
-      const std::string& megatron_name = {}) {
-    read(name, out_.options.*field);
-    if (!megatron_name.empty()) read(megatron_name, out_.options.*field);
+  // Takes every field, under its own name and that of Megatron-LM's argument.
+  void take_fields() {
+    visit_megatron_fields(
+        [&](std::string_view name, auto member, const MegatronField& field) {
+          if (!field.is_argument) return;
+          read(std::string(name), out_.options.*member);
+          if (!field.argument.empty())
+            read(std::string(field.argument), out_.options.*member);
+        });
   }
 
   template <class Value>
@@ -117,91 +119,6 @@ class ArgumentReader {
   std::set<std::string> unread_;
 };
 
-void take_parallelism(ArgumentReader& reader) {
-  using O = MegatronLMOptions;
-  reader.take(&O::tp_degree, "tp_degree", "tensor_model_parallel_size");
-  reader.take(&O::pp_degree, "pp_degree", "pipeline_model_parallel_size");
-  reader.take(&O::context_parallel_size, "context_parallel_size");
-  reader.take(&O::expert_model_parallel_size, "expert_model_parallel_size");
-  reader.take(&O::expert_tensor_parallel_size, "expert_tensor_parallel_size");
-  reader.take(&O::num_micro_batches, "num_micro_batches");
-  reader.take(&O::gradient_clipping, "gradient_clipping", "clip_grad");
-  reader.take(
-      &O::sequence_parallelism, "sequence_parallelism", "sequence_parallel");
-  reader.take(&O::recompute_activations, "recompute_activations");
-  reader.take(&O::recompute_granularity, "recompute_granularity");
-  reader.take(&O::recompute_method, "recompute_method");
-  reader.take(&O::recompute_num_layers, "recompute_num_layers");
-  reader.take(
-      &O::num_layers_per_virtual_pipeline_stage,
-      "num_layers_per_virtual_pipeline_stage");
-  reader.take(
-      &O::decoder_last_pipeline_num_layers, "decoder_last_pipeline_num_layers");
-  reader.take(
-      &O::pipeline_model_parallel_split_rank,
-      "pipeline_model_parallel_split_rank");
-}
-
-void take_optimizer(ArgumentReader& reader) {
-  using O = MegatronLMOptions;
-  reader.take(&O::use_distributed_optimizer, "use_distributed_optimizer");
-  reader.take(&O::use_custom_fsdp, "use_custom_fsdp", "use_megatron_fsdp");
-  reader.take(&O::optimizer_cpu_offload, "optimizer_cpu_offload");
-  reader.take(
-      &O::overlap_cpu_optimizer_d2h_h2d, "overlap_cpu_optimizer_d2h_h2d");
-  reader.take(
-      &O::use_precision_aware_optimizer, "use_precision_aware_optimizer");
-  for (const char* const name :
-       {"main_grads_dtype",
-        "main_params_dtype",
-        "exp_avg_dtype",
-        "exp_avg_sq_dtype"})
-    reader.pass_over(name, {"fp32", "torch.float32"});
-  reader.take(&O::no_load_optim, "no_load_optim");
-  reader.take(&O::no_save_optim, "no_save_optim");
-}
-
-void take_model(ArgumentReader& reader) {
-  using O = MegatronLMOptions;
-  reader.take(&O::eod_mask_loss, "eod_mask_loss");
-  reader.take(&O::calculate_per_token_loss, "calculate_per_token_loss");
-  reader.take(&O::attention_softmax_in_fp32, "attention_softmax_in_fp32");
-  reader.take(
-      &O::use_rotary_position_embeddings, "use_rotary_position_embeddings");
-  reader.take(&O::attention_dropout, "attention_dropout");
-  reader.take(&O::hidden_dropout, "hidden_dropout");
-  reader.take(&O::seq_length, "seq_length");
-  reader.take(&O::encoder_seq_length, "encoder_seq_length");
-  reader.take(&O::decoder_seq_length, "decoder_seq_length");
-  reader.take(&O::return_logits, "return_logits");
-}
-
-void take_loop(ArgumentReader& reader) {
-  using O = MegatronLMOptions;
-  reader.take(&O::train_iters, "train_iters");
-  reader.take(&O::train_samples, "train_samples");
-  reader.take(&O::weight_decay_incr_style, "weight_decay_incr_style");
-  reader.take(&O::start_weight_decay, "start_weight_decay");
-  reader.take(&O::end_weight_decay, "end_weight_decay");
-  reader.take(&O::lr_decay_style, "lr_decay_style");
-  reader.take(&O::lr_decay_iters, "lr_decay_iters");
-  reader.take(&O::lr_decay_samples, "lr_decay_samples");
-  reader.take(&O::lr_warmup_iters, "lr_warmup_iters");
-  reader.take(&O::lr_warmup_samples, "lr_warmup_samples");
-  reader.take(&O::lr_warmup_fraction, "lr_warmup_fraction");
-  reader.take(&O::min_lr, "min_lr");
-  reader.take(&O::lr_mult, "lr_mult");
-  reader.take(&O::consumed_samples, "consumed_samples");
-  reader.take(&O::eval_iters, "eval_iters");
-  reader.take(&O::eval_interval, "eval_interval");
-  reader.take(&O::tensorboard_dir, "tensorboard_dir");
-  using S = MegatronScheduleArguments;
-  reader.take(&S::lr_warmup_init, "lr_warmup_init");
-  reader.take(&S::lr_wsd_decay_iters, "lr_wsd_decay_iters");
-  reader.take(&S::lr_wsd_decay_samples, "lr_wsd_decay_samples");
-  reader.take(&S::lr_wsd_decay_style, "lr_wsd_decay_style");
-}
-
 }  // namespace
 
 MegatronArguments read_megatron_arguments(const MegatronLMOptions& given) {
@@ -217,10 +134,18 @@ MegatronArguments read_megatron_arguments(const MegatronLMOptions& given) {
     return out;
   }
   ArgumentReader reader(arguments, out);
-  take_parallelism(reader);
-  take_optimizer(reader);
-  take_model(reader);
-  take_loop(reader);
+  reader.take_fields();
+  using S = MegatronScheduleArguments;
+  reader.take(&S::lr_warmup_init, "lr_warmup_init");
+  reader.take(&S::lr_wsd_decay_iters, "lr_wsd_decay_iters");
+  reader.take(&S::lr_wsd_decay_samples, "lr_wsd_decay_samples");
+  reader.take(&S::lr_wsd_decay_style, "lr_wsd_decay_style");
+  for (const char* const name :
+       {"main_grads_dtype",
+        "main_params_dtype",
+        "exp_avg_dtype",
+        "exp_avg_sq_dtype"})
+    reader.pass_over(name, {"fp32", "torch.float32"});
   reader.finish();
   return out;
 }

@@ -34,10 +34,10 @@ double wsd_coefficient(std::string_view style, double ratio) {
 class ScheduleReader {
  public:
   ScheduleReader(
-      const MegatronLMOptions& given,
+      const MegatronArguments& given,
       const MegatronScheduleLengths& lengths)
       : options_(resolve_megatron_lm(given, resolve({}))),
-        more_(read_megatron_arguments(given).schedule),
+        more_(given.schedule),
         lengths_(lengths) {}
 
   MegatronSchedule read() {
@@ -258,7 +258,7 @@ std::optional<double> MegatronSchedule::weight_decay_at(
 MegatronSchedule read_megatron_schedule(
     const MegatronLMOptions& options,
     const MegatronScheduleLengths& lengths) {
-  return ScheduleReader(options, lengths).read();
+  return ScheduleReader(read_megatron_arguments(options), lengths).read();
 }
 
 }  // namespace accelerate::detail

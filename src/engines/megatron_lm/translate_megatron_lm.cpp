@@ -1,171 +1,102 @@
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "engines/megatron_lm/megatron_args.h"
+#include "engines/megatron_lm/megatron_fields.h"
 #include "engines/megatron_lm/megatron_lm.h"
+#include "engines/option_fields.h"
 #include "engines/translations.h"
 
 namespace accelerate::detail {
 
 namespace {
 
+constexpr std::string_view kMegatronSchedule =
+    "make the schedule by scheduler_from_megatron_lm()";
+
+// Why a field does not act, with what to use instead; unset if it does.
+std::optional<std::string> void_reason(
+    const MegatronField& field,
+    const MegatronLMOptions& found) {
+  const bool recomputes = *found.recompute_activations;
+  bool acts = false;
+  std::string reason(field.instead);
+  switch (field.use) {
+    case MegatronUse::always:
+      acts = true;
+      break;
+    case MegatronUse::split_layers:
+      acts = *found.tp_degree > 1;
+      break;
+    case MegatronUse::stages:
+      acts = *found.pp_degree > 1;
+      break;
+    case MegatronUse::recomputing_full:
+      acts = recomputes && *found.recompute_granularity != "selective";
+      if (recomputes) {
+        reason = "it belongs to recompute_granularity full";
+        break;
+      }
+      [[fallthrough]];
+    case MegatronUse::recomputing:
+      acts = recomputes;
+      reason = "it belongs to recompute_activations";
+      break;
+    case MegatronUse::schedule:
+      reason = kMegatronSchedule;
+      break;
+    case MegatronUse::never:
+      break;
+  }
+  return acts ? std::nullopt : std::optional(reason);
+}
+
+// Whether the launcher gives a value other than the default, which Accelerate's
+// launcher always passes.
+bool is_launched(const Settings& settings, std::string_view key) {
+  if (key.empty() || !settings.is_given(key)) return false;
+  const OptionSpec& spec = *find_option(key);
+  return spec.default_value.empty() ||
+      settings.find(key)->value != parse_option(spec, spec.default_value);
+}
+
 // Lists the fields that are decided here by the program, its model or another
 // option.
-class MegatronWithoutCounterpart {
- public:
-  MegatronWithoutCounterpart(
-      const MegatronArguments& given,
-      const MegatronLMOptions& found,
-      const Settings& settings)
-      : arguments_(given),
-        given_(given.options),
-        found_(found),
-        defaults_(resolve_megatron_lm({}, resolve({}))),
-        settings_(settings) {}
-
-  std::vector<IgnoredSetting> list() {
-    list_step();
-    list_model();
-    list_loop();
-    list_data();
-    list_arguments();
-    return std::move(ignored_);
-  }
-
- private:
-  using Options = MegatronLMOptions;
-
-  void list_step() {
-    if (*found_.tp_degree == 1) {
-      note(
-          &Options::sequence_parallelism,
-          "sequence_parallelism",
-          "it belongs to tp_degree");
-    }
-    if (!has_stages()) {
-      note(
-          &Options::num_micro_batches,
-          "num_micro_batches",
-          "use gradient_accumulation_steps");
-    }
-    list_recomputation();
-    note(
-        &Options::overlap_cpu_optimizer_d2h_h2d,
-        "overlap_cpu_optimizer_d2h_h2d");
-    note(&Options::eod_mask_loss, "eod_mask_loss");
-  }
-
-  [[nodiscard]] bool has_stages() const { return *found_.pp_degree > 1; }
-
-  void list_recomputation() {
-    const bool recomputes = *found_.recompute_activations;
-    const bool is_selective = *found_.recompute_granularity == "selective";
-    if (recomputes && !is_selective) return;
-    const std::string instead = recomputes
-        ? "it belongs to recompute_granularity full"
-        : "it belongs to recompute_activations";
-    if (!recomputes) {
-      note(&Options::recompute_granularity, "recompute_granularity", instead);
-    }
-    note(&Options::recompute_method, "recompute_method", instead);
-    note(&Options::recompute_num_layers, "recompute_num_layers", instead);
-  }
-
-  void list_model() {
-    note(&Options::attention_backend, "attention_backend");
-    note(&Options::attention_softmax_in_fp32, "attention_softmax_in_fp32");
-    note(
-        &Options::use_rotary_position_embeddings,
-        "use_rotary_position_embeddings");
-    note(&Options::attention_dropout, "attention_dropout");
-    note(&Options::hidden_dropout, "hidden_dropout");
-    note(
-        &Options::pipeline_model_parallel_split_rank,
-        "pipeline_model_parallel_split_rank");
-    if (!has_stages()) {
-      note(
-          &Options::num_layers_per_virtual_pipeline_stage,
-          "num_layers_per_virtual_pipeline_stage",
-          "it belongs to pp_degree");
-      note(
-          &Options::decoder_last_pipeline_num_layers,
-          "decoder_last_pipeline_num_layers",
-          "it belongs to pp_degree");
-    }
-    note(&Options::seq_length, "seq_length");
-    note(&Options::encoder_seq_length, "encoder_seq_length");
-    note(&Options::decoder_seq_length, "decoder_seq_length");
-    note(&Options::return_logits, "return_logits");
-  }
-
-  void list_loop() {
-    note(&Options::is_train_batch_min, "is_train_batch_min");
-    list_schedule();
-    note(&Options::lr_mult, "lr_mult", "use parameter groups");
-  }
-
-  // Fields of scheduler_from_megatron_lm().
-  void list_schedule() {
-    const std::size_t first = ignored_.size();
-    const std::string instead =
-        "make the schedule by scheduler_from_megatron_lm()";
-    note(&Options::train_iters, "train_iters", instead);
-    note(&Options::train_samples, "train_samples", instead);
-    note(&Options::weight_decay_incr_style, "weight_decay_incr_style", instead);
-    note(&Options::start_weight_decay, "start_weight_decay", instead);
-    note(&Options::end_weight_decay, "end_weight_decay", instead);
-    note(&Options::lr_decay_style, "lr_decay_style", instead);
-    note(&Options::lr_decay_iters, "lr_decay_iters", instead);
-    note(&Options::lr_decay_samples, "lr_decay_samples", instead);
-    note(&Options::lr_warmup_iters, "lr_warmup_iters", instead);
-    note(&Options::lr_warmup_samples, "lr_warmup_samples", instead);
-    note(&Options::lr_warmup_fraction, "lr_warmup_fraction", instead);
-    note(&Options::min_lr, "min_lr", instead);
-    for (const std::string& name : arguments_.schedule_names)
-      ignored_.push_back({"other_megatron_args." + name, instead, "code"});
-    for (std::size_t i = first; i < ignored_.size(); ++i)
-      ignored_[i].belongs_to_schedule = true;
-  }
-
-  void list_data() {
-    note(
-        &Options::consumed_samples,
-        "consumed_samples",
-        "use save_state and load_state");
-    note(&Options::megatron_dataset_flag, "megatron_dataset_flag");
-    note(&Options::eval_iters, "eval_iters");
-    note(&Options::eval_interval, "eval_interval");
-    note(&Options::tensorboard_dir, "tensorboard_dir");
-    note(&Options::set_all_logging_options, "set_all_logging_options");
-  }
-
-  void list_arguments() {
-    for (const std::string& name : arguments_.unknown)
-      ignored_.push_back({"other_megatron_args." + name, {}, "code"});
-  }
-
-  // Values equal to the default are not listed, because Accelerate's launcher
-  // always passes most fields.
-  template <class T>
-  void note(
-      std::optional<T> MegatronLMOptions::*field,
-      const std::string& name,
-      const std::string& instead = {}) {
-    if (given_.*field) {
-      ignored_.push_back({name, instead, "code"});
-    } else if (found_.*field != defaults_.*field) {
-      const std::string key = "megatron_lm_" + name;
-      ignored_.push_back({name, instead, settings_.find(key)->where, key});
-    }
-  }
-
-  const MegatronArguments& arguments_;
-  const MegatronLMOptions& given_;
-  const MegatronLMOptions& found_;
-  MegatronLMOptions defaults_;
-  const Settings& settings_;
-  std::vector<IgnoredSetting> ignored_;
-};
+std::vector<IgnoredSetting> list_void_megatron_fields(
+    const MegatronArguments& given,
+    const MegatronLMOptions& found,
+    const Settings& settings) {
+  std::vector<IgnoredSetting> ignored;
+  visit_megatron_fields(
+      [&](std::string_view name, auto member, const MegatronField& field) {
+        const auto reason = void_reason(field, found);
+        const std::string_view key = megatron_key(name);
+        const bool is_in_code = (given.options.*member).has_value();
+        if (!reason || (!is_in_code && !is_launched(settings, key))) return;
+        ignored.push_back(
+            {.name = std::string(name),
+             .instead = *reason,
+             .origin = is_in_code ? "code" : settings.find(key)->where,
+             .key = is_in_code ? std::string() : std::string(key),
+             .belongs_to_schedule = field.use == MegatronUse::schedule});
+      });
+  const auto list = [&](const std::string& name, std::string_view instead) {
+    ignored.push_back(
+        {.name = "other_megatron_args." + name,
+         .instead = std::string(instead),
+         .origin = "code",
+         .belongs_to_schedule = !instead.empty()});
+  };
+  for (const std::string& name : given.schedule_names)
+    list(name, kMegatronSchedule);
+  for (const std::string& name : given.unknown) list(name, {});
+  return ignored;
+}
 
 RecomputationRequest read_recomputation(const MegatronLMOptions& found) {
   RecomputationRequest request;
@@ -179,6 +110,24 @@ RecomputationRequest read_recomputation(const MegatronLMOptions& found) {
     request.modules_together = *found.recompute_num_layers;
   }
   return request;
+}
+
+Settings megatron_in_force(
+    const MegatronLMOptions& given,
+    const MegatronLMOptions& found,
+    const Settings& settings) {
+  Settings in_force = settings;
+  visit_megatron_fields([&](std::string_view name,
+                            auto member,
+                            const MegatronField&) {
+    using Field = std::decay_t<decltype(given.*member)>;
+    // The launcher has no lists.
+    if constexpr (!std::is_same_v<Field, decltype(given.consumed_samples)>) {
+      if (const std::string_view key = megatron_key(name); !key.empty())
+        record(in_force, key, given.*member, found.*member);
+    }
+  });
+  return in_force;
 }
 
 PipelineRequest read_pipeline(
@@ -197,18 +146,13 @@ PipelineRequest read_pipeline(
 
 }  // namespace
 
-bool uses_megatron_lm(
-    const ParallelOptions& options,
-    const Settings& settings) {
-  return settings.boolean("use_megatron_lm") || options.megatron_lm.has_value();
-}
-
 TrainingRequest read_megatron_lm(
-    const MegatronLMOptions& given,
+    const MegatronArguments& given,
+    const MegatronLMOptions& found,
     const Settings& settings) {
-  const MegatronLMOptions found = resolve_megatron_lm(given, settings);
   TrainingRequest request;
   request.engine = Engine::megatron_lm;
+  request.settings = megatron_in_force(given.options, found, settings);
   ShardingRequest& sharding = request.sharding.emplace();
   // Megatron's own FSDP shards parameters; its optimizer shards only its state.
   sharding.shard_parameters = *found.use_custom_fsdp;
@@ -230,15 +174,13 @@ TrainingRequest read_megatron_lm(
   request.precision.master_weights = *found.use_precision_aware_optimizer;
   request.checkpoints.saves_optimizers = !*found.no_save_optim;
   request.checkpoints.loads_optimizers = !*found.no_load_optim;
-  const MegatronArguments arguments = read_megatron_arguments(given);
   if (*found.pp_degree > 1)
-    request.pipeline = read_pipeline(arguments.options, found, settings);
+    request.pipeline = read_pipeline(given.options, found, settings);
   request.infers_plan = *found.tp_degree > 1;
   request.divides_sequences =
       request.infers_plan && *found.sequence_parallelism;
   request.experts.splits_over_tensor = *found.expert_tensor_parallel_size > 1;
-  request.ignored =
-      MegatronWithoutCounterpart(arguments, found, settings).list();
+  request.ignored = list_void_megatron_fields(given, found, settings);
   return request;
 }
 

@@ -42,18 +42,16 @@ std::vector<IgnoredSetting> ignored_of(
     bool has_replicas) {
   const ReplicateOptions defaults;
   std::vector<IgnoredSetting> ignored;
-  const auto list = [&](std::string_view name, bool is_given) {
-    if (is_given) ignored.push_back({std::string(name), {}, "code"});
-  };
-  list(
-      "bucket_bytes",
-      !has_replicas && options.bucket_bytes != defaults.bucket_bytes);
-  list(
-      "first_bucket_bytes",
-      options.first_bucket_bytes != defaults.first_bucket_bytes);
-  list("find_unused_parameters", options.find_unused_parameters);
-  list("static_graph", options.static_graph);
-  list("gradient_as_bucket_view", options.gradient_as_bucket_view);
+  const IgnoredInCode note(ignored);
+  note(
+      !has_replicas && options.bucket_bytes != defaults.bucket_bytes,
+      "bucket_bytes");
+  note(
+      options.first_bucket_bytes != defaults.first_bucket_bytes,
+      "first_bucket_bytes");
+  note(options.find_unused_parameters, "find_unused_parameters");
+  note(options.static_graph, "static_graph");
+  note(options.gradient_as_bucket_view, "gradient_as_bucket_view");
   return ignored;
 }
 

@@ -1,6 +1,11 @@
 #include "train/accelerator/decisions.h"
 
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -12,18 +17,13 @@
 #include "precision/support.h"
 #include "train/session.h"
 #include "train/settings/ignored_options.h"
-#include "train/step/accumulation_window.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// Accelerate's launcher always passes a precision, "no" by default.
-bool precision_is_open(
-    const AcceleratorOptions& options,
-    const Settings& settings) {
-  return !options.mixed_precision &&
-      requested_precision(options, settings) == Precision::no;
+double seconds_of(std::chrono::milliseconds time) {
+  return static_cast<double>(time.count()) / 1000;
 }
 
 // Collects the ConfigError that `body` throws, if any; other errors propagate.
@@ -93,14 +93,104 @@ void read_float8(
   if (options.fp8_attention != Float8Attention::none) ignore("fp8_attention");
 }
 
-}  // namespace
-
+// The precision that code and launcher ask for, which an engine may change.
 Precision requested_precision(
     const AcceleratorOptions& options,
     const Settings& settings) {
   if (options.mixed_precision) return *options.mixed_precision;
   return parse_precision(*settings.text("mixed_precision"));
 }
+
+// Puts the code's options into the settings in force.
+void record_options(Settings& settings, const AcceleratorOptions& options) {
+  const WorldOptions& world = options.world;
+  const auto give = [&](std::string_view key, const auto& value) {
+    if (value) settings.overrule(key, *value, "code");
+  };
+  if (options.mixed_precision) {
+    give(
+        "mixed_precision",
+        std::optional(std::string(name_of(*options.mixed_precision))));
+  }
+  give("use_cpu", options.cpu ? options.cpu : world.cpu);
+  const bool keeps_to_cpu = options.cpu.value_or(false);
+  if (keeps_to_cpu || world.device) {
+    const at::Device device = keeps_to_cpu ? at::kCPU : *world.device;
+    give("device", std::optional(device.str()));
+    give("use_cpu", std::optional(device.is_cpu()));
+  }
+  if (world.timeout)
+    give("timeout_seconds", std::optional(seconds_of(*world.timeout)));
+  give("transport", world.transport);
+  give("debug", world.debug);
+  give("run_name", options.run_name);
+  const auto& num_steps = options.gradient_accumulation.num_steps;
+  give(
+      "gradient_accumulation_steps",
+      num_steps ? num_steps : options.gradient_accumulation_steps);
+  if (!world.logger) return;
+  for (const char* const key : {"log_level", "log_levels", "log_format"})
+    settings.mark_read(key);
+}
+
+// Fills in what code and launcher leave open.
+void record_choices(
+    Decisions& decisions,
+    Precision requested,
+    const World& world) {
+  Settings& settings = decisions.settings;
+  const std::string config = "DeepSpeed configuration";
+  const std::string precision(name_of(decisions.precision));
+  if (decisions.precision == requested) {
+    settings.settle("mixed_precision", precision, "default");
+  } else {
+    settings.overrule("mixed_precision", precision, config);
+  }
+  settings.settle(
+      "gradient_accumulation_steps",
+      decisions.window,
+      decisions.plan_request.training.step.gradient_accumulation_steps
+          ? config
+          : "default");
+  const at::Device device = world.device();
+  settings.settle(
+      "device",
+      device.str(),
+      settings.boolean("use_cpu") ? settings.find("use_cpu")->where
+          : device.is_cpu()       ? "no accelerator"
+                                  : "the accelerator of this local rank");
+  settings.settle("timeout_seconds", seconds_of(world.timeout()), "default");
+  for (const auto& [key, axis] :
+       {std::pair("parallelism_config_pp_size", Axis::pipeline),
+        std::pair("parallelism_config_dp_replicate_size", Axis::replicate),
+        std::pair("parallelism_config_dp_shard_size", Axis::shard),
+        std::pair("parallelism_config_ep_size", Axis::expert),
+        std::pair("parallelism_config_cp_size", Axis::context),
+        std::pair("parallelism_config_tp_size", Axis::tensor)}) {
+    settings.settle(
+        key, decisions.plan.degree(axis), "from the number of ranks");
+  }
+}
+
+// Collects what has no effect: for the engine, for the plan, or beside a
+// DeepSpeed configuration.
+void collect_ignored(Decisions& decisions) {
+  TrainingRequest& training = decisions.plan_request.training;
+  // The program overrules the launcher by itself.
+  std::erase_if(training.overruled, [&](const IgnoredSetting& setting) {
+    return decisions.settings.find(setting.name)->where == "code";
+  });
+  for (auto* const ignored :
+       {&training.ignored, &decisions.plan.ignored, &training.overruled}) {
+    std::move(
+        ignored->begin(),
+        ignored->end(),
+        std::back_inserter(decisions.ignored));
+    ignored->clear();
+  }
+}
+
+}  // namespace
 
 int accumulation_window(
     const AcceleratorOptions& options,
@@ -134,11 +224,13 @@ Decisions decide(
   });
   note_complaints(
       complaints, [&] { SignalFlag::check(options.preemption_signals); });
+  const Precision requested = requested_precision(options, settings);
   decisions.request_sources = {
       .parallel = options.parallel,
-      .mixed_precision =
-          std::string(name_of(requested_precision(options, settings))),
-      .precision_is_open = precision_is_open(options, settings),
+      .mixed_precision = std::string(name_of(requested)),
+      // Accelerate's launcher always passes a precision, "no" by default.
+      .precision_is_open =
+          !options.mixed_precision && requested == Precision::no,
       .num_local_ranks = world.local_size(),
       .settings = settings,
       .environment = environment};
@@ -176,6 +268,10 @@ Decisions decide(
       complaints, [&] { decisions.plan = make_plan(decisions.plan_request); });
   apply_window_of_engine(options, decisions, complaints);
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+  decisions.settings = std::move(decisions.plan_request.training.settings);
+  record_options(decisions.settings, options);
+  record_choices(decisions, requested, world);
+  collect_ignored(decisions);
   return decisions;
 }
 

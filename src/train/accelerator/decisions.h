@@ -18,7 +18,19 @@ struct Decisions {
   RequestSources request_sources;
   PlanRequest plan_request;
   ParallelPlan plan;
+  /// What code and launcher give, and what was chosen where they leave something
+  /// open.
+  Settings settings;
+  /// What was given and has no effect.
+  std::vector<IgnoredSetting> ignored;
 };
+
+/// Number of micro-steps per window: from the code, otherwise from the
+/// launcher. Throws ConfigError if it is below 1, or if the code gives two
+/// numbers.
+int accumulation_window(
+    const AcceleratorOptions& options,
+    const Settings& settings);
 
 /// Throws one ConfigError with everything that is wrong.
 Decisions decide(
@@ -27,10 +39,5 @@ Decisions decide(
     const World& world,
     const Settings& settings,
     const Environment& environment);
-
-/// The precision that code and launcher ask for, which an engine may change.
-Precision requested_precision(
-    const AcceleratorOptions& options,
-    const Settings& settings);
 
 }  // namespace accelerate::detail

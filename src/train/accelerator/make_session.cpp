@@ -13,7 +13,6 @@
 #include "config/terminal_variables.h"
 #include "track/store_rank_board.h"
 #include "train/accelerator/decisions.h"
-#include "train/accelerator/session_settings.h"
 #include "train/run_state.h"
 
 namespace accelerate::detail {
@@ -140,7 +139,6 @@ std::shared_ptr<Session> make_session(
       world,
       world.group().impl()->world->settings,
       environment);
-  SettingsInForce in_force = settings_in_force(options, decisions, world);
   const TrainingRequest& training = decisions.plan_request.training;
   const std::optional<double> max_gradient_norm =
       training.step.gradient_clipping;
@@ -148,8 +146,8 @@ std::shared_ptr<Session> make_session(
   auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{
       .clock = StepClock(decisions.window),
-      .settings = std::move(in_force.settings),
-      .report = {.ignored = std::move(in_force.ignored)},
+      .settings = std::move(decisions.settings),
+      .report = {.ignored = std::move(decisions.ignored)},
       .world = std::move(world),
       .plan = std::move(decisions.plan),
       .mesh = std::move(mesh),

@@ -70,7 +70,10 @@ void require_placed(
 PlanRequest request_of(const Session& session, const ModelOptions& options) {
   PlanRequest request = session.plan_request;
   request.training = read_model_request(
-      options, session.request_sources, session.plan.degrees);
+      options,
+      session.request_sources,
+      session.plan.degrees,
+      session.plan_request.training.shard_degree_is_given);
   // Models are split alike, even one whose options name another engine.
   request.training.infers_plan =
       request.training.infers_plan || session.plan_request.training.infers_plan;

@@ -1,6 +1,5 @@
 #include "train/settings/ignored_options.h"
 
-#include <iterator>
 #include <tuple>
 #include <utility>
 
@@ -14,15 +13,6 @@
 namespace accelerate::detail {
 
 namespace {
-
-void append(
-    std::vector<IgnoredSetting>& all,
-    std::vector<IgnoredSetting> more) {
-  all.insert(
-      all.end(),
-      std::make_move_iterator(more.begin()),
-      std::make_move_iterator(more.end()));
-}
 
 bool differs_from_default(const PowerSGDOptions& options) {
   const auto all = [](const PowerSGDOptions& o) {
@@ -60,11 +50,7 @@ bool differs_from_default(const GradScalerOptions& options) {
 std::vector<IgnoredSetting> options_without_effect(
     const ReplicateOptions& options) {
   std::vector<IgnoredSetting> ignored;
-  const auto note = [&](bool is_changed,
-                        const std::string& name,
-                        const std::string& instead = {}) {
-    if (is_changed) ignored.push_back({name, instead, "code"});
-  };
+  const IgnoredInCode note(ignored);
   const bool has_factors = options.comm_hook == CommHook::power_sgd ||
       options.comm_hook == CommHook::batched_power_sgd;
   note(
@@ -82,11 +68,7 @@ std::vector<IgnoredSetting> options_without_effect(
     Precision precision) {
   std::vector<IgnoredSetting> ignored =
       options_without_effect(options.parallel.replicate_options);
-  const auto note = [&](bool is_changed,
-                        const std::string& name,
-                        const std::string& instead = {}) {
-    if (is_changed) ignored.push_back({name, instead, "code"});
-  };
+  const IgnoredInCode note(ignored);
   note(
       !options.gradient_accumulation.adjust_scheduler,
       "gradient_accumulation.adjust_scheduler");
@@ -106,10 +88,9 @@ std::vector<IgnoredSetting> options_without_effect(
       "grad_scaler",
       "enabled is false");
   if (options.profile) check_profile(*options.profile);
-  append(
-      ignored,
-      dynamo_without_effect(
-          options.dynamo ? &*options.dynamo : nullptr, settings));
+  for (auto& setting : dynamo_without_effect(
+           options.dynamo ? &*options.dynamo : nullptr, settings))
+    ignored.push_back(std::move(setting));
   return ignored;
 }
 

@@ -17,12 +17,12 @@ std::vector<IgnoredSetting> accumulation_without_effect(
     const Session& session) {
   if (session.clock.window() > 1) return {};
   std::vector<IgnoredSetting> ignored;
-  const auto note = [&](bool is_changed, const std::string& field) {
-    if (!is_changed) return;
-    ignored.push_back(
-        {"gradient_accumulation." + field,
-         "gradient_accumulation_steps is 1",
-         "code"});
+  const auto note = [note = IgnoredInCode(ignored)](
+                        bool is_changed, const std::string& field) {
+    note(
+        is_changed,
+        "gradient_accumulation." + field,
+        "gradient_accumulation_steps is 1");
   };
   const GradientAccumulationOptions& options = session.accumulation;
   note(!options.sync_with_dataloader, "sync_with_dataloader");

@@ -1,5 +1,5 @@
 #include "oracle/plugins/plugins.h"
-#include "train/step/accumulation_window.h"
+#include "train/accelerator/decisions.h"
 
 namespace accelerate::oracle::topic_plugins {
 

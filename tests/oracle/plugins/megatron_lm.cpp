@@ -89,7 +89,8 @@ Json run_megatron(const Json& input) {
       given, [&](const char* name, auto& field) { read(args, name, field); });
   if (args.contains("other_megatron_args"))
     given.other_megatron_args = args.at("other_megatron_args").dump();
-  const auto found = detail::resolve_megatron_lm(given, settings_of(input));
+  const auto found = detail::resolve_megatron_lm(
+      detail::read_megatron_arguments(given), settings_of(input));
   Json fields = Json::object();
   visit_fields(found, [&](const char* name, const auto& field) {
     fields[name] = json_of(field);

@@ -123,7 +123,7 @@ ParallelismConfig parallelism_config_of(const Json& args) {
 
 Json mesh_of(const Json& input) {
   const auto found = detail::resolve_parallelism(
-      parallelism_config_of(input.at("args")), Settings());
+      parallelism_config_of(input.at("args")), detail::resolve({}));
   const NamedDimensions mesh(found);
   Json outcome{{"total_size", mesh.size()}};
   // Sequence parallelism is DeepSpeed's in Accelerate, and has no mesh there.
