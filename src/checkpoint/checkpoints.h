@@ -19,8 +19,8 @@
 #include "checkpoint/component.h"
 #include "checkpoint/components/models.h"
 #include "checkpoint/save/saver.h"
-#include "comm/monitoring/rank_agreement.h"
-#include "comm/monitoring/store_group.h"
+#include "comm/agreement/rank_agreement.h"
+#include "comm/agreement/store_group.h"
 
 namespace accelerate::detail {
 

@@ -10,7 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "params/model_modules.h"
 #include "pipeline/device_map.h"
 #include "pipeline/executor.h"

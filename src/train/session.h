@@ -24,7 +24,7 @@
 
 #include "base/process/signal_flag.h"
 #include "checkpoint/checkpoints.h"
-#include "comm/monitoring/rank_agreement.h"
+#include "comm/agreement/rank_agreement.h"
 #include "config/settings.h"
 #include "engines/read_request.h"
 #include "gate/kept_casts.h"

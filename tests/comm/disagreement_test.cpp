@@ -5,7 +5,7 @@
 
 #include <accelerate/error.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/transport/disagreement.h"
 #include "support/memory_worlds.h"
 

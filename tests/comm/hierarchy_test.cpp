@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "comm/collectives/group_impl.h"
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/group_impl.h"
+#include "comm/group/p2p_batch.h"
 #include "comm/transport/hierarchy/islands.h"
 #include "comm/transport/hierarchy/serial_queue.h"
 #include "support/expect_error.h"

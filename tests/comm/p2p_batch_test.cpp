@@ -1,4 +1,4 @@
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 
 #include <accelerate/error.h>
 

@@ -7,8 +7,8 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "comm/collectives/group_impl.h"
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/group_impl.h"
+#include "comm/group/p2p_batch.h"
 #include "support/memory_worlds.h"
 
 namespace accelerate::detail {

@@ -8,8 +8,8 @@
 #include <accelerate/error.h>
 
 #include "base/machine/shared_segment.h"
-#include "comm/collectives/group_impl.h"
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/group_impl.h"
+#include "comm/group/p2p_batch.h"
 #include "comm/transport/automatic_transport.h"
 #include "comm/transport/shared_memory/memory/layout.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"

@@ -1,4 +1,4 @@
-#include "comm/monitoring/store_group.h"
+#include "comm/agreement/store_group.h"
 
 #include <accelerate/error.h>
 

@@ -18,7 +18,7 @@
 
 #include <accelerate/error.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/transport/adapters/adapters.h"
 #include "comm/transport/adapters/connection_adapter.h"
 #include "comm/transport/transports.h"

@@ -18,8 +18,8 @@
 #include <accelerate/world.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
 #include "comm/collectives/run_collective.h"
+#include "comm/group/group_impl.h"
 #include "launch/board/rank_activity.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"

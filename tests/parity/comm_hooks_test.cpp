@@ -4,7 +4,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "parallel/replicate/gradient_reduction.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"

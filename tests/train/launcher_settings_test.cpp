@@ -15,7 +15,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "config/options/option_table.h"
 #include "support/expect_error.h"
 #include "support/option_samples.h"

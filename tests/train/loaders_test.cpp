@@ -1,7 +1,7 @@
 // Loaders prepared by an Accelerator: defaults, generators, nesting.
 #include <accelerate/accelerate.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"

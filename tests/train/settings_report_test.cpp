@@ -15,7 +15,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "config/settings.h"
 #include "support/run_on_ranks.h"
 #include "train/settings/settings_report.h"

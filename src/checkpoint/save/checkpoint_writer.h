@@ -15,7 +15,7 @@
 #include "base/files/file_system.h"
 #include "base/progress/byte_progress.h"
 #include "checkpoint/contents.h"
-#include "comm/monitoring/store_group.h"
+#include "comm/agreement/store_group.h"
 #include "format/checkpoint/commit.h"
 #include "format/checkpoint/file_names.h"
 

@@ -16,8 +16,8 @@
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
 #include "checkpoint/weights/shard_reader.h"
+#include "comm/group/p2p_batch.h"
 #include "comm/mesh.h"
-#include "comm/transport/adapters/p2p_batch.h"
 
 namespace accelerate::detail {
 

@@ -12,7 +12,7 @@
 
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 
 namespace accelerate::detail {
 

@@ -11,8 +11,8 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
 #include "comm/collectives/run_collective.h"
+#include "comm/group/group_impl.h"
 #include "comm/transport/adapters/reduction_encoding.h"
 
 namespace accelerate {

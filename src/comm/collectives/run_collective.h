@@ -14,7 +14,7 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/monitoring/public_call.h"
 
 namespace accelerate::detail {

@@ -11,7 +11,6 @@
 
 #include "base/text/text.h"
 #include "comm/rendezvous/tcp_store.h"
-#include "comm/transport/transport.h"
 #include "launch/store_server.h"
 
 namespace accelerate {
@@ -35,7 +34,7 @@ auto guarded(const char* what, const std::string& key, Body&& body) {
         "[comm] the store could not {} \"{}\": {}",
         what,
         key,
-        detail::first_line_of(error)));
+        detail::split(error.what(), '\n').front()));
   }
 }
 

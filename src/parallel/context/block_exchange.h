@@ -10,7 +10,7 @@
 #include <accelerate/attention.h>
 #include <accelerate/world.h>
 
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 
 namespace accelerate::detail {
 

@@ -12,7 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 #include "parallel/expert/unrecorded.h"
 
 namespace accelerate::detail {

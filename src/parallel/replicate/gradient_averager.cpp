@@ -13,7 +13,7 @@
 
 #include "base/text/text.h"
 #include "comm/collectives/any_rank.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "parallel/replicate/average_gradients.h"
 
 namespace accelerate::detail {

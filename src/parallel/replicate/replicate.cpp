@@ -12,7 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_averager.h"
 #include "parallel/replicate/gradient_reduction.h"

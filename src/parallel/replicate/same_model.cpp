@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 
 namespace accelerate::detail {
 

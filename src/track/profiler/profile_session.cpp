@@ -9,7 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "track/profiler/check_profile.h"
 #include "track/profiler/clock_offset.h"
 

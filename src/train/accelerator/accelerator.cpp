@@ -10,7 +10,7 @@
 
 #include "base/text/text.h"
 #include "comm/collectives/any_rank.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "precision/support.h"
 #include "train/accelerator/make_session.h"
 #include "train/session.h"

@@ -6,7 +6,7 @@
 #include <accelerate/distributed_type.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "train/session.h"
 
 namespace accelerate {

@@ -9,7 +9,7 @@
 #include "base/progress/progress_bar.h"
 #include "base/text/text.h"
 #include "checkpoint/save/save_target.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "config/terminal_variables.h"
 #include "track/store_rank_board.h"
 #include "train/accelerator/decisions.h"

@@ -11,7 +11,7 @@
 
 #include "base/text/text.h"
 #include "checkpoint/checkpoints.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/checkpoints_of.h"
 #include "train/elastic/elastic_run.h"

@@ -14,7 +14,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/mesh.h"
 #include "pipeline/split.h"
 #include "planning/pipeline/operations.h"

@@ -8,7 +8,7 @@
 
 #include <ATen/Functions.h>
 
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 
 namespace accelerate::detail {
 

@@ -6,8 +6,8 @@
 #include <ATen/Functions.h>
 
 #include "base/text/text.h"
+#include "comm/group/p2p_batch.h"
 #include "comm/mesh.h"
-#include "comm/transport/adapters/p2p_batch.h"
 #include "parallel/replicate/same_model.h"
 #include "params/materialize.h"
 

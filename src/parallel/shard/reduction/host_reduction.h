@@ -9,7 +9,7 @@
 
 #include <accelerate/world.h>
 
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 #include "parallel/shard/host_messages.h"
 #include "parallel/shard/sharded_parameter.h"
 #include "parallel/shard/unshard/block_pool.h"

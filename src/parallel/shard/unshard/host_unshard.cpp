@@ -7,7 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text/text.h"
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 #include "precision/fp8/float8_matrix.h"
 
 namespace accelerate::detail {

@@ -1,4 +1,4 @@
-#include "comm/monitoring/desync_detector.h"
+#include "comm/agreement/desync_detector.h"
 
 #include <chrono>
 #include <map>
@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/store.h"
 

@@ -1,4 +1,4 @@
-#include "comm/monitoring/store_group.h"
+#include "comm/agreement/store_group.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/monitoring/world_board.h"
 #include "comm/rendezvous/store.h"
 

@@ -1,4 +1,4 @@
-#include "comm/transport/adapters/p2p_batch.h"
+#include "comm/group/p2p_batch.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 
 namespace accelerate::detail {
 

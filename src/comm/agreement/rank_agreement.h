@@ -7,8 +7,8 @@
 
 #include <accelerate/world.h>
 
-#include "comm/monitoring/desync_detector.h"
-#include "comm/monitoring/store_group.h"
+#include "comm/agreement/desync_detector.h"
+#include "comm/agreement/store_group.h"
 
 namespace accelerate::detail {
 

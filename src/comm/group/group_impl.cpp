@@ -1,4 +1,4 @@
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 
 #include <algorithm>
 #include <set>

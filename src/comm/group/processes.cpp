@@ -8,8 +8,8 @@
 
 #include "base/process/standard_output.h"
 #include "base/text/text.h"
+#include "comm/group/world_impl.h"
 #include "comm/monitoring/public_call.h"
-#include "comm/rendezvous/world_impl.h"
 
 namespace accelerate {
 

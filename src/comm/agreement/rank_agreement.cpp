@@ -1,4 +1,4 @@
-#include "comm/monitoring/rank_agreement.h"
+#include "comm/agreement/rank_agreement.h"
 
 #include <numeric>
 #include <utility>

@@ -7,7 +7,7 @@
 
 #include <accelerate/world.h>
 
-#include "comm/collectives/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "config/rank_variables.h"
 
 namespace accelerate::detail {
