@@ -5,7 +5,7 @@
 
 #include <accelerate/world.h>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "comm/mesh.h"
 #include "track/run_tracking.h"
 

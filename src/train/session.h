@@ -23,7 +23,7 @@
 #include <accelerate/world.h>
 
 #include "base/process/signal_flag.h"
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 #include "comm/agreement/rank_agreement.h"
 #include "config/settings.h"
 #include "engines/read_request.h"

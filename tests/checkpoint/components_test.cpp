@@ -1,6 +1,6 @@
 #include <accelerate/accelerate.h>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "checkpoint/components/states.h"
 #include "checkpoint/load/checkpoint_reader.h"
 #include "support/expect_error.h"

@@ -1,8 +1,8 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
-#include "checkpoint/checkpoints.h"
 #include "checkpoint/resumable_training.h"
+#include "checkpoint/run/checkpoints.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 #include "train/elastic/checkpoints_of.h"

@@ -19,7 +19,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "launch/board/board.h"
 #include "launch/elastic/generations.h"

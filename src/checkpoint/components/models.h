@@ -8,7 +8,7 @@
 
 #include <accelerate/parallel.h>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "params/parameter_table.h"
 
 namespace torch::nn {

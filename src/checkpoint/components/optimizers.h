@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
 #include "checkpoint/components/parameter_names.h"
 #include "params/optimizer_state.h"

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 
 namespace accelerate::detail {
 

@@ -11,7 +11,7 @@
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
 #include "params/shared_state.h"
 

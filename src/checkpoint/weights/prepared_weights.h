@@ -5,8 +5,8 @@
 
 #include <accelerate/weights.h>
 
-#include "checkpoint/checkpoints.h"
 #include "checkpoint/components/models.h"
+#include "checkpoint/run/checkpoints.h"
 
 namespace accelerate::detail {
 

@@ -12,7 +12,7 @@
 
 #include "base/require.h"
 #include "base/text/text.h"
-#include "checkpoint/save/save_target.h"
+#include "checkpoint/run/save_target.h"
 #include "engines/fp8_recipe.h"
 #include "precision/support.h"
 #include "train/session.h"

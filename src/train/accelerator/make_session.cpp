@@ -8,7 +8,7 @@
 
 #include "base/progress/progress_bar.h"
 #include "base/text/text.h"
-#include "checkpoint/save/save_target.h"
+#include "checkpoint/run/save_target.h"
 #include "comm/group/group_impl.h"
 #include "config/terminal_variables.h"
 #include "track/store_rank_board.h"

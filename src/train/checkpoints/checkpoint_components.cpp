@@ -10,11 +10,11 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "checkpoint/checkpoints.h"
 #include "checkpoint/components/optimizers.h"
 #include "checkpoint/components/parameter_names.h"
 #include "checkpoint/components/random_state.h"
 #include "checkpoint/components/states.h"
+#include "checkpoint/run/checkpoints.h"
 #include "train/models/staged_model.h"
 
 namespace accelerate::detail {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
 #include "train/session.h"
 

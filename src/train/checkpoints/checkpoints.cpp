@@ -4,9 +4,9 @@
 
 #include <accelerate/accelerator.h>
 
-#include "checkpoint/checkpoints.h"
-#include "checkpoint/load/load_checkpoint.h"
-#include "checkpoint/save/save_checkpoint.h"
+#include "checkpoint/run/checkpoints.h"
+#include "checkpoint/run/load_checkpoint.h"
+#include "checkpoint/run/save_checkpoint.h"
 #include "train/checkpoints/checkpoint_components.h"
 #include "train/session.h"
 

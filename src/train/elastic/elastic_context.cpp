@@ -10,7 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 #include "comm/group/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/checkpoints_of.h"

@@ -14,7 +14,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "train/elastic/checkpoints_of.h"
 #include "train/elastic/part_place.h"

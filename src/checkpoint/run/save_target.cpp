@@ -1,4 +1,4 @@
-#include "checkpoint/save/save_target.h"
+#include "checkpoint/run/save_target.h"
 
 #include <limits>
 #include <string>
@@ -8,7 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 
 namespace accelerate::detail {

@@ -1,4 +1,4 @@
-#include "checkpoint/load/load_checkpoint.h"
+#include "checkpoint/run/load_checkpoint.h"
 
 #include <set>
 #include <string>
@@ -11,7 +11,7 @@
 
 #include "base/text/text.h"
 #include "checkpoint/load/checkpoint_reader.h"
-#include "checkpoint/load/choose_checkpoint.h"
+#include "checkpoint/run/choose_checkpoint.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/tensors/verified_read.h"
 

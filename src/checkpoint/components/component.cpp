@@ -1,4 +1,4 @@
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 
 #include <set>
 

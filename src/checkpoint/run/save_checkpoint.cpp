@@ -1,4 +1,4 @@
-#include "checkpoint/save/save_checkpoint.h"
+#include "checkpoint/run/save_checkpoint.h"
 
 #include <exception>
 #include <string>
@@ -9,8 +9,8 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "checkpoint/run/save_target.h"
 #include "checkpoint/save/checkpoint_writer.h"
-#include "checkpoint/save/save_target.h"
 #include "checkpoint/save/snapshot.h"
 
 namespace accelerate::detail {

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 
 #include <exception>
 #include <numeric>

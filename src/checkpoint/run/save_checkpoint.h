@@ -5,7 +5,7 @@
 
 #include <accelerate/checkpoint.h>
 
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 
 namespace accelerate::detail {
 

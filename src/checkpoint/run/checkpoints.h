@@ -16,7 +16,7 @@
 
 #include "base/files/file_system.h"
 #include "base/progress/byte_progress.h"
-#include "checkpoint/component.h"
+#include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement/rank_agreement.h"

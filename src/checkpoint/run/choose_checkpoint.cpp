@@ -1,11 +1,11 @@
-#include "checkpoint/load/choose_checkpoint.h"
+#include "checkpoint/run/choose_checkpoint.h"
 
 #include <string>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 

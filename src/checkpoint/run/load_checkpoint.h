@@ -6,7 +6,7 @@
 
 #include <accelerate/checkpoint.h>
 
-#include "checkpoint/checkpoints.h"
+#include "checkpoint/run/checkpoints.h"
 
 namespace accelerate::detail {
 
