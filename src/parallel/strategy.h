@@ -12,7 +12,7 @@
 
 #include <accelerate/state_dict.h>
 
-#include "parallel/replicate/join_round.h"
+#include "parallel/join_round.h"
 #include "params/parameter_table.h"
 #include "params/shared_state.h"
 

@@ -9,7 +9,7 @@
 #include "oracle/oracle.h"
 #include "oracle/parallelism/parallelism.h"
 #include "oracle/plugins/plugins.h"
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 
 namespace accelerate::oracle {
 

@@ -5,7 +5,7 @@
 #include <accelerate/error.h>
 
 #include "engines/read_request.h"
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {

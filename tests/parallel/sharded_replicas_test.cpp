@@ -3,7 +3,7 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/bucket_hook.h>
 
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "parallel/shard/shard_options.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"

@@ -14,7 +14,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "support/expect_error.h"
 #include "support/gpu_device.h"
 #include "support/parity_task.h"

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "parallel/shard/prepare/initial_values.h"
 
 namespace accelerate::testing {

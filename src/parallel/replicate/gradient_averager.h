@@ -10,9 +10,9 @@
 #include <accelerate/parallel.h>
 #include <accelerate/world.h>
 
+#include "parallel/join_round.h"
 #include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_reduction.h"
-#include "parallel/replicate/join_round.h"
 #include "parallel/replicate/pending_gradients.h"
 #include "parallel/replicate/step_reducer.h"
 

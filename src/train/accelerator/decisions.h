@@ -7,7 +7,7 @@
 
 #include "config/settings.h"
 #include "engines/read_request.h"
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 
 namespace accelerate::detail {
 

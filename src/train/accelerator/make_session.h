@@ -5,7 +5,7 @@
 
 #include <accelerate/accelerator_options.h>
 
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "train/session.h"
 
 namespace accelerate::detail {

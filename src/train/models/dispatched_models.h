@@ -7,7 +7,7 @@
 
 #include <accelerate/world.h>
 
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 
 namespace torch::nn {
 class Module;

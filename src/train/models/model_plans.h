@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "train/session.h"
 
 namespace accelerate::detail {

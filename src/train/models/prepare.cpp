@@ -12,7 +12,7 @@
 #include "comm/mesh.h"
 #include "comm/monitoring/public_call.h"
 #include "gate/watched_tensor.h"
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 #include "pipeline/stages.h"
 #include "precision/support.h"
 #include "train/memory/freed_blocks.h"

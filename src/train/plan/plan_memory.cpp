@@ -14,7 +14,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "parallel/activation_checkpointing.h"
+#include "parallel/plan/activation_checkpointing.h"
 #include "parallel/shard/prepare/units.h"
 #include "planning/training_memory.h"
 #include "train/memory/heap_holes.h"

@@ -1,3 +1,3 @@
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 const char* home() { return getenv("HOME"); }
 const char* message() { return "[gossip] a file was not found"; }

@@ -1,4 +1,4 @@
-#include "parallel/context/context.h"
+#include "parallel/attention/context.h"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/rnn.h>

@@ -1,4 +1,4 @@
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 
 #include <string>
 #include <string_view>
@@ -9,13 +9,13 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "parallel/activation_checkpointing.h"
-#include "parallel/context/context.h"
+#include "parallel/attention/context.h"
 #include "parallel/expert/experts.h"
 #include "parallel/float8/float8.h"
 #include "parallel/float8/float8_attention.h"
 #include "parallel/float8/ms_amp.h"
-#include "parallel/master_weights.h"
+#include "parallel/plan/activation_checkpointing.h"
+#include "parallel/plan/master_weights.h"
 #include "parallel/replicate/replicate.h"
 #include "parallel/shard/shard_options.h"
 #include "parallel/tensor/tensor.h"

@@ -1,4 +1,4 @@
-#include "parallel/replicate/join_round.h"
+#include "parallel/join_round.h"
 
 #include <ATen/Functions.h>
 

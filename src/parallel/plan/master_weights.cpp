@@ -1,4 +1,4 @@
-#include "parallel/master_weights.h"
+#include "parallel/plan/master_weights.h"
 
 #include <cstddef>
 #include <memory>

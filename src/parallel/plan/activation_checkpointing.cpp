@@ -1,4 +1,4 @@
-#include "parallel/activation_checkpointing.h"
+#include "parallel/plan/activation_checkpointing.h"
 
 #include <algorithm>
 #include <utility>

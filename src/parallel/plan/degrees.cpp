@@ -1,11 +1,11 @@
-#include "parallel/degrees.h"
+#include "parallel/plan/degrees.h"
 
 #include <algorithm>
 #include <optional>
 
 #include "base/text/text.h"
 #include "comm/mesh.h"
-#include "parallel/plan.h"
+#include "parallel/plan/plan.h"
 
 namespace accelerate::detail {
 

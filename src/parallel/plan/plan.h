@@ -11,7 +11,7 @@
 
 #include "engines/fp8_recipe.h"
 #include "engines/training_request.h"
-#include "parallel/degrees.h"
+#include "parallel/plan/degrees.h"
 #include "parallel/shard/shard.h"
 #include "parallel/strategy_list.h"
 
