@@ -14,7 +14,7 @@
 
 #include "base/process/exec_pointers.h"
 #include "base/text/text.h"
-#include "launch/exit_reason.h"
+#include "launch/processes/exit_reason.h"
 
 namespace accelerate::cli {
 

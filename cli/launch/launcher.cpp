@@ -20,9 +20,9 @@
 #include "cli/launch/output/launch_output.h"
 #include "cli/launch/ranks/rank_group.h"
 #include "cli/launch/signals.h"
+#include "launch/processes/watchdog.h"
 #include "launch/store_secret.h"
 #include "launch/store_server.h"
-#include "launch/watchdog.h"
 
 namespace accelerate::cli {
 

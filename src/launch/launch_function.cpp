@@ -29,11 +29,11 @@
 #include "launch/board/board.h"
 #include "launch/board/hang_monitor.h"
 #include "launch/board/rank_activity.h"
-#include "launch/exit_reason.h"
-#include "launch/start_process.h"
+#include "launch/processes/exit_reason.h"
+#include "launch/processes/start_process.h"
+#include "launch/processes/supervisor.h"
 #include "launch/store_secret.h"
 #include "launch/store_server.h"
-#include "launch/supervisor.h"
 
 namespace accelerate {
 

@@ -1,4 +1,4 @@
-#include "launch/exit_reason.h"
+#include "launch/processes/exit_reason.h"
 
 #include <csignal>
 

@@ -18,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "launch/processes/start_process.h"
 #include "launch/raw_store_client.h"
-#include "launch/start_process.h"
 #include "launch/store_secret.h"
 #include "launch/store_server.h"
 

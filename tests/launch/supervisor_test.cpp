@@ -1,4 +1,4 @@
-#include "launch/supervisor.h"
+#include "launch/processes/supervisor.h"
 
 #include <cerrno>
 #include <chrono>
@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "base/text/text.h"
-#include "launch/exit_reason.h"
-#include "launch/start_process.h"
+#include "launch/processes/exit_reason.h"
+#include "launch/processes/start_process.h"
 
 namespace accelerate::detail {
 namespace supervisor_test {

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch/start_process.h"
+#include "launch/processes/start_process.h"
 
 namespace accelerate::detail {
 namespace thread_stacks_test {

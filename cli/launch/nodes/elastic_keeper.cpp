@@ -7,7 +7,7 @@
 
 #include "base/machine/shared_segment.h"
 #include "base/text/text.h"
-#include "launch/exit_reason.h"
+#include "launch/processes/exit_reason.h"
 
 namespace accelerate::cli {
 

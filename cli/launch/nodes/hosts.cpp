@@ -22,7 +22,7 @@
 #include "base/text/text.h"
 #include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
-#include "launch/exit_reason.h"
+#include "launch/processes/exit_reason.h"
 
 namespace accelerate::cli {
 

@@ -12,7 +12,7 @@
 
 #include "base/text/text.h"
 #include "launch/board/rank_activity.h"
-#include "launch/exit_reason.h"
+#include "launch/processes/exit_reason.h"
 
 namespace accelerate::cli {
 

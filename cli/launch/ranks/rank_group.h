@@ -17,8 +17,8 @@
 #include "launch/board/board.h"
 #include "launch/board/hang_monitor.h"
 #include "launch/elastic/generations.h"
-#include "launch/supervisor.h"
-#include "launch/watchdog.h"
+#include "launch/processes/supervisor.h"
+#include "launch/processes/watchdog.h"
 
 namespace accelerate::cli {
 

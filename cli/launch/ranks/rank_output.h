@@ -7,7 +7,7 @@
 
 #include "cli/launch/output/launch_output.h"
 #include "cli/launch/ranks/line_prefixer.h"
-#include "launch/supervisor.h"
+#include "launch/processes/supervisor.h"
 
 namespace accelerate::cli {
 

@@ -15,7 +15,7 @@
 #include "base/text/text.h"
 #include "cli/failure.h"
 #include "config/rank_variables.h"
-#include "launch/start_process.h"
+#include "launch/processes/start_process.h"
 
 namespace accelerate::cli {
 

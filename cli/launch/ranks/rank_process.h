@@ -11,7 +11,7 @@
 
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/ranks/rank_output.h"
-#include "launch/supervisor.h"
+#include "launch/processes/supervisor.h"
 
 namespace accelerate::cli {
 

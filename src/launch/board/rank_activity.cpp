@@ -9,7 +9,7 @@
 
 #include "base/text/text.h"
 #include "launch/board/packed_call.h"
-#include "launch/exit_reason.h"
+#include "launch/processes/exit_reason.h"
 
 namespace accelerate::detail {
 

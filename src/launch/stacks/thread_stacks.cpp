@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "base/text/text.h"
-#include "launch/start_process.h"
+#include "launch/processes/start_process.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "launch/watchdog.h"
+#include "launch/processes/watchdog.h"
 
 #include <cerrno>
 #include <csignal>

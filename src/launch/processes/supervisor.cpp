@@ -1,4 +1,4 @@
-#include "launch/supervisor.h"
+#include "launch/processes/supervisor.h"
 
 #include <algorithm>
 #include <cerrno>

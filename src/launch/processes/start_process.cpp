@@ -1,4 +1,4 @@
-#include "launch/start_process.h"
+#include "launch/processes/start_process.h"
 
 #include <cerrno>
 #include <csignal>
