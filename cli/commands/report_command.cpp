@@ -24,7 +24,7 @@
 #include "cli/launch/machine/machine.h"
 #include "cli/launch/machine/processor_sets.h"
 #include "cli/launch/nodes/foreign_launchers.h"
-#include "cli/run_program.h"
+#include "cli/processes/run_program.h"
 #include "config/files/config_file.h"
 
 namespace accelerate::cli {

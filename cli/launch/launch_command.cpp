@@ -25,7 +25,7 @@
 #include "cli/launch/launcher.h"
 #include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/launch/nodes/hosts.h"
-#include "cli/run_program.h"
+#include "cli/processes/run_program.h"
 #include "config/files/config_file.h"
 #include "config/machine_variables.h"
 

@@ -11,8 +11,8 @@
 
 #include <accelerate/error.h>
 
-#include "cli/failure.h"
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/processes/failure.h"
 #include "config/files/config_file.h"
 #include "config/launch_settings.h"
 #include "support/expect_error.h"

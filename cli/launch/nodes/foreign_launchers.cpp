@@ -7,7 +7,7 @@
 
 #include "base/text/text.h"
 #include "cli/launch/decision/launch_plan.h"
-#include "cli/run_program.h"
+#include "cli/processes/run_program.h"
 
 namespace accelerate::cli {
 

@@ -13,7 +13,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "cli/failure.h"
+#include "cli/processes/failure.h"
 #include "config/rank_variables.h"
 #include "launch/processes/start_process.h"
 

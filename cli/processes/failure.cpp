@@ -1,4 +1,4 @@
-#include "cli/failure.h"
+#include "cli/processes/failure.h"
 
 #include <cerrno>
 #include <cstring>

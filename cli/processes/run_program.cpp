@@ -1,4 +1,4 @@
-#include "cli/run_program.h"
+#include "cli/processes/run_program.h"
 
 #include <cerrno>
 #include <cstring>
