@@ -24,7 +24,7 @@
 #include "format/checkpoint/checksums.h"
 #include "format/checkpoint/commit.h"
 #include "format/checkpoint/manifest.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::cli {
 

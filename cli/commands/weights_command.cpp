@@ -16,8 +16,8 @@
 #include "base/progress/byte_progress.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
-#include "format/tensors/merge_weights.h"
-#include "format/tensors/weights.h"
+#include "format/weights/merge_weights.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::cli {
 

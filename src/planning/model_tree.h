@@ -6,7 +6,7 @@
 
 #include <accelerate/planning.h>
 
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 #include "modules/module_tree.h"
 #include "modules/wrap_policy.h"
 

@@ -4,8 +4,8 @@
 
 #include <fstream>
 
-#include "format/tensors/weights.h"
 #include "format/torch/torch_file.h"
+#include "format/weights/weights.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"

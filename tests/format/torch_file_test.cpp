@@ -10,7 +10,7 @@
 
 #include "base/text/text.h"
 #include "format/archive.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 

@@ -14,7 +14,7 @@
 #include "base/files/file_system.h"
 #include "base/files/files.h"
 #include "base/text/text.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 

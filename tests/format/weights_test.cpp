@@ -1,7 +1,7 @@
 // Converts weights from one format to another and back, without LibTorch.
 #include <memory>
 
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 #include <cstring>
 #include <fstream>

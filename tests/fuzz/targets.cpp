@@ -12,11 +12,11 @@
 
 #include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
-#include "format/tensors/weights.h"
 #include "format/torch/pickle_reader.h"
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
 #include "format/torch/zip_reader.h"
+#include "format/weights/weights.h"
 #include "fuzz/guarded.h"
 #include "planning/memory_estimate.h"
 #include "planning/model_tree_builder.h"

@@ -2,8 +2,8 @@
 #include <filesystem>
 
 #include "base/files/file_system.h"
-#include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"
+#include "format/weights/weights.h"
 #include "oracle/files.h"
 #include "support/temporary_directory.h"
 

@@ -10,7 +10,7 @@
 #include "big_model/quantize/quantized_model_state.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 namespace accelerate {
 

@@ -17,7 +17,7 @@
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/checkpoint/checksums.h"
 #include "format/tensors/verified_read.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::detail {
 

@@ -11,9 +11,9 @@
 #include "checkpoint/load/python_state.h"
 #include "checkpoint/load/source.h"
 #include "format/checkpoint/checkpoint_directory.h"
-#include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::detail {
 

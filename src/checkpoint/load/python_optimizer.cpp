@@ -9,7 +9,7 @@
 #include "base/text/text.h"
 #include "checkpoint/load/python_state.h"
 #include "checkpoint/tensors/tensor_tree.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::detail {
 

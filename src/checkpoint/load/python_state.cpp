@@ -9,7 +9,7 @@
 
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::detail {
 

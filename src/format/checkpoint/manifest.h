@@ -4,47 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include <accelerate/safetensors.h>
+#include "format/tensors/stored_tensors.h"
 
 namespace accelerate::detail {
-
-/// Size of the chunks in which a checkpoint's files are hashed (the last may be
-/// shorter), so that threads can share a file and a chunk can be checked alone.
-inline constexpr std::uint64_t kChunkBytes = 16U << 20U;
-
-/// Size and checksums of a file as it was written.
-struct FileRecord {
-  std::uint64_t num_bytes = 0;
-  /// XXH3 (64 bits, seed 0) of each chunk of kChunkBytes.
-  std::vector<std::uint64_t> checksums;
-
-  friend bool operator==(const FileRecord&, const FileRecord&) = default;
-};
-
-/// The place of a slice of a tensor: in `file` under the tensor's name.
-struct SavedBox {
-  std::string file;
-  safetensors::Box box;
-  /// The first row, along dimension 0, of this slice in what the file holds
-  /// under that name, if that is several slices; unset if it is only this one.
-  std::optional<std::uint64_t> row = std::nullopt;
-};
-
-struct SavedTensor {
-  safetensors::Dtype dtype = safetensors::Dtype::F32;
-  /// Shape of the full tensor.
-  safetensors::Shape shape;
-  std::vector<SavedBox> boxes;
-};
-
-/// Tensors by name, such as those of a model.
-using SavedTensors = std::map<std::string, SavedTensor>;
 
 /// The contents of a checkpoint, which is complete if its manifest is present
 /// and correct and every file has its recorded size.

@@ -15,9 +15,21 @@
 #include "base/files/files.h"
 #include "base/files/mappable_file.h"
 #include "base/progress/byte_progress.h"
-#include "format/checkpoint/manifest.h"
 
 namespace accelerate::detail {
+
+/// Size of the chunks in which a checkpoint's files are hashed (the last may be
+/// shorter), so that threads can share a file and a chunk can be checked alone.
+inline constexpr std::uint64_t kChunkBytes = 16U << 20U;
+
+/// Size and checksums of a file as it was written.
+struct FileRecord {
+  std::uint64_t num_bytes = 0;
+  /// XXH3 (64 bits, seed 0) of each chunk of kChunkBytes.
+  std::vector<std::uint64_t> checksums;
+
+  friend bool operator==(const FileRecord&, const FileRecord&) = default;
+};
 
 /// A file that several threads read concurrently, in slices.
 class InputFile {

@@ -12,7 +12,6 @@
 
 #include <accelerate/safetensors.h>
 
-#include "format/checkpoint/manifest.h"
 #include "format/tensors/hidden_bits.h"
 #include "format/tensors/input_file.h"
 #include "format/tensors/tensor_writer.h"
@@ -43,6 +42,25 @@ struct StoredTensor {
 };
 
 using StoredTensors = std::map<std::string, StoredTensor>;
+
+/// The place of a slice of a tensor: in `file` under the tensor's name.
+struct SavedBox {
+  std::string file;
+  safetensors::Box box;
+  /// The first row, along dimension 0, of this slice in what the file holds
+  /// under that name, if that is several slices; unset if it is only this one.
+  std::optional<std::uint64_t> row = std::nullopt;
+};
+
+struct SavedTensor {
+  safetensors::Dtype dtype = safetensors::Dtype::F32;
+  /// Shape of the full tensor.
+  safetensors::Shape shape;
+  std::vector<SavedBox> boxes;
+};
+
+/// Tensors by name, such as those of a model.
+using SavedTensors = std::map<std::string, SavedTensor>;
 
 /// The tensors of one section of a checkpoint. With `records`, from the
 /// manifest, bytes are compared with their checksums when they are read. Throws

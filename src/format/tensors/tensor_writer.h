@@ -13,7 +13,7 @@
 #include <accelerate/safetensors.h>
 
 #include "base/files/file_system.h"
-#include "format/checkpoint/manifest.h"
+#include "format/tensors/input_file.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "format/tensors/merge_weights.h"
+#include "format/weights/merge_weights.h"
 
 #include <cstdint>
 #include <string>
@@ -10,8 +10,8 @@
 #include "base/files/file_system.h"
 #include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
-#include "format/tensors/weights.h"
 #include "format/torch/torch_distributed.h"
+#include "format/weights/weights.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "format/tensors/weights.h"
+#include "format/weights/weights.h"
 
 #include <algorithm>
 #include <map>
