@@ -13,7 +13,7 @@
 #include "capture/pretend_graph.h"
 #include "support/expect_error.h"
 #include "support/pretend_device.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace captured_step_test {
@@ -58,7 +58,7 @@ struct Training {
         prepared(accelerator.prepare(net, *inner, schedule)) {
     torch::manual_seed(7);
     if (options.captures)
-      optimizer().prepared()->session->make_graph =
+      optimizer().prepared()->session->capture.make_graph =
           testing::pretend_graphs(counts);
   }
 
@@ -722,7 +722,7 @@ TEST(CapturedSteps, OutliveTheirAccelerator) {
   std::optional<CapturedStep<Tensor(Tensor)>> step;
   {
     const Training training({});
-    training.optimizer().prepared()->session->make_graph =
+    training.optimizer().prepared()->session->capture.make_graph =
         testing::pretend_graphs(counts);
     step.emplace(
         training.accelerator.capture([](Tensor x) { return x.square(); }));

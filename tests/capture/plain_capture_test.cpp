@@ -11,7 +11,7 @@
 #include "capture/pretend_graph.h"
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace plain_capture_test {
@@ -125,7 +125,7 @@ TEST(PlainCapture, IsAllThereIsForSeveralRanks) {
     torch::nn::Linear net(2, 1);
     torch::optim::SGD sgd(net->parameters(), 0.125);
     auto [model, optimizer] = accelerator.prepare(net, sgd);
-    optimizer.prepared()->session->make_graph = testing::pretend_graphs(
+    optimizer.prepared()->session->capture.make_graph = testing::pretend_graphs(
         std::make_shared<testing::PretendGraphCounts>());
     const auto step = accelerator.capture(
         [&, &model = model, &optimizer = optimizer](const Tensor& x) {

@@ -6,7 +6,7 @@
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace components_test {
@@ -78,7 +78,8 @@ struct Program {
         model(accelerator.prepare(net)),
         averages(
             std::make_shared<Averages>(world.rank.value(), std::move(mean))) {
-    model.prepared()->session->checkpoints->components.push_back(averages);
+    model.prepared()->session->services.checkpoints->components.push_back(
+        averages);
   }
 
   Accelerator accelerator;
@@ -142,7 +143,7 @@ TEST(CheckpointComponent, ComplainsIfAnOldCheckpointLacksIt) {
 TEST(CheckpointComponent, NeedsAUniqueKey) {
   const TemporaryDirectory directory;
   Program run(kAlone, at::zeros(6));
-  run.model.prepared()->session->checkpoints->components.push_back(
+  run.model.prepared()->session->services.checkpoints->components.push_back(
       run.averages);
   expect_error<CheckpointError>(
       [&] { static_cast<void>(run.accelerator.save_state(directory / "out")); },

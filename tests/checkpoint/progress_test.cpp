@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "support/temporary_directory.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace checkpoint_progress_test {
@@ -24,7 +24,7 @@ struct Program {
       : accelerator(alone(progress_bars)),
         net(torch::nn::LinearOptions(1000, 1000).bias(false)),
         model(accelerator.prepare(net)),
-        options(model.prepared()->session->checkpoints->progress) {
+        options(model.prepared()->session->services.checkpoints->progress) {
     options.delay_seconds = 0;
     options.line_interval_seconds = 0;
   }

@@ -13,7 +13,7 @@
 #include "support/recorded_disk.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace save_state_test {
@@ -151,7 +151,7 @@ class HeldDisk final : public testing::FailingDisk {
 struct OpenAccelerator : Accelerator {
   using Accelerator::Accelerator;
   void use(std::shared_ptr<HeldDisk> disk) const {
-    session_->checkpoints->disk = std::move(disk);
+    session_->services.checkpoints->disk = std::move(disk);
   }
 };
 

@@ -5,7 +5,7 @@
 #include "support/expect_error.h"
 #include "support/recording_strategy.h"
 #include "support/run_on_ranks.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace strategy_list_test {

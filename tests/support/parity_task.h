@@ -12,7 +12,7 @@
 
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate::testing {
 

@@ -4,7 +4,7 @@
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace direct_steps_test {

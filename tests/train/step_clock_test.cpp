@@ -1,4 +1,4 @@
-#include "train/step/step_clock.h"
+#include "train/session/step_clock.h"
 
 #include <string>
 #include <vector>

@@ -5,7 +5,7 @@
 #include "support/recording_strategy.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace strategies_test {

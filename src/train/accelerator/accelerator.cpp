@@ -13,7 +13,7 @@
 #include "comm/group/group_impl.h"
 #include "precision/support.h"
 #include "train/accelerator/make_session.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -27,16 +27,18 @@ Accelerator::Accelerator(
       step_(&session_->step) {}
 
 AutocastScope Accelerator::autocast() const {
-  return autocast(session_->autocast);
+  return autocast(session_->options.autocast);
 }
 
 AutocastScope Accelerator::autocast(const AutocastOptions& options) const {
   return AutocastScope(
-      device().type(), detail::autocast_dtype(session_->precision), options);
+      device().type(),
+      detail::autocast_dtype(session_->options.precision),
+      options);
 }
 
 const std::string& Accelerator::deepspeed_config() const {
-  return session_->plan_request.training.deepspeed_config;
+  return session_->layout.plan_request.training.deepspeed_config;
 }
 
 at::Device AcceleratorProcesses::device() const {
@@ -68,34 +70,37 @@ bool AcceleratorProcesses::is_last_process() const {
 }
 
 Precision AcceleratorProcesses::mixed_precision() const {
-  return session_->precision;
+  return session_->options.precision;
 }
 
 const std::string& AcceleratorProcesses::project_dir() const {
-  return session_->checkpoints->project.project_dir;
+  return session_->services.checkpoints->project.project_dir;
 }
 
 const World& AcceleratorProcesses::world() const { return session_->world; }
 
-const Mesh& AcceleratorProcesses::mesh() const { return session_->mesh; }
+const Mesh& AcceleratorProcesses::mesh() const { return session_->layout.mesh; }
 
-void AcceleratorCollectives::set_trigger() const { session_->trigger = true; }
+void AcceleratorCollectives::set_trigger() const {
+  session_->services.ending.trigger = true;
+}
 
 bool AcceleratorCollectives::check_trigger() const {
-  const bool was_set =
-      detail::is_true_on_any_rank(world().group(), session_->trigger);
-  if (was_set) session_->trigger = false;
+  const bool was_set = detail::is_true_on_any_rank(
+      world().group(), session_->services.ending.trigger);
+  if (was_set) session_->services.ending.trigger = false;
   return was_set;
 }
 
 bool AcceleratorCollectives::is_told_to_end() const {
   detail::Session& session = *session_;
-  if (!session.preemption) {
-    std::vector<int> signals = session.preemption_signals;
+  if (!session.services.ending.preemption) {
+    std::vector<int> signals = session.services.ending.preemption_signals;
     if (signals.empty()) signals.push_back(SIGTERM);
-    session.preemption = std::make_unique<detail::SignalFlag>(signals);
+    session.services.ending.preemption =
+        std::make_unique<detail::SignalFlag>(signals);
   }
-  return session.preemption->received() != 0;
+  return session.services.ending.preemption->received() != 0;
 }
 
 bool AcceleratorCollectives::check_preemption() const {
@@ -103,7 +108,7 @@ bool AcceleratorCollectives::check_preemption() const {
 }
 
 std::string Accelerator::explain_settings() const {
-  return session_->settings.explain(detail::ExplainedRows::of_program);
+  return session_->layout.settings.explain(detail::ExplainedRows::of_program);
 }
 
 std::int64_t AcceleratorCollectives::loader_remainder() const {

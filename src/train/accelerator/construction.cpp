@@ -8,7 +8,7 @@
 
 #include "checkpoint/components/random_state.h"
 #include "params/layout.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -50,7 +50,7 @@ void ModelConstruction::finish() {
 }  // namespace detail
 
 detail::ModelConstruction Accelerator::begin_construction() const {
-  return {mesh(), session_->plan.makes_on_rank_0};
+  return {mesh(), session_->layout.plan.makes_on_rank_0};
 }
 
 }  // namespace accelerate

@@ -15,7 +15,7 @@
 #include "checkpoint/run/save_target.h"
 #include "engines/fp8_recipe.h"
 #include "precision/support.h"
-#include "train/session.h"
+#include "train/session/session.h"
 #include "train/settings/ignored_options.h"
 
 namespace accelerate::detail {

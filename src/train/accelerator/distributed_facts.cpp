@@ -7,7 +7,7 @@
 
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -36,7 +36,7 @@ std::string AcceleratorState::text() const {
 
 DistributedType AcceleratorProcesses::distributed_type() const {
   if (!use_distributed()) return DistributedType::no;
-  switch (session_->plan_request.training.engine) {
+  switch (session_->layout.plan_request.training.engine) {
     case detail::Engine::deepspeed:
       return DistributedType::deepspeed;
     case detail::Engine::megatron_lm:
@@ -61,7 +61,7 @@ bool AcceleratorProcesses::multi_device() const {
 
 bool AcceleratorProcesses::is_fsdp2() const {
   return distributed_type() == DistributedType::fsdp &&
-      session_->plan_request.training.fsdp_version == 2;
+      session_->layout.plan_request.training.fsdp_version == 2;
 }
 
 AcceleratorState AcceleratorProcesses::state() const {
@@ -74,7 +74,8 @@ AcceleratorState AcceleratorProcesses::state() const {
       .local_process_index = local_process_index(),
       .device = device(),
       .mixed_precision = mixed_precision(),
-      .deepspeed_config = session_->plan_request.training.deepspeed_config};
+      .deepspeed_config =
+          session_->layout.plan_request.training.deepspeed_config};
 }
 
 int AcceleratorProcesses::tensor_parallel_rank() const {
@@ -104,7 +105,7 @@ bool AcceleratorProcesses::should_save_model() const {
 
 const std::optional<DeepSpeedOptions>& AcceleratorProcesses::deepspeed_plugin()
     const {
-  return session_->plan_request.training.deepspeed;
+  return session_->layout.plan_request.training.deepspeed;
 }
 
 }  // namespace accelerate

@@ -13,7 +13,10 @@
 #include "config/terminal_variables.h"
 #include "track/store_rank_board.h"
 #include "train/accelerator/decisions.h"
-#include "train/run_state.h"
+#include "train/session/session.h"
+#include "train/step/step_counts.h"
+#include "train/step/step_watch.h"
+#include "train/tracking/run_state.h"
 
 namespace accelerate::detail {
 
@@ -45,7 +48,7 @@ std::unique_ptr<RunTracking> make_tracking(
     const AcceleratorOptions& options,
     const Session& session,
     const Environment& environment) {
-  const ProjectConfiguration& project = session.checkpoints->project;
+  const ProjectConfiguration& project = session.services.checkpoints->project;
   auto warnings = std::make_shared<WarningTap>();
   RunTrackingOptions tracking{
       .log_with = options.log_with,
@@ -54,13 +57,14 @@ std::unique_ptr<RunTracking> make_tracking(
       .opens_at_once = !project.project_dir.empty(),
       .logging_dir = project.logging_dir.empty() ? project.project_dir
                                                  : project.logging_dir,
-      .run_name = session.settings.text("run_name"),
+      .run_name = session.layout.settings.text("run_name"),
       .environment = environment,
       .logger = session.world.logger(),
       .warnings = warnings,
-      .describe = describe_process(session.world, session.mesh),
+      .describe = describe_process(session.world, session.layout.mesh),
       .figures_interval = options.figures_interval,
-      .num_steps = [counts = session.step_counts] { return counts->most(); },
+      .num_steps =
+          [counts = session.prepared.step_counts] { return counts->most(); },
       .rank = session.world.rank()};
   if (session.world.size() > 1)
     tracking.board = std::make_shared<StoreRankBoard>(session.world);
@@ -103,9 +107,9 @@ void add_services(
     Session& session,
     const AcceleratorOptions& options,
     const Environment& environment) {
-  session.agreement = std::make_unique<RankAgreement>(
+  session.services.agreement = std::make_unique<RankAgreement>(
       session.world,
-      [passes = session.num_averaging_passes,
+      [passes = session.window.num_averaging_passes,
        group = session.world.group().impl()] {
         return DesyncDetector::Position{
             passes->load(), static_cast<std::int64_t>(group->sequence.load())};
@@ -114,16 +118,19 @@ void add_services(
   const bool sees_all_ranks =
       session.world.group().impl()->world->board != nullptr &&
       session.world.local_size() == session.world.size();
-  if (!sees_all_ranks) session.agreement->start_detector();
-  session.checkpoints = std::make_unique<Checkpoints>(
-      session.world, *session.agreement, project_configuration(options));
-  session.checkpoints->progress = progress_options_of_rank(
+  if (!sees_all_ranks) session.services.agreement->start_detector();
+  session.services.checkpoints = std::make_unique<Checkpoints>(
+      session.world,
+      *session.services.agreement,
+      project_configuration(options));
+  session.services.checkpoints->progress = progress_options_of_rank(
       {.delay_seconds = kProgressDelaySeconds,
        .disable = !options.progress_bars},
       session.world.is_local_main_process(),
       terminal_variables(environment).has_utf8);
-  session.tracking = make_tracking(options, session, environment);
-  session.checkpoints->components.push_back(run_component(*session.tracking));
+  session.services.tracking = make_tracking(options, session, environment);
+  session.services.checkpoints->components.push_back(
+      run_component(*session.services.tracking));
 }
 
 }  // namespace
@@ -146,34 +153,35 @@ std::shared_ptr<Session> make_session(
   auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{
       .clock = StepClock(decisions.window),
-      .settings = std::move(decisions.settings),
-      .report = {.ignored = std::move(decisions.ignored)},
+      .loading =
+          {.config = options.dataloader_config,
+           .rng_types = options.rng_types,
+           .device_placement = options.device_placement},
       .world = std::move(world),
-      .plan = std::move(decisions.plan),
-      .mesh = std::move(mesh),
-      .plan_request = std::move(decisions.plan_request),
-      .request_sources = std::move(decisions.request_sources),
-      .precision = decisions.precision,
-      .autocast = options.autocast,
-      .accumulation = options.gradient_accumulation,
-      .scheduling = options.scheduler,
-      .fused_linear = options.fused_linear,
-      .keep_casts = options.keep_casts,
-      .fused_optimizers = options.fused_optimizers,
-      .dataloader_config = options.dataloader_config,
-      .rng_types = options.rng_types,
-      .device_placement = options.device_placement,
-      .max_gradient_norm = max_gradient_norm,
-      .scaler = std::move(scaler),
-      .models = {},
-      .optimizers = {},
-      .schedulers = {},
-      .agreement = nullptr,
-      .tracking = nullptr,
-      .checkpoints = nullptr});
-  session->steps = session->world.group().impl()->world->steps;
-  session->profile_options = options.profile.value_or(ProfileOptions());
-  session->preemption_signals = options.preemption_signals;
+      .layout =
+          {.settings = std::move(decisions.settings),
+           .report = {.ignored = std::move(decisions.ignored)},
+           .plan = std::move(decisions.plan),
+           .mesh = std::move(mesh),
+           .plan_request = std::move(decisions.plan_request),
+           .request_sources = std::move(decisions.request_sources)},
+      .options =
+          {.precision = decisions.precision,
+           .autocast = options.autocast,
+           .accumulation = options.gradient_accumulation,
+           .scheduling = options.scheduler,
+           .fused_linear = options.fused_linear,
+           .keep_casts = options.keep_casts,
+           .fused_optimizers = options.fused_optimizers},
+      .scaling = {
+          .scaler = std::move(scaler),
+          .max_gradient_norm = max_gradient_norm}});
+  session->prepared.step_watch = std::make_shared<StepWatch>();
+  session->prepared.step_counts = std::make_shared<StepCounts>();
+  session->services.steps = session->world.group().impl()->world->steps;
+  session->services.profile_options =
+      options.profile.value_or(ProfileOptions());
+  session->services.ending.preemption_signals = options.preemption_signals;
   add_services(*session, options, environment);
   return reporting_at_its_end(std::move(session));
 }

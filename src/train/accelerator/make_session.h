@@ -6,9 +6,10 @@
 #include <accelerate/accelerator_options.h>
 
 #include "parallel/plan/plan.h"
-#include "train/session.h"
 
 namespace accelerate::detail {
+
+struct Session;
 
 /// Joins the world, resolves the options there, and makes what an Accelerator
 /// consists of. The session reports settings without effect when its last

@@ -4,7 +4,7 @@
 
 #include "comm/monitoring/public_call.h"
 #include "train/capture/step_graphs.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -61,43 +61,43 @@ void AcceleratorProcesses::print(std::string_view line) const {
 }
 
 void Accelerator::free_memory() const {
-  session_->checkpoints->saver.wait();
-  session_->checkpoints->loaders.clear();
+  session_->services.checkpoints->saver.wait();
+  session_->services.checkpoints->loaders.clear();
   session_->step.is_direct = false;
-  for (const auto& captured : session_->captured_steps) {
+  for (const auto& captured : session_->capture.steps) {
     if (const auto graphs = captured.lock()) graphs->reset();
   }
   detail::settle_steps(*session_);
   // Optimizers may outlive their handles.
-  for (const auto& optimizer : session_->optimizers) {
+  for (const auto& optimizer : session_->prepared.optimizers) {
     if (optimizer->inner == nullptr) continue;
-    for (const auto& model : session_->models)
+    for (const auto& model : session_->prepared.models)
       model->strategies.unpack_optimizer_state(*optimizer->inner);
   }
-  for (const auto& model : session_->models) {
+  for (const auto& model : session_->prepared.models) {
     model->runs_directly = false;
-    model->plain_backwards.reset();
-    model->module_watch.reset();
+    model->watches.plain_backwards.reset();
+    model->watches.module.reset();
     model->strategies.clear();
     model->table = {};
     model->module.reset();
-    model->layer_products.reset();
-    model->kept_casts.reset();
+    model->forward.layer_products.reset();
+    model->forward.kept_casts.reset();
   }
   // Schedules refer to their optimizers, so they go first.
-  for (const auto& scheduler : session_->schedulers) {
+  for (const auto& scheduler : session_->prepared.schedulers) {
     scheduler->schedule = nullptr;
     scheduler->owner = nullptr;
   }
-  for (const auto& optimizer : session_->optimizers) {
+  for (const auto& optimizer : session_->prepared.optimizers) {
     optimizer->inner = nullptr;
     optimizer->owner = nullptr;
   }
   session_->clock.reset();
-  session_->window = {};
-  session_->scale_is_due = false;
-  session_->num_loaders = 0;
-  ++session_->num_releases;
+  session_->window.progress = {};
+  session_->scaling.is_due = false;
+  session_->loading.num_loaders = 0;
+  ++session_->loading.num_releases;
   if (at::accelerator::isAccelerator(device().type()))
     at::accelerator::emptyCache();
 }
@@ -105,7 +105,7 @@ void Accelerator::free_memory() const {
 void Accelerator::finish() const {
   const detail::PublicCall call("finish()");
   detail::report_settings_without_effect(*session_);
-  session_->checkpoints->saver.wait();
+  session_->services.checkpoints->saver.wait();
   wait_for_everyone();
   free_memory();
 }

@@ -8,6 +8,7 @@
 
 #include "optim/optimizers/step_facts.h"
 #include "train/capture/host_state.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -73,23 +74,25 @@ void CapturedRun::note_backward(const Session& session) {
 }
 
 CapturedRun* recorded_run(const Session& session) {
-  CapturedRun* const run = session.captured_run;
+  CapturedRun* const run = session.capture.run;
   return run != nullptr && run->is_recording() ? run : nullptr;
 }
 
 CapturedRunScope::CapturedRunScope(Session& session, CapturedRun& run)
     : session_(session) {
-  session.captured_run = &run;
+  session.capture.run = &run;
   // The shortcuts tell nobody what they do.
   session.step.is_direct = false;
 }
+
+CapturedRunScope::~CapturedRunScope() { session_.capture.run = nullptr; }
 
 void record_step(
     PreparedOptimizer& optimizer,
     const LossClosure& closure,
     const at::Tensor& divisor) {
   const Session& session = *optimizer.session;
-  CapturedRun& run = *session.captured_run;
+  CapturedRun& run = *session.capture.run;
   if (closure) {
     throw ConfigError(
         "[train] a step with a closure cannot be captured, since it may run "
@@ -103,11 +106,11 @@ void record_step(
         "be captured; others read their learning rate on the host");
   }
   at::Tensor found;
-  if (session.scaler && session.scaler->is_enabled() &&
+  if (session.scaling.scaler && session.scaling.scaler->is_enabled() &&
       is_accumulating(optimizer)) {
-    if (!session.scaler->is_unscaled(*optimizer.inner))
-      session.scaler->unscale_(*optimizer.inner);
-    found = session.scaler->found_inf_tensor(*optimizer.inner);
+    if (!session.scaling.scaler->is_unscaled(*optimizer.inner))
+      session.scaling.scaler->unscale_(*optimizer.inner);
+    found = session.scaling.scaler->found_inf_tensor(*optimizer.inner);
     run.begin_skippable_step(found);
   }
   {
@@ -117,7 +120,7 @@ void record_step(
   std::vector<std::function<void()>> undo;
   if (found.defined()) {
     undo = run.end_skippable_step();
-    session.scaler->update();
+    session.scaling.scaler->update();
   }
   use_gradients(optimizer);
   ++run.num_steps;

@@ -9,10 +9,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "optim/optimizers/fused.h"
 #include "optim/optimizers/step_hooks.h"
-#include "train/session.h"
 
 namespace accelerate::detail {
+
+struct PreparedOptimizer;
+struct Session;
 
 /// What a replay does on the host, and the numbers that it gives the kernels.
 struct HostWork {
@@ -90,7 +93,7 @@ void record_step(
 class CapturedRunScope {
  public:
   CapturedRunScope(Session& session, CapturedRun& run);
-  ~CapturedRunScope() { session_.captured_run = nullptr; }
+  ~CapturedRunScope();
   CapturedRunScope(const CapturedRunScope&) = delete;
   CapturedRunScope& operator=(const CapturedRunScope&) = delete;
 

@@ -4,6 +4,8 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "train/session/session.h"
+
 namespace accelerate::detail {
 
 std::vector<at::Tensor> parameters_of(const Session& session) {
@@ -14,10 +16,10 @@ std::vector<at::Tensor> parameters_of(const Session& session) {
         seen.insert(parameter.unsafeGetTensorImpl()).second)
       found.push_back(parameter);
   };
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     for (const Parameter& row : model->table.rows()) add(row.tensor);
   }
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner == nullptr) continue;
     for (const auto& group : optimizer->inner->param_groups()) {
       for (const at::Tensor& parameter : group.params()) add(parameter);
@@ -47,12 +49,12 @@ HostState::HostState(
     : session_(session),
       step_(session.step),
       clock_(session.clock),
-      window_(session.window),
-      scale_is_due_(session.scale_is_due),
+      window_(session.window.progress),
+      scale_is_due_(session.scaling.is_due),
       loader_(session.active_loader()),
       num_micro_steps_(loader_ ? loader_->num_micro_steps : 0),
       gradients_(gradients_of(parameters)) {
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     steps_.push_back(
         {optimizer.get(),
          optimizer->num_backwards_used,
@@ -66,16 +68,16 @@ void HostState::restore() {
     parameter.mutable_grad().reset();
   for (const Steps& steps : steps_) {
     torch::optim::Optimizer* const inner = steps.optimizer->inner;
-    if (session_.scaler && inner != nullptr)
-      session_.scaler->undo_unscale_(*inner);
+    if (session_.scaling.scaler && inner != nullptr)
+      session_.scaling.scaler->undo_unscale_(*inner);
     steps.optimizer->num_backwards_used = steps.num_backwards_used;
     steps.optimizer->step_was_skipped = steps.step_was_skipped;
   }
   set_gradients(gradients_);
   session_.step = step_;
   session_.clock = clock_;
-  session_.window = window_;
-  session_.scale_is_due = scale_is_due_;
+  session_.window.progress = window_;
+  session_.scaling.is_due = scale_is_due_;
   if (loader_ != nullptr) loader_->num_micro_steps = num_micro_steps_;
 }
 

@@ -5,9 +5,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "train/session.h"
+#include <accelerate/detail/step_state.h>
+
+#include "train/session/step_clock.h"
+#include "train/session/window.h"
 
 namespace accelerate::detail {
+
+struct LoaderProgress;
+struct PreparedOptimizer;
+struct Session;
 
 /// The parameters of the session's models and optimizers, each once.
 [[nodiscard]] std::vector<at::Tensor> parameters_of(const Session& session);

@@ -15,6 +15,7 @@
 #include "gate/watched_tensor.h"
 #include "train/capture/host_reads.h"
 #include "train/capture/side_stream.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -46,12 +47,14 @@ void move_to(at::Device device, const NestedParts& inputs) {
 }
 
 std::string obstacle_of_scale(const Session& session) {
-  if (!session.scaler) return {};
-  const bool is_open = session.scale_is_due ||
-      std::ranges::any_of(session.optimizers, [&](const auto& optimizer) {
-                         return optimizer->inner != nullptr &&
-                             session.scaler->is_unscaled(*optimizer->inner);
-                       });
+  if (!session.scaling.scaler) return {};
+  const bool is_open =
+      session.scaling.is_due ||
+      std::ranges::any_of(
+          session.prepared.optimizers, [&](const auto& optimizer) {
+            return optimizer->inner != nullptr &&
+                session.scaling.scaler->is_unscaled(*optimizer->inner);
+          });
   return is_open ? "it begins or ends between fp16's unscaling of gradients "
                    "and the optimizers' steps"
                  : "";
@@ -80,8 +83,8 @@ StepGraphs::StepGraphs(
     : session_(std::move(session)),
       options_(options),
       make_graph_(
-          session_->make_graph ? session_->make_graph
-                               : graphs_of(session_->world.device())) {
+          session_->capture.make_graph ? session_->capture.make_graph
+                                       : graphs_of(session_->world.device())) {
   if (make_graph_) side_stream_ = side_stream_of(session_->world.device());
 }
 
@@ -97,10 +100,10 @@ void StepGraphs::reset() {
 }
 
 std::string StepGraphs::obstacle_of_models() {
-  if (num_models_asked_ != session_->models.size()) {
-    num_models_asked_ = session_->models.size();
+  if (num_models_asked_ != session_->prepared.models.size()) {
+    num_models_asked_ = session_->prepared.models.size();
     has_kept_weights_ = false;
-    for (const auto& model : session_->models) {
+    for (const auto& model : session_->prepared.models) {
       if (!model->module) continue;
       for (const at::Tensor& parameter : model->module->parameters())
         has_kept_weights_ =
@@ -109,7 +112,7 @@ std::string StepGraphs::obstacle_of_models() {
   }
   if (has_kept_weights_)
     return "a model has weights that are fetched or decoded when they are used";
-  for (const auto& model : session_->models) {
+  for (const auto& model : session_->prepared.models) {
     if (!model->module || (model->strategies.is_idle() && !model->stage))
       continue;
     const auto names = model->strategies.names();
@@ -131,9 +134,9 @@ std::string StepGraphs::obstacle(const NestedParts& inputs) {
   if (session.world.size() > 1)
     return "several ranks exchange gradients, which graphs do not contain";
   if (session.join.is_open) return "it is inside join_uneven_inputs()";
-  if (session.precision == Precision::fp8)
+  if (session.options.precision == Precision::fp8)
     return "the scales of float8 are updated on the host";
-  if (session.captured_run != nullptr) return "it is inside another one";
+  if (session.capture.run != nullptr) return "it is inside another one";
   if (c10::InferenceMode::is_enabled()) return "it is in inference mode";
   if (std::string found = obstacle_of_models(); !found.empty()) return found;
   if (std::string found = obstacle_of_scale(session); !found.empty())
@@ -402,7 +405,7 @@ std::shared_ptr<StepGraphs> make_step_graphs(
         options.max_graphs));
   }
   auto graphs = std::make_shared<StepGraphs>(session, options);
-  auto& all = session->captured_steps;
+  auto& all = session->capture.steps;
   std::erase_if(all, [](const auto& step) { return step.expired(); });
   all.push_back(graphs);
   return graphs;

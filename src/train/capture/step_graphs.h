@@ -18,7 +18,6 @@
 #include "train/capture/device_graph.h"
 #include "train/capture/host_state.h"
 #include "train/capture/step_key.h"
-#include "train/session.h"
 
 namespace accelerate::detail {
 

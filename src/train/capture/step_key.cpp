@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include "optim/optimizers/step_facts.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -70,11 +71,11 @@ void append_modes(Facts& facts, const Session& session) {
   facts.push_back(at::autocast::is_autocast_enabled(device));
   facts.push_back(
       static_cast<std::uint64_t>(at::autocast::get_autocast_dtype(device)));
-  facts.push_back(session.models.size());
-  facts.push_back(session.optimizers.size());
-  facts.push_back(session.schedulers.size());
-  if (!session.scaler) return;
-  const GradScalerOptions& options = session.scaler->options();
+  facts.push_back(session.prepared.models.size());
+  facts.push_back(session.prepared.optimizers.size());
+  facts.push_back(session.prepared.schedulers.size());
+  if (!session.scaling.scaler) return;
+  const GradScalerOptions& options = session.scaling.scaler->options();
   facts.push_back(std::bit_cast<std::uint64_t>(options.growth_factor));
   facts.push_back(std::bit_cast<std::uint64_t>(options.backoff_factor));
   facts.push_back(static_cast<std::uint64_t>(options.growth_interval));
@@ -91,8 +92,8 @@ void append_window(Facts& facts, const Session& session, int num_micro_steps) {
     facts.push_back(clock.sync_gradients());
     facts.push_back(clock.length() == 1);
     facts.push_back(clock.serial() == 0);
-    facts.push_back(session.window.aligned_serial == clock.serial());
-    facts.push_back(session.window.backward_serial == clock.serial());
+    facts.push_back(session.window.progress.aligned_serial == clock.serial());
+    facts.push_back(session.window.progress.backward_serial == clock.serial());
   };
   facts.push_back(static_cast<std::uint64_t>(num_micro_steps));
   append_clock();
@@ -101,10 +102,10 @@ void append_window(Facts& facts, const Session& session, int num_micro_steps) {
       clock.note_batch(loader->num_micro_steps + i + 1);
     clock.begin_micro_step(
         loader != nullptr && loader->is_last_batch &&
-        session.accumulation.sync_with_dataloader);
+        session.options.accumulation.sync_with_dataloader);
     append_clock();
   }
-  for (const auto& optimizer : session.optimizers)
+  for (const auto& optimizer : session.prepared.optimizers)
     facts.push_back(is_accumulating(*optimizer));
 }
 
@@ -135,10 +136,10 @@ StepKey key_of_step(
   append_inputs(key.kind, inputs);
   append_modes(key.kind, session);
   append_window(key.kind, session, num_micro_steps);
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     if (model->module) append_module(key, *model->module);
   }
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr)
       append_step_facts(*optimizer->inner, key.places);
   }

@@ -8,9 +8,9 @@
 
 #include <accelerate/detail/nested_parts.h>
 
-#include "train/session.h"
-
 namespace accelerate::detail {
+
+struct Session;
 
 /// What a recorded step depends on: it may be replayed while nothing of this
 /// has changed.

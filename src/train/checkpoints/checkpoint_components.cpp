@@ -16,6 +16,8 @@
 #include "checkpoint/components/states.h"
 #include "checkpoint/run/checkpoints.h"
 #include "train/models/staged_model.h"
+#include "train/optimizers/schedule_adapter.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -30,7 +32,7 @@ AnyStateful stateful(T& object) {
 
 std::vector<torch::optim::Optimizer*> optimizers_of(const Session& session) {
   std::vector<torch::optim::Optimizer*> optimizers;
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
   return optimizers;
@@ -57,7 +59,7 @@ std::vector<AnyStateful> schedulers_of(const Session& session) {
   const std::vector<torch::optim::Optimizer*> optimizers =
       optimizers_of(session);
   std::vector<AnyStateful> schedulers;
-  for (const auto& scheduler : session.schedulers) {
+  for (const auto& scheduler : session.prepared.schedulers) {
     if (scheduler->schedule) {
       schedulers.push_back(
           schedule_with_optimizer(*scheduler->schedule, optimizers));
@@ -80,8 +82,9 @@ StrategyStates strategies_of(PreparedModel& model) {
 }
 
 bool with_optimizers(const Session& session, CheckpointUse use) {
-  const CheckpointRequest& request = session.plan_request.training.checkpoints;
-  return session.checkpoints->is_whole ||
+  const CheckpointRequest& request =
+      session.layout.plan_request.training.checkpoints;
+  return session.services.checkpoints->is_whole ||
       (use == CheckpointUse::save ? request.saves_optimizers
                                   : request.loads_optimizers);
 }
@@ -118,7 +121,7 @@ class WholeOptimizers final : public CheckpointComponent {
   void for_each_pair(
       void (StrategyList::*event)(torch::optim::Optimizer&)) const {
     for (torch::optim::Optimizer* const optimizer : optimizers_of(session_))
-      for (const auto& model : session_.models)
+      for (const auto& model : session_.prepared.models)
         (model->strategies.*event)(*optimizer);
   }
 
@@ -142,8 +145,8 @@ ComponentList optimizer_components(
       std::make_shared<OptimizerComponent>(
           std::move(optimizers),
           ParameterNames(models),
-          session.checkpoints->writer_rule(),
-          session.mesh,
+          session.services.checkpoints->writer_rule(),
+          session.layout.mesh,
           session.world.device(),
           loads_masters ? OptimizerParts::master_weights
                         : OptimizerParts::all));
@@ -159,7 +162,7 @@ ComponentList optimizer_components(
 
 std::vector<PreparedModel*> live_models(const Session& session) {
   std::vector<PreparedModel*> models;
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     if (model->module) models.push_back(model.get());
   }
   return models;
@@ -178,7 +181,7 @@ ComponentList components_of(
     const std::vector<bool>& with_weights,
     CheckpointUse use) {
   follow_modules(session);
-  Checkpoints& checkpoints = *session.checkpoints;
+  Checkpoints& checkpoints = *session.services.checkpoints;
   const WriterRule writes = checkpoints.writer_rule();
   const at::Device device = session.world.device();
   std::vector<PlacedModel> models;
@@ -188,7 +191,7 @@ ComponentList components_of(
     strategies.push_back(strategies_of(*model));
   }
   std::optional<AnyStateful> scaler;
-  if (session.scaler) scaler = stateful(*session.scaler);
+  if (session.scaling.scaler) scaler = stateful(*session.scaling.scaler);
 
   ComponentList list{
       std::make_shared<ModelComponent>(models, with_weights, writes)};

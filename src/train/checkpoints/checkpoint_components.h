@@ -5,9 +5,11 @@
 
 #include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
-#include "train/session.h"
 
 namespace accelerate::detail {
+
+struct PreparedModel;
+struct Session;
 
 /// The models that free_memory() has not released.
 std::vector<PreparedModel*> live_models(const Session& session);

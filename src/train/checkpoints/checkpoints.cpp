@@ -8,7 +8,8 @@
 #include "checkpoint/run/load_checkpoint.h"
 #include "checkpoint/run/save_checkpoint.h"
 #include "train/checkpoints/checkpoint_components.h"
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -33,10 +34,10 @@ detail::ListComponents lister(Session& session, detail::CheckpointUse use) {
 }
 
 void after_load(Session& session, const std::vector<bool>& has_weights) {
-  session.step_watch->forget();
+  session.prepared.step_watch->forget();
   const auto models = detail::live_models(session);
   for (std::size_t i = 0; i < models.size(); ++i) {
-    if (has_weights[i]) models[i]->awaits_values = false;
+    if (has_weights[i]) models[i]->placement.awaits_values = false;
     models[i]->strategies.after_load();
   }
 }
@@ -55,7 +56,7 @@ HookHandle add_hook(
     const std::shared_ptr<Session>& session,
     Hooks Checkpoints::*list,
     Hook hook) {
-  Checkpoints& checkpoints = *session->checkpoints;
+  Checkpoints& checkpoints = *session->services.checkpoints;
   const std::int64_t id = checkpoints.next_hook++;
   (checkpoints.*list).emplace_back(id, std::move(hook));
   return HookHandle([weak = std::weak_ptr<Session>(session), list, id] {
@@ -80,16 +81,16 @@ SaveTicket AcceleratorCheckpoints::save_state(
   Session& session = *session_;
   require_no_join(session, "save_state()");
   const detail::StepPartScope part(
-      session.steps.get(), detail::StepPart::checkpoint);
+      session.services.steps.get(), detail::StepPart::checkpoint);
   SaveTicket ticket = detail::save_checkpoint(
-      *session.checkpoints,
+      *session.services.checkpoints,
       output_dir,
       options,
       modules_of(session),
       lister(session, detail::CheckpointUse::save));
   if (ticket.was_skipped()) return ticket;
   warn_inside_window(session);
-  session.tracking->note_checkpoint(
+  session.services.tracking->note_checkpoint(
       ticket.path().string(), [ticket] { return ticket.is_done(); });
   return ticket;
 }
@@ -104,9 +105,9 @@ void AcceleratorCheckpoints::load_state(
   Session& session = *session_;
   require_no_join(session, "load_state()");
   const detail::StepPartScope part(
-      session.steps.get(), detail::StepPart::checkpoint);
+      session.services.steps.get(), detail::StepPart::checkpoint);
   const std::vector<bool> has_weights = detail::load_checkpoint(
-      *session.checkpoints,
+      *session.services.checkpoints,
       input_dir,
       options,
       modules_of(session),
@@ -118,9 +119,9 @@ bool AcceleratorCheckpoints::resume(const LoadStateOptions& options) const {
   Session& session = *session_;
   require_no_join(session, "resume()");
   const detail::StepPartScope part(
-      session.steps.get(), detail::StepPart::checkpoint);
+      session.services.steps.get(), detail::StepPart::checkpoint);
   const auto has_weights = detail::resume_checkpoint(
-      *session.checkpoints,
+      *session.services.checkpoints,
       options,
       modules_of(session),
       lister(session, detail::CheckpointUse::load));
@@ -131,13 +132,13 @@ bool AcceleratorCheckpoints::resume(const LoadStateOptions& options) const {
 std::optional<std::filesystem::path> AcceleratorCheckpoints::latest_checkpoint()
     const {
   require_no_join(*session_, "latest_checkpoint()");
-  return detail::agree_on_newest(*session_->checkpoints);
+  return detail::agree_on_newest(*session_->services.checkpoints);
 }
 
 void AcceleratorCheckpoints::register_object(
     std::function<StateDict()> state_dict,
     std::function<void(const StateDict&)> load_state_dict) const {
-  session_->checkpoints->objects.push_back(
+  session_->services.checkpoints->objects.push_back(
       {std::move(state_dict), std::move(load_state_dict)});
 }
 
@@ -153,12 +154,12 @@ HookHandle AcceleratorCheckpoints::register_load_state_pre_hook(
 
 const ProjectConfiguration& AcceleratorCheckpoints::project_configuration()
     const {
-  return session_->checkpoints->project;
+  return session_->services.checkpoints->project;
 }
 
 void AcceleratorCheckpoints::set_iteration(
     std::optional<std::int64_t> iteration) const {
-  session_->checkpoints->project.iteration = iteration;
+  session_->services.checkpoints->project.iteration = iteration;
 }
 
 }  // namespace accelerate

@@ -13,7 +13,7 @@
 #include "checkpoint/tensors/torch_value.h"
 #include "format/checkpoint/commit.h"
 #include "format/tensors/tensor_writer.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -84,7 +84,7 @@ void add_tensors(
 }
 
 bool writes_files(const detail::Session& session) {
-  return session.checkpoints->project.save_on_each_node
+  return session.services.checkpoints->project.save_on_each_node
       ? session.world.local_rank() == 0
       : session.world.rank() == 0;
 }
@@ -102,7 +102,7 @@ void AcceleratorCheckpoints::save(
         "StateDict, or leave safe_serialization off");
   }
   write_torch(
-      *session_->checkpoints->disk,
+      *session_->services.checkpoints->disk,
       file,
       TorchValues().tensor("tensor", tensor));
 }
@@ -112,7 +112,7 @@ void AcceleratorCheckpoints::save(
     const std::filesystem::path& file,
     bool safe_serialization) const {
   if (!writes_files(*session_)) return;
-  FileSystem& disk = *session_->checkpoints->disk;
+  FileSystem& disk = *session_->services.checkpoints->disk;
   if (!safe_serialization) {
     write_torch(disk, file, TorchValues().state("", state));
     return;
@@ -127,7 +127,7 @@ void AcceleratorCheckpoints::save(
     const std::filesystem::path& file,
     bool safe_serialization) const {
   if (!writes_files(*session_)) return;
-  FileSystem& disk = *session_->checkpoints->disk;
+  FileSystem& disk = *session_->services.checkpoints->disk;
   TorchValues values;
   TorchValue::Dict dict;
   FileToWrite contents;

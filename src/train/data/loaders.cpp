@@ -12,7 +12,7 @@
 
 #include "base/text/text.h"
 #include "comm/mesh.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -40,7 +40,7 @@ void exchange_batch_ranks(const Session& session, LoaderContext& context) {
 }
 
 void synchronize_generators(const Session& session) {
-  std::vector<RNGType> types = session.rng_types;
+  std::vector<RNGType> types = session.loading.rng_types;
   std::erase(types, RNGType::generator);
   if (types.empty()) return;
   detail::require_no_join(
@@ -58,16 +58,17 @@ void report_progress(
     const std::shared_ptr<Session>& session,
     LoaderContext& context) {
   auto progress = std::make_shared<LoaderProgress>();
-  progress->index = session->num_loaders++;
-  context.begin = [session, progress, serial = session->num_releases] {
-    if (session->num_releases != serial) detail::throw_released("a new loader");
+  progress->index = session->loading.num_loaders++;
+  context.begin = [session, progress, serial = session->loading.num_releases] {
+    if (session->loading.num_releases != serial)
+      detail::throw_released("a new loader");
     synchronize_generators(*session);
     *progress = {.index = progress->index};
-    session->active_loaders.push_back(progress.get());
+    session->loading.active.push_back(progress.get());
   };
   context.end = [session, progress] {
     end_batch(*session, *progress);
-    std::erase(session->active_loaders, progress.get());
+    std::erase(session->loading.active, progress.get());
   };
   context.on_batch = [session, progress](bool is_last, std::int64_t remainder) {
     end_batch(*session, *progress);
@@ -115,27 +116,28 @@ void divide(
 
 detail::LoaderContext Accelerator::loader_context() const {
   LoaderContext context;
-  context.batch_rank = session_->mesh.batch_rank();
-  context.batch_count = session_->mesh.batch_count();
+  context.batch_rank = session_->layout.mesh.batch_rank();
+  context.batch_count = session_->layout.mesh.batch_count();
   context.device = device();
   context.group = world().group();
-  context.steps = session_->steps;
+  context.steps = session_->services.steps;
   context.logger = world().logger();
-  context.progress = session_->checkpoints->progress;
-  context.defaults = session_->dataloader_config;
-  context.places_by_default = session_->device_placement;
-  context.seeds_order = std::find(
-                            session_->rng_types.begin(),
-                            session_->rng_types.end(),
-                            RNGType::generator) != session_->rng_types.end();
+  context.progress = session_->services.checkpoints->progress;
+  context.defaults = session_->loading.config;
+  context.places_by_default = session_->loading.device_placement;
+  context.seeds_order =
+      std::find(
+          session_->loading.rng_types.begin(),
+          session_->loading.rng_types.end(),
+          RNGType::generator) != session_->loading.rng_types.end();
   exchange_batch_ranks(*session_, context);
-  if (session_->dataloader_config.use_stateful_dataloader) {
+  if (session_->loading.config.use_stateful_dataloader) {
     // Drops the slots of loaders that could not be prepared.
-    session_->checkpoints->live_loaders();
+    session_->services.checkpoints->live_loaders();
     context.slot = std::make_shared<detail::LoaderSlot>();
-    session_->checkpoints->loaders.push_back(context.slot);
+    session_->services.checkpoints->loaders.push_back(context.slot);
   }
-  context.divide = [group = session_->mesh.group(Axis::context)](
+  context.divide = [group = session_->layout.mesh.group(Axis::context)](
                        const BatchSequences& sequences,
                        const std::vector<at::Tensor*>& tensors) {
     divide(group, sequences, tensors);
@@ -148,71 +150,71 @@ detail::LoaderContext Accelerator::loader_context() const {
 }
 
 const DataLoaderConfiguration& AcceleratorLoaders::dataloader_config() const {
-  return session_->dataloader_config;
+  return session_->loading.config;
 }
 
 void AcceleratorLoaders::set_dataloader_config(
     const DataLoaderConfiguration& config) const {
-  session_->dataloader_config = config;
+  session_->loading.config = config;
 }
 
 bool AcceleratorLoaders::split_batches() const {
-  return session_->dataloader_config.split_batches;
+  return session_->loading.config.split_batches;
 }
 
 void AcceleratorLoaders::set_split_batches(bool split_batches) const {
-  session_->dataloader_config.split_batches = split_batches;
+  session_->loading.config.split_batches = split_batches;
 }
 
 std::optional<bool> AcceleratorLoaders::dispatch_batches() const {
-  return session_->dataloader_config.dispatch_batches;
+  return session_->loading.config.dispatch_batches;
 }
 
 void AcceleratorLoaders::set_dispatch_batches(
     std::optional<bool> dispatch_batches) const {
-  session_->dataloader_config.dispatch_batches = dispatch_batches;
+  session_->loading.config.dispatch_batches = dispatch_batches;
 }
 
 bool AcceleratorLoaders::even_batches() const {
-  return session_->dataloader_config.even_batches;
+  return session_->loading.config.even_batches;
 }
 
 void AcceleratorLoaders::set_even_batches(bool even_batches) const {
-  session_->dataloader_config.even_batches = even_batches;
+  session_->loading.config.even_batches = even_batches;
 }
 
 bool AcceleratorLoaders::use_seedable_sampler() const {
-  return session_->dataloader_config.use_seedable_sampler;
+  return session_->loading.config.use_seedable_sampler;
 }
 
 void AcceleratorLoaders::set_use_seedable_sampler(
     bool use_seedable_sampler) const {
-  session_->dataloader_config.use_seedable_sampler = use_seedable_sampler;
+  session_->loading.config.use_seedable_sampler = use_seedable_sampler;
 }
 
 bool AcceleratorLoaders::non_blocking() const {
-  return session_->dataloader_config.non_blocking;
+  return session_->loading.config.non_blocking;
 }
 
 void AcceleratorLoaders::set_non_blocking(bool non_blocking) const {
-  session_->dataloader_config.non_blocking = non_blocking;
+  session_->loading.config.non_blocking = non_blocking;
 }
 
 bool AcceleratorLoaders::use_stateful_dataloader() const {
-  return session_->dataloader_config.use_stateful_dataloader;
+  return session_->loading.config.use_stateful_dataloader;
 }
 
 void AcceleratorLoaders::set_use_stateful_dataloader(
     bool use_stateful_dataloader) const {
-  session_->dataloader_config.use_stateful_dataloader = use_stateful_dataloader;
+  session_->loading.config.use_stateful_dataloader = use_stateful_dataloader;
 }
 
 bool AcceleratorLoaders::device_placement() const {
-  return session_->device_placement;
+  return session_->loading.device_placement;
 }
 
 const std::vector<RNGType>& AcceleratorLoaders::rng_types() const {
-  return session_->rng_types;
+  return session_->loading.rng_types;
 }
 
 }  // namespace accelerate

@@ -1,7 +1,7 @@
 #include <accelerate/accelerator_collectives.h>
 #include <accelerate/metrics.h>
 
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 

@@ -2,7 +2,7 @@
 
 #include <accelerate/accelerator.h>
 
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 

@@ -1,6 +1,6 @@
 #include <accelerate/accelerator.h>
 
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -10,8 +10,8 @@ ContextParallelScope Accelerator::maybe_context_parallel(
     const std::vector<at::Tensor>& no_restore_buffers,
     const ContextParallelOptions& options) const {
   const Group& group = mesh().group(Axis::context);
-  if (group.size() == 1 && !session_->has_warned_of_context) {
-    session_->has_warned_of_context = true;
+  if (group.size() == 1 && !session_->layout.has_warned_of_context) {
+    session_->layout.has_warned_of_context = true;
     session_->world.logger().log_once_per_world(
         LogLevel::warning,
         "train",
@@ -20,7 +20,7 @@ ContextParallelScope Accelerator::maybe_context_parallel(
   }
   ContextParallelOptions resolved = options;
   const detail::SequenceRequest& request =
-      session_->plan_request.training.sequence;
+      session_->layout.plan_request.training.sequence;
   if (!resolved.rotation && request.rotate_blocks)
     resolved.rotation = KeyValueRotation::alltoall;
   if (!resolved.exchange_heads)

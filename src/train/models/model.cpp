@@ -6,24 +6,50 @@
 
 #include <accelerate/error.h>
 
-#include "train/session.h"
+#include "train/session/session.h"
 #include "train/step/gradients.h"
 #include "train/step/plain_backwards.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate::detail {
 
+namespace {
+
+// The casts that a forward may use, or else make and keep; null where it may do
+// neither.
+KeptCasts* casts_to_keep(PreparedModel& model) {
+  if (!model.forward.kept_casts) return nullptr;
+  const Session& session = *model.session;
+  const StepClock& clock = session.clock;
+  const std::int64_t window = clock.serial() - clock.length();
+  // A graph contains its casts.
+  if (std::exchange(model.forward.window_of_casts, window) != window ||
+      session.capture.run != nullptr)
+    model.forward.kept_casts->drop();
+  if (session.capture.run != nullptr) return nullptr;
+  // The last micro-step keeps nothing new; what follows it is not told apart
+  // from it.
+  const bool is_open =
+      clock.position() != 0 || !model.forward.kept_casts->is_empty();
+  return is_open ? model.forward.kept_casts.get() : nullptr;
+}
+
+}  // namespace
+
 ForwardScope::ForwardScope(PreparedModel& model)
     : model_(model),
-      part_(model.session->steps.get(), StepPart::forward, &model),
+      part_(model.session->services.steps.get(), StepPart::forward, &model),
       has_work_(
-          !model.strategies.is_idle() || model.autocast_dtype.has_value() ||
-          model.awaits_values ||
-          (model.layer_products && model.layer_products->has_work())) {
+          !model.strategies.is_idle() ||
+          model.forward.autocast_dtype.has_value() ||
+          model.placement.awaits_values ||
+          (model.forward.layer_products &&
+           model.forward.layer_products->has_work())) {
   if (!model.module) throw_released("the model again");
   if (has_work_) {
     begin();
   } else {
-    model.runs_directly = !model.session->steps->is_heard();
+    model.runs_directly = !model.session->services.steps->is_heard();
   }
 }
 
@@ -32,55 +58,41 @@ const bool& runs_directly(const PreparedModel& model) {
 }
 
 void ForwardScope::begin() {
-  if (model_.awaits_values) {
+  if (model_.placement.awaits_values) {
     throw ConfigError(
         "[train] the model was built inside init_empty_weights() and has no "
         "values yet; load them with Accelerator::load_model() or "
         "load_state()");
   }
-  if (model_.autocast_dtype) {
+  if (model_.forward.autocast_dtype) {
     autocast_.emplace(
-        model_.device.type(),
-        *model_.autocast_dtype,
+        model_.placement.device.type(),
+        *model_.forward.autocast_dtype,
         AutocastOptions{
-            .cache_enabled = model_.session->autocast.cache_enabled});
+            .cache_enabled = model_.session->options.autocast.cache_enabled});
   }
   if (KeptCasts* const casts = casts_to_keep(model_))
     casts_ = std::make_shared<KeptCastScope>(*casts);
-  if (model_.layer_products && model_.layer_products->has_work())
-    products_ = std::make_shared<LayerProductScope>(*model_.layer_products);
+  if (model_.forward.layer_products &&
+      model_.forward.layer_products->has_work())
+    products_ =
+        std::make_shared<LayerProductScope>(*model_.forward.layer_products);
   const StrategyTraits& traits = model_.strategies.traits();
-  needs_outputs_ = model_.autocast_dtype.has_value() ||
+  needs_outputs_ = model_.forward.autocast_dtype.has_value() ||
       traits.output_dtype.has_value() ||
       (at::GradMode::is_enabled() && traits.needs_outputs);
   try {
-    model_.session->step_watch->require_steps_of_handles();
-    if (model_.plain_backwards) model_.plain_backwards->watch();
+    model_.session->prepared.step_watch->require_steps_of_handles();
+    if (model_.watches.plain_backwards) model_.watches.plain_backwards->watch();
     model_.strategies.before_forward();
   } catch (const std::exception& error) {
     fail(error);
   }
 }
 
-KeptCasts* casts_to_keep(PreparedModel& model) {
-  if (!model.kept_casts) return nullptr;
-  const Session& session = *model.session;
-  const StepClock& clock = session.clock;
-  const std::int64_t window = clock.serial() - clock.length();
-  // A graph contains its casts.
-  if (std::exchange(model.window_of_casts, window) != window ||
-      session.captured_run != nullptr)
-    model.kept_casts->drop();
-  if (session.captured_run != nullptr) return nullptr;
-  // The last micro-step keeps nothing new; what follows it is not told apart
-  // from it.
-  const bool is_open = clock.position() != 0 || !model.kept_casts->is_empty();
-  return is_open ? model.kept_casts.get() : nullptr;
-}
-
 void drop_kept_casts(Session& session) {
-  for (const auto& model : session.models) {
-    if (model->kept_casts) model->kept_casts->drop();
+  for (const auto& model : session.prepared.models) {
+    if (model->forward.kept_casts) model->forward.kept_casts->drop();
   }
 }
 
@@ -111,8 +123,8 @@ at::Tensor ForwardScope::restore_precision(const at::Tensor& output) const {
   const auto& dtype = model_.strategies.traits().output_dtype;
   if (dtype && output.defined() && output.is_floating_point())
     return output.to(*dtype);
-  if (!model_.autocast_dtype || !output.defined() ||
-      output.scalar_type() != *model_.autocast_dtype) {
+  if (!model_.forward.autocast_dtype || !output.defined() ||
+      output.scalar_type() != *model_.forward.autocast_dtype) {
     return output;
   }
   return output.to(at::kFloat);

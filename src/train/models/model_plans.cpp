@@ -9,6 +9,7 @@
 #include "base/text/text.h"
 #include "train/models/dispatched_models.h"
 #include "train/models/model_values.h"
+#include "train/session/session.h"
 #include "train/settings/ignored_options.h"
 
 namespace accelerate::detail {
@@ -29,7 +30,7 @@ void require_same_step(
         session.clock.window()));
   }
   if (step.gradient_clipping && !step.clips_by_default &&
-      step.gradient_clipping != session.max_gradient_norm) {
+      step.gradient_clipping != session.scaling.max_gradient_norm) {
     complaints.push_back(format(
         "gradient_clipping is {}, but applies to all models; give it in "
         "AcceleratorOptions, or call clip_grad_norm_()",
@@ -68,17 +69,17 @@ void require_placed(
 }
 
 PlanRequest request_of(const Session& session, const ModelOptions& options) {
-  PlanRequest request = session.plan_request;
+  PlanRequest request = session.layout.plan_request;
   request.training = read_model_request(
       options,
-      session.request_sources,
-      session.plan.degrees,
-      session.plan_request.training.shard_degree_is_given);
+      session.layout.request_sources,
+      session.layout.plan.degrees,
+      session.layout.plan_request.training.shard_degree_is_given);
   // Models are split alike, even one whose options name another engine.
-  request.training.infers_plan =
-      request.training.infers_plan || session.plan_request.training.infers_plan;
+  request.training.infers_plan = request.training.infers_plan ||
+      session.layout.plan_request.training.infers_plan;
   request.training.divides_sequences = request.training.divides_sequences ||
-      (session.plan_request.training.divides_sequences &&
+      (session.layout.plan_request.training.divides_sequences &&
        !request.training.parallelize_plan);
   request.replicate_is_inherited = !options.replicate_options;
   if (options.replicate_options) request.replicate = *options.replicate_options;
@@ -92,10 +93,10 @@ void read_model_options(
     const ModelOptions* options,
     ModelPlan& plan,
     std::vector<std::string>& complaints) {
-  plan.device_placement = session.device_placement;
+  plan.device_placement = session.loading.device_placement;
   if (options == nullptr) return;
   plan.device_placement =
-      options->device_placement.value_or(session.device_placement);
+      options->device_placement.value_or(session.loading.device_placement);
   plan.evaluation_mode = options->evaluation_mode;
   if (!asks_for_plan(*options)) return;
   if (options->evaluation_mode) {
@@ -129,7 +130,7 @@ std::vector<ModelPlan> plans_of(
   std::vector<ModelPlan> plans;
   std::vector<std::string> complaints;
   for (const RequestedModel& model : request.models) {
-    ModelPlan& plan = plans.emplace_back(ModelPlan{session.plan});
+    ModelPlan& plan = plans.emplace_back(ModelPlan{session.layout.plan});
     std::vector<std::string> found;
     read_model_options(session, model.options.get(), plan, found);
     require_placed(session, *model.module, plan, found);

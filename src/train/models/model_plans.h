@@ -3,9 +3,11 @@
 #include <vector>
 
 #include "parallel/plan/plan.h"
-#include "train/session.h"
 
 namespace accelerate::detail {
+
+struct PrepareRequest;
+struct Session;
 
 /// A model's plan, and its own options that have no effect.
 struct ModelPlan {
@@ -14,6 +16,10 @@ struct ModelPlan {
   bool evaluation_mode = false;
   std::vector<IgnoredSetting> ignored = {};
 };
+
+/// Throws ConfigError for everything that prepare() refuses whatever the plans
+/// are, before anything is changed.
+void require_preparable(const Session& session, const PrepareRequest& request);
 
 /// Makes one plan per model; throws one ConfigError for all of them.
 std::vector<ModelPlan> plans_of(

@@ -12,6 +12,7 @@
 
 #include "base/text/text.h"
 #include "params/materialize.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
 
@@ -110,7 +111,7 @@ void give_memory(PreparedModel& model) {
       : parameters_and_buffers(*model.module);
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || !has_no_values(tensor)) continue;
-    materialize(tensor, model.device);
+    materialize(tensor, model.placement.device);
     tensor.detach().zero_();
   }
 }

@@ -6,7 +6,7 @@
 
 #include <accelerate/parallel.h>
 
-#include "train/session.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
 

@@ -16,7 +16,8 @@
 
 #include "base/text/text.h"
 #include "gate/watched_tensor.h"
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate::detail {
 
@@ -170,10 +171,10 @@ std::vector<std::string> ModuleWatch::changes(const torch::nn::Module& module) {
 }
 
 void follow_modules(Session& session) {
-  session.step_watch->require_steps_of_handles();
-  for (const auto& model : session.models) {
-    if (!model->module_watch) continue;
-    const auto changes = model->module_watch->changes(*model->module);
+  session.prepared.step_watch->require_steps_of_handles();
+  for (const auto& model : session.prepared.models) {
+    if (!model->watches.module) continue;
+    const auto changes = model->watches.module->changes(*model->module);
     if (changes.empty()) continue;
     if (!model->strategies.is_idle() || model->stage) {
       throw ConfigError(format(
@@ -184,7 +185,7 @@ void follow_modules(Session& session) {
     }
     // LibTorch alone trains the model, so only names have changed.
     model->table = ParameterTable(*model->module, {}, &is_offloaded_or_coded);
-    model->module_watch.emplace(*model->module);
+    *model->watches.module = ModuleWatch(*model->module);
   }
 }
 

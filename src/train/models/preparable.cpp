@@ -1,4 +1,4 @@
-#include "train/models/preparable.h"
+#include "train/models/model_plans.h"
 
 #include <algorithm>
 #include <string>
@@ -10,6 +10,8 @@
 #include "base/text/text.h"
 #include "pipeline/stages.h"
 #include "train/optimizers/optimizer_watch.h"
+#include "train/optimizers/schedule_adapter.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -27,7 +29,7 @@ void require_stage(
     const Session& session,
     const RequestedModel& model,
     std::vector<std::string>& complaints) {
-  const int num_stages = session.plan.degree(Axis::pipeline);
+  const int num_stages = session.layout.plan.degree(Axis::pipeline);
   const bool is_stage =
       dynamic_cast<const PipelineStageModule*>(model.module.get()) != nullptr;
   const bool is_trained = !model.options || !model.options->evaluation_mode;
@@ -72,19 +74,19 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
     }
   }
   // A module is null after free_memory().
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     if (model->module) modules.push_back(model->module.get());
   }
   for (const RequestedOptimizer& requested : request.optimizers) {
     optimizers.push_back(requested.optimizer);
     require_watchable(requested, complaints);
   }
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
   for (const auto& scheduler : request.schedulers)
     schedulers.push_back(scheduler.schedule->address());
-  for (const auto& scheduler : session.schedulers) {
+  for (const auto& scheduler : session.prepared.schedulers) {
     if (scheduler->schedule)
       schedulers.push_back(scheduler->schedule->address());
   }

@@ -19,12 +19,16 @@
 #include "train/models/dispatched_models.h"
 #include "train/models/model_plans.h"
 #include "train/models/model_values.h"
-#include "train/models/preparable.h"
+#include "train/models/module_watch.h"
 #include "train/optimizers/optimizer_fit.h"
 #include "train/optimizers/optimizer_watch.h"
-#include "train/session.h"
+#include "train/optimizers/schedule_adapter.h"
+#include "train/session/session.h"
 #include "train/settings/deepspeed_rules.h"
+#include "train/settings/settings_report.h"
 #include "train/step/plain_backwards.h"
+#include "train/step/step_counts.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -38,12 +42,13 @@ using detail::PrepareRequest;
 using detail::Session;
 
 const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
-  if (detail::degrees_of(session.mesh) == plan.degrees) return session.mesh;
-  for (const Mesh& mesh : session.other_meshes) {
+  if (detail::degrees_of(session.layout.mesh) == plan.degrees)
+    return session.layout.mesh;
+  for (const Mesh& mesh : session.layout.other_meshes) {
     if (detail::degrees_of(mesh) == plan.degrees) return mesh;
   }
-  return session.other_meshes.emplace_back(
-      detail::with_degrees(session.mesh, plan.degrees));
+  return session.layout.other_meshes.emplace_back(
+      detail::with_degrees(session.layout.mesh, plan.degrees));
 }
 
 std::unique_ptr<PreparedModel> make_prepared_model(
@@ -53,18 +58,20 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   const ParallelPlan& plan = chosen.plan;
   auto model = std::make_unique<PreparedModel>(PreparedModel{
       .session = &session, .module = module, .mesh = mesh_of(session, plan)});
-  model->reads_on_rank_0 = plan.reads_on_rank_0;
+  model->placement.reads_on_rank_0 = plan.reads_on_rank_0;
   model->evaluation_mode = chosen.evaluation_mode;
-  model->awaits_values =
+  model->placement.awaits_values =
       detail::lacks_values(model->mesh, *module, chosen.evaluation_mode);
   const bool moves = chosen.device_placement && !detail::is_dispatched(*module);
-  model->device = moves ? session.world.device()
-                        : detail::device_of(*module, session.world.device());
-  if (moves) detail::move_to_device(*module, model->device);
+  model->placement.device = moves
+      ? session.world.device()
+      : detail::device_of(*module, session.world.device());
+  if (moves) detail::move_to_device(*module, model->placement.device);
   model->table =
       detail::ParameterTable(*module, {}, &detail::is_offloaded_or_coded);
-  if (session.autocast.enabled) {
-    model->autocast_dtype = detail::autocast_dtype(session.precision);
+  if (session.options.autocast.enabled) {
+    model->forward.autocast_dtype =
+        detail::autocast_dtype(session.options.precision);
   }
   detail::ParallelPlan own_plan = plan;
   own_plan.techniques.shard.allocator_keeps_blocks =
@@ -76,22 +83,25 @@ std::unique_ptr<PreparedModel> make_prepared_model(
     model->strategies = detail::make_strategies(model->mesh, own_plan, *module);
   detail::give_memory(*model);
   const bool keeps_blocks = plan.keeps_freed_blocks && !chosen.evaluation_mode;
-  if (keeps_blocks) model->freed_blocks = detail::keep_freed_blocks(0);
+  if (keeps_blocks)
+    model->placement.freed_blocks = detail::keep_freed_blocks(0);
   model->strategies.prepare(*module, model->table);
-  if (session.fused_linear) {
-    model->layer_products = std::make_unique<detail::LayerProducts>(*module);
+  if (session.options.fused_linear) {
+    model->forward.layer_products =
+        std::make_unique<detail::LayerProducts>(*module);
   }
-  if (session.keep_casts && model->autocast_dtype)
-    model->kept_casts = std::make_unique<detail::KeptCasts>(*module);
-  model->plain_backwards = std::make_shared<detail::PlainBackwards>(*model);
-  model->module_watch.emplace(*module);
+  if (session.options.keep_casts && model->forward.autocast_dtype)
+    model->forward.kept_casts = std::make_unique<detail::KeptCasts>(*module);
+  model->watches.plain_backwards =
+      std::make_shared<detail::PlainBackwards>(*model);
+  model->watches.module = std::make_shared<detail::ModuleWatch>(*module);
   if (keeps_blocks) {
     std::int64_t gradient_bytes = 0;
     for (const detail::Parameter* row : model->table.trainable())
       gradient_bytes += static_cast<std::int64_t>(row->local.nbytes());
-    model->freed_blocks = detail::keep_freed_blocks(gradient_bytes);
+    model->placement.freed_blocks = detail::keep_freed_blocks(gradient_bytes);
     // Later tensors do not use the places of full parameters in the heap.
-    if (model->freed_blocks != nullptr) detail::return_free_memory();
+    if (model->placement.freed_blocks != nullptr) detail::return_free_memory();
   }
   return model;
 }
@@ -101,21 +111,22 @@ std::unique_ptr<PreparedModel> make_prepared_model(
 detail::PreparedOptimizer& make_prepared_optimizer(
     Session& session,
     torch::optim::Optimizer& optimizer) {
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     detail::require_fitting_optimizer(optimizer, *model);
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     model->strategies.bind(optimizer, model->table);
-  detail::PreparedOptimizer& prepared = *session.optimizers.emplace_back(
-      std::make_unique<detail::PreparedOptimizer>(detail::PreparedOptimizer{
-          .session = &session,
-          .inner = &optimizer,
-          .fused_step = session.fused_optimizers
-              ? detail::fused_step_of(optimizer)
-              : nullptr,
-          .num_backwards_used = session.step.num_backwards}));
+  detail::PreparedOptimizer& prepared =
+      *session.prepared.optimizers.emplace_back(
+          std::make_unique<detail::PreparedOptimizer>(detail::PreparedOptimizer{
+              .session = &session,
+              .inner = &optimizer,
+              .fused_step = session.options.fused_optimizers
+                  ? detail::fused_step_of(optimizer)
+                  : nullptr,
+              .num_backwards_used = session.step.num_backwards}));
   prepared.parameters = detail::digest_of_parameters(optimizer);
   detail::watch_steps(session, optimizer);
-  session.step_counts->add(prepared.num_steps);
+  session.prepared.step_counts->add(prepared.num_steps);
   prepared.watch = detail::watch_optimizer(optimizer, [&prepared] {
     prepared.was_destroyed = std::exchange(prepared.inner, nullptr) != nullptr;
   });
@@ -124,7 +135,7 @@ detail::PreparedOptimizer& make_prepared_optimizer(
 
 // Binds optimizers that were prepared before this model.
 void bind_earlier_optimizers(const Session& session, PreparedModel& model) {
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner == nullptr) continue;
     detail::require_fitting_optimizer(*optimizer->inner, model);
     const bool has_added = detail::digest_of_parameters(*optimizer->inner) !=
@@ -142,7 +153,7 @@ std::vector<const detail::PreparedOptimizer*> optimizers_of(
     const Session& session,
     const detail::SchedulerReference& scheduler) {
   std::vector<const detail::PreparedOptimizer*> all, own;
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner == nullptr) continue;
     all.push_back(optimizer.get());
     if (scheduler.schedule->optimizer() == optimizer->inner)
@@ -190,16 +201,16 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);
   // A training rank may miss a call in which others wait for it.
-  if (!request.models.empty()) session.agreement->start_detector();
+  if (!request.models.empty()) session.services.agreement->start_detector();
   detail::PrepareResult result;
   result.loader_context = [this] { return loader_context(); };
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (request.models[i].options)
       detail::note_ignored_settings(session, plans[i].ignored);
-    session.models.push_back(
+    session.prepared.models.push_back(
         make_prepared_model(session, request.models[i].module, plans[i]));
-    bind_earlier_optimizers(session, *session.models.back());
-    result.models.emplace_back(session_, session.models.back().get());
+    bind_earlier_optimizers(session, *session.prepared.models.back());
+    result.models.emplace_back(session_, session.prepared.models.back().get());
   }
   for (const detail::RequestedOptimizer& requested : request.optimizers) {
     detail::PreparedOptimizer& prepared =
@@ -208,21 +219,22 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   }
   for (const detail::SchedulerReference& scheduler : request.schedulers) {
     if (scheduler.schedule->is_from_megatron_lm())
-      session.report.has_engine_schedule = true;
-    session.schedulers.push_back(
+      session.layout.report.has_engine_schedule = true;
+    session.prepared.schedulers.push_back(
         std::make_unique<detail::PreparedScheduler>(detail::PreparedScheduler{
             .session = &session,
             .schedule = scheduler.schedule,
             .optimizers = optimizers_of(session, scheduler)}));
-    result.schedulers.emplace_back(session_, session.schedulers.back().get());
+    result.schedulers.emplace_back(
+        session_, session.prepared.schedulers.back().get());
   }
   return result;
 }
 
 FullParameters Accelerator::unshard_parameters(
     detail::PreparedModel& model) const {
-  model.awaits_values = false;
-  session_->step_watch->require_steps_of_handles();
+  model.placement.awaits_values = false;
+  session_->prepared.step_watch->require_steps_of_handles();
   return FullParameters(session_, model.strategies.unshard_parameters());
 }
 

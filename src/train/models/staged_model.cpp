@@ -7,7 +7,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "train/session.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
 
@@ -110,7 +110,8 @@ std::unique_ptr<const WholeModel> whole_model(const PreparedModel& model) {
     const Parameter* const mine = model.table.find(row.tensor);
     if (mine != nullptr) row.layout = mine->layout;
     row.local = own[i];
-    const auto options = at::TensorOptions(dtypes[i]).device(model.device);
+    const auto options =
+        at::TensorOptions(dtypes[i]).device(model.placement.device);
     if (row.layout.global_shape.empty()) {
       // A scalar cannot be split: all ranks get it from its first stage.
       const bool is_first = own[i].defined() &&

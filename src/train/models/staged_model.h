@@ -1,26 +1,15 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include <torch/nn/module.h>
 
 #include <accelerate/pipeline_layers.h>
 
-#include "checkpoint/components/models.h"
 #include "pipeline/stages.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
-
-struct PreparedModel;
-
-/// What is known about the full model of which this rank has a stage.
-struct StagedModel {
-  OtherStages others;
-  /// All layers under their names. Tensors of other stages are on the meta
-  /// device.
-  std::shared_ptr<torch::nn::Module> module;
-};
 
 /// `whole`: all layers under their names.
 std::shared_ptr<const StagedModel> make_staged_model(

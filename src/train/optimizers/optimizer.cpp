@@ -14,10 +14,11 @@
 #include "gate/watched_tensor.h"
 #include "train/capture/captured_run.h"
 #include "train/optimizers/optimizer_fit.h"
-#include "train/session.h"
+#include "train/session/session.h"
 #include "train/step/gradients.h"
 #include "train/step/scaling.h"
-#include "train/step/step_figures.h"
+#include "train/step/step_counts.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -38,9 +39,9 @@ void require_prepared(const detail::PreparedOptimizer& prepared) {
 void warn_without_windows(detail::Session& session) {
   const int window = session.clock.window();
   const int num_backwards =
-      std::exchange(session.window.num_loose_backwards, 0);
+      std::exchange(session.window.progress.num_loose_backwards, 0);
   if (num_backwards == 0 || num_backwards == window) return;
-  if (std::exchange(session.has_warned_of_window, true)) return;
+  if (std::exchange(session.window.has_warned_of_window, true)) return;
   session.world.logger().log_once_per_world(
       LogLevel::warning,
       "train",
@@ -56,14 +57,15 @@ void warn_without_windows(detail::Session& session) {
 
 // See StepState.
 bool can_step_directly(const detail::Session& session) {
-  return session.captured_run == nullptr && session.world.size() == 1 &&
-      session.clock.window() == 1 && !session.scaler &&
-      !session.max_gradient_norm && session.report.is_made &&
-      session.report.num_reported == session.report.ignored.size() &&
-      !session.steps->is_heard() &&
+  return session.capture.run == nullptr && session.world.size() == 1 &&
+      session.clock.window() == 1 && !session.scaling.scaler &&
+      !session.scaling.max_gradient_norm && session.layout.report.is_made &&
+      session.layout.report.num_reported ==
+      session.layout.report.ignored.size() &&
+      !session.services.steps->is_heard() &&
       std::all_of(
-             session.models.begin(),
-             session.models.end(),
+             session.prepared.models.begin(),
+             session.prepared.models.end(),
              [](const auto& model) { return model->strategies.is_idle(); });
 }
 
@@ -99,11 +101,11 @@ void bind_added_parameters(
     detail::PreparedOptimizer& prepared) {
   torch::optim::Optimizer& inner = *prepared.inner;
   if (detail::digest_of_parameters(inner) == prepared.parameters) return;
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     detail::require_fitting_optimizer(inner, *model);
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     require_added_once(inner, model->table);
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     model->strategies.bind(inner, model->table);
   detail::watch_steps(session, inner);
   prepared.parameters = detail::digest_of_parameters(inner);
@@ -117,7 +119,7 @@ void clip_at_once(
   detail::clip_gradients(
       session,
       detail::parameters_of(optimizer),
-      *session.max_gradient_norm,
+      *session.scaling.max_gradient_norm,
       {});
 }
 
@@ -127,12 +129,13 @@ detail::StepClipping clip_for_step(
     const ClippedStepOptions* clipped) {
   detail::Session& session = *prepared.session;
   if (clipped != nullptr) {
-    if (session.max_gradient_norm) clip_at_once(session, *prepared.inner);
+    if (session.scaling.max_gradient_norm)
+      clip_at_once(session, *prepared.inner);
     return detail::clip_for_step(prepared, *clipped);
   }
-  if (!session.max_gradient_norm) return {};
+  if (!session.scaling.max_gradient_norm) return {};
   return detail::clip_for_step(
-      prepared, {.max_norm = *session.max_gradient_norm});
+      prepared, {.max_norm = *session.scaling.max_gradient_norm});
 }
 
 // Steps while the optimizer has its whole state. Gradients computed by the
@@ -143,24 +146,63 @@ at::Tensor step_on_whole_state(
     const at::Tensor& divisor) {
   detail::Session& session = *prepared.session;
   torch::optim::Optimizer& inner = *prepared.inner;
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     model->strategies.unpack_optimizer_state(inner);
   at::Tensor loss;
-  if (session.scaler) {
+  if (session.scaling.scaler) {
     loss = detail::scaled_step(session, prepared, closure, divisor);
   } else {
     const detail::LossClosure completed = [&] {
       at::Tensor computed = closure();
       detail::complete_gradients(session);
-      if (session.max_gradient_norm) clip_at_once(session, inner);
+      if (session.scaling.max_gradient_norm) clip_at_once(session, inner);
       return computed;
     };
     loss = detail::step_inner(prepared, closure ? completed : nullptr, divisor);
     detail::use_gradients(prepared);
   }
-  for (const auto& model : session.models)
+  for (const auto& model : session.prepared.models)
     model->strategies.pack_optimizer_state(inner);
   return loss;
+}
+
+// Warns once, at the optimizer's first step, about parameters that belong to no
+// prepared model, whose gradients no strategy averages.
+void warn_untracked_parameters(
+    detail::Session& session,
+    detail::PreparedOptimizer& optimizer) {
+  constexpr std::size_t kNamedShapes = 4;
+  if (std::exchange(optimizer.was_checked, true) || session.world.size() == 1)
+    return;
+  std::size_t num_untracked = 0;
+  std::vector<std::string> shapes;
+  for (const auto& group : optimizer.inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const bool is_untracked = std::none_of(
+          session.prepared.models.begin(),
+          session.prepared.models.end(),
+          [&](const auto& model) {
+            return !model->evaluation_mode &&
+                (model->table.find(parameter) != nullptr ||
+                 model->table.find_local(parameter) != nullptr);
+          });
+      if (!is_untracked) continue;
+      ++num_untracked;
+      if (shapes.size() < kNamedShapes)
+        shapes.push_back(detail::format("{}", parameter.sizes()));
+    }
+  }
+  if (num_untracked == 0) return;
+  session.world.logger().log_once_per_world(
+      LogLevel::warning,
+      "train",
+      detail::format(
+          "an optimizer steps on {} tensors of no prepared model (shapes "
+          "{}{}); their gradients are not averaged over the ranks; prepare "
+          "their model, or average them with reduce()",
+          num_untracked,
+          detail::join(shapes, ", "),
+          num_untracked > shapes.size() ? ", ..." : ""));
 }
 
 // Not inlined, so that step() spans only a few cache lines when it does not
@@ -171,13 +213,13 @@ at::Tensor step_on_whole_state(
     const ClippedStepOptions* clipped) {
   detail::Session& session = *prepared.session;
   const detail::StepPartScope part(
-      session.steps.get(), detail::StepPart::optimizer);
+      session.services.steps.get(), detail::StepPart::optimizer);
   const detail::LibraryCall call;
   detail::settle_step(prepared);
   warn_without_windows(session);
   detail::report_settings_without_effect(session);
   detail::notice_changes(session);
-  detail::warn_untracked_parameters(session, prepared);
+  warn_untracked_parameters(session, prepared);
   detail::complete_gradients(session);
   detail::drop_kept_casts(session);
   // Gradients of a closure are clipped when they are there.
@@ -189,7 +231,7 @@ at::Tensor step_on_whole_state(
   }
   at::Tensor result = step_on_whole_state(prepared, closure, clipping.divisor);
   if (clipped != nullptr) result = clipping.norm;
-  if (session.captured_run != nullptr) ++session.captured_run->num_steps;
+  if (session.capture.run != nullptr) ++session.capture.run->num_steps;
   if (prepared.step_was_skipped || prepared.deferred) return result;
   detail::finish_step(prepared);
   session.step.is_direct = can_step_directly(session);
@@ -202,7 +244,7 @@ at::Tensor step_on_whole_state(
 bool has_window_ended(const detail::Session& session) {
   const detail::StepClock& clock = session.clock;
   if (clock.serial() == 0) return false;
-  return session.window.backward_serial == clock.serial()
+  return session.window.progress.backward_serial == clock.serial()
       ? clock.sync_gradients()
       : clock.length() == 1;
 }
@@ -212,8 +254,8 @@ bool has_window_ended(const detail::Session& session) {
 void drop_kept_gradient(
     const detail::Session& session,
     const at::Tensor& parameter) {
-  const at::Tensor* const in_model = session.tensor_of(parameter);
-  for (const auto& model : session.models)
+  const at::Tensor* const in_model = session.prepared.tensor_of(parameter);
+  for (const auto& model : session.prepared.models)
     model->strategies.drop_gradient(in_model ? *in_model : parameter);
 }
 
@@ -222,10 +264,11 @@ void drop_kept_gradient(
 void detail::finish_step(PreparedOptimizer& optimizer) {
   const Session& session = *optimizer.session;
   StepCounts::advance(optimizer.num_steps);
-  if (session.steps->monitor)
-    session.steps->monitor->stepped(session.step_counts->most());
+  if (session.services.steps->monitor)
+    session.services.steps->monitor->stepped(
+        session.prepared.step_counts->most());
   end_step(session, *optimizer.inner);
-  session.step_watch->forget();
+  session.prepared.step_watch->forget();
 }
 
 at::Tensor detail::step_inner(
@@ -252,7 +295,7 @@ std::size_t detail::digest_of_parameters(
 }
 
 void detail::notice_changes(Session& session) {
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr) bind_added_parameters(session, *optimizer);
   }
   follow_modules(session);
@@ -263,52 +306,18 @@ void detail::watch_steps(
     const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      for (const auto& model : session.models) {
+      for (const auto& model : session.prepared.models) {
         const Parameter* const row = model->table.find_local(parameter);
         if (row == nullptr || row->local.is_same(row->tensor)) continue;
         // A keeper takes the values of such a tensor anew in each pass.
         const bool follows_local = keeper_of(row->tensor) != nullptr;
-        if (follows_local && !session.max_gradient_norm && !session.scaler)
+        if (follows_local && !session.scaling.max_gradient_norm &&
+            !session.scaling.scaler)
           continue;
-        session.step_watch->watch(row->name, row->tensor, row->local);
+        session.prepared.step_watch->watch(row->name, row->tensor, row->local);
       }
     }
   }
-}
-
-void detail::warn_untracked_parameters(
-    Session& session,
-    PreparedOptimizer& optimizer) {
-  constexpr std::size_t kNamedShapes = 4;
-  if (std::exchange(optimizer.was_checked, true) || session.world.size() == 1)
-    return;
-  std::size_t num_untracked = 0;
-  std::vector<std::string> shapes;
-  for (const auto& group : optimizer.inner->param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const bool is_untracked = std::none_of(
-          session.models.begin(), session.models.end(), [&](const auto& model) {
-            return !model->evaluation_mode &&
-                (model->table.find(parameter) != nullptr ||
-                 model->table.find_local(parameter) != nullptr);
-          });
-      if (!is_untracked) continue;
-      ++num_untracked;
-      if (shapes.size() < kNamedShapes)
-        shapes.push_back(format("{}", parameter.sizes()));
-    }
-  }
-  if (num_untracked == 0) return;
-  session.world.logger().log_once_per_world(
-      LogLevel::warning,
-      "train",
-      format(
-          "an optimizer steps on {} tensors of no prepared model (shapes "
-          "{}{}); their gradients are not averaged over the ranks; prepare "
-          "their model, or average them with reduce()",
-          num_untracked,
-          join(shapes, ", "),
-          num_untracked > shapes.size() ? ", ..." : ""));
 }
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) const {
@@ -345,7 +354,7 @@ void Optimizer::zero_grad(bool set_to_none) const {
   }
   const detail::LibraryCall call;
   const detail::StepPartScope part(
-      session.step.is_direct ? nullptr : session.steps.get(),
+      session.step.is_direct ? nullptr : session.services.steps.get(),
       detail::StepPart::optimizer);
   // LibTorch's zero_grad() detaches in place, which fails for gradients that
   // are views of communication buckets.
@@ -357,14 +366,14 @@ void Optimizer::zero_grad(bool set_to_none) const {
       drop_kept_gradient(session, parameter);
       // The model's own tensor may hold a gradient that its local one has not
       // received yet.
-      if (const at::Tensor* tensor = session.tensor_of(parameter)) {
+      if (const at::Tensor* tensor = session.prepared.tensor_of(parameter)) {
         detail::drop_gradient(*tensor, set_to_none);
       }
     }
   }
   if (session.step.is_direct) return;
   // Gradients may have been unscaled for a step that was never taken.
-  const auto& scaler = session.scaler;
+  const auto& scaler = session.scaling.scaler;
   if (was_waiting && scaler) scaler->undo_unscale_(*prepared_->inner);
 }
 

@@ -20,6 +20,7 @@
 #include "base/text/text.h"
 #include "comm/mesh.h"
 #include "optim/made_from_deepspeed.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
 

@@ -6,17 +6,9 @@
 #include <accelerate/scheduler.h>
 #include <accelerate/state_dict.h>
 
-namespace torch::optim {
-class Optimizer;
-}
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
-
-/// One step of a schedule.
-struct SchedulerStep {
-  bool has_metric = false;
-  double metric = 0;
-};
 
 /// Steps, saves and loads the user's schedule, of any class. Borrows it.
 class ScheduleAdapter {

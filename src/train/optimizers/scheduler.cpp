@@ -10,7 +10,8 @@
 
 #include "base/text/text.h"
 #include "train/capture/captured_run.h"
-#include "train/session.h"
+#include "train/optimizers/schedule_adapter.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -36,7 +37,7 @@ detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
 // Number of steps that the schedule takes on this call.
 int steps_due(const PreparedScheduler& prepared) {
   const detail::Session& session = *prepared.session;
-  if (!session.scheduling.step_with_optimizer) return 1;
+  if (!session.options.scheduling.step_with_optimizer) return 1;
   if (!session.clock.sync_gradients()) return 0;
   detail::settle_steps(*prepared.session);
   if (std::any_of(
@@ -45,8 +46,9 @@ int steps_due(const PreparedScheduler& prepared) {
           [](const auto* one) { return one->step_was_skipped; })) {
     return 0;
   }
-  const bool counts_processes = session.scheduling.step_with_processes &&
-      !session.dataloader_config.split_batches &&
+  const bool counts_processes =
+      session.options.scheduling.step_with_processes &&
+      !session.loading.config.split_batches &&
       !prepared.schedule->is_from_megatron_lm();
   return counts_processes ? session.world.size() : 1;
 }
@@ -64,7 +66,7 @@ bool is_left_to_replays(const PreparedScheduler& prepared, Step&& step) {
 std::vector<double> rates_of_only_optimizer(const PreparedScheduler& prepared) {
   std::vector<double> rates;
   std::size_t num_optimizers = 0;
-  for (const auto& optimizer : prepared.session->optimizers) {
+  for (const auto& optimizer : prepared.session->prepared.optimizers) {
     if (optimizer->inner == nullptr) continue;
     ++num_optimizers;
     for (const auto& group : optimizer->inner->param_groups())

@@ -21,6 +21,7 @@
 #include "planning/pipeline/simulation.h"
 #include "train/models/staged_model.h"
 #include "train/pipeline/pipeline_state.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -166,7 +167,7 @@ Pipeline::Pipeline(
   const Group stages_group = accelerator.mesh().group(Axis::pipeline);
   const int num_ranks = stages_group.size();
   const detail::PipelineRequest& request =
-      accelerator.session_->plan_request.training.pipeline;
+      accelerator.session_->layout.plan_request.training.pipeline;
   const PipelineOptions options =
       complete(given, request, layers.layers(), num_ranks);
   const auto kind = detail::parse_pipeline_schedule(options.schedule);

@@ -9,6 +9,7 @@
 
 #include "parallel/expert/expert_losses.h"
 #include "pipeline/values.h"
+#include "train/session/session.h"
 #include "train/step/plain_backwards.h"
 
 namespace accelerate {
@@ -25,7 +26,7 @@ void run_pass(
     const at::Tensor& root,
     bool sync_gradients,
     const std::function<void()>& body) {
-  const detail::OwnBackward own(*model.session);
+  const detail::OwnBackward own(model.session->window);
   try {
     model.strategies.before_backward(sync_gradients, root);
     body();
@@ -110,7 +111,7 @@ void Pipeline::State::backward(
     const std::function<void()>& body) {
   PreparedModel& own = prepared();
   const detail::StepPartScope part(
-      own.session->steps.get(), detail::StepPart::backward);
+      own.session->services.steps.get(), detail::StepPart::backward);
   run_pass(own, pass.root, false, [&] {
     if (pass.is_last && own.sync_gradients)
       own.strategies.before_last_gradients(completed_by(pass.chunk));
@@ -140,18 +141,18 @@ void Pipeline::State::end_backwards() {
   completed_chunks.clear();
   Session& session = *own.session;
   if (own.sync_gradients) {
-    if (session.world.size() > 1) ++*session.num_averaging_passes;
+    if (session.world.size() > 1) ++*session.window.num_averaging_passes;
     // A pass that reaches no parameter, so it only finds the gradients of
     // earlier passes.
     run_pass(own, at::zeros({}), true, [] {});
   }
   // Stages take the same steps on shared parameters, even where replicas do not
   // average gradients (LocalSGD).
-  const bool ends_window =
-      session.clock.sync_gradients() || session.accumulation.sync_each_batch;
+  const bool ends_window = session.clock.sync_gradients() ||
+      session.options.accumulation.sync_each_batch;
   if (own.sync_gradients || ends_window) tied.sum(own.table);
   if (session.clock.window() > 1 && session.clock.serial() == 0)
-    ++session.window.num_loose_backwards;
+    ++session.window.progress.num_loose_backwards;
   detail::count_backward(session);
 }
 

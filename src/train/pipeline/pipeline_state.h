@@ -15,7 +15,7 @@
 #include "pipeline/stages.h"
 #include "pipeline/tied_gradients.h"
 #include "planning/pipeline/schedule.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 

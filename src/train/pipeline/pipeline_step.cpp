@@ -16,8 +16,10 @@
 #include "parallel/expert/expert_losses.h"
 #include "pipeline/values.h"
 #include "train/pipeline/pipeline_state.h"
-#include "train/step/micro_step_weight.h"
+#include "train/session/session.h"
+#include "train/step/gradients.h"
 #include "train/step/scaling.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -124,7 +126,7 @@ Pipeline::Step::Step(
 
 PipelineResult Pipeline::Step::run() {
   const detail::LibraryCall call;
-  session_.step_watch->require_steps_of_handles();
+  session_.prepared.step_watch->require_steps_of_handles();
   if (batch_.trains) {
     detail::settle_scale(session_);
     window_weight_ = detail::weight_of_micro_step(session_);
@@ -187,7 +189,7 @@ at::Tensor Pipeline::Step::weighted(const at::Tensor& loss, double share)
     const {
   const double weight = share * window_weight_;
   const at::Tensor own = weight == 1 ? loss : loss * weight;
-  return session_.scaler ? session_.scaler->scale(own) : own;
+  return session_.scaling.scaler ? session_.scaling.scaler->scale(own) : own;
 }
 
 void Pipeline::Step::add_expert_losses(

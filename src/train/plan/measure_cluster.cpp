@@ -24,7 +24,7 @@
 #include "train/plan/layer_parts.h"
 #include "train/plan/measure_layers.h"
 #include "train/plan/measure_messages.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 

@@ -13,6 +13,7 @@
 #include "engines/deepspeed/deepspeed_batches.h"
 #include "optim/made_from_deepspeed.h"
 #include "train/optimizers/schedule_adapter.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -56,25 +57,25 @@ void require_sections(
 }  // namespace
 
 void apply_deepspeed_rules(Session& session, const PrepareRequest& request) {
-  TrainingRequest& training = session.plan_request.training;
+  TrainingRequest& training = session.layout.plan_request.training;
   if (training.engine != Engine::deepspeed) return;
   require_sections(training, request);
-  const int num_ranks = session.mesh.batch_count();
+  const int num_ranks = session.layout.mesh.batch_count();
   DeepSpeedBatches batches{
-      .micro_batches = session.deepspeed_micro_batches,
+      .micro_batches = session.layout.deepspeed_micro_batches,
       .gradient_accumulation_steps = session.clock.window(),
       .num_ranks = num_ranks};
   for (const RequestedLoader& loader : request.loaders) {
     // A batch sampler's batches differ in size.
     if (loader.batch_size == 0) continue;
     batches.micro_batches.push_back(
-        loader.splits_batches.value_or(session.dataloader_config.split_batches)
+        loader.splits_batches.value_or(session.loading.config.split_batches)
             ? loader.batch_size / num_ranks
             : loader.batch_size);
   }
   training.deepspeed_config =
       fill_batch_sizes(training.deepspeed_config, batches);
-  session.deepspeed_micro_batches = batches.micro_batches;
+  session.layout.deepspeed_micro_batches = batches.micro_batches;
 }
 
 }  // namespace accelerate::detail

@@ -2,7 +2,7 @@
 
 #include <accelerate/detail/prepare_items.h>
 
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 

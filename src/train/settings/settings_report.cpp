@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/text/text.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -24,7 +24,7 @@ std::vector<IgnoredSetting> accumulation_without_effect(
         "gradient_accumulation." + field,
         "gradient_accumulation_steps is 1");
   };
-  const GradientAccumulationOptions& options = session.accumulation;
+  const GradientAccumulationOptions& options = session.options.accumulation;
   note(!options.sync_with_dataloader, "sync_with_dataloader");
   note(options.sync_each_batch, "sync_each_batch");
   note(options.divide_by_full_window, "divide_by_full_window");
@@ -62,7 +62,7 @@ void note_ignored_settings(
     Session& session,
     const std::vector<IgnoredSetting>& settings) {
   session.step.is_direct = false;
-  std::vector<IgnoredSetting>& ignored = session.report.ignored;
+  std::vector<IgnoredSetting>& ignored = session.layout.report.ignored;
   for (const IgnoredSetting& setting : settings) {
     const bool is_known = std::any_of(
         ignored.begin(), ignored.end(), [&](const IgnoredSetting& other) {
@@ -73,7 +73,7 @@ void note_ignored_settings(
 }
 
 void report_settings_without_effect(Session& session) {
-  SettingsReport& report = session.report;
+  SettingsReport& report = session.layout.report;
   if (report.is_made && report.num_reported == report.ignored.size()) return;
   if (!report.is_made)
     note_ignored_settings(session, accumulation_without_effect(session));
@@ -82,12 +82,12 @@ void report_settings_without_effect(Session& session) {
     const IgnoredSetting& setting = report.ignored[report.num_reported];
     if (setting.belongs_to_schedule && report.has_engine_schedule) continue;
     if (is_from_launcher(setting) &&
-        session.settings.was_reported(key_of(setting)))
+        session.layout.settings.was_reported(key_of(setting)))
       continue;
     listed.push_back(describe(setting));
   }
   if (!std::exchange(report.is_made, true)) {
-    for (const GivenSetting& given : session.settings.unread()) {
+    for (const GivenSetting& given : session.layout.settings.unread()) {
       if (!is_named(report.ignored, given))
         listed.push_back(format("{} ({})", given.key, given.where));
     }

@@ -13,11 +13,12 @@
 
 #include "base/text/text.h"
 #include "train/capture/captured_run.h"
-#include "train/session.h"
-#include "train/step/micro_step_weight.h"
+#include "train/session/session.h"
+#include "train/step/gradients.h"
 #include "train/step/plain_backwards.h"
 #include "train/step/scaling.h"
-#include "train/step/step_figures.h"
+#include "train/step/step_counts.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -34,8 +35,8 @@ void multiply_pending_gradients(Session& session, double factor) {
   const auto multiply = [&](const at::Tensor& gradient) {
     if (gradient.defined()) gradient.mul_(factor);
   };
-  for (const auto& model : session.models) {
-    const auto& named = session.window.models;
+  for (const auto& model : session.prepared.models) {
+    const auto& named = session.window.progress.models;
     if (!named.empty() &&
         std::find(named.begin(), named.end(), model.get()) == named.end()) {
       continue;
@@ -51,7 +52,7 @@ void multiply_pending_gradients(Session& session, double factor) {
 // shared by several ranks count once.
 double sum_over_ranks(const Session& session, std::int64_t count) {
   const at::Tensor sum = at::full({}, count, at::kLong);
-  session.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
+  session.layout.mesh.gradient_group().all_reduce(sum, ReduceOp::sum);
   return static_cast<double>(sum.item<std::int64_t>());
 }
 
@@ -60,8 +61,8 @@ double sum_over_ranks(const Session& session, std::int64_t count) {
 // all items. That total is known in the window's last micro-step; until then,
 // the count of the first one stands in for it.
 double weight_of_items(Session& session, std::int64_t num_items) {
-  const double ranks = session.mesh.gradient_group().size();
-  detail::ItemCount& items = session.window.items;
+  const double ranks = session.layout.mesh.gradient_group().size();
+  detail::ItemCount& items = session.window.progress.items;
   const detail::StepClock& clock = session.clock;
   const bool is_in_window = clock.window() > 1 && clock.serial() > 0;
   if (!is_in_window) {
@@ -125,7 +126,7 @@ void require_same_weighting(
     const BackwardOptions& options) {
   const detail::StepClock& clock = session.clock;
   const bool weighs_by_items =
-      session.plan_request.training.step.weighs_by_items;
+      session.layout.plan_request.training.step.weighs_by_items;
   if (options.num_items && weighs_by_items)
     detail::require_no_join(session, "backward() with num_items counts");
   if (options.num_items.value_or(0) < 0) {
@@ -135,8 +136,9 @@ void require_same_weighting(
   }
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
   if (!weighs_by_items) return;
-  const bool had_items = session.window.items.serial == clock.serial() ||
-      session.window.items.serial == clock.serial() - 1;
+  const bool had_items =
+      session.window.progress.items.serial == clock.serial() ||
+      session.window.progress.items.serial == clock.serial() - 1;
   if (had_items != options.num_items.has_value()) {
     throw ConfigError(
         "[train] backward() was given num_items in some micro-steps of a "
@@ -150,7 +152,7 @@ void require_same_weighting(
     const Session& session,
     const std::exception& error) {
   std::exception_ptr explanation;
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     const std::exception_ptr own = model->strategies.on_failure(error);
     if (!explanation) explanation = own;
   }
@@ -167,7 +169,7 @@ void run_backward(
     Syncs&& syncs,
     Body&& body) {
   const detail::StepPartScope part(
-      session.steps.get(), detail::StepPart::backward);
+      session.services.steps.get(), detail::StepPart::backward);
   if (session.clock.sync_gradients()) detail::notice_changes(session);
   try {
     if (!loss.requires_grad()) {
@@ -176,13 +178,14 @@ void run_backward(
           "from the model's outputs, outside of NoGradGuard and detach(), and "
           "leave some parameter trainable");
     }
-    for (const auto& model : session.models) {
-      if (model->plain_backwards) model->plain_backwards->watch();
+    for (const auto& model : session.prepared.models) {
+      if (model->watches.plain_backwards)
+        model->watches.plain_backwards->watch();
       model->strategies.before_backward(syncs(model), loss);
     }
-    const detail::OwnBackward own(session);
+    const detail::OwnBackward own(session.window);
     std::forward<Body>(body)();
-    for (const auto& model : session.models)
+    for (const auto& model : session.prepared.models)
       model->strategies.after_backward(syncs(model));
   } catch (const std::exception& error) {
     fail_backward(session, error);
@@ -192,10 +195,10 @@ void run_backward(
 // What only the handle's step does; empty if it does what the optimizer's does.
 std::string extras_of_steps(const Session& session) {
   std::vector<std::string> extras;
-  if (session.scaler && session.scaler->is_enabled())
+  if (session.scaling.scaler && session.scaling.scaler->is_enabled())
     extras.emplace_back("removes fp16's scale from gradients");
-  if (session.max_gradient_norm) extras.emplace_back("clips gradients");
-  if (session.precision == Precision::fp8)
+  if (session.scaling.max_gradient_norm) extras.emplace_back("clips gradients");
+  if (session.options.precision == Precision::fp8)
     extras.emplace_back("updates the scales of float8");
   return detail::join(extras, ", ");
 }
@@ -204,16 +207,16 @@ std::string extras_of_steps(const Session& session) {
 // likely it steps the optimizer itself.
 void warn_without_steps(Session& session) {
   constexpr std::int64_t kManyBackwards = 16;
-  if (session.has_warned_of_steps || session.clock.window() > 1) return;
+  if (session.window.has_warned_of_steps || session.clock.window() > 1) return;
   const auto is_waiting_long = [&](const auto& optimizer) {
     return optimizer->inner != nullptr &&
         session.step.num_backwards - optimizer->num_backwards_used >=
         kManyBackwards;
   };
-  if (session.optimizers.empty() ||
-      !std::ranges::all_of(session.optimizers, is_waiting_long))
+  if (session.prepared.optimizers.empty() ||
+      !std::ranges::all_of(session.prepared.optimizers, is_waiting_long))
     return;
-  session.has_warned_of_steps = true;
+  session.window.has_warned_of_steps = true;
   const std::string extras = extras_of_steps(session);
   if (extras.empty()) return;
   session.world.logger().log_once_per_world(
@@ -230,16 +233,17 @@ void warn_without_steps(Session& session) {
 // Counts a backward() that has ended.
 void note_backward(Session& session) {
   if (session.clock.window() > 1 && session.clock.serial() == 0)
-    ++session.window.num_loose_backwards;
+    ++session.window.progress.num_loose_backwards;
   detail::count_backward(session);
 }
 
 // While a step is recorded: lets each replay count the backward.
 void repeat_backward(Session& session, detail::CapturedRun& run) {
   const bool is_aligned =
-      session.window.aligned_serial == session.clock.serial();
+      session.window.progress.aligned_serial == session.clock.serial();
   run.repeat([&session, is_aligned] {
-    if (is_aligned) session.window.aligned_serial = session.clock.serial();
+    if (is_aligned)
+      session.window.progress.aligned_serial = session.clock.serial();
     note_backward(session);
   });
 }
@@ -258,13 +262,27 @@ void require_recordable(
   }
 }
 
+// Begins a micro-step on the host.
+void begin_on_host(
+    Session& session,
+    const std::vector<detail::PreparedModel*>& models) {
+  detail::LoaderProgress* const loader = session.active_loader();
+  // The first micro-step of a batch does not tell whether there will be more.
+  if (loader != nullptr && ++loader->num_micro_steps > 1)
+    session.clock.note_batch(loader->num_micro_steps);
+  session.clock.begin_micro_step(
+      loader != nullptr && loader->is_last_batch &&
+      session.options.accumulation.sync_with_dataloader);
+  if (!session.step.is_direct) session.window.progress.models = models;
+}
+
 // The prepared model whose parameters `optimizer` updates; null if none.
 detail::PreparedModel* model_of(
     const Session& session,
     const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      for (const auto& model : session.models) {
+      for (const auto& model : session.prepared.models) {
         if (model->table.find(parameter) != nullptr ||
             model->table.find_local(parameter) != nullptr) {
           return model.get();
@@ -283,10 +301,11 @@ detail::PreparedModel* model_of(
 double detail::weight_of_micro_step(Session& session) {
   const StepClock& clock = session.clock;
   const int window = clock.window();
-  const int divisor =
-      session.accumulation.divide_by_full_window ? window : clock.divisor();
+  const int divisor = session.options.accumulation.divide_by_full_window
+      ? window
+      : clock.divisor();
   if (divisor != window &&
-      std::exchange(session.window.aligned_serial, clock.serial()) !=
+      std::exchange(session.window.progress.aligned_serial, clock.serial()) !=
           clock.serial()) {
     multiply_pending_gradients(session, static_cast<double>(window) / divisor);
   }
@@ -301,24 +320,28 @@ void Accelerator::backward(
   require_loss(loss, options);
   require_same_weighting(session, options);
   require_recordable(session, options);
-  if (session.captured_run != nullptr)
-    session.captured_run->note_backward(session);
+  if (session.capture.run != nullptr)
+    session.capture.run->note_backward(session);
   detail::settle_scale(session);
-  const bool weighs_by_items =
-      options.num_items && session.plan_request.training.step.weighs_by_items;
+  const bool weighs_by_items = options.num_items &&
+      session.layout.plan_request.training.step.weighs_by_items;
   const double weight = weighs_by_items
       ? weight_of_items(session, *options.num_items)
       : detail::weight_of_micro_step(session);
   at::Tensor weighted = weight == 1 ? loss : loss * weight;
-  if (session.scaler) weighted = session.scaler->scale(weighted);
+  if (session.scaling.scaler)
+    weighted = session.scaling.scaler->scale(weighted);
   const auto syncs = [](const auto& model) { return model->sync_gradients; };
   run_backward(session, weighted, syncs, [&] {
     const auto averages = [&](const auto& model) {
       return syncs(model) && !model->evaluation_mode;
     };
     if (session.world.size() > 1 &&
-        std::any_of(session.models.begin(), session.models.end(), averages)) {
-      ++*session.num_averaging_passes;
+        std::any_of(
+            session.prepared.models.begin(),
+            session.prepared.models.end(),
+            averages)) {
+      ++*session.window.num_averaging_passes;
     }
     const std::optional<bool> retain_graph =
         options.retain_graph ? std::optional<bool>(true) : std::nullopt;
@@ -337,7 +360,7 @@ void Accelerator::backward(
 void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)
     const {
   std::vector<std::shared_ptr<detail::PreparedOptimizer>> found;
-  for (const auto& optimizer : session_->optimizers) {
+  for (const auto& optimizer : session_->prepared.optimizers) {
     if (dynamic_cast<optim::FusedBackwardOptimizer*>(optimizer->inner) !=
         nullptr) {
       found.emplace_back(session_, optimizer.get());
@@ -380,11 +403,11 @@ void Accelerator::lomo_backward(
         "gradient_accumulation_steps is {}; set it to 1",
         session.clock.window()));
   }
-  if (session.scaler) {
+  if (session.scaling.scaler) {
     complaints.emplace_back(
         "[train] lomo_backward() cannot scale losses for fp16; use bf16 or no");
   }
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     const auto& traits = model->strategies.traits();
     if (traits.lomo_complaint) complaints.push_back(*traits.lomo_complaint);
     const bool needs_more = lomo != nullptr && !lomo->updates_elements_alone();
@@ -424,36 +447,23 @@ void MicroStep::restore() {
     models_[i]->sync_gradients = before_[i];
 }
 
-void detail::begin_micro_step(
-    Session& session,
-    const std::vector<PreparedModel*>& models) {
-  LoaderProgress* const loader = session.active_loader();
-  // The first micro-step of a batch does not tell whether there will be more.
-  if (loader != nullptr && ++loader->num_micro_steps > 1)
-    session.clock.note_batch(loader->num_micro_steps);
-  session.clock.begin_micro_step(
-      loader != nullptr && loader->is_last_batch &&
-      session.accumulation.sync_with_dataloader);
-  if (!session.step.is_direct) session.window.models = models;
-}
-
 MicroStep Accelerator::begin_micro_step(
     std::initializer_list<detail::PreparedModel*> models) const {
   Session& session = *session_;
-  if (session.captured_run != nullptr) ++session.captured_run->num_micro_steps;
+  if (session.capture.run != nullptr) ++session.capture.run->num_micro_steps;
   if (auto* const run = detail::recorded_run(session)) {
     run->repeat([&session, models = std::vector(models)] {
-      detail::begin_micro_step(session, models);
+      begin_on_host(session, models);
     });
   }
   // No vector is made where none is wanted.
   if (session.step.is_direct) {
-    detail::begin_micro_step(session, {});
+    begin_on_host(session, {});
     return {};
   }
-  detail::begin_micro_step(session, models);
-  const bool sync_gradients =
-      session.clock.sync_gradients() || session.accumulation.sync_each_batch;
+  begin_on_host(session, models);
+  const bool sync_gradients = session.clock.sync_gradients() ||
+      session.options.accumulation.sync_each_batch;
   return MicroStep(session_, models, sync_gradients);
 }
 

@@ -16,9 +16,10 @@
 #include "comm/monitoring/public_call.h"
 #include "optim/optimizers/fused.h"
 #include "params/gradient_norm.h"
-#include "train/models/staged_model.h"
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/step/gradients.h"
 #include "train/step/scaling.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -41,9 +42,9 @@ Rows rows_for(
   std::unordered_set<const void*> seen;
   for (const at::Tensor& parameter : parameters) {
     const Parameter* row = nullptr;
-    const Mesh* mesh = &session.mesh;
+    const Mesh* mesh = &session.layout.mesh;
     bool is_counted = true;
-    for (const auto& model : session.models) {
+    for (const auto& model : session.prepared.models) {
       row = model->table.find(parameter);
       if (row == nullptr) row = model->table.find_local(parameter);
       if (row == nullptr) continue;
@@ -73,7 +74,7 @@ at::Tensor norm_over_stages(
     const detail::Session& session,
     const at::Tensor& norm,
     double norm_type) {
-  const Group& stages = session.mesh.group(Axis::pipeline);
+  const Group& stages = session.layout.mesh.group(Axis::pipeline);
   if (stages.size() == 1) return norm;
   // A stage without parameters does not know the other stages' dtype.
   at::Tensor all = norm.to(session.world.device(), at::kDouble);

@@ -6,7 +6,7 @@
 #include "base/require.h"
 #include "base/text/text.h"
 #include "train/capture/captured_run.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -17,7 +17,7 @@ bool GradientState::sync_gradients() const {
 int GradientState::num_steps() const { return session_->clock.window(); }
 
 bool GradientState::sync_with_dataloader() const {
-  return session_->accumulation.sync_with_dataloader;
+  return session_->options.accumulation.sync_with_dataloader;
 }
 
 bool GradientState::in_dataloader() const {
@@ -72,7 +72,7 @@ void Accelerator::set_gradient_accumulation_steps(int num_steps) const {
   }
   session_->step.is_direct = false;
   clock.set_window(num_steps);
-  session_->window = {};
+  session_->window.progress = {};
 }
 
 }  // namespace accelerate

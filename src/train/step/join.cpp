@@ -13,7 +13,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -37,13 +37,13 @@ void require_joinable(const Session& session) {
     complaints.emplace_back(
         "[train] join_uneven_inputs() was called inside itself");
   }
-  if (session.scaler) {
+  if (session.scaling.scaler) {
     complaints.emplace_back(
         "[train] join_uneven_inputs() cannot be used with fp16, whose loss "
         "scale all ranks decide together at each step; use bf16 or no, or "
         "even_batches");
   }
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     if (const auto& complaint = model->strategies.traits().join_complaint)
       complaints.push_back(*complaint);
   }
@@ -66,9 +66,10 @@ class JoinScope {
     }
     session.join.round = std::make_unique<detail::JoinRound>(
         *session.join.group, options.divide_by_initial_world_size);
-    for (const auto& scheduler : session.schedulers) scheduler->journal.clear();
+    for (const auto& scheduler : session.prepared.schedulers)
+      scheduler->journal.clear();
     int number = 0;
-    for (const auto& model : session.models)
+    for (const auto& model : session.prepared.models)
       model->strategies.begin_join(*session.join.round, number++);
   }
   JoinScope(const JoinScope&) = delete;
@@ -77,7 +78,8 @@ class JoinScope {
     session_.join.even_batches = even_batches_before_;
     session_.join.is_open = false;
     if (!session_.join.round) return;
-    for (const auto& model : session_.models) model->strategies.end_join();
+    for (const auto& model : session_.prepared.models)
+      model->strategies.end_join();
     session_.join.round.reset();
   }
 
@@ -137,22 +139,22 @@ void send_schedule(
 void shadow_until_done(Session& session) {
   detail::JoinRound& round = *session.join.round;
   while (const std::optional<JoinEvent> event = round.announce(std::nullopt)) {
-    session.models.at(static_cast<std::size_t>(event->model))
+    session.prepared.models.at(static_cast<std::size_t>(event->model))
         ->strategies.shadow(*event);
   }
   const Group& group = round.group();
   // All ranks ended in the same step, so none missed anything.
   if (round.num_active() == group.size()) return;
   const int from = round.first_active();
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     if (model->module && !model->evaluation_mode)
       send_model(*model, group, from);
   }
   // Schedules change their optimizers, whose state is overwritten afterwards.
-  for (const auto& scheduler : session.schedulers) {
+  for (const auto& scheduler : session.prepared.schedulers) {
     if (scheduler->schedule) send_schedule(*scheduler, group, from);
   }
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr)
       send_optimizer(*optimizer->inner, group, from);
   }
@@ -173,7 +175,7 @@ void align_windows(Session& session) {
       });
   if (are_equal) return;
   clock.restart_window();
-  session.window = {};
+  session.window.progress = {};
   if (position == 0) return;
   session.world.logger().log(
       LogLevel::warning,
@@ -187,11 +189,11 @@ void align_windows(Session& session) {
           position,
           clock.window(),
           position));
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     if (model->module)
       detail::drop_gradients(*model, model->module->parameters(), true);
   }
-  for (const auto& optimizer : session.optimizers)
+  for (const auto& optimizer : session.prepared.optimizers)
     detail::use_gradients(*optimizer);
 }
 

@@ -6,7 +6,8 @@
 
 #include "base/require.h"
 #include "base/text/text.h"
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate {
 
@@ -48,7 +49,7 @@ void LocalSGD::end() {
 void LocalSGD::average() {
   detail::require_no_join(*model_->session, "LocalSGD averages");
   model_->strategies.average_parameters(model_->table);
-  model_->session->step_watch->forget();
+  model_->session->prepared.step_watch->forget();
 }
 
 }  // namespace accelerate

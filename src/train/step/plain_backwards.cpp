@@ -12,6 +12,8 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "train/session/session.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate::detail {
 
@@ -50,7 +52,7 @@ bool PlainBackwards::watch() {
   // scaled.
   if (model_.evaluation_mode ||
       (model_.strategies.is_idle() && session.clock.window() == 1 &&
-       !session.scaler)) {
+       !session.scaling.scaler)) {
     return false;
   }
   const bool has_gradients = hook_accumulators();
@@ -107,7 +109,7 @@ void PlainBackwards::hook_tensor(std::size_t row) {
 }
 
 void PlainBackwards::before_gradient(std::size_t row) {
-  if (model_.session->is_in_backward) return;
+  if (model_.session->window.is_in_backward) return;
   {
     const std::lock_guard lock(hooks_mutex_);
     const at::Tensor& tensor = model_.table.rows()[row].tensor;
@@ -120,8 +122,8 @@ void PlainBackwards::before_gradient(std::size_t row) {
 
 void PlainBackwards::on_gradient() {
   const Session& session = *model_.session;
-  if (session.is_in_backward) return;
-  if (session.scaler && session.scaler->is_enabled()) {
+  if (session.window.is_in_backward) return;
+  if (session.scaling.scaler && session.scaling.scaler->is_enabled()) {
     throw ConfigError(
         "[train] loss.backward() reached a prepared model, but fp16 needs a "
         "scaled loss: call accelerator.backward(loss), which scales it");
@@ -133,7 +135,7 @@ void PlainBackwards::on_gradient() {
 void PlainBackwards::begin() {
   const Session& session = *model_.session;
   const int graph = torch::autograd::get_current_graph_task_id();
-  if (session.is_in_backward || graph < 0) return;
+  if (session.window.is_in_backward || graph < 0) return;
   {
     const std::lock_guard lock(mutex_);
     // A backward inside of another one belongs to that one.
@@ -164,12 +166,14 @@ void PlainBackwards::end() {
 // What Accelerator::backward() counts, once for all models that it reaches.
 void PlainBackwards::count() const {
   Session& session = *model_.session;
-  if (std::exchange(session.last_plain_backward, graph_) == graph_) return;
+  if (std::exchange(session.window.last_plain_backward, graph_) == graph_)
+    return;
   count_backward(session);
   if (sync_gradients_ && session.world.size() > 1)
-    ++*session.num_averaging_passes;
+    ++*session.window.num_averaging_passes;
   const int window = session.clock.window();
-  if (window == 1 || std::exchange(session.has_warned_of_plain_backward, true))
+  if (window == 1 ||
+      std::exchange(session.window.has_warned_of_plain_backward, true))
     return;
   session.world.logger().log_once_per_world(
       LogLevel::warning,

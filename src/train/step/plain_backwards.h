@@ -6,23 +6,24 @@
 #include <utility>
 #include <vector>
 
-#include "train/session.h"
+#include "train/session/window.h"
 
 namespace accelerate::detail {
+
+struct PreparedModel;
 
 /// While alive, backwards are those of Accelerator::backward() or of a pipeline,
 /// which tell strategies themselves.
 class OwnBackward {
  public:
-  explicit OwnBackward(Session& session)
-      : session_(session),
-        before_(std::exchange(session.is_in_backward, true)) {}
-  ~OwnBackward() { session_.is_in_backward = before_; }
+  explicit OwnBackward(StepWindow& window)
+      : window_(window), before_(std::exchange(window.is_in_backward, true)) {}
+  ~OwnBackward() { window_.is_in_backward = before_; }
   OwnBackward(const OwnBackward&) = delete;
   OwnBackward& operator=(const OwnBackward&) = delete;
 
  private:
-  Session& session_;
+  StepWindow& window_;
   bool before_;
 };
 

@@ -10,8 +10,10 @@
 
 #include <accelerate/accelerator.h>
 
-#include "train/optimizers/deferred_step.h"
+#include "train/session/session.h"
+#include "train/step/deferred_step.h"
 #include "train/step/plain_backwards.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate::detail {
 
@@ -59,7 +61,7 @@ bool step_if_finite(
     }
     // A captured step does not read it where it is recorded (record_step()).
     std::optional<at::DisableRecordFunctionGuard> unobserved;
-    if (optimizer.session->captured_run != nullptr) unobserved.emplace();
+    if (optimizer.session->capture.run != nullptr) unobserved.emplace();
     if (scaler.found_inf(*optimizer.inner)) return false;
   }
   step_inner(optimizer, closure, divisor);
@@ -68,7 +70,7 @@ bool step_if_finite(
 
 std::vector<PreparedOptimizer*> waiting(Session& session) {
   std::vector<PreparedOptimizer*> found;
-  for (const auto& optimizer : session.optimizers) {
+  for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr && is_accumulating(*optimizer))
       found.push_back(optimizer.get());
   }
@@ -80,9 +82,9 @@ std::vector<PreparedOptimizer*> waiting(Session& session) {
 void complete_gradients(Session& session) {
   if (!session.clock.sync_gradients()) return;
   const LibraryCall call;
-  for (const auto& model : session.models) {
-    const bool missed =
-        model->plain_backwards && model->plain_backwards->watch();
+  for (const auto& model : session.prepared.models) {
+    const bool missed = model->watches.plain_backwards &&
+        model->watches.plain_backwards->watch();
     if (missed && model->sync_gradients)
       model->strategies.after_plain_backward(/*sync_gradients=*/true);
     model->strategies.before_step();
@@ -90,15 +92,15 @@ void complete_gradients(Session& session) {
 }
 
 void settle_scale(Session& session) {
-  if (!session.scaler || !session.scaler->is_enabled()) return;
-  const GradScaler& scaler = *session.scaler;
+  if (!session.scaling.scaler || !session.scaling.scaler->is_enabled()) return;
+  const GradScaler& scaler = *session.scaling.scaler;
   std::vector<PreparedOptimizer*> holding = waiting(session);
   std::erase_if(holding, [](const auto* optimizer) {
     return !has_gradients(*optimizer->inner);
   });
   for (const PreparedOptimizer* optimizer : holding)
     scaler.undo_unscale_(*optimizer->inner);
-  if (!std::exchange(session.scale_is_due, false)) return;
+  if (!std::exchange(session.scaling.is_due, false)) return;
   if (holding.empty()) return scaler.update();
   const double before = scaler.get_scale();
   scaler.update();
@@ -111,22 +113,22 @@ void settle_scale(Session& session) {
 void unscale(Session& session, PreparedOptimizer& optimizer) {
   const LibraryCall call;
   complete_gradients(session);
-  if (!session.scaler || optimizer.inner == nullptr ||
+  if (!session.scaling.scaler || optimizer.inner == nullptr ||
       !is_accumulating(optimizer))
     return;
-  if (!session.scaler->is_unscaled(*optimizer.inner))
-    session.scaler->unscale_(*optimizer.inner);
+  if (!session.scaling.scaler->is_unscaled(*optimizer.inner))
+    session.scaling.scaler->unscale_(*optimizer.inner);
 }
 
 void unscale_parameters(
     Session& session,
     const std::vector<at::Tensor>& parameters) {
   complete_gradients(session);
-  if (!session.scaler) return;
+  if (!session.scaling.scaler) return;
   std::unordered_set<const void*> chosen;
   for (const at::Tensor& parameter : parameters) {
     chosen.insert(parameter.unsafeGetTensorImpl());
-    for (const auto& model : session.models) {
+    for (const auto& model : session.prepared.models) {
       if (const Parameter* row = model->table.find(parameter)) {
         chosen.insert(row->local.unsafeGetTensorImpl());
       }
@@ -159,13 +161,13 @@ at::Tensor scaled_step(
     return step_inner(optimizer, closure, divisor);
   }
   optimizer.step_was_skipped =
-      !step_if_finite(*session.scaler, optimizer, closure, divisor);
+      !step_if_finite(*session.scaling.scaler, optimizer, closure, divisor);
   use_gradients(optimizer);
-  session.scale_is_due = session.scaler->is_enabled();
+  session.scaling.is_due = session.scaling.scaler->is_enabled();
   // With several optimizers the scale must not change between their steps.
-  if (session.scale_is_due && waiting(session).empty()) {
-    session.scaler->update();
-    session.scale_is_due = false;
+  if (session.scaling.is_due && waiting(session).empty()) {
+    session.scaling.scaler->update();
+    session.scaling.is_due = false;
   }
   return {};
 }
@@ -175,7 +177,7 @@ at::Tensor scaled_step(
 namespace accelerate {
 
 void Accelerator::unscale_gradients() const {
-  for (const auto& optimizer : session_->optimizers)
+  for (const auto& optimizer : session_->prepared.optimizers)
     detail::unscale(*session_, *optimizer);
 }
 
@@ -189,14 +191,14 @@ void Accelerator::unscale_gradients(
 }
 
 const std::optional<GradScaler>& Accelerator::scaler() const {
-  return session_->scaler;
+  return session_->scaling.scaler;
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {
   detail::settle_steps(*session_);
   return std::any_of(
-      session_->optimizers.begin(),
-      session_->optimizers.end(),
+      session_->prepared.optimizers.begin(),
+      session_->prepared.optimizers.end(),
       [](const auto& optimizer) { return optimizer->step_was_skipped; });
 }
 

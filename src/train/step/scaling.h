@@ -1,12 +1,14 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "train/session.h"
-
 namespace accelerate::detail {
+
+struct PreparedOptimizer;
+struct Session;
 
 /// Lets the strategies finish gradients if the window is complete. Called
 /// before gradients are read.

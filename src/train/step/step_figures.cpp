@@ -1,18 +1,17 @@
-#include "train/step/step_figures.h"
-
 #include <utility>
 #include <vector>
 
 #include <accelerate/tracker.h>
 
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/step/gradients.h"
 
 namespace accelerate::detail {
 
 void end_step(
     const Session& session,
     const torch::optim::Optimizer& optimizer) {
-  for (const auto& model : session.models) {
+  for (const auto& model : session.prepared.models) {
     model->strategies.after_step(optimizer);
     std::vector<StepFigure> figures = model->strategies.take_figures();
     if (figures.empty()) continue;
@@ -20,7 +19,7 @@ void end_step(
     values.reserve(figures.size());
     for (StepFigure& each : figures)
       values.push_back({std::move(each.name), each.value});
-    session.tracking->add_figures(values);
+    session.services.tracking->add_figures(values);
   }
 }
 

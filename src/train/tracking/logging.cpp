@@ -5,7 +5,7 @@
 #include "base/progress/progress_bar.h"
 #include "config/environment.h"
 #include "config/terminal_variables.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 

@@ -7,7 +7,7 @@
 
 #include "base/text/text.h"
 #include "track/profiler/profile_session.h"
-#include "train/session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -23,21 +23,21 @@ std::string owner_of(const std::string& model, const std::string& parameter) {
 }  // namespace
 
 Profile Accelerator::profile() const {
-  return profile(session_->profile_options);
+  return profile(session_->services.profile_options);
 }
 
 Profile Accelerator::profile(const ProfileOptions& options) const {
   detail::ProfileRequest request{
       .options = options,
       .world = session_->world,
-      .slot = session_->steps,
+      .slot = session_->services.steps,
       // A profile may outlive the accelerator.
       .report =
           [weak = std::weak_ptr(session_)](const std::vector<StepTimes>& rows) {
             if (const auto session = weak.lock())
-              session->tracking->add_profile(step_times_values(rows));
+              session->services.tracking->add_profile(step_times_values(rows));
           }};
-  for (const auto& model : session_->models) {
+  for (const auto& model : session_->prepared.models) {
     if (!model->module) continue;
     const std::string name = model->module->name();
     request.models.emplace(model.get(), name);
@@ -50,7 +50,8 @@ Profile Accelerator::profile(const ProfileOptions& options) const {
   auto profile = std::make_unique<detail::ProfileSession>(std::move(request));
   // Direct paths report nothing. They are taken again after the profile ends.
   session_->step.is_direct = false;
-  for (const auto& model : session_->models) model->runs_directly = false;
+  for (const auto& model : session_->prepared.models)
+    model->runs_directly = false;
   return Profile(std::move(profile));
 }
 

@@ -11,8 +11,8 @@
 #include "comm/monitoring/public_call.h"
 #include "track/run_name.h"
 #include "track/run_tracking.h"
-#include "train/run_state.h"
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/tracking/run_state.h"
 
 namespace accelerate {
 
@@ -27,14 +27,14 @@ void push(
     Content content,
     std::optional<std::int64_t> step,
     const TrackerKwargs& log_kwargs = {}) {
-  if (!session.tracking->is_active()) return;
+  if (!session.services.tracking->is_active()) return;
   // Constructed in place: loops log every few microseconds.
   const auto item = std::make_shared<FeedItem>();
   item->time.step = step;
   item->content.emplace<Content>(std::move(content));
   if (!log_kwargs.empty())
     item->kwargs = std::make_shared<const TrackerKwargs>(log_kwargs);
-  session.tracking->push(item);
+  session.services.tracking->push(item);
 }
 
 TrackedValues sizes_of(const Mesh& mesh) {
@@ -100,14 +100,16 @@ void AcceleratorTracking::init_trackers(
     const std::string& project_name,
     const LogValues& config,
     const TrackerKwargs& init_kwargs) const {
-  session_->tracking->init_trackers(project_name, config.values(), init_kwargs);
+  session_->services.tracking->init_trackers(
+      project_name, config.values(), init_kwargs);
 }
 
 void AcceleratorTracking::init_trackers(
     const std::string& project_name,
     std::nullopt_t,
     const TrackerKwargs& init_kwargs) const {
-  session_->tracking->init_trackers(project_name, std::nullopt, init_kwargs);
+  session_->services.tracking->init_trackers(
+      project_name, std::nullopt, init_kwargs);
 }
 
 void AcceleratorTracking::log(
@@ -115,7 +117,7 @@ void AcceleratorTracking::log(
     std::optional<std::int64_t> step,
     const TrackerKwargs& log_kwargs) const {
   if (log_kwargs.empty()) {
-    session_->tracking->log(std::move(values).take(), step);
+    session_->services.tracking->log(std::move(values).take(), step);
     return;
   }
   push(
@@ -130,7 +132,7 @@ void AcceleratorTracking::log_images(
     const at::Tensor& images,
     std::optional<std::int64_t> step,
     const LogImagesOptions& options) const {
-  if (!session_->tracking->is_active()) return;
+  if (!session_->services.tracking->is_active()) return;
   push(
       *session_,
       detail::LoggedImages{name, to_tracked_images(images, options.layout)},
@@ -160,7 +162,7 @@ void AcceleratorTracking::log_histogram(
     const at::Tensor& values,
     std::optional<std::int64_t> step,
     std::int64_t num_bins) const {
-  if (!session_->tracking->is_active()) return;
+  if (!session_->services.tracking->is_active()) return;
   push(
       *session_,
       detail::LoggedHistogram{name, to_tracked_histogram(values, num_bins)},
@@ -171,7 +173,8 @@ void AcceleratorTracking::log_figure(
     const std::string& name,
     const Figure& figure,
     std::optional<std::int64_t> step) const {
-  if (session_->tracking->is_active()) log_figure(name, to_svg(figure), step);
+  if (session_->services.tracking->is_active())
+    log_figure(name, to_svg(figure), step);
 }
 
 void AcceleratorTracking::log_figure(
@@ -192,27 +195,27 @@ void AcceleratorTracking::log_artifact(
 
 std::shared_ptr<GeneralTracker> AcceleratorTracking::get_tracker(
     const std::string& name) const {
-  return session_->tracking->get_tracker(name);
+  return session_->services.tracking->get_tracker(name);
 }
 
 std::vector<std::shared_ptr<GeneralTracker>> AcceleratorTracking::trackers()
     const {
-  return session_->tracking->trackers();
+  return session_->services.tracking->trackers();
 }
 
 std::filesystem::path AcceleratorTracking::run_dir() const {
-  return session_->tracking->run_dir();
+  return session_->services.tracking->run_dir();
 }
 
 void AcceleratorTracking::flush_trackers() const {
-  session_->tracking->flush();
+  session_->services.tracking->flush();
 }
 
 void Accelerator::end_training() const {
   const detail::PublicCall call("end_training()");
   // The journal ends with the number of steps that were taken.
   detail::settle_steps(*session_);
-  session_->tracking->finish();
+  session_->services.tracking->finish();
   finish();
 }
 

@@ -7,9 +7,10 @@
 
 #include "optim/optimizers/step_hooks.h"
 #include "precision/arriving_numbers.h"
-#include "train/session.h"
 
 namespace accelerate::detail {
+
+struct PreparedOptimizer;
 
 /// A step whose kernels skip themselves if gradients are not finite, so that
 /// the host need not wait to find out.

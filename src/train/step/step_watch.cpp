@@ -1,4 +1,4 @@
-#include "train/optimizers/step_watch.h"
+#include "train/step/step_watch.h"
 
 #include <mutex>
 #include <unordered_set>

@@ -1,4 +1,4 @@
-#include "train/optimizers/deferred_step.h"
+#include "train/step/deferred_step.h"
 
 #include <algorithm>
 #include <memory>
@@ -8,6 +8,7 @@
 #include <ATen/Functions.h>
 
 #include "optim/optimizers/fused.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -39,9 +40,9 @@ void DeferredStep::undo() const {
 bool can_defer(const PreparedOptimizer& optimizer) {
   const Session& session = *optimizer.session;
   return optimizer.fused_step != nullptr && !session.world.device().is_cpu() &&
-      session.world.size() == 1 && session.captured_run == nullptr &&
+      session.world.size() == 1 && session.capture.run == nullptr &&
       std::ranges::all_of(
-             session.models,
+             session.prepared.models,
              [](const auto& model) { return model->strategies.is_idle(); }) &&
       can_divide(*optimizer.inner);
 }
@@ -50,7 +51,7 @@ void take_deferred_step(
     PreparedOptimizer& optimizer,
     const at::Tensor& divisor) {
   const auto step = std::make_shared<DeferredStep>(
-      optimizer.session->scaler->found_inf_tensor(*optimizer.inner));
+      optimizer.session->scaling.scaler->found_inf_tensor(*optimizer.inner));
   const StepHooksScope scope(*step);
   step_inner(optimizer, nullptr, divisor);
   optimizer.deferred = step;
@@ -69,7 +70,8 @@ void settle_step(PreparedOptimizer& optimizer) {
 }
 
 void settle_steps(const Session& session) {
-  for (const auto& optimizer : session.optimizers) settle_step(*optimizer);
+  for (const auto& optimizer : session.prepared.optimizers)
+    settle_step(*optimizer);
 }
 
 }  // namespace accelerate::detail

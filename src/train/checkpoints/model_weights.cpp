@@ -6,7 +6,8 @@
 #include "checkpoint/weights/prepared_weights.h"
 #include "train/checkpoints/checkpoint_components.h"
 #include "train/models/staged_model.h"
-#include "train/session.h"
+#include "train/session/session.h"
+#include "train/step/step_watch.h"
 
 namespace accelerate::detail {
 
@@ -27,7 +28,7 @@ void save_prepared(
   follow_modules(*model.session);
   const auto whole = whole_model(model);
   save_weights(
-      *model.session->checkpoints,
+      *model.session->services.checkpoints,
       whole ? whole->placed() : placed(model),
       directory,
       options);
@@ -44,13 +45,14 @@ WeightList weights_of(
   if (gathers_weights(placed_model, options)) {
     require_no_join(*model.session, "get_state_dict()");
   }
-  return collect_weights(*model.session->checkpoints, placed_model, options);
+  return collect_weights(
+      *model.session->services.checkpoints, placed_model, options);
 }
 
 std::vector<WeightShard> shards_of(const PreparedModel& model) {
   require_prepared(model);
   follow_modules(*model.session);
-  const WriterRule writes = model.session->checkpoints->writer_rule();
+  const WriterRule writes = model.session->services.checkpoints->writer_rule();
   std::vector<WeightShard> shards;
   for (const SectionEntry& entry :
        model_section(placed(model), "model", writes).entries) {
@@ -89,13 +91,13 @@ void load_prepared(
   require_no_join(*model.session, "load_model()");
   follow_modules(*model.session);
   load_weights(
-      *model.session->checkpoints,
+      *model.session->services.checkpoints,
       placed(model),
       path,
       options,
-      options.broadcast_from_rank0.value_or(model.reads_on_rank_0));
-  model.awaits_values = false;
-  model.session->step_watch->forget();
+      options.broadcast_from_rank0.value_or(model.placement.reads_on_rank_0));
+  model.placement.awaits_values = false;
+  model.session->prepared.step_watch->forget();
   model.strategies.after_load();
 }
 
