@@ -62,9 +62,9 @@ HookHandle add_hook(
   return HookHandle([weak = std::weak_ptr<Session>(session), list, id] {
     const auto alive = weak.lock();
     if (!alive) return;
-    std::erase_if((*alive->checkpoints).*list, [id](const auto& entry) {
-      return entry.first == id;
-    });
+    std::erase_if(
+        (*alive->services.checkpoints).*list,
+        [id](const auto& entry) { return entry.first == id; });
   });
 }
 

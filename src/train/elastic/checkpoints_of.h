@@ -9,7 +9,7 @@ namespace accelerate::detail {
 /// Reaches the checkpoints of an Accelerator, which its users do not need.
 struct OpenedAccelerator : Accelerator {
   static Checkpoints& checkpoints_of(const Accelerator& accelerator) {
-    return *(accelerator.*(&OpenedAccelerator::session_))->checkpoints;
+    return *(accelerator.*(&OpenedAccelerator::session_))->services.checkpoints;
   }
 };
 

@@ -41,7 +41,7 @@ std::filesystem::path memory_directory(const ElasticRun& run) {
 }
 
 void require_directory(const ElasticRun& run) {
-  if (run.steps_between_states == 0) return;
+  if (run.kept.steps_between == 0) return;
   if (!memory_directory(run).empty()) return;
   throw ConfigError(
       "[train] Redundancy::neighbour needs a directory in memory, which this "
@@ -55,14 +55,14 @@ MachineStates* machines_of(ElasticRun& run, const Accelerator& accelerator) {
   const World& world = accelerator.world();
   const bool may_change = run.seat != nullptr && run.seat->spans_machines();
   const bool is_one_machine = world.local_size() == world.size();
-  if (!may_change && (run.steps_between_states == 0 || is_one_machine))
+  if (!may_change && (run.kept.steps_between == 0 || is_one_machine))
     return nullptr;
-  if (run.machines == nullptr) {
-    run.machines = std::make_shared<MachineStates>(
+  if (run.kept.machines == nullptr) {
+    run.kept.machines = std::make_shared<MachineStates>(
         world, memory_directory(run), may_change);
-    run.machines->make_directories();
+    run.kept.machines->make_directories();
   }
-  return run.machines.get();
+  return run.kept.machines.get();
 }
 
 // The number of the project's newest checkpoint; -1 if it has none.
@@ -84,9 +84,9 @@ struct FoundStates {
 
 FoundStates find_states(ElasticRun& run, const World& world) {
   FoundStates found;
-  if (run.machines != nullptr) {
-    found.states = run.machines->survey();
-    found.next_number = run.machines->next_number();
+  if (run.kept.machines != nullptr) {
+    found.states = run.kept.machines->survey();
+    found.next_number = run.kept.machines->next_number();
     return found;
   }
   const auto directory = memory_directory(run);
@@ -123,8 +123,8 @@ std::vector<std::filesystem::path> agree_on_states(
   }
   const std::vector<std::string> lines = detail::split(
       world.group().broadcast_bytes(detail::join(told, "\n"), 0), '\n');
-  run.num_saves = detail::parse_int(lines.at(0)).value_or(0);
-  run.next_checkpoint = detail::parse_int(lines.at(1)).value_or(0);
+  run.kept.num_saves = detail::parse_int(lines.at(0)).value_or(0);
+  run.kept.next_checkpoint = detail::parse_int(lines.at(1)).value_or(0);
   return {lines.begin() + 2, lines.end()};
 }
 
@@ -140,36 +140,37 @@ SaveTicket save_in_memory(
   } catch (const ConfigError& error) {
     problem = error.what();
   }
-  if (!std::exchange(run.has_directory, true)) {
+  if (!std::exchange(run.kept.has_directory, true)) {
     problem = world.group().broadcast_bytes(problem, 0);
     if (!problem.empty()) throw ConfigError(problem);
   }
   const std::int64_t next_checkpoint =
       accelerator.project_configuration().iteration.value_or(
-          run.next_checkpoint);
+          run.kept.next_checkpoint);
   const detail::WholeStateScope whole(
       detail::OpenedAccelerator::checkpoints_of(accelerator));
   const SaveTicket ticket = accelerator.save_state(
-      memory.path_of(run.identity.generation, run.num_saves, next_checkpoint),
+      memory.path_of(
+          run.identity.generation, run.kept.num_saves, next_checkpoint),
       {.asynchronous = asynchronous,
        .when_busy = asynchronous ? WhenBusy::skip : WhenBusy::wait});
-  if (!ticket.was_skipped()) ++run.num_saves;
+  if (!ticket.was_skipped()) ++run.kept.num_saves;
   return ticket;
 }
 
 std::string next_name(const ElasticRun& run, const Accelerator& accelerator) {
   const std::int64_t next_checkpoint =
       accelerator.project_configuration().iteration.value_or(
-          run.next_checkpoint);
+          run.kept.next_checkpoint);
   return MemoryStates({})
-      .path_of(run.identity.generation, run.num_saves, next_checkpoint)
+      .path_of(run.identity.generation, run.kept.num_saves, next_checkpoint)
       .string();
 }
 
 // save_in_memory() on several machines.
 void begin_on_machines(ElasticRun& run, const Accelerator& accelerator) {
-  if (run.machines->begin(accelerator, next_name(run, accelerator)))
-    ++run.num_saves;
+  if (run.kept.machines->begin(accelerator, next_name(run, accelerator)))
+    ++run.kept.num_saves;
 }
 
 // Called before machines leave or join. If the state cannot be saved, the ranks
@@ -213,10 +214,10 @@ void keep_state(ElasticRun& run, const Accelerator& accelerator) {
   constexpr const char* kConsequence =
       "a state was not kept in memory, and training goes on without it";
   saver_of(accelerator).wait();
-  if (run.machines != nullptr) return begin_on_machines(run, accelerator);
+  if (run.kept.machines != nullptr) return begin_on_machines(run, accelerator);
   try {
-    if (run.newest && run.newest->is_done()) {
-      std::exchange(run.newest, std::nullopt)->wait();
+    if (run.kept.newest && run.kept.newest->is_done()) {
+      std::exchange(run.kept.newest, std::nullopt)->wait();
       if (accelerator.world().rank() == 0)
         MemoryStates(memory_directory(run)).tidy(/*parts=*/false);
     }
@@ -225,7 +226,7 @@ void keep_state(ElasticRun& run, const Accelerator& accelerator) {
   }
   try {
     const SaveTicket ticket = save_in_memory(run, accelerator, true);
-    if (!ticket.was_skipped()) run.newest = ticket;
+    if (!ticket.was_skipped()) run.kept.newest = ticket;
   } catch (const CheckpointError& error) {
     // All ranks get the same error.
     warn_of_unkept_state(run, accelerator, kConsequence, error);
@@ -282,8 +283,8 @@ agree(ElasticRun& run, const Accelerator& accelerator, bool is_told_to_end) {
   auto* const values = most.mutable_data_ptr<std::int64_t>();
   values[0] = is_told_to_end ? 1 : 0;
   values[1] = wanted;
-  values[2] =
-      run.machines != nullptr ? run.machines->progress() : MachineStates::done;
+  values[2] = run.kept.machines != nullptr ? run.kept.machines->progress()
+                                           : MachineStates::done;
   const World& world = accelerator.world();
   values[3] = world.rank() == 0 && saver_of(accelerator).is_busy() ? 1 : 0;
   world.group().all_reduce(most, ReduceOp::max);
@@ -304,8 +305,8 @@ bool load_first(
   for (const auto& path : paths) {
     if (path.empty()) return accelerator.resume(options);
     try {
-      if (run.machines != nullptr) {
-        run.machines->load(accelerator, path.string(), options);
+      if (run.kept.machines != nullptr) {
+        run.kept.machines->load(accelerator, path.string(), options);
       } else {
         const detail::WholeStateScope whole(
             detail::OpenedAccelerator::checkpoints_of(accelerator));
@@ -327,13 +328,13 @@ void tell_of_lost_state(
     const ElasticRun& run,
     const Accelerator& accelerator,
     const std::vector<std::filesystem::path>& paths) {
-  if (run.machines == nullptr || run.machines->lost().empty()) return;
+  if (run.kept.machines == nullptr || run.kept.machines->lost().empty()) return;
   accelerator.world().logger().log_once_per_world(
       LogLevel::warning,
       "train",
       format(
           "{}; going on from {}",
-          run.machines->lost(),
+          run.kept.machines->lost(),
           paths.empty()               ? "the beginning"
               : paths.front().empty() ? "the newest checkpoint of the project"
                                       : "an older state in memory"));
@@ -368,7 +369,7 @@ bool ElasticContext::resume(
   const auto paths = agree_on_states(*run_, accelerator);
   tell_of_lost_state(*run_, accelerator, paths);
   const bool has_loaded = load_first(*run_, accelerator, paths, options);
-  if (machines != nullptr) run_->machines->settle();
+  if (machines != nullptr) run_->kept.machines->settle();
   return has_loaded;
 }
 
@@ -377,7 +378,8 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
   ElasticRun& run = *run_;
   ++run.num_steps;
   const Verdict verdict = agree(run, accelerator, accelerator.is_told_to_end());
-  if (run.machines != nullptr) run.machines->advance(verdict.progress);
+  if (run.kept.machines != nullptr)
+    run.kept.machines->advance(verdict.progress);
   run.is_preempted = verdict.is_preempted;
   run.is_resizing = !run.is_preempted && verdict.generation > generation();
   if (run.is_resizing)
@@ -386,7 +388,7 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
     save_to_leave(run, accelerator);
     return true;
   }
-  const int interval = run.steps_between_states;
+  const int interval = run.kept.steps_between;
   if (interval > 0) {
     if (run.num_steps == 1) {
       require_directory(run);

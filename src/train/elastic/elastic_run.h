@@ -15,6 +15,21 @@ namespace accelerate::detail {
 
 class MachineStates;
 
+/// The states that a run keeps in memory.
+struct KeptStates {
+  /// Steps from one state to the next; 0 if none are kept.
+  int steps_between = 0;
+  /// The number of the next save in memory.
+  std::int64_t num_saves = 0;
+  /// The number of the project's next checkpoint when the generation began.
+  std::int64_t next_checkpoint = 0;
+  /// True once the ranks know that the directory in memory exists.
+  bool has_directory = false;
+  std::optional<SaveTicket> newest = std::nullopt;
+  /// Those of several machines; null if there is only one.
+  std::shared_ptr<MachineStates> machines = nullptr;
+};
+
 /// What an ElasticContext shares with run_elastic(): one generation.
 struct ElasticRun {
   /// The program's options; the launcher decides what they leave unset.
@@ -26,18 +41,8 @@ struct ElasticRun {
   ElasticSeat* seat = nullptr;
   /// The most ranks that the group may have, as far as the launcher says.
   int most_ranks = 1;
-  /// Steps from one state in memory to the next; 0 if none are kept.
-  int steps_between_states = 0;
-  /// The number of the next save in memory.
-  std::int64_t num_saves = 0;
-  /// The number of the project's next checkpoint when the generation began.
-  std::int64_t next_checkpoint = 0;
-  /// True once the ranks know that the directory in memory exists.
-  bool has_directory = false;
+  KeptStates kept = {};
   std::int64_t num_steps = 0;
-  std::optional<SaveTicket> newest = std::nullopt;
-  /// The states in memory if there are several machines; otherwise null.
-  std::shared_ptr<MachineStates> machines = nullptr;
   /// How gradient_accumulation_steps() had to deviate from its request.
   std::string remark = {};
   bool is_resizing = false;

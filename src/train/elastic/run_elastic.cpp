@@ -95,7 +95,7 @@ std::shared_ptr<ElasticRun> make_run(
   const int steps = detail::require_at_least(
       "train", "redundancy_steps", *run->options.redundancy_steps, 1);
   if (run->options.redundancy == Redundancy::neighbour)
-    run->steps_between_states = steps;
+    run->kept.steps_between = steps;
   run->identity = detail::read_rank_variables(environment);
   run->seat = seat;
   run->most_ranks = seat != nullptr ? seat->most_ranks() : run->identity.size;
