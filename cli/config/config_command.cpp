@@ -23,7 +23,7 @@
 #include "config/files/config_file.h"
 #include "config/files/default_config.h"
 #include "engines/explain_request.h"
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 
 namespace accelerate::cli {
 

@@ -1,4 +1,4 @@
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 
 namespace accelerate::testing {
 

@@ -4,7 +4,7 @@
 #include <accelerate/error.h>
 
 #include "engines/parallelism.h"
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 #include "oracle/departures.h"
 #include "oracle/oracle.h"
 #include "oracle/parallelism/parallelism.h"

@@ -4,7 +4,7 @@
 
 #include <accelerate/error.h>
 
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 #include "parallel/plan/plan.h"
 #include "support/expect_error.h"
 

@@ -6,7 +6,7 @@
 #include <accelerate/world.h>
 
 #include "config/settings.h"
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 #include "parallel/plan/plan.h"
 
 namespace accelerate::detail {

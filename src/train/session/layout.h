@@ -7,7 +7,7 @@
 #include <accelerate/parallel.h>
 
 #include "config/settings.h"
-#include "engines/read_request.h"
+#include "engines/request/read_request.h"
 #include "parallel/plan/plan.h"
 
 namespace accelerate::detail {
