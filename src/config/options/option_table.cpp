@@ -7,7 +7,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "config/option_rows.h"
+#include "config/options/option_rows.h"
 
 namespace accelerate::detail {
 

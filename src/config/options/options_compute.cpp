@@ -1,4 +1,4 @@
-#include "config/option_rows.h"
+#include "config/options/option_rows.h"
 
 #include <array>
 
