@@ -7,7 +7,6 @@
 
 #include "base/text/text.h"
 #include "checkpoint/contents.h"
-#include "checkpoint/load/python_optimizer.h"
 #include "checkpoint/load/python_state.h"
 #include "checkpoint/load/source.h"
 #include "format/checkpoint/checkpoint_directory.h"

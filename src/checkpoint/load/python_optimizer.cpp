@@ -1,4 +1,4 @@
-#include "checkpoint/load/python_optimizer.h"
+#include "checkpoint/load/python_state.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/text/text.h"
-#include "checkpoint/load/python_state.h"
 #include "checkpoint/tensors/tensor_tree.h"
 #include "format/weights/weights.h"
 

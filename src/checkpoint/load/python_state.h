@@ -11,6 +11,7 @@
 
 #include <accelerate/state_dict.h>
 
+#include "format/tensors/stored_tensors.h"
 #include "format/torch/torch_file.h"
 
 namespace accelerate::detail {
@@ -53,5 +54,11 @@ class PythonState {
   TorchFile file_;
   mutable std::uint64_t bytes_left_;
 };
+
+/// Returns the state of the optimizer in a torch.save file, whose parameters
+/// are numbered, and adds its tensors to `tensors`. Throws CheckpointError.
+StateDict read_python_optimizer(
+    const std::filesystem::path& file,
+    StoredTensors& tensors);
 
 }  // namespace accelerate::detail

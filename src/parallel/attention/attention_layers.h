@@ -22,6 +22,8 @@ class Module;
 
 namespace accelerate::detail {
 
+class Strategy;
+
 /// Lets ranks compute torch::nn::MultiheadAttention together. The module's code
 /// computes attention itself, with sizes from its options and its input, so it
 /// is given placeholders with the sizes of a single process (Projection,
@@ -98,5 +100,11 @@ class AttentionLayers final
   /// forwards recomputed on backward threads.
   std::map<std::int64_t, DividedSequence> sequences_;
 };
+
+/// Context parallelism: the ranks along the axis have the same parameters and
+/// different positions of the same sequences. `replicate` or `shard` averages
+/// their gradients, and AttentionScope handles attention; this strategy only
+/// says what such a model cannot do.
+std::unique_ptr<Strategy> make_context();
 
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-#include "parallel/attention/context.h"
+#include <memory>
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/rnn.h>
@@ -7,6 +7,7 @@
 
 #include "base/text/text.h"
 #include "parallel/attention/attention_layers.h"
+#include "parallel/strategy.h"
 
 namespace accelerate::detail {
 

@@ -9,7 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "parallel/attention/context.h"
+#include "parallel/attention/attention_layers.h"
 #include "parallel/expert/experts.h"
 #include "parallel/float8/float8.h"
 #include "parallel/float8/float8_attention.h"
