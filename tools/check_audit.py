@@ -29,7 +29,7 @@ import re
 import sys
 from pathlib import Path
 
-STRUCT = re.compile(r"^struct (?:ACCELERATE_API )?(\w+)(?: : (?:public )?(\w+))? \{$")
+STRUCT = re.compile(r"^struct (?:ACCELERATE_API |alignas\(\d+\) )?(\w+)(?: : (?:public )?(\w+))? \{$")
 FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
 KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
 # The values of OptionUse, and whether such an option has no effect in a program of this library.

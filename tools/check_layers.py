@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Checks which room includes which (docs/develop/architecture.md), and a few rules that a compiler cannot check.
+"""Checks which room includes which (docs/develop/architecture.md), that no sub-directories of a room include each other,
+and a few rules that a compiler cannot check.
 
 usage: check_layers.py [ROOT]; prints every breach and exits with 1 if there are any.
 """
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import check_audit
@@ -74,6 +76,7 @@ AXES_OF_PARAMETERS = {"pipeline", "expert"}
 AXES_NAMED = {"src/checkpoint/weights/prepared_weights.cpp": {"shard"}}
 MOST_LINES = 600
 MOST_FIELDS = 10
+MOST_FIELDS_IN_TRAIN = 12
 # Areas in brackets at the start of messages, in addition to rooms: subjects that users know by these names.
 SUBJECTS = {"files", "nested", "safetensors", "torch"}
 
@@ -156,6 +159,44 @@ def structs_without_headings(root):
                 yield f"{header}: {struct} has {fields.count(struct)} fields; group them under headings"
 
 
+def fields_in_train(root):
+    """Yields a message for each struct of train's headers that has more than MOST_FIELDS_IN_TRAIN fields."""
+    for header in sorted((root / "src/train").rglob("*.h")):
+        for struct, count in Counter(struct for struct, field in check_audit.struct_fields(header) if field).items():
+            if count > MOST_FIELDS_IN_TRAIN:
+                yield f"{header}: {struct} has {count} fields; divide it by who reads them"
+
+
+def reachable(included):
+    """Returns (directory -> all that it includes, directly or through others) for `included`, which has direct ones."""
+    reached = {directory: set(others) for directory, others in included.items()}
+    for middle in reached:
+        for others in reached.values():
+            if middle in others:
+                others |= reached[middle]
+    return reached
+
+
+def rings_in(room, paths):
+    """Yields a message for each two sub-directories of a room that include each other, or larger ring of them, with the
+    includes of its weakest direction. Files at the room's root count as one sub-directory, "."."""
+    edges = {}
+    for path in sorted(paths):
+        directory = path.relative_to(room).parts[0] if path.parent != room else "."
+        for _, quote, name in includes_of(path.read_text()):
+            first, *rest = name.split("/")
+            other = rest[0] if len(rest) > 1 else "."
+            if quote == '"' and first == room.name and rest and other != directory:
+                edges.setdefault((directory, other), []).append(f"{path.relative_to(room)} -> {'/'.join(rest)}")
+    reached = reachable({directory: {other for first, other in edges if first == directory} for edge in edges for directory in edge})
+    rings = {frozenset(other for other in reached[directory] if directory in reached[other]) for directory in reached}
+    for ring in sorted(filter(None, rings), key=sorted):
+        pairs = [edge for edge in sorted(edges) if ring.issuperset(edge) and edge[0] < edge[1] and edge[::-1] in edges]
+        for members in pairs or [sorted(ring)]:
+            fewest = min((edges[edge] for edge in edges if set(members).issuperset(edge)), key=len)
+            yield f"{room}: {', '.join(members)} include each other: {', '.join(fewest)}"
+
+
 def missing_in_umbrella(directory):
     """Returns the public headers that accelerate.h does not include or name, and that no header it names includes."""
     umbrella = directory / "accelerate.h"
@@ -192,7 +233,9 @@ def main(root):
                     print(f"{path}: {found[1]} is a type in {seen[found[1]]}, too")
                     count += 1
     growth.report(root, [path for path, room in files if "gloo_headers" not in path.parts])
-    for text in [*misplaced_headers(root, files), *structs_without_headings(root)]:
+    rings = [text for room in sorted({room for _, room in files} - {"include"})
+             for text in rings_in(root / "cli" if room == "cli" else root / "src" / room, [path for path, of in files if of == room])]
+    for text in [*misplaced_headers(root, files), *structs_without_headings(root), *fields_in_train(root), *rings]:
         print(text)
         count += 1
     for name in missing_in_umbrella(root / "include" / "accelerate"):
