@@ -70,8 +70,7 @@ struct MemoryRow {
   /// Tensors saved for backward, and temporaries of backward.
   std::uint64_t activations = 0;
   /// Temporaries of the optimizer, freed memory that is kept for reuse, free
-  /// pages between blocks of the heap, and padding of large blocks to whole
-  /// pages.
+  /// pages between small blocks, and padding of large blocks to whole pages.
   std::uint64_t workspace = 0;
 
   [[nodiscard]] std::uint64_t total() const {

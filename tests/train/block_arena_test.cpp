@@ -10,7 +10,6 @@
 
 #include "train/memory/arena_layout.h"
 #include "train/memory/block_arena.h"
-#include "train/memory/touched_pages.h"
 
 namespace accelerate::detail {
 namespace block_arena_test {
@@ -160,31 +159,6 @@ TEST(BlockArena, ReturnsFreeMemoryInItsMiddle) {
   char* const again = static_cast<char*>(arena.take(kSize));
   EXPECT_EQ(again, blocks[1]);
   EXPECT_EQ(again[kSize / 2], 0);
-}
-
-TEST(TouchedPages, AreCountedOnce) {
-  TouchedPages pages;
-  pages.touch({100, 5000});
-  EXPECT_EQ(pages.num_bytes(), 2 * kPageBytes);
-  pages.touch({4096, 8192});
-  EXPECT_EQ(pages.num_bytes(), 2 * kPageBytes);
-  // Resident for another reason.
-  pages.touch({3 * kPageBytes, 3 * kPageBytes + 1}, false);
-  pages.touch({2 * kPageBytes, 4 * kPageBytes});
-  EXPECT_EQ(pages.num_bytes(), 3 * kPageBytes);
-}
-
-TEST(TouchedPages, AreDroppedAsWholes) {
-  TouchedPages pages;
-  pages.touch({0, 6 * kPageBytes});
-  pages.drop_within({kPageBytes + 1, 3 * kPageBytes + 1});
-  EXPECT_EQ(pages.num_bytes(), 5 * kPageBytes);
-  pages.drop_within({kPageBytes - 1, kPageBytes + 1});
-  EXPECT_EQ(pages.num_bytes(), 5 * kPageBytes);
-  pages.drop_from(4 * kPageBytes - 1);
-  EXPECT_EQ(pages.num_bytes(), 3 * kPageBytes);
-  pages.touch({0, 6 * kPageBytes});
-  EXPECT_EQ(pages.num_bytes(), 6 * kPageBytes);
 }
 
 }  // namespace block_arena_test

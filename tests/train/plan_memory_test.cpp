@@ -164,9 +164,7 @@ TEST(PlanMemory, CountsTheBatchAndTheOutputThatALoopHolds) {
 
 TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
   const Accelerator accelerator({.cpu = true, .journal = false});
-  // Larger than glibc's highest mmap threshold, so that weights do not fill
-  // free ranges of this process's heap, which preparation returns.
-  constexpr std::int64_t kWidth = 3072;
+  constexpr std::int64_t kWidth = 1024;
   nn::Sequential module(nn::Linear(kWidth, kWidth), nn::Linear(kWidth, kWidth));
   const auto total = [&](bool keep) {
     return accelerator

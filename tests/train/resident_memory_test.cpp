@@ -1,9 +1,7 @@
-// Tests the memory of a simulated rank, and its heap.
+// Tests the memory of a simulated rank.
 #include <numeric>
 #include <vector>
 
-#include "train/memory/heap_holes.h"
-#include "train/memory/heap_model.h"
 #include "train/memory/resident_memory.h"
 
 namespace accelerate {
@@ -55,23 +53,6 @@ TEST(ResidentMemoryTest, KeepsWhatTheHeapOnceHad) {
   EXPECT_EQ(sum_of(memory.now()), most);
   memory.take(MemoryUse::gradients, 2 * kSmall);
   EXPECT_GT(sum_of(memory.now()), most);
-}
-
-// A program's heap has free ranges before the model is made.
-TEST(ResidentMemoryTest, FillsTheHolesOfTheHeapFirst) {
-  ResidentMemory memory({kBlock});
-  EXPECT_EQ(sum_of(memory.now()), 0);
-  // Larger than the threshold above which blocks come from the system.
-  const auto filling = memory.take(MemoryUse::activations, kBlock / 2);
-  const std::int64_t half = sum_of(memory.now());
-  EXPECT_NEAR(half, kBlock / 2, kPageBytes);
-  memory.give(MemoryUse::activations, filling);
-  EXPECT_EQ(sum_of(memory.now()), half);
-  // A block that does not fit comes from the system, and is returned to it.
-  const auto large = memory.take(MemoryUse::activations, kBlock);
-  EXPECT_EQ(sum_of(memory.now()), half + kBlock + kPageBytes);
-  memory.give(MemoryUse::activations, large);
-  EXPECT_EQ(sum_of(memory.now()), half);
 }
 
 TEST(ResidentMemoryTest, ReturnsLargeBlocksFromBeforeBlocksWereKept) {
@@ -131,54 +112,6 @@ TEST(ResidentMemoryTest, ReturnsTheFreePagesOfTheHeap) {
   EXPECT_EQ(sum_of(memory.now()), 1 * kPageBytes);
   memory.take(MemoryUse::weights, 9 * kPageBytes);
   EXPECT_GE(sum_of(memory.now()), 10 * kPageBytes);
-}
-
-TEST(HeapHoles, AreReadFromWhatMallocInfoWrites) {
-  EXPECT_EQ(
-      detail::read_free_ranges(R"(<malloc version="1">
-<heap nr="0">
-<sizes>
-  <size from="33" to="48" total="96" count="2"/>
-  <size from="8209" to="8209" total="8209" count="1"/>
-  <size from="16385" to="20481" total="55299" count="3"/>
-  <unsorted from="113" to="40017" total="40130" count="2"/>
-</sizes>
-<total type="fast" count="2" size="96"/>
-</heap>
-<heap nr="1">
-<sizes>
-  <size from="65537" to="65537" total="65537" count="1"/>
-</sizes>
-</heap>
-)"),
-      (std::vector<std::int64_t>{8208, 20480, 20480, 16384, 40016}));
-}
-
-// Free ranges between blocks in use are too small for larger blocks, and are
-// not returned.
-TEST(HeapModelTest, HasHolesThatLargerBlocksDoNotFitInto) {
-  constexpr std::int64_t kSmall = 10'000;
-  detail::HeapModel heap;
-  std::vector<detail::HeapModel::Range> kept;
-  std::vector<detail::HeapModel::Range> given;
-  for (int i = 0; i < 20; ++i) {
-    kept.push_back(heap.take(kSmall).value());
-    given.push_back(heap.take(kSmall + 1000 + i).value());
-  }
-  const std::int64_t full = heap.resident();
-  for (const auto& each : given) heap.give(each);
-  // The holes are not returned to the system.
-  EXPECT_GT(heap.resident(), full / 2);
-  const auto large = heap.take(100'000).value();
-  EXPECT_GT(heap.resident(), full);
-  for (int i = 0; i < 15; ++i) kept.push_back(heap.take(kSmall).value());
-  const std::int64_t filled = heap.resident();
-  EXPECT_LT(filled, full + 100'000 + 1000);
-  // When all blocks are free, the heap is trimmed.
-  for (const auto& each : kept) heap.give(each);
-  heap.give(large);
-  EXPECT_LT(heap.resident(), 200'000);
-  EXPECT_GT(heap.resident(), 0);
 }
 
 TEST(ResidentMemoryTest, DoesNotKeepTheMemoryOfKernels) {

@@ -55,6 +55,13 @@ void ArenaLayout::give(const MemoryRange& block) {
     limit_ = rounded_up(end_ + kStep, kPageBytes);
 }
 
+std::vector<MemoryRange> ArenaLayout::free_ranges() const {
+  std::vector<MemoryRange> ranges;
+  free_.for_each([&](const MemoryRange& range) { ranges.push_back(range); });
+  ranges.emplace_back(end_, limit_);
+  return ranges;
+}
+
 std::vector<MemoryRange> ArenaLayout::return_free(std::int64_t num_bytes) {
   std::vector<MemoryRange> ranges;
   std::int64_t resident = 0;

@@ -29,6 +29,9 @@ class ArenaLayout {
   /// MiB, so that blocks that come and go do not need new pages each time.
   [[nodiscard]] std::vector<MemoryRange> return_free(std::int64_t num_bytes);
 
+  /// Includes the range between the last block and limit().
+  [[nodiscard]] std::vector<MemoryRange> free_ranges() const;
+
   /// The region needs memory up to here, a multiple of kPageBytes. give()
   /// lowers it in large steps only.
   [[nodiscard]] std::int64_t limit() const { return limit_; }

@@ -21,10 +21,6 @@ class FreeRanges {
   /// Removes and returns the smallest range of at least `size`; of several, the
   /// first.
   std::optional<MemoryRange> take_best(std::int64_t size);
-  [[nodiscard]] bool has(std::int64_t size) const {
-    return by_size_.lower_bound({size, 0}) != by_size_.end();
-  }
-
   /// Adds a range that has no free neighbours.
   void add(const MemoryRange& range);
   template <typename Function>

@@ -11,12 +11,55 @@ namespace {
 
 // The C library's header, and LibTorch's alignment after it.
 constexpr std::int64_t kBeforeBlock = 64;
+// glibc's initial M_MMAP_THRESHOLD.
+constexpr std::int64_t kSystemFrom = 128 << 10;
+
+std::int64_t num_pages(std::int64_t num_bytes) {
+  return (num_bytes + kPageBytes - 1) / kPageBytes;
+}
 
 std::int64_t pages_of(std::int64_t num_bytes) {
-  return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return num_pages(num_bytes) * kPageBytes;
 }
 
 }  // namespace
+
+MemoryRange ResidentRegion::take(std::int64_t num_bytes) {
+  const MemoryRange block = layout_.take(num_bytes).value();
+  mark(block.first / kPageBytes, num_pages(block.second), true);
+  return block;
+}
+
+void ResidentRegion::give(const MemoryRange& block) {
+  layout_.give(block);
+  mark(
+      layout_.limit() / kPageBytes,
+      static_cast<std::int64_t>(is_resident_.size()),
+      false);
+}
+
+void ResidentRegion::return_free(std::int64_t num_bytes) {
+  for (const auto& [begin, end] : layout_.return_free(num_bytes))
+    mark(num_pages(begin), end / kPageBytes, false);
+}
+
+void ResidentRegion::trim() {
+  for (const auto& [begin, end] : layout_.free_ranges())
+    mark(num_pages(begin), end / kPageBytes, false);
+}
+
+void ResidentRegion::mark(
+    std::int64_t first_page,
+    std::int64_t end_page,
+    bool is_resident) {
+  const auto end = static_cast<std::size_t>(end_page);
+  if (is_resident_.size() < end) is_resident_.resize(end, false);
+  for (auto page = static_cast<std::size_t>(first_page); page < end; ++page) {
+    if (is_resident_[page] == is_resident) continue;
+    is_resident_[page] = is_resident;
+    num_resident_ += is_resident ? 1 : -1;
+  }
+}
 
 void ResidentMemory::change(
     MemoryUse use,
@@ -31,13 +74,13 @@ ResidentMemory::Block ResidentMemory::take(
     MemoryUse use,
     std::int64_t num_bytes) {
   if (num_bytes == 0) return {};
-  const std::int64_t before = heap_.resident() + arena_pages_.num_bytes();
+  const std::int64_t before = resident_in_regions();
   const Block block = place(num_bytes);
   std::int64_t resident = 0;
   if (block.from == Block::From::kept) resident = take_kept(num_bytes);
   if (block.from == Block::From::c_library)
     resident = pages_of(kBeforeBlock + num_bytes);
-  resident += heap_.resident() + arena_pages_.num_bytes() - before;
+  resident += resident_in_regions() - before;
   change(use, num_bytes, resident);
   note_peak();
   return block;
@@ -47,21 +90,17 @@ ResidentMemory::Block ResidentMemory::take(
 ResidentMemory::Block ResidentMemory::place(std::int64_t num_bytes) {
   using From = Block::From;
   const auto size = static_cast<std::size_t>(num_bytes);
-  if (has_arena_ && size >= kArenaBlocksFrom && size < kKeptBlocksFrom) {
-    if (const auto range = arena_.take(num_bytes)) {
-      arena_pages_.touch(*range);
-      return {num_bytes, From::arena, *range};
-    }
-  }
+  if (has_arena_ && size >= kArenaBlocksFrom && size < kKeptBlocksFrom)
+    return {num_bytes, From::arena, arena_.take(num_bytes)};
   if (limit_ > 0 && size >= kKeptBlocksFrom) return {num_bytes, From::kept};
-  if (const auto range = heap_.take(num_bytes))
-    return {num_bytes, From::heap, *range};
-  return {num_bytes, From::c_library};
+  if (kBeforeBlock + num_bytes >= kSystemFrom)
+    return {num_bytes, From::c_library};
+  return {num_bytes, From::heap, heap_.take(kBeforeBlock + num_bytes)};
 }
 
 void ResidentMemory::give(MemoryUse use, const Block& block) {
   if (block.num_bytes == 0) return;
-  const std::int64_t before = heap_.resident() + arena_pages_.num_bytes();
+  const std::int64_t before = resident_in_regions();
   std::int64_t resident = 0;
   switch (block.from) {
     case Block::From::heap:
@@ -69,7 +108,6 @@ void ResidentMemory::give(MemoryUse use, const Block& block) {
       break;
     case Block::From::arena:
       arena_.give(block.range);
-      arena_pages_.drop_from(arena_.limit());
       break;
     case Block::From::c_library:
       resident = -pages_of(kBeforeBlock + block.num_bytes);
@@ -77,7 +115,7 @@ void ResidentMemory::give(MemoryUse use, const Block& block) {
     case Block::From::kept:
       resident = give_kept(block.num_bytes);
   }
-  resident += heap_.resident() + arena_pages_.num_bytes() - before;
+  resident += resident_in_regions() - before;
   change(use, -block.num_bytes, resident);
 }
 
@@ -86,8 +124,7 @@ std::int64_t ResidentMemory::take_kept(std::int64_t num_bytes) {
   const std::int64_t size = pages_of(num_bytes);
   const auto found = std::find(kept_.rbegin(), kept_.rend(), size);
   if (found == kept_.rend()) {
-    for (const MemoryRange& range : arena_.return_free(size))
-      arena_pages_.drop_within(range);
+    arena_.return_free(size);
     return size;
   }
   kept_.erase(std::next(found).base());
@@ -106,9 +143,9 @@ std::int64_t ResidentMemory::give_kept(std::int64_t num_bytes) {
 }
 
 void ResidentMemory::return_free_memory() {
-  const std::int64_t before = heap_.resident();
+  const std::int64_t before = heap_.num_bytes();
   heap_.trim();
-  change(MemoryUse::workspace, 0, heap_.resident() - before);
+  change(MemoryUse::workspace, 0, heap_.num_bytes() - before);
 }
 
 void ResidentMemory::take_unkept(MemoryUse use, std::int64_t num_bytes) {

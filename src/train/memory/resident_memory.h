@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "train/memory/arena_layout.h"
-#include "train/memory/heap_model.h"
 
 namespace accelerate::detail {
 
@@ -23,12 +22,33 @@ enum class MemoryUse : std::uint8_t {
 };
 inline constexpr std::size_t kNumMemoryUses = 7;
 
-/// The memory of a simulated rank, and its peak. Small blocks, and larger ones
-/// that fit into its free ranges, come from the C library's heap
-/// (heap_model.h), which cannot return all of its memory; others as
-/// freed_blocks.h says once it is in use. Memory beside the blocks in the heap
-/// and the arena, the padding of other blocks to whole pages, and freed large
-/// blocks that are kept count as workspace.
+/// A simulated region of memory, whose blocks lie as in ArenaLayout, and its
+/// pages that have been used since the system gave them.
+class ResidentRegion {
+ public:
+  MemoryRange take(std::int64_t num_bytes);
+  void give(const MemoryRange& block);
+  /// Returns free memory to the system as ArenaLayout::return_free() chooses.
+  void return_free(std::int64_t num_bytes);
+  /// Returns all free pages to the system.
+  void trim();
+  [[nodiscard]] std::int64_t num_bytes() const {
+    return num_resident_ * kPageBytes;
+  }
+
+ private:
+  void mark(std::int64_t first_page, std::int64_t end_page, bool is_resident);
+
+  ArenaLayout layout_{std::numeric_limits<std::int64_t>::max()};
+  std::vector<bool> is_resident_;  // by page
+  std::int64_t num_resident_ = 0;
+};
+
+/// The memory of a simulated rank, and its peak. Blocks of less than 128 KiB
+/// come from the C library's heap, which is taken to be laid out like the
+/// arena; others as freed_blocks.h says once it is in use. Memory beside the
+/// blocks in the heap and the arena, the padding of other blocks to whole
+/// pages, and freed large blocks that are kept count as workspace.
 class ResidentMemory {
  public:
   using Uses = std::array<std::int64_t, kNumMemoryUses>;
@@ -43,10 +63,6 @@ class ResidentMemory {
     From from = From::c_library;
     MemoryRange range{};  ///< in the heap or arena
   };
-
-  /// `holes`: free ranges of the heap when the simulation begins.
-  explicit ResidentMemory(const std::vector<std::int64_t>& holes = {})
-      : heap_(holes) {}
 
   /// From now on, medium blocks come from the arena, and up to `limit` bytes of
   /// freed large blocks are kept.
@@ -74,6 +90,9 @@ class ResidentMemory {
     return now_[static_cast<std::size_t>(use)];
   }
   [[nodiscard]] Block place(std::int64_t num_bytes);
+  [[nodiscard]] std::int64_t resident_in_regions() const {
+    return heap_.num_bytes() + arena_.num_bytes();
+  }
   void change(MemoryUse use, std::int64_t num_bytes, std::int64_t resident);
   std::int64_t take_kept(std::int64_t num_bytes);
   std::int64_t give_kept(std::int64_t num_bytes);
@@ -83,10 +102,9 @@ class ResidentMemory {
   std::int64_t limit_ = 0;
   std::vector<std::int64_t> kept_;  // the oldest first
   std::int64_t kept_bytes_ = 0;
-  HeapModel heap_;
+  ResidentRegion heap_;
+  ResidentRegion arena_;
   bool has_arena_ = false;
-  ArenaLayout arena_{std::numeric_limits<std::int64_t>::max()};
-  TouchedPages arena_pages_;
   std::int64_t total_ = 0;
   std::int64_t peak_total_ = 0;
   Uses now_{};

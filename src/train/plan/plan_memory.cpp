@@ -17,7 +17,6 @@
 #include "parallel/plan/activation_checkpointing.h"
 #include "parallel/shard/prepare/units.h"
 #include "planning/training_memory.h"
-#include "train/memory/heap_holes.h"
 #include "train/plan/record_step.h"
 #include "train/plan/step_simulation.h"
 
@@ -151,7 +150,6 @@ class PlannedSteps {
       if (has_16_bits) record(true, false, recomputes);
       if (has_16_bits && is_split) record(true, true, recomputes);
     }
-    settings_.heap_holes = heap_holes(table, traces_in_memory());
     if (!settings_.computes_in_16_bits) {
       notes_.emplace_back(
           "Sharded models are planned with parameters in fp32: the step cannot "
@@ -189,16 +187,6 @@ class PlannedSteps {
     bool recomputes;
     auto operator<=>(const Key&) const = default;
   };
-
-  [[nodiscard]] std::vector<MemoryRange> traces_in_memory() const {
-    std::vector<MemoryRange> ranges;
-    for (const auto& [key, trace] : traces_) {
-      const auto begin = reinterpret_cast<std::intptr_t>(trace.events.data());
-      const auto size = trace.events.capacity() * sizeof(TraceEvent);
-      ranges.emplace_back(begin, begin + static_cast<std::intptr_t>(size));
-    }
-    return ranges;
-  }
 
   // Returns null, and adds a note, if the model has nothing that is chosen by
   // default.

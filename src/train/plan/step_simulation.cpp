@@ -37,8 +37,7 @@ class StepSimulation {
         settings_(settings),
         sizes_(model, at, settings),
         is_full_(model.parameters.size(), false),
-        full_(model.parameters.size()),
-        memory_(settings.heap_holes) {}
+        full_(model.parameters.size()) {}
 
   MemoryRow run() {
     hold_model();

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <accelerate/memory_plan.h>
 
@@ -25,8 +24,6 @@ struct StepSettings {
   /// Size of each of a rank's two slots, through which messages pass piece by
   /// piece. Buckets of this size or more are averaged in place instead.
   std::int64_t slot_bytes = 0;
-  /// Sizes of free ranges of the C library's heap before the model is made.
-  std::vector<std::int64_t> heap_holes = {};
 };
 
 /// Returns a rank's peak in a step after the first, when the order of units is
