@@ -136,16 +136,16 @@ TEST(ClusterSpeeds, SlowLayersDownByTokens) {
         .times.computing;
   };
   const double one = computing(1), two = computing(2), four = computing(4);
-  options.cluster->layer_slowdowns = {
+  options.cluster->measured.layer_slowdowns = {
       {.tokens = tokens, .factor = 1}, {.tokens = 4 * tokens, .factor = 3}};
   EXPECT_EQ(computing(1), one);
   const double head_and_embedding = 0.05;
   EXPECT_NEAR(computing(2) / two, 2, head_and_embedding);
   EXPECT_NEAR(computing(4) / four, 3, head_and_embedding);
   EXPECT_NEAR(computing(8) / (2 * four), 3, head_and_embedding);
-  options.cluster->layer_slowdowns = {{.tokens = tokens, .factor = 0}};
+  options.cluster->measured.layer_slowdowns = {{.tokens = tokens, .factor = 0}};
   EXPECT_THROW(computing(1), ConfigError);
-  options.cluster->layer_slowdowns = {
+  options.cluster->measured.layer_slowdowns = {
       {.tokens = 4 * tokens, .factor = 3}, {.tokens = tokens, .factor = 1}};
   expect_error<ConfigError>(
       [&] { computing(1); },
@@ -163,7 +163,7 @@ TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {
         .times.computing;
   };
   const double one = computing(1), two = computing(2), four = computing(4);
-  options.cluster->layer_slowdowns = {
+  options.cluster->measured.layer_slowdowns = {
       {.tokens = tokens, .factor = 1},
       {.tokens = tokens / 2, .factor = 1, .tensor = 2},
       {.tokens = tokens, .factor = 3, .tensor = 2}};
@@ -172,8 +172,8 @@ TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {
   EXPECT_NEAR(computing(2) / two, 3, head_and_embedding);
   EXPECT_NEAR(computing(4) / four, 3, head_and_embedding);
   std::swap(
-      options.cluster->layer_slowdowns.front(),
-      options.cluster->layer_slowdowns.back());
+      options.cluster->measured.layer_slowdowns.front(),
+      options.cluster->measured.layer_slowdowns.back());
   EXPECT_THROW(computing(1), ConfigError);
 }
 
@@ -182,7 +182,7 @@ TEST(ClusterSpeeds, CountParametersThatAreStepped) {
   const TransformerShape shape = llama();
   LayoutPlanOptions options = options_of(16);
   const auto optimizer = [&](const TrainingLayout& layout, double seconds) {
-    options.cluster->seconds_per_stepped_parameter = seconds;
+    options.cluster->measured.seconds_per_stepped_parameter = seconds;
     return simulate_layout(shape, layout, options).times.optimizer;
   };
   const TrainingLayout whole{
@@ -222,7 +222,7 @@ TEST(ClusterSpeeds, OfExpertsChangeTheirStep) {
   EXPECT_EQ(seconds(), fast);
   // In each of 32 layers, each rank routes its micro-batches in the forward,
   // and in the backward at twice the cost.
-  options.cluster->seconds_per_routed_token = 1e-6;
+  options.cluster->measured.seconds_per_routed_token = 1e-6;
   EXPECT_NEAR(seconds() - fast, 3 * 32 * 64 * 4096 * 1e-6, 1e-6 * fast);
 }
 
@@ -264,12 +264,12 @@ TEST(ClusterSpeeds, ChangeTheStep) {
       before);
   EXPECT_GT(
       seconds([](auto& c, auto&) {
-        c.loss_bytes_per_second = c.memory_bytes_per_second / 10;
+        c.measured.loss_bytes_per_second = c.memory_bytes_per_second / 10;
       }),
       1.001 * before);
   EXPECT_EQ(
       seconds([](auto& c, auto&) {
-        c.loss_bytes_per_second = c.memory_bytes_per_second;
+        c.measured.loss_bytes_per_second = c.memory_bytes_per_second;
       }),
       before);
   // Groups along `tensor` no longer fit into a node.
@@ -320,7 +320,7 @@ TEST(Collectives, TakeWhatTheirRingsTake) {
 
 TEST(Collectives, TakeTimeOfSharedProcessors) {
   ClusterSpeeds cluster;
-  cluster.shared_processors = 2;
+  cluster.measured.shared_processors = 2;
   cluster.ranks_per_node = 8;
   cluster.inside_node = {0, 1e9};
   RankPrograms programs(1);
@@ -343,7 +343,7 @@ TEST(Collectives, TakeTimeOfSharedProcessors) {
     EXPECT_NEAR(seconds_alone(programs, message), 3 + 4e-3 * count, 1e-9);
   }
   // Each rank has three others.
-  cluster.seconds_per_message = 1e-2;
+  cluster.measured.seconds_per_message = 1e-2;
   EXPECT_NEAR(
       seconds_alone(
           programs,
@@ -395,7 +395,7 @@ TEST(TensorTraffic, SumsARowForEachExpertOfAToken) {
 LayoutPlanOptions shared_options() {
   LayoutPlanOptions options = options_of(2);
   options.cluster->ranks_per_node = 2;
-  options.cluster->shared_processors = 2;
+  options.cluster->measured.shared_processors = 2;
   options.cluster->inside_node = {0, 1e18};
   options.batch_tokens = options.sequence_length;
   return options;
@@ -419,7 +419,7 @@ TEST(TensorTraffic, TakesWhatSumsBetweenLayersWereMeasuredToTake) {
   };
   const double unmeasured = seconds();
   EXPECT_NEAR(unmeasured, 0, 1e-6);
-  options.cluster->layer_slowdowns = {
+  options.cluster->measured.layer_slowdowns = {
       {.tokens = tokens, .factor = 1},
       {.tokens = tokens / 2, .factor = 1, .tensor = 2, .reduce_seconds = 1e-3},
       {.tokens = 2 * tokens, .factor = 1, .tensor = 2, .reduce_seconds = 3e-3}};
@@ -433,7 +433,7 @@ TEST(TensorTraffic, TakesWhatSumsBetweenLayersWereMeasuredToTake) {
       travelling(four, llama(), {.tensor = 4}, detail::traffic::kTensor),
       unmeasured,
       1e-6);
-  options.cluster->layer_slowdowns.back().reduce_seconds = -1;
+  options.cluster->measured.layer_slowdowns.back().reduce_seconds = -1;
   EXPECT_THROW(simulate_layout(llama(), {.tensor = 2}, options), ConfigError);
 }
 
@@ -443,15 +443,15 @@ TEST(ContextTraffic, TakesWhatBlocksOfARingCost) {
     return simulate_layout(llama(), {.context = 2}, options).times.step_seconds;
   };
   const double free = seconds();
-  options.cluster->seconds_per_ring_block = 1e-3;
+  options.cluster->measured.seconds_per_ring_block = 1e-3;
   // Two blocks per layer in the forward, and twice their cost in the backward.
   EXPECT_NEAR(seconds() - free, 32 * 2 * 3 * 1e-3, 1e-6);
   // Ranks with their own processors compute meanwhile.
-  options.cluster->shared_processors = 0;
+  options.cluster->measured.shared_processors = 0;
   const double alone = seconds();
-  options.cluster->seconds_per_ring_block = 0;
+  options.cluster->measured.seconds_per_ring_block = 0;
   EXPECT_EQ(seconds(), alone);
-  options.cluster->seconds_per_ring_block = -1;
+  options.cluster->measured.seconds_per_ring_block = -1;
   EXPECT_THROW(seconds(), ConfigError);
 }
 
@@ -468,7 +468,7 @@ TEST(ExpertTraffic, CountsMessagesBetweenRanks) {
   };
   const double layers = 16;
   const double free = seconds(4), replicas = seconds(1);
-  options.cluster->seconds_per_message = 1e-3;
+  options.cluster->measured.seconds_per_message = 1e-3;
   EXPECT_NEAR(seconds(4) - free, layers * 4 * 3 * 1e-3, 1e-6);
   EXPECT_NEAR(seconds(1), replicas, 1e-6);
   // A gather among four ranks has two steps; reducing gradients adds more.

@@ -109,11 +109,11 @@ TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
     EXPECT_GT(cluster.inside_node.latency_seconds, 0);
     EXPECT_GT(cluster.inside_node.bytes_per_second, 1e5);
     EXPECT_GT(cluster.memory_bytes, 1'000'000);
-    EXPECT_GE(cluster.shared_processors, 1);
-    EXPECT_GT(cluster.seconds_per_stepped_parameter, 1e-8);
+    EXPECT_GE(cluster.measured.shared_processors, 1);
+    EXPECT_GT(cluster.measured.seconds_per_stepped_parameter, 1e-8);
     EXPECT_EQ(cluster.expert_flops, 0);
     std::map<int, std::vector<double>> tokens;
-    for (const LayerSlowdown& each : cluster.layer_slowdowns) {
+    for (const detail::LayerSlowdown& each : cluster.measured.layer_slowdowns) {
       EXPECT_GT(each.factor, 0);
       tokens[each.tensor].push_back(each.tokens);
     }
@@ -131,16 +131,16 @@ TEST(ClusterSpeeds, HaveTheSmallestMicroBatchesWithoutTimeForMore) {
     const Accelerator accelerator({.world = world});
     const ClusterSpeeds cluster =
         accelerator.measure_cluster(kShape, 64, 1024, /*seconds=*/0);
-    ASSERT_EQ(cluster.layer_slowdowns.size(), 3);
+    ASSERT_EQ(cluster.measured.layer_slowdowns.size(), 3);
     for (std::size_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(cluster.layer_slowdowns[i].tokens, 64);
-      EXPECT_EQ(cluster.layer_slowdowns[i].tensor, 1 << i);
-      EXPECT_GE(cluster.layer_slowdowns[i].reduce_seconds, 0);
+      EXPECT_EQ(cluster.measured.layer_slowdowns[i].tokens, 64);
+      EXPECT_EQ(cluster.measured.layer_slowdowns[i].tensor, 1 << i);
+      EXPECT_GE(cluster.measured.layer_slowdowns[i].reduce_seconds, 0);
     }
-    EXPECT_EQ(cluster.layer_slowdowns[0].reduce_seconds, 0);
-    EXPECT_GE(cluster.seconds_per_ring_block, 0);
+    EXPECT_EQ(cluster.measured.layer_slowdowns[0].reduce_seconds, 0);
+    EXPECT_GE(cluster.measured.seconds_per_ring_block, 0);
     EXPECT_GT(cluster.fp32_flops, 1e6);
-    EXPECT_GT(cluster.seconds_per_message, 0);
+    EXPECT_GT(cluster.measured.seconds_per_message, 0);
   });
 }
 
@@ -154,7 +154,7 @@ TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
     const ClusterSpeeds cluster = accelerator.measure_cluster(
         shape, 64, /*most_tokens=*/1024, /*seconds=*/0.5);
     EXPECT_GT(cluster.expert_flops, 1e6);
-    EXPECT_GE(cluster.seconds_per_routed_token, 0);
+    EXPECT_GE(cluster.measured.seconds_per_routed_token, 0);
     LayoutPlanOptions options = small_options();
     options.cluster = cluster;
     const LayoutPlan plan = accelerator.plan(shape, options);

@@ -35,7 +35,7 @@ void add_flow(
     const RankResources& rank,
     double inside,
     double between) {
-  if (cluster.shared_processors > 0) {
+  if (cluster.measured.shared_processors > 0) {
     const double seconds =
         (inside + between) / cluster.inside_node.bytes_per_second +
         std::exchange(message.latency, 0) * rank.share;
@@ -52,9 +52,10 @@ RankResources
 add_rank(RankPrograms& programs, const ClusterSpeeds& cluster, int num_ranks) {
   RankResources rank;
   SharedResource processor{.name = "processor"};
-  if (cluster.shared_processors > 0) {
+  if (cluster.measured.shared_processors > 0) {
     const int on_node = std::min(num_ranks, cluster.ranks_per_node);
-    const double share = static_cast<double>(cluster.shared_processors) /
+    const double share =
+        static_cast<double>(cluster.measured.shared_processors) /
         static_cast<double>(on_node);
     processor.capacity = share;
     processor.most_per_task = share;
@@ -82,9 +83,9 @@ SimulatedMessage collective(
   const Span span = span_of(cluster, group);
   const double n = group.size, m = span.per_node, nodes = span.num_nodes;
   const bool costs_per_message =
-      messages.are_between_pairs && cluster.seconds_per_message > 0;
+      messages.are_between_pairs && cluster.measured.seconds_per_message > 0;
   message.latency = messages.count *
-      (costs_per_message ? (n - 1) * cluster.seconds_per_message
+      (costs_per_message ? (n - 1) * cluster.measured.seconds_per_message
                          : steps_of(kind, span.per_node) *
                    cluster.inside_node.latency_seconds +
                steps_of(kind, span.num_nodes) *
@@ -115,8 +116,8 @@ SimulatedMessage transfer(
       is_inside ? cluster.inside_node : cluster.between_nodes;
   SimulatedMessage message{
       .kind = std::move(what),
-      .latency = latency.value_or(
-          std::max(link.latency_seconds, cluster.seconds_per_message))};
+      .latency = latency.value_or(std::max(
+          link.latency_seconds, cluster.measured.seconds_per_message))};
   add_flow(
       message, cluster, rank, is_inside ? bytes : 0, is_inside ? 0 : bytes);
   return message;

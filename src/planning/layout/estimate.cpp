@@ -36,7 +36,7 @@ class StepEstimate {
       after = alone(CollectivePattern::all_gather, of_.shard_group(), bytes);
     }
     // Messages that processors copy cannot overlap with computation.
-    if (of_.cluster().shared_processors > 0) after += reduce;
+    if (of_.cluster().measured.shared_processors > 0) after += reduce;
     const double bubble = (stages - 1) / layout_.num_chunks * micro_step *
         (layout_.schedule == "ZBH1" ? 1.0 / 3 : 1);
     return static_cast<double>(layout_.num_micro_batches) * micro_step +
@@ -87,7 +87,7 @@ class StepEstimate {
     }
     if (layout_.context > 1) {
       seconds += 3 * num_layers_ / layout_.pipeline * layout_.context *
-          of_.cluster().seconds_per_ring_block;
+          of_.cluster().measured.seconds_per_ring_block;
     }
     if (layout_.expert > 1) {
       seconds += 4 * (num_layers_ - num_dense_) / layout_.pipeline *

@@ -117,11 +117,11 @@ class Writer {
     const double bytes = rounds * of_.tokens() * layer.keys_and_values /
         of_.layout.tensor * of_.element_bytes();
     std::optional<double> latency;
-    if (of_.cluster().shared_processors > 0 &&
-        of_.cluster().seconds_per_ring_block > 0) {
+    if (of_.cluster().measured.shared_processors > 0 &&
+        of_.cluster().measured.seconds_per_ring_block > 0) {
       // The rank's own block needs no message, but costs operators as well.
-      latency =
-          rounds * of_.cluster().seconds_per_ring_block * ranks / (ranks - 1);
+      latency = rounds * of_.cluster().measured.seconds_per_ring_block * ranks /
+          (ranks - 1);
     }
     std::optional<std::size_t> next;
     for (int step = 0; step < ranks; ++step) {

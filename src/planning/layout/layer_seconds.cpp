@@ -22,7 +22,7 @@ double expert_seconds(const LayoutCase& of, double flops) {
 
 // Seconds of elementwise work on logits.
 double loss_seconds(const LayoutCase& of, double elements) {
-  const double speed = of.cluster().loss_bytes_per_second;
+  const double speed = of.cluster().measured.loss_bytes_per_second;
   if (speed == 0) return touch_seconds(of, elements);
   return elements * of.element_bytes() / speed;
 }
@@ -80,7 +80,7 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
   const double touched = layer.touched *
       (1 - layer.kept_divided + layer.kept_divided / tensor) * tokens;
   const auto slowdowns =
-      slowdowns_of(of.cluster().layer_slowdowns, of.layout.tensor);
+      slowdowns_of(of.cluster().measured.layer_slowdowns, of.layout.tensor);
   const bool are_split = !slowdowns.empty() && slowdowns.front().tensor > 1;
   const double slowdown =
       slowdown_at(slowdowns, are_split ? tokens : touched / layer.touched);
@@ -104,7 +104,7 @@ LayerSeconds seconds_of(const LayoutCase& of, const LayerCosts& layer) {
                           of,
                           layer.expert_flops * tokens / tensor *
                               of.options.expert_imbalance) +
-        tokens * of.cluster().seconds_per_routed_token +
+        tokens * of.cluster().measured.seconds_per_routed_token +
         overhead_seconds(of, kExpertOperators * held);
   }
   for (double* part :
@@ -133,9 +133,9 @@ double head_seconds(const LayoutCase& of) {
 
 std::optional<double> reduction_seconds(const LayoutCase& of) {
   const auto known =
-      slowdowns_of(of.cluster().layer_slowdowns, of.layout.tensor);
+      slowdowns_of(of.cluster().measured.layer_slowdowns, of.layout.tensor);
   if (known.empty() || known.front().tensor != of.layout.tensor ||
-      of.cluster().shared_processors == 0)
+      of.cluster().measured.shared_processors == 0)
     return std::nullopt;
   const double seconds =
       value_at(known, of.tokens(), &LayerSlowdown::reduce_seconds);

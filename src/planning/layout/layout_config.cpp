@@ -55,7 +55,7 @@ std::string layout_config(
       layout.describe());
   text += program_notes(layout);
   const bool is_sharded = layout.sharding != LayoutSharding::none;
-  const bool is_on_host = options.cluster->shared_processors > 0;
+  const bool is_on_host = options.cluster->measured.shared_processors > 0;
   text += format(
       "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\n"
       "num_machines: {}\nnum_processes: {}\nmixed_precision: '{}'\n",

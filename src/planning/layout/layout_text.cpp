@@ -220,8 +220,8 @@ double utilization(
             static_cast<double>(options.sequence_length);
   }
   const double tokens = tokens_of_step(options);
-  const int processors = options.cluster->shared_processors > 0
-      ? options.cluster->shared_processors
+  const int processors = options.cluster->measured.shared_processors > 0
+      ? options.cluster->measured.shared_processors
       : options.num_ranks;
   return 3 * per_token * tokens / (product_speed(options) * processors) /
       times.step_seconds;

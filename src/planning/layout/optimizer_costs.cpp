@@ -42,7 +42,7 @@ double optimizer_seconds(const LayoutCase& of, const LayerRange& layers) {
   if (layers.has_head) tensors += 1;
   for (std::int64_t i = layers.begin; i < layers.end; ++i)
     tensors += of.model.layer(i).tensors;
-  return tensors * cluster.seconds_per_stepped_parameter +
+  return tensors * cluster.measured.seconds_per_stepped_parameter +
       stepped_parameters(of, layers) * optimizer_bytes(of.options.optimizer) /
       (cluster.optimizer_bytes_per_second > 0
            ? cluster.optimizer_bytes_per_second

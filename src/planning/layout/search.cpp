@@ -250,7 +250,7 @@ void check_options(const LayoutPlanOptions& options) {
       std::begin(degrees), std::end(degrees), [](const auto& degree) {
         return degree && *degree < 1;
       });
-  const auto& slowdowns = cluster.layer_slowdowns;
+  const auto& slowdowns = cluster.measured.layer_slowdowns;
   bool has_wrong_slowdown = false;
   LayerSlowdown before{.tensor = 0};
   for (const LayerSlowdown& each : slowdowns) {
@@ -273,13 +273,14 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.between_nodes.latency_seconds >= 0) ||
       !(cluster.seconds_per_operator >= 0) || !(cluster.attention_flops >= 0) ||
       !(cluster.expert_flops >= 0) ||
-      !(cluster.seconds_per_routed_token >= 0) ||
+      !(cluster.measured.seconds_per_routed_token >= 0) ||
       !(cluster.optimizer_bytes_per_second >= 0) ||
-      !(cluster.seconds_per_stepped_parameter >= 0) ||
-      !(cluster.seconds_per_message >= 0) ||
-      !(cluster.seconds_per_ring_block >= 0) ||
-      !(cluster.loss_bytes_per_second >= 0) || cluster.shared_processors < 0 ||
-      !(options.usable_memory > 0) || !(options.expert_imbalance >= 1);
+      !(cluster.measured.seconds_per_stepped_parameter >= 0) ||
+      !(cluster.measured.seconds_per_message >= 0) ||
+      !(cluster.measured.seconds_per_ring_block >= 0) ||
+      !(cluster.measured.loss_bytes_per_second >= 0) ||
+      cluster.measured.shared_processors < 0 || !(options.usable_memory > 0) ||
+      !(options.expert_imbalance >= 1);
   if (!is_wrong) return;
   throw ConfigError(format(
       "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "

@@ -153,9 +153,10 @@ class PipelineRun {
   void add_resources() {
     const ClusterSpeeds& cluster = of_.cluster();
     const int ranks = of_.layout.pipeline;
-    if (cluster.shared_processors > 0) {
+    if (cluster.measured.shared_processors > 0) {
       // Ranks can use the processor time that idle ranks leave.
-      const double share = static_cast<double>(cluster.shared_processors) /
+      const double share =
+          static_cast<double>(cluster.measured.shared_processors) /
           std::min(of_.layout.num_ranks(), cluster.ranks_per_node);
       share_ = share;
       const std::size_t processors = programs_.add_resource(

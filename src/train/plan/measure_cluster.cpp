@@ -105,7 +105,7 @@ void measure_adamw(
   };
   const double least = seconds_of(tiny);
   const double all = seconds_of(parameters);
-  cluster.seconds_per_stepped_parameter =
+  cluster.measured.seconds_per_stepped_parameter =
       std::min(least, all) / static_cast<double>(parameters.size());
   cluster.optimizer_bytes_per_second = detail::optimizer_bytes("adamw") *
       num_elements / std::max(all - least, 0.1 * all);
@@ -131,7 +131,7 @@ void read_experts(
             seconds)
       : seconds;
   cluster.expert_flops = 3 * layer.expert_flops * tokens / products;
-  cluster.seconds_per_routed_token =
+  cluster.measured.seconds_per_routed_token =
       std::max(0.0, seconds - touching - products) / (3 * tokens);
 }
 
@@ -225,7 +225,7 @@ void measure_parts(
   }
   const std::int64_t num_classes =
       std::min<std::int64_t>(shape.vocabulary, is_on_host ? 32768 : 131072);
-  cluster.loss_bytes_per_second = 3 * detail::kLogitTouches * tokens *
+  cluster.measured.loss_bytes_per_second = 3 * detail::kLogitTouches * tokens *
       static_cast<double>(num_classes) * 4 /
       without_overhead(clocked.seconds_of(parts.loss(num_classes)), 4);
   measure_adamw(clocked, parts.parameters(), share, cluster);
@@ -254,10 +254,10 @@ void measure_computing(
       share,
       cluster);
   const detail::MeasuredLayers layers{shape, length, most_tokens};
-  cluster.layer_slowdowns = detail::measure_slowdowns(
+  cluster.measured.layer_slowdowns = detail::measure_slowdowns(
       world, 0.6 * seconds + clocked.left(), layers, share, cluster);
   if (is_on_host) {
-    cluster.seconds_per_ring_block =
+    cluster.measured.seconds_per_ring_block =
         detail::measure_ring_block(world, 0.1 * seconds, layers);
   }
 }
@@ -281,10 +281,10 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
   cluster.ranks_per_node = std::max(1, world.local_size());
   double share = 1;
   if (world.device().is_cpu()) {
-    cluster.shared_processors =
+    cluster.measured.shared_processors =
         std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    share =
-        static_cast<double>(cluster.shared_processors) / cluster.ranks_per_node;
+    share = static_cast<double>(cluster.measured.shared_processors) /
+        cluster.ranks_per_node;
   }
   if (const auto bytes = least_memory(world)) cluster.memory_bytes = *bytes;
   const double for_messages = world.size() == 1 ? 0 : 0.15 * seconds;
@@ -301,7 +301,8 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
   cluster.inside_node = cluster.between_nodes =
       detail::measure_link(world, world.group(), share, messages);
   if (world.device().is_cpu())
-    cluster.seconds_per_message = detail::measure_message(world, messages);
+    cluster.measured.seconds_per_message =
+        detail::measure_message(world, messages);
   const bool spans_nodes = world.size() > world.local_size();
   if (!spans_nodes || world.local_size() == 1) return cluster;
   // The ranks of a node are consecutive.

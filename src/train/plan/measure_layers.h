@@ -31,7 +31,7 @@ std::vector<LayerSlowdown> measure_slowdowns(
     const ClusterSpeeds& cluster);
 
 /// Measures what a block of a ring costs a forward
-/// (ClusterSpeeds::seconds_per_ring_block), on the largest possible ring of a
+/// (MeasuredCosts::seconds_per_ring_block), on the largest possible ring of a
 /// machine. A micro-batch has about a thousand tokens, or `most_tokens` if that
 /// is fewer. Takes about `seconds`.
 double measure_ring_block(
