@@ -54,15 +54,5 @@ TEST(CheckMap, WarnsOfEntriesThatNameNothing) {
       HasSubstr("not modules of the model: linear3"));
 }
 
-TEST(CheckMap, WarnsOfTiesInSeveralPlaces) {
-  testing::TreeMaker make;
-  ModuleNode model = make.model_for_test();
-  model.children[2].parameters[0].id = model.children[0].parameters[0].id;
-  EXPECT_EQ(split_ties_warning(model, {{"", 0}}), "");
-  EXPECT_THAT(
-      split_ties_warning(model, {{"", 0}, {"linear2", "disk"}}),
-      HasSubstr("linear1.weight = linear2.weight"));
-}
-
 }  // namespace check_map_test
 }  // namespace accelerate::detail

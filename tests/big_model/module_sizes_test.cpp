@@ -6,6 +6,7 @@
 #include <accelerate/error.h>
 
 #include "big_model/module_trees.h"
+#include "support/child_layers.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
@@ -91,7 +92,9 @@ TEST(ModuleSizes, CountsTheRootsOwnTensorsAsLayers) {
   ModuleNode model = make.model_for_test();
   model.parameters.push_back(make.tensor("positions", 100));
   EXPECT_THAT(largest_layer(model, {}, {}).names, ElementsAre("positions"));
-  EXPECT_THAT(largest_child_layer(model, {}, {}).names, ElementsAre("linear2"));
+  EXPECT_THAT(
+      testing::largest_child_layer(model, {}, {}).names,
+      ElementsAre("linear2"));
 }
 
 TEST(ModuleSizes, RefusesUnknownDtypes) {

@@ -15,6 +15,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
+#include "format/journal/journal_decoder.h"
 #include "format/journal/journal_frame.h"
 #include "format/journal/journal_kinds.h"
 #include "format/journal/journal_reader.h"
@@ -63,6 +64,14 @@ std::vector<double> losses_in(const fs::path& path) {
 
 void write(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// All entries of a payload.
+std::vector<JournalEntry> read_journal_payload(std::string_view payload) {
+  std::vector<JournalEntry> entries;
+  JournalDecoder decoder(payload);
+  while (decoder.next()) entries.push_back(decoder.entry());
+  return entries;
 }
 
 TEST(JournalFrame, KeepsEveryKindOfEntry) {
@@ -383,7 +392,6 @@ TEST_F(FullDisk, KeepsEntriesUntilThereIsRoom) {
   EXPECT_EQ(losses_on_disk(), (std::vector<double>{0, 1, 2, 3}));
   EXPECT_EQ(lines_.size(), 2u);
   EXPECT_EQ(lines_.back(), "the journal can be written again");
-  EXPECT_EQ(journal->num_lost_entries(), 0u);
 }
 
 TEST_F(FullDisk, CountsWhatDoesNotFitIntoMemory) {
@@ -391,14 +399,13 @@ TEST_F(FullDisk, CountsWhatDoesNotFitIntoMemory) {
   log(*journal, 0, 0);
   EXPECT_FALSE(journal->flush());
   for (int i = 1; i < 1000; ++i) log(*journal, i, i);
-  const std::uint64_t lost = journal->num_lost_entries();
-  EXPECT_GT(lost, 900u);
   disk_.room = 100000;
   EXPECT_TRUE(journal->flush());
   log(*journal, 1000, 1000);
   EXPECT_TRUE(journal->flush());
   const std::vector<double> found = losses_on_disk();
-  EXPECT_EQ(found.size(), 1001 - lost);
+  const std::size_t lost = 1001 - found.size();
+  EXPECT_GT(lost, 900u);
   EXPECT_EQ(found.back(), 1000);
   EXPECT_THAT(
       entries_,
@@ -442,7 +449,6 @@ TEST_F(FullDisk, IsWaitedForWhenItIsSlowerThanWhatIsLogged) {
     log(*journal, i, i);
     expected.push_back(i);
   }
-  EXPECT_EQ(journal->num_lost_entries(), 0u);
   journal.reset();
   EXPECT_EQ(losses_on_disk(), expected);
   EXPECT_GT(disk_.largest_write, 500u);

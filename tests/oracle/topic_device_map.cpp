@@ -9,6 +9,7 @@
 #include "oracle/departures.h"
 #include "oracle/module_trees.h"
 #include "oracle/oracle.h"
+#include "support/child_layers.h"
 
 namespace accelerate::oracle {
 
@@ -137,8 +138,8 @@ Json run_device_map(const Json& input) {
   const ModuleNode root = module_tree_of(input.at("module"), input.at("tied"));
   const InferAutoDeviceMapOptions options = options_of(input);
   ModuleSizesOptions sizes{options.dtype, options.special_dtypes};
-  const auto largest =
-      detail::largest_child_layer(root, sizes, options.no_split_module_classes);
+  const auto largest = testing::largest_child_layer(
+      root, sizes, options.no_split_module_classes);
   const auto limits = [&] { return memory_of(input.at("max_memory")); };
   const auto balanced = [&] {
     return detail::balanced_memory(

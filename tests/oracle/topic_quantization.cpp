@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <span>
 
 #include <torch/nn/modules/embedding.h>
@@ -65,6 +66,58 @@ Json thinned(const at::Tensor& tensor) {
   return json;
 }
 
+// Values from `first` to `last` in float32, bit for bit as PyTorch's linspace.
+std::vector<float> evenly_spaced(float first, float last, int count) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  const float step = (last - first) / static_cast<float>(count - 1);
+  for (int i = 0; i < count; ++i) {
+    values[static_cast<std::size_t>(i)] = i < count / 2
+        ? std::fma(step, static_cast<float>(i), first)
+        : std::fma(-step, static_cast<float>(count - i - 1), last);
+  }
+  return values;
+}
+
+constexpr std::size_t kByteCodes = 256;
+
+// Evenly spaced values from -1, or 0, to 1. `add_zero` drops one of the values
+// of a signed map, so that zero is one of them.
+std::vector<float> linear_map(bool is_signed, int total_bits, bool add_zero) {
+  int count = 1 << total_bits;
+  if (is_signed && (add_zero || total_bits < 8)) --count;
+  std::vector<float> values =
+      evenly_spaced(is_signed ? -1.0f : 0.0f, 1.0f, count);
+  values.insert(
+      values.begin() + count / 2,
+      kByteCodes - static_cast<std::size_t>(count),
+      0.0f);
+  return values;
+}
+
+// A float with this many bits, divided by the largest.
+std::vector<float>
+fp8_map(bool is_signed, int exponent_bits, int precision_bits) {
+  const int bias = 1 << (exponent_bits - 1);
+  const int num_fractions = 1 << precision_bits;
+  std::vector<float> values;
+  for (int exponent = 0; exponent < 1 << exponent_bits; ++exponent) {
+    for (int fraction = 0; fraction < num_fractions; ++fraction) {
+      const double part = static_cast<double>(fraction) / num_fractions;
+      // Larger exponents stand for smaller powers, as in bitsandbytes.
+      const double value = exponent == 0
+          ? std::ldexp(part, -bias)
+          : std::ldexp(1 + part, bias + 1 - exponent);
+      values.push_back(static_cast<float>(value));
+      if (is_signed) values.push_back(static_cast<float>(-value));
+    }
+  }
+  const float largest = *std::max_element(values.begin(), values.end());
+  for (float& value : values) value /= largest;
+  values.resize(std::max(values.size(), kByteCodes));
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
 Json run_codebook(const Json& input) {
   const std::string name = input.at("name");
   const Json& args = input.at("args");
@@ -79,18 +132,13 @@ Json run_codebook(const Json& input) {
              {is_signed, args.at("max_exponent_bits"), bits})}};
   }
   if (name == "linear") {
-    return {
-        {"values",
-         detail::create_linear_map({is_signed, bits, args.at("add_zero")})}};
+    return {{"values", linear_map(is_signed, bits, args.at("add_zero"))}};
   }
   if (name == "fp8") {
     return {
         {"values",
-         detail::create_fp8_map(
-             {is_signed,
-              args.at("exponent_bits"),
-              args.at("precision_bits"),
-              bits})}};
+         fp8_map(
+             is_signed, args.at("exponent_bits"), args.at("precision_bits"))}};
   }
   throw NotBuilt(name);
 }

@@ -3,10 +3,13 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <set>
 
 #include <accelerate/error.h>
 
+#include "base/text/text.h"
 #include "planning/pipeline/operations.h"
 #include "planning/pipeline/orders.h"
 #include "planning/pipeline/schedule.h"
@@ -108,6 +111,38 @@ TEST(PipelineSchedule, KeepsForWeightsWhatTheirGradientsNeed) {
   const PipelineSchedule chunks =
       make_pipeline_schedule(Schedules::looped_bfs, 1, 2, 2);
   EXPECT_THAT(most_kept(chunks, {{1, 1}, {10, 1}}), ElementsAre(22.0));
+}
+
+// Why the schedule cannot complete, or what it computes twice or not at all;
+// empty for a correct schedule.
+std::string find_fault(const PipelineSchedule& schedule) {
+  // How often each stage computes each micro-batch: forward, whole backward,
+  // gradient of the input, gradient of the weights.
+  std::map<std::pair<int, int>, std::array<int, 4>> counts;
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    for (const auto& action : schedule.ranks[static_cast<std::size_t>(rank)]) {
+      auto& count =
+          counts[{schedule.stage(rank, action.chunk), action.micro_batch}];
+      ++count[static_cast<std::size_t>(action.kind)];
+    }
+  }
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    for (int i = 0; i < schedule.num_micro_batches; ++i) {
+      const auto [forward, backward, input, weight] = counts[{stage, i}];
+      if (forward == 1 && backward + input == 1 && backward + weight == 1)
+        continue;
+      return format(
+          "stage {} computes micro-batch {} {} times forward, {} times "
+          "backward, {} times for its input and {} times for its weights",
+          stage,
+          i,
+          forward,
+          backward,
+          input,
+          weight);
+    }
+  }
+  return simulate_pipeline(schedule, {}).deadlock;
 }
 
 TEST(PipelineSchedule, ComputesEverythingOnceAndEnds) {

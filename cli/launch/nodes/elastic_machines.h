@@ -53,7 +53,6 @@ class ElasticMachines {
   class Exchange;
 
   void start_exchange(int num_restarts_left);
-  void stop_exchange();
 
   const LaunchPlan& plan_;
   std::string address_;

@@ -54,12 +54,6 @@ TensorSearch search(const torch::nn::Module& root, const std::string& name) {
 
 }  // namespace
 
-ModuleTensorHandle find_module_tensor(
-    const torch::nn::Module& module,
-    const std::string& name) {
-  return search(module, name).found;
-}
-
 ModuleTensorHandle require_module_tensor(
     const torch::nn::Module& module,
     const std::string& name) {

@@ -13,17 +13,11 @@ namespace accelerate::detail {
 
 /// A tensor of a module by its dotted name.
 struct ModuleTensorHandle {
-  /// Undefined if there is none of that name.
   at::Tensor tensor;
   bool is_parameter = false;
 };
 
-ModuleTensorHandle find_module_tensor(
-    const torch::nn::Module& module,
-    const std::string& name);
-
-/// The same; throws ConfigError, naming the module where the name ends, if
-/// there is none.
+/// Throws ConfigError, naming the module where the name ends, if there is none.
 ModuleTensorHandle require_module_tensor(
     const torch::nn::Module& module,
     const std::string& name);

@@ -220,7 +220,6 @@ void OffloadFolderWriter::put_file(
     FileRecord record = offload_record_of(weight);
     if (holds(file, weight, record)) {
       wanted_.records[name] = std::move(record);
-      ++num_kept_;
       return;
     }
   }
@@ -260,7 +259,6 @@ void OffloadFolderWriter::stage(
   });
   output->finish();
   wanted_.records[name] = std::move(record);
-  ++num_written_;
 }
 
 void OffloadFolderWriter::commit() {

@@ -97,10 +97,6 @@ class OffloadFolderWriter {
   /// not complete at any time.
   void commit();
 
-  /// Number of weights that were written, and that were there already.
-  [[nodiscard]] std::size_t num_written() const { return num_written_; }
-  [[nodiscard]] std::size_t num_kept() const { return num_kept_; }
-
  private:
   [[nodiscard]] bool holds(
       const std::filesystem::path& file,
@@ -123,8 +119,6 @@ class OffloadFolderWriter {
   std::vector<std::pair<std::string, std::filesystem::path>> staged_;
   /// Written weights that the folder had with other values.
   std::vector<std::string> others_;
-  std::size_t num_written_ = 0;
-  std::size_t num_kept_ = 0;
 };
 
 }  // namespace accelerate::detail

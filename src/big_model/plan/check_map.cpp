@@ -109,20 +109,4 @@ std::string require_complete_map(const ModuleNode& root, const DeviceMap& map) {
       names_text(complaints.unknown));
 }
 
-std::string split_ties_warning(const ModuleNode& root, const DeviceMap& map) {
-  std::vector<std::string> groups;
-  for (const auto& group : tied_parameters(root)) {
-    const auto device = map.device_of(group.front());
-    const bool is_split =
-        std::any_of(group.begin(), group.end(), [&](const std::string& name) {
-          return map.device_of(name) != device;
-        });
-    if (is_split) groups.push_back(join(group, " = "));
-  }
-  if (groups.empty()) return "";
-  return format(
-      "tied parameters have several places, so they take memory in each: {}",
-      names_text(groups));
-}
-
 }  // namespace accelerate::detail

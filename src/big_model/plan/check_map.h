@@ -25,8 +25,4 @@ DeviceMapComplaints find_complaints(
 /// about entries that match no module, empty if there are none.
 std::string require_complete_map(const ModuleNode& root, const DeviceMap& map);
 
-/// A warning about tied parameters that are in several places; empty if there
-/// are none.
-std::string split_ties_warning(const ModuleNode& root, const DeviceMap& map);
-
 }  // namespace accelerate::detail

@@ -4,17 +4,6 @@
 
 namespace accelerate::detail {
 
-namespace {
-
-LargestLayerNames named(const SizedTree& tree, const LargestLayer& largest) {
-  LargestLayerNames layer{largest.num_bytes, {}};
-  for (const int node : largest.nodes)
-    layer.names.push_back(tree.name_of(node));
-  return layer;
-}
-
-}  // namespace
-
 ModuleSizes module_sizes(
     const ModuleNode& root,
     const ModuleSizesOptions& options) {
@@ -32,22 +21,16 @@ double total_module_size(
   return SizedTree(root, options)[0].num_bytes;
 }
 
-LargestLayerNames largest_child_layer(
-    const ModuleNode& root,
-    const ModuleSizesOptions& sizes,
-    const std::vector<std::string>& no_split_module_classes) {
-  const SizedTree tree(root, sizes, no_split_module_classes);
-  std::vector<int> children = tree.parts(0);
-  std::erase_if(children, [&](int node) { return !tree.is_module(node); });
-  return named(tree, tree.largest_layer(children));
-}
-
 LargestLayerNames largest_layer(
     const ModuleNode& root,
     const ModuleSizesOptions& sizes,
     const std::vector<std::string>& no_split_module_classes) {
   const SizedTree tree(root, sizes, no_split_module_classes);
-  return named(tree, tree.largest_layer(tree.items()));
+  const LargestLayer largest = tree.largest_layer(tree.items());
+  LargestLayerNames layer{largest.num_bytes, {}};
+  for (const int node : largest.nodes)
+    layer.names.push_back(tree.name_of(node));
+  return layer;
 }
 
 }  // namespace accelerate::detail

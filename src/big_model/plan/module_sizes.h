@@ -30,11 +30,6 @@ struct LargestLayerNames {
   double num_bytes = 0;
   std::vector<std::string> names;
 };
-/// Among the root's children.
-LargestLayerNames largest_child_layer(
-    const ModuleNode& root,
-    const ModuleSizesOptions& sizes,
-    const std::vector<std::string>& no_split_module_classes);
 /// Among the root's children and its own tensors.
 LargestLayerNames largest_layer(
     const ModuleNode& root,

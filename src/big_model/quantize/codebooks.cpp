@@ -6,8 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include <accelerate/error.h>
-
 namespace accelerate::detail {
 
 namespace {
@@ -103,46 +101,6 @@ ByteCodebook create_dynamic_map(const DynamicMapOptions& options) {
     add(bits < 0 ? 1 : (1 << bits) + 1, i - (options.max_exponent_bits - 1));
   }
   if (spare_bits > 0) add(1 << spare_bits, 0);
-  return filled_with_zeros(std::move(values));
-}
-
-ByteCodebook create_linear_map(const LinearMapOptions& options) {
-  int count = 1 << options.total_bits;
-  if (options.is_signed && (options.add_zero || options.total_bits < 8))
-    --count;
-  ByteCodebook values =
-      evenly_spaced(options.is_signed ? -1.0f : 0.0f, 1.0f, count);
-  values.insert(
-      values.begin() + count / 2,
-      kByteCodes - static_cast<std::size_t>(count),
-      0.0f);
-  return values;
-}
-
-ByteCodebook create_fp8_map(const Fp8MapOptions& options) {
-  const int sign_bits = options.is_signed ? 1 : 0;
-  if (options.exponent_bits + options.precision_bits + sign_bits !=
-      options.total_bits) {
-    throw ConfigError(
-        "[big_model] the bits of exponent, precision and sign do not add up to "
-        "total_bits");
-  }
-  const int bias = 1 << (options.exponent_bits - 1);
-  const int num_fractions = 1 << options.precision_bits;
-  ByteCodebook values;
-  for (int exponent = 0; exponent < 1 << options.exponent_bits; ++exponent) {
-    for (int fraction = 0; fraction < num_fractions; ++fraction) {
-      const double part = static_cast<double>(fraction) / num_fractions;
-      // Larger exponents stand for smaller powers, as in bitsandbytes.
-      const double value = exponent == 0
-          ? std::ldexp(part, -bias)
-          : std::ldexp(1 + part, bias + 1 - exponent);
-      values.push_back(static_cast<float>(value));
-      if (options.is_signed) values.push_back(static_cast<float>(-value));
-    }
-  }
-  const float largest = *std::max_element(values.begin(), values.end());
-  for (float& value : values) value /= largest;
   return filled_with_zeros(std::move(values));
 }
 

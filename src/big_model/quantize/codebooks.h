@@ -43,23 +43,4 @@ struct DynamicMapOptions {
 };
 ByteCodebook create_dynamic_map(const DynamicMapOptions& options = {});
 
-/// Evenly spaced values from -1, or 0, to 1.
-struct LinearMapOptions {
-  bool is_signed = true;
-  int total_bits = 8;
-  /// Drops one of the values of a signed map, so that zero is one of them.
-  bool add_zero = true;
-};
-ByteCodebook create_linear_map(const LinearMapOptions& options = {});
-
-/// A float with this many bits, divided by the largest. The bits, including the
-/// sign, must add up to the total.
-struct Fp8MapOptions {
-  bool is_signed = true;
-  int exponent_bits = 5;
-  int precision_bits = 2;
-  int total_bits = 8;
-};
-ByteCodebook create_fp8_map(const Fp8MapOptions& options = {});
-
 }  // namespace accelerate::detail

@@ -142,11 +142,4 @@ JournalEntry JournalDecoder::entry() const {
   return entry;
 }
 
-std::vector<JournalEntry> read_journal_payload(std::string_view payload) {
-  std::vector<JournalEntry> entries;
-  JournalDecoder decoder(payload);
-  while (decoder.next()) entries.push_back(decoder.entry());
-  return entries;
-}
-
 }  // namespace accelerate::detail

@@ -69,7 +69,4 @@ class JournalDecoder {
   std::string_view description_;
 };
 
-/// All entries of a payload; throws as JournalDecoder::next().
-std::vector<JournalEntry> read_journal_payload(std::string_view payload);
-
 }  // namespace accelerate::detail

@@ -199,11 +199,6 @@ void JournalWriter::rewind_to(std::int64_t step) {
   if (has_room(lock, 32)) pending_.add({time, step, JournalRewind{}});
 }
 
-std::uint64_t JournalWriter::num_lost_entries() const {
-  const std::lock_guard lock(mutex_);
-  return num_lost_;
-}
-
 bool JournalWriter::flush() {
   std::unique_lock lock(mutex_);
   await_write(lock);

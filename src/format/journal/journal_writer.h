@@ -90,8 +90,6 @@ class JournalWriter {
   /// Returns once all entries logged before are durable; false if they cannot
   /// be written now.
   bool flush();
-  /// Entries that were dropped because the file could not be written.
-  [[nodiscard]] std::uint64_t num_lost_entries() const;
 
  private:
   struct Frame {

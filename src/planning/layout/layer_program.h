@@ -63,9 +63,6 @@ struct LayoutCase {
 
   // Groups of ranks, by how far apart their members are.
   [[nodiscard]] RankGroup tensor_group() const { return {layout.tensor, 1}; }
-  [[nodiscard]] RankGroup context_group() const {
-    return {layout.context, layout.tensor};
-  }
   [[nodiscard]] RankGroup expert_group() const {
     return {layout.expert, layout.tensor * layout.context};
   }

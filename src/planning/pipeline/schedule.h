@@ -113,8 +113,4 @@ PipelineSchedule make_partial_schedule(
     int num_micro_batches,
     int num_chunks);
 
-/// Why the schedule cannot complete, or what it computes twice or not at all;
-/// empty for a correct schedule.
-std::string find_fault(const PipelineSchedule& schedule);
-
 }  // namespace accelerate::detail
