@@ -87,8 +87,8 @@ int replay(ReplayFlags flags) {
            print_warning(text);
          }});
     feed.start(run.config);
-    for (const detail::FeedItem& item : run.items)
-      feed.push(std::make_shared<detail::FeedItem>(item));
+    for (const TrackedItem& item : run.items)
+      feed.push(std::make_shared<TrackedItem>(item));
   }
   std::printf(
       "replayed %zu entries of %s to %s\n",

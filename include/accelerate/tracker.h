@@ -138,6 +138,48 @@ struct TrackedHistogram {
   bool operator==(const TrackedHistogram&) const = default;
 };
 
+/// A run's configuration and hyperparameters.
+struct TrackedConfig {
+  TrackedValues values;
+};
+
+/// A figure as an SVG document.
+struct TrackedFigure {
+  std::string svg;
+};
+
+/// A file, or a directory with all its contents, for a directory of the run.
+struct TrackedArtifact {
+  std::string path;
+  std::string directory;
+};
+
+/// Settings by tracker name: {{"wandb", {{"entity", "team"}}}}.
+using TrackerKwargs = std::map<std::string, TrackedValues, std::less<>>;
+
+/// One thing that is logged, of any kind.
+struct TrackedItem {
+  using Content = std::variant<
+      TrackedConfig,
+      TrackedValues,
+      TrackedImages,
+      TrackedTable,
+      TrackedHistogram,
+      TrackedFigure,
+      TrackedArtifact>;
+
+  LogTime time = {};
+  Content content = {};
+  /// The name of the images, table, histogram or figure.
+  std::string name = {};
+  /// log_kwargs; null if there are none.
+  std::shared_ptr<const TrackerKwargs> kwargs = nullptr;
+
+  /// The log_kwargs of the tracker of that name.
+  [[nodiscard]] ACCELERATE_API const TrackedValues& options(
+      std::string_view tracker) const;
+};
+
 /// Sends a run's values to a tool. Derive from it for a tool of your own:
 /// name() is required, everything else has a default. All functions except the
 /// constructor are called on one thread, which is not the training loop's; an
@@ -166,47 +208,62 @@ class ACCELERATE_API GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options);
-  /// These functions return false if the tool does not support them, which is
-  /// reported once.
-  virtual bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options);
-  virtual bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options);
-  virtual bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options);
-  /// `svg`: the figure as an SVG document.
-  virtual bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options);
-  /// Copies a file, or a directory with all its contents, into the run.
-  virtual bool log_artifact(
-      const std::string& path,
-      const std::string& directory);
+  /// Logs an item of any kind. Returns false if the tool does not support its
+  /// kind, which is reported once. By default, configurations and values go to
+  /// the functions above, and nothing else is supported.
+  virtual bool log_item(const TrackedItem& item);
   /// Makes what was logged visible to readers.
   virtual void flush();
   /// Ends the run. Nothing is called after it.
   virtual void finish();
   /// The tool's own object or handle; empty if there is none.
   [[nodiscard]] virtual std::any tracker();
+
+  // These call log_item().
+
+  bool log_images(
+      const std::string& name,
+      TrackedImages images,
+      const LogTime& time,
+      const TrackedValues& options = {}) {
+    return log_named(name, std::move(images), time, options);
+  }
+  bool log_table(
+      const std::string& name,
+      TrackedTable table,
+      const LogTime& time,
+      const TrackedValues& options = {}) {
+    return log_named(name, std::move(table), time, options);
+  }
+  bool log_histogram(
+      const std::string& name,
+      TrackedHistogram histogram,
+      const LogTime& time,
+      const TrackedValues& options = {}) {
+    return log_named(name, std::move(histogram), time, options);
+  }
+  bool log_figure(
+      const std::string& name,
+      std::string svg,
+      const LogTime& time,
+      const TrackedValues& options = {}) {
+    return log_named(name, TrackedFigure{std::move(svg)}, time, options);
+  }
+  bool log_artifact(const std::string& path, const std::string& directory) {
+    return log_item({.content = TrackedArtifact{path, directory}});
+  }
+
+ private:
+  bool log_named(
+      const std::string& name,
+      TrackedItem::Content content,
+      const LogTime& time,
+      const TrackedValues& options);
 };
 
 /// A tracker to log with: the name of one of the library's or of a registered
 /// class, "all", or an object that the program has made.
 using LogWith = std::variant<std::string, std::shared_ptr<GeneralTracker>>;
-
-/// Settings by tracker name: {{"wandb", {{"entity", "team"}}}}.
-using TrackerKwargs = std::map<std::string, TrackedValues, std::less<>>;
 
 /// What a tracker of a registered class is made from.
 struct TrackerArguments {

@@ -43,14 +43,6 @@ IsInstalled is_installed(const std::vector<LogWith>& log_with) {
   };
 }
 
-std::shared_ptr<const FeedItem> call_item(
-    std::function<void()> function,
-    std::size_t num_bytes) {
-  FeedItem item;
-  item.content = LoggedCall{std::move(function), num_bytes};
-  return std::make_shared<const FeedItem>(std::move(item));
-}
-
 }  // namespace
 
 void WarningTap::set_target(Target target) {
@@ -151,11 +143,11 @@ void RunTracking::open_journal() {
   options_.warnings->set_target([feed = journal_feed_.get(),
                                  journal = journal_](const std::string& text) {
     const LogTime time{std::nullopt, unix_now()};
-    feed->push_if_room(call_item(
+    feed->push_call_if_room(
         [journal, time, event = warning_event(text)] {
           journal->add(event, time);
         },
-        text.size()));
+        text.size());
   });
   start_figures();
 }
@@ -174,11 +166,11 @@ RunFiguresOptions RunTracking::figures_options() const {
   options.report = [feed = journal_feed_.get(), journal = journal_](
                        JournalEvent event, double seconds) {
     const std::size_t num_bytes = event.body.size();
-    feed->push_if_room(call_item(
+    feed->push_call_if_room(
         [journal, event = std::move(event), seconds] {
           journal->add(event, {std::nullopt, seconds});
         },
-        num_bytes));
+        num_bytes);
   };
   options.warn = [this](const std::string& text) { warn(text); };
   return options;
@@ -225,8 +217,8 @@ void RunTracking::init_trackers(
   open_journal();
   add_event(project_event(project_name), std::nullopt);
   if (journal_feed_ && config)
-    journal_feed_->push(std::make_shared<FeedItem>(
-        FeedItem{{std::nullopt, unix_now()}, LoggedConfig{*config}}));
+    journal_feed_->push(std::make_shared<TrackedItem>(
+        TrackedItem{{std::nullopt, unix_now()}, TrackedConfig{*config}}));
   const auto patience = std::make_shared<TrackerPatience>();
   TrackerRequest request{
       .project_name = project_name,
@@ -297,7 +289,7 @@ void RunTracking::check_first_step(std::int64_t step) {
       step));
 }
 
-void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
+void RunTracking::push(const std::shared_ptr<TrackedItem>& item) {
   if (!begin_push(item->time)) return;
   if (journal_feed_) journal_feed_->push(item);
   if (feed_) feed_->push(item);
@@ -306,7 +298,7 @@ void RunTracking::push(const std::shared_ptr<FeedItem>& item) {
 void RunTracking::log(TrackedValues values, std::optional<std::int64_t> step) {
   LogTime time{step, 0};
   if (!are_real_numbers(values)) {
-    push({time, LoggedValues{std::move(values)}});
+    push({time, std::move(values)});
     return;
   }
   if (!begin_push(time)) return;
@@ -317,7 +309,7 @@ void RunTracking::log(TrackedValues values, std::optional<std::int64_t> step) {
 void RunTracking::on_journal(
     std::function<void()> function,
     std::size_t num_bytes) {
-  journal_feed_->push(call_item(std::move(function), num_bytes));
+  journal_feed_->push_call(std::move(function), num_bytes);
 }
 
 void RunTracking::add_event(

@@ -90,9 +90,9 @@ class RunTracking {
   /// Whether anybody gets what is logged; if not, it need not be made.
   [[nodiscard]] bool is_active() const;
   /// Sets the item's time. The item is not to be changed afterwards.
-  void push(const std::shared_ptr<FeedItem>& item);
-  void push(FeedItem item) {
-    push(std::make_shared<FeedItem>(std::move(item)));
+  void push(const std::shared_ptr<TrackedItem>& item);
+  void push(TrackedItem item) {
+    push(std::make_shared<TrackedItem>(std::move(item)));
   }
   /// Logs values of a step without options.
   void log(TrackedValues values, std::optional<std::int64_t> step);

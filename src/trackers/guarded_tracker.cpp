@@ -1,8 +1,10 @@
 #include "trackers/guarded_tracker.h"
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include <accelerate/error.h>
 
@@ -41,38 +43,17 @@ class GuardedTracker final : public GeneralTracker {
       const TrackedValues& options) override {
     running("log()").log(values, time, options);
   }
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override {
-    return running("log_images()").log_images(name, images, time, options);
-  }
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override {
-    return running("log_table()").log_table(name, table, time, options);
-  }
-  bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options) override {
-    return running("log_histogram()")
-        .log_histogram(name, histogram, time, options);
-  }
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override {
-    return running("log_figure()").log_figure(name, svg, time, options);
-  }
-  bool log_artifact(const std::string& path, const std::string& directory)
-      override {
-    return running("log_artifact()").log_artifact(path, directory);
+  bool log_item(const TrackedItem& item) override {
+    constexpr std::array<std::string_view, 7> kCalls{
+        "store_init_configuration()",
+        "log()",
+        "log_images()",
+        "log_table()",
+        "log_histogram()",
+        "log_figure()",
+        "log_artifact()"};
+    static_assert(kCalls.size() == std::variant_size_v<TrackedItem::Content>);
+    return running(kCalls.at(item.content.index())).log_item(item);
   }
   void flush() override {
     if (state_ == State::started) tracker_->flush();

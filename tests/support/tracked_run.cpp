@@ -58,10 +58,7 @@ void log_calls(
     if (call.at("call") == "log") {
       tracking.log(tracked_values(call.at("values")), time.step);
     } else {
-      tracking.push(
-          {time,
-           detail::LoggedImages{
-               call.at("key"), recorded_images(call, layout)}});
+      tracking.push({time, recorded_images(call, layout), call.at("key")});
     }
   }
 }

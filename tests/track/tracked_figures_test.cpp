@@ -38,7 +38,7 @@ class TrackedFigures : public ::testing::Test {
     return result;
   }
   static void log(RunTracking& tracking) {
-    tracking.push({{1, 0}, detail::LoggedValues{{{"a", 0.5}}}});
+    tracking.push({{1, 0}, TrackedValues{{"a", 0.5}}});
   }
   /// Returns the history of the run "r".
   detail::RunHistory history() {

@@ -17,7 +17,6 @@ namespace accelerate {
 namespace {
 namespace replay_test {
 
-using detail::FeedItem;
 using detail::JournalEntry;
 using detail::JournalTracker;
 using ::testing::ElementsAre;
@@ -46,8 +45,8 @@ LogTime at(std::int64_t step) {
 /// "{'a': 1.0} at 3" for items that are values.
 std::vector<std::string> lines(const detail::RecordedRun& run) {
   std::vector<std::string> result;
-  for (const FeedItem& item : run.items) {
-    const auto& values = std::get<detail::LoggedValues>(item.content).values;
+  for (const TrackedItem& item : run.items) {
+    const auto& values = std::get<TrackedValues>(item.content);
     result.push_back(
         TrackedValue(values).str() + " at " +
         (item.time.step ? std::to_string(*item.time.step) : "none"));
@@ -69,8 +68,8 @@ TEST_F(Replay, FindsWhatWasLoggedWithItsTypesTimesAndSteps) {
   EXPECT_EQ(run.project, "digits");
   EXPECT_EQ(run.config, (TrackedValues{{"lr", 0.1}, {"epochs", 3}}));
   ASSERT_EQ(run.items.size(), 2U);
-  EXPECT_EQ(std::get<detail::LoggedValues>(run.items[0].content).values, plain);
-  EXPECT_EQ(std::get<detail::LoggedValues>(run.items[1].content).values, mixed);
+  EXPECT_EQ(std::get<TrackedValues>(run.items[0].content), plain);
+  EXPECT_EQ(std::get<TrackedValues>(run.items[1].content), mixed);
   EXPECT_EQ(run.items[1].time.seconds, at(2).seconds);
   EXPECT_EQ(run.items[1].time.step, 2);
 }
@@ -90,18 +89,14 @@ TEST_F(Replay, FindsImagesTablesHistogramsFiguresAndArtifacts) {
   const detail::RecordedRun run = read();
   ASSERT_EQ(run.items.size(), 6U);
   for (std::size_t i = 0; i < 2; ++i) {
-    const auto& batch = std::get<detail::LoggedImages>(run.items[i].content);
-    EXPECT_EQ(batch.name, "out");
-    EXPECT_EQ(batch.images, images);
+    EXPECT_EQ(run.items[i].name, "out");
+    EXPECT_EQ(std::get<TrackedImages>(run.items[i].content), images);
   }
-  EXPECT_EQ(std::get<detail::LoggedTable>(run.items[2].content).table, table);
+  EXPECT_EQ(std::get<TrackedTable>(run.items[2].content), table);
+  EXPECT_EQ(std::get<TrackedHistogram>(run.items[3].content), histogram);
+  EXPECT_EQ(std::get<TrackedFigure>(run.items[4].content).svg, "<svg/>");
   EXPECT_EQ(
-      std::get<detail::LoggedHistogram>(run.items[3].content).histogram,
-      histogram);
-  EXPECT_EQ(std::get<detail::LoggedFigure>(run.items[4].content).svg, "<svg/>");
-  EXPECT_EQ(
-      std::get<detail::LoggedArtifact>(run.items[5].content).directory,
-      "models");
+      std::get<TrackedArtifact>(run.items[5].content).directory, "models");
 }
 
 TEST_F(Replay, LeavesOutStepsThatARewindMadeVoid) {

@@ -19,7 +19,6 @@ namespace accelerate {
 namespace {
 namespace tracker_feed_test {
 
-using detail::FeedItem;
 using detail::NumberBuffer;
 using detail::TrackerFeed;
 using detail::WhenFull;
@@ -82,11 +81,10 @@ class Blocked final : public Recorder {
   std::promise<void> let_go;
 };
 
-std::shared_ptr<const FeedItem> values(
+std::shared_ptr<const TrackedItem> values(
     const TrackedValues& all,
     std::int64_t step) {
-  return std::make_shared<FeedItem>(
-      FeedItem{{step, 0}, detail::LoggedValues{all}});
+  return std::make_shared<TrackedItem>(TrackedItem{{step, 0}, all});
 }
 
 class Feed : public ::testing::Test {
@@ -193,10 +191,10 @@ TEST_F(Feed, GivesEachTrackerItsOwnOptions) {
   const auto tracker = std::make_shared<Recorder>();
   {
     TrackerFeed feed({tracker}, options());
-    FeedItem item{{7, 0}, detail::LoggedValues{{{"a", 1}}}};
+    TrackedItem item{{7, 0}, TrackedValues{{"a", 1}}};
     item.kwargs = std::make_shared<TrackerKwargs>(
         TrackerKwargs{{"recorder", {{"commit", true}}}, {"other", {{"b", 1}}}});
-    feed.push(std::make_shared<FeedItem>(item));
+    feed.push(std::make_shared<TrackedItem>(item));
   }
   EXPECT_EQ(tracker->calls.front(), "log {'a': 1} at 7 with {'commit': True}");
 }
@@ -233,8 +231,8 @@ TEST_F(Feed, SaysOnceWhatAToolDoesNotHave) {
   {
     TrackerFeed feed({tracker}, options());
     for (int i = 0; i < 3; ++i) {
-      feed.push(std::make_shared<FeedItem>(
-          FeedItem{{}, detail::LoggedFigure{"f", "<svg/>"}}));
+      feed.push(std::make_shared<TrackedItem>(
+          TrackedItem{{}, TrackedFigure{"<svg/>"}, "f"}));
     }
   }
   EXPECT_THAT(warnings(), ElementsAre(HasSubstr("recorder has no figures")));

@@ -62,21 +62,15 @@ class Keeper final : public GeneralTracker {
       override {
     logged.push_back(TrackedValue(values).str());
   }
-  bool log_images(
-      const std::string&,
-      const TrackedImages& each,
-      const LogTime&,
-      const TrackedValues& given) override {
-    images = each;
-    image_options = given;
-    return true;
-  }
-  bool log_figure(
-      const std::string&,
-      const std::string& each,
-      const LogTime&,
-      const TrackedValues&) override {
-    svg = each;
+  bool log_item(const TrackedItem& item) override {
+    if (const auto* each = std::get_if<TrackedImages>(&item.content)) {
+      images = *each;
+      image_options = item.options(name());
+    } else if (const auto* figure = std::get_if<TrackedFigure>(&item.content)) {
+      svg = figure->svg;
+    } else {
+      return GeneralTracker::log_item(item);
+    }
     return true;
   }
   bool is_for_main = true;

@@ -15,6 +15,7 @@
 #include "base/text/text.h"
 #include "format/journal/journal_entry.h"
 #include "trackers/dvclive/dvclive_files.h"
+#include "trackers/feed/feed_item.h"
 #include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
@@ -61,20 +62,13 @@ class DvcliveTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override;
-
-  bool log_artifact(const std::string& path, const std::string& directory)
-      override {
-    files_->copy_artifact(path, directory);
+  bool log_item(const TrackedItem& item) override {
+    return take_item(*this, item);
+  }
+  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedFigure& figure, const TrackedItem& item);
+  bool take(const TrackedArtifact& artifact, const TrackedItem&) {
+    files_->copy_artifact(artifact.path, artifact.directory);
     return true;
   }
 
@@ -93,6 +87,9 @@ class DvcliveTracker final : public GeneralTracker {
   [[nodiscard]] std::any tracker() override { return options_.directory; }
 
  private:
+  void refuse_options(const TrackedItem& item) const {
+    KeywordArguments("dvclive's log_kwargs", item.options(name()), {});
+  }
   void warn_once(const std::string& name);
 
   DvcliveOptions options_;
@@ -134,14 +131,13 @@ void DvcliveTracker::warn_once(const std::string& name) {
       printable(name)));
 }
 
-bool DvcliveTracker::log_images(
-    const std::string& name,
+bool DvcliveTracker::take(
     const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments("dvclive's log_kwargs", options, {});
+    const TrackedItem& item) {
+  refuse_options(item);
+  const std::string& name = item.name;
   const std::vector<Pixels> separate = separate_images(images);
-  const std::string step = std::to_string(time.step.value_or(next_step_));
+  const std::string step = std::to_string(item.time.step.value_or(next_step_));
   // DVC shows a directory of images named by number as a slider.
   for (std::size_t i = 0; i < separate.size(); ++i) {
     const std::string directory =
@@ -153,15 +149,14 @@ bool DvcliveTracker::log_images(
   return true;
 }
 
-bool DvcliveTracker::log_figure(
-    const std::string& name,
-    const std::string& svg,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments("dvclive's log_kwargs", options, {});
-  const std::string step = std::to_string(time.step.value_or(next_step_));
+bool DvcliveTracker::take(
+    const TrackedFigure& figure,
+    const TrackedItem& item) {
+  refuse_options(item);
+  const std::string step = std::to_string(item.time.step.value_or(next_step_));
   files_->write_image(
-      name.ends_with(".svg") ? name : name + "/" + step + ".svg", svg);
+      item.name.ends_with(".svg") ? item.name : item.name + "/" + step + ".svg",
+      figure.svg);
   return true;
 }
 

@@ -38,8 +38,8 @@ void TrackerFeed::start(const std::optional<TrackedValues>& config) {
       fed_[i].is_running = true;
     }
     if (!config) return;
-    for (const auto& tracker : trackers_)
-      tracker->store_init_configuration(*config);
+    const TrackedItem item{.content = TrackedConfig{*config}};
+    for (const auto& tracker : trackers_) tracker->log_item(item);
   });
 }
 
@@ -74,7 +74,7 @@ bool TrackerFeed::has_room(
   return false;
 }
 
-void TrackerFeed::push(std::shared_ptr<const FeedItem> item) {
+void TrackerFeed::push(std::shared_ptr<const TrackedItem> item) {
   const std::size_t size = size_of(*item);
   std::unique_lock lock(mutex_);
   if (!has_ended_ && has_room(lock, size)) enqueue(std::move(item), size);
@@ -97,18 +97,34 @@ void TrackerFeed::end_numbers() {
   waiting_.emplace_back(Numbers{num_ended_bytes_});
 }
 
-void TrackerFeed::push_if_room(std::shared_ptr<const FeedItem> item) {
-  const std::size_t size = size_of(*item);
-  const std::lock_guard lock(mutex_);
-  if (!has_ended_ && fits(size)) enqueue(std::move(item), size);
+void TrackerFeed::push_call(
+    std::function<void()> function,
+    std::size_t num_bytes) {
+  const std::size_t size = sizeof(TrackedItem) + num_bytes;
+  std::unique_lock lock(mutex_);
+  if (!has_ended_ && has_room(lock, size))
+    enqueue(protected_call(std::move(function)), size);
 }
 
-void TrackerFeed::enqueue(
-    std::shared_ptr<const FeedItem> item,
-    std::size_t size) {
+void TrackerFeed::push_call_if_room(
+    std::function<void()> function,
+    std::size_t num_bytes) {
+  const std::size_t size = sizeof(TrackedItem) + num_bytes;
+  const std::lock_guard lock(mutex_);
+  if (!has_ended_ && fits(size))
+    enqueue(protected_call(std::move(function)), size);
+}
+
+TrackerFeed::Call TrackerFeed::protected_call(std::function<void()> function) {
+  return {[this, function = std::move(function)] {
+    call_trackers([&](GeneralTracker&) { function(); }, "events");
+  }};
+}
+
+void TrackerFeed::enqueue(Entry entry, std::size_t size) {
   num_waiting_bytes_ += size;
   end_numbers();
-  waiting_.emplace_back(std::move(item));
+  waiting_.push_back(std::move(entry));
 }
 
 void TrackerFeed::run(std::function<void()> function) {
@@ -194,7 +210,8 @@ void TrackerFeed::work() {
 }
 
 void TrackerFeed::take(Entry& entry) {
-  if (const auto* item = std::get_if<std::shared_ptr<const FeedItem>>(&entry)) {
+  if (const auto* item =
+          std::get_if<std::shared_ptr<const TrackedItem>>(&entry)) {
     give_to_all(**item);
   } else if (const auto* numbers = std::get_if<Numbers>(&entry)) {
     give_numbers(numbers->end);
@@ -234,24 +251,20 @@ bool TrackerFeed::call(
 }
 
 void TrackerFeed::give_numbers(std::size_t end) {
-  static const TrackedValues kNoOptions;
   while (num_given_bytes_ < end) {
-    LogTime time;
-    num_given_bytes_ = taken_numbers_.read(num_given_bytes_, numbers_, time);
-    for (std::size_t i = 0; i < trackers_.size(); ++i) {
-      const bool is_taken = call(i, "values", [&](GeneralTracker& each) {
-        each.log(numbers_, time, kNoOptions);
-      });
-      if (!is_taken) ++fed_[i].num_missed;
-    }
+    num_given_bytes_ = taken_numbers_.read(
+        num_given_bytes_,
+        std::get<TrackedValues>(numbers_.content),
+        numbers_.time);
+    give_to_all(numbers_);
   }
 }
 
-void TrackerFeed::give_to_all(const FeedItem& item) {
+void TrackerFeed::give_to_all(const TrackedItem& item) {
   const std::string_view kind = kind_of(item);
   for (std::size_t i = 0; i < trackers_.size(); ++i) {
     const bool is_taken = call(i, kind, [&](GeneralTracker& each) {
-      if (give(item, each) || !without_.emplace(i, kind).second) return;
+      if (each.log_item(item) || !without_.emplace(i, kind).second) return;
       warn(format(
           "[trackers] {} has no {}; {}",
           each.name(),

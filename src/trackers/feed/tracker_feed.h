@@ -71,12 +71,15 @@ class TrackerFeed {
   /// Starts the trackers, passes them the configuration if there is one, and
   /// returns once they are done. Throws the first tracker's exception.
   void start(const std::optional<TrackedValues>& config);
-  void push(std::shared_ptr<const FeedItem> item);
+  void push(std::shared_ptr<const TrackedItem> item);
   /// The same for real numbers, which are copied into the queue: the caller
   /// shares no memory with the thread, since sharing is what costs most.
   void push_numbers(const TrackedValues& numbers, const LogTime& time);
-  /// Pushes the item if there is room for it; otherwise drops it silently.
-  void push_if_room(std::shared_ptr<const FeedItem> item);
+  /// Calls a function in its turn, once per tracker. What it throws counts as
+  /// the tracker's failure.
+  void push_call(std::function<void()> function, std::size_t num_bytes);
+  /// The same if there is room for it; otherwise drops it silently.
+  void push_call_if_room(std::function<void()> function, std::size_t num_bytes);
   /// Runs a function on the feed's thread after everything pushed before, and
   /// waits for it. Throws what it throws. Trackers must not call it.
   void run(std::function<void()> function);
@@ -108,13 +111,14 @@ class TrackerFeed {
   struct Numbers {
     std::size_t end = 0;
   };
-  using Entry = std::variant<std::shared_ptr<const FeedItem>, Call, Numbers>;
+  using Entry = std::variant<std::shared_ptr<const TrackedItem>, Call, Numbers>;
 
   bool has_room(std::unique_lock<std::mutex>& lock, std::size_t size);
   [[nodiscard]] bool fits(std::size_t size) const;
   [[nodiscard]] bool is_empty() const;
   void end_numbers();
-  void enqueue(std::shared_ptr<const FeedItem> item, std::size_t size);
+  void enqueue(Entry entry, std::size_t size);
+  [[nodiscard]] Call protected_call(std::function<void()> function);
   void work();
   void await_items(std::unique_lock<std::mutex>& lock);
   void take(Entry& entry);
@@ -124,7 +128,7 @@ class TrackerFeed {
   template <class Function>
   bool call(std::size_t index, std::string_view what, Function function);
   [[nodiscard]] bool may_call(const Fed& fed);
-  void give_to_all(const FeedItem& item);
+  void give_to_all(const TrackedItem& item);
   void give_numbers(std::size_t end);
   void
   note_failure(std::size_t index, std::string_view what, Clock::duration time);
@@ -150,7 +154,7 @@ class TrackerFeed {
   // These belong to the worker thread.
   NumberBuffer taken_numbers_;
   std::size_t num_given_bytes_ = 0;  // of taken_numbers_
-  TrackedValues numbers_;
+  TrackedItem numbers_{.content = TrackedValues()};
   std::vector<Fed> fed_;  // by tracker
   bool is_finishing_ = false;
   std::set<std::pair<std::size_t, std::string_view>> without_;

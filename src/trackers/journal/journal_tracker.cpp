@@ -87,54 +87,28 @@ void JournalTracker::note_not_finite(
   }
 }
 
-bool JournalTracker::log_images(
-    const std::string& name,
-    const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues&) {
-  const std::vector<Pixels> all = separate_images(images);
-  const bool is_batch = images.layout.starts_with('N');
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    add(image_event(
-            name,
-            is_batch ? std::optional<std::size_t>(i) : std::nullopt,
-            png_of(all[i])),
-        time);
+bool JournalTracker::log_item(const TrackedItem& item) {
+  if (const auto* images = std::get_if<TrackedImages>(&item.content)) {
+    const std::vector<Pixels> all = separate_images(*images);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      std::optional<std::size_t> index;
+      if (images->layout.starts_with('N')) index = i;
+      add(image_event(item.name, index, png_of(all[i])), item.time);
+    }
+  } else if (const auto* table = std::get_if<TrackedTable>(&item.content)) {
+    add(table_event(item.name, *table), item.time);
+  } else if (
+      const auto* histogram = std::get_if<TrackedHistogram>(&item.content)) {
+    add(histogram_event(item.name, *histogram), item.time);
+  } else if (const auto* figure = std::get_if<TrackedFigure>(&item.content)) {
+    add(figure_event(item.name, figure->svg), item.time);
+  } else if (
+      const auto* artifact = std::get_if<TrackedArtifact>(&item.content)) {
+    writer_->add(
+        artifact_event(artifact->path, artifact->directory), std::nullopt);
+  } else {
+    return GeneralTracker::log_item(item);
   }
-  return true;
-}
-
-bool JournalTracker::log_table(
-    const std::string& name,
-    const TrackedTable& table,
-    const LogTime& time,
-    const TrackedValues&) {
-  add(table_event(name, table), time);
-  return true;
-}
-
-bool JournalTracker::log_histogram(
-    const std::string& name,
-    const TrackedHistogram& histogram,
-    const LogTime& time,
-    const TrackedValues&) {
-  add(histogram_event(name, histogram), time);
-  return true;
-}
-
-bool JournalTracker::log_figure(
-    const std::string& name,
-    const std::string& svg,
-    const LogTime& time,
-    const TrackedValues&) {
-  add(figure_event(name, svg), time);
-  return true;
-}
-
-bool JournalTracker::log_artifact(
-    const std::string& path,
-    const std::string& directory) {
-  writer_->add(artifact_event(path, directory), std::nullopt);
   return true;
 }
 

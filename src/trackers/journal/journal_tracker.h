@@ -30,29 +30,8 @@ class JournalTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  /// Logs only the path.
-  bool log_artifact(const std::string& path, const std::string& directory)
-      override;
+  /// Logs only the path of an artifact.
+  bool log_item(const TrackedItem& item) override;
   /// Writes what was logged and closes the journal.
   void finish() override { writer_.reset(); }
 

@@ -96,26 +96,26 @@ ImageName image_name(const std::string& text) {
 }
 
 bool append_image(
-    std::vector<FeedItem>& items,
+    std::vector<TrackedItem>& items,
     const ImageName& name,
     const LogTime& time,
     const Pixels& image) {
   if (!name.index || *name.index == 0 || items.empty()) return false;
-  FeedItem& last = items.back();
-  auto* const logged = std::get_if<LoggedImages>(&last.content);
-  if (!logged || logged->name != name.name || last.time.step != time.step)
+  TrackedItem& last = items.back();
+  auto* const logged = std::get_if<TrackedImages>(&last.content);
+  if (!logged || last.name != name.name || last.time.step != time.step)
     return false;
-  auto& shape = logged->images.shape;
+  auto& shape = logged->shape;
   const std::vector<std::int64_t> wanted{
       *name.index, image.height, image.width, image.channels};
   if (shape != wanted) return false;
   ++shape.front();
-  logged->images.values += image.bytes;
+  logged->values += image.bytes;
   return true;
 }
 
 void add_image(
-    std::vector<FeedItem>& items,
+    std::vector<TrackedItem>& items,
     const JournalEvent& event,
     const LogTime& time) {
   const auto image = pixels_of_png(event.body);
@@ -127,7 +127,7 @@ void add_image(
   images.shape = {image->height, image->width, image->channels};
   if (name.index) images.shape.insert(images.shape.begin(), 1);
   images.values = image->bytes;
-  items.push_back({time, LoggedImages{name.name, std::move(images)}});
+  items.push_back({time, std::move(images), name.name});
 }
 
 void add_event(
@@ -136,8 +136,8 @@ void add_event(
     const JournalEvent& event,
     const LogTime& time) {
   namespace kind = journal_kind;
-  const auto add = [&](auto content) {
-    run.items.push_back({time, std::move(content)});
+  const auto add = [&](TrackedItem::Content content, std::string name = {}) {
+    run.items.push_back({time, std::move(content), std::move(name)});
   };
   if (event.kind == kind::kProject) {
     run.project = event.name;
@@ -145,19 +145,18 @@ void add_event(
       event.kind == kind::kConfig || event.kind == kind::kHyperparameters) {
     for (const NamedValue& each : read_values(event.body)) config.set(each);
   } else if (event.kind == kind::kText) {
-    add(LoggedValues{{{event.name, event.body}}});
+    add(TrackedValues{{event.name, event.body}});
   } else if (event.kind == kind::kImage) {
     add_image(run.items, event, time);
   } else if (event.kind == kind::kFigure) {
-    add(LoggedFigure{event.name, event.body});
+    add(TrackedFigure{event.body}, event.name);
   } else if (event.kind == kind::kArtifact) {
-    add(LoggedArtifact{event.name, event.body});
+    add(TrackedArtifact{event.name, event.body});
   } else if (event.kind == kind::kTable) {
-    if (auto table = read_table(event.body))
-      add(LoggedTable{event.name, std::move(*table)});
+    if (auto table = read_table(event.body)) add(std::move(*table), event.name);
   } else if (event.kind == kind::kHistogram) {
     if (auto histogram = read_histogram(event.body))
-      add(LoggedHistogram{event.name, std::move(*histogram)});
+      add(std::move(*histogram), event.name);
   }
 }
 
@@ -212,8 +211,7 @@ RecordedRun recorded_run(const std::vector<JournalEntry>& entries) {
     const JournalEntry& entry = entries[i];
     const LogTime time{entry.step, entry.time};
     if (auto& values = survivors.values[i]) {
-      if (!values->empty())
-        run.items.push_back({time, LoggedValues{std::move(*values)}});
+      if (!values->empty()) run.items.push_back({time, std::move(*values)});
     } else if (survivors.has_event[i]) {
       add_event(run, config, std::get<JournalEvent>(entry.content), time);
     }

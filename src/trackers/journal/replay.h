@@ -7,7 +7,6 @@
 #include <accelerate/tracker.h>
 
 #include "format/journal/journal_entry.h"
-#include "trackers/feed/feed_item.h"
 
 namespace accelerate::detail {
 
@@ -20,7 +19,7 @@ struct RecordedRun {
   /// The configuration from all processes; for equal names, the later value.
   TrackedValues config;
   /// In the order in which they were logged, with their times and steps.
-  std::vector<FeedItem> items;
+  std::vector<TrackedItem> items;
 };
 
 /// Reads the entries of a journal. If a step was repeated after a crash, only

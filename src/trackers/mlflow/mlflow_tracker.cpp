@@ -21,6 +21,7 @@
 
 #include "base/text/json_text.h"
 #include "base/text/text.h"
+#include "trackers/feed/feed_item.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
 #include "trackers/mlflow/mlflow_keys.h"
@@ -74,23 +75,13 @@ class MlflowTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_artifact(const std::string& path, const std::string& directory)
-      override;
+  bool log_item(const TrackedItem& item) override {
+    return take_item(*this, item);
+  }
+  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedTable& table, const TrackedItem& item);
+  bool take(const TrackedFigure& figure, const TrackedItem& item);
+  bool take(const TrackedArtifact& artifact, const TrackedItem&);
   void flush() override;
   void finish() override {
     flush();
@@ -101,6 +92,9 @@ class MlflowTracker final : public GeneralTracker {
   [[nodiscard]] std::any tracker() override { return run_id_; }
 
  private:
+  void refuse_options(const TrackedItem& item) const {
+    KeywordArguments("mlflow's log_kwargs", item.options(name()), {});
+  }
   void set_tags();
   void warn_once(const std::string& name, const std::string& text);
 
@@ -236,29 +230,22 @@ void MlflowTracker::flush() {
   store_->flush();
 }
 
-bool MlflowTracker::log_images(
-    const std::string& name,
-    const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments("mlflow's log_kwargs", options, {});
+bool MlflowTracker::take(const TrackedImages& images, const TrackedItem& item) {
+  refuse_options(item);
   const std::vector<Pixels> separate = separate_images(images);
-  const std::string step = std::to_string(time.step.value_or(0));
+  const std::string step = std::to_string(item.time.step.value_or(0));
   for (std::size_t i = 0; i < separate.size(); ++i) {
     const std::string number =
         separate.size() == 1 ? "" : "_" + std::to_string(i);
     store_->write_artifact(
-        "images/" + name + "/" + step + number + ".png", png_of(separate[i]));
+        "images/" + item.name + "/" + step + number + ".png",
+        png_of(separate[i]));
   }
   return true;
 }
 
-bool MlflowTracker::log_table(
-    const std::string& name,
-    const TrackedTable& table,
-    const LogTime&,
-    const TrackedValues& options) {
-  const KeywordArguments arguments("mlflow's log_kwargs", options, {});
+bool MlflowTracker::take(const TrackedTable& table, const TrackedItem& item) {
+  refuse_options(item);
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& row : table.rows) {
     nlohmann::json cells = nlohmann::json::array();
@@ -275,24 +262,20 @@ bool MlflowTracker::log_table(
   }
   const nlohmann::json content = {{"columns", table.columns}, {"data", rows}};
   store_->write_artifact(
-      name.ends_with(".json") ? name : name + ".json",
+      item.name.ends_with(".json") ? item.name : item.name + ".json",
       content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   return true;
 }
 
-bool MlflowTracker::log_figure(
-    const std::string& name,
-    const std::string& svg,
-    const LogTime&,
-    const TrackedValues& options) {
-  const KeywordArguments arguments("mlflow's log_kwargs", options, {});
-  store_->write_artifact(name.ends_with(".svg") ? name : name + ".svg", svg);
+bool MlflowTracker::take(const TrackedFigure& figure, const TrackedItem& item) {
+  refuse_options(item);
+  store_->write_artifact(
+      item.name.ends_with(".svg") ? item.name : item.name + ".svg", figure.svg);
   return true;
 }
 
-bool MlflowTracker::log_artifact(
-    const std::string& path,
-    const std::string& directory) {
+bool MlflowTracker::take(const TrackedArtifact& artifact, const TrackedItem&) {
+  const auto& [path, directory] = artifact;
   const fs::path source = fs::path(path) / "";
   const std::string below = directory.empty() ? "" : directory + "/";
   if (!fs::is_directory(path)) {

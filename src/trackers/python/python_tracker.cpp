@@ -14,6 +14,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "trackers/feed/feed_item.h"
 #include "trackers/python/python_json.h"
 #include "trackers/python/tracker_process.h"
 
@@ -96,29 +97,19 @@ class PythonTracker final : public GeneralTracker {
     ask("log",
         {{"values", values}, {"step", step_of(time)}, {"options", options}});
   }
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_artifact(const std::string& path, const std::string& directory)
-      override {
-    return ask("artifact", {{"path", path}, {"directory", directory}});
+  bool log_item(const TrackedItem& item) override {
+    return take_item(*this, item);
+  }
+  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedTable& table, const TrackedItem& item);
+  bool take(const TrackedHistogram& histogram, const TrackedItem& item);
+  bool take(const TrackedFigure& figure, const TrackedItem& item) {
+    return ask_to_log("figure", item, {{"svg", figure.svg}});
+  }
+  bool take(const TrackedArtifact& artifact, const TrackedItem&) {
+    return ask(
+        "artifact",
+        {{"path", artifact.path}, {"directory", artifact.directory}});
   }
   void finish() override {
     ask(kFinish, {});
@@ -132,6 +123,10 @@ class PythonTracker final : public GeneralTracker {
 
  private:
   bool ask(std::string_view what, TrackedValues arguments);
+  bool ask_to_log(
+      std::string_view what,
+      const TrackedItem& item,
+      TrackedValues arguments);
   [[noreturn]] void refuse_missing(const std::string& package) const;
 
   PackageFacts facts_;
@@ -189,66 +184,41 @@ void PythonTracker::refuse_missing(const std::string& package) const {
       facts_.otherwise));
 }
 
-bool PythonTracker::log_images(
-    const std::string& name,
-    const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues& options) {
+bool PythonTracker::ask_to_log(
+    std::string_view what,
+    const TrackedItem& item,
+    TrackedValues arguments) {
+  arguments.insert(arguments.begin(), {"name", item.name});
+  arguments.push_back({"step", step_of(item.time)});
+  arguments.push_back({"options", item.options(name())});
+  return ask(what, std::move(arguments));
+}
+
+bool PythonTracker::take(const TrackedImages& images, const TrackedItem& item) {
   const TrackedValues content = {
       {"shape", TrackedValue::List(images.shape.begin(), images.shape.end())},
       {"layout", images.layout},
       {"dtype", images.is_float ? "float32" : "uint8"},
       {"values", base64(images.values)}};
-  return ask(
-      "images",
-      {{"name", name},
-       {"images", content},
-       {"step", step_of(time)},
-       {"options", options}});
+  return ask_to_log("images", item, {{"images", content}});
 }
 
-bool PythonTracker::log_table(
-    const std::string& name,
-    const TrackedTable& table,
-    const LogTime& time,
-    const TrackedValues& options) {
-  return ask(
+bool PythonTracker::take(const TrackedTable& table, const TrackedItem& item) {
+  return ask_to_log(
       "table",
-      {{"name", name},
-       {"columns",
+      item,
+      {{"columns",
         TrackedValue::List(table.columns.begin(), table.columns.end())},
-       {"rows", TrackedValue::List(table.rows.begin(), table.rows.end())},
-       {"step", step_of(time)},
-       {"options", options}});
+       {"rows", TrackedValue::List(table.rows.begin(), table.rows.end())}});
 }
 
-bool PythonTracker::log_histogram(
-    const std::string& name,
+bool PythonTracker::take(
     const TrackedHistogram& histogram,
-    const LogTime& time,
-    const TrackedValues& options) {
+    const TrackedItem& item) {
   const TrackedValues content = {
       {"edges", numbers(histogram.edges)},
       {"counts", numbers(histogram.counts)}};
-  return ask(
-      "histogram",
-      {{"name", name},
-       {"histogram", content},
-       {"step", step_of(time)},
-       {"options", options}});
-}
-
-bool PythonTracker::log_figure(
-    const std::string& name,
-    const std::string& svg,
-    const LogTime& time,
-    const TrackedValues& options) {
-  return ask(
-      "figure",
-      {{"name", name},
-       {"svg", svg},
-       {"step", step_of(time)},
-       {"options", options}});
+  return ask_to_log("histogram", item, {{"histogram", content}});
 }
 
 }  // namespace

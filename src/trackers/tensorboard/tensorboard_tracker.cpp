@@ -14,6 +14,7 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "trackers/feed/feed_item.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
 #include "trackers/media/yaml_text.h"
@@ -53,21 +54,17 @@ class TensorBoardTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options) override;
+  bool log_item(const TrackedItem& item) override {
+    return take_item(*this, item);
+  }
+  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedTable& table, const TrackedItem& item) {
+    return add_with_walltime(
+        item, text_summary(item.name, markdown_table(table)));
+  }
+  bool take(const TrackedHistogram& histogram, const TrackedItem& item) {
+    return add_with_walltime(item, histogram_summary(item.name, histogram));
+  }
 
   void flush() override {
     main_->flush();
@@ -86,6 +83,7 @@ class TensorBoardTracker final : public GeneralTracker {
  private:
   using ScalarSummary = std::string (*)(std::string_view tag, double value);
 
+  bool add_with_walltime(const TrackedItem& item, const std::string& summary);
   EventFile& part(const std::string& name, const std::string& key);
   void log_parts(
       const NamedValue& entry,
@@ -184,13 +182,11 @@ void TensorBoardTracker::warn_once(const std::string& name) {
       printable(name)));
 }
 
-bool TensorBoardTracker::log_images(
-    const std::string& name,
+bool TensorBoardTracker::take(
     const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues& options) {
+    const TrackedItem& item) {
   const KeywordArguments arguments(
-      kTensorBoardLogKwargs, options, {"walltime", "dataformats"});
+      kTensorBoardLogKwargs, item.options(name()), {"walltime", "dataformats"});
   std::vector<Pixels> separate;
   if (const auto layout = arguments.text("dataformats")) {
     TrackedImages relabelled = images;
@@ -200,37 +196,19 @@ bool TensorBoardTracker::log_images(
     separate = separate_images(images);
   }
   main_->add(
-      image_summary(name, in_colour(image_grid(separate))),
-      with_walltime(time, arguments).seconds,
-      time.step);
+      image_summary(item.name, in_colour(image_grid(separate))),
+      with_walltime(item.time, arguments).seconds,
+      item.time.step);
   return true;
 }
 
-bool TensorBoardTracker::log_table(
-    const std::string& name,
-    const TrackedTable& table,
-    const LogTime& time,
-    const TrackedValues& options) {
+bool TensorBoardTracker::add_with_walltime(
+    const TrackedItem& item,
+    const std::string& summary) {
   const KeywordArguments arguments(
-      kTensorBoardLogKwargs, options, {"walltime"});
+      kTensorBoardLogKwargs, item.options(name()), {"walltime"});
   main_->add(
-      text_summary(name, markdown_table(table)),
-      with_walltime(time, arguments).seconds,
-      time.step);
-  return true;
-}
-
-bool TensorBoardTracker::log_histogram(
-    const std::string& name,
-    const TrackedHistogram& histogram,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(
-      kTensorBoardLogKwargs, options, {"walltime"});
-  main_->add(
-      histogram_summary(name, histogram),
-      with_walltime(time, arguments).seconds,
-      time.step);
+      summary, with_walltime(item.time, arguments).seconds, item.time.step);
   return true;
 }
 

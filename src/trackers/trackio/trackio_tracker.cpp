@@ -19,6 +19,7 @@
 
 #include "base/text/text.h"
 #include "format/journal/journal_entry.h"
+#include "trackers/feed/feed_item.h"
 #include "trackers/files/database.h"
 #include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
@@ -135,26 +136,16 @@ class TrackioTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override;
+  bool log_item(const TrackedItem& item) override {
+    return take_item(*this, item);
+  }
+  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedTable& table, const TrackedItem& item);
+  bool take(const TrackedHistogram& histogram, const TrackedItem& item);
+  bool take(const TrackedFigure& figure, const TrackedItem& item) {
+    return log_value(
+        item, write_media("trackio.html", "html", figure.svg, item.time));
+  }
   void flush() override;
   void finish() override {
     flush();
@@ -166,6 +157,10 @@ class TrackioTracker final : public GeneralTracker {
  private:
   [[nodiscard]] fs::path database_path() const {
     return options_.directory / (options_.project + ".db");
+  }
+  bool log_value(const TrackedItem& item, TrackedValue value) {
+    log({{item.name, std::move(value)}}, item.time, item.options(name()));
+    return true;
   }
   void write_config(TrackedValues values);
   TrackedValue write_media(
@@ -262,28 +257,22 @@ TrackedValue TrackioTracker::write_media(
       {"_type", type}, {"file_path", path}, {"caption", TrackedValue()}};
 }
 
-bool TrackioTracker::log_images(
-    const std::string& name,
+bool TrackioTracker::take(
     const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues& options) {
+    const TrackedItem& item) {
   // Trackio shows one image per name and step.
   const std::vector<Pixels> separate = separate_images(images);
   TrackedValues values;
   for (std::size_t i = 0; i < separate.size(); ++i) {
     values.push_back(
-        {separate.size() == 1 ? name : format("{}/{}", name, i),
-         write_media("trackio.image", "png", png_of(separate[i]), time)});
+        {separate.size() == 1 ? item.name : format("{}/{}", item.name, i),
+         write_media("trackio.image", "png", png_of(separate[i]), item.time)});
   }
-  log(values, time, options);
+  log(values, item.time, item.options(name()));
   return true;
 }
 
-bool TrackioTracker::log_table(
-    const std::string& name,
-    const TrackedTable& table,
-    const LogTime& time,
-    const TrackedValues& options) {
+bool TrackioTracker::take(const TrackedTable& table, const TrackedItem& item) {
   TrackedValue::List rows;
   for (const auto& row : table.rows) {
     TrackedValues cells;
@@ -291,35 +280,23 @@ bool TrackioTracker::log_table(
       cells.push_back({table.columns.at(i), row[i]});
     rows.emplace_back(std::move(cells));
   }
-  const TrackedValues value{
-      {"_type", "trackio.table"}, {"_value", std::move(rows)}};
-  log({{name, value}}, time, options);
-  return true;
+  return log_value(
+      item,
+      TrackedValues{{"_type", "trackio.table"}, {"_value", std::move(rows)}});
 }
 
-bool TrackioTracker::log_histogram(
-    const std::string& name,
+bool TrackioTracker::take(
     const TrackedHistogram& histogram,
-    const LogTime& time,
-    const TrackedValues& options) {
+    const TrackedItem& item) {
   const auto list = [](const std::vector<double>& numbers) {
     return TrackedValue::List(numbers.begin(), numbers.end());
   };
-  const TrackedValues value{
-      {"_type", "trackio.histogram"},
-      {"bins", list(histogram.edges)},
-      {"values", list(histogram.counts)}};
-  log({{name, value}}, time, options);
-  return true;
-}
-
-bool TrackioTracker::log_figure(
-    const std::string& name,
-    const std::string& svg,
-    const LogTime& time,
-    const TrackedValues& options) {
-  log({{name, write_media("trackio.html", "html", svg, time)}}, time, options);
-  return true;
+  return log_value(
+      item,
+      TrackedValues{
+          {"_type", "trackio.histogram"},
+          {"bins", list(histogram.edges)},
+          {"values", list(histogram.counts)}});
 }
 
 void TrackioTracker::flush() {

@@ -18,6 +18,7 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
+#include "trackers/feed/feed_item.h"
 #include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/yaml_text.h"
@@ -86,28 +87,26 @@ class WandbTracker final : public GeneralTracker {
       const TrackedValues& values,
       const LogTime& time,
       const TrackedValues& options) override;
-  bool log_images(
-      const std::string& name,
-      const TrackedImages& images,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_table(
-      const std::string& name,
-      const TrackedTable& table,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_histogram(
-      const std::string& name,
-      const TrackedHistogram& histogram,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_figure(
-      const std::string& name,
-      const std::string& svg,
-      const LogTime& time,
-      const TrackedValues& options) override;
-  bool log_artifact(const std::string& path, const std::string& directory)
-      override;
+  bool log_item(const TrackedItem& item) override {
+    return take_item(*this, item);
+  }
+  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedTable& table, const TrackedItem& item) {
+    return log_media(item, [&](std::int64_t step) {
+      return write_wandb_table(files(), item.name, step, table);
+    });
+  }
+  bool take(const TrackedHistogram& histogram, const TrackedItem& item) {
+    return log_media(item, [&](std::int64_t) {
+      return WandbMedia{wandb_histogram(histogram), {}};
+    });
+  }
+  bool take(const TrackedFigure& figure, const TrackedItem& item) {
+    return log_media(item, [&](std::int64_t step) {
+      return write_wandb_html(files(), item.name, step, figure.svg);
+    });
+  }
+  bool take(const TrackedArtifact& artifact, const TrackedItem&);
   void flush() override;
   void finish() override;
   /// The directory of the run, as std::filesystem::path.
@@ -121,9 +120,9 @@ class WandbTracker final : public GeneralTracker {
       const ordered_json& values,
       const LogTime& time,
       std::optional<bool> commit);
-  void log_media(
-      const std::string& name,
-      const LogTime& time,
+  bool log_media(const TrackedItem& item, const WriteMedia& write);
+  bool log_media(
+      const TrackedItem& item,
       std::optional<bool> commit,
       const WriteMedia& write);
   void write(const std::optional<WandbHistory::Row>& row);
@@ -227,75 +226,39 @@ void WandbTracker::log(
   if (go_to(time)) add(wandb_value(values), time, arguments.flag("commit"));
 }
 
-void WandbTracker::log_media(
-    const std::string& name,
-    const LogTime& time,
-    std::optional<bool> commit,
-    const WriteMedia& write) {
-  if (!go_to(time)) return;
-  const WandbMedia media = write(history_.step());
-  for (const std::string& file : media.files) records_->add_file(file);
-  add({{name, media.value}}, time, commit);
+bool WandbTracker::log_media(const TrackedItem& item, const WriteMedia& write) {
+  const KeywordArguments arguments(
+      kWandbLogKwargs, item.options(name()), {"commit"});
+  return log_media(item, arguments.flag("commit"), write);
 }
 
-bool WandbTracker::log_images(
-    const std::string& name,
-    const TrackedImages& images,
-    const LogTime& time,
-    const TrackedValues& options) {
+bool WandbTracker::log_media(
+    const TrackedItem& item,
+    std::optional<bool> commit,
+    const WriteMedia& write) {
+  if (!go_to(item.time)) return true;
+  const WandbMedia media = write(history_.step());
+  for (const std::string& file : media.files) records_->add_file(file);
+  add({{item.name, media.value}}, item.time, commit);
+  return true;
+}
+
+bool WandbTracker::take(const TrackedImages& images, const TrackedItem& item) {
   const KeywordArguments arguments(
-      kWandbLogKwargs, options, {"commit", "caption"});
+      kWandbLogKwargs, item.options(name()), {"commit", "caption"});
   const auto captions = arguments.texts("caption");
-  log_media(name, time, arguments.flag("commit"), [&](std::int64_t step) {
+  return log_media(item, arguments.flag("commit"), [&](std::int64_t step) {
     return write_wandb_images(
         files(),
-        name,
+        item.name,
         step,
         images,
         captions.value_or(std::vector<std::string>{}));
   });
-  return true;
 }
 
-bool WandbTracker::log_table(
-    const std::string& name,
-    const TrackedTable& table,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
-  log_media(name, time, arguments.flag("commit"), [&](std::int64_t step) {
-    return write_wandb_table(files(), name, step, table);
-  });
-  return true;
-}
-
-bool WandbTracker::log_histogram(
-    const std::string& name,
-    const TrackedHistogram& histogram,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
-  log_media(name, time, arguments.flag("commit"), [&](std::int64_t) {
-    return WandbMedia{wandb_histogram(histogram), {}};
-  });
-  return true;
-}
-
-bool WandbTracker::log_figure(
-    const std::string& name,
-    const std::string& svg,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
-  log_media(name, time, arguments.flag("commit"), [&](std::int64_t step) {
-    return write_wandb_html(files(), name, step, svg);
-  });
-  return true;
-}
-
-bool WandbTracker::log_artifact(
-    const std::string& path,
-    const std::string& directory) {
+bool WandbTracker::take(const TrackedArtifact& artifact, const TrackedItem&) {
+  const auto& [path, directory] = artifact;
   const fs::path source(path);
   copy_into(source, files() / directory);
   const fs::path copy = files() / directory /
@@ -335,37 +298,7 @@ class DisabledWandbTracker final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "wandb"; }
   [[nodiscard]] bool main_process_only() const override { return false; }
-  bool log_images(
-      const std::string&,
-      const TrackedImages&,
-      const LogTime&,
-      const TrackedValues&) override {
-    return true;
-  }
-  bool log_table(
-      const std::string&,
-      const TrackedTable&,
-      const LogTime&,
-      const TrackedValues&) override {
-    return true;
-  }
-  bool log_histogram(
-      const std::string&,
-      const TrackedHistogram&,
-      const LogTime&,
-      const TrackedValues&) override {
-    return true;
-  }
-  bool log_figure(
-      const std::string&,
-      const std::string&,
-      const LogTime&,
-      const TrackedValues&) override {
-    return true;
-  }
-  bool log_artifact(const std::string&, const std::string&) override {
-    return true;
-  }
+  bool log_item(const TrackedItem&) override { return true; }
 };
 
 }  // namespace

@@ -18,7 +18,6 @@ namespace accelerate {
 
 namespace {
 
-using detail::FeedItem;
 using detail::Session;
 
 template <class Content>
@@ -26,12 +25,14 @@ void push(
     Session& session,
     Content content,
     std::optional<std::int64_t> step,
+    const std::string& name = {},
     const TrackerKwargs& log_kwargs = {}) {
   if (!session.services.tracking->is_active()) return;
   // Constructed in place: loops log every few microseconds.
-  const auto item = std::make_shared<FeedItem>();
+  const auto item = std::make_shared<TrackedItem>();
   item->time.step = step;
   item->content.emplace<Content>(std::move(content));
+  item->name = name;
   if (!log_kwargs.empty())
     item->kwargs = std::make_shared<const TrackerKwargs>(log_kwargs);
   session.services.tracking->push(item);
@@ -120,11 +121,7 @@ void AcceleratorTracking::log(
     session_->services.tracking->log(std::move(values).take(), step);
     return;
   }
-  push(
-      *session_,
-      detail::LoggedValues{std::move(values).take()},
-      step,
-      log_kwargs);
+  push(*session_, std::move(values).take(), step, {}, log_kwargs);
 }
 
 void AcceleratorTracking::log_images(
@@ -135,8 +132,9 @@ void AcceleratorTracking::log_images(
   if (!session_->services.tracking->is_active()) return;
   push(
       *session_,
-      detail::LoggedImages{name, to_tracked_images(images, options.layout)},
+      to_tracked_images(images, options.layout),
       step,
+      name,
       options.log_kwargs);
 }
 
@@ -153,8 +151,7 @@ void AcceleratorTracking::log_table(
         table.columns.size(),
         row.size()));
   }
-  push(
-      *session_, detail::LoggedTable{name, std::move(table)}, step, log_kwargs);
+  push(*session_, std::move(table), step, name, log_kwargs);
 }
 
 void AcceleratorTracking::log_histogram(
@@ -163,10 +160,7 @@ void AcceleratorTracking::log_histogram(
     std::optional<std::int64_t> step,
     std::int64_t num_bins) const {
   if (!session_->services.tracking->is_active()) return;
-  push(
-      *session_,
-      detail::LoggedHistogram{name, to_tracked_histogram(values, num_bins)},
-      step);
+  push(*session_, to_tracked_histogram(values, num_bins), step, name);
 }
 
 void AcceleratorTracking::log_figure(
@@ -181,16 +175,13 @@ void AcceleratorTracking::log_figure(
     const std::string& name,
     const std::string& svg,
     std::optional<std::int64_t> step) const {
-  push(*session_, detail::LoggedFigure{name, svg}, step);
+  push(*session_, TrackedFigure{svg}, step, name);
 }
 
 void AcceleratorTracking::log_artifact(
     const std::filesystem::path& path,
     const std::string& directory) const {
-  push(
-      *session_,
-      detail::LoggedArtifact{path.string(), directory},
-      std::nullopt);
+  push(*session_, TrackedArtifact{path.string(), directory}, std::nullopt);
 }
 
 std::shared_ptr<GeneralTracker> AcceleratorTracking::get_tracker(
