@@ -25,9 +25,6 @@ struct GradientAccumulationOptions {
   /// it has in Accelerate's plugin. Giving both different values above 1 is an
   /// error.
   std::optional<int> num_steps = std::nullopt;
-  /// Has no effect, and is reported if false: a prepared schedule steps only at
-  /// the end of a window. It has no effect in Accelerate, either.
-  bool adjust_scheduler = true;
   /// A loader's last batch ends the window, so that no gradient is carried into
   /// the next epoch.
   bool sync_with_dataloader = true;

@@ -120,14 +120,6 @@ struct ReplicateOptions {
   /// (bucket_hook.h). Shared by the models that are prepared with these
   /// options.
   std::shared_ptr<const BucketHook> bucket_hook = nullptr;
-
-  // Known from PyTorch's constructor; without effect, and reported if changed.
-
-  /// Dimension along which one process splits a batch over its devices. Here,
-  /// as in PyTorch today, a process has one.
-  int dim = 0;
-  /// PyTorch no longer reads it, either.
-  bool check_reduction = false;
 };
 
 /// Degrees of parallelism; their product, without `expert`, is the number of

@@ -47,17 +47,11 @@ TEST(OptionsWithoutEffect, AreNotListedIfTheyKeepTheirDefaults) {
 
 TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
   AcceleratorOptions options;
-  options.gradient_accumulation.adjust_scheduler = false;
-  options.parallel.replicate_options.dim = 1;
-  options.parallel.replicate_options.check_reduction = true;
+  options.parallel.replicate_options.power_sgd.warm_start = false;
   options.dynamo = TorchDynamoOptions{.backend = "inductor"};
   EXPECT_THAT(
       names(options),
-      ElementsAre(
-          "replicate_options.dim",
-          "replicate_options.check_reduction",
-          "gradient_accumulation.adjust_scheduler",
-          "dynamo_backend"));
+      ElementsAre("replicate_options.power_sgd", "dynamo_backend"));
 }
 
 TEST(OptionsWithoutEffect, AreThoseOfAnotherPrecision) {
@@ -208,9 +202,10 @@ TEST(OptionsWithoutEffect, AreFloat8GathersWhereNothingIsGathered) {
 
 TEST(OptionsWithoutEffect, AreReportedByTheProgram) {
   EXPECT_THAT(
-      warnings_of({.gradient_accumulation = {.adjust_scheduler = false}}),
-      HasSubstr("do nothing in this program: "
-                "gradient_accumulation.adjust_scheduler"));
+      warnings_of(
+          {.parallel =
+               {.replicate_options = {.power_sgd = {.warm_start = false}}}}),
+      HasSubstr("do nothing in this program: replicate_options.power_sgd"));
   EXPECT_THAT(
       warnings_of(
           {.parallel =
@@ -247,9 +242,11 @@ TEST(OptionsWithoutEffect, OfOneModelAreReportedAsWell) {
   EXPECT_THAT(warnings, IsEmpty());
   torch::nn::Linear net(1, 1);
   const auto model = accelerator.prepare(with_options(
-      net, {.replicate_options = ReplicateOptions{.check_reduction = true}}));
+      net,
+      {.replicate_options =
+           ReplicateOptions{.power_sgd = {.warm_start = false}}}));
   accelerator.finish();
-  EXPECT_THAT(warnings, HasSubstr("replicate_options.check_reduction"));
+  EXPECT_THAT(warnings, HasSubstr("replicate_options.power_sgd"));
 }
 
 }  // namespace ignored_options_test

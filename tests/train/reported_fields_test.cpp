@@ -204,8 +204,6 @@ std::vector<Field> other_fields() {
       degrees(
           "sp_attn_implementation",
           {.sp_attn_implementation = "flash_attention_2"}),
-      replicas("dim", {.dim = 1}),
-      replicas("check_reduction", {.check_reduction = true}),
       replicas("power_sgd", {.power_sgd = {.matrix_approximation_rank = 2}}),
       replicas("power_sgd", {.power_sgd = {.start_power_sgd_iter = 2}}),
       replicas("power_sgd", {.power_sgd = {.min_compression_rate = 3}}),

@@ -57,8 +57,6 @@ std::vector<IgnoredSetting> options_without_effect(
       !has_factors && differs_from_default(options.power_sgd),
       "replicate_options.power_sgd",
       "comm_hook is not PowerSGD");
-  note(options.dim != 0, "replicate_options.dim");
-  note(options.check_reduction, "replicate_options.check_reduction");
   return ignored;
 }
 
@@ -69,9 +67,6 @@ std::vector<IgnoredSetting> options_without_effect(
   std::vector<IgnoredSetting> ignored =
       options_without_effect(options.parallel.replicate_options);
   const IgnoredInCode note(ignored);
-  note(
-      !options.gradient_accumulation.adjust_scheduler,
-      "gradient_accumulation.adjust_scheduler");
   const std::string in_force =
       format("mixed_precision is {}", name_of(precision));
   note(

@@ -8,7 +8,6 @@ namespace {
 Json accumulation_fields(const GradientAccumulationOptions& options) {
   return {
       {"num_steps", json_of(options.num_steps)},
-      {"adjust_scheduler", options.adjust_scheduler},
       {"sync_with_dataloader", options.sync_with_dataloader},
       {"sync_each_batch", options.sync_each_batch}};
 }
@@ -25,7 +24,6 @@ Json run_gradient_accumulation(const Json& input) {
   }
   GradientAccumulationOptions& plugin = options.gradient_accumulation;
   read(args, "num_steps", plugin.num_steps);
-  read(args, "adjust_scheduler", plugin.adjust_scheduler);
   read(args, "sync_with_dataloader", plugin.sync_with_dataloader);
   read(args, "sync_each_batch", plugin.sync_each_batch);
   return {
@@ -34,7 +32,7 @@ Json run_gradient_accumulation(const Json& input) {
            ? Json(nullptr)
            : differing(accumulation_fields(plugin), accumulation_fields({}))},
       {"num_steps", detail::accumulation_window(options, settings_of(input))},
-      // Always false in effect in Accelerate (Q1); has no effect here.
+      // Always false in effect in Accelerate (Q1); no setting here.
       {"adjust_scheduler", false},
       {"sync_with_dataloader", plugin.sync_with_dataloader}};
 }

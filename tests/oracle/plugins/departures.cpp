@@ -149,13 +149,14 @@ bool take_one_number_twice(const Json& input, const Json&, Json& expected) {
       (has(args, "num_steps") && args.at("num_steps") != steps)) {
     return false;
   }
+  Json given = args;
+  given.erase("adjust_scheduler");
   const Json defaults{
       {"num_steps", nullptr},
-      {"adjust_scheduler", true},
       {"sync_with_dataloader", true},
       {"sync_each_batch", false}};
   expected = {
-      {"to_kwargs", differing(args, defaults)},
+      {"to_kwargs", differing(given, defaults)},
       {"num_steps", steps},
       {"adjust_scheduler", false},
       {"sync_with_dataloader", args.value("sync_with_dataloader", true)}};
@@ -288,7 +289,11 @@ const std::vector<PythonOnlyField>& python_only_fields() {
       "an object of torch that follows from state_dict_type";
   constexpr std::string_view kConnection =
       "how torch.distributed connects; a World has transports and stores";
+  constexpr std::string_view kIdle = "a setting that has no effect in Python";
   static const std::vector<PythonOnlyField> fields{
+      {"ddp", "dim", kIdle},
+      {"ddp", "check_reduction", kIdle},
+      {"gradient_accumulation", "adjust_scheduler", kIdle},
       {"fsdp", "has_param_init_fn", kFunction},
       {"fsdp", "state_dict_config", kDerived},
       {"fsdp", "optim_state_dict_config", kDerived},

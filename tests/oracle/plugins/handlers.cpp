@@ -63,11 +63,9 @@ Json replicate_fields(const ReplicateOptions& options) {
   visit_power_sgd(
       plain, [&](const char* name, auto value) { defaults[name] = value; });
   return {
-      {"dim", options.dim},
       {"broadcast_buffers", options.broadcast_buffers},
       {"bucket_cap_mb", options.bucket_bytes >> 20},
       {"find_unused_parameters", options.find_unused_parameters},
-      {"check_reduction", options.check_reduction},
       {"gradient_as_bucket_view", options.gradient_as_bucket_view},
       {"static_graph", options.static_graph},
       {"comm_hook", kHooks.at(static_cast<std::size_t>(options.comm_hook))},
@@ -88,12 +86,10 @@ void read_hook(const Json& args, const char* name, Hook last, Hook& field) {
 
 ReplicateOptions replicate_options(const Json& args) {
   ReplicateOptions options;
-  read(args, "dim", options.dim);
   read(args, "broadcast_buffers", options.broadcast_buffers);
   if (args.contains("bucket_cap_mb"))
     options.bucket_bytes = args.at("bucket_cap_mb").get<std::int64_t>() << 20;
   read(args, "find_unused_parameters", options.find_unused_parameters);
-  read(args, "check_reduction", options.check_reduction);
   read(args, "gradient_as_bucket_view", options.gradient_as_bucket_view);
   read(args, "static_graph", options.static_graph);
   read_hook(args, "comm_hook", CommHook::batched_power_sgd, options.comm_hook);
