@@ -4,7 +4,6 @@
 #include <string_view>
 
 #include "base/text/text.h"
-#include "engines/translations.h"
 
 namespace accelerate::detail {
 

@@ -11,7 +11,7 @@
 
 #include "base/text/text.h"
 #include "config/settings.h"
-#include "engines/fully_sharded/fully_sharded.h"
+#include "engines/fully_sharded_names.h"
 
 namespace accelerate::detail {
 

@@ -1,7 +1,6 @@
 #include "engines/training_request.h"
 
 #include "base/text/text.h"
-#include "engines/translations.h"
 
 namespace accelerate::detail {
 

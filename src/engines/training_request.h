@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,9 @@ namespace accelerate::detail {
 
 /// The engine whose settings describe the training run.
 enum class Engine { none, fully_sharded, deepspeed, megatron_lm };
+
+/// "FSDP's", "DeepSpeed's" ...
+std::string_view possessive(Engine engine);
 
 /// The ranks that share one set of parameters.
 enum class ShardSpan {

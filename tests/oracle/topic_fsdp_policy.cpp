@@ -1,6 +1,6 @@
 #include <accelerate/error.h>
 
-#include "engines/translations.h"
+#include "engines/fully_sharded/fully_sharded.h"
 #include "modules/wrap_policy.h"
 #include "oracle/module_trees.h"
 #include "oracle/oracle.h"

@@ -11,6 +11,7 @@
 
 #include "config/environment.h"
 #include "config/settings.h"
+#include "engines/training_request.h"
 
 namespace accelerate::detail {
 
@@ -89,5 +90,20 @@ class DeepSpeedConfig {
   nlohmann::json json_;
   int stage_ = -1;
 };
+
+/// The precision that the program or its launcher asks for.
+struct RequestedPrecision {
+  std::string_view name;
+  /// True if neither asks for one, so that the engine may choose.
+  bool is_open = false;
+};
+
+/// The request that the options make: everything except degrees. Throws
+/// ConfigError.
+TrainingRequest read_deepspeed(
+    const DeepSpeedOptions& given,
+    const Settings& settings,
+    const Environment& environment,
+    const RequestedPrecision& precision);
 
 }  // namespace accelerate::detail

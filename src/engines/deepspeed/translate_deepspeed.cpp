@@ -11,7 +11,6 @@
 #include "engines/deepspeed/deepspeed.h"
 #include "engines/fully_sharded/fully_sharded.h"
 #include "engines/option_fields.h"
-#include "engines/translations.h"
 
 namespace accelerate::detail {
 

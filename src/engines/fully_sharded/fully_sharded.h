@@ -1,10 +1,15 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <accelerate/fully_sharded.h>
 
 #include "config/settings.h"
+#include "engines/training_request.h"
 
 namespace accelerate::detail {
 
@@ -22,17 +27,22 @@ FullyShardedDataParallelOptions resolve_fully_sharded(
 /// "fp8", which gathers weights in bf16.
 MixedPrecisionPolicy policy_named(std::string_view name, int fsdp_version);
 
-// These parse PyTorch's name, in upper or lower case, or its number. They throw
-// ConfigError.
-ShardingStrategy parse_sharding_strategy(std::string_view name);
-BackwardPrefetch parse_backward_prefetch(std::string_view name);
-StateDictType parse_state_dict_type(std::string_view name);
-AutoWrapPolicy parse_auto_wrap_policy(std::string_view name);
+/// The request that the options make: everything except degrees. Throws
+/// ConfigError.
+TrainingRequest read_fully_sharded(
+    const std::optional<FullyShardedDataParallelOptions>& given,
+    const Settings& settings,
+    std::string_view mixed_precision);
 
-std::string_view name_of(ShardingStrategy strategy);
-std::string_view name_of(BackwardPrefetch prefetch);
-std::string_view name_of(StateDictType type);
-std::string_view name_of(AutoWrapPolicy policy);
-std::string_view name_of(FloatType type);
+/// The policy that FSDP's fields describe; `fsdp_version` 2 counts sizes as
+/// Accelerate does, 1 as PyTorch does.
+WrapPolicy wrap_policy_of(
+    std::optional<AutoWrapPolicy> policy,
+    const std::vector<std::string>& class_names,
+    std::int64_t min_num_params,
+    int fsdp_version);
+
+/// The dtypes in which a sharded model computes and reduces.
+MixedPrecisionPolicy sharded_precision(const MixedPrecisionPolicy& policy);
 
 }  // namespace accelerate::detail

@@ -2,7 +2,6 @@
 
 #include "engines/fully_sharded/fully_sharded.h"
 #include "engines/option_fields.h"
-#include "engines/translations.h"
 
 namespace accelerate::detail {
 

@@ -12,6 +12,7 @@
 #include "base/text/text.h"
 #include "config/settings.h"
 #include "engines/megatron_lm/megatron_args.h"
+#include "engines/training_request.h"
 
 namespace accelerate::detail {
 
@@ -21,6 +22,13 @@ namespace accelerate::detail {
 /// Megatron-LM would not understand either.
 MegatronLMOptions resolve_megatron_lm(
     const MegatronArguments& given,
+    const Settings& settings);
+
+/// The request that the options make: everything except degrees; `found` is
+/// resolve_megatron_lm(given, settings).
+TrainingRequest read_megatron_lm(
+    const MegatronArguments& given,
+    const MegatronLMOptions& found,
     const Settings& settings);
 
 /// The launcher's key for a field; empty if it has none.

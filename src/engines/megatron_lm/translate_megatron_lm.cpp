@@ -10,7 +10,6 @@
 #include "engines/megatron_lm/megatron_fields.h"
 #include "engines/megatron_lm/megatron_lm.h"
 #include "engines/option_fields.h"
-#include "engines/translations.h"
 
 namespace accelerate::detail {
 

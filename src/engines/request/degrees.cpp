@@ -1,3 +1,5 @@
+#include "engines/request/degrees.h"
+
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -6,7 +8,6 @@
 
 #include "base/text/text.h"
 #include "engines/option_fields.h"
-#include "engines/translations.h"
 
 namespace accelerate::detail {
 

@@ -8,9 +8,11 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "engines/deepspeed/deepspeed.h"
+#include "engines/fully_sharded/fully_sharded.h"
 #include "engines/megatron_lm/megatron_lm.h"
 #include "engines/parallelism.h"
-#include "engines/translations.h"
+#include "engines/request/degrees.h"
 
 namespace accelerate::detail {
 

@@ -2,6 +2,7 @@
 
 #include "base/text/text.h"
 #include "engines/fully_sharded/fully_sharded.h"
+#include "engines/fully_sharded_names.h"
 #include "oracle/plugins/plugins.h"
 
 namespace accelerate::oracle::topic_plugins {
