@@ -12,9 +12,9 @@ thread_local StepHooks* hooks_of_thread = nullptr;
 
 StepHooks* StepHooks::current() { return hooks_of_thread; }
 
-StepHooks* StepHooks::recording() {
+RecordingHooks* StepHooks::recording() {
   StepHooks* const hooks = current();
-  return hooks != nullptr && hooks->is_recording() ? hooks : nullptr;
+  return hooks != nullptr ? hooks->recorder() : nullptr;
 }
 
 StepHooksScope::StepHooksScope(StepHooks& hooks)

@@ -6,20 +6,13 @@
 
 namespace accelerate::detail {
 
+class RecordingHooks;
+
 /// What fused steps call if the host does not know yet whether they are
 /// skipped, or if the device records them to be replayed later without the
-/// host: which numbers the kernels must read from memory, and which changes of
-/// the host's state belong to a step.
+/// host: which changes of the host's state belong to a step.
 class StepHooks {
  public:
-  /// Whether the step is recorded. If not, it is taken now.
-  [[nodiscard]] virtual bool is_recording() const = 0;
-  /// A 0-d fp32 tensor on `device`, which has the value of `read()` in each
-  /// replay. Calls of `read` and of changes keep their order. Called only while
-  /// recording. Throws ConfigError if the device is not the one that records.
-  virtual at::Tensor number(
-      const at::Device& device,
-      std::function<double()> read) = 0;
   /// `make` is called before each replay, or else now; `undo` afterwards if the
   /// step turns out to be skipped.
   virtual void change(
@@ -31,11 +24,28 @@ class StepHooks {
 
   /// The hooks of this thread's steps; null if they have none.
   [[nodiscard]] static StepHooks* current();
-  /// The same; null if they are not recorded.
-  [[nodiscard]] static StepHooks* recording();
+  /// Those of this thread's steps if they are recorded, else null.
+  [[nodiscard]] static RecordingHooks* recording();
 
  protected:
   ~StepHooks() = default;
+
+ private:
+  [[nodiscard]] virtual RecordingHooks* recorder() { return nullptr; }
+};
+
+/// The hooks of a step that may be recorded instead of taken.
+class RecordingHooks : public StepHooks {
+ public:
+  /// A 0-d fp32 tensor on `device`, which has the value of `read()` in each
+  /// replay. Calls of `read` and of changes keep their order. Throws ConfigError
+  /// if the device is not the one that records.
+  virtual at::Tensor number(
+      const at::Device& device,
+      std::function<double()> read) = 0;
+
+ protected:
+  ~RecordingHooks() = default;
 };
 
 /// While alive, steps that this thread takes have the hooks.

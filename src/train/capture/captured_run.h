@@ -32,16 +32,14 @@ struct HostWork {
 /// One run of a captured step's function, which the library's functions tell
 /// what they do on the host. While it is recorded, they leave to replays what
 /// another run would undo or repeat.
-class CapturedRun final : public StepHooks {
+class CapturedRun final : public RecordingHooks {
  public:
   /// A plain run, of which only the counts below are wanted.
   CapturedRun() = default;
   /// A recorded run on `device`, with at most `max_numbers` numbers.
   CapturedRun(at::Device device, std::size_t max_numbers);
 
-  [[nodiscard]] bool is_recording() const override {
-    return work_.memory.defined();
-  }
+  [[nodiscard]] bool is_recording() const { return work_.memory.defined(); }
   /// Has `action` run in each replay: before the kernels are launched, but
   /// after them once one of the steps may be skipped. Only while recording.
   void repeat(std::function<void()> action);
@@ -72,6 +70,10 @@ class CapturedRun final : public StepHooks {
   int num_steps = 0;
 
  private:
+  [[nodiscard]] RecordingHooks* recorder() override {
+    return is_recording() ? this : nullptr;
+  }
+
   HostWork work_;
   at::Tensor found_inf_;
   std::vector<std::function<void()>> undo_;

@@ -5,8 +5,6 @@
 #include <ranges>
 #include <utility>
 
-#include <ATen/Functions.h>
-
 #include "optim/optimizers/fused.h"
 #include "train/session/session.h"
 
@@ -14,13 +12,6 @@ namespace accelerate::detail {
 
 DeferredStep::DeferredStep(at::Tensor found_inf)
     : found_inf_(std::move(found_inf)), on_host_(found_inf_) {}
-
-at::Tensor DeferredStep::number(
-    const at::Device& device,
-    std::function<double()> read) {
-  return at::full(
-      {}, read(), at::TensorOptions().dtype(at::kFloat).device(device));
-}
 
 void DeferredStep::change(
     std::function<void()> make,

@@ -19,9 +19,6 @@ class DeferredStep final : public StepHooks {
   /// `found_inf`: float [1] on a device. Its value begins its way to the host.
   explicit DeferredStep(at::Tensor found_inf);
 
-  [[nodiscard]] bool is_recording() const override { return false; }
-  at::Tensor number(const at::Device& device, std::function<double()> read)
-      override;
   void change(std::function<void()> make, std::function<void()> undo) override;
   [[nodiscard]] const at::Tensor& found_inf() const override {
     return found_inf_;
