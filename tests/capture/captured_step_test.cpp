@@ -10,6 +10,7 @@
 #include <accelerate/accelerate.h>
 #include <accelerate/optimizers.h>
 
+#include "capture/make_optimizer.h"
 #include "capture/pretend_graph.h"
 #include "support/expect_error.h"
 #include "support/pretend_device.h"
@@ -19,19 +20,11 @@ namespace accelerate {
 namespace captured_step_test {
 
 using testing::expect_error;
+using testing::MakeOptimizer;
+using testing::optimizer_of;
 using testing::pretend_device;
 using testing::PretendGraphCounts;
 using torch::Tensor;
-
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
-    std::vector<Tensor>)>;
-
-template <class O, class Options>
-MakeOptimizer optimizer_of(const Options& options) {
-  return [options](std::vector<Tensor> parameters) {
-    return std::make_unique<O>(std::move(parameters), options);
-  };
-}
 
 // Rates are exact in fp32, as kernels of replays read them.
 const MakeOptimizer adamw =

@@ -8,6 +8,7 @@
 
 #include <accelerate/accelerate.h>
 
+#include "capture/make_optimizer.h"
 #include "support/counted_operators.h"
 #include "support/pretend_device.h"
 #include "support/temporary_directory.h"
@@ -16,18 +17,11 @@ namespace accelerate {
 namespace deferred_step_test {
 
 using testing::CountedOperators;
+using testing::MakeOptimizer;
+using testing::optimizer_of;
 using testing::pretend_device;
 using torch::Tensor;
 
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
-    std::vector<Tensor>)>;
-
-template <class O, class Options>
-MakeOptimizer optimizer_of(const Options& options) {
-  return [options](std::vector<Tensor> parameters) {
-    return std::make_unique<O>(std::move(parameters), options);
-  };
-}
 const MakeOptimizer adamw =
     optimizer_of<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
 
@@ -220,6 +214,57 @@ TEST(DeferredSteps, HoldSchedulesBack) {
   training.step(training.batch(2, true));
   schedule.step();
   EXPECT_EQ(training.optimizer().learning_rate(), 0.05);
+}
+
+// Whether gradients are finite is found for each optimizer by itself.
+TEST(DeferredSteps, OfTwoOptimizersAreSkippedAlone) {
+  struct Pair {
+    explicit Pair(at::Device device)
+        : accelerator(options_on(device, 1)),
+          nets{Training::make_net(), Training::make_net()},
+          inner{adamw(nets[0]->parameters()), adamw(nets[1]->parameters())},
+          prepared(
+              accelerator.prepare(nets[0], *inner[0], nets[1], *inner[1])) {}
+    // Returns which steps were skipped.
+    std::pair<bool, bool> step(int i) {
+      auto& [first, first_optimizer, second, second_optimizer] = prepared;
+      const at::Generator generator = at::detail::createCPUGenerator(i);
+      const Tensor x = at::randn({5, 4}, generator).to(accelerator.device());
+      const auto bad = [&](bool is_bad) { return is_bad ? x + INFINITY : x; };
+      accelerator.backward(
+          first(bad(i % 3 == 0)).square().mean() +
+          second(bad(i % 3 == 1)).square().mean());
+      first_optimizer.step();
+      second_optimizer.step();
+      first_optimizer.zero_grad();
+      second_optimizer.zero_grad();
+      return {
+          first_optimizer.step_was_skipped(),
+          second_optimizer.step_was_skipped()};
+    }
+
+    Accelerator accelerator;
+    torch::nn::Sequential nets[2];
+    std::unique_ptr<torch::optim::Optimizer> inner[2];
+    std::tuple<
+        Model<torch::nn::SequentialImpl>,
+        Optimizer,
+        Model<torch::nn::SequentialImpl>,
+        Optimizer>
+        prepared;
+  };
+  Pair deferred(pretend_device()), waited(at::kCPU);
+  for (int i = 0; i < 9; ++i) {
+    const std::pair skipped{i % 3 == 0, i % 3 == 1};
+    EXPECT_EQ(deferred.step(i), skipped);
+    EXPECT_EQ(waited.step(i), skipped);
+  }
+  for (int net = 0; net < 2; ++net) {
+    const auto found = deferred.nets[net]->parameters();
+    const auto wanted = waited.nets[net]->parameters();
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_TRUE(found[i].cpu().equal(wanted[i])) << net << ' ' << i;
+  }
 }
 
 }  // namespace deferred_step_test

@@ -262,5 +262,68 @@ TEST(KeptCasts, GiveDetachedWeightsNoGradient) {
   }
 }
 
+// Each takes and returns images of volumes; no two weights have the same size.
+struct ConvolutionsImpl : torch::nn::Module {
+  ConvolutionsImpl() {
+    one = register_module("one", torch::nn::Conv1d(2, 3, 2));
+    three = register_module("three", torch::nn::Conv3d(2, 5, 2));
+    back_one = register_module("back_one", torch::nn::ConvTranspose1d(2, 7, 2));
+    back_two = register_module("back_two", torch::nn::ConvTranspose2d(2, 3, 3));
+    back_three =
+        register_module("back_three", torch::nn::ConvTranspose3d(2, 3, 3));
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor line = x.reshape({1, 2, -1});
+    const Tensor image = x.reshape({1, 2, 4, -1});
+    return one(line).sum() + three(x).square().sum() + back_one(line).sum() +
+        back_two(image).square().sum() + back_three(x).square().sum();
+  }
+  torch::nn::Conv1d one = nullptr;
+  torch::nn::Conv3d three = nullptr;
+  torch::nn::ConvTranspose1d back_one = nullptr;
+  torch::nn::ConvTranspose2d back_two = nullptr;
+  torch::nn::ConvTranspose3d back_three = nullptr;
+};
+TORCH_MODULE(Convolutions);
+
+TEST(KeptCasts, ServeEveryConvolutionOfTwoModels) {
+  struct Result {
+    std::vector<Tensor> gradients;
+    std::vector<int> casts;
+  };
+  const auto run = [](bool keeps_casts) {
+    const Accelerator accelerator(
+        {.mixed_precision = Precision::bf16,
+         .gradient_accumulation_steps = 3,
+         .keep_casts = keeps_casts,
+         .cpu = true});
+    torch::manual_seed(2);
+    Convolutions first, second;
+    auto [a, b] = accelerator.prepare(first, second);
+    const Tensor x = torch::linspace(-1, 1, 2 * 27).reshape({1, 2, 3, 3, 3});
+    const Tensor padded =
+        torch::constant_pad_nd(x, {0, 1, 0, 1, 0, 1}).contiguous();
+    Result result;
+    const CountedCasts casts;
+    for (int i = 0; i < 3; ++i) {
+      const auto window = accelerator.accumulate(a, b);
+      accelerator.backward(a(padded) + b(padded * 0.5));
+    }
+    for (const auto& net : {first, second}) {
+      for (const Tensor& parameter : net->parameters())
+        result.gradients.push_back(parameter.grad().clone());
+    }
+    for (const auto& parameter : first->named_parameters()) {
+      if (parameter.key().ends_with("weight"))
+        result.casts.push_back(casts.of(parameter->numel(), at::kFloat));
+    }
+    return result;
+  };
+  const Result kept = run(true), anew = run(false);
+  expect_equal(kept.gradients, anew.gradients);
+  EXPECT_EQ(kept.casts, std::vector<int>(5, 2));
+  EXPECT_EQ(anew.casts, std::vector<int>(5, 6));
+}
+
 }  // namespace kept_casts_test
 }  // namespace accelerate
