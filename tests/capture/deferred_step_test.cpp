@@ -169,10 +169,13 @@ TEST(DeferredSteps, CountStepsOnceTheyAreKnown) {
            [](const Training& t) {
              EXPECT_EQ(&t.optimizer().inner(), t.inner.get());
            }},
-          {"save_state", [](const Training& t) {
+          {"save_state",
+           [](const Training& t) {
              const testing::TemporaryDirectory folder;
              t.accelerator.save_state(folder.path() / "saved");
-           }}};
+           }},
+          {"end_training",
+           [](const Training& t) { t.accelerator.end_training(); }}};
   std::int64_t num_good = 0;
   for (const auto& [name, read] : readers) {
     SCOPED_TRACE(name);
