@@ -1,46 +1,21 @@
 #include "trackers/feed/tracker_feed.h"
 
-#include <algorithm>
 #include <future>
+#include <utility>
 
 #include "base/text/text.h"
 
 namespace accelerate::detail {
 
-namespace {
-
-std::string message_of(const std::exception_ptr& problem) {
-  try {
-    std::rethrow_exception(problem);
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
-}  // namespace
-
 TrackerFeed::TrackerFeed(Trackers trackers, Options options)
-    : options_(std::move(options)),
-      trackers_(std::move(trackers)),
-      fed_(trackers_.size()) {
+    : options_(std::move(options)), calls_(std::move(trackers), options_) {
   thread_ = std::thread([this] { work(); });
 }
 
 TrackerFeed::~TrackerFeed() { finish(); }
 
 void TrackerFeed::start(const std::optional<TrackedValues>& config) {
-  run([&] {
-    for (Fed& each : fed_) each.is_running = false;
-    for (std::size_t i = 0; i < trackers_.size(); ++i) {
-      trackers_[i]->start();
-      fed_[i].is_running = true;
-    }
-    if (!config) return;
-    const TrackedItem item{.content = TrackedConfig{*config}};
-    for (const auto& tracker : trackers_) tracker->log_item(item);
-  });
+  run([&] { calls_.start(config); });
 }
 
 bool TrackerFeed::is_empty() const {
@@ -63,9 +38,9 @@ bool TrackerFeed::has_room(
     room_.wait(lock, [&] { return fits(size); });
     return !has_ended_;
   }
-  if (num_dropped_++ == 0) {
+  if (num_dropped_++ == 0 && options_.warn) {
     lock.unlock();
-    warn(format(
+    options_.warn(format(
         "[trackers] trackers are slower than what is logged; training goes on, "
         "but they lose values while there is no room; {}",
         options_.where_else));
@@ -117,7 +92,7 @@ void TrackerFeed::push_call_if_room(
 
 TrackerFeed::Call TrackerFeed::protected_call(std::function<void()> function) {
   return {[this, function = std::move(function)] {
-    call_trackers([&](GeneralTracker&) { function(); }, "events");
+    calls_.for_each([&](GeneralTracker&) { function(); }, "events");
   }};
 }
 
@@ -145,18 +120,14 @@ void TrackerFeed::run(std::function<void()> function) {
 
 void TrackerFeed::flush() {
   run([this] {
-    call_trackers([](GeneralTracker& each) { each.flush(); }, "flush");
+    calls_.for_each([](GeneralTracker& each) { each.flush(); }, "flush");
   });
 }
 
 void TrackerFeed::finish() {
   {
     const std::lock_guard lock(mutex_);
-    if (!is_ending_ && options_.patience) {
-      const auto now = Clock::now();
-      end_ = now + options_.most_end;
-      options_.patience->end_by(now + options_.most_end_wait);
-    }
+    if (!is_ending_) calls_.begin_end();
     is_ending_ = true;
   }
   work_.notify_one();
@@ -199,55 +170,29 @@ void TrackerFeed::work() {
     lock.lock();
     if (!is_empty()) continue;
     lock.unlock();
-    call_trackers([](GeneralTracker& each) { each.flush(); }, "flush");
+    calls_.for_each([](GeneralTracker& each) { each.flush(); }, "flush");
     lock.lock();
   }
   lock.unlock();
   room_.notify_all();
-  is_finishing_ = true;
-  call_trackers([](GeneralTracker& each) { each.finish(); }, "finish");
-  report_totals();
+  calls_.finish();
+  const std::uint64_t dropped = num_dropped();
+  if (dropped == 0 || !options_.warn) return;
+  options_.warn(format(
+      "[trackers] {} values, images and the like were lost to trackers because "
+      "there was no room for them",
+      dropped));
 }
 
 void TrackerFeed::take(Entry& entry) {
   if (const auto* item =
           std::get_if<std::shared_ptr<const TrackedItem>>(&entry)) {
-    give_to_all(**item);
+    calls_.log_item(**item);
   } else if (const auto* numbers = std::get_if<Numbers>(&entry)) {
     give_numbers(numbers->end);
   } else {
     std::get<Call>(entry).function();
   }
-}
-
-// Whether a tracker takes part at the moment. At the end, each call gets its own
-// time to wait.
-bool TrackerFeed::may_call(const Fed& fed) {
-  if (!fed.is_running || fed.is_given_up) return false;
-  if (!options_.patience) return true;
-  const auto now = Clock::now();
-  if (now < fed.rests_until && !is_finishing_) return false;
-  const auto end = end_.load();
-  if (end == Clock::time_point::max()) return true;
-  if (now >= end) return false;
-  options_.patience->end_by(std::min(end, now + options_.most_end_wait));
-  return true;
-}
-
-// Returns false if the tracker does not take part at the moment.
-template <class Function>
-bool TrackerFeed::call(
-    std::size_t index,
-    std::string_view what,
-    Function function) {
-  if (!may_call(fed_[index])) return false;
-  const auto begin = Clock::now();
-  try {
-    function(*trackers_[index]);
-  } catch (...) {
-    note_failure(index, what, Clock::now() - begin);
-  }
-  return true;
 }
 
 void TrackerFeed::give_numbers(std::size_t end) {
@@ -256,77 +201,8 @@ void TrackerFeed::give_numbers(std::size_t end) {
         num_given_bytes_,
         std::get<TrackedValues>(numbers_.content),
         numbers_.time);
-    give_to_all(numbers_);
+    calls_.log_item(numbers_);
   }
-}
-
-void TrackerFeed::give_to_all(const TrackedItem& item) {
-  const std::string_view kind = kind_of(item);
-  for (std::size_t i = 0; i < trackers_.size(); ++i) {
-    const bool is_taken = call(i, kind, [&](GeneralTracker& each) {
-      if (each.log_item(item) || !without_.emplace(i, kind).second) return;
-      warn(format(
-          "[trackers] {} has no {}; {}",
-          each.name(),
-          kind,
-          options_.where_else));
-    });
-    if (!is_taken) ++fed_[i].num_missed;
-  }
-}
-
-void TrackerFeed::call_trackers(
-    const std::function<void(GeneralTracker&)>& function,
-    std::string_view what) {
-  for (std::size_t i = 0; i < trackers_.size(); ++i) call(i, what, function);
-}
-
-void TrackerFeed::note_failure(
-    std::size_t index,
-    std::string_view what,
-    Clock::duration time) {
-  Fed& fed = fed_[index];
-  const bool is_ending = end_.load() != Clock::time_point::max();
-  if (options_.patience && time >= options_.slow)
-    fed.rests_until = Clock::now() + options_.rest_factor * time;
-  fed.is_given_up = is_ending && options_.patience->is_over();
-  if (++fed.num_failures > 1) return;
-  warn(format(
-      "[trackers] {} failed ({}): {}; training goes on, and {}",
-      trackers_[index]->name(),
-      what,
-      message_of(std::current_exception()),
-      options_.where_else));
-}
-
-void TrackerFeed::report_totals() {
-  for (std::size_t i = 0; i < trackers_.size(); ++i) {
-    const Fed& fed = fed_[i];
-    if (fed.num_failures > 1) {
-      warn(format(
-          "[trackers] {} failed {} times",
-          trackers_[i]->name(),
-          fed.num_failures));
-    }
-    if (fed.is_running && fed.num_missed > 0) {
-      warn(format(
-          "[trackers] {} values, images and the like were not given to {}, "
-          "which did not answer in time; {}",
-          fed.num_missed,
-          trackers_[i]->name(),
-          options_.where_else));
-    }
-  }
-  const std::uint64_t dropped = num_dropped();
-  if (dropped == 0) return;
-  warn(format(
-      "[trackers] {} values, images and the like were lost to trackers because "
-      "there was no room for them",
-      dropped));
-}
-
-void TrackerFeed::warn(const std::string& text) const {
-  if (options_.warn) options_.warn(text);
 }
 
 }  // namespace accelerate::detail

@@ -12,7 +12,7 @@
 #include <accelerate/checkpoint.h>
 #include <accelerate/world.h>
 
-#include "train/elastic/directory_moves.h"
+#include "train/elastic/machine_holdings.h"
 #include "train/elastic/memory_states.h"
 #include "train/elastic/whole_states.h"
 
@@ -22,11 +22,9 @@ class Accelerator;
 
 namespace accelerate::detail {
 
-/// The states that several machines keep in memory. Each machine has the part
-/// that its own ranks hold (see MachinePartScope), and a copy of the part of
-/// the machine before it, so that a machine may be lost with its memory. A
-/// state is complete once every part and every copy is; until then the previous
-/// state is kept.
+/// The states that several machines keep in memory, in parts and copies of them
+/// (see MachineHoldings). A state is complete once every part and every copy is;
+/// until then the previous state is kept.
 ///
 /// Where machines may join and leave, states kept by other machines, or by a
 /// different number of them, can also be loaded; see WholeStates.
@@ -91,46 +89,14 @@ class MachineStates {
  private:
   enum class Phase { idle, saving, copying };
 
-  // What one machine holds.
-  struct Holding {
-    int first_rank = 0;
-    std::vector<std::string> parts;
-    std::vector<std::string> copies;
-  };
-
   Progress wait_for_phase();
-  [[nodiscard]] bool is_first() const { return world_.local_rank() == 0; }
-  [[nodiscard]] std::size_t num_machines() const { return firsts_.size(); }
-  // The machine that holds the copy of this machine's part.
-  [[nodiscard]] std::size_t holder_of(std::size_t machine) const {
-    return (machine + 1) % num_machines();
-  }
-  [[nodiscard]] bool has_part(std::size_t machine, const std::string& name)
-      const;
-  [[nodiscard]] bool has_copy(std::size_t machine, const std::string& name)
-      const;
-  [[nodiscard]] std::vector<Holding> exchange_holdings() const;
-  // The machines whose part of the state is held neither by them nor as a copy.
-  [[nodiscard]] std::vector<std::string> lost_parts(
-      const std::string& name) const;
-  // Copies of the parts of `machines`, from each to its holder.
-  [[nodiscard]] std::vector<DirectoryMove> copies_of(
-      const std::string& name,
-      const std::vector<std::size_t>& machines) const;
-  void move(const std::vector<DirectoryMove>& moves, const std::string& what);
   // Removes all states of this machine except this one.
   void keep_only(const std::string& name);
-  void forget(const std::string& name) const;
   void copy_in_background();
 
   World world_;
   std::filesystem::path memory_;
-  std::filesystem::path directory_;
-  std::vector<int> firsts_;
-  std::size_t machine_ = 0;
-  /// A group of the first ranks of all machines; set only on them.
-  std::optional<Group> between_;
-  std::vector<Holding> holdings_;
+  MachineHoldings holdings_;
   std::int64_t next_number_ = 0;
   std::string lost_;
   std::string loaded_;

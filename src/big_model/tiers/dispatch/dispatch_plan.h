@@ -13,7 +13,7 @@
 
 #include <accelerate/device_map.h>
 
-#include "big_model/tiers/keeper/tier_keeper.h"
+#include "big_model/tiers/keeper/resident_units.h"
 #include "gate/coded_weights.h"
 
 namespace torch::nn {

@@ -33,8 +33,7 @@ void TierKeeper::put_back(std::size_t tensor) {
   Lock lock(mutex_);
   if (gates_[tensor] != nullptr) return;
   // A fetch in progress reads the source, which may change below.
-  Unit& unit = units_[weights_.tensors[tensor].unit];
-  done_.wait(lock, [&] { return unit.state != State::fetching; });
+  fetcher_.finish(weights_.tensors[tensor].unit, lock);
   const BypassGates bypass;
   const at::NoGradGuard no_grad;
   OffloadedTensor& kept = weights_.tensors[tensor];
@@ -47,7 +46,7 @@ void TierKeeper::put_back(std::size_t tensor) {
     kept.source = {.host = on_host(value, kept.device)};
   gates_[tensor] = make_gate(tensor);
   // The unit holds the old value, and may need a copy from now on.
-  if (unit.state == State::fetched && !pins_.is_pinned(kept.unit))
+  if (units_.state(kept.unit) == State::fetched && !pins_.is_pinned(kept.unit))
     evict(kept.unit);
 }
 

@@ -1,7 +1,5 @@
 #include "big_model/tiers/keeper/tier_keeper.h"
 
-#include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -18,8 +16,6 @@
 namespace accelerate::detail {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 c10::ArrayRef<c10::IValue> as_list(std::span<const c10::IValue> values) {
   return c10::ArrayRef<c10::IValue>(values.data(), values.size());
@@ -40,38 +36,28 @@ void use_on_current_stream(const at::Tensor& tensor) {
       tensor.storage().data_ptr(), guard.getStream(tensor.device()));
 }
 
+// Makes the current stream wait, not this thread.
+void wait_for_arrival(FetchedUnit& fetched, c10::Device device) {
+  if (fetched.arrival == nullptr) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  fetched.arrival->block(guard.getStream(device));
+  if (fetched.arrival->query()) fetched.arrival = nullptr;
+}
+
 }  // namespace
 
 TierKeeper::TierKeeper(KeptWeights weights, TierOptions options)
     : weights_(std::move(weights)),
       options_(std::move(options)),
+      units_(weights_, options_.memory, options_.keeps_fetched),
       gates_(weights_.tensors.size()),
-      units_(weights_.units.size()),
-      order_(weights_.units.size()),
-      pins_(weights_.units.size()) {
+      fills_tensors_(units_.size()),
+      order_(units_.size()),
+      pins_(units_.size()),
+      fetcher_(units_, mutex_) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < weights_.tensors.size(); ++i)
     gates_[i] = make_gate(i);
-  std::uint64_t largest = 0;
-  for (std::size_t i = 0; i < units_.size(); ++i) {
-    const auto& tensors = weights_.units[i].tensors;
-    units_[i].is_instant =
-        std::all_of(tensors.begin(), tensors.end(), [&](std::size_t each) {
-          return is_ready_on_host(weights_.tensors[each]);
-        });
-    largest = std::max(largest, bytes_of_unit(i));
-  }
-  if (options_.memory == 0) options_.memory = 2 * largest;
-  thread_ = std::thread([this] { work(); });
-}
-
-TierKeeper::~TierKeeper() {
-  {
-    const std::lock_guard lock(mutex_);
-    is_ending_ = true;
-  }
-  queue_.notify_all();
-  thread_.join();
 }
 
 // Drops the tensor's memory, if any: the values are in the source.
@@ -159,79 +145,37 @@ void TierKeeper::call(GatedCall& call) {
 void TierKeeper::use(std::size_t unit, Lock& lock) {
   const bool is_new = current_ != unit;
   if (is_new) {
-    if (options_.before_first && bytes_in_memory_ == 0) {
+    if (options_.before_first && units_.memory().bytes() == 0) {
       lock.unlock();
       options_.before_first();
       lock.lock();
     }
-    const std::int64_t surprises = order_.num_surprises();
     order_.note(unit);
-    stats_.num_surprises += order_.num_surprises() - surprises;
     current_ = unit;
   }
-  if (is_new || units_[unit].state != State::fetched) plan_fetches();
-  await(unit, lock);
-  wait_for_arrival(unit);
-  if (!units_[unit].fills_tensors) fill(unit);
-}
-
-// Makes the current stream wait, not this thread.
-void TierKeeper::wait_for_arrival(std::size_t unit) {
-  std::shared_ptr<c10::Event>& arrival = units_[unit].fetched.arrival;
-  if (arrival == nullptr) return;
-  const c10::Device device = device_of_unit(unit);
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  arrival->block(guard.getStream(device));
-  if (arrival->query()) arrival = nullptr;
-}
-
-void TierKeeper::await(std::size_t unit, Lock& lock) {
-  Unit& own = units_[unit];
-  if (own.is_instant && own.state != State::fetched) {
-    // Reads nothing.
-    DeviceCopies copies;
-    own.fetched = fetch(requests_for({unit}), copies).front();
-    own.state = State::fetched;
-    return;
-  }
-  if (own.state == State::fetched) return;
-  const auto start = Clock::now();
-  if (own.state == State::absent) fetch_or_queue(unit, lock);
-  done_.wait(lock, [&] { return own.state == State::fetched || own.failure; });
-  ++stats_.num_waits;
-  stats_.wait_seconds +=
-      std::chrono::duration<double>(Clock::now() - start).count();
-  // Every waiting thread fails; the next fetch clears the failure.
-  if (own.failure) std::rethrow_exception(own.failure);
+  if (is_new || units_.state(unit) != State::fetched) plan_fetches();
+  fetcher_.await(unit, lock);
+  wait_for_arrival(units_.fetched(unit), units_.device_of(unit));
+  if (!fills_tensors_[unit]) fill(unit);
 }
 
 void TierKeeper::fill(std::size_t unit) {
-  Unit& own = units_[unit];
+  const FetchedUnit& fetched = units_.fetched(unit);
   const auto& tensors = weights_.units[unit].tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (gates_[tensors[i]] == nullptr) continue;
-    use_on_current_stream(own.fetched.values[i]);
-    gates_[tensors[i]]->fill(own.fetched.values[i]);
+    use_on_current_stream(fetched.values[i]);
+    gates_[tensors[i]]->fill(fetched.values[i]);
   }
-  own.fills_tensors = true;
-}
-
-std::vector<const OffloadedTensor*> TierKeeper::tensors_of(
-    std::size_t unit) const {
-  std::vector<const OffloadedTensor*> tensors;
-  for (const std::size_t tensor : weights_.units[unit].tensors)
-    tensors.push_back(&weights_.tensors[tensor]);
-  return tensors;
-}
-
-c10::Device TierKeeper::device_of_unit(std::size_t unit) const {
-  return weights_.tensors[weights_.units[unit].tensors.front()].device;
+  fills_tensors_[unit] = true;
 }
 
 DispatchStats TierKeeper::stats() const {
   const std::lock_guard lock(mutex_);
-  DispatchStats stats = stats_;
-  stats.bytes = bytes_in_memory_;
+  DispatchStats stats = fetcher_.stats();
+  stats.bytes = units_.memory().bytes();
+  stats.peak_bytes = units_.memory().peak_bytes();
+  stats.num_surprises = order_.num_surprises();
   return stats;
 }
 

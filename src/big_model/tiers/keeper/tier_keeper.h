@@ -1,34 +1,23 @@
 #pragma once
 
-#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
-#include <thread>
 #include <vector>
 
 #include <accelerate/big_model.h>
 
 #include "big_model/model/offload_keeper.h"
 #include "big_model/tiers/keeper/access_order.h"
+#include "big_model/tiers/keeper/resident_units.h"
+#include "big_model/tiers/keeper/unit_fetcher.h"
 #include "big_model/tiers/keeper/unit_pins.h"
-#include "big_model/tiers/units/buffer_pool.h"
-#include "big_model/tiers/units/device_copies.h"
-#include "big_model/tiers/units/weight_units.h"
 #include "gate/gate.h"
 
 namespace accelerate::detail {
-
-/// The weights that a TierKeeper manages.
-struct KeptWeights {
-  std::vector<OffloadedTensor> tensors;
-  std::vector<WeightUnit> units;
-};
 
 struct TierOptions {
   /// Limit on the bytes of units in memory, including units in use. 0 means
@@ -44,16 +33,16 @@ struct TierOptions {
   std::function<void()> before_first = nullptr;
 };
 
-/// Manages offloaded weights: prefetches units on its own thread in the order
-/// in which it expects them, fills their tensors when an operator uses one, and
-/// evicts units that are not expected next. An operator runs on the device of
-/// its first offloaded weight; its other tensors are moved there.
+/// Keeps offloaded weights behind gates: says which units are fetched and
+/// evicted, in the order in which it expects them, and fills their tensors when
+/// an operator uses one. An operator runs on the device of its first offloaded
+/// weight; its other tensors are moved there.
 ///
 /// Operators may run on several threads, as in backward passes on accelerators.
+/// One mutex guards everything, the units and their fetcher included.
 class TierKeeper final : public OffloadKeeper {
  public:
   TierKeeper(KeptWeights weights, TierOptions options);
-  ~TierKeeper() override;
 
   void before_read(std::size_t tensor, bool is_filled) override;
   void call(GatedCall& call) override;
@@ -74,88 +63,34 @@ class TierKeeper final : public OffloadKeeper {
   [[nodiscard]] DispatchStats stats() const;
 
  private:
-  enum class State { absent, queued, fetching, fetched };
-  struct Unit {
-    State state = State::absent;
-    bool fills_tensors = false;
-    FetchedUnit fetched = {};
-    std::exception_ptr failure = nullptr;
-    bool is_instant = false;  // needs neither a read nor a copy
-    bool is_cached = false;   // so it is fetched on use
-  };
-  using Lock = std::unique_lock<std::mutex>;
-  struct Fetch;
+  using Lock = UnitFetcher::Lock;
+  using State = ResidentUnits::State;
 
-  // tier_keeper.cpp: operators and their waits.
+  // tier_keeper.cpp: gates, and operators that wait for units.
   std::unique_ptr<GatedTensor> make_gate(std::size_t tensor);
   void use(std::size_t unit, Lock& lock);
-  void await(std::size_t unit, Lock& lock);
-  void wait_for_arrival(std::size_t unit);
   void fill(std::size_t unit);
-  [[nodiscard]] std::vector<const OffloadedTensor*> tensors_of(
-      std::size_t unit) const;
-  [[nodiscard]] c10::Device device_of_unit(std::size_t unit) const;
+
+  // fetch_plan.cpp: which units are in memory.
+  void plan_fetches();
+  void evict(std::size_t unit);
 
   // written_buffers.cpp: operators that change offloaded tensors.
   [[nodiscard]] std::vector<std::size_t> written_by(GatedCall& call) const;
-  [[nodiscard]] static bool is_own_memory(
-      const OffloadedTensor& kept,
-      const at::Tensor& value);
   at::Tensor& fetched_value(std::size_t tensor);
   void begin_write(std::size_t tensor);
   void end_write(std::size_t tensor);
 
-  // tier_memory.cpp: which units are in memory.
-  [[nodiscard]] std::uint64_t bytes_of_unit(std::size_t unit) const;
-  [[nodiscard]] bool has_memory_for(std::uint64_t num_bytes) const;
-  void wait_for_memory(Lock& lock);
-  void count_memory(std::uint64_t num_bytes);
-  void plan_fetches();
-  void evict(std::size_t unit);
-  BufferPool& pool_of(std::size_t unit);
-  void trim_pools(std::uint64_t num_bytes);
-
-  // tier_fetches.cpp: how units are fetched.
-  bool is_fetched_when_used(std::size_t unit);
-  void fetch_or_queue(std::size_t unit, Lock& lock);
-  std::vector<FetchRequest> requests_for(const std::vector<std::size_t>& units);
-  std::vector<std::size_t> next_batch();
-  [[nodiscard]] bool can_begin_fetch() const;
-  std::optional<BoxList> begin_fetch();
-  void take_values(Fetch& fetch);
-  void finish_fetch(
-      const std::shared_ptr<Fetch>& fetch,
-      std::exception_ptr failure);
-  void arrive_all(Fetch& fetch);
-  void arrive(std::size_t unit, FetchedUnit fetched);
-  void fetch_alone(std::size_t unit, Lock& lock);
-  void fail(std::size_t unit, const std::exception_ptr& failure);
-  void work();
-
   KeptWeights weights_;
   TierOptions options_;
-  std::vector<std::unique_ptr<GatedTensor>> gates_;  // by tensor; null if held
   mutable std::mutex mutex_;
-  std::condition_variable queue_;
-  std::condition_variable done_;
-  std::vector<Unit> units_;
-  std::deque<std::size_t> to_fetch_;
+  ResidentUnits units_;
+  std::vector<std::unique_ptr<GatedTensor>> gates_;  // by tensor; null if held
+  std::vector<bool> fills_tensors_;                  // by unit
   AccessOrder order_;
-  std::optional<std::size_t> current_;
+  std::optional<std::size_t> current_;  // the unit used last
   UnitPins pins_;
-  BufferPool buffers_{/*is_pinned=*/false};
-  BufferPool pinned_buffers_{/*is_pinned=*/true};
-  /// Used by the fetch thread and the threads that it starts.
-  BoxReader reader_;
-  bool is_reading_ = false;
-  std::size_t num_fetches_ = 0;  // in flight
-  std::mutex copies_mutex_;      // never locked while holding mutex_
-  DeviceCopies copies_;
-  std::uint64_t bytes_in_memory_ = 0;
-  LeavingMemory leaving_;
-  DispatchStats stats_;
-  bool is_ending_ = false;
-  std::thread thread_;
+  UnitFetcher fetcher_;
 };
 
 }  // namespace accelerate::detail

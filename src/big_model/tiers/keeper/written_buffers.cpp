@@ -46,6 +46,11 @@ void collect_units(
   }
 }
 
+bool is_own_memory(const OffloadedTensor& kept, const at::Tensor& value) {
+  return kept.source.host.defined() && !kept.source.is_borrowed &&
+      value.is_alias_of(kept.source.host);
+}
+
 }  // namespace
 
 std::vector<std::size_t> TierKeeper::written_by(GatedCall& call) const {
@@ -68,19 +73,12 @@ std::vector<std::size_t> TierKeeper::written_by(GatedCall& call) const {
   return written;
 }
 
-bool TierKeeper::is_own_memory(
-    const OffloadedTensor& kept,
-    const at::Tensor& value) {
-  return kept.source.host.defined() && !kept.source.is_borrowed &&
-      value.is_alias_of(kept.source.host);
-}
-
 at::Tensor& TierKeeper::fetched_value(std::size_t tensor) {
   const std::size_t unit = weights_.tensors[tensor].unit;
   const std::vector<std::size_t>& tensors = weights_.units[unit].tensors;
   const auto at = std::find(tensors.begin(), tensors.end(), tensor);
-  return units_[unit]
-      .fetched.values[static_cast<std::size_t>(at - tensors.begin())];
+  return units_.fetched(unit)
+      .values[static_cast<std::size_t>(at - tensors.begin())];
 }
 
 // Files, the caller's tensors and buffers that others fetch into are never

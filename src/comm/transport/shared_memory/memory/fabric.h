@@ -72,6 +72,15 @@ class Fabric {
   /// The same for the background thread, which sleeps while no thread waits.
   void ring_in_background(int rank) const { ring(page(rank).background_bell); }
 
+  /// Wakes the waiting and background threads of all other ranks.
+  void ring_all() const {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      ring(peer);
+      ring_in_background(peer);
+    }
+  }
+
   /// The first step of a collective that begins now, after all others have
   /// completed.
   [[nodiscard]] std::uint64_t next_step() const { return next_step_; }

@@ -56,7 +56,7 @@ class Operation {
   [[nodiscard]] bool has_deadline() const { return deadline_.load() != kNever; }
 
  private:
-  friend class ProgressEngine;
+  friend class OperationQueue;
   static constexpr int kPending = 0;
   static constexpr int kSucceeded = 1;
   static constexpr int kFailed = 2;
@@ -66,7 +66,7 @@ class Operation {
   std::atomic<int> state_{kPending};
   std::atomic<Clock::rep> deadline_{kNever};
   std::string failure_;             // written before state_
-  std::function<void()> listener_;  // guarded by the engine's mutex
+  std::function<void()> listener_;  // guarded by the monitor's mutex
 };
 
 }  // namespace accelerate::detail

@@ -2,9 +2,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,13 +12,11 @@
 
 #include "comm/transport/shared_memory/memory/fabric.h"
 #include "comm/transport/shared_memory/memory/peers.h"
-#include "comm/transport/shared_memory/operations/messages.h"
 #include "comm/transport/shared_memory/operations/operation.h"
+#include "comm/transport/shared_memory/waiting/operation_queue.h"
 #include "comm/transport/shared_memory/waiting/patience.h"
 
 namespace accelerate::detail {
-
-struct DisagreementError;
 
 struct ProgressEngineOptions {
   /// How long an operation waits for a silent rank.
@@ -32,13 +28,13 @@ struct ProgressEngineOptions {
   bool may_spin = false;
 };
 
-/// Advances the operations of one rank on one connection. There is no automatic
-/// progress: a thread that waits for an operation advances all of them, and
-/// after run_in_background() the engine's worker thread does while no thread
-/// waits. One thread at a time drives; a sleeping thread does not, so others
-/// need not wake it to begin an operation or to wait. Neither a call that is
-/// waited for at once nor a message that finds room costs a thread switch.
-/// Thread-safe.
+/// Decides which thread drives the operations of one rank on one connection
+/// (OperationQueue), and which threads sleep. There is no automatic progress: a
+/// thread that waits for an operation advances all of them, and after
+/// run_in_background() the engine's worker thread does while no thread waits.
+/// One thread at a time drives; a sleeping thread does not, so others need not
+/// wake it to begin an operation or to wait. Neither a call that is waited for
+/// at once nor a message that finds room costs a thread switch. Thread-safe.
 ///
 /// A waiting thread spins for some microseconds (Patience) and then sleeps.
 /// Every 10 ms, a sleeper checks that the ranks it awaits are still alive. The
@@ -97,8 +93,6 @@ class ProgressEngine {
 
  private:
   using Clock = Operation::Clock;
-  // The interval at which a sleeper checks that the ranks it awaits are alive.
-  static constexpr std::chrono::milliseconds kLookInterval{10};
 
   // Advances until `until` has finished.
   void drive(const Operation& until);
@@ -106,68 +100,33 @@ class ProgressEngine {
   // moves.
   void drive_in_background();
   void take_notice();
-  bool advance_all();
-  void take_inbox();
-  void finish(const std::vector<std::shared_ptr<Operation>>& operations);
   // Sleeps until a rank or a thread of this process rings, and checks the
   // ranks. Does not drive while asleep.
   void sleep();
   void sleep_in_background(std::unique_lock<std::mutex>& lock);
-  void check_peers_at_times();
-  void check_peers();
-  [[nodiscard]] std::string describe_late(
-      const Operation& operation,
-      const std::vector<int>& awaited) const;
-  [[nodiscard]] std::string describe_disagreement(
-      const DisagreementError& error) const;
-  void fail(const std::string& reason);
-  void ring_all() const;
-  void take_ending();
   // Does what can be done without waiting, if no thread drives.
   void advance_once(std::unique_lock<std::mutex>& lock);
   // Lets another thread drive, and leaves unfinished operations to the worker.
   void stop_driving(std::unique_lock<std::mutex>& lock);
   bool leave_to_worker(std::unique_lock<std::mutex>& lock);
   void run_worker();
-  [[nodiscard]] bool is_idle() const;
-  // The events for which the worker is woken while no thread waits.
-  [[nodiscard]] Attention attention() const;
-  void post(const std::shared_ptr<Operation>& operation);
 
   Fabric fabric_;
-  ProgressEngineOptions options_;
+  std::chrono::milliseconds timeout_;
   Peers peers_;
   std::int64_t process_;
+  Monitor monitor_;
+  OperationQueue operations_;
+  Patience patience_;  // used only by the driving thread
 
-  // Used only by the driving thread.
-  Patience patience_;
-  std::deque<std::shared_ptr<Operation>> collectives_;
-  Mailbox mailbox_;
-  std::vector<std::shared_ptr<Operation>> finished_;
-  Clock::time_point last_check_ = Clock::now();
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by the mutex.
-  std::vector<std::shared_ptr<Operation>>
-      inbox_;  // while another thread drives
+  // Guarded by the monitor's mutex.
   bool is_driven_ = false;
   bool has_waiter_ = false;  // drives, or sleeps until there is something to do
   bool is_worker_asleep_ = false;
-  bool is_closed_ = false;
   bool wants_worker_ = false;
-  std::string failure_;
-  std::string ending_;  // end()'s argument
   std::thread worker_;
 
-  std::atomic<bool> has_inbox_{false};
-  std::atomic<bool> has_failed_{false};
-  std::atomic<bool> is_closing_{false};
-  std::atomic<bool> is_ending_{false};
-  // Threads that wait while another one drives or sleeps.
-  std::atomic<int> num_waiting_{0};
-  // Unfinished operations with listeners.
-  std::atomic<int> num_listeners_{0};
+  std::atomic<bool> is_closed_{false};  // written with the mutex
 };
 
 }  // namespace accelerate::detail

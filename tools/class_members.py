@@ -1,0 +1,67 @@
+"""Counts the methods of C++ classes, for check_layers.py."""
+import re
+
+# Comments, literals, and preprocessor lines: nothing in them is code.
+IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^[ \t]*#(?:[^\n\\]|\\\n|\\.)*', re.DOTALL | re.MULTILINE)
+CLASS = re.compile(r"(?<!enum )\b(?:class|struct)\s+(?:ACCELERATE_API\s+)?(?:alignas\([^)]*\)\s*)?([\w:]+)\s*(?:final\s*)?(?::[^:;{}()][^;{}()]*)?\{")
+NO_MEMBER = re.compile(r"(using|typedef|friend|enum|class|struct|union|static_assert)\b")
+
+
+def closing(text, opening):
+    """Returns the index of the brace that closes the one at `opening`."""
+    depth = 0
+    for found in re.compile("[{}]").finditer(text, opening):
+        depth += 1 if found[0] == "{" else -1
+        if depth == 0:
+            return found.start()
+    return len(text) - 1
+
+
+def declarations(body):
+    """Yields the declarations in the body of a class. Each pair of braces is empty."""
+    text, at = "", 0
+    while at < len(body):
+        if body[at] == "{":
+            at = closing(body, at)
+            text += "{}"
+            # Only initialisers and nested types are followed by these.
+            if body[at + 1:].lstrip()[:1] not in (";", ","):
+                yield text
+                text = ""
+        elif body[at] == ";":
+            yield text
+            text = ""
+        else:
+            text += body[at]
+        at += 1
+
+
+def without_template_arguments(text):
+    before = None
+    while text != before:
+        before, text = text, re.sub(r"(\w)\s*<[^<>]*>", r"\1", text)
+    return text
+
+
+def own_methods(body, name):
+    """Returns the names of the methods that a class declares: without constructors, operators, and functions that it has
+    from an interface or is one with."""
+    methods = []
+    for declaration in declarations(body):
+        text = re.sub(r"\b(public|private|protected)\s*:(?!:)|\[\[.*?\]\]|alignas\s*\([^)]*\)", "", declaration, flags=re.DOTALL)
+        text = re.sub(r"^\s*template\b", "", without_template_arguments(text)).strip()
+        if NO_MEMBER.match(text) or re.search(r"\b(virtual|override|operator)\b|=\s*(delete|default)$", text):
+            continue
+        # A field has no parentheses before its initialiser, but those of a pointer to a function.
+        found = re.search(r"(~?\w+)\s*\(", text.split("=")[0])
+        if found and found[1].lstrip("~") != name and not re.search(r"\(\s*\*", text.split("=")[0]):
+            methods.append(found[1])
+    return methods
+
+
+def methods_of_classes(text):
+    """Yields (class, names of its methods) for each class that is defined in a file."""
+    text = IGNORED.sub(lambda found: '""' if found[0][0] in "\"'R" else " ", text)
+    for found in CLASS.finditer(text):
+        name = found[1].rpartition("::")[2]
+        yield name, own_methods(text[found.end():closing(text, found.end() - 1)], name)
