@@ -36,7 +36,7 @@ std::string number_text(double value) {
 struct Writer {
   YAML::Emitter& yaml;
 
-  void operator()(std::monostate) const { yaml << "null"; }
+  void operator()(std::monostate) const { yaml << YAML::Null; }
   void operator()(bool flag) const { yaml << flag; }
   void operator()(std::int64_t whole) const { yaml << whole; }
   void operator()(double real) const { yaml << number_text(real); }
@@ -72,6 +72,7 @@ std::string yaml_text(const TrackedValues& values) {
   YAML::Emitter yaml;
   // Readers refuse some characters that are not escaped, such as U+007F.
   yaml.SetOutputCharset(YAML::EscapeNonAscii);
+  yaml.SetNullFormat(YAML::LowerNull);
   Writer{yaml}(values);
   return std::string(yaml.c_str()) + "\n";
 }
