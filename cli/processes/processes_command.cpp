@@ -227,7 +227,7 @@ RunCommand add_stacks_command(CLI::App& tool) {
 RunCommand add_resize_command(CLI::App& tool) {
   CLI::App* const command = tool.add_subcommand(
       "resize",
-      "let a group that was started with --num_processes MIN:MAX go on with "
+      "let a group that was started with --num_processes MIN:MAX continue with "
       "another number of ranks, from the end of a step on");
   auto flags = std::make_shared<ResizeFlags>();
   command

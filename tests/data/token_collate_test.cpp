@@ -144,7 +144,7 @@ TEST(PackCollate, RefusesCutsOrSplitsLongSequences) {
       },
       "needs 3 rows of 2 tokens and num_rows is 2");
   expect_error<ConfigError>(
-      [] { PackCollate({.row_length = 0}); }, "row_length 0");
+      [] { PackCollate({.row_length = 0}); }, "at least 1, but are 0 and 1");
 }
 
 TEST(PackCollate, LosesNoTokenAndMixesNoSequences) {

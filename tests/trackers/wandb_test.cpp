@@ -378,10 +378,10 @@ TEST_F(Wandb, SaysWhetherTheServerIsWanted) {
 TEST_F(Wandb, RefusesNamesThatWandbRefuses) {
   request_.init_kwargs = {{"id", "a/b"}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "the run id is \"a/b\"");
+      [&] { detail::make_wandb(request_); }, "around it, but is \"a/b\"");
   request_.init_kwargs = {{"project", "a:b"}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "the project is \"a:b\"");
+      [&] { detail::make_wandb(request_); }, "around it, but is \"a:b\"");
   request_.init_kwargs = {{"reinit", true}};
   testing::expect_error<ConfigError>(
       [&] { detail::make_wandb(request_); },

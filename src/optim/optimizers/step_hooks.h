@@ -31,7 +31,7 @@ class StepHooks {
 
   /// The hooks of this thread's steps; null if they have none.
   [[nodiscard]] static StepHooks* current();
-  /// The same; null if they are not recorded.
+  /// The hooks of this thread's steps; null if they are not recorded.
   [[nodiscard]] static StepHooks* recording();
 
  protected:
