@@ -85,9 +85,10 @@ TEST(PadCollate, RefusesTensorsThatAreNotSequences) {
       std::tuple{torch::arange(2), torch::arange(2), torch::arange(2)},
       "3 tensors");
   expect_error<ConfigError>(
-      [] { PadCollate({.pad_to_multiple_of = 0}); }, "pad_to_multiple_of 0");
+      [] { PadCollate({.pad_to_multiple_of = 0}); },
+      "at least 1, but are 0 and 1");
   expect_error<ConfigError>(
-      [] { PadCollate({.max_length = 0}); }, "max_length 0");
+      [] { PadCollate({.max_length = 0}); }, "at least 1, but are 1 and 0");
 }
 
 TEST(PackCollate, PutsSequencesTogetherInRows) {

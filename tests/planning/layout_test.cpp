@@ -149,7 +149,7 @@ TEST(ClusterSpeeds, SlowLayersDownByTokens) {
       {.tokens = 4 * tokens, .factor = 3}, {.tokens = tokens, .factor = 1}};
   expect_error<ConfigError>(
       [&] { computing(1); },
-      "layer_slowdowns are in ascending order of tokens");
+      "layer_slowdowns in ascending order of tokens");
 }
 
 TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {

@@ -389,7 +389,7 @@ TEST_F(Wandb, RefusesNamesThatWandbRefuses) {
       "id, group, job_type, tags, notes, config, dir, mode, resume");
   request_.init_kwargs = {{"tags", TrackedValue::List{1}}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "it is a list of strings");
+      [&] { detail::make_wandb(request_); }, "must be a list of strings");
 }
 
 TEST_F(Wandb, WarnsThatOfflineRunsAreNotResumed) {
