@@ -198,7 +198,7 @@ TEST(Fp8Recipe, HasMsAmpsLevels) {
       [] { requested(MSAMPRecipeKwargs{"O3"}); }, "fp8_opt_level is \"O3\"");
   expect_error<ConfigError>(
       [] { requested(FP8RecipeKwargs{{}, {}, "ao"}); },
-      "must be TE or MSAMP, but is \"AO\"");
+      "backend of FP8RecipeKwargs must be TE or MSAMP, but is \"AO\"");
 }
 
 }  // namespace fp8_recipe_test
