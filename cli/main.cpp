@@ -15,24 +15,13 @@
 #include <accelerate/version.h>
 
 #include "base/text/text.h"
-#include "cli/commands/checkpoint_command.h"
-#include "cli/commands/completion_command.h"
-#include "cli/commands/estimate_command.h"
-#include "cli/commands/plan_command.h"
-#include "cli/commands/report_command.h"
-#include "cli/commands/unknown_command.h"
-#include "cli/commands/weights_command.h"
-#include "cli/config/config_command.h"
-#include "cli/launch/launch_command.h"
 #include "cli/processes/failure.h"
-#include "cli/processes/processes_command.h"
-#include "cli/runs/replay_command.h"
-#include "cli/runs/runs_command.h"
-#include "cli/trace/trace_command.h"
-#include "cli/watch/watch_command.h"
+#include "cli/tool/commands.h"
 #include "config/options/option_table.h"
 
 namespace {
+
+namespace cli = accelerate::cli;
 
 // Messages name files and quote their contents, which are untrusted.
 void complain(const char* message) {
@@ -50,10 +39,9 @@ void open_standard_streams() {
   }
 }
 
-using Commands = std::vector<std::pair<std::string, std::function<int()>>>;
+using Commands = std::vector<std::pair<std::string, cli::RunCommand>>;
 
 Commands add_commands(CLI::App& tool) {
-  namespace cli = accelerate::cli;
   return {
       {"config", cli::add_config_command(tool)},
       {"env", cli::add_env_command(tool)},
@@ -81,7 +69,6 @@ Commands add_commands(CLI::App& tool) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  namespace cli = accelerate::cli;
   constexpr int kWrongUse = 2;
   open_standard_streams();
   CLI::App tool(

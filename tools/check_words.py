@@ -10,7 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-FRAGMENT = re.compile(r"^\s*///?\s*(Of|Who|Whose|Whoever|So many)\b")
+FRAGMENT = re.compile(r"^\s*///?\s*(Of|Who|Whose|Whoever|So many|The same, but)\b")
+# A short comment that only points somewhere: "In place.", "By role:", "As finish()."
+POINTER = re.compile(r"^\s*///? ((?:In|As|By|On|At|With|Without|From|For|Like|Also|After|Before)( [\w'()-]+){1,3}[.:])$")
 COMMENT = re.compile(r"^\s*///?(\s|$)")
 # The parts of a line of code that are checked: strings and comments.
 READ = re.compile(r'"(?:\\.|[^"\\])*"|//.*')
@@ -25,6 +27,9 @@ PHRASES = [
     (re.compile(r"\bkeeps? company\b|\b(?:nobody|somebody)'s to\b|\bin (?:its|their|our) own words\b|\bwhat of it\b", re.I),
      "say it plainly"),
     (re.compile(r"\bfor ever\b", re.I), 'write "forever"'),
+    (re.compile(r"\{\}\S*; (?:it|they|each|both) (?:is|are) (?:at (?:least|most)|above|below|from|between|one of)\b", re.I),
+     'write "X must be ..., but is ..."'),
+    (re.compile(r"\bgo(?:es|ing)? on (?:with|without|from)\b", re.I), 'write "continue" or "resume"'),
 ]
 CODE = ("include", "src", "cli", "libexec", "examples", "benchmarks", "tests")
 PLANTED = "tests/layers/"
@@ -38,6 +43,9 @@ def fragments_in(text):
         # A line that continues a sentence can begin with any word.
         if found and (not COMMENT.match(before) or re.search(r"(///?|[.:;!?)])\s*$", before)):
             yield number, found[1]
+        pointer = POINTER.match(line)
+        if pointer and not COMMENT.match(before):
+            yield number, pointer[1]
         before = line
 
 

@@ -1,5 +1,3 @@
-#include "cli/commands/checkpoint_command.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -19,6 +17,7 @@
 #include "base/progress/byte_progress.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
+#include "cli/tool/commands.h"
 #include "format/accelerate/accelerate_layout.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/checksums.h"
@@ -397,7 +396,7 @@ int prune(const CheckpointFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_checkpoint_command(CLI::App& tool) {
+RunCommand add_checkpoint_command(CLI::App& tool) {
   const auto flags = std::make_shared<CheckpointFlags>();
   CLI::App* const command = tool.add_subcommand(
       "checkpoint", "list, verify, show, prune and convert checkpoints");

@@ -1,5 +1,3 @@
-#include "cli/commands/completion_command.h"
-
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -11,6 +9,7 @@
 #include <accelerate/version.h>
 
 #include "base/text/text.h"
+#include "cli/tool/commands.h"
 
 namespace accelerate::cli {
 
@@ -227,7 +226,7 @@ std::string help_pages(const CLI::App& tool) {
   return page;
 }
 
-std::function<int()> add_completion_command(CLI::App& tool) {
+RunCommand add_completion_command(CLI::App& tool) {
   auto shell = std::make_shared<std::string>();
   CLI::App* command = tool.add_subcommand(
       "completion", "print a completion script for a shell");
@@ -248,7 +247,7 @@ std::function<int()> add_completion_command(CLI::App& tool) {
   };
 }
 
-std::function<int()> add_man_command(CLI::App& tool) {
+RunCommand add_man_command(CLI::App& tool) {
   auto wanted = std::make_shared<std::vector<std::string>>();
   CLI::App* command =
       tool.add_subcommand("man", "print a manual page, for man -l");

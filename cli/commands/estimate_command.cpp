@@ -1,5 +1,3 @@
-#include "cli/commands/estimate_command.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -16,6 +14,7 @@
 #include "base/text/sizes.h"
 #include "base/text/text.h"
 #include "cli/launch/decision/launch_flags.h"
+#include "cli/tool/commands.h"
 #include "planning/memory_estimate.h"
 #include "planning/model_tree.h"
 #include "planning/training_memory.h"
@@ -259,7 +258,7 @@ void add_ignored_options(CLI::App& command, EstimateFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_estimate_command(CLI::App& tool) {
+RunCommand add_estimate_command(CLI::App& tool) {
   auto flags = std::make_shared<EstimateFlags>();
   CLI::App* command = tool.add_subcommand(
       "estimate-memory",

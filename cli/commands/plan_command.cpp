@@ -1,5 +1,3 @@
-#include "cli/commands/plan_command.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -17,6 +15,7 @@
 #include "base/text/text.h"
 #include "cli/commands/quantities.h"
 #include "cli/launch/decision/launch_flags.h"
+#include "cli/tool/commands.h"
 #include "config/environment.h"
 #include "config/files/config_file.h"
 
@@ -198,7 +197,7 @@ void add_choices(CLI::App& command, PlanFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_plan_command(CLI::App& tool) {
+RunCommand add_plan_command(CLI::App& tool) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* const command = tool.add_subcommand(
       "plan", "choose how a training is divided among ranks, by simulation");

@@ -1,5 +1,3 @@
-#include "cli/commands/report_command.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +23,7 @@
 #include "cli/launch/machine/processor_sets.h"
 #include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/processes/run_program.h"
+#include "cli/tool/commands.h"
 #include "config/files/config_file.h"
 
 namespace accelerate::cli {
@@ -191,7 +190,7 @@ int self_check(
 
 }  // namespace
 
-std::function<int()> add_env_command(CLI::App& tool) {
+RunCommand add_env_command(CLI::App& tool) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = tool.add_subcommand(
       "env", "print versions, devices and settings, to paste into an issue");
@@ -202,7 +201,7 @@ std::function<int()> add_env_command(CLI::App& tool) {
   return [file] { return report(*file); };
 }
 
-std::function<int()> add_test_command(CLI::App& tool) {
+RunCommand add_test_command(CLI::App& tool) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = tool.add_subcommand(
       "test",

@@ -1,10 +1,9 @@
-#include "cli/commands/unknown_command.h"
-
 #include <algorithm>
 
 #include <CLI/CLI.hpp>
 
 #include "base/text/text.h"
+#include "cli/tool/commands.h"
 
 namespace accelerate::cli {
 

@@ -1,5 +1,3 @@
-#include "cli/commands/weights_command.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +14,7 @@
 #include "base/progress/byte_progress.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
+#include "cli/tool/commands.h"
 #include "format/weights/merge_weights.h"
 #include "format/weights/weights.h"
 
@@ -106,7 +105,7 @@ int convert(const ConvertFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_merge_weights_command(CLI::App& tool) {
+RunCommand add_merge_weights_command(CLI::App& tool) {
   const auto flags = std::make_shared<MergeFlags>();
   CLI::App* const command = tool.add_subcommand(
       "merge-weights",
@@ -132,7 +131,7 @@ std::function<int()> add_merge_weights_command(CLI::App& tool) {
   return [=] { return merge(*flags); };
 }
 
-std::function<int()> add_convert_command(CLI::App& tool) {
+RunCommand add_convert_command(CLI::App& tool) {
   const auto flags = std::make_shared<ConvertFlags>();
   CLI::App* const command = tool.add_subcommand(
       "convert", "convert files of weights to another format");

@@ -1,5 +1,3 @@
-#include "cli/config/config_command.h"
-
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -20,6 +18,7 @@
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/machine/machine.h"
+#include "cli/tool/commands.h"
 #include "config/files/config_file.h"
 #include "config/files/default_config.h"
 #include "engines/explain_request.h"
@@ -258,7 +257,7 @@ int print_tpu_command(TpuFlags flags) {
 
 }  // namespace
 
-std::function<int()> add_config_command(CLI::App& tool) {
+RunCommand add_config_command(CLI::App& tool) {
   struct Flags {
     std::string file, precision = "no";
     bool explains = false;
@@ -307,7 +306,7 @@ std::function<int()> add_config_command(CLI::App& tool) {
   };
 }
 
-std::function<int()> add_to_fsdp2_command(CLI::App& tool) {
+RunCommand add_to_fsdp2_command(CLI::App& tool) {
   struct Flags {
     std::string input, output;
     bool overwrite = false;
@@ -331,7 +330,7 @@ std::function<int()> add_to_fsdp2_command(CLI::App& tool) {
   };
 }
 
-std::function<int()> add_tpu_config_command(CLI::App& tool) {
+RunCommand add_tpu_config_command(CLI::App& tool) {
   auto flags = std::make_shared<TpuFlags>();
   CLI::App* command = tool.add_subcommand(
       "tpu-config", "print the command that sets up the machines of a TPU pod");

@@ -122,7 +122,7 @@ void add_machine_questions(Questions& all, int num_devices) {
         [](const Answers& answers) { return type_of(answers) == "NO"; }),
     ask("use_mpirun", "Shall mpirun start the ranks", false, when("distributed_type", "MULTI_CPU")),
     ask("mpirun_hostfile", "Path of mpirun's file of hosts", "~/hostfile", when("use_mpirun")),
-    ask("for_python", "Will Python programs be started with this file, too", false, {})});
+    ask("for_python", "Will Python programs be started with this file as well", false, {})});
 }
 
 void add_dynamo_questions(Questions& all) {
@@ -151,7 +151,7 @@ void add_deepspeed_questions(Questions& all) {
     ask("use_deepspeed_file", "Is there a JSON file of DeepSpeed's", false, when("use_deepspeed")),
     ask("deepspeed_config_file", "Its path", nullptr, when("use_deepspeed_file")),
     choose("zero_stage", "What is sharded over the ranks", 2, by_hand,
-           {{"nothing", 0}, {"optimizer state", 1}, {"gradients, too", 2}, {"parameters, too", 3}}),
+           {{"nothing", 0}, {"optimizer state", 1}, {"gradients as well", 2}, {"parameters as well", 3}}),
     choose("offload_optimizer_device", "Where is optimizer state kept", "none", shards_gradients, devices),
     choose("offload_param_device", "Where are parameters kept", "none", shards_gradients, devices),
     ask("offload_param_nvme_path", "Directory for parameters on that disk", "/nvme", when("offload_param_device", "nvme")),

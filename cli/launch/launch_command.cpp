@@ -1,5 +1,3 @@
-#include "cli/launch/launch_command.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -26,6 +24,7 @@
 #include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/launch/nodes/hosts.h"
 #include "cli/processes/run_program.h"
+#include "cli/tool/commands.h"
 #include "config/files/config_file.h"
 #include "config/machine_variables.h"
 
@@ -277,7 +276,7 @@ std::vector<std::string> without_separator(
   return words;
 }
 
-std::function<int()> add_launch_command(CLI::App& tool) {
+RunCommand add_launch_command(CLI::App& tool) {
   CLI::App* launch = tool.add_subcommand(
       "launch", "start a program on one or several processes");
   launch->footer(

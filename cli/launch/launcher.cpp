@@ -165,8 +165,8 @@ ElasticAttempt run_elastic_attempt(
           watchdog)
           .run();
   if (end.was_signalled) {
-    // After SIGTERM all ranks save and finish together, the others slightly
-    // later.
+    // Once they get SIGTERM, all ranks save and finish together, the others
+    // slightly later.
     if (end.code == 128 + SIGTERM) machines.await_end();
     machines.end_for_all(end.code);
     machines.finish(/*is_last=*/true);
@@ -175,9 +175,9 @@ ElasticAttempt run_elastic_attempt(
   const auto outcome = member.outcome();
   if (!outcome) {
     output.say(detail::format(
-        "{}accelerate-cpp: the other machines go on without this one, machine "
-        "{}, whose ranks have ended or which they could not reach; start its "
-        "launcher again to join them\n",
+        "{}accelerate-cpp: the other machines continue without this one, "
+        "machine {}, whose ranks have ended or which they could not reach; "
+        "start its launcher again to join them\n",
         plan.is_quiet ? std::string() : end.reason,
         plan.machine_rank));
     return {.code = 1};

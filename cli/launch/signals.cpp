@@ -23,7 +23,7 @@ Signals::Signals() {
   }
   sigprocmask(SIG_BLOCK, &set, &before_);
   signal(SIGPIPE, SIG_IGN);
-  signal(SIGXFSZ, SIG_IGN);  // write() reports the error, too
+  signal(SIGXFSZ, SIG_IGN);  // write() reports the error as well
   descriptor_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 

@@ -1,5 +1,3 @@
-#include "cli/processes/processes_command.h"
-
 #include <chrono>
 #include <cstdio>
 #include <memory>
@@ -15,6 +13,7 @@
 #include "base/text/text.h"
 #include "cli/processes/running_groups.h"
 #include "cli/runs/text_table.h"
+#include "cli/tool/commands.h"
 #include "config/environment.h"
 #include "launch/board/process_state.h"
 #include "launch/board/rank_activity.h"
@@ -197,7 +196,7 @@ int ask_for_size(const ResizeFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_ps_command(CLI::App& tool) {
+RunCommand add_ps_command(CLI::App& tool) {
   CLI::App* const command = tool.add_subcommand(
       "ps", "list the groups of ranks that run on this machine");
   auto flags = std::make_shared<PsFlags>();
@@ -211,7 +210,7 @@ std::function<int()> add_ps_command(CLI::App& tool) {
   return [flags] { return list_groups(*flags); };
 }
 
-std::function<int()> add_stacks_command(CLI::App& tool) {
+RunCommand add_stacks_command(CLI::App& tool) {
   CLI::App* const command = tool.add_subcommand(
       "stacks",
       "print where the threads of all ranks of a group are; equal stacks once");
@@ -225,10 +224,10 @@ std::function<int()> add_stacks_command(CLI::App& tool) {
   return [flags] { return print_stacks(*flags); };
 }
 
-std::function<int()> add_resize_command(CLI::App& tool) {
+RunCommand add_resize_command(CLI::App& tool) {
   CLI::App* const command = tool.add_subcommand(
       "resize",
-      "let a group that was started with --num_processes MIN:MAX go on with "
+      "let a group that was started with --num_processes MIN:MAX continue with "
       "another number of ranks, from the end of a step on");
   auto flags = std::make_shared<ResizeFlags>();
   command

@@ -1,5 +1,3 @@
-#include "cli/runs/replay_command.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "base/text/text.h"
 #include "cli/runs/print_warning.h"
 #include "cli/runs/run_place.h"
+#include "cli/tool/commands.h"
 #include "config/environment.h"
 #include "format/journal/journal_reader.h"
 #include "trackers/feed/tracker_feed.h"
@@ -100,7 +99,7 @@ int replay(ReplayFlags flags) {
 
 }  // namespace
 
-std::function<int()> add_replay_command(CLI::App& tool) {
+RunCommand add_replay_command(CLI::App& tool) {
   const auto flags = std::make_shared<ReplayFlags>();
   CLI::App* const command = tool.add_subcommand(
       "replay", "give a run's journal to trackers, as if they had been there");

@@ -25,7 +25,7 @@ struct RunPlace {
 /// run.
 std::vector<RunPlace> find_runs(const std::vector<std::string>& paths);
 
-/// As find_runs(), but a path may hold no runs yet.
+/// Finds runs as find_runs() does, but a path may hold no runs yet.
 std::vector<RunPlace> find_runs_so_far(const std::vector<std::string>& paths);
 
 }  // namespace accelerate::cli

@@ -1,5 +1,3 @@
-#include "cli/runs/runs_command.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -19,6 +17,7 @@
 #include "cli/runs/run_export.h"
 #include "cli/runs/run_record.h"
 #include "cli/runs/text_table.h"
+#include "cli/tool/commands.h"
 
 namespace accelerate::cli {
 
@@ -262,7 +261,7 @@ int export_runs(const RunsFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_runs_command(CLI::App& tool) {
+RunCommand add_runs_command(CLI::App& tool) {
   const auto flags = std::make_shared<RunsFlags>();
   CLI::App* const command = tool.add_subcommand(
       "runs", "list, show, compare and export what runs have logged");
@@ -288,8 +287,8 @@ std::function<int()> add_runs_command(CLI::App& tool) {
       ->add_option(
           "--format",
           flags->format,
-          "csv: run,name,step,time,value; json: settings, sessions and events, "
-          "too")
+          "csv: run,name,step,time,value; json: settings, sessions and events "
+          "as well")
       ->check(CLI::IsMember({"csv", "json"}))
       ->capture_default_str();
   export_command->add_option(

@@ -131,8 +131,7 @@ std::string StoreClient::join(
   if (answer == detail::StoreJoinAnswer::wrong_secret) {
     throw ConfigError(format(
         "[launch] the launcher of machine 0 at {} has another {}; set it to "
-        "the "
-        "same value for the launchers of all machines, or for none",
+        "the same value for the launchers of all machines, or for none",
         peer_,
         detail::kStoreSecretVariable));
   }

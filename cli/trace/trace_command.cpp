@@ -1,5 +1,3 @@
-#include "cli/trace/trace_command.h"
-
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -9,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/text/text.h"
+#include "cli/tool/commands.h"
 #include "cli/trace/merge_traces.h"
 
 namespace accelerate::cli {
@@ -44,7 +43,7 @@ int merge(const MergeFlags& flags) {
 
 }  // namespace
 
-std::function<int()> add_trace_command(CLI::App& tool) {
+RunCommand add_trace_command(CLI::App& tool) {
   CLI::App* const command =
       tool.add_subcommand("trace", "work with the traces of profiles");
   command->require_subcommand(1);

@@ -1,5 +1,3 @@
-#include "cli/watch/watch_command.h"
-
 #include <signal.h>
 
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "base/text/text.h"
 #include "cli/runs/print_warning.h"
 #include "cli/runs/run_record.h"
+#include "cli/tool/commands.h"
 #include "cli/watch/report_page.h"
 #include "cli/watch/terminal/dashboard.h"
 #include "cli/watch/terminal/terminal.h"
@@ -132,7 +131,7 @@ CLI::App* add_command(
 
 }  // namespace
 
-std::function<int()> add_watch_command(CLI::App& tool) {
+RunCommand add_watch_command(CLI::App& tool) {
   const auto flags = std::make_shared<WatchFlags>();
   CLI::App* const command = add_command(
       tool, "watch", "curves and ranks of runs, as they happen", *flags);
@@ -149,7 +148,7 @@ std::function<int()> add_watch_command(CLI::App& tool) {
   return [=] { return watch(*flags); };
 }
 
-std::function<int()> add_run_report_command(CLI::App& tool) {
+RunCommand add_run_report_command(CLI::App& tool) {
   const auto flags = std::make_shared<WatchFlags>();
   CLI::App* const command = add_command(
       tool,

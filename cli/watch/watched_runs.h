@@ -15,8 +15,8 @@ namespace accelerate::cli {
 struct RunChange {
   struct Figure {
     std::string name;
-    /// Index of the first new point; 0 if earlier points changed, too, because
-    /// a step was repeated.
+    /// Index of the first new point; 0 if earlier points changed as well,
+    /// because a step was repeated.
     std::size_t begin = 0;
     bool is_reset = false;
   };

@@ -46,7 +46,7 @@ Settings parse(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--tokens", settings.num_tokens, "tokens to generate")
       ->capture_default_str();
-  app.add_option("--prompt", settings.prompt, "text to go on from")
+  app.add_option("--prompt", settings.prompt, "text to continue")
       ->capture_default_str();
   try {
     app.parse(argc, argv);

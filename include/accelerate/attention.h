@@ -84,14 +84,14 @@ ACCELERATE_API at::Tensor ring_attention(
     const SequenceShards& shards,
     const SequenceAttentionOptions& options = {});
 
-/// The same result by exchanging heads (Jacobs et al., DeepSpeed Ulysses,
-/// 2023): each rank gets all positions of some heads, attends, and gives the
-/// positions back. Takes two all-to-alls of the query's size and two of the
-/// keys', each with its reverse in backward; no rotation. If heads do not
-/// divide evenly, the first ranks get more; key heads that several ranks need
-/// are sent to each of them. Tensors have 4 dimensions; a mask has the rows of
-/// the whole sequence. Throws like ring_attention(), and ConfigError if the
-/// query has fewer heads than the group has ranks.
+/// Attends over the sequence by exchanging heads (Jacobs et al., DeepSpeed
+/// Ulysses, 2023): each rank gets all positions of some heads, attends, and
+/// gives the positions back. Takes two all-to-alls of the query's size and two
+/// of the keys', each with its reverse in backward; no rotation. If heads do
+/// not divide evenly, the first ranks get more; key heads that several ranks
+/// need are sent to each of them. Tensors have 4 dimensions; a mask has the
+/// rows of the whole sequence. Throws like ring_attention(), and ConfigError if
+/// the query has fewer heads than the group has ranks.
 ACCELERATE_API at::Tensor ulysses_attention(
     const at::Tensor& query,
     const at::Tensor& key,

@@ -85,7 +85,8 @@ struct DispatchOptions {
 
   // What moves, and when.
 
-  /// Offloads buffers, too. Otherwise they stay on the device that uses them.
+  /// Offloads buffers as well. Otherwise they stay on the device that uses
+  /// them.
   bool offload_buffers = false;
   /// Keys of maps among a forward's arguments that are not moved to the main
   /// device.
@@ -121,8 +122,8 @@ class ACCELERATE_API Dispatch {
   [[nodiscard]] DispatchStats stats() const;
   /// Calls the module's forward: arguments are moved to the main device, except
   /// DispatchOptions::skip_keys, and results to where the first tensor among
-  /// the arguments was. A module that is called directly has its weights, too,
-  /// but gets its arguments as they are.
+  /// the arguments was. A module that is called directly has its weights as
+  /// well, but gets its arguments as they are.
   template <class Module, class... Args>
   auto call(Module& module, Args&&... args) const;
   /// Frees all fetched weights; forwards fetch them again.
@@ -226,7 +227,7 @@ struct OffloadOptions {
   std::optional<c10::Device> execution_device = std::nullopt;
   bool offload_buffers = false;
   WeightList state_dict = {};
-  /// For disk_offload().
+  /// Used by disk_offload() only.
   bool strict_offload_dir = false;
   std::vector<std::string> preload_module_classes = {};
   std::optional<ByteSize> prefetch_memory = std::nullopt;
@@ -236,8 +237,8 @@ struct OffloadOptions {
 [[nodiscard]] ACCELERATE_API Dispatch
 cpu_offload_module(torch::nn::Module& module, const OffloadOptions& options);
 
-/// The same on disk, in a folder (offload.h), which is written unless it has an
-/// index.json.
+/// Keeps all weights on disk, in a folder (offload.h), which is written unless
+/// it has an index.json.
 [[nodiscard]] ACCELERATE_API Dispatch disk_offload_module(
     torch::nn::Module& module,
     const std::filesystem::path& offload_dir,
@@ -289,7 +290,7 @@ cpu_offload_module_with_hook(
     std::optional<c10::Device> execution_device,
     const UserCpuOffloadHook& prev_module_hook);
 
-/// The same for a module holder.
+/// Offloads a module holder as cpu_offload_module_with_hook() does.
 template <class Holder>
 [[nodiscard]] std::pair<DispatchedModel<Holder>, UserCpuOffloadHook>
 cpu_offload_with_hook(
@@ -313,7 +314,7 @@ struct LoadAndDispatchOptions {
   /// "balanced_low_0", "sequential". Empty: the weights are loaded, and nothing
   /// is dispatched.
   std::variant<DeviceMap, std::string> device_map = DeviceMap();
-  /// For a strategy.
+  /// The limits of a strategy.
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};
 
@@ -366,7 +367,7 @@ struct LoadAndDispatchOptions {
 /// dispatches it: peak memory is what stays plus the largest tensors in
 /// transit. Throws like load_checkpoint_in_model() and dispatch_model().
 ///
-///     auto model = [&] { accelerate::EmptyWeightsScope meta; return Net(); }();
+/// auto model = [&] { accelerate::EmptyWeightsScope meta; return Net(); }();
 ///     auto big = accelerate::load_checkpoint_and_dispatch(
 ///         model, "weights", {.device_map = "auto"});
 ///     at::Tensor logits = big(tokens);

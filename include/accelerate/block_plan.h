@@ -49,11 +49,11 @@ struct PlannedDeviceMap {
   DeviceMap map;
   /// Predicted seconds of one forward that begins with nothing fetched.
   double forward_seconds = 0;
-  /// The same if all blocks were resident.
+  /// Predicted seconds of a forward if all blocks were resident.
   double resident_seconds = 0;
   /// The classes of PlanDeviceMapOptions::no_split_module_classes. The
   /// prediction assumes that blocks are fetched as a whole: pass these classes
-  /// to the dispatcher, too.
+  /// to the dispatcher as well.
   std::vector<std::string> preload_module_classes = {};
 };
 

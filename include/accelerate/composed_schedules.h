@@ -27,10 +27,28 @@ template <class... Ts>
 concept UnboundSchedules =
     (std::is_base_of_v<LRScheduler, Ts> && ...) && sizeof...(Ts) > 0;
 
+/// The base class of SequentialLR and ChainedScheduler: schedules of one
+/// optimizer.
+class ACCELERATE_API ComposedSchedule : public LRScheduler {
+ public:
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ protected:
+  ComposedSchedule(LRSchedulers schedules, const char* name);
+  double get_lr(const LRContext& context) const override;
+  void begin() override;
+
+  LRSchedulers schedules_;
+
+ private:
+  const char* name_;
+};
+
 /// One schedule after another; milestone i is the step at which schedule i + 1
 /// begins, from its own step 0. Throws ConfigError unless there is one
 /// milestone fewer than schedules, in ascending order.
-class ACCELERATE_API SequentialLR : public LRScheduler {
+class ACCELERATE_API SequentialLR : public ComposedSchedule {
  public:
   SequentialLR(std::vector<std::int64_t> milestones, LRSchedulers schedules);
   SequentialLR(
@@ -51,23 +69,18 @@ class ACCELERATE_API SequentialLR : public LRScheduler {
             optimizer,
             std::move(milestones),
             own(std::move(schedules)...)) {}
-  StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
 
  protected:
-  double get_lr(const LRContext& context) const override;
-  void begin() override;
   void apply() override;
   void restart() override;
 
  private:
   std::vector<std::int64_t> milestones_;
-  LRSchedulers schedules_;
 };
 
 /// All schedules at once, each applied to the learning rates that the previous
 /// one left.
-class ACCELERATE_API ChainedScheduler : public LRScheduler {
+class ACCELERATE_API ChainedScheduler : public ComposedSchedule {
  public:
   explicit ChainedScheduler(LRSchedulers schedules);
   ChainedScheduler(torch::optim::Optimizer& optimizer, LRSchedulers schedules);
@@ -82,17 +95,10 @@ class ACCELERATE_API ChainedScheduler : public LRScheduler {
       Ts&&... schedules)
       : ChainedScheduler(optimizer, own(std::move(schedules)...)) {}
   std::optional<std::int64_t> total_steps() const override;
-  StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
 
  protected:
-  double get_lr(const LRContext& context) const override;
-  void begin() override;
   void apply() override;
   void restart() override;
-
- private:
-  LRSchedulers schedules_;
 };
 
 }  // namespace accelerate::optim

@@ -57,7 +57,7 @@ class ACCELERATE_API CsvFile {
   [[nodiscard]] at::Tensor numbers(
       const std::vector<std::string>& columns,
       at::ScalarType dtype = at::kFloat) const;
-  /// The same for some rows, in the order given.
+  /// The numbers of some rows, in the order given.
   [[nodiscard]] at::Tensor numbers(
       const std::vector<std::string>& columns,
       at::ScalarType dtype,

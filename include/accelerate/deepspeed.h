@@ -33,8 +33,8 @@ struct DeepSpeedOptions {
 
   // Sharding and offload.
 
-  /// 0: nothing is sharded; 1: optimizer state; 2: gradients, too; 3:
-  /// parameters, too. Unset: 2.
+  /// 0: nothing is sharded; 1: optimizer state; 2: gradients as well; 3:
+  /// parameters as well. Unset: 2.
   std::optional<int> zero_stage = std::nullopt;
   /// "none", "cpu" or "nvme". Unset: "none".
   std::optional<std::string> offload_optimizer_device = std::nullopt;

@@ -65,7 +65,7 @@ struct ElasticOptions {
 enum class ElasticEnd {
   finished,   ///< the function has returned by itself
   preempted,  ///< the ranks were told to end, and have saved
-  left,       ///< the group goes on without this process or its machine
+  left,       ///< the group continues without this process or its machine
 };
 
 /// The argument of run_elastic()'s function: this process's part in one
@@ -83,8 +83,8 @@ class ACCELERATE_API ElasticContext {
   /// The window with which the ranks of this generation read
   /// `ElasticOptions::global_batch_size` samples per step, for
   /// AcceleratorOptions::gradient_accumulation_steps; with
-  /// ElasticBatch::per_rank, the window with which the largest number of ranks
-  /// that the group can have would, regardless of the current number.
+  /// ElasticBatch::per_rank, the window of the largest possible group, so that
+  /// samples per rank stay constant.
   /// `batch_size` is the size of a rank's batches; `ranks_per_batch` is how
   /// many ranks share a batch (the product of tensor, context and pipeline
   /// degrees). If the samples do not divide evenly, returns the nearest window,
@@ -111,8 +111,9 @@ class ACCELERATE_API ElasticContext {
   /// with the state kept in memory, or because a process was told to end
   /// (preempted(); AcceleratorOptions::preemption_signals), with the state
   /// saved as a checkpoint of the project, if that names its checkpoints.
-  /// Collective; communicates a few numbers. Where it saves, it throws the error
-  /// of an earlier asynchronous save of the program's own, as save_state() does.
+  /// Collective; communicates a few numbers. Where it saves, it throws the
+  /// error of an earlier asynchronous save of the program's own, as
+  /// save_state() does.
   [[nodiscard]] bool step_done(const Accelerator& accelerator) const;
 
   /// Why step_done() was true.

@@ -19,7 +19,7 @@ namespace accelerate {
 class ACCELERATE_API EnvironmentScope {
  public:
   /// Restores `previous` at the end; a variable without a value was not set.
-  /// With `clears`, every other variable is removed then, too.
+  /// With `clears`, every other variable is removed then as well.
   EnvironmentScope(
       std::map<std::string, std::optional<std::string>> previous,
       bool clears);

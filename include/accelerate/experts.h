@@ -83,7 +83,7 @@ struct RouterOptions {
   /// assignments of a rank's micro-batch, rounded up, and drops the others, for
   /// which the layer returns 0. Unset: none are dropped.
   std::optional<double> capacity_factor = std::nullopt;
-  /// The same in evaluation mode. Unset: as in training.
+  /// The capacity factor in evaluation mode. Unset: as in training.
   std::optional<double> eval_capacity_factor = std::nullopt;
   /// The minimum capacity.
   std::int64_t min_capacity = 0;
@@ -288,8 +288,8 @@ class ACCELERATE_API ExpertLayerImpl
   /// if both coefficients are 0, and once auxiliary_loss(model) has returned
   /// it.
   [[nodiscard]] const at::Tensor& auxiliary_loss() const;
-  /// The same without coefficients and graph; undefined where the coefficient
-  /// is 0.
+  /// The losses without coefficients and graph; each is undefined where the
+  /// coefficient is 0.
   [[nodiscard]] const at::Tensor& balance_loss() const;
   [[nodiscard]] const at::Tensor& z_loss() const;
 

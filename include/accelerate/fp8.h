@@ -30,7 +30,7 @@ enum class Float8LinearRecipeName {
   /// its own scale, a power of two. Everything is e4m3. More accurate, and
   /// slower.
   rowwise,
-  /// The same, but gradients of weights are computed in high precision.
+  /// As rowwise, but gradients of weights are computed in high precision.
   rowwise_with_gw_hp,
 };
 
@@ -97,7 +97,7 @@ struct OverrideLinearPrecision {
 /// every torch::nn::Linear whose sizes are both multiples of 16. Unset fields
 /// take the launcher's value, else the default named below.
 struct TERecipeKwargs {
-  /// Use float8 in evaluation mode, too. Unset: false.
+  /// Use float8 in evaluation mode as well. Unset: false.
   std::optional<bool> use_autocast_during_eval = std::nullopt;
   /// Scales are divided by 2^margin. Unset: 0.
   std::optional<std::int64_t> margin = std::nullopt;

@@ -50,13 +50,13 @@ struct FusedCrossEntropyOptions {
     const FusedCrossEntropyOptions& options = {});
 
 struct FusedLinearCrossEntropyOptions {
-  /// As in FusedCrossEntropyOptions.
+  /// See FusedCrossEntropyOptions.
   std::int64_t ignore_index = -100;
-  /// As in FusedCrossEntropyOptions.
+  /// See FusedCrossEntropyOptions.
   double label_smoothing = 0;
   /// The mean or the sum.
   LossReduction reduction = LossReduction::mean;
-  /// As in FusedCrossEntropyOptions.
+  /// See FusedCrossEntropyOptions.
   at::Tensor class_weights = {};
   /// The linear layer's bias, [classes]; may be undefined.
   at::Tensor bias = {};
@@ -133,8 +133,8 @@ struct NormalizedSum {
     const at::Tensor& bias = {},
     double epsilon = 1e-5);
 
-/// The same with RMSNorm, which divides by the root of the mean square and has
-/// no bias.
+/// Adds and normalises with RMSNorm, which divides by the root of the mean
+/// square and has no bias.
 [[nodiscard]] ACCELERATE_API NormalizedSum fused_add_rms_norm(
     const at::Tensor& input,
     const at::Tensor& residual,

@@ -68,7 +68,7 @@ class ACCELERATE_API GradScaler {
   /// Whether the gradients that `unscale_` saw since the last update had an
   /// infinity or NaN; false if it saw none. Waits for the device.
   [[nodiscard]] bool found_inf(torch::optim::Optimizer& optimizer) const;
-  /// The same as a float tensor [1] on the scaler's device, 0 or 1, without
+  /// found_inf() as a float tensor [1] on the scaler's device, 0 or 1, without
   /// waiting; undefined if `unscale_` saw none. The next update() forgets it.
   [[nodiscard]] at::Tensor found_inf_tensor(
       torch::optim::Optimizer& optimizer) const;

@@ -18,7 +18,8 @@ struct LayerwiseCastingOptions {
   /// Modules whose dotted name contains a match of one of these regular
   /// expressions (ECMAScript) are left alone, with everything below them.
   std::vector<std::string> skip_modules_pattern = {};
-  /// The same by class: "LayerNorm", "BlockImpl" or "models::BlockImpl".
+  /// Modules of these classes are left alone likewise: "LayerNorm", "BlockImpl"
+  /// or "models::BlockImpl".
   std::vector<std::string> skip_modules_classes = {};
   /// Casts may still be in progress when the host continues.
   bool non_blocking = false;

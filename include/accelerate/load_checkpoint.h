@@ -38,7 +38,7 @@ struct LoadCheckpointOptions {
   /// Dtype of floating-point tensors in the module. Unset: with a device map,
   /// that of the checkpoint for the disk, else that of the module.
   std::optional<c10::ScalarType> dtype = std::nullopt;
-  /// Without `dtype`, tensors on the CPU take the checkpoint's dtype, too.
+  /// Without `dtype`, tensors on the CPU take the checkpoint's dtype as well.
   /// Unlike in Accelerate, nothing is put on disk: memory use is bounded
   /// anyway.
   bool offload_state_dict = false;

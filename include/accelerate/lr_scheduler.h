@@ -95,6 +95,7 @@ class ACCELERATE_API LRScheduler {
   std::vector<double> base_lrs_;
 
  private:
+  friend class ComposedSchedule;
   friend class SequentialLR;
   friend class ChainedScheduler;
 

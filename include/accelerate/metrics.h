@@ -46,7 +46,7 @@ struct MetricRanks {
 
 /// What happens to NaN values.
 enum class NanPolicy {
-  /// The result is NaN, too.
+  /// The result is NaN as well.
   propagate,
   /// They are left out, with their weights.
   ignore,
@@ -134,7 +134,7 @@ struct ClassOptions {
   /// With two classes and one score per prediction, class 1 is predicted above
   /// this.
   double threshold = 0.5;
-  /// Leave out samples with a NaN score; false: update() throws ConfigError.
+  /// Skip samples whose score is NaN. If false, update() throws ConfigError.
   bool ignore_nan = false;
 };
 

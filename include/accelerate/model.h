@@ -170,7 +170,8 @@ class Model {
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
     return module_->parameters();
   }
-  /// The same with their names, as LibTorch's ordered dictionary.
+  /// The module's own tensors with their names, as LibTorch's ordered
+  /// dictionary.
   [[nodiscard]] auto named_parameters(bool recurse = true) const {
     return module_->named_parameters(recurse);
   }

@@ -89,9 +89,9 @@ struct SetModuleTensorOptions {
 
 /// Moves a parameter or buffer to a device, with new contents if given; `name`
 /// can be dotted. On the meta device it has no contents. A tensor that other
-/// modules share changes for them, too; requires_grad stays. Throws ConfigError
-/// for a name that is not a tensor's, another shape, a tensor without contents
-/// that gets none, and a tensor that is offloaded or sharded.
+/// modules share changes for them as well; requires_grad stays. Throws
+/// ConfigError for a name that is not a tensor's, another shape, a tensor
+/// without contents that gets none, and a tensor that is offloaded or sharded.
 ACCELERATE_API void set_module_tensor_to_device(
     torch::nn::Module& module,
     const std::string& name,

@@ -44,7 +44,7 @@ struct DeviceSender {
   }
 };
 
-/// The same value with every tensor on `device`.
+/// Returns the value with every tensor on `device`.
 template <NestedTensors T>
 T send_to_device(
     T value,
@@ -145,7 +145,7 @@ T gather(const T& value, const Group& group) {
   return detail::with_parts(
       value, [&](const auto& parts) { detail::gather_in_place(parts, group); });
 }
-/// The same for a braced list of tensors.
+/// Gathers a braced list of tensors.
 template <class T>
 std::vector<T> gather(std::initializer_list<T> values, const Group& group) {
   return gather(std::vector<T>(values), group);
@@ -268,7 +268,8 @@ std::vector<Number> listify(const T& value) {
   return numbers;
 }
 
-/// The same value with half-precision tensors (fp16, bf16) in single precision.
+/// Returns the value with half-precision tensors (fp16, bf16) in single
+/// precision.
 template <NestedTensors T>
 T convert_to_fp32(T value) {
   visit_tensors(value, [](at::Tensor& tensor) {
@@ -300,13 +301,13 @@ std::vector<T> split_between_processes(
   }
   return own;
 }
-/// The same along dimension 0; a 0-d tensor goes to every rank in full.
+/// Splits a tensor along dimension 0; a 0-d tensor goes to every rank in full.
 ACCELERATE_API at::Tensor split_between_processes(
     const at::Tensor& tensor,
     const Group& group,
     bool apply_padding = false);
-/// The same for every value of a map. Throws ConfigError if the values differ
-/// in length, or are empty and to be padded.
+/// Splits every value of a map. Throws ConfigError if the values differ in
+/// length, or are empty and to be padded.
 template <class K, class V, class C>
 std::map<K, V, C> split_between_processes(
     const std::map<K, V, C>& values,

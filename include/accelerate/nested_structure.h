@@ -78,7 +78,7 @@ template <NestedTensors T>
 T get_data_structure(T value) {
   return recursively_apply(detail::without_values, std::move(value));
 }
-/// The same value with a new, uninitialised tensor on `device` in place of
+/// Returns the value with a new, uninitialised tensor on `device` in place of
 /// every meta tensor.
 template <NestedTensors T>
 T initialize_tensors(T structure, at::Device device = at::kCPU) {

@@ -45,9 +45,9 @@ class ACCELERATE_API Elementwise {
   virtual ~Elementwise();
 };
 
-/// The same for an optimizer that needs full parameters, but each of them
-/// alone, as LAMB and Muon do: it fits pipelines, whose ranks hold whole
-/// parameters, but no slices.
+/// An optimizer that needs full parameters, but each of them alone, as LAMB and
+/// Muon do: it fits pipelines, whose ranks hold full parameters, but no
+/// slices.
 class ACCELERATE_API Parameterwise {
  public:
   virtual ~Parameterwise();

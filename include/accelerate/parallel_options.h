@@ -114,7 +114,7 @@ struct ReplicateOptions {
   CommHook comm_hook = CommHook::none;
   /// Runs the hook in a narrower dtype; needs a `comm_hook` or `bucket_hook`.
   CommWrapper comm_wrapper = CommWrapper::none;
-  /// The same as `comm_state_option` in Accelerate.
+  /// Called `comm_state_option` in Accelerate.
   PowerSGDOptions power_sgd = {};
   /// Your own reduction of each bucket, instead of a `comm_hook`
   /// (bucket_hook.h). Shared by the models that are prepared with these

@@ -216,7 +216,7 @@ class ACCELERATE_API Pipeline {
          /*trains=*/true},
         options);
   }
-  /// The same without gradients.
+  /// Runs the forwards and the loss, without gradients.
   template <class Inputs, class Targets, class Loss>
   PipelineResult evaluate(
       const Inputs& inputs,

@@ -196,8 +196,8 @@ class ACCELERATE_API PipelineLayers {
   }
 
   /// Declares that the layer added last also uses this module or parameter,
-  /// which may belong to other layers, too: a tied embedding, or a parameter of
-  /// the model itself. The ranks that have it add up their gradients.
+  /// which may belong to other layers as well: a tied embedding, or a parameter
+  /// of the model itself. The ranks that have it add up their gradients.
   template <detail::PipelineModule M>
   PipelineLayers& uses(std::string name, const M& module) {
     return use(std::move(name), detail::pipeline_module(module));

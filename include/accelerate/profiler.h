@@ -30,7 +30,7 @@ struct RecordedCycle;
 struct ProfileSchedule {
   std::int64_t wait = 0;
   std::int64_t warmup = 0;
-  /// At least 1.
+  /// Must be at least 1.
   std::int64_t active = 1;
   /// Number of cycles; 0: until the end.
   std::int64_t repeat = 0;
@@ -241,10 +241,10 @@ struct StepTimes {
 /// A row per rank: the mean step in milliseconds, and the fraction spent in
 /// each part.
 ACCELERATE_API std::string step_times_table(const std::vector<StepTimes>& rows);
-/// The same as values, for a tracker or the journal: milliseconds per step.
+/// The table as values, for a tracker or the journal: milliseconds per step.
 ACCELERATE_API TrackedTable
 step_times_values(const std::vector<StepTimes>& rows);
-/// The same as a JSON list of objects with StepTimes' fields.
+/// The rows as a JSON list of objects with StepTimes' fields.
 ACCELERATE_API std::string step_times_json(const std::vector<StepTimes>& rows);
 
 /// What one cycle of a profile has recorded. A cheap handle; copies refer to
@@ -306,7 +306,7 @@ class ACCELERATE_API Profile {
   /// The times of the steps recorded so far. Without calls of step(), the whole
   /// profile is one step.
   [[nodiscard]] StepTimes step_times() const;
-  /// The same of all ranks, in rank order; all ranks must call it.
+  /// The step times of all ranks, in rank order; all ranks must call it.
   [[nodiscard]] std::vector<StepTimes> gather_step_times() const;
 
  private:

@@ -35,7 +35,8 @@ struct QuantizeWeightOptions {
   /// Elements that share a scale, in 4 bits; any number. Powers of two from 32
   /// on that divide the rows are fastest. bitsandbytes reads 32, 64, ..., 4096.
   std::int64_t block_size = 64;
-  /// Stores scales in 8 bits, too: 0.516 bytes per parameter instead of 0.5625.
+  /// Stores scales in 8 bits as well: 0.516 bytes per parameter instead of
+  /// 0.5625.
   bool double_quant = false;
 };
 

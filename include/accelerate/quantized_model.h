@@ -103,7 +103,8 @@ struct QuantizationConfig {
     const QuantizationConfig& config,
     InferAutoDeviceMapOptions options = {});
 
-/// The same for a strategy: "auto", "balanced", "balanced_low_0", "sequential".
+/// Chooses a map by a strategy: "auto", "balanced", "balanced_low_0",
+/// "sequential".
 [[nodiscard]] ACCELERATE_API DeviceMap infer_quantized_device_map(
     const torch::nn::Module& model,
     const QuantizationConfig& config,
@@ -122,9 +123,10 @@ struct LoadAndQuantizeOptions {
   /// the CPU if it is on the meta device. With a map, the model is dispatched
   /// as by dispatch_model(), to the map's first accelerator if it has one:
   /// weights on "cpu" and "disk" are fetched, as codes, before their modules
-  /// need them. Unlike bitsandbytes, 4 bits work on the CPU and the disk, too.
+  /// need them. Unlike bitsandbytes, 4 bits work on the CPU and the disk as
+  /// well.
   std::variant<DeviceMap, std::string> device_map = DeviceMap();
-  /// For a strategy.
+  /// The limits of a strategy.
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};
 

@@ -23,7 +23,7 @@ struct SeedOptions {
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
     const SeedOptions& options = {});
-/// The same; `device_specific` needs the rank of `world`.
+/// Seeds the generators; `device_specific` needs the rank of `world`.
 ACCELERATE_API void set_seed(
     std::uint64_t seed,
     const World& world,
@@ -43,7 +43,7 @@ enum class RNGType {
 ACCELERATE_API void synchronize_rng_states(
     const World& world,
     const std::vector<RNGType>& types = {RNGType::torch});
-/// The same for the user's own generator.
+/// Gives every rank the state of rank 0's generator. Collective.
 ACCELERATE_API void synchronize_rng_state(
     const Group& group,
     at::Generator& generator);

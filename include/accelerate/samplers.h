@@ -129,7 +129,7 @@ class ACCELERATE_API BatchSampler {
   virtual ~BatchSampler();
 
   /// Number of batches of the pass begun last. Must be valid before the first
-  /// pass, too.
+  /// pass as well.
   [[nodiscard]] virtual std::int64_t size() const = 0;
   /// Begins the pass of `epoch`; see Sampler::begin_pass.
   virtual void begin_pass(std::uint64_t seed, std::uint64_t epoch) = 0;

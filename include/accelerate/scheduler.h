@@ -43,8 +43,8 @@ class ACCELERATE_API Scheduler {
   /// processes (SchedulerOptions). A schedule of this library follows its own
   /// optimizer; a LibTorch schedule follows all that are prepared.
   void step() const;
-  /// The same with a metric, for ReduceLROnPlateau. Every rank must give the
-  /// same metric.
+  /// Steps with a metric, for ReduceLROnPlateau. Every rank must give the same
+  /// metric.
   void step(double metric) const;
 
   /// One learning rate per parameter group, as the next step of the optimizer

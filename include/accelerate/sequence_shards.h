@@ -52,7 +52,7 @@ class ACCELERATE_API SequenceShards {
   /// The positions of `rank` in ascending order, as ranges that do not touch:
   /// one or two of them, none if the sequence is empty.
   [[nodiscard]] std::vector<PositionRange> ranges(int rank) const;
-  /// The same, one by one.
+  /// The positions of `rank`, one by one.
   [[nodiscard]] std::vector<std::int64_t> positions(int rank) const;
 
   /// For each position, padding included, its index in the concatenation of all

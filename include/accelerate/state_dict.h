@@ -80,7 +80,7 @@ class ACCELERATE_API StateDict {
 /// state dicts, or maps, that both have under a key are merged in the same way.
 [[nodiscard]] ACCELERATE_API StateDict
 merge_dicts(const StateDict& source, StateDict destination);
-/// The same for nested maps.
+/// Merges nested maps likewise.
 template <class Map>
   requires requires { typename Map::mapped_type; }
 [[nodiscard]] Map merge_dicts(const Map& source, Map destination) {

@@ -60,7 +60,7 @@ struct ColwiseParallel {
   TensorPlacement output_layouts = Shard{-1};
   /// Number of attention heads among the outputs; none is split, so each rank
   /// computes some of them. With grouped queries, the number of heads of keys
-  /// and values, for the layer of queries, too. 0: a slice can begin at any
+  /// and values, for the layer of queries as well. 0: a slice can begin at any
   /// output.
   std::int64_t num_heads = 0;
   /// Widths of the projections that one layer computes one after another, such

@@ -198,7 +198,7 @@ class ACCELERATE_API GeneralTracker {
   /// on each rank themselves. init_trackers() makes them on the main process.
   [[nodiscard]] virtual bool main_process_only() const;
 
-  /// Begins the run. May throw: init_trackers() then throws, too.
+  /// Begins the run. May throw: init_trackers() then throws as well.
   virtual void start();
   /// Called once, after start(), with the run's configuration and
   /// hyperparameters.

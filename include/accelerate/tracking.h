@@ -77,7 +77,7 @@ to_tracked_histogram(const at::Tensor& values, std::int64_t num_bins = 64);
 struct FigureSeries {
   enum class Kind { line, scatter, bar };
   Kind kind = Kind::line;
-  /// For the legend.
+  /// Shown in the legend.
   std::string name = {};
   /// One value for each of `y`; undefined: 0, 1, 2, ...
   at::Tensor x = {};

@@ -40,7 +40,7 @@ struct SaveModelOptions {
 /// max_shard_size, model-00001-of-0000N.safetensors and an index. Tied weights
 /// are written once. All files are durable before any gets its name; files that
 /// an earlier save left, in either format, are removed. LibTorch's
-/// torch::pickle_load() reads pytorch_model.bin, too. Creates `directory`.
+/// torch::pickle_load() reads pytorch_model.bin as well. Creates `directory`.
 /// Returns the names that are left out because their tensor is written under
 /// another name. Throws ConfigError for an invalid size, for tensors without
 /// values, and for a directory that is a checkpoint; Error if a file cannot be

@@ -121,8 +121,9 @@ class ACCELERATE_API Group {
 
   /// Returns when every rank has called it.
   void barrier(detail::CallSite site = detail::CallSite::current()) const;
-  /// The same, but the error names every rank that did not arrive within
-  /// `timeout`. Slower: all ranks answer to rank 0.
+  /// Returns when every rank has called it, or throws an error that names every
+  /// rank that did not arrive within `timeout`. Slower: all ranks answer to
+  /// rank 0.
   void monitored_barrier(
       std::chrono::milliseconds timeout,
       detail::CallSite site = detail::CallSite::current()) const;
@@ -174,7 +175,7 @@ class ACCELERATE_API Store {
   /// Adds to a counter that starts at 0; returns the new value.
   std::int64_t add(const std::string& key, std::int64_t amount) const;
 
-  /// The same store, with `prefix` before every key.
+  /// This store, with `prefix` before every key.
   [[nodiscard]] Store with_prefix(const std::string& prefix) const;
   /// The port on which a TCP store listens; 0 for others.
   [[nodiscard]] int port() const;
@@ -315,7 +316,7 @@ class ACCELERATE_API World {
   /// unpacks, the others find the files in place. If rank 0 throws, the others
   /// throw DistributedError. All ranks must call it.
   void main_process_first(const std::function<void()>& function) const;
-  /// The same among the ranks of each node.
+  /// Runs `function` on the first rank of each node first, then on the others.
   void local_main_process_first(const std::function<void()>& function) const;
   /// Returns this rank's share of a list, a tensor, or a map of them that every
   /// rank has in full. Needs nested.h, which describes it.
@@ -325,7 +326,8 @@ class ACCELERATE_API World {
       bool apply_padding = false) const;
   /// Writes a line to standard output once per node, on its first rank.
   void print(std::string_view line) const;
-  /// The same with a value for each `{}`: print("epoch {}: loss {}", 3, loss).
+  /// Writes a line with a value for each `{}`: print("epoch {}: loss {}", 3,
+  /// loss).
   template <class First, class... Rest>
   void print(
       detail::MessageText<1 + sizeof...(Rest)> message,

@@ -33,7 +33,7 @@ at::Tensor cast_by_autocast(const at::Tensor& tensor);
 /// innermost first.
 class ReplacedAttention {
  public:
-  /// Also receives the object that it belongs to.
+  /// A function that also receives the object that it belongs to.
   using Attend = std::function<
       at::Tensor(const ReplacedAttention&, const AttentionArguments&)>;
 

@@ -10,7 +10,7 @@
 namespace accelerate::detail {
 
 /// Returns `value`. Throws ConfigError if it is NaN or less than `least`:
-/// "[train] local_sgd_steps is 0; it is at least 1".
+/// "[train] local_sgd_steps must be at least 1, but is 0".
 template <class Number>
 Number require_at_least(
     std::string_view area,
@@ -18,8 +18,8 @@ Number require_at_least(
     Number value,
     std::type_identity_t<Number> least) {
   if (value >= least) return value;
-  throw ConfigError(
-      format("[{}] {} is {}; it is at least {}", area, name, value, least));
+  throw ConfigError(format(
+      "[{}] {} must be at least {}, but is {}", area, name, least, value));
 }
 
 }  // namespace accelerate::detail

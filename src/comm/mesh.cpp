@@ -41,8 +41,7 @@ std::optional<std::string> expert_complaint(const Degrees& degrees) {
     return detail::format(
         "[parallel] expert is {}, but the experts are divided among the ranks "
         "that read different data, replicate ({}) x shard ({}) = {}; set "
-        "expert "
-        "to a divisor of {}",
+        "expert to a divisor of {}",
         experts,
         at(degrees, Axis::replicate),
         shards,
@@ -52,9 +51,8 @@ std::optional<std::string> expert_complaint(const Degrees& degrees) {
   if (shards % experts == 0 || experts % shards == 0) return std::nullopt;
   return detail::format(
       "[parallel] expert is {} and shard {}, so that ranks with the same "
-      "expert "
-      "would be at different places of a replica; set expert to a divisor or a "
-      "multiple of {}",
+      "expert would be at different places of a replica; set expert to a "
+      "divisor or a multiple of {}",
       experts,
       shards,
       shards);
@@ -88,7 +86,7 @@ std::optional<std::string> mesh_complaint(
   for (std::size_t i = 0; i < degrees.size(); ++i) {
     if (degrees[i] < 1) {
       return format(
-          "[parallel] {} is {}; a degree is at least 1",
+          "[parallel] the degree {} must be at least 1, but is {}",
           axis_name(i),
           degrees[i]);
     }

@@ -25,7 +25,7 @@ struct Family {
 };
 
 // For Slurm, uses the number of tasks in the step: a batch script, which is a
-// single process, has SLURM_PROCID, too.
+// single process, has SLURM_PROCID as well.
 // PMIx gives no number of ranks, so it only adds to another family.
 constexpr std::array<Family, 8> kFamilies{{
     {"torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
@@ -131,8 +131,8 @@ class VariableReader {
       if (node < repeats) return static_cast<int>(*tasks);
       node -= repeats;
     }
-    complain(format(
-        "{}=\"{}\" has no entry for this node", kSlurmTasks, *text));
+    complain(
+        format("{}=\"{}\" has no entry for this node", kSlurmTasks, *text));
     return std::nullopt;
   }
 
@@ -143,32 +143,30 @@ class VariableReader {
 // Complains about values that contradict each other.
 void check(VariableReader& reader, const Values& values) {
   const auto& [rank, size, local_rank, local_size] = values;
-  const auto complain = [&](const Variable& one,
-                            const Variable& other,
-                            const std::string& rule) {
-    reader.complain(format(
-        "{}={} but {}={}; {}",
-        one.name,
-        one.value,
-        other.name,
-        other.value,
-        rule));
-  };
+  const auto complain =
+      [&](const Variable& one, const Variable& other, const std::string& rule) {
+        reader.complain(format(
+            "{}={} but {}={}; {}",
+            one.name,
+            one.value,
+            other.name,
+            other.value,
+            rule));
+      };
   if (size && size->value < 1) {
     reader.complain(
-        format("{}={}; there is at least one rank", size->name, size->value));
+        format("{} must be at least 1, but is {}", size->name, size->value));
     return;
   }
   if (rank && size && rank->value >= size->value) {
-    complain(
-        *rank, *size, format("ranks count from 0 to {}", size->value - 1));
+    complain(*rank, *size, format("ranks count from 0 to {}", size->value - 1));
   }
   if (local_size && size &&
       (local_size->value < 1 || local_size->value > size->value)) {
     complain(
         *local_size,
         *size,
-        "a machine has at least one and at most all of the ranks");
+        "a machine must have at least one and at most all of the ranks");
   }
   if (local_rank && local_size && local_rank->value >= local_size->value) {
     complain(
@@ -177,7 +175,7 @@ void check(VariableReader& reader, const Values& values) {
         format("local ranks count from 0 to {}", local_size->value - 1));
   }
   if (local_rank && rank && local_rank->value > rank->value)
-    complain(*local_rank, *rank, "a rank is at least its local rank");
+    complain(*local_rank, *rank, "a rank must be at least its local rank");
 }
 
 // Complains if the rank or the number of ranks is missing.
@@ -325,8 +323,8 @@ void fill_gaps(Values& values, const Values& other) {
   fill(values.local_size, other.local_size);
 }
 
-// MPI libraries and Slurm export some of their variables outside jobs, too, so
-// both are required.
+// MPI libraries and Slurm export some of their variables outside jobs as well,
+// so both are required.
 bool is_present(const Family& family, const Values& found) {
   return family.launcher == "torch" ? found.rank || found.size
                                     : found.rank && found.size;
@@ -339,8 +337,7 @@ ChosenFamily choose_family(
   std::optional<int> pmix_rank;
   for (const Family& family : kFamilies) {
     const Values found = reader.read(family);
-    if (family.launcher == "PMIx" && found.rank)
-      pmix_rank = found.rank->value;
+    if (family.launcher == "PMIx" && found.rank) pmix_rank = found.rank->value;
     if (chosen.family == nullptr) {
       if (!is_present(family, found)) continue;
       chosen = {&family, found};

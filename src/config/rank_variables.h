@@ -40,7 +40,7 @@ struct RankVariables {
   /// "Slurm" ...
   std::string launcher = "none";
   /// True if torchrun's agent hosts the store, so that rank 0 connects as a
-  /// client, too.
+  /// client as well.
   bool agent_hosts_store = false;
   /// Prefix of every store key, so that a restarted group does not find the old
   /// group's keys, and the launcher's store recognises its ranks by the secret.
@@ -62,10 +62,11 @@ struct RankVariables {
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes
 /// training operators (RANK, WORLD_SIZE ...), Open MPI, MVAPICH, Intel MPI and
 /// MPICH (PMI), PALS, and Slurm steps, in this order; a single process if none
-/// is set. What the first of them leaves out (the local rank, the host of rank 0
-/// ...) comes from others that describe the same rank: srun with PMI-2 or PMIx
-/// sets PMI_RANK or PMIX_RANK beside Slurm's variables. Throws one ConfigError
-/// listing all variables that are missing, invalid or contradictory.
+/// is set. What the first of them leaves out (the local rank, the host of rank
+/// 0 ...) comes from others that describe the same rank: srun with PMI-2 or
+/// PMIx sets PMI_RANK or PMIX_RANK beside Slurm's variables. Throws one
+/// ConfigError listing all variables that are missing, invalid or
+/// contradictory.
 RankVariables read_rank_variables(const Environment& environment);
 
 /// Whether launchers set this variable per rank, so that a process that starts

@@ -81,7 +81,8 @@ class Settings {
   /// Whether a source, rather than the default, sets the option.
   [[nodiscard]] bool is_given(std::string_view key) const;
 
-  /// For options that are read elsewhere, such as a value overridden in code.
+  /// Marks an option as read that is read elsewhere, such as a value overridden
+  /// in code.
   void mark_read(std::string_view key) const;
   [[nodiscard]] bool was_read(std::string_view key) const;
   /// For settings that the launcher has reported to the user.

@@ -91,10 +91,10 @@ void require_in_range(
     std::int64_t least) {
   if (value >= least) return;
   throw ConfigError(format(
-      "[precision] {} of the fp8 recipe is {}; it is at least {}",
+      "[precision] {} of the fp8 recipe must be at least {}, but is {}",
       name,
-      value,
-      least));
+      least,
+      value));
 }
 
 void require_no_amax(const TERecipeKwargs& given, const Settings& settings) {
@@ -106,6 +106,25 @@ void require_no_amax(const TERecipeKwargs& given, const Settings& settings) {
       "[precision] amax_history_len and amax_compute_algo are not for MXFP8 "
       "block scaling, which has no history; leave them out, or "
       "use_mxfp8_block_scaling");
+}
+
+// The recipe that applies, which is never FP8RecipeKwargs: that stands for one
+// of two others.
+FP8Recipe recipe_of_backend(
+    const std::optional<FP8Recipe>& given,
+    const Settings& settings) {
+  const auto launched = settings.text("fp8_backend");
+  if (!given) {
+    const std::string backend = to_upper(launched.value_or("AO"));
+    if (backend == "TE") return TERecipeKwargs();
+    if (backend == "MSAMP") return MSAMPRecipeKwargs();
+    return AORecipeKwargs();
+  }
+  const auto* const either = std::get_if<FP8RecipeKwargs>(&*given);
+  if (either == nullptr) return *given;
+  if (backend_of(*either, settings) == "MSAMP")
+    return MSAMPRecipeKwargs{either->opt_level};
+  return static_cast<const TERecipeKwargs&>(*either);
 }
 
 Float8Request request_of(const TERecipeKwargs& resolved) {
@@ -142,10 +161,8 @@ AORecipeKwargs resolve_recipe(
       recipe.config->recipe != Float8LinearRecipeName::tensorwise) {
     throw ConfigError(
         "[precision] enable_fsdp_float8_all_gather is for the tensorwise "
-        "recipe, "
-        "whose two products of a weight have one cast; leave it out, or use "
-        "that "
-        "recipe");
+        "recipe, whose two products of a weight have one cast; leave it out, "
+        "or use that recipe");
   }
   return recipe;
 }
@@ -196,60 +213,31 @@ MSAMPRecipeKwargs resolve_recipe(
   return {known_word("fp8_opt_level", given.opt_level.value_or(launched))};
 }
 
-FP8RecipeKwargs resolve_recipe(
-    const FP8RecipeKwargs& given,
-    const Settings& settings,
-    const Environment& environment) {
-  FP8RecipeKwargs recipe = given;
-  recipe.backend = to_upper(
+std::string backend_of(const FP8RecipeKwargs& given, const Settings& settings) {
+  std::string backend = to_upper(
       given.backend.value_or(settings.text("fp8_backend").value_or("TE")));
-  if (recipe.backend != "TE" && recipe.backend != "MSAMP") {
-    throw ConfigError(format(
-        "[precision] backend of FP8RecipeKwargs is \"{}\"; it is TE or MSAMP, "
-        "and for torchao there is AORecipeKwargs",
-        *recipe.backend));
-  }
-  static_cast<TERecipeKwargs&>(recipe) = resolve_recipe(
-      static_cast<const TERecipeKwargs&>(given), settings, environment);
-  return recipe;
+  if (backend == "TE" || backend == "MSAMP") return backend;
+  throw ConfigError(format(
+      "[precision] backend of FP8RecipeKwargs must be TE or MSAMP, but is "
+      "\"{}\"; for torchao there is AORecipeKwargs",
+      backend));
 }
 
 Float8Request read_float8_request(
     const std::optional<FP8Recipe>& given,
     const Settings& settings,
     const Environment& environment) {
-  const std::string backend =
-      to_upper(settings.text("fp8_backend").value_or("AO"));
-  FP8Recipe recipe = AORecipeKwargs();
-  if (given) {
-    recipe = *given;
-  } else if (backend == "TE") {
-    recipe = TERecipeKwargs();
-  } else if (backend == "MSAMP") {
-    recipe = MSAMPRecipeKwargs();
-  }
+  const FP8Recipe recipe = recipe_of_backend(given, settings);
   if (const auto* const ao = std::get_if<AORecipeKwargs>(&recipe)) {
     Float8Request request{resolve_recipe(*ao, settings)};
     request.float8_all_gather_is_given = gathers_in_float8(request) &&
         (ao->config || ao->enable_fsdp_float8_all_gather);
     return request;
   }
-  if (const auto* const msamp = std::get_if<MSAMPRecipeKwargs>(&recipe)) {
+  if (const auto* const msamp = std::get_if<MSAMPRecipeKwargs>(&recipe))
     return {resolve_recipe(*msamp, settings)};
-  }
-  const auto* const either = std::get_if<FP8RecipeKwargs>(&recipe);
-  const TERecipeKwargs& te =
-      either != nullptr ? static_cast<const TERecipeKwargs&>(*either)
-                        : std::get<TERecipeKwargs>(recipe);
-  TERecipeKwargs resolved;
-  if (either != nullptr) {
-    FP8RecipeKwargs chosen = resolve_recipe(*either, settings, environment);
-    if (chosen.backend == "MSAMP")
-      return {resolve_recipe(MSAMPRecipeKwargs{either->opt_level}, settings)};
-    resolved = std::move(chosen);
-  } else {
-    resolved = resolve_recipe(te, settings, environment);
-  }
+  const auto& te = std::get<TERecipeKwargs>(recipe);
+  TERecipeKwargs resolved = resolve_recipe(te, settings, environment);
   if (*resolved.use_mxfp8_block_scaling) {
     require_no_amax(te, settings);
     const bool is_open = !te.fp8_format && !settings.is_given("fp8_format");

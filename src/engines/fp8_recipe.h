@@ -26,11 +26,9 @@ TERecipeKwargs resolve_recipe(
 MSAMPRecipeKwargs resolve_recipe(
     const MSAMPRecipeKwargs& given,
     const Settings& settings);
-/// `opt_level` stays unset, as in Accelerate.
-FP8RecipeKwargs resolve_recipe(
-    const FP8RecipeKwargs& given,
-    const Settings& settings,
-    const Environment& environment);
+/// The recipe for which FP8RecipeKwargs stand: TE or MSAMP. Throws ConfigError
+/// for any other.
+std::string backend_of(const FP8RecipeKwargs& given, const Settings& settings);
 
 /// A recipe with which models can be prepared, fields set as above.
 struct Float8Request {
@@ -48,7 +46,7 @@ struct Float8Request {
 bool gathers_in_float8(const Float8Request& request);
 
 /// The recipe from the code; otherwise the one for the launcher's fp8_backend,
-/// or torchao's if that is unset, too. Throws ConfigError for a recipe that
+/// or torchao's if that is unset as well. Throws ConfigError for a recipe that
 /// this version does not support or that contradicts itself.
 Float8Request read_float8_request(
     const std::optional<FP8Recipe>& given,

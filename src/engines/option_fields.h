@@ -60,7 +60,7 @@ void record(
   }
 }
 
-/// The same for all `fields`, a tuple of OptionFields.
+/// Records all `fields`, a tuple of OptionFields.
 template <class Options, class Fields>
 void record_fields(
     Settings& settings,

@@ -53,7 +53,7 @@ class ParallelismResolution {
     if (!field) field = static_cast<int>(settings_.integer(key).value_or(1));
     if (*field >= 1) return;
     complaints_.push_back(
-        format("[config] {} is {}; it is at least 1", name, *field));
+        format("[config] {} must be at least 1, but is {}", name, *field));
   }
 
   void take_name(std::optional<std::string>& field, std::string_view name)

@@ -46,8 +46,8 @@ struct ShardingRequest {
   ModuleSelection units = {};
   /// A regular expression; modules whose name it matches stay unsharded.
   std::optional<std::string> ignored_modules = std::nullopt;
-  /// Parameters are sharded, too (ZeRO-3); otherwise only optimizer state, and
-  /// gradients with `reduce_every_backward`.
+  /// Parameters are sharded as well (ZeRO-3); otherwise only optimizer state,
+  /// and gradients with `reduce_every_backward`.
   bool shard_parameters = true;
   /// Parameters are resharded after their last use in a forward, not only after
   /// backward.
@@ -155,8 +155,8 @@ struct IgnoredSetting {
   /// Its key in the option table, where that differs from the name. Empty: the
   /// name is the key, or the table has no such option.
   std::string key = {};
-  /// Takes effect once a schedule is prepared that the engine's settings
-  /// describe.
+  /// Takes effect when the schedule described by the engine's settings is
+  /// prepared.
   bool belongs_to_schedule = false;
 };
 

@@ -26,7 +26,7 @@ struct TensorWatch {
 /// keeper, and be dense; it may be a view, whose base is not watched.
 void watch_tensor(const at::Tensor& tensor, TensorWatch watch);
 
-/// The same, before existing watches.
+/// Like watch_tensor(), but `watch` is called before existing watches.
 void watch_tensor_first(const at::Tensor& tensor, TensorWatch watch);
 
 /// Makes a copy of a tensor call the keepers that watch the tensor.
@@ -47,8 +47,8 @@ at::Tensor make_placeholder(
 void unwatch_tensor(const at::Tensor& tensor, const void* owner);
 
 /// Makes a tensor use the memory of `other`, which is dense, of the same sizes
-/// and of any dtype: every handle to the tensor shows it. The watches stay. If a
-/// keeper has the tensor's memory, it is not called until the tensor is given
+/// and of any dtype: every handle to the tensor shows it. The watches stay. If
+/// a keeper has the tensor's memory, it is not called until the tensor is given
 /// back what this returns: what the tensor was, for another call.
 at::Tensor exchange_memory(const at::Tensor& tensor, const at::Tensor& other);
 

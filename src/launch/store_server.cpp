@@ -299,8 +299,8 @@ int problem_with_connection(const Address& address, socklen_t length) {
   return problem;
 }
 
-// The same for connections from this machine to the socket, which fail if the
-// loopback interface is down.
+// Finds what is wrong with connections from this machine to the socket, which
+// fail if the loopback interface is down.
 int problem_with_own_connections(int listener) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
@@ -314,7 +314,7 @@ int problem_with_own_connections(int listener) {
   if (problem == 0 || address.ss_family != AF_INET6 ||
       !IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr))
     return problem;
-  // IPv6 may be off; the socket accepts IPv4, too.
+  // IPv6 may be off; the socket accepts IPv4 as well.
   sockaddr_in four{};
   four.sin_family = AF_INET;
   four.sin_port = six.sin6_port;

@@ -102,7 +102,7 @@ std::vector<detail::ScoredSample> column_of(
 
 }  // namespace
 
-// By column, fp64.
+// Areas by column, fp64.
 struct AUROC::Areas {
   at::Tensor areas;
   /// Weights of the samples of the class.

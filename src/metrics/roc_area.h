@@ -18,8 +18,8 @@ struct ScoredSample {
 /// there are no pairs.
 double roc_area(std::vector<ScoredSample> samples);
 
-/// The same from the weights in bins of ascending scores; samples of a bin count
-/// as equal.
+/// The area from the weights in bins of ascending scores; samples of a bin
+/// count as equal.
 double roc_area_of_bins(
     std::span<const double> positives,
     std::span<const double> negatives);

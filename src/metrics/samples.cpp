@@ -158,7 +158,7 @@ WeightedValues weighted_values(
   values = at::where(weights > 0, values, zero);
   if (nan == NanPolicy::refuse && values.isnan().any().item<bool>()) {
     throw ConfigError(format(
-        "[metrics] {}: a value is not a number, which NanPolicy::refuse "
+        "[metrics] {}: a value is NaN, which NanPolicy::refuse "
         "refuses",
         request.metric));
   }

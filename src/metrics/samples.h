@@ -30,9 +30,9 @@ struct SampleRequest {
   const MetricRanks& ranks;
 };
 
-/// Number of this rank's first rows that count, of a batch of `num_rows` on each
-/// rank: gather_for_metrics() joins the ranks' rows in their order and keeps the
-/// first `remainder`.
+/// Number of this rank's first rows that count, of a batch of `num_rows` on
+/// each rank: gather_for_metrics() joins the ranks' rows in their order and
+/// keeps the first `remainder`.
 std::int64_t num_counted_rows(const MetricRanks& ranks, std::int64_t num_rows);
 
 /// fp64 values without the rows that were repeated and what samples leave out.
@@ -42,7 +42,7 @@ WeightedValues weighted_values(
     const MetricSamples& samples,
     NanPolicy nan);
 
-/// The same for labels and what was predicted; scores keep their dtype.
+/// Predictions and labels without those rows; scores keep their dtype.
 LabelledSamples labelled_samples(
     const SampleRequest& request,
     const at::Tensor& predictions,

@@ -13,7 +13,7 @@ struct ModuleTensor {
   std::string dtype;  ///< PyTorch's name: "float32"
   std::int64_t num_elements = 0;
   std::uint64_t num_bytes = 0;
-  /// The same number in all modules that share the tensor.
+  /// A number that is equal in all modules that share the tensor.
   std::uint64_t id = 0;
   std::vector<std::int64_t> shape = {};
   /// False for a buffer that is not part of the state dict.

@@ -31,7 +31,7 @@ struct WrapPolicy {
   Kind kind = Kind::containers;
   std::vector<std::string> class_names = {};
   std::int64_t min_num_params = 0;
-  /// Modules of these classes are units, too, and nothing in them is one.
+  /// Modules of these classes are units as well, and nothing in them is one.
   std::vector<std::string> leaf_class_names = {};
 
   bool operator==(const WrapPolicy&) const = default;

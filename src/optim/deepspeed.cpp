@@ -44,7 +44,7 @@ struct DeepSpeedWarmup {
   /// 0 for a schedule without an end.
   double total_num_steps = 0;
 
-  /// From 0 to 1 during the warm-up.
+  /// The factor, which rises from 0 to 1 during the warm-up.
   [[nodiscard]] double rise(double step) const {
     return is_logarithmic ? std::log(step + 1) / std::log(num_steps)
                           : step / num_steps;
@@ -61,7 +61,7 @@ DeepSpeedWarmup read_warmup(Section& section, bool has_end) {
   if (shape != "log" && shape != "linear") {
     throw ConfigError(format(
         "[optim] scheduler.params.warmup_type of the DeepSpeed configuration "
-        "is \"{}\"; it is log or linear",
+        "must be log or linear, but is \"{}\"",
         shape));
   }
   warmup.is_logarithmic = shape == "log";

@@ -51,8 +51,8 @@ struct StrategyTraits {
   /// Why an optimizer cannot update parameters inside a backward (LOMO); unset
   /// if it can.
   std::optional<std::string> lomo_complaint = std::nullopt;
-  /// The same for an optimizer that needs more than each element's own
-  /// gradient; unset if it can.
+  /// Why LOMO cannot update if it needs more than each element's own gradient;
+  /// unset if it can.
   std::optional<std::string> sliced_lomo_complaint = std::nullopt;
   /// True if events have no effect: a single-process stand-in for a strategy of
   /// several ranks, which refuses what that one refuses.
@@ -123,8 +123,8 @@ class Strategy {
       const std::function<void()>& /*begin_plain_backward*/) {}
   /// Makes an optimizer step on the rows' `local`.
   virtual void bind(torch::optim::Optimizer&, const ParameterTable&) {}
-  /// The same for parameters that the program has added since to an optimizer
-  /// that steps on rows already.
+  /// Binds parameters that the program has added since to an optimizer that
+  /// steps on rows already.
   virtual void bind_added(torch::optim::Optimizer&, const ParameterTable&) {}
   virtual void before_forward() {}
   virtual void after_forward(const ForwardOutputs&) {}

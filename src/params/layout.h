@@ -42,8 +42,8 @@ struct Layout {
   /// tensor may be split several times, even along one dimension.
   void
   split(Axis axis, std::int64_t dim, std::int64_t begin, std::int64_t count);
-  /// The same along dimension 0, where this rank keeps ascending ranges,
-  /// counted within the box.
+  /// Splits along dimension 0, where this rank keeps ascending ranges, counted
+  /// within the box.
   void split_rows(Axis axis, const std::vector<IndexRange>& ranges);
 
   [[nodiscard]] bool is_unsharded() const { return split_axes.empty(); }
@@ -77,7 +77,8 @@ Layout take_box(const Layout& like, std::span<const std::int64_t>& numbers);
 /// The writer rule: among the ranks that hold the same box, the rank whose
 /// coordinate is 0 on every axis over which the tensor is not split saves it.
 bool is_writer(const Layout& layout, const Mesh& mesh);
-/// The same for a rank at `coordinates` in the layout's mesh, one per axis.
+/// Whether a rank is the writer at `coordinates` in the layout's mesh, one per
+/// axis.
 bool is_writer(
     const Layout& layout,
     const std::array<int, kNumAxes>& coordinates);

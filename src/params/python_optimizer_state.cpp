@@ -74,7 +74,7 @@ OptimizerState adapt_python_state(
     throw CheckpointError(
         "[checkpoint] the optimizer is of a class of this program or library, "
         "which cannot take the state of a Python optimizer; prepare one of "
-        "LibTorch's or this library's that Python has, too");
+        "LibTorch's or this library's that Python has as well");
   }
   OptimizerState adapted;
   adapted.algorithm = present.algorithm;

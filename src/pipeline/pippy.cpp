@@ -9,6 +9,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
 #include "params/model_modules.h"
@@ -172,10 +173,7 @@ PippyModel prepare_pippy(
     const PreparePippyOptions& options) {
   const int num_ranks = world.size();
   const int num_chunks = options.num_chunks.value_or(num_ranks);
-  if (num_chunks < 1) {
-    throw ConfigError(
-        format("[pipeline] num_chunks is {}; it is at least 1", num_chunks));
-  }
+  detail::require_at_least("pipeline", "num_chunks", num_chunks, 1);
   const bool is_auto = options.split_points.empty() ||
       options.split_points == std::vector<std::string>{"auto"};
   std::vector<std::string> points = options.split_points;

@@ -55,7 +55,7 @@ class SplitBackward {
   /// Where the second half begins.
   Edges weight_roots_;
   PipelineTensors weight_gradients_;
-  /// For every node of the graph, whether it leads to an input.
+  /// Tells of every node of the graph whether it leads to an input.
   std::unordered_map<const Node*, bool> leads_;
 };
 

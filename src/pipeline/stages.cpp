@@ -263,7 +263,8 @@ PipelineStages make_stages(
     if (use.is_buffer || use.ranks.size() < 2) continue;
     TiedParameter tied{use.name, {}, use.ranks};
     if (has_rank(use.ranks, rank)) tied.tensor = use.tensor;
-    // Before the layers, so it is the parameter's first name here, too.
+    // This name comes before those of the layers, so it is the parameter's
+    // first name here as well.
     if (tied.tensor.defined() && !own_names.contains(use.name))
       tree.add(use.name, use.tensor);
     stages.tied.push_back(std::move(tied));

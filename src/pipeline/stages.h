@@ -32,7 +32,7 @@ struct TiedParameter {
   /// Its first name in the whole model, which it has on all of these ranks.
   std::string name;
   at::Tensor tensor;  ///< undefined on other ranks
-  /// In stage order; the first rank saves and counts it.
+  /// Ranks in stage order; the first one saves and counts it.
   std::vector<int> ranks;
 };
 

@@ -56,14 +56,14 @@ void StageTransfers::send_outputs(
         std::move(inputs);
     return;
   }
-  tell(value, signature, peer);
+  announce(value, signature, peer);
   const int tag = tag_of(value, Direction::outputs);
   for (std::size_t i = 0; i < outputs.tensors.size(); ++i)
     send(outputs.tensors[i], peer, tag + 2 + static_cast<int>(i));
 }
 
 // Sends the signature to the other rank, unless it knows it already.
-void StageTransfers::tell(
+void StageTransfers::announce(
     const StageValue& value,
     const ValueSignature& signature,
     int peer) {

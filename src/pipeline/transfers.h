@@ -105,7 +105,10 @@ class StageTransfers {
   Message receive(const at::Tensor& tensor, int peer, int tag);
   static void wait(const Message& message);
   Work guarded(int peer, const std::function<Work(Connection&)>& begin);
-  void tell(const StageValue& value, const ValueSignature& signature, int peer);
+  void announce(
+      const StageValue& value,
+      const ValueSignature& signature,
+      int peer);
   void send_signature(
       const StageValue& value,
       const ValueSignature& signature,

@@ -104,8 +104,8 @@ MemoryPlan::MemoryPlan(Facts facts, Estimate estimate)
   if (facts_.num_ranks < 1 || facts_.num_local_ranks < 1 ||
       facts_.batch_size < 1) {
     throw ConfigError(detail::format(
-        "[planning] a plan of memory was asked for {} ranks, {} of them on a "
-        "node, and {} samples per rank; each is at least 1",
+        "[planning] num_ranks, num_local_ranks and batch_size must be at least "
+        "1, but are {}, {} and {}",
         facts_.num_ranks,
         facts_.num_local_ranks,
         facts_.batch_size));
@@ -181,9 +181,8 @@ MemoryRow MemoryPlan::row(const MemoryCase& at) const {
       (is_whole && at.num_shards > 1)) {
     throw ConfigError(detail::format(
         "[planning] {} over {} of {} ranks, with {} samples in each of {} "
-        "micro-steps, cannot be planned; numbers are at least 1, degrees "
-        "divide "
-        "the ranks, and a replicated model has one shard",
+        "micro-steps, cannot be planned; numbers must be at least 1, degrees "
+        "must divide the ranks, and a replicated model must have one shard",
         name_of(at.split),
         at.num_shards,
         at.num_ranks,

@@ -73,15 +73,16 @@ void unscale_list(
 
 void require_valid(const GradScalerOptions& options) {
   std::vector<std::string> complaints;
-  const auto complain = [&](bool is_wrong,
-                            const char* name,
-                            auto value,
-                            const char* rule) {
-    if (is_wrong) {
-      complaints.push_back(format(
-          "[precision] the scaler's {} is {}; it is {}", name, value, rule));
-    }
-  };
+  const auto complain =
+      [&](bool is_wrong, const char* name, auto value, const char* rule) {
+        if (is_wrong) {
+          complaints.push_back(format(
+              "[precision] the scaler's {} must be {}, but is {}",
+              name,
+              rule,
+              value));
+        }
+      };
   complain(
       !(options.init_scale > 0), "init_scale", options.init_scale, "above 0");
   complain(

@@ -13,7 +13,7 @@ ProfilerAction profiler_action(
       schedule.repeat < 0 || schedule.skip_first < 0 || step < 0) {
     throw ConfigError(
         "[track] a profile schedule counts steps: wait, warmup, repeat and "
-        "skip_first are at least 0, active is at least 1");
+        "skip_first must be at least 0, active must be at least 1");
   }
   if (step < schedule.skip_first) return ProfilerAction::none;
   const std::int64_t cycle = schedule.wait + schedule.warmup + schedule.active;

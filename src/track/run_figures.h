@@ -33,8 +33,8 @@ class RankBoard {
 
 /// Functions are called on the thread of RunFigures.
 struct RunFiguresOptions {
-  /// From one sample to the next. All ranks take theirs at the same times, the
-  /// multiples of the interval, so that their steps can be compared.
+  /// The time from one sample to the next. All ranks take theirs at the same
+  /// times, the multiples of the interval, so that their steps can be compared.
   std::chrono::milliseconds interval{5000};
   std::int64_t rank = 0;
   /// Number of steps so far.

@@ -29,7 +29,7 @@ class RunTracking {
   explicit RunTracking(RunTrackingOptions options);
   RunTracking(const RunTracking&) = delete;
   RunTracking& operator=(const RunTracking&) = delete;
-  /// As finish().
+  /// Ends like finish().
   ~RunTracking();
 
   void init_trackers(
@@ -69,7 +69,7 @@ class RunTracking {
 
   /// Nothing without a journal.
   [[nodiscard]] std::optional<RunPosition> position() const;
-  /// Goes on with the journal of that run, if there is one here.
+  /// Continues the journal of that run, if there is one here.
   void resume(const RunPosition& position);
 
  private:

@@ -8,6 +8,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "trackers/media/histogram.h"
 #include "trackers/svg/svg_figure.h"
@@ -143,8 +144,7 @@ TrackedHistogram to_tracked_histogram(
     const at::Tensor& values,
     std::int64_t num_bins) {
   require_real(values, "a histogram");
-  if (num_bins < 1)
-    throw ConfigError("[track] a histogram has at least one bin");
+  detail::require_at_least("track", "num_bins of a histogram", num_bins, 1);
   return detail::histogram_of(numbers_of(values), num_bins);
 }
 

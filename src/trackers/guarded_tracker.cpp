@@ -60,7 +60,7 @@ class GuardedTracker final : public GeneralTracker {
   }
   void finish() override {
     if (state_ != State::started) return;
-    // Also if it throws: some of what it needs may be gone by then.
+    // This holds even if it throws: some of what it needs may be gone by then.
     state_ = State::ended;
     tracker_->finish();
   }

@@ -76,11 +76,11 @@ void KeywordArguments::refuse(
     const TrackedValue& value,
     std::string_view wanted) const {
   throw ConfigError(format(
-      "[trackers] {}: \"{}\" is {}; it is {}",
+      "[trackers] {}: \"{}\" must be {}, but is {}",
       subject_,
       name,
-      printable(value.str()),
-      wanted));
+      wanted,
+      printable(value.str())));
 }
 
 }  // namespace accelerate::detail

@@ -49,7 +49,7 @@ Registered& registered() {
   return all;
 }
 
-// As Accelerate lists them.
+// The names of trackers, in the order in which Accelerate lists them.
 std::string known_names() {
   std::vector<std::string> names{"'all'", "'aim'"};
   for (const TrackerClass& each : tracker_classes()) {
@@ -68,8 +68,7 @@ class Choice {
 
   void add(const std::shared_ptr<GeneralTracker>& instance) {
     if (instance == nullptr) {
-      throw ConfigError(
-          "[trackers] log_with has a tracker that is a null pointer");
+      throw ConfigError("[trackers] log_with must not contain a null tracker");
     }
     const auto is_same = [&](const ChosenTracker& each) {
       return each.instance == instance;

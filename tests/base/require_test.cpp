@@ -17,10 +17,10 @@ TEST(Require, ReturnsValuesLargeEnough) {
 TEST(Require, NamesValuesTooSmall) {
   expect_error<ConfigError>(
       [] { require_at_least("train", "local_sgd_steps", 0, 1); },
-      "[train] local_sgd_steps is 0; it is at least 1");
+      "[train] local_sgd_steps must be at least 1, but is 0");
   expect_error<ConfigError>(
       [] { require_at_least("optim", "lr", -0.5, 0); },
-      "[optim] lr is -0.5; it is at least 0");
+      "[optim] lr must be at least 0, but is -0.5");
 }
 
 }  // namespace require_test

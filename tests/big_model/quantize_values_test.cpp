@@ -219,7 +219,7 @@ TEST(QuantizedValues, WhatCannotBeQuantisedIsRefused) {
       "the weight is torch.float64");
   expect_error<ConfigError>(
       [] { QuantizedWeight(at::zeros({2, 2}), {.block_size = 0}); },
-      "block_size is 0");
+      "block_size must be at least 1, but is 0");
   expect_error<ConfigError>(
       [] { QuantizedWeight(at::zeros({4}), {.type = QuantizationType::int8}); },
       "1 dimensions; use nf4 or fp4");

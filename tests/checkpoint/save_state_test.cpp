@@ -235,7 +235,7 @@ TEST(SaveState, RefusesNumbersThatNoCheckpointCanFollow) {
     training.accelerator().set_iteration(number);
     expect_error<ConfigError>(
         [&] { static_cast<void>(training.accelerator().save_state()); },
-        "iteration is " + std::to_string(number));
+        "but is " + std::to_string(number));
   }
 }
 
@@ -289,9 +289,10 @@ TEST(Accelerator, RefusesAProjectThatCannotKeepACheckpoint) {
   options.project_configuration = {.total_limit = 0, .iteration = -1};
   expect_error<ConfigError>(
       [&] { const Accelerator refused(options); },
-      "[checkpoint] total_limit is 0; it is at least 1");
+      "[checkpoint] total_limit must be at least 1");
   expect_error<ConfigError>(
-      [&] { const Accelerator refused(options); }, "iteration is -1");
+      [&] { const Accelerator refused(options); },
+      "iteration must be at least 0, but is -1");
 }
 
 TEST(SaveState, FailsOnAllRanksIfOneMakesAnotherCall) {

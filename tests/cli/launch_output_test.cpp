@@ -259,8 +259,7 @@ TEST(WhileConnecting, SaysOnceWhyAndHeedsSignals) {
   EXPECT_EQ(
       ::testing::internal::GetCapturedStderr(),
       "accelerate-cpp: waiting for the launcher of machine 0: cannot connect "
-      "to "
-      "10.9.8.7:5599 (Network is unreachable)\n");
+      "to 10.9.8.7:5599 (Network is unreachable)\n");
 }
 
 TEST(LaunchOutputFile, IsMadeAnewWithItsDirectories) {

@@ -56,8 +56,7 @@ TEST(OptionTable, RefusesNumbersThatAnIntCannotHold) {
   expect_error<ConfigError>(
       [&] { parse_option(steps, "4294967297"); },
       "gradient_accumulation_steps is \"4294967297\"; it must be a whole "
-      "number "
-      "of at least 1, at most 2147483647");
+      "number of at least 1, at most 2147483647");
   // Models can have more parameters than an int holds.
   EXPECT_EQ(
       parse_option(*find_option("fsdp_min_num_params"), "4294967297"),

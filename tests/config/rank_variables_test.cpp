@@ -223,14 +223,14 @@ TEST(RankVariables, AreBlamedOnceAndByTheirOwnNames) {
         {"PMI_LOCAL_SIZE", "2"}},
        "[launch] PMI_LOCAL_RANK=2 but PMI_LOCAL_SIZE=2; local ranks count "
        "from 0 to 1\n"
-       "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank is at least its "
+       "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank must be at least its "
        "local rank"},
       {{{"RANK", "1"},
         {"WORLD_SIZE", "4"},
         {"PMI_RANK", "1"},
         {"PMI_SIZE", "4"},
         {"PMI_LOCAL_RANK", "2"}},
-       "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank is at least its "
+       "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank must be at least its "
        "local rank"},
       {{{"RANK", "5"}, {"PMI_RANK", "5"}, {"PMI_SIZE", "4"}},
        "[launch] PMI_RANK=5 but PMI_SIZE=4; ranks count from 0 to 3"},

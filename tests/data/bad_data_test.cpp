@@ -36,7 +36,7 @@ Growing growing(std::int64_t size) {
   return {std::make_shared<std::atomic<std::int64_t>>(size)};
 }
 
-// With and without workers.
+// The parameter is the number of workers.
 class BadData : public ::testing::TestWithParam<int> {
  protected:
   [[nodiscard]] DataLoaderOptions options(std::int64_t batch_size) const {
@@ -182,9 +182,11 @@ TEST_P(BadData, RefusesIndicesThatDoNotExist) {
 
 TEST_P(BadData, RefusesEmptyBatches) {
   expect_error<ConfigError>(
-      [&] { DataLoader loader(growing(4), options(0)); }, "batch_size is 0");
+      [&] { DataLoader loader(growing(4), options(0)); },
+      "batch_size must be at least 1, but is 0");
   expect_error<ConfigError>(
-      [&] { DataLoader loader(growing(4), options(-3)); }, "batch_size is -3");
+      [&] { DataLoader loader(growing(4), options(-3)); },
+      "batch_size must be at least 1, but is -3");
 }
 
 TEST_P(BadData, FillsUpFewerSamplesThanRanks) {

@@ -507,7 +507,7 @@ TEST_F(Tokens, RefuseFilesOfOtherSizes) {
       [&] { TokenDataset({path("a.bin")}, {.dtype = torch::kHalf}); }, "Half");
   expect_error<ConfigError>(
       [&] { TokenDataset({path("a.bin")}, {.block_size = 0}); },
-      "block_size 0");
+      "but they are 1, 0, 0 and 0");
   expect_error<ConfigError>([&] { TokenDataset({}); }, "0 files");
   expect_error<Error>([&] { TokenDataset({path("none.bin")}); }, "none.bin");
   const std::vector<std::int64_t> wrong{-1};

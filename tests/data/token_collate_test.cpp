@@ -85,9 +85,10 @@ TEST(PadCollate, RefusesTensorsThatAreNotSequences) {
       std::tuple{torch::arange(2), torch::arange(2), torch::arange(2)},
       "3 tensors");
   expect_error<ConfigError>(
-      [] { PadCollate({.pad_to_multiple_of = 0}); }, "pad_to_multiple_of 0");
+      [] { PadCollate({.pad_to_multiple_of = 0}); },
+      "at least 1, but are 0 and 1");
   expect_error<ConfigError>(
-      [] { PadCollate({.max_length = 0}); }, "max_length 0");
+      [] { PadCollate({.max_length = 0}); }, "at least 1, but are 1 and 0");
 }
 
 TEST(PackCollate, PutsSequencesTogetherInRows) {
@@ -144,7 +145,7 @@ TEST(PackCollate, RefusesCutsOrSplitsLongSequences) {
       },
       "needs 3 rows of 2 tokens and num_rows is 2");
   expect_error<ConfigError>(
-      [] { PackCollate({.row_length = 0}); }, "row_length 0");
+      [] { PackCollate({.row_length = 0}); }, "at least 1, but are 0 and 1");
 }
 
 TEST(PackCollate, LosesNoTokenAndMixesNoSequences) {

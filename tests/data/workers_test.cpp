@@ -472,18 +472,20 @@ TEST(Workers, RefuseOptionsThatContradict) {
     expect_error<ConfigError>(
         [&] { DataLoader loader(Identity{4}, options); }, phrase);
   };
-  refuse({.num_workers = -1}, "num_workers is -1");
-  refuse({.num_workers = 1, .prefetch_factor = 0}, "prefetch_factor is 0");
+  refuse({.num_workers = -1}, "num_workers must be at least 0, but is -1");
+  refuse(
+      {.num_workers = 1, .prefetch_factor = 0},
+      "prefetch_factor must be at least 1, but is 0");
   refuse({.prefetch_factor = 2}, "set num_workers");
   refuse({.in_order = false}, "set num_workers");
   refuse({.timeout = std::chrono::milliseconds(1)}, "set num_workers");
   refuse(
       {.num_workers = 1, .timeout = std::chrono::milliseconds(-1)},
-      "timeout is -1 ms");
+      "timeout must be at least 0 ms, which means no limit, but is -1");
   // All complaints together.
   refuse(
       {.use_seedable_sampler = true, .num_workers = -1},
-      "set shuffle; num_workers is -1");
+      "set shuffle; num_workers must be at least 0, but is -1");
 }
 
 }  // namespace workers_test

@@ -220,7 +220,7 @@ TEST(ElasticMachines, LeaveOutOneWhoseRanksHaveEnded) {
       out.err,
       AllOf(
           HasSubstr("was killed by SIGKILL"),
-          HasSubstr("the other machines go on without this one")));
+          HasSubstr("the other machines continue without this one")));
   group.expect_success(0);
   group.expect_undisturbed_curve();
 }
@@ -234,7 +234,7 @@ TEST(ElasticMachines, SaveAndEndTogetherWhereTooFewWouldBeLeft) {
   narrow.read_to("was preempted");
   const ToolResult told = narrow.wait(1);
   EXPECT_EQ(told.code, kTerminated) << told.err;
-  EXPECT_THAT(told.err, HasSubstr("cannot go on without this one"));
+  EXPECT_THAT(told.err, HasSubstr("cannot continue without this one"));
   narrow.expect_success(0);
 }
 
@@ -257,7 +257,7 @@ TEST(ElasticMachines, EndWithTheFirst) {
   EXPECT_THAT(
       other.err,
       HasSubstr("machine 0, which keeps the store, is gone, and the group "
-                "cannot go on without it"));
+                "cannot continue without it"));
 }
 
 TEST(ElasticMachines, BeginWithoutOneThatDoesNotCome) {

@@ -124,7 +124,7 @@ TEST(Elastic, ReplacesOneRankAndKeepsTheOther) {
   Program run(replacing(), {"elastic", "20", "1", "1", "1", "saved", "8"});
   const Generation first = run.next_generation();
   const Generation second = run.next_generation();
-  // The run goes on from the state after step 6.
+  // The run resumes from the state after step 6.
   EXPECT_THAT(run.read_to("step "), HasSubstr("step 7"));
   const pid_t launcher = run.pid();
   const ToolResult result = run.wait();
@@ -193,7 +193,7 @@ TEST(Elastic, GoesBackToTheProjectsCheckpointWithoutStatesInMemory) {
       {"elastic", "20", "1", "1", "0", "step", "14"});
   const Generation first = run.next_generation();
   const Generation second = run.next_generation();
-  // Goes on from the checkpoint of the first epoch.
+  // Resumes from the checkpoint of the first epoch.
   EXPECT_THAT(run.read_to("step "), HasSubstr("step 11"));
   const ToolResult result = run.wait();
   EXPECT_EQ(result.code, 0) << result.err;

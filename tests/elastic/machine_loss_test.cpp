@@ -159,7 +159,7 @@ TEST(MachineLoss, LosesNothingThatTheNeighbourHolds) {
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_EQ(second.code, 0) << second.err;
   // Machine 1 may have saved a newer state that was not copied yet.
-  const std::string begin = "going on from state ";
+  const std::string begin = "resuming from state ";
   const std::size_t place = first.err.find(begin);
   ASSERT_NE(place, std::string::npos) << first.err;
   EXPECT_GE(std::stoi(first.err.substr(place + begin.size())), 3) << first.err;
@@ -186,7 +186,7 @@ TEST(MachineLoss, FallsBackToTheCheckpointIfTheNeighbourIsLostToo) {
   }
   EXPECT_THAT(
       results[0].err,
-      HasSubstr("nobody holds what machine 1 had of it; going on from the "
+      HasSubstr("nobody holds what machine 1 had of it; resuming from the "
                 "newest checkpoint of the project"));
   const Curve curve = read_curve(directory.path());
   expect_each_sample_once(curve);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes machines, simulated by launchers on this one, leave a group of one to three or die, COUNT times each, and join it again, in
-random order and at random moments. After each change the group must go on with the right ranks, from states in memory; in the end
+random order and at random moments. After each change the group must continue with the right ranks, from states in memory; in the end
 every sample of every epoch must have been seen once, and losses must equal those of an undisturbed group up to rounding. The tests
 make a few changes.
 

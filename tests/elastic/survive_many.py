@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Kills ranks of a group of one to three, and makes ranks join and leave it, COUNT times each, in random order and at random
-moments. After each change the group must go on with the right ranks; in the end every sample of every epoch must have been seen
+moments. After each change the group must continue with the right ranks; in the end every sample of every epoch must have been seen
 once, and losses must equal those of an undisturbed group up to rounding. The tests make a few changes.
 
 usage: survive_many.py TOOL ELASTIC_RANK COUNT [SEED]

@@ -79,7 +79,8 @@ TEST(Explanation, OfFSDPsOptions) {
 TEST(Explanation, HasErrorsToo) {
   EXPECT_THAT(
       explain(request({.parallelism_config = ParallelismConfig{.sp_size = 0}})),
-      HasSubstr("error               [config] sp_size is 0"));
+      HasSubstr(
+          "error               [config] sp_size must be at least 1, but is 0"));
 }
 
 }  // namespace explain_request_test

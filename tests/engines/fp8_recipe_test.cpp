@@ -132,12 +132,14 @@ TEST(Fp8Recipe, RefusesContradictions) {
       [] { te({.amax_compute_algo = "mean"}); },
       "fp8_amax_compute_algo is \"mean\"");
   expect_error<ConfigError>(
-      [] { te({.margin = -1}); }, "margin of the fp8 recipe is -1");
+      [] { te({.margin = -1}); },
+      "margin of the fp8 recipe must be at least 0, but is -1");
   expect_error<ConfigError>(
-      [] { te({.interval = 0}); }, "interval of the fp8 recipe is 0");
+      [] { te({.interval = 0}); },
+      "interval of the fp8 recipe must be at least 1, but is 0");
   expect_error<ConfigError>(
       [] { te({.amax_history_len = 0}); },
-      "amax_history_len of the fp8 recipe is 0");
+      "amax_history_len of the fp8 recipe must be at least 1, but is 0");
   expect_error<ConfigError>(
       [] {
         requested(AORecipeKwargs{
@@ -196,7 +198,7 @@ TEST(Fp8Recipe, HasMsAmpsLevels) {
       [] { requested(MSAMPRecipeKwargs{"O3"}); }, "fp8_opt_level is \"O3\"");
   expect_error<ConfigError>(
       [] { requested(FP8RecipeKwargs{{}, {}, "ao"}); },
-      "backend of FP8RecipeKwargs is \"AO\"");
+      "backend of FP8RecipeKwargs must be TE or MSAMP, but is \"AO\"");
 }
 
 }  // namespace fp8_recipe_test

@@ -175,14 +175,15 @@ TEST(MegatronRequest, RefusesOtherArgumentsOfOtherTypes) {
       "consumed_samples": [1, "2"], "recompute_num_layers": -1})"});
   ASSERT_EQ(found.complaints.size(), 1u);
   for (const char* const phrase :
-       {"other_megatron_args has pipeline_model_parallel_size 1.5; it is a "
-        "whole number",
-        "has clip_grad \"2\"; it is a number",
-        "has lr_decay_style 3; it is a string",
-        "has use_custom_fsdp 1; it is true or false",
-        "has tp_degree 9999999999; it is a whole number",
-        "has consumed_samples [1,\"2\"]; it is a list of whole numbers",
-        "recompute_num_layers is -1; it is at least 1"}) {
+       {"pipeline_model_parallel_size in megatron_lm.other_megatron_args must "
+        "be a whole number, but is 1.5",
+        "clip_grad in megatron_lm.other_megatron_args must be a number, but "
+        "is \"2\"",
+        "must be a string, but is 3",
+        "must be true or false, but is 1",
+        "must be a whole number, but is 9999999999",
+        "must be a list of whole numbers, but is [1,\"2\"]",
+        "recompute_num_layers must be at least 1, but is -1"}) {
     EXPECT_THAT(found.complaints[0], HasSubstr(phrase));
   }
 }
@@ -241,15 +242,15 @@ TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
           .other_megatron_args = "[1]"});
   ASSERT_EQ(found.complaints.size(), 1u);
   for (const char* const phrase :
-       {"gradient_clipping is -1; it is at least 0",
+       {"gradient_clipping must be at least 0, but is -1",
         "recompute_granularity is \"partial\"",
         "recompute_method is \"random\"",
-        "recompute_num_layers is 0; it is at least 1",
-        "decoder_last_pipeline_num_layers is -1; it is at least 0",
-        "seq_length is 0",
+        "recompute_num_layers must be at least 1, but is 0",
+        "decoder_last_pipeline_num_layers must be at least 0, but is -1",
+        "seq_length must be at least 1, but is 0",
         "lr_decay_style is \"steep\"",
-        "lr_warmup_fraction is 1.5",
-        "consumed_samples has 4 entries",
+        "lr_warmup_fraction must be from 0 to 1, but is 1.5",
+        "training, validation and test, but has 4",
         "other_megatron_args is \"[1]\""}) {
     EXPECT_THAT(found.complaints[0], HasSubstr(phrase));
   }

@@ -86,7 +86,7 @@ TEST(SharedSegment, IsRefusedAboveTheLimitOfFileSizes) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   const auto make = [] { SharedSegment::create(200'000, "limited"); };
   expect_error<SegmentError>(make, "200000 bytes were refused: File too large");
-  expect_error<SegmentError>(make, "\"ulimit -f\" limits shared memory, too");
+  expect_error<SegmentError>(make, "\"ulimit -f\" limits shared memory as well");
   SharedSegment::create(50'000, "small");
   ::setrlimit(RLIMIT_FSIZE, &before);
   sigset_t pending, blocked;

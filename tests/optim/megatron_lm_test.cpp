@@ -277,10 +277,22 @@ TEST(MegatronScheduler, RefusesWhatMegatronRefuses) {
        .other_megatron_args = R"({"lr_wsd_decay_style": "cosine"})"},
       "lr_wsd_decay_style belongs to lr_decay_style WSD");
   refused({.lr_decay_style = "steep"}, "lr_decay_style is \"steep\"");
-  refused({}, "total_num_steps is -1", {.total_num_steps = -1});
-  refused({}, "warmup_num_steps is -1", {.warmup_num_steps = -1});
-  refused({}, "num_data_parallel_ranks is 0", {.num_data_parallel_ranks = 0});
-  refused({}, "global_batch_size is -1", {.global_batch_size = -1});
+  refused(
+      {},
+      "total_num_steps must be at least 0, but is -1",
+      {.total_num_steps = -1});
+  refused(
+      {},
+      "warmup_num_steps must be at least 0, but is -1",
+      {.warmup_num_steps = -1});
+  refused(
+      {},
+      "num_data_parallel_ranks must be at least 1, but is 0",
+      {.num_data_parallel_ranks = 0});
+  refused(
+      {},
+      "global_batch_size must be at least 0, but is -1",
+      {.global_batch_size = -1});
 }
 
 }  // namespace megatron_lm_test

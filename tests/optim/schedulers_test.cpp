@@ -421,7 +421,7 @@ std::vector<double> present(torch::optim::Optimizer& optimizer) {
   return lrs;
 }
 
-// As in gradual unfreezing.
+// Gradual unfreezing adds groups like this.
 TEST(Schedulers, TakeGroupsThatAreAddedLater) {
   const optim::LRLambda halves = [](std::int64_t step) {
     return std::pow(0.5, step);

@@ -294,9 +294,10 @@ Json run_recipe(const Json& input) {
     static_cast<TERecipeKwargs&>(recipe) = te_recipe(args);
     read(args, "opt_level", recipe.opt_level);
     read(args, "backend", recipe.backend);
-    recipe = detail::resolve_recipe(recipe, settings, environment);
-    fields = te_fields(recipe);
-    fields["backend"] = *recipe.backend;
+    const std::string chosen = detail::backend_of(recipe, settings);
+    fields = te_fields(detail::resolve_recipe(
+        static_cast<const TERecipeKwargs&>(recipe), settings, environment));
+    fields["backend"] = chosen;
     fields["opt_level"] = nullptr;
     if (recipe.opt_level) fields["opt_level"] = *recipe.opt_level;
   }

@@ -253,8 +253,10 @@ TEST(InferredPlan, LeavesTheRestWholeAndSaysWhy) {
   EXPECT_TRUE(inferred.plan.empty());
   const std::string text = inferred.explain();
   EXPECT_THAT(text, HasSubstr("(model): whole (is the model itself"));
-  EXPECT_THAT(text, HasSubstr("twice: whole (\"again\" uses its weight, too)"));
-  EXPECT_THAT(text, HasSubstr("again: whole (\"twice\" uses its weight, too)"));
+  EXPECT_THAT(
+      text, HasSubstr("twice: whole (\"again\" uses its weight as well)"));
+  EXPECT_THAT(
+      text, HasSubstr("again: whole (\"twice\" uses its weight as well)"));
   EXPECT_THAT(text, HasSubstr("scaled: whole"));
   EXPECT_THAT(text, HasSubstr("conv: whole (torch::nn::Conv1dImpl is neither"));
   EXPECT_THAT(text, HasSubstr("bounded: whole (has max_norm"));

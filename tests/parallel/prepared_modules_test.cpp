@@ -267,8 +267,7 @@ TEST(PreparedModules, RefuseWhatDoesNotFit) {
   expect_refused<Net>(
       {{"norm1", PrepareModuleInput{Replicate{}, Shard{-1}}}},
       "the input of \"norm1\" has shape [4, 5, 6], which cannot be sliced "
-      "along "
-      "dimension -1: the module mixes the last dimension");
+      "along dimension -1: the module mixes the last dimension");
   expect_refused<Net>(
       {{"norm1", PrepareModuleInput{Replicate{}, Shard{3}}}},
       "cannot be sliced along dimension 3");

@@ -269,8 +269,7 @@ TEST(SplitAttention, RefusesStylesThatDoNotFit) {
   refuse(
       {{"separate", ColwiseParallel{.output_layouts = Replicate{}}}},
       "\"separate\" is a MultiheadAttention with keys or values of another "
-      "width "
-      "than its queries");
+      "width than its queries");
   refuse(
       {{"separate", ColwiseParallel{.input_layouts = Shard{0}}}},
       "\"separate\" is a MultiheadAttention with keys or values of another "

@@ -426,7 +426,7 @@ TEST(CommHook, RefusesInvalidOptions) {
       [&] {
         make(with_hook(CommHook::power_sgd, {.matrix_approximation_rank = 0}));
       },
-      "matrix_approximation_rank 0");
+      "but they are 0, ");
 }
 
 }  // namespace comm_hooks_test

@@ -351,7 +351,7 @@ TEST(PreparePippy, TakesSplitPoints) {
         "split point \"nowhere\" is not a layer");
     expect_error<ConfigError>(
         [&] { prepare_pippy(world, linear_layers(), {.num_chunks = 0}); },
-        "num_chunks is 0");
+        "num_chunks must be at least 1, but is 0");
     expect_error<ConfigError>(
         [&] { model(torch::ones({0, 5})); }, "at least one sample on rank 0");
     EXPECT_EQ(model(torch::ones({1, 5})).size(), world.rank());

@@ -149,7 +149,7 @@ TEST(ClusterSpeeds, SlowLayersDownByTokens) {
       {.tokens = 4 * tokens, .factor = 3}, {.tokens = tokens, .factor = 1}};
   expect_error<ConfigError>(
       [&] { computing(1); },
-      "layer_slowdowns are in ascending order of tokens");
+      "layer_slowdowns in ascending order of tokens");
 }
 
 TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {
@@ -889,7 +889,8 @@ TEST(LayoutOptions, ChangeThePlan) {
 
 TEST(Plan, RefusesWhatMakesNoSense) {
   expect_error<ConfigError>(
-      [] { plan_layout({}, options_of(8)); }, "a transformer of 0 layers");
+      [] { plan_layout({}, options_of(8)); },
+      "must be at least 1, but are 0, ");
   LayoutPlanOptions options = options_of(0);
   expect_error<ConfigError>(
       [&] { plan_layout(llama(), options); }, "a plan was asked for 0 ranks");
@@ -932,8 +933,7 @@ TEST(Plan, RefusesWhatMakesNoSense) {
   refuses(
       {.replicate = 4, .micro_batch = 3, .num_micro_batches = 8},
       "replicate 4 x shard 1 x micro-batch 3 x 8 are 96 samples, but a step "
-      "has "
-      "256");
+      "has 256");
   TransformerShape shape = mixture();
   shape.top_k = 64;
   expect_error<ConfigError>(

@@ -258,8 +258,7 @@ TEST(PipelineSchedule, FindsFaults) {
 TEST(PipelineSchedule, RefusesWhatIsNotPossible) {
   expect_error<ConfigError>(
       [] { make_pipeline_schedule(Schedules::gpipe, 0, 4); },
-      "a pipeline of 0 ranks with 1 chunks each and 4 micro-batches is not "
-      "possible");
+      "must be at least 1, but are 0, 1 and 4");
   expect_error<ConfigError>(
       [] { make_pipeline_schedule(Schedules::one_f_one_b, 2, 4, 2); },
       "1F1B gives each rank one chunk of layers, not 2; use Interleaved1F1B");

@@ -283,7 +283,7 @@ TEST(MsAmp, GoesOnFromACheckpointExactly) {
   }
 }
 
-// Checkpoints have full-precision moments, so a run can go on without the
+// Checkpoints have full-precision moments, so a run can continue without the
 // recipe.
 TEST(MsAmp, SavesMomentsThatOtherRecipesLoad) {
   const TemporaryDirectory directory;

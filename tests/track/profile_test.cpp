@@ -228,7 +228,7 @@ TEST(Profile, RefusesWhatItCannotDo) {
         (void)accelerator.profile(
             {.schedule_option = ProfileSchedule{.active = 0}});
       },
-      "active is at least 1");
+      "active must be at least 1");
   auto profile = accelerator.profile(ProfileOptions{});
   expect_error<ConfigError>(
       [&] { (void)accelerator.profile(ProfileOptions{}); },

@@ -222,7 +222,7 @@ TEST_F(Mlflow, ArtifactsGoToTheirLocation) {
 
 TEST_F(Mlflow, RefusesWhatCannotBe) {
   expect_error<ConfigError>(
-      [&] { make({{"tags", "[1]"}}); }, "are a JSON object");
+      [&] { make({{"tags", "[1]"}}); }, "must be a JSON object");
   expect_error<ConfigError>(
       [&] { make({{"tags", TrackedValues{{"a@", "x"}}}}); },
       "consist of letters");

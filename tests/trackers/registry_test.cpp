@@ -71,7 +71,7 @@ TEST(FilterTrackers, TakesEachTrackerOnce) {
 
 TEST(FilterTrackers, RefusesNullPointers) {
   testing::expect_error<ConfigError>(
-      [] { filter({std::shared_ptr<GeneralTracker>()}); }, "null pointer");
+      [] { filter({std::shared_ptr<GeneralTracker>()}); }, "null tracker");
 }
 
 TEST(RegisterTrackerClass, MakesTheNameKnown) {

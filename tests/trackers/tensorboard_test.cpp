@@ -265,7 +265,7 @@ TEST_F(Tensorboard, ListsTheArgumentsThereAre) {
       "purge_step, max_queue, flush_secs, filename_suffix");
   testing::expect_error<ConfigError>(
       [&] { tracker({{"purge_step", "soon"}}); },
-      "\"purge_step\" is soon; it is a number");
+      "\"purge_step\" must be a number, but is soon");
   detail::TrackerRequest nowhere;
   nowhere.project_name = "run";
   testing::expect_error<ConfigError>(

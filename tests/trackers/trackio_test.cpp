@@ -125,7 +125,7 @@ TEST_F(Trackio, RunsHaveRowsOfTheirOwnUnlessTheyAreResumed) {
       [&] { started({{"name", "none"}, {"resume", "must"}}); },
       "has no run \"none\" to resume");
   expect_error<ConfigError>(
-      [&] { started({{"resume", "yes"}}); }, "it is never, allow or must");
+      [&] { started({{"resume", "yes"}}); }, "must be never, allow or must");
 }
 
 TEST_F(Trackio, RefusesTablesOfAnEarlierVersion) {

@@ -260,8 +260,8 @@ TEST_F(Wandb, UpdatesTheConfiguration) {
       json::parse(R"({"lr": 1e-05, "epochs": 3, "list": [1, 2]})"));
   EXPECT_EQ(
       file("config.yaml"),
-      "_wandb:\n  value: {}\nepochs:\n  value: 3\nlist:\n  value:\n  - 1\n"
-      "  - 2\nlr:\n  value: 1.0e-05\n");
+      "_wandb:\n  value:\n    {}\nepochs:\n  value: 3\nlr:\n"
+      "  value: 1.0e-05\nlist:\n  value:\n    - 1\n    - 2\n");
 }
 
 TEST_F(Wandb, WritesImagesWithCaptions) {
@@ -378,10 +378,10 @@ TEST_F(Wandb, SaysWhetherTheServerIsWanted) {
 TEST_F(Wandb, RefusesNamesThatWandbRefuses) {
   request_.init_kwargs = {{"id", "a/b"}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "the run id is \"a/b\"");
+      [&] { detail::make_wandb(request_); }, "around it, but is \"a/b\"");
   request_.init_kwargs = {{"project", "a:b"}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "the project is \"a:b\"");
+      [&] { detail::make_wandb(request_); }, "around it, but is \"a:b\"");
   request_.init_kwargs = {{"reinit", true}};
   testing::expect_error<ConfigError>(
       [&] { detail::make_wandb(request_); },
@@ -389,7 +389,7 @@ TEST_F(Wandb, RefusesNamesThatWandbRefuses) {
       "id, group, job_type, tags, notes, config, dir, mode, resume");
   request_.init_kwargs = {{"tags", TrackedValue::List{1}}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "it is a list of strings");
+      [&] { detail::make_wandb(request_); }, "must be a list of strings");
 }
 
 TEST_F(Wandb, WarnsThatOfflineRunsAreNotResumed) {

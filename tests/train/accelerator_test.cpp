@@ -164,7 +164,8 @@ TEST(Accelerator, ReportsAllComplaintsAtOnce) {
          .world = alone()});
   };
   expect_error<ConfigError>(build, "fp8_opt_level is \"O3\"");
-  expect_error<ConfigError>(build, "gradient_accumulation_steps is 0");
+  expect_error<ConfigError>(
+      build, "gradient_accumulation_steps must be at least 1, but is 0");
   expect_error<ConfigError>(build, "shard (3) = 3 ranks");
 }
 

@@ -378,7 +378,7 @@ UnkeptStates keep_on(const std::shared_ptr<testing::FailingDisk>& disk) {
 TEST(RunElastic, GoesOnWhereverKeepingAStateFails) {
   const ::testing::Matcher<const std::vector<std::string>&> says_so =
       Contains(AllOf(
-          HasSubstr("a state was not kept in memory, and training goes on "
+          HasSubstr("a state was not kept in memory, and training continues "
                     "without it"),
           HasSubstr("No space left on device")));
   bool has_failed = true;

@@ -113,7 +113,7 @@ TEST(GradientState, ChangesTheLengthOfWindowsToCome) {
   EXPECT_THAT(weights, ::testing::ElementsAre(0, -2, -2, -2, -8, -9));
   expect_error<ConfigError>(
       [&] { accelerator.set_gradient_accumulation_steps(0); },
-      "it is at least 1");
+      "must be at least 1");
 }
 
 TEST(GradientState, HoldsStepsBackOnRequest) {

@@ -219,7 +219,7 @@ TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
   options.profile =
       ProfileOptions{.schedule_option = ProfileSchedule{.active = 0}};
   expect_error<ConfigError>(
-      [&] { const Accelerator refused(options); }, "active is at least 1");
+      [&] { const Accelerator refused(options); }, "active must be at least 1");
   options.profile =
       ProfileOptions{.activities = std::vector{ProfilerActivity::cuda}};
   expect_error<ConfigError>(

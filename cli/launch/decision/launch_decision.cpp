@@ -107,7 +107,7 @@ class Decider {
     for (const auto& [key, flag] : flags) {
       if (is_flag(key)) given.push_back(flag);
     }
-    // Programs of this library shard on CPU ranks, too.
+    // Programs of this library shard on CPU ranks as well.
     if (kind_ == ProgramKind::native && given.size() == 2 &&
         given.back() == "--cpu" && given.front().starts_with("--use_")) {
       return;

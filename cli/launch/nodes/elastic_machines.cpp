@@ -61,8 +61,8 @@ class ElasticMachines::Exchange {
           {.code = 1,
            .reason = format(
                "{}; machine 0, which keeps the store, is gone, and the group "
-               "cannot go on without it. Start the launchers of all machines "
-               "again: the program goes on from its newest checkpoint",
+               "cannot continue without it. Start the launchers of all "
+               "machines again: the program resumes from its newest checkpoint",
                error.what())});
     }
     has_ended_ = true;

@@ -39,7 +39,7 @@ class ElasticMachines {
   /// The attempt that begin() started, which on a machine that joins is not
   /// always the next one.
   [[nodiscard]] int attempt() const { return attempt_; }
-  /// On machine 0, waits a while for the group to end.
+  /// Machine 0 waits a while for the group to end.
   void await_end() const;
   /// Ends the group for all on behalf of this machine, which was signalled,
   /// since machine 0 keeps the store.

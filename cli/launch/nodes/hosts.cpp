@@ -170,8 +170,7 @@ std::vector<Host> parse_hosts(const std::string& text) {
     } else if (!is_host_name(host.name)) {
       complaints.push_back(format(
           "[launch] line {} of the host file names the host \"{}\"; a name "
-          "does "
-          "not begin with - and has only letters, digits and -._:@%",
+          "does not begin with - and has only letters, digits and -._:@%",
           number,
           printable(host.name)));
     } else if (!names.insert(host.name).second) {

@@ -177,8 +177,7 @@ void Machines::require_store() const {
   throw DistributedError(format(
       "{}; machine 0, which keeps the store, is gone, and the group cannot be "
       "started again without it. Start the launchers of all machines again: "
-      "the "
-      "program goes on from its newest checkpoint",
+      "the program resumes from its newest checkpoint",
       store_loss_));
 }
 

@@ -46,9 +46,9 @@ class LaunchOutput {
       std::chrono::milliseconds patience = kPatience);
   LaunchOutput(const LaunchOutput&) = delete;
   LaunchOutput& operator=(const LaunchOutput&) = delete;
-  /// Waits until all is written: as long as readers go on reading, and a minute
-  /// when they do not, a terminal excepted; two seconds once a signal has told
-  /// the launcher to end. Says how much is lost, if that can be said.
+  /// Waits until all is written: as long as readers continue to read, and a
+  /// minute when they do not, a terminal excepted; two seconds once a signal
+  /// has told the launcher to end. Says how much is lost, if that can be said.
   ~LaunchOutput();
 
   /// Prints a line of the launcher on standard error, among the ranks' lines.

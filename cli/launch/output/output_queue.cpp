@@ -91,7 +91,7 @@ void OutputQueue::State::run() {
     is_writing = true;
     lock.unlock();
     item.file->write(item.text);
-    // Closing a file may take time, too.
+    // Closing a file may take time as well.
     item.file.reset();
     lock.lock();
     is_writing = false;

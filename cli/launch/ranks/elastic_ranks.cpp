@@ -41,7 +41,9 @@ bool RankGroup::make_good(std::size_t index) {
   watchdog_->forget(lost.pid);
   made_good_ = index;
   std::string words = detail::format(
-      "the others go on without process {}, which {}", lost.pid, lost.ending);
+      "the others continue without process {}, which {}",
+      lost.pid,
+      lost.ending);
   if (loss == detail::Generations::Loss::replaced) {
     try {
       start(lost.seat, generations_->next());
@@ -50,7 +52,7 @@ bool RankGroup::make_good(std::size_t index) {
       return false;
     }
     words = detail::format(
-        "process {} takes the place of process {}; the others go on",
+        "process {} takes the place of process {}; the others continue",
         ranks_.back()->pid,
         lost.pid);
   }
@@ -92,7 +94,7 @@ void RankGroup::start_ordered(int seat, std::uint32_t first_generation) {
   }
   if (first_generation == 1 || plan_.is_quiet) return;
   say(detail::format(
-      "accelerate-cpp: process {} {}; the others go on\n",
+      "accelerate-cpp: process {} {}; the others continue\n",
       ranks_.back()->pid,
       has_lost_ ? "takes the place of one that has ended" : "joins the group"));
 }
@@ -125,7 +127,8 @@ void RankGroup::follow_orders() {
       start_ordered(seat, generation);
   } else if (asks_to_leave_ && member.is_refused()) {
     asks_to_leave_ = false;
-    say("accelerate-cpp: the other machines cannot go on without this one; all "
+    say("accelerate-cpp: the other machines cannot continue without this one; "
+        "all "
         "ranks are told to end\n");
     supervisor_.send_to_all(SIGTERM);
   }

@@ -45,8 +45,8 @@ class RankGroup {
     int stop = -1;
     /// How many more processes may be started to replace others.
     int* num_restarts_left = nullptr;
-    /// For a group whose machines come and go, where machine 0 decides about
-    /// ranks; otherwise null. Must outlive this object.
+    /// Set for a group whose machines come and go, where machine 0 decides
+    /// about ranks; otherwise null. Must outlive this object.
     ElasticMember* member = nullptr;
   };
 
@@ -120,7 +120,7 @@ class RankGroup {
   Event on_signal_;
   Event on_stop_;
   detail::Supervisor supervisor_;
-  /// In the supervisor's order.
+  /// The ranks in the supervisor's order.
   std::vector<std::unique_ptr<RankProcess>> ranks_;
   /// Unset for programs that report nothing, or without shared memory.
   std::optional<detail::Board> board_;

@@ -23,7 +23,7 @@ std::string curve_json(
     const RunRecord& run,
     const std::string& name,
     const CurveRequest& request);
-/// The same for all points from `begin` on, with "at": begin.
+/// Like curve_json(), but has all points from `begin` on, with "at": begin.
 std::string new_points_json(
     const RunRecord& run,
     const std::string& name,

@@ -65,7 +65,7 @@ class LoaderLink {
   }
   ~LoaderLink() { clear(); }
 
-  /// For iterators and views.
+  /// The place where iterators and views find the loader.
   [[nodiscard]] LoaderPlace<Loader> place() {
     if (!place_)
       place_ = std::make_shared<Loader*>(static_cast<Loader*>(this));

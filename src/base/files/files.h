@@ -17,9 +17,10 @@ namespace accelerate::detail {
 /// a pipe, a socket or a device: unlike open(2), it never waits for a pipe.
 int open_regular_file(const std::filesystem::path& path, int flags);
 
-/// As open(2), with O_CLOEXEC; returns a negative number and sets errno if that
-/// fails. If the process has too many open files, its soft limit is raised to
-/// the hard limit: a model can have thousands of files open at once.
+/// Opens a file as open(2) does, with O_CLOEXEC; returns a negative number and
+/// sets errno if that fails. If the process has too many open files, its soft
+/// limit is raised to the hard limit: a model can have thousands of files open
+/// at once.
 int open_descriptor(const char* path, int flags);
 
 /// The largest file that is read as text unless the caller says otherwise.
@@ -32,8 +33,8 @@ std::string read_file(
     const std::filesystem::path& path,
     std::uint64_t most_bytes = kMostTextBytes);
 
-/// The same for what a command line names, which may also be a pipe, such as
-/// the shell's <(command): waits for the pipe's end.
+/// Reads what a command line names, which may also be a pipe, such as the
+/// shell's <(command), and waits for the pipe's end.
 std::string read_file_or_pipe(const std::filesystem::path& path);
 
 /// Puts `contents` at `path` so that a crash at any moment leaves either the

@@ -113,7 +113,7 @@ bool populate_absent(std::byte* begin, std::size_t size) {
 }
 
 // If the page cache has a huge page, touching its first page maps all of it,
-// and then the last one is mapped, too.
+// and then the last one is mapped as well.
 bool populate_piece(
     std::byte* begin,
     std::size_t size,

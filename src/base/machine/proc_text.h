@@ -41,7 +41,8 @@ ByteCounts disk_bytes(std::string_view text);
 ByteCounts network_bytes(std::string_view text);
 /// The process's path in the unified hierarchy, from /proc/self/cgroup.
 std::optional<std::string_view> cgroup_path(std::string_view text);
-/// The same for a version 1 controller ("memory"), which has its own groups.
+/// The process's path below a version 1 controller ("memory"), which has its
+/// own groups.
 std::optional<std::string_view> cgroup_path(
     std::string_view text,
     std::string_view controller);

@@ -20,8 +20,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// At the beginning of the segment: proves that the file opened through a
-// process id is the intended segment.
+// This number at the beginning of the segment proves that the file opened
+// through a process id is the intended segment.
 constexpr std::size_t kNonceBytes = SharedSegment::kReservedBytes;
 
 std::string system_error() { return std::strerror(errno); }
@@ -108,7 +108,8 @@ SharedSegment SharedSegment::create(std::size_t bytes, const char* name) {
         "{} bytes were refused: {}{}",
         bytes,
         std::strerror(problem),
-        problem == EFBIG ? " (\"ulimit -f\" limits shared memory, too)" : ""));
+        problem == EFBIG ? " (\"ulimit -f\" limits shared memory as well)"
+                         : ""));
   }
   SharedSegment segment(descriptor, bytes);
   if (::getrandom(segment.data_, kNonceBytes, 0) !=

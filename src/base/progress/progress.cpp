@@ -138,7 +138,7 @@ std::int64_t ProgressBar::look(std::int64_t count) {
   looked_count_ = count;
   if (seconds <= 0) return 1;
   const double stride = items / seconds * interval_seconds_ / kLooksPerInterval;
-  // At most twice the previous stride, since the first items may be fast.
+  // The stride at most doubles, since the first items may be fast.
   return static_cast<std::int64_t>(std::clamp(
       std::min(stride, 2 * items),
       1.0,

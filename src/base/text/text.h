@@ -34,7 +34,8 @@ inline constexpr std::size_t kMostShownBytes = 200;
 std::string printable(
     std::string_view text,
     std::size_t most_bytes = kMostShownBytes);
-/// The same for a message of several lines: keeps tabs, line breaks and length.
+/// Like printable(), for a message of several lines: keeps tabs, line breaks
+/// and length.
 std::string printable_lines(std::string_view text);
 
 /// Number of columns that UTF-8 text takes, as if no character were wide.

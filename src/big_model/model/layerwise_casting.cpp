@@ -75,8 +75,7 @@ std::vector<std::regex> patterns_of(const std::vector<std::string>& texts) {
     } catch (const std::regex_error& error) {
       throw ConfigError(detail::format(
           "[big_model] skip_modules_pattern \"{}\" is not a regular "
-          "expression: "
-          "{}",
+          "expression: {}",
           detail::printable(text),
           error.what()));
     }

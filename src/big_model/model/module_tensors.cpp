@@ -180,8 +180,7 @@ std::string check_tied_parameters_on_same_device(
   if (warnings.empty()) return {};
   std::string warning = format(
       "tied parameters are on different devices: {}; give them one place in "
-      "the "
-      "device map, or use \"auto\"",
+      "the device map, or use \"auto\"",
       detail::join(warnings, "; "));
   Logger().log(LogLevel::warning, "big_model", warning);
   return warning;

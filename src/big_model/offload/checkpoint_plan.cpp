@@ -95,8 +95,7 @@ class Planner {
           "big_model",
           format(
               "{} has tensors that the model does not have, which are not "
-              "used: "
-              "{}",
+              "used: {}",
               path,
               name_list(unexpected_)));
     }

@@ -20,7 +20,7 @@ std::vector<TensorInCheckpoint> CheckpointTensorReader::open(
     const LoadModelOptions& options) {
   std::vector<TensorInCheckpoint> tensors;
   std::string error;
-  if (reads()) {
+  if (reads_file()) {
     try {
       saved_ = open_renamed(path, options);
       tensors = tensors_in_order(saved_);
@@ -52,7 +52,7 @@ const StoredTensor* CheckpointTensorReader::find(
 void CheckpointTensorReader::show(
     std::uint64_t num_bytes,
     const std::optional<ProgressOptions>& options) const {
-  if (!options || !reads()) return;
+  if (!options || !reads_file()) return;
   show_reads(saved_, std::make_shared<ByteProgress>(num_bytes, *options));
 }
 
@@ -95,7 +95,7 @@ void CheckpointTensorReader::together(const std::function<void()>& body) const {
 void CheckpointTensorReader::verify(
     const std::vector<const TensorToLoad*>& items) const {
   together([&] {
-    if (!reads()) return;
+    if (!reads_file()) return;
     std::vector<const StoredTensor*> tensors;
     for (const TensorToLoad* item : items) tensors.push_back(item->stored);
     verify_checksums(tensors);
@@ -106,7 +106,7 @@ void CheckpointTensorReader::read(
     const std::vector<TensorRows>& rows,
     const std::vector<at::Tensor>& values) const {
   std::string error;
-  if (reads()) {
+  if (reads_file()) {
     std::vector<BoxToRead> boxes;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const StoredTensor& stored = *rows[i].item->stored;

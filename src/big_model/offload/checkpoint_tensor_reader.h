@@ -70,7 +70,9 @@ class CheckpointTensorReader {
       const std::vector<at::Tensor>& values) const;
 
  private:
-  [[nodiscard]] bool reads() const { return !group_ || group_->rank() == 0; }
+  [[nodiscard]] bool reads_file() const {
+    return !group_ || group_->rank() == 0;
+  }
 
   std::optional<Group> group_;
   StoredTensors saved_;

@@ -18,8 +18,8 @@ namespace accelerate::detail {
 /// they are first written to, so that the file stays as it is.
 class FileMapping : public std::enable_shared_from_this<FileMapping> {
  public:
-  /// The file must not be shortened while it is mapped. Throws Error if it cannot
-  /// be mapped.
+  /// The file must not be shortened while it is mapped. Throws Error if it
+  /// cannot be mapped.
   static std::shared_ptr<FileMapping> open(const std::filesystem::path& file);
   /// A file that others may change or shorten: its pages become copies before
   /// that (MappableFile). Null where the kernel does not promise to tell.
@@ -48,7 +48,7 @@ class FileMapping : public std::enable_shared_from_this<FileMapping> {
   int descriptor_ = -1;
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
-  /// Only of a protected file.
+  /// Set only for a protected file.
   std::optional<MappableFile> mappable_;
   std::unique_ptr<MappedBytes> bytes_;
 };

@@ -133,8 +133,7 @@ void require_space(
   if (!free || needed <= *free) return;
   throw ConfigError(format(
       "[big_model] {} needs {} more, and its disk has {} free: give a folder "
-      "on "
-      "another disk, or keep more of the model in memory (max_memory)",
+      "on another disk, or keep more of the model in memory (max_memory)",
       folder.string(),
       format_size(static_cast<double>(needed)),
       format_size(static_cast<double>(*free))));

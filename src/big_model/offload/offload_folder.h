@@ -89,7 +89,7 @@ class OffloadFolderWriter {
       const std::string& name,
       const std::string& dtype,
       const TensorToWrite& weight);
-  /// The same without an entry in the index.
+  /// Writes a weight's file without an entry in the index.
   void put_file(const std::string& name, const TensorToWrite& weight);
   /// Adds an entry without a file to write.
   void put_entry(const std::string& name, OffloadedWeight weight);

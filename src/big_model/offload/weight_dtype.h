@@ -16,8 +16,8 @@ std::string dtype_name(c10::ScalarType dtype);
 /// The dtype of such a name, also with "torch." before it; nothing for others.
 std::optional<c10::ScalarType> parse_torch_dtype(std::string_view name);
 
-/// The same as the formats of files know it; nothing for dtypes that they
-/// lack.
+/// The dtype of such a name in the formats of files; nothing for dtypes that
+/// they lack.
 std::optional<safetensors::Dtype> weight_dtype(std::string_view name);
 
 }  // namespace accelerate::detail

@@ -38,8 +38,8 @@ void require_speeds(const PlanDeviceMapOptions& options) {
   }
   if (!(speeds.switch_seconds >= 0) || options.num_tokens < 1) {
     throw ConfigError(format(
-        "[big_model] switch_seconds is {} and num_tokens {}; they are at least "
-        "0 and 1",
+        "[big_model] switch_seconds must be at least 0 and num_tokens at least "
+        "1, but they are {} and {}",
         speeds.switch_seconds,
         options.num_tokens));
   }

@@ -5,6 +5,7 @@
 #include <accelerate/error.h>
 #include <accelerate/quantized_model.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 
 namespace accelerate {
@@ -37,19 +38,16 @@ std::vector<std::string> QuantizationConfig::check() const {
   }
   if (!std::isfinite(llm_int8_threshold)) {
     throw ConfigError(
-        "[big_model] llm_int8_threshold must be a finite number; 0 is no "
-        "threshold");
+        "[big_model] llm_int8_threshold must be a finite number; 0 "
+        "disables the threshold");
   }
   if (bnb_4bit_quant_type != "fp4" && bnb_4bit_quant_type != "nf4") {
     throw ConfigError(detail::format(
         "[big_model] bnb_4bit_quant_type must be fp4 or nf4, but is \"{}\"",
         bnb_4bit_quant_type));
   }
-  if (bnb_4bit_blocksize < 1) {
-    throw ConfigError(detail::format(
-        "[big_model] bnb_4bit_blocksize is {}; it is at least 1",
-        bnb_4bit_blocksize));
-  }
+  detail::require_at_least(
+      "big_model", "bnb_4bit_blocksize", bnb_4bit_blocksize, 1);
   static_cast<void>(compute_dtype());
   static_cast<void>(resolved_torch_dtype());
   if (llm_int8_quantize_inputs && !load_in_8bit) {

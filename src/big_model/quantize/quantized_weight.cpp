@@ -8,6 +8,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "big_model/model/offload_keeper.h"
 #include "big_model/quantize/quantize_values.h"
@@ -32,10 +33,7 @@ void require_quantizable(
         "is {}",
         detail::torch_name_of(dtype)));
   }
-  if (options.block_size < 1) {
-    throw ConfigError(format(
-        "[big_model] block_size is {}; it is at least 1", options.block_size));
-  }
+  detail::require_at_least("big_model", "block_size", options.block_size, 1);
   if (options.type == QuantizationType::int8 && weight.dim() != 2) {
     throw ConfigError(format(
         "[big_model] int8 quantises the rows of a matrix, but the weight has "
@@ -49,7 +47,7 @@ void require_quantizable(
   }
 }
 
-// The same with LibTorch's operators, for other devices.
+// Dequantises with LibTorch's operators, for devices other than the CPU.
 at::Tensor dequantize_by_operators(
     const QuantizedWeight& weight,
     const detail::QuantizedParts& parts) {

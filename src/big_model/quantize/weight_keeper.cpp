@@ -222,9 +222,8 @@ void QuantizedWeightKeeper::require_unchanged(GatedCall& call) const {
     if (alias == nullptr || !alias->isWrite() || !unit) continue;
     throw ConfigError(format(
         "[big_model] {} cannot change the weight of \"{}\", which is "
-        "quantised; "
-        "train other parameters, such as an adapter's, or name the module in "
-        "skip_modules",
+        "quantised; train other parameters, such as an adapter's, or name the "
+        "module in skip_modules",
         call.operation().operator_name().name,
         kept_[*unit].name));
   }

@@ -16,7 +16,7 @@ namespace accelerate::detail {
 /// What OptimizerComponent loads.
 enum class OptimizerParts {
   all,
-  /// Only master weights; otherwise optimizers keep their current state.
+  /// Master weights alone; otherwise optimizers keep their current state.
   master_weights
 };
 

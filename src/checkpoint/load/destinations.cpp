@@ -133,8 +133,8 @@ bool can_hold(c10::ScalarType wanted, const at::Tensor& values) {
       at::equal(bytes(converted.to(values.scalar_type())), bytes(values));
 }
 
-// The same for all values of a saved tensor, of which it reads some rows at a
-// time.
+// Whether `dtype` can hold all values of a saved tensor, of which some rows are
+// read at a time.
 bool can_hold(
     c10::ScalarType wanted,
     const StoredTensor& saved,

@@ -89,7 +89,7 @@ SaveTicket save_checkpoint(
       !checkpoints.agreement.is_leader() && checkpoints.is_first_writer();
   if (is_leader_of_other_node && output_dir.empty()) {
     try {
-      target.deleted = deleted_by_saving(project, target.path);
+      target.deleted = checkpoints_to_prune(project, target.path);
     } catch (const Error& error) {
       failure = error.what();
     }

@@ -84,10 +84,10 @@ SaveTarget choose_target(
   if (project.iteration &&
       (*project.iteration < 0 || *project.iteration > kHighestIteration)) {
     throw ConfigError(format(
-        "[checkpoint] ProjectConfiguration::iteration is {}; it is from 0 to "
-        "{}",
-        *project.iteration,
-        kHighestIteration));
+        "[checkpoint] ProjectConfiguration::iteration must be from 0 to {}, "
+        "but is {}",
+        kHighestIteration,
+        *project.iteration));
   }
   if (!output_dir.empty()) {
     return {output_dir, project.iteration.value_or(0)};
@@ -118,18 +118,19 @@ void require_valid(const ProjectConfiguration& project) {
   std::vector<std::string> complaints;
   if (project.total_limit && *project.total_limit < 1) {
     complaints.push_back(format(
-        "[checkpoint] total_limit is {}; it is at least 1, or leave it unset "
-        "to keep every checkpoint",
+        "[checkpoint] total_limit must be at least 1, or unset to keep every "
+        "checkpoint, but is {}",
         *project.total_limit));
   }
   if (project.iteration && *project.iteration < 0) {
     complaints.push_back(format(
-        "[checkpoint] iteration is {}; it is at least 0", *project.iteration));
+        "[checkpoint] iteration must be at least 0, but is {}",
+        *project.iteration));
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }
 
-std::vector<std::filesystem::path> deleted_by_saving(
+std::vector<std::filesystem::path> checkpoints_to_prune(
     const ProjectConfiguration& project,
     const std::filesystem::path& path) {
   return deleted_by(project, path, list_checkpoints(path.parent_path()));

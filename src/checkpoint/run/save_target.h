@@ -34,7 +34,7 @@ SaveTarget agree_on_target(
 
 /// Returns the automatic checkpoints that a save to `path` deletes. Throws
 /// ConfigError if such a save is not allowed.
-std::vector<std::filesystem::path> deleted_by_saving(
+std::vector<std::filesystem::path> checkpoints_to_prune(
     const ProjectConfiguration& project,
     const std::filesystem::path& path);
 

@@ -96,7 +96,7 @@ at::Tensor bits_of(const at::Tensor& tensor) {
 
 // Where the elements of a view lie in memory, and the memory that follows.
 struct Memory {
-  /// For each element, one row after another, its place.
+  /// The place of each element, one row after another.
   at::Tensor places;
   std::int64_t size = 1;
 

@@ -33,12 +33,13 @@ const void* memory_of(const at::Tensor& tensor);
 
 /// Describes a tensor to be written. Its bytes are read in place if it is
 /// contiguous on the CPU, otherwise copied chunk by chunk; an offloaded tensor
-/// is fetched for each chunk, and one that is held as codes is dequantised. The result keeps `tensor` alive. Throws
-/// ConfigError naming `name` for what a file cannot hold: dtypes that the
-/// format lacks, sparse and meta tensors.
+/// is fetched for each chunk, and one that is held as codes is dequantised. The
+/// result keeps `tensor` alive. Throws ConfigError naming `name` for what a
+/// file cannot hold: dtypes that the format lacks, sparse and meta tensors.
 TensorToWrite to_write(const std::string& name, const at::Tensor& tensor);
 
-/// The same without the bytes; also takes meta tensors.
+/// Describes what to_write() would write, without the bytes; `tensor` may be a
+/// meta tensor.
 TensorToWrite described(const std::string& name, const at::Tensor& tensor);
 
 /// Call before writing to fresh memory: huge pages make the first touch several

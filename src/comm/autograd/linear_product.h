@@ -20,7 +20,7 @@ at::Tensor linear_product(
     const at::Tensor& weight,
     const at::Tensor& bias = {});
 
-/// The same for an input that enters a region: multiplies `input.enter()`.
+/// Multiplies `input.enter()`, for an input that enters a region.
 at::Tensor linear_product(
     RegionEntrance& input,
     const at::Tensor& weight,

@@ -57,8 +57,8 @@ PendingResult begin_gather(const at::Tensor& tensor, const RegionCall& call) {
   const at::Tensor all = at::empty(sizes, own.options());
   const bool is_even = call.begins.back() == call.longest() * call.group.size();
   if (call.dim == 0 && is_even) {
-    // The same memory, but not a view, which a Function may not return to be
-    // changed in place.
+    // This shares memory with `all` without being a view, which a Function may
+    // not return to be changed in place.
     sizes.erase(sizes.begin());
     sizes[0] *= call.group.size();
     PendingResult pending(at::_unsafe_view(all, sizes));

@@ -51,7 +51,7 @@ class BegunCollective {
   Group group_;
   const char* name_ = "";
   std::uint64_t sequence_ = 0;
-  /// On the board until wait() ends.
+  /// The call's entry on the board, until wait() ends.
   std::shared_ptr<NotedCallScope> note_;
   Work work_;
 };

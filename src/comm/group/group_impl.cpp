@@ -33,8 +33,7 @@ constexpr milliseconds kLookInterval{20};
 // The most common reason why ranks make different calls.
 constexpr std::string_view kUnevenLoops =
     "if a loop gave them different numbers of batches, let the loader fill "
-    "them "
-    "up (even_batches) or use join_uneven_inputs()";
+    "them up (even_batches) or use join_uneven_inputs()";
 
 constexpr std::string_view kDifferentCalls = "the ranks made different calls";
 

@@ -20,8 +20,8 @@ const GroupCall* blocking_call(const RankActivity& rank) {
   return nullptr;
 }
 
-// Whether `call`, made by `rank`, cannot end before `other` makes it, too. With
-// a root, some ranks need only that one, and others none.
+// Whether `call`, made by `rank`, cannot end before `other` makes it as well.
+// With a root, some ranks need only that one, and others none.
 bool needs(const GroupCall& call, int rank, int other) {
   if (call.root < 0) return true;
   const bool from_root =

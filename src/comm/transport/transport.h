@@ -67,9 +67,9 @@ class Connection {
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] virtual const TransportFacts& facts() const = 0;
 
-  /// In place.
+  /// Reduces in place.
   virtual Work all_reduce(const at::Tensor& tensor, ReduceOp op) = 0;
-  /// In place on rank `dst`; elsewhere `tensor` keeps its values.
+  /// Reduces in place on rank `dst`; elsewhere `tensor` keeps its values.
   virtual Work reduce(const at::Tensor& tensor, ReduceOp op, int dst) = 0;
   virtual Work broadcast(const at::Tensor& tensor, int src) = 0;
   /// `output` holds the ranks' inputs one after another.

@@ -87,8 +87,7 @@ class Converter {
         refuse(
             entry.first,
             "has a list, a map or nothing as a key; write \"key: value\" with "
-            "a "
-            "plain word as the key");
+            "a plain word as the key");
       }
       check_text(entry.first);
       const std::string& key = entry.first.Scalar();

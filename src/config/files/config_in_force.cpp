@@ -63,7 +63,7 @@ constexpr std::array<std::string_view, 10> kOwnKeys{
     "cpu_affinity",
     "max_restarts"};
 
-// Accelerate writes NO for SageMaker, too, but cannot read that file back.
+// Accelerate writes NO for SageMaker as well, but cannot read that file back.
 constexpr std::array<std::string_view, 3> kSageMakerTypes{
     "NO",
     "DATA_PARALLEL",

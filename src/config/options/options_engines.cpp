@@ -15,7 +15,7 @@ constexpr std::array<OptionSpec, 43> kEngineRows{{
     {"use_deepspeed", "", "--use_deepspeed", "ACCELERATE_USE_DEEPSPEED", boolean, "false", "", acts, "DeepSpeed",
      "train as DeepSpeed's ZeRO would"},
     {"zero_stage", "deepspeed_config", "--zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE", integer, "2", "0..3", acts, "DeepSpeed",
-     "what is sharded: 1 optimizer state, 2 gradients, too, 3 parameters, too", ""},
+     "what is sharded: 1 optimizer state, 2 gradients as well, 3 parameters as well", ""},
     {"gradient_clipping", "deepspeed_config", "--gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", number, "", "0..", acts, "DeepSpeed",
      "norm that gradients are clipped to"},
     {"offload_optimizer_device", "deepspeed_config", "--offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", text, "none", "", acts, "DeepSpeed",

@@ -43,7 +43,7 @@ constexpr std::array<OptionSpec, 18> kPythonRows{{
     {"commands", "", "", "", text, "", "", python_only, "Only for Python programs",
      "commands, for tpu-config"},
     {"downcast_bf16", "", "--downcast_bf16", "", boolean, "false", "", python_only, "Only for Python programs",
-     "bf16 for doubles, too, on a TPU"},
+     "bf16 for doubles as well, on a TPU"},
     {"aws_access_key_id", "", "--aws_access_key_id", "", text, "", "", python_only, "Only for Python programs",
      "key of a SageMaker job, which Amazon's Python SDK starts"},
     {"aws_secret_access_key", "", "--aws_secret_access_key", "", text, "", "", python_only, "Only for Python programs",

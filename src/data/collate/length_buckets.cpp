@@ -21,8 +21,8 @@ LengthBucketSampler::LengthBucketSampler(
   if (options.batch_size < 1 || options.batches_in_pool < 1 ||
       options.max_items.value_or(1) < 1) {
     throw ConfigError(detail::format(
-        "[data] LengthBucketSampler was given batch_size {}, batches_in_pool "
-        "{} and max_items {}; each is at least 1",
+        "[data] batch_size, batches_in_pool and max_items of "
+        "LengthBucketSampler must be at least 1, but are {}, {} and {}",
         options.batch_size,
         options.batches_in_pool,
         options.max_items.value_or(1)));

@@ -228,8 +228,8 @@ PackedBatch pack(
 PadCollate::PadCollate(const PadCollateOptions& options) : options_(options) {
   if (options.pad_to_multiple_of < 1 || options.max_length.value_or(1) < 1) {
     throw ConfigError(detail::format(
-        "[data] PadCollate was given pad_to_multiple_of {} and max_length {}; "
-        "each is at least 1",
+        "[data] pad_to_multiple_of and max_length of PadCollate must be at "
+        "least 1, but are {} and {}",
         options.pad_to_multiple_of,
         options.max_length.value_or(1)));
   }
@@ -239,8 +239,8 @@ PackCollate::PackCollate(const PackCollateOptions& options)
     : options_(options) {
   if (options.row_length < 1 || options.num_rows.value_or(1) < 1) {
     throw ConfigError(detail::format(
-        "[data] PackCollate was given row_length {} and num_rows {}; each is "
-        "at least 1",
+        "[data] row_length and num_rows of PackCollate must be at least 1, but "
+        "are {} and {}",
         options.row_length,
         options.num_rows.value_or(1)));
   }

@@ -26,7 +26,8 @@ struct IntegerRange {
   /// Not negative.
   std::uint64_t most = std::numeric_limits<std::int64_t>::max();
 };
-/// The same for whole numbers in a range; those above 2^63 wrap around.
+/// The whole numbers of such lists, all within `range`; those above 2^63 wrap
+/// around.
 std::optional<std::vector<std::int64_t>> integers_in_lists(
     const nlohmann::json& value,
     const std::vector<std::int64_t>& shape,

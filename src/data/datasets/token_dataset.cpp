@@ -92,9 +92,9 @@ TokenDataset::TokenDataset(
   if (options.block_size < 1 || stride < 1 || options.header_bytes < 0 ||
       paths.empty()) {
     throw ConfigError(format(
-        "[data] a TokenDataset was given {} files, block_size {}, stride {} "
-        "and header_bytes {}; the first three are at least 1, the last is at "
-        "least 0",
+        "[data] a TokenDataset's number of files, block_size and stride must "
+        "be at least 1 and header_bytes at least 0, but they are {}, {}, {} "
+        "and {}",
         paths.size(),
         options.block_size,
         stride,

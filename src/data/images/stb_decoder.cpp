@@ -82,7 +82,7 @@ namespace accelerate::detail {
 namespace {
 
 /// Gives the decoder a file, and throws ImageFault if it wants more than there
-/// is: it would go on with zeros, for as many pixels as the file announces.
+/// is: it would continue with zeros, for as many pixels as the file announces.
 class WatchedBytes {
  public:
   WatchedBytes(ImageBytes bytes, std::string_view format_name)

@@ -51,10 +51,10 @@ void require_same_round(
   if (mine.pass == pass && mine.round == round) return;
   throw Error(format(
       "[data] this rank waits for batch {} of pass {} over a loader that rank "
-      "0 "
-      "reads for all (dispatch_batches), but rank 0 sends batch {} of pass {}: "
-      "one of them left the loop early; leave it on all ranks after the same "
-      "batch, for instance by Accelerator::set_trigger() and check_trigger()",
+      "0 reads for all (dispatch_batches), but rank 0 sends batch {} of pass "
+      "{}: one of them left the loop early; leave it on all ranks after the "
+      "same batch, for instance by Accelerator::set_trigger() and "
+      "check_trigger()",
       mine.round,
       mine.pass,
       round,
@@ -104,7 +104,7 @@ RoundSlice pack_slice(const NestedParts& parts) {
     throw ConfigError(format(
         "[data] dispatch_batches would lose {} bytes of members that the "
         "visit_tensors() of a batch type{} does not visit; visit lists, "
-        "numbers and strings, too: accelerate::visit_tensors(batch.texts, "
+        "numbers and strings as well: accelerate::visit_tensors(batch.texts, "
         "visitor)",
         parts.num_unvisited_bytes,
         parts.unvisited_place.empty() ? "" : " at " + parts.unvisited_place));

@@ -13,7 +13,7 @@ namespace {
 std::int64_t rank_batch_size_of(const BatchSamplerShardOptions& options) {
   if (options.batch_size < 1 || options.num_samples < 0) {
     throw ConfigError(format(
-        "[data] batch_size is {} for {} samples; it is at least 1",
+        "[data] batch_size must be at least 1, but is {} for {} samples",
         options.batch_size,
         options.num_samples));
   }

@@ -52,7 +52,7 @@ std::int64_t fingerprint(BatchSampler& sampler, std::uint64_t seed) {
   return static_cast<std::int64_t>(sum);
 }
 
-// In the order of Agreed.
+// Values in the order of Agreed.
 std::vector<std::int64_t> agreed_values(
     const DatasetFacts& dataset,
     const DataLoaderOptions& options,

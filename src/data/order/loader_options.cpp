@@ -59,16 +59,16 @@ void require_consistent(
       "get(index)");
   complain(
       options.num_workers < 0,
-      format("num_workers is {}; it is at least 0", options.num_workers));
+      format("num_workers must be at least 0, but is {}", options.num_workers));
   complain(
       options.prefetch_factor.value_or(1) < 1,
       format(
-          "prefetch_factor is {}; it is at least 1",
+          "prefetch_factor must be at least 1, but is {}",
           options.prefetch_factor.value_or(1)));
   complain(
       options.timeout.count() < 0,
       format(
-          "timeout is {} ms; it is at least 0, which means no limit",
+          "timeout must be at least 0 ms, which means no limit, but is {}",
           options.timeout.count()));
   complain(
       options.num_workers == 0 &&

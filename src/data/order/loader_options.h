@@ -11,8 +11,9 @@ void require_consistent(
     const DatasetFacts& dataset,
     const DataLoaderOptions& options);
 
-/// The same once the ranks are known: `given` are the loader's own options,
-/// `options` the same with unset fields filled from the accelerator's defaults.
+/// Checks options again once the ranks are known: `given` are the loader's own
+/// options, `options` the same with unset fields filled from the accelerator's
+/// defaults.
 void require_attachable(
     const DatasetFacts& dataset,
     const DataLoaderOptions& given,

@@ -140,8 +140,7 @@ std::string TorchOrder::load_complaint(const StateDict& state) const {
   return format(
       "the checkpoint was saved in the middle of a pass over a torch::data "
       "loader, and {}; save between passes, use accelerate::DataLoader, or "
-      "load "
-      "with strict = false, which begins the pass again",
+      "load with strict = false, which begins the pass again",
       is_reproducible_
           ? "rng_types leaves out RNGType::generator, so its order is unknown"
           : "the order of its sampler cannot be drawn again, as can those of "

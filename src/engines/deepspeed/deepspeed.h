@@ -16,8 +16,8 @@
 namespace accelerate::detail {
 
 /// Calls `visit(key, member, path)` for every field that the launcher has: the
-/// launcher's key, and the path in DeepSpeed's configuration, which is empty for
-/// what only Accelerate knows.
+/// launcher's key, and the path in DeepSpeed's configuration, which is empty
+/// for what only Accelerate knows.
 template <class Visit>
 void visit_deepspeed_fields(const Visit& visit) {
   using O = DeepSpeedOptions;
@@ -64,7 +64,7 @@ class DeepSpeedConfig {
   /// lacks and, with `must_match`, all values that differ.
   void fill(const nlohmann::json& values, bool must_match = true);
 
-  /// The same for the paths in `values`; other "auto" values stay.
+  /// Fills in only the paths in `values`; other "auto" values stay.
   void fill_known(const nlohmann::json& values);
 
   /// "fp16" or "bf16" if the configuration enables it.

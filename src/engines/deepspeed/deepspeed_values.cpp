@@ -89,7 +89,7 @@ std::optional<std::string> DeepSpeedConfig::enabled_precision() const {
 }
 
 void DeepSpeedConfig::fill(const Json& values, bool must_match) {
-  // Keys may contain dots, too, so a path does not lead to its node.
+  // Keys may contain dots as well, so a path does not lead to its node.
   std::vector<std::pair<std::string, Json*>> nodes;
   const auto collect =
       [&](const auto& self, Json& node, const std::string& path) -> void {

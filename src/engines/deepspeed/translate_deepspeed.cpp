@@ -18,7 +18,7 @@ namespace {
 
 // kAuto leaves a number unset.
 template <class T>
-std::optional<T> unless_auto(const std::optional<T>& value) {
+std::optional<T> or_nullopt_if_auto(const std::optional<T>& value) {
   if constexpr (std::is_same_v<T, int> || std::is_same_v<T, double>) {
     if (value == T{kAuto}) return std::nullopt;
   }
@@ -44,8 +44,8 @@ bool is_known_key(std::string_view path) {
   return is_known;
 }
 
-// Puts the options into the settings in force, and lists what the launcher gives
-// but the configuration overrules.
+// Puts the options into the settings in force, and lists what the launcher
+// gives but the configuration overrules.
 void record_deepspeed(
     TrainingRequest& request,
     const DeepSpeedOptions& given,
@@ -56,8 +56,8 @@ void record_deepspeed(
       [&](std::string_view key, auto member, std::string_view path) {
         // Code gives its window among the Accelerator's options.
         const bool is_window = path == "gradient_accumulation_steps";
-        const auto code = unless_auto(given.*member);
-        const auto value = unless_auto(found.*member);
+        const auto code = or_nullopt_if_auto(given.*member);
+        const auto value = or_nullopt_if_auto(found.*member);
         if (!settings.is_given(key) || (code && !is_window) || !value) {
           if (!is_window) record(settings, key, code, value);
           return;
@@ -226,8 +226,7 @@ std::optional<int> autotp_size(const DeepSpeedConfig& config) {
       *size > std::numeric_limits<int>::max()) {
     throw ConfigError(format(
         "[config] tensor_parallel.autotp_size of the DeepSpeed configuration "
-        "is "
-        "{}; give the number of ranks that split each layer",
+        "is {}; give the number of ranks that split each layer",
         size->dump()));
   }
   const int ranks = size->get<int>();
@@ -287,7 +286,8 @@ TrainingRequest read_deepspeed(
   if (*found.gradient_clipping > 0) {
     request.step.gradient_clipping = found.gradient_clipping;
   } else if (clipping != nullptr && clipping->is_number() && *clipping > 0) {
-    // From "auto", which is also the default without a configuration.
+    // The value comes from "auto", which is also the default without a
+    // configuration.
     request.step.gradient_clipping = clipping->get<double>();
     request.step.clips_by_default = true;
   }

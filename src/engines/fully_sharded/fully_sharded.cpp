@@ -4,6 +4,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "engines/fully_sharded_names.h"
 
@@ -122,8 +123,8 @@ class FullyShardedResolution {
     if (is_2_ && std::holds_alternative<int>(*reshard) &&
         std::get<int>(*reshard) < 1) {
       throw ConfigError(format(
-          "[config] reshard_after_forward is {}; a number of ranks is at least "
-          "1",
+          "[config] reshard_after_forward must be a number of ranks of at "
+          "least 1, or true or false, but is {}",
           std::get<int>(*reshard)));
     }
   }
@@ -180,11 +181,8 @@ class FullyShardedResolution {
           options_.min_num_params = settings_.integer("fsdp_min_num_params");
         break;
     }
-    if (options_.min_num_params.value_or(0) < 0) {
-      throw ConfigError(format(
-          "[config] min_num_params is {}; it is at least 0",
-          *options_.min_num_params));
-    }
+    require_at_least(
+        "config", "min_num_params", options_.min_num_params.value_or(0), 0);
   }
 
   void choose_module_states() {
@@ -208,7 +206,7 @@ class FullyShardedResolution {
     if (!*options_.activation_checkpointing) {
       throw ConfigError(
           "[config] activation_checkpointing_offload needs "
-          "activation_checkpointing; set it to true, too");
+          "activation_checkpointing; set it to true as well");
     }
     if (!is_2_) {
       throw ConfigError(

@@ -107,10 +107,10 @@ class ArgumentReader {
       return true;
     }
     out_.complaints.push_back(format(
-        "[config] megatron_lm.other_megatron_args has {} {}; it is {}",
+        "[config] {} in megatron_lm.other_megatron_args must be {}, but is {}",
         name,
-        found->dump(),
-        name_of_type<Value>()));
+        name_of_type<Value>(),
+        found->dump()));
     return false;
   }
 

@@ -71,8 +71,8 @@ class MegatronLMResolution {
     const double warmup = options_.lr_warmup_fraction.value_or(0);
     if (!(warmup >= 0 && warmup <= 1)) {
       complaints_.push_back(format(
-          "[config] megatron_lm.lr_warmup_fraction is {}; it is a fraction, "
-          "from 0 to 1",
+          "[config] megatron_lm.lr_warmup_fraction must be from 0 to 1, but "
+          "is {}",
           warmup));
     }
   }
@@ -86,8 +86,8 @@ class MegatronLMResolution {
         samples && !samples->empty()) {
       if (samples->size() > kNumSplits) {
         complaints_.push_back(format(
-            "[config] megatron_lm.consumed_samples has {} entries; it has one "
-            "each for training, validation and test",
+            "[config] megatron_lm.consumed_samples must have one entry each "
+            "for training, validation and test, but has {}",
             samples->size()));
       }
       samples->resize(std::max(samples->size(), kNumSplits));
@@ -102,10 +102,10 @@ class MegatronLMResolution {
     if constexpr (std::is_arithmetic_v<Value>) {
       if (!field || *field >= least) return;
       complaints_.push_back(format(
-          "[config] megatron_lm.{} is {}; it is at least {}",
+          "[config] megatron_lm.{} must be at least {}, but is {}",
           name,
-          *field,
-          least));
+          least,
+          *field));
     }
   }
 

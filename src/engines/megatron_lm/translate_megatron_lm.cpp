@@ -163,7 +163,7 @@ TrainingRequest read_megatron_lm(
   if (sharding.cpu_offload && !shards) {
     throw ConfigError(
         "[parallel] optimizer_cpu_offload needs sharded optimizer state; set "
-        "use_distributed_optimizer, too");
+        "use_distributed_optimizer as well");
   }
   if (*found.gradient_clipping > 0)
     request.step.gradient_clipping = found.gradient_clipping;

@@ -206,7 +206,7 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
     settings.mark_read("use_parallelism_config");
     const auto given = static_cast<int>(*settings.integer(row.option));
     const bool is_from_code = options.*row.field || options.parallelism_config;
-    // Accelerate's launcher passes degrees of 1, too.
+    // Accelerate's launcher passes degrees of 1 as well.
     if (degree && *degree != given && given > 1 && !is_from_code) {
       complaints.push_back(format(
           "[parallel] {} is {} by Megatron-LM's settings, but {} is {}; leave "

@@ -210,7 +210,7 @@ void take_autotp_size(
     std::vector<std::string>& complaints) {
   const bool is_from_code =
       sources.parallel.tensor || sources.parallel.parallelism_config;
-  // Accelerate's launcher passes degrees of 1, too.
+  // Accelerate's launcher passes degrees of 1 as well.
   if (!degree || (*degree == 1 && !is_from_code)) degree = autotp_size;
   if (*degree == autotp_size) return;
   complaints.push_back(format(

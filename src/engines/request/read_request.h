@@ -31,9 +31,10 @@ struct RequestSources {
 /// throwing.
 TrainingRequest read_training_request(const RequestSources& sources);
 
-/// The same for a model with its own options. `degrees` are those of the other
-/// models, which fill in what the options leave unset; `shard_degree_is_given`
-/// says whether code or launcher gives the degree of sharding for them.
+/// Reads the settings for a model with its own options. `degrees` are those of
+/// the other models, which fill in what the options leave unset;
+/// `shard_degree_is_given` says whether code or launcher gives the degree of
+/// sharding for them.
 TrainingRequest read_model_request(
     const ModelOptions& options,
     const RequestSources& sources,

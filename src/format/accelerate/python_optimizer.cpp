@@ -209,7 +209,7 @@ class Converter {
   const StoredTensors& tensors_;
   const ScheduleEntries& entries_;
   const PythonClass& class_;
-  // By number.
+  // Names by number.
   std::vector<std::string> names_;
 };
 

@@ -43,7 +43,7 @@ class PendingCheckpoint {
   /// another program has taken the name since the save began; that program's
   /// checkpoint then stands.
   std::vector<std::string> commit(const Manifest& manifest);
-  /// The same without a manifest, for files in another program's layout, which
+  /// Commits without a manifest, for files in another program's layout, which
   /// must be durable.
   std::vector<std::string> commit();
 

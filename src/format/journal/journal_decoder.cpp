@@ -109,7 +109,7 @@ void JournalDecoder::read_scalars() {
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::uint64_t name = take_varint(rest_);
     if (name >= names_.size())
-      throw Error("[format] a journal has a figure without a name");
+      throw Error("[format] the journal is corrupt: a value has no name");
     scalars_.push_back(
         {static_cast<std::size_t>(name), take_value<double>(rest_)});
   }

@@ -83,7 +83,7 @@ throw_unusable(const fs::path& path, const char* what, int problem) {
       std::strerror(problem)));
 }
 
-// Others may write in the directory, too, so that links are not followed.
+// Others may write in the directory as well, so that links are not followed.
 int open_for_writing(const fs::path& path) {
   constexpr std::string_view kArea = "[files] ";
   try {

@@ -72,8 +72,8 @@ class JsonBuilder {
   std::vector<Open> open_;
 };
 
-// By itself a vector of pairs with constant names would copy all values, with
-// all that is in them, whenever it grows.
+// Without this, a vector of pairs with constant names would copy all values,
+// with all that is in them, whenever it grows.
 void make_room(JournalJson::object_t::Container& members) {
   if (members.size() < members.capacity()) return;
   JournalJson::object_t::Container larger;

@@ -24,7 +24,7 @@ namespace journal_kind {
 inline constexpr std::string_view kConfig = "config";
 inline constexpr std::string_view kHyperparameters = "hyperparameters";
 /// Values logged together if any of them is not a plain real number. The
-/// numbers among them are figures of that step, too; see figures_of().
+/// numbers among them are figures of that step as well; see figures_of().
 inline constexpr std::string_view kValues = "values";
 /// Figures of the machine: cpu_percent, process_mb, machine_mb, disk_read_mb,
 /// disk_write_mb, network_in_mb, network_out_mb, device.0.memory_mb, ...

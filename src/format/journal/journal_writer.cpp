@@ -35,8 +35,8 @@ bool is_all_zero(
 }
 
 // Whether the bytes from `begin` to `end` may be what a process or machine left
-// of a frame that it was writing when it died: its beginning, or, where the file
-// system had extended the file only, zeros.
+// of a frame that it was writing when it died: its beginning, or, where the
+// file system had extended the file only, zeros.
 bool is_torn_frame(
     const JournalReader& reader,
     std::uint64_t begin,
@@ -72,7 +72,7 @@ std::uint64_t place_of_next_frame(
   if (options.report) {
     options.report(format(
         "the last {} bytes of the journal {} are not a frame; they are "
-        "kept, and this run goes on after them",
+        "kept, and this run continues after them",
         size - end,
         path.string()));
   }
@@ -142,7 +142,7 @@ bool JournalWriter::is_full(std::size_t num_bytes) const {
       options_.most_waiting_bytes;
 }
 
-// Also wakes the thread when there is enough to write.
+// The thread is also woken when there is enough to write.
 bool JournalWriter::has_room(
     std::unique_lock<std::mutex>& lock,
     std::size_t num_bytes) {
@@ -227,7 +227,7 @@ void JournalWriter::run() {
   report_losses();
 }
 
-// What waited is lost now, too. There is nobody left to write it later.
+// What waited is lost now as well. There is nobody left to write it later.
 void JournalWriter::report_losses() const {
   std::uint64_t num_waiting = 0;
   for (const Frame& each : frames_) num_waiting += each.num_logged;
@@ -285,11 +285,12 @@ void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
 void JournalWriter::report(bool was_failing, int problem) const {
   if (!options_.report || was_failing == (problem != 0)) return;
   options_.report(
-      was_failing ? "the journal can be written again"
-                  : format(
-                        "the journal cannot be written: {}; training goes on, "
-                        "and what is logged waits in memory",
-                        std::strerror(problem)));
+      was_failing
+          ? "the journal can be written again"
+          : format(
+                "the journal cannot be written: {}; training continues, "
+                "and what is logged waits in memory",
+                std::strerror(problem)));
 }
 
 int JournalWriter::write_frame(const std::string& frame) {

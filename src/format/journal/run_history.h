@@ -62,7 +62,8 @@ class RunHistory {
   RunHistory& operator=(RunHistory&&) = default;
 
   /// Adds entries in journal order; may be called again for later ones. Takes
-  /// time in proportion to their number, and its logarithm, whatever is in them.
+  /// time in proportion to their number, and its logarithm, whatever is in
+  /// them.
   void add(const std::vector<JournalEntry>& entries);
   /// The functions below add single entries. What they change is seen once
   /// settle() has been called.
@@ -74,7 +75,7 @@ class RunHistory {
   void add_event(Event event);
   void settle();
 
-  /// By name; the points of each series are sorted by step.
+  /// Series by name; the points of each series are sorted by step.
   [[nodiscard]] const std::map<std::string, std::vector<Point>>& series()
       const {
     return series_;

@@ -97,7 +97,7 @@ class BoxReader::Lists {
   }
 
   // The calling thread counts as one. If a thread cannot be started, reading
-  // goes on with fewer.
+  // continues with fewer.
   void begin_threads(std::size_t count) {
     try {
       while (threads_.size() + 1 < count) {

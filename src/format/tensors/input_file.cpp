@@ -59,7 +59,7 @@ std::span<const std::byte> InputFile::bytes() const {
 const DirectReader::File& InputFile::direct() const {
   std::call_once(is_direct_open_, [this] {
     direct_.plain = file_;
-    // The same file, even if another one has taken its name.
+    // This path names the open file, even if another one has taken its name.
     const std::string same_file = format("/proc/self/fd/{}", file_);
     direct_.direct = open_descriptor(same_file.c_str(), O_RDONLY | O_DIRECT);
     if (direct_.direct >= 0) {

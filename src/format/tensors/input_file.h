@@ -61,7 +61,7 @@ class InputFile {
   /// Whether version_now() differs from when the file was opened or
   /// accept_changes() was called. Thread-safe.
   [[nodiscard]] bool has_changed() const;
-  /// The same, but ignores changes of its name, owner or mode.
+  /// Whether has_changed() for another reason than a new name, owner or mode.
   [[nodiscard]] bool was_written_to() const;
   /// Accepts the file as it is now; its chunks count as unverified. No other
   /// thread may be reading.
@@ -74,10 +74,10 @@ class InputFile {
   void require_read(int result) const;
   /// All bytes of the file, mapped on first use.
   [[nodiscard]] std::span<const std::byte> bytes() const;
-  /// For reads past the page cache; opened on first use. Its `direct` is
+  /// Serves reads past the page cache; opened on first use. Its `direct` is
   /// negative where the file system does not support them.
   [[nodiscard]] const DirectReader::File& direct() const;
-  /// For mapping ranges of the file.
+  /// Maps ranges of the file.
   [[nodiscard]] const MappableFile& mappable() const;
   /// Whether most pages of a range are in the page cache.
   [[nodiscard]] bool is_cached(std::uint64_t begin, std::uint64_t end) const;

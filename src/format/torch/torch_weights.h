@@ -21,8 +21,8 @@ StoredTensors stored_in_torch_file(
     const std::filesystem::path& file,
     const OnArray& on_array = {});
 
-/// The same for weights: a file that holds other values, but no tensors, is an
-/// error.
+/// Reads a file of weights: a file that holds other values, but no tensors, is
+/// an error.
 StoredTensors weights_in_torch_file(
     const std::filesystem::path& file,
     const OnArray& on_array = {});

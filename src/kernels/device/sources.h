@@ -13,7 +13,7 @@ struct KernelProgram {
   /// "NAME=VALUE".
   std::vector<std::string> definitions = {};
 
-  /// For messages: "float8_tile (VALUE=BFloat16, FORMAT=E4m3)".
+  /// The name in messages: "float8_tile (VALUE=BFloat16, FORMAT=E4m3)".
   [[nodiscard]] std::string text() const;
 };
 

@@ -222,8 +222,7 @@ NormalizedSum add_norm(
         residual.device() != input.device()) {
       complaints = format(
           "residual must be {} of shape {} on {}, as the input is, but is {} "
-          "of "
-          "shape {} on {}; ",
+          "of shape {} on {}; ",
           c10::toString(input.scalar_type()),
           input.sizes(),
           input.device(),

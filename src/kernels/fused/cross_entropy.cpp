@@ -76,7 +76,8 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
       const at::Tensor of_losses = context->saved_data["is_mean"].toBool()
           ? gradients[0] / saved[6]
           : gradients[0];
-      // In place, so that another backward notices that the logits are gone.
+      // Gradients replace the logits, so that another backward notices that the
+      // logits are gone.
       gradient = context->saved_data["overwrites"].toBool()
           ? logits.detach()
           : at::empty_like(logits);

@@ -24,7 +24,7 @@ struct RowTargets {
   double smoothing = 0;
   std::int64_t num_classes = 0;
 
-  /// The same for rows [first, first + count).
+  /// The targets of rows [first, first + count).
   [[nodiscard]] RowTargets rows(std::int64_t first, std::int64_t count) const;
   /// Sum of all class weights: a scalar, or undefined if all are 1.
   [[nodiscard]] at::Tensor total_of_classes() const;

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// After the bytes that identify the segment.
+// The header lies behind the bytes that identify the segment.
 constexpr std::size_t kHeaderOffset = 64;
 constexpr std::size_t kPagesOffset = 20480;
 constexpr std::size_t kPageAlignment = 4096;

@@ -44,7 +44,7 @@ class Board {
   [[nodiscard]] std::string ticket() const { return segment_.ticket(); }
 
   [[nodiscard]] const BoardHeader& header() const;
-  /// The same, for the values that change while ranks run.
+  /// The header, for the values that change while ranks run.
   [[nodiscard]] BoardHeader& shared_header() const;
   /// Adds a report for the ranks to read. Called by their monitor.
   void add_report(std::string_view text) const;

@@ -32,7 +32,7 @@ class StoreScope {
   ~StoreScope() { target_.version.store(version_ + 2, kRelease); }
 
   void store(const std::array<std::uint64_t, size>& words) {
-    // A reader that sees one of these sees the odd version, too.
+    // A reader that sees one of these sees the odd version as well.
     for (std::size_t i = 0; i < size; ++i)
       target_.words[i].store(words[i], kRelease);
   }

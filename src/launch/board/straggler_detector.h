@@ -19,7 +19,7 @@ struct StragglerReport {
   RankPhase phase = RankPhase::starting;
   std::uint32_t phase_us = 0;
   std::uint32_t others_phase_us = 0;
-  /// The same for all phases together.
+  /// The rank's time for all phases together.
   std::uint32_t step_us = 0;
   std::uint32_t others_step_us = 0;
 };

@@ -69,7 +69,7 @@ struct BegunProcess {
 };
 inline constexpr int kNotStarted = 127;
 
-/// The same as start_process(), without waiting for the program.
+/// Starts a process as start_process() does, without waiting for the program.
 BegunProcess begin_process(ProcessStart start);
 
 }  // namespace accelerate::detail

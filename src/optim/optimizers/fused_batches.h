@@ -32,7 +32,7 @@ class DenseCopies {
   static at::Tensor input(
       const at::Tensor& tensor,
       const at::Tensor& parameter);
-  /// The same for a tensor that the kernel changes.
+  /// Like input(), for a tensor that the kernel changes.
   at::Tensor output(const at::Tensor& tensor, const at::Tensor& parameter);
   /// Returns a copy if the parameter is a slice of a larger tensor.
   at::Tensor parameter(const at::Tensor& tensor);

@@ -28,14 +28,6 @@ void require_schedules(const LRSchedulers& schedules, const char* name) {
   }
 }
 
-StateDict with_schedules(StateDict state, const LRSchedulers& schedules) {
-  std::vector<StateDict> states;
-  for (const auto& schedule : schedules)
-    states.push_back(schedule->state_dict());
-  state.set("parts", std::move(states));
-  return state;
-}
-
 // Loads all schedules or none: if one fails, the others are unchanged.
 void load_schedules(const StateDict& state, const LRSchedulers& schedules) {
   const auto states = state.get<std::vector<StateDict>>("parts");
@@ -59,54 +51,15 @@ void load_schedules(const StateDict& state, const LRSchedulers& schedules) {
   }
 }
 
-// `restore_lrs` undoes changes to the learning rates made by a state that does
-// not fit.
-template <class RestoreLRs>
-void load_with_schedules(
-    LRScheduler& combined,
-    const StateDict& state,
-    const LRSchedulers& schedules,
-    RestoreLRs&& restore_lrs) {
-  const StateDict before = combined.LRScheduler::state_dict();
-  combined.LRScheduler::load_state_dict(state);
-  try {
-    load_schedules(state, schedules);
-  } catch (...) {
-    combined.LRScheduler::load_state_dict(before);
-    restore_lrs();
-    throw;
-  }
-}
-
 }  // namespace
 
-SequentialLR::SequentialLR(
-    std::vector<std::int64_t> milestones,
-    LRSchedulers schedules)
-    : milestones_(std::move(milestones)), schedules_(std::move(schedules)) {
-  require_schedules(schedules_, "SequentialLR");
-  if (milestones_.size() + 1 != schedules_.size()) {
-    throw ConfigError(format(
-        "[optim] SequentialLR was given {} milestones for {} schedules; there "
-        "must be one milestone between two schedules",
-        milestones_.size(),
-        schedules_.size()));
-  }
-  if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
-    throw ConfigError(
-        "[optim] the milestones of SequentialLR are not in ascending order");
-  }
-}
-SequentialLR::SequentialLR(
-    torch::optim::Optimizer& optimizer,
-    std::vector<std::int64_t> milestones,
-    LRSchedulers schedules)
-    : SequentialLR(std::move(milestones), std::move(schedules)) {
-  bind(optimizer);
+ComposedSchedule::ComposedSchedule(LRSchedulers schedules, const char* name)
+    : schedules_(std::move(schedules)), name_(name) {
+  require_schedules(schedules_, name_);
 }
 
-void SequentialLR::begin() {
-  if (schedules_.empty()) detail::throw_moved_from("SequentialLR");
+void ComposedSchedule::begin() {
+  if (schedules_.empty()) detail::throw_moved_from(name_);
   if (schedules_.front()->optimizer() != nullptr) {
     for (const auto& schedule : schedules_) {
       std::vector<double>& base = schedule->base_lrs_;
@@ -128,7 +81,57 @@ void SequentialLR::begin() {
   set_lrs(base_lrs_);
 }
 
-double SequentialLR::get_lr(const LRContext& at) const { return at.lr; }
+double ComposedSchedule::get_lr(const LRContext& at) const { return at.lr; }
+
+StateDict ComposedSchedule::state_dict() const {
+  StateDict state = LRScheduler::state_dict();
+  std::vector<StateDict> states;
+  for (const auto& schedule : schedules_)
+    states.push_back(schedule->state_dict());
+  state.set("parts", std::move(states));
+  return state;
+}
+
+void ComposedSchedule::load_state_dict(const StateDict& state) {
+  require_bound();
+  const std::vector<double> lrs = present_lrs();
+  const StateDict before = LRScheduler::state_dict();
+  LRScheduler::load_state_dict(state);
+  try {
+    load_schedules(state, schedules_);
+  } catch (...) {
+    LRScheduler::load_state_dict(before);
+    set_lrs(lrs);
+    throw;
+  }
+  // The schedules have set their own learning rates.
+  set_lrs(state.get<std::vector<double>>("last_lrs"));
+}
+
+SequentialLR::SequentialLR(
+    std::vector<std::int64_t> milestones,
+    LRSchedulers schedules)
+    : ComposedSchedule(std::move(schedules), "SequentialLR"),
+      milestones_(std::move(milestones)) {
+  if (milestones_.size() + 1 != schedules_.size()) {
+    throw ConfigError(format(
+        "[optim] SequentialLR was given {} milestones for {} schedules; there "
+        "must be one milestone between two schedules",
+        milestones_.size(),
+        schedules_.size()));
+  }
+  if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
+    throw ConfigError(
+        "[optim] the milestones of SequentialLR are not in ascending order");
+  }
+}
+SequentialLR::SequentialLR(
+    torch::optim::Optimizer& optimizer,
+    std::vector<std::int64_t> milestones,
+    LRSchedulers schedules)
+    : SequentialLR(std::move(milestones), std::move(schedules)) {
+  bind(optimizer);
+}
 
 void SequentialLR::apply() {
   const auto passed =
@@ -150,22 +153,8 @@ void SequentialLR::restart() {
   apply();
 }
 
-StateDict SequentialLR::state_dict() const {
-  return with_schedules(LRScheduler::state_dict(), schedules_);
-}
-
-void SequentialLR::load_state_dict(const StateDict& state) {
-  require_bound();
-  load_with_schedules(
-      *this, state, schedules_, [this, lrs = present_lrs()] { set_lrs(lrs); });
-  // The schedules have set their own learning rates.
-  set_lrs(state.get<std::vector<double>>("last_lrs"));
-}
-
 ChainedScheduler::ChainedScheduler(LRSchedulers schedules)
-    : schedules_(std::move(schedules)) {
-  require_schedules(schedules_, "ChainedScheduler");
-}
+    : ComposedSchedule(std::move(schedules), "ChainedScheduler") {}
 ChainedScheduler::ChainedScheduler(
     torch::optim::Optimizer& optimizer,
     LRSchedulers schedules)
@@ -181,29 +170,6 @@ std::optional<std::int64_t> ChainedScheduler::total_steps() const {
   }
   return least;
 }
-
-void ChainedScheduler::begin() {
-  if (schedules_.empty()) detail::throw_moved_from("ChainedScheduler");
-  if (schedules_.front()->optimizer() != nullptr) {
-    for (const auto& schedule : schedules_) {
-      std::vector<double>& base = schedule->base_lrs_;
-      // The optimizer has got groups.
-      base.insert(
-          base.end(),
-          base_lrs_.begin() + static_cast<std::ptrdiff_t>(base.size()),
-          base_lrs_.end());
-      schedule->begin();
-    }
-    return;
-  }
-  for (const auto& schedule : schedules_) {
-    set_lrs(base_lrs_);
-    schedule->bind(*optimizer());
-  }
-  set_lrs(base_lrs_);
-}
-
-double ChainedScheduler::get_lr(const LRContext& at) const { return at.lr; }
 
 void ChainedScheduler::apply() {
   for (const auto& schedule : schedules_) {
@@ -223,18 +189,6 @@ void ChainedScheduler::restart() {
   step_ = 0;
   set_lrs(base_lrs_);
   apply();
-}
-
-StateDict ChainedScheduler::state_dict() const {
-  return with_schedules(LRScheduler::state_dict(), schedules_);
-}
-
-void ChainedScheduler::load_state_dict(const StateDict& state) {
-  require_bound();
-  load_with_schedules(
-      *this, state, schedules_, [this, lrs = present_lrs()] { set_lrs(lrs); });
-  // The schedules have set their own learning rates.
-  set_lrs(state.get<std::vector<double>>("last_lrs"));
 }
 
 }  // namespace accelerate::optim

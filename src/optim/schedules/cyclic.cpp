@@ -33,7 +33,7 @@ OneCycleLR::OneCycleLR(OneCycleLROptions options)
       "optim", "the total_steps of OneCycleLR", options_.total_steps, 1);
   if (!(options_.pct_start >= 0 && options_.pct_start <= 1)) {
     throw ConfigError(format(
-        "[optim] the pct_start of OneCycleLR is {}; it is from 0 to 1",
+        "[optim] the pct_start of OneCycleLR must be from 0 to 1, but is {}",
         options_.pct_start));
   }
 }
@@ -135,8 +135,8 @@ void OneCycleLR::apply() {
 CyclicLR::CyclicLR(CyclicLROptions options) : options_(std::move(options)) {
   if (options_.step_size_up < 1 || options_.step_size_down.value_or(1) < 1) {
     throw ConfigError(format(
-        "[optim] CyclicLR was asked to rise in {} and fall in {} steps; both "
-        "are at least 1",
+        "[optim] step_size_up and step_size_down of CyclicLR must be at least "
+        "1, but are {} and {}",
         options_.step_size_up,
         options_.step_size_down.value_or(options_.step_size_up)));
   }

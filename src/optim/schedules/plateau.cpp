@@ -15,7 +15,7 @@ ReduceLROnPlateau::ReduceLROnPlateau(ReduceLROnPlateauOptions options)
     : options_(std::move(options)) {
   if (!(options_.factor < 1)) {
     throw ConfigError(format(
-        "[optim] the factor of ReduceLROnPlateau is {}; it is below 1",
+        "[optim] the factor of ReduceLROnPlateau must be below 1, but is {}",
         options_.factor));
   }
 }

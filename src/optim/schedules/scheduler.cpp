@@ -11,7 +11,8 @@ using accelerate::detail::format;
 
 namespace {
 
-// As many values as there are groups; those added since come from `present`.
+// Returns as many values as there are groups; those added since come from
+// `present`.
 std::vector<double> completed(
     std::vector<double> values,
     const std::vector<double>& present) {

@@ -45,10 +45,7 @@ std::int64_t require_positive(std::int64_t value, const char* name) {
 }
 
 void require_not_negative(std::int64_t value, const char* name) {
-  if (value < 0) {
-    throw ConfigError(
-        format("[optim] {} is {}; it is at least 0", name, value));
-  }
+  detail::require_at_least("optim", name, value, 0);
 }
 
 }  // namespace
@@ -138,7 +135,8 @@ ConstantLR::ConstantLR(const ConstantLROptions& options) : options_(options) {
   require_not_negative(options_.total_iters, "total_iters");
   if (!(options_.factor > 0 && options_.factor <= 1)) {
     throw ConfigError(format(
-        "[optim] the factor of ConstantLR is {}; it is above 0 and at most 1",
+        "[optim] the factor of ConstantLR must be above 0 and at most 1, but "
+        "is {}",
         options_.factor));
   }
 }
@@ -159,13 +157,13 @@ LinearLR::LinearLR(const LinearLROptions& options) : options_(options) {
   require_positive(options_.total_iters, "total_iters");
   if (!(options_.start_factor > 0 && options_.start_factor <= 1)) {
     throw ConfigError(format(
-        "[optim] the start_factor of LinearLR is {}; it is above 0 and at most "
-        "1",
+        "[optim] the start_factor of LinearLR must be above 0 and at most 1, "
+        "but is {}",
         options_.start_factor));
   }
   if (!(options_.end_factor >= 0 && options_.end_factor <= 1)) {
     throw ConfigError(format(
-        "[optim] the end_factor of LinearLR is {}; it is from 0 to 1",
+        "[optim] the end_factor of LinearLR must be from 0 to 1, but is {}",
         options_.end_factor));
   }
 }

@@ -50,7 +50,7 @@ at::Tensor as_matrices(const at::Tensor& columns, std::int64_t head_size) {
       .transpose(0, 1);
 }
 
-// The same as batch x heads x positions x elements.
+// Columns as batch x heads x positions x elements.
 at::Tensor by_head(const at::Tensor& columns, std::int64_t head_size) {
   return columns.unflatten(-1, {-1, head_size}).permute({1, 2, 0, 3});
 }

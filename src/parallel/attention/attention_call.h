@@ -63,7 +63,8 @@ class AttentionCall final : public GateKeeper,
   double dropout_p_ = 0;
   std::uint64_t seed_ = 0;
   double divisor_ = 1;
-  /// After dropout, unless they are exchanged: batch heads x queries x keys.
+  /// The weights after dropout, unless they are exchanged: batch heads x
+  /// queries x keys.
   at::Tensor weights_;
 };
 

@@ -116,8 +116,7 @@ void Projection::append(GatedCall& call) {
     throw ConfigError(format(
         "[parallel] \"{}\" joins its projections in a way that this LibTorch's "
         "torch::nn::MultiheadAttention was not known to; set context and "
-        "tensor "
-        "to 1",
+        "tensor to 1",
         part_.layer->name));
   }
   const ComputedHeads heads = part_.heads();

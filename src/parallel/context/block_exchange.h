@@ -60,8 +60,8 @@ class BlockExchange {
   std::vector<at::Tensor> packed_;
   KeyValueRotation rotation_;
   std::function<std::int64_t(int, int)> num_positions_;
-  /// From the current step, whose messages to others may be unfinished, to the
-  /// last one begun.
+  /// Transfers from the current step, whose messages to others may be
+  /// unfinished, to the last one begun.
   std::deque<Transfer> transfers_;
   std::vector<at::Tensor> current_;
   int begun_ = 0;

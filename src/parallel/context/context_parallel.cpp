@@ -125,8 +125,7 @@ at::Tensor shift_labels(
   if (dim < -labels.dim() || dim >= labels.dim()) {
     throw ConfigError(format(
         "[parallel] shift_labels() was given {} dimensions, and dimension {} "
-        "of "
-        "them; give that of the sequence",
+        "of them; give that of the sequence",
         labels.dim(),
         dim));
   }

@@ -17,7 +17,7 @@ std::uint64_t scrambled(std::uint64_t state) {
   return state ^ (state >> 31U);
 }
 
-// In [0, 1), with the 53 bits of a double.
+// A number in [0, 1), with the 53 bits of a double.
 double uniform(std::uint64_t bits) {
   return static_cast<double>(bits >> 11U) * 0x1.0p-53;
 }

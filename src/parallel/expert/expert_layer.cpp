@@ -64,7 +64,7 @@ struct ExpertListImpl : torch::nn::Module {
           results.back().sizes(),
           by_expert[e].sizes()));
     }
-    // On a rank without experts, backward must reach the tokens, too.
+    // Backward must reach the tokens on a rank without experts as well.
     return results.empty() ? tokens * 1 : at::cat(results);
   }
 
@@ -125,7 +125,7 @@ void check_layer(const ExpertLayerOptions& options) {
       !options.make_shared_expert) {
     complaints.emplace_back(
         "[parallel] shared_expert_gate was given without a shared expert; give "
-        "shared_mlp or make_shared_expert, too");
+        "shared_mlp or make_shared_expert as well");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }

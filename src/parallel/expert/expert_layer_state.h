@@ -17,7 +17,7 @@ namespace accelerate::detail {
 struct ExpertRanks {
   /// The ranks that hold the layer's experts.
   Group experts = {};
-  /// The same ranks, for exchanging tokens.
+  /// How `experts` exchange tokens.
   TokenRoute route = {};
   /// Ranks that have slices of each expert.
   Group split = {};

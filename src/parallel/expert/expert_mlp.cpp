@@ -10,6 +10,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "comm/autograd/region.h"
 
@@ -56,10 +57,11 @@ at::Tensor bias_of_tokens(
 }  // namespace
 
 void check_mlp(const ExpertMlpOptions& options) {
-  if (options.intermediate_size > 0) return;
-  throw ConfigError(format(
-      "[parallel] the intermediate_size of experts is {}; it is at least 1",
-      options.intermediate_size));
+  detail::require_at_least(
+      "parallel",
+      "the intermediate_size of experts",
+      options.intermediate_size,
+      1);
 }
 
 at::Tensor activate(const at::Tensor& tensor, ExpertActivation activation) {
@@ -122,8 +124,8 @@ ExpertMlpImpl::ExpertMlpImpl(
     : num_experts_(num_experts), hidden_size_(hidden_size), options_(options) {
   if (num_experts < 1 || hidden_size < 1) {
     throw ConfigError(detail::format(
-        "[parallel] experts were asked for with hidden_size {} and num_experts "
-        "{}; both are at least 1",
+        "[parallel] hidden_size and num_experts of experts must be at least 1, "
+        "but are {} and {}",
         hidden_size,
         num_experts));
   }
@@ -169,8 +171,8 @@ at::Tensor ExpertMlpImpl::forward(
       static_cast<std::int64_t>(counts.size()) != up_proj.size(0)) {
     throw ConfigError(detail::format(
         "[parallel] an ExpertMlp of {} experts was given tokens of shape {} "
-        "and "
-        "counts {}; it takes one count per expert, which add up to the rows",
+        "and counts {}; it takes one count per expert, which add up to the "
+        "rows",
         up_proj.size(0),
         tokens.sizes(),
         at::IntArrayRef(counts)));

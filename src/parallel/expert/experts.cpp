@@ -261,7 +261,7 @@ class Experts final : public Strategy {
   int num_split_ranks_;
   SlicedParameters divided_;
   SlicedParameters split_;
-  /// On the tensors of trained parameters.
+  /// Hooks on the tensors of trained parameters.
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
   /// Divided parameters that were always frozen so far.
   std::vector<at::Tensor> unscaled_;

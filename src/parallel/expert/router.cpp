@@ -25,8 +25,8 @@ void check_capacity(
     std::vector<std::string>& complaints) {
   if (!factor || (std::isfinite(*factor) && *factor > 0)) return;
   complaints.push_back(format(
-      "[parallel] {} is {}; it is above 0, or unset for experts that take all "
-      "tokens",
+      "[parallel] {} must be above 0, or unset for experts that take all "
+      "tokens, but is {}",
       name,
       *factor));
 }
@@ -38,31 +38,30 @@ void check_router(
   std::vector<std::string> complaints;
   if (hidden_size < 1 || num_experts < 1) {
     complaints.push_back(format(
-        "[parallel] a router was asked for with hidden_size {} and num_experts "
-        "{}; both are at least 1",
+        "[parallel] a router's hidden_size and num_experts must be at least 1, "
+        "but are {} and {}",
         hidden_size,
         num_experts));
   } else if (options.top_k < 1 || options.top_k > num_experts) {
     complaints.push_back(format(
-        "[parallel] top_k is {}, but there are {} experts; it is 1 to {}",
-        options.top_k,
+        "[parallel] top_k must be from 1 to {}, the number of experts, but is "
+        "{}",
         num_experts,
-        num_experts));
+        options.top_k));
   }
   check_capacity("capacity_factor", options.capacity_factor, complaints);
   check_capacity(
       "eval_capacity_factor", options.eval_capacity_factor, complaints);
   if (options.min_capacity < 0) {
     complaints.push_back(format(
-        "[parallel] min_capacity is {}; it is at least 0",
+        "[parallel] min_capacity must be at least 0, but is {}",
         options.min_capacity));
   }
   if (!(options.balance_loss >= 0) || !(options.z_loss >= 0) ||
       !(options.noise_scale >= 0) || !(options.weight_scale > 0)) {
     complaints.push_back(format(
-        "[parallel] a router was given balance_loss {}, z_loss {}, noise_scale "
-        "{} and weight_scale {}; the first three are at least 0, the last is "
-        "above 0",
+        "[parallel] a router's balance_loss, z_loss and noise_scale must be at "
+        "least 0 and its weight_scale above 0, but they are {}, {}, {} and {}",
         options.balance_loss,
         options.z_loss,
         options.noise_scale,
@@ -70,8 +69,8 @@ void check_router(
   }
   if (options.noise == RouterNoise::jitter && options.noise_scale >= 1) {
     complaints.push_back(format(
-        "[parallel] noise_scale is {}, with which jitter could turn inputs "
-        "around; it is below 1",
+        "[parallel] noise_scale must be below 1, or jitter could turn inputs "
+        "around, but is {}",
         options.noise_scale));
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));

@@ -17,8 +17,8 @@
 
 namespace accelerate::detail {
 
-struct RowsUnderWay : torch::CustomClassHolder {
-  RowsUnderWay(TokenRoute way, RowCounts rows)
+struct TokenExchangeState : torch::CustomClassHolder {
+  TokenExchangeState(TokenRoute way, RowCounts rows)
       : route(std::move(way)), counts(std::move(rows)) {}
 
   TokenRoute route;
@@ -29,14 +29,14 @@ struct RowsUnderWay : torch::CustomClassHolder {
   at::Tensor arriving = {};
   at::Device device = at::kCPU;
   /// The gradients being sent back.
-  c10::intrusive_ptr<RowsUnderWay> gradients = nullptr;
+  c10::intrusive_ptr<TokenExchangeState> gradients = nullptr;
 };
 
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using UnderWay = c10::intrusive_ptr<RowsUnderWay>;
+using UnderWay = c10::intrusive_ptr<TokenExchangeState>;
 
 // A rank that gets no tokens from another can be this many exchanges ahead of
 // it.
@@ -52,7 +52,7 @@ std::vector<std::int64_t> with_num_rows(
 
 // Sends rows, and returns memory for the incoming ones, which is filled when
 // receive_rows() returns.
-at::Tensor send_rows(RowsUnderWay& exchange, const at::Tensor& rows) {
+at::Tensor send_rows(TokenExchangeState& exchange, const at::Tensor& rows) {
   const Group& group = exchange.route.group;
   const RowCounts& counts = exchange.counts;
   exchange.device = rows.device();
@@ -89,7 +89,7 @@ at::Tensor send_rows(RowsUnderWay& exchange, const at::Tensor& rows) {
   return exchange.arriving;
 }
 
-at::Tensor receive_rows(RowsUnderWay& exchange) {
+at::Tensor receive_rows(TokenExchangeState& exchange) {
   exchange.messages->wait();
   exchange.messages.reset();
   const at::Tensor arrived = std::exchange(exchange.arriving, {});
@@ -105,7 +105,7 @@ void require_first_derivative() {
 }
 
 UnderWay exchange_of(const AutogradContext& context) {
-  return c10::static_intrusive_pointer_cast<RowsUnderWay>(
+  return c10::static_intrusive_pointer_cast<TokenExchangeState>(
       context.saved_data.at("exchange").toCapsule());
 }
 
@@ -153,7 +153,7 @@ struct FinishRows : torch::autograd::Function<FinishRows> {
       const variable_list& gradients) {
     require_first_derivative();
     const UnderWay exchange = exchange_of(*context);
-    exchange->gradients = c10::make_intrusive<RowsUnderWay>(
+    exchange->gradients = c10::make_intrusive<TokenExchangeState>(
         exchange->route, exchange->counts.reversed());
     send_rows(*exchange->gradients, gradients[0]);
     return {gradients[0], at::Tensor()};
@@ -170,7 +170,7 @@ void TokenExchange::begin(const at::Tensor& rows) {
     begun_ = rows;
     return;
   }
-  under_way_ = c10::make_intrusive<RowsUnderWay>(route_, counts_);
+  under_way_ = c10::make_intrusive<TokenExchangeState>(route_, counts_);
   // A leaf on every rank makes all ranks run the backward.
   at::Tensor anchor;
   {

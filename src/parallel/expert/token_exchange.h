@@ -29,7 +29,7 @@ struct RowCounts {
 };
 
 /// Rows in transit, until TokenExchange::finish().
-struct RowsUnderWay;
+struct TokenExchangeState;
 
 /// An all-to-all of rows whose counts are known only at run time. `rows`: those
 /// for the first rank, then those for the second, and so on; rows x features.
@@ -52,7 +52,7 @@ class TokenExchange {
   TokenRoute route_;
   RowCounts counts_;
   bool trains_;
-  c10::intrusive_ptr<RowsUnderWay> under_way_;
+  c10::intrusive_ptr<TokenExchangeState> under_way_;
   at::Tensor begun_;
 };
 

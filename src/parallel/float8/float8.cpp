@@ -197,8 +197,8 @@ class Float8 final : public Strategy, public StrategyState {
 
   void after_load() override { forget_weights(); }
 
-  /// By layer: "scale" [roles], "amax_history" [roles, length] from the place
-  /// of the current step to the newest value, and "num_updates".
+  /// State by layer: "scale" [roles], "amax_history" [roles, length] from the
+  /// place of the current step to the newest value, and "num_updates".
   [[nodiscard]] SharedStates shared_states() const override {
     settle_scales();
     SharedStates states;

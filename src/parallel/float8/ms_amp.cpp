@@ -30,8 +30,7 @@ class MsAmp final : public Strategy {
         .join_complaint =
             "[parallel] the ranks of a model that trains by MS-AMP's recipe "
             "agree on scales of gradients at each step, so all of them need "
-            "all "
-            "steps; use even_batches, or another recipe",
+            "all steps; use even_batches, or another recipe",
         .lomo_complaint =
             "[parallel] lomo_backward() keeps no gradients, but MS-AMP's "
             "recipe "

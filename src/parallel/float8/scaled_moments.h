@@ -41,7 +41,7 @@ class ScaledMoments {
     at::Tensor max_exp_avg_sq;
   };
 
-  /// By the state of a parameter, while it is packed.
+  /// Scales by the state of a parameter, while it is packed.
   std::unordered_map<const void*, Scales> scales_;
 };
 

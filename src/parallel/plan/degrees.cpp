@@ -72,7 +72,7 @@ Degrees choose_degrees(
     const std::optional<int>& degree = training.degree(row.axis);
     if (degree && *degree < 1) {
       complaints.push_back(format(
-          "[parallel] {} is {}; a degree is at least 1",
+          "[parallel] the degree {} must be at least 1, but is {}",
           name_of(row.axis),
           *degree));
     } else if (row.axis == Axis::replicate && !degree) {

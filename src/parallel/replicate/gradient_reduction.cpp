@@ -191,10 +191,9 @@ std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
       !(power.min_compression_rate > 0) ||
       !(power.orthogonalization_epsilon >= 0)) {
     return format(
-        "[parallel] PowerSGD was given matrix_approximation_rank {}, "
-        "start_power_sgd_iter {}, min_compression_rate {}, "
-        "orthogonalization_epsilon {}; they are at least 1, at least 0, above "
-        "0, at least 0",
+        "[parallel] PowerSGD's matrix_approximation_rank must be at least 1, "
+        "start_power_sgd_iter at least 0, min_compression_rate above 0 and "
+        "orthogonalization_epsilon at least 0, but they are {}, {}, {} and {}",
         power.matrix_approximation_rank,
         power.start_power_sgd_iter,
         power.min_compression_rate,

@@ -17,8 +17,8 @@ class PendingGradients {
   /// parameters, which outlive the object.
   void begin_backward(const std::vector<at::Tensor>& parameters);
   void end_backward(const std::vector<at::Tensor>& parameters);
-  /// Called after a backward of whose beginning nobody knew: every gradient that
-  /// a parameter has may come from it.
+  /// Called after a backward of whose beginning nobody knew: every gradient
+  /// that a parameter has may come from it.
   void add_backward(const std::vector<at::Tensor>& parameters);
   /// Called if the parameters are others from here on.
   void take(const std::vector<at::Tensor>& parameters);
@@ -41,7 +41,7 @@ class PendingGradients {
 
   bool had_backward_ = false;
   std::vector<State> before_;
-  /// By parameter; empty if none has changed.
+  /// One entry per parameter; empty if none has changed.
   std::vector<bool> changed_;
 };
 

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// The same in all builds, unlike std::hash.
+// Unlike std::hash, this is the same in all builds.
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (const char letter : text) {

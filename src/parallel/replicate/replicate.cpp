@@ -236,7 +236,7 @@ class Replicate final : public Strategy,
     return count == 0 || count == averager->rows().tensors.size();
   }
 
-  // Functions of the program's own can compute sparse gradients, too.
+  // Functions of the program's own can compute sparse gradients as well.
   void require_dense_gradients() const {
     for (const Parameter& row : table_->rows()) {
       const at::Tensor& gradient = row.tensor.grad();

@@ -50,7 +50,7 @@ class SparseGradients {
   };
 
   std::vector<at::Tensor> parameters_;
-  /// By parameter.
+  /// One entry per parameter.
   std::vector<Averaged> averaged_;
 };
 

@@ -104,7 +104,7 @@ std::unique_ptr<Strategy> make_shard(
 std::unique_ptr<Strategy> make_shard_of_one(const ShardOptions& options);
 /// Returns the reasons why some functions cannot be used with a sharded model.
 StrategyTraits refusals_of_shard();
-/// Like make_shard() above, with traffic other than messages between hosts.
+/// Makes a shard as above, with traffic other than messages between hosts.
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options,

@@ -96,7 +96,7 @@ class ShardUnit {
   std::shared_ptr<BlockPool> pool_;
   State state_ = State::full;
   bool is_in_reshard_group_ = false;
-  /// From start_open() to close().
+  /// True from start_open() to close().
   bool is_open_ = false;
 };
 

@@ -27,7 +27,7 @@ struct ShardedParameter {
   /// Dtype in which gradients are reduced; unset: their own.
   std::optional<at::ScalarType> reduce_dtype;
   std::int64_t version_when_opened = 0;
-  /// Without a gate: the memory of `full` once the model is prepared.
+  /// Where there is no gate: the memory of `full` once the model is prepared.
   const void* memory = nullptr;
 
   /// Like row_begins, for the ranks of the reshard group; and the rows that

@@ -150,7 +150,7 @@ class PlanInference {
   // it can.
   std::string obstacle_to(const Entry& entry, std::int64_t dim) const {
     if (const Entry* const other = sharer_of(entry))
-      return format("\"{}\" uses its weight, too", other->name);
+      return format("\"{}\" uses its weight as well", other->name);
     const at::Tensor& weight = linear_of(entry)->weight;
     if (weight.size(dim) >= num_ranks_) return {};
     return format(
@@ -237,7 +237,7 @@ class PlanInference {
       decide(
           attention,
           std::nullopt,
-          format("\"{}\" uses its weights, too", other->name));
+          format("\"{}\" uses its weights as well", other->name));
     } else if (
         attention.module->as<nn::MultiheadAttentionImpl>()
             ->options.embed_dim() < num_ranks_) {
@@ -436,7 +436,7 @@ class PlanInference {
       decide(
           entry,
           std::nullopt,
-          format("\"{}\" uses its weight, too", sharer_of(entry)->name));
+          format("\"{}\" uses its weight as well", sharer_of(entry)->name));
     } else if (rows < num_ranks_) {
       decide(
           entry,

@@ -66,8 +66,7 @@ void SplitPlanner::split_attention(const ColwiseParallel& style) {
   if (style.num_heads != 0 || !style.projections.empty()) {
     return complain(
         "is a MultiheadAttention, which knows its heads; leave out num_heads "
-        "and "
-        "projections");
+        "and projections");
   }
   const SplitProduct product{false, style.input_layouts, style.output_layouts};
   if (is_replicated(product.output)) {

@@ -364,8 +364,7 @@ void SplitKeeper::require_slice(GatedCall& call) {
           "[parallel] {} takes \"{}\" of shape {}, of which this rank has a "
           "slice of shape {}, and tensor parallelism knows how to do only "
           "products with its transpose, convolutions and embeddings on slices; "
-          "leave module "
-          "\"{}\" out of parallelize_plan",
+          "leave module \"{}\" out of parallelize_plan",
           call.operation().operator_name().name,
           split->split.name,
           at::IntArrayRef(split->global_shape),

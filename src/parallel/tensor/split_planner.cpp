@@ -253,9 +253,8 @@ void SplitPlanner::require_heads(
     std::int64_t size) {
   if (heads < num_ranks_) {
     return complain(format(
-        "has {} heads, which cannot be divided over {} ranks; give a number "
-        "of heads that is at least theirs, or leave it out and gather "
-        "results "
+        "has {} heads, which cannot be divided over {} ranks; give a number of "
+        "heads that is at least theirs, or leave it out and gather results "
         "(output_layouts Replicate)",
         heads,
         num_ranks_));
@@ -360,7 +359,7 @@ void SplitPlanner::assign(
   use = wanted;
 }
 
-// For split_attention.cpp.
+// This is what split_attention.cpp calls.
 template void SplitPlanner::assign(
     const SplitParameter& split,
     std::optional<SplitProduct>& use,

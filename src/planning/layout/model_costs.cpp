@@ -77,8 +77,8 @@ TransformerShape complete_shape(TransformerShape shape) {
   if (shape.num_layers < 1 || shape.hidden_size < 1 || shape.num_heads < 1 ||
       shape.vocabulary < 1) {
     throw ConfigError(format(
-        "[planning] a transformer of {} layers, hidden size {}, {} heads and a "
-        "vocabulary of {} was to be planned; each is at least 1",
+        "[planning] num_layers, hidden_size, num_heads and vocabulary must be "
+        "at least 1, but are {}, {}, {} and {}",
         shape.num_layers,
         shape.hidden_size,
         shape.num_heads,
@@ -103,8 +103,7 @@ TransformerShape complete_shape(TransformerShape shape) {
   if (is_wrong && shape.num_experts + shape.top_k > 0) {
     throw ConfigError(format(
         "[planning] a transformer with {} experts, {} per token, of size {} "
-        "was "
-        "to be planned; a token uses 1 to all of them",
+        "was to be planned; a token uses 1 to all of them",
         shape.num_experts,
         shape.top_k,
         shape.expert_intermediate_size));

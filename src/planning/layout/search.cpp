@@ -204,7 +204,7 @@ std::string layout_complaint(
       layout.expert > 0 && layout.context > 0 && layout.tensor > 0 &&
       layout.pipeline > 0 && layout.micro_batch > 0 &&
       layout.num_micro_batches > 0 && layout.num_chunks > 0;
-  if (!is_positive) return "each number of a layout is at least 1";
+  if (!is_positive) return "each number of a layout must be at least 1";
   if (layout.num_ranks() != options.num_ranks) {
     return format(
         "the layout has {} ranks, but there are {}",
@@ -284,11 +284,10 @@ void check_options(const LayoutPlanOptions& options) {
   if (!is_wrong) return;
   throw ConfigError(format(
       "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "
-      "per sample and {} per step; these, degrees and num_simulated are at "
-      "least "
-      "1, speeds and memory are above 0, usable_memory is at most 1, latencies "
-      "are at least 0, the imbalance of experts is at least 1, and "
-      "layer_slowdowns are in ascending order of tokens",
+      "per sample and {} per step; these, degrees and num_simulated must be at "
+      "least 1, speeds and memory above 0, usable_memory at most 1, latencies "
+      "at least 0, the imbalance of experts at least 1, and layer_slowdowns in "
+      "ascending order of tokens",
       options.num_ranks,
       cluster.ranks_per_node,
       options.sequence_length,

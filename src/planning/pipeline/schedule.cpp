@@ -30,8 +30,8 @@ void require_sizes(
     int num_chunks) {
   if (num_ranks < 1 || num_micro_batches < 1 || num_chunks < 1) {
     throw ConfigError(format(
-        "[planning] a pipeline of {} ranks with {} chunks each and {} "
-        "micro-batches is not possible; each number is at least 1",
+        "[planning] a pipeline's ranks, chunks per rank and micro-batches must "
+        "be at least 1, but are {}, {} and {}",
         num_ranks,
         num_chunks,
         num_micro_batches));

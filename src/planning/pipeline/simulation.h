@@ -13,7 +13,8 @@ struct PipelineTimes {
   double forward = 1;
   double backward_input = 1;
   double backward_weight = 1;
-  /// From the end of a stage to the start of the next one on another rank.
+  /// Seconds from the end of a stage to the start of the next one on another
+  /// rank.
   double transfer = 0;
   /// Factors per stage; empty: 1 for all.
   std::vector<double> stage_factors = {};
@@ -46,10 +47,11 @@ std::vector<int> most_kept(const PipelineSchedule& schedule);
 
 /// Amounts that a stage keeps per micro-batch, in any unit.
 struct PipelineKept {
-  /// From the forward to the backward, or to the gradient of the input.
+  /// The time from the forward to the backward, or to the gradient of the
+  /// input.
   double activations = 1;
-  /// From the gradient of the input to the gradients of weights, where a
-  /// schedule postpones them.
+  /// The time from the gradient of the input to the gradients of weights, where
+  /// a schedule postpones them.
   double for_weights = 1;
 };
 

@@ -24,7 +24,7 @@ struct Replay {
   double time = 0;
   /// Per rank, in order, without empty spans.
   std::vector<std::vector<ReplaySpan>> ranks;
-  /// By kind of message: total seconds that messages are in flight.
+  /// Per kind of message, total seconds that messages are in flight.
   std::map<std::string, double> travelling;
   /// Why the programs cannot end; empty if they do.
   std::string deadlock;

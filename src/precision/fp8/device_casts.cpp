@@ -22,7 +22,7 @@ constexpr std::int64_t kTile = 64;
 constexpr std::int64_t kThreads = 256;
 constexpr std::int64_t kRowsOfBlock = 64;
 
-// As in float8_tile.cu.
+// The values are those of float8_tile.cu.
 enum ScaleKind : int { given_scale, amax_of_all, amax_of_columns };
 
 std::int64_t pieces(std::int64_t size, std::int64_t piece) {
@@ -42,7 +42,7 @@ class DeviceCast {
         rows_(matrix.size(0)),
         columns_(matrix.size(1)) {}
 
-  /// With one scale for all, or one per column.
+  /// Casts with one scale for all, or one per column.
   std::optional<Float8Matrix> cast_tiles(
       const at::Tensor& scales,
       ScaleKind kind,
@@ -304,8 +304,7 @@ bool has_cast(
     if (!found->second) {
       note_missing_kernels(format(
           "[kernels] casts of {} to {} on {} must have the results of "
-          "LibTorch's "
-          "operators, but have others, or are missing",
+          "LibTorch's operators, but have others, or are missing",
           c10::toString(tensor.scalar_type()),
           c10::toString(dtype),
           tensor.device()));

@@ -112,7 +112,7 @@ struct Float8Layer : torch::CustomClassHolder {
       std::int64_t dim,
       Role role,
       const OperandUse& use) const;
-  /// The same for the layer's weight, whose casts are kept until it changes.
+  /// Casts the layer's weight, whose casts are kept until it changes.
   [[nodiscard]] MeasuredMatrix cast_weight(
       const at::Tensor& matrix,
       const DynamicCast& how,
@@ -134,14 +134,15 @@ struct Float8Layer : torch::CustomClassHolder {
 
   std::string name;
   Float8Rules rules;
-  /// By product.
+  /// One entry per product.
   std::array<std::atomic<Float8Multiplier::Way>, kNumProducts> ways;
-  /// By role; empty without delayed scaling.
+  /// One entry per role; empty without delayed scaling.
   std::vector<std::unique_ptr<DelayedTensor>> delayed;
   /// False if the weight's memory comes and goes.
   bool keeps_weight = false;
   std::function<void(const std::string&)> warn = nullptr;
-  /// By role: how ranks divide the matrix; empty if each has all of it.
+  /// How ranks divide the matrix of each role; empty if each rank has all of
+  /// it.
   std::array<std::vector<MatrixDivision>, kNumRoles> divisions;
   /// Returns whether this thread computes with only some positions of a
   /// sequence, so that other ranks have other rows of inputs and of output

@@ -28,13 +28,13 @@ struct Uses {
   bool trains_weight = false;
   /// True if anything gets a gradient.
   bool has_backward = false;
-  /// True if this forward's amaxes count although no backward follows.
+  /// True if this forward updates the amax history even without a backward.
   bool counts_at_once = false;
   /// See Float8Layer::has_positions.
   bool of_positions = false;
 };
 
-/// In which form the input is kept for the gradient of the weight.
+/// The form in which the input is kept for the gradient of the weight.
 enum class KeptInput : std::int64_t { none, full, cast, cast_along_rows };
 
 KeptInput kept_input(const Float8Rules& rules, bool trains_weight) {

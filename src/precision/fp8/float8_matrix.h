@@ -38,14 +38,14 @@ using RoundingSeed = std::optional<std::uint32_t>;
 struct Float8Matrix {
   /// [rows, columns].
   at::Tensor values;
-  /// In fp32: the factors of the values before the cast; broadcastable to the
+  /// The factors, in fp32, of the values before the cast; broadcastable to the
   /// matrix, except for blocks, where one dimension has one element per
   /// kMxBlockSize of the matrix.
   at::Tensor scale;
   /// The dimension along which blocks extend; unset for other granularities.
   std::optional<std::int64_t> block_dim = std::nullopt;
-  /// [columns, rows], dense: the transposed values, if they were asked for and a
-  /// kernel wrote them in the same pass; else undefined.
+  /// [columns, rows], dense: the transposed values, if they were asked for and
+  /// a kernel wrote them in the same pass; else undefined.
   at::Tensor transposed_values = {};
 
   /// Returns values / scale in fp32. Strides are those of the values.
@@ -89,10 +89,9 @@ struct MatrixDivision {
   std::function<void(const at::Tensor& amax)> agree;
 };
 
-/// The same for a part of a matrix, with the scales of the whole matrix: ranks
-/// agree on the amaxes of values that they divide. Blocks are the part's own,
-/// which match those of the whole matrix if part sizes are multiples of
-/// kMxBlockSize.
+/// Casts a part of a matrix with the scales of the whole matrix: ranks agree on
+/// the amaxes of values that they divide. Blocks are the part's own, which
+/// match those of the whole matrix if part sizes are multiples of kMxBlockSize.
 Float8Matrix cast_with_others(
     const at::Tensor& matrix,
     const DynamicCast& cast,
@@ -123,8 +122,8 @@ MeasuredMatrix cast_and_measure(
     RoundingSeed seed = std::nullopt,
     bool also_transposed = false);
 
-/// Like cast_dynamically(), by LibTorch's operators, for devices without
-/// kernels.
+/// Casts as cast_dynamically() does, by LibTorch's operators, for devices
+/// without kernels.
 Float8Matrix cast_by_operators(
     const at::Tensor& matrix,
     const DynamicCast& cast,

@@ -97,7 +97,7 @@ Float8Rules float8_rules_of(const TERecipeKwargs& recipe) {
   return rules;
 }
 
-// The same at both levels.
+// Both levels of MS-AMP have these rules.
 Float8Rules float8_rules_of(const MSAMPRecipeKwargs& /*recipe*/) {
   const DynamicCast forward{kE4m3, Float8Granularity::tensorwise, true};
   const DynamicCast backward{kE5m2, Float8Granularity::tensorwise, true};

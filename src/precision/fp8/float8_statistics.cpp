@@ -23,8 +23,8 @@ constexpr std::array<std::string_view, Float8Statistics::kNumRoles> kRoleNames{
 constexpr std::array<std::string_view, Float8Statistics::kNumProducts>
     kProductNames{"forward", "grad_input", "grad_weight"};
 
-// By how much, relative to a format's largest value, a value can exceed it and
-// still be rounded to it: half of the last step.
+// Half of a format's last step relative to its largest value: a value that
+// exceeds the largest by less is rounded to it.
 double rounding_of_largest(Float8Format type) {
   const bool has_three_bits =
       type == Float8Format::e4m3fn || type == Float8Format::e4m3fnuz;

@@ -32,7 +32,7 @@ MeasuredMatrix host_cast_and_measure(
     float scale,
     RoundingSeed seed);
 
-/// For contiguous values.
+/// Casts contiguous values.
 at::Tensor host_dequantize(const Float8Matrix& matrix);
 
 /// Returns the scale for an amax.

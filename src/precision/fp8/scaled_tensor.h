@@ -29,7 +29,7 @@ at::Tensor powers_of_2_for(const at::Tensor& amax, at::ScalarType dtype);
 /// amax, rounding to nearest even. Does not wait for the device.
 ScaledTensor cast_scaled(const at::Tensor& tensor, at::ScalarType dtype);
 
-/// The same with a given scale; values beyond the range saturate.
+/// Casts with a given scale; values beyond the range saturate.
 ScaledTensor cast_scaled(
     const at::Tensor& tensor,
     at::ScalarType dtype,

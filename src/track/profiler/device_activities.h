@@ -21,7 +21,7 @@ struct DeviceActivity {
   std::int64_t resource = 0;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
-  /// The same for a launch and for what it launched; 0 if there is none.
+  /// A number that a launch shares with what it launched; 0 if there is none.
   std::uint64_t correlation = 0;
 };
 

@@ -121,7 +121,7 @@ void ProfileSession::step() {
 
 void ProfileSession::end() {
   if (std::exchange(has_ended_, true)) return;
-  // The handler may throw; what is recorded has an end then, too.
+  // The handler may throw; what is recorded has an end then as well.
   struct Unlisten {
     StepSlot& slot;
     ~Unlisten() { slot.listener = nullptr; }
@@ -152,7 +152,8 @@ void ProfileSession::transit(
     report_new_steps();
     call_handler();
   } else if (was_warming_up && !next) {
-    // LibTorch's profiler ends a warm-up with a cycle in which nothing happened.
+    // LibTorch's profiler ends a warm-up with a cycle in which nothing
+    // happened.
     start_cycle();
     stop_cycle();
   }

@@ -33,7 +33,7 @@ NativeThread native_thread_here();
 struct RecordedEvent {
   std::string name;
   EventKind kind = EventKind::op;
-  /// Only of parts.
+  /// Set only for parts.
   StepPart part = StepPart::data;
   /// Ends on another thread or after what follows it, as communication does, so
   /// it does not nest.
@@ -72,7 +72,7 @@ struct EventNode {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   std::size_t parent = kNone;
-  /// Without the events inside.
+  /// The time without the events inside.
   std::int64_t self_ns = 0;
   std::int64_t memory_bytes = 0;
   std::int64_t self_memory_bytes = 0;

@@ -210,8 +210,8 @@ std::unique_ptr<GeneralTracker> make_dvclive(const TrackerRequest& request) {
     options.dvc_yaml = *arguments.text("dvcyaml");
     if (options.dvc_yaml.filename() != "dvc.yaml") {
       throw ConfigError(format(
-          "[trackers] dvclive's dvcyaml is \"{}\"; it is the path of a file "
-          "called dvc.yaml",
+          "[trackers] dvclive's dvcyaml must be the path of a file called "
+          "dvc.yaml, but is \"{}\"",
           options.dvc_yaml.string()));
     }
     if (fs::exists(options.dvc_yaml)) {

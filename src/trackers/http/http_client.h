@@ -22,7 +22,7 @@ struct HttpClientOptions {
   double timeout_seconds = 120;
   /// Number of retries of requests that fail for a transient reason.
   int most_retries = 4;
-  /// Before the n-th retry, factor * 2^(n-1) seconds pass.
+  /// The factor of waits: before the n-th retry, factor * 2^(n-1) seconds pass.
   double backoff_factor = 1;
   /// How long it may wait altogether.
   std::shared_ptr<const TrackerPatience> patience =

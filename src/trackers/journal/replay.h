@@ -12,13 +12,13 @@ namespace accelerate::detail {
 
 /// What a journal contains for trackers.
 struct RecordedRun {
-  /// As given to init_trackers(); empty if it was not called.
+  /// The name given to init_trackers(); empty if it was not called.
   std::string project;
   /// When the first process began, in seconds since 1970.
   double begin = 0;
   /// The configuration from all processes; for equal names, the later value.
   TrackedValues config;
-  /// In the order in which they were logged, with their times and steps.
+  /// Replays entries in logging order, with their original times and steps.
   std::vector<TrackedItem> items;
 };
 

@@ -314,8 +314,8 @@ std::vector<MlflowText> tags_of(
     const ParsedJson parsed = parse_json(*text);
     if (!parsed.complaint.empty() || !parsed.value.is_object()) {
       throw ConfigError(format(
-          "[trackers] MLflow's tags (MLFLOW_TAGS or the argument tags) are "
-          "{}; they are a JSON object such as {{\"team\": \"vision\"}}",
+          "[trackers] MLflow's tags (MLFLOW_TAGS or the argument tags) must be "
+          "a JSON object such as {{\"team\": \"vision\"}}, but are {}",
           printable(*text)));
     }
     for (const auto& [name, each] : parsed.value.items()) {
@@ -327,8 +327,8 @@ std::vector<MlflowText> tags_of(
       tags.push_back({each.name, each.value.str()});
   } else if (value) {
     throw ConfigError(format(
-        "[trackers] mlflow's tags are {}; they are named values, or a JSON "
-        "object as a string",
+        "[trackers] mlflow's tags must be named values, or a JSON object as a "
+        "string, but are {}",
         printable(value->str())));
   }
   for (MlflowText& each : tags) {

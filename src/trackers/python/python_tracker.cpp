@@ -245,8 +245,8 @@ std::unique_ptr<GeneralTracker> make_python_tracker(
       options.python = *each.value.text();
     } else {
       throw ConfigError(format(
-          "[trackers] {}'s \"python\" is {}; it is the path or name of an "
-          "interpreter",
+          "[trackers] {}'s \"python\" must be the path or name of an "
+          "interpreter, but is {}",
           package,
           printable(each.value.str())));
     }

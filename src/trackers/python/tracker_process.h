@@ -20,7 +20,7 @@ struct TrackerProcessOptions {
   Environment environment;
   /// How long the process may take to answer.
   std::chrono::seconds longest_wait{300};
-  /// The same for all of a run's trackers.
+  /// The patience that all of a run's trackers share.
   std::shared_ptr<const TrackerPatience> patience =
       std::make_shared<TrackerPatience>();
 };
@@ -43,8 +43,8 @@ class TrackerProcess {
   /// ended, does not answer in time, or answers without end; both end the
   /// process.
   std::string ask(std::string_view line);
-  /// The same for the last line: packages upload what is left then, which may
-  /// take as long as `longest_wait`.
+  /// Like ask(), for the last line: packages upload what is left then, which
+  /// may take as long as `longest_wait`.
   std::string ask_last(std::string_view line);
   /// Waits until the process exits by itself; kills it if that takes too long.
   void wait();

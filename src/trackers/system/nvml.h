@@ -21,7 +21,8 @@ class Nvml {
   Nvml& operator=(const Nvml&) = delete;
   ~Nvml();
 
-  /// In the driver's order; figures of devices that do not answer are 0.
+  /// Devices in the driver's order; figures of devices that do not answer are
+  /// 0.
   [[nodiscard]] std::vector<DeviceFigures> devices() const;
 
  private:

@@ -11,14 +11,14 @@ namespace accelerate::detail {
 
 // Each function returns a Summary message with one value, for EventFile::add().
 
-/// As a float, which is what TensorBoard's dashboard shows.
+/// A scalar as a float, which is what TensorBoard's dashboard shows.
 std::string scalar_summary(std::string_view tag, double value);
 
-/// As a tensor, which keeps all digits if `is_double`.
+/// A scalar as a tensor, which keeps all digits if `is_double`.
 std::string
 tensor_scalar_summary(std::string_view tag, double value, bool is_double);
 
-/// For the text dashboard, which reads Markdown; its tags end in
+/// A summary for the text dashboard, which reads Markdown; its tags end in
 /// "/text_summary".
 std::string text_summary(std::string_view tag, std::string_view text);
 

@@ -52,11 +52,11 @@ void require_wandb_name(std::string_view what, const std::string& name) {
     return;
   }
   throw ConfigError(format(
-      "[trackers] wandb: the {} is \"{}\"; it has 1 to 128 characters, none of "
-      "them one of {}, and no spaces around it",
+      "[trackers] wandb: the {} must have 1 to 128 characters, none of them "
+      "one of {}, and no spaces around it, but is \"{}\"",
       what,
-      printable(name),
-      kForbidden));
+      kForbidden,
+      printable(name)));
 }
 
 std::vector<std::string> wandb_tags(
@@ -72,8 +72,8 @@ TrackedValues wandb_config(const KeywordArguments& arguments) {
   if (!config) return {};
   if (!config->map()) {
     throw ConfigError(
-        "[trackers] wandb's init_kwargs: \"config\" has no names; it is named "
-        "values");
+        "[trackers] wandb's init_kwargs: \"config\" must be named values, but "
+        "has no names");
   }
   return *config->map();
 }

@@ -93,6 +93,21 @@ void read_float8(
   if (options.fp8_attention != Float8Attention::none) ignore("fp8_attention");
 }
 
+// Checks the options even where no scaler is needed.
+std::optional<GradScaler> make_scaler(
+    const GradScalerOptions& options,
+    Precision precision,
+    const World& world) {
+  if (precision != Precision::fp16) {
+    const GradScaler checked(options);
+    return std::nullopt;
+  }
+  return GradScaler(
+      options,
+      world.device(),
+      world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
+}
+
 // The precision that code and launcher ask for, which an engine may change.
 Precision requested_precision(
     const AcceleratorOptions& options,
@@ -172,6 +187,26 @@ void record_choices(
   }
 }
 
+PlanRequest plan_request_of(
+    const AcceleratorOptions& options,
+    const std::vector<AddedTechnique>& added,
+    const World& world,
+    const Environment& environment,
+    TrainingRequest training) {
+  const bool has_masters =
+      options.master_weights || training.precision.master_weights;
+  return {
+      .training = std::move(training),
+      .replicate = options.parallel.replicate_options,
+      .master_weights = has_masters,
+      .keep_freed_blocks = options.keep_freed_blocks,
+      .heap_is_tuned = environment.has("MALLOC_MMAP_THRESHOLD_"),
+      .num_ranks = world.size(),
+      .num_local_ranks = world.local_size(),
+      .device = world.device(),
+      .added = added};
+}
+
 // Collects what has no effect: for the engine, for the plan, or beside a
 // DeepSpeed configuration.
 void collect_ignored(Decisions& decisions) {
@@ -234,25 +269,21 @@ Decisions decide(
       .num_local_ranks = world.local_size(),
       .settings = settings,
       .environment = environment};
-  decisions.plan_request = {
-      .training = read_training_request(decisions.request_sources),
-      .replicate = options.parallel.replicate_options,
-      .master_weights = options.master_weights,
-      .keep_freed_blocks = options.keep_freed_blocks,
-      .heap_is_tuned = environment.has("MALLOC_MMAP_THRESHOLD_"),
-      .num_ranks = world.size(),
-      .num_local_ranks = world.local_size(),
-      .device = world.device(),
-      .added = added};
-  if (decisions.plan_request.training.precision.master_weights)
-    decisions.plan_request.master_weights = true;
+  decisions.plan_request = plan_request_of(
+      options,
+      added,
+      world,
+      environment,
+      read_training_request(decisions.request_sources));
   apply_precision_of_engine(decisions);
   if (auto complaint =
           precision_complaint(decisions.precision, world.device())) {
     complaints.push_back(*complaint);
   }
-  note_complaints(
-      complaints, [&] { const GradScaler checked(options.grad_scaler); });
+  note_complaints(complaints, [&] {
+    decisions.scaler =
+        make_scaler(options.grad_scaler, decisions.precision, world);
+  });
   note_complaints(
       complaints, [&] { require_valid(options.project_configuration); });
   note_complaints(complaints, [&] {

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <accelerate/accelerator_options.h>
+#include <accelerate/grad_scaler.h>
 #include <accelerate/world.h>
 
 #include "config/settings.h"
@@ -15,6 +17,8 @@ namespace accelerate::detail {
 struct Decisions {
   Precision precision = Precision::no;
   int window = 1;
+  /// Set for fp16.
+  std::optional<GradScaler> scaler;
   RequestSources request_sources;
   PlanRequest plan_request;
   ParallelPlan plan;

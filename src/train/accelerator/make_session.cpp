@@ -33,17 +33,6 @@ ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
   return project;
 }
 
-std::optional<GradScaler> make_scaler(
-    const GradScalerOptions& options,
-    Precision precision,
-    const World& world) {
-  if (precision != Precision::fp16) return std::nullopt;
-  return GradScaler(
-      options,
-      world.device(),
-      world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
-}
-
 std::unique_ptr<RunTracking> make_tracking(
     const AcceleratorOptions& options,
     const Session& session,
@@ -150,7 +139,6 @@ std::shared_ptr<Session> make_session(
   const std::optional<double> max_gradient_norm =
       training.step.gradient_clipping;
   Mesh mesh(world, decisions.plan.degrees);
-  auto scaler = make_scaler(options.grad_scaler, decisions.precision, world);
   auto session = std::make_shared<Session>(Session{
       .clock = StepClock(decisions.window),
       .loading =
@@ -174,7 +162,7 @@ std::shared_ptr<Session> make_session(
            .keep_casts = options.keep_casts,
            .fused_optimizers = options.fused_optimizers},
       .scaling = {
-          .scaler = std::move(scaler),
+          .scaler = std::move(decisions.scaler),
           .max_gradient_norm = max_gradient_norm}});
   session->prepared.step_watch = std::make_shared<StepWatch>();
   session->prepared.step_counts = std::make_shared<StepCounts>();

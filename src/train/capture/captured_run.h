@@ -19,9 +19,10 @@ struct Session;
 
 /// What a replay does on the host, and the numbers that it gives the kernels.
 struct HostWork {
-  /// In order, before the kernels are launched; some write to `numbers`.
+  /// What runs, in order, before the kernels are launched; some write to
+  /// `numbers`.
   std::vector<std::function<void()>> before = {};
-  /// After they were launched.
+  /// What runs after they were launched.
   std::vector<std::function<void()>> after = {};
   std::shared_ptr<std::vector<float>> numbers =
       std::make_shared<std::vector<float>>();

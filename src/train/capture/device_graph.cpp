@@ -24,7 +24,8 @@ class RegisteredGraph final : public DeviceGraph {
       : graph_(at::create_graph_impl(type)) {}
   ~RegisteredGraph() override { RegisteredGraph::reset(); }
 
-  // Other threads (the loaders' workers) may go on allocating pinned memory.
+  // Other threads (the loaders' workers) may continue to allocate pinned
+  // memory.
   void begin(c10::MempoolId_t pool) override {
     graph_->capture_begin(pool, at::GraphCaptureMode::ThreadLocal);
     is_open_ = true;
@@ -109,7 +110,7 @@ class CudaGraph final : public DeviceGraph {
 
   void begin(c10::MempoolId_t pool) override {
     // cudaStreamCaptureModeThreadLocal: other threads (the loaders' workers)
-    // may go on allocating pinned memory.
+    // may continue to allocate pinned memory.
     constexpr int kThreadLocal = 1;
     f_.begin(memory_.data(), pool, kThreadLocal);
     is_open_ = true;

@@ -184,7 +184,7 @@ void save_on_machines(ElasticRun& run, const Accelerator& accelerator) {
         LogLevel::warning,
         "train",
         format(
-            "the ranks go on from the state before this step: {}",
+            "the ranks resume from the state before this step: {}",
             error.what()));
   }
 }
@@ -212,7 +212,7 @@ void warn_of_unkept_state(
 // memory are caught.
 void keep_state(ElasticRun& run, const Accelerator& accelerator) {
   constexpr const char* kConsequence =
-      "a state was not kept in memory, and training goes on without it";
+      "a state was not kept in memory, and training continues without it";
   saver_of(accelerator).wait();
   if (run.kept.machines != nullptr) return begin_on_machines(run, accelerator);
   try {
@@ -240,7 +240,7 @@ void save_before_resizing(ElasticRun& run, const Accelerator& accelerator) {
     warn_of_unkept_state(
         run,
         accelerator,
-        "the ranks go on from the state before this step",
+        "the ranks resume from the state before this step",
         error);
   }
 }
@@ -333,7 +333,7 @@ void tell_of_lost_state(
       LogLevel::warning,
       "train",
       format(
-          "{}; going on from {}",
+          "{}; resuming from {}",
           run.kept.machines->lost(),
           paths.empty()               ? "the beginning"
               : paths.front().empty() ? "the newest checkpoint of the project"

@@ -93,7 +93,7 @@ void MachineStates::load(
         LogLevel::info,
         "train",
         format(
-            "going on from state {} in memory, which other machines have kept",
+            "resuming from state {} in memory, which other machines have kept",
             number_of(name).value_or(0)));
     return;
   }
@@ -108,7 +108,7 @@ void MachineStates::load(
       LogLevel::warning,
       "train",
       format(
-          "going on from state {} in memory; its part came back to {}",
+          "resuming from state {} in memory; its part came back to {}",
           number_of(name).value_or(0),
           join(fetched, ", to ")));
 }

@@ -147,7 +147,7 @@ class BlockAllocator final : public c10::Allocator {
 // Set once, when it becomes LibTorch's allocator; outlives all tensors.
 std::atomic<BlockAllocator*> registered{nullptr};
 
-// Also works while a plan counts a thread's allocations.
+// This also works while a plan counts a thread's allocations.
 bool is_default_allocator() {
   c10::Allocator* const fallback = c10::GetDefaultCPUAllocator();
   return uncounted_cpu_allocator() == fallback &&

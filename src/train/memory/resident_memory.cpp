@@ -86,7 +86,7 @@ ResidentMemory::Block ResidentMemory::take(
   return block;
 }
 
-// As in freed_blocks.cpp.
+// Places a block as freed_blocks.cpp does.
 ResidentMemory::Block ResidentMemory::place(std::int64_t num_bytes) {
   using From = Block::From;
   const auto size = static_cast<std::size_t>(num_bytes);

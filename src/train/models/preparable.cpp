@@ -49,8 +49,7 @@ void require_watchable(
   if (requested.is_owned || can_watch(*requested.optimizer)) return;
   complaints.push_back(format(
       "[train] argument {} of prepare() is an optimizer whose options are {}, "
-      "a "
-      "class of the program's own, so that its handle could not tell when it "
+      "a class of the program's own, so that its handle could not tell when it "
       "is destroyed; move it in as a std::unique_ptr, or share it as a "
       "std::shared_ptr",
       requested.position,

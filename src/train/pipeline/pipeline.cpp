@@ -13,6 +13,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
 #include "comm/mesh.h"
@@ -151,10 +152,7 @@ PipelineSchedule schedule_of(
   const bool needs_many = kind == detail::PipelineScheduleKind::dual_pipe_v;
   const int count = options.num_micro_batches.value_or(
       needs_many ? num_ranks * num_chunks : num_ranks);
-  if (count < 1) {
-    throw ConfigError(
-        format("[pipeline] num_micro_batches is {}; it is at least 1", count));
-  }
+  detail::require_at_least("pipeline", "num_micro_batches", count, 1);
   return detail::make_pipeline_schedule(kind, num_ranks, count, num_chunks);
 }
 

@@ -9,6 +9,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "train/pipeline/pipeline_state.h"
 
@@ -44,11 +45,8 @@ void require_tokens(
         tokens.defined() ? format("{}", tokens.sizes())
                          : std::string("an undefined tensor")));
   }
-  if (options.max_new_tokens < 0) {
-    throw ConfigError(format(
-        "[pipeline] max_new_tokens is {}; it is at least 0",
-        options.max_new_tokens));
-  }
+  detail::require_at_least(
+      "pipeline", "max_new_tokens", options.max_new_tokens, 0);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct Pipeline::State {
   Model<torch::nn::Module> model;
   detail::PipelineExecutor executor;
   detail::TiedGradients tied;
-  /// By number of micro-batches.
+  /// Schedules by number of micro-batches.
   std::map<int, detail::PipelineSchedule> schedules = {};
   /// Chunks whose last backward of the current step has begun.
   std::set<int> completed_chunks = {};

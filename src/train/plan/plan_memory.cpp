@@ -108,7 +108,7 @@ void require_on_cpu(const torch::nn::Module& module) {
   }
 }
 
-// As in the shared memory transport's layout.h.
+// This is as in the shared memory transport's layout.h.
 constexpr std::int64_t kMessageSlotBytes = 256 << 10;
 
 /// The traces with which cases are simulated.

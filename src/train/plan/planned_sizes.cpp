@@ -6,7 +6,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// As in host_unshard.cpp.
+// This is as in host_unshard.cpp.
 constexpr std::int64_t kSmallParameter = 32 << 10;
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// As in unshard_schedule.cpp and average_gradients.h.
+// These are as in unshard_schedule.cpp and average_gradients.h.
 constexpr std::size_t kKeptUnits = 2;
 constexpr std::int64_t kMessageBytes = 25 << 20;
 

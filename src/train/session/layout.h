@@ -26,7 +26,7 @@ struct SettingsReport {
 
 /// The settings in force, and how they divide the training.
 struct SessionLayout {
-  /// With their origins.
+  /// Settings with their origins.
   Settings settings;
   SettingsReport report = {};
   /// The plan for models without their own options.

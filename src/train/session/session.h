@@ -66,7 +66,7 @@ void count_backward(Session& session);
 void finish_step(PreparedOptimizer& optimizer);
 /// Finds out whether a deferred step was skipped, and finishes or undoes it.
 void settle_step(PreparedOptimizer& optimizer);
-/// The same for all optimizers.
+/// Settles the steps of all optimizers.
 void settle_steps(const Session& session);
 /// Marks its gradients as used or dropped; returns whether there were any.
 bool use_gradients(PreparedOptimizer& optimizer);
@@ -103,8 +103,8 @@ void report_settings_without_effect(Session& session);
 /// be prepared: "the model again".
 [[noreturn]] void throw_released(std::string_view what);
 
-/// Throws ConfigError inside join_uneven_inputs. `what` names the operation that
-/// needs all ranks.
+/// Throws ConfigError inside join_uneven_inputs. `what` names the operation
+/// that needs all ranks.
 void require_no_join(const Session& session, std::string_view what);
 
 inline bool is_accumulating(const PreparedOptimizer& optimizer) {

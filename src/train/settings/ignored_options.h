@@ -14,7 +14,7 @@ namespace accelerate::detail {
 /// The options of an Accelerator, and the launcher's settings for them, that
 /// have no effect: those known from Accelerate that nothing here acts on, and
 /// those for another precision than the one in force. Throws ConfigError for
-/// those that Accelerate would refuse, too.
+/// those that Accelerate would refuse as well.
 std::vector<IgnoredSetting> options_without_effect(
     const AcceleratorOptions& options,
     const Settings& settings,

@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "train/capture/captured_run.h"
 #include "train/session/session.h"
@@ -129,11 +130,8 @@ void require_same_weighting(
       session.layout.plan_request.training.step.weighs_by_items;
   if (options.num_items && weighs_by_items)
     detail::require_no_join(session, "backward() with num_items counts");
-  if (options.num_items.value_or(0) < 0) {
-    throw ConfigError(format(
-        "[train] backward() was given num_items {}; it is at least 0",
-        *options.num_items));
-  }
+  detail::require_at_least(
+      "train", "num_items of backward()", options.num_items.value_or(0), 0);
   if (clock.window() == 1 || clock.serial() == 0 || clock.length() == 1) return;
   if (!weighs_by_items) return;
   const bool had_items =

@@ -30,7 +30,7 @@ using detail::Parameter;
 /// Rows of the models' tables, and unsharded rows for other tensors.
 struct Rows {
   std::vector<detail::PlacedParameter> all;
-  /// Without rows that another pipeline stage also has and counts.
+  /// The norm leaves out rows that another pipeline stage also has and counts.
   std::vector<detail::PlacedParameter> counted;
   std::vector<std::unique_ptr<Parameter>> own;
 };

@@ -20,7 +20,7 @@ void settle_scale(Session& session);
 
 /// Unscales the gradients that await a step of this optimizer, once.
 void unscale(Session& session, PreparedOptimizer& optimizer);
-/// The same for every optimizer that steps on any of `parameters`.
+/// Unscales the gradients of every optimizer that steps on any of `parameters`.
 void unscale_parameters(
     Session& session,
     const std::vector<at::Tensor>& parameters);

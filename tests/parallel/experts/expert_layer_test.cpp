@@ -337,7 +337,7 @@ TEST(ExpertLayer, RefusesWhatMakesNoSense) {
   refuse(options, "without a shared expert");
   options = options_of(4);
   options.mlp->intermediate_size = 0;
-  refuse(options, "intermediate_size of experts is 0");
+  refuse(options, "intermediate_size of experts must be at least 1");
   expect_error<ConfigError>(
       [] {
         ExpertLayer layer(ExpertLayerOptions{

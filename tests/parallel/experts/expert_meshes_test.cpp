@@ -39,9 +39,8 @@ TEST(ExpertMesh, RefusesDegreesThatDivideNothing) {
   EXPECT_EQ(
       complaint({1, 2, 2, 3, 1, 1}, 4),
       "[parallel] expert is 3, but the experts are divided among the ranks "
-      "that "
-      "read different data, replicate (2) x shard (2) = 4; set expert to a "
-      "divisor of 4");
+      "that read different data, replicate (2) x shard (2) = 4; set expert to "
+      "a divisor of 4");
   EXPECT_EQ(
       complaint({1, 3, 4, 6, 1, 1}, 12),
       "[parallel] expert is 6 and shard 4, so that ranks with the same expert "

@@ -118,14 +118,17 @@ TEST(Router, RefusesWhatMakesNoSense) {
   const auto refuse = [](const RouterOptions& options, const char* phrase) {
     expect_error<ConfigError>([&] { Router(8, 4, options); }, phrase);
   };
-  refuse({.top_k = 5}, "top_k is 5, but there are 4 experts; it is 1 to 4");
-  refuse({.top_k = 0}, "top_k is 0");
-  refuse({.capacity_factor = 0}, "capacity_factor is 0; it is above 0");
-  refuse({.eval_capacity_factor = -1}, "eval_capacity_factor is -1");
-  refuse({.min_capacity = -1}, "min_capacity is -1");
-  refuse({.balance_loss = -1}, "balance_loss -1");
+  refuse(
+      {.top_k = 5},
+      "top_k must be from 1 to 4, the number of experts, but is 5");
+  refuse({.top_k = 0}, "the number of experts, but is 0");
+  refuse({.capacity_factor = 0}, "capacity_factor must be above 0");
+  refuse({.eval_capacity_factor = -1}, "eval_capacity_factor must be above 0");
+  refuse({.min_capacity = -1}, "min_capacity must be at least 0, but is -1");
+  refuse({.balance_loss = -1}, "but they are -1, ");
   refuse({.noise = RouterNoise::jitter, .noise_scale = 1}, "turn inputs");
-  expect_error<ConfigError>([] { Router(0, 4); }, "hidden_size 0");
+  expect_error<ConfigError>(
+      [] { Router(0, 4); }, "at least 1, but are 0 and 4");
 }
 
 Routing routing_of(const Tensor& experts, const Tensor& weights) {

@@ -80,11 +80,12 @@ PackedInputs
 packed_inputs(const float* x, std::int64_t num_inputs, std::int64_t columns);
 
 /// A product of inputs with some rows of a matrix:
-/// out[i * out_stride + row] = sum over k of input i, column k * matrix[row, k].
+/// out[i * out_stride + row] = sum over k of input i, column k * matrix[row,
+/// k].
 struct RowProduct {
   /// packed_inputs(); for multiply_4bit(), inputs_for_4bit() of the same set.
   const float* x = nullptr;
-  /// At most kMostInputs.
+  /// Number of inputs, at most kMostInputs.
   std::int64_t num_inputs = 0;
   std::int64_t begin = 0;  ///< the first row
   std::int64_t end = 0;

@@ -11,7 +11,8 @@ namespace accelerate::detail {
 
 namespace {
 
-/// For processors without dedicated kernels, using the compiler's vector types.
+/// Kernels for processors without dedicated ones, using the compiler's vector
+/// types.
 struct PortableRowKernels {
   typedef float Floats __attribute__((vector_size(16)));
   static constexpr int kGroup = kGroupColumns;

@@ -39,8 +39,9 @@ class Dispatcher {
 
   /// Adds stored values to those of the module and `state_dict`.
   void add_stored(const StoredTensors& tensors) { stored_.add(tensors); }
-  /// Like add_stored(), but trusts the stored codes to be those of the module's
-  /// quantized weights. Otherwise files of codes are compared and rewritten.
+  /// Adds weights as add_stored() does, but trusts the stored codes to be those
+  /// of the module's quantized weights. Otherwise files of codes are compared
+  /// and rewritten.
   void add_stored_codes(const StoredTensors& tensors);
 
   /// Finds the values of weights placed on disk and writes missing ones to the

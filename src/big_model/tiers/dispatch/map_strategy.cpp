@@ -21,8 +21,7 @@ DeviceMap infer_auto_device_map(
   } else if (strategy != "sequential") {
     throw ConfigError(detail::format(
         "[big_model] \"{}\" is not a strategy for a device map: there are "
-        "auto, "
-        "balanced, balanced_low_0 and sequential",
+        "auto, balanced, balanced_low_0 and sequential",
         detail::printable(strategy)));
   }
   return infer_auto_device_map(model, options);

@@ -79,7 +79,7 @@ at::Tensor BufferPool::make(std::int64_t num_bytes) const {
       made =
           at::empty({size}, at::TensorOptions(at::kByte).pinned_memory(true));
     } catch (const std::exception&) {
-      // Devices can copy from pageable memory, too.
+      // Devices can copy from pageable memory as well.
     }
   }
   if (!made.defined()) {

@@ -66,7 +66,7 @@ std::uint64_t num_bytes_of(const at::Tensor& tensor);
 
 /// A unit's values on the device that computes with it.
 struct FetchedUnit {
-  /// In the order of WeightUnit::tensors.
+  /// One entry per tensor, in the order of WeightUnit::tensors.
   std::vector<at::Tensor> values;
   /// Buffer that holds the values; undefined if they have their own memory.
   at::Tensor buffer = {};

@@ -176,7 +176,7 @@ void ReductionEncoding::encode(
     // A byte view shares memory, and the bytes of a bool are 0 or 1.
     plain = plain.view(at::kByte);
   } else if (dtype_ == at::kUInt64) {
-    // The same 64 bits: sums, products and bit operations are equal modulo
+    // The 64 bits are kept: sums, products and bit operations are equal modulo
     // 2^64; order needs the sign bit flipped.
     plain = plain.view(at::kLong);
     flips_sign_ = op_ == ReduceOp::min || op_ == ReduceOp::max;

@@ -294,9 +294,10 @@ class GlooTransport final : public Transport {
   GlooDevice device_;
 };
 
-// On busy machines, Gloo (LibTorch 2.11, 2.15) sometimes loses a connection
-// while making it: one rank fails at once, the others wait for it. All ranks
-// have arrived by now, so the timeout is short, and they retry together.
+// Where machines are busy, Gloo (LibTorch 2.11, 2.15) sometimes loses a
+// connection while making it: one rank fails at once, the others wait for it.
+// All ranks have arrived by now, so the timeout is short, and they retry
+// together.
 std::shared_ptr<Connection> GlooTransport::connect(
     const ConnectRequest& request) {
   constexpr int kAttempts = 4;

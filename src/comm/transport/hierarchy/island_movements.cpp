@@ -96,7 +96,8 @@ void IslandOperations::all_gather(
   exchange_blocks(
       rows,
       blocks,
-      // The same on all islands, though their own blocks may differ in size.
+      // This number is equal on all islands, though their own blocks may differ
+      // in size.
       num_lanes(static_cast<std::int64_t>(rows.nbytes() / islands().count())));
 }
 

@@ -28,8 +28,8 @@ class SharedMemoryTransport final : public Transport {
   [[nodiscard]] const TransportFacts& facts() const override;
   [[nodiscard]] std::shared_ptr<Connection> connect(
       const ConnectRequest& request) override;
-  /// The same as connect(). Throws CannotShareMemory, with the reason, on all
-  /// ranks of the group if any rank cannot share.
+  /// Connects the group as connect() does. Throws CannotShareMemory, with the
+  /// reason, on all ranks of the group if any rank cannot share.
   [[nodiscard]] std::shared_ptr<SharedMemoryConnection> share(
       const ConnectRequest& request) const;
   [[nodiscard]] std::optional<std::string> describe_failure(

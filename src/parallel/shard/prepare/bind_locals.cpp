@@ -70,7 +70,7 @@ void bind_locals(
     for (at::Tensor& parameter : group.params()) {
       const Parameter* row = table.find(parameter);
       if (row == nullptr) continue;
-      // A slice that replaces the full parameter has its own state, too.
+      // A slice that replaces the full parameter has its own state as well.
       if (row->local.is_same(row->tensor) && row->layout.is_unsharded())
         continue;
       const auto state = states.find(parameter.unsafeGetTensorImpl());

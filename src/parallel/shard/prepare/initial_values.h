@@ -18,8 +18,8 @@ namespace accelerate::detail {
 /// The values of parameters when a strategy shards them: those of the first
 /// rank of their `replica_group`, whose coordinates are 0 on all axes that do
 /// not split the parameter yet. If some rank built its model without memory,
-/// each rank is sent only its own box; if the first rank did, too, there are no
-/// values yet, and boxes are zeros.
+/// each rank is sent only its own box; if the first rank did as well, there are
+/// no values yet, and boxes are zeros.
 class InitialValues {
  public:
   /// Collective among the ranks that hold the rows of `table`.
@@ -38,8 +38,8 @@ class InitialValues {
       Axis axis,
       std::int64_t dim,
       const std::vector<std::int64_t>& begins) const;
-  /// The same along dimension 0, where rank r gets the rows in ranges[r], one
-  /// range after another; a copy.
+  /// The part along dimension 0 of this rank, where rank r gets the rows in
+  /// ranges[r], one range after another; a copy.
   [[nodiscard]] at::Tensor own_rows(
       const Parameter& row,
       Axis axis,
@@ -57,7 +57,7 @@ class InitialValues {
   enum class Origin { rank_0_to_all, rank_0_to_shards, nowhere };
 
   Mesh mesh_;
-  /// By name.
+  /// Origins by name.
   std::map<std::string, Origin> origins_;
 };
 

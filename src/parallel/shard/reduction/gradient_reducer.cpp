@@ -51,17 +51,17 @@ void GradientReducer::send(std::size_t unit, std::size_t place) {
 }
 
 void GradientReducer::take(std::size_t unit, std::size_t place) {
-  send_taken();
+  flush_staged();
   const at::NoGradGuard no_grad;
   traffic(unit).take_gradient(shards(unit), place);
   auto& is_taken = progress_[unit].is_taken;
   is_taken.resize(units_[unit]->num_trainable());
   is_taken[place] = true;
   taken_ = GradientMessage{unit, place};
-  if (!traffic(unit).stages_gradients()) send_taken();
+  if (!traffic(unit).stages_gradients()) flush_staged();
 }
 
-void GradientReducer::send_taken() {
+void GradientReducer::flush_staged() {
   if (!taken_) return;
   const at::NoGradGuard no_grad;
   const GradientMessage message = *std::exchange(taken_, std::nullopt);
@@ -83,7 +83,7 @@ void GradientReducer::complete(std::size_t unit) {
   for (std::size_t i = 0; i < count; ++i) {
     if (is_sent_alone(unit, i) && !progress_[unit].is_taken[i]) take(unit, i);
   }
-  send_taken();
+  flush_staged();
   const at::NoGradGuard no_grad;
   traffic(unit).start_rest(shards(unit), order_.hash());
   progress_[unit].is_complete = true;
@@ -111,7 +111,7 @@ void GradientReducer::wait_for(const GradientMessage& message) {
 }
 
 void GradientReducer::wait_for_all() {
-  send_taken();
+  flush_staged();
   for (const GradientMessage& message : in_flight_) wait_for(message);
   in_flight_.clear();
 }

@@ -56,7 +56,7 @@ class GradientReducer {
   }
   [[nodiscard]] bool is_sent_alone(std::size_t unit, std::size_t place) const;
   void take(std::size_t unit, std::size_t place);
-  void send_taken();
+  void flush_staged();
   void note(const GradientMessage& message);
   void wait_for(const GradientMessage& message);
   void wait_for_all();

@@ -56,7 +56,8 @@ class HostReduction {
   HostTags tags_;
   std::shared_ptr<BlockPool> pool_;
   std::uint64_t round_ = 0;
-  /// By place; null for small parameters, and before the gradient is taken.
+  /// Large parameters by place; null for small parameters, and before the
+  /// gradient is taken.
   std::vector<std::unique_ptr<Large>> large_;
   /// Means of this rank's rows, by place.
   std::vector<at::Tensor> means_;

@@ -103,17 +103,17 @@ struct CastKernels {
   using PerFormat = std::array<PerSource<Function>, kNumFloat8Formats>;
 
   std::string_view name;
-  /// With one scale for all values.
+  /// Casts with one scale for all values.
   PerFormat<Cast> cast;
-  /// The same, and returns the `amax` of the values before scaling: for scales
-  /// that are not derived from them.
+  /// Casts with one scale and returns the `amax` of the values before scaling:
+  /// for scales that are not derived from them.
   PerFormat<CastFindingAmax> cast_finding_amax;
-  /// With one scale per value.
+  /// Casts with one scale per value.
   PerFormat<CastColumns> cast_columns;
   /// The scales with which MX formats cast full blocks of kMxBlockSize values:
   /// powers of two.
   PerFormat<FindScalesOfBlocks> scales_of_blocks;
-  /// With one scale per such block.
+  /// Casts with one scale per such block.
   PerFormat<CastBlocks> cast_blocks;
   /// Rounds stochastically: up with a probability proportional to the value's
   /// distance from the lower neighbour, so that the mean of many casts is the

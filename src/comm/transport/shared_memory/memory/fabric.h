@@ -42,8 +42,8 @@ class Fabric {
     counter.store(value);
     for (int peer = 0; peer < size_; ++peer) tell(peer, Attention::everything);
   }
-  /// The same for a counter that only `reader` reads; `reader` is woken if it
-  /// sleeps with at least this attention.
+  /// Publishes a counter that only `reader` reads, which is woken if it sleeps
+  /// with at least this attention.
   void publish_to(
       int reader,
       std::atomic<std::uint64_t>& counter,
@@ -69,7 +69,7 @@ class Fabric {
 
   /// Wakes a rank's waiting thread, or keeps it from falling asleep.
   void ring(int rank) const { ring(page(rank).doorbell); }
-  /// The same for the background thread, which sleeps while no thread waits.
+  /// Wakes a rank's background thread, which sleeps while no thread waits.
   void ring_in_background(int rank) const { ring(page(rank).background_bell); }
 
   /// Wakes the waiting and background threads of all other ranks.

@@ -107,7 +107,7 @@ void HostMemory::copy_in(
   if (dims_.empty()) {
     std::memcpy(data_ + begin, from, bytes);
   } else {
-    // Only read.
+    // This direction only reads `from`.
     copy_strided<false>(const_cast<std::byte*>(from), begin, bytes);
   }
 }

@@ -64,8 +64,8 @@ struct RankPage {
   /// Changes at every event for which a waiting thread may be asleep.
   alignas(kCacheLine) std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint32_t> is_asleep;
-  /// The same for the background thread, which sleeps while no thread waits.
-  /// While a thread waits, `attention` is nothing.
+  /// Changes at every event for the background thread, which sleeps while no
+  /// thread waits. While a thread waits, `attention` is nothing.
   std::atomic<std::uint32_t> background_bell;
   std::atomic<Attention> attention;
 

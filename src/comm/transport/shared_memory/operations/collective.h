@@ -55,7 +55,7 @@ class Collective : public Operation {
       const {
     return fabric.slot(rank, first_step_ + step);
   }
-  /// The note of an awaited rank, once it has written its first step.
+  /// The step record of the rank being waited for; empty until it has begun.
   [[nodiscard]] const CollectiveNote& note_of(const Fabric& fabric, int rank)
       const {
     return fabric.page(rank).calls[first_step_ % 2].note;

@@ -75,11 +75,12 @@ std::unique_ptr<Operation> make_all_to_all(
     const HostTensor& input,
     std::vector<std::size_t> output_bytes,
     std::vector<std::size_t> input_bytes);
-/// In place. Every rank reduces all of a short tensor; of a long one, each rank
-/// reduces a part, without copies if the data is in one of the fabric's blocks.
+/// Reduces in place. Every rank reduces all of a short tensor; of a long one,
+/// each rank reduces a part, without copies if the data is in one of the
+/// fabric's blocks.
 std::unique_ptr<Operation>
 make_all_reduce(const HostTensor& data, const Combination& how, int num_ranks);
-/// In place on rank `root`; elsewhere `data` is only read.
+/// Reduces in place on rank `root`; elsewhere `data` is only read.
 std::unique_ptr<Operation>
 make_reduce(const HostTensor& data, const Combination& how, int root);
 /// `input` has the size of `output` per rank; `output` receives the reduction

@@ -8,4 +8,8 @@ struct Fragments {
   /// Of those that there are: this line continues a sentence.
   /// So many units.
   int ahead = 0;
+  /// In place.
+  int reduced = 0;
+  /// The same, but later.
+  int later = 0;
 };
