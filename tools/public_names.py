@@ -16,7 +16,7 @@ SUBJECTS = {
     "The accelerator and its options": [
         "accelerator", "accelerator_processes", "accelerator_loaders", "accelerator_collectives", "micro_step", "captured_step", "accelerator_options", "step_options", "gradient_state", "model", "model_options", "optimizer", "scheduler"],
     "Data": [
-        "data_loader", "data_loader_options", "batch_sequences", "data_loader_configuration", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
+        "data_loader", "batch_iterator", "data_loader_options", "batch_sequences", "data_loader_configuration", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
     "Metrics": ["metrics"],
     "Trackers": ["accelerator_tracking", "tracking", "tracker"],
     "Datasets": [

@@ -13,6 +13,7 @@
 #include <accelerate/accelerator_tracking.h>
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/attention.h>
+#include <accelerate/batch_iterator.h>
 #include <accelerate/big_model.h>
 #include <accelerate/block_plan.h>
 #include <accelerate/bucket_hook.h>

@@ -34,16 +34,18 @@ class ACCELERATE_API StateDict {
       StateDict,
       std::vector<StateDict>>;
 
-  StateDict() = default;
-  StateDict(std::initializer_list<std::pair<const std::string, Value>> values)
-      : values_(values) {}
+  // Not inline: a program would compile the map and the variant in each of its
+  // files.
+  StateDict();
+  StateDict(std::initializer_list<std::pair<const std::string, Value>> values);
+  StateDict(const StateDict& other);
+  StateDict(StateDict&& other) noexcept;
+  StateDict& operator=(const StateDict& other);
+  StateDict& operator=(StateDict&& other) noexcept;
+  ~StateDict();
 
-  void set(std::string key, Value value) {
-    values_.insert_or_assign(std::move(key), std::move(value));
-  }
-  [[nodiscard]] bool contains(std::string_view key) const {
-    return values_.find(key) != values_.end();
-  }
+  void set(std::string key, Value value);
+  [[nodiscard]] bool contains(std::string_view key) const;
   [[nodiscard]] bool empty() const { return values_.empty(); }
   /// All values by key, in alphabetical order.
   [[nodiscard]] const std::map<std::string, Value, std::less<>>& values()
@@ -51,9 +53,7 @@ class ACCELERATE_API StateDict {
     return values_;
   }
   /// Returned by value from a temporary, so that a loop can run over it.
-  [[nodiscard]] std::map<std::string, Value, std::less<>> values() && {
-    return std::move(values_);
-  }
+  [[nodiscard]] std::map<std::string, Value, std::less<>> values() &&;
 
   /// The value, whose type must be exactly T; an integer also serves as double.
   /// Throws CheckpointError naming the key if it is missing or of another type.
@@ -84,16 +84,16 @@ merge_dicts(const StateDict& source, StateDict destination);
 template <class Map>
   requires requires { typename Map::mapped_type; }
 [[nodiscard]] Map merge_dicts(const Map& source, Map destination) {
-  for (const auto& [key, value] : source) {
-    const auto found = destination.find(key);
+  for (const auto& entry : source) {
+    const auto found = destination.find(entry.first);
     if (found == destination.end()) {
-      destination.emplace(key, value);
+      destination.emplace(entry.first, entry.second);
     } else if constexpr (requires {
-                           merge_dicts(value, std::move(found->second));
+                           merge_dicts(entry.second, std::move(found->second));
                          }) {
-      found->second = merge_dicts(value, std::move(found->second));
+      found->second = merge_dicts(entry.second, std::move(found->second));
     } else {
-      found->second = value;
+      found->second = entry.second;
     }
   }
   return destination;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,12 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include <accelerate/data_loader.h>
+#include <accelerate/batch_iterator.h>
 #include <accelerate/detail/handles.h>
-#include <accelerate/detail/loader_link.h>
-#include <accelerate/detail/torch_order.h>
-#include <accelerate/error.h>
+#include <accelerate/detail/loaded_batch.h>
+#include <accelerate/detail/loader_context.h>
+#include <accelerate/detail/loader_engine.h>
+#include <accelerate/detail/torch_engine.h>
 #include <accelerate/nested.h>
+#include <accelerate/state_dict.h>
 
 namespace torch::data {
 template <typename Dataset, typename Sampler>
@@ -49,23 +50,65 @@ struct TorchLoaderFacts<torch::data::StatelessDataLoader<Dataset, Sampler>> {
 };
 
 template <class T>
-struct IsVector : std::false_type {};
+inline constexpr bool kIsVector = false;
 template <class T, class A>
-struct IsVector<std::vector<T, A>> : std::true_type {};
+inline constexpr bool kIsVector<std::vector<T, A>> = true;
 
-/// Number of samples in a batch. A batch that is neither a list nor a nested
-/// value counts as one.
-template <bool gives_samples, class Batch>
-std::int64_t num_samples_of(const Batch& batch) {
-  if constexpr (
-      IsVector<Batch>::value && (gives_samples || !NestedTensors<Batch>)) {
-    return static_cast<std::int64_t>(batch.size());
-  } else if constexpr (NestedTensors<Batch>) {
-    return find_batch_size(batch).value_or(1);
-  } else {
-    return 1;
+/// The functions of one torch::data loader.
+template <class Loader>
+class TypedTorchBatches final : public TorchBatches {
+  using Facts = TorchLoaderFacts<Loader>;
+  using Position = decltype(std::declval<Loader&>().begin());
+
+ public:
+  using Batch = std::decay_t<decltype(*std::declval<Position&>())>;
+
+  explicit TypedTorchBatches(std::unique_ptr<Loader> its_loader)
+      : loader(std::move(its_loader)) {}
+
+  void begin() override {
+    at_.emplace(loader->begin());
+    end_.emplace(loader->end());
   }
-}
+  void end() noexcept override {
+    at_.reset();
+    end_.reset();
+  }
+  std::unique_ptr<LoadedBatch> next() override {
+    if (*at_ == *end_) return nullptr;
+    auto held = std::make_unique<Held>();
+    held->batch.emplace(std::move(**at_));
+    ++*at_;
+    return held;
+  }
+  [[nodiscard]] std::unique_ptr<LoadedBatch> copy(
+      const LoadedBatch& batch) const override {
+    auto held = std::make_unique<Held>();
+    held->batch = static_cast<const Held&>(batch).batch;
+    return held;
+  }
+  /// A batch that is neither a list nor a nested value counts as one sample.
+  [[nodiscard]] std::int64_t num_samples(
+      const LoadedBatch& loaded) const override {
+    const Batch& batch = *static_cast<const Held&>(loaded).batch;
+    if constexpr (
+        kIsVector<Batch> && (Facts::kGivesSamples || !NestedTensors<Batch>)) {
+      return static_cast<std::int64_t>(batch.size());
+    } else if constexpr (NestedTensors<Batch>) {
+      return find_batch_size(batch).value_or(1);
+    } else {
+      return 1;
+    }
+  }
+
+  MovedCheck<std::unique_ptr<Loader>, "TorchLoader"> loader;
+
+ private:
+  using Held = HeldBatch<Batch, /*can_dispatch=*/false>;
+
+  std::optional<Position> at_;
+  std::optional<Position> end_;
+};
 
 }  // namespace detail
 
@@ -87,203 +130,78 @@ std::int64_t num_samples_of(const Batch& batch) {
 /// number of ranks, with RandomSampler and SequentialSampler; with any other
 /// sampler, load_state() rejects a checkpoint that was saved inside a pass.
 template <class Loader>
-class TorchLoader : public detail::LoaderLink<TorchLoader<Loader>> {
-  using Facts = detail::TorchLoaderFacts<Loader>;
+class TorchLoader {
+  using Batches = detail::TypedTorchBatches<Loader>;
 
  public:
+  using Batch = typename Batches::Batch;
+  using Iterator = BatchIterator<Batch>;
+
   explicit TorchLoader(std::unique_ptr<Loader> loader)
-      : loader_(std::move(loader)) {}
-
-  using Batch = std::decay_t<decltype(*std::declval<Loader&>().begin())>;
-
-  class Iterator {
-   public:
-    Iterator(TorchLoader& owner, std::int64_t num_skipped)
-        : owner_(owner.place()) {
-      owner.order_.begin_pass([&] {
-        at_.emplace(owner.loader_->begin());
-        end_.emplace(owner.loader_->end());
-      });
-      try {
-        fills_up_ = owner.order_.fills_up();
-        skip(num_skipped);
-        fetch_round();
-        hand_out();
-      } catch (...) {
-        end();
-        throw;
-      }
-    }
-    ~Iterator() { end(); }
-    Iterator(Iterator&& other) noexcept
-        : owner_(std::move(other.owner_)),
-          at_(std::move(other.at_)),
-          end_(std::move(other.end_)),
-          fills_up_(other.fills_up_),
-          first_round_(std::move(other.first_round_)),
-          next_(std::move(other.next_)),
-          next_remainder_(other.next_remainder_),
-          batch_(std::move(other.batch_)) {
-      other.batch_.reset();
-    }
-    Iterator(const Iterator&) = delete;
-    Iterator& operator=(const Iterator&) = delete;
-
-    Batch& operator*() {
-      if (!batch_) detail::throw_no_batch();
-      return *batch_;
-    }
-    Batch* operator->() { return &**this; }
-    Iterator& operator++() {
-      batch_.reset();
-      if (!owner_.is_released()) hand_out();
-      return *this;
-    }
-    bool operator==(detail::EndOfPass) const { return !batch_.has_value(); }
-
-   private:
-    [[nodiscard]] detail::TorchOrder& order() const {
-      return owner_.require().order_;
-    }
-    [[nodiscard]] int batch_count() const {
-      return order().context().batch_count;
-    }
-
-    // The next batch of all ranks; nothing at the end.
-    std::optional<Batch> read() {
-      if (*at_ == *end_) return std::nullopt;
-      std::optional<Batch> batch(std::move(**at_));
-      ++*at_;
-      const bool is_in_first_round =
-          static_cast<int>(first_round_.size()) < batch_count();
-      if (is_in_first_round && fills_up_ && batch_count() > 1) keep(*batch);
-      return batch;
-    }
-
-    // The loop may write to the batch that it gets.
-    void keep(const Batch& batch) {
-      first_round_.push_back(batch);
-      if constexpr (NestedTensors<Batch>) {
-        visit_tensors(
-            first_round_.back(), TensorVisitor{[](at::Tensor& tensor) {
-              if (tensor.defined()) tensor = tensor.clone();
-            }});
-      }
-    }
-
-    void skip(std::int64_t num_rounds) {
-      std::int64_t left = order().first() + num_rounds * batch_count();
-      while (left > 0 && read()) --left;
-      order().skip_rounds(num_rounds);
-    }
-
-    // Reads one round ahead, because only then is the last batch known to be
-    // the last.
-    void fetch_round() {
-      next_.reset();
-      next_remainder_ = 0;
-      const int count = batch_count();
-      const int mine = order().context().batch_rank;
-      std::int64_t num_samples = 0;
-      int place = 0;
-      for (; place < count; ++place) {
-        std::optional<Batch> batch = read();
-        if (!batch) break;
-        num_samples += detail::num_samples_of<Facts::kGivesSamples>(*batch);
-        if (place == mine) next_ = std::move(batch);
-      }
-      if (place == 0 || place == count || !fills_up_) return;
-      // Fills up the ranks that remain with the first batches, in order.
-      next_remainder_ = num_samples;
-      if (place <= mine) {
-        next_ = first_round_
-            [static_cast<std::size_t>(mine - place) % first_round_.size()];
-      }
-    }
-
-    void hand_out() {
-      batch_ = std::move(next_);
-      if (!batch_) return end();
-      const std::int64_t remainder = next_remainder_;
-      fetch_round();
-      const detail::LoaderContext& context = order().context();
-      if constexpr (NestedTensors<Batch>) {
-        if (order().places_batches()) {
-          *batch_ = send_to_device(
-              *std::move(batch_),
-              context.device,
-              context.defaults.non_blocking);
-        }
-      }
-      detail::divide_sequences(context, context.defaults.sequences, *batch_);
-      order().announce(!next_.has_value(), remainder);
-    }
-
-    void end() {
-      if (TorchLoader* const owner = owner_.get()) owner->order_.end_pass();
-      owner_.release();
-    }
-
-    using Position = decltype(std::declval<Loader&>().begin());
-    /// Null once the pass has ended.
-    detail::LoaderPlace<TorchLoader> owner_;
-    std::optional<Position> at_;
-    std::optional<Position> end_;
-    bool fills_up_ = true;
-    std::vector<Batch> first_round_;
-    std::optional<Batch> next_;
-    /// Number of real samples in the round of `next_` if it was filled up.
-    std::int64_t next_remainder_ = 0;
-    std::optional<Batch> batch_;
-  };
+      : engine_(std::make_shared<detail::TorchEngine>(
+            std::make_unique<Batches>(std::move(loader)),
+            detail::TorchFacts{
+                .is_reproducible =
+                    detail::TorchLoaderFacts<Loader>::kIsReproducible,
+                .has_tensors = NestedTensors<Batch>})) {}
+  TorchLoader(TorchLoader&&) noexcept = default;
+  TorchLoader& operator=(TorchLoader&&) noexcept = default;
+  ~TorchLoader() = default;
 
   /// Begins a pass. Throws ConfigError inside another pass over this loader.
   Iterator begin() { return begin_after(0); }
   /// Begins a pass after each rank's first `num_batches` batches, which are
   /// read and dropped.
   Iterator begin_after(std::int64_t num_batches) {
-    return Iterator(*this, num_batches);
+    return Iterator(engine(), num_batches);
   }
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
-  [[nodiscard]] Loader& inner() { return *loader_; }
+  [[nodiscard]] Loader& inner() { return *batches().loader; }
 
   /// The epoch of the pass in progress, or else of the next one; the first is
   /// 0.
-  [[nodiscard]] std::uint64_t epoch() const { return order_.epoch(); }
+  [[nodiscard]] std::uint64_t epoch() const { return engine_->epoch(); }
   /// Sets the epoch of the next pass.
-  void set_epoch(std::uint64_t epoch) { order_.set_epoch(epoch); }
+  void set_epoch(std::uint64_t epoch) { engine_->set_epoch(epoch); }
   /// The epoch, the number of batches handed out to all ranks together, and the
   /// seed.
-  [[nodiscard]] StateDict state_dict() const { return order_.state_dict(); }
+  [[nodiscard]] StateDict state_dict() const { return engine_->state_dict(); }
   /// Makes the next pass continue where `state` was taken. Throws
   /// CheckpointError for a state that does not fit, ConfigError inside a pass.
   void load_state_dict(const StateDict& state) {
-    order_.load_state_dict(state);
+    engine_->load_state_dict(state);
   }
   /// Why a pass cannot continue from `state`; "" if it can.
   [[nodiscard]] std::string load_complaint(const StateDict& state) const {
-    return order_.load_complaint(state);
+    return engine_->load_complaint(state);
   }
 
   /// Called by prepare(). Throws ConfigError if the order of batches is not the
   /// same on all ranks (enforce_ordering), or if the accelerator's
   /// dataloader_config asks for what such a loader cannot do.
   void attach(detail::LoaderContext context) {
-    if constexpr (requires { loader_->options().enforce_ordering; }) {
-      const auto& options = loader_->options();
+    if constexpr (requires { inner().options().enforce_ordering; }) {
+      const auto& options = inner().options();
       if (context.batch_count > 1 && options.workers > 0 &&
           !options.enforce_ordering)
         detail::throw_unordered();
     }
-    detail::require_sequences(context.defaults.sequences, NestedTensors<Batch>);
-    const std::shared_ptr<detail::LoaderSlot> slot = context.slot;
-    order_.attach(std::move(context), Facts::kIsReproducible);
-    this->link(slot);
+    engine_->attach(std::move(context));
   }
 
  private:
-  detail::MovedCheck<std::unique_ptr<Loader>, "TorchLoader"> loader_;
-  detail::TorchOrder order_;
+  template <class Prepared>
+  friend class SkippedBatches;
+
+  [[nodiscard]] std::weak_ptr<detail::LoaderEngine> engine() const {
+    return engine_->weak_from_this();
+  }
+  [[nodiscard]] Batches& batches() const {
+    return static_cast<Batches&>(engine_->batches());
+  }
+
+  detail::MovedCheck<std::shared_ptr<detail::TorchEngine>, "TorchLoader">
+      engine_;
 };
 
 }  // namespace accelerate

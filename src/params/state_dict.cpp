@@ -9,6 +9,28 @@
 
 namespace accelerate {
 
+StateDict::StateDict() = default;
+StateDict::StateDict(
+    std::initializer_list<std::pair<const std::string, Value>> values)
+    : values_(values) {}
+StateDict::StateDict(const StateDict& other) = default;
+StateDict::StateDict(StateDict&& other) noexcept = default;
+StateDict& StateDict::operator=(const StateDict& other) = default;
+StateDict& StateDict::operator=(StateDict&& other) noexcept = default;
+StateDict::~StateDict() = default;
+
+void StateDict::set(std::string key, Value value) {
+  values_.insert_or_assign(std::move(key), std::move(value));
+}
+
+bool StateDict::contains(std::string_view key) const {
+  return values_.find(key) != values_.end();
+}
+
+std::map<std::string, StateDict::Value, std::less<>> StateDict::values() && {
+  return std::move(values_);
+}
+
 const StateDict::Value& StateDict::at(std::string_view key) const {
   const auto found = values_.find(key);
   if (found == values_.end()) {

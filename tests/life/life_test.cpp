@@ -548,7 +548,7 @@ TEST_F(Life, DataLoader) {
     auto iterator = loader.begin();
     try_calls<Plain>(add_calls_of_DataLoader, loader, "inside a pass");
     try_calls<typename Plain::Iterator>(
-        add_calls_of_DataLoaderIterator, iterator, "at the end");
+        add_calls_of_BatchIterator, iterator, "at the end");
     Plain left = make();
     {
       auto at = left.begin();
@@ -556,14 +556,14 @@ TEST_F(Life, DataLoader) {
       try_calls<Plain>(add_calls_of_DataLoader, left, "moved from in a pass");
       try_calls<Plain>(add_calls_of_DataLoader, other, "moved in a pass");
       try_calls<typename Plain::Iterator>(
-          add_calls_of_DataLoaderIterator, at, "of a loader that was moved");
+          add_calls_of_BatchIterator, at, "of a loader that was moved");
     }
     auto outlived = [&] {
       Plain gone = make();
       return gone.begin();
     }();
     try_calls<typename Plain::Iterator>(
-        add_calls_of_DataLoaderIterator, outlived, "of a loader that is gone");
+        add_calls_of_BatchIterator, outlived, "of a loader that is gone");
     std::optional<Plain> owner(make());
     auto skipped = skip_first_batches(*owner, 1);
     try_life(add_calls_of_SkippedBatches, [&] {
@@ -590,21 +590,21 @@ TEST_F(Life, TorchLoader) {
   auto iterator = loader.begin();
   try_calls<Plain>(add_calls_of_TorchLoader, loader, "inside a pass");
   try_calls<typename Plain::Iterator>(
-      add_calls_of_TorchLoaderIterator, iterator, "at the end");
+      add_calls_of_BatchIterator, iterator, "at the end");
   {
     Plain left = make();
     auto at = left.begin();
     Plain other = std::move(left);
     try_calls<Plain>(add_calls_of_TorchLoader, left, "moved from in a pass");
     try_calls<typename Plain::Iterator>(
-        add_calls_of_TorchLoaderIterator, at, "of a loader that was moved");
+        add_calls_of_BatchIterator, at, "of a loader that was moved");
   }
   auto outlived = [&] {
     Plain gone = make();
     return gone.begin();
   }();
   try_calls<typename Plain::Iterator>(
-      add_calls_of_TorchLoaderIterator, outlived, "of a loader that is gone");
+      add_calls_of_BatchIterator, outlived, "of a loader that is gone");
 }
 
 TEST_F(Life, Samplers) {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <accelerate/detail/loader_link.h>
+#include <accelerate/detail/loader_slot.h>
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <accelerate/checkpoint.h>
-#include <accelerate/detail/loader_link.h>
+#include <accelerate/detail/loader_slot.h>
 #include <accelerate/world.h>
 
 #include "base/files/file_system.h"

@@ -1,9 +1,10 @@
-#include <accelerate/detail/batch_transfer.h>
+#include "data/loading/dispatch.h"
 
 #include <algorithm>
 
 #include <ATen/Functions.h>
 
+#include <accelerate/detail/object_bytes.h>
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
@@ -61,8 +62,14 @@ void require_same_round(
       pass));
 }
 
-}  // namespace
+// Rows [begin, end).
+struct RowRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
 
+// The ranges of a first round of `fill` rows that stand for rows [begin, end)
+// of a round that has `rows`.
 std::vector<RowRange> ranges_to_fill(
     std::int64_t rows,
     std::int64_t fill,
@@ -78,6 +85,9 @@ std::vector<RowRange> ranges_to_fill(
   return ranges;
 }
 
+// Cuts `range` out of `slice`, a copy of a round, and appends those of `fills`,
+// copies of the first round. Throws ConfigError, with the place, for a tensor or
+// list that does not have one row per sample.
 void cut_round(
     const NestedParts& slice,
     const RowRange& range,
@@ -86,7 +96,7 @@ void cut_round(
     require_rows(
         "[data] dispatch_batches",
         parts,
-        rows_of(parts).value_or(0),
+        rows_of_round(parts),
         /*checks_tensors=*/true);
     cut_rows(parts, rows.begin, rows.end);
   };
@@ -98,6 +108,8 @@ void cut_round(
   }
   if (!fills.empty()) join_parts(all, {.keeps_first_values = true});
 }
+
+}  // namespace
 
 RoundSlice pack_slice(const NestedParts& parts) {
   if (parts.num_unvisited_bytes > 0) {
@@ -144,6 +156,63 @@ void unpack_slice(const RoundSlice& slice, const NestedParts& parts) {
   for (std::size_t i = 0; i < parts.tensors.size(); ++i)
     *parts.tensors[i] = slice.tensors[i];
   leaves_from_bytes(fields_of(slice)[1], parts);
+}
+
+std::int64_t rows_of_round(const NestedParts& round) {
+  const bool is_list = round.tensors.empty() && round.lists.size() == 1;
+  const std::int64_t otherwise =
+      is_list ? round.lists[0].operations->size(round.lists[0].object) : 0;
+  return rows_of(round).value_or(otherwise);
+}
+
+namespace {
+
+RoundSlice
+slice_filled(LoadedBatch& round, LoadedBatch& first, const RowRange& wanted) {
+  const std::int64_t rows = rows_of_round(round.parts());
+  const std::int64_t fill = rows_of_round(first.parts());
+  std::vector<std::unique_ptr<LoadedBatch>> copies;
+  std::vector<std::pair<NestedParts, RowRange>> fills;
+  for (const RowRange& range :
+       ranges_to_fill(rows, fill, wanted.begin, wanted.end)) {
+    copies.push_back(first.copy());
+    fills.emplace_back(copies.back()->parts(), range);
+  }
+  const std::unique_ptr<LoadedBatch> slice = round.copy();
+  const NestedParts parts = slice->parts();
+  cut_round(
+      parts, {std::min(wanted.begin, rows), std::min(wanted.end, rows)}, fills);
+  return pack_slice(slice->parts());
+}
+
+}  // namespace
+
+std::vector<RoundSlice> slices_of_round(
+    const LoaderDataset& dataset,
+    LoadedBatch& round,
+    LoadedBatch& first,
+    const LoaderContext& context) {
+  const std::int64_t rows = rows_of_round(round.parts());
+  const std::int64_t share =
+      (rows + context.batch_count - 1) / context.batch_count;
+  std::vector<RoundSlice> slices;
+  for (const int batch_rank : context.batch_ranks) {
+    const std::int64_t begin = batch_rank * share;
+    const auto own = dataset.slice(round, begin, begin + share);
+    slices.push_back(
+        own ? pack_slice(own->parts())
+            : slice_filled(round, first, {begin, begin + share}));
+  }
+  return slices;
+}
+
+std::unique_ptr<LoadedBatch> received_batch(
+    const LoaderDataset& dataset,
+    const RoundSlice& slice) {
+  std::unique_ptr<LoadedBatch> batch = dataset.new_batch();
+  batch->restore(structure_of(slice));
+  unpack_slice(slice, batch->parts());
+  return batch;
 }
 
 RoundSlice scatter_round(

@@ -1,4 +1,4 @@
-#include <accelerate/detail/worker_pool.h>
+#include "data/loading/worker_pool.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/Event.h>
@@ -6,8 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace accelerate::detail {
-
-BatchJob::~BatchJob() = default;
 
 struct Worker::SideStream {
   c10::Stream stream;

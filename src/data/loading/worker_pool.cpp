@@ -1,4 +1,4 @@
-#include <accelerate/detail/worker_pool.h>
+#include "data/loading/worker_pool.h"
 
 #include <condition_variable>
 #include <deque>
@@ -40,7 +40,7 @@ std::string describe(const Worker& worker) {
 
 struct WorkerPool::Shared {
   struct Slot {
-    std::unique_ptr<BatchJob> job;
+    std::unique_ptr<LoadedBatch> job;
     std::exception_ptr failure;
     bool is_last = false;
     bool is_made = false;
@@ -87,11 +87,12 @@ struct WorkerPool::Shared {
   }
   // Claims a slot and the work for it. Returns nothing if there is no more
   // work, or no room.
-  std::unique_ptr<BatchJob>
+  std::unique_ptr<LoadedBatch>
   claim_next(Worker& worker, std::int64_t& number, bool waits_for_room);
   // Runs a claimed job and puts the result into its slot. Drops the result
   // after a stop.
-  void make(Worker& worker, std::unique_ptr<BatchJob> job, std::int64_t number);
+  void
+  make(Worker& worker, std::unique_ptr<LoadedBatch> job, std::int64_t number);
   // True if making a batch takes no longer than sleeping until one is made.
   // False with a timeout, which cannot interrupt the loop's own thread.
   [[nodiscard]] bool should_make_one() const {
@@ -105,7 +106,7 @@ struct WorkerPool::Shared {
 };
 
 // The caller must hold `claiming`.
-std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
+std::unique_ptr<LoadedBatch> WorkerPool::Shared::claim_next(
     Worker& worker,
     std::int64_t& number,
     bool waits_for_room) {
@@ -120,7 +121,7 @@ std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
       return nullptr;
     ++num_claiming;
   }
-  std::unique_ptr<BatchJob> job;
+  std::unique_ptr<LoadedBatch> job;
   std::exception_ptr failure;
   try {
     job = claim(worker);
@@ -146,7 +147,7 @@ std::unique_ptr<BatchJob> WorkerPool::Shared::claim_next(
 
 void WorkerPool::Shared::make(
     Worker& worker,
-    std::unique_ptr<BatchJob> job,
+    std::unique_ptr<LoadedBatch> job,
     std::int64_t number) {
   const auto start = std::chrono::steady_clock::now();
   std::exception_ptr failure;
@@ -176,7 +177,7 @@ bool WorkerPool::Shared::make_one() {
   std::unique_lock claims(claiming, std::try_to_lock);
   if (!claims) return false;
   std::int64_t number = 0;
-  std::unique_ptr<BatchJob> job = claim_next(loop_worker, number, false);
+  std::unique_ptr<LoadedBatch> job = claim_next(loop_worker, number, false);
   claims.unlock();
   if (!job) return false;
   make(loop_worker, std::move(job), number);
@@ -234,7 +235,7 @@ void WorkerPool::work(
   while (true) {
     std::unique_lock claims(shared->claiming);
     std::int64_t number = 0;
-    std::unique_ptr<BatchJob> job = shared->claim_next(worker, number, true);
+    std::unique_ptr<LoadedBatch> job = shared->claim_next(worker, number, true);
     claims.unlock();
     if (!job) break;
     shared->make(worker, std::move(job), number);
@@ -244,7 +245,7 @@ void WorkerPool::work(
   shared->gone.notify_all();
 }
 
-std::unique_ptr<BatchJob> WorkerPool::next() {
+std::unique_ptr<LoadedBatch> WorkerPool::next() {
   Shared& shared = *shared_;
   std::unique_lock lock(shared.mutex);
   const auto deadline =
@@ -272,7 +273,7 @@ std::unique_ptr<BatchJob> WorkerPool::next() {
     }
   }
   shared.loop_waits = false;
-  std::unique_ptr<BatchJob> job = std::move(slot->job);
+  std::unique_ptr<LoadedBatch> job = std::move(slot->job);
   const std::exception_ptr failure = std::exchange(slot->failure, nullptr);
   slot->is_taken = true;
   while (!shared.slots.empty() && shared.slots.front().is_taken) {

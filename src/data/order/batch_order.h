@@ -5,10 +5,9 @@
 #include <memory>
 #include <utility>
 
-#include <accelerate/detail/batch_source.h>
-
 #include "data/order/batch_round_robin.h"
 #include "data/order/batch_sampler_shard.h"
+#include "data/order/batch_source.h"
 
 namespace accelerate::detail {
 

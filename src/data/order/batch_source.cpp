@@ -1,4 +1,4 @@
-#include <accelerate/detail/batch_source.h>
+#include "data/order/batch_source.h"
 
 #include <string>
 #include <utility>

@@ -2,9 +2,10 @@
 
 #include <cstdint>
 
-#include <accelerate/data_loader.h>
-#include <accelerate/detail/batch_source.h>
+#include <accelerate/data_loader_options.h>
 #include <accelerate/world.h>
+
+#include "data/order/batch_source.h"
 
 namespace accelerate::detail {
 

@@ -1,7 +1,8 @@
 #pragma once
 
-#include <accelerate/data_loader.h>
-#include <accelerate/detail/batch_source.h>
+#include <accelerate/data_loader_options.h>
+
+#include "data/order/batch_source.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include <accelerate/detail/torch_order.h>
+#include "data/order/torch_order.h"
 
 #include <mutex>
 #include <utility>
@@ -43,13 +43,6 @@ void draw_with_seed(std::uint64_t seed, const std::function<void()>& draw) {
 }
 
 }  // namespace
-
-void throw_unordered() {
-  throw ConfigError(
-      "[data] this torch::data loader has workers and enforce_ordering(false), "
-      "so ranks would see batches in different orders, and each keeps only "
-      "some; set enforce_ordering(true), or use accelerate::DataLoader");
-}
 
 void TorchOrder::attach(LoaderContext context, bool is_reproducible) {
   if (context.defaults.split_batches ||

@@ -10,14 +10,14 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/export.h>
+#include <accelerate/detail/loaded_batch.h>
 
 /// A pool of threads that make batches ahead of the loop.
 namespace accelerate::detail {
 
 /// The state of a thread that makes batches: a worker of the pool, or the
 /// loop's own thread.
-class ACCELERATE_API Worker {
+class Worker {
  public:
   enum class Doing { waiting, reading, collating, transferring };
 
@@ -64,25 +64,10 @@ class ACCELERATE_API Worker {
 
 /// Makes the current stream of `device` wait for the work behind a handle from
 /// on_side_stream().
-ACCELERATE_API void wait_for_side_stream(
-    const std::shared_ptr<void>& done,
-    at::Device device);
+void wait_for_side_stream(const std::shared_ptr<void>& done, at::Device device);
 /// Keeps the tensor's memory from being reused before the current stream is
 /// done with it (recordStream).
-ACCELERATE_API void use_on_current_stream(const at::Tensor& tensor);
-
-/// A batch that was claimed but not made yet.
-class ACCELERATE_API BatchJob {
- public:
-  BatchJob() = default;
-  BatchJob(const BatchJob&) = delete;
-  BatchJob& operator=(const BatchJob&) = delete;
-  virtual ~BatchJob();
-  virtual void run(Worker& worker) = 0;
-
-  /// True for the last batch of the pass.
-  bool is_last = false;
-};
+void use_on_current_stream(const at::Tensor& tensor);
 
 struct WorkerPoolOptions {
   int num_workers = 1;
@@ -94,10 +79,10 @@ struct WorkerPoolOptions {
 };
 
 /// Makes the jobs of one pass on threads and hands them out.
-class ACCELERATE_API WorkerPool {
+class WorkerPool {
  public:
   /// Returns the next job; null at the end. Never called concurrently.
-  using Claim = std::function<std::unique_ptr<BatchJob>(Worker&)>;
+  using Claim = std::function<std::unique_ptr<LoadedBatch>(Worker&)>;
 
   /// Starts the threads. `claim` and its jobs must own what they use: a thread
   /// that is stuck at the end is left behind.
@@ -109,7 +94,7 @@ class ACCELERATE_API WorkerPool {
 
   /// The next finished job; null at the end. Throws a job's exception in its
   /// turn, and Error on timeout.
-  std::unique_ptr<BatchJob> next();
+  std::unique_ptr<LoadedBatch> next();
   /// Number of jobs before the first that was not handed out.
   [[nodiscard]] std::int64_t num_in_turn() const;
   /// Stops all threads, each at its next sample. Threads that do not stop

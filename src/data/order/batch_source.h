@@ -1,76 +1,23 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include <accelerate/data_loader_configuration.h>
 #include <accelerate/data_loader_options.h>
-#include <accelerate/detail/loader_link.h>
-#include <accelerate/detail/step_parts.h>
-#include <accelerate/export.h>
-#include <accelerate/log.h>
-#include <accelerate/progress.h>
+#include <accelerate/detail/loaded_batch.h>
+#include <accelerate/detail/loader_context.h>
 #include <accelerate/state_dict.h>
-#include <accelerate/world.h>
 
 namespace accelerate::detail {
 
-/// What prepare() tells a loader.
-struct LoaderContext {
-  int batch_rank = 0;
-  int batch_count = 1;
-  at::Device device = at::kCPU;
-  std::uint64_t seed = 0;
-  /// The accelerator's defaults for options that the loader leaves unset.
-  DataLoaderConfiguration defaults = {};
-  /// Whether batches go to the device unless the loader says otherwise, and the
-  /// argument of prepare_data_loader(), which overrides the loader.
-  bool places_by_default = true;
-  std::optional<bool> device_placement = std::nullopt;
-  /// Seeds the order of a torch::data loader, the same on all ranks. If false,
-  /// its sampler draws from LibTorch's default generator as it is.
-  bool seeds_order = true;
-  /// All ranks, and the batch rank of each, for dispatching.
-  Group group = {};
-  std::vector<int> batch_ranks = {0};
-  /// Called when a pass begins; before a batch is handed out (`remainder` is
-  /// the number of real samples in a padded round, otherwise 0); and when the
-  /// pass ends or is abandoned.
-  std::function<void()> begin = nullptr;
-  std::function<void(bool is_last, std::int64_t remainder)> on_batch = nullptr;
-  std::function<void()> end = nullptr;
-  /// Pads the last round on a single rank, too, as Accelerate's
-  /// BatchSamplerShard does when used directly.
-  bool fills_up_alone = false;
-  /// Overrides the loader's own option for passes that begin now.
-  std::function<std::optional<bool>()> even_batches = nullptr;
-  /// Reduces each of a batch's tensors to this rank's positions, for loaders
-  /// that split sequences.
-  std::function<void(
-      const BatchSequences& sequences,
-      const std::vector<at::Tensor*>& tensors)>
-      divide = nullptr;
-  Logger logger = {};
-  /// How the progress bars of long waits look on this rank.
-  ProgressOptions progress = {.disable = true};
-  /// Where a profile listens.
-  std::shared_ptr<const StepSlot> steps = nullptr;
-  /// The slot through which checkpoints find the loader.
-  std::shared_ptr<LoaderSlot> slot = nullptr;
-};
-
 /// `options` with unset fields filled in from `defaults`.
-[[nodiscard]] ACCELERATE_API DataLoaderOptions with_defaults(
+[[nodiscard]] DataLoaderOptions with_defaults(
     DataLoaderOptions options,
     const DataLoaderConfiguration& defaults);
 
 /// Throws the ConfigError for a pass that begins inside another one.
-[[noreturn]] ACCELERATE_API void throw_nested_pass(
+[[noreturn]] void throw_nested_pass(
     std::uint64_t epoch,
     std::int64_t num_batches);
 
@@ -82,27 +29,14 @@ struct DatasetFacts {
   bool is_sharded = false;
 };
 
-/// One batch to be read.
-struct BatchIndices {
-  /// Indices into the dataset.
-  std::vector<std::int64_t> indices;
-  /// The inputs of seed_at(): the pass's seed, and the position in the order.
-  std::uint64_t pass_seed = 0;
-  std::int64_t first_position = 0;
-  /// Number of real samples in a padded round; otherwise 0.
-  std::int64_t remainder = 0;
-};
-
 /// The random seed for the sample at a position of the order.
-ACCELERATE_API std::uint64_t seed_at(
-    std::uint64_t pass_seed,
-    std::int64_t position);
+std::uint64_t seed_at(std::uint64_t pass_seed, std::int64_t position);
 
 class BatchOrder;
 
 /// Decides which samples a rank reads, batch by batch: its own batches, or
 /// entire rounds if rank 0 reads for all ranks.
-class ACCELERATE_API BatchSource {
+class BatchSource {
  public:
   /// Throws ConfigError for options that are invalid or contradictory.
   BatchSource(const DatasetFacts& dataset, const DataLoaderOptions& options);

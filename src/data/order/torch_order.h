@@ -5,20 +5,15 @@
 #include <optional>
 #include <string>
 
-#include <accelerate/detail/batch_source.h>
-#include <accelerate/export.h>
+#include <accelerate/detail/loader_context.h>
 #include <accelerate/state_dict.h>
 
 namespace accelerate::detail {
 
-/// Throws the ConfigError for a loader whose workers return batches out of
-/// order.
-[[noreturn]] ACCELERATE_API void throw_unordered();
-
 /// The passes of a prepared torch::data loader: their order, which its sampler
 /// draws from LibTorch's default generator, and the position in the current
 /// one. Knows batches only by number.
-class ACCELERATE_API TorchOrder {
+class TorchOrder {
  public:
   /// `is_reproducible`: the sampler's order depends only on the default
   /// generator. Throws ConfigError for defaults that such a loader cannot

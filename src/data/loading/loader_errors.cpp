@@ -1,14 +1,15 @@
-#include <accelerate/data_loader.h>
+#include "data/loading/loader_errors.h"
 
 #include <exception>
 #include <string>
-#include <utility>
 
 #include <c10/util/Exception.h>
 
+#include <accelerate/detail/torch_engine.h>
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "data/loading/worker_pool.h"
 
 namespace accelerate::detail {
 
@@ -123,41 +124,11 @@ void warn_left_behind(const Logger& logger, const std::string& where) {
           where));
 }
 
-namespace {
-
-ProgressOptions options_of_skipping(
-    std::int64_t num_samples,
-    ProgressOptions options) {
-  options.description = "skipping samples";
-  options.total = num_samples;
-  options.leave = false;
-  return options;
-}
-
-}  // namespace
-
-SkipProgress::SkipProgress(
-    const Logger& logger,
-    std::int64_t num_samples,
-    ProgressOptions bar,
-    std::chrono::milliseconds patience)
-    : logger_(&logger),
-      num_samples_(num_samples),
-      bar_(options_of_skipping(num_samples, std::move(bar))),
-      warning_time_(LoaderClock::now() + patience) {}
-
-void SkipProgress::update() {
-  bar_.update();
-  if (has_warned_ || LoaderClock::now() < warning_time_) return;
-  has_warned_ = true;
-  logger_->log(
-      LogLevel::warning,
-      "data",
-      format(
-          "the first {} samples of a stream are read again, since it has no "
-          "state of its own; give the dataset state_dict() and "
-          "load_state_dict() to go on at once",
-          num_samples_));
+void throw_unordered() {
+  throw ConfigError(
+      "[data] this torch::data loader has workers and enforce_ordering(false), "
+      "so ranks would see batches in different orders, and each keeps only "
+      "some; set enforce_ordering(true), or use accelerate::DataLoader");
 }
 
 }  // namespace accelerate::detail
