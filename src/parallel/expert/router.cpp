@@ -57,14 +57,15 @@ void check_router(
         "[parallel] min_capacity is {}; it is at least 0",
         options.min_capacity));
   }
-  if (!(options.balance_loss >= 0) || !(options.z_loss >= 0) ||
-      !(options.noise_scale >= 0) || !(options.weight_scale > 0)) {
+  if (!(options.balance_loss_coefficient >= 0) ||
+      !(options.z_loss_coefficient >= 0) || !(options.noise_scale >= 0) ||
+      !(options.weight_scale > 0)) {
     complaints.push_back(format(
-        "[parallel] a router was given balance_loss {}, z_loss {}, noise_scale "
-        "{} and weight_scale {}; the first three are at least 0, the last is "
-        "above 0",
-        options.balance_loss,
-        options.z_loss,
+        "[parallel] a router was given balance_loss_coefficient {}, "
+        "z_loss_coefficient {}, noise_scale {} and weight_scale {}; the first "
+        "three are at least 0, the last is above 0",
+        options.balance_loss_coefficient,
+        options.z_loss_coefficient,
         options.noise_scale,
         options.weight_scale));
   }

@@ -216,7 +216,10 @@ TEST(ExpertTraining, BalancesTheTokensOfEachRankIfToldTo) {
       ExpertLayer layer(ExpertLayerOptions{
           .hidden_size = 2,
           .num_experts = 2,
-          .router = {.top_k = 1, .balance_loss = 1, .balance_scope = scope},
+          .router =
+              {.top_k = 1,
+               .balance_loss_coefficient = 1,
+               .balance_scope = scope},
           .mlp = ExpertMlpOptions{.intermediate_size = 2}});
       {
         const torch::NoGradGuard no_grad;
@@ -244,7 +247,10 @@ Tensor balance_gradient(const std::vector<std::int64_t>& tokens) {
     ExpertLayer layer(ExpertLayerOptions{
         .hidden_size = 2,
         .num_experts = 2,
-        .router = {.top_k = 1, .balance_loss = 1, .z_loss = 0.5},
+        .router =
+            {.top_k = 1,
+             .balance_loss_coefficient = 1,
+             .z_loss_coefficient = 0.5},
         .mlp = ExpertMlpOptions{.intermediate_size = 2}});
     {
       const torch::NoGradGuard no_grad;

@@ -123,7 +123,7 @@ TEST(Router, RefusesWhatMakesNoSense) {
   refuse({.capacity_factor = 0}, "capacity_factor is 0; it is above 0");
   refuse({.eval_capacity_factor = -1}, "eval_capacity_factor is -1");
   refuse({.min_capacity = -1}, "min_capacity is -1");
-  refuse({.balance_loss = -1}, "balance_loss -1");
+  refuse({.balance_loss_coefficient = -1}, "balance_loss_coefficient -1");
   refuse({.noise = RouterNoise::jitter, .noise_scale = 1}, "turn inputs");
   expect_error<ConfigError>([] { Router(0, 4); }, "hidden_size 0");
 }
