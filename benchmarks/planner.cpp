@@ -351,7 +351,7 @@ std::vector<TrainingLayout> layouts_of(
   add({.tensor = n});
   add({.context = n});
   add({.pipeline = n});
-  add({.pipeline = n, .schedule = "ZBH1"});
+  add({.pipeline = n, .schedule = PipelineScheduleKind::zero_bubble});
   if (n > 2) {
     add({.replicate = n / 2, .tensor = 2});
     add({.replicate = n / 2, .context = 2});

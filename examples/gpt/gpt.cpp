@@ -219,7 +219,7 @@ class Training {
           accelerator,
           gpt_->layers(),
           accelerate::PipelineOptions{
-              .schedule = flags.schedule,
+              .schedule = accelerate::parse_pipeline_schedule(flags.schedule),
               .num_micro_batches = flags.micro_batches});
       prepare_optimizer(pipeline_->parameters(), flags);
     } else {

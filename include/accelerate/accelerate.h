@@ -71,6 +71,7 @@
 #include <accelerate/parallelism_config.h>
 #include <accelerate/pipeline.h>
 #include <accelerate/pipeline_layers.h>
+#include <accelerate/pipeline_schedule.h>
 #include <accelerate/planning.h>
 #include <accelerate/precision.h>
 #include <accelerate/prefetch_report.h>
@@ -92,7 +93,7 @@
 #include <accelerate/torch_loader.h>
 #include <accelerate/tracker.h>
 #include <accelerate/tracking.h>
-#include <accelerate/visit_tensors.h>
 #include <accelerate/version.h>
+#include <accelerate/visit_tensors.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>

@@ -11,6 +11,7 @@
 #include <accelerate/detail/measured_costs.h>
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
+#include <accelerate/pipeline_schedule.h>
 
 // Chooses the layout of a training run (degrees of parallelism, sharding,
 // schedule and micro-batches) by simulating steps (Accelerator::plan,
@@ -122,8 +123,7 @@ struct TrainingLayout {
   // How each axis works.
 
   LayoutSharding sharding = LayoutSharding::none;
-  /// Pipeline schedule: "GPipe", "1F1B", "Interleaved1F1B" or "ZBH1".
-  std::string schedule = "1F1B";
+  PipelineScheduleKind schedule = PipelineScheduleKind::one_f_one_b;
   int num_chunks = 1;
 
   // Micro-batches.

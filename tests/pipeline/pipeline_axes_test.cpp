@@ -156,7 +156,7 @@ Outcome train(const Run& run, const Step& step) {
         accelerator,
         net.layers(),
         {.split_points = run.split_points,
-         .schedule = run.schedule,
+         .schedule = parse_pipeline_schedule(run.schedule),
          .num_chunks = run.num_chunks,
          .num_micro_batches = 4 / run.replicas});
     torch::optim::SGD sgd(
