@@ -215,7 +215,7 @@ void expect_like_one_process(const Case& each) {
     }
     Weights own;
     {
-      const auto scope = accelerator.full_parameters(pipeline.model());
+      const auto scope = pipeline.model().full_parameters();
       for (const auto& item : pipeline.model().named_parameters())
         own[item.key()] = item.value().detach().clone();
     }

@@ -136,7 +136,7 @@ std::vector<std::filesystem::path> deleted_by_saving(
 }
 
 SaveTarget agree_on_target(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options) {
   SaveTarget target;

@@ -167,7 +167,8 @@ Pipeline::Pipeline(
   const Group stages_group = accelerator.mesh().group(Axis::pipeline);
   const int num_ranks = stages_group.size();
   const detail::PipelineRequest& request =
-      accelerator.session_->layout.plan_request.training.pipeline;
+      detail::AcceleratorAccess::session(accelerator)
+          .layout.plan_request.training.pipeline;
   const PipelineOptions options =
       complete(given, request, layers.layers(), num_ranks);
   const PipelineScheduleKind kind = options.schedule;
