@@ -124,7 +124,8 @@ double peak_of(const Shape& shape, const Run& run) {
 MemoryPlan plan_of(const Shape& shape) {
   Net net(shape);
   const Accelerator accelerator({.cpu = true, .journal = false});
-  return accelerator.plan_memory(
+  return accelerate::plan_memory(
+      accelerator.world(),
       net,
       batch_of(shape, 4),
       {.num_ranks = kRanks, .batch_size = shape.batch});

@@ -31,7 +31,6 @@ using namespace accelerate;
 using namespace accelerate::benchmarks;
 using accelerate::detail::make_partial_schedule;
 using accelerate::detail::make_pipeline_schedule;
-using accelerate::detail::parse_pipeline_schedule;
 using accelerate::detail::PipelineKept;
 using at::Tensor;
 
@@ -65,7 +64,7 @@ AcceleratorOptions options_of(int ranks) {
 
 PipelineOptions pipeline_options(const Schedule& schedule) {
   return {
-      .schedule = schedule.name,
+      .schedule = parse_pipeline_schedule(schedule.name),
       .num_chunks = schedule.num_chunks,
       .num_micro_batches = kMicroBatches};
 }

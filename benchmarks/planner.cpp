@@ -1,4 +1,4 @@
-// Compares the layout that Accelerator::plan chooses with the fastest measured
+// Compares the layout that plan_layout chooses with the fastest measured
 // one, for six small transformers on 2, 4 and 8 CPU ranks. PLANNER_MODELS and
 // PLANNER_RANKS (comma-separated) select some of them.
 #include <algorithm>
@@ -351,7 +351,7 @@ std::vector<TrainingLayout> layouts_of(
   add({.tensor = n});
   add({.context = n});
   add({.pipeline = n});
-  add({.pipeline = n, .schedule = "ZBH1"});
+  add({.pipeline = n, .schedule = PipelineScheduleKind::zero_bubble});
   if (n > 2) {
     add({.replicate = n / 2, .tensor = 2});
     add({.replicate = n / 2, .context = 2});
@@ -388,9 +388,13 @@ void run_workload(const Workload& workload, const std::string& file) {
     const Accelerator accelerator;
     writes = accelerator.is_main_process();
     options.num_ranks = accelerator.num_processes();
-    options.cluster = accelerator.measure_cluster(
-        workload.shape, workload.sequence_length, options.batch_tokens);
-    plan = accelerator.plan(workload.shape, options);
+    options.cluster = accelerate::measure_cluster(
+        accelerator.world(),
+        workload.shape,
+        workload.sequence_length,
+        options.batch_tokens);
+    plan =
+        accelerate::plan_layout(accelerator.world(), workload.shape, options);
   }
   const std::vector<TrainingLayout> layouts =
       layouts_of(workload, *plan, options);

@@ -207,7 +207,7 @@ double awake_seconds(const std::string& name, int num_chunks) {
   const Pipeline pipeline(
       accelerator,
       layers,
-      {.schedule = name,
+      {.schedule = parse_pipeline_schedule(name),
        .num_chunks = num_chunks,
        .num_micro_batches = kMicroBatches});
   const Tensor x = torch::randn({kMicroBatches, 16});
@@ -229,7 +229,7 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
   const Pipeline pipeline(
       accelerator,
       layers,
-      {.schedule = name,
+      {.schedule = parse_pipeline_schedule(name),
        .num_chunks = num_chunks,
        .num_micro_batches = kMicroBatches});
   const Tensor x = torch::randn({kMicroBatches, 16});
@@ -247,7 +247,7 @@ Compared run_pipeline(const std::string& name, int num_chunks) {
       measured,
       pipeline_programs(
           accelerate::detail::make_pipeline_schedule(
-              accelerate::detail::parse_pipeline_schedule(name),
+              accelerate::parse_pipeline_schedule(name),
               kRanks,
               kMicroBatches,
               num_chunks),

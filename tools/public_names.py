@@ -14,22 +14,22 @@ from pathlib import Path
 # Subject -> its headers, in the order in which a reader needs them.
 SUBJECTS = {
     "The accelerator and its options": [
-        "accelerator", "accelerator_processes", "accelerator_loaders", "accelerator_collectives", "micro_step", "captured_step", "accelerator_options", "step_options", "gradient_state", "model", "model_options", "optimizer", "scheduler"],
+        "accelerator", "micro_step", "captured_step", "accelerator_options", "step_options", "gradient_state", "model", "model_options", "optimizer", "scheduler"],
     "Data": [
         "data_loader", "batch_iterator", "data_loader_options", "batch_sequences", "data_loader_configuration", "torch_loader", "samplers", "collate", "token_collate", "prefetch_report"],
     "Metrics": ["metrics"],
-    "Trackers": ["accelerator_tracking", "tracking", "tracker"],
+    "Trackers": ["trackers", "tracking", "tracker"],
     "Datasets": [
         "datasets", "tensor_dataset", "csv_dataset", "json_lines", "token_dataset", "image_folder", "idx"],
     "Precision": ["precision", "fp8", "grad_scaler"],
     "Fused functions": ["fused"],
     "Optimizers and schedules": ["optimizers", "lr_scheduler", "lr_schedules", "composed_schedules", "warmup", "local_sgd"],
     "Replicas, shards and other engines' settings": [
-        "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_layers", "prepare_pippy", "experts", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
+        "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_schedule", "pipeline_layers", "prepare_pippy", "experts", "planner", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
         "megatron_lm", "megatron_lm_training", "dynamo", "parallelism_config", "activation_checkpointing"],
     "Ranks and collectives": ["world", "distributed_type", "visit_tensors", "nested", "nested_structure", "objects", "launch", "elastic"],
     "Checkpoints and weights": [
-        "accelerator_checkpoints", "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
+        "checkpoints", "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],
     "Models that do not fit into memory": [
         "big_model", "model_device_map", "device_map", "block_plan", "byte_size", "load_checkpoint", "offload", "module_tensors", "hooks",
         "layerwise_casting", "quantize", "quantized_model"],

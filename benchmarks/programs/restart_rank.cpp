@@ -54,7 +54,7 @@ void train(const char* file, const accelerate::ElasticContext* context) {
     if (!is_first) {
       const bool has_resumed = context == nullptr || has_state;
       if (accelerator.is_main_process() && has_resumed) stamp(file);
-      accelerator.finish();
+      accelerator.end_training();
       return;
     }
     if (context != nullptr && context->step_done(accelerator)) return;

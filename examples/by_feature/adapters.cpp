@@ -64,5 +64,5 @@ int main() {
       "fetched more than once per step: " +
       std::string(offloaded.stats().num_fetches > 20 * 13 ? "yes" : "no"));
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

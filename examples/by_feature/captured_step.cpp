@@ -73,5 +73,5 @@ int main() {
       captured.captured() ? std::string("the steps were replayed")
                           : "the steps ran plainly: " + captured.reason());
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -19,10 +19,8 @@ int main(int argc, char** argv) {
       adam,
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
-  if (const auto newest = accelerator.latest_checkpoint()) {
-    accelerator.print("resuming from " + newest->string());
-    accelerator.load_state(*newest);
-  }
+  if (accelerator.resume())
+    accelerator.print("resuming in epoch {}", loader.epoch());
   while (loader.epoch() < last_epoch) {
     double last = 0;
     for (auto& [points, values] : loader) {
@@ -38,5 +36,5 @@ int main(int argc, char** argv) {
     accelerator.save_state({.asynchronous = true});
   }
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

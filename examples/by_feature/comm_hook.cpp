@@ -33,5 +33,5 @@ int main() {
       std::string("gradients have the precision of ") +
       (is_rounded ? "bf16" : "fp32"));
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

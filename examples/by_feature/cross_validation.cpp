@@ -15,8 +15,8 @@ auto part_of_data(std::int64_t fold, bool is_of_fold) {
 
 int main() {
   accelerate::Accelerator accelerator;
-  const auto logger =
-      accelerator.logger("cross_validation", accelerate::LogLevel::info);
+  const auto logger = accelerator.world().logger(
+      "cross_validation", accelerate::LogLevel::info);
   accelerate::Mean error(accelerator);
   accelerate::Sum judged(accelerator);
   Net last = nullptr;
@@ -55,5 +55,5 @@ int main() {
       std::to_string(static_cast<int>(judged.compute())) +
       " samples judged, error " + (is_good ? "below" : "above") + " 0.05");
   report(accelerator, last);
-  accelerator.finish();
+  accelerator.end_training();
 }

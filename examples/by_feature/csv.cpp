@@ -95,5 +95,5 @@ int main() {
     accelerator.print(line);
   }
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -43,10 +43,9 @@ int main() {
   }
   print_on_every_rank(
       accelerator,
-      "holds " + std::to_string(num_elements(accelerator, student)) +
-          " elements of the student, " +
-          std::to_string(num_elements(accelerator, teacher)) +
+      "holds " + std::to_string(num_elements(student)) +
+          " elements of the student, " + std::to_string(num_elements(teacher)) +
           " of the teacher");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

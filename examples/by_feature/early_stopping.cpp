@@ -30,5 +30,5 @@ int main() {
     }
   }
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -36,12 +36,12 @@ int main(int argc, char** argv) {
         optimizer.zero_grad();
         if (context.step_done(accelerator)) return;
       }
-      const bool is_last = accelerator.is_last_process();
+      const bool is_last = accelerator.world().is_last_process();
       if (dies && context.generation() == 1 && is_last && loader.epoch() == 10)
         std::raise(SIGKILL);
     }
     report(accelerator, net);
-    accelerator.finish();
+    accelerator.end_training();
   };
   accelerate::run_elastic(train, {.global_batch_size = 20});
 }

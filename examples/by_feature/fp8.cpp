@@ -41,7 +41,7 @@ void train(const std::string& name, const accelerate::FP8Recipe& recipe) {
     }
   }
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }
 
 }  // namespace

@@ -64,5 +64,5 @@ int main() {
   accelerator.print(
       std::abs(fused - plain) < 1e-5 ? "all logits at once: the same loss"
                                      : "all logits at once: another loss");
-  accelerator.finish();
+  accelerator.end_training();
 }

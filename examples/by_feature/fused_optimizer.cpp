@@ -23,5 +23,5 @@ int main() {
     }
   }
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -40,5 +40,5 @@ int main() {
       " gradients; the largest norm that remained is " +
       std::to_string(largest_norm));
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

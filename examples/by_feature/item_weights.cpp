@@ -34,5 +34,5 @@ int main(int argc, char** argv) {
     }
   }
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

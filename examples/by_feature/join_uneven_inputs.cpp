@@ -31,5 +31,5 @@ int main() {
   if (has_equal_weights(accelerator, net))
     accelerator.print("all ranks have the same weights");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

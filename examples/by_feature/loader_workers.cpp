@@ -64,5 +64,5 @@ int main() {
   }
   accelerator.print(resumed.prefetch_report().text());
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

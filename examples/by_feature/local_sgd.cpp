@@ -33,5 +33,5 @@ int main() {
   if (has_equal_weights(accelerator, net))
     accelerator.print("ranks have the same weights in the end");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

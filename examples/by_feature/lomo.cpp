@@ -26,5 +26,5 @@ int main() {
   accelerator.print(
       std::to_string(num_gradients) + " gradients are left in memory");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -32,5 +32,5 @@ int main() {
       c10::toString(net->hidden->weight.scalar_type()) +
       ", the optimizer steps on " + c10::toString(stepped_on.scalar_type()));
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -34,5 +34,5 @@ int main() {
       {.starting_batch_size = 128,
        .reduce_batch_size = accelerate::halve,
        .group = accelerator.world().group()});
-  accelerator.finish();
+  accelerator.end_training();
 }

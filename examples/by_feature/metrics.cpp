@@ -67,5 +67,5 @@ int main() {
       line, sizeof(line), "training loss %.4f", training_loss.compute());
   accelerator.print(line);
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -31,5 +31,5 @@ int main() {
         c10::toString(inside.forward(point).scalar_type()));
   });
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

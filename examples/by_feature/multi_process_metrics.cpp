@@ -50,5 +50,5 @@ int main() {
   accelerator.print(
       "by one process: " + std::to_string(count_close(net)) + " of 500");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -81,5 +81,5 @@ int main() {
       std::to_string(num_sequences) + " sequences in " +
           std::to_string(num_rows) + " rows");
   accelerator.print("loss " + std::to_string(last));
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -21,5 +21,5 @@ int main() {
   }
   accelerator.print(std::to_string(steps_taken(adam)) + " optimizer steps");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -184,5 +184,5 @@ int main() {
       are_equal && are_own ? "one policy, and poles of its own on every rank"
                            : "the ranks are not as they should be");
   accelerator.print("loss " + std::to_string(1 - length / kLongest));
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -63,5 +63,5 @@ int main() {
       std::to_string(rows[0].num_steps) + " steps of each of " +
       std::to_string(rows.size()) + " ranks");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -40,5 +40,5 @@ int main() {
       std::to_string(peak_step) + " steps, " +
       std::to_string(optimizer.learning_rate()) + " in the end");
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -25,11 +25,10 @@ int main() {
   }
   print_on_every_rank(
       accelerator,
-      "holds " + std::to_string(num_elements(accelerator, model)) +
-          " elements");
+      "holds " + std::to_string(num_elements(model)) + " elements");
   accelerator.save_model(model, "weights");  // full weights
   Net unsharded;
   accelerate::load_model(*unsharded, "weights");
   report(accelerator, unsharded);
-  accelerator.finish();
+  accelerator.end_training();
 }

@@ -46,5 +46,5 @@ int main() {
       "read " + std::to_string(*num_read) + " samples, trained on " +
           std::to_string(num_received));
   report(accelerator, net);
-  accelerator.finish();
+  accelerator.end_training();
 }

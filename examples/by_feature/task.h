@@ -41,11 +41,9 @@ inline std::int64_t steps_taken(const torch::optim::Adam& adam) {
 
 /// Number of elements of a model that this rank holds.
 template <class M>
-std::int64_t num_elements(
-    const accelerate::Accelerator& accelerator,
-    const accelerate::Model<M>& model) {
+std::int64_t num_elements(const accelerate::Model<M>& model) {
   std::int64_t sum = 0;
-  for (const auto& shard : accelerator.state_dict_shards(model))
+  for (const auto& shard : model.state_dict_shards())
     sum += shard.tensor.numel();
   return sum;
 }

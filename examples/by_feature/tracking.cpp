@@ -64,8 +64,7 @@ int main(int argc, char** argv) {
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
   // Before anything is logged, since the checkpoint names the run.
-  if (const auto newest = accelerator.latest_checkpoint())
-    accelerator.load_state(*newest);
+  accelerator.resume();
   accelerator.init_trackers("by_feature", {{"lr", 2e-2}, {"batch_size", 20}});
 
   std::int64_t step = static_cast<std::int64_t>(loader.epoch()) *
@@ -89,12 +88,12 @@ int main(int argc, char** argv) {
       }
     }
     losses_of_epochs.push_back(sum / static_cast<double>(num_batches));
-    accelerator.log_images("wanted and found", picture(model), step);
-    accelerator.log_histogram("weights", net->hidden->weight, step);
+    accelerator.trackers().log_images("wanted and found", picture(model), step);
+    accelerator.trackers().log_histogram("weights", net->hidden->weight, step);
     accelerator.save_state();
   }
 
-  accelerator.log_figure(
+  accelerator.trackers().log_figure(
       "losses",
       {.title = "mean loss per epoch",
        .x_label = "epoch",
@@ -110,7 +109,7 @@ int main(int argc, char** argv) {
       corners.rows.push_back({x, y, found.item<double>()});
     }
   }
-  accelerator.log_table("corners", corners, step);
+  accelerator.trackers().log_table("corners", corners, step);
   report(accelerator, net);
   accelerator.end_training();
 }

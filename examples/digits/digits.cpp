@@ -117,13 +117,10 @@ void resume(
     accelerator.print("resumed from " + from);
     return;
   }
-  const auto newest = accelerator.latest_checkpoint();
-  if (!newest) {
-    accelerator.print("nothing to resume from yet: starting from scratch");
-    return;
-  }
-  accelerator.load_state(*newest);
-  accelerator.print("resumed from " + newest->string());
+  accelerator.print(
+      accelerator.resume()
+          ? "resumed from the newest checkpoint"
+          : "nothing to resume from yet: starting from scratch");
 }
 
 void train(const Flags& flags) {
@@ -211,7 +208,7 @@ void train(const Flags& flags) {
   }
   bar.close();
 
-  const auto whole = accelerator.full_parameters(model);
+  const auto whole = model.full_parameters();
   if (accelerator.is_main_process()) {
     std::printf(
         "%d process%s, %.0f samples/s, results in %s (accelerate-cpp watch "
@@ -222,7 +219,7 @@ void train(const Flags& flags) {
             ? static_cast<double>(num_samples) / train_time.count()
             : 0.0,
         flags.project_dir.c_str(),
-        accelerator.run_dir().c_str(),
+        accelerator.trackers().run_dir().c_str(),
         accuracy,
         static_cast<unsigned long long>(digest_of(*model.module())));
   }

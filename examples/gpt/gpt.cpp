@@ -219,7 +219,7 @@ class Training {
           accelerator,
           gpt_->layers(),
           accelerate::PipelineOptions{
-              .schedule = flags.schedule,
+              .schedule = accelerate::parse_pipeline_schedule(flags.schedule),
               .num_micro_batches = flags.micro_batches});
       prepare_optimizer(pipeline_->parameters(), flags);
     } else {
@@ -263,8 +263,8 @@ class Training {
 
   [[nodiscard]] std::int64_t num_parameters() const { return num_parameters_; }
   [[nodiscard]] std::vector<accelerate::ExpertLoad> expert_loads() const {
-    return pipeline_ ? accelerator_.expert_loads(pipeline_->model())
-                     : accelerator_.expert_loads(*model_);
+    return pipeline_ ? pipeline_->model().expert_loads()
+                     : model_->expert_loads();
   }
 
  private:
@@ -381,8 +381,7 @@ void train(const Flags& flags) {
   Progress progress;
   accelerator.register_for_checkpointing(progress);
   if (flags.resume == "latest") {
-    if (const auto newest = accelerator.latest_checkpoint())
-      accelerator.load_state(*newest);
+    accelerator.resume();
   } else if (!flags.resume.empty()) {
     accelerator.load_state(fs::path(flags.resume));
   }

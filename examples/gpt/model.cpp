@@ -32,8 +32,8 @@ BlockImpl::BlockImpl(const GptOptions& options)
           .num_experts = options.num_experts,
           .router =
               {.top_k = std::min<std::int64_t>(2, options.num_experts),
-               .balance_loss = 1e-2,
-               .z_loss = 1e-3},
+               .balance_loss_coefficient = 1e-2,
+               .z_loss_coefficient = 1e-3},
           .mlp = accelerate::ExpertMlpOptions{
               .intermediate_size = 2 * options.width}}));
 }

@@ -5,12 +5,7 @@
 // safetensors files (safetensors.h, a separate library without LibTorch).
 
 #include <accelerate/accelerator.h>
-#include <accelerate/accelerator_checkpoints.h>
-#include <accelerate/accelerator_collectives.h>
-#include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
-#include <accelerate/accelerator_processes.h>
-#include <accelerate/accelerator_tracking.h>
 #include <accelerate/activation_checkpointing.h>
 #include <accelerate/attention.h>
 #include <accelerate/batch_iterator.h>
@@ -19,6 +14,7 @@
 #include <accelerate/bucket_hook.h>
 #include <accelerate/byte_size.h>
 #include <accelerate/checkpoint.h>
+#include <accelerate/checkpoints.h>
 #include <accelerate/collate.h>
 #include <accelerate/context_parallel.h>
 #include <accelerate/data_loader.h>
@@ -72,6 +68,8 @@
 #include <accelerate/parallelism_config.h>
 #include <accelerate/pipeline.h>
 #include <accelerate/pipeline_layers.h>
+#include <accelerate/pipeline_schedule.h>
+#include <accelerate/planner.h>
 #include <accelerate/planning.h>
 #include <accelerate/precision.h>
 #include <accelerate/prefetch_report.h>
@@ -92,8 +90,9 @@
 #include <accelerate/tensor_parallel.h>
 #include <accelerate/torch_loader.h>
 #include <accelerate/tracker.h>
+#include <accelerate/trackers.h>
 #include <accelerate/tracking.h>
-#include <accelerate/visit_tensors.h>
 #include <accelerate/version.h>
+#include <accelerate/visit_tensors.h>
 #include <accelerate/weights.h>
 #include <accelerate/world.h>

@@ -1,96 +1,93 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/accelerator_checkpoints.h>
-#include <accelerate/accelerator_collectives.h>
-#include <accelerate/accelerator_loaders.h>
 #include <accelerate/accelerator_options.h>
-#include <accelerate/accelerator_processes.h>
 #include <accelerate/captured_step.h>
+#include <accelerate/checkpoints.h>
 #include <accelerate/context_parallel.h>
 #include <accelerate/data_loader.h>
 #include <accelerate/data_loader_configuration.h>
-#include <accelerate/deepspeed.h>
-#include <accelerate/detail/planned_step.h>
+#include <accelerate/detail/handles.h>
+#include <accelerate/detail/object_bytes.h>
 #include <accelerate/detail/prepare_items.h>
+#include <accelerate/detail/sample_values.h>
 #include <accelerate/detail/step_state.h>
 #include <accelerate/distributed_type.h>
 #include <accelerate/export.h>
-#include <accelerate/full_parameters.h>
-#include <accelerate/grad_scaler.h>
 #include <accelerate/gradient_state.h>
 #include <accelerate/memory.h>
-#include <accelerate/memory_plan.h>
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
+#include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
 #include <accelerate/parallel.h>
 #include <accelerate/precision.h>
 #include <accelerate/profiler.h>
+#include <accelerate/progress.h>
 #include <accelerate/scheduler.h>
+#include <accelerate/state_dict.h>
 #include <accelerate/step_options.h>
 #include <accelerate/torch_loader.h>
+#include <accelerate/tracker.h>
+#include <accelerate/trackers.h>
+#include <accelerate/weights.h>
 #include <accelerate/world.h>
 
 namespace accelerate {
 
+struct MetricRanks;  // metrics.h
+
 namespace detail {
-struct AddedTechnique;
+struct AcceleratorAccess;
+struct Session;
 }  // namespace detail
 
 /// Everything that a training program calls, the same on one process and on
-/// many. Functions for processes, loaders, values across ranks, trackers and
-/// checkpoints are in base classes (accelerator_processes.h,
-/// accelerator_loaders.h, accelerator_collectives.h, accelerator_tracking.h,
-/// accelerator_checkpoints.h). Construction is collective. A cheap handle:
-/// copies refer to the same accelerator. Not thread-safe, but ranks can be
-/// threads with an Accelerator each.
+/// many. What only some programs need is behind `world()`, `mesh()`, `state()`,
+/// `gradient_state()`, `trackers()` and `checkpoints()`. Construction is
+/// collective. A cheap handle: copies refer to the same accelerator. Not
+/// thread-safe, but ranks can be threads with an Accelerator each.
 ///
 /// Functions that communicate must be called by all ranks in the same order;
 /// they throw DistributedError naming the peer that died or stopped responding.
-class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
+class ACCELERATE_API Accelerator {
  public:
   /// Connects to the other ranks. Throws a single ConfigError that lists
   /// everything wrong with the options and the launcher's settings, or
   /// DistributedError naming the ranks that did not arrive.
   explicit Accelerator(const AcceleratorOptions& options = {});
-  /// As above with additional techniques, for the library's own tests.
-  Accelerator(
-      const AcceleratorOptions& options,
-      const std::vector<detail::AddedTechnique>& added);
 
   // Preparing.
 
   /// Prepares modules, optimizers, loaders and schedulers to work across all
   /// ranks, and returns handles in the order given: a tuple, or a single handle
   /// for a single item.
-  ///
   /// * a module (holder or `shared_ptr`) becomes a Model: it is moved to
   ///   `device()` and receives rank 0's weights; with_options() gives it its
   ///   own options (model_options.h);
   /// * a `torch::optim` optimizer or LRScheduler becomes an Optimizer or
   ///   Scheduler; it is borrowed, so a temporary does not compile. A
   ///   `unique_ptr` (moved in) or `shared_ptr` to one is kept until
-  ///   free_memory() or finish();
+  ///   free_memory() or end_training();
   /// * an accelerate::DataLoader (moved in) becomes a DataLoader of this rank's
   ///   share of the data, on `device()`; a `torch::data` loader becomes a
   ///   TorchLoader.
-  ///
   /// Can be called several times. Throws ConfigError, before changing anything,
   /// if an item cannot be prepared.
   template <class... Items>
@@ -104,23 +101,6 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
     }
   }
 
-  /// `prepare(with_options(model, options))`; `{.evaluation_mode = true}` for a
-  /// model that is never trained.
-  template <detail::PreparableModule Module>
-  auto prepare_model(Module model, const ModelOptions& options = {}) const {
-    return prepare(with_options(std::move(model), options));
-  }
-  /// `prepare(optimizer)`.
-  template <detail::OptimizerLike O>
-  Optimizer prepare_optimizer(O& optimizer) const {
-    return prepare(optimizer);
-  }
-  /// `prepare(scheduler)`. It steps with its own optimizer if that is prepared,
-  /// otherwise with all of them.
-  template <detail::SchedulerLike S>
-  Scheduler prepare_scheduler(S& scheduler) const {
-    return prepare(scheduler);
-  }
   /// `prepare(std::move(loader))`, with options. To slice rounds your own way,
   /// see DataLoader::slice_fn_for_dispatch.
   template <class Loader>
@@ -136,13 +116,22 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
     };
     return detail::make_handle(result, std::forward<Loader>(loader));
   }
-
+  /// What prepared loaders do where their own options are unset. Changes apply
+  /// to loaders prepared afterwards; all ranks must make the same ones.
+  [[nodiscard]] DataLoaderConfiguration& dataloader_config() const;
+  /// The next pass over a prepared loader, without the first `num_batches`
+  /// batches of each rank.
+  template <class Loader>
+  SkippedBatches<Loader> skip_first_batches(
+      Loader& loader,
+      std::int64_t num_batches = 0) const {
+    return accelerate::skip_first_batches(loader, num_batches);
+  }
   /// Calls `function`, which constructs modules, and returns its result. With
-  /// cpu_ram_efficient_loading or zero3_init_flag (on by default in DeepSpeed's
-  /// stage 3) in the sharding settings, only rank 0 allocates and initialises
-  /// them; the other ranks construct them as init_empty_weights() does, and
-  /// prepare() gives each rank its shards. Random generators that agreed across
-  /// ranks before still agree afterwards. All ranks must call it.
+  /// cpu_ram_efficient_loading or zero3_init_flag in the sharding settings, only
+  /// rank 0 allocates and initialises them; the others construct them as
+  /// init_empty_weights() does, and prepare() gives each rank its shards. Random
+  /// generators that agreed across ranks still agree. All ranks must call it.
   template <class Function>
   auto init_model(Function&& function) const {
     detail::ModelConstruction construction = begin_construction();
@@ -194,37 +183,13 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   /// step.
   template <class... Models>
   [[nodiscard]] MicroStep accumulate(const Models&... models) const {
-    static_assert(
-        (detail::kIsModel<Models> && ...),
-        "accumulate() takes prepared models: give it what prepare() returned");
-    if constexpr ((detail::kIsModel<Models> && ...)) {
-      return begin_micro_step({models.prepared().get()...});
-    } else {
-      return begin_micro_step({});
-    }
+    return begin_micro_step({detail::prepared_of(models)...});
   }
   /// While the returned scope lives, gradients of these models are not averaged
   /// over the ranks. Optimizers still step.
   template <class... Models>
   [[nodiscard]] MicroStep no_sync(const Models&... models) const {
-    static_assert(
-        (detail::kIsModel<Models> && ...),
-        "no_sync() takes prepared models: give it what prepare() returned");
-    if constexpr ((detail::kIsModel<Models> && ...)) {
-      return MicroStep(session_, {models.prepared().get()...}, false);
-    } else {
-      return MicroStep(session_, {}, false);
-    }
-  }
-  /// For programs ported from Accelerate: the returned scope has no effect. In
-  /// Accelerate, a forward inside no_sync() turns averaging off for its
-  /// backward, which this scope undoes. Here, only the place of the backward
-  /// counts: outside no_sync() its gradients are averaged, wherever the forward
-  /// ran.
-  template <class M>
-  [[nodiscard]] MicroStep trigger_sync_in_backward(
-      const Model<M>& model) const {
-    return MicroStep(session_, {model.prepared().get()}, true);
+    return MicroStep(session_, {detail::prepared_of(models)...}, false);
   }
   /// Runs `body`, a training loop in which ranks can take different numbers of
   /// steps. A rank that runs out of data shadows the others' collectives with
@@ -232,25 +197,11 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   /// and schedules of the ranks that ran longest. All ranks must call it, and
   /// run the same kinds of backward passes in the same order in `body`; other
   /// collectives (gather, say) have no counterpart on ranks that have finished.
-  /// Costs a short message per bucket of gradients.
-  ///
-  /// Throws ConfigError with fp16, whose scale all ranks decide together, and
-  /// when nested.
+  /// Costs a short message per bucket of gradients. Throws ConfigError with
+  /// fp16, whose scale all ranks decide together, and when nested.
   void join_uneven_inputs(
       const std::function<void()>& body,
       const JoinOptions& options = {}) const;
-  /// While the returned scope lives, the module's parameters are full, in the
-  /// dtype on which optimizers step (fp32 under bf16 or fp16), and can be read
-  /// or changed; changes must be the same on all ranks, and are kept exactly.
-  /// All ranks must call it, outside forward and backward. Forwards of the
-  /// prepared model inside the scope compute in their usual precision, for
-  /// which a copy of the parameters is rounded; the module's own forward gets
-  /// the parameters as they are. Needed for sharded parameters and
-  /// master_weights only; others are always full.
-  template <class M>
-  [[nodiscard]] FullParameters full_parameters(const Model<M>& model) const {
-    return unshard_parameters(*model.prepared());
-  }
   /// While the returned scope lives, `buffers` hold this rank's positions of
   /// the sequence, which is divided among the ranks along `context`, and
   /// torch's scaled_dot_product_attention attends over the whole sequence; see
@@ -264,34 +215,14 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   /// True if this micro-step ends a window, and always outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   [[nodiscard]] int gradient_accumulation_steps() const;
-  /// Decides, until the next accumulate(), whether optimizers and schedules
-  /// step. Whether a backward is averaged is up to accumulate() and no_sync().
-  void set_sync_gradients(bool sync_gradients) const;
-  /// Changes the length of future windows; the next accumulate() begins one.
-  /// Throws ConfigError in the middle of a window, and for values below 1.
-  void set_gradient_accumulation_steps(int num_steps) const;
-  /// A view of the current window and of the loader being read.
+  /// The current window, the loader being read, and the loss scaler.
   [[nodiscard]] GradientState gradient_state() const;
-  /// The DeepSpeed configuration in force, as JSON; empty without one.
-  [[nodiscard]] const std::string& deepspeed_config() const;
 
-  /// Makes a step that is replayed as one graph of the device's kernels:
-  ///
-  ///     auto step = accelerator.capture([&](torch::Tensor x, torch::Tensor y) {
-  ///       auto loss = criterion(model(x), y);
-  ///       accelerator.backward(loss);
-  ///       optimizer.step();
-  ///       optimizer.zero_grad();
-  ///       return loss;
-  ///     });
-  ///     for (auto& [x, y] : loader) auto loss = step(x, y);
-  ///
-  /// `step` is a copyable function object with one signature (no generic
-  /// lambda) that takes tensors or nested values with tensors, and returns such
-  /// or nothing. Models, optimizers and schedules that it uses must be
-  /// prepared. See CapturedStep for what it may do, and CapturedStep::reason()
-  /// for why a call ran plainly. What cannot be captured runs plainly, with
-  /// one warning that names the reason. Throws ConfigError for options out of
+  /// Makes a step that is replayed as one graph of the device's kernels; see
+  /// CapturedStep. `step` is a copyable function object with one signature (no
+  /// generic lambda) that takes tensors or nested values with tensors, and
+  /// returns such or nothing. What cannot be captured runs plainly, with one
+  /// warning that names the reason. Throws ConfigError for options out of
   /// range.
   template <class Step>
   [[nodiscard]] auto capture(Step step, const CaptureOptions& options = {})
@@ -307,8 +238,6 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   void unscale_gradients() const;
   void unscale_gradients(const Optimizer& optimizer) const;
   void unscale_gradients(const std::vector<Optimizer>& optimizers) const;
-  /// The loss scaler; empty without fp16.
-  [[nodiscard]] const std::optional<GradScaler>& scaler() const;
   /// True if any optimizer skipped its last step because of an infinite
   /// gradient.
   [[nodiscard]] bool optimizer_step_was_skipped() const;
@@ -346,44 +275,275 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   [[nodiscard]] AutocastScope autocast() const;
   [[nodiscard]] AutocastScope autocast(const AutocastOptions& options) const;
 
-  // Models.
+  // Processes, and how they divide the work.
 
-  /// As in module_tensors.h; prepare() does not move such models.
-  [[nodiscard]] bool verify_device_map(const torch::nn::Module& module) const;
+  /// The ranks, their store and groups, loggers, and functions that run on some
+  /// ranks only (world.h).
+  [[nodiscard]] const World& world() const;
+  /// The ranks as a grid with a dimension for each axis (parallel.h).
+  [[nodiscard]] const Mesh& mesh() const;
+  /// Facts that do not change: engine, precision, backend (distributed_type.h).
+  [[nodiscard]] AcceleratorState state() const;
+  // World's functions of the same names.
+  [[nodiscard]] at::Device device() const { return world().device(); }
+  [[nodiscard]] int num_processes() const { return world().size(); }
+  [[nodiscard]] int process_index() const { return world().rank(); }
+  [[nodiscard]] bool is_main_process() const {
+    return world().is_main_process();
+  }
+  [[nodiscard]] bool is_local_main_process() const {
+    return world().is_local_main_process();
+  }
+  void wait_for_everyone() const { world().wait_for_everyone(); }
+  void on_main_process(const std::function<void()>& function) const {
+    world().on_main_process(function);
+  }
+  void main_process_first(const std::function<void()>& function) const {
+    world().main_process_first(function);
+  }
+  void print(std::string_view line) const { world().print(line); }
+  template <class First, class... Rest>
+  void print(
+      detail::MessageText<1 + sizeof...(Rest)> message,
+      const First& first,
+      const Rest&... rest) const {
+    world().print(message, first, rest...);
+  }
+
+  /// A progress bar on each node's first rank (progress.h), around a range, such
+  /// as a loader, around the numbers below a total, or that the caller updates.
+  template <class RangeOrTotal>
+  [[nodiscard]] auto progress(
+      RangeOrTotal&& range_or_total,
+      const ProgressOptions& options = {}) const {
+    return accelerate::progress(
+        std::forward<RangeOrTotal>(range_or_total), progress_options(options));
+  }
+  void progress(bool, const ProgressOptions& = {}) const = delete;
+
+  // Values of all ranks that read different data, `mesh().batch_group()`: with
+  // replicas and shards, every rank; where several ranks share a batch (as with
+  // tensor parallelism), they have the same values, and each sample counts once.
+
+  /// Returns the values of all batches, concatenated along dimension 0 in the
+  /// order of batch ranks, on every rank.
+  template <class T>
+  T gather(const T& value) const {
+    return accelerate::gather(value, mesh().batch_group());
+  }
+  template <class T>
+  std::vector<T> gather(std::initializer_list<T> values) const {
+    return accelerate::gather(values, mesh().batch_group());
+  }
+  /// Like gather(), without the samples that the loader repeated to fill the
+  /// last batch. Call it on every batch, inside the loop over the loader. Ranks
+  /// can have different numbers of rows; values that are not rows of the batch
+  /// (0-d losses, say) are all kept as long as there are fewer of them than
+  /// samples. Lists beside the tensors are treated like them.
+  template <class T>
+  T gather_for_metrics(const T& value) const {
+    return detail::gather_samples(
+        value, mesh().batch_group(), loader_remainder());
+  }
+  /// The same for a list: tensors are gathered one by one. Objects (objects.h),
+  /// one for each sample, are joined into one list; so are tensors with
+  /// `use_gather_object`, which throws ConfigError for a type of your own that
+  /// has visit_tensors() but not object_to_bytes().
+  template <class T>
+  std::vector<T> gather_for_metrics(
+      const std::vector<T>& values,
+      const GatherForMetricsOptions& options = {}) const {
+    return detail::gather_samples(
+        values, mesh().batch_group(), loader_remainder(), options);
+  }
+  /// Returns the sum (the default, as in Accelerate), mean, maximum or other
+  /// reduction over all batches, on every rank. The free reduce() takes the
+  /// mean unless told otherwise.
+  template <class T>
+  T reduce(
+      const T& value,
+      std::optional<ReduceOp> op = ReduceOp::sum,
+      double scale = 1.0) const {
+    return accelerate::reduce(value, mesh().batch_group(), op, scale);
+  }
+  /// Pads every tensor along `dim` to the largest size of any batch, so that
+  /// they can be gathered.
+  template <class T>
+  T pad_across_processes(
+      const T& value,
+      std::int64_t dim = 0,
+      double pad_index = 0,
+      bool pad_first = false) const {
+    return accelerate::pad_across_processes(
+        value, mesh().batch_group(), dim, pad_index, pad_first);
+  }
+  /// Returns this rank's share of a list, a tensor, or a map of them that every
+  /// rank has in full. See nested.h. Ranks that share a batch get the same
+  /// share.
+  template <class T>
+  T split_between_processes(const T& items, bool apply_padding = false) const {
+    return detail::split_samples(items, mesh().batch_group(), apply_padding);
+  }
+  /// Asks all ranks to stop at their next check; any rank can call it.
+  void set_trigger() const;
+  /// True if any rank has set the trigger since the last check that returned
+  /// true. Collective.
+  [[nodiscard]] bool check_trigger() const;
+  /// True on all ranks, in the same call, if the process of any rank has been
+  /// told to end (AcceleratorOptions::preemption_signals). Call it at the end
+  /// of every step, or every few steps, on all ranks alike; if it is true, save
+  /// and leave the loop within the time that the launcher (`--grace_seconds`),
+  /// Slurm or Kubernetes grants. Communicates one number. From the first call
+  /// on, these signals no longer end the process.
+  [[nodiscard]] bool check_preemption() const;
+
+  /// For metrics (metrics.h): `Mean loss(accelerator)`.
+  operator MetricRanks() const;
+
+  // Trackers and the run's journal. Functions act on the main process only; a
+  // call costs about as much as copying what is logged, since another thread
+  // passes it on. Pass steps, so that a resumed run can tell what it repeats.
+
+  /// Creates and starts the trackers of AcceleratorOptions::log_with, and
+  /// passes them `config`; an empty one is passed on as well, std::nullopt is
+  /// not. `init_kwargs`: settings by tracker name. Throws whatever a tracker
+  /// that cannot start throws, and ConfigError if called before.
+  void init_trackers(
+      const std::string& project_name,
+      const LogValues& config,
+      const TrackerKwargs& init_kwargs = {}) const;
+  void init_trackers(
+      const std::string& project_name,
+      std::nullopt_t config = std::nullopt,
+      const TrackerKwargs& init_kwargs = {}) const;
+  /// Logs values of a step to the journal and all trackers. `log_kwargs`:
+  /// options by tracker name.
+  void log(
+      LogValues values,
+      std::optional<std::int64_t> step = std::nullopt,
+      const TrackerKwargs& log_kwargs = {}) const;
+  /// Returns the tracker of that name once it has received everything logged so
+  /// far. On other ranks, and without trackers, returns one whose functions are
+  /// no-ops. Do not log while using it: trackers are not thread-safe. Throws
+  /// ConfigError if no tracker has that name.
+  [[nodiscard]] std::shared_ptr<GeneralTracker> get_tracker(
+      const std::string& name) const;
+  /// Images, tables, figures, files, and the trackers themselves (trackers.h).
+  [[nodiscard]] Trackers trackers() const;
+
+  // Checkpoints, and weights in files.
+
+  /// Writes everything that is prepared or registered, so that training resumes
+  /// exactly after load_state(): weights and buffers, optimizers, schedules,
+  /// the loss scaler, loader positions, and every rank's random states. All
+  /// ranks must call it.
+  /// Writes to `output_dir` or, without one and with
+  /// automatic_checkpoint_naming, to the project's checkpoints. The checkpoint
+  /// appears under its name once all of it is durable; a crash leaves the
+  /// previous contents. Older checkpoints beyond total_limit are then deleted.
+  /// Throws ConfigError for a name that is taken, CheckpointError naming the
+  /// rank that could not write and why, DistributedError if ranks made
+  /// different calls.
+  SaveTicket save_state(
+      const std::filesystem::path& output_dir,
+      const SaveStateOptions& options = {}) const;
+  SaveTicket save_state(const SaveStateOptions& options = {}) const;
+  /// Restores everything prepared and registered from a checkpoint: the newest
+  /// complete one, or the one in `input_dir`. All ranks must call it; there can
+  /// be more or fewer than when it was saved. Everything is compared first: a
+  /// single CheckpointError lists all mismatches, and then nothing was loaded.
+  void load_state(
+      const std::filesystem::path& input_dir,
+      const LoadStateOptions& options = {}) const;
+  void load_state(const LoadStateOptions& options = {}) const;
+  /// Loads the newest complete checkpoint of the project, if there is one;
+  /// returns whether there was. Needs automatic_checkpoint_naming. All ranks
+  /// must call it. Throws like load_state(), and also if there are checkpoints
+  /// but all of them are damaged.
+  bool resume(const LoadStateOptions& options = {}) const;
+  /// Adds objects, which are borrowed, to checkpoints, in this order.
+  template <class... Objects>
+    requires(!(std::is_convertible_v<Objects&, std::string_view> || ...))
+  void register_for_checkpointing(Objects&... objects) const {
+    (register_object(detail::registered_state(objects)), ...);
+  }
+  /// Adds a variable, which is borrowed, to checkpoints, in the same order. All
+  /// ranks must register it, under the name that it was saved with; rank 0's
+  /// value is saved, and every rank loads it. A tensor is loaded in place if its
+  /// shape and dtype are the saved ones; otherwise the variable gets a new one
+  /// on the same device.
+  template <CheckpointValue T>
+  void register_for_checkpointing(const std::string& name, T& value) const {
+    register_object(detail::registered_state(name, value));
+  }
+  /// Writes an object to one file on rank 0, or, with save_on_each_node, on each
+  /// node's first rank; other ranks return at once. The file, which appears once
+  /// it is complete and durable, is torch.save's, or, with `safe_serialization`,
+  /// for states of tensors, safetensors; names in nested states are
+  /// "outer.inner". Throws ConfigError for what the format cannot hold, Error if
+  /// the file cannot be written.
+  void save(
+      const at::Tensor& tensor,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const;
+  void save(
+      const StateDict& state,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const;
+  void save(
+      const WeightList& weights,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const;
+  /// Writes get_state_dict(model); all ranks must call it.
+  template <class M>
+  void save(
+      const Model<M>& model,
+      const std::filesystem::path& file,
+      bool safe_serialization = false) const {
+    const bool is_per_node =
+        checkpoints().project_configuration().save_on_each_node;
+    save(
+        get_state_dict(model, {.rank0_only = !is_per_node}),
+        file,
+        safe_serialization);
+  }
+  /// Writes a prepared model's weights for other programs (weights.h) on rank
+  /// 0, or, with save_on_each_node, on each node's first rank. All ranks must
+  /// call it; if one cannot write, all throw. A sharded model is gathered piece
+  /// by piece: no rank ever holds a full tensor of it.
+  template <class M>
+  void save_model(
+      const Model<M>& model,
+      const std::filesystem::path& directory,
+      const SaveModelOptions& options = {}) const {
+    detail::save_prepared(*model.prepared(), directory, options);
+  }
+  /// Reads weight files (weights.h) into a prepared model; all ranks must call
+  /// it. If the model is sharded, each rank reads its own shards.
+  template <class M>
+  void load_model(
+      const Model<M>& model,
+      const std::filesystem::path& path,
+      const LoadModelOptions& options = {}) const {
+    detail::load_prepared(*model.prepared(), path, options);
+  }
+  /// Returns the model's tensors by name: its own, or, for a sharded model,
+  /// those that `options` select. All ranks must call it.
+  template <class M>
+  [[nodiscard]] WeightList get_state_dict(
+      const Model<M>& model,
+      const StateDictOptions& options = {}) const {
+    return detail::weights_of(*model.prepared(), options);
+  }
+  /// The project's checkpoints, and hooks of saves and loads (checkpoints.h).
+  [[nodiscard]] Checkpoints checkpoints() const;
   /// The user's own module.
   template <class M>
   static const std::shared_ptr<M>& unwrap_model(const Model<M>& model) {
     return model.module();
   }
 
-  // Memory.
-
-  /// Estimates the memory that training `module` takes per rank, for every way
-  /// of splitting it, before it is prepared: `loss_of(num_samples)` is run
-  /// forward and backward on the CPU with 2 and with 4 samples, and its memory
-  /// is extrapolated and simulated for each way. Random states, gradients and
-  /// the module are left as they were. No communication. Throws ConfigError if
-  /// the module is not on the CPU or the two runs differ in more than sizes.
-  template <detail::PreparableModule M>
-  [[nodiscard]] MemoryPlan plan_memory(
-      M module,
-      const std::function<at::Tensor(std::int64_t num_samples)>& loss_of,
-      const MemoryPlanOptions& options = {}) const {
-    return detail::plan_memory(world(), *module, loss_of, options);
-  }
-  /// The same with the mean of `module->forward(inputs...)` as the loss.
-  /// `inputs` is a tensor or a tuple of them, with samples along dimension 0,
-  /// which are repeated as needed.
-  template <detail::PreparableModule M, detail::ExampleInputs Inputs>
-  [[nodiscard]] MemoryPlan plan_memory(
-      M module,
-      const Inputs& inputs,
-      const MemoryPlanOptions& options = {}) const {
-    const detail::ForwardLoss<M, Inputs> loss_of{module, inputs};
-    return plan_memory(module, loss_of, loss_of.with_batch_size(options));
-  }
-
-  // Profiling.
+  // Profiling, settings, and the end.
 
   /// Records what this rank does, from here to the result's stop(), as
   /// `options` say (by default AcceleratorOptions::profile). Only one profile
@@ -392,8 +552,10 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
   [[nodiscard]] Profile profile() const;
   [[nodiscard]] Profile profile(const ProfileOptions& options) const;
 
-  // Ending.
-
+  /// Every option in force, one per line, with its value and where it comes
+  /// from. Settings of an engine (FSDP, DeepSpeed, Megatron-LM) that is not in
+  /// use are listed only if they were given, as "without effect".
+  [[nodiscard]] std::string explain_settings() const;
   /// Forgets everything that was prepared, and frees the strategies' memory,
   /// such as communication buckets; the count of micro-steps restarts. Earlier
   /// handles throw ConfigError when used afterwards (a loader when a pass
@@ -406,34 +568,31 @@ class ACCELERATE_API Accelerator : public AcceleratorCheckpoints {
     free_memory();
     release_memory(first, more...);
   }
-  /// Accelerate's other name for `free_memory()`.
-  template <class... Objects>
-  void clear(Objects&... objects) const {
-    free_memory(objects...);
-  }
-  /// Ends training: waits for all ranks, so that none closes its connections
-  /// while another still needs them, then calls `free_memory()`. Destructors do
-  /// neither, so that a failing rank does not wait.
-  void finish() const;
-  /// Finishes the trackers and the journal, then calls finish(). Nothing is
-  /// lost without it: destroying the Accelerator finishes them, too.
+  /// Ends training: finishes the trackers and the journal, waits for all ranks,
+  /// so that none closes its connections while another still needs them, then
+  /// calls free_memory(). Destroying the Accelerator finishes trackers and
+  /// journal as well, but does not wait, so that a failing rank ends.
   void end_training() const;
-
-  /// Every option in force, one per line, with its value and where it comes
-  /// from: code, a flag, an environment variable, a file, the default, or other
-  /// options. Settings of an engine (FSDP, DeepSpeed, Megatron-LM) that is not
-  /// in use are listed only if they were given, as "without effect".
-  [[nodiscard]] std::string explain_settings() const;
+  /// Another name of end_training().
+  void finish() const { end_training(); }
 
  private:
+  friend struct detail::AcceleratorAccess;
+
+  Accelerator(std::shared_ptr<detail::Session> session, detail::StepState* step)
+      : session_(std::move(session)), step_(step) {}
+
   detail::PrepareResult apply(const detail::PrepareRequest& request) const;
   [[nodiscard]] detail::LoaderContext loader_context() const;
+  [[nodiscard]] detail::ModelConstruction begin_construction() const;
   [[nodiscard]] MicroStep begin_micro_step(
       std::initializer_list<detail::PreparedModel*> models) const;
-  [[nodiscard]] FullParameters unshard_parameters(
-      detail::PreparedModel& model) const;
-  [[nodiscard]] detail::ModelConstruction begin_construction() const;
+  [[nodiscard]] ProgressOptions progress_options(
+      const ProgressOptions& options) const;
+  [[nodiscard]] std::int64_t loader_remainder() const;
+  void register_object(detail::AnyStateful object) const;
 
+  detail::KeptPtr<detail::Session> session_;
   detail::StepState* step_;  // the session's
 };
 

@@ -154,7 +154,7 @@ struct AcceleratorOptions {
 
   // Results.
 
-  /// The directory of a program's results; see `Accelerator::project_dir`.
+  /// The directory of a program's results.
   std::string project_dir = {};
   /// Names and numbers of checkpoints; its project_dir overrides the above.
   ProjectConfiguration project_configuration = {};

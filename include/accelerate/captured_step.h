@@ -70,6 +70,16 @@ class CapturedStep;
 /// launched every kernel. Where there are no graphs (on a CPU) or the step
 /// cannot be recorded, each call runs the function, with the same results.
 ///
+///     auto step = accelerator.capture([&](torch::Tensor x, torch::Tensor y) {
+///       auto loss = criterion(model(x), y);
+///       accelerator.backward(loss);
+///       optimizer.step();
+///       optimizer.zero_grad();
+///       return loss;
+///     });
+///     for (auto& [x, y] : loader) auto loss = step(x, y);
+///
+/// Models, optimizers and schedules that the function uses must be prepared.
 /// Arguments are copied into the memory that the graph reads, from any device;
 /// the function sees them on the accelerator's device. Numbers and strings
 /// among them are part of the kind of a step: each value has its own graph.

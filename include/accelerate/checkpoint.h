@@ -87,8 +87,8 @@ enum class CheckpointLayout {
 
 struct SaveStateOptions {
   /// Return once everything is copied to host memory; the files are written in
-  /// the background. Errors are thrown by the next save, load or finish(), or
-  /// by the ticket.
+  /// the background. Errors are thrown by the next save, load or
+  /// end_training(), or by the ticket.
   bool asynchronous = false;
   WhenBusy when_busy = WhenBusy::wait;
   /// Maximum host memory, in bytes, of an asynchronous save on this rank; a
@@ -159,6 +159,39 @@ void load_value(const std::string& name, T& value, const StateDict& state) {
     if (!std::in_range<T>(saved)) throw_out_of_range(name, saved);
     value = static_cast<T>(saved);
   }
+}
+
+/// The getter and setter of any object's state.
+struct AnyStateful {
+  std::function<StateDict()> state_dict;
+  std::function<void(const StateDict&)> load_state_dict;
+};
+
+/// The state of an object that the program registers.
+template <class T>
+AnyStateful registered_state(T& object) {
+  static_assert(
+      Stateful<T>,
+      "register_for_checkpointing() takes objects with state_dict() and "
+      "load_state_dict(); a plain value needs a name: "
+      "register_for_checkpointing(\"epoch\", epoch)");
+  if constexpr (Stateful<T>) {
+    return {
+        [&object] { return StateDict(std::as_const(object).state_dict()); },
+        [&object](const StateDict& state) { object.load_state_dict(state); }};
+  } else {
+    return {};
+  }
+}
+
+/// The state of a variable that it registers by name.
+template <CheckpointValue T>
+AnyStateful registered_state(const std::string& name, T& value) {
+  return {
+      [name, &value] { return state_of_value(name, value); },
+      [name, &value](const StateDict& state) {
+        load_value(name, value, state);
+      }};
 }
 
 }  // namespace detail

@@ -27,7 +27,7 @@ struct DummyScheduler {
 };
 
 /// Makes the optimizer of a DeepSpeed configuration's "optimizer" section
-/// (`config` is its JSON, Accelerator::deepspeed_config()): Adam, which is
+/// (`config` is its JSON, AcceleratorState::deepspeed_config): Adam, which is
 /// AdamW unless adam_w_mode is false, AdamW, SGD or Adagrad, each in
 /// accelerate::optim's fused version. Prepare it like any other. With such a
 /// section, prepare() rejects optimizers made in any other way, as Accelerate

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include <c10/core/Device.h>
 
+#include <accelerate/deepspeed.h>
 #include <accelerate/export.h>
 #include <accelerate/precision.h>
 
@@ -25,8 +27,8 @@ enum class DistributedType {
 /// "NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED" or "MEGATRON_LM".
 ACCELERATE_API std::string_view name_of(DistributedType type);
 
-/// Facts about the processes of an Accelerator, which do not change
-/// (Accelerate's `accelerator.state`).
+/// Facts about an Accelerator, which do not change (Accelerate's
+/// `accelerator.state`).
 struct AcceleratorState {
   DistributedType distributed_type = DistributedType::no;
   /// The transport's name, such as "gloo"; empty with one process.
@@ -38,8 +40,23 @@ struct AcceleratorState {
   Precision mixed_precision = Precision::no;
   /// The DeepSpeed configuration in force, as JSON; empty without one.
   std::string deepspeed_config = {};
+  /// DeepSpeed's options in force, each with its value; empty if DeepSpeed's
+  /// settings are not in use.
+  std::optional<DeepSpeedOptions> deepspeed_plugin = {};
+  /// True if FSDP's settings are in use, with fsdp_version 2.
+  bool is_fsdp2 = false;
+  /// True on the ranks that must write their model, or their shards of it, in a
+  /// program that does its own saving: the first rank of each node if every
+  /// rank has the full model, the ranks of the first replica if it is divided.
+  /// The accelerator's own save functions decide for themselves, and are called
+  /// on all ranks.
+  bool should_save_model = true;
 
   [[nodiscard]] bool use_distributed() const { return num_processes > 1; }
+  /// As in Accelerate: not on CPUs, nor with FSDP, DeepSpeed or Megatron-LM.
+  [[nodiscard]] bool multi_device() const {
+    return distributed_type == DistributedType::multi_gpu;
+  }
   /// The lines that Python prints for `accelerator.state`.
   [[nodiscard]] ACCELERATE_API std::string text() const;
 };

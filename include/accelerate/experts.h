@@ -94,11 +94,11 @@ struct RouterOptions {
   /// Coefficient of the balance loss: num_experts times the sum over experts of
   /// the share of assignments times the mean score (Fedus et al., 2022, with
   /// the shares of all top_k choices). It is 1 for a perfect balance.
-  double balance_loss = 0;
+  double balance_loss_coefficient = 0;
   BalanceScope balance_scope = BalanceScope::all_ranks;
   /// Coefficient of the z-loss, the mean of log(sum(exp(logits)))^2, which
   /// keeps logits small (Zoph et al., "ST-MoE", 2022).
-  double z_loss = 0;
+  double z_loss_coefficient = 0;
 
   // Noise.
 
@@ -262,7 +262,7 @@ struct ExpertLayerState;
 ///           accelerate::ExpertLayer(accelerate::ExpertLayerOptions{
 ///               .hidden_size = 512,
 ///               .num_experts = 16,
-///               .router = {.top_k = 2, .balance_loss = 1e-2},
+///               .router = {.top_k = 2, .balance_loss_coefficient = 1e-2},
 ///               .mlp = accelerate::ExpertMlpOptions{.intermediate_size = 1024}}));
 ///     };
 ///

@@ -8,20 +8,25 @@
 
 namespace accelerate {
 
+class FullParameters;
+
 namespace detail {
-struct Session;
+struct PreparedModel;
+
+ACCELERATE_API FullParameters
+unshard_parameters(const std::shared_ptr<PreparedModel>& model);
 }  // namespace detail
 
 /// While it lives, a model's parameters are unsharded on every rank.
 class ACCELERATE_API FullParameters {
  public:
   FullParameters(
-      std::shared_ptr<detail::Session> session,
+      std::shared_ptr<detail::PreparedModel> model,
       std::vector<std::shared_ptr<void>> open)
-      : session_(std::move(session)), open_(std::move(open)) {}
+      : model_(std::move(model)), open_(std::move(open)) {}
 
  private:
-  std::shared_ptr<detail::Session> session_;
+  std::shared_ptr<detail::PreparedModel> model_;
   std::vector<std::shared_ptr<void>> open_;
 };
 

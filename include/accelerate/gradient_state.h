@@ -7,6 +7,7 @@
 
 #include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
+#include <accelerate/grad_scaler.h>
 
 namespace accelerate {
 
@@ -26,17 +27,24 @@ struct ActiveDataLoader {
   std::int64_t remainder = -1;
 };
 
-/// A view of an Accelerator's position in its window and in its loaders. Cheap;
-/// always reads the current state. Made by Accelerator::gradient_state().
+/// An Accelerator's position in its window and in its loaders, and the loss
+/// scaler. Cheap; always reads the current state. Made by
+/// Accelerator::gradient_state().
 class ACCELERATE_API GradientState {
  public:
-  explicit GradientState(std::shared_ptr<const detail::Session> session)
+  explicit GradientState(std::shared_ptr<detail::Session> session)
       : session_(std::move(session)) {}
 
   /// True if this micro-step ends a window, and always outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
   /// Number of micro-steps of a full window.
   [[nodiscard]] int num_steps() const;
+  /// Decides, until the next accumulate(), whether optimizers and schedules
+  /// step. Whether a backward is averaged is up to accumulate() and no_sync().
+  void set_sync_gradients(bool sync_gradients) const;
+  /// Changes the length of future windows; the next accumulate() begins one.
+  /// Throws ConfigError in the middle of a window, and for values below 1.
+  void set_num_steps(int num_steps) const;
   /// Whether a loader's last batch ends the window.
   [[nodiscard]] bool sync_with_dataloader() const;
 
@@ -51,9 +59,11 @@ class ACCELERATE_API GradientState {
   [[nodiscard]] std::int64_t remainder() const;
   /// The active loader; std::nullopt outside loaders.
   [[nodiscard]] std::optional<ActiveDataLoader> active_dataloader() const;
+  /// Empty without fp16.
+  [[nodiscard]] const std::optional<GradScaler>& scaler() const;
 
  private:
-  detail::KeptPtr<const detail::Session> session_;
+  detail::KeptPtr<detail::Session> session_;
 };
 
 }  // namespace accelerate

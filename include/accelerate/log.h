@@ -23,7 +23,7 @@ struct LogRecord {
   /// Rank of the process (or of the thread that acts as one), -1 before one is
   /// known.
   int rank = -1;
-  /// False for messages of Accelerator::logger().
+  /// False for messages of World::logger().
   bool is_of_library = true;
 };
 

@@ -36,11 +36,11 @@ struct LoggerPlace {
 }  // namespace detail
 
 /// A named logger for the program's own messages that knows the ranks; made by
-/// Accelerator::logger(). The message is a literal with a `{}` for each value
+/// World::logger(). The message is a literal with a `{}` for each value
 /// (`{{` and `}}` are braces), checked at compile time; messages that are not
 /// shown are not formatted:
 ///
-///     const auto logger = accelerator.logger("train");
+///     const auto logger = accelerator.world().logger("train");
 ///     logger.info("epoch {}: loss {}", epoch, loss);
 ///     logger.warning({.main_process_only = false}, "no data on this rank");
 ///

@@ -89,7 +89,7 @@ struct MemoryFit {
   double relative_time = 1;
 };
 
-/// Options of Accelerator::plan_memory().
+/// Options of plan_memory().
 struct MemoryPlanOptions {
   /// Unset: the ranks of the world, and the ranks of this node.
   std::optional<int> num_ranks = std::nullopt;
@@ -112,7 +112,7 @@ struct MemoryPlanOptions {
 };
 
 /// Predicts a model's training memory for every case before the run
-/// (Accelerator::plan_memory, `accelerate-cpp estimate-memory --fits`). A
+/// (plan_memory(), `accelerate-cpp estimate-memory --fits`). A
 /// value.
 class ACCELERATE_API MemoryPlan {
  public:

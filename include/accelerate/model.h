@@ -14,11 +14,14 @@
 #include <accelerate/detail/handles.h>
 #include <accelerate/detail/step_parts.h>
 #include <accelerate/export.h>
+#include <accelerate/full_parameters.h>
 #include <accelerate/nested.h>
 #include <accelerate/precision.h>
 #include <accelerate/weights.h>
 
 namespace accelerate {
+
+struct ExpertLoad;  // experts.h
 
 namespace detail {
 
@@ -38,9 +41,11 @@ inline constexpr bool kIsTensor =
 template <class T>
 using Adapted = std::conditional_t<kIsTensor<T>, at::Tensor, T&&>;
 
-/// See Model::state_dict() and Model::zero_grad().
+// See the functions of Model that call them.
 ACCELERATE_API WeightList
 weights_of(const PreparedModel& model, const StateDictOptions& options);
+ACCELERATE_API std::vector<WeightShard> shards_of(const PreparedModel& model);
+ACCELERATE_API std::vector<ExpertLoad> take_expert_loads(PreparedModel& model);
 ACCELERATE_API void drop_gradients(
     const PreparedModel& model,
     const std::vector<at::Tensor>& parameters,
@@ -165,8 +170,7 @@ class Model {
   [[nodiscard]] bool is_training() const { return module_->is_training(); }
 
   /// The module's own tensors. Those of a sharded model hold this rank's shard,
-  /// or nothing, between forward and backward passes; see
-  /// Accelerator::full_parameters().
+  /// or nothing, between forward and backward passes; see full_parameters().
   [[nodiscard]] std::vector<at::Tensor> parameters() const {
     return module_->parameters();
   }
@@ -191,6 +195,28 @@ class Model {
   [[nodiscard]] WeightList state_dict(
       const StateDictOptions& options = {}) const {
     return detail::weights_of(*prepared_, options);
+  }
+  /// Returns this rank's shards of the model's tensors, with their offsets.
+  [[nodiscard]] std::vector<WeightShard> state_dict_shards() const {
+    return detail::shards_of(*prepared_);
+  }
+  /// While the returned scope lives, the module's parameters are full, in the
+  /// dtype on which optimizers step (fp32 under bf16 or fp16), and can be read
+  /// or changed; changes must be the same on all ranks, and are kept exactly.
+  /// All ranks must call it, outside forward and backward. Forwards of the
+  /// prepared model inside the scope compute in their usual precision, for
+  /// which a copy of the parameters is rounded; the module's own forward gets
+  /// the parameters as they are. Needed for sharded parameters and
+  /// master_weights only; others are always full.
+  [[nodiscard]] FullParameters full_parameters() const {
+    return detail::unshard_parameters(prepared_);
+  }
+  /// Returns how many tokens all ranks have sent to the experts of each
+  /// ExpertLayer of the model since the last call; if a pipeline divides the
+  /// model, for this rank's layers only. Collective. To log them:
+  /// log(to_tracked_values(loads), step). Needs experts.h.
+  [[nodiscard]] std::vector<ExpertLoad> expert_loads() const {
+    return detail::take_expert_loads(*prepared_);
   }
 
   [[nodiscard]] const std::shared_ptr<detail::PreparedModel>& prepared() const {
@@ -240,6 +266,20 @@ template <class T>
 inline constexpr bool kIsModel = false;
 template <class M>
 inline constexpr bool kIsModel<Model<M>> = true;
+
+/// The model that accumulate() or no_sync() is given.
+template <class T>
+PreparedModel* prepared_of(const T& model) {
+  static_assert(
+      kIsModel<T>,
+      "accumulate() and no_sync() take prepared models: give them what "
+      "prepare() returned");
+  if constexpr (kIsModel<T>) {
+    return model.prepared().get();
+  } else {
+    return nullptr;
+  }
+}
 }  // namespace detail
 
 }  // namespace accelerate

@@ -21,7 +21,6 @@ ACCELERATE_API void load_prepared(
     PreparedModel& model,
     const std::filesystem::path& path,
     const LoadModelOptions& options);
-ACCELERATE_API std::vector<WeightShard> shards_of(const PreparedModel& model);
 ACCELERATE_API std::string describe_prepared(const PreparedModel& model);
 
 }  // namespace accelerate::detail

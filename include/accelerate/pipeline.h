@@ -15,6 +15,7 @@
 #include <accelerate/export.h>
 #include <accelerate/model.h>
 #include <accelerate/pipeline_layers.h>
+#include <accelerate/pipeline_schedule.h>
 
 namespace accelerate {
 
@@ -38,22 +39,8 @@ struct PipelineOptions {
   /// The cost of each layer, in any unit (time is best). Empty: the bytes of
   /// its parameters.
   std::vector<double> costs = {};
-  /// The order in which ranks compute, ignoring case:
-  /// - "GPipe": all forwards, then all backwards.
-  /// - "1F1B": a backward as soon as possible, so that a rank keeps the
-  ///   activations of at most as many micro-batches as there are ranks.
-  /// - "Interleaved1F1B": 1F1B with `num_chunks` stages per rank, which divides
-  ///   the idle time by their number, for more messages.
-  /// - "LoopedBFS": `num_chunks` stages per rank, each of which computes all
-  ///   micro-batches before the next one does: the activations of all are kept.
-  /// - "ZBH1": 1F1B in which gradients of weights fill the idle time.
-  /// - "InterleavedZeroBubble": the same with `num_chunks` stages per rank.
-  /// - "ZBVZeroBubble": the same with two stages per rank, the second ones in
-  ///   reverse order, so that the last stage is on the first rank. Almost no
-  ///   idle time if a forward takes as long as each half of a backward.
-  /// - "DualPipeV": the same placement, with forwards of one stage paired with
-  ///   backwards of the other. Needs at least one micro-batch per stage.
-  std::string schedule = "1F1B";
+  /// The order in which ranks compute.
+  PipelineScheduleKind schedule = PipelineScheduleKind::one_f_one_b;
   /// Stages per rank; above 1 with the schedules that say so. Stage c * ranks +
   /// r is on rank r. Unset: 2 if the schedule has exactly two, else 1.
   std::optional<int> num_chunks = std::nullopt;
@@ -61,7 +48,7 @@ struct PipelineOptions {
   /// one sample more if it does not divide evenly, and a batch with fewer
   /// samples has one micro-batch per sample. More: less idle time, smaller
   /// products. Unset: one per rank of the pipeline, or one per stage with
-  /// DualPipeV.
+  /// dual_pipe_v.
   std::optional<int> num_micro_batches = std::nullopt;
   MicroBatchLoss micro_batch_loss = MicroBatchLoss::mean;
   /// A stage's outputs may have different shapes or dtypes in each micro-batch,

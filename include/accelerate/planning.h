@@ -11,9 +11,10 @@
 #include <accelerate/detail/measured_costs.h>
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
+#include <accelerate/pipeline_schedule.h>
 
 // Chooses the layout of a training run (degrees of parallelism, sharding,
-// schedule and micro-batches) by simulating steps (Accelerator::plan,
+// schedule and micro-batches) by simulating steps (planner.h,
 // `accelerate-cpp plan`). Needs no LibTorch.
 
 namespace accelerate {
@@ -93,7 +94,7 @@ struct ClusterSpeeds {
   LinkSpeed inside_node{3e-6, 300e9};
   LinkSpeed between_nodes{8e-6, 50e9};
 
-  /// Set by Accelerator::measure_cluster; leave it alone otherwise.
+  /// Set by measure_cluster(); leave it alone otherwise.
   detail::MeasuredCosts measured = {};
 };
 
@@ -122,8 +123,7 @@ struct TrainingLayout {
   // How each axis works.
 
   LayoutSharding sharding = LayoutSharding::none;
-  /// Pipeline schedule: "GPipe", "1F1B", "Interleaved1F1B" or "ZBH1".
-  std::string schedule = "1F1B";
+  PipelineScheduleKind schedule = PipelineScheduleKind::one_f_one_b;
   int num_chunks = 1;
 
   // Micro-batches.
@@ -187,13 +187,14 @@ struct PlannedLayout {
 struct LayoutPlanOptions {
   // The machines.
 
-  /// 0: the Accelerator's ranks (Accelerator::plan); other callers must set it.
+  /// 0: the ranks of the World that planner.h's plan_layout() is given; other
+  /// callers must set it.
   int num_ranks = 0;
-  /// Unset: Accelerator::plan measures it, and other callers use
+  /// Unset: planner.h's plan_layout() measures it, and other callers use
   /// ClusterSpeeds().
   std::optional<ClusterSpeeds> cluster = std::nullopt;
-  /// Approximate time that Accelerator::plan spends measuring if `cluster` is
-  /// unset; at least 0. See Accelerator::measure_cluster.
+  /// Approximate time spent measuring if `cluster` is unset; at least 0. See
+  /// measure_cluster().
   double measuring_seconds = 15;
 
   // The training.

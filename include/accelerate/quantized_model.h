@@ -27,7 +27,7 @@ namespace accelerate {
 class Dispatch;
 
 /// Accelerate's BnbQuantizationConfig: the same fields, defaults and checks.
-struct QuantizationConfig {
+struct QuantizationOptions {
   // 8 bits.
 
   /// Weights in int8.
@@ -100,14 +100,14 @@ struct QuantizationConfig {
 /// and `options.special_dtypes` are replaced.
 [[nodiscard]] ACCELERATE_API DeviceMap infer_quantized_device_map(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     InferAutoDeviceMapOptions options = {});
 
 /// Chooses a map by a strategy: "auto", "balanced", "balanced_low_0",
 /// "sequential".
 [[nodiscard]] ACCELERATE_API DeviceMap infer_quantized_device_map(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const std::string& strategy,
     InferAutoDeviceMapOptions options = {});
 
@@ -191,7 +191,7 @@ class ACCELERATE_API QuantizedModel {
   struct State;
   friend ACCELERATE_API QuantizedModel load_and_quantize_model(
       torch::nn::Module& model,
-      const QuantizationConfig& config,
+      const QuantizationOptions& config,
       const LoadAndQuantizeOptions& options);
   explicit QuantizedModel(std::unique_ptr<State> state);
 
@@ -202,13 +202,13 @@ class ACCELERATE_API QuantizedModel {
 /// they are read: memory use is that of the result plus one weight. Weights
 /// that files hold in bitsandbytes' layout are used as they are. A model that
 /// has its values is quantised in place if `weights_location` is empty. Throws
-/// ConfigError for what QuantizationConfig::check() rejects, a model without
+/// ConfigError for what QuantizationOptions::check() rejects, a model without
 /// values and without `weights_location`, and values that are not finite;
 /// CheckpointError naming everything that does not fit. The model is then
 /// unchanged.
 [[nodiscard]] ACCELERATE_API QuantizedModel load_and_quantize_model(
     torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const LoadAndQuantizeOptions& options = {});
 
 }  // namespace accelerate

@@ -20,6 +20,8 @@
 
 namespace accelerate {
 
+class NamedLogger;  // logger.h
+
 namespace detail {
 struct GroupImpl;
 struct StoreImpl;
@@ -279,6 +281,11 @@ class ACCELERATE_API World {
   [[nodiscard]] const Group& group() const;
   [[nodiscard]] const Store& store() const;
   [[nodiscard]] const Logger& logger() const;
+  /// A logger for the program's own messages (logger.h). Its level is `level`,
+  /// else the one that ACCELERATE_CPP_LOG sets for the name, else log_level.
+  [[nodiscard]] NamedLogger logger(
+      std::string name,
+      std::optional<LogLevel> level = std::nullopt) const;
 
   /// Makes a group of some ranks. Must be called by exactly these ranks, each
   /// with the same list; calling again with the same list makes a new, separate

@@ -39,9 +39,7 @@ struct PippyModel::State {
         .emplace(
             num_micro_batches,
             detail::make_pipeline_schedule(
-                detail::PipelineScheduleKind::gpipe,
-                num_ranks,
-                num_micro_batches))
+                PipelineScheduleKind::gpipe, num_ranks, num_micro_batches))
         .first->second;
   }
 };

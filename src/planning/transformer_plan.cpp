@@ -66,7 +66,7 @@ MemoryPlan plan_transformer(
         "[estimate-memory] --fits needs the shape of a transformer, which "
         "activations depend on, but there is no config.json with it; give a "
         "directory that has one, or plan in the program "
-        "(Accelerator::plan_memory)");
+        "(plan_memory())");
   }
   if (training.sequence_length < 1) {
     throw ConfigError(

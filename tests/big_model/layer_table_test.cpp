@@ -443,18 +443,18 @@ std::vector<LayerCase> layers_with_products() {
 
 TEST_F(LayerTable, QuantizedLayersComputeAsDequantizedOnesDo) {
   const std::vector<std::string> none;
-  const QuantizationConfig nf4{
+  const QuantizationOptions nf4{
       .load_in_4bit = true,
       .bnb_4bit_quant_type = "nf4",
       .bnb_4bit_compute_dtype = "fp32",
       .torch_dtype = "fp32",
       .skip_modules = none};
-  QuantizationConfig fp4 = nf4;
+  QuantizationOptions fp4 = nf4;
   fp4.bnb_4bit_quant_type = "fp4";
   fp4.bnb_4bit_use_double_quant = true;
-  const QuantizationConfig int8{
+  const QuantizationOptions int8{
       .load_in_8bit = true, .torch_dtype = "fp32", .skip_modules = none};
-  for (const QuantizationConfig& config : {nf4, fp4, int8}) {
+  for (const QuantizationOptions& config : {nf4, fp4, int8}) {
     for (const LayerCase& layer : layers_with_products()) {
       HolderImpl plain(layers::make(layer, torch::kFloat));
       const auto kept =

@@ -149,7 +149,7 @@ TEST_F(PrepareDispatched, TrainsSavesAndResumesWhatIsNotOffloaded) {
             .offload_dir = root / ("offload" + rank),
             .prefetch_memory = 1};
         auto big = dispatch_model(net, dispatching);
-        EXPECT_TRUE(accelerator.verify_device_map(*net));
+        EXPECT_TRUE(verify_device_map(*net));
         const std::vector<Tensor> before = copies(net);
         {
           torch::optim::SGD sgd(

@@ -53,12 +53,12 @@ struct NetWithTailImpl : nn::Module {
 };
 TORCH_MODULE(NetWithTail);
 
-const QuantizationConfig kNf4{
+const QuantizationOptions kNf4{
     .load_in_4bit = true,
     .bnb_4bit_quant_type = "nf4",
     .bnb_4bit_use_double_quant = true,
     .torch_dtype = "fp32"};
-const QuantizationConfig kInt8{.load_in_8bit = true, .torch_dtype = "fp32"};
+const QuantizationOptions kInt8{.load_in_8bit = true, .torch_dtype = "fp32"};
 
 // Bytes fetched for a 64 x 64 layer in int8: codes, scales and the bias.
 constexpr std::int64_t kMiddleInt8 = 64 * 64 + 64 * 4 + 64 * 4;
@@ -92,7 +92,7 @@ class QuantizedDispatch : public ::testing::Test {
   }
 
   /// Output of the quantized model in memory.
-  Tensor expected(const QuantizationConfig& config) {
+  Tensor expected(const QuantizationOptions& config) {
     const torch::NoGradGuard no_grad;
     Net net = empty_net();
     const QuantizedModel quantized =
@@ -157,7 +157,7 @@ TEST_F(QuantizedDispatch, HoldsAtMostTheMemoryThatItMay) {
 TEST_F(QuantizedDispatch, DispatchesAModelThatIsQuantised) {
   const torch::NoGradGuard no_grad;
   const Tensor wanted = expected(kNf4);
-  QuantizationConfig config = kNf4;
+  QuantizationOptions config = kNf4;
   const QuantizedModel quantized = load_and_quantize_model(*whole_, config);
   auto big = dispatch_model(
       whole_, {.device_map = {{"", "disk"}}, .offload_dir = folder()});
@@ -326,7 +326,7 @@ TEST_F(QuantizedDispatch, OffloadsBuffersIfAsked) {
   whole->norm->running_mean.uniform_();
   whole->eval();
   save_model(*whole, directory_.path() / "normed");
-  QuantizationConfig config = kNf4;
+  QuantizationOptions config = kNf4;
   config.skip_modules.emplace();
   Tensor wanted;
   for (const bool offload_buffers : {false, true}) {
@@ -368,7 +368,7 @@ TORCH_MODULE(Keyed);
 TEST_F(QuantizedDispatch, LeavesKeysOfArgumentsWhereTheyAre) {
   const torch::NoGradGuard no_grad;
   const c10::Device device = testing::pretend_device(0);
-  QuantizationConfig config = kNf4;
+  QuantizationOptions config = kNf4;
   config.skip_modules.emplace();
   const std::map<std::string, Tensor> inputs{
       {"x", x_}, {"extra", torch::ones({2})}};

@@ -20,8 +20,8 @@ std::filesystem::path recorded(const std::string& name) {
       ("bitsandbytes_" + name + ".safetensors");
 }
 
-QuantizationConfig config_for(const std::string& name) {
-  QuantizationConfig config;
+QuantizationOptions config_for(const std::string& name) {
+  QuantizationOptions config;
   config.load_in_8bit = name == "int8";
   config.load_in_4bit = name != "int8";
   config.bnb_4bit_quant_type = name == "fp4" ? "fp4" : "nf4";

@@ -107,14 +107,14 @@ double difference(const Tensor& a, const Tensor& b) {
   return (a - b).abs().max().item<double>();
 }
 
-QuantizationConfig nf4() {
+QuantizationOptions nf4() {
   return {
       .load_in_4bit = true,
       .bnb_4bit_quant_type = "nf4",
       .bnb_4bit_use_double_quant = true,
       .torch_dtype = "fp32"};
 }
-QuantizationConfig int8() {
+QuantizationOptions int8() {
   return {.load_in_8bit = true, .torch_dtype = "fp32"};
 }
 
@@ -270,7 +270,7 @@ TEST(QuantizedModels, TheLastSaveIsLoadedWhateverFormatTheOneBeforeHad) {
 }
 
 TEST(QuantizedModels, StateDictsHaveTheNamesOfBitsandbytes) {
-  const auto names_of = [](const QuantizationConfig& config) {
+  const auto names_of = [](const QuantizationOptions& config) {
     Net net = net_with(1);
     const QuantizedModel quantized = load_and_quantize_model(*net, config);
     std::vector<std::string> names;
@@ -341,7 +341,7 @@ TEST(QuantizedModels, DevicesAreFilledByTheSizesOfCodes) {
 
 TEST(QuantizedModels, SkippedModulesStayAsTheyAre) {
   Net net = net_with(1);
-  QuantizationConfig config = nf4();
+  QuantizationOptions config = nf4();
   config.skip_modules = {"up", "head"};
   config.keep_in_fp32_modules = {"blocks.1"};
   const QuantizedModel quantized = load_and_quantize_model(*net, config);
@@ -367,7 +367,7 @@ TEST(QuantizedModels, LoadedWeightsHaveTheDtypeOfTheConfiguration) {
 
 TEST(QuantizedModels, BlocksHaveTheSizeOfTheConfiguration) {
   Net net = net_with(1);
-  QuantizationConfig config = nf4();
+  QuantizationOptions config = nf4();
   config.bnb_4bit_blocksize = 100;
   const QuantizedModel quantized = load_and_quantize_model(*net, config);
   EXPECT_EQ(quantized.weight("blocks.0.up").block_size(), 100);
@@ -379,7 +379,7 @@ TEST(QuantizedModels, BlocksHaveTheSizeOfTheConfiguration) {
 TEST(QuantizedModels, InputsAreQuantisedOnRequest) {
   const auto output_with = [](bool quantizes_inputs, double threshold) {
     Net net = net_with(1);
-    QuantizationConfig config = int8();
+    QuantizationOptions config = int8();
     config.llm_int8_quantize_inputs = quantizes_inputs;
     config.llm_int8_threshold = threshold;
     const QuantizedModel quantized = load_and_quantize_model(*net, config);
@@ -454,7 +454,7 @@ TEST(QuantizedModels, WeightsWithoutTheirModelSayWhatIsMissing) {
 }
 
 TEST(QuantizedModels, ConfigurationsAreChecked) {
-  const auto refuses = [](const QuantizationConfig& config,
+  const auto refuses = [](const QuantizationOptions& config,
                           const std::string& phrase) {
     expect_error<ConfigError>(
         [&] { static_cast<void>(config.check()); }, phrase);
@@ -474,7 +474,7 @@ TEST(QuantizedModels, ConfigurationsAreChecked) {
       {.load_in_4bit = true, .llm_int8_quantize_inputs = true},
       "needs load_in_8bit");
   EXPECT_THAT(
-      (QuantizationConfig{.llm_int8_threshold = 5, .load_in_4bit = true})
+      (QuantizationOptions{.llm_int8_threshold = 5, .load_in_4bit = true})
           .check(),
       ::testing::ElementsAre(
           "llm_int8_threshold can only be used for model loaded in 8bit"));
@@ -485,7 +485,7 @@ TEST(QuantizedModels, SavesItsCodesHoweverItIsSaved) {
   for (const bool safe : {true, false}) {
     const testing::TemporaryDirectory directory;
     Net net = net_with(1);
-    const QuantizationConfig config{
+    const QuantizationOptions config{
         .load_in_4bit = true,
         .bnb_4bit_use_double_quant = true,
         .bnb_4bit_compute_dtype = "fp32"};

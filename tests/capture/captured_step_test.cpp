@@ -245,7 +245,7 @@ TEST(CapturedSteps, KnowOnTheHostWhichStepsWereSkipped) {
   step(at::full({5, 4}, INFINITY), at::zeros({5, 2}));
   EXPECT_TRUE(step.captured());
   EXPECT_TRUE(training.optimizer().step_was_skipped());
-  EXPECT_EQ(training.accelerator.scaler()->get_scale(), 4);
+  EXPECT_EQ(training.accelerator.gradient_state().scaler()->get_scale(), 4);
   expect_same(training.weights(), before);
   for (const auto& [parameter, state] : training.inner->state()) {
     EXPECT_EQ(

@@ -133,8 +133,8 @@ TEST(DeferredSteps, EqualThoseThatAreWaitedFor) {
         for (std::size_t i = 0; i < found.size(); ++i)
           EXPECT_TRUE(found[i].equal(wanted[i])) << i;
         EXPECT_EQ(
-            deferred.accelerator.scaler()->get_scale(),
-            waited.accelerator.scaler()->get_scale());
+            deferred.accelerator.gradient_state().scaler()->get_scale(),
+            waited.accelerator.gradient_state().scaler()->get_scale());
       }
     }
   }

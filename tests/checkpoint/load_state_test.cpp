@@ -234,14 +234,14 @@ TEST(LoadState, ChecksTheFilesOfHooksBeforeTheyReadThem) {
   AcceleratorOptions options;
   options.world = kAlone;
   const Accelerator accelerator(options);
-  static_cast<void>(
-      accelerator.register_save_state_pre_hook([](SaveHookContext& context) {
+  static_cast<void>(accelerator.checkpoints().register_save_state_pre_hook(
+      [](SaveHookContext& context) {
         std::ofstream(context.output_dir / "notes.txt") << "hello";
       }));
   static_cast<void>(accelerator.save_state(directory / "out"));
   flip_a_byte(directory / "out/notes.txt");
   accelerator.load_state(directory / "out");
-  static_cast<void>(accelerator.register_load_state_pre_hook(
+  static_cast<void>(accelerator.checkpoints().register_load_state_pre_hook(
       [](LoadHookContext&) { ADD_FAILURE(); }));
   expect_error<CheckpointError>(
       [&] { accelerator.load_state(directory / "out"); },
@@ -253,8 +253,9 @@ TEST(LoadState, LeavesAModelThatTheCheckpointLacksUnlessStrict) {
   AcceleratorOptions options;
   options.world = kAlone;
   Adam training(options, kAdam, 1);
-  static_cast<void>(training.accelerator().register_save_state_pre_hook(
-      [](SaveHookContext& context) { context.save_weights[0] = false; }));
+  static_cast<void>(
+      training.accelerator().checkpoints().register_save_state_pre_hook(
+          [](SaveHookContext& context) { context.save_weights[0] = false; }));
   training.run(2);
   static_cast<void>(training.accelerator().save_state(directory / "out"));
   Adam other(options, kAdam, 2);

@@ -418,7 +418,7 @@ TEST(ModelFiles, AFileWithANumberOfACheckpointIsPassedOver) {
   EXPECT_EQ(accelerator.save_state().path().filename(), "checkpoint_4");
   EXPECT_TRUE(fs::is_regular_file(directory / "checkpoints/checkpoint_1"));
   EXPECT_EQ(
-      accelerator.latest_checkpoint()->filename().string(), "checkpoint_4");
+      accelerator.checkpoints().latest()->filename().string(), "checkpoint_4");
 }
 
 // Slices need no memory beside them to be loaded.

@@ -5,7 +5,7 @@
 #include "checkpoint/run/checkpoints.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
-#include "train/elastic/checkpoints_of.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace optimizer_state_test {
@@ -194,10 +194,12 @@ TEST(SaveState, IsWholeInAWholeStateScopeWhateverTheSettingsSay) {
   HalfPrecisionTraining loaded(2, bare);
   {
     const detail::WholeStateScope save(
-        detail::OpenedAccelerator::checkpoints_of(saved.accelerator()));
+        *detail::AcceleratorAccess::session(saved.accelerator())
+             .services.checkpoints);
     static_cast<void>(saved.accelerator().save_state(directory / "out"));
     const detail::WholeStateScope load(
-        detail::OpenedAccelerator::checkpoints_of(loaded.accelerator()));
+        *detail::AcceleratorAccess::session(loaded.accelerator())
+             .services.checkpoints);
     loaded.accelerator().load_state(directory / "out");
   }
   EXPECT_EQ(loaded.num_states(), 2);

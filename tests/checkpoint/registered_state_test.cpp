@@ -90,22 +90,24 @@ TEST(SaveState, RunsHooksOnEveryRankAndIncludesTheirFiles) {
     Adam training(automatic_checkpoints(world, directory.path()), kAdam, 1);
     const Accelerator& accelerator = training.accelerator();
     const HookHandle handle =
-        accelerator.register_save_state_pre_hook([&](SaveHookContext& context) {
-          EXPECT_EQ(context.models.size(), 1u);
-          context.save_weights[0] = false;
-          const fs::path mine =
-              context.output_dir / ("of_" + std::to_string(*world.rank));
-          fs::create_directory(mine);
-          std::ofstream(mine / "notes.txt") << "rank " << *world.rank;
-        });
+        accelerator.checkpoints().register_save_state_pre_hook(
+            [&](SaveHookContext& context) {
+              EXPECT_EQ(context.models.size(), 1u);
+              context.save_weights[0] = false;
+              const fs::path mine =
+                  context.output_dir / ("of_" + std::to_string(*world.rank));
+              fs::create_directory(mine);
+              std::ofstream(mine / "notes.txt") << "rank " << *world.rank;
+            });
     static_cast<void>(accelerator.save_state());
     int num_calls = 0;
     const HookHandle load =
-        accelerator.register_load_state_pre_hook([&](LoadHookContext& context) {
-          ++num_calls;
-          EXPECT_TRUE(fs::exists(context.input_dir / "of_1/notes.txt"));
-          context.load_weights[0] = false;
-        });
+        accelerator.checkpoints().register_load_state_pre_hook(
+            [&](LoadHookContext& context) {
+              ++num_calls;
+              EXPECT_TRUE(fs::exists(context.input_dir / "of_1/notes.txt"));
+              context.load_weights[0] = false;
+            });
     accelerator.load_state({.verify = true});
     EXPECT_EQ(num_calls, 1);
     handle.remove();

@@ -45,7 +45,7 @@ TEST(SaveState, KeepsTotalLimitAndContinuesNumbering) {
   next.accelerator().load_state();
   EXPECT_EQ(next.counter().count, 4);
   EXPECT_EQ(next.accelerator().save_state().path().filename(), "checkpoint_4");
-  next.accelerator().set_iteration(4);
+  next.accelerator().checkpoints().set_iteration(4);
   expect_error<ConfigError>(
       [&] { static_cast<void>(next.accelerator().save_state()); },
       "already exists");
@@ -108,7 +108,11 @@ TEST(SaveState, WritesOnEachNodeOnRequest) {
       static_cast<void>(training.accelerator().save_state());
       training.accelerator().save(
           torch::ones({1}),
-          fs::path(training.accelerator().project_dir()) / "one.pt");
+          fs::path(training.accelerator()
+                       .checkpoints()
+                       .project_configuration()
+                       .project_dir) /
+              "one.pt");
       if (training.accelerator().is_main_process())
         saved = values_of(training.net());
     });
@@ -147,14 +151,6 @@ class HeldDisk final : public testing::FailingDisk {
   std::atomic<bool> has_other_writers_ = false;
 };
 
-// Gives access to the accelerator's checkpoint disk.
-struct OpenAccelerator : Accelerator {
-  using Accelerator::Accelerator;
-  void use(std::shared_ptr<HeldDisk> disk) const {
-    session_->services.checkpoints->disk = std::move(disk);
-  }
-};
-
 TEST(SaveState, ReturnsBeforeItsFilesAreWrittenIfAsynchronous) {
   struct Case {
     SaveStateOptions options;
@@ -169,11 +165,12 @@ TEST(SaveState, ReturnsBeforeItsFilesAreWrittenIfAsynchronous) {
     const TemporaryDirectory directory;
     AcceleratorOptions all;
     all.world = kAlone;
-    const OpenAccelerator accelerator(all);
+    const Accelerator accelerator(all);
     torch::nn::Linear net(2, 1);
     const auto model = accelerator.prepare(net);
     const auto disk = std::make_shared<HeldDisk>();
-    accelerator.use(disk);
+    detail::AcceleratorAccess::session(accelerator).services.checkpoints->disk =
+        disk;
     const SaveTicket ticket =
         accelerator.save_state(directory / "first", options);
     EXPECT_EQ(ticket.is_done(), !is_in_background);
@@ -227,12 +224,12 @@ TEST(SaveState, RefusesNumbersThatNoCheckpointCanFollow) {
   expect_error<ConfigError>(
       [&] { static_cast<void>(training.accelerator().save_state()); },
       "checkpoint_9223372036854775807 has the highest number there is");
-  training.accelerator().set_iteration(3);
+  training.accelerator().checkpoints().set_iteration(3);
   EXPECT_EQ(
       training.accelerator().save_state().path().filename(), "checkpoint_3");
   for (const std::int64_t number :
        {std::int64_t{-1}, std::numeric_limits<std::int64_t>::max()}) {
-    training.accelerator().set_iteration(number);
+    training.accelerator().checkpoints().set_iteration(number);
     expect_error<ConfigError>(
         [&] { static_cast<void>(training.accelerator().save_state()); },
         "but is " + std::to_string(number));
@@ -338,10 +335,11 @@ TEST(SaveState, FailsOnAllRanksWhenOneCannotWrite) {
         run_on_ranks(2, [&](const WorldOptions& world) {
           Adam training(
               automatic_checkpoints(world, directory.path()), kAdam, 1);
-          auto handle = training.accelerator().register_save_state_pre_hook(
-              [&](SaveHookContext&) {
-                if (world.rank == 1) throw Error("no room on rank 1");
-              });
+          auto handle =
+              training.accelerator().checkpoints().register_save_state_pre_hook(
+                  [&](SaveHookContext&) {
+                    if (world.rank == 1) throw Error("no room on rank 1");
+                  });
           static_cast<void>(training.accelerator().save_state());
         });
       },

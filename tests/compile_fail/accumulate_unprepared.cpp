@@ -1,4 +1,4 @@
-// Refused: accumulate\(\) takes prepared models: give it what prepare\(\) returned
+// Refused: accumulate\(\) and no_sync\(\) take prepared models: give them what
 #include <torch/nn/modules/linear.h>
 
 #include <accelerate/accelerator.h>

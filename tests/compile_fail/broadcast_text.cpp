@@ -5,8 +5,8 @@ std::string name(
     const accelerate::Accelerator& accelerator,
     const std::string& mine) {
 #ifdef MUST_FAIL
-  return accelerator.broadcast(mine);
+  return accelerate::broadcast(mine, accelerator.world().group());
 #else
-  return accelerator.broadcast_object(mine);
+  return accelerate::broadcast_object(mine, accelerator.world().group());
 #endif
 }

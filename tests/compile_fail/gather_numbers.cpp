@@ -5,6 +5,7 @@ std::vector<int> all(const accelerate::Accelerator& accelerator, int x) {
 #ifdef MUST_FAIL
   return accelerator.gather(std::vector<int>{x});
 #else
-  return accelerator.gather_object(std::vector<int>{x});
+  return accelerate::gather_object(
+      std::vector<int>{x}, accelerator.mesh().batch_group());
 #endif
 }

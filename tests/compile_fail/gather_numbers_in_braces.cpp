@@ -5,6 +5,6 @@ std::vector<double> all(const accelerate::Accelerator& accelerator, double x) {
 #ifdef MUST_FAIL
   return accelerator.gather({x, x});
 #else
-  return accelerator.gather_object({x, x});
+  return accelerate::gather_object({x, x}, accelerator.mesh().batch_group());
 #endif
 }

@@ -3,8 +3,8 @@
 
 std::vector<int> all(const accelerate::Accelerator& accelerator, int x) {
 #ifdef MUST_FAIL
-  return accelerator.gather_object(x);
+  return accelerate::gather_object(x, accelerator.mesh().batch_group());
 #else
-  return accelerator.gather_object({x});
+  return accelerate::gather_object({x}, accelerator.mesh().batch_group());
 #endif
 }

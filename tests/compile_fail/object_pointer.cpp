@@ -3,8 +3,9 @@
 
 std::string name(const accelerate::Accelerator& accelerator, const char* mine) {
 #ifdef MUST_FAIL
-  return accelerator.broadcast_object(mine);
+  return accelerate::broadcast_object(mine, accelerator.world().group());
 #else
-  return accelerator.broadcast_object(std::string(mine));
+  return accelerate::broadcast_object(
+      std::string(mine), accelerator.world().group());
 #endif
 }

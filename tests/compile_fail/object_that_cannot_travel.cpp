@@ -16,5 +16,6 @@ void object_from_bytes(std::string_view, Socket&) {}
 void gather(
     const accelerate::Accelerator& accelerator,
     const std::vector<std::map<int, std::pair<int, Socket>>>& sockets) {
-  auto all = accelerator.gather_object(sockets);
+  auto all =
+      accelerate::gather_object(sockets, accelerator.mesh().batch_group());
 }

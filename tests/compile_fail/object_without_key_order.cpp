@@ -21,5 +21,5 @@ struct KeyHash {
 void send(
     const accelerate::Accelerator& accelerator,
     const std::unordered_set<Key, KeyHash>& keys) {
-  auto all = accelerator.broadcast_object(keys);
+  auto all = accelerate::broadcast_object(keys, accelerator.world().group());
 }

@@ -69,7 +69,7 @@ checkpointing)
     on $ranks resumed_$ranks checkpointing 12
     cp "$directory/output_resumed_$ranks" "$directory/output_before_$ranks"
     on $ranks resumed_$ranks checkpointing
-    says resumed_$ranks "resuming from checkpointing_run/checkpoints/checkpoint_11"
+    says resumed_$ranks "resuming in epoch 12"
     grep -vh resuming "$directory"/output_{before,resumed}_$ranks | sed '/^loss/{$!d}' >"$directory/both"
     diff "$directory/output_$ranks" "$directory/both" || fail "the resumed run is another on $ranks ranks"
     found=$(ls "$directory/at_resumed_$ranks/checkpointing_run/checkpoints" | tr '\n' ' ')

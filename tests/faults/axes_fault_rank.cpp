@@ -71,7 +71,7 @@ void train(const Fault& fault) {
   torch::optim::SGD sgd(net->parameters(), 0.1);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   for (int step = 0; step < 3; ++step) {
-    if (step == 1 && accelerator.is_last_process())
+    if (step == 1 && accelerator.world().is_last_process())
       net->leaves_in = fault.phase;
     Tensor x = at::ones({1, 12, 16});
     std::optional<accelerate::ContextParallelScope> sequence;

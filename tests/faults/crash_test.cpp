@@ -118,7 +118,7 @@ class AcceleratorSaver {
 
   // Returns the number of the loaded save; -1 if there is no checkpoint.
   std::int64_t load() {
-    if (!accelerator_.latest_checkpoint()) return -1;
+    if (!accelerator_.checkpoints().latest()) return -1;
     accelerator_.load_state({.verify = true});
     const auto& state = static_cast<const torch::optim::AdamParamState&>(
         *adam_.state().at(net_->weight.unsafeGetTensorImpl()));

@@ -65,7 +65,7 @@ void train_sharded(
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   for (int step = 0; step < 4; ++step) {
     const bool is_time =
-        step == (in_forward ? 0 : 2) && accelerator.is_last_process();
+        step == (in_forward ? 0 : 2) && accelerator.world().is_last_process();
     net->leaves = is_time && what == "gather";
     net->wants_memory = is_time && what == "memory";
     optimizer.zero_grad();
@@ -84,9 +84,9 @@ void save_sharded(
   torch::optim::SGD sgd(net->parameters(), 0.1);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   accelerator.save_state(directory / "first");
-  const auto hook = accelerator.register_save_state_pre_hook(
+  const auto hook = accelerator.checkpoints().register_save_state_pre_hook(
       [&](accelerate::SaveHookContext&) {
-        if (accelerator.is_last_process()) std::raise(SIGKILL);
+        if (accelerator.world().is_last_process()) std::raise(SIGKILL);
       });
   accelerator.save_state(directory / "second");
 }
@@ -138,7 +138,7 @@ void run(const std::string& what, const std::filesystem::path& directory) {
     options.parallel.deepspeed = accelerate::DeepSpeedOptions{.zero_stage = 1};
   const accelerate::Accelerator accelerator(options);
   const accelerate::Group& group = accelerator.world().group();
-  const bool is_bad = accelerator.is_last_process();
+  const bool is_bad = accelerator.world().is_last_process();
   group.all_reduce(at::ones({4}));
   if (what == "throw" && is_bad)
     throw std::runtime_error("the user's own mistake");

@@ -113,12 +113,12 @@ void run(const std::string& wanted) {
   }
   const accelerate::Accelerator accelerator(options);
   const accelerate::Group& group = accelerator.world().group();
-  const bool is_bad = accelerator.is_last_process();
+  const bool is_bad = accelerator.world().is_last_process();
   Net net(wanted);
   Sgd sgd(net->parameters(), wanted);
   auto [model, optimizer, loader] = accelerator.prepare(
       net, sgd, accelerate::DataLoader(Data{wanted}, {.batch_size = 2}));
-  const auto hook = accelerator.register_save_state_pre_hook(
+  const auto hook = accelerator.checkpoints().register_save_state_pre_hook(
       [&](accelerate::SaveHookContext&) {
         hang_if_it_is_time("checkpoint", wanted);
       });

@@ -74,8 +74,9 @@ const std::map<std::string, Call>& calls() {
        }},
       {"gather_object",
        [](const Training& training) {
-         static_cast<void>(training.accelerator.gather_object(
-             std::vector<std::string>{"text"}));
+         static_cast<void>(gather_object(
+             std::vector<std::string>{"text"},
+             training.accelerator.mesh().batch_group()));
        }},
       {"end_training",
        [](const Training& training) { training.accelerator.end_training(); }},

@@ -213,13 +213,13 @@ TEST_F(BigModelOnGpu, MultipliesQuantisedWeights) {
   const Net whole = net_with_values();
   save_model(*whole, directory.path());
   const torch::NoGradGuard no_grad;
-  const QuantizationConfig nf4{
+  const QuantizationOptions nf4{
       .load_in_4bit = true,
       .bnb_4bit_quant_type = "nf4",
       .bnb_4bit_use_double_quant = true,
       .torch_dtype = "fp32"};
-  const QuantizationConfig int8{.load_in_8bit = true, .torch_dtype = "fp32"};
-  for (const QuantizationConfig& config : {nf4, int8}) {
+  const QuantizationOptions int8{.load_in_8bit = true, .torch_dtype = "fp32"};
+  for (const QuantizationOptions& config : {nf4, int8}) {
     const auto output = [&](const DeviceMap& map, at::Device device) {
       Net net = init_empty_weights([] { return Net(); });
       const QuantizedModel quantized = load_and_quantize_model(

@@ -74,7 +74,7 @@ TEST_F(DataOnGpu, CollectivesTakeTensorsOfTheDevice) {
       EXPECT_EQ(padded.size(0), 3);
       EXPECT_EQ(padded.device(), device_);
       Tensor sent = torch::full({4}, rank, like);
-      sent = accelerator.broadcast(sent, 2);
+      sent = broadcast(sent, accelerator.world().group(), 2);
       EXPECT_TRUE(sent.equal(torch::full({4}, 2, like)));
     }
     accelerator.wait_for_everyone();

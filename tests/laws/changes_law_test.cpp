@@ -334,7 +334,7 @@ Weights train_on_rank(const Program& program, const WorldOptions& world) {
     model.zero_grad();
   }
   if (!is_sharded(program)) return weights_of(training.net);
-  const auto full = accelerator.full_parameters(model);
+  const auto full = model.full_parameters();
   return weights_of(training.net);
 }
 

@@ -146,7 +146,7 @@ Training& stand() {
 torch::optim::SGD& sgd() { return stand().sgd; }
 const ClusterSpeeds& speeds() {
   static const ClusterSpeeds measured =
-      stand().accelerator.measure_cluster(shape(), 8, 8, 0);
+      measure_cluster(stand().accelerator.world(), shape(), 8, 8, 0);
   return measured;
 }
 
@@ -288,8 +288,14 @@ TEST_F(Life, HandlesOfAnAccelerator) {
   try_handle(add_calls_of_GradientState, [](auto& it) {
     return it.accelerator.gradient_state();
   });
+  try_handle(add_calls_of_Trackers, [](auto& it) {
+    return it.accelerator.trackers();
+  });
+  try_handle(add_calls_of_Checkpoints, [](auto& it) {
+    return it.accelerator.checkpoints();
+  });
   try_handle(add_calls_of_NamedLogger, [](auto& it) {
-    return it.accelerator.logger("life", LogLevel::off);
+    return it.accelerator.world().logger("life", LogLevel::off);
   });
   try_handle(add_calls_of_Mesh, [](auto& it) { return it.accelerator.mesh(); });
   try_handle(
@@ -316,7 +322,8 @@ TEST_F(Life, HandlesOfAnAccelerator) {
         folder() / "saved", {.asynchronous = true});
   });
   try_handle(add_calls_of_HookHandle, [](auto& it) {
-    return it.accelerator.register_save_state_pre_hook([](auto&) {});
+    return it.accelerator.checkpoints().register_save_state_pre_hook(
+        [](auto&) {});
   });
   try_handle(add_calls_of_ContextParallelScope, [](auto& it) {
     return it.accelerator.maybe_context_parallel({ones()}, {1});
@@ -330,7 +337,7 @@ TEST_F(Life, Scopes) {
   std::optional<Training> training(std::in_place);
   auto window = training->accelerator.accumulate(training->model);
   auto silent = training->accelerator.no_sync(training->model);
-  auto full = training->accelerator.full_parameters(training->model);
+  auto full = training->model.full_parameters();
   auto casts = training->accelerator.autocast();
   FullParameters moved = std::move(full);
   training.reset();

@@ -134,9 +134,9 @@ TEST(DeepSpeedConfig, IsReportedByTheAccelerator) {
   const Accelerator accelerator(
       {.cpu = true, .parallel = {.deepspeed = options}});
   const auto optimizer = optimizer_from_deepspeed(
-      accelerator.deepspeed_config(), parameters(), {.lr = 0.5});
+      accelerator.state().deepspeed_config, parameters(), {.lr = 0.5});
   EXPECT_EQ(optimizer->param_groups()[0].options().get_lr(), 0.5);
-  EXPECT_EQ(Accelerator({.cpu = true}).deepspeed_config(), "");
+  EXPECT_EQ(Accelerator({.cpu = true}).state().deepspeed_config, "");
 }
 
 }  // namespace deepspeed_test

@@ -218,7 +218,7 @@ TEST(MasterWeights, TrainAHalfPrecisionModelWithScaledLosses) {
   accelerator.backward(loss(INFINITY));
   optimizer.step();
   EXPECT_TRUE(optimizer.step_was_skipped());
-  EXPECT_EQ(accelerator.scaler()->get_scale(), 512);
+  EXPECT_EQ(accelerator.gradient_state().scaler()->get_scale(), 512);
 }
 
 }  // namespace fused_test

@@ -52,7 +52,7 @@ Json logger_rank(const Json& input, const WorldOptions& world) {
   const Accelerator accelerator({.world = options});
   try {
     const Json& given = input.at("log_level");
-    const NamedLogger logger = accelerator.logger(
+    const NamedLogger logger = accelerator.world().logger(
         "oracle",
         given.is_null()
             ? std::nullopt

@@ -104,7 +104,8 @@ Json run_checkpoint_rotation(const Json& input) {
         accelerator.load_state();
         step["loaded_save"] = program->value();
       } else if (what == "set_iteration") {
-        accelerator.set_iteration(operation.at("value").get<std::int64_t>());
+        accelerator.checkpoints().set_iteration(
+            operation.at("value").get<std::int64_t>());
       } else if (what == "restart") {
         program = std::make_unique<Program>(
             directory.path(), input, operation.at("value").get<std::int64_t>());
@@ -126,8 +127,10 @@ Json run_checkpoint_rotation(const Json& input) {
       step["error"] = error.what();
     }
     step["checkpoints"] = listing(base);
-    step["iteration"] =
-        program->accelerator().project_configuration().iteration.value_or(0);
+    step["iteration"] = program->accelerator()
+                            .checkpoints()
+                            .project_configuration()
+                            .iteration.value_or(0);
     steps.push_back(std::move(step));
   }
   return {{"steps", std::move(steps)}};

@@ -248,7 +248,7 @@ Json run_int8_mm_dequant(const Json& input) {
 }
 
 // An unmodified Linear, quantised in place.
-Json run_linear(const Json& input, const QuantizationConfig& config) {
+Json run_linear(const Json& input, const QuantizationOptions& config) {
   const at::Tensor weight = values_of(input.at("weight"));
   const bool has_bias = !input.at("bias").is_null();
   nn::Sequential model(nn::Linear(
@@ -281,8 +281,8 @@ Json run_linear(const Json& input, const QuantizationConfig& config) {
   return found;
 }
 
-QuantizationConfig config_of(const Json& args) {
-  QuantizationConfig config;
+QuantizationOptions config_of(const Json& args) {
+  QuantizationOptions config;
   const auto set = [&](const char* name, auto& field) {
     if (args.contains(name) && !args.at(name).is_null())
       field = args.at(name).get<std::decay_t<decltype(field)>>();
@@ -304,7 +304,7 @@ QuantizationConfig config_of(const Json& args) {
 }
 
 Json run_config(const Json& input) {
-  const QuantizationConfig config = config_of(input.at("args"));
+  const QuantizationOptions config = config_of(input.at("args"));
   const std::vector<std::string> warnings = config.check();
   const auto list = [](const auto& names) {
     return names ? Json(*names) : Json();

@@ -13,6 +13,8 @@
 #include "support/named_weights.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
+#include "train/accelerator/make_session.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace column_parallel_test {
@@ -80,13 +82,13 @@ Accelerator accelerator_on(
     const Grid& grid,
     const WorldOptions& world,
     const std::string& prefix = {}) {
-  return {
+  return detail::AcceleratorAccess::make(detail::make_session(
       {.parallel =
            {.replicate = grid.replicate,
             .shard = grid.shard,
             .tensor = grid.tensor},
        .world = world},
-      column_parallel(prefix)};
+      column_parallel(prefix)));
 }
 
 torch::optim::AdamWOptions adamw() {
@@ -221,7 +223,7 @@ TEST_P(ColumnsAndRows, HaveTheBoxOfTheirPlace) {
     const auto begin = [&](Axis axis, std::int64_t size, int more) {
       return size * (mesh.coordinate(axis) + more) / mesh.degree(axis);
     };
-    for (const WeightShard& shard : accelerator.state_dict_shards(model)) {
+    for (const WeightShard& shard : model.state_dict_shards()) {
       const Tensor& all = full.at(shard.name);
       EXPECT_EQ(shard.global_shape, all.sizes().vec()) << shard.name;
       Tensor expected = all;
@@ -432,16 +434,19 @@ TEST_P(ColumnsAndRows, CountEachSampleOnce) {
     EXPECT_EQ(
         accelerator.gather(torch::full({1}, mesh.batch_rank())).numel(),
         grid.num_batches());
-    const std::vector<int> batch_ranks =
-        accelerator.gather_object(std::vector<int>{mesh.batch_rank()});
+    const std::vector<int> batch_ranks = gather_object(
+        std::vector<int>{mesh.batch_rank()}, accelerator.mesh().batch_group());
     for (int i = 0; i < grid.num_batches(); ++i)
       EXPECT_EQ(batch_ranks.at(static_cast<std::size_t>(i)), i);
     const auto share = accelerator.split_between_processes(expected);
-    std::vector<std::int64_t> together = accelerator.gather_object(share);
+    std::vector<std::int64_t> together =
+        gather_object(share, accelerator.mesh().batch_group());
     EXPECT_EQ(together, expected);
     EXPECT_EQ(
-        accelerator.broadcast_object(
-            accelerator.process_index(), accelerator.num_processes() - 1),
+        broadcast_object(
+            accelerator.process_index(),
+            accelerator.world().group(),
+            accelerator.num_processes() - 1),
         accelerator.num_processes() - 1);
   });
 }

@@ -50,7 +50,8 @@ TEST(ComposedOptions, SkipAStepThatOverflowsOnOneRank) {
             return named(
                 accelerator.get_state_dict(model, {.rank0_only = false}));
           };
-          const double scale = accelerator.scaler()->get_scale();
+          const double scale =
+              accelerator.gradient_state().scaler()->get_scale();
           const Weights before = weights();
           const Tensor words = torch::arange(2 * kTime).view({2, kTime}) % 7;
           accelerator.backward(model(words, torch::arange(kTime)).sum());
@@ -62,7 +63,8 @@ TEST(ComposedOptions, SkipAStepThatOverflowsOnOneRank) {
           }
           optimizer.step();
           EXPECT_TRUE(accelerator.optimizer_step_was_skipped());
-          EXPECT_EQ(accelerator.scaler()->get_scale(), scale / 2);
+          EXPECT_EQ(
+              accelerator.gradient_state().scaler()->get_scale(), scale / 2);
           for (const auto& [name, weight] : weights())
             EXPECT_TRUE(torch::equal(weight, before.at(name))) << name;
         });
@@ -102,11 +104,12 @@ TEST(ComposedOptions, AverageByPowerSgd) {
         EXPECT_LT(outcome.losses.back(), outcome.losses.front());
         for (const auto& item : model->named_parameters()) {
           if (!item.key().starts_with("norm")) continue;
-          const std::vector<std::vector<float>> all =
-              accelerator.gather_object(std::vector<std::vector<float>>{
+          const std::vector<std::vector<float>> all = gather_object(
+              std::vector<std::vector<float>>{
                   {item.value().template data_ptr<float>(),
                    item.value().template data_ptr<float>() +
-                       item.value().numel()}});
+                       item.value().numel()}},
+              accelerator.mesh().batch_group());
           for (const auto& each : all) EXPECT_EQ(each, all.front());
         }
       });

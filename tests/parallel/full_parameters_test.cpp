@@ -232,18 +232,18 @@ void shrink(nn::Module& module) {
 
 TEST(FullParameters, KeepsExactlyWhatIsChanged) {
   in_all_cases([](const Case& each,
-                  const Accelerator& accelerator,
+                  const Accelerator&,
                   const Model<NetImpl>& model,
                   const Optimizer&,
                   Net& net) {
     Net alone = alone_of(each);
     for (int i = 0; i < 5; ++i) {
-      const auto scope = accelerator.full_parameters(model);
+      const auto scope = model.full_parameters();
       expect_equal(weights_of(*net), weights_of(*alone));
       shrink(*net);
       shrink(*alone);
     }
-    const auto scope = accelerator.full_parameters(model);
+    const auto scope = model.full_parameters();
     expect_equal(weights_of(*net), weights_of(*alone));
     EXPECT_TRUE(net->named_parameters()["again"].is_same(net->up->weight));
   });
@@ -260,8 +260,8 @@ TEST(FullParameters, LeaveWhatIsOnlyRead) {
       accelerator.backward(model(inputs(each.stored)).sum());
       optimizer.step();
       optimizer.zero_grad();
-      const auto scope = accelerator.full_parameters(model);
-      const auto nested = accelerator.full_parameters(model);
+      const auto scope = model.full_parameters();
+      const auto nested = model.full_parameters();
       expect_equal(weights_of(*net), unsharded(each));
     }
   });
@@ -286,7 +286,7 @@ TEST(FullParameters, LetForwardsComputeAsEver) {
                              : torch::equal(found, expected));
     };
     {
-      const auto scope = accelerator.full_parameters(model);
+      const auto scope = model.full_parameters();
       expect_same(model(x), before);
       EXPECT_EQ(net->seen, each.computed);
       EXPECT_EQ(net->up->weight.scalar_type(), each.shown);
@@ -306,7 +306,7 @@ TEST(FullParameters, LetForwardsComputeAsEver) {
     }
     expect_same(model(x), inside);
     EXPECT_EQ(net->seen, each.computed);
-    const auto scope = accelerator.full_parameters(model);
+    const auto scope = model.full_parameters();
     Weights expected = unsharded(each);
     for (const char* const name : {"up.weight", "again"})
       expected[name].mul_(2);
@@ -325,14 +325,14 @@ TEST(FullParameters, ShowALoadedCheckpoint) {
       if (each.name != name) return;
       accelerator.save_state((directory / "saved").string());
       {
-        const auto scope = accelerator.full_parameters(model);
+        const auto scope = model.full_parameters();
         shrink(*net);
       }
       {
-        const auto scope = accelerator.full_parameters(model);
+        const auto scope = model.full_parameters();
         accelerator.load_state((directory / "saved").string());
       }
-      const auto scope = accelerator.full_parameters(model);
+      const auto scope = model.full_parameters();
       expect_equal(weights_of(*net), unsharded(each));
     });
   }
@@ -340,7 +340,7 @@ TEST(FullParameters, ShowALoadedCheckpoint) {
 
 TEST(FullParameters, TakeDataThatTheProgramReplaces) {
   in_all_cases([](const Case& each,
-                  const Accelerator& accelerator,
+                  const Accelerator&,
                   const Model<NetImpl>& model,
                   const Optimizer&,
                   Net& net) {
@@ -349,10 +349,10 @@ TEST(FullParameters, TakeDataThatTheProgramReplaces) {
     Weights expected = unsharded(each);
     expected["down.weight"].mul_(0.999);
     {
-      const auto scope = accelerator.full_parameters(model);
+      const auto scope = model.full_parameters();
       net->down->weight.set_data(expected["down.weight"].clone());
     }
-    const auto scope = accelerator.full_parameters(model);
+    const auto scope = model.full_parameters();
     expect_equal(weights_of(*net), expected);
   });
 }
@@ -375,7 +375,7 @@ TEST(MasterWeights, AreLoadedIntoTheModel) {
       const Tensor before = model(x);
       accelerator.save_model(model, (directory / "saved").string());
       {
-        const auto scope = accelerator.full_parameters(model);
+        const auto scope = model.full_parameters();
         for (Tensor& parameter : net->parameters()) parameter.zero_();
       }
       EXPECT_EQ(model(x).abs().sum().item<double>(), 0);
@@ -396,7 +396,7 @@ TEST(FullParameters, ShowMastersBeforeThereIsAnOptimizer) {
     alone->to(at::kFloat);
     auto model = accelerator.prepare(net);
     {
-      const auto scope = accelerator.full_parameters(model);
+      const auto scope = model.full_parameters();
       shrink(*net);
       shrink(*alone);
     }
@@ -407,7 +407,7 @@ TEST(FullParameters, ShowMastersBeforeThereIsAnOptimizer) {
     }
     torch::optim::SGD sgd(net->parameters(), 0.0);
     auto optimizer = accelerator.prepare(sgd);
-    const auto scope = accelerator.full_parameters(model);
+    const auto scope = model.full_parameters();
     expect_equal(weights_of(*net), weights_of(*alone));
   });
 }

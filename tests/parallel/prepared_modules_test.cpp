@@ -234,7 +234,7 @@ TEST(PreparedModules, KeepFullParameters) {
     const auto seen = [&](Net& of) { return of.norm1(of.tokens(words)); };
     // Inside full_parameters(), layers behave as in one process.
     {
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_TRUE(torch::equal(seen(*net), seen(*alone)));
     }
     // Outside the model's forward, too.

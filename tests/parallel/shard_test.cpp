@@ -163,7 +163,7 @@ TEST(Shard, TrainsBatchNormAsReplicasDo) {
         accelerator.backward(model(images.to(torch::kFloat)).pow(2).mean());
         optimizer.step();
       }
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       Weights mine = weights_of(*net);
       for (const auto& item : net->named_buffers())
         mine[item.key()] = item.value().clone();
@@ -198,7 +198,7 @@ TEST(Shard, ComputesInTheProgramsPrecision) {
               net->parameters()[0].scalar_type(),
               precision == Precision::bf16 ? at::kBFloat16 : at::kHalf);
         }
-        const auto full = accelerator.full_parameters(model);
+        const auto full = model.full_parameters();
         if (accelerator.is_main_process()) *end = weights_of(*net);
       });
     }
@@ -219,7 +219,7 @@ TEST(Shard, EvaluatesBetweenSteps) {
       const torch::NoGradGuard no_grad;
       Net same;
       {
-        const auto full = accelerator.full_parameters(model);
+        const auto full = model.full_parameters();
         auto from = net->named_parameters();
         for (auto& item : same->named_parameters())
           item.value().copy_(from[item.key()]);
@@ -249,7 +249,7 @@ TEST(Shard, LeavesNothingUnshardedAfterAnException) {
     net->fails_at = -1;
     for (int step = 1; step < 4; ++step)
       train_step(accelerator, model, optimizer, step);
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     const Weights mine = weights_of(*net);
 
     Accelerator plain({.world = {.rank = 0, .size = 1}});
@@ -301,7 +301,7 @@ TEST(Shard, KeepsChangesMadeToFullParameters) {
     auto model = accelerator.prepare(net);
     const torch::NoGradGuard no_grad;
     {
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_EQ(net->num_whole(), kLayers);
       for (Tensor& parameter : net->parameters()) parameter.fill_(0.25);
     }
@@ -328,10 +328,10 @@ TEST(Shard, DoesNotRoundShardsThatAreOnlyRead) {
     const Tensor before = shard.detach().clone();
     ASSERT_FALSE(
         torch::equal(before, before.to(torch::kBFloat16).to(torch::kFloat)));
-    { const auto full = accelerator.full_parameters(model); }
+    { const auto full = model.full_parameters(); }
     EXPECT_TRUE(torch::equal(shard, before));
     {
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       const torch::NoGradGuard no_grad;
       net->parameters()[0].fill_(0.5);
     }
@@ -349,8 +349,8 @@ TEST(Shard, CountsScopesAndRefusesStepsInThem) {
     auto [model, rest, optimizer] = accelerator.prepare(net, other, inner);
     const Tensor loss = model(rows(accelerator, 0)).pow(2).mean();
     {
-      const auto first = accelerator.full_parameters(model);
-      { const auto second = accelerator.full_parameters(model); }
+      const auto first = model.full_parameters();
+      { const auto second = model.full_parameters(); }
       EXPECT_EQ(net->num_whole(), kLayers);
       net->fails_at = 1;
       EXPECT_THROW(model(rows(accelerator, 1)), std::runtime_error);
@@ -359,7 +359,7 @@ TEST(Shard, CountsScopesAndRefusesStepsInThem) {
           [&] { accelerator.backward(loss); }, "full_parameters() lives");
     }
     EXPECT_EQ(net->num_whole(), 0);
-    auto outliving = accelerator.full_parameters(rest);
+    auto outliving = rest.full_parameters();
     accelerator.free_memory();
   });
 }
@@ -406,7 +406,7 @@ TEST(Shard, TrainsSeveralModels) {
           (guess - target).pow(2).mean() - judge(guess).mean());
       optimizer.step();
     }
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     for (const Tensor& parameter : student->parameters())
       EXPECT_TRUE(torch::isfinite(parameter).all().item<bool>());
   });
@@ -433,7 +433,7 @@ TEST(Shard, GoesOnFromACheckpointOnAnyNumberOfRanks) {
         accelerator.save_state(save);
         return;
       }
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       if (accelerator.is_main_process()) expected = weights_of(*net);
     });
     return expected;
@@ -477,7 +477,7 @@ TEST(Shard, SavesAFullModel) {
     accelerator.save_model(model, (directory / "model").string());
     Net other;
     load_checkpoint_in_model(*other, directory / "model");
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     expect_near(weights_of(*other), weights_of(*net), 0);
   });
 }
@@ -553,7 +553,7 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
         }
         alone.step();
       }
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       for (const auto& item : net->named_parameters()) {
         EXPECT_TRUE(torch::allclose(
             item.value(),
@@ -609,10 +609,10 @@ TEST(Shard, AveragesGradientsOfAWindowWhoseLastBackwardDoesNotReachTheModel) {
           }
         }
         {
-          const auto full = accelerator.full_parameters(a);
+          const auto full = a.full_parameters();
           expect_near(weights_of(*first), weights_of(*whole_first), 1e-5);
         }
-        const auto full = accelerator.full_parameters(b);
+        const auto full = b.full_parameters();
         expect_near(weights_of(*second), weights_of(*whole_second), 1e-5);
       });
     }
@@ -645,7 +645,7 @@ TEST(Shard, TakesParametersOfOddShapes) {
     auto [model, optimizer] = accelerator.prepare(odd, inner);
     accelerator.backward(model(torch::full({2}, accelerator.process_index())));
     optimizer.step();
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     const Weights after = weights_of(*odd);
     EXPECT_DOUBLE_EQ(after.at("scalar").item<double>(), 2.0 - 0.5 * 2);
     EXPECT_TRUE(torch::allclose(after.at("few"), before.at("few") - 0.5));

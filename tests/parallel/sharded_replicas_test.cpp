@@ -129,7 +129,8 @@ TEST(ShardedReplicas, ExchangeGradientsInTheHooksDtype) {
       torch::nn::init::zeros_(net->weight);
       torch::optim::SGD sgd(net->parameters(), 1.0);
       auto [model, optimizer] = accelerator.prepare(net, sgd);
-      const float x = accelerator.data_parallel_rank() == 0 ? 1.001F : 3.0F;
+      const float x =
+          accelerator.mesh().coordinate(Axis::replicate) == 0 ? 1.001F : 3.0F;
       accelerator.backward(model(torch::full({1, 1}, x)).sum());
       gradients[static_cast<std::size_t>(accelerator.process_index())] =
           sgd.param_groups()[0].params()[0].grad().item<float>();

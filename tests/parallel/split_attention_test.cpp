@@ -93,7 +93,7 @@ TEST(SplitAttention, IsThatOfOneProcessInFullParameters) {
     const torch::NoGradGuard no_grad;
     const Tensor expected = std::make_shared<Net>()->forward(x);
     {
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_TRUE(torch::equal(net->forward(x), expected));
     }
     EXPECT_TRUE(torch::allclose(model(x), expected, 1e-5, 1e-6));

@@ -509,7 +509,7 @@ TEST(TensorParallel, KeepsSlices) {
     const std::int64_t count = 10 * (rank + 1) / 3 - begin;
     EXPECT_EQ(net->up->weight.sizes(), at::IntArrayRef({count, 6}));
     EXPECT_EQ(net->down->weight.sizes(), at::IntArrayRef({6, count}));
-    for (const WeightShard& shard : accelerator.state_dict_shards(model)) {
+    for (const WeightShard& shard : model.state_dict_shards()) {
       const Tensor& all = full.at(shard.name);
       EXPECT_EQ(shard.global_shape, all.sizes().vec()) << shard.name;
       Tensor expected = all;
@@ -757,7 +757,7 @@ TEST(TensorParallel, UnshardsAllAxes) {
       const torch::NoGradGuard no_grad;
       const Tensor before = model(x);
       {
-        const auto scope = accelerator.full_parameters(model);
+        const auto scope = model.full_parameters();
         expect_equal(named(get_state_dict(*net)), full);
         net->tokens->weight.mul_(2);
       }

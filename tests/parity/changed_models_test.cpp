@@ -424,7 +424,7 @@ TEST(ChangedModel, BindsParametersThatAreAddedToTheOptimizer) {
               .sum());
       optimizer.step();
       {
-        const auto full = accelerator.full_parameters(model);
+        const auto full = model.full_parameters();
         EXPECT_EQ(net->parameters()[0][0][0].item<float>(), 0.5F - 1.5F);
         EXPECT_EQ(net->parameters()[1][0][0].item<float>(), 0.5F - 1.5F);
       }
@@ -519,7 +519,7 @@ TEST(ChangedModel, LetsProgramsReadGradientsOfShards) {
       optimizer.step();
       optimizer.zero_grad();
     }
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     EXPECT_EQ(net->parameters()[0][1][1].item<float>(), 0.5F - 2);
   });
 }
@@ -656,7 +656,7 @@ TEST(ChangedModel, MayAddToAnOptimizerOfTiedParameters) {
                                      net->head.options().requires_grad(false)))
                                .sum());
       optimizer.step();
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_EQ(net->head[0][0].item<float>(), 0.5F - 1.5F);
       // Each name's step takes the gradient of both uses: the mean of 2 and 4.
       EXPECT_EQ(net->encoder[0][0].item<float>(), 0.5F - 2 * 3.0F);

@@ -107,7 +107,7 @@ void expect_weights(const Way& way, int num_ranks, double want, Train&& train) {
     torch::optim::SGD sgd({net->parameters().back()}, 1);
     const auto [model, optimizer] = accelerator.prepare(net, sgd);
     train(accelerator, net, model, optimizer);
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     const Tensor weight = net->parameters().back();
     EXPECT_TRUE(torch::allclose(weight, torch::full_like(weight, want)))
         << way.name << ": " << weight << ", expected " << want;
@@ -331,7 +331,7 @@ TEST(PlainBackward, TakesAGradientPenalty) {
           {out}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
       (out + gradient.pow(2).sum()).backward();
       optimizer.step();
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       double& sum = sums[static_cast<std::size_t>(accelerator.process_index())];
       for (const Tensor& parameter : net->parameters())
         sum += parameter.sum().item<double>();

@@ -121,9 +121,9 @@ struct Outcome {
 };
 
 // Full weights of a stage, by name.
-Weights weights_of(const Accelerator& accelerator, const Pipeline& pipeline) {
+Weights weights_of(const Pipeline& pipeline) {
   Weights weights;
-  const auto scope = accelerator.full_parameters(pipeline.model());
+  const auto scope = pipeline.model().full_parameters();
   for (const auto& item : pipeline.model().named_parameters())
     weights[item.key()] = item.value().detach().clone();
   return weights;
@@ -156,7 +156,7 @@ Outcome train(const Run& run, const Step& step) {
         accelerator,
         net.layers(),
         {.split_points = run.split_points,
-         .schedule = run.schedule,
+         .schedule = parse_pipeline_schedule(run.schedule),
          .num_chunks = run.num_chunks,
          .num_micro_batches = 4 / run.replicas});
     torch::optim::SGD sgd(
@@ -187,7 +187,7 @@ Outcome train(const Run& run, const Step& step) {
           optimizer.step();
           optimizer.zero_grad();
         });
-    const Weights own = weights_of(accelerator, pipeline);
+    const Weights own = weights_of(pipeline);
     const std::lock_guard lock(mutex);
     if (accelerator.mesh().batch_rank() == 0) outcome.losses = losses;
     for (const auto& [name, weight] : own) {

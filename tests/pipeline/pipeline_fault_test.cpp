@@ -66,7 +66,8 @@ TEST(PipelineFaults, WaitsForASlowStage) {
     const Pipeline pipeline(
         accelerator,
         layers,
-        {.schedule = "GPipe", .num_micro_batches = kMicroBatches});
+        {.schedule = PipelineScheduleKind::gpipe,
+         .num_micro_batches = kMicroBatches});
     const PipelineResult result = step(pipeline);
     EXPECT_EQ(result.loss.item<float>(), 90);
     const Tensor gradient = pipeline.parameters()[0].grad();
@@ -89,7 +90,7 @@ TEST(PipelineFaults, TrainsAroundAStageWithoutParameters) {
           accelerator,
           layers,
           {.split_points = {"middle", "last"},
-           .schedule = schedule,
+           .schedule = parse_pipeline_schedule(schedule),
            .num_micro_batches = kMicroBatches});
       torch::optim::SGD sgd(pipeline.parameters(), 0.1);
       const Optimizer optimizer = accelerator.prepare(sgd);

@@ -99,7 +99,8 @@ TEST(PipelineGenerate, EqualsOneProcess) {
       const Pipeline pipeline(
           accelerator,
           net.layers(),
-          {.schedule = schedule, .num_micro_batches = 2});
+          {.schedule = parse_pipeline_schedule(schedule),
+           .num_micro_batches = 2});
       for (const bool has_cache : {false, true}) {
         net.keep(has_cache);
         EXPECT_TRUE(

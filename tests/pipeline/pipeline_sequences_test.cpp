@@ -201,7 +201,7 @@ void expect_like_one_process(const Case& each) {
         accelerator,
         layers_of(net),
         {.split_points = each.split_points,
-         .schedule = each.schedule,
+         .schedule = parse_pipeline_schedule(each.schedule),
          .num_chunks = each.num_chunks,
          .num_micro_batches = 4});
     torch::optim::SGD sgd(pipeline.parameters(), sgd_options());
@@ -215,7 +215,7 @@ void expect_like_one_process(const Case& each) {
     }
     Weights own;
     {
-      const auto scope = accelerator.full_parameters(pipeline.model());
+      const auto scope = pipeline.model().full_parameters();
       for (const auto& item : pipeline.model().named_parameters())
         own[item.key()] = item.value().detach().clone();
     }

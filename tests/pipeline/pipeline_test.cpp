@@ -90,7 +90,8 @@ TEST(Pipeline, FollowsMegatronsSettings) {
     EXPECT_EQ(
         described({.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 3}),
         described({.pp_degree = 2}));
-    const PipelineOptions three{.schedule = "Interleaved1F1B", .num_chunks = 3};
+    const PipelineOptions three{
+        .schedule = PipelineScheduleKind::interleaved_1f1b, .num_chunks = 3};
     EXPECT_EQ(
         described({.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 1}),
         described({.pp_degree = 2}, three));
@@ -100,9 +101,10 @@ TEST(Pipeline, FollowsMegatronsSettings) {
             {.pp_degree = 2,
              .num_micro_batches = 3,
              .num_layers_per_virtual_pipeline_stage = 1},
-            {.schedule = "GPipe", .num_micro_batches = 4}),
+            {.schedule = PipelineScheduleKind::gpipe, .num_micro_batches = 4}),
         described(
-            {.pp_degree = 2}, {.schedule = "GPipe", .num_micro_batches = 4}));
+            {.pp_degree = 2},
+            {.schedule = PipelineScheduleKind::gpipe, .num_micro_batches = 4}));
     EXPECT_EQ(
         described(
             {.pp_degree = 2, .num_layers_per_virtual_pipeline_stage = 3},
@@ -157,7 +159,7 @@ TEST(Pipeline, GivesTheLastRankMegatronsNumberOfLayers) {
     EXPECT_THAT(
         stages(
             {.pp_degree = 2, .decoder_last_pipeline_num_layers = 2},
-            {.schedule = "ZBVZeroBubble"}),
+            {.schedule = PipelineScheduleKind::zero_bubble_v}),
         ElementsAre(
             "first blocks.0",
             "blocks.1 blocks.2",
@@ -303,7 +305,7 @@ TEST(Pipeline, HandsOnSeveralTensors) {
       const Pipeline pipeline(
           accelerator,
           layers,
-          {.schedule = schedule,
+          {.schedule = parse_pipeline_schedule(schedule),
            .num_micro_batches = 1,
            .micro_batch_loss = MicroBatchLoss::sum});
       pipeline.step(
@@ -393,7 +395,7 @@ TEST(Pipeline, HandsOnNestedValues) {
       const Pipeline pipeline(
           accelerator,
           layers,
-          {.schedule = schedule,
+          {.schedule = parse_pipeline_schedule(schedule),
            .num_micro_batches = 2,
            .micro_batch_loss = MicroBatchLoss::sum});
       const PipelineResult result = pipeline.step(

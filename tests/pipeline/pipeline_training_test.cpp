@@ -133,7 +133,7 @@ Outcome train(const Run& run) {
         accelerator,
         net.layers(),
         {.split_points = kSplitPoints.at(run.stages),
-         .schedule = run.schedule,
+         .schedule = parse_pipeline_schedule(run.schedule),
          .num_micro_batches = 4 / num_batches});
     torch::optim::SGD sgd(
         pipeline.parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));

@@ -174,7 +174,7 @@ inline Trained train_in_stages(const Setting& setting) {
     const Pipeline pipeline(
         accelerator,
         layers_of(net),
-        {.schedule = setting.schedule,
+        {.schedule = parse_pipeline_schedule(setting.schedule),
          .num_chunks = setting.num_chunks,
          .num_micro_batches = setting.num_micro_batches});
     torch::optim::SGD sgd(pipeline.parameters(), sgd_options());

@@ -536,7 +536,9 @@ TEST(LayoutMemory, KeepsFewerActivationsIfTold) {
       static_cast<double>(kept({.pipeline = 4})),
       static_cast<double>(plain),
       0.15 * static_cast<double>(plain));
-  EXPECT_GT(kept({.pipeline = 4, .schedule = "GPipe"}), 8 * plain);
+  EXPECT_GT(
+      kept({.pipeline = 4, .schedule = PipelineScheduleKind::gpipe}),
+      8 * plain);
   EXPECT_EQ(kept({.micro_batch = 2}) / plain, 2);
 }
 
@@ -557,16 +559,27 @@ TEST(LayoutMemory, KeepsWhatTheScheduleKeeps) {
   };
   // A stage has 4 layers, plus the layer that is being computed.
   near({.pipeline = 4}, 4 * 4 + 1);
-  near({.pipeline = 4, .schedule = "gpipe"}, 64 * 4 + 1);
-  near({.pipeline = 4, .schedule = "ZBH1"}, 4 * 4 + 1);
+  near({.pipeline = 4, .schedule = PipelineScheduleKind::gpipe}, 64 * 4 + 1);
+  near(
+      {.pipeline = 4, .schedule = PipelineScheduleKind::zero_bubble},
+      4 * 4 + 1);
   // Chunks of 2 layers: 2 x 3 warm-up forwards, 4 of the first chunk, and one.
   near(
-      {.pipeline = 4, .schedule = "Interleaved1F1B", .num_chunks = 2},
+      {.pipeline = 4,
+       .schedule = PipelineScheduleKind::interleaved_1f1b,
+       .num_chunks = 2},
       11 * 2 + 1);
-  near({.pipeline = 4, .schedule = "LoopedBFS", .num_chunks = 2}, 128 * 2 + 1);
+  near(
+      {.pipeline = 4,
+       .schedule = PipelineScheduleKind::looped_bfs,
+       .num_chunks = 2},
+      128 * 2 + 1);
   // The last stage of a V is on the first rank.
   near(
-      {.pipeline = 4, .schedule = "ZBVZeroBubble", .num_chunks = 2}, 8 * 2 + 1);
+      {.pipeline = 4,
+       .schedule = PipelineScheduleKind::zero_bubble_v,
+       .num_chunks = 2},
+      8 * 2 + 1);
 }
 
 TEST(Stages, AreAsEqualAsLayersAllow) {
@@ -604,7 +617,7 @@ TEST(StepTime, HasTheBubbleOfTheSchedule) {
     const PlannedLayout planned = simulate_layout(
         shape,
         {.pipeline = 8,
-         .schedule = schedule,
+         .schedule = parse_pipeline_schedule(schedule),
          .num_chunks = chunks,
          .num_micro_batches = micro},
         options);

@@ -204,7 +204,7 @@ TEST(Float8Gather, LeavesOnlyTheForwardWithRoundedWeights) {
     static_cast<void>(model(x));
     EXPECT_EQ(num_rounded, 1);
     {
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_TRUE(torch::equal(weight, own));
       // A change too small for float8.
       weight.add_(1e-5);
@@ -212,7 +212,7 @@ TEST(Float8Gather, LeavesOnlyTheForwardWithRoundedWeights) {
       EXPECT_TRUE(torch::equal(weight, own + 1e-5));
     }
     static_cast<void>(model(x));
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     EXPECT_TRUE(torch::equal(weight, own + 1e-5));
     for (const auto& [name, found] : accelerator.get_state_dict(model)) {
       if (name != "layers.1.weight") continue;

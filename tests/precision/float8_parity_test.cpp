@@ -108,7 +108,7 @@ Weights train_stages(const Training& run) {
         accelerator,
         net->for_pipeline(),
         {.split_points = *run.stages,
-         .schedule = run.schedule,
+         .schedule = parse_pipeline_schedule(run.schedule),
          .num_micro_batches = run.num_micro_batches});
     torch::optim::SGD sgd(pipeline.parameters(), 0.05 / kScale);
     auto optimizer = accelerator.prepare(sgd);

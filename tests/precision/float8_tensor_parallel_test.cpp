@@ -95,7 +95,7 @@ Weights train(const Training& run, const WorldOptions& world) {
         torch::square(model(x) - torch::sin(x)).mean() * kScale);
     optimizer.step();
   }
-  const auto full = accelerator.full_parameters(model);
+  const auto full = model.full_parameters();
   Weights weights;
   for (const auto& item : net->named_parameters())
     weights[item.key()] = item.value().detach().clone();

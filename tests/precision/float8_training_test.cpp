@@ -105,7 +105,7 @@ Trained train(const Training& training, const WorldOptions& world) {
     }
   }
   if (!training.save.empty()) accelerator.save_state(training.save);
-  const auto full = accelerator.full_parameters(model);
+  const auto full = model.full_parameters();
   const torch::NoGradGuard no_grad;
   for (const Tensor& parameter : net->parameters())
     trained.weights.push_back(parameter.detach().clone());

@@ -122,7 +122,7 @@ class ColumnParallel final : public detail::Strategy {
   std::string prefix_;
 };
 
-/// The techniques to pass to Accelerator's constructor.
+/// The techniques to pass to make_session().
 inline std::vector<detail::AddedTechnique> column_parallel(
     const std::string& prefix = {}) {
   return {{"columns", Axis::tensor, [prefix](const Mesh& mesh) {

@@ -21,7 +21,10 @@ struct ExpertNetOptions {
   /// The experts are the program's own modules, not an MLP of the library.
   bool by_modules = false;
   bool shares = true;
-  RouterOptions router = {.top_k = 2, .balance_loss = 0.1, .z_loss = 0.01};
+  RouterOptions router = {
+      .top_k = 2,
+      .balance_loss_coefficient = 0.1,
+      .z_loss_coefficient = 0.01};
 };
 
 inline constexpr std::int64_t kNetWidth = 8, kNetInputs = 6, kNetClasses = 5;

@@ -206,7 +206,7 @@ TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
       [&] { accelerator.prepare(net, std::unique_ptr<torch::optim::SGD>()); },
       "argument 2 of prepare() is an empty pointer to an optimizer");
   expect_error<ConfigError>(
-      [&] { static_cast<void>(accelerator.prepare_model(empty)); },
+      [&] { static_cast<void>(accelerator.prepare(empty)); },
       "argument 1 of prepare() is an empty module holder");
   // The failed call prepared nothing.
   EXPECT_NO_THROW(accelerator.prepare(net, sgd));
@@ -283,11 +283,11 @@ TEST(Accelerator, RunsFunctionsOnOneRankOnly) {
     std::string& mine =
         ran[static_cast<std::size_t>(accelerator.process_index())];
     accelerator.on_main_process([&] { mine += "main "; });
-    accelerator.on_last_process([&] { mine += "last "; });
-    accelerator.on_process(1, [&] { mine += "one "; });
-    accelerator.on_local_main_process([&] { mine += "local "; });
+    accelerator.world().on_last_process([&] { mine += "last "; });
+    accelerator.world().on_process(1, [&] { mine += "one "; });
+    accelerator.world().on_local_main_process([&] { mine += "local "; });
     expect_error<ConfigError>(
-        [&] { accelerator.on_process(3, [] {}); }, "rank 3 of 3");
+        [&] { accelerator.world().on_process(3, [] {}); }, "rank 3 of 3");
   });
   EXPECT_THAT(ran, ::testing::ElementsAre("main local ", "one ", "last "));
 }
@@ -300,7 +300,7 @@ TEST(Accelerator, LetsTheFirstRankOfEachMachineGoFirst) {
     world.local_size = 2;
     const Accelerator accelerator({.world = world});
     for (int again = 0; again < 2; ++again) {
-      accelerator.local_main_process_first([&] {
+      accelerator.world().local_main_process_first([&] {
         places[static_cast<std::size_t>(accelerator.process_index())] = order++;
       });
     }

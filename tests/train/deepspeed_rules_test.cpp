@@ -24,7 +24,7 @@ AcceleratorOptions with_config(
 
 TEST(DeepSpeedRules, PrecisionComesFromTheConfiguration) {
   const Accelerator bf16(with_config(R"(, "bf16": {"enabled": true})"));
-  EXPECT_EQ(bf16.mixed_precision(), Precision::bf16);
+  EXPECT_EQ(bf16.state().mixed_precision, Precision::bf16);
   EXPECT_THAT(
       bf16.explain_settings(),
       ::testing::HasSubstr(
@@ -37,8 +37,9 @@ TEST(DeepSpeedRules, PrecisionComesFromTheConfiguration) {
       }),
       at::kBFloat16);
   const Accelerator fp16(with_config(R"(, "fp16": {"enabled": true})"));
-  EXPECT_TRUE(fp16.scaler());
-  EXPECT_EQ(Accelerator(with_config("")).mixed_precision(), Precision::no);
+  EXPECT_TRUE(fp16.gradient_state().scaler());
+  EXPECT_EQ(
+      Accelerator(with_config("")).state().mixed_precision, Precision::no);
   const auto refused = [](Precision precision, const std::string& why) {
     AcceleratorOptions options = with_config(R"(, "bf16": {"enabled": true})");
     options.mixed_precision = precision;
@@ -60,7 +61,7 @@ TEST(DeepSpeedRules, SectionsReplaceWhatCodeMakes) {
     expect_error<ConfigError>(
         [&] { accelerator.prepare(net, sgd); }, "optimizer_from_deepspeed()");
     const auto made = optimizer_from_deepspeed(
-        accelerator.deepspeed_config(), net->parameters());
+        accelerator.state().deepspeed_config, net->parameters());
     EXPECT_NO_THROW(accelerator.prepare(net, *made));
   }
   {
@@ -74,13 +75,13 @@ TEST(DeepSpeedRules, SectionsReplaceWhatCodeMakes) {
         [&] { accelerator.prepare(net, sgd, torch_lr); },
         "section \"scheduler\"");
     const auto made =
-        scheduler_from_deepspeed(accelerator.deepspeed_config(), sgd);
+        scheduler_from_deepspeed(accelerator.state().deepspeed_config, sgd);
     EXPECT_NO_THROW(accelerator.prepare(net, sgd, *made));
   }
 }
 
 nlohmann::json config_of(const Accelerator& accelerator) {
-  return nlohmann::json::parse(accelerator.deepspeed_config());
+  return nlohmann::json::parse(accelerator.state().deepspeed_config);
 }
 
 TEST(DeepSpeedRules, BatchSizesAreThoseOfALoader) {

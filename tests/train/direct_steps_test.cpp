@@ -108,7 +108,7 @@ TEST(DirectSteps, EndWhenAnotherModelIsPrepared) {
 
 TEST(DirectSteps, EndWhenWindowsGetLonger) {
   Direct direct;
-  direct.accelerator.set_gradient_accumulation_steps(2);
+  direct.accelerator.gradient_state().set_num_steps(2);
   direct.step();
   EXPECT_EQ(direct.weight(), 1);
   direct.step();
@@ -120,7 +120,7 @@ TEST(DirectSteps, EndWhenWindowsGetLonger) {
 TEST(DirectSteps, KeepGradientsThatNoStepHasUsed) {
   Direct direct;
   direct.backward();
-  direct.accelerator.set_gradient_accumulation_steps(2);
+  direct.accelerator.gradient_state().set_num_steps(2);
   direct.optimizer().zero_grad();
   EXPECT_EQ(direct.net->weight.grad().item<double>(), -1);
 }
@@ -129,14 +129,14 @@ TEST(DirectSteps, DropGradientsThatAStepHasUsed) {
   Direct direct;
   direct.backward();
   direct.optimizer().step();
-  direct.accelerator.set_gradient_accumulation_steps(2);
+  direct.accelerator.gradient_state().set_num_steps(2);
   direct.optimizer().zero_grad();
   EXPECT_FALSE(direct.net->weight.grad().defined());
 }
 
 TEST(DirectSteps, WaitWhileGradientsAreNotToBeUsed) {
   Direct direct;
-  direct.accelerator.set_sync_gradients(false);
+  direct.accelerator.gradient_state().set_sync_gradients(false);
   direct.backward();
   direct.optimizer().step();
   EXPECT_EQ(direct.weight(), 1);

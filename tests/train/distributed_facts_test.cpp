@@ -18,13 +18,13 @@ TEST(DistributedType, NamesTheEngine) {
                          bool is_fsdp2 = false) {
     run_on_ranks(2, [&](const WorldOptions& world) {
       const Accelerator accelerator({.parallel = parallel, .world = world});
-      EXPECT_EQ(accelerator.distributed_type(), type);
-      EXPECT_EQ(name_of(accelerator.distributed_type()), name);
-      EXPECT_EQ(accelerator.is_fsdp2(), is_fsdp2);
-      EXPECT_TRUE(accelerator.use_distributed());
-      EXPECT_FALSE(accelerator.multi_device());
+      EXPECT_EQ(accelerator.state().distributed_type, type);
+      EXPECT_EQ(name_of(accelerator.state().distributed_type), name);
+      EXPECT_EQ(accelerator.state().is_fsdp2, is_fsdp2);
+      EXPECT_TRUE(accelerator.state().use_distributed());
+      EXPECT_FALSE(accelerator.state().multi_device());
       EXPECT_EQ(
-          accelerator.deepspeed_plugin().has_value(),
+          accelerator.state().deepspeed_plugin.has_value(),
           type == DistributedType::deepspeed);
     });
   };
@@ -46,13 +46,13 @@ TEST(DistributedType, IsNoOnOneProcess) {
   const Accelerator accelerator(
       {.parallel = {.fully_sharded = version(2)},
        .world = {.rank = 0, .size = 1, .device = at::kCPU}});
-  EXPECT_EQ(accelerator.distributed_type(), DistributedType::no);
+  EXPECT_EQ(accelerator.state().distributed_type, DistributedType::no);
   EXPECT_EQ(name_of(DistributedType::no), "NO");
-  EXPECT_FALSE(accelerator.use_distributed());
-  EXPECT_FALSE(accelerator.multi_device());
-  EXPECT_FALSE(accelerator.is_fsdp2());
-  EXPECT_TRUE(accelerator.should_save_model());
-  EXPECT_FALSE(accelerator.deepspeed_plugin());
+  EXPECT_FALSE(accelerator.state().use_distributed());
+  EXPECT_FALSE(accelerator.state().multi_device());
+  EXPECT_FALSE(accelerator.state().is_fsdp2);
+  EXPECT_TRUE(accelerator.state().should_save_model);
+  EXPECT_FALSE(accelerator.state().deepspeed_plugin);
   EXPECT_EQ(
       accelerator.state().text(),
       "Distributed environment: DistributedType.NO\n"
@@ -82,19 +82,22 @@ TEST(MeshRanks, AreCoordinates) {
     const Accelerator accelerator(
         {.parallel = {.replicate = 2, .shard = 2}, .world = world});
     const int rank = accelerator.process_index();
-    EXPECT_EQ(accelerator.data_parallel_rank(), rank / 2);
-    EXPECT_EQ(accelerator.data_parallel_shard_rank(), rank % 2);
-    EXPECT_EQ(accelerator.tensor_parallel_rank(), 0);
-    EXPECT_EQ(accelerator.context_parallel_rank(), 0);
-    EXPECT_EQ(accelerator.pipeline_parallel_rank(), 0);
+    EXPECT_EQ(accelerator.mesh().coordinate(Axis::replicate), rank / 2);
+    EXPECT_EQ(accelerator.mesh().coordinate(Axis::shard), rank % 2);
+    EXPECT_EQ(accelerator.mesh().coordinate(Axis::tensor), 0);
+    EXPECT_EQ(accelerator.mesh().coordinate(Axis::context), 0);
+    EXPECT_EQ(accelerator.mesh().coordinate(Axis::pipeline), 0);
     // The ranks of the first replica hold all of the model.
-    EXPECT_EQ(accelerator.should_save_model(), rank < 2);
+    EXPECT_EQ(accelerator.state().should_save_model, rank < 2);
   });
   run_on_ranks(3, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    EXPECT_EQ(accelerator.data_parallel_rank(), accelerator.process_index());
     EXPECT_EQ(
-        accelerator.should_save_model(), accelerator.is_local_main_process());
+        accelerator.mesh().coordinate(Axis::replicate),
+        accelerator.process_index());
+    EXPECT_EQ(
+        accelerator.state().should_save_model,
+        accelerator.is_local_main_process());
   });
 }
 
@@ -103,10 +106,11 @@ TEST(DeepSpeedPlugin, HasEveryValue) {
     DeepSpeedOptions options{.zero_stage = 1};
     const Accelerator accelerator(
         {.parallel = {.deepspeed = options}, .world = world});
-    ASSERT_TRUE(accelerator.deepspeed_plugin());
-    EXPECT_EQ(accelerator.deepspeed_plugin()->zero_stage, 1);
-    EXPECT_EQ(accelerator.deepspeed_plugin()->offload_param_device, "none");
-    EXPECT_EQ(accelerator.deepspeed_plugin()->zero3_init_flag, false);
+    ASSERT_TRUE(accelerator.state().deepspeed_plugin);
+    EXPECT_EQ(accelerator.state().deepspeed_plugin->zero_stage, 1);
+    EXPECT_EQ(
+        accelerator.state().deepspeed_plugin->offload_param_device, "none");
+    EXPECT_EQ(accelerator.state().deepspeed_plugin->zero3_init_flag, false);
   });
 }
 

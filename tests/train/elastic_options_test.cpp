@@ -26,7 +26,7 @@
 #include "support/expect_error.h"
 #include "support/recorded_disk.h"
 #include "support/temporary_directory.h"
-#include "train/elastic/checkpoints_of.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 namespace elastic_options_test {
@@ -352,8 +352,9 @@ UnkeptStates keep_on(const std::shared_ptr<testing::FailingDisk>& disk) {
         torch::nn::Linear net(2, 1);
         const auto model = accelerator.prepare(net);
         context.resume(accelerator);
-        detail::Checkpoints& checkpoints =
-            detail::OpenedAccelerator::checkpoints_of(accelerator);
+        detail::CheckpointState& checkpoints =
+            *detail::AcceleratorAccess::session(accelerator)
+                 .services.checkpoints;
         checkpoints.disk = disk;
         for (; seen.num_steps < kSteps; ++seen.num_steps) {
           EXPECT_FALSE(context.step_done(accelerator));
@@ -415,8 +416,9 @@ TEST(RunElastic, ReportsFailuresOfTheProgramsOwnSaves) {
           torch::nn::Linear net(2, 1);
           const auto model = accelerator.prepare(net);
           context.resume(accelerator);
-          detail::Checkpoints& checkpoints =
-              detail::OpenedAccelerator::checkpoints_of(accelerator);
+          detail::CheckpointState& checkpoints =
+              *detail::AcceleratorAccess::session(accelerator)
+                   .services.checkpoints;
           checkpoints.disk = disk;
           bool is_told_later = true;
           try {

@@ -102,17 +102,17 @@ TEST(GradientState, ChangesTheLengthOfWindowsToCome) {
   };
   step(1);
   expect_error<ConfigError>(
-      [&] { accelerator.set_gradient_accumulation_steps(3); },
+      [&] { accelerator.gradient_state().set_num_steps(3); },
       "in the middle of a window of 2");
   step(3);
-  accelerator.set_gradient_accumulation_steps(3);
+  accelerator.gradient_state().set_num_steps(3);
   EXPECT_EQ(accelerator.gradient_accumulation_steps(), 3);
   for (const double x : {3., 6., 9.}) step(x);
-  accelerator.set_gradient_accumulation_steps(1);
+  accelerator.gradient_state().set_num_steps(1);
   step(1);
   EXPECT_THAT(weights, ::testing::ElementsAre(0, -2, -2, -2, -8, -9));
   expect_error<ConfigError>(
-      [&] { accelerator.set_gradient_accumulation_steps(0); },
+      [&] { accelerator.gradient_state().set_num_steps(0); },
       "must be at least 1");
 }
 
@@ -122,11 +122,11 @@ TEST(GradientState, HoldsStepsBackOnRequest) {
   torch::optim::SGD sgd(net->parameters(), 1.0);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   accelerator.backward(model(input(2)).sum());
-  accelerator.set_sync_gradients(false);
+  accelerator.gradient_state().set_sync_gradients(false);
   EXPECT_FALSE(accelerator.sync_gradients());
   optimizer.step();
   EXPECT_EQ(weight_of(net), 0);
-  accelerator.set_sync_gradients(true);
+  accelerator.gradient_state().set_sync_gradients(true);
   optimizer.step();
   EXPECT_EQ(weight_of(net), -2);
 }
@@ -202,10 +202,11 @@ TEST(FreeMemory, MakesEarlierHandlesErrors) {
   auto [model, optimizer, scheduler, loader] = accelerator.prepare(
       net, sgd, step_lr, DataLoader(TensorDataset{torch::arange(2)}));
   torch::Tensor large = torch::ones({3});
-  accelerator.clear(large);
+  accelerator.free_memory(large);
   EXPECT_FALSE(large.defined());
   const auto expect_released = [](auto&& use) {
-    expect_error<ConfigError>(use, "released by free_memory() or finish()");
+    expect_error<ConfigError>(
+        use, "released by free_memory() or end_training()");
   };
   expect_released([&, &model = model] { model(input(1)); });
   expect_released(
@@ -267,7 +268,7 @@ TEST(Backward, GivesGradientsToTheNamedInputsOnly) {
   });
 }
 
-TEST(Backward, IsAveragedInTriggerSyncInBackward) {
+TEST(Backward, IsAveragedWhereverTheForwardRan) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
     auto net = one_weight();
@@ -278,7 +279,6 @@ TEST(Backward, IsAveragedInTriggerSyncInBackward) {
       auto scope = accelerator.no_sync(model);
       loss = model(input(x)).sum();
     }
-    auto scope = accelerator.trigger_sync_in_backward(model);
     accelerator.backward(loss);
     EXPECT_EQ(net->weight.grad().item<double>(), 1.5);
   });
@@ -296,15 +296,16 @@ TEST(EvaluationMode, SendsNothingAndKeepsEachRanksWeights) {
         const torch::NoGradGuard no_grad;
         net->weight.fill_(own);
       }
-      auto model = accelerator.prepare_model(net, {.evaluation_mode = true});
+      auto model =
+          accelerator.prepare(with_options(net, {.evaluation_mode = true}));
       EXPECT_EQ(model(input(10)).item<double>(), 10 * own);
       accelerator.backward(model(input(own)).sum());
       EXPECT_EQ(net->weight.grad().item<double>(), own);
       auto other = one_weight();
       expect_error<ConfigError>(
           [&] {
-            accelerator.prepare_model(
-                other, {.evaluation_mode = true, .master_weights = true});
+            accelerator.prepare(with_options(
+                other, {.evaluation_mode = true, .master_weights = true}));
           },
           "evaluation_mode prepares a model that is neither replicated");
     });
@@ -316,9 +317,9 @@ TEST(PrepareOne, GivesTheSameHandlesAsPrepare) {
   auto net = one_weight();
   torch::optim::SGD sgd(net->parameters(), 1.0);
   torch::optim::StepLR step_lr(sgd, 1, 0.5);
-  const Model<torch::nn::LinearImpl> model = accelerator.prepare_model(net);
-  const Optimizer optimizer = accelerator.prepare_optimizer(sgd);
-  const Scheduler scheduler = accelerator.prepare_scheduler(step_lr);
+  const Model<torch::nn::LinearImpl> model = accelerator.prepare(net);
+  const Optimizer optimizer = accelerator.prepare(sgd);
+  const Scheduler scheduler = accelerator.prepare(step_lr);
   accelerator.backward(model(input(2)).sum());
   optimizer.step();
   scheduler.step();

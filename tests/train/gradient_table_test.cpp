@@ -327,7 +327,7 @@ void expect_training(at::ScalarType dtype, const Training& run) {
       train_prepared(accelerator, model, optimizer, 5, dtype);
       accelerator.load_state(saved);
     }
-    const auto full = accelerator.full_parameters(model);
+    const auto full = model.full_parameters();
     const std::vector<Tensor> found = net->parameters();
     for (std::size_t i = 0; i < found.size(); ++i) {
       const double error = (found[i] - expected[i]).abs().max().item<double>();
@@ -395,7 +395,7 @@ TEST(GradientTable, CommHooksKeepImaginaryParts) {
       auto [model, optimizer] = accelerator.prepare(net, sgd);
       for (int step = 0; step < kSteps; ++step)
         train_prepared(accelerator, model, optimizer, step, at::kComplexDouble);
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       const std::vector<Tensor> found = net->parameters();
       for (std::size_t p = 0; p < found.size(); ++p) {
         EXPECT_LT((found[p] - expected[p]).abs().max().item<double>(), 4e-3)

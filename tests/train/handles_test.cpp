@@ -223,10 +223,11 @@ TEST(Accelerator, BroadcastsListsAndGathersInBraces) {
     const Accelerator accelerator({.world = world});
     const int rank = accelerator.process_index();
     EXPECT_EQ(
-        accelerator.broadcast_object_list(std::vector<int>{rank, rank}, 1),
+        broadcast_object_list(
+            std::vector<int>{rank, rank}, accelerator.world().group(), 1),
         (std::vector<int>{1, 1}));
     EXPECT_EQ(
-        accelerator.gather_object({std::to_string(rank)}),
+        gather_object({std::to_string(rank)}, accelerator.mesh().batch_group()),
         (std::vector<std::string>{"0", "1"}));
     const auto all =
         accelerator.gather({torch::full({1}, rank), torch::ones({1})});

@@ -142,7 +142,7 @@ TEST(OptionsWithoutEffect, LookAtTheWindowWhenTheFirstStepBegins) {
       [&](const LogRecord& record) { warnings += std::string(record.message); },
       LogLevel::warning);
   const Accelerator accelerator(options);
-  accelerator.set_gradient_accumulation_steps(2);
+  accelerator.gradient_state().set_num_steps(2);
   accelerator.finish();
   EXPECT_THAT(warnings, IsEmpty());
 }

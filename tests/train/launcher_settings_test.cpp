@@ -156,9 +156,9 @@ std::string logged_as(const Variables& variables) {
   ::testing::internal::CaptureStderr();
   {
     const Accelerator accelerator({.world = alone()});
-    accelerator.logger("train").info("first");
-    accelerator.logger("train.data").warning("second {}", 2);
-    accelerator.logger("train", LogLevel::error).warning("not shown");
+    accelerator.world().logger("train").info("first");
+    accelerator.world().logger("train.data").warning("second {}", 2);
+    accelerator.world().logger("train", LogLevel::error).warning("not shown");
     accelerator.finish();
   }
   return ::testing::internal::GetCapturedStderr();
@@ -190,7 +190,7 @@ TEST(LoggerOfTheWorld, LogsInTheOrderOfRanks) {
         },
         LogLevel::info);
     const Accelerator accelerator({.world = options});
-    const NamedLogger logger = accelerator.logger("train");
+    const NamedLogger logger = accelerator.world().logger("train");
     logger.info({.in_order = true}, "mine");
     logger.info("once");
   });

@@ -1,4 +1,4 @@
-// Tests Accelerator::plan: layouts for the calling ranks, at their own speeds.
+// Tests plan_layout: layouts for the calling ranks, at their own speeds.
 #include <accelerate/accelerate.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,8 @@ TEST(AcceleratorPlan, IsTheSameOnAllRanks) {
     std::mutex mutex;
     run_on_ranks(num_ranks, [&](const WorldOptions& world) {
       const Accelerator accelerator({.world = world});
-      const LayoutPlan plan = accelerator.plan(kShape, small_options());
+      const LayoutPlan plan =
+          plan_layout(accelerator.world(), kShape, small_options());
       ASSERT_FALSE(plan.layouts().empty());
       EXPECT_EQ(plan.best().layout.num_ranks(), num_ranks);
       const std::lock_guard lock(mutex);
@@ -52,7 +53,7 @@ TEST(AcceleratorPlan, PlansForOtherRanksAndSpeedsIfGiven) {
   options.num_ranks = 16;
   options.cluster = ClusterSpeeds();
   EXPECT_EQ(
-      accelerator.plan(kShape, options).explain(),
+      plan_layout(accelerator.world(), kShape, options).explain(),
       plan_layout(kShape, options).explain());
 }
 
@@ -60,10 +61,11 @@ TEST(AcceleratorPlan, RefusesToMeasureForLessThanNoTime) {
   const Accelerator accelerator;
   LayoutPlanOptions options = small_options();
   options.measuring_seconds = -1;
-  EXPECT_THROW(accelerator.plan(kShape, options), ConfigError);
+  EXPECT_THROW(plan_layout(accelerator.world(), kShape, options), ConfigError);
   // Nothing is measured.
   options.cluster = ClusterSpeeds();
-  EXPECT_FALSE(accelerator.plan(kShape, options).layouts().empty());
+  EXPECT_FALSE(
+      plan_layout(accelerator.world(), kShape, options).layouts().empty());
 }
 
 TEST(Clocked, CallsAsOftenOnAllRanksAndFewTimesWithoutTime) {
@@ -101,7 +103,7 @@ TEST(Clocked, CallsAsOftenOnAllRanksAndFewTimesWithoutTime) {
 TEST(ClusterSpeeds, AreMeasuredOnAllRanks) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    const ClusterSpeeds cluster = accelerator.measure_cluster(1.0);
+    const ClusterSpeeds cluster = measure_cluster(accelerator.world(), 1.0);
     EXPECT_GT(cluster.flops, 1e6);
     EXPECT_GT(cluster.fp32_flops, 1e8);
     EXPECT_GT(cluster.memory_bytes_per_second, 1e7);
@@ -130,7 +132,7 @@ TEST(ClusterSpeeds, HaveTheSmallestMicroBatchesWithoutTimeForMore) {
   run_on_ranks(4, [](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
     const ClusterSpeeds cluster =
-        accelerator.measure_cluster(kShape, 64, 1024, /*seconds=*/0);
+        measure_cluster(accelerator.world(), kShape, 64, 1024, /*seconds=*/0);
     ASSERT_EQ(cluster.measured.layer_slowdowns.size(), 3);
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_EQ(cluster.measured.layer_slowdowns[i].tokens, 64);
@@ -151,13 +153,13 @@ TEST(ClusterSpeeds, AreMeasuredForModelsWithExperts) {
   shape.expert_intermediate_size = 32;
   run_on_ranks(2, [&](const WorldOptions& world) {
     const Accelerator accelerator({.world = world});
-    const ClusterSpeeds cluster = accelerator.measure_cluster(
-        shape, 64, /*most_tokens=*/1024, /*seconds=*/0.5);
+    const ClusterSpeeds cluster = measure_cluster(
+        accelerator.world(), shape, 64, /*most_tokens=*/1024, /*seconds=*/0.5);
     EXPECT_GT(cluster.expert_flops, 1e6);
     EXPECT_GE(cluster.measured.seconds_per_routed_token, 0);
     LayoutPlanOptions options = small_options();
     options.cluster = cluster;
-    const LayoutPlan plan = accelerator.plan(shape, options);
+    const LayoutPlan plan = plan_layout(accelerator.world(), shape, options);
     EXPECT_EQ(plan.best().layout.num_ranks(), 2);
   });
 }

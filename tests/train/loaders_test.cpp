@@ -63,27 +63,27 @@ TEST(DataloaderConfig, IsChangedForLoadersPreparedAfterwards) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const bool is_main = *world.rank == 0;
     const Accelerator accelerator({.world = world});
-    EXPECT_TRUE(accelerator.even_batches());
-    EXPECT_FALSE(accelerator.split_batches());
-    EXPECT_FALSE(accelerator.use_seedable_sampler());
-    EXPECT_FALSE(accelerator.non_blocking());
-    EXPECT_TRUE(accelerator.use_stateful_dataloader());
-    EXPECT_EQ(accelerator.dispatch_batches(), std::nullopt);
+    EXPECT_TRUE(accelerator.dataloader_config().even_batches);
+    EXPECT_FALSE(accelerator.dataloader_config().split_batches);
+    EXPECT_FALSE(accelerator.dataloader_config().use_seedable_sampler);
+    EXPECT_FALSE(accelerator.dataloader_config().non_blocking);
+    EXPECT_TRUE(accelerator.dataloader_config().use_stateful_dataloader);
+    EXPECT_EQ(accelerator.dataloader_config().dispatch_batches, std::nullopt);
     auto before = accelerator.prepare(numbers(3, {}));
-    accelerator.set_even_batches(false);
-    EXPECT_FALSE(accelerator.even_batches());
+    accelerator.dataloader_config().even_batches = false;
+    EXPECT_FALSE(accelerator.dataloader_config().even_batches);
     auto after = accelerator.prepare(numbers(3, {}));
     EXPECT_EQ(read(before), is_main ? (Values{0, 2}) : (Values{1, 0}));
     EXPECT_EQ(read(after), is_main ? (Values{0, 2}) : (Values{1}));
 
-    accelerator.set_dataloader_config({});
-    accelerator.set_dispatch_batches(true);
+    accelerator.dataloader_config() = DataLoaderConfiguration();
+    accelerator.dataloader_config().dispatch_batches = true;
     auto dispatched =
         accelerator.prepare(numbers(is_main ? 3 : 0, {.batch_size = 1}));
     EXPECT_EQ(read(dispatched), is_main ? (Values{0, 2}) : (Values{1, 0}));
-    accelerator.set_use_seedable_sampler(true);
-    accelerator.set_non_blocking(true);
-    EXPECT_EQ(accelerator.dispatch_batches(), true);
+    accelerator.dataloader_config().use_seedable_sampler = true;
+    accelerator.dataloader_config().non_blocking = true;
+    EXPECT_EQ(accelerator.dataloader_config().dispatch_batches, true);
     EXPECT_TRUE(accelerator.dataloader_config().use_seedable_sampler);
     EXPECT_TRUE(accelerator.dataloader_config().non_blocking);
   });
@@ -101,7 +101,7 @@ TEST(DataloaderConfig, RefusesUnevenRoundsThatRankZeroDealsOut) {
       expect_error<ConfigError>(
           [&] { prepare({.even_batches = false, .dispatch_batches = true}); },
           kPhrase);
-      accelerator.set_even_batches(false);
+      accelerator.dataloader_config().even_batches = false;
       expect_error<ConfigError>(
           [&] { prepare({.dispatch_batches = true}); }, kPhrase);
       prepare({.drop_last = true, .dispatch_batches = true});
@@ -204,7 +204,6 @@ TEST(RngTypes, AreRefusedWhereRanksMayHaveEnded) {
   run_on_ranks(2, [](const WorldOptions& world) {
     const Accelerator accelerator(
         {.rng_types = {RNGType::torch}, .world = world});
-    EXPECT_EQ(accelerator.rng_types(), std::vector{RNGType::torch});
     auto loader = accelerator.prepare(numbers(4, {}));
     expect_error<ConfigError>(
         [&] { accelerator.join_uneven_inputs([&] { read(loader); }); },

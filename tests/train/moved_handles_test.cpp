@@ -69,7 +69,7 @@ TEST(MovedFrom, HandlesOfAnAcceleratorStillReferToIt) {
   expect_kept(scheduler, [](Scheduler& it) { return it.get_last_lr(); });
   GradientState state = accelerator.gradient_state();
   expect_kept(state, [](GradientState& it) { return it.num_steps(); });
-  NamedLogger logger = accelerator.logger("test");
+  NamedLogger logger = accelerator.world().logger("test");
   expect_kept(logger, [](NamedLogger& it) {
     it.debug("not shown");
     return 0;

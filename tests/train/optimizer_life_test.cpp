@@ -216,7 +216,7 @@ TEST(PrepareOrder, OptimizersMayComeBeforeTheirModel) {
       const Optimizer optimizer = accelerator.prepare(sgd);
       const auto model = accelerator.prepare(net);
       step_once(accelerator, model, optimizer);
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_EQ(net->weight[0][0].item<float>(), -1.5F);
     });
     EXPECT_THAT(warnings.take(), ::testing::IsEmpty());
@@ -243,7 +243,7 @@ TEST(PrepareOrder, AnotherModelMayComeAfterAddedParameters) {
           torch::full({1, 2}, accelerator.process_index() + 1, torch::kFloat);
       accelerator.backward(model(x).sum());
       optimizer.step();
-      const auto full = accelerator.full_parameters(model);
+      const auto full = model.full_parameters();
       EXPECT_EQ(net->parameters()[0][0][0].item<float>(), -1.5F);
     });
   }

@@ -1,4 +1,4 @@
-// Accelerator::plan_memory().
+// plan_memory().
 #include <accelerate/accelerate.h>
 #include <c10/core/CPUAllocator.h>
 
@@ -35,8 +35,8 @@ TEST(PlanMemory, LeavesTheModuleAsItWas) {
   torch::manual_seed(7);
   auto* const allocator = c10::GetCPUAllocator();
   const Accelerator accelerator({.cpu = true, .journal = false});
-  const MemoryPlan plan =
-      accelerator.plan_memory(module, torch::randn({6, 4}), {.num_ranks = 2});
+  const MemoryPlan plan = plan_memory(
+      accelerator.world(), module, torch::randn({6, 4}), {.num_ranks = 2});
   EXPECT_EQ(plan.rows().front().at.micro_batch, 6);
   EXPECT_EQ(c10::GetCPUAllocator(), allocator);
   torch::manual_seed(7);
@@ -58,8 +58,11 @@ TEST(PlanMemory, LeavesTheModuleAsItWas) {
 TEST(PlanMemory, CountsParametersExactly) {
   const Accelerator accelerator({.cpu = true, .journal = false});
   auto module = net();
-  const MemoryPlan plan = accelerator.plan_memory(
-      module, torch::randn({64, 256}), {.num_ranks = 2, .num_local_ranks = 2});
+  const MemoryPlan plan = plan_memory(
+      accelerator.world(),
+      module,
+      torch::randn({64, 256}),
+      {.num_ranks = 2, .num_local_ranks = 2});
   const std::uint64_t parameters = 3 * (256 * 256 + 256) * 4;
   const MemoryRow whole = plan.row(MemorySplit::replicated);
   EXPECT_EQ(whole.weights, parameters);
@@ -82,7 +85,8 @@ TEST(PlanMemory, HonoursItsOptions) {
   const Accelerator accelerator({.cpu = true, .journal = false});
   auto module = net();
   const auto plan = [&](const MemoryPlanOptions& options) {
-    return accelerator.plan_memory(
+    return plan_memory(
+        accelerator.world(),
         module,
         [&](std::int64_t n) {
           return module->forward(torch::ones({n, 256})).sum();
@@ -123,10 +127,11 @@ TEST(PlanMemory, CastsInputsAsAFullShardDoes) {
   const MemoryPlanOptions options{
       .num_ranks = 2, .precisions = {FloatType::bf16}};
   const MemoryPlan cast =
-      accelerator.plan_memory(module, torch::ones({4, 64}), options);
+      plan_memory(accelerator.world(), module, torch::ones({4, 64}), options);
   EXPECT_EQ(cast.notes().size(), 1U);
   // Normalization refuses fp32 inputs with bf16 weights.
-  const MemoryPlan own = accelerator.plan_memory(
+  const MemoryPlan own = plan_memory(
+      accelerator.world(),
       module,
       [&](std::int64_t n) {
         return module->forward(torch::ones({n, 64})).sum();
@@ -149,9 +154,12 @@ TEST(PlanMemory, CountsTheBatchAndTheOutputThatALoopHolds) {
       .precisions = {FloatType::fp32}};
   const torch::Tensor batch = torch::ones({4, 1 << 16});
   const std::uint64_t held = 64ULL * (1 << 16) * 4;
-  EXPECT_GE(activations(accelerator.plan_memory(module, batch, options)), held);
+  EXPECT_GE(
+      activations(plan_memory(accelerator.world(), module, batch, options)),
+      held);
   // A loss whose batch is freed after the forward.
-  const MemoryPlan freed = accelerator.plan_memory(
+  const MemoryPlan freed = plan_memory(
+      accelerator.world(),
       module,
       [&](std::int64_t n) {
         return (torch::ones({n, 1 << 16}).sum() * module->bias).sum();
@@ -159,7 +167,7 @@ TEST(PlanMemory, CountsTheBatchAndTheOutputThatALoopHolds) {
       options);
   EXPECT_LT(
       activations(freed),
-      activations(accelerator.plan_memory(module, batch, options)));
+      activations(plan_memory(accelerator.world(), module, batch, options)));
 }
 
 TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
@@ -167,13 +175,13 @@ TEST(PlanMemory, CountsFreedBlocksThatAreKept) {
   constexpr std::int64_t kWidth = 1024;
   nn::Sequential module(nn::Linear(kWidth, kWidth), nn::Linear(kWidth, kWidth));
   const auto total = [&](bool keep) {
-    return accelerator
-        .plan_memory(
-            module,
-            torch::ones({2, kWidth}),
-            {.num_ranks = 2,
-             .precisions = {FloatType::fp32},
-             .keep_freed_blocks = keep})
+    return plan_memory(
+               accelerator.world(),
+               module,
+               torch::ones({2, kWidth}),
+               {.num_ranks = 2,
+                .precisions = {FloatType::fp32},
+                .keep_freed_blocks = keep})
         .row(MemorySplit::full_shard)
         .total();
   };
@@ -188,15 +196,15 @@ TEST(PlanMemory, RunsManySamplesIfScratchIsLarge) {
   const auto plan = [&](std::int64_t batch_size) {
     most = 0;
     MemoryCase at = MemoryCase{.micro_batch = 4096};
-    return accelerator
-        .plan_memory(
-            module,
-            [&](std::int64_t n) {
-              most = std::max(most, n);
-              torch::empty({std::min<std::int64_t>(n, 512), 1024});
-              return module(torch::ones({n, 4})).sum();
-            },
-            {.batch_size = batch_size, .precisions = {FloatType::fp32}})
+    return plan_memory(
+               accelerator.world(),
+               module,
+               [&](std::int64_t n) {
+                 most = std::max(most, n);
+                 torch::empty({std::min<std::int64_t>(n, 512), 1024});
+                 return module(torch::ones({n, 4})).sum();
+               },
+               {.batch_size = batch_size, .precisions = {FloatType::fp32}})
         .row(at)
         .total();
   };
@@ -212,8 +220,10 @@ TEST(PlanMemory, NamesStepsThatItCannotPlan) {
   auto module = net();
   auto* const allocator = c10::GetCPUAllocator();
   const auto plan = [&](const auto& loss_of) {
-    static_cast<void>(accelerator.plan_memory(
-        module, std::function<at::Tensor(std::int64_t)>(loss_of)));
+    static_cast<void>(plan_memory(
+        accelerator.world(),
+        module,
+        std::function<at::Tensor(std::int64_t)>(loss_of)));
   };
   expect_error<ConfigError>(
       [&] {
@@ -241,7 +251,8 @@ TEST(PlanMemory, NamesStepsThatItCannotPlan) {
   auto empty = init_empty_weights([] { return nn::Linear(2, 2); });
   expect_error<ConfigError>(
       [&] {
-        static_cast<void>(accelerator.plan_memory(empty, torch::ones({2, 2})));
+        static_cast<void>(
+            plan_memory(accelerator.world(), empty, torch::ones({2, 2})));
       },
       "\"weight\" is on meta");
 }

@@ -58,7 +58,7 @@ TEST(Scaling, SkipsAnInfiniteStepOnEveryRankAndLowersTheScale) {
     EXPECT_TRUE(optimizer.step_was_skipped());
     EXPECT_TRUE(accelerator.optimizer_step_was_skipped());
     EXPECT_EQ(net->weight.item<double>(), 0);
-    EXPECT_EQ(accelerator.scaler()->get_scale(), 4);
+    EXPECT_EQ(accelerator.gradient_state().scaler()->get_scale(), 4);
     optimizer.zero_grad();
     accelerator.backward(net(torch::ones({1, 1})).sum());
     optimizer.step();
@@ -83,7 +83,7 @@ TEST(Scaling, AdaptsTheScaleOnceForSeveralOptimizers) {
     optimizer_2.step();
     optimizer_1.zero_grad();
     optimizer_2.zero_grad();
-    EXPECT_EQ(accelerator.scaler()->get_scale(), 4);
+    EXPECT_EQ(accelerator.gradient_state().scaler()->get_scale(), 4);
     EXPECT_EQ(optimizer_1.step_was_skipped(), step == 0);
     EXPECT_FALSE(optimizer_2.step_was_skipped());
   }
@@ -103,7 +103,7 @@ TEST(Scaling, RescalesWaitingGradientsWhenTheScaleChanges) {
   optimizer_1.step();
   optimizer_1.zero_grad();
   accelerator.backward(model_1(x).sum() + 2 * model_2(x).sum());
-  EXPECT_EQ(accelerator.scaler()->get_scale(), 4);
+  EXPECT_EQ(accelerator.gradient_state().scaler()->get_scale(), 4);
   EXPECT_EQ(second->weight.grad().item<double>(), 12);
   optimizer_2.step();
   EXPECT_EQ(second->weight.item<double>(), -3);

@@ -311,10 +311,10 @@ TEST(TorchLoader, RefusesWhatRanksCouldNotFollow) {
                   false)));
         },
         "enforce_ordering(true)");
-    accelerator.set_split_batches(true);
+    accelerator.dataloader_config().split_batches = true;
     expect_error<ConfigError>(
         [&] { accelerator.prepare(numbers(10, 2)); }, "keeps entire batches");
-    accelerator.set_split_batches(false);
+    accelerator.dataloader_config().split_batches = false;
     auto loader = accelerator.prepare(
         numbers(10, torch::data::DataLoaderOptions(1).workers(2)));
     EXPECT_EQ(gather_pass(accelerator, loader).size(), 10U);

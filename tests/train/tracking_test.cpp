@@ -160,10 +160,10 @@ TEST_F(TrackingFacade, PassesOnAnEmptyConfigurationButNotNone) {
 TEST_F(TrackingFacade, LogsImagesAndFigures) {
   const Accelerator accelerator(options());
   accelerator.init_trackers("p");
-  accelerator.log_images("i", torch::ones({2, 3, 4, 5}), 1);
-  accelerator.log_figure(
+  accelerator.trackers().log_images("i", torch::ones({2, 3, 4, 5}), 1);
+  accelerator.trackers().log_figure(
       "f", Figure{.series = {{.name = "s", .y = torch::tensor({1, 2})}}}, 1);
-  accelerator.flush_trackers();
+  accelerator.trackers().flush();
   EXPECT_EQ(keeper_->images.layout, "NCHW");
   EXPECT_EQ(keeper_->images.shape, (std::vector<std::int64_t>{2, 3, 4, 5}));
   EXPECT_TRUE(keeper_->images.is_float);
@@ -175,26 +175,27 @@ TEST_F(TrackingFacade, TakesTheLayoutAndOptionsOfImages) {
   const Accelerator accelerator(options());
   accelerator.init_trackers("p");
   // Either dimension of 3 could be the channels.
-  accelerator.log_images(
+  accelerator.trackers().log_images(
       "i",
       torch::ones({3, 4, 3}),
       1,
       {.layout = "HWC", .log_kwargs = {{"keeper", {{"caption", "c"}}}}});
-  accelerator.flush_trackers();
+  accelerator.trackers().flush();
   EXPECT_EQ(keeper_->images.layout, "HWC");
   EXPECT_EQ(keeper_->image_options, (TrackedValues{{"caption", "c"}}));
-  accelerator.log_images("i", torch::ones({3, 4, 3}), 2);
-  accelerator.flush_trackers();
+  accelerator.trackers().log_images("i", torch::ones({3, 4, 3}), 2);
+  accelerator.trackers().flush();
   EXPECT_EQ(keeper_->images.layout, "CHW");
   EXPECT_EQ(keeper_->image_options, TrackedValues());
 }
 
 TEST_F(TrackingFacade, NamesTheRunAsItIsTold) {
   const auto scope = patch_environment({{"ACCELERATE_RUN_NAME", "variable"}});
-  EXPECT_EQ(Accelerator(options()).run_dir(), directory_ / "variable");
+  EXPECT_EQ(
+      Accelerator(options()).trackers().run_dir(), directory_ / "variable");
   AcceleratorOptions named = options();
   named.run_name = "code";
-  EXPECT_EQ(Accelerator(named).run_dir(), directory_ / "code");
+  EXPECT_EQ(Accelerator(named).trackers().run_dir(), directory_ / "code");
 }
 
 TEST_F(TrackingFacade, WritesNoJournalIfItIsSwitchedOff) {
@@ -215,7 +216,7 @@ TEST_F(TrackingFacade, PutsTheJournalInTheLoggingDirectory) {
   const Accelerator accelerator(elsewhere);
   accelerator.log({{"a", 1.0}}, 1);
   accelerator.end_training();
-  EXPECT_EQ(accelerator.run_dir(), directory_ / "logs" / "r");
+  EXPECT_EQ(accelerator.trackers().run_dir(), directory_ / "logs" / "r");
   EXPECT_THAT(points(directory_ / "logs" / "r"), ElementsAre("1:1.0"));
 }
 
@@ -224,7 +225,7 @@ TEST_F(TrackingFacade, RefusesWhatCannotBeLogged) {
   expect_error<ConfigError>(
       [&] { accelerator.log({{"a", torch::Tensor()}}, 1); }, "undefined");
   expect_error<ConfigError>(
-      [&] { accelerator.log_images("i", torch::ones({2}), 1); },
+      [&] { accelerator.trackers().log_images("i", torch::ones({2}), 1); },
       "2 to 4 dimensions");
   AcceleratorOptions unknown = options();
   unknown.log_with = {"nothing"};
@@ -237,15 +238,15 @@ TEST_F(TrackingFacade, GoesOnWithTheRunOfACheckpoint) {
   std::filesystem::path run;
   {
     const Accelerator first(options());
-    run = first.run_dir();
+    run = first.trackers().run_dir();
     for (int step = 1; step <= 2; ++step) first.log({{"a", 1.0 * step}}, step);
     first.save_state(directory_ / "saved");
     first.log({{"a", 3.0}}, 3);
   }
   const Accelerator second(options());
-  EXPECT_NE(second.run_dir(), run);
+  EXPECT_NE(second.trackers().run_dir(), run);
   second.load_state(directory_ / "saved");
-  EXPECT_EQ(second.run_dir(), run);
+  EXPECT_EQ(second.trackers().run_dir(), run);
   second.log({{"a", 30.0}}, 3);
   second.end_training();
   EXPECT_THAT(points(run), ElementsAre("1:1.0", "2:2.0", "3:30.0"));
@@ -264,7 +265,7 @@ TEST_F(TrackingFacade, WritesWhereTheRanksAre) {
         {0, 4}, {1, 4}, {2, 4}};
     // Figures arrive at their own times.
     while (accelerator.is_main_process() && steps != expected) {
-      accelerator.flush_trackers();
+      accelerator.trackers().flush();
       const auto event = last_event(directory_ / "r", "ranks");
       steps.clear();
       if (!event) continue;
@@ -349,7 +350,7 @@ TEST_F(TrackingFacade, CallsTrackersOnTheMainProcessOnly) {
       EXPECT_EQ(
           accelerator.get_tracker("keeper")->name(),
           is_main ? "keeper" : "blank");
-      EXPECT_EQ(accelerator.trackers().size(), is_main ? 1U : 0U);
+      EXPECT_EQ(accelerator.trackers().all().size(), is_main ? 1U : 0U);
       accelerator.end_training();
       EXPECT_EQ(own->num_starts, is_main ? 1 : 0);
       EXPECT_EQ(own->config.size(), is_main ? 1U : 0U);

@@ -248,7 +248,7 @@ TEST(ClippedSteps, AreThoseOfOneRank) {
       prepared.zero_grad();
     }
     Tensor all;
-    const auto whole = accelerator.full_parameters(model);
+    const auto whole = model.full_parameters();
     for (const Tensor& each : net->parameters()) {
       const Tensor flat = each.detach().flatten().clone();
       all = all.defined() ? torch::cat({all, flat}) : flat;

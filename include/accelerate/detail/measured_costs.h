@@ -16,7 +16,7 @@ struct LayerSlowdown {
   double reduce_seconds = 0;
 };
 
-/// Costs beside the speeds of parts that Accelerator::measure_cluster measures,
+/// Costs beside the speeds of parts that measure_cluster measures,
 /// mostly of ranks that share processors. By default none is known.
 struct MeasuredCosts {
   /// Above 0: the ranks of a node are processes on this many processors, which

@@ -17,7 +17,7 @@ class Module;
 
 namespace accelerate::detail {
 
-/// Implements Accelerator::plan_memory().
+/// Implements plan_memory().
 ACCELERATE_API MemoryPlan plan_memory(
     const World& world,
     torch::nn::Module& module,

@@ -50,7 +50,7 @@ struct QuantizationPlan {
   QuantizeWeightOptions options;
 };
 
-QuantizeWeightOptions weight_options(const QuantizationConfig& config) {
+QuantizeWeightOptions weight_options(const QuantizationOptions& config) {
   QuantizeWeightOptions options;
   options.block_size = config.bnb_4bit_blocksize;
   options.double_quant = config.bnb_4bit_use_double_quant;
@@ -67,7 +67,7 @@ const DeviceMap& map_of(const LoadAndQuantizeOptions& options) {
 // The options with a device map in place of a strategy.
 LoadAndQuantizeOptions resolved(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     LoadAndQuantizeOptions options) {
   if (const auto* const strategy =
           std::get_if<std::string>(&options.device_map)) {
@@ -107,7 +107,7 @@ void place(WeightToQuantize& weight, const LoadAndQuantizeOptions& options) {
 
 QuantizationPlan plan_quantization(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const LoadAndQuantizeOptions& options) {
   QuantizationPlan plan;
   plan.options = weight_options(config);
@@ -193,7 +193,7 @@ class DiskWeights {
 // Loads the weights that are not quantised.
 void load_others(
     torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const LoadAndQuantizeOptions& options,
     const QuantizedSources& sources) {
   LoadCheckpointOptions loading;
@@ -245,7 +245,7 @@ std::vector<std::optional<QuantizedWeight>> mapped_weights(
 void quantize_in_place(
     const torch::nn::Module& model,
     const QuantizationPlan& plan,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const LoadAndQuantizeOptions& options,
     const QuantizedSources& sources,
     detail::QuantizedWeightKeeper& keeper) {
@@ -274,7 +274,7 @@ void quantize_in_place(
 void quantize_from_files(
     torch::nn::Module& model,
     const QuantizationPlan& plan,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const LoadAndQuantizeOptions& options,
     const QuantizedSources& sources,
     detail::QuantizedWeightKeeper& keeper) {
@@ -327,7 +327,7 @@ Dispatch dispatch_weights(
 
 QuantizedModel load_and_quantize_model(
     torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const LoadAndQuantizeOptions& given) {
   const at::NoGradGuard no_grad;
   for (const std::string& warning : config.check())

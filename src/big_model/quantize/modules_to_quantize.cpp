@@ -86,7 +86,7 @@ namespace {
 // The options with the sizes of the quantised model.
 InferAutoDeviceMapOptions with_quantized_sizes(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     InferAutoDeviceMapOptions options) {
   static_cast<void>(config.check());
   const auto names =
@@ -122,7 +122,7 @@ InferAutoDeviceMapOptions with_quantized_sizes(
 
 DeviceMap infer_quantized_device_map(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     InferAutoDeviceMapOptions options) {
   options = with_quantized_sizes(model, config, std::move(options));
   options.max_memory = detail::normalised_memory(options.max_memory);
@@ -131,7 +131,7 @@ DeviceMap infer_quantized_device_map(
 
 DeviceMap infer_quantized_device_map(
     const torch::nn::Module& model,
-    const QuantizationConfig& config,
+    const QuantizationOptions& config,
     const std::string& strategy,
     InferAutoDeviceMapOptions options) {
   return infer_auto_device_map(
@@ -144,7 +144,7 @@ namespace detail {
 
 std::vector<std::string> skipped_modules(
     const torch::nn::Module& model,
-    const QuantizationConfig& config) {
+    const QuantizationOptions& config) {
   std::vector<std::string> names = config.skip_modules
       ? *config.skip_modules
       : get_keys_to_not_convert(model);

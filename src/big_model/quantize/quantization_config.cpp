@@ -29,7 +29,7 @@ c10::ScalarType float_dtype(const char* field, const std::string& name) {
 
 }  // namespace
 
-std::vector<std::string> QuantizationConfig::check() const {
+std::vector<std::string> QuantizationOptions::check() const {
   if (load_in_8bit == load_in_4bit) {
     throw ConfigError(detail::format(
         "[big_model] load_in_8bit and load_in_4bit are both {}; set one of "
@@ -62,11 +62,11 @@ std::vector<std::string> QuantizationConfig::check() const {
   return warnings;
 }
 
-c10::ScalarType QuantizationConfig::compute_dtype() const {
+c10::ScalarType QuantizationOptions::compute_dtype() const {
   return float_dtype("bnb_4bit_compute_dtype", bnb_4bit_compute_dtype);
 }
 
-c10::ScalarType QuantizationConfig::resolved_torch_dtype() const {
+c10::ScalarType QuantizationOptions::resolved_torch_dtype() const {
   if (!torch_dtype.empty()) return float_dtype("torch_dtype", torch_dtype);
   return load_in_8bit ? c10::ScalarType::Half : compute_dtype();
 }

@@ -10,6 +10,6 @@ namespace accelerate::detail {
 /// Names of modules that a configuration excludes from quantisation.
 std::vector<std::string> skipped_modules(
     const torch::nn::Module& model,
-    const QuantizationConfig& config);
+    const QuantizationOptions& config);
 
 }  // namespace accelerate::detail

@@ -59,10 +59,4 @@ void load_components(
     const CheckpointSource& source,
     const MatchRules& rules);
 
-/// The getter and setter of any object's state.
-struct AnyStateful {
-  std::function<StateDict()> state_dict;
-  std::function<void(const StateDict&)> load_state_dict;
-};
-
 }  // namespace accelerate::detail

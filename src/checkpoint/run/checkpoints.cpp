@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-Checkpoints::Checkpoints(
+CheckpointState::CheckpointState(
     const World& ranks,
     RankAgreement& rank_agreement,
     ProjectConfiguration configuration)
@@ -25,13 +25,13 @@ Checkpoints::Checkpoints(
       is_per_node ? world.rank() - world.local_rank() : 0);
 }
 
-Checkpoints::~Checkpoints() {
+CheckpointState::~CheckpointState() {
   if (std::uncaught_exceptions() == 0) return;
   if (saves) saves->cancel();
   if (machine_saves) machine_saves->cancel();
 }
 
-StoreGroup& Checkpoints::save_group() {
+StoreGroup& CheckpointState::save_group() {
   if (machine_directory) {
     if (!machine_saves) {
       machine_saves.emplace(
@@ -47,7 +47,7 @@ StoreGroup& Checkpoints::save_group() {
 }
 
 MachinePartScope::MachinePartScope(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     std::filesystem::path directory)
     : checkpoints_(checkpoints), writers_(checkpoints.writers) {
   const World& world = checkpoints_.world;
@@ -64,7 +64,7 @@ MachinePartScope::~MachinePartScope() {
   checkpoints_.writers = std::move(writers_);
 }
 
-std::shared_ptr<ByteProgress> Checkpoints::show_progress(
+std::shared_ptr<ByteProgress> CheckpointState::show_progress(
     std::string call,
     std::optional<std::uint64_t> num_bytes) const {
   if (progress.disable) return nullptr;
@@ -73,7 +73,8 @@ std::shared_ptr<ByteProgress> Checkpoints::show_progress(
   return std::make_shared<ByteProgress>(num_bytes, std::move(options));
 }
 
-const std::vector<std::shared_ptr<LoaderSlot>>& Checkpoints::live_loaders() {
+const std::vector<std::shared_ptr<LoaderSlot>>&
+CheckpointState::live_loaders() {
   while (!loaders.empty() && !loaders.back()->state_dict) loaders.pop_back();
   return loaders;
 }

@@ -34,15 +34,15 @@ using ListComponents =
 
 /// An accelerator's state for checkpoints, kept from one checkpoint to the
 /// next.
-struct Checkpoints {
+struct CheckpointState {
   /// `rank_agreement` must outlive it.
-  Checkpoints(
+  CheckpointState(
       const World& ranks,
       RankAgreement& rank_agreement,
       ProjectConfiguration configuration);
   /// Waits for the save in progress. During stack unwinding it does not wait
   /// for other ranks.
-  ~Checkpoints();
+  ~CheckpointState();
 
   World world;
   RankAgreement& agreement;
@@ -108,7 +108,7 @@ struct Checkpoints {
 /// for itself.
 class WholeStateScope {
  public:
-  explicit WholeStateScope(Checkpoints& checkpoints)
+  explicit WholeStateScope(CheckpointState& checkpoints)
       : checkpoints_(checkpoints) {
     checkpoints_.is_whole = true;
   }
@@ -117,7 +117,7 @@ class WholeStateScope {
   ~WholeStateScope() { checkpoints_.is_whole = false; }
 
  private:
-  Checkpoints& checkpoints_;
+  CheckpointState& checkpoints_;
 };
 
 /// While it lives, saves and loads are of the parts of a state that machines
@@ -127,13 +127,15 @@ class WholeStateScope {
 class MachinePartScope {
  public:
   /// `directory` holds the parts of this machine.
-  MachinePartScope(Checkpoints& checkpoints, std::filesystem::path directory);
+  MachinePartScope(
+      CheckpointState& checkpoints,
+      std::filesystem::path directory);
   MachinePartScope(const MachinePartScope&) = delete;
   MachinePartScope& operator=(const MachinePartScope&) = delete;
   ~MachinePartScope();
 
  private:
-  Checkpoints& checkpoints_;
+  CheckpointState& checkpoints_;
   std::vector<int> writers_;
 };
 

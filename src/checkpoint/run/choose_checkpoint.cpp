@@ -14,7 +14,7 @@ namespace accelerate::detail {
 namespace {
 
 void warn_passed_over(
-    const Checkpoints& checkpoints,
+    const CheckpointState& checkpoints,
     const std::filesystem::path& base,
     const std::vector<CheckpointEntry>& entries,
     const CheckpointEntry* newest) {
@@ -39,7 +39,7 @@ void warn_passed_over(
 }  // namespace
 
 std::filesystem::path find_newest_checkpoint(
-    const Checkpoints& checkpoints,
+    const CheckpointState& checkpoints,
     const std::set<std::string>& damaged) {
   const ProjectConfiguration& project = checkpoints.project;
   if (!project.automatic_checkpoint_naming || project.project_dir.empty()) {
@@ -63,7 +63,7 @@ std::filesystem::path find_newest_checkpoint(
 }
 
 void require_directory(
-    const Checkpoints& checkpoints,
+    const CheckpointState& checkpoints,
     const std::filesystem::path& input_dir) {
   const std::filesystem::path parent =
       std::filesystem::absolute(input_dir).parent_path();

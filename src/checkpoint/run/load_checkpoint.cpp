@@ -33,7 +33,7 @@ std::string failure_of(Body&& body) {
 // ranks.
 template <class Choose>
 std::filesystem::path agree_on_path(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::string& call,
     const Choose& choose) {
   std::filesystem::path path;
@@ -99,7 +99,7 @@ void require_undamaged(
 // Splits the files that hooks added among the ranks that share them, so that
 // each is hashed once.
 void verify_files_of_hooks(
-    const Checkpoints& checkpoints,
+    const CheckpointState& checkpoints,
     const std::filesystem::path& path) {
   if (!std::filesystem::exists(path / kManifestName)) return;
   const CheckpointReader reader(path);
@@ -118,7 +118,7 @@ void verify_files_of_hooks(
 class Loading {
  public:
   Loading(
-      Checkpoints& checkpoints,
+      CheckpointState& checkpoints,
       const LoadStateOptions& options,
       const std::vector<std::shared_ptr<torch::nn::Module>>& models,
       const ListComponents& components)
@@ -145,7 +145,7 @@ class Loading {
       const CheckpointSource& source,
       std::vector<bool>& with_weights) const;
 
-  Checkpoints& checkpoints_;
+  CheckpointState& checkpoints_;
   RankAgreement& agreement_;
   const LoadStateOptions& options_;
   MatchRules rules_;
@@ -271,7 +271,7 @@ std::optional<std::vector<bool>> Loading::load_newest() const {
 }  // namespace
 
 std::vector<bool> load_checkpoint(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& input_dir,
     const LoadStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
@@ -297,7 +297,7 @@ std::vector<bool> load_checkpoint(
 }
 
 std::optional<std::vector<bool>> resume_checkpoint(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const LoadStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components) {
@@ -306,11 +306,12 @@ std::optional<std::vector<bool>> resume_checkpoint(
   return Loading{checkpoints, options, models, components}.load_newest();
 }
 
-std::optional<std::filesystem::path> agree_on_newest(Checkpoints& checkpoints) {
-  checkpoints.agreement.require_same_call("latest_checkpoint", "");
+std::optional<std::filesystem::path> agree_on_newest(
+    CheckpointState& checkpoints) {
+  checkpoints.agreement.require_same_call("checkpoints().latest", "");
   checkpoints.saver.wait();
   const std::filesystem::path newest =
-      agree_on_path(checkpoints, "latest_checkpoint", [&] {
+      agree_on_path(checkpoints, "checkpoints().latest", [&] {
         return find_newest_checkpoint(checkpoints);
       });
   if (newest.empty()) return std::nullopt;

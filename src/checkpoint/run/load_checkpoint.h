@@ -15,7 +15,7 @@ namespace accelerate::detail {
 /// `input_dir` means the project's newest checkpoint that is complete and
 /// undamaged. Returns which models' weights were loaded.
 std::vector<bool> load_checkpoint(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& input_dir,
     const LoadStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
@@ -24,12 +24,13 @@ std::vector<bool> load_checkpoint(
 /// Implements resume(): the same for the project's newest checkpoint. Returns
 /// nothing if there is none.
 std::optional<std::vector<bool>> resume_checkpoint(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const LoadStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components);
 
-/// Implements latest_checkpoint(). All ranks call it.
-std::optional<std::filesystem::path> agree_on_newest(Checkpoints& checkpoints);
+/// Implements Checkpoints::latest(). All ranks call it.
+std::optional<std::filesystem::path> agree_on_newest(
+    CheckpointState& checkpoints);
 
 }  // namespace accelerate::detail

@@ -26,7 +26,7 @@ std::shared_ptr<SaveProgress> skipped(std::filesystem::path path) {
 }
 
 std::unique_ptr<CheckpointWriter> make_writer(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const SaveTarget& target,
     const SaveStateOptions& options) {
   SaveJob job{
@@ -49,7 +49,7 @@ std::unique_ptr<CheckpointWriter> make_writer(
 // An asynchronous save whose copies exceed the memory limit is written
 // synchronously.
 bool is_written_in_background(
-    const Checkpoints& checkpoints,
+    const CheckpointState& checkpoints,
     const CheckpointContents& contents,
     const SaveStateOptions& options) {
   if (!options.asynchronous) return false;
@@ -73,7 +73,7 @@ void leave_error_to_ticket(SaveProgress& progress) {
 }  // namespace
 
 SaveTicket save_checkpoint(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 /// the hooks, collect the components, and write them or start writing. If
 /// `output_dir` is empty, ProjectConfiguration chooses the directory.
 SaveTicket save_checkpoint(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options,
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,

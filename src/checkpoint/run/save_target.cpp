@@ -137,7 +137,7 @@ std::vector<std::filesystem::path> checkpoints_to_prune(
 }
 
 SaveTarget agree_on_target(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options) {
   SaveTarget target;

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-struct Checkpoints;
+struct CheckpointState;
 
 /// The directory of a save and the checkpoints that it replaces.
 struct SaveTarget {
@@ -28,7 +28,7 @@ void require_valid(const ProjectConfiguration& project);
 /// each rank's own project_dir. Throws ConfigError on all ranks if there is
 /// nowhere to save.
 SaveTarget agree_on_target(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options);
 

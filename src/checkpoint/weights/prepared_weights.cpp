@@ -187,7 +187,7 @@ std::uint64_t num_read_bytes(const std::vector<Destination>& destinations) {
 }  // namespace
 
 void save_weights(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const PlacedModel& model,
     const std::filesystem::path& directory,
     const SaveModelOptions& options) {
@@ -248,7 +248,7 @@ bool gathers_weights(
 }
 
 WeightList collect_weights(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const PlacedModel& model,
     const StateDictOptions& options) {
   const auto rows = sharded_rows(model);
@@ -335,7 +335,7 @@ void copy_to_locals(const ParameterTable& table) {
 }  // namespace
 
 void load_weights(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const PlacedModel& model,
     const std::filesystem::path& path,
     const LoadModelOptions& options,

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 /// Writes a prepared model's weights on the first rank of each directory. All
 /// ranks call it, and all throw CheckpointError if one of them cannot write.
 void save_weights(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const PlacedModel& model,
     const std::filesystem::path& directory,
     const SaveModelOptions& options);
@@ -21,7 +21,7 @@ void save_weights(
 /// Returns a prepared model's weights by name. If gathers_weights(), all ranks
 /// must call it.
 WeightList collect_weights(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const PlacedModel& model,
     const StateDictOptions& options);
 
@@ -33,7 +33,7 @@ bool gathers_weights(const PlacedModel& model, const StateDictOptions& options);
 /// them and sends the other ranks their tensors. All ranks call it. If the
 /// files do not fit, all ranks throw CheckpointError and nothing is changed.
 void load_weights(
-    Checkpoints& checkpoints,
+    CheckpointState& checkpoints,
     const PlacedModel& model,
     const std::filesystem::path& path,
     const LoadModelOptions& options,

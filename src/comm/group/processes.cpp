@@ -1,9 +1,11 @@
 #include <exception>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <accelerate/error.h>
+#include <accelerate/logger.h>
 #include <accelerate/world.h>
 
 #include "base/process/standard_output.h"
@@ -103,6 +105,18 @@ void World::local_main_process_first(
     impl_->node_ranks = new_group(ranks);
   }
   first_rank_first(*impl_->node_ranks, function);
+}
+
+NamedLogger World::logger(std::string name, std::optional<LogLevel> level)
+    const {
+  const LogLevel used = level.value_or(logger().level(name));
+  return NamedLogger(
+      {.logger = logger(),
+       .rank = rank(),
+       .size = size(),
+       .barrier = [world = *this] { world.wait_for_everyone(); }},
+      std::move(name),
+      used);
 }
 
 void World::print(std::string_view line) const {

@@ -379,7 +379,8 @@ at::Tensor auxiliary_loss(const torch::nn::Module& model) {
       std::any_of(layers.begin(), layers.end(), [](const auto& named) {
         const RouterOptions& router = named.layer->options().router;
         return named.layer->is_training() &&
-            (router.balance_loss > 0 || router.z_loss > 0);
+            (router.balance_loss_coefficient > 0 ||
+             router.z_loss_coefficient > 0);
       });
   if (has_losses) {
     throw ConfigError(

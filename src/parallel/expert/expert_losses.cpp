@@ -72,14 +72,14 @@ void compute_losses(
         state.auxiliary.defined() ? state.auxiliary + weighted : weighted;
     return loss.detach();
   };
-  if (options.balance_loss > 0) {
+  if (options.balance_loss_coefficient > 0) {
     state.balance_loss =
         add(balance_loss(options, routing, assigned, state.ranks.balance),
-            options.balance_loss);
+            options.balance_loss_coefficient);
   }
-  if (options.z_loss > 0) {
+  if (options.z_loss_coefficient > 0) {
     const at::Tensor z = at::logsumexp(routing.logits, -1).square();
-    state.z_loss = add(mean_of_rows(z), options.z_loss);
+    state.z_loss = add(mean_of_rows(z), options.z_loss_coefficient);
   }
 }
 

@@ -57,13 +57,15 @@ void check_router(
         "[parallel] min_capacity must be at least 0, but is {}",
         options.min_capacity));
   }
-  if (!(options.balance_loss >= 0) || !(options.z_loss >= 0) ||
-      !(options.noise_scale >= 0) || !(options.weight_scale > 0)) {
+  if (!(options.balance_loss_coefficient >= 0) ||
+      !(options.z_loss_coefficient >= 0) || !(options.noise_scale >= 0) ||
+      !(options.weight_scale > 0)) {
     complaints.push_back(format(
-        "[parallel] a router's balance_loss, z_loss and noise_scale must be at "
-        "least 0 and its weight_scale above 0, but they are {}, {}, {} and {}",
-        options.balance_loss,
-        options.z_loss,
+        "[parallel] a router's balance_loss_coefficient, z_loss_coefficient "
+        "and noise_scale must be at least 0 and its weight_scale above 0, but "
+        "they are {}, {}, {} and {}",
+        options.balance_loss_coefficient,
+        options.z_loss_coefficient,
         options.noise_scale,
         options.weight_scale));
   }

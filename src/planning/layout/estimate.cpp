@@ -38,7 +38,7 @@ class StepEstimate {
     // Messages that processors copy cannot overlap with computation.
     if (of_.cluster().measured.shared_processors > 0) after += reduce;
     const double bubble = (stages - 1) / layout_.num_chunks * micro_step *
-        (layout_.schedule == "ZBH1" ? 1.0 / 3 : 1);
+        (layout_.schedule == PipelineScheduleKind::zero_bubble ? 1.0 / 3 : 1);
     return static_cast<double>(layout_.num_micro_batches) * micro_step +
         bubble + std::max(0.0, reduce - compute * 2 / 3) + after;
   }

@@ -23,9 +23,10 @@ std::string program_notes(const TrainingLayout& layout) {
   std::string text;
   if (layout.pipeline > 1) {
     text += format(
-        "# In the program: PipelineOptions{{.schedule = \"{}\", .num_chunks = "
-        "{}, .num_micro_batches = {}}}\n",
-        layout.schedule,
+        "# In the program: PipelineOptions{{.schedule = "
+        "parse_pipeline_schedule(\"{}\"), .num_chunks = {}, "
+        ".num_micro_batches = {}}}\n",
+        name_of(layout.schedule),
         layout.num_chunks,
         layout.num_micro_batches);
   }

@@ -159,7 +159,7 @@ const KeptMicroBatches::Kept& KeptMicroBatches::of(
     return place->second;
   }
   const PipelineSchedule schedule = make_pipeline_schedule(
-      parse_pipeline_schedule(layout.schedule),
+      layout.schedule,
       layout.pipeline,
       static_cast<int>(layout.num_micro_batches),
       layout.num_chunks);

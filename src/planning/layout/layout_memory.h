@@ -24,7 +24,8 @@ class KeptMicroBatches {
   const Kept& of(const TrainingLayout& layout);
 
  private:
-  std::map<std::tuple<std::string, int, std::int64_t, int>, Kept> known_;
+  std::map<std::tuple<PipelineScheduleKind, int, std::int64_t, int>, Kept>
+      known_;
 };
 
 /// The memory of the rank that needs most. Counts activations as Korthikanti et

@@ -341,7 +341,8 @@ std::string TrainingLayout::describe() const {
   add("context", context);
   add("tensor", tensor);
   if (pipeline > 1) {
-    parts.push_back(detail::format("pipeline {} {}", pipeline, schedule));
+    parts.push_back(
+        detail::format("pipeline {} {}", pipeline, name_of(schedule)));
     if (num_chunks > 1) parts.back() += detail::format(" x {}", num_chunks);
   }
   if (parts.empty()) parts.emplace_back("1 rank");

@@ -125,14 +125,14 @@ class Search {
   }
 
   void add_schedules(TrainingLayout layout) {
-    layout.schedule = "1F1B";
+    layout.schedule = PipelineScheduleKind::one_f_one_b;
     layout.num_chunks = 1;
     found_.push_back(layout);
     if (layout.pipeline == 1 || layout.num_micro_batches == 1) return;
-    layout.schedule = "ZBH1";
+    layout.schedule = PipelineScheduleKind::zero_bubble;
     // With recomputation, both halves of a backward would have to recompute.
     if (!layout.recomputes) found_.push_back(layout);
-    layout.schedule = "Interleaved1F1B";
+    layout.schedule = PipelineScheduleKind::interleaved_1f1b;
     for (const int chunks : {2, 4}) {
       if (model_.shape.num_layers < std::int64_t{layout.pipeline} * chunks)
         continue;

@@ -95,7 +95,7 @@ class PipelineRun {
   PipelineRun(const LayoutCase& of, const std::vector<LayerRange>& stages)
       : of_(of),
         schedule_(make_pipeline_schedule(
-            parse_pipeline_schedule(of.layout.schedule),
+            of.layout.schedule,
             of.layout.pipeline,
             static_cast<int>(of.layout.num_micro_batches),
             of.layout.num_chunks)),

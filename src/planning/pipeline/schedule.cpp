@@ -13,16 +13,6 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::array<std::string_view, 8> kNames{
-    "GPipe",
-    "1F1B",
-    "Interleaved1F1B",
-    "LoopedBFS",
-    "ZBH1",
-    "InterleavedZeroBubble",
-    "ZBVZeroBubble",
-    "DualPipeV"};
-
 void require_sizes(
     PipelineScheduleKind kind,
     int num_ranks,
@@ -85,14 +75,6 @@ order_of(PipelineScheduleKind kind, int rank, int p, int m, int num_chunks) {
   throw InternalError("[planning] a schedule has no order");
 }
 
-bool is_equal_but_for_case(std::string_view a, std::string_view b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(), [](char left, char right) {
-        return std::tolower(static_cast<unsigned char>(left)) ==
-            std::tolower(static_cast<unsigned char>(right));
-      });
-}
-
 }  // namespace
 
 int PipelineStagePlaces::stage(int rank, int chunk) const {
@@ -105,23 +87,6 @@ int PipelineStagePlaces::rank_of(int stage) const {
   if (placement == PipelinePlacement::v && stage >= num_ranks)
     return 2 * num_ranks - 1 - stage;
   return stage % num_ranks;
-}
-
-PipelineScheduleKind parse_pipeline_schedule(std::string_view name) {
-  const auto found =
-      std::find_if(kNames.begin(), kNames.end(), [&](std::string_view known) {
-        return is_equal_but_for_case(known, name);
-      });
-  if (found != kNames.end())
-    return static_cast<PipelineScheduleKind>(found - kNames.begin());
-  throw ConfigError(format(
-      "[planning] \"{}\" is not a schedule of pipelines; use {}",
-      name,
-      join(std::vector<std::string>(kNames.begin(), kNames.end()), ", ")));
-}
-
-std::string_view name_of(PipelineScheduleKind kind) {
-  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::optional<int> fixed_chunks_of(PipelineScheduleKind kind) {
@@ -195,3 +160,47 @@ PipelineSchedule make_partial_schedule(
 }
 
 }  // namespace accelerate::detail
+
+namespace accelerate {
+
+namespace {
+
+constexpr std::array<std::string_view, 8> kNames{
+    "GPipe",
+    "1F1B",
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "ZBH1",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV"};
+
+bool is_equal_but_for_case(std::string_view a, std::string_view b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(), [](char left, char right) {
+        return std::tolower(static_cast<unsigned char>(left)) ==
+            std::tolower(static_cast<unsigned char>(right));
+      });
+}
+
+}  // namespace
+
+PipelineScheduleKind parse_pipeline_schedule(std::string_view name) {
+  const auto found =
+      std::find_if(kNames.begin(), kNames.end(), [&](std::string_view known) {
+        return is_equal_but_for_case(known, name);
+      });
+  if (found != kNames.end())
+    return static_cast<PipelineScheduleKind>(found - kNames.begin());
+  throw ConfigError(detail::format(
+      "[planning] \"{}\" is not a schedule of pipelines; use {}",
+      name,
+      detail::join(
+          std::vector<std::string>(kNames.begin(), kNames.end()), ", ")));
+}
+
+std::string_view name_of(PipelineScheduleKind kind) {
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+}  // namespace accelerate

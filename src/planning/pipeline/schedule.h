@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include <accelerate/pipeline_schedule.h>
 
 namespace accelerate::detail {
 
@@ -57,24 +58,6 @@ struct PipelineSchedule : PipelineStagePlaces {
   int num_micro_batches = 1;
   std::vector<std::vector<PipelineAction>> ranks = {};
 };
-
-enum class PipelineScheduleKind {
-  gpipe,
-  one_f_one_b,
-  interleaved_1f1b,
-  looped_bfs,
-  zero_bubble,
-  interleaved_zero_bubble,
-  zero_bubble_v,
-  dual_pipe_v,
-};
-
-/// "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBH1",
-/// "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", as PyTorch and the
-/// papers spell them, ignoring case. Throws ConfigError, listing the names, for
-/// any other.
-PipelineScheduleKind parse_pipeline_schedule(std::string_view name);
-std::string_view name_of(PipelineScheduleKind kind);
 
 /// The number of chunks per rank that a kind requires; nullopt if any.
 [[nodiscard]] std::optional<int> fixed_chunks_of(PipelineScheduleKind kind);

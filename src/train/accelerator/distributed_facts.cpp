@@ -34,9 +34,11 @@ std::string AcceleratorState::text() const {
   return text;
 }
 
-DistributedType AcceleratorProcesses::distributed_type() const {
-  if (!use_distributed()) return DistributedType::no;
-  switch (session_->layout.plan_request.training.engine) {
+namespace {
+
+DistributedType type_of(const detail::Session& session) {
+  if (session.world.size() == 1) return DistributedType::no;
+  switch (session.layout.plan_request.training.engine) {
     case detail::Engine::deepspeed:
       return DistributedType::deepspeed;
     case detail::Engine::megatron_lm:
@@ -46,66 +48,38 @@ DistributedType AcceleratorProcesses::distributed_type() const {
     case detail::Engine::none:
       break;
   }
-  if (mesh().degree(Axis::shard) > 1) return DistributedType::fsdp;
-  return device().is_cpu() ? DistributedType::multi_cpu
-                           : DistributedType::multi_gpu;
+  if (session.layout.mesh.degree(Axis::shard) > 1) return DistributedType::fsdp;
+  return session.world.device().is_cpu() ? DistributedType::multi_cpu
+                                         : DistributedType::multi_gpu;
 }
 
-bool AcceleratorProcesses::use_distributed() const {
-  return num_processes() > 1;
+bool must_save_model(const Mesh& mesh) {
+  const bool divides_model = mesh.degree(Axis::shard) > 1 ||
+      mesh.degree(Axis::expert) > 1 || mesh.degree(Axis::tensor) > 1 ||
+      mesh.degree(Axis::pipeline) > 1;
+  if (!divides_model) return mesh.world().is_local_main_process();
+  return mesh.experts().coordinate(Axis::replicate) == 0 &&
+      mesh.coordinate(Axis::context) == 0;
 }
 
-bool AcceleratorProcesses::multi_device() const {
-  return distributed_type() == DistributedType::multi_gpu;
-}
+}  // namespace
 
-bool AcceleratorProcesses::is_fsdp2() const {
-  return distributed_type() == DistributedType::fsdp &&
-      session_->layout.plan_request.training.fsdp_version == 2;
-}
-
-AcceleratorState AcceleratorProcesses::state() const {
+AcceleratorState Accelerator::state() const {
   const auto& connection = world().group().impl()->connection;
+  const auto& training = session_->layout.plan_request.training;
+  const DistributedType type = type_of(*session_);
   return {
-      .distributed_type = distributed_type(),
+      .distributed_type = type,
       .backend = connection ? connection->facts().name : std::string(),
       .num_processes = num_processes(),
       .process_index = process_index(),
-      .local_process_index = local_process_index(),
+      .local_process_index = world().local_rank(),
       .device = device(),
-      .mixed_precision = mixed_precision(),
-      .deepspeed_config =
-          session_->layout.plan_request.training.deepspeed_config};
-}
-
-int AcceleratorProcesses::tensor_parallel_rank() const {
-  return mesh().coordinate(Axis::tensor);
-}
-int AcceleratorProcesses::pipeline_parallel_rank() const {
-  return mesh().coordinate(Axis::pipeline);
-}
-int AcceleratorProcesses::context_parallel_rank() const {
-  return mesh().coordinate(Axis::context);
-}
-int AcceleratorProcesses::data_parallel_rank() const {
-  return mesh().coordinate(Axis::replicate);
-}
-int AcceleratorProcesses::data_parallel_shard_rank() const {
-  return mesh().coordinate(Axis::shard);
-}
-
-bool AcceleratorProcesses::should_save_model() const {
-  const bool divides_model = mesh().degree(Axis::shard) > 1 ||
-      mesh().degree(Axis::expert) > 1 || mesh().degree(Axis::tensor) > 1 ||
-      mesh().degree(Axis::pipeline) > 1;
-  if (!divides_model) return is_local_main_process();
-  return mesh().experts().coordinate(Axis::replicate) == 0 &&
-      context_parallel_rank() == 0;
-}
-
-const std::optional<DeepSpeedOptions>& AcceleratorProcesses::deepspeed_plugin()
-    const {
-  return session_->layout.plan_request.training.deepspeed;
+      .mixed_precision = session_->options.precision,
+      .deepspeed_config = training.deepspeed_config,
+      .deepspeed_plugin = training.deepspeed,
+      .is_fsdp2 = type == DistributedType::fsdp && training.fsdp_version == 2,
+      .should_save_model = must_save_model(mesh())};
 }
 
 }  // namespace accelerate

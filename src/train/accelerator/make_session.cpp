@@ -71,7 +71,7 @@ std::unique_ptr<RunTracking> make_tracking(
 }
 
 // The session, which reports settings without effect when its last handle is
-// destroyed, unless a step or finish() has done so.
+// destroyed, unless a step or end_training() has done so.
 std::shared_ptr<Session> reporting_at_its_end(
     std::shared_ptr<Session> session) {
   Session* const shared = session.get();
@@ -108,7 +108,7 @@ void add_services(
       session.world.group().impl()->world->board != nullptr &&
       session.world.local_size() == session.world.size();
   if (!sees_all_ranks) session.services.agreement->start_detector();
-  session.services.checkpoints = std::make_unique<Checkpoints>(
+  session.services.checkpoints = std::make_unique<CheckpointState>(
       session.world,
       *session.services.agreement,
       project_configuration(options));

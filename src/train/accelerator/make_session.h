@@ -12,11 +12,12 @@ namespace accelerate::detail {
 struct Session;
 
 /// Joins the world, resolves the options there, and makes what an Accelerator
-/// consists of. The session reports settings without effect when its last
-/// handle is destroyed, unless a step or finish() has done so. Throws
-/// ConfigError and DistributedError. Collective.
+/// consists of; tests add techniques that the library lacks. The session reports
+/// settings without effect when its last handle is destroyed, unless a step or
+/// end_training() has done so. Throws ConfigError and DistributedError.
+/// Collective.
 std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,
-    const std::vector<AddedTechnique>& added);
+    const std::vector<AddedTechnique>& added = {});
 
 }  // namespace accelerate::detail

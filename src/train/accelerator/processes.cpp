@@ -2,7 +2,10 @@
 
 #include <accelerate/accelerator.h>
 
+#include "base/progress/progress_bar.h"
 #include "comm/monitoring/public_call.h"
+#include "config/environment.h"
+#include "config/terminal_variables.h"
 #include "train/capture/step_graphs.h"
 #include "train/session/session.h"
 
@@ -10,54 +13,17 @@ namespace accelerate {
 
 void detail::throw_released(std::string_view what) {
   throw ConfigError(format(
-      "[train] this handle was released by free_memory() or finish(); prepare "
-      "{}",
+      "[train] this handle was released by free_memory() or end_training(); "
+      "prepare {}",
       what));
 }
 
-void AcceleratorProcesses::wait_for_everyone() const {
-  world().wait_for_everyone();
-}
-
-void AcceleratorProcesses::on_main_process(
-    const std::function<void()>& function) const {
-  world().on_main_process(function);
-}
-
-void AcceleratorProcesses::on_local_main_process(
-    const std::function<void()>& function) const {
-  world().on_local_main_process(function);
-}
-
-void AcceleratorProcesses::on_last_process(
-    const std::function<void()>& function) const {
-  world().on_last_process(function);
-}
-
-void AcceleratorProcesses::on_process(
-    int index,
-    const std::function<void()>& function) const {
-  world().on_process(index, function);
-}
-
-void AcceleratorProcesses::on_local_process(
-    int index,
-    const std::function<void()>& function) const {
-  world().on_local_process(index, function);
-}
-
-void AcceleratorProcesses::main_process_first(
-    const std::function<void()>& function) const {
-  world().main_process_first(function);
-}
-
-void AcceleratorProcesses::local_main_process_first(
-    const std::function<void()>& function) const {
-  world().local_main_process_first(function);
-}
-
-void AcceleratorProcesses::print(std::string_view line) const {
-  world().print(line);
+ProgressOptions Accelerator::progress_options(
+    const ProgressOptions& options) const {
+  return detail::progress_options_of_rank(
+      options,
+      is_local_main_process(),
+      detail::terminal_variables(detail::Environment::current()).has_utf8);
 }
 
 void Accelerator::free_memory() const {
@@ -102,9 +68,12 @@ void Accelerator::free_memory() const {
     at::accelerator::emptyCache();
 }
 
-void Accelerator::finish() const {
-  const detail::PublicCall call("finish()");
+void Accelerator::end_training() const {
+  const detail::PublicCall call("end_training()");
+  // The journal ends with the number of steps that were taken.
+  detail::settle_steps(*session_);
   detail::report_settings_without_effect(*session_);
+  session_->services.tracking->finish();
   session_->services.checkpoints->saver.wait();
   wait_for_everyone();
   free_memory();

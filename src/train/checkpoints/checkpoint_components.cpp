@@ -181,7 +181,7 @@ ComponentList components_of(
     const std::vector<bool>& with_weights,
     CheckpointUse use) {
   follow_modules(session);
-  Checkpoints& checkpoints = *session.services.checkpoints;
+  CheckpointState& checkpoints = *session.services.checkpoints;
   const WriterRule writes = checkpoints.writer_rule();
   const at::Device device = session.world.device();
   std::vector<PlacedModel> models;

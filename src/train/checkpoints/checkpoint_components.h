@@ -23,7 +23,7 @@ enum class CheckpointUse { save, load };
 /// Every component of a session that has state, in the order in which states
 /// are loaded. `with_weights` has one entry per live model, false to leave it
 /// out; CheckpointRequest leaves out optimizers and schedules. A feature with
-/// state adds itself to `Checkpoints::components`.
+/// state adds itself to `CheckpointState::components`.
 ComponentList components_of(
     Session& session,
     const std::vector<bool>& with_weights,

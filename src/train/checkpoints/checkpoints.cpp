@@ -15,7 +15,6 @@ namespace accelerate {
 
 namespace {
 
-using detail::Checkpoints;
 using detail::Session;
 
 std::vector<std::shared_ptr<torch::nn::Module>> modules_of(
@@ -54,9 +53,9 @@ void warn_inside_window(const Session& session) {
 template <class Hooks, class Hook>
 HookHandle add_hook(
     const std::shared_ptr<Session>& session,
-    Hooks Checkpoints::*list,
+    Hooks detail::CheckpointState::*list,
     Hook hook) {
-  Checkpoints& checkpoints = *session->services.checkpoints;
+  detail::CheckpointState& checkpoints = *session->services.checkpoints;
   const std::int64_t id = checkpoints.next_hook++;
   (checkpoints.*list).emplace_back(id, std::move(hook));
   return HookHandle([weak = std::weak_ptr<Session>(session), list, id] {
@@ -70,12 +69,11 @@ HookHandle add_hook(
 
 }  // namespace
 
-SaveTicket AcceleratorCheckpoints::save_state(
-    const SaveStateOptions& options) const {
+SaveTicket Accelerator::save_state(const SaveStateOptions& options) const {
   return save_state(std::filesystem::path(), options);
 }
 
-SaveTicket AcceleratorCheckpoints::save_state(
+SaveTicket Accelerator::save_state(
     const std::filesystem::path& output_dir,
     const SaveStateOptions& options) const {
   Session& session = *session_;
@@ -95,11 +93,11 @@ SaveTicket AcceleratorCheckpoints::save_state(
   return ticket;
 }
 
-void AcceleratorCheckpoints::load_state(const LoadStateOptions& options) const {
+void Accelerator::load_state(const LoadStateOptions& options) const {
   load_state(std::filesystem::path(), options);
 }
 
-void AcceleratorCheckpoints::load_state(
+void Accelerator::load_state(
     const std::filesystem::path& input_dir,
     const LoadStateOptions& options) const {
   Session& session = *session_;
@@ -115,7 +113,7 @@ void AcceleratorCheckpoints::load_state(
   after_load(session, has_weights);
 }
 
-bool AcceleratorCheckpoints::resume(const LoadStateOptions& options) const {
+bool Accelerator::resume(const LoadStateOptions& options) const {
   Session& session = *session_;
   require_no_join(session, "resume()");
   const detail::StepPartScope part(
@@ -129,36 +127,32 @@ bool AcceleratorCheckpoints::resume(const LoadStateOptions& options) const {
   return has_weights.has_value();
 }
 
-std::optional<std::filesystem::path> AcceleratorCheckpoints::latest_checkpoint()
-    const {
-  require_no_join(*session_, "latest_checkpoint()");
+std::optional<std::filesystem::path> Checkpoints::latest() const {
+  require_no_join(*session_, "checkpoints().latest()");
   return detail::agree_on_newest(*session_->services.checkpoints);
 }
 
-void AcceleratorCheckpoints::register_object(
-    std::function<StateDict()> state_dict,
-    std::function<void(const StateDict&)> load_state_dict) const {
-  session_->services.checkpoints->objects.push_back(
-      {std::move(state_dict), std::move(load_state_dict)});
+void Accelerator::register_object(detail::AnyStateful object) const {
+  session_->services.checkpoints->objects.push_back(std::move(object));
 }
 
-HookHandle AcceleratorCheckpoints::register_save_state_pre_hook(
+HookHandle Checkpoints::register_save_state_pre_hook(
     std::function<void(SaveHookContext&)> hook) const {
-  return add_hook(session_, &Checkpoints::save_hooks, std::move(hook));
+  return add_hook(
+      session_, &detail::CheckpointState::save_hooks, std::move(hook));
 }
 
-HookHandle AcceleratorCheckpoints::register_load_state_pre_hook(
+HookHandle Checkpoints::register_load_state_pre_hook(
     std::function<void(LoadHookContext&)> hook) const {
-  return add_hook(session_, &Checkpoints::load_hooks, std::move(hook));
+  return add_hook(
+      session_, &detail::CheckpointState::load_hooks, std::move(hook));
 }
 
-const ProjectConfiguration& AcceleratorCheckpoints::project_configuration()
-    const {
+const ProjectConfiguration& Checkpoints::project_configuration() const {
   return session_->services.checkpoints->project;
 }
 
-void AcceleratorCheckpoints::set_iteration(
-    std::optional<std::int64_t> iteration) const {
+void Checkpoints::set_iteration(std::optional<std::int64_t> iteration) const {
   session_->services.checkpoints->project.iteration = iteration;
 }
 

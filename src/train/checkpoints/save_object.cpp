@@ -91,7 +91,7 @@ bool writes_files(const detail::Session& session) {
 
 }  // namespace
 
-void AcceleratorCheckpoints::save(
+void Accelerator::save(
     const at::Tensor& tensor,
     const std::filesystem::path& file,
     bool safe_serialization) const {
@@ -107,7 +107,7 @@ void AcceleratorCheckpoints::save(
       TorchValues().tensor("tensor", tensor));
 }
 
-void AcceleratorCheckpoints::save(
+void Accelerator::save(
     const StateDict& state,
     const std::filesystem::path& file,
     bool safe_serialization) const {
@@ -122,7 +122,7 @@ void AcceleratorCheckpoints::save(
   write_safetensors(disk, file, std::move(contents));
 }
 
-void AcceleratorCheckpoints::save(
+void Accelerator::save(
     const WeightList& weights,
     const std::filesystem::path& file,
     bool safe_serialization) const {

@@ -149,72 +149,8 @@ detail::LoaderContext Accelerator::loader_context() const {
   return context;
 }
 
-const DataLoaderConfiguration& AcceleratorLoaders::dataloader_config() const {
+DataLoaderConfiguration& Accelerator::dataloader_config() const {
   return session_->loading.config;
-}
-
-void AcceleratorLoaders::set_dataloader_config(
-    const DataLoaderConfiguration& config) const {
-  session_->loading.config = config;
-}
-
-bool AcceleratorLoaders::split_batches() const {
-  return session_->loading.config.split_batches;
-}
-
-void AcceleratorLoaders::set_split_batches(bool split_batches) const {
-  session_->loading.config.split_batches = split_batches;
-}
-
-std::optional<bool> AcceleratorLoaders::dispatch_batches() const {
-  return session_->loading.config.dispatch_batches;
-}
-
-void AcceleratorLoaders::set_dispatch_batches(
-    std::optional<bool> dispatch_batches) const {
-  session_->loading.config.dispatch_batches = dispatch_batches;
-}
-
-bool AcceleratorLoaders::even_batches() const {
-  return session_->loading.config.even_batches;
-}
-
-void AcceleratorLoaders::set_even_batches(bool even_batches) const {
-  session_->loading.config.even_batches = even_batches;
-}
-
-bool AcceleratorLoaders::use_seedable_sampler() const {
-  return session_->loading.config.use_seedable_sampler;
-}
-
-void AcceleratorLoaders::set_use_seedable_sampler(
-    bool use_seedable_sampler) const {
-  session_->loading.config.use_seedable_sampler = use_seedable_sampler;
-}
-
-bool AcceleratorLoaders::non_blocking() const {
-  return session_->loading.config.non_blocking;
-}
-
-void AcceleratorLoaders::set_non_blocking(bool non_blocking) const {
-  session_->loading.config.non_blocking = non_blocking;
-}
-
-bool AcceleratorLoaders::use_stateful_dataloader() const {
-  return session_->loading.config.use_stateful_dataloader;
-}
-
-void AcceleratorLoaders::set_use_stateful_dataloader(
-    bool use_stateful_dataloader) const {
-  session_->loading.config.use_stateful_dataloader = use_stateful_dataloader;
-}
-
-bool AcceleratorLoaders::device_placement() const {
-  return session_->loading.device_placement;
-}
-
-const std::vector<RNGType>& AcceleratorLoaders::rng_types() const {
-  return session_->loading.rng_types;
 }
 
 }  // namespace accelerate

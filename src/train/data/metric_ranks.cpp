@@ -1,11 +1,11 @@
-#include <accelerate/accelerator_collectives.h>
+#include <accelerate/accelerator.h>
 #include <accelerate/metrics.h>
 
 #include "train/session/session.h"
 
 namespace accelerate {
 
-AcceleratorCollectives::operator MetricRanks() const {
+Accelerator::operator MetricRanks() const {
   return {
       .group = mesh().batch_group(),
       .remainder = [session = session_]() -> std::int64_t {

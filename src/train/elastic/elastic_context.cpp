@@ -13,10 +13,10 @@
 #include "checkpoint/run/checkpoints.h"
 #include "comm/group/group_impl.h"
 #include "format/checkpoint/checkpoint_directory.h"
-#include "train/elastic/checkpoints_of.h"
 #include "train/elastic/elastic_run.h"
 #include "train/elastic/machine_states.h"
 #include "train/elastic/memory_states.h"
+#include "train/session/session.h"
 
 namespace accelerate {
 
@@ -29,7 +29,8 @@ using detail::MemoryState;
 using detail::MemoryStates;
 
 bool names_checkpoints(const Accelerator& accelerator) {
-  const ProjectConfiguration& project = accelerator.project_configuration();
+  const ProjectConfiguration& project =
+      accelerator.checkpoints().project_configuration();
   return project.automatic_checkpoint_naming && !project.project_dir.empty();
 }
 
@@ -69,7 +70,8 @@ MachineStates* machines_of(ElasticRun& run, const Accelerator& accelerator) {
 std::int64_t newest_checkpoint(const Accelerator& accelerator) {
   if (!names_checkpoints(accelerator)) return -1;
   const auto entries = detail::list_checkpoints(
-      std::filesystem::path(accelerator.project_configuration().project_dir) /
+      std::filesystem::path(
+          accelerator.checkpoints().project_configuration().project_dir) /
       detail::kCheckpointsDirectory);
   const detail::CheckpointEntry* const newest = detail::newest_of(entries);
   return newest == nullptr ? -1 : *newest->number;
@@ -145,10 +147,10 @@ SaveTicket save_in_memory(
     if (!problem.empty()) throw ConfigError(problem);
   }
   const std::int64_t next_checkpoint =
-      accelerator.project_configuration().iteration.value_or(
+      accelerator.checkpoints().project_configuration().iteration.value_or(
           run.kept.next_checkpoint);
   const detail::WholeStateScope whole(
-      detail::OpenedAccelerator::checkpoints_of(accelerator));
+      *detail::AcceleratorAccess::session(accelerator).services.checkpoints);
   const SaveTicket ticket = accelerator.save_state(
       memory.path_of(
           run.identity.generation, run.kept.num_saves, next_checkpoint),
@@ -160,7 +162,7 @@ SaveTicket save_in_memory(
 
 std::string next_name(const ElasticRun& run, const Accelerator& accelerator) {
   const std::int64_t next_checkpoint =
-      accelerator.project_configuration().iteration.value_or(
+      accelerator.checkpoints().project_configuration().iteration.value_or(
           run.kept.next_checkpoint);
   return MemoryStates({})
       .path_of(run.identity.generation, run.kept.num_saves, next_checkpoint)
@@ -190,7 +192,8 @@ void save_on_machines(ElasticRun& run, const Accelerator& accelerator) {
 }
 
 detail::Saver& saver_of(const Accelerator& accelerator) {
-  return detail::OpenedAccelerator::checkpoints_of(accelerator).saver;
+  return detail::AcceleratorAccess::session(accelerator)
+      .services.checkpoints->saver;
 }
 
 // A state that cannot be kept must not end what it protects. Makes room for the
@@ -309,7 +312,8 @@ bool load_first(
         run.kept.machines->load(accelerator, path.string(), options);
       } else {
         const detail::WholeStateScope whole(
-            detail::OpenedAccelerator::checkpoints_of(accelerator));
+            *detail::AcceleratorAccess::session(accelerator)
+                 .services.checkpoints);
         accelerator.load_state(path, options);
       }
       return true;
@@ -377,7 +381,10 @@ bool ElasticContext::step_done(const Accelerator& accelerator) const {
   if (!accelerator.sync_gradients()) return false;
   ElasticRun& run = *run_;
   ++run.num_steps;
-  const Verdict verdict = agree(run, accelerator, accelerator.is_told_to_end());
+  const Verdict verdict = agree(
+      run,
+      accelerator,
+      detail::is_told_to_end(detail::AcceleratorAccess::session(accelerator)));
   if (run.kept.machines != nullptr)
     run.kept.machines->advance(verdict.progress);
   run.is_preempted = verdict.is_preempted;

@@ -14,7 +14,8 @@
 #include "base/text/text.h"
 #include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
-#include "train/elastic/checkpoints_of.h"
+#include "train/elastic/part_place.h"
+#include "train/session/session.h"
 
 namespace accelerate::detail {
 
@@ -81,7 +82,8 @@ void MachineStates::load(
     const Accelerator& accelerator,
     const std::string& name,
     const LoadStateOptions& options) {
-  Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
+  CheckpointState& checkpoints =
+      *AcceleratorAccess::session(accelerator).services.checkpoints;
   const WholeStateScope scope(checkpoints);
   loaded_whole_ = whole_ && !holdings_.lost_parts(name).empty();
   if (loaded_whole_) {
@@ -132,7 +134,8 @@ bool MachineStates::begin(
     const std::string& name,
     WhenBusy when_busy) {
   if (phase_ != Phase::idle) return false;
-  Checkpoints& checkpoints = OpenedAccelerator::checkpoints_of(accelerator);
+  CheckpointState& checkpoints =
+      *AcceleratorAccess::session(accelerator).services.checkpoints;
   const WholeStateScope whole(checkpoints);
   const MachinePartScope scope(checkpoints, holdings_.parts_directory());
   try {

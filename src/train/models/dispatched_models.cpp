@@ -69,8 +69,4 @@ std::vector<std::string> complaints_of_dispatched(
 
 }  // namespace detail
 
-bool Accelerator::verify_device_map(const torch::nn::Module& module) const {
-  return accelerate::verify_device_map(module);
-}
-
 }  // namespace accelerate

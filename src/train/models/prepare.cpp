@@ -231,11 +231,12 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   return result;
 }
 
-FullParameters Accelerator::unshard_parameters(
-    detail::PreparedModel& model) const {
-  model.placement.awaits_values = false;
-  session_->prepared.step_watch->require_steps_of_handles();
-  return FullParameters(session_, model.strategies.unshard_parameters());
+FullParameters detail::unshard_parameters(
+    const std::shared_ptr<PreparedModel>& model) {
+  if (!model->module) throw_released("the model again");
+  model->placement.awaits_values = false;
+  model->session->prepared.step_watch->require_steps_of_handles();
+  return FullParameters(model, model->strategies.unshard_parameters());
 }
 
 }  // namespace accelerate

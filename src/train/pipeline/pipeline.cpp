@@ -110,17 +110,17 @@ PipelineOptions complete(
     const detail::PipelineRequest& request,
     const std::vector<detail::PipelineLayer>& layers,
     int num_ranks) {
-  using Kind = detail::PipelineScheduleKind;
+  using Kind = PipelineScheduleKind;
   if (!options.num_micro_batches)
     options.num_micro_batches = request.num_micro_batches;
-  const Kind kind = detail::parse_pipeline_schedule(options.schedule);
+  const Kind kind = options.schedule;
   const bool may_interleave =
       kind == Kind::one_f_one_b || !detail::fixed_chunks_of(kind);
   if (!request.layers_per_chunk || options.num_chunks || !may_interleave)
     return options;
   options.num_chunks = chunks_of(layers, request, num_ranks);
   if (kind == Kind::one_f_one_b && *options.num_chunks > 1)
-    options.schedule = name_of(Kind::interleaved_1f1b);
+    options.schedule = Kind::interleaved_1f1b;
   return options;
 }
 
@@ -145,11 +145,11 @@ std::vector<std::size_t> begins_of(
 // The schedule of a full batch. Throws ConfigError if no schedule can do it.
 PipelineSchedule schedule_of(
     const PipelineOptions& options,
-    detail::PipelineScheduleKind kind,
+    PipelineScheduleKind kind,
     int num_ranks) {
   const int num_chunks =
       options.num_chunks.value_or(detail::fixed_chunks_of(kind).value_or(1));
-  const bool needs_many = kind == detail::PipelineScheduleKind::dual_pipe_v;
+  const bool needs_many = kind == PipelineScheduleKind::dual_pipe_v;
   const int count = options.num_micro_batches.value_or(
       needs_many ? num_ranks * num_chunks : num_ranks);
   detail::require_at_least("pipeline", "num_micro_batches", count, 1);
@@ -165,10 +165,11 @@ Pipeline::Pipeline(
   const Group stages_group = accelerator.mesh().group(Axis::pipeline);
   const int num_ranks = stages_group.size();
   const detail::PipelineRequest& request =
-      accelerator.session_->layout.plan_request.training.pipeline;
+      detail::AcceleratorAccess::session(accelerator)
+          .layout.plan_request.training.pipeline;
   const PipelineOptions options =
       complete(given, request, layers.layers(), num_ranks);
-  const auto kind = detail::parse_pipeline_schedule(options.schedule);
+  const PipelineScheduleKind kind = options.schedule;
   const PipelineSchedule schedule = schedule_of(options, kind, num_ranks);
   const std::vector<std::size_t> begins =
       begins_of(options, request, layers.layers(), schedule);

@@ -22,7 +22,7 @@ namespace accelerate {
 /// A pipeline as seen by one of its ranks.
 struct Pipeline::State {
   PipelineOptions options;
-  detail::PipelineScheduleKind kind;
+  PipelineScheduleKind kind;
   detail::PipelineStagePlaces places;
   int num_micro_batches = 1;
   detail::PipelineStages stages;

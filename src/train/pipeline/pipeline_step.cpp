@@ -214,7 +214,7 @@ void Pipeline::Step::add_expert_losses(
     throw ConfigError(format(
         "[pipeline] stage {} returns no tensor of floating point, so no "
         "gradient comes back for the losses of its experts; return one, or set "
-        "balance_loss and z_loss to 0",
+        "balance_loss_coefficient and z_loss_coefficient to 0",
         stage));
   }
   *output = detail::with_loss(*output, losses);

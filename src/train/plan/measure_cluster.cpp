@@ -1,6 +1,6 @@
-#include <accelerate/accelerator_processes.h>
 #include <accelerate/error.h>
 #include <accelerate/model_device_map.h>
+#include <accelerate/planner.h>
 
 #include <algorithm>
 #include <cmath>
@@ -264,11 +264,12 @@ void measure_computing(
 
 }  // namespace
 
-ClusterSpeeds AcceleratorProcesses::measure_cluster(
+ClusterSpeeds measure_cluster(
+    const World& world,
     const TransformerShape& shape,
     std::int64_t sequence_length,
     std::int64_t most_tokens,
-    double seconds) const {
+    double seconds) {
   if (!(seconds >= 0)) {
     throw ConfigError(detail::format(
         "[train] speeds were to be measured for {} seconds; give 0 or more, or "
@@ -276,7 +277,6 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
         seconds));
   }
   const at::NoGradGuard no_grad;
-  const World& world = this->world();
   ClusterSpeeds cluster;
   cluster.ranks_per_node = std::max(1, world.local_size());
   double share = 1;
@@ -314,8 +314,9 @@ ClusterSpeeds AcceleratorProcesses::measure_cluster(
   return cluster;
 }
 
-ClusterSpeeds AcceleratorProcesses::measure_cluster(double seconds) const {
+ClusterSpeeds measure_cluster(const World& world, double seconds) {
   return measure_cluster(
+      world,
       {.num_layers = 1, .hidden_size = 512, .num_heads = 8, .vocabulary = 1},
       /*sequence_length=*/256,
       /*most_tokens=*/8192,

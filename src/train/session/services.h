@@ -80,7 +80,7 @@ struct Services {
   std::unique_ptr<RunTracking> tracking = nullptr;
   /// Last, so that a save in progress ends before anything it uses is
   /// destroyed.
-  std::unique_ptr<Checkpoints> checkpoints = nullptr;
+  std::unique_ptr<CheckpointState> checkpoints = nullptr;
 };
 
 }  // namespace accelerate::detail

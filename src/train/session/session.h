@@ -55,6 +55,17 @@ struct alignas(64) Session {
   }
 };
 
+/// The session of an Accelerator, and an Accelerator of a session.
+struct AcceleratorAccess {
+  static Session& session(const Accelerator& accelerator) {
+    return *accelerator.session_;
+  }
+  static Accelerator make(std::shared_ptr<Session> session) {
+    StepState* const step = &session->step;
+    return Accelerator(std::move(session), step);
+  }
+};
+
 // What one sub-directory does when another one asks for it, so that neither
 // includes the other.
 
@@ -94,10 +105,14 @@ void follow_modules(Session& session);
 /// Warns once, on the main process, about every setting from code, flags,
 /// variables or a file that neither took effect nor was refused, with its
 /// origin. Must be called once everything that reads settings has had the
-/// chance to: when a step begins, in finish(), and when the last handle of a
+/// chance to: when a step begins, in end_training(), and when the last handle of a
 /// program that did neither is destroyed. Later calls only report what was
 /// noted in between.
 void report_settings_without_effect(Session& session);
+
+/// Whether this process has been told to end, which check_preemption() asks all
+/// ranks. Does not communicate.
+[[nodiscard]] bool is_told_to_end(Session& session);
 
 /// Throws ConfigError for a handle that free_memory() released. `what` has to
 /// be prepared: "the model again".

@@ -44,11 +44,11 @@ std::optional<ActiveDataLoader> GradientState::active_dataloader() const {
       .remainder = loader->is_last_batch ? loader->remainder : -1};
 }
 
-GradientState Accelerator::gradient_state() const {
-  return GradientState(session_);
+const std::optional<GradScaler>& GradientState::scaler() const {
+  return session_->scaling.scaler;
 }
 
-void Accelerator::set_sync_gradients(bool sync_gradients) const {
+void GradientState::set_sync_gradients(bool sync_gradients) const {
   detail::Session& session = *session_;
   session.clock.set_sync_gradients(sync_gradients);
   if (auto* const run = detail::recorded_run(session)) {
@@ -58,13 +58,13 @@ void Accelerator::set_sync_gradients(bool sync_gradients) const {
   }
 }
 
-void Accelerator::set_gradient_accumulation_steps(int num_steps) const {
+void GradientState::set_num_steps(int num_steps) const {
   detail::require_at_least(
       "train", "gradient_accumulation_steps", num_steps, 1);
   detail::StepClock& clock = session_->clock;
   if (!clock.sync_gradients()) {
     throw ConfigError(detail::format(
-        "[train] set_gradient_accumulation_steps({}) was called in the middle "
+        "[train] set_num_steps({}) was called in the middle "
         "of a window of {}, whose losses were divided by that; call it after "
         "the window's step",
         num_steps,

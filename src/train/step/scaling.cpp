@@ -190,10 +190,6 @@ void Accelerator::unscale_gradients(
   for (const Optimizer& optimizer : optimizers) unscale_gradients(optimizer);
 }
 
-const std::optional<GradScaler>& Accelerator::scaler() const {
-  return session_->scaling.scaler;
-}
-
 bool Accelerator::optimizer_step_was_skipped() const {
   detail::settle_steps(*session_);
   return std::any_of(

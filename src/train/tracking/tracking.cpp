@@ -8,7 +8,6 @@
 
 #include "base/text/text.h"
 #include "checkpoint/components/states.h"
-#include "comm/monitoring/public_call.h"
 #include "track/run_name.h"
 #include "track/run_tracking.h"
 #include "train/session/session.h"
@@ -97,7 +96,7 @@ std::shared_ptr<detail::CheckpointComponent> detail::run_component(
       "run", AnyStateful{state, load});
 }
 
-void AcceleratorTracking::init_trackers(
+void Accelerator::init_trackers(
     const std::string& project_name,
     const LogValues& config,
     const TrackerKwargs& init_kwargs) const {
@@ -105,7 +104,7 @@ void AcceleratorTracking::init_trackers(
       project_name, config.values(), init_kwargs);
 }
 
-void AcceleratorTracking::init_trackers(
+void Accelerator::init_trackers(
     const std::string& project_name,
     std::nullopt_t,
     const TrackerKwargs& init_kwargs) const {
@@ -113,7 +112,7 @@ void AcceleratorTracking::init_trackers(
       project_name, std::nullopt, init_kwargs);
 }
 
-void AcceleratorTracking::log(
+void Accelerator::log(
     LogValues values,
     std::optional<std::int64_t> step,
     const TrackerKwargs& log_kwargs) const {
@@ -124,7 +123,7 @@ void AcceleratorTracking::log(
   push(*session_, std::move(values).take(), step, {}, log_kwargs);
 }
 
-void AcceleratorTracking::log_images(
+void Trackers::log_images(
     const std::string& name,
     const at::Tensor& images,
     std::optional<std::int64_t> step,
@@ -138,7 +137,7 @@ void AcceleratorTracking::log_images(
       options.log_kwargs);
 }
 
-void AcceleratorTracking::log_table(
+void Trackers::log_table(
     const std::string& name,
     TrackedTable table,
     std::optional<std::int64_t> step,
@@ -154,7 +153,7 @@ void AcceleratorTracking::log_table(
   push(*session_, std::move(table), step, name, log_kwargs);
 }
 
-void AcceleratorTracking::log_histogram(
+void Trackers::log_histogram(
     const std::string& name,
     const at::Tensor& values,
     std::optional<std::int64_t> step,
@@ -163,7 +162,7 @@ void AcceleratorTracking::log_histogram(
   push(*session_, to_tracked_histogram(values, num_bins), step, name);
 }
 
-void AcceleratorTracking::log_figure(
+void Trackers::log_figure(
     const std::string& name,
     const Figure& figure,
     std::optional<std::int64_t> step) const {
@@ -171,43 +170,32 @@ void AcceleratorTracking::log_figure(
     log_figure(name, to_svg(figure), step);
 }
 
-void AcceleratorTracking::log_figure(
+void Trackers::log_figure(
     const std::string& name,
     const std::string& svg,
     std::optional<std::int64_t> step) const {
   push(*session_, TrackedFigure{svg}, step, name);
 }
 
-void AcceleratorTracking::log_artifact(
+void Trackers::log_artifact(
     const std::filesystem::path& path,
     const std::string& directory) const {
   push(*session_, TrackedArtifact{path.string(), directory}, std::nullopt);
 }
 
-std::shared_ptr<GeneralTracker> AcceleratorTracking::get_tracker(
+std::shared_ptr<GeneralTracker> Accelerator::get_tracker(
     const std::string& name) const {
   return session_->services.tracking->get_tracker(name);
 }
 
-std::vector<std::shared_ptr<GeneralTracker>> AcceleratorTracking::trackers()
-    const {
+std::vector<std::shared_ptr<GeneralTracker>> Trackers::all() const {
   return session_->services.tracking->trackers();
 }
 
-std::filesystem::path AcceleratorTracking::run_dir() const {
+std::filesystem::path Trackers::run_dir() const {
   return session_->services.tracking->run_dir();
 }
 
-void AcceleratorTracking::flush_trackers() const {
-  session_->services.tracking->flush();
-}
-
-void Accelerator::end_training() const {
-  const detail::PublicCall call("end_training()");
-  // The journal ends with the number of steps that were taken.
-  detail::settle_steps(*session_);
-  session_->services.tracking->finish();
-  finish();
-}
+void Trackers::flush() const { session_->services.tracking->flush(); }
 
 }  // namespace accelerate

@@ -36,9 +36,9 @@ at::Tensor tanh_of(LinearImpl& linear, const at::Tensor& x) {
   return torch::tanh(linear.forward(x));
 }
 
-std::string schedule_named(const std::string& name) {
-  if (name == "ScheduleGPipe") return "GPipe";
-  if (name == "Schedule1F1B") return "1F1B";
+PipelineScheduleKind schedule_named(const std::string& name) {
+  if (name == "ScheduleGPipe") return PipelineScheduleKind::gpipe;
+  if (name == "Schedule1F1B") return PipelineScheduleKind::one_f_one_b;
   throw NotBuilt(name);
 }
 

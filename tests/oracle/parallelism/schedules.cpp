@@ -50,8 +50,8 @@ Json order_schedule(const Json& input) {
   const int chunks = input.at("stages_per_rank");
   Json outcome;
   try {
-    const auto kind = detail::parse_pipeline_schedule(
-        name.substr(std::string("Schedule").size()));
+    const auto kind =
+        parse_pipeline_schedule(name.substr(std::string("Schedule").size()));
     const PipelineSchedule schedule =
         detail::make_pipeline_schedule(kind, ranks, micro_batches, chunks);
     auto operations = detail::operations_of(schedule);

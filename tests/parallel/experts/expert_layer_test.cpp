@@ -200,8 +200,8 @@ TEST(ExpertLayer, DropsTheTokensThatItsRouterNames) {
 
 TEST(ExpertLayer, ComputesBalanceAndZLosses) {
   ExpertLayerOptions options = options_of(4);
-  options.router.balance_loss = 0.5;
-  options.router.z_loss = 0.25;
+  options.router.balance_loss_coefficient = 0.5;
+  options.router.z_loss_coefficient = 0.25;
   ExpertLayer layer(options);
   const Tensor x = torch::randn({9, kHidden});
   layer->forward(x);
@@ -241,8 +241,8 @@ TEST(ExpertLayer, HasNoLossesWithoutCoefficientsTokensOrTraining) {
   EXPECT_EQ(auxiliary_loss(*plain).item<double>(), 0);
   EXPECT_FALSE(auxiliary_loss(*plain).requires_grad());
   ExpertLayerOptions options = options_of(4);
-  options.router.balance_loss = 1;
-  options.router.z_loss = 1;
+  options.router.balance_loss_coefficient = 1;
+  options.router.z_loss_coefficient = 1;
   ExpertLayer layer(options);
   layer->eval();
   layer->forward(torch::randn({3, kHidden}));

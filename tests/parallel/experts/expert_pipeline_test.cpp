@@ -86,7 +86,8 @@ ExpertOutcome train_in_stages(const StagedRun& staged) {
         const Pipeline pipeline(
             accelerator,
             layers_of(net),
-            {.schedule = staged.schedule, .num_micro_batches = kMicroBatches});
+            {.schedule = parse_pipeline_schedule(staged.schedule),
+             .num_micro_batches = kMicroBatches});
         torch::optim::SGD sgd(
             pipeline.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
         auto optimizer = accelerator.prepare(sgd);

@@ -216,7 +216,10 @@ TEST(ExpertTraining, BalancesTheTokensOfEachRankIfToldTo) {
       ExpertLayer layer(ExpertLayerOptions{
           .hidden_size = 2,
           .num_experts = 2,
-          .router = {.top_k = 1, .balance_loss = 1, .balance_scope = scope},
+          .router =
+              {.top_k = 1,
+               .balance_loss_coefficient = 1,
+               .balance_scope = scope},
           .mlp = ExpertMlpOptions{.intermediate_size = 2}});
       {
         const torch::NoGradGuard no_grad;
@@ -244,7 +247,10 @@ Tensor balance_gradient(const std::vector<std::int64_t>& tokens) {
     ExpertLayer layer(ExpertLayerOptions{
         .hidden_size = 2,
         .num_experts = 2,
-        .router = {.top_k = 1, .balance_loss = 1, .z_loss = 0.5},
+        .router =
+            {.top_k = 1,
+             .balance_loss_coefficient = 1,
+             .z_loss_coefficient = 0.5},
         .mlp = ExpertMlpOptions{.intermediate_size = 2}});
     {
       const torch::NoGradGuard no_grad;
@@ -464,13 +470,13 @@ TEST(ExpertTraining, CountsTheLoadOfAllRanks) {
         [](const auto& accelerator, auto& model, auto& optimizer) {
           ExpertOutcome ignored;
           train_expert_net(accelerator, model, optimizer, 0, 2, ignored);
-          const auto loads = accelerator.expert_loads(model);
+          const auto loads = model.expert_loads();
           ASSERT_EQ(loads.size(), 2);
           EXPECT_EQ(loads[0].layer, "blocks.0.experts");
           std::int64_t sum = 0;
           for (const std::int64_t assigned : loads[1].assigned) sum += assigned;
           EXPECT_EQ(sum, 2 * 2 * testing::kNetSamples * testing::kNetPositions);
-          const auto none = accelerator.expert_loads(model);
+          const auto none = model.expert_loads();
           EXPECT_EQ(none[0].assigned, (std::vector<std::int64_t>(4, 0)));
         });
   }
@@ -489,7 +495,7 @@ TEST(ExpertTraining, ShowsAndChangesFullParameters) {
             const ExpertNet whole{ExpertNetOptions{.by_modules = by_modules}};
             const auto expected = whole->named_parameters();
             {
-              const auto scope = accelerator.full_parameters(model);
+              const auto scope = model.full_parameters();
               for (const auto& item : model.named_parameters()) {
                 EXPECT_TRUE(torch::equal(item.value(), expected[item.key()]))
                     << item.key();

@@ -51,7 +51,7 @@ UnavailableMessages sharded_messages(const std::string& parameter) {
   return {
       format(
           "parameter \"{}\" {}; read or change it in the prepared model's "
-          "forward, or while Accelerator::full_parameters() lives",
+          "forward, or while Model::full_parameters() lives",
           parameter,
           kNotGathered),
       format(
