@@ -108,7 +108,7 @@ class RunJournal {
 
   /// Adds an event in its turn, if the journal is open.
   void add(JournalEvent event, std::optional<std::int64_t> step);
-  /// Goes on with the journal of that run, if there is one here.
+  /// Continues the journal of that run, if there is one here.
   bool resume(const RunPosition& position);
   void flush();
   /// Ends the figures, whose thread uses the feed.

@@ -60,7 +60,7 @@ class OperationQueue {
   /// finishes it.
   void listen(Operation& operation, std::function<void()> listener);
 
-  // For any thread.
+  // Any thread may call these.
 
   [[nodiscard]] bool has_failed() const { return has_failed_.load(); }
   [[nodiscard]] bool has_requests() const {
