@@ -51,7 +51,9 @@ TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
   options.dynamo = TorchDynamoOptions{.backend = "inductor"};
   EXPECT_THAT(
       names(options),
-      ElementsAre("replicate_options.power_sgd", "dynamo_backend"));
+      ElementsAre(
+          "replicate_options.power_sgd (comm_hook is not PowerSGD)",
+          "dynamo_backend"));
 }
 
 TEST(OptionsWithoutEffect, AreThoseOfAnotherPrecision) {
