@@ -76,7 +76,7 @@ void Batches::run(
     auto count = static_cast<float>(batch.step);
     at::Tensor step = at::from_blob(&count, {}, at::kFloat);
     if (batch.count) {
-      step = StepHooks::current()->number(batch.device, batch.count);
+      step = StepHooks::recording()->number(batch.device, batch.count);
     } else if (!batch.device.is_cpu()) {
       step = at::full({}, count, step.options().device(batch.device));
     }
