@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/checkpoint.h>
+
 #include "checkpoint/components/component.h"
 
 namespace accelerate::detail {

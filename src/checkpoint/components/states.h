@@ -11,6 +11,8 @@
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
 
+#include <accelerate/checkpoint.h>
+
 #include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
 #include "params/shared_state.h"
