@@ -36,7 +36,8 @@ bool needs_float_sgd(const at::Tensor& parameter);
 /// Throws ConfigError for a sparse gradient.
 bool has_gradient(const at::Tensor& parameter);
 
-/// State that is made while a step is recorded would be made in each replay.
+/// Throws ConfigError: state that is made while a step is recorded would be made
+/// again in each replay.
 [[noreturn]] void throw_state_is_missing();
 
 /// The typed state of a parameter, created at its first step.
