@@ -41,8 +41,9 @@ void check_collectives(const Accelerator& accelerator) {
     require(
         all[2 * i].item<double>() == i + 1, "gather changed the ranks' order");
   }
-  const std::string word = accelerator.broadcast_object(
-      std::string("from ") + std::to_string(accelerator.process_index()));
+  const std::string word = accelerate::broadcast_object(
+      "from " + std::to_string(accelerator.process_index()),
+      accelerator.world().group());
   require(word == "from 0", "broadcast gave \"" + word + "\"");
   accelerator.wait_for_everyone();
 }
@@ -71,8 +72,9 @@ void check_data(const Accelerator& accelerator) {
 void check_split(const Accelerator& accelerator) {
   std::vector<int> numbers(10);
   for (int i = 0; i < 10; ++i) numbers[static_cast<std::size_t>(i)] = i;
-  const std::vector<int> all =
-      accelerator.gather_object(accelerator.split_between_processes(numbers));
+  const std::vector<int> all = accelerate::gather_object(
+      accelerator.split_between_processes(numbers),
+      accelerator.world().group());
   require(
       all == numbers, "gathering the parts of a list does not give the list");
 }
@@ -119,7 +121,7 @@ void check_training(const Accelerator& accelerator) {
   }
   // Lower precision gets a larger tolerance.
   const bool is_exact =
-      accelerator.mixed_precision() == accelerate::Precision::no;
+      accelerator.state().mixed_precision == accelerate::Precision::no;
   const double tolerance = is_exact ? 1e-5 : 5e-2;
   const auto here = net->parameters();
   const auto there = alone->parameters();
@@ -139,7 +141,7 @@ fs::path shared_directory(const Accelerator& accelerator) {
     name = (fs::temp_directory_path() / "accelerate-cpp-test-XXXXXX").string();
     require(::mkdtemp(name.data()) != nullptr, "no temporary directory");
   }
-  return accelerator.broadcast_object(name);
+  return accelerate::broadcast_object(name, accelerator.world().group());
 }
 
 void check_checkpoint(const Accelerator& accelerator) {
@@ -176,7 +178,7 @@ int main() {
     accelerator.print(
         std::to_string(accelerator.num_processes()) + " ranks, device " +
         accelerator.device().str() + ", precision " +
-        std::string(name_of(accelerator.mixed_precision())));
+        std::string(name_of(accelerator.state().mixed_precision)));
     const std::vector<
         std::pair<const char*, std::function<void(const Accelerator&)>>>
         checks{

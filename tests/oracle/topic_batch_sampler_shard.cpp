@@ -1,6 +1,7 @@
 #include <accelerate/accelerate.h>
 
 #include "data/order/batch_sampler_shard.h"
+#include "data/order/batch_source.h"
 #include "oracle/oracle.h"
 
 namespace accelerate::oracle {
