@@ -163,6 +163,38 @@ TEST_F(TierThreads, UseDifferentUnitsAtOnce) {
   EXPECT_EQ(num_wrong, 0);
 }
 
+// Offloading drops what is only prefetched, but not what a thread waits for.
+TEST_F(TierThreads, UseUnitsWhileAnotherThreadOffloadsThem) {
+  constexpr int kThreads = 2;
+  constexpr int kRounds = 300;
+  Layers model;
+  std::vector<Tensor> expected;
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& layer : model->layers) expected.push_back(layer(x_));
+  }
+  Dispatch dispatch = disk_offload_module(
+      *model, folder_, {.execution_device = torch::kCPU, .prefetch_memory = 1});
+  std::atomic<int> num_wrong = 0;
+  std::atomic<int> num_running = kThreads;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      const torch::NoGradGuard no_grad;
+      for (int i = 0; i < kRounds; ++i) {
+        const int which = (i * (thread + 1) + 2 * thread) % kLayers;
+        if (!model->layers[which](x_).equal(expected[which])) ++num_wrong;
+      }
+      --num_running;
+    });
+  }
+  while (num_running > 0) dispatch.offload();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_wrong, 0);
+  dispatch.offload();
+  EXPECT_EQ(dispatch.stats().bytes, 0U);
+}
+
 // Small units are read together. If one of them is damaged, the others still
 // arrive.
 TEST_F(TierThreads, AFailureIsThatOfItsUnitOnly) {

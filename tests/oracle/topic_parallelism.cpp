@@ -44,7 +44,6 @@ Json validate(const Json& input) {
   detail::RequestSources sources;
   sources.parallel.parallelism_config = config;
   sources.parallel.parallelize_plan = ParallelizePlan{};
-  sources.settings = detail::resolve({});
   const detail::TrainingRequest request =
       detail::read_training_request(sources);
   (void)detail::make_plan(

@@ -23,7 +23,7 @@ struct RequestSources {
   bool precision_is_open = false;
   int num_local_ranks = 1;
   /// The launcher's.
-  Settings settings = {};
+  Settings settings = resolve({});
   Environment environment = {};
 };
 

@@ -55,7 +55,12 @@ void TierKeeper::evict(std::size_t unit) {
 
 void TierKeeper::evict_all() {
   Lock lock(mutex_);
-  fetcher_.queue({});
+  std::vector<std::size_t> awaited;
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    if (pins_.is_pinned_by_others(i) && units_.is_missing(i))
+      awaited.push_back(i);
+  }
+  fetcher_.queue(awaited);
   for (std::size_t i = 0; i < units_.size(); ++i) {
     fetcher_.finish(i, lock);
     if (units_.state(i) == State::fetched && !pins_.is_pinned_by_others(i))
