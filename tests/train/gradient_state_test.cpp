@@ -67,6 +67,36 @@ TEST(GradientState, TellsWhereTheLoopIs) {
   });
 }
 
+// `make` returns a loader of at least two batches.
+void end_with_the_loader(auto make) {
+  const Accelerator accelerator({.world = alone()});
+  const GradientState state = accelerator.gradient_state();
+  std::optional loader(accelerator.prepare(make()));
+  {
+    auto batch = loader->begin();
+    EXPECT_TRUE(state.in_dataloader());
+    loader.reset();
+    EXPECT_FALSE(state.in_dataloader());
+    EXPECT_EQ(state.remainder(), -1);
+    expect_error<ConfigError>([&] { ++batch; }, "loader");
+  }
+  EXPECT_FALSE(state.in_dataloader());
+}
+
+TEST(GradientState, LeavesAPassWhoseLoaderIsDestroyed) {
+  end_with_the_loader([] {
+    return DataLoader(TensorDataset{torch::arange(6)}, {.batch_size = 2});
+  });
+  end_with_the_loader([] {
+    return DataLoader(
+        TensorDataset{torch::arange(6)}, {.batch_size = 2, .num_workers = 2});
+  });
+  end_with_the_loader([] {
+    return torch::data::make_data_loader(
+        torch::data::datasets::TensorDataset(torch::arange(6)), 2);
+  });
+}
+
 TEST(GradientState, TellsWhereTheWindowIs) {
   const Accelerator accelerator(
       {.gradient_accumulation_steps = 3,

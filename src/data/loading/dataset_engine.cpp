@@ -175,7 +175,8 @@ DatasetEngine::DatasetEngine(
           State{std::make_shared<BatchFetcher>(std::move(dataset), options)})) {
 }
 
-DatasetEngine::~DatasetEngine() = default;
+// The callbacks of a pass in progress must not outlive what they report on.
+DatasetEngine::~DatasetEngine() { DatasetEngine::end_pass(); }
 
 void DatasetEngine::begin_pass() {
   State& now = *state_;

@@ -77,7 +77,8 @@ TorchEngine::TorchEngine(
     const TorchFacts& facts)
     : state_(std::make_unique<State>(State{std::move(batches), facts})) {}
 
-TorchEngine::~TorchEngine() = default;
+// The callbacks of a pass in progress must not outlive what they report on.
+TorchEngine::~TorchEngine() { TorchEngine::end_pass(); }
 
 void TorchEngine::begin_pass() {
   State& now = *state_;
