@@ -262,6 +262,20 @@ TEST(Techniques, TrainByPlainBackwards) {
   }
 }
 
+TEST(Techniques, ClipInTheirSteps) {
+  for (const int window : {1, 3}) {
+    for (const Technique& technique : techniques()) {
+      const Precision precision = precision_of(technique);
+      ParityRun run = run_of(technique, precision, window, 2);
+      run.clips_in_step = true;
+      expect_same(
+          technique,
+          train_parity_net(run).weights,
+          weights_of_one_process(technique, precision, window));
+    }
+  }
+}
+
 // Where the handle's step does more than the optimizer's, an error says so.
 TEST(Techniques, TrainByTheOptimizersOwnStepsOrNameThem) {
   // DeepSpeed's configuration clips; ZeRO-1 and 2 gather after the handle's

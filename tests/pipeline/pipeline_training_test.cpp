@@ -104,6 +104,7 @@ struct Run {
   std::string save_to = {};
   std::string save_model_to = {};
   std::string schedule = "1F1B";
+  bool clips_in_step = false;
 };
 
 struct Outcome {
@@ -152,13 +153,20 @@ Outcome train(const Run& run) {
         losses.push_back(
             pipeline.step(part(all.words), part(all.labels), &loss_of)
                 .loss.item<double>());
-        if (accelerator.sync_gradients()) {
-          const auto norm =
-              accelerator.clip_grad_norm_(pipeline.model(), 0.3).item<double>();
+        const bool ends_window = accelerator.sync_gradients();
+        Tensor clipped;
+        if (run.clips_in_step) {
+          clipped = optimizer.step({.max_norm = 0.3});
+        } else {
+          if (ends_window)
+            clipped = accelerator.clip_grad_norm_(pipeline.model(), 0.3);
+          optimizer.step();
+        }
+        if (ends_window) {
+          const auto norm = clipped.item<double>();
           // fp16 finds its scale by overflowing.
           norms.push_back(std::isfinite(norm) ? norm : -1);
         }
-        optimizer.step();
       }
     }
     if (!run.save_to.empty()) accelerator.save_state(run.save_to);
@@ -203,6 +211,26 @@ TEST(PipelineTraining, ClipsTheNormOfAllStages) {
       expect_close(found.norms, alone.norms);
       expect_close(found.losses, alone.losses);
       expect_close(found.weights, alone.weights);
+    }
+  }
+}
+
+TEST(PipelineTraining, ClipsInTheStep) {
+  for (const Precision precision : {Precision::no, Precision::fp16}) {
+    for (const int window : {1, 2}) {
+      const Outcome apart = train({.window = window, .precision = precision});
+      for (const Run& run :
+           {Run{.stages = 1},
+            Run{.stages = 3, .schedule = "ZBH1"},
+            Run{.stages = 2, .replicas = 2}}) {
+        Run other = run;
+        other.window = window;
+        other.precision = precision;
+        other.clips_in_step = true;
+        const Outcome found = train(other);
+        expect_close(found.norms, apart.norms);
+        if (run.replicas == 1) expect_close(found.weights, apart.weights);
+      }
     }
   }
 }

@@ -81,6 +81,8 @@ struct ParityRun {
   bool is_plain = false;
   /// Steps the optimizer itself, not its handle.
   bool steps_itself = false;
+  /// Clips by an option of the step, not by clip_grad_norm_().
+  bool clips_in_step = false;
   /// The training loop sets the world and the accumulation.
   AcceleratorOptions options = {};
   /// The dtype of the parameters before prepare().
@@ -155,9 +157,12 @@ inline ParityResult train_parity_net(const ParityRun& run) {
         accelerator.backward(loss);
       }
       scope.reset();
-      if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(model, 0.5);
+      if (accelerator.sync_gradients() && !run.clips_in_step)
+        accelerator.clip_grad_norm_(model, 0.5);
       if (run.steps_itself) {
         if (accelerator.sync_gradients()) sgd.step();
+      } else if (run.clips_in_step) {
+        optimizer.step({.max_norm = 0.5});
       } else {
         optimizer.step();
       }
