@@ -363,8 +363,8 @@ class Replicate final : public Strategy,
 std::optional<std::string> validate_replicate(const ReplicateOptions& options) {
   if (options.bucket_bytes < 1 || options.first_bucket_bytes < 1) {
     return format(
-        "[parallel] bucket_bytes is {} and first_bucket_bytes {}; both are at "
-        "least 1",
+        "[parallel] bucket_bytes and first_bucket_bytes must be at least "
+        "1, but are {} and {}",
         options.bucket_bytes,
         options.first_bucket_bytes);
   }
