@@ -127,9 +127,8 @@ void RankGroup::follow_orders() {
       start_ordered(seat, generation);
   } else if (asks_to_leave_ && member.is_refused()) {
     asks_to_leave_ = false;
-    say("accelerate-cpp: the other machines cannot continue without this one; "
-        "all "
-        "ranks are told to end\n");
+    say("accelerate-cpp: the other machines cannot continue without this "
+        "one; all ranks are told to end\n");
     supervisor_.send_to_all(SIGTERM);
   }
   if (member.is_changing()) retire_monitor();

@@ -33,8 +33,8 @@ class MsAmp final : public Strategy {
             "all steps; use even_batches, or another recipe",
         .lomo_complaint =
             "[parallel] lomo_backward() keeps no gradients, but MS-AMP's "
-            "recipe "
-            "is about how they are kept; use AORecipeKwargs or TERecipeKwargs"};
+            "recipe is about how they are kept; use AORecipeKwargs or "
+            "TERecipeKwargs"};
   }
 
   void prepare(torch::nn::Module& module, ParameterTable& table) override {

@@ -158,8 +158,7 @@ std::string heading(
   }
   return text +
       format("; {} samples of {} tokens per step, precision {}, {}\n{} ranks, "
-             "{} "
-             "on a node, {} each ({} usable)\n",
+             "{} on a node, {} each ({} usable)\n",
              samples_of_step(options),
              options.sequence_length,
              mixed_precision_of(options.precision),
