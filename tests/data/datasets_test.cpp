@@ -508,7 +508,7 @@ TEST_F(Tokens, RefuseFilesOfOtherSizes) {
   expect_error<ConfigError>(
       [&] { TokenDataset({path("a.bin")}, {.block_size = 0}); },
       "but they are 1, 0, 0 and 0");
-  expect_error<ConfigError>([&] { TokenDataset({}); }, "0 files");
+  expect_error<ConfigError>([&] { TokenDataset({}); }, "but they are 0, 1024");
   expect_error<Error>([&] { TokenDataset({path("none.bin")}); }, "none.bin");
   const std::vector<std::int64_t> wrong{-1};
   const TokenDataset dataset({write("b.bin", "abcdefgh")}, {.block_size = 1});

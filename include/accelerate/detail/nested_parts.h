@@ -310,7 +310,8 @@ NestedParts parts_of(T& value) {
   return visitor.take();
 }
 
-/// Size of dimension 0 of the first tensor that has one.
+/// Size of dimension 0 of the first tensor that has one; without such a tensor,
+/// of the first list.
 ACCELERATE_API std::optional<std::int64_t> rows_of(const NestedParts& parts);
 
 /// Throws ConfigError naming the place of a list, or with `checks_tensors` of a

@@ -155,7 +155,9 @@ std::optional<std::int64_t> rows_of(const NestedParts& parts) {
   for (const at::Tensor* const tensor : parts.tensors) {
     if (tensor->defined() && tensor->dim() > 0) return tensor->size(0);
   }
-  return std::nullopt;
+  if (parts.lists.empty()) return std::nullopt;
+  const NestedLeaf& list = parts.lists.front();
+  return list.operations->size(list.object);
 }
 
 void require_rows(

@@ -159,10 +159,7 @@ void unpack_slice(const RoundSlice& slice, const NestedParts& parts) {
 }
 
 std::int64_t rows_of_round(const NestedParts& round) {
-  const bool is_list = round.tensors.empty() && round.lists.size() == 1;
-  const std::int64_t otherwise =
-      is_list ? round.lists[0].operations->size(round.lists[0].object) : 0;
-  return rows_of(round).value_or(otherwise);
+  return rows_of(round).value_or(0);
 }
 
 namespace {
