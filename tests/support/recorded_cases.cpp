@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
-#include <yaml-cpp/yaml.h>
 
 #include "support/tracker_case.h"
 
@@ -40,38 +39,6 @@ std::string difference_at(
     return "";
   }
   return place + ": " + found.dump() + " instead of " + expected.dump();
-}
-
-// The value that readers of YAML get: a string where the node is quoted,
-// otherwise whatever the text looks like.
-json value_of(const YAML::Node& node) {
-  json value;
-  if (node.IsMap()) {
-    value = json::object();
-    for (const auto& each : node)
-      value[each.first.Scalar()] = value_of(each.second);
-  } else if (node.IsSequence()) {
-    value = json::array();
-    for (const YAML::Node& each : node) value.push_back(value_of(each));
-  } else if (node.IsScalar()) {
-    bool flag = false;
-    double number = 0;
-    value = node.Scalar();
-    if (node.Tag() == "!") return value;
-    if (YAML::convert<bool>::decode(node, flag)) return flag;
-    if (YAML::convert<double>::decode(node, number)) return number;
-  }
-  return value;
-}
-
-// Replaces the texts of YAML files by their values: Python's libraries lay them
-// out differently.
-void read_yaml(json& outcome) {
-  if (!outcome.contains("files")) return;
-  for (json& file : outcome.at("files")) {
-    if (file.is_array() && file.at(0).get<std::string>().ends_with(".yaml"))
-      file.at(1) = value_of(YAML::Load(file.at(1).get<std::string>()));
-  }
 }
 
 // An outcome's failure is null, or has a text that ours must also have.
@@ -111,8 +78,6 @@ void expect_recorded_outcomes(std::string_view kind, std::size_t count) {
     expect_failure(found.at("failure"), expected.at("failure"));
     found.erase("failure");
     expected.erase("failure");
-    read_yaml(found);
-    read_yaml(expected);
     EXPECT_EQ(difference(found, expected), "");
   }
 }

@@ -140,8 +140,7 @@ TEST_F(Dvclive, ResumesAfterTheLastStep) {
   second->finish();
   EXPECT_EQ(file("plots/metrics/train/loss.tsv"), "step\tloss\n7\t3\n8\t2\n");
   EXPECT_EQ(
-      file("params.yaml"),
-      "lr: 0.5\ntext: \"1\"\nlist:\n  - 1\n  - true\nnew: null\n");
+      file("params.yaml"), "lr: 0.5\ntext: '1'\nlist:\n- 1\n- true\nnew:\n");
   EXPECT_EQ(json::parse(file("metrics.json")).at("step"), 8);
 }
 
@@ -213,8 +212,8 @@ TEST_F(Dvclive, TellsDvcOfItsFilesOnRequest) {
   tracker->finish();
   EXPECT_EQ(
       read_file(path),
-      "params:\n  - live/params.yaml\nmetrics:\n  - live/metrics.json\n"
-      "plots:\n  - live/plots/metrics:\n      x: step\n");
+      "params:\n- live/params.yaml\nmetrics:\n- live/metrics.json\n"
+      "plots:\n- live/plots/metrics:\n    x: step\n");
   expect_error<ConfigError>(
       [&] { make({{"dvcyaml", path}}); }, "exists, and is not changed");
 }

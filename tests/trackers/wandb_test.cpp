@@ -260,8 +260,8 @@ TEST_F(Wandb, UpdatesTheConfiguration) {
       json::parse(R"({"lr": 1e-05, "epochs": 3, "list": [1, 2]})"));
   EXPECT_EQ(
       file("config.yaml"),
-      "_wandb:\n  value:\n    {}\nepochs:\n  value: 3\nlr:\n"
-      "  value: 1.0e-05\nlist:\n  value:\n    - 1\n    - 2\n");
+      "_wandb:\n  value: {}\nepochs:\n  value: 3\nlist:\n  value:\n  - 1\n"
+      "  - 2\nlr:\n  value: 1.0e-05\n");
 }
 
 TEST_F(Wandb, WritesImagesWithCaptions) {

@@ -143,7 +143,7 @@ void DvcliveFiles::write_params(const TrackedValues& values) {
     }
   }
   write_run_file(
-      directory_ / "params.yaml", yaml_text(params_));
+      directory_ / "params.yaml", yaml_text(params_, YamlDialect::ruamel));
 }
 
 void DvcliveFiles::add_metric(
@@ -207,7 +207,7 @@ void DvcliveFiles::write_dvc_yaml(const fs::path& path) const {
   if (fs::exists(directory_ / "plots/images"))
     plots.push_back(place("plots/images"));
   if (!plots.empty()) entries.push_back({"plots", plots});
-  write_run_file(path, yaml_text(entries));
+  write_run_file(path, yaml_text(entries, YamlDialect::ruamel));
 }
 
 void DvcliveFiles::flush() {
