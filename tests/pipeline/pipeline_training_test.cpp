@@ -215,19 +215,25 @@ TEST(PipelineTraining, ClipsTheNormOfAllStages) {
   }
 }
 
+std::vector<Run> runs_that_clip_in_steps(int window, Precision precision) {
+  std::vector<Run> runs{
+      {.stages = 1},
+      {.stages = 3, .schedule = "ZBH1"},
+      {.stages = 2, .replicas = 2}};
+  for (Run& run : runs) {
+    run.window = window;
+    run.precision = precision;
+    run.clips_in_step = true;
+  }
+  return runs;
+}
+
 TEST(PipelineTraining, ClipsInTheStep) {
   for (const Precision precision : {Precision::no, Precision::fp16}) {
     for (const int window : {1, 2}) {
       const Outcome apart = train({.window = window, .precision = precision});
-      for (const Run& run :
-           {Run{.stages = 1},
-            Run{.stages = 3, .schedule = "ZBH1"},
-            Run{.stages = 2, .replicas = 2}}) {
-        Run other = run;
-        other.window = window;
-        other.precision = precision;
-        other.clips_in_step = true;
-        const Outcome found = train(other);
+      for (const auto& run : runs_that_clip_in_steps(window, precision)) {
+        const Outcome found = train(run);
         expect_close(found.norms, apart.norms);
         if (run.replicas == 1) expect_close(found.weights, apart.weights);
       }
