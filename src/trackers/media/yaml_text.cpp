@@ -30,12 +30,37 @@ bool reads_as_other_type(const std::string& text) {
   return text.empty() || (text.size() < 64 && std::regex_match(text, pattern));
 }
 
-bool has_control_characters(std::string_view text) {
-  return !is_utf8(text) ||
-      std::any_of(text.begin(), text.end(), [](const char letter) {
-        const auto byte = static_cast<unsigned char>(letter);
-        return byte < 0x20 || byte == 0x7f;
-      });
+// A character that YAML refuses as it is, or takes for a line break, and how it
+// is written between quotes.
+struct Escape {
+  std::size_t num_bytes = 0;
+  std::string text = {};
+};
+
+Escape escape_of(std::string_view text) {
+  const auto byte = static_cast<unsigned char>(text[0]);
+  const bool is_c1 = text.size() > 1 && byte == 0xc2 &&
+      static_cast<unsigned char>(text[1]) < 0xa0;
+  if (text[0] == '\n') return {1, "\\n"};
+  if (text[0] == '\t') return {1, "\\t"};
+  if (text.starts_with("\xe2\x80\xa8")) return {3, "\\L"};
+  if (text.starts_with("\xe2\x80\xa9")) return {3, "\\P"};
+  if (text.starts_with("\xef\xbb\xbf")) return {3, "\\uFEFF"};
+  if (byte >= 0x20 && byte != 0x7f && !is_c1) return {};
+  std::array<char, 8> escape{};
+  std::snprintf(
+      escape.data(),
+      escape.size(),
+      "\\x%02X",
+      is_c1 ? static_cast<unsigned char>(text[1]) : byte);
+  return {is_c1 ? std::size_t{2} : std::size_t{1}, escape.data()};
+}
+
+bool needs_escapes(std::string_view text) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (escape_of(text.substr(i)).num_bytes > 0) return true;
+  }
+  return false;
 }
 
 bool needs_quotes(const std::string& text) {
@@ -55,22 +80,16 @@ bool needs_quotes(const std::string& text) {
 
 std::string quoted_with_escapes(std::string_view text) {
   std::string result = "\"";
-  for (const char letter : text) {
-    const auto byte = static_cast<unsigned char>(letter);
-    if (letter == '"' || letter == '\\') {
-      result += '\\';
-      result += letter;
-    } else if (letter == '\n') {
-      result += "\\n";
-    } else if (letter == '\t') {
-      result += "\\t";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      std::array<char, 8> escape{};
-      std::snprintf(escape.data(), escape.size(), "\\x%02X", byte);
-      result += escape.data();
-    } else {
-      result += letter;
+  while (!text.empty()) {
+    const Escape escape = escape_of(text);
+    if (escape.num_bytes > 0) {
+      result += escape.text;
+      text.remove_prefix(escape.num_bytes);
+      continue;
     }
+    if (text[0] == '"' || text[0] == '\\') result += '\\';
+    result += text[0];
+    text.remove_prefix(1);
   }
   return result + "\"";
 }
@@ -78,7 +97,7 @@ std::string quoted_with_escapes(std::string_view text) {
 std::string yaml_string(const std::string& text) {
   // Invalid UTF-8 is not YAML.
   if (!is_utf8(text)) return quoted_with_escapes(printable(text, text.size()));
-  if (has_control_characters(text)) return quoted_with_escapes(text);
+  if (needs_escapes(text)) return quoted_with_escapes(text);
   if (!needs_quotes(text)) return text;
   std::string result = "'";
   for (const char letter : text) {
