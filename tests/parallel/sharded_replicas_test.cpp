@@ -99,7 +99,8 @@ TEST(ReplicateOptions, AreCheckedOnOneProcessToo) {
   wrapper.comm_wrapper = CommWrapper::fp16;
   for (const int shards : {1, 4}) {
     expect_error<ConfigError>(
-        [&] { plan(negative, 1, shards); }, "must be at least 1, but are -7 and");
+        [&] { plan(negative, 1, shards); },
+        "must be at least 1, but are -7 and");
     expect_error<ConfigError>(
         [&] { plan(wrapper, 1, shards); }, "without a comm_hook");
   }

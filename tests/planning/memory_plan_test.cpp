@@ -102,7 +102,9 @@ TEST(MemoryPlanTest, BeginsASearchForABatchSize) {
 }
 
 TEST(MemoryPlanTest, RefusesTheImpossible) {
-  expect_error<ConfigError>([] { plan_of(0, 1); }, "num_ranks, num_local_ranks and batch_size must be at least 1");
+  expect_error<ConfigError>(
+      [] { plan_of(0, 1); },
+      "num_ranks, num_local_ranks and batch_size must be at least 1");
   expect_error<ConfigError>(
       [] { static_cast<void>(plan_of(2, 1).row(MemorySplit::hybrid_shard)); },
       "no row for hybrid shard with precision no");

@@ -472,7 +472,8 @@ TEST(RunElastic, RefusesWhatCannotBeKept) {
       [&] { resume({.redundancy = Redundancy::neighbour}); },
       "needs a directory in memory");
   expect_error<ConfigError>(
-      [&] { resume({.redundancy_steps = 0}); }, "redundancy_steps must be at least 1, but is 0");
+      [&] { resume({.redundancy_steps = 0}); },
+      "redundancy_steps must be at least 1, but is 0");
   const TemporaryDirectory directory;
   std::filesystem::create_symlink("/", directory.path() / "link");
   expect_error<ConfigError>(

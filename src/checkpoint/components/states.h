@@ -8,10 +8,9 @@
 #include <vector>
 
 #include <accelerate/detail/loader_slot.h>
+#include <accelerate/checkpoint.h>
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
-
-#include <accelerate/checkpoint.h>
 
 #include "checkpoint/components/component.h"
 #include "checkpoint/components/models.h"
