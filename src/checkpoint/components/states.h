@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include <accelerate/detail/loader_slot.h>
 #include <accelerate/checkpoint.h>
+#include <accelerate/detail/loader_slot.h>
 #include <accelerate/log.h>
 #include <accelerate/state_dict.h>
 
