@@ -86,6 +86,21 @@ TEST(NestedLists, AreJoinedWithTheTensors) {
       "differ at [1]: a list of 2 items and a list of 2 items");
 }
 
+TEST(NestedLists, AreCutAndJoinedWithoutTensorsThatHaveRows) {
+  using Words = std::tuple<std::optional<torch::Tensor>, Texts, Texts>;
+  const Words words{std::nullopt, {"a", "b", "c"}, {"d", "e", "f"}};
+  const Words cut = slice_tensors(words, 1, 3);
+  EXPECT_EQ(std::get<1>(cut), (Texts{"b", "c"}));
+  EXPECT_EQ(std::get<2>(cut), (Texts{"e", "f"}));
+  const Words joined = concatenate<Words>({cut, words});
+  EXPECT_EQ(std::get<1>(joined), (Texts{"b", "c", "a", "b", "c"}));
+  EXPECT_EQ(std::get<2>(joined), (Texts{"e", "f", "d", "e", "f"}));
+  const Words uneven{std::nullopt, {"a", "b"}, {"c"}};
+  expect_error<ConfigError>(
+      [&] { slice_tensors(uneven, 0, 1); },
+      "beside 2 rows there is a list of 1 items at [2]");
+}
+
 TEST(NestedLists, ArePaddedWithTheTensors) {
   const Batch padded = pad_input_tensors(batch_of(1, 3), 3, 2);
   EXPECT_TRUE(torch::equal(std::get<0>(padded), torch::tensor({1, 2, 3, 0})));
