@@ -1,4 +1,5 @@
 // N ranks end with the same weights as one rank on the same global batches.
+#include <filesystem>
 #include <map>
 #include <mutex>
 
@@ -6,6 +7,7 @@
 
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
 
 namespace accelerate {
 namespace replicate_test {
@@ -263,6 +265,83 @@ TEST(ReplicateParity, HoldsForAStaticGraph) {
 TEST(ReplicateParity, KeepsRanksEqualInBf16) {
   const Weights one = train(1, {.precision = Precision::bf16})[0];
   expect_same(train(2, {.precision = Precision::bf16}), one, 2e-2);
+}
+
+// Registered in the order opposite to that of its gradients, and in other sizes
+// than fit evenly into buckets.
+struct BackwardsNetImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last(torch::tanh(middle(torch::tanh(first(x)))));
+  }
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(13, 3));
+  torch::nn::Linear middle =
+      register_module("middle", torch::nn::Linear(9, 13));
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(5, 9));
+};
+TORCH_MODULE(BackwardsNet);
+
+// Steps `begin` to `end` of a run of three ranks, on Gloo, whose sums depend on
+// an element's position in the message.
+torch::Tensor train_three(
+    const ReplicateOptions& replicate,
+    int begin,
+    int end,
+    const std::filesystem::path& load_from,
+    const std::filesystem::path& save_to) {
+  torch::Tensor weights;
+  run_on_ranks(3, [&](WorldOptions world) {
+    world.transport = "gloo";
+    const Accelerator accelerator(
+        {.parallel = {.replicate_options = replicate}, .world = world});
+    BackwardsNet net;
+    {
+      // Ranks are threads, which share the generator of random numbers.
+      const torch::NoGradGuard no_grad;
+      double phase = 0;
+      for (auto& each : net->parameters()) {
+        const auto places = torch::arange(each.numel()) * 0.7 + ++phase;
+        each.copy_(torch::sin(places).view(each.sizes()) * 0.4);
+      }
+    }
+    torch::optim::SGD sgd(
+        net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    if (!load_from.empty()) accelerator.load_state(load_from);
+    for (int step = begin; step < end; ++step) {
+      const auto x = torch::sin(
+          torch::arange(20, torch::kFloat) * 1.3 + 7 * step +
+          2.9 * accelerator.process_index());
+      accelerator.backward(model(x.view({4, 5})).square().mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    if (!save_to.empty()) static_cast<void>(accelerator.save_state(save_to));
+    if (!accelerator.is_main_process()) return;
+    weights =
+        torch::nn::utils::parameters_to_vector(net->parameters()).detach();
+  });
+  return weights;
+}
+
+TEST(ReplicateParity, HoldsBitForBitAfterAResume) {
+  for (const bool is_compressed : {false, true}) {
+    for (const bool is_static : {false, true}) {
+      const testing::TemporaryDirectory directory;
+      ReplicateOptions options{
+          .bucket_bytes = 512,
+          .first_bucket_bytes = 128,
+          .static_graph = is_static};
+      if (is_compressed) {
+        options.comm_hook = CommHook::batched_power_sgd;
+        options.power_sgd.start_power_sgd_iter = 2;
+      }
+      const torch::Tensor expected = train_three(options, 0, 8, {}, {});
+      train_three(options, 0, 4, {}, directory / "saved");
+      EXPECT_TRUE(
+          train_three(options, 4, 8, directory / "saved", {}).equal(expected))
+          << is_compressed << is_static;
+    }
+  }
 }
 
 TEST(Replicate, NamesUnusedParametersInsteadOfHanging) {

@@ -61,7 +61,7 @@ struct GroupImpl {
 
   /// Takes any dense tensor; null for a group of one.
   std::shared_ptr<Connection> connection;
-  /// The connection in the form that c10d::Reducer takes; null for a group of
+  /// The connection in the form that hooks of buckets take; null for a group of
   /// one.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
 

@@ -41,7 +41,7 @@ GradientAverager::GradientAverager(
     : group_(std::move(group)), options_(options), rows_(std::move(rows)) {
   reduction_ = make_reduction(
       options_, [this](const at::Tensor& tensor) -> const std::string& {
-        return rows_.names_by_tensor.at(tensor.unsafeGetTensorImpl());
+        return rows_.names[rows_.numbers.at(tensor.unsafeGetTensorImpl())];
       });
   connect(group_);
 }
@@ -51,32 +51,23 @@ void GradientAverager::before_backward(
     const at::Tensor& loss) {
   if (!sync_gradients) return pending_.begin_backward(rows_.tensors);
   // The step's gradients are already being sent.
-  if (has_begun_step()) return;
-  if (options_.static_graph) reducer_->restore_uses();
-  // prepare_for_forward() counts iterations, so call it once per reduction,
-  // however many forwards lead to it.
-  reducer_->prepare_for_forward();
-  reducer_->keep_times(listener() != nullptr);
-  // Unused parameters are those that the loss does not depend on.
-  reducer_->prepare_for_backward({loss});
-  if (!options_.find_unused_parameters) return;
-  for (std::size_t i = 0; i < rows_.tensors.size(); ++i) {
-    if (pending_.contains(i)) reducer_->mark_used(i);
-  }
+  if (reducer_->has_begun_step()) return;
+  reducer_->begin(
+      loss, [this](std::size_t row) { return pending_.contains(row); });
 }
 
 void GradientAverager::after_backward(bool sync_gradients) {
+  const bool is_step = reducer_->has_begun_step();
   if (!sync_gradients) {
-    if (has_begun_step()) step_reducer_->end_last();
+    if (is_step) reducer_->end_last();
     return pending_.end_backward(rows_.tensors);
   }
-  if (has_begun_step()) return end_step();
-  const bool is_first = std::exchange(is_first_reduction_, false);
-  if (reducer_->was_reached(is_first)) {
-    end_reduction(is_first);
-    report_overlap(reducer_->times());
+  if (is_step) {
+    finish();
+  } else if (reducer_->was_reached()) {
+    end_reduction();
   } else {
-    pass_by(is_first);
+    pass_by();
   }
   pending_.clear();
 }
@@ -85,37 +76,29 @@ void GradientAverager::after_plain_backward(bool sync_gradients) {
   if (!sync_gradients) return pending_.add_backward(rows_.tensors);
   if (has_hook() && round_ == nullptr) {
     before_last_gradients(rows_.tensors);
-    return end_step();
+    finish();
+  } else {
+    announce(JoinEvent::Kind::pending_gradients);
+    average_pending(rows_.tensors, /*has_gradients=*/true);
   }
-  announce(JoinEvent::Kind::pending_gradients);
-  average_pending(rows_.tensors, /*has_gradients=*/true);
   pending_.clear();
 }
 
 void GradientAverager::before_last_gradients(
     const std::vector<at::Tensor>& parameters) {
-  if (!step_reducer_) {
-    step_reducer_ = std::make_unique<StepReducer>(
-        rows_, group_, options_, [this](c10d::GradBucket& bucket) {
-          return reduce(bucket);
-        });
-  }
-  step_reducer_->begin_last(parameters);
+  reducer_->begin_last(parameters);
 }
 
-void GradientAverager::abandon() {
-  if (step_reducer_) step_reducer_->abandon();
-}
+void GradientAverager::abandon() { reducer_->abandon(); }
 
 void GradientAverager::average_rows(TrainableRows rows) {
   if (pending_.had_backward()) {
     std::vector<at::Tensor> leaving = rows_.tensors;
     std::erase_if(leaving, [&](const at::Tensor& tensor) {
-      return rows.names_by_tensor.contains(tensor.unsafeGetTensorImpl());
+      return rows.contains(tensor);
     });
     if (!leaving.empty()) average_pending(leaving, pending_.any());
   }
-  step_reducer_.reset();
   reducer_.reset();
   rows_ = std::move(rows);
   pending_.take(rows_.tensors);
@@ -124,12 +107,10 @@ void GradientAverager::average_rows(TrainableRows rows) {
 
 void GradientAverager::average_among(Group group) {
   group_ = std::move(group);
-  step_reducer_.reset();
   connect(group_);
 }
 
-// A Reducer accepts a hook only before its first backward, so the join gets
-// its own Reducer.
+// The join gets buckets of its own, which its ranks share.
 void GradientAverager::begin_join(JoinRound& round, int model) {
   round_ = &round;
   join_index_ = model;
@@ -148,8 +129,7 @@ void GradientAverager::shadow(const JoinEvent& event) {
     case JoinEvent::Kind::pending_gradients:
       return shadow_pending_gradients();
     case JoinEvent::Kind::end_of_backward:
-      reducer_->push_rebuilt_params_for_all_indices();
-      rebuild_buckets();
+      return;
   }
 }
 
@@ -163,47 +143,33 @@ StepListener* GradientAverager::listener() const {
   return group().impl()->world->steps->get();
 }
 
-void GradientAverager::report_overlap(const ReductionTimes& times) const {
-  StepListener* const to = listener();
-  if (to == nullptr) return;
-  to->overlapped(times.hidden_ns, times.exposed_ns);
-}
-
-void GradientAverager::end_step() {
-  guard_collective(group(), "averaging the gradients of a step", [&] {
-    step_reducer_->finish();
-  });
-  report_overlap(step_reducer_->times());
-  pending_.clear();
-}
-
-void GradientAverager::rebuild_buckets() {
-  if (reducer_->rebuild_buckets())
-    reducer_->share_buckets(*group().impl()->connection);
-}
-
-void GradientAverager::end_reduction(bool is_first) {
-  if (options_.static_graph && is_first) {
-    // The first backward only learns which parameters are used.
-    reducer_->delay_all_reduce();
-    reducer_->remember_uses();
+void GradientAverager::finish() {
+  guard_collective(group(), "averaging gradients", [&] { reducer_->finish(); });
+  if (StepListener* const to = listener()) {
+    const ReductionTimes& times = reducer_->times();
+    to->overlapped(times.hidden_ns, times.exposed_ns);
   }
+}
+
+void GradientAverager::end_reduction() {
+  require_complete();
+  finish();
   announce(JoinEvent::Kind::end_of_backward);
-  try {
-    // Fails if this backward reached some parameters and not others.
-    rebuild_buckets();
-  } catch (const c10::DistError&) {
-    throw;
-  } catch (const c10::Error& error) {
-    explain_unused(error);
-  }
-  reducer_->ignore_gradients();
 }
 
-void GradientAverager::pass_by(bool is_first) {
-  is_first_reduction_ = is_first;
-  // The reducer still expects gradients.
-  reducer_->ignore_gradients();
+void GradientAverager::require_complete() {
+  const std::vector<std::string> missing = reducer_->missing();
+  if (missing.empty()) return;
+  throw ConfigError(format(
+      "[parallel] the backward pass gave no gradient to \"{}\", so ranks would "
+      "wait for each other; use them in the loss, freeze them "
+      "(requires_grad_(false)) before prepare(), or set "
+      "ReplicateOptions::find_unused_parameters",
+      join(missing, "\", \"")));
+}
+
+void GradientAverager::pass_by() {
+  reducer_->abandon();
   if (!pending_.had_backward()) return;
   announce(JoinEvent::Kind::pending_gradients);
   average_pending(rows_.tensors, pending_.any());
@@ -243,40 +209,42 @@ const Group& GradientAverager::group() const {
 
 void GradientAverager::connect(const Group& group) {
   reducer_.reset();
+  BucketMeans means{
+      .reduce = [this](c10d::GradBucket& bucket) { return reduce(bucket); },
+      .arranges = round_ == nullptr};
+  if (sums_scaled()) means.scale = 1.0 / group.size();
   guard_collective(group, "making buckets of gradients", [&] {
-    reducer_ = make_reducer(rows_, group, options_);
+    reducer_ = std::make_unique<ReplicaReducer>(
+        rows_, group, options_, std::move(means));
   });
-  is_first_reduction_ = true;
-  if (round_ != nullptr || has_hook()) {
-    reducer_->register_comm_hook(std::make_unique<CommHookFunction>(
-        [this](c10d::GradBucket& bucket) { return reduce(bucket); }));
-  }
-  reducer_->ignore_gradients();
+}
+
+// In a join, the divisor depends on which ranks have data left.
+bool GradientAverager::sums_scaled() const {
+  return round_ == nullptr && !has_hook();
 }
 
 FutureTensor GradientAverager::reduce(c10d::GradBucket& bucket) {
   announce(JoinEvent::Kind::bucket, static_cast<int>(bucket.getIndex()));
-  return reduction_->reduce(bucket, {group().impl()->process_group, divisor()});
+  const ReductionContext context{group().impl()->process_group, divisor()};
+  if (sums_scaled()) return sum_over_ranks(bucket.getBuffer(), context);
+  return reduction_->reduce(bucket, context);
 }
 
 void GradientAverager::shadow_bucket(int index) {
   const at::NoGradGuard no_grad;
   guard_collective(group(), "averaging gradients", [&] {
     if (index == 0) {
-      empty_buckets_ = reducer_->get_grad_buckets(/*return_zero_tensors=*/true);
       futures_.clear();
+      empty_buckets_.clear();
     }
-    c10d::GradBucket& bucket =
-        empty_buckets_.at(static_cast<std::size_t>(index));
-    const auto& process_group = group().impl()->process_group;
-    futures_.push_back(reduction_->reduce(bucket, {process_group, divisor()}));
+    c10d::GradBucket& bucket = empty_buckets_.emplace_back(
+        reducer_->zeros(static_cast<std::size_t>(index)));
+    futures_.push_back(
+        reduction_->reduce(bucket, {group().impl()->process_group, divisor()}));
     if (!bucket.isLast()) return;
     for (const FutureTensor& future : futures_) future->waitAndThrow();
-    if (!options_.find_unused_parameters) return;
-    // The other ranks now reduce the map of used parameters.
-    std::vector<at::Tensor> none_used{
-        at::zeros_like(reducer_->get_local_used_map_on_device())};
-    process_group->allreduce(none_used)->wait();
+    reducer_->finish_without_gradients();
   });
 }
 
@@ -287,18 +255,6 @@ void GradientAverager::shadow_pending_gradients() {
   for (const at::Tensor& parameter : rows_.tensors)
     stand_ins.push_back(parameter.detach());
   average_pending(stand_ins, /*has_gradients=*/false);
-}
-
-void GradientAverager::explain_unused(const c10::Error& error) {
-  if (!reducer_->is_unfinished()) throw;
-  const std::vector<std::string> unused =
-      names_without_gradient(error.what_without_backtrace(), rows_);
-  throw ConfigError(format(
-      "[parallel] the backward pass gave no gradient to {}, so ranks would "
-      "wait for each other; use them in the loss, freeze them "
-      "(requires_grad_(false)) before prepare(), or set "
-      "ReplicateOptions::find_unused_parameters",
-      unused.empty() ? std::string("some parameters") : join(unused, ", ")));
 }
 
 }  // namespace accelerate::detail

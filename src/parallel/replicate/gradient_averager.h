@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -11,10 +12,10 @@
 #include <accelerate/world.h>
 
 #include "parallel/join_round.h"
-#include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_reduction.h"
 #include "parallel/replicate/pending_gradients.h"
-#include "parallel/replicate/step_reducer.h"
+#include "parallel/replicate/replica_reducer.h"
+#include "parallel/replicate/trainable_rows.h"
 
 namespace accelerate::detail {
 
@@ -74,20 +75,16 @@ class GradientAverager {
 
  private:
   /// Ends the reduction of a backward that reached the parameters.
-  void end_reduction(bool is_first);
+  void end_reduction();
   /// Ends a backward that did not reach them. Earlier micro-steps of the window
   /// may have left gradients; the ranks agree on whether any rank has some.
-  void pass_by(bool is_first);
+  void pass_by();
+  void require_complete();
   void average_pending(
       const std::vector<at::Tensor>& parameters,
       bool has_gradients);
-  void report_overlap(const ReductionTimes& times) const;
-  [[nodiscard]] bool has_begun_step() const {
-    return step_reducer_ && step_reducer_->has_begun();
-  }
-  /// Ends a step of several backwards.
-  void end_step();
-  void rebuild_buckets();
+  /// Gives the parameters the means of their gradients.
+  void finish();
   /// Tells ranks without data about a collective, if there can be any.
   void announce(JoinEvent::Kind kind, int bucket = 0);
   /// From now on, gradients are averaged among the ranks of `group`.
@@ -95,9 +92,10 @@ class GradientAverager {
   FutureTensor reduce(c10d::GradBucket& bucket);
   void shadow_bucket(int index);
   void shadow_pending_gradients();
-  [[noreturn]] void explain_unused(const c10::Error& error);
 
   [[nodiscard]] bool has_hook() const;
+  /// Whether buckets are plain sums of gradients that were divided before.
+  [[nodiscard]] bool sums_scaled() const;
   [[nodiscard]] double divisor() const;
   [[nodiscard]] const Group& group() const;
   /// Null unless a profiler is active.
@@ -107,18 +105,15 @@ class GradientAverager {
   ReplicateOptions options_;
   TrainableRows rows_;
   std::unique_ptr<GradientReduction> reduction_;
-  std::shared_ptr<BucketReducer> reducer_;
-  /// Made by the first pipeline's step.
-  std::unique_ptr<StepReducer> step_reducer_;
+  std::unique_ptr<ReplicaReducer> reducer_;
   PendingGradients pending_;
-  bool is_first_reduction_ = true;
 
   // Inside join_uneven_inputs only.
   JoinRound* round_ = nullptr;
   int join_index_ = 0;
   /// True if ranks without data take part in this backward.
   bool was_announced_ = false;
-  std::vector<c10d::GradBucket> empty_buckets_;
+  std::deque<c10d::GradBucket> empty_buckets_;
   std::vector<FutureTensor> futures_;
 };
 

@@ -60,15 +60,4 @@ FutureTensor sum_over_ranks(
     const at::Tensor& tensor,
     const ReductionContext& context);
 
-/// Lets c10d::Reducer call an arbitrary function for its buckets.
-class CommHookFunction final
-    : public c10d::CppCommHookInterface<
-          std::function<FutureTensor(c10d::GradBucket&)>> {
- public:
-  using CppCommHookInterface::CppCommHookInterface;
-  FutureTensor runHook(c10d::GradBucket& bucket) override {
-    return state_(bucket);
-  }
-};
-
 }  // namespace accelerate::detail

@@ -30,8 +30,7 @@ std::uint64_t hash_of(std::string_view text) {
 
 // Returns the tensor or an aligned copy. Matrix products are bitwise equal only
 // if their memory is aligned alike, but a gradient's place in its bucket
-// changes when the reducer rebuilds the buckets, which a resumed run does
-// again.
+// depends on the sizes of buckets, and on which parameters are trained.
 at::Tensor in_aligned_memory(const at::Tensor& tensor) {
   constexpr std::uintptr_t kAlignment = 64;
   const auto address =

@@ -13,11 +13,11 @@
 
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
-#include "parallel/replicate/bucket_reducer.h"
 #include "parallel/replicate/gradient_averager.h"
 #include "parallel/replicate/gradient_reduction.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/replicate/sparse_gradients.h"
+#include "parallel/replicate/trainable_rows.h"
 
 namespace accelerate::detail {
 

@@ -75,7 +75,7 @@ class NotedWork final : public c10d::Work {
   std::uint64_t number_;
 };
 
-// The operations that c10d::Reducer and c10d::broadcast_coalesced call.
+// The operations that hooks of buckets and c10d::broadcast_coalesced call.
 class ConnectionBackend final : public c10d::Backend {
  public:
   ConnectionBackend(

@@ -32,8 +32,8 @@ std::shared_ptr<Connection> match_tags(std::shared_ptr<Connection> connection);
 std::shared_ptr<Connection> refuse_concurrent_calls(
     std::shared_ptr<Connection> connection);
 
-/// Wraps an adapted connection as a process group for c10d::Reducer. Notes its
-/// calls in `calls`, unless null.
+/// Wraps an adapted connection as a process group for hooks of buckets. Notes
+/// its calls in `calls`, unless null.
 c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(
     const std::shared_ptr<Connection>& connection,
     const c10::intrusive_ptr<c10d::Store>& store,
