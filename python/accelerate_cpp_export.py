@@ -1,0 +1,223 @@
+"""Exports a PyTorch model for accelerate.cpp, which trains it in C++. Needs torch 2.11 to 2.15 only.
+
+    from accelerate_cpp_export import export_for_cpp
+    ids = torch.zeros(2, 16, dtype=torch.long)
+    export_for_cpp(model, "model.pt2", kwargs=dict(input_ids=ids, labels=ids),
+                   dynamic_shapes=dict(input_ids={0: Dim("batch"), 1: Dim("length")}, ...))
+
+The file is what torch.export.save() writes, with what a program alone does not say (extra/accelerate.json), and a second
+graph if eval() changes more than dropout and batch normalisation.
+"""
+import contextlib
+import copy
+import json
+import os
+import re
+import zipfile
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+# Arguments through which modules tell operators whether they train: accelerate.cpp changes them in eval(). src/exported/modes.cpp
+# has the same table.
+TRAINING_ARGUMENTS = {
+    **dict.fromkeys(("alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout", "feature_alpha_dropout_",
+                     "feature_dropout", "feature_dropout_", "gru", "lstm", "native_dropout", "rnn_relu", "rnn_tanh"), "train"),
+    **dict.fromkeys(("batch_norm", "rrelu", "rrelu_"), "training"),
+}
+ALIGNMENT = 64
+
+
+def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, autocast=None, weights=True, check=True):
+    """Writes `model` to `path`, which ends in .pt2, and returns what it found out about it.
+
+    args, kwargs: example arguments of model.forward(). Those that are tensors are the inputs of the model in C++, in this
+        order; others are part of the program.
+    dynamic_shapes: as for torch.export.export(); sizes that it does not name are those of the example.
+    autocast: the dtype of the autocast in which it will be trained (mixed_precision "bf16": torch.bfloat16). A program without
+        it computes something else under autocast than Python does.
+    weights: False leaves them out; C++ then reads them from safetensors.
+    check: compares gradients with those of the program.
+
+    The program has both modes, train() and eval(). The model is left in the mode that it had; modules of a training model that
+    were in eval() are in eval() in C++, too. Raises ValueError if the
+    program would compute other gradients: torch.export cannot see an autograd.Function's own backward.
+    """
+    kwargs = dict(kwargs or {})
+    was_training = {module: module.training for module in model.modules()}
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    try:
+        evaluation = _trace(model, False, args, kwargs, dynamic_shapes, autocast)
+        training = _trace(model, True, args, kwargs, dynamic_shapes, autocast)
+        if check:
+            _compare_gradients(model, training, args, kwargs, autocast, buffers)
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+    facts = {
+        "format": 1,
+        "modules": [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)],
+        "evaluated": [name for name, module in model.named_modules(remove_duplicate=False) if model.training and not module.training],
+        "autocast": _name_of(autocast) if autocast else "",
+    }
+    return _write(training, evaluation, str(path), facts, weights)
+
+
+def _name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def _device_type(model):
+    return next((tensor.device.type for tensor in model.parameters()), "cpu")
+
+
+def _autocast(model, dtype):
+    return torch.autocast(_device_type(model), dtype=dtype) if dtype else contextlib.nullcontext()
+
+
+def _trace(model, is_training, args, kwargs, dynamic_shapes, autocast):
+    model.train(is_training)
+    with _autocast(model, autocast):
+        return torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=False,
+                                   prefer_deferred_runtime_asserts_over_guards=True)
+
+
+def _gradients(module, args, kwargs):
+    """Gradients of the sum of all floating outputs, by parameter, after the same random numbers."""
+    parameters = dict(module.named_parameters())
+    torch.manual_seed(0)
+    with torch.enable_grad():
+        outputs = [out for out in tree_leaves(module(*copy.deepcopy(args), **copy.deepcopy(kwargs)))
+                   if isinstance(out, torch.Tensor) and out.requires_grad and out.is_floating_point()]
+        wanted = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        if not outputs or not wanted:
+            return {}
+        total = sum(out.double().sum() for out in outputs)
+        found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(wanted, found) if gradient is not None}
+
+
+def _restore(values, buffers):
+    with torch.no_grad():
+        for name, value in values:
+            if name in buffers:
+                value.copy_(buffers[name])
+
+
+def _compare_gradients(model, program, args, kwargs, autocast, buffers):
+    random_state = torch.get_rng_state()
+    model.train()
+    with _autocast(model, autocast):
+        own = _gradients(model, args, kwargs)
+        _restore(model.named_buffers(), buffers)
+        exported = _gradients(program.module(), args, kwargs)
+    # The program keeps a buffer that the model has replaced by another tensor.
+    for values in (model.named_buffers(), program.state_dict.items(), program.constants.items()):
+        _restore(values, buffers)
+    torch.set_rng_state(random_state)
+    # Without its casts, and under autocast, the program may add in another order.
+    is_exact = not autocast and all(g.dtype in (torch.float32, torch.float64) for g in own.values())
+    tolerance = 1e-3 if is_exact else 0.05
+    for name, gradient in own.items():
+        if not gradient.isfinite().all():
+            continue
+        other = exported.get(name)
+        error = gradient.norm() if other is None else (gradient.double() - other.double()).norm()
+        if not error <= tolerance * gradient.double().norm() + 1e-4:
+            raise ValueError(
+                f"the exported program computes another gradient of '{name}' than the model: torch.export loses the backward of "
+                "an autograd.Function. Make it an operator (torch.library.custom_op with register_autograd), and link it in C++")
+
+
+def _write(training, evaluation, path, facts, weights):
+    """Writes the archive: that of torch.export.save(), with shorter stack traces and the second graph if it differs."""
+    parts = [f"{path}.{mode}.pt2" for mode in ("eval", "train")]
+    try:
+        torch.export.save(evaluation, parts[0])
+        torch.export.save(training, parts[1], extra_files={"accelerate.json": json.dumps(facts)})
+        as_evaluated = _program_in(parts[0])[1]
+        entry, as_trained = _program_in(parts[1])
+        is_one_graph = _evaluated(as_trained) == _evaluated(as_evaluated)
+        root, stem = entry.split("/")[0], os.path.basename(path).removesuffix(".pt2")
+        with zipfile.ZipFile(parts[1]) as source, open(path, "wb") as file, zipfile.ZipFile(file, "w") as target:
+            for info in source.infolist():
+                if not weights and re.search(r"/data/weights/weight_\d+$", info.filename):
+                    continue
+                name = stem + info.filename.removeprefix(root)
+                if info.filename == entry:
+                    _add(target, file, name, json.dumps(_shortened(as_trained)).encode())
+                else:
+                    _add(target, file, name, source.read(info))
+            if not is_one_graph:
+                _add(target, file, f"{stem}/models/eval.json", json.dumps(_shortened(as_evaluated)).encode())
+    finally:
+        for part in parts:
+            if os.path.exists(part):
+                os.remove(part)
+    return {**facts, "one_graph": is_one_graph, "weights": weights}
+
+
+def _add(archive, file, name, contents):
+    """Adds an entry whose contents begin at a multiple of ALIGNMENT, so that they can be mapped."""
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    large = 20 if len(contents) * 1.05 > zipfile.ZIP64_LIMIT else 0
+    begin = file.tell() + 30 + len(name.encode()) + large + 4
+    padding = -begin % ALIGNMENT
+    info.extra = b"FB" + padding.to_bytes(2, "little") + bytes(padding)
+    archive.writestr(info, contents)
+
+
+def _program_in(path):
+    with zipfile.ZipFile(path) as archive:
+        entry = next(name for name in archive.namelist() if name.endswith("models/model.json"))
+        return entry, json.loads(archive.read(entry))
+
+
+def _shortened(program):
+    """Keeps the last call outside of PyTorch of each stack trace, without the directories of packages."""
+    def shorten(graph):
+        for node in graph["nodes"]:
+            frames = re.findall(r'File "[^"]*", line [^\n]*(?:\n(?!\s*File ")[^\n]*)?', node["metadata"].get("stack_trace", ""))
+            outside = [frame for frame in frames if "/torch/" not in frame.split("\n")[0]]
+            frame = (outside or frames or [""])[-1]
+            node["metadata"]["stack_trace"] = re.sub(rf'(?<=File ")(.*/site-packages/|{re.escape(os.getcwd())}/)', "", frame)
+            for argument in node["inputs"]:
+                if "as_graph" in argument["arg"]:
+                    shorten(argument["arg"]["as_graph"]["graph"])
+    shorten(program["graph_module"]["graph"])
+    return program
+
+
+def _evaluated(program):
+    """The graph as eval() runs it, with numbers in place of the names of its values."""
+    module = program["graph_module"]
+    counters = {spec["buffer"]["arg"]["name"] for spec in module["signature"]["input_specs"]
+                if "buffer" in spec and spec["buffer"]["buffer_name"].endswith("num_batches_tracked")}
+    numbers = {}
+
+    def numbered(value):
+        if isinstance(value, dict):
+            return {key: numbers.setdefault(item, len(numbers)) if key in ("name", "as_name") and isinstance(item, str)
+                    else numbered(item) for key, item in value.items()}
+        return [numbered(item) for item in value] if isinstance(value, list) else value
+
+    def nodes_of(graph):
+        for node in graph["nodes"]:
+            operator = node["target"].split(".")[-2] if node["target"].startswith("torch.ops.aten.") else ""
+            first = node["inputs"][0]["arg"].get("as_tensor", {}).get("name") if node["inputs"] else None
+            if operator == "_assert_tensor_metadata" or (operator == "add_" and first in counters):
+                continue
+            arguments = []
+            for argument in node["inputs"]:
+                value = argument["arg"]
+                if argument["name"] == TRAINING_ARGUMENTS.get(operator):
+                    value = {"as_bool": False}
+                if argument["name"] == "dropout_p" and operator == "scaled_dot_product_attention":
+                    continue
+                if "as_graph" in value:
+                    value = {"graph": list(nodes_of(value["as_graph"]["graph"]))}
+                arguments.append([argument["name"], value])
+            yield [node["target"], arguments, node["outputs"]]
+
+    graph = module["graph"]
+    return numbered([list(nodes_of(graph)), graph["inputs"], graph["outputs"]])
