@@ -52,6 +52,7 @@ Commands add_commands(CLI::App& tool) {
       {"checkpoint", cli::add_checkpoint_command(tool)},
       {"merge-weights", cli::add_merge_weights_command(tool)},
       {"convert", cli::add_convert_command(tool)},
+      {"inspect", cli::add_inspect_command(tool)},
       {"to-fsdp2", cli::add_to_fsdp2_command(tool)},
       {"runs", cli::add_runs_command(tool)},
       {"replay", cli::add_replay_command(tool)},

@@ -41,7 +41,7 @@ if(TARGET accelerate-cpp)
     file(MAKE_DIRECTORY \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\")
     execute_process(COMMAND \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/accelerate-cpp\" man
       OUTPUT_FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1/accelerate-cpp.1\")
-    foreach(command config env launch test estimate-memory checkpoint merge-weights convert to-fsdp2 runs watch report tpu-config completion)
+    foreach(command config env launch test estimate-memory checkpoint merge-weights convert inspect to-fsdp2 runs watch report tpu-config completion)
       execute_process(COMMAND \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/accelerate-cpp\" man \${command}
         OUTPUT_FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1/accelerate-cpp-\${command}.1\")
     endforeach()

@@ -6,6 +6,7 @@
 Needs torch and transformers. Writes NAME.pt2 and NAME.safetensors, whose tensors are
 * models: input.I and other.I (the same inputs with other sizes), logits, other_logits and eval_logits, and the losses of 20
   steps, even ones with the inputs and odd ones with the others: sgd, then with the same weights adamw; buffer.NAME after sgd;
+  under autocast also program_sgd, of Python's run of the program, whose gradients are rounded in another order than the model's;
 * features: input.I, output.I, grad.NAME of the sum of outputs that have gradients, and buffer.NAME.
 A model without a loss of its own has the mean of its squared output.
 
@@ -238,6 +239,9 @@ def make_model(out, name):
     model.train()
     tensors["sgd"] = losses_of(model, torch.optim.SGD(model.parameters(), lr=0.05), batches, precision)
     tensors.update({f"buffer.{key}": buffer.clone() for key, buffer in model.named_buffers()})
+    if autocast:
+        program = torch.export.load(out / f"{name}.pt2").module()
+        tensors["program_sgd"] = losses_of(program, torch.optim.SGD(program.parameters(), lr=0.05), batches, precision)
     model.load_state_dict(start)
     tensors["adamw"] = losses_of(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01), batches, precision)
     write_safetensors(out / f"{name}.safetensors", tensors)

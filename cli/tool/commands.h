@@ -35,6 +35,8 @@ RunCommand add_checkpoint_command(CLI::App& tool);
 RunCommand add_merge_weights_command(CLI::App& tool);
 /// `convert`: writes weights in another format.
 RunCommand add_convert_command(CLI::App& tool);
+/// `inspect`: what an exported model contains.
+RunCommand add_inspect_command(CLI::App& tool);
 /// `to-fsdp2`: converts a config file from FSDP 1.
 RunCommand add_to_fsdp2_command(CLI::App& tool);
 /// `runs` with list, show, compare and export.

@@ -1,8 +1,9 @@
 #pragma once
 
 // Includes everything except what only some programs need: datasets read from
-// files (datasets.h), batches of token sequences (token_collate.h), and
-// safetensors files (safetensors.h, a separate library without LibTorch).
+// files (datasets.h), batches of token sequences (token_collate.h), models that
+// Python exported (exported_model.h), and safetensors files (safetensors.h, a
+// separate library without LibTorch).
 
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>

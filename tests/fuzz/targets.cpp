@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,10 @@
 
 #include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
+#include "format/exported/describe.h"
+#include "format/exported/exported_archive.h"
+#include "format/exported/exported_program.h"
+#include "format/exported/tensor_table.h"
 #include "format/torch/pickle_reader.h"
 #include "format/torch/torch_distributed.h"
 #include "format/torch/torch_file.h"
@@ -160,6 +166,38 @@ void state_of_distributed(Input input) {
   put(directory / "__0_0.distcp", text_of(input));
   guarded(
       [&] { static_cast<void>(detail::read_torch_distributed(directory)); });
+}
+
+void exported_archive(Input input) {
+  guarded([&] {
+    const detail::ExportedArchive archive(input, "input");
+    guarded([&] { static_cast<void>(archive.facts()); });
+    guarded([&] { static_cast<void>(archive.evaluation()); });
+    for (const std::string& model : archive.models()) {
+      guarded([&] { static_cast<void>(archive.constants(model)); });
+      guarded([&] {
+        static_cast<void>(detail::describe_exported(archive, model));
+      });
+    }
+  });
+}
+
+void exported_program(Input input) {
+  guarded([&] {
+    static_cast<void>(detail::parse_exported_program(text_of(input), "input"));
+  });
+}
+
+void exported_tensors(Input input) {
+  guarded([&] {
+    static_cast<void>(detail::parse_tensor_table(
+        text_of(input),
+        [&](const std::string& file) {
+          return std::optional(
+              input.first(std::min(input.size(), file.size())));
+        },
+        "input"));
+  });
 }
 
 }  // namespace accelerate::fuzz

@@ -19,6 +19,11 @@ void pickle(Input input);
 void zip(Input input);
 void torch_file(Input input);
 void state_of_distributed(Input input);
+/// An archive of torch.export; its program; the table of its tensors, and the
+/// facts that the exporting script adds.
+void exported_archive(Input input);
+void exported_program(Input input);
+void exported_tensors(Input input);
 // Settings and data.
 void config_file(Input input);
 void deepspeed_config(Input input);
@@ -61,6 +66,9 @@ inline constexpr Target kTargets[] = {
     // and places take 64 bytes per byte and 16 MiB.
     {"torch_file", &torch_file, 200, 48 * kMegabyte},
     {"state_of_distributed", &state_of_distributed, 400, kMegabyte},
+    {"exported_archive", &exported_archive, 500, kMegabyte},
+    {"exported_program", &exported_program, 500, kMegabyte},
+    {"exported_tensors", &exported_tensors, 500, kMegabyte},
     {"config_file", &config_file, 1000, 2 * kMegabyte},
     {"deepspeed_config", &deepspeed_config, 500, kMegabyte},
     // A config.json can produce up to 10,000 layers of 20 tensors.

@@ -11,6 +11,7 @@
 #include "base/text/text.h"
 #include "comm/mesh.h"
 #include "comm/monitoring/public_call.h"
+#include "exported/export_check.h"
 #include "gate/watched_tensor.h"
 #include "parallel/plan/plan.h"
 #include "pipeline/stages.h"
@@ -72,6 +73,11 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   if (session.options.autocast.enabled) {
     model->forward.autocast_dtype =
         detail::autocast_dtype(session.options.precision);
+  }
+  for (const std::string& warning :
+       detail::export_warnings(*module, model->forward.autocast_dtype)) {
+    session.world.logger().log_once_per_world(
+        LogLevel::warning, "exported", warning);
   }
   detail::ParallelPlan own_plan = plan;
   own_plan.techniques.shard.allocator_keeps_blocks =

@@ -1,0 +1,173 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <accelerate/export.h>
+#include <accelerate/exported_description.h>
+
+namespace accelerate {
+
+struct ExportedOptions {
+  /// The program within the archive; torch.export.save() calls its one "model".
+  std::string model = "model";
+  /// False leaves parameters and buffers on the meta device, as an archive
+  /// without weights does; constants have their values.
+  bool weights = true;
+};
+
+/// What a forward of an exported program returned: its tensors, in the order in
+/// which Python's pytree lists them. A number is a tensor without dimensions,
+/// None and a string are undefined tensors.
+class ACCELERATE_API ExportedOutputs {
+ public:
+  ExportedOutputs() = default;
+  ExportedOutputs(
+      std::vector<at::Tensor> tensors,
+      std::shared_ptr<const std::vector<std::string>> names);
+
+  /// Throws ConfigError, listing the names, if there is no such result.
+  [[nodiscard]] const at::Tensor& operator[](std::size_t index) const;
+  /// "logits" of a dict, dataclass or ModelOutput; "pair.1" of nested ones.
+  [[nodiscard]] const at::Tensor& operator[](std::string_view name) const;
+  [[nodiscard]] bool contains(std::string_view name) const;
+  [[nodiscard]] std::size_t size() const { return tensors_.size(); }
+  [[nodiscard]] const std::vector<at::Tensor>& tensors() const {
+    return tensors_;
+  }
+  /// The names, as many as tensors; "0" and "1" for a tuple, empty for a
+  /// single result.
+  [[nodiscard]] const std::vector<std::string>& names() const;
+
+  template <class Visitor>
+  friend void visit_tensors(ExportedOutputs& outputs, Visitor&& visitor) {
+    for (at::Tensor& tensor : outputs.tensors_) {
+      if (tensor.defined()) visitor(tensor);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::shared_ptr<const std::vector<std::string>> names_;
+};
+
+/// Arguments of forward() by name: "input_ids".
+using ExportedInputs = std::map<std::string, at::Tensor>;
+
+/// A module of an exported program: it has its Python class's name, parameters
+/// and buffers, but only the root's forward can be called.
+class ACCELERATE_API ExportedModuleImpl : public torch::nn::Module {
+ public:
+  using Module::Module;
+
+  /// Moves tensors as Module::to() does. Throws ConfigError for a floating
+  /// dtype that a parameter does not have: dtypes are part of the program.
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false)
+      override;
+  void to(at::ScalarType dtype, bool non_blocking = false) override;
+  void to(at::Device device, bool non_blocking = false) override;
+  /// Throws ConfigError: load the program again instead.
+  [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+};
+
+namespace detail {
+class LoadedProgram;
+}
+
+/// A program of torch.export as a module. Its submodules, parameters and
+/// buffers have Python's names and class names. train() and eval() act on
+/// dropout and batch normalisation as in Python, also for a submodule alone;
+/// a program that was exported in eval() stays there.
+///
+/// Buffers that are not part of the state dict, and constants, belong to the
+/// program: they follow the module's device, and no list has them. A tied
+/// parameter has only its first name. Like other modules, not thread-safe.
+class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl {
+ public:
+  ExportedModelImpl(
+      const std::string& class_name,
+      std::unique_ptr<detail::LoadedProgram> program);
+  ~ExportedModelImpl() override;
+
+  /// Runs the program. Inputs are those of input_names(), in this order:
+  /// arguments of Python's forward that were tensors (or sizes, in which case
+  /// an integer is expected) when it was exported. Throws ConfigError for other
+  /// inputs: a different number, or sizes for which it was not exported. An
+  /// operator's error names the module and the line of the Python source.
+  ExportedOutputs forward(std::vector<c10::IValue> inputs);
+  template <class... Inputs>
+    requires(
+        sizeof...(Inputs) > 0 &&
+        ((std::convertible_to<Inputs, at::Tensor> || std::integral<Inputs>) &&
+         ...))
+  ExportedOutputs forward(const Inputs&... inputs) {
+    return forward(std::vector<c10::IValue>{input_value(inputs)...});
+  }
+  /// The same by name. Throws ConfigError if the names are not input_names().
+  ExportedOutputs forward(const ExportedInputs& inputs);
+
+  /// Names of the inputs: of Python's arguments, and of the tensors inside
+  /// them: "input_ids", "batch.0".
+  [[nodiscard]] const std::vector<std::string>& input_names() const;
+  [[nodiscard]] const std::vector<std::string>& output_names() const;
+  /// The dtype of the autocast in which the program was exported; unset if
+  /// there was none, or it is unknown.
+  [[nodiscard]] std::optional<at::ScalarType> autocast_dtype() const;
+  /// Whether accelerate_cpp_export.py wrote the file: it says what the autocast
+  /// was, has compared gradients with the model's, and adds a graph for eval()
+  /// where that differs.
+  [[nodiscard]] bool is_described() const;
+  /// Number of operators and functions of sizes that a forward calls, without
+  /// those in branches and loops.
+  [[nodiscard]] std::size_t num_instructions() const;
+
+ private:
+  template <class Input>
+  static c10::IValue input_value(const Input& input) {
+    if constexpr (std::integral<Input>) {
+      return static_cast<std::int64_t>(input);
+    } else {
+      return at::Tensor(input);
+    }
+  }
+
+  std::unique_ptr<detail::LoadedProgram> program_;
+};
+/// The handle of an exported program, as LibTorch's modules have one.
+class ExportedModel : public torch::nn::ModuleHolder<ExportedModelImpl> {
+ public:
+  using torch::nn::ModuleHolder<ExportedModelImpl>::ModuleHolder;
+  using Impl [[maybe_unused]] = ExportedModelImpl;
+};
+
+/// Reads a program that Python wrote with accelerate_cpp_export.py, or with
+/// torch.export.save(), of PyTorch 2.11 to 2.15. Nothing that is pickled is
+/// read. Weights are mapped, so their pages are read when they are first used;
+/// the file may be replaced meanwhile; their checksums are not verified, which
+/// would read all of them. Throws Error if the file cannot be read,
+/// CheckpointError if it is damaged, ConfigError listing everything in it that
+/// is not supported.
+[[nodiscard]] ACCELERATE_API ExportedModel load_exported(
+    const std::filesystem::path& path,
+    const ExportedOptions& options = {});
+
+/// Describes a program without its weights; what is not supported is listed.
+/// Throws as load_exported() does for files that it cannot read.
+[[nodiscard]] ACCELERATE_API ExportedDescription inspect_exported(
+    const std::filesystem::path& path,
+    const ExportedOptions& options = {});
+
+}  // namespace accelerate

@@ -1,0 +1,215 @@
+#include "format/exported/argument_parser.h"
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <accelerate/error.h>
+
+#include "base/limits.h"
+#include "base/text/text.h"
+#include "format/exported/source_line.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using nlohmann::json;
+
+// Kinds of lists, and the kind of their items.
+constexpr std::pair<std::string_view, std::string_view> kListKinds[] = {
+    {"as_bools", "as_bool"},
+    {"as_floats", "as_float"},
+    {"as_ints", "as_int"},
+    {"as_optional_tensors", "as_optional_tensor"},
+    {"as_strings", "as_string"},
+    {"as_sym_bools", "as_sym_bool"},
+    {"as_sym_floats", "as_sym_float"},
+    {"as_sym_ints", "as_sym_int"},
+    {"as_tensors", "as_tensor"},
+};
+
+// The only entry of an object, which is how the file writes a union.
+std::pair<const std::string&, const json&> only_entry(const json& tagged) {
+  // Throws for anything but an object with an entry.
+  static_cast<void>(tagged.get_ref<const json::object_t&>());
+  if (tagged.size() != 1) static_cast<void>(tagged.at("one entry"));
+  const auto entry = tagged.cbegin();
+  return {entry.key(), entry.value()};
+}
+
+double number_in(const json& number) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (!number.is_string()) return number.get<double>();
+  if (number == "Infinity") return kInfinity;
+  if (number == "-Infinity") return -kInfinity;
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+ExportedArgument reference_to(const json& value) {
+  return {ExportedReference{value.at("name").get<std::string>()}};
+}
+
+ExportedDevice device_in(const json& device) {
+  ExportedDevice found{device.at("type").get<std::string>(), {}};
+  const json& index = device.at("index");
+  if (!index.is_null()) found.index = exported_integer(index);
+  return found;
+}
+
+// The dotted name in a stack's entry. A module that is called again has "@1"
+// behind it.
+std::string dotted_name_in(std::string_view entry) {
+  return std::string(entry.substr(0, entry.find('@')));
+}
+
+}  // namespace
+
+std::int64_t exported_integer(const json& number) {
+  if (!number.is_number_integer()) {
+    // Throws, naming the type that was found.
+    static_cast<void>(number.get_ref<const json::number_integer_t&>());
+  }
+  return number.get<std::int64_t>();
+}
+
+ExportedGraph ArgumentParser::graph(const json& graph) {
+  ExportedGraph found;
+  for (const json& input : graph.at("inputs")) {
+    found.inputs.push_back(argument(input, "the graph's inputs"));
+  }
+  for (const json& item : graph.at("nodes")) found.nodes.push_back(node(item));
+  for (const json& output : graph.at("outputs")) {
+    found.outputs.push_back(argument(output, "the graph's outputs"));
+  }
+  return found;
+}
+
+ExportedNode ArgumentParser::node(const json& node) {
+  ExportedNode found;
+  found.target = node.at("target").get<std::string>();
+  for (const json& input : node.at("inputs")) {
+    found.inputs.push_back(
+        {input.at("name").get<std::string>(),
+         argument(input.at("arg"), found.target)});
+  }
+  for (const json& output : node.at("outputs")) {
+    found.outputs.push_back(argument(output, found.target));
+  }
+  const json& metadata = node.at("metadata");
+  const auto text = [&](const char* key) {
+    const auto entry = metadata.find(key);
+    return entry == metadata.end() ? std::string() : entry->get<std::string>();
+  };
+  found.module = read_module_stack(text("nn_module_stack"));
+  found.source = source_line(text("stack_trace"));
+  return found;
+}
+
+ExportedList ArgumentParser::list(
+    const json& list,
+    const std::string& kind,
+    const std::string& node) {
+  ExportedList found;
+  for (const json& item : list) found.push_back(of_kind(kind, item, node));
+  return found;
+}
+
+ExportedArgument ArgumentParser::either(
+    const json& tagged,
+    const std::string& node) {
+  const auto [kind, value] = only_entry(tagged);
+  if (kind == "as_name") {
+    return {ExportedReference{value.get<std::string>()}};
+  }
+  return of_kind(kind, value, node);
+}
+
+ExportedArgument ArgumentParser::argument(
+    const json& tagged,
+    const std::string& node) {
+  const auto [kind, value] = only_entry(tagged);
+  return of_kind(kind, value, node);
+}
+
+ExportedArgument ArgumentParser::of_kind(
+    const std::string& kind,
+    const json& value,
+    const std::string& node) {
+  if (kind == "as_none") return {};
+  if (kind == "as_tensor") return reference_to(value);
+  if (kind == "as_int") return {exported_integer(value)};
+  if (kind == "as_float") return {number_in(value)};
+  if (kind == "as_bool") return {value.get<bool>()};
+  if (kind == "as_string") return {value.get<std::string>()};
+  if (kind == "as_device") return {device_in(value)};
+  if (kind == "as_complex") {
+    return {std::complex<double>(
+        number_in(value.at("real")), number_in(value.at("imag")))};
+  }
+  for (const auto& [list_kind, item_kind] : kListKinds) {
+    if (kind == list_kind) return {list(value, std::string(item_kind), node)};
+  }
+  if (kind == "as_sym_int" || kind == "as_sym_float" || kind == "as_sym_bool" ||
+      kind == "as_optional_tensor") {
+    return either(value, node);
+  }
+  if (kind == "as_scalar_type" || kind == "as_layout" ||
+      kind == "as_memory_format") {
+    return enumerator(kind, value, node);
+  }
+  if (kind == "as_graph") {
+    return {std::make_shared<const ExportedGraph>(graph(value.at("graph")))};
+  }
+  return unsupported_kind(
+      format("arguments of kind {}", printable(kind)), node);
+}
+
+ExportedArgument ArgumentParser::enumerator(
+    const std::string& kind,
+    const json& number,
+    const std::string& node) {
+  constexpr std::int64_t kStrided = 7;
+  const std::int64_t value = exported_integer(number);
+  if (kind == "as_scalar_type") {
+    if (const auto dtype = exported_dtype(value)) return {*dtype};
+    return unsupported_kind(format("the dtype with number {}", value), node);
+  }
+  if (kind == "as_layout") {
+    if (value == kStrided) return {ExportedStrided{}};
+    return unsupported_kind(format("the layout with number {}", value), node);
+  }
+  if (value >= 1 && value <= 4) {
+    return {static_cast<ExportedMemoryFormat>(value)};
+  }
+  return unsupported_kind(
+      format("the memory format with number {}", value), node);
+}
+
+ExportedArgument ArgumentParser::unsupported_kind(
+    const std::string& what,
+    const std::string& node) {
+  unsupported.emplace(what, node);
+  return {ExportedUnsupported{}};
+}
+
+// "key,dotted.name,package.Class;key,dotted.name,package.Class"
+std::string ArgumentParser::read_module_stack(const std::string& stack) {
+  std::string innermost;
+  for (const std::string& entry : split(stack, ';')) {
+    const std::size_t first = entry.find(',');
+    const std::size_t last = entry.rfind(',');
+    if (first == std::string::npos || first == last) continue;
+    const std::string name = dotted_name_in(
+        std::string_view(entry).substr(first + 1, last - first - 1));
+    const std::string type = entry.substr(last + 1);
+    if (name.size() > kMostNameBytes || type.size() > kMostNameBytes) continue;
+    classes.emplace(name, type.substr(type.rfind('.') + 1));
+    innermost = name;
+  }
+  return innermost;
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,125 @@
+// The reader of torch.export's archives, without LibTorch.
+#include "format/exported/exported_archive.h"
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <accelerate/error.h>
+
+#include "exported/written_archive.h"
+#include "format/exported/describe.h"
+#include "format/exported/treespec.h"
+#include "support/expect_error.h"
+
+namespace accelerate::testing::archive_test {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::filesystem::path program_path(const std::string& name) {
+  return std::filesystem::path(ACCELERATE_EXPORTED_PROGRAMS) / (name + ".pt2");
+}
+
+TEST(ExportedArchive, ReadsWhatPythonWrote) {
+  const detail::ExportedArchive archive(program_path("Tied"));
+  EXPECT_THAT(archive.models(), ElementsAre("model"));
+  const detail::ExportedProgram program = archive.program("model");
+  EXPECT_EQ(program.device, "cpu");
+  EXPECT_TRUE(program.torch_version.starts_with("2.11.0"));
+  ASSERT_EQ(program.graph.nodes.size(), 3U);
+  const detail::ExportedNode& node = program.graph.nodes[1];
+  EXPECT_EQ(node.target, "torch.ops.aten.linear.default");
+  EXPECT_EQ(node.module, "frozen");
+  EXPECT_EQ(*node.inputs[1].argument.reference(), "p_frozen_weight");
+  EXPECT_THAT(
+      node.source, HasSubstr("return self.tied(self.frozen(self.fc(x)))"));
+  EXPECT_EQ(program.classes.at("frozen"), "Linear");
+  const detail::ExportedTensors weights = archive.weights("model");
+  EXPECT_EQ(weights.at("fc.weight").file, weights.at("tied.weight").file);
+  EXPECT_FALSE(weights.at("frozen.weight").requires_grad);
+  EXPECT_EQ(weights.at("fc.weight").bytes->size(), 256U);
+  EXPECT_FALSE(archive.evaluation());
+  EXPECT_TRUE(detail::ExportedArchive(program_path("Branch")).evaluation());
+}
+
+TEST(ExportedArchive, NamesRangesOfSizes) {
+  EXPECT_EQ(
+      detail::symbol_in("Symbol('s77', positive=True, integer=True)"), "s77");
+  EXPECT_EQ(detail::symbol_in("Mul(Integer(2), Symbol('s77'))"), "");
+  EXPECT_EQ(detail::symbol_in("Symbol('s"), "");
+  EXPECT_EQ(detail::range_text({2, 64}), "2 to 64");
+  EXPECT_EQ(detail::range_text({3, 3}), "3");
+  EXPECT_EQ(detail::range_text({2, detail::ExportedRange().max}), "2 or more");
+  EXPECT_EQ(detail::range_text({}), "any size");
+}
+
+std::string spec(
+    const std::string& type,
+    const std::string& context,
+    const std::string& children) {
+  return R"({"type": )" + type + R"(, "context": )" + context +
+      R"(, "children_spec": [)" + children + "]}";
+}
+
+const std::string kLeaf = spec("null", "null", "");
+
+TEST(Treespec, NamesLeavesAsPythonDoes) {
+  const detail::NamedTupleFields fields{{"Pair", {"first", "second"}}};
+  const auto names = [&](const std::string& root) {
+    return detail::result_names("[1, " + root + "]", fields, "x.pt2");
+  };
+  EXPECT_THAT(names(kLeaf), ElementsAre(""));
+  EXPECT_THAT(
+      names(spec("\"builtins.tuple\"", "\"null\"", kLeaf + "," + kLeaf)),
+      ElementsAre("0", "1"));
+  EXPECT_THAT(
+      names(spec(
+          "\"builtins.dict\"",
+          R"("[\"a\", \"b\"]")",
+          kLeaf + "," +
+              spec(
+                  "\"collections.namedtuple\"",
+                  "\"Pair\"",
+                  kLeaf + "," + kLeaf))),
+      ElementsAre("a", "b.first", "b.second"));
+  // A ModelOutput of some versions has its keys at the end of a list.
+  EXPECT_THAT(
+      names(spec(
+          "\"X\"",
+          R"("[\"X\", [\"loss\", \"logits\"]]")",
+          kLeaf + "," + kLeaf)),
+      ElementsAre("loss", "logits"));
+  expect_error<CheckpointError>([&] { names("3"); }, "x.pt2 cannot be read");
+  expect_error<CheckpointError>([&] { names("{"); }, "x.pt2 cannot be read");
+}
+
+TEST(ExportedArchive, IsReadOrRefusedWhateverByteIsDamaged) {
+  EditedArchive edited(program_path("Branch"));
+  // Weights and sample inputs are not read as text.
+  edited.erase("data/sample_inputs/model.pt");
+  std::string bytes = edited.bytes();
+  for (std::size_t i = 0; i < bytes.size(); i += 7) {
+    const char before = bytes[i];
+    bytes[i] = static_cast<char>(before ^ 0x41);
+    try {
+      const detail::ExportedArchive archive(
+          std::as_bytes(std::span(bytes)), "x");
+      for (const std::string& model : archive.models()) {
+        static_cast<void>(archive.weights(model));
+        static_cast<void>(archive.constants(model));
+        static_cast<void>(archive.facts());
+      }
+    } catch (const Error&) {
+      // Refused, as expected.
+    }
+    bytes[i] = before;
+  }
+}
+
+}  // namespace accelerate::testing::archive_test

@@ -1,0 +1,147 @@
+// Models of Hugging Face and of PyTorch, exported by Python, compute here what they compute there.
+#include <cmath>
+#include <functional>
+#include <optional>
+
+#include <ATen/autocast_mode.h>
+
+#include "exported/recorded_program.h"
+
+namespace accelerate::testing::models_test {
+
+struct Model {
+  const char* name;
+  /// Exported and recorded under autocast.
+  bool is_bf16 = false;
+};
+
+void PrintTo(const Model& model, std::ostream* out) { *out << model.name; }
+
+class AutocastIn {
+ public:
+  explicit AutocastIn(bool is_enabled)
+      : was_(at::autocast::is_autocast_enabled(at::kCPU)) {
+    at::autocast::set_autocast_enabled(at::kCPU, is_enabled);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  }
+  AutocastIn(const AutocastIn&) = delete;
+  AutocastIn& operator=(const AutocastIn&) = delete;
+  ~AutocastIn() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, was_);
+  }
+
+ private:
+  bool was_;
+};
+
+class RecordedModel : public ::testing::TestWithParam<Model> {
+ protected:
+  RecordedModel()
+      : record(GetParam().name),
+        model(load_exported(program_path(GetParam().name))) {
+    // As recorded: threads add what belongs to one element in any order.
+    torch::set_num_threads(1);
+  }
+  ~RecordedModel() override { torch::set_num_threads(num_threads_); }
+
+  ExportedOutputs run(const std::string& prefix, int seed = 1) {
+    const AutocastIn autocast(GetParam().is_bf16);
+    torch::manual_seed(seed);
+    return model->forward(record.inputs(prefix));
+  }
+
+  // Under autocast in the forward alone.
+  torch::Tensor loss_of(const std::string& prefix) {
+    const AutocastIn autocast(GetParam().is_bf16);
+    return testing::loss_of(model->forward(record.inputs(prefix)));
+  }
+
+  std::vector<double> losses(torch::optim::Optimizer& optimizer) {
+    torch::manual_seed(2);
+    std::vector<double> found;
+    for (std::size_t step = 0; step < record.numbers("sgd").size(); ++step) {
+      optimizer.zero_grad();
+      const auto loss = loss_of(step % 2 == 0 ? "input." : "other.");
+      loss.backward();
+      optimizer.step();
+      found.push_back(loss.item<float>());
+    }
+    return found;
+  }
+
+  Record record;
+  ExportedModel model;
+
+ private:
+  int num_threads_ = torch::get_num_threads();
+};
+
+TEST_P(RecordedModel, ComputesPythonsLogits) {
+  expect_same(
+      logits_of(run("input.")).to(torch::kFloat),
+      record.at("logits"),
+      "logits");
+  expect_same(
+      logits_of(run("other.")).to(torch::kFloat),
+      record.at("other_logits"),
+      "logits of another shape");
+}
+
+TEST_P(RecordedModel, ComputesPythonsLogitsInEval) {
+  model->eval();
+  expect_same(
+      logits_of(run("other.")).to(torch::kFloat),
+      record.at("eval_logits"),
+      "logits in eval()");
+}
+
+TEST_P(RecordedModel, HasPythonsLossesInTwentyStepsOfSgd) {
+  torch::optim::SGD sgd(model->parameters(), 0.05);
+  const auto found = losses(sgd);
+  if (GetParam().is_bf16) {
+    // Python's own run of the program rounds gradients in another order, too.
+    EXPECT_EQ(found, record.numbers("program_sgd"));
+    expect_near(found, record.numbers("sgd"), 2e-3);
+  } else {
+    EXPECT_EQ(found, record.numbers("sgd"));
+  }
+  for (const auto& buffer : model->named_buffers()) {
+    if (record.contains("buffer." + buffer.key()))
+      expect_same(
+          buffer.value(), record.at("buffer." + buffer.key()), buffer.key());
+  }
+}
+
+TEST_P(RecordedModel, HasPythonsLossesInTwentyStepsOfAdamW) {
+  torch::optim::AdamW adamw(
+      model->parameters(), torch::optim::AdamWOptions(1e-3).weight_decay(0.01));
+  // LibTorch's AdamW rounds in another order than Python's.
+  expect_near(
+      losses(adamw), record.numbers("adamw"), GetParam().is_bf16 ? 2e-3 : 2e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Exported,
+    RecordedModel,
+    ::testing::Values(
+        Model{"bert"},
+        Model{"cnn"},
+        Model{"convnext"},
+        Model{"gemma2"},
+        Model{"gpt2"},
+        Model{"llama"},
+        Model{"llama_bf16", true},
+        Model{"llama_eager"},
+        Model{"lstm"},
+        Model{"mistral"},
+        Model{"mixtral"},
+        Model{"qwen3"},
+        Model{"resnet"},
+        Model{"swin"},
+        Model{"t5"},
+        Model{"unet"},
+        Model{"vit"}),
+    [](const auto& tested) { return std::string(tested.param.name); });
+
+}  // namespace accelerate::testing::models_test
