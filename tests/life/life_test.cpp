@@ -35,6 +35,7 @@
 #include <accelerate/datasets.h>
 #include <accelerate/elastic.h>
 #include <accelerate/experts.h>
+#include <accelerate/exported_model.h>
 #include <accelerate/hooks.h>
 #include <accelerate/local_sgd.h>
 #include <accelerate/memory.h>
@@ -790,6 +791,20 @@ TEST_F(Life, Modules) {
   unprepared(
       add_calls_of_VocabParallelEmbeddingImpl,
       std::make_shared<VocabParallelEmbeddingImpl>(2, 2));
+  unprepared(
+      add_calls_of_ExportedModuleImpl,
+      std::make_shared<ExportedModuleImpl>("Block"));
+  unprepared(
+      add_calls_of_ExportedModelImpl,
+      load_exported(ACCELERATE_LIFE_PROGRAM).ptr());
+}
+
+TEST_F(Life, ExportedOutputs) {
+  ExportedModel program = load_exported(ACCELERATE_LIFE_PROGRAM);
+  try_life(add_calls_of_ExportedOutputs, [] { return ExportedOutputs(); });
+  try_life(add_calls_of_ExportedOutputs, [&] {
+    return program->forward(torch::ones({2, 8}));
+  });
 }
 
 }  // namespace life_test
