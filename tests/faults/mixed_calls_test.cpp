@@ -26,7 +26,8 @@ using testing::TemporaryDirectory;
 // Calls that wait for messages, and how they are named.
 const std::map<std::string, std::string>& message_calls() {
   static const std::map<std::string, std::string> calls{
-      {"backward", "all_reduce (Float [20]) number "},
+      // The first one begins with the order of gradients.
+      {"backward", "broadcast (Long [2]) with root 0 number "},
       {"broadcast_object", "broadcast_bytes with root 0 number "},
       {"end_training", "barrier number "},
       {"gather", "all_gather (Long [1]) number "},
