@@ -66,7 +66,7 @@ def is_covered(name, single, pairs):
 def known_identifiers(root):
     known = set(ELSEWHERE)
     sources = [*root.glob("include/accelerate/**/*.h"), *root.glob("src/config/options/*.cpp"),
-               *root.glob("docs/reference/command_line.md"), *root.glob("docs/reference/options.md")]
+               *root.glob("docs/reference/command_line.md"), *root.glob("docs/reference/options.md"), *root.glob("python/*.py")]
     for source in sources:
         known |= set(IDENTIFIER.findall(source.read_text()))
     return known

@@ -43,9 +43,7 @@ enum class CommHook {
   /// (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
   /// Distributed Optimization", NeurIPS 2019).
   power_sgd,
-  /// PowerSGD of each bucket as one square matrix: faster, less accurate. A
-  /// resumed run differs by more than rounding, since buckets are rebuilt
-  /// (docs/concepts/exact_resume.md).
+  /// PowerSGD of each bucket as one square matrix: faster, less accurate.
   batched_power_sgd,
 };
 

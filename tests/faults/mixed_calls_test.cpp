@@ -27,7 +27,7 @@ using testing::TemporaryDirectory;
 const std::map<std::string, std::string>& message_calls() {
   static const std::map<std::string, std::string> calls{
       // The first one begins with the order of gradients.
-      {"backward", "broadcast (Long [2]) with root 0 number "},
+      {"backward", "all_reduce (Long [2]) number "},
       {"broadcast_object", "broadcast_bytes with root 0 number "},
       {"end_training", "barrier number "},
       {"gather", "all_gather (Long [1]) number "},

@@ -135,8 +135,11 @@ void ReplicaReducer::arrange(const at::Tensor& loss) {
   std::vector<std::int64_t> order(state_.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::sort(order, std::greater<>(), key_of);
+  // Rank 0's order. A sender of a broadcast would not wait for ranks that do
+  // something else.
+  if (group_.rank() != 0) std::ranges::fill(order, 0);
   const at::Tensor agreed = at::tensor(order, at::kLong);
-  group_.broadcast(agreed, 0);
+  group_.all_reduce(agreed);
   const auto* const first = agreed.const_data_ptr<std::int64_t>();
   buckets_.arrange({first, first + agreed.numel()});
 }
