@@ -4,8 +4,6 @@
 #include <set>
 #include <utility>
 
-#include <torch/nn/modules/linear.h>
-
 #include <accelerate/big_model.h>
 #include <accelerate/quantized_model.h>
 
@@ -13,6 +11,7 @@
 #include "big_model/plan/memory_limits.h"
 #include "big_model/quantize/skipped_modules.h"
 #include "modules/module_tree.h"
+#include "params/linear_layer.h"
 #include "params/model_modules.h"
 
 namespace accelerate {
@@ -37,8 +36,7 @@ void find_linears(
     std::vector<std::string>& found) {
   for (const auto& child : module.named_children()) {
     const std::string name = detail::dotted_name(prefix, child.key());
-    const bool is_linear = dynamic_cast<const torch::nn::LinearImpl*>(
-                               child.value().get()) != nullptr;
+    const bool is_linear = detail::linear_weight_of(*child.value()).defined();
     if (is_linear && !is_kept(child.key(), name, skip_modules))
       found.push_back(name);
     find_linears(*child.value(), name, skip_modules, found);

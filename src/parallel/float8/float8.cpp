@@ -14,7 +14,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/modules/linear.h>
+#include <torch/nn/module.h>
 
 #include <accelerate/error.h>
 
@@ -33,13 +33,12 @@ namespace accelerate::detail {
 
 namespace {
 
-std::unordered_set<const void*> linear_layers_of(
+std::unordered_set<const torch::nn::Module*> modules_of(
     const torch::nn::Module& module) {
-  std::unordered_set<const void*> found;
-  for (const auto& each : module.modules(/*include_self=*/false))
-    found.insert(dynamic_cast<const torch::nn::LinearImpl*>(each.get()));
   // A module that is on the stack has no shared pointer to itself.
-  found.insert(dynamic_cast<const torch::nn::LinearImpl*>(&module));
+  std::unordered_set<const torch::nn::Module*> found{&module};
+  for (const auto& each : module.modules(/*include_self=*/false))
+    found.insert(each.get());
   return found;
 }
 
@@ -145,13 +144,14 @@ class Float8 final : public Strategy, public StrategyState {
     const BypassGates bypass;
     module_ = &module;
     std::vector<Float8LayerChoice> choices;
-    const std::unordered_set<const void*> own = linear_layers_of(module);
+    const std::unordered_set<const torch::nn::Module*> own =
+        modules_of(module);
     std::size_t count = 0;
     for (LinearLayer& layer : choose_linear_layers(
              whole_model_ ? *whole_model_ : module, layer_rule_)) {
       count += layer.choice.is_float8 ? 1 : 0;
       if (layer.choice.is_float8 && own.contains(layer.module))
-        add(*layer.module, layer.choice.name, table);
+        add(layer.weight, layer.choice.name, table);
       choices.push_back(std::move(layer.choice));
     }
     const bool is_none = count == 0;
@@ -370,30 +370,30 @@ class Float8 final : public Strategy, public StrategyState {
   }
 
   void add(
-      torch::nn::LinearImpl& linear,
+      const at::Tensor& weight,
       const std::string& name,
       const ParameterTable& table) {
-    for (const at::Tensor& weight : weights_) {
+    for (const at::Tensor& other : weights_) {
       // The weight is shared by two layers; the first one counts.
-      if (weight.is_same(linear.weight)) return;
+      if (other.is_same(weight)) return;
     }
     auto layer = c10::make_intrusive<Float8Layer>(name, rules_);
-    probe(*layer, linear.weight.device());
+    probe(*layer, weight.device());
     if (!rules_.delayed) {
-      share(*layer, linear.weight, table);
+      share(*layer, weight, table);
       share_positions(*layer);
     }
-    if (const Parameter* const row = table.find(linear.weight))
+    if (const Parameter* const row = table.find(weight))
       layer->gathered_scale = row->gathered_scale;
     // A weight whose memory comes and goes must not leave copies behind.
-    layer->keeps_weight = keeper_of(linear.weight) == nullptr;
+    layer->keeps_weight = keeper_of(weight) == nullptr;
     layer->warn = [logger = mesh_.world().logger()](const std::string& text) {
       logger.log(LogLevel::warning, "precision", text);
     };
     const std::size_t unit =
-        keeper_->add(std::move(layer), linear.weight.sizes().vec());
-    watch_tensor(linear.weight, {keeper_, unit, keeper_.get()});
-    weights_.push_back(linear.weight);
+        keeper_->add(std::move(layer), weight.sizes().vec());
+    watch_tensor(weight, {keeper_, unit, keeper_.get()});
+    weights_.push_back(weight);
   }
 
   // All layers have the device multiply the same kinds of operands.
@@ -454,13 +454,12 @@ std::vector<at::Tensor> weights_to_gather(
   };
   count(module);
   for (const auto& each : module.modules(/*include_self=*/false)) count(*each);
-  const std::unordered_set<const void*> own = linear_layers_of(module);
+  const std::unordered_set<const torch::nn::Module*> own = modules_of(module);
   std::vector<at::Tensor> weights;
   for (const LinearLayer& layer : choose_linear_layers(whole_model, rule)) {
     if (!layer.choice.is_float8 || !own.contains(layer.module)) continue;
-    const at::Tensor& weight = layer.module->weight;
-    if (num_readers[weight.unsafeGetTensorImpl()] == 1)
-      weights.push_back(weight);
+    if (num_readers[layer.weight.unsafeGetTensorImpl()] == 1)
+      weights.push_back(layer.weight);
   }
   return weights;
 }

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/modules/linear.h>
-
 #include "parallel/float8/scaled_gradients.h"
 #include "parallel/float8/scaled_moments.h"
 #include "precision/fp8/float8_layers.h"
@@ -43,7 +41,7 @@ class MsAmp final : public Strategy {
     for (const LinearLayer& layer :
          choose_linear_layers(module, layer_rule_of(recipe_))) {
       if (!layer.choice.is_float8) continue;
-      Parameter* const row = row_of(layer.module->weight, table);
+      Parameter* const row = row_of(layer.weight, table);
       // A weight shared by two layers is one row.
       if (row == nullptr || !row->tensor.requires_grad() ||
           std::exchange(row->is_averaged_apart, true)) {

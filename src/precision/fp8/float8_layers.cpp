@@ -6,6 +6,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "base/text/text.h"
+#include "params/linear_layer.h"
 
 namespace accelerate {
 
@@ -28,18 +29,22 @@ std::string reason_to_spare(
   }
   if (rule.spares_ends && is_first) return "the first linear layer";
   if (rule.spares_ends && is_last) return "the last linear layer";
-  const auto& options = layer.module->options;
-  if (options.in_features() % kMultipleOf != 0) {
+  // The weight of a divided layer is smaller.
+  const auto* const linear =
+      dynamic_cast<const torch::nn::LinearImpl*>(layer.module);
+  const std::int64_t in_features = linear != nullptr
+      ? linear->options.in_features()
+      : layer.weight.size(1);
+  const std::int64_t out_features = linear != nullptr
+      ? linear->options.out_features()
+      : layer.weight.size(0);
+  if (in_features % kMultipleOf != 0) {
     return format(
-        "in_features {} is not a multiple of {}",
-        options.in_features(),
-        kMultipleOf);
+        "in_features {} is not a multiple of {}", in_features, kMultipleOf);
   }
-  if (options.out_features() % kMultipleOf != 0) {
+  if (out_features % kMultipleOf != 0) {
     return format(
-        "out_features {} is not a multiple of {}",
-        options.out_features(),
-        kMultipleOf);
+        "out_features {} is not a multiple of {}", out_features, kMultipleOf);
   }
   return "";
 }
@@ -56,16 +61,15 @@ std::vector<LinearLayer> choose_linear_layers(
     const torch::nn::Module& model,
     const Float8LayerRule& rule) {
   std::vector<LinearLayer> layers;
+  const auto add = [&](const std::string& name,
+                       const torch::nn::Module& module) {
+    const at::Tensor weight = linear_weight_of(module);
+    if (weight.defined()) layers.push_back({{name}, &module, weight});
+  };
   for (const auto& item :
-       model.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
-    if (auto* const linear =
-            dynamic_cast<torch::nn::LinearImpl*>(item.value().get()))
-      layers.push_back({{item.key()}, linear});
-  }
-  // LibTorch returns a const module's children as pointers to non-const.
-  if (const auto* const linear =
-          dynamic_cast<const torch::nn::LinearImpl*>(&model))
-    layers.push_back({{""}, const_cast<torch::nn::LinearImpl*>(linear)});
+       model.named_modules(/*name_prefix=*/"", /*include_self=*/false))
+    add(item.key(), *item.value());
+  add("", model);
   for (std::size_t i = 0; i < layers.size(); ++i) {
     LinearLayer& layer = layers[i];
     layer.choice.reason =

@@ -4,10 +4,12 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include <accelerate/fp8.h>
 
 namespace torch::nn {
-class LinearImpl;
+class Module;
 }
 
 namespace accelerate::detail {
@@ -25,10 +27,12 @@ Float8LayerRule layer_rule_of(const FP8Recipe& recipe);
 
 struct LinearLayer {
   Float8LayerChoice choice;
-  torch::nn::LinearImpl* module = nullptr;
+  const torch::nn::Module* module = nullptr;
+  at::Tensor weight = {};
 };
 
-/// All linear layers of a model, in the order of named_modules().
+/// All linear layers of a model, in the order of named_modules(); the model
+/// itself is last.
 std::vector<LinearLayer> choose_linear_layers(
     const torch::nn::Module& model,
     const Float8LayerRule& rule);
