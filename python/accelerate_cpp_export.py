@@ -28,7 +28,8 @@ TRAINING_ARGUMENTS = {
 ALIGNMENT = 64
 
 
-def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, autocast=None, weights=True, check=True):
+def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, autocast=None, causal=False, weights=True,
+                   check=True):
     """Writes `model` to `path`, which ends in .pt2, and returns what it found out about it.
 
     args, kwargs: example arguments of model.forward(). Those that are tensors are the inputs of the model in C++, in this
@@ -36,6 +37,8 @@ def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, au
     dynamic_shapes: as for torch.export.export(); sizes that it does not name are those of the example.
     autocast: the dtype of the autocast in which it will be trained (mixed_precision "bf16": torch.bfloat16). A program without
         it computes something else under autocast than Python does.
+    causal: True for context parallelism, which divides sequences: modules called self_attn get is_causal=True and no
+        attention_mask, as Accelerate does. Masks of padding are then ignored; positions must be an input of the model.
     weights: False leaves them out; C++ then reads them from safetensors.
     check: compares gradients with those of the program.
 
@@ -47,10 +50,11 @@ def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, au
     was_training = {module: module.training for module in model.modules()}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     try:
-        evaluation = _trace(model, False, args, kwargs, dynamic_shapes, autocast)
-        training = _trace(model, True, args, kwargs, dynamic_shapes, autocast)
-        if check:
-            _compare_gradients(model, training, args, kwargs, autocast, buffers)
+        with _causal_attention(model) if causal else contextlib.nullcontext():
+            evaluation = _trace(model, False, args, kwargs, dynamic_shapes, autocast)
+            training = _trace(model, True, args, kwargs, dynamic_shapes, autocast)
+            if check:
+                _compare_gradients(model, training, args, kwargs, autocast, buffers)
     finally:
         for module, mode in was_training.items():
             module.training = mode
@@ -73,6 +77,23 @@ def _device_type(model):
 
 def _autocast(model, dtype):
     return torch.autocast(_device_type(model), dtype=dtype) if dtype else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _causal_attention(model):
+    """Attention of modules called self_attn is causal, and has no mask that holds for all positions."""
+    def without_mask(module, args, kwargs):
+        return args, {**kwargs, "attention_mask": None, "is_causal": True}
+
+    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "self_attn"]
+    if not modules:
+        raise ValueError("with causal=True the model must have modules called self_attn, but has none")
+    hooks = [module.register_forward_pre_hook(without_mask, with_kwargs=True, prepend=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _trace(model, is_training, args, kwargs, dynamic_shapes, autocast):

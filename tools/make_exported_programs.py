@@ -105,6 +105,17 @@ class LogitsOnly(nn.Module):
         return self.net(input_ids=input_ids).logits
 
 
+class AtPositions(nn.Module):
+    """For context parallelism: each rank has some of the positions."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids, position_ids):
+        return self.net(input_ids=input_ids, position_ids=position_ids).logits
+
+
 def causal(kind, **changes):
     import transformers
     config = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -151,6 +162,12 @@ def build(name):
         return plain_model(LogitsOnly(hf.GPT2LMHeadModel(config)), tokens(3, 8), tokens(5, 12, 1), {"input_ids": {0: BATCH, 1: LENGTH}})
     if name in ("llama", "llama_bf16"):
         return text_model(causal("Llama"))
+    if name == "llama_context":
+        def inputs(*size):
+            ids = tokens(*size)
+            return dict(input_ids=ids, position_ids=torch.arange(ids.shape[1]).expand_as(ids).contiguous())
+        shapes = {name: {0: BATCH, 1: LENGTH} for name in inputs(1, 2)}
+        return AtPositions(causal("Llama")), (), inputs(3, 8), shapes, ((), inputs(5, 12, 1))
     if name == "llama_eager":
         return text_model(causal("Llama", attn_implementation="eager"))
     if name == "qwen3":
@@ -188,7 +205,7 @@ def build(name):
     raise SystemExit(f"unknown model {name}")
 
 
-MODELS = ["cnn", "lstm", "unet", "gpt2", "llama", "llama_bf16", "llama_eager", "qwen3", "mistral", "gemma2", "mixtral", "bert",
+MODELS = ["cnn", "lstm", "unet", "gpt2", "llama", "llama_bf16", "llama_context", "llama_eager", "qwen3", "mistral", "gemma2", "mixtral", "bert",
           "t5", "vit", "resnet", "convnext", "swin"]
 
 
@@ -218,7 +235,8 @@ def make_model(out, name):
     model, args, kwargs, shapes, others = build(name)
     model.train()
     autocast = torch.bfloat16 if name == "llama_bf16" else None
-    facts = export_for_cpp(model, out / f"{name}.pt2", args, kwargs, dynamic_shapes=shapes, autocast=autocast)
+    facts = export_for_cpp(model, out / f"{name}.pt2", args, kwargs, dynamic_shapes=shapes, autocast=autocast,
+                           causal=name == "llama_context")
     batches = [(args, kwargs), others]
     tensors = {}
     for prefix, (a, k) in zip(("input", "other"), batches):

@@ -132,6 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
         Model{"gpt2"},
         Model{"llama"},
         Model{"llama_bf16", true},
+        Model{"llama_context"},
         Model{"llama_eager"},
         Model{"lstm"},
         Model{"mistral"},

@@ -174,6 +174,42 @@ TEST(ExportedUses, ExpertsAreTrainedAsTheyAre) {
   expect_near(losses_of("mixtral", 2, options), one, 3e-6);
 }
 
+// The gradients' sum of one process, when ranks have halves of each sequence.
+TEST(ExportedUses, SequencesAreDividedForContextParallelism) {
+  const auto train = [](int num_ranks) {
+    std::vector<torch::Tensor> weights;
+    run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+      AcceleratorOptions options;
+      options.parallel.context = num_ranks;
+      options.world = world;
+      Accelerator accelerator(options);
+      ExportedModel net = load_exported(program_path("llama_context"));
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      auto [model, optimizer] = accelerator.prepare(net, sgd);
+      for (int step = 0; step < kSteps; ++step) {
+        auto ids = ids_of(step), labels = ids.roll(-1, 1);
+        auto places = torch::arange(8).expand({4, 8}).contiguous();
+        const auto sequence = accelerator.maybe_context_parallel(
+            {ids, labels, places}, {1, 1, 1});
+        accelerator.backward(torch::nn::functional::cross_entropy(
+            model(ids, places)[0].flatten(0, 1), labels.flatten()));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      if (accelerator.is_main_process()) {
+        for (const auto& parameter : net->parameters())
+          weights.push_back(parameter.detach().clone());
+      }
+      accelerator.finish();
+    });
+    return weights;
+  };
+  const auto one = train(1), two = train(2);
+  ASSERT_EQ(two.size(), one.size());
+  for (std::size_t i = 0; i < one.size(); ++i)
+    EXPECT_TRUE(torch::allclose(two[i], one[i], 1e-5, 1e-6)) << i;
+}
+
 TEST(ExportedUses, MemoryIsPlannedByPythonsClasses) {
   run_on_ranks(1, [](const WorldOptions& world) {
     Accelerator accelerator({.world = world});
