@@ -77,9 +77,9 @@ class ProgramParser {
     using Kind = ExportedInput::Kind;
     const auto [kind, value] = entry_of(spec);
     ExportedInput input;
-    const auto name_it = [&](Kind of, const char* key) {
+    const auto name_it = [&, &fields = value](Kind of, const char* key) {
       input.kind = of;
-      input.name = value.at(key).get<std::string>();
+      input.name = fields.at(key).get<std::string>();
     };
     if (kind == "parameter") {
       name_it(Kind::parameter, "parameter_name");
