@@ -7,9 +7,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <accelerate/parallel.h>
@@ -108,7 +110,9 @@ class ReplicaReducer {
     State state = State::computed_later;
     bool has_gradient = false;
     int num_uses = 0;  // so far in this backward
-    std::shared_ptr<torch::autograd::Node> accumulator;
+    /// LibTorch's versions have different owning pointers.
+    decltype(torch::autograd::impl::grad_accumulator(
+        std::declval<const at::Tensor&>())) accumulator;
     std::uintptr_t hook = 0;
   };
 
