@@ -213,7 +213,10 @@ struct WorldOptions {
   /// ranks of one machine map together; connecting throws DistributedError,
   /// saying why, if ranks cannot. "gloo": TCP, available everywhere.
   /// "automatic": the first for groups of ranks on one machine, else the
-  /// second. Unset: as the launcher says, else automatic. World throws
+  /// second; tensors on CUDA devices travel by NCCL if every rank has it and a
+  /// device of its own, else through host memory, with a warning. "nccl": as
+  /// automatic, but connecting throws ConfigError, saying why, instead of
+  /// warning. Unset: as the launcher says, else automatic. World throws
   /// ConfigError listing the names for another one.
   std::optional<std::string> transport = std::nullopt;
 

@@ -120,7 +120,7 @@ TEST(Transports, AreChosenByNameOrTheBestByDefault) {
   expect_error<ConfigError>(
       [] { choose_transport("pigeons"); },
       "[comm] the transport \"pigeons\" is not available in this build or on "
-      "this machine; use automatic, shared_memory, gloo");
+      "this machine; use automatic, shared_memory, gloo, nccl");
   // The name is checked on a single rank, too.
   expect_error<ConfigError>(
       [] { World({.transport = "pigeons"}); }, "\"pigeons\"");

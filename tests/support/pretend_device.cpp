@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,13 +26,18 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
+
+#include "support/pretend_stream.h"
 
 namespace accelerate::testing {
 
@@ -39,14 +48,23 @@ constexpr int kDevices = 2;
 using Clock = std::chrono::steady_clock;
 using Stream = std::pair<c10::DeviceIndex, c10::StreamId>;
 
+// What is queued on a stream. Work is counted from 1.
+struct Queue {
+  std::deque<std::function<void()>> work;
+  std::int64_t num_queued = 0;
+  std::int64_t num_done = 0;
+  // The thread that runs some of it now.
+  std::thread::id runner = {};
+  PretendStream handle = {};
+};
+
 // State that the devices share. One per process, like LibTorch's registries,
 // and never destroyed: queued work may hold pinned memory to the end.
 struct Machine {
   std::mutex mutex;
-  std::map<Stream, std::vector<std::function<void()>>> queued;
-  // Held while a stream's work runs, so that no thread goes on before it is
-  // done.
-  std::map<Stream, std::recursive_mutex> running;
+  std::condition_variable progress;
+  std::map<Stream, Queue> queues;
+  std::map<const void*, Stream> allocated;
   std::set<const void*> pinned;
   c10::StreamId next_stream = 1;
   PretendCounts counts;
@@ -65,20 +83,59 @@ struct Machine {
     return link_is_free;
   }
 
-  void run(const Stream& stream) {
-    std::unique_lock<std::recursive_mutex> alone;
-    {
-      const std::lock_guard lock(mutex);
-      alone = std::unique_lock(running[stream], std::defer_lock);
-    }
-    alone.lock();
-    std::vector<std::function<void()>> work;
-    {
-      const std::lock_guard lock(mutex);
-      work.swap(queued[stream]);
-    }
-    for (auto& item : work) item();
+  // Must be called with `mutex` held.
+  void enqueue(const Stream& stream, std::function<void()> work) {
+    Queue& queue = queues[stream];
+    queue.work.push_back(std::move(work));
+    ++queue.num_queued;
   }
+
+  // Must be called with `mutex` held.
+  bool is_idle(const Stream& stream) {
+    const Queue& queue = queues[stream];
+    return queue.num_done == queue.num_queued;
+  }
+
+  std::int64_t num_queued(const Stream& stream) {
+    const std::lock_guard lock(mutex);
+    return queues[stream].num_queued;
+  }
+  bool is_done(const Stream& stream, std::int64_t number) {
+    const std::lock_guard lock(mutex);
+    return queues[stream].num_done >= number;
+  }
+
+  // Runs the work up to `number`, or waits until another thread has, unless this
+  // thread is in the midst of it. Streams that wait for each other are run by
+  // several threads, so none may hold one while it waits for another.
+  void run(const Stream& stream, std::int64_t number) {
+    std::unique_lock lock(mutex);
+    Queue& queue = queues[stream];
+    while (queue.num_done < number) {
+      if (queue.runner == std::this_thread::get_id()) return;
+      if (queue.runner != std::thread::id()) {
+        progress.wait(lock);
+        continue;
+      }
+      queue.runner = std::this_thread::get_id();
+      std::function<void()> work = std::move(queue.work.front());
+      queue.work.pop_front();
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      work = nullptr;
+      lock.lock();
+      queue.runner = {};
+      ++queue.num_done;
+      progress.notify_all();
+      if (failure) std::rethrow_exception(failure);
+    }
+  }
+  void run(const Stream& stream) { run(stream, num_queued(stream)); }
 };
 
 Machine& machine() {
@@ -95,8 +152,7 @@ PretendCapture* capture_of_thread() {
 }
 [[noreturn]] void refuse_in_capture() {
   TORCH_CHECK(
-      false,
-      "CUDA error: operation not permitted when stream is capturing");
+      false, "CUDA error: operation not permitted when stream is capturing");
 }
 
 thread_local c10::DeviceIndex current_device = 0;
@@ -106,6 +162,8 @@ Stream current_stream(c10::DeviceIndex device) {
   return {device, current_streams[device]};
 }
 
+// Gives memory back in the order of the stream that was current when it was
+// allocated, as CUDA's allocator does.
 class Memory final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t size) override {
@@ -113,10 +171,12 @@ class Memory final : public c10::DeviceAllocator {
     constexpr int kGarbage = 0xa5;
     void* const data = std::malloc(size + 1);
     std::memset(data, kGarbage, size + 1);
+    const std::lock_guard lock(machine().mutex);
+    machine().allocated[data] = current_stream(current_device);
     return {
-        data, data, &std::free, c10::Device(c10::kPrivateUse1, current_device)};
+        data, data, &release, c10::Device(c10::kPrivateUse1, current_device)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t size) const override {
     std::memcpy(to, from, size);
   }
@@ -129,6 +189,14 @@ class Memory final : public c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override {}
+
+ private:
+  static void release(void* data) {
+    const std::lock_guard lock(machine().mutex);
+    const auto found = machine().allocated.extract(data);
+    if (!found || machine().is_idle(found.mapped())) return std::free(data);
+    machine().enqueue(found.mapped(), [data] { std::free(data); });
+  }
 };
 Memory memory;
 
@@ -196,35 +264,60 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
 
-  // An event is the stream on which it was recorded: waiting for it runs all
-  // work queued there.
+  // An event is the work that was queued when it was recorded.
+  struct Event {
+    Stream stream;
+    std::int64_t number = 0;
+  };
   void record(
       void** event,
       const c10::Stream& stream,
       const c10::DeviceIndex,
       const c10::EventFlag) const override {
-    if (*event == nullptr) *event = new Stream();
-    *static_cast<Stream*>(*event) = {stream.device_index(), stream.id()};
+    if (*event == nullptr) *event = new Event();
+    const Stream which{stream.device_index(), stream.id()};
+    *static_cast<Event*>(*event) = {which, machine().num_queued(which)};
   }
-  void block(void* event, const c10::Stream&) const override {
+  void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
-    {
-      const std::lock_guard lock(machine().mutex);
-      ++machine().counts.waits;
-    }
-    machine().run(*static_cast<Stream*>(event));
+    const Event found = *static_cast<Event*>(event);
+    const std::lock_guard lock(machine().mutex);
+    ++machine().counts.waits;
+    machine().enqueue({stream.device_index(), stream.id()}, [found] {
+      machine().run(found.stream, found.number);
+    });
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) machine().run(*static_cast<Stream*>(event));
+    if (event == nullptr) return;
+    const Event& found = *static_cast<Event*>(event);
+    machine().run(found.stream, found.number);
   }
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
+    const Event& found = *static_cast<Event*>(event);
+    return machine().is_done(found.stream, found.number);
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    const Stream which{stream.device_index(), stream.id()};
     const std::lock_guard lock(machine().mutex);
-    return machine().queued[*static_cast<Stream*>(event)].empty();
+    PretendStream& handle = machine().queues[which].handle;
+    handle.device = which.first;
+    handle.id = which.second;
+    static constexpr auto stream_of = [](const PretendStream* of) {
+      return Stream(static_cast<c10::DeviceIndex>(of->device), of->id);
+    };
+    handle.run = [](const PretendStream* of) { machine().run(stream_of(of)); };
+    handle.enqueue = [](const PretendStream* of,
+                        void (*work)(void*),
+                        void* argument) {
+      const std::lock_guard queuing(machine().mutex);
+      machine().enqueue(stream_of(of), [work, argument] { work(argument); });
+    };
+    return &handle;
   }
   void destroyEvent(void* event, const c10::DeviceIndex)
       const noexcept override {
-    delete static_cast<Stream*>(event);
+    delete static_cast<Event*>(event);
   }
   void synchronizeDevice(const c10::DeviceIndex) const override {}
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&)
@@ -316,6 +409,9 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const c10::DeviceIndex device =
       to.is_cpu() ? from.get_device() : to.get_device();
   const Stream stream = current_stream(device);
+  // As CUDA's copies, those between devices follow the streams of both.
+  if (!from.is_cpu() && !to.is_cpu() && from.get_device() != device)
+    machine().run(current_stream(from.get_device()));
   const auto copy = [source = on_host(from), target = on_host(to)] {
     target.copy_(source);
   };
@@ -326,11 +422,10 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   }
   const bool is_pinned = to.is_cpu() || (from.is_cpu() && from.is_pinned());
   const std::lock_guard lock(machine().mutex);
-  machine().queued[stream].push_back(
-      [copy, end = machine().end_of_copy(to.nbytes())] {
-        copy();
-        std::this_thread::sleep_until(end);
-      });
+  machine().enqueue(stream, [copy, end = machine().end_of_copy(to.nbytes())] {
+    copy();
+    std::this_thread::sleep_until(end);
+  });
   if (stream.second != 0) {
     ++machine().counts.side_copies;
     machine().counts.pinned_copies += is_pinned ? 1 : 0;
@@ -452,7 +547,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       });
   library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {
     if (capture_of_thread() != nullptr) refuse_in_capture();
+    machine().run(current_stream(tensor.get_device()));
     return on_host(tensor).item();
+  });
+  library.impl("view_as_real", [](const at::Tensor& tensor) {
+    return at::native::view_as_real(tensor);
+  });
+  library.impl("view_as_complex", [](const at::Tensor& tensor) {
+    return at::native::view_as_complex(tensor);
   });
   library.impl("view", [](const at::Tensor& tensor, at::IntArrayRef sizes) {
     return at::native::view(tensor, sizes);

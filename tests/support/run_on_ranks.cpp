@@ -31,9 +31,23 @@ std::string_view name_of_transport() {
   return name == nullptr ? "" : name;
 }
 
+NcclRanks nccl_ranks;
+
+// Null unless the environment asks for them.
+const NcclRanks* chosen_nccl_ranks() {
+  if (name_of_transport() != "nccl") return nullptr;
+  if (nccl_ranks.run == nullptr)
+    throw std::runtime_error("this program does not link nccl_ranks.cpp");
+  return &nccl_ranks;
+}
+
 }  // namespace
 
+void set_nccl_ranks(const NcclRanks& ranks) { nccl_ranks = ranks; }
+
 at::Device device_of_ranks() {
+  if (const NcclRanks* const ranks = chosen_nccl_ranks())
+    return ranks->device();
   const char* const name = std::getenv("ACCELERATE_TEST_DEVICE");
   return name == nullptr ? at::Device(at::kCPU) : at::Device(name);
 }
@@ -48,8 +62,10 @@ void run_on_ranks(
   const at::Device device = device_of_ranks();
   const Store store = Store::in_memory();
   const std::string_view name = name_of_transport();
-  const auto own_transport =
-      ranks_connect_as_threads() ? make_thread_transport() : nullptr;
+  const NcclRanks* const nccl = chosen_nccl_ranks();
+  const auto own_transport = ranks_connect_as_threads() || nccl != nullptr
+      ? make_thread_transport()
+      : nullptr;
   std::optional<std::string> transport;
   if (!own_transport && !name.empty()) transport = name;
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(num_ranks));
@@ -60,15 +76,20 @@ void run_on_ranks(
         // LibTorch's engine has one thread per device, which the ranks share.
         if (!device.is_cpu())
           c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-        rank(
-            {.rank = r,
-             .size = num_ranks,
-             .store = store,
-             .transport = transport,
-             .device = device,
-             .timeout = std::chrono::seconds(30),
-             .logger = Logger([](const LogRecord&) {}, LogLevel::off),
-             .own_transport = own_transport});
+        const WorldOptions options{
+            .rank = r,
+            .size = num_ranks,
+            .store = store,
+            .transport = transport,
+            .device = device,
+            .timeout = std::chrono::seconds(30),
+            .logger = Logger([](const LogRecord&) {}, LogLevel::off),
+            .own_transport = own_transport};
+        if (nccl != nullptr) {
+          nccl->run(options, rank);
+        } else {
+          rank(options);
+        }
       } catch (...) {
         failures[static_cast<std::size_t>(r)] = std::current_exception();
       }

@@ -10,20 +10,32 @@ namespace accelerate::testing {
 /// Runs `rank` once on each of `num_ranks` threads, with options that make it a
 /// rank of one world over a shared in-memory store. Returns when all have
 /// ended. ACCELERATE_TEST_TRANSPORT in the environment names the transport that
-/// connects them; `threads` is the transport of thread_transport.h. Rethrows
-/// the error of the first rank that failed, preferring errors that are not
-/// about a lost peer.
+/// connects them; `threads` is the transport of thread_transport.h, and `nccl`
+/// is that of nccl_ranks.h, for programs that link it. Rethrows the error of the
+/// first rank that failed, preferring errors that are not about a lost peer.
 void run_on_ranks(
     int num_ranks,
     const std::function<void(const WorldOptions&)>& rank);
 
 /// The device that run_on_ranks() gives all ranks: ACCELERATE_TEST_DEVICE in
-/// the environment, such as cuda:0 for tests that can share it, or the CPU.
+/// the environment, such as cuda:0 for tests that can share it, or the CPU. With
+/// `nccl`, it is a pretend device.
 at::Device device_of_ranks();
 
 /// Whether thread_transport.h connects the ranks. Other transports take longer;
 /// suites with very many combinations can try only some of them there.
 bool ranks_connect_as_threads();
+
+using RankFunction = std::function<void(const WorldOptions&)>;
+
+/// How ranks run with `nccl`.
+struct NcclRanks {
+  at::Device (*device)() = nullptr;
+  /// Runs `rank` on this thread; its options have the transport for threads.
+  void (*run)(WorldOptions options, const RankFunction& rank) = nullptr;
+};
+/// Set before main() by programs that link nccl_ranks.cpp.
+void set_nccl_ranks(const NcclRanks& ranks);
 
 /// Same as run_on_ranks(), with a World made for each rank.
 void run_in_worlds(

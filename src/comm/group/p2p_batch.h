@@ -15,8 +15,9 @@ namespace accelerate::detail {
 
 /// Point-to-point messages between this rank and others of a group, without
 /// intermediate copies. Both sides pass the same tag, which no other message in
-/// flight between them may use. Tensors are dense, on the host, and must not be
-/// touched until wait(). Used by one thread at a time.
+/// flight between them may use. Tensors are dense and must not be touched until
+/// wait(); those of a device travel through host memory. Used by one thread at
+/// a time.
 class P2PBatch {
  public:
   /// `what` names the batch in errors, such as "gathering block 3".

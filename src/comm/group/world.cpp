@@ -14,6 +14,7 @@
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/world_impl.h"
+#include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/generation_store.h"
 #include "comm/rendezvous/hosted_store.h"
 #include "comm/rendezvous/store.h"
@@ -286,18 +287,31 @@ Logger logger_of(const Settings& settings, const Environment& environment) {
   return logger;
 }
 
+// Ranks that have ended, by the world's board.
+RankIsGone watch_ranks(const std::weak_ptr<WorldCore>& core) {
+  const auto world = core.lock();
+  const auto board = world ? world->board : nullptr;
+  if (board == nullptr) return nullptr;
+  return [board](int rank) { return is_gone(*board, rank); };
+}
+
 std::shared_ptr<Transport> start_transport(
     const WorldOptions& options,
     const TransportRow& row,
-    const RankVariables& identity,
+    const WorldImpl& world,
     const Environment& environment) {
   if (options.own_transport) return options.own_transport;
+  const RankVariables& identity = world.identity;
   return row.make(
       {.is_single_node = identity.local_size == identity.size,
        .node = identity.rank - identity.local_rank,
        .local_size = identity.local_size,
        .main_address = identity.address,
-       .environment = environment});
+       .device = world.device,
+       .environment = environment,
+       .watch_ranks = [core = std::weak_ptr(world.core)] {
+         return watch_ranks(core);
+       }});
 }
 
 }  // namespace
@@ -341,7 +355,7 @@ World::World(const WorldOptions& options)
   const std::int64_t number = store.add(detail::worlds_key(identity.rank), 1);
   core.store = detail::store_of_world(store, number);
   core.transport =
-      detail::start_transport(options, transport, identity, environment);
+      detail::start_transport(options, transport, *impl_, environment);
   detail::join_board(core, identity, number);
   const std::shared_ptr<detail::GroupImpl> world =
       detail::connect_all(store, number, impl_->core, identity, std::move(all));

@@ -8,6 +8,7 @@
 #include "base/text/text.h"
 #include "comm/transport/automatic_transport.h"
 #include "comm/transport/gloo/gloo_transport.h"
+#include "comm/transport/nccl/device_transport.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"
 
 namespace accelerate::detail {
@@ -17,13 +18,26 @@ namespace {
 constexpr TransportRow kTransports[] = {
     {.name = "automatic",
      .is_available = [] { return true; },
-     .make = &make_automatic_transport},
+     .make =
+         [](const TransportSettings& settings) {
+           return with_nccl(
+               make_automatic_transport(settings),
+               settings,
+               NcclUse::if_possible);
+         }},
     {.name = "shared_memory",
      .is_available = [] { return true; },
      .make = &make_shared_memory_transport},
     {.name = "gloo",
      .is_available = [] { return true; },
      .make = &make_gloo_transport},
+    {.name = "nccl",
+     .is_available = [] { return true; },
+     .make =
+         [](const TransportSettings& settings) {
+           return with_nccl(
+               make_automatic_transport(settings), settings, NcclUse::required);
+         }},
 };
 
 }  // namespace

@@ -1,15 +1,21 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include <c10/core/Device.h>
+
 #include "comm/transport/transport.h"
 #include "config/environment.h"
 
 namespace accelerate::detail {
+
+/// Whether a rank, by its number in the world, has ended. Any thread may ask.
+using RankIsGone = std::function<bool(int rank)>;
 
 /// Facts about the nodes that a transport may need when it starts.
 struct TransportSettings {
@@ -19,8 +25,13 @@ struct TransportSettings {
   /// Number of ranks on that node.
   int local_size = 1;
   /// Address of rank 0's node.
-  std::string main_address;
-  Environment environment;
+  std::string main_address = {};
+  /// Where this rank computes.
+  std::optional<c10::Device> device = std::nullopt;
+  Environment environment = {};
+  /// Returns a way to ask for ranks that have ended, or null while the world
+  /// does not know. Called while a group of the world is used.
+  std::function<RankIsGone()> watch_ranks = nullptr;
 };
 
 /// A row of the table of transports.

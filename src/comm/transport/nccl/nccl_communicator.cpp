@@ -1,0 +1,233 @@
+#include "comm/transport/nccl/nccl_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <accelerate/error.h>
+
+#include "base/text/text.h"
+#include "comm/rendezvous/store.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// How often NCCL is asked whether it has taken a call; it calls nobody. It takes
+// most calls in microseconds, and connects in seconds.
+constexpr milliseconds kPollInterval{1};
+constexpr milliseconds kMostSpinning{2};
+// How often a rank that waits for the first one's id looks for ranks that ended.
+constexpr milliseconds kRankInterval{20};
+// A rank may have ended before its last operation ends on other ranks' devices.
+constexpr milliseconds kGoneGrace{1000};
+// How long a rank that leaves waits for its device.
+constexpr milliseconds kMostLeaving{5000};
+
+std::string as_text(const NcclUniqueId& id) {
+  return {id.bytes, sizeof(id.bytes)};
+}
+
+NcclUniqueId as_id(const std::string& text) {
+  NcclUniqueId id{};
+  if (text.size() != sizeof(id.bytes))
+    throw NcclError("the first rank's NCCL could not begin");
+  std::memcpy(id.bytes, text.data(), sizeof(id.bytes));
+  return id;
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(
+    std::shared_ptr<const NcclLibrary> library,
+    c10::Device device,
+    ConnectRequest request,
+    std::function<RankIsGone()> watch_ranks)
+    : library_(std::move(library)),
+      device_(device),
+      request_(std::move(request)),
+      watch_ranks_(std::move(watch_ranks)) {}
+
+NcclCommunicator::~NcclCommunicator() { leave(); }
+
+NcclUniqueId NcclCommunicator::agree_on_id() {
+  constexpr const char* kKey = "nccl/id";
+  if (request_.rank == 0) {
+    NcclUniqueId id{};
+    const int code = library_->get_unique_id(&id);
+    // The others wait for an answer, even a bad one.
+    request_.store->set(
+        kKey, code == NcclLibrary::kSuccess ? as_text(id) : std::string());
+    library_->check(code, "ncclGetUniqueId");
+    return id;
+  }
+  const auto deadline = steady_clock::now() + request_.timeout;
+  while (!wait_for_key(*request_.store, kKey, kRankInterval)) {
+    require_all_ranks();
+    if (steady_clock::now() < deadline) continue;
+    throw NcclError(format(
+        "rank {} did not connect to NCCL: it timed out after {} ms",
+        request_.world_ranks.front(),
+        request_.timeout.count()));
+  }
+  return as_id(request_.store->get_to_str(kKey));
+}
+
+void NcclCommunicator::connect() {
+  if (watch_ranks_) is_gone_ = watch_ranks_();
+  const NcclUniqueId id = agree_on_id();
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  stream_ = guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
+  ready_.emplace(device_.type());
+  NcclConfig config;
+  NcclLibrary::Communicator made = nullptr;
+  const int code = library_->init(
+      &made,
+      static_cast<int>(request_.world_ranks.size()),
+      id,
+      request_.rank,
+      &config);
+  {
+    const std::lock_guard lock(mutex_);
+    communicator_ = made;
+  }
+  finish_call(code, "ncclCommInitRankConfig");
+}
+
+void NcclCommunicator::finish_call(int code, const char* operation) {
+  const auto begin = steady_clock::now();
+  while (code == NcclLibrary::kInProgress) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) throw NcclError(*failure_);
+      library_->check(
+          library_->get_async_error(communicator_, &code), operation);
+    }
+    if (code != NcclLibrary::kInProgress) break;
+    const auto waited = steady_clock::now() - begin;
+    if (waited > request_.timeout) {
+      throw NcclError(format(
+          "NCCL's {} timed out after {} ms",
+          operation,
+          request_.timeout.count()));
+    }
+    if (waited < kMostSpinning) {
+      std::this_thread::yield();
+    } else {
+      require_all_ranks();
+      std::this_thread::sleep_for(kPollInterval);
+    }
+  }
+  library_->check(code, operation);
+}
+
+std::shared_ptr<c10::Event> NcclCommunicator::begin(
+    const char* operation,
+    const std::function<int(NcclLibrary::Communicator, void* stream)>& issue) {
+  throw_if_failed();
+  const c10::DeviceGuard guard(device_);
+  try {
+    if (!stream_) connect();
+    const c10::impl::VirtualGuardImpl streams(device_.type());
+    ready_->record(streams.getStream(device_));
+    ready_->block(*stream_);
+    int code = NcclLibrary::kSuccess;
+    {
+      // The communicator must not be aborted meanwhile.
+      const std::lock_guard lock(mutex_);
+      if (failure_) throw NcclError(*failure_);
+      code = issue(communicator_, stream_->native_handle());
+    }
+    finish_call(code, operation);
+    auto done = std::make_shared<c10::Event>(device_.type());
+    done->record(*stream_);
+    return done;
+  } catch (const std::exception& error) {
+    abort(first_line_of(error));
+    throw;
+  }
+}
+
+std::optional<std::string> NcclCommunicator::failure() {
+  const std::lock_guard lock(mutex_);
+  if (failure_ || communicator_ == nullptr) return failure_;
+  int code = NcclLibrary::kSuccess;
+  try {
+    library_->check(
+        library_->get_async_error(communicator_, &code),
+        "ncclCommGetAsyncError");
+    library_->check(code, "operation");
+  } catch (const NcclError& error) {
+    return error.what();
+  }
+  const std::optional<int> lost = lost_rank();
+  return lost ? std::optional(format("rank {} has gone", *lost)) : std::nullopt;
+}
+
+std::optional<int> NcclCommunicator::gone_rank() const {
+  if (!is_gone_) return std::nullopt;
+  const int own = request_.world_ranks[static_cast<std::size_t>(request_.rank)];
+  for (const int rank : request_.world_ranks) {
+    if (rank != own && is_gone_(rank)) return rank;
+  }
+  return std::nullopt;
+}
+
+void NcclCommunicator::require_all_ranks() {
+  if (const auto gone = gone_rank())
+    throw NcclError(format("rank {} has gone", *gone));
+}
+
+std::optional<int> NcclCommunicator::lost_rank() {
+  const std::optional<int> gone = gone_rank();
+  if (!gone) return std::nullopt;
+  if (!gone_since_) gone_since_ = steady_clock::now();
+  if (steady_clock::now() < *gone_since_ + kGoneGrace) return std::nullopt;
+  return gone;
+}
+
+void NcclCommunicator::leave() {
+  const auto deadline =
+      steady_clock::now() + std::min(request_.timeout, kMostLeaving);
+  int code = NcclLibrary::kInProgress;
+  for (bool is_first = true; steady_clock::now() < deadline; is_first = false) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (communicator_ == nullptr) return;
+      if (is_first) {
+        code = library_->finalize(communicator_);
+      } else {
+        library_->get_async_error(communicator_, &code);
+      }
+      if (code == NcclLibrary::kSuccess) {
+        library_->destroy(std::exchange(communicator_, nullptr));
+        return;
+      }
+      if (code != NcclLibrary::kInProgress) break;
+    }
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  abort("this rank has left the group");
+}
+
+void NcclCommunicator::abort(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = reason;
+  if (communicator_ == nullptr) return;
+  library_->abort(std::exchange(communicator_, nullptr));
+}
+
+void NcclCommunicator::throw_if_failed() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw NcclError(*failure_);
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include "comm/transport/nccl/nccl_library.h"
+#include "comm/transport/transport.h"
+#include "comm/transport/transports.h"
+
+namespace accelerate::detail {
+
+/// The ranks of a group as NCCL connects them, and the stream on which this
+/// rank's operations run. Connects at the first operation. The functions may be
+/// called by several threads, begin() by one at a time.
+class NcclCommunicator {
+ public:
+  /// `watch_ranks`: as in TransportSettings.
+  NcclCommunicator(
+      std::shared_ptr<const NcclLibrary> library,
+      c10::Device device,
+      ConnectRequest request,
+      std::function<RankIsGone()> watch_ranks);
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  [[nodiscard]] const NcclLibrary& library() const { return *library_; }
+  [[nodiscard]] c10::Device device() const { return device_; }
+  [[nodiscard]] std::chrono::milliseconds timeout() const {
+    return request_.timeout;
+  }
+  /// Where operations run. Only after begin().
+  [[nodiscard]] const c10::Stream& stream() const { return *stream_; }
+
+  /// Issues an operation, which runs once the work that the current stream has
+  /// now is done. Returns the event at its end. Throws NcclError.
+  std::shared_ptr<c10::Event> begin(
+      const char* operation,
+      const std::function<int(NcclLibrary::Communicator, void* stream)>& issue);
+
+  /// Why operations will not end: NCCL's reason, or a rank that has gone.
+  /// Nothing while all is well.
+  [[nodiscard]] std::optional<std::string> failure();
+  /// Ends all operations, those of other ranks too. Later ones throw `reason`.
+  void abort(const std::string& reason);
+  /// Lets operations that were begun end, unless that takes long; other ranks'
+  /// operations that wait for this one then fail. No others may follow.
+  void leave();
+  void throw_if_failed();
+
+ private:
+  void connect();
+  /// The first rank's id, by the store.
+  NcclUniqueId agree_on_id();
+  /// Throws NcclError if a rank has ended that the others wait for.
+  void require_all_ranks();
+  [[nodiscard]] std::optional<int> gone_rank() const;
+  /// A rank that is gone and awaited no longer.
+  [[nodiscard]] std::optional<int> lost_rank();
+  /// Waits until NCCL has taken the operation.
+  void finish_call(int code, const char* operation);
+
+  std::shared_ptr<const NcclLibrary> library_;
+  c10::Device device_;
+  ConnectRequest request_;
+  std::function<RankIsGone()> watch_ranks_;
+  std::optional<c10::Stream> stream_;
+  std::optional<c10::Event> ready_;
+  /// Null if nothing knows of ranks that end. Constant once connected.
+  RankIsGone is_gone_;
+  /// Guards what follows.
+  std::mutex mutex_;
+  NcclLibrary::Communicator communicator_ = nullptr;
+  std::optional<std::string> failure_;
+  std::optional<std::chrono::steady_clock::time_point> gone_since_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,84 @@
+#include "comm/transport/nccl/nccl_watch.h"
+
+#include <exception>
+#include <set>
+#include <utility>
+
+#include "base/text/text.h"
+
+namespace accelerate::detail {
+
+namespace {
+// Bounds how long a rank waits on the device after another has gone.
+constexpr std::chrono::milliseconds kInterval{20};
+}  // namespace
+
+NcclWatch::~NcclWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_ending_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void NcclWatch::add(
+    const std::string& name,
+    const std::shared_ptr<NcclCommunicator>& communicator,
+    std::shared_ptr<NcclOperation> operation) {
+  const std::lock_guard lock(mutex_);
+  watched_.push_back(
+      {.name = name,
+       .communicator = communicator,
+       .operation = std::move(operation),
+       .deadline = std::chrono::steady_clock::now() + communicator->timeout()});
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  changed_.notify_all();
+}
+
+void NcclWatch::run() {
+  std::unique_lock lock(mutex_);
+  while (!is_ending_) {
+    if (watched_.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    changed_.wait_for(lock, kInterval, [this] { return is_ending_; });
+    std::list<Watched> all;
+    all.swap(watched_);
+    lock.unlock();
+    look_at(all);
+    lock.lock();
+    // New ones were added behind them.
+    watched_.splice(watched_.begin(), all);
+  }
+}
+
+void NcclWatch::look_at(std::list<Watched>& all) {
+  // Operations of a group end in their order, so only its first is asked.
+  std::set<const NcclCommunicator*> pending;
+  std::erase_if(all, [&](const Watched& watched) {
+    NcclCommunicator& communicator = *watched.communicator;
+    if (pending.contains(&communicator)) return false;
+    try {
+      if (watched.operation->is_done()) return true;
+      auto failure = communicator.failure();
+      if (!failure && std::chrono::steady_clock::now() >= watched.deadline) {
+        failure = format(
+            "NCCL's {} timed out after {} ms",
+            watched.name,
+            communicator.timeout().count());
+      }
+      if (!failure) {
+        pending.insert(&communicator);
+        return false;
+      }
+      communicator.abort(*failure);
+    } catch (const std::exception& error) {
+      communicator.abort(first_line_of(error));
+    }
+    return true;
+  });
+}
+
+}  // namespace accelerate::detail

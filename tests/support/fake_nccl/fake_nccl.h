@@ -1,0 +1,30 @@
+#pragma once
+
+namespace accelerate::testing {
+
+/// What the fake NCCL does wrong from now on, in all ranks of this process.
+struct FakeNcclFaults {
+  /// ncclGetVersion's answer; 0 for a new one.
+  int version = 0;
+  /// Communicators cannot be made.
+  bool fails_to_connect = false;
+  /// Communicators are never connected.
+  bool never_connects = false;
+  /// The operation with this number of each communicator (from 1) fails as if a
+  /// peer were gone. 0 for none.
+  int failing_operation = 0;
+  /// The operation with this number never ends. 0 for none.
+  int hanging_operation = 0;
+};
+
+/// The fake library's own functions, beside NCCL's.
+struct FakeNcclControls {
+  void (*set_faults)(const FakeNcclFaults* faults);
+  /// Number of communicators that were neither destroyed nor aborted.
+  int (*num_communicators)();
+};
+
+}  // namespace accelerate::testing
+
+/// Found in the library by this name.
+extern "C" const accelerate::testing::FakeNcclControls* fake_nccl_controls();
