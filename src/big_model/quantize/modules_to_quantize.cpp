@@ -10,8 +10,8 @@
 #include "big_model/plan/device_map_inference.h"
 #include "big_model/plan/memory_limits.h"
 #include "big_model/quantize/skipped_modules.h"
+#include "gate/linear_weight.h"
 #include "modules/module_tree.h"
-#include "params/linear_layer.h"
 #include "params/model_modules.h"
 
 namespace accelerate {

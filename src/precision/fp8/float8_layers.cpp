@@ -6,7 +6,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "base/text/text.h"
-#include "params/linear_layer.h"
+#include "gate/linear_weight.h"
 
 namespace accelerate {
 
