@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +16,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <accelerate/detail/divided_program.h>
 #include <accelerate/export.h>
 #include <accelerate/exported_description.h>
+#include <accelerate/tensor_parallel.h>
 
 namespace accelerate {
 
@@ -95,7 +98,8 @@ class LoadedProgram;
 /// Buffers that are not part of the state dict, and constants, belong to the
 /// program: they follow the module's device, and no list has them. A tied
 /// parameter has only its first name. Like other modules, not thread-safe.
-class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl {
+class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl,
+                                         public detail::DividedProgram {
  public:
   ExportedModelImpl(
       const std::string& class_name,
@@ -130,11 +134,29 @@ class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl {
   /// was, has compared gradients with the model's, and adds a graph for eval()
   /// where that differs.
   [[nodiscard]] bool is_described() const;
+  /// The model's own plan for tensor parallelism: the `tp_plan` of Hugging
+  /// Face's class, as it was when accelerate_cpp_export.py exported it, without
+  /// layers that have no parameters here because their weights are tied. Empty
+  /// if the class has none. Throws ConfigError for styles that
+  /// parse_tp_plan() does not know.
+  [[nodiscard]] ParallelizePlan tensor_parallel_plan() const;
   /// Number of operators and functions of sizes that a forward calls, without
   /// those in branches and loops.
   [[nodiscard]] std::size_t num_instructions() const;
 
+  /// What forward() runs; the library reads it.
+  [[nodiscard]] const detail::LoadedProgram& program() const {
+    return *program_;
+  }
+
  private:
+  [[nodiscard]] bool is_embedding(const at::Tensor& parameter) const override;
+  [[nodiscard]] ParallelizePlan own_plan() const override;
+  std::vector<at::Tensor> divide(
+      const std::vector<detail::DividedParameter>& parameters,
+      int rank) override;
+  void set_full(bool is_full) override;
+
   template <class Input>
   static c10::IValue input_value(const Input& input) {
     if constexpr (std::integral<Input>) {
@@ -152,6 +174,22 @@ class ExportedModel : public torch::nn::ModuleHolder<ExportedModelImpl> {
   using torch::nn::ModuleHolder<ExportedModelImpl>::ModuleHolder;
   using Impl [[maybe_unused]] = ExportedModelImpl;
 };
+
+/// A plan for tensor parallelism as Hugging Face's models write it (`tp_plan`):
+/// patterns of dotted module names, each with the name of a style.
+///
+///     {{"model.layers.*.self_attn.q_proj", "colwise"},
+///      {"model.layers.*.self_attn.o_proj", "rowwise"},
+///      {"lm_head", "colwise_gather_output"}}
+///
+/// Styles are "colwise", "colwise_gather_output", "rowwise",
+/// "rowwise_split_input", "embedding_rowwise", "embedding_colwise",
+/// "sequence_parallel", "replicated_with_grad_allreduce" (which is
+/// SequenceParallel here: a layer that stays whole and works on slices),
+/// "replicate", and the older "colwise_rep" and "rowwise_rep". Throws
+/// ConfigError naming all others, such as those of experts.
+[[nodiscard]] ACCELERATE_API ParallelizePlan
+parse_tp_plan(const std::vector<std::pair<std::string, std::string>>& tp_plan);
 
 /// Reads a program that Python wrote with accelerate_cpp_export.py, or with
 /// torch.export.save(), of PyTorch 2.11 to 2.15. Nothing that is pickled is

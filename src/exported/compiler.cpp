@@ -10,6 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "exported/dtypes.h"
 #include "exported/modes.h"
 #include "exported/operand.h"
 
@@ -121,6 +122,8 @@ class LastUses {
 
 }  // namespace
 
+void mark_last_uses(Code& code) { LastUses::mark(code); }
+
 bool is_left_out(const ExportedNode& node) {
   return node.target == "torch.ops.aten._assert_tensor_metadata.default";
 }
@@ -142,11 +145,25 @@ class Compiler::Graph {
       code_.outputs.push_back(plain_operand(output, slots_));
     }
     code_.num_slots = slots_.count();
+    keep_sizes(graph);
     LastUses::mark(code_);
     return std::move(code_);
   }
 
  private:
+  void keep_sizes(const ExportedGraph& graph) {
+    code_.tensors.resize(static_cast<std::size_t>(code_.num_slots));
+    for (const auto& [name, value] : graph.values) {
+      const int slot = slots_.find(name);
+      if (slot < 0) continue;
+      const auto dtype =
+          value.dtype ? std::optional(scalar_type(*value.dtype)) : std::nullopt;
+      const bool is_floating = !dtype || at::isFloatingType(*dtype) ||
+          at::isComplexType(*dtype);
+      code_.tensors[slot] = {true, is_floating, value.sizes};
+    }
+  }
+
   void add(const ExportedNode& node) {
     Instruction instruction;
     instruction.place = place_of(node);

@@ -37,6 +37,10 @@ class Compiler {
   std::set<std::string> complained_;
 };
 
+/// Marks the last use of each slot, whose value then moves, and leaves out
+/// results that nothing reads.
+void mark_last_uses(Code& code);
+
 /// Whether the node is left out when a graph runs: it asserts the dtypes and
 /// devices of the export, which autocast and Module::to() change.
 bool is_left_out(const ExportedNode& node);

@@ -4,8 +4,6 @@
 #include <set>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 
 #include <accelerate/error.h>
@@ -21,14 +19,6 @@ namespace accelerate {
 using namespace detail;
 
 namespace {
-
-at::Tensor as_tensor(const c10::IValue& value) {
-  if (value.isTensor()) return value.toTensor();
-  if (value.isBool()) return at::scalar_tensor(value.toBool(), at::kBool);
-  if (value.isInt()) return at::scalar_tensor(value.toInt(), at::kLong);
-  if (value.isDouble()) return at::scalar_tensor(value.toDouble(), at::kDouble);
-  return {};
-}
 
 void require_kept_dtype(const torch::nn::Module& module, at::ScalarType dtype) {
   for (const auto& item : module.named_parameters()) {
@@ -109,19 +99,12 @@ ExportedModelImpl::ExportedModelImpl(
 ExportedModelImpl::~ExportedModelImpl() = default;
 
 ExportedOutputs ExportedModelImpl::forward(std::vector<c10::IValue> inputs) {
-  LoadedProgram& program = *program_;
-  BoundGraph& graph = !is_training() && program.evaluation ? *program.evaluation
-                                                           : program.training;
-  const auto values = graph.run(
-      std::move(inputs),
-      {.is_training = is_training(),
-       .records_gradients = at::GradMode::is_enabled(),
-       .exported_on = program.exported_on,
-       .device = program.exported_on});
+  const auto values = program_->run(std::move(inputs), is_training());
   std::vector<at::Tensor> tensors;
   tensors.reserve(values.size());
-  for (const c10::IValue& value : values) tensors.push_back(as_tensor(value));
-  return {std::move(tensors), program.output_names};
+  for (const c10::IValue& value : values)
+    tensors.push_back(result_tensor(value));
+  return {std::move(tensors), program_->output_names};
 }
 
 ExportedOutputs ExportedModelImpl::forward(const ExportedInputs& inputs) {
@@ -157,6 +140,26 @@ const std::vector<std::string>& ExportedModelImpl::output_names() const {
 std::optional<at::ScalarType> ExportedModelImpl::autocast_dtype() const {
   return program_->autocast;
 }
+
+ParallelizePlan ExportedModelImpl::tensor_parallel_plan() const {
+  return parse_tp_plan(program_->tp_plan);
+}
+
+ParallelizePlan ExportedModelImpl::own_plan() const {
+  return tensor_parallel_plan();
+}
+
+bool ExportedModelImpl::is_embedding(const at::Tensor& parameter) const {
+  return program_->training.is_embedding(parameter);
+}
+
+std::vector<at::Tensor> ExportedModelImpl::divide(
+    const std::vector<DividedParameter>& parameters,
+    int rank) {
+  return program_->divide(parameters, rank);
+}
+
+void ExportedModelImpl::set_full(bool is_full) { program_->set_full(is_full); }
 
 bool ExportedModelImpl::is_described() const { return program_->is_described; }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,6 +77,15 @@ struct Instruction {
   std::string place;
 };
 
+/// What the file says about the value in a slot.
+struct KnownTensor {
+  /// False for numbers, and for tensors of which the file says nothing.
+  bool is_known = false;
+  bool is_floating = false;
+  /// Sizes in the example of the export; negative where they are unknown.
+  std::vector<std::int64_t> sizes;
+};
+
 /// A graph, ready to run.
 struct Code {
   /// Slots of the inputs; negative for those that are part of the graph.
@@ -83,6 +93,8 @@ struct Code {
   std::vector<Instruction> instructions;
   std::vector<Operand> outputs;
   int num_slots = 0;
+  /// What the file says of the values, by slot.
+  std::vector<KnownTensor> tensors;
 };
 
 }  // namespace accelerate::detail

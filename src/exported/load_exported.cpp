@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -19,6 +20,7 @@
 #include "format/exported/describe.h"
 #include "format/exported/exported_archive.h"
 #include "gate/factory_scope.h"
+#include "modules/name_pattern.h"
 
 namespace accelerate {
 
@@ -69,7 +71,10 @@ class Loader {
     }
     loaded.output_names = std::move(names);
     loaded.is_described = facts_.has_value();
-    if (facts_) loaded.autocast = scalar_type(facts_->autocast);
+    if (facts_) {
+      loaded.autocast = scalar_type(facts_->autocast);
+      loaded.tp_plan = plan_of(*model);
+    }
     try {
       loaded.exported_on = c10::Device(program_.device).type();
     } catch (const c10::Error&) {
@@ -144,6 +149,22 @@ class Loader {
           is_parameter ? Kind::parameter : Kind::buffer,
           registered);
     }
+  }
+
+  // Hugging Face's plan for modules that have parameters: a tied layer has not.
+  [[nodiscard]] std::vector<std::pair<std::string, std::string>> plan_of(
+      const torch::nn::Module& model) const {
+    auto plan = facts_->tp_plan;
+    const auto modules =
+        model.named_modules(std::string(), /*include_self=*/false);
+    std::erase_if(plan, [&](const auto& entry) {
+      return std::none_of(
+          modules.begin(), modules.end(), [&](const auto& module) {
+            return matches_name(entry.first, module.key()) &&
+                !module.value()->parameters(/*recurse=*/true).empty();
+          });
+    });
+    return plan;
   }
 
   // Follows init_empty_weights() and other scopes, which see tensors of

@@ -20,6 +20,11 @@ class Slots {
     return slots_.try_emplace(name, static_cast<int>(slots_.size()))
         .first->second;
   }
+  /// The slot of a value that has one; negative for others.
+  [[nodiscard]] int find(const std::string& name) const {
+    const auto found = slots_.find(name);
+    return found == slots_.end() ? -1 : found->second;
+  }
   [[nodiscard]] int count() const { return static_cast<int>(slots_.size()); }
 
  private:

@@ -65,6 +65,31 @@ std::string dotted_name_in(std::string_view entry) {
   return std::string(entry.substr(0, entry.find('@')));
 }
 
+// The size in the example: {"as_int": 8}, or {"as_expr": {"hint": {"as_int":
+// 8}, ...}}.
+std::int64_t example_size(const json& size) {
+  constexpr std::int64_t kUnknown = -1;
+  const auto [kind, value] = only_entry(size);
+  if (kind == "as_int") return exported_integer(value);
+  const auto hint = value.find("hint");
+  if (hint == value.end() || hint->is_null()) return kUnknown;
+  const auto [hint_kind, number] = only_entry(*hint);
+  return hint_kind == "as_int" ? exported_integer(number) : kUnknown;
+}
+
+std::map<std::string, ExportedValue> values_in(const json& graph) {
+  std::map<std::string, ExportedValue> found;
+  const auto values = graph.find("tensor_values");
+  if (values == graph.end()) return found;
+  for (const auto& [name, tensor] : values->items()) {
+    ExportedValue value{exported_dtype(exported_integer(tensor.at("dtype"))), {}};
+    for (const json& size : tensor.at("sizes"))
+      value.sizes.push_back(example_size(size));
+    found.emplace(name, std::move(value));
+  }
+  return found;
+}
+
 }  // namespace
 
 std::int64_t exported_integer(const json& number) {
@@ -84,6 +109,7 @@ ExportedGraph ArgumentParser::graph(const json& graph) {
   for (const json& output : graph.at("outputs")) {
     found.outputs.push_back(argument(output, "the graph's outputs"));
   }
+  found.values = values_in(graph);
   return found;
 }
 
@@ -204,6 +230,8 @@ std::string ArgumentParser::read_module_stack(const std::string& stack) {
     if (first == std::string::npos || first == last) continue;
     const std::string name = dotted_name_in(
         std::string_view(entry).substr(first + 1, last - first - 1));
+    // What torch.export writes for a node outside of all modules.
+    if (name == "_empty_nn_module_stack_from_metadata_hook") continue;
     const std::string type = entry.substr(last + 1);
     if (name.size() > kMostNameBytes || type.size() > kMostNameBytes) continue;
     classes.emplace(name, type.substr(type.rfind('.') + 1));

@@ -171,6 +171,7 @@ std::optional<ExportedFacts> ExportedArchive::facts() const {
       }
       facts.evaluated = parsed.value.value("evaluated", facts.evaluated);
       facts.autocast = parsed.value.value("autocast", "");
+      facts.tp_plan = parsed.value.value("tp_plan", facts.tp_plan);
       return facts;
     } catch (const json::exception& error) {
       complaint = json_complaint(error);

@@ -40,6 +40,10 @@ struct ExportedFacts {
   std::vector<std::string> evaluated;
   /// The dtype of the autocast that was on, such as "bfloat16"; empty if none.
   std::string autocast;
+  /// Hugging Face's plan for tensor parallelism, as patterns of module names
+  /// and styles: "model.layers.*.mlp.up_proj", "colwise". Empty if the model
+  /// has none.
+  std::vector<std::pair<std::string, std::string>> tp_plan;
 };
 
 /// An archive of torch.export.save: a zip whose entries are not compressed.

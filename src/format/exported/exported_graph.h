@@ -2,6 +2,7 @@
 
 #include <complex>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,10 +116,21 @@ struct ExportedNode {
   std::string source;
 };
 
+/// What the file says about a tensor of a graph.
+struct ExportedValue {
+  /// Unset for dtypes that are not read.
+  std::optional<ExportedDtype> dtype;
+  /// Sizes of the example for which the program was exported; negative where
+  /// they are unknown.
+  std::vector<std::int64_t> sizes;
+};
+
 struct ExportedGraph {
   ExportedList inputs;
   std::vector<ExportedNode> nodes;
   ExportedList outputs;
+  /// Its tensors, by name.
+  std::map<std::string, ExportedValue> values;
 };
 
 }  // namespace accelerate::detail

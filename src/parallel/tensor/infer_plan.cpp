@@ -16,11 +16,13 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/transformerlayer.h>
 
+#include <accelerate/detail/divided_program.h>
 #include <accelerate/error.h>
 #include <accelerate/parallel_layers.h>
 
 #include "base/text/text.h"
 #include "modules/module_tree.h"
+#include "modules/name_pattern.h"
 #include "parallel/tensor/divide_sequences.h"
 #include "parallel/tensor/elementwise.h"
 
@@ -86,6 +88,7 @@ class PlanInference {
   }
 
   InferredPlan infer() {
+    for (std::size_t i = 0; i < entries_.size(); ++i) divide_program(i);
     for (std::size_t i = 0; i < entries_.size(); ++i) divide_structure(i);
     for (std::size_t i = 0; i < entries_.size(); ++i) divide_names(i);
     for (std::size_t i = 0; i < entries_.size(); ++i) divide_leaf(i);
@@ -178,6 +181,31 @@ class PlanInference {
           format("{} takes its outputs one by one: {}", down.name, structure));
     }
     decide(down, RowwiseParallel{}, format("takes slices of {}", ups[0]->name));
+  }
+
+  // A program's own plan decides on all of its modules.
+  void divide_program(std::size_t i) {
+    const auto* const program =
+        dynamic_cast<const detail::DividedProgram*>(entries_[i].module);
+    if (program == nullptr) return;
+    const ParallelizePlan plan = program->own_plan();
+    const std::string& root = entries_[i].name;
+    const std::string prefix = root.empty() ? root : root + ".";
+    for (std::size_t j = i + 1; j < entries_.size(); ++j) {
+      Entry& entry = entries_[j];
+      if (!entry.name.starts_with(prefix)) break;
+      if (own_parameters(j).is_empty()) continue;
+      const std::string name = entry.name.substr(prefix.size());
+      const auto found =
+          std::find_if(plan.begin(), plan.end(), [&](const auto& each) {
+            return detail::matches_name(each.first, name);
+          });
+      if (found == plan.end()) {
+        decide(entry, std::nullopt, "the model's tp_plan leaves it out");
+      } else {
+        decide(entry, found->second, "the model's tp_plan says so");
+      }
+    }
   }
 
   void divide_structure(std::size_t i) {

@@ -41,7 +41,7 @@ std::vector<SplitParameter> plan_splits(
     const ParameterTable& table,
     const ParallelizePlan& plan,
     int num_ranks) {
-  SplitPlanner planner(table, num_ranks);
+  SplitPlanner planner(table, num_ranks, divided_programs_in(module));
   std::vector<bool> is_matched(plan.size(), false);
   std::vector<std::string> names;
   if (const auto* const layer = dynamic_cast<const ParallelLayer*>(&module))

@@ -22,6 +22,13 @@ bool has_groups(const torch::nn::Module& module) {
   return layer != nullptr && layer->options.groups() != 1;
 }
 
+bool is_embedding(
+    const torch::nn::Module& module,
+    const DividedPrograms& programs) {
+  return module.as<torch::nn::EmbeddingImpl>() != nullptr ||
+      is_embedding_of(programs, module);
+}
+
 constexpr std::string_view kChannelsOnly =
     "is a convolution, of which only channels are split; give Shard{-1} or "
     "Replicate{}";
@@ -170,7 +177,7 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
             : "is ColwiseParallel with output_layouts of another dimension "
               "than the last; give Shard{-1} or Replicate{}");
   }
-  if (module_->as<torch::nn::EmbeddingImpl>() != nullptr)
+  if (is_embedding(*module_, programs_))
     return apply_colwise_embedding(style);
   const SplitProduct product{false, features_in(style.input_layouts), output};
   if (is_convolution()) {
@@ -203,7 +210,7 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
   find_convolution();
   const TensorPlacement input = features_in(style.input_layouts);
   const TensorPlacement output = features_in(style.output_layouts);
-  if (module_->as<torch::nn::EmbeddingImpl>() != nullptr)
+  if (is_embedding(*module_, programs_))
     return apply_rowwise_embedding(style);
   if (is_convolution() && !is_replicated(input) && !is_features(input))
     return complain(kChannelsOnly);
@@ -279,7 +286,10 @@ void SplitPlanner::require_heads(
 }
 
 void SplitPlanner::require_usual_embedding() {
-  const auto& options = module_->as<torch::nn::EmbeddingImpl>()->options;
+  // A program's own call has its settings.
+  const auto* const embedding = module_->as<torch::nn::EmbeddingImpl>();
+  if (embedding == nullptr) return;
+  const auto& options = embedding->options;
   if (options.max_norm() || options.scale_grad_by_freq()) {
     complain(
         "is an embedding with max_norm or scale_grad_by_freq, which need the "

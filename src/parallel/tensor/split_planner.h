@@ -10,6 +10,7 @@
 
 #include <accelerate/tensor_parallel.h>
 
+#include "parallel/tensor/divided_programs.h"
 #include "parallel/tensor/split_layers.h"
 #include "params/parameter_table.h"
 
@@ -18,9 +19,12 @@ namespace accelerate::detail {
 /// Translates the styles of modules into splits of their parameters.
 class SplitPlanner {
  public:
-  /// `table` must outlive the planner.
-  SplitPlanner(const ParameterTable& table, int num_ranks)
-      : table_(table), num_ranks_(num_ranks) {}
+  /// `table` must outlive the planner. `programs`: those of the model.
+  SplitPlanner(
+      const ParameterTable& table,
+      int num_ranks,
+      DividedPrograms programs)
+      : table_(table), num_ranks_(num_ranks), programs_(std::move(programs)) {}
 
   void add(
       const std::string& name,
@@ -112,6 +116,7 @@ class SplitPlanner {
 
   const ParameterTable& table_;
   int num_ranks_;
+  DividedPrograms programs_;
   /// The module being planned.
   std::string name_;
   const torch::nn::Module* module_ = nullptr;

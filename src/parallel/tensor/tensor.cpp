@@ -26,6 +26,7 @@
 #include "parallel/shard/prepare/initial_values.h"
 #include "parallel/sliced_parameters.h"
 #include "parallel/tensor/divide_sequences.h"
+#include "parallel/tensor/divided_programs.h"
 #include "parallel/tensor/split_keeper.h"
 #include "parallel/tensor/split_layers.h"
 
@@ -63,9 +64,12 @@ class TensorParallel final : public Strategy {
     const BypassGates bypass;
     require_unwatched(table);
     const Group& group = mesh_.group(Axis::tensor);
-    const std::vector<SplitParameter> splits = whole_model_
+    std::vector<SplitParameter> splits = whole_model_
         ? splits_of_stage(*whole_model_, table)
         : splits_of(module, table);
+    const DividedPrograms programs = divided_programs_in(module);
+    divide_programs(programs, table, group.size(), group.rank(), splits);
+    programs_.assign(programs.begin(), programs.end());
     const Group model_group = replica_group(Layout(), mesh_);
     std::vector<at::Tensor> buffers = module.buffers();
     std::erase_if(
@@ -330,14 +334,24 @@ class TensorParallel final : public Strategy {
     const void* memory = nullptr;  ///< when all strategies were prepared
   };
   std::vector<Watched> watched_;
+  void set_programs_full(bool is_full) const {
+    for (const auto& each : programs_) {
+      if (const auto program = each.lock()) program->set_full(is_full);
+    }
+  }
+
+  /// Programs among the model's modules.
+  std::vector<std::weak_ptr<DividedProgram>> programs_;
   /// The open full_parameters() scope.
   FullScope full_{
       [this] {
         slices_.open();
         keeper_->set_full(true);
         attention_layers_->set_full(true);
+        set_programs_full(true);
       },
       [this] {
+        set_programs_full(false);
         attention_layers_->set_full(false);
         keeper_->set_full(false);
         slices_.close();

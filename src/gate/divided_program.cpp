@@ -1,0 +1,7 @@
+#include <accelerate/detail/divided_program.h>
+
+namespace accelerate::detail {
+
+DividedProgram::~DividedProgram() = default;
+
+}  // namespace accelerate::detail
