@@ -12,8 +12,7 @@
 #include "base/require.h"
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
-#include "params/model_modules.h"
-#include "pipeline/device_map.h"
+#include "pipeline/automatic_split.h"
 #include "pipeline/executor.h"
 #include "pipeline/split.h"
 #include "pipeline/stages.h"
@@ -47,43 +46,7 @@ struct PippyModel::State {
 namespace {
 
 using detail::format;
-
-std::vector<std::string> layer_names(const PipelineLayers& layers) {
-  std::vector<std::string> names;
-  for (const auto& layer : layers.layers()) names.push_back(layer.name);
-  return names;
-}
-
-// Returns the split points of Accelerate's device map. It keeps room for the
-// largest layer on the first device, so it can leave ranks without layers; in
-// that case all get shares as equal as possible.
-std::vector<std::string> automatic_split(
-    const PipelineLayers& layers,
-    std::vector<std::string> no_split_module_classes,
-    int num_ranks) {
-  for (const auto& layer : layers.layers()) {
-    for (const auto& [name, module] : layer.modules)
-      no_split_module_classes.push_back(module->name());
-  }
-  const auto whole = detail::make_whole_module(layers.layers());
-  const auto split = detail::split_by_device_map(
-      detail::module_tree(*whole), num_ranks, no_split_module_classes);
-  const auto names = layer_names(layers);
-  std::vector<std::string> points;
-  auto after = names.begin();
-  for (const auto& point : split.points) {
-    if (!point || after == names.end()) break;
-    after = std::find(after + 1, names.end(), *point);
-    if (after != names.end()) points.push_back(*point);
-  }
-  if (points.size() + 1 == static_cast<std::size_t>(num_ranks)) return points;
-  points.clear();
-  const auto begins = detail::divide_layers(
-      names, {}, detail::parameter_bytes(layers.layers()), num_ranks);
-  for (std::size_t i = 1; i < begins.size(); ++i)
-    points.push_back(names[begins[i]]);
-  return points;
-}
+using detail::layer_names;
 
 }  // namespace
 
@@ -153,7 +116,11 @@ PipelineTensors PippyModel::run(const detail::PipelineValue& inputs) const {
     outputs[static_cast<std::size_t>(micro_batch)] = value;
     return at::Tensor();
   };
-  state.executor.run(schedule, calls, step, {.trains = false});
+  state.executor.run(
+      schedule,
+      calls,
+      step,
+      {.trains = false, .is_evaluation = !state.module->is_training()});
   detail::PipelineValue whole;
   const int last = state.num_ranks - 1;
   const auto join = [&] { return detail::join_micro_batches(outputs); };
@@ -178,8 +145,8 @@ PippyModel prepare_pippy(
   if (num_ranks == 1) {
     points.clear();
   } else if (is_auto) {
-    points =
-        automatic_split(layers, options.no_split_module_classes, num_ranks);
+    points = detail::automatic_split(
+        layers, options.no_split_module_classes, num_ranks);
   }
   const std::vector<double> costs(layers.size(), 1);
   const auto begins =

@@ -107,6 +107,16 @@ std::vector<std::size_t> balanced_stages(
   });
 }
 
+void require_num_points(std::size_t num_points, int num_stages) {
+  if (num_points + 1 == static_cast<std::size_t>(num_stages)) return;
+  throw ConfigError(format(
+      "[pipeline] {} split points make {} stages, but there are {}; name the "
+      "first layer of each stage but the first",
+      num_points,
+      num_points + 1,
+      num_stages));
+}
+
 std::vector<std::size_t> divide_layers(
     const std::vector<std::string>& layers,
     const std::vector<std::string>& split_points,
@@ -120,14 +130,7 @@ std::vector<std::size_t> divide_layers(
         num_stages));
   }
   if (!split_points.empty()) {
-    if (split_points.size() + 1 != static_cast<std::size_t>(num_stages)) {
-      throw ConfigError(format(
-          "[pipeline] {} split points make {} stages, but there are {}; name "
-          "the first layer of each stage but the first",
-          split_points.size(),
-          split_points.size() + 1,
-          num_stages));
-    }
+    require_num_points(split_points.size(), num_stages);
     return find_points(layers, split_points);
   }
   if (costs.size() != layers.size()) {

@@ -15,6 +15,9 @@ std::vector<std::size_t> balanced_stages(
     std::span<const double> costs,
     int num_stages);
 
+/// Throws ConfigError unless so many split points make so many stages.
+void require_num_points(std::size_t num_points, int num_stages);
+
 /// Divides a model: `split_points` names the first layer of each stage but the
 /// first; without names, the stages are balanced by `costs`, one per layer.
 /// Returns the index of each stage's first layer. Throws ConfigError for names

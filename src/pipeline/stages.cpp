@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
+#include <accelerate/exported_model.h>
 
 #include "base/text/text.h"
 
@@ -170,12 +171,16 @@ namespace {
 // Indices of the layers of the most common class.
 std::vector<std::size_t> repeated_layers(
     const std::vector<PipelineLayer>& layers) {
-  std::unordered_map<std::type_index, std::vector<std::size_t>> places;
+  std::map<std::pair<std::type_index, std::string>, std::vector<std::size_t>>
+      places;
   std::vector<std::size_t> most;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].modules.size() != 1) continue;
     const torch::nn::Module& module = *layers[i].modules.front().second;
-    auto& own = places[std::type_index(typeid(module))];
+    // The name of an exported program's module is its class in Python.
+    const bool is_exported = typeid(module) == typeid(ExportedModuleImpl);
+    auto& own =
+        places[{typeid(module), is_exported ? module.name() : std::string()}];
     own.push_back(i);
     if (own.size() > most.size()) most = own;
   }

@@ -35,6 +35,8 @@ struct StepMode {
   bool trains = true;
   /// True to send shapes with every micro-batch.
   bool shapes_may_change = false;
+  /// True if the model is in eval(), in which its layers may return others.
+  bool is_evaluation = false;
 };
 
 /// Identifies the values of a stage for a micro-batch.
@@ -92,8 +94,8 @@ class StageTransfers {
     at::Tensor tensor;
     int peer = 0;
   };
-  /// (stage, rows, whether it trains)
-  using SignatureKey = std::tuple<int, std::int64_t, bool>;
+  /// (stage, rows, whether it trains, whether the model is in eval())
+  using SignatureKey = std::tuple<int, std::int64_t, bool, bool>;
   /// (stage, micro-batch, direction)
   using ValueKey = std::tuple<int, int, Direction>;
 
@@ -120,7 +122,8 @@ class StageTransfers {
       const StageValue& value,
       int peer);
   [[nodiscard]] SignatureKey key_of(const StageValue& value) const {
-    return {value.stage, value.num_rows, mode_.trains};
+    return {
+        value.stage, value.num_rows, mode_.trains, mode_.is_evaluation};
   }
 
   Group group_;

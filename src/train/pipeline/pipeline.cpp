@@ -13,14 +13,13 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
-#include "base/require.h"
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
 #include "comm/mesh.h"
-#include "pipeline/split.h"
 #include "planning/pipeline/operations.h"
 #include "planning/pipeline/simulation.h"
 #include "train/models/staged_model.h"
+#include "train/pipeline/division.h"
 #include "train/pipeline/pipeline_state.h"
 #include "train/session/session.h"
 
@@ -73,89 +72,6 @@ void agree_on_tags(const Mesh& mesh) {
       mesh, static_cast<int>(most.item<std::int64_t>()) - next);
 }
 
-std::vector<std::string> names_of(
-    const std::vector<detail::PipelineLayer>& layers) {
-  std::vector<std::string> names;
-  for (const auto& layer : layers) names.push_back(layer.name);
-  return names;
-}
-
-// The number of chunks per rank with the requested number of the model's
-// repeated layers each; the last rank may have a different number of layers.
-// Throws ConfigError if the layers cannot be split that way.
-int chunks_of(
-    const std::vector<detail::PipelineLayer>& layers,
-    const detail::PipelineRequest& request,
-    int num_ranks) {
-  const auto count = static_cast<int>(detail::num_repeated_layers(layers));
-  const int last = request.layers_of_last_rank.value_or(0);
-  const int ranks = request.layers_of_last_rank ? num_ranks - 1 : num_ranks;
-  const int of_chunks = *request.layers_per_chunk * ranks;
-  if (of_chunks > 0 && count > last && (count - last) % of_chunks == 0)
-    return (count - last) / of_chunks;
-  throw ConfigError(format(
-      "[pipeline] num_layers_per_virtual_pipeline_stage is {}, but the model "
-      "has {} layers of one class, which {} ranks cannot divide into stages of "
-      "so many{}; give another number, or PipelineOptions::num_chunks",
-      *request.layers_per_chunk,
-      count,
-      num_ranks,
-      request.layers_of_last_rank ? format(" beside {} on the last one", last)
-                                  : std::string()));
-}
-
-// The options, completed by an engine's pipeline settings.
-PipelineOptions complete(
-    PipelineOptions options,
-    const detail::PipelineRequest& request,
-    const std::vector<detail::PipelineLayer>& layers,
-    int num_ranks) {
-  using Kind = PipelineScheduleKind;
-  if (!options.num_micro_batches)
-    options.num_micro_batches = request.num_micro_batches;
-  const Kind kind = options.schedule;
-  const bool may_interleave =
-      kind == Kind::one_f_one_b || !detail::fixed_chunks_of(kind);
-  if (!request.layers_per_chunk || options.num_chunks || !may_interleave)
-    return options;
-  options.num_chunks = chunks_of(layers, request, num_ranks);
-  if (kind == Kind::one_f_one_b && *options.num_chunks > 1)
-    options.schedule = Kind::interleaved_1f1b;
-  return options;
-}
-
-// The first layer of each stage.
-std::vector<std::size_t> begins_of(
-    const PipelineOptions& options,
-    const detail::PipelineRequest& request,
-    const std::vector<detail::PipelineLayer>& layers,
-    const PipelineSchedule& schedule) {
-  if (request.layers_of_last_rank && options.split_points.empty() &&
-      options.costs.empty()) {
-    return detail::begins_with_last_rank(
-        layers, schedule, *request.layers_of_last_rank);
-  }
-  return detail::divide_layers(
-      names_of(layers),
-      options.split_points,
-      options.costs.empty() ? detail::parameter_bytes(layers) : options.costs,
-      schedule.num_stages());
-}
-
-// The schedule of a full batch. Throws ConfigError if no schedule can do it.
-PipelineSchedule schedule_of(
-    const PipelineOptions& options,
-    PipelineScheduleKind kind,
-    int num_ranks) {
-  const int num_chunks =
-      options.num_chunks.value_or(detail::fixed_chunks_of(kind).value_or(1));
-  const bool needs_many = kind == PipelineScheduleKind::dual_pipe_v;
-  const int count = options.num_micro_batches.value_or(
-      needs_many ? num_ranks * num_chunks : num_ranks);
-  detail::require_at_least("pipeline", "num_micro_batches", count, 1);
-  return detail::make_pipeline_schedule(kind, num_ranks, count, num_chunks);
-}
-
 }  // namespace
 
 Pipeline::Pipeline(
@@ -164,15 +80,12 @@ Pipeline::Pipeline(
     const PipelineOptions& given) {
   const Group stages_group = accelerator.mesh().group(Axis::pipeline);
   const int num_ranks = stages_group.size();
-  const detail::PipelineRequest& request =
-      detail::AcceleratorAccess::session(accelerator)
-          .layout.plan_request.training.pipeline;
   const PipelineOptions options =
-      complete(given, request, layers.layers(), num_ranks);
+      detail::complete(given, accelerator, layers.layers());
   const PipelineScheduleKind kind = options.schedule;
-  const PipelineSchedule schedule = schedule_of(options, kind, num_ranks);
+  const PipelineSchedule schedule = detail::schedule_of(options, num_ranks);
   const std::vector<std::size_t> begins =
-      begins_of(options, request, layers.layers(), schedule);
+      detail::begins_of(options, accelerator, layers.layers(), schedule);
   PipelineStages stages = detail::make_stages(
       layers.layers(), begins, schedule, stages_group.rank());
   const World& world = accelerator.world();

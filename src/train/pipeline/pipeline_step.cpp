@@ -138,7 +138,8 @@ PipelineResult Pipeline::Step::run() {
       inputs_,
       {.trains = batch_.trains,
        .shapes_may_change = options_.shapes_may_change.value_or(
-           state_.options.shapes_may_change)});
+           state_.options.shapes_may_change),
+       .is_evaluation = !state_.prepared().module->is_training()});
   if (batch_.trains) state_.end_backwards();
   PipelineResult result;
   collect(result);
