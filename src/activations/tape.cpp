@@ -1,5 +1,6 @@
 #include "activations/tape.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -10,6 +11,10 @@
 #include "activations/operator_facts.h"
 #include "activations/random_state.h"
 #include "activations/tape_records.h"
+#include "gate/first_of.h"
+#include "gate/gate.h"
+#include "gate/gate_entry.h"
+#include "gate/random_keeper.h"
 
 namespace accelerate::detail {
 
@@ -28,6 +33,22 @@ bool is_generator_state(
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
                               : nullptr;
+}
+
+// Whether a keeper of an argument may draw random numbers.
+bool has_random_keeper(const torch::jit::Stack& stack, std::size_t count) {
+  return first_of(torch::jit::last(stack, count), [](const c10::IValue& value) {
+    const GateEntry* const entry = entry_of(value);
+    if (entry == nullptr) return false;
+    return std::any_of(
+        entry->watches.begin(),
+        entry->watches.end(),
+        [](const TensorWatch& watch) {
+          const auto* const random =
+              dynamic_cast<const RandomKeeper*>(watch.keeper.get());
+          return random != nullptr && random->draws_random_numbers();
+        });
+  });
 }
 
 }  // namespace
@@ -82,7 +103,7 @@ bool Tape::begin(
           stack.end() - static_cast<std::ptrdiff_t>(count), stack.end())};
   entry.grad_mode = at::GradMode::is_enabled();
   entry.autocast = AutocastState::now();
-  if (facts.is_random) {
+  if (facts.is_random || has_random_keeper(stack, count)) {
     entry.generator = generator_of(stack, count);
     entry.random_state = state_of(entry.generator);
   }

@@ -20,6 +20,7 @@
 #include "gate/following.h"
 #include "gate/gate_entry.h"
 #include "gate/gate_key.h"
+#include "gate/stop_at_gates.h"
 #include "gate/storage_access.h"
 #include "gate/watched_tensor.h"
 
@@ -38,15 +39,6 @@ static_assert(kKey > c10::DispatchKey::AutocastCUDA);
 // backward's, a second model's).
 thread_local bool bypasses_gates = false;
 
-// Gates apply to the operator that a keeper runs, not to the keeper's own
-// operators.
-struct StopAtGates {
-  StopAtGates() { bypasses_gates = false; }
-  ~StopAtGates() { bypasses_gates = true; }
-  StopAtGates(const StopAtGates&) = delete;
-  StopAtGates& operator=(const StopAtGates&) = delete;
-};
-
 using Keepers = c10::SmallVector<GateKeeper*, 2>;
 
 }  // namespace
@@ -54,6 +46,10 @@ using Keepers = c10::SmallVector<GateKeeper*, 2>;
 BypassGates::BypassGates() : before_(std::exchange(bypasses_gates, true)) {}
 
 BypassGates::~BypassGates() { bypasses_gates = before_; }
+
+StopAtGates::StopAtGates() : before_(std::exchange(bypasses_gates, false)) {}
+
+StopAtGates::~StopAtGates() { bypasses_gates = before_; }
 
 struct GatedCall::State {
   c10::OperatorHandle operation;
@@ -212,6 +208,7 @@ void GatedCall::run() {
   if (state_.next_keeper == state_.keepers.size()) {
     if (!state_.has_device && Following::is_on())
       GateFallback::follow_arguments(state_);
+    // Gates apply to the operator that a keeper runs.
     const StopAtGates stop;
     GateFallback::pass_on(state_);
     state_.has_results = true;

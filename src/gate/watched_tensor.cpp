@@ -94,8 +94,8 @@ void watch_tensor(const at::Tensor& tensor, TensorWatch watch) {
     entry->watches.push_back(std::move(watch));
     return;
   }
-  if (tensor.is_meta() || !tensor.is_non_overlapping_and_dense())
-    throw InternalError("[gate] only dense tensors with memory are watched");
+  if (!tensor.is_non_overlapping_and_dense())
+    throw InternalError("[gate] only dense tensors are watched");
   register_gate_fallback();
   auto made = std::make_unique<GateEntry>();
   // See GatedTensor's constructor.
