@@ -5,17 +5,23 @@
     export_for_cpp(model, "model.pt2", kwargs=dict(input_ids=ids, labels=ids),
                    dynamic_shapes=dict(input_ids={0: Dim("batch"), 1: Dim("length")}, ...))
 
+export_decoder_for_cpp() exports a causal model of Hugging Face to generate tokens with, and compile_for_cpp() compiles a model for
+accelerate::load_package().
+
 The file is what torch.export.save() writes, with what a program alone does not say (extra/accelerate.json), and a second
 graph if eval() changes more than dropout and batch normalisation.
 """
 import contextlib
 import copy
+import inspect
 import json
 import os
 import re
 import zipfile
 
 import torch
+from torch._export.serde import serialize
+from torch.export.pt2_archive import _package
 from torch.utils._pytree import tree_leaves
 
 # Arguments through which modules tell operators whether they train: accelerate.cpp changes them in eval(). src/exported/modes.cpp
@@ -58,17 +64,32 @@ def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, au
     finally:
         for module, mode in was_training.items():
             module.training = mode
-    facts = {
+    return _write(training, evaluation, str(path), _facts(model, autocast), weights)
+
+
+def _facts(model, autocast=None):
+    modules = list(model.named_modules(remove_duplicate=False))
+    return {
         "format": 1,
-        "modules": [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)],
-        "evaluated": [name for name, module in model.named_modules(remove_duplicate=False) if model.training and not module.training],
+        "modules": [[name, type(module).__name__] for name, module in modules],
+        "evaluated": [name for name, module in modules if model.training and not module.training],
         "autocast": _name_of(autocast) if autocast else "",
+        "tp_plan": _tensor_parallel_plan(model),
     }
-    return _write(training, evaluation, str(path), facts, weights)
 
 
 def _name_of(dtype):
     return str(dtype).removeprefix("torch.")
+
+
+def _tensor_parallel_plan(model):
+    """Hugging Face's plan: patterns of the model's module names, and styles. A model has its children's plans with its own."""
+    plan = {}
+    for name, module in model.named_modules():
+        own = getattr(module, "_tp_plan", None)
+        for pattern, style in (own if isinstance(own, dict) else {}).items():
+            plan.setdefault(f"{name}.{pattern}" if name else pattern, style)
+    return [[pattern, style] for pattern, style in plan.items() if isinstance(style, str)]
 
 
 def _device_type(model):
@@ -150,12 +171,27 @@ def _compare_gradients(model, program, args, kwargs, autocast, buffers):
                 "an autograd.Function. Make it an operator (torch.library.custom_op with register_autograd), and link it in C++")
 
 
+def _save(program, path, weights, **options):
+    """Saves a program as torch.export.save() does, which also pickles all weights, for nothing. Without weights, none is read:
+    they may be larger than memory and disk.
+    """
+    left_out = set() if weights else {tensor.untyped_storage().data_ptr() for tensor in program.state_dict.values()}
+    bytes_of, pickled = _package._get_raw_tensor_bytes, serialize.serialize_torch_artifact
+    _package._get_raw_tensor_bytes = lambda tensor: b"" if tensor.untyped_storage().data_ptr() in left_out else bytes_of(tensor)
+    serialize.serialize_torch_artifact = lambda values, *protocol: (
+        b"" if isinstance(values, dict) and values.keys() == program.state_dict.keys() else pickled(values, *protocol))
+    try:
+        torch.export.save(program, path, **options)
+    finally:
+        _package._get_raw_tensor_bytes, serialize.serialize_torch_artifact = bytes_of, pickled
+
+
 def _write(training, evaluation, path, facts, weights):
     """Writes the archive: that of torch.export.save(), with shorter stack traces and the second graph if it differs."""
     parts = [f"{path}.{mode}.pt2" for mode in ("eval", "train")]
     try:
-        torch.export.save(evaluation, parts[0])
-        torch.export.save(training, parts[1], extra_files={"accelerate.json": json.dumps(facts)})
+        _save(evaluation, parts[0], weights=False)
+        _save(training, parts[1], weights, extra_files={"accelerate.json": json.dumps(facts)})
         as_evaluated = _program_in(parts[0])[1]
         entry, as_trained = _program_in(parts[1])
         is_one_graph = _evaluated(as_trained) == _evaluated(as_evaluated)
@@ -242,3 +278,172 @@ def _evaluated(program):
 
     graph = module["graph"]
     return numbered([list(nodes_of(graph)), graph["inputs"], graph["outputs"]])
+
+
+def export_decoder_for_cpp(model, path, max_batch, max_length, *, weights=True, check=True):
+    """Writes a causal model of Hugging Face to `path`, as a program that generates tokens with a cache of keys and values.
+
+    max_batch, max_length: the most sequences of a call, and the most tokens of a sequence.
+    weights: False leaves them out; C++ then reads them from safetensors. They have the names of the model's own, so that what
+        was trained in C++ can be loaded, too.
+    check: compares logits with those of the model; raises ValueError if they differ.
+
+    Inputs of the program, whose batch, tokens and length are sizes that vary from call to call:
+    * input_ids, position_ids: int64 [batch, tokens]; positions within each sequence, 0 for its first token;
+    * cache.0, cache.1 ...: keys and values of each layer [batch, heads, length, head_dim], changed in place. They may be views
+      of larger tensors: some rows, and of each row as many places as the tokens so far.
+    The result "logits" [batch, vocabulary] is that of the last token of each row. A token is written to its position in the
+    cache, and attends to positions up to its own. So rows of different lengths go together, and what lies behind the end of a row
+    is never read: a row may be filled up by tokens on its left whose positions are behind its end.
+    """
+    was_training = {module: module.training for module in model.modules()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval()
+    try:
+        # Otherwise C++ would record gradients in the cache.
+        model.requires_grad_(False)
+        with torch.no_grad():
+            args, dynamic_shapes = _decoder_inputs(model, max_batch, max_length)
+            # An attribute of the module, so that names of weights are the model's.
+            model.forward = _decode_of(model)
+            try:
+                program = torch.export.export(model, copy.deepcopy(args), dynamic_shapes=dynamic_shapes, strict=False,
+                                              prefer_deferred_runtime_asserts_over_guards=True)
+            except Exception as error:
+                raise ValueError(f"{type(model).__name__} must take input_ids, position_ids, a mask with four dimensions and a cache, "
+                                 f"but cannot be exported with them: {error}") from error
+            finally:
+                del model.forward
+            if check:
+                _compare_logits(model, program.module(), args)
+        return _write(program, program, str(path), _facts(model), weights)
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
+def compile_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None):
+    """Compiles the forward of `model` in eval() with AOTInductor, for accelerate::load_package(). Needs a C++ compiler.
+
+    Arguments as for export_for_cpp(). The file, which ends in .pt2, also has the graph that was compiled, which says what its
+    inputs, results and weights are called. It runs on processors that have the instructions of this one.
+    """
+    kwargs = dict(kwargs or {})
+    path = str(path)
+    was_training = {module: module.training for module in model.modules()}
+    parts = [f"{path}.{part}.pt2" for part in ("compiled", "graph")]
+    try:
+        with torch.no_grad():
+            program = _trace(model, False, args, kwargs, dynamic_shapes, None)
+            # Otherwise tensors of up to eight elements would be part of the code, and could not be replaced. The C++ program has
+            # LibTorch, perhaps without the libraries of Python's that belong to other devices.
+            configs = {"always_keep_tensor_constants": True, "aot_inductor.link_libtorch": _device_type(model) != "cpu"}
+            torch._inductor.aoti_compile_and_package(program, package_path=parts[0], inductor_configs=configs)
+        _write(program, program, parts[1], _facts(model), weights=False)
+        _join(parts, path)
+    finally:
+        for module, mode in was_training.items():
+            module.training = mode
+        for part in parts:
+            if os.path.exists(part):
+                os.remove(part)
+
+
+def _join(parts, path):
+    """Writes an archive of the entries of others; of several with one name, the first."""
+    names = set()
+    with open(path, "wb") as file, zipfile.ZipFile(file, "w") as target:
+        for part in parts:
+            with zipfile.ZipFile(part) as source:
+                for info in source.infolist():
+                    name = os.path.basename(path).removesuffix(".pt2") + "/" + info.filename.partition("/")[2]
+                    if name not in names:
+                        _add(target, file, name, source.read(info))
+                        names.add(name)
+
+
+class _GivenCache:
+    """Writes keys and values at their positions in the tensors that the program gets."""
+
+    is_compileable = True
+
+    def __init__(self, tensors, positions):
+        self.tensors, self.positions = tensors, positions
+        self.rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
+
+    def update(self, keys, values, layer, *args, **kwargs):
+        own = self.tensors[2 * layer:2 * layer + 2]
+        for cache, states in zip(own, (keys, values)):
+            cache.transpose(1, 2).index_put_((self.rows, self.positions), states.transpose(1, 2))
+        return own
+
+    def get_seq_length(self, layer=0):
+        return 0
+
+
+def _masks(config, positions, length, dtype):
+    """Which places of the cache each token attends to, by the type of the layer."""
+    place = torch.arange(length, device=positions.device)
+    token = positions[:, None, :, None]
+    window = getattr(config, "sliding_window", None)
+    masks = {"full_attention": place <= token}
+    if window is not None:
+        masks["sliding_attention"] = masks["full_attention"] & (place > token - window)
+    if config._attn_implementation == "eager":
+        masks = {name: torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype) for name, mask in masks.items()}
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return masks["full_attention" if window is None else "sliding_attention"]
+    return {name: masks[name] for name in set(types)}
+
+
+def _decode_of(model):
+    forward = model.forward
+    name = _cache_argument(model)
+
+    def decode(input_ids, position_ids, cache):
+        out = forward(input_ids=input_ids, position_ids=position_ids, use_cache=True, logits_to_keep=1,
+                      attention_mask=_masks(model.config, position_ids, cache[0].shape[2], model.dtype),
+                      **{name: _GivenCache(cache, position_ids)})
+        return {"logits": out.logits[:, -1]}
+
+    return decode
+
+
+def _cache_argument(model):
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _decoder_inputs(model, max_batch, max_length):
+    """Example inputs, and their dynamic shapes."""
+    if max_batch < 1 or max_length < 4:
+        raise ValueError(f"max_batch must be at least 1 and max_length at least 4, but they are {max_batch} and {max_length}")
+    if model.config._attn_implementation not in ("eager", "sdpa"):
+        raise ValueError(f"the attention must be 'eager' or 'sdpa', but is '{model.config._attn_implementation}': "
+                         "model.set_attn_implementation('sdpa')")
+    device = next(model.parameters()).device
+    batch = min(max_batch, 2)
+    ids = torch.arange(3, device=device).expand(batch, 3).contiguous()
+    layers = model(input_ids=ids, use_cache=True)[_cache_argument(model)].layers
+    if not all(hasattr(layer, "keys") for layer in layers):
+        raise ValueError("all layers must cache keys and values, but some have a state of another kind")
+    caches = [tensor.new_zeros(batch, tensor.shape[1], 4, tensor.shape[3]) for layer in layers for tensor in (layer.keys, layer.values)]
+    rows = {0: torch.export.Dim("batch", min=1, max=max_batch)} if max_batch > 1 else {}
+    tokens = {**rows, 1: torch.export.Dim("tokens", min=1, max=max_length)}
+    places = {**rows, 2: torch.export.Dim("length", min=1, max=max_length)}
+    return (ids, ids.clone(), caches), {"input_ids": tokens, "position_ids": tokens, "cache": [places] * len(caches)}
+
+
+def _compare_logits(model, program, args):
+    """Three tokens and then one more, against those of one forward without a cache."""
+    ids, positions, caches = copy.deepcopy(args)
+    last = ids[:, :1]
+    expected = model(input_ids=torch.cat([ids, last], 1), use_cache=False).logits.float()
+    found = [program(ids, positions, caches)["logits"], program(last, positions[:, -1:] + 1, caches)["logits"]]
+    error = (torch.stack(found, 1).float() - expected[:, -2:]).norm()
+    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.05
+    if not error <= tolerance * expected[:, -2:].norm():
+        raise ValueError(f"the program must compute the logits of the model, but differs by {error:.3g}: it has something that "
+                         "export_decoder_for_cpp does not know, such as another kind of mask")
