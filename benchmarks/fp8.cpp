@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/torch.h>
 
@@ -15,6 +14,7 @@
 #include <accelerate/fp8.h>
 
 #include "interleave.h"
+#include "live_bytes.h"
 #include "precision/fp8/float8_matrix.h"
 #include "support/run_counted.h"
 
@@ -87,21 +87,6 @@ void measure_casts() {
   });
 }
 
-/// Counts bytes that LibTorch's allocator gives this thread, less those
-/// returned.
-struct LiveBytes : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(
-      void*,
-      std::int64_t alloc_size,
-      std::size_t,
-      std::size_t,
-      c10::Device) override {
-    count += alloc_size;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  std::int64_t count = 0;
-};
-
 AcceleratorOptions options_of(const FP8Recipe* recipe, bool has_autocast) {
   AcceleratorOptions options{
       .mixed_precision = recipe != nullptr ? Precision::fp8 : Precision::bf16,
@@ -118,7 +103,7 @@ std::int64_t kept_bytes(const FP8Recipe* recipe, bool has_activations) {
   auto model = accelerator.prepare(net);
   // The input is fp32, so that copies kept of it count in either precision.
   const Tensor x = torch::randn({16384, kWidth});
-  const auto live = std::make_shared<LiveBytes>();
+  const auto live = std::make_shared<benchmarks::LiveBytes>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, live);
   const Tensor loss = model(x).sum();
   return live->count;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <malloc.h>
+#include <time.h>
 
 #include <chrono>
 #include <string>
@@ -23,15 +24,31 @@ struct Interleaved {
   std::vector<double> ours, baseline;
 };
 
+/// CPU time of this thread, which other programs disturb less than the time
+/// that passes.
+struct ThreadTime {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<ThreadTime>;
+  [[maybe_unused]] static constexpr bool is_steady = true;
+  static time_point now() {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return time_point(
+        std::chrono::seconds(time.tv_sec) +
+        std::chrono::nanoseconds(time.tv_nsec));
+  }
+};
+
 /// Microseconds per call of two functions, measured in interleaved blocks. The
 /// order alternates, so that a trend favours neither.
-template <class Ours, class Baseline>
+template <class Clock = std::chrono::steady_clock, class Ours, class Baseline>
 Interleaved interleave(
     int num_blocks,
     int calls_in_block,
     Ours&& ours,
     Baseline&& baseline) {
-  using Clock = std::chrono::steady_clock;
   const auto block = [&](auto& call) {
     const auto start = Clock::now();
     for (int i = 0; i < calls_in_block; ++i) call();
