@@ -1,21 +1,31 @@
 #!/usr/bin/env python3
 """Makes the programs of tests/exported: small models exported by accelerate_cpp_export.py, and what PyTorch computes with them.
 
-    python tools/make_exported_programs.py OUT [NAME...]
+    python tools/make_exported_programs.py [--like DIRECTORY] OUT [NAME...]
 
 Needs torch and transformers. Writes NAME.pt2 and NAME.safetensors, whose tensors are
 * models: input.I and other.I (the same inputs with other sizes), logits, other_logits and eval_logits, and the losses of 20
   steps, even ones with the inputs and odd ones with the others: sgd, then with the same weights adamw; buffer.NAME after sgd;
-  under autocast also program_sgd, of Python's run of the program, whose gradients are rounded in another order than the model's;
+  in bf16 also program_sgd, of Python's run of the program, whose gradients are rounded in another order than the model's;
 * features: input.I, output.I, grad.NAME of the sum of outputs that have gradients, and buffer.NAME.
 A model without a loss of its own has the mean of its squared output.
 
+With --like, models begin with the weights of the programs in DIRECTORY (random numbers may change between versions of
+PyTorch), and a NAME.safetensors that equals the one there is not written.
+
+With torch 2.11.0, and with torch 2.15.0 after extracting the first archive into DIRECTORY:
+
     tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -czf tests/exported/programs.tar.gz -C OUT .
+    tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -cJf tests/exported/programs_of_torch_2_15.tar.xz -C OUT .
+
+Programs that only tests of tensor parallelism read are named (DIVIDED), and are in divided_programs.tar.gz.
 """
+import argparse
 import json
 import pathlib
 import struct
 import sys
+import zipfile
 
 import torch
 from torch import nn
@@ -31,7 +41,14 @@ LENGTH = Dim("length", min=3, max=64)
 STEPS = 20
 
 
-def write_safetensors(path, tensors):
+def write_record(out, name, tensors, like):
+    contents = safetensors_of(tensors)
+    known = like / f"{name}.safetensors" if like else None
+    if not known or not known.exists() or known.read_bytes() != contents:
+        (out / f"{name}.safetensors").write_bytes(contents)
+
+
+def safetensors_of(tensors):
     header, data = {}, b""
     for name, tensor in tensors.items():
         tensor = tensor.detach().contiguous()
@@ -40,7 +57,7 @@ def write_safetensors(path, tensors):
         data += contents
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return struct.pack("<Q", len(text)) + text + data
 
 
 def generator(seed):
@@ -168,12 +185,20 @@ def build(name):
             return dict(input_ids=ids, position_ids=torch.arange(ids.shape[1]).expand_as(ids).contiguous())
         shapes = {name: {0: BATCH, 1: LENGTH} for name in inputs(1, 2)}
         return AtPositions(causal("Llama")), (), inputs(3, 8), shapes, ((), inputs(5, 12, 1))
+    if name == "llama_in_bf16":
+        return text_model(causal("Llama").to(torch.bfloat16))
     if name == "llama_eager":
         return text_model(causal("Llama", attn_implementation="eager"))
     if name == "qwen3":
         return text_model(causal("Qwen3"))
     if name == "mistral":
         return text_model(causal("Mistral", sliding_window=4))
+    if name == "llama_tied":
+        return text_model(causal("Llama", num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True))
+    if name == "qwen2":
+        return text_model(causal("Qwen2"))
+    if name == "phi3":
+        return text_model(causal("Phi3"))
     if name == "gemma2":
         return text_model(causal("Gemma2", sliding_window=4))
     if name == "mixtral":
@@ -205,8 +230,11 @@ def build(name):
     raise SystemExit(f"unknown model {name}")
 
 
-MODELS = ["cnn", "lstm", "unet", "gpt2", "llama", "llama_bf16", "llama_context", "llama_eager", "qwen3", "mistral", "gemma2", "mixtral", "bert",
+MODELS = ["cnn", "lstm", "unet", "gpt2", "llama", "llama_bf16", "llama_context", "llama_eager", "llama_in_bf16", "qwen3", "mistral", "gemma2", "mixtral", "bert",
           "t5", "vit", "resnet", "convnext", "swin"]
+
+
+DIVIDED = ["llama_tied", "phi3", "qwen2"]
 
 
 def logits_of(out):
@@ -231,9 +259,20 @@ def losses_of(model, optimizer, batches, precision):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-def make_model(out, name):
+def read_weights(model, path):
+    with zipfile.ZipFile(path) as archive:
+        root = archive.namelist()[0].split("/")[0]
+        config = json.loads(archive.read(f"{root}/data/weights/model_weights_config.json"))["config"]
+        for name, value in model.state_dict().items():
+            contents = bytearray(archive.read(f"{root}/data/weights/{config[name]['path_name']}"))
+            value.copy_(torch.frombuffer(contents, dtype=value.dtype).view(value.shape))
+
+
+def make_model(out, name, like):
     model, args, kwargs, shapes, others = build(name)
     model.train()
+    if like and (like / f"{name}.pt2").exists():
+        read_weights(model, like / f"{name}.pt2")
     autocast = torch.bfloat16 if name == "llama_bf16" else None
     facts = export_for_cpp(model, out / f"{name}.pt2", args, kwargs, dynamic_shapes=shapes, autocast=autocast,
                            causal=name == "llama_context")
@@ -257,12 +296,12 @@ def make_model(out, name):
     model.train()
     tensors["sgd"] = losses_of(model, torch.optim.SGD(model.parameters(), lr=0.05), batches, precision)
     tensors.update({f"buffer.{key}": buffer.clone() for key, buffer in model.named_buffers()})
-    if autocast:
+    if autocast or next(model.parameters()).dtype == torch.bfloat16:
         program = torch.export.load(out / f"{name}.pt2").module()
         tensors["program_sgd"] = losses_of(program, torch.optim.SGD(program.parameters(), lr=0.05), batches, precision)
     model.load_state_dict(start)
     tensors["adamw"] = losses_of(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01), batches, precision)
-    write_safetensors(out / f"{name}.safetensors", tensors)
+    write_record(out, name, tensors, like)
     return facts
 
 
@@ -475,7 +514,7 @@ class Double(Feature):
         return self.fc(x).to(torch.bfloat16).float() * 2
 
 
-def make_feature(out, kind):
+def make_feature(out, kind, like):
     torch.manual_seed(0)
     model = kind().train()
     facts = export_for_cpp(model, out / f"{kind.__name__}.pt2", kind.args, kind.kwargs, dynamic_shapes=kind.shapes,
@@ -496,23 +535,31 @@ def make_feature(out, kind):
     for i, value in enumerate(tree_leaves(getattr(model, "reference", model)(*kind.args, **kind.kwargs))):
         if value is not None:
             tensors[f"eval_output.{i}"] = torch.as_tensor(value)
-    write_safetensors(out / f"{kind.__name__}.safetensors", tensors)
+    write_record(out, kind.__name__, tensors, like)
     return facts
 
 
-def main(out, *names):
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--like", type=pathlib.Path)
+    options = parser.parse_args()
     torch.set_num_threads(1)  # threads add what belongs to one element in any order
-    out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     features = {kind.__name__: kind for kind in Feature.__subclasses__()}
-    for name in names or [*MODELS, *features]:
+    for name in options.names or [*MODELS, *features]:
         try:
-            facts = make_feature(out, features[name]) if name in features else make_model(out, name)
+            if name in features:
+                facts = make_feature(options.out, features[name], options.like)
+            else:
+                facts = make_model(options.out, name, options.like)
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:400]}", flush=True)
             continue
-        print(f"{name}: {'one graph' if facts['one_graph'] else 'two graphs'}, {(out / (name + '.pt2')).stat().st_size} bytes", flush=True)
+        size = (options.out / f"{name}.pt2").stat().st_size
+        print(f"{name}: {'one graph' if facts['one_graph'] else 'two graphs'}, {size} bytes", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,7 +1,9 @@
 // The reader of torch.export's archives, without LibTorch.
 #include "format/exported/exported_archive.h"
 
+#include <cstddef>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -46,6 +48,38 @@ TEST(ExportedArchive, ReadsWhatPythonWrote) {
   EXPECT_EQ(weights.at("fc.weight").bytes->size(), 256U);
   EXPECT_FALSE(archive.evaluation());
   EXPECT_TRUE(detail::ExportedArchive(program_path("Branch")).evaluation());
+}
+
+TEST(ExportedArchive, ReadsWhatPython2_15Wrote) {
+  const auto of = [](const std::string& name) {
+    return detail::ExportedArchive(program_path(name)).program("model");
+  };
+  const detail::ExportedProgram newer = of("2.15/Tied"), older = of("Tied");
+  EXPECT_TRUE(newer.torch_version.starts_with("2.15.0"));
+  ASSERT_EQ(newer.graph.nodes.size(), older.graph.nodes.size());
+  for (std::size_t i = 0; i < newer.graph.nodes.size(); ++i) {
+    EXPECT_EQ(newer.graph.nodes[i].target, older.graph.nodes[i].target);
+    EXPECT_EQ(newer.graph.nodes[i].module, older.graph.nodes[i].module);
+  }
+  EXPECT_EQ(newer.classes, older.classes);
+}
+
+// torch.export invents one for nodes outside of all modules.
+TEST(ExportedArchive, KnowsNoModulesButThoseOfTheModel) {
+  std::size_t num_programs = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(ACCELERATE_EXPORTED_PROGRAMS)) {
+    if (file.path().extension() != ".pt2") continue;
+    const detail::ExportedArchive archive(file.path());
+    const auto facts = archive.facts();
+    ASSERT_TRUE(facts) << file.path();
+    std::map<std::string, std::string> classes(
+        facts->modules.begin(), facts->modules.end());
+    for (const auto& [name, type] : archive.program("model").classes)
+      EXPECT_EQ(classes[name], type) << name << " of " << file.path();
+    ++num_programs;
+  }
+  EXPECT_GE(num_programs, 30U);
 }
 
 TEST(ExportedArchive, NamesRangesOfSizes) {

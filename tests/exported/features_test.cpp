@@ -1,20 +1,25 @@
 // One small module per thing that an exported program can contain.
+#include <string>
+#include <tuple>
+
 #include "exported/recorded_program.h"
 
 namespace accelerate::testing::features_test {
 
-class RecordedFeature : public ::testing::TestWithParam<const char*> {
+/// A feature, and the version of PyTorch that exported its program.
+using Feature = std::tuple<const char*, const char*>;
+
+class RecordedFeature : public ::testing::TestWithParam<Feature> {
  protected:
   RecordedFeature()
-      : record(GetParam()), model(load_exported(program_path(GetParam()))) {
-    torch::set_num_threads(1);  // as recorded
-  }
-  ~RecordedFeature() override { torch::set_num_threads(num_threads_); }
+      : name(std::get<0>(GetParam())),
+        record(name),
+        model(load_exported(program_path(name, std::get<1>(GetParam())))) {}
 
   ExportedOutputs run() {
     torch::manual_seed(1);
     std::vector<c10::IValue> inputs = record.inputs();
-    if (std::string(GetParam()) == "Numbers") inputs.emplace_back(3);
+    if (name == "Numbers") inputs.emplace_back(3);
     return model->forward(std::move(inputs));
   }
   void expect_outputs(
@@ -27,11 +32,12 @@ class RecordedFeature : public ::testing::TestWithParam<const char*> {
           prefix + index);
   }
 
+  std::string name;
   Record record;
   ExportedModel model;
 
  private:
-  int num_threads_ = torch::get_num_threads();
+  OneThread one_thread_;
 };
 
 TEST_P(RecordedFeature, ComputesPythonsOutputsGradientsAndBuffers) {
@@ -43,19 +49,19 @@ TEST_P(RecordedFeature, ComputesPythonsOutputsGradientsAndBuffers) {
     sum = sum.defined() ? sum + output.sum() : output.sum();
   }
   sum.backward();
-  const bool is_rounded = std::string(GetParam()) == "Map";
+  const bool is_rounded = name == "Map";
   for (const auto& parameter : model->named_parameters()) {
-    const std::string name = "grad." + parameter.key();
-    ASSERT_EQ(parameter.value().grad().defined(), record.contains(name))
-        << name;
-    if (!record.contains(name)) continue;
+    const std::string grad = "grad." + parameter.key();
+    ASSERT_EQ(parameter.value().grad().defined(), record.contains(grad))
+        << grad;
+    if (!record.contains(grad)) continue;
     if (is_rounded) {
       // Python's map adds the rows' gradients in another order.
       EXPECT_TRUE(torch::allclose(
-          parameter.value().grad(), record.at(name), 1e-6, 1e-6))
-          << name;
+          parameter.value().grad(), record.at(grad), 1e-6, 1e-6))
+          << grad;
     } else {
-      expect_same(parameter.value().grad(), record.at(name), name);
+      expect_same(parameter.value().grad(), record.at(grad), grad);
     }
   }
   for (const auto& buffer : model->named_buffers())
@@ -69,31 +75,39 @@ TEST_P(RecordedFeature, ComputesPythonsOutputsInEval) {
   expect_outputs(run(), "eval_output.");
 }
 
+std::string case_name(const ::testing::TestParamInfo<Feature>& tested) {
+  const auto& [name, exporter] = tested.param;
+  return std::string(name) + "_of_torch_" +
+      (std::string(exporter) == "2.11" ? "2_11" : "2_15");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Exported,
     RecordedFeature,
-    ::testing::Values(
-        "AssignedBuffer",
-        "Autocast",
-        "Branch",
-        "Buffers",
-        "CondOnData",
-        "CondOnSize",
-        "DataDependent",
-        "Double",
-        "Encoder",
-        "Lists",
-        "Map",
-        "Nested",
-        "NoGrad",
-        "Norms",
-        "Numbers",
-        "RandomNumbers",
-        "Scan",
-        "Shared",
-        "Sizes",
-        "Tied",
-        "WhileLoop"),
-    [](const auto& tested) { return std::string(tested.param); });
+    ::testing::Combine(
+        ::testing::Values(
+            "AssignedBuffer",
+            "Autocast",
+            "Branch",
+            "Buffers",
+            "CondOnData",
+            "CondOnSize",
+            "DataDependent",
+            "Double",
+            "Encoder",
+            "Lists",
+            "Map",
+            "Nested",
+            "NoGrad",
+            "Norms",
+            "Numbers",
+            "RandomNumbers",
+            "Scan",
+            "Shared",
+            "Sizes",
+            "Tied",
+            "WhileLoop"),
+        ::testing::Values("2.11", "2.15")),
+    case_name);
 
 }  // namespace accelerate::testing::features_test

@@ -8,23 +8,49 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/version.h>
 
 #include <accelerate/exported_model.h>
 #include <accelerate/safetensors.h>
 
 namespace accelerate::testing {
 
-inline std::filesystem::path program_path(const std::string& name) {
-  return std::filesystem::path(ACCELERATE_EXPORTED_PROGRAMS) / (name + ".pt2");
+/// Kernels compute on one thread while it lives, as when programs were recorded:
+/// threads add what belongs to one element in any order.
+class OneThread {
+ public:
+  OneThread() { torch::set_num_threads(1); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  ~OneThread() { torch::set_num_threads(before_); }
+
+ private:
+  int before_ = torch::get_num_threads();
+};
+
+/// The programs of PyTorch 2.11, and in "2.15" of 2.15.
+inline std::filesystem::path program_path(
+    const std::string& name,
+    const std::string& exporter = "2.11") {
+  const std::filesystem::path programs = ACCELERATE_EXPORTED_PROGRAMS;
+  return (exporter == "2.11" ? programs : programs / exporter) /
+      (name + ".pt2");
+}
+
+/// The record of the PyTorch that computes the tests; most are of all versions.
+inline std::filesystem::path record_path(const std::string& name) {
+  const std::filesystem::path programs = ACCELERATE_EXPORTED_PROGRAMS;
+  const auto common = programs / (name + ".safetensors");
+  const auto newer = programs / "2.15" / (name + ".safetensors");
+  const bool is_newer = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
+  const bool is_chosen = is_newer || !std::filesystem::exists(common);
+  return is_chosen && std::filesystem::exists(newer) ? newer : common;
 }
 
 /// What PyTorch computed with a program, from tools/make_exported_programs.py.
 class Record {
  public:
-  explicit Record(const std::string& name)
-      : reader_(
-            std::filesystem::path(ACCELERATE_EXPORTED_PROGRAMS) /
-            (name + ".safetensors")) {}
+  explicit Record(const std::string& name) : reader_(record_path(name)) {}
 
   [[nodiscard]] bool contains(const std::string& name) const {
     return reader_.contains(name);

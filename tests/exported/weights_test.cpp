@@ -14,11 +14,9 @@ namespace accelerate::testing::exported_weights_test {
 class ExportedWeights : public ::testing::Test {
  protected:
   ExportedWeights() : record("llama") {
-    torch::set_num_threads(1);  // as recorded
     static_cast<void>(
         save_model(*load_exported(program_path("llama")), weights.path()));
   }
-  ~ExportedWeights() override { torch::set_num_threads(num_threads_); }
 
   static ExportedModel graph() {
     return load_exported(program_path("llama"), {.weights = false});
@@ -39,7 +37,7 @@ class ExportedWeights : public ::testing::Test {
   TemporaryDirectory weights;
 
  private:
-  int num_threads_ = torch::get_num_threads();
+  OneThread one_thread_;
 };
 
 TEST_F(ExportedWeights, AreReadFromSafetensorsByTheirNames) {

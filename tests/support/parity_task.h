@@ -83,6 +83,8 @@ struct ParityRun {
   bool steps_itself = false;
   /// Clips by an option of the step, not by clip_grad_norm_().
   bool clips_in_step = false;
+  /// Leaves out warnings, such as those of plain backwards in windows.
+  bool is_quiet = false;
   /// The training loop sets the world and the accumulation.
   AcceleratorOptions options = {};
   /// The dtype of the parameters before prepare().
@@ -101,56 +103,56 @@ struct ParityResult {
   std::vector<std::string> strategies;
 };
 
-/// Trains ParityNet on global batches that do not depend on the number of
-/// ranks. With ACCELERATE_TEST_UNFUSED in the environment, linear layers and
-/// optimizers are LibTorch's.
-inline ParityResult train_parity_net(const ParityRun& run) {
-  torch::manual_seed(3);
-  const auto inputs =
-      torch::randn({kParitySteps * kParityBatch, kParityLength, kParityWidth});
-  const auto labels = torch::randint(
-      kParityWidth, {kParitySteps * kParityBatch, kParityLength});
-  const ParityNet first(run.has_experts);
+/// Global batches that do not depend on the number of ranks.
+struct ParityData {
+  torch::Tensor inputs, labels;
+};
+
+/// Trains `make()`, whose parameters count on rank 0 only. `scores` of a model
+/// and inputs are logits for each label.
+template <class Make, class Scores>
+ParityResult train_parity(
+    const ParityRun& run,
+    const ParityData& data,
+    const Make& make,
+    const Scores& scores) {
   ParityResult end;
   run_on_ranks(run.num_ranks, [&](const WorldOptions& world) {
     AcceleratorOptions options = run.options;
     options.world = world;
-    // Plain backwards in windows warn.
-    if (run.is_plain)
+    if (run.is_quiet)
       options.world.logger = Logger([](const LogRecord&) {}, LogLevel::error);
     options.gradient_accumulation_steps = run.gradient_accumulation_steps;
     if (std::getenv("ACCELERATE_TEST_UNFUSED") != nullptr)
       options.fused_linear = options.fused_optimizers = false;
     Accelerator accelerator(options);
-    ParityNet net(run.has_experts);
-    if (accelerator.is_main_process()) {
+    auto net = make();
+    if (!accelerator.is_main_process()) {
       const torch::NoGradGuard no_grad;
-      const auto from = first->named_parameters();
-      for (auto& item : net->named_parameters())
-        item.value().copy_(from[item.key()]);
+      for (torch::Tensor& parameter : net->parameters()) parameter.fill_(0.5);
     }
-    net->to(run.parameter_dtype);
     torch::optim::SGD sgd(
         net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     auto [model, optimizer, loader] = accelerator.prepare(
         net,
         sgd,
         DataLoader(
-            TensorDataset(inputs, labels),
+            TensorDataset(data.inputs, data.labels),
             {.batch_size = kParityBatch / run.gradient_accumulation_steps,
              .split_batches = true}));
     for (auto& [x, y] : loader) {
       const auto micro_step = accelerator.accumulate(model);
       optimizer.zero_grad();
-      const auto sequences = x.to(run.parameter_dtype);
+      const auto sequences =
+          x.is_floating_point() ? x.to(run.parameter_dtype) : x;
       std::optional<ContextParallelScope> scope;
       if (accelerator.mesh().degree(Axis::context) > 1)
         scope.emplace(
             accelerator.maybe_context_parallel({sequences, y}, {1, 1}));
-      const auto scores = model(sequences).to(torch::kFloat).flatten(0, 1);
       // Ranks that share a sequence have the same number of its positions.
-      const auto loss =
-          torch::nn::functional::cross_entropy(scores, y.flatten());
+      const auto loss = torch::nn::functional::cross_entropy(
+          scores(model, sequences).to(torch::kFloat).flatten(0, 1),
+          y.flatten());
       if (run.is_plain) {
         (loss / run.gradient_accumulation_steps).backward();
       } else {
@@ -177,6 +179,29 @@ inline ParityResult train_parity_net(const ParityRun& run) {
       end.strategies.emplace_back(name);
   });
   return end;
+}
+
+/// Trains ParityNet. With ACCELERATE_TEST_UNFUSED in the environment, linear
+/// layers and optimizers are LibTorch's.
+inline ParityResult train_parity_net(const ParityRun& run) {
+  torch::manual_seed(3);
+  const ParityData data{
+      torch::randn({kParitySteps * kParityBatch, kParityLength, kParityWidth}),
+      torch::randint(
+          kParityWidth, {kParitySteps * kParityBatch, kParityLength})};
+  const ParityNet first(run.has_experts);
+  const auto make = [&] {
+    ParityNet net(run.has_experts);
+    const torch::NoGradGuard no_grad;
+    const auto from = first->named_parameters();
+    for (auto& item : net->named_parameters())
+      item.value().copy_(from[item.key()]);
+    net->to(run.parameter_dtype);
+    return net;
+  };
+  return train_parity(run, data, make, [](const auto& model, const auto& x) {
+    return model(x);
+  });
 }
 
 }  // namespace accelerate::testing
