@@ -33,7 +33,8 @@ SUBJECTS = {
     "Models that do not fit into memory": [
         "big_model", "model_device_map", "device_map", "block_plan", "byte_size", "load_checkpoint", "offload", "module_tensors", "hooks",
         "layerwise_casting", "quantize", "quantized_model"],
-    "Models from Python": ["exported_model", "exported_description"],
+    "Models from Python": ["exported_model", "exported_description", "exported_pipeline", "package"],
+    "Adapters": ["adapters"],
     "Memory, randomness, errors, logs, the machine": ["memory", "memory_plan", "random", "error", "log", "logger", "progress", "profiler", "machine", "environment", "version"],
 }
 WITHOUT_NAMES = {"accelerate", "export", "schedulers"}

@@ -2,8 +2,9 @@
 
 // Includes everything except what only some programs need: datasets read from
 // files (datasets.h), batches of token sequences (token_collate.h), models that
-// Python exported (exported_model.h), and safetensors files (safetensors.h, a
-// separate library without LibTorch).
+// Python exported (exported_model.h, exported_pipeline.h) or compiled
+// (package.h), low-rank adapters (adapters.h), and safetensors files
+// (safetensors.h, a separate library without LibTorch).
 
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>
