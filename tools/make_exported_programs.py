@@ -60,6 +60,10 @@ def safetensors_of(tensors):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def write_safetensors(path, tensors):
+    path.write_bytes(safetensors_of(tensors))
+
+
 def generator(seed):
     return torch.Generator().manual_seed(seed)
 
