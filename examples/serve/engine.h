@@ -32,7 +32,7 @@ class Generation {
   /// After the end: "stop" for a stop token, "length", "shutdown", "cancelled",
   /// or the message of an error.
   [[nodiscard]] std::string finish_reason() const;
-  /// Nobody wants more of it.
+  /// Ends the generation: its client wants no more tokens.
   void cancel();
 
  private:

@@ -143,10 +143,10 @@ void check_layer(
         format("\"{}\" {}", printable(target.module.name), what));
   };
   if (rank < 1)
-    complain(format("must have a rank of at least 1, but {}", rank));
+    complain(format("must have a rank of at least 1, but has {}", rank));
   if (rank % target.facts.groups != 0) {
     complain(format(
-        "must have a rank that its {} groups divide, but {}",
+        "must have a rank that its {} groups divide, but has {}",
         target.facts.groups,
         rank));
   }

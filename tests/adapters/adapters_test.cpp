@@ -419,7 +419,7 @@ TEST(Adapters, RefuseOptionsWithTheReason) {
            {with_targets(""), "target_modules must name layers"},
            {with_pattern,
             "target_modules must be names if layers_to_transform is set"},
-           {bad_rank, "\"fc\" must have a rank of at least 1, but -1"},
+           {bad_rank, "\"fc\" must have a rank of at least 1, but has -1"},
            {saved,
             "modules_to_save must name modules of the model, but \"tail\" is "
             "none"}}) {
@@ -518,7 +518,7 @@ TEST(Adapters, OfGroupedConvolutionsNeedARankThatGroupsDivide) {
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 6, 3).groups(2));
   expect_error<ConfigError>(
       [&] { add_adapters(conv, {.rank = 3, .target_modules = ".*"}); },
-      "must have a rank that its 2 groups divide, but 3");
+      "must have a rank that its 2 groups divide, but has 3");
   const torch::Tensor x = torch::randn({2, 4, 5, 5});
   const torch::Tensor base = conv(x);
   add_adapters(conv, {.rank = 4, .target_modules = ".*"});
