@@ -1,8 +1,7 @@
 // Programs of torch.export beside the same models written in C++, which take
-// turns: calls of a small CNN whose kernels take little time, steps and peak
-// memory of a GPT; and how long the program of a large model takes to load.
-// Times are CPU times of one thread. make_exported_programs.py makes the
-// programs; cnn.pt2 is one of tests/exported.
+// turns: operators on few numbers, steps and peak memory of a GPT; and how long
+// the program of a large model takes to load. Times are CPU times of one thread.
+// make_exported_programs.py makes the programs.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -32,29 +31,26 @@ using torch::Tensor;
 
 const std::filesystem::path kPrograms = EXPORTED_PROGRAMS;
 
-/// The model of cnn.pt2.
-struct CnnImpl : nn::Module {
-  CnnImpl() {
-    register_module("conv1", conv1);
-    register_module("norm1", norm1);
-    register_module("conv2", conv2);
-    register_module("norm2", norm2);
-    register_module("drop", drop);
-    register_module("head", head);
+/// The model of calls.pt2.
+struct CallsImpl : nn::Module {
+  CallsImpl() {
+    register_module("linear", linear);
+    register_module("norm", norm);
   }
-  Tensor forward(const Tensor& x) {
-    const Tensor h = torch::relu(norm1(conv1(x)));
-    const Tensor pooled = torch::relu(norm2(conv2(h))).mean({2, 3});
-    return head(drop(pooled));
+  Tensor forward(Tensor x) {
+    for (int layer = 0; layer < 16; ++layer) {
+      const Tensor normed =
+          torch::layer_norm(x, {4}, norm->weight, norm->bias, 1e-5);
+      const Tensor h =
+          torch::relu(torch::linear(normed, linear->weight, linear->bias));
+      x = h.view({2, 2, 4}).transpose(0, 1).reshape({4, 4}) * 0.5 + x;
+    }
+    return x;
   }
-  nn::Conv2d conv1{nn::Conv2dOptions(3, 8, 3).padding(1)};
-  nn::BatchNorm2d norm1{8};
-  nn::Conv2d conv2{nn::Conv2dOptions(8, 8, 3).stride(2).padding(1)};
-  nn::BatchNorm2d norm2{8};
-  nn::Dropout drop{0.2};
-  nn::Linear head{8, 10};
+  nn::Linear linear{4, 4};
+  nn::LayerNorm norm{nn::LayerNormOptions({4})};
 };
-TORCH_MODULE(Cnn);
+TORCH_MODULE(Calls);
 
 double least(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
@@ -74,9 +70,9 @@ void report_least(const std::string& metric, const Interleaved& times) {
 
 // What an operator costs more than in C++, in microseconds.
 void compare_calls() {
-  ExportedModel exported = load_exported(kPrograms / "cnn.pt2");
-  Cnn by_hand;
-  const Tensor x = torch::randn({2, 3, 16, 16});
+  ExportedModel exported = load_exported(kPrograms / "calls.pt2");
+  Calls by_hand;
+  const Tensor x = torch::randn({4, 4});
   for (const bool has_gradients : {false, true}) {
     const torch::AutoGradMode mode(has_gradients);
     const Interleaved times = interleave<ThreadTime>(

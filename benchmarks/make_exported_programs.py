@@ -4,6 +4,7 @@
     python benchmarks/make_exported_programs.py OUT
 
 Needs torch and transformers, and no memory for Llama's weights: nothing reads them. Writes
+* calls.pt2: 112 operators on few numbers, so that calling them takes longest;
 * gpt.pt2: the model of examples/gpt, with the sizes of exported.cpp; all its weights are 0;
 * llama_7b.pt2: Llama with 32 layers and 6.7 billion parameters, without them.
 
@@ -20,6 +21,18 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "python"))
 from accelerate_cpp_export import export_for_cpp  # noqa: E402
 
 TOKENS, BLOCK_SIZE, LAYERS, HEADS, WIDTH = 256, 128, 4, 4, 256
+
+
+class Calls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x):
+        for _ in range(16):
+            h = torch.relu(self.linear(self.norm(x)))
+            x = (h.view(2, 2, 4).transpose(0, 1).reshape(4, 4) * 0.5) + x
+        return x
 
 
 class Block(nn.Module):
@@ -72,6 +85,7 @@ def llama():
 
 def main(out):
     out.mkdir(parents=True, exist_ok=True)
+    export_for_cpp(Calls(), out / "calls.pt2", (torch.zeros(4, 4),))
     tokens = torch.zeros(8, BLOCK_SIZE, dtype=torch.long)
     sizes = {0: Dim("batch", min=1, max=64), 1: Dim("length", min=3, max=BLOCK_SIZE)}
     gpt = Gpt()
