@@ -20,7 +20,6 @@
 #include "cli/launch/machine/machine.h"
 #include "cli/tool/commands.h"
 #include "config/files/config_file.h"
-#include "config/files/default_config.h"
 #include "engines/explain_request.h"
 #include "engines/request/read_request.h"
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -11,9 +13,33 @@
 
 #include "config/environment.h"
 #include "config/options/option_table.h"
-#include "config/read_record.h"
 
 namespace accelerate::detail {
+
+/// Which options of the table have been read, and which have been reported.
+/// Thread-safe.
+class ReadRecord {
+ public:
+  ReadRecord();
+
+  void mark_read(const OptionSpec& spec) const { set(spec, kRead); }
+  [[nodiscard]] bool was_read(const OptionSpec& spec) const {
+    return has(spec, kRead);
+  }
+  void mark_reported(const OptionSpec& spec) const { set(spec, kReported); }
+  [[nodiscard]] bool was_reported(const OptionSpec& spec) const {
+    return has(spec, kReported);
+  }
+
+ private:
+  static constexpr std::uint8_t kRead = 1, kReported = 2;
+
+  void set(const OptionSpec& spec, std::uint8_t mark) const;
+  [[nodiscard]] bool has(const OptionSpec& spec, std::uint8_t mark) const;
+
+  /// One per row of the table.
+  std::unique_ptr<std::atomic<std::uint8_t>[]> marks_;
+};
 
 /// The origin of a value, weakest first. `settled`: the library chose it once
 /// everything else was known.
@@ -155,5 +181,16 @@ std::string to_handover(
 void mark_reported_by_launcher(
     const Environment& environment,
     const Settings& settings);
+
+/// The settings that a rank gets from outside the code: the launcher's
+/// decisions, then the environment, then the defaults. Only the launcher reads
+/// files.
+inline Settings launch_settings(const Environment& environment) {
+  const std::array sources{
+      source_from_handover(environment), source_from_environment(environment)};
+  Settings settings = resolve(sources);
+  mark_reported_by_launcher(environment, settings);
+  return settings;
+}
 
 }  // namespace accelerate::detail

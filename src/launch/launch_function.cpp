@@ -24,7 +24,7 @@
 #include "base/text/text.h"
 #include "config/environment.h"
 #include "config/environment_scope.h"
-#include "config/launch_settings.h"
+#include "config/settings.h"
 #include "config/rank_variables.h"
 #include "launch/board/board.h"
 #include "launch/board/hang_monitor.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/machine/network.h"
-#include "base/machine/numa.h"
+#include "base/machine/processors.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
 

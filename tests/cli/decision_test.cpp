@@ -14,7 +14,7 @@
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/processes/failure.h"
 #include "config/files/config_file.h"
-#include "config/launch_settings.h"
+#include "config/settings.h"
 #include "support/expect_error.h"
 #include "support/option_samples.h"
 

@@ -6,7 +6,6 @@
 
 #include <accelerate/error.h>
 
-#include "config/launch_settings.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {

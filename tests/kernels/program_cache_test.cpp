@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/files/files.h"
-#include "config/cache_directory.h"
+#include "config/user_variables.h"
 #include "kernels/device/device_kernels.h"
 #include "kernels/device/program_cache.h"
 #include "support/temporary_directory.h"

@@ -3,7 +3,7 @@
 
 #include "base/files/files.h"
 #include "cli/config/config_files.h"
-#include "config/files/default_config.h"
+#include "config/files/config_file.h"
 #include "oracle/oracle.h"
 #include "support/temporary_directory.h"
 

@@ -17,7 +17,6 @@
 #include <accelerate/error.h>
 
 #include "base/files/file_system.h"
-#include "base/files/regular_file.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
 

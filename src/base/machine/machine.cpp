@@ -11,7 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/machine/network.h"
-#include "base/machine/numa.h"
+#include "base/machine/processors.h"
 #include "base/text/text.h"
 
 namespace accelerate {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <string>
 #include <utility>
 
 namespace accelerate::detail {
@@ -102,6 +104,17 @@ void ProgressScreen::print_above(const std::function<void()>& print) {
   print();
   const std::string after = show();
   if (!after.empty()) write_(after);
+}
+
+void write_line_to_standard_output(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  // Standard output is usually the same terminal as standard error, where
+  // progress bars may be.
+  ProgressScreen::of_standard_error().print_above([&] {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  });
 }
 
 }  // namespace accelerate::detail

@@ -3,7 +3,7 @@
 #include <torch/nn/module.h>
 
 #include "config/environment.h"
-#include "config/model_variables.h"
+#include "config/user_variables.h"
 #include "gate/factory_scope.h"
 
 namespace accelerate {

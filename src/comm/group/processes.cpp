@@ -8,7 +8,7 @@
 #include <accelerate/logger.h>
 #include <accelerate/world.h>
 
-#include "base/process/standard_output.h"
+#include "base/progress/screen.h"
 #include "base/text/text.h"
 #include "comm/group/world_impl.h"
 #include "comm/monitoring/public_call.h"

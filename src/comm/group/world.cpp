@@ -21,10 +21,9 @@
 #include "comm/rendezvous/timeout.h"
 #include "comm/transport/transports.h"
 #include "config/environment.h"
-#include "config/launch_settings.h"
 #include "config/rank_variables.h"
 #include "config/settings.h"
-#include "config/terminal_variables.h"
+#include "config/user_variables.h"
 #include "launch/elastic/elastic_seat.h"
 
 namespace accelerate {

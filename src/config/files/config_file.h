@@ -30,4 +30,15 @@ DefaultConfig find_default_config(const Environment& environment);
 /// the nearest known one, also for a SageMaker job's file.
 Source source_from_config(const ConfigDocument& document);
 
+/// The values that `config default` writes: all devices of this machine, or the
+/// CPU. Throws ConfigError for an unknown precision.
+ConfigJson default_config(const std::string& mixed_precision, int num_devices);
+
+/// Writes default_config() to a file. Returns false and changes nothing if the
+/// file exists.
+bool write_default_config(
+    const std::filesystem::path& path,
+    const std::string& mixed_precision,
+    int num_devices);
+
 }  // namespace accelerate::detail

@@ -12,7 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "config/cache_directory.h"
+#include "config/user_variables.h"
 #include "kernels/device/cuda_driver.h"
 #include "kernels/device/nvrtc.h"
 #include "kernels/device/program_cache.h"

@@ -10,7 +10,6 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
-#include "base/files/regular_file.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {

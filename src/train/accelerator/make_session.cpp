@@ -10,7 +10,7 @@
 #include "base/text/text.h"
 #include "checkpoint/run/save_target.h"
 #include "comm/group/group_impl.h"
-#include "config/terminal_variables.h"
+#include "config/user_variables.h"
 #include "track/store_rank_board.h"
 #include "train/accelerator/decisions.h"
 #include "train/session/session.h"

@@ -5,7 +5,7 @@
 #include "base/progress/progress_bar.h"
 #include "comm/monitoring/public_call.h"
 #include "config/environment.h"
-#include "config/terminal_variables.h"
+#include "config/user_variables.h"
 #include "train/capture/step_graphs.h"
 #include "train/session/session.h"
 

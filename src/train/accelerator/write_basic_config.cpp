@@ -6,7 +6,6 @@
 
 #include "config/environment.h"
 #include "config/files/config_file.h"
-#include "config/files/default_config.h"
 
 namespace accelerate {
 

@@ -10,7 +10,7 @@
 
 #include "base/require.h"
 #include "config/environment.h"
-#include "config/launch_settings.h"
+#include "config/settings.h"
 #include "config/thread_environment.h"
 #include "launch/elastic/elastic_seat.h"
 #include "train/elastic/elastic_run.h"
