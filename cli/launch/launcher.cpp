@@ -11,6 +11,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
@@ -21,7 +22,6 @@
 #include "cli/launch/ranks/rank_group.h"
 #include "cli/launch/signals.h"
 #include "launch/processes/watchdog.h"
-#include "launch/store_secret.h"
 #include "launch/store_server.h"
 
 namespace accelerate::cli {
@@ -287,8 +287,8 @@ int run_ranks(const LaunchPlan& plan) {
   std::optional<detail::StoreServer> store;
   StorePlace place{plan.port.value_or(0), {}};
   if (plan.port && plan.machine_rank == 0) {
-    place.secret = plan.given_secret.empty() ? detail::make_store_secret()
-                                             : plan.given_secret;
+    place.secret =
+        plan.given_secret.empty() ? detail::random_token() : plan.given_secret;
     store.emplace(
         plan.address, *plan.port, store_options(plan, place.secret, output));
     place.port = store->port();

@@ -21,18 +21,18 @@
 #include <accelerate/error.h>
 #include <accelerate/log.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "config/environment.h"
 #include "config/environment_scope.h"
-#include "config/settings.h"
 #include "config/rank_variables.h"
+#include "config/settings.h"
 #include "launch/board/board.h"
 #include "launch/board/hang_monitor.h"
 #include "launch/board/rank_activity.h"
 #include "launch/processes/exit_reason.h"
 #include "launch/processes/start_process.h"
 #include "launch/processes/supervisor.h"
-#include "launch/store_secret.h"
 #include "launch/store_server.h"
 
 namespace accelerate {
@@ -336,7 +336,7 @@ void launch_function(
     function();
     return;
   }
-  const std::string secret = detail::make_store_secret();
+  const std::string secret = detail::random_token();
   const detail::StoreServer store("127.0.0.1", 0, {.secret = secret});
   detail::Environment settings = environment;
   for (const auto& [name, value] : given_variables(options))

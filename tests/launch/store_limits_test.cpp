@@ -18,9 +18,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/text/encoding.h"
 #include "launch/processes/start_process.h"
 #include "launch/raw_store_client.h"
-#include "launch/store_secret.h"
 #include "launch/store_server.h"
 
 namespace accelerate::detail {
@@ -77,10 +77,10 @@ bool require(bool condition, const char* what) {
 }
 
 TEST(StoreSecret, IsDifferentEachTime) {
-  const std::string secret = make_store_secret();
+  const std::string secret = random_token();
   EXPECT_EQ(secret.size(), 32U);
   EXPECT_EQ(secret.find_first_not_of("0123456789abcdef"), std::string::npos);
-  EXPECT_NE(secret, make_store_secret());
+  EXPECT_NE(secret, random_token());
 }
 
 TEST(StoreLimits, GarbageHarmsNoOtherClient) {
@@ -280,7 +280,7 @@ TEST(StoreLimits, LeavesDescriptorsToTheLauncher) {
 
 TEST(StoreLimits, OtherClientsMakeRoomForRanks) {
   StoreServerOptions options = few_descriptors();
-  options.secret = make_store_secret();
+  options.secret = random_token();
   options.is_of_this_user = [](int) { return false; };
   const StoreServer server("127.0.0.1", 0, options);
   const std::string key = "/" + options.secret + "/count";
@@ -303,7 +303,7 @@ TEST(StoreLimits, OtherClientsMakeRoomForRanks) {
 TEST(StoreAdmission, RefusesOtherClients) {
   Reports reports;
   StoreServerOptions options;
-  options.secret = make_store_secret();
+  options.secret = random_token();
   options.is_of_this_user = [](int) { return false; };
   options.report = reports.sink();
   const StoreServer server("127.0.0.1", 0, options);
@@ -322,7 +322,7 @@ TEST(StoreAdmission, RefusesOtherClients) {
 TEST(StoreAdmission, AdmitsProcessesOfThisUser) {
   for (const bool is_open : {false, true}) {
     StoreServerOptions options;
-    options.secret = make_store_secret();
+    options.secret = random_token();
     options.is_open = is_open;
     const StoreServer server("127.0.0.1", 0, options);
     RawStoreClient python(server.port());
@@ -333,7 +333,7 @@ TEST(StoreAdmission, AdmitsProcessesOfThisUser) {
 TEST(StoreAdmission, RefusesProcessesOfOtherUsers) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   StoreServerOptions options;
-  options.secret = make_store_secret();
+  options.secret = random_token();
   const StoreServer server("127.0.0.1", 0, options);
   const int port = server.port();
   expect_in_child([port] {
@@ -354,7 +354,7 @@ TEST(StoreAdmission, RefusesProcessesOfOtherUsers) {
 
 TEST(StoreAdmission, AdmitsMachinesWhoseLauncherHasJoined) {
   StoreServerOptions options;
-  options.secret = make_store_secret();
+  options.secret = random_token();
   options.num_machines = 2;
   options.is_of_this_user = [](int) { return false; };
   const StoreServer server("127.0.0.1", 0, options);

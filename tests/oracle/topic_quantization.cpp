@@ -10,6 +10,7 @@
 #include <accelerate/quantize.h>
 #include <accelerate/quantized_model.h>
 
+#include "base/text/encoding.h"
 #include "big_model/quantize/block_codes.h"
 #include "big_model/quantize/codebooks.h"
 #include "big_model/quantize/int8_inputs.h"
@@ -17,7 +18,6 @@
 #include "oracle/digests.h"
 #include "oracle/oracle.h"
 #include "params/model_modules.h"
-#include "trackers/python/python_json.h"
 
 namespace accelerate::oracle {
 

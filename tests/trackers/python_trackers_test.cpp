@@ -15,6 +15,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
+#include "base/text/encoding.h"
 #include "support/expect_error.h"
 #include "support/python_calls.h"
 #include "support/recorded_cases.h"

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <span>
 
+#include "base/text/encoding.h"
 #include "cli/runs/figures.h"
-#include "cli/watch/web/base64.h"
 
 namespace accelerate::cli {
 
@@ -123,8 +123,8 @@ event_json(const RunRecord& run, std::size_t index, bool inline_media) {
   json["media_type"] = media_type;
   if (media_type.starts_with("image/")) {
     if (inline_media)
-      json["address"] =
-          "data:" + media_type + ";base64," + to_base64(run.body_of(event));
+      json["address"] = "data:" + media_type + ";base64," +
+          detail::base64(run.body_of(event));
   } else if (media_type == detail::media_type::kJson) {
     json["value"] = detail::parse_journal_json(body).value_or(JournalJson());
   } else {

@@ -1,9 +1,7 @@
 #include "cli/watch/web/web_server.h"
 
-#include <sys/random.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -19,6 +17,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "cli/watch/watched_runs.h"
 #include "cli/watch/web/page.h"
@@ -38,20 +37,6 @@ constexpr std::size_t kMostRankSamples = 300;
 constexpr std::size_t kMostMessages = 256;
 constexpr auto kSilence = std::chrono::seconds(10);
 constexpr const char* kJsonType = "application/json";
-
-std::string random_token() {
-  std::array<unsigned char, 16> bytes{};
-  if (getrandom(bytes.data(), bytes.size(), 0) !=
-      static_cast<ssize_t>(bytes.size()))
-    throw ConfigError("the system gives no random numbers");
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string token;
-  for (const unsigned char byte : bytes) {
-    token += kDigits[byte >> 4U];
-    token += kDigits[byte & 15U];
-  }
-  return token;
-}
 
 // Constant-time comparison.
 bool is_same(std::string_view one, std::string_view other) {
@@ -162,7 +147,7 @@ class WebServer::Impl {
   ~Impl();
 
   int port_ = 0;
-  const std::string token_ = random_token();
+  const std::string token_ = detail::random_token();
 
  private:
   using Request = httplib::Request;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -24,18 +25,11 @@ namespace {
 // through a process id is the intended segment.
 constexpr std::size_t kNonceBytes = SharedSegment::kReservedBytes;
 
-std::string system_error() { return std::strerror(errno); }
-
-std::string to_hex(const std::byte* bytes, std::size_t count) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto value = std::to_integer<unsigned>(bytes[i]);
-    text += kDigits[value >> 4U];
-    text += kDigits[value & 15U];
-  }
-  return text;
+std::string nonce_of(const std::byte* data) {
+  return hexadecimal({reinterpret_cast<const char*>(data), kNonceBytes});
 }
+
+std::string system_error() { return std::strerror(errno); }
 
 // Returns an error number, or 0. Above the limit of a file's size, the kernel
 // also sends this thread a signal, which would end the program.
@@ -126,7 +120,7 @@ std::string SharedSegment::ticket() const {
       ::getpid(),
       descriptor_,
       size_,
-      to_hex(data_, kNonceBytes));
+      nonce_of(data_));
 }
 
 void SharedSegment::close_ticket() {
@@ -154,7 +148,7 @@ SharedSegment SharedSegment::open(const std::string& ticket) {
     refuse(format("process {} is another container's", fields[1]));
   }
   SharedSegment segment(descriptor, static_cast<std::size_t>(size));
-  if (to_hex(segment.data_, kNonceBytes) != fields[4])
+  if (nonce_of(segment.data_) != fields[4])
     refuse(format("process {} is another container's", fields[1]));
   segment.close_ticket();
   return segment;

@@ -9,6 +9,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -25,27 +26,6 @@ Json number(double value) {
   return {{"double", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"}};
 }
 
-// JSON can only hold UTF-8.
-bool is_utf8(const std::string& value) {
-  try {
-    static_cast<void>(Json(value).dump());
-    return true;
-  } catch (const Json::exception&) {
-    return false;
-  }
-}
-
-std::string hexadecimal(std::string_view bytes) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string text;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += kHex[byte >> 4U];
-    text += kHex[byte & 15U];
-  }
-  return text;
-}
-
 struct Encoder {
   const std::string& prefix;
   NamedTensors& tensors;
@@ -54,6 +34,7 @@ struct Encoder {
   Json operator()(std::int64_t value) const { return value; }
   Json operator()(double value) const { return number(value); }
   Json operator()(const std::string& value) const {
+    // JSON can only hold UTF-8.
     if (is_utf8(value)) return value;
     return {{"bytes", hexadecimal(value)}};
   }

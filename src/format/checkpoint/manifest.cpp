@@ -11,6 +11,7 @@
 
 #include "base/files/files.h"
 #include "base/limits.h"
+#include "base/text/encoding.h"
 #include "base/text/json_text.h"
 #include "base/text/text.h"
 #include "format/tensors/box_cover.h"
@@ -30,15 +31,6 @@ constexpr std::string_view kMiddle = "\",\n\"manifest\": ";
 constexpr std::string_view kEnd = "}\n";
 constexpr std::size_t kDigits = 16;
 constexpr std::string_view kFormat = "accelerate.cpp checkpoint";
-
-std::string hexadecimal(std::uint64_t value) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string text(kDigits, '0');
-  for (std::size_t i = kDigits; i-- > 0; value >>= 4U) {
-    text[i] = kHex[value & 15U];
-  }
-  return text;
-}
 
 class Parser {
  public:

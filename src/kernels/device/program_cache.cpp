@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/files.h"
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -66,11 +67,7 @@ std::string hash_text(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char each : text)
     hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3U;
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string digits;
-  for (int shift = 60; shift >= 0; shift -= 4)
-    digits += kDigits[(hash >> static_cast<unsigned>(shift)) & 15U];
-  return digits;
+  return hexadecimal(hash);
 }
 
 ProgramCache::ProgramCache(std::filesystem::path directory)

@@ -71,7 +71,7 @@ bool is_inlined(std::string_view function) {
          });
 }
 
-std::string hexadecimal(std::uintptr_t number) {
+std::string hexadecimal_offset(std::uintptr_t number) {
   std::ostringstream text;
   text << "0x" << std::hex << number;
   return text.str();
@@ -82,7 +82,7 @@ std::string describe(const torch::unwind::Frame& frame, const Place& place) {
   const std::string name = has_name ? frame.funcname
       : !place.function.empty()
       ? place.function
-      : format("{}+{}", place.library, hexadecimal(place.offset));
+      : format("{}+{}", place.library, hexadecimal_offset(place.offset));
   // Without debug information some versions of LibTorch give the library and
   // the function's offset there.
   const bool has_line = frame.lineno > 0 && !frame.filename.empty() &&

@@ -12,6 +12,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "trackers/files/database.h"
 #include "trackers/files/run_files.h"
@@ -158,7 +159,7 @@ void MlflowDatabase::create_run(
     const MlflowNewRun& run) {
   DatabaseTransaction transaction(database_);
   const std::string id = experiment_id(experiment);
-  run_id_ = new_mlflow_run_id();
+  run_id_ = random_token();
   artifact_uri_ = database_
                       .text(
                           "SELECT artifact_location FROM experiments WHERE "

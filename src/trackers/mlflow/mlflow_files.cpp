@@ -17,6 +17,7 @@
 #include <accelerate/tracker.h>
 
 #include "base/files/files.h"
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "trackers/files/run_files.h"
 #include "trackers/media/yaml_text.h"
@@ -212,7 +213,7 @@ void MlflowFiles::create_run(
   meta_ = RunMeta{
       .artifact_uri = "",
       .experiment_id = entry(*experiment_meta, "experiment_id"),
-      .id = new_mlflow_run_id(),
+      .id = random_token(),
       .name = run.name,
       .user = run.user,
       .start_time = run.start_time};

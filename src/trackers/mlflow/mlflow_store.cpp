@@ -2,11 +2,11 @@
 
 #include <cctype>
 #include <cstdio>
-#include <random>
 #include <system_error>
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "trackers/files/run_files.h"
 
@@ -61,18 +61,6 @@ bool has_runs(const fs::path& directory) {
 }
 
 }  // namespace
-
-std::string new_mlflow_run_id() {
-  std::random_device random;
-  std::string result;
-  while (result.size() < 32) {
-    char digits[9];
-    std::snprintf(
-        digits, sizeof digits, "%08x", static_cast<unsigned int>(random()));
-    result += digits;
-  }
-  return result;
-}
 
 fs::path path_of_uri(const std::string& uri) {
   const std::string scheme = scheme_of(uri);

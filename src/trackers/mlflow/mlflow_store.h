@@ -108,8 +108,6 @@ std::unique_ptr<MlflowStore> open_mlflow_store(
     const std::shared_ptr<const TrackerPatience>& patience);
 
 // Shared by the stores.
-/// 32 hexadecimal digits, as MLflow names runs.
-std::string new_mlflow_run_id();
 /// Where an artifact is if the run's artifact URI is a path or a file: URI.
 /// Throws Error for other URIs, and for a path that is not below it.
 std::filesystem::path mlflow_artifact_path(

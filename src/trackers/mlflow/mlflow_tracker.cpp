@@ -19,6 +19,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/json_text.h"
 #include "base/text/text.h"
 #include "trackers/feed/feed_item.h"
@@ -123,7 +124,7 @@ void MlflowTracker::start() {
         .user = options_.user,
         .start_time = milliseconds(options_.begin),
         .tags = options_.tags};
-    if (run.name.empty()) run.name = "run-" + new_mlflow_run_id().substr(0, 8);
+    if (run.name.empty()) run.name = "run-" + random_token().substr(0, 8);
     run.tags.push_back({"mlflow.user", options_.user});
     run.tags.push_back({"mlflow.source.name", program.string()});
     run.tags.push_back({"mlflow.source.type", "LOCAL"});

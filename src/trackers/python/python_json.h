@@ -11,7 +11,4 @@ namespace accelerate::detail {
 /// or an exponent only in real numbers.
 std::string python_json(const TrackedValue& value);
 
-/// Encodes bytes in base64.
-std::string base64(std::string_view bytes);
-
 }  // namespace accelerate::detail

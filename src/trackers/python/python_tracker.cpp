@@ -13,6 +13,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "trackers/feed/feed_item.h"
 #include "trackers/python/python_json.h"

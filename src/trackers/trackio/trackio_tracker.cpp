@@ -17,6 +17,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "format/journal/journal_entry.h"
 #include "trackers/feed/feed_item.h"
@@ -24,7 +25,6 @@
 #include "trackers/files/run_files.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
-#include "trackers/mlflow/mlflow_store.h"
 #include "trackers/python/python_json.h"
 #include "trackers/python/python_tracker.h"
 #include "trackers/tracker_request.h"
@@ -200,7 +200,7 @@ void TrackioTracker::start() {
         database_path().string(),
         printable(options_.run_name)));
   }
-  run_id_ = known.value_or(new_mlflow_run_id());
+  run_id_ = known.value_or(random_token());
   if (!known) {
     write_config({});
     return;
@@ -236,7 +236,7 @@ void TrackioTracker::log(
        options_.run_name,
        step,
        trackio_json(values),
-       new_mlflow_run_id()});
+       random_token()});
 }
 
 /// Writes a file and returns the value that represents it.
@@ -250,7 +250,7 @@ TrackedValue TrackioTracker::write_media(
       options_.project,
       options_.run_name,
       time.step.value_or(next_step_),
-      new_mlflow_run_id(),
+      random_token(),
       extension);
   write_run_file(path_below(options_.directory / "media", path), contents);
   return TrackedValues{
@@ -348,8 +348,8 @@ std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request) {
   TrackioOptions options;
   options.directory = trackio_directory(request.environment);
   options.project = trackio_project(request.project_name);
-  options.run_name = arguments.text("name").value_or(
-      "run-" + new_mlflow_run_id().substr(0, 8));
+  options.run_name =
+      arguments.text("name").value_or("run-" + random_token().substr(0, 8));
   options.resume = arguments.text("resume").value_or("never");
   if (options.resume != "never" && options.resume != "allow" &&
       options.resume != "must") {

@@ -12,9 +12,9 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/encoding.h"
 #include "cli/run_journal.h"
 #include "cli/watch/report_page.h"
-#include "cli/watch/web/base64.h"
 #include "cli/watch/web/page.h"
 #include "cli/watch/web/web_server.h"
 #include "support/expect_error.h"
@@ -322,8 +322,9 @@ TEST(Base64, IsAsInTheStandard) {
       {"foob", "Zm9vYg=="},
       {"fooba", "Zm9vYmE="},
       {"foobar", "Zm9vYmFy"}};
-  for (const auto& [bytes, text] : cases) EXPECT_EQ(to_base64(bytes), text);
-  EXPECT_EQ(to_base64("\xff\xfe"), "//4=");
+  for (const auto& [bytes, text] : cases)
+    EXPECT_EQ(detail::base64(bytes), text);
+  EXPECT_EQ(detail::base64("\xff\xfe"), "//4=");
 }
 
 }  // namespace web_server_test
