@@ -18,7 +18,6 @@
 #include "planning/memory_estimate.h"
 #include "planning/model_tree.h"
 #include "planning/training_memory.h"
-#include "planning/transformer_plan.h"
 
 namespace accelerate::cli {
 

@@ -1,13 +1,16 @@
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
-
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
@@ -19,7 +22,6 @@
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/decision/launch_plan.h"
-#include "cli/launch/launch_help.h"
 #include "cli/launch/launcher.h"
 #include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/launch/nodes/hosts.h"
@@ -31,6 +33,79 @@
 namespace accelerate::cli {
 
 namespace {
+
+// The help of `launch`. As with Accelerate, --help beside a flag that chooses
+// how to train, such as --multi_gpu or --use_fsdp, leaves out the flags of
+// engines that were not chosen, and says so.
+class LaunchHelp final : public CLI::Formatter {
+ public:
+  std::string make_help(
+      const CLI::App* app,
+      std::string name,
+      CLI::AppFormatMode mode) const override;
+  std::string make_group(
+      std::string group,
+      bool is_positional,
+      std::vector<const CLI::Option*> options) const override;
+
+ private:
+  // The groups that the help in progress leaves out.
+  mutable std::vector<std::string> left_out_;
+};
+
+// The flag that chooses an engine, and the group of that engine's flags; empty
+// if it has none.
+struct Choice {
+  const char* flag;
+  std::string_view group;
+};
+
+constexpr std::array<Choice, 7> kChoices{{
+    {"--cpu", ""},
+    {"--multi_gpu", ""},
+    {"--use_fsdp", "FSDP"},
+    {"--use_deepspeed", "DeepSpeed"},
+    {"--use_megatron_lm", "Megatron-LM"},
+    {"--use_parallelism_config", "Parallelism"},
+    {"--tpu", "Only for Python programs"},
+}};
+
+bool is_given(const CLI::App& app, const char* flag) {
+  const CLI::Option* const option = app.get_option_no_throw(flag);
+  return option != nullptr && option->count() > 0;
+}
+
+std::string LaunchHelp::make_help(
+    const CLI::App* app,
+    std::string name,
+    CLI::AppFormatMode mode) const {
+  left_out_.clear();
+  const bool is_chosen =
+      std::any_of(kChoices.begin(), kChoices.end(), [&](const Choice& choice) {
+        return is_given(*app, choice.flag);
+      });
+  for (const Choice& choice : kChoices) {
+    if (is_chosen && !choice.group.empty() && !is_given(*app, choice.flag))
+      left_out_.emplace_back(choice.group);
+  }
+  std::string text = Formatter::make_help(app, std::move(name), mode);
+  if (!left_out_.empty()) {
+    text += detail::format(
+        "\nLeft out: {}. For all flags: accelerate-cpp launch --help\n",
+        detail::join(left_out_, ", "));
+  }
+  return text;
+}
+
+std::string LaunchHelp::make_group(
+    std::string group,
+    bool is_positional,
+    std::vector<const CLI::Option*> options) const {
+  if (std::find(left_out_.begin(), left_out_.end(), group) != left_out_.end())
+    return {};
+  return Formatter::make_group(
+      std::move(group), is_positional, std::move(options));
+}
 
 using detail::format;
 
@@ -124,8 +199,8 @@ int become_foreign_launcher(
 std::vector<std::string> retired_warnings(const detail::ConfigDocument& file) {
   const std::vector<std::string> keys = detail::retired_keys(file);
   if (keys.empty()) return {};
-  return {format(
-      "no longer in Accelerate, ignored: {}", detail::join(keys, ", "))};
+  return {
+      format("no longer in Accelerate, ignored: {}", detail::join(keys, ", "))};
 }
 
 // One line, whatever a config file has of what does nothing here.

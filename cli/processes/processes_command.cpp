@@ -1,8 +1,13 @@
+#include <sys/types.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -11,10 +16,10 @@
 
 #include "base/text/sizes.h"
 #include "base/text/text.h"
-#include "cli/processes/running_groups.h"
 #include "cli/runs/text_table.h"
 #include "cli/tool/commands.h"
 #include "config/environment.h"
+#include "launch/board/board.h"
 #include "launch/board/process_state.h"
 #include "launch/board/rank_activity.h"
 #include "launch/stacks/thread_stacks.h"
@@ -22,6 +27,62 @@
 namespace accelerate::cli {
 
 namespace {
+
+// A group of ranks running on this machine.
+struct RunningGroup {
+  /// The process that made its board: its launcher, or its first rank.
+  pid_t process = 0;
+  detail::Board board;
+};
+
+bool has_rank(const RunningGroup& group, pid_t process) {
+  const auto ranks = detail::read_activities(group.board);
+  return std::any_of(
+      ranks.begin(), ranks.end(), [&](const detail::RankActivity& rank) {
+        return rank.process == process;
+      });
+}
+
+// All groups whose processes this process may inspect, in the order of their
+// processes. Nothing is registered anywhere: a process that has a board keeps
+// its file open.
+std::vector<RunningGroup> find_groups() {
+  namespace fs = std::filesystem;
+  std::vector<pid_t> processes;
+  std::error_code error;
+  fs::directory_iterator entries("/proc", error);
+  for (; !error && entries != fs::directory_iterator();
+       entries.increment(error)) {
+    const auto number = detail::parse_int(entries->path().filename().string());
+    if (number) processes.push_back(static_cast<pid_t>(*number));
+  }
+  std::sort(processes.begin(), processes.end());
+  std::vector<RunningGroup> groups;
+  for (const pid_t process : processes) {
+    for (detail::Board& board : detail::Board::of_process(process))
+      groups.push_back({process, std::move(board)});
+  }
+  return groups;
+}
+
+// The group of process `number`, which may be its launcher or a rank. Throws
+// ConfigError listing the existing groups if there is none.
+RunningGroup find_group(pid_t number) {
+  std::vector<RunningGroup> groups = find_groups();
+  for (RunningGroup& group : groups) {
+    if (group.process == number || has_rank(group, number))
+      return std::move(group);
+  }
+  std::vector<std::string> known;
+  for (const RunningGroup& group : groups)
+    known.push_back(std::to_string(group.process));
+  throw ConfigError(detail::format(
+      "[launch] process {} is neither the launcher nor a rank of a running "
+      "group; {}",
+      number,
+      known.empty() ? std::string("no group runs here that this user may see")
+                    : "groups run under " + detail::join(known, ", ")));
+}
 
 using detail::format;
 using detail::RankActivity;

@@ -1,4 +1,4 @@
-#include "cli/launch/ranks/line_prefixer.h"
+#include "cli/launch/ranks/rank_output.h"
 
 #include <gtest/gtest.h>
 

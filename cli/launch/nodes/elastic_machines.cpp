@@ -9,7 +9,6 @@
 #include "cli/launch/nodes/elastic_coordinator.h"
 #include "cli/launch/nodes/heartbeats.h"
 #include "cli/launch/nodes/join_launch.h"
-#include "cli/launch/nodes/launch_times.h"
 #include "launch/store_service.h"
 
 namespace accelerate::cli {

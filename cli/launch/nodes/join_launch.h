@@ -5,12 +5,21 @@
 #include <string>
 
 #include "cli/launch/decision/launch_plan.h"
-#include "cli/launch/nodes/launch_times.h"
 #include "cli/launch/output/launch_output.h"
 #include "cli/launch/signals.h"
 #include "cli/store/store_client.h"
 
 namespace accelerate::cli {
+
+/// How long launchers wait for launchers on other machines, which may still be
+/// starting.
+inline constexpr std::chrono::minutes kStartTimeout{5};
+/// After this time, a launcher says what it is waiting for.
+inline constexpr std::chrono::seconds kTimeUntilReported{3};
+/// How long machine 0 keeps the store for other machines' last requests.
+inline constexpr std::chrono::seconds kTimeToLeave{5};
+/// The number of the current attempt.
+inline constexpr const char* kAttemptKey = "accelerate-cpp/attempt";
 
 /// What a launcher does between its attempts to connect to machine 0 at
 /// `address`: it heeds signals, which may throw Stopped, and after a while says

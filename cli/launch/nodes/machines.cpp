@@ -12,7 +12,6 @@
 #include "base/text/text.h"
 #include "cli/launch/nodes/heartbeats.h"
 #include "cli/launch/nodes/join_launch.h"
-#include "cli/launch/nodes/launch_times.h"
 
 namespace accelerate::cli {
 

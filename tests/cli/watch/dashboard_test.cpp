@@ -7,7 +7,7 @@
 
 #include "base/text/text.h"
 #include "cli/run_journal.h"
-#include "cli/watch/terminal/braille_canvas.h"
+#include "cli/watch/terminal/curve_plot.h"
 #include "cli/watch/terminal/dashboard.h"
 #include "support/temporary_directory.h"
 
