@@ -8,7 +8,7 @@
 
 #include <accelerate/error.h>
 
-#include "planning/transformer_plan.h"
+#include "planning/memory_estimate.h"
 #include "support/expect_error.h"
 
 namespace accelerate {

@@ -17,7 +17,6 @@
 #include "support/mlflow_record.h"
 #include "support/recorded_cases.h"
 #include "support/temporary_directory.h"
-#include "trackers/mlflow/mlflow_keys.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/tracker_request.h"
 

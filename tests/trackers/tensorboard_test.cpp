@@ -16,7 +16,7 @@
 #include "support/temporary_directory.h"
 #include "support/tensorboard_reader.h"
 #include "trackers/media/utf8_text.h"
-#include "trackers/tensorboard/record_checksum.h"
+#include "trackers/tensorboard/event_file.h"
 #include "trackers/tracker_request.h"
 
 namespace accelerate {

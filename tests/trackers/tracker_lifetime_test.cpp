@@ -17,7 +17,6 @@
 #include "support/python_calls.h"
 #include "support/temporary_directory.h"
 #include "trackers/feed/tracker_feed.h"
-#include "trackers/guarded_tracker.h"
 #include "trackers/registry.h"
 
 namespace accelerate {

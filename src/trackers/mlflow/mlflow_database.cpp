@@ -16,7 +16,6 @@
 #include "base/text/text.h"
 #include "trackers/files/database.h"
 #include "trackers/files/run_files.h"
-#include "trackers/mlflow/mlflow_schema.h"
 #include "trackers/mlflow/mlflow_store.h"
 
 namespace accelerate::detail {

@@ -120,4 +120,16 @@ std::string uri_of_path(const std::filesystem::path& path);
 /// A URI unchanged, or a path made absolute.
 std::string absolute_artifact_location(const std::string& location);
 
+/// Why MLflow refuses the name of a metric, parameter or tag; empty if it
+/// accepts it.
+std::string complaint_about_mlflow_key(std::string_view key);
+
+/// Number of characters in UTF-8 text.
+std::size_t num_characters(std::string_view text);
+/// The first `most` characters of the text, or all of it.
+std::string first_characters(std::string_view text, std::size_t most);
+
+/// The statements of mlflow_schema.sql, which the build embeds in the library.
+extern const std::string_view kMlflowSchema;
+
 }  // namespace accelerate::detail

@@ -25,7 +25,6 @@
 #include "trackers/feed/feed_item.h"
 #include "trackers/keyword_arguments.h"
 #include "trackers/media/pixels.h"
-#include "trackers/mlflow/mlflow_keys.h"
 #include "trackers/mlflow/mlflow_store.h"
 #include "trackers/tracker_request.h"
 

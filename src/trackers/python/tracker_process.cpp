@@ -19,7 +19,6 @@
 
 #include "base/process/exec_pointers.h"
 #include "base/text/text.h"
-#include "trackers/python/tracker_script.h"
 
 namespace accelerate::detail {
 

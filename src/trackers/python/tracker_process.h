@@ -1,12 +1,12 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <sys/types.h>
 
 #include "config/environment.h"
 #include "trackers/tracker_patience.h"
@@ -72,5 +72,9 @@ class TrackerProcess {
 std::string path_of_program(
     const std::string& name,
     const Environment& environment);
+
+/// The program that a TrackerProcess runs: tracker_process.py, which the build
+/// embeds in the library.
+extern const std::string_view kTrackerScript;
 
 }  // namespace accelerate::detail

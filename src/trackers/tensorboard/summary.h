@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -36,5 +37,13 @@ std::string plugin_summary(
 
 /// The table as Markdown.
 std::string markdown_table(const TrackedTable& table);
+
+/// The Summary messages for TensorBoard's hyperparameter dashboard: the
+/// experiment, the session's start and its end. Values that are none are left
+/// out. Throws ConfigError for values that are not numbers, booleans or
+/// strings.
+std::array<std::string, 3> hparams_summaries(
+    const TrackedValues& values,
+    double begin);
 
 }  // namespace accelerate::detail

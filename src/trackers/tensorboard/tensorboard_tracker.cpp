@@ -19,7 +19,6 @@
 #include "trackers/media/pixels.h"
 #include "trackers/media/yaml_text.h"
 #include "trackers/tensorboard/event_file.h"
-#include "trackers/tensorboard/hparams.h"
 #include "trackers/tensorboard/summary.h"
 #include "trackers/tracker_request.h"
 

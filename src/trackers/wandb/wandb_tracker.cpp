@@ -24,7 +24,6 @@
 #include "trackers/media/yaml_text.h"
 #include "trackers/python/python_tracker.h"
 #include "trackers/tracker_request.h"
-#include "trackers/wandb/wandb_history.h"
 #include "trackers/wandb/wandb_media.h"
 #include "trackers/wandb/wandb_records.h"
 #include "trackers/wandb/wandb_settings.h"
