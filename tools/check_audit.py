@@ -32,6 +32,8 @@ from pathlib import Path
 STRUCT = re.compile(r"^struct (?:ACCELERATE_API |alignas\(\d+\) )?(\w+)(?: : (?:public )?(\w+))? \{$")
 FIELD = re.compile(r"(?:^|\s)(\w+)(?:\s*=[^;]*|\{[^;]*\})?;(?:\s*///<.*)?$")
 KEY = re.compile(r'^\s*\{\s*"([a-z0-9_]+)"|\.key = "([a-z0-9_]+)"')
+# The option table.
+OPTION_ROWS = "src/config/options/option_rows.cpp"
 # The values of OptionUse, and whether such an option has no effect in a program of this library.
 USES = {"acts": False, "launches": False, "carried": True, "python_only": True, "unused": True}
 # Tests whose tables name what is reported.
@@ -86,15 +88,14 @@ def struct_fields(header):
 def option_uses(root):
     """Maps each key of the option table to its OptionUse, or to None if its row names none."""
     uses = {}
-    for table in sorted((root / "src/config/options").glob("options_*.cpp")):
-        key = None
-        for line in table.read_text().splitlines():
-            if found := KEY.match(line):
-                key = found[1] or found[2]
-                uses.setdefault(key, None)
-            if key and uses[key] is None:
-                words = re.findall(r"\w+", re.sub(r'"(?:[^"\\]|\\.)*"', "", line))
-                uses[key] = next((word for word in words if word in USES), None)
+    key = None
+    for line in (root / OPTION_ROWS).read_text().splitlines():
+        if found := KEY.match(line):
+            key = found[1] or found[2]
+            uses.setdefault(key, None)
+        if key and uses[key] is None:
+            words = re.findall(r"\w+", re.sub(r'"(?:[^"\\]|\\.)*"', "", line))
+            uses[key] = next((word for word in words if word in USES), None)
     return uses
 
 
@@ -162,16 +163,15 @@ def known_tests(root):
 def spellings(root):
     """Maps each key of the option table to how tests write it: the key, its flags, its variable."""
     written = {}
-    for table in sorted((root / "src/config/options").glob("options_*.cpp")):
-        key = None
-        for line in table.read_text().splitlines():
-            if found := KEY.match(line):
-                key = found[1] or found[2]
-                written[key] = {key}
-            for text in re.findall(r'"([-\w,]+)"', line) if key else []:
-                words = text.split(",")
-                if text.startswith("-") or re.fullmatch(r"[A-Z][A-Z0-9_]+_[A-Z0-9_]+", text):
-                    written[key].update(words)
+    key = None
+    for line in (root / OPTION_ROWS).read_text().splitlines():
+        if found := KEY.match(line):
+            key = found[1] or found[2]
+            written[key] = {key}
+        for text in re.findall(r'"([-\w,]+)"', line) if key else []:
+            words = text.split(",")
+            if text.startswith("-") or re.fullmatch(r"[A-Z][A-Z0-9_]+_[A-Z0-9_]+", text):
+                written[key].update(words)
     return written
 
 

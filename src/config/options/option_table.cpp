@@ -7,7 +7,6 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "config/options/option_rows.h"
 
 namespace accelerate::detail {
 
@@ -98,22 +97,6 @@ std::optional<OptionValue> try_parse(
 }
 
 }  // namespace
-
-std::span<const OptionSpec> option_table() {
-  static const std::vector<OptionSpec> table = [] {
-    std::vector<OptionSpec> all;
-    for (const auto rows :
-         {launch_option_rows(),
-          sharding_option_rows(),
-          engine_option_rows(),
-          compute_option_rows(),
-          python_option_rows()}) {
-      all.insert(all.end(), rows.begin(), rows.end());
-    }
-    return all;
-  }();
-  return table;
-}
 
 const OptionSpec* find_option(std::string_view key) {
   const auto table = option_table();
