@@ -10,7 +10,6 @@
 
 #include "big_model/module_trees.h"
 #include "big_model/plan/check_map.h"
-#include "big_model/plan/complete_map.h"
 #include "big_model/plan/device_map_inference.h"
 #include "big_model/plan/memory_limits.h"
 #include "modules/module_tree.h"

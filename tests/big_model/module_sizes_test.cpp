@@ -1,4 +1,4 @@
-#include "big_model/plan/module_sizes.h"
+#include "big_model/plan/sized_tree.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The line of Python's source that an operator's error names.
-#include "format/exported/source_line.h"
+#include "format/exported/argument_parser.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 
 #include "big_model/plan/device_map_inference.h"
 #include "big_model/plan/memory_limits.h"
-#include "big_model/plan/module_sizes.h"
+#include "big_model/plan/sized_tree.h"
 #include "oracle/departures.h"
 #include "oracle/module_trees.h"
 #include "oracle/oracle.h"

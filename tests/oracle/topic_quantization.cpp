@@ -13,7 +13,7 @@
 #include "base/text/encoding.h"
 #include "big_model/quantize/block_codes.h"
 #include "big_model/quantize/codebooks.h"
-#include "big_model/quantize/int8_inputs.h"
+#include "big_model/quantize/quantized_product.h"
 #include "oracle/departures.h"
 #include "oracle/digests.h"
 #include "oracle/oracle.h"

@@ -5,7 +5,7 @@
 #include "oracle/module_trees.h"
 #include "oracle/oracle.h"
 #include "parallel/shard/sharded_parameter.h"
-#include "pipeline/device_map.h"
+#include "pipeline/automatic_split.h"
 
 namespace accelerate::oracle {
 

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "big_model/plan/module_sizes.h"
 #include "big_model/plan/sized_tree.h"
 
 namespace accelerate::testing {

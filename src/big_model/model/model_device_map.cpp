@@ -8,10 +8,9 @@
 #include "base/text/text.h"
 #include "big_model/plan/block_plan.h"
 #include "big_model/plan/check_map.h"
-#include "big_model/plan/complete_map.h"
 #include "big_model/plan/device_map_inference.h"
 #include "big_model/plan/memory_limits.h"
-#include "big_model/plan/module_sizes.h"
+#include "big_model/plan/sized_tree.h"
 #include "params/model_modules.h"
 
 namespace accelerate {

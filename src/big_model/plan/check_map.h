@@ -25,4 +25,9 @@ DeviceMapComplaints find_complaints(
 /// about entries that match no module, empty if there are none.
 std::string require_complete_map(const ModuleNode& root, const DeviceMap& map);
 
+/// Adds places for the buffers of split modules, which Accelerate's rules leave
+/// without one: each goes to the first place of its module that has room, or
+/// otherwise to the module's last place.
+DeviceMap complete_device_map(const ModuleNode& root, const DeviceMap& map);
+
 }  // namespace accelerate::detail

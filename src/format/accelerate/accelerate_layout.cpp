@@ -8,8 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "format/accelerate/python_optimizer.h"
-#include "format/accelerate/python_random.h"
+#include "format/accelerate/python_values.h"
 #include "format/accelerate/saved_state.h"
 #include "format/checkpoint/file_names.h"
 #include "format/tensors/stored_tensors.h"

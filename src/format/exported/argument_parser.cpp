@@ -1,7 +1,9 @@
 #include "format/exported/argument_parser.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -10,7 +12,6 @@
 
 #include "base/limits.h"
 #include "base/text/text.h"
-#include "format/exported/source_line.h"
 
 namespace accelerate::detail {
 
@@ -82,12 +83,30 @@ std::map<std::string, ExportedValue> values_in(const json& graph) {
   const auto values = graph.find("tensor_values");
   if (values == graph.end()) return found;
   for (const auto& [name, tensor] : values->items()) {
-    ExportedValue value{exported_dtype(exported_integer(tensor.at("dtype"))), {}};
+    ExportedValue value{
+        exported_dtype(exported_integer(tensor.at("dtype"))), {}};
     for (const json& size : tensor.at("sizes"))
       value.sizes.push_back(example_size(size));
     found.emplace(name, std::move(value));
   }
   return found;
+}
+
+// "path:12" of a line such as: File "path", line 12, in forward
+std::optional<std::string> place_in(std::string_view line) {
+  constexpr std::string_view kBegin = "File \"";
+  constexpr std::string_view kMiddle = "\", line ";
+  if (!line.starts_with(kBegin)) return std::nullopt;
+  line.remove_prefix(kBegin.size());
+  const std::size_t end = line.find(kMiddle);
+  if (end == std::string_view::npos) return std::nullopt;
+  const std::string_view number = line.substr(end + kMiddle.size());
+  return format(
+      "{}:{}", line.substr(0, end), number.substr(0, number.find(',')));
+}
+
+bool is_in_pytorch(std::string_view place) {
+  return place.find("/torch/") != std::string_view::npos;
 }
 
 }  // namespace
@@ -238,6 +257,27 @@ std::string ArgumentParser::read_module_stack(const std::string& stack) {
     innermost = name;
   }
   return innermost;
+}
+
+std::string source_line(std::string_view stack_trace) {
+  std::string last;
+  std::string last_outside;
+  std::string* called = nullptr;
+  while (!stack_trace.empty()) {
+    const std::size_t end =
+        std::min(stack_trace.find('\n'), stack_trace.size());
+    const std::string_view line = trim(stack_trace.substr(0, end));
+    stack_trace.remove_prefix(std::min(end + 1, stack_trace.size()));
+    if (const auto place = place_in(line)) {
+      called = is_in_pytorch(*place) ? &last : &last_outside;
+      *called = place->substr(0, kMostNameBytes);
+    } else if (called != nullptr && !line.empty()) {
+      // Source code follows its place; markers below it are left out.
+      *called += format(": {}", line.substr(0, kMostNameBytes));
+      called = nullptr;
+    }
+  }
+  return last_outside.empty() ? last : last_outside;
 }
 
 }  // namespace accelerate::detail

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -50,5 +51,10 @@ class ArgumentParser {
 
 /// An integer; throws nlohmann::json::exception for any other value.
 std::int64_t exported_integer(const nlohmann::json& number);
+
+/// The place in a Python stack trace that a user would look at: the last call
+/// outside of PyTorch, or the last one: "model.py:12: return self.head(x)".
+/// Empty if there is none.
+std::string source_line(std::string_view stack_trace);
 
 }  // namespace accelerate::detail

@@ -1,10 +1,15 @@
 #include "big_model/tiers/dispatch/dispatcher.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ArrayRef.h>
 
 #include <accelerate/error.h>
 #include <accelerate/log.h>
@@ -13,15 +18,75 @@
 #include "big_model/model/map_place.h"
 #include "big_model/model/module_tensor.h"
 #include "big_model/offload/offload_folder.h"
+#include "big_model/offload/weight_dtype.h"
 #include "big_model/tiers/dispatch/dispatch_state.h"
-#include "big_model/tiers/dispatch/folder_contents.h"
-#include "big_model/tiers/dispatch/input_mover.h"
 #include "checkpoint/tensors/tensor_bytes.h"
+#include "gate/first_of.h"
+#include "gate/gate.h"
 #include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
 namespace {
+
+// Watches the weights of a model spread over several devices: an operator runs
+// on the device of its first weight, and its other tensors are moved there.
+class InputMover final : public GateKeeper {
+ public:
+  /// `owner` identifies the owner of the watches (TensorWatch).
+  InputMover(const void* owner, std::size_t num_places)
+      : owner_(owner), num_places_(num_places) {}
+  void call(GatedCall& call) override {
+    const auto arguments = call.arguments();
+    const c10::IValue* const weight = first_of(
+        c10::ArrayRef<c10::IValue>(arguments.data(), arguments.size()),
+        [&](const c10::IValue& value) {
+          return find_watch(value, owner_) != nullptr ? &value : nullptr;
+        });
+    if (weight != nullptr) call.move_to(weight->toTensor().device());
+    call.run();
+  }
+  [[nodiscard]] std::size_t num_places() const override { return num_places_; }
+
+ private:
+  const void* owner_;
+  std::size_t num_places_;
+};
+
+// A weight in memory that may also be in an offload folder.
+struct ValueInMemory {
+  /// All names under which the folder may store the weight.
+  std::vector<std::string> names;
+  at::Tensor value;
+  /// The folder may store another dtype; if so, values are not compared.
+  bool may_be_converted = false;
+};
+
+// Names of the weights whose contents differ in an offload folder, by its
+// checksums. Folders written by Python programs have no checksums and are
+// trusted.
+std::vector<std::string> other_in(
+    const std::filesystem::path& folder,
+    const std::vector<ValueInMemory>& values) {
+  const OffloadFolder there = read_offload_folder(folder);
+  std::vector<std::string> others;
+  for (const auto& [names, value, may_be_converted] : values) {
+    for (const std::string& name : names) {
+      const OffloadedWeight* const entry = there.index.find(name);
+      const auto record = there.records.find(name);
+      if (entry == nullptr || record == there.records.end()) continue;
+      const bool is_alike =
+          parse_torch_dtype(entry->dtype) == value.scalar_type() &&
+          value.sizes() == at::IntArrayRef(entry->shape);
+      const bool is_other = is_alike
+          ? offload_record_of(to_write(name, value)) != record->second
+          : !may_be_converted;
+      if (is_other) others.push_back(name);
+      break;
+    }
+  }
+  return others;
+}
 
 namespace fs = std::filesystem;
 

@@ -14,7 +14,6 @@
 #include "big_model/tiers/keeper/access_order.h"
 #include "big_model/tiers/keeper/resident_units.h"
 #include "big_model/tiers/keeper/unit_fetcher.h"
-#include "big_model/tiers/keeper/unit_pins.h"
 #include "gate/gate.h"
 
 namespace accelerate::detail {
