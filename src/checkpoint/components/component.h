@@ -31,10 +31,12 @@ class CheckpointComponent {
   /// Adds the state to what this rank writes. Tensors are shared, not copied.
   virtual void collect(CheckpointContents& contents) const = 0;
   /// Returns why the checkpoint does not fit; changes nothing that was
-  /// prepared.
+  /// prepared. By default, any checkpoint fits.
   [[nodiscard]] virtual std::vector<std::string> check(
-      const CheckpointSource& source,
-      const MatchRules& rules) = 0;
+      const CheckpointSource&,
+      const MatchRules&) {
+    return {};
+  }
   /// Restores the state. Called after check() if no component complained on any
   /// rank.
   virtual void load(

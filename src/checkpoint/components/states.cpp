@@ -1,8 +1,11 @@
 #include "checkpoint/components/states.h"
 
 #include <algorithm>
+#include <mutex>
 #include <set>
+#include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 
 #include "base/text/text.h"
@@ -25,78 +28,41 @@ Complaints count_complaints(
       "the checkpoint has {} {}, this program has {}", saved, key, present)};
 }
 
+// Null if the checkpoint has no states of this rank.
+const StateDict* saved_states(const CheckpointSource& source, StateUse use) {
+  if (use != StateUse::per_rank) return &source.state;
+  return source.rank_state ? &*source.rank_state : nullptr;
+}
+
 }  // namespace
 
-StateComponent::StateComponent(std::string key, AnyStateful object)
-    : key_(std::move(key)), object_(std::move(object)) {}
-
 void StateComponent::collect(CheckpointContents& contents) const {
-  contents.state.set(key_, object_.state_dict());
+  StateDict state = object_.state_dict();
+  if (use_ == StateUse::optional && state.empty()) return;
+  StateDict& all =
+      use_ == StateUse::per_rank ? contents.rank_state : contents.state;
+  all.set(key_, std::move(state));
 }
 
 Complaints StateComponent::check(
     const CheckpointSource& source,
     const MatchRules& rules) {
-  if (!rules.strict || source.state.contains(key_)) return {};
-  return {format("the checkpoint has no state called \"{}\"", key_)};
+  const StateDict* const saved = saved_states(source, use_);
+  if (!rules.strict || use_ == StateUse::optional || saved == nullptr ||
+      saved->contains(key_)) {
+    return {};
+  }
+  return {format(
+      "the checkpoint has no state {}called \"{}\"",
+      use_ == StateUse::per_rank ? "per rank " : "",
+      key_)};
 }
 
 void StateComponent::load(const CheckpointSource& source, const MatchRules&) {
-  if (!source.state.contains(key_)) return;
-  object_.load_state_dict(source.state.get<StateDict>(key_));
+  const StateDict* const saved = saved_states(source, use_);
+  if (saved != nullptr && saved->contains(key_))
+    object_.load_state_dict(saved->get<StateDict>(key_));
 }
-
-OptionalStateComponent::OptionalStateComponent(
-    std::string key,
-    AnyStateful object)
-    : key_(std::move(key)), object_(std::move(object)) {}
-
-void OptionalStateComponent::collect(CheckpointContents& contents) const {
-  StateDict state = object_.state_dict();
-  if (!state.empty()) contents.state.set(key_, std::move(state));
-}
-
-Complaints OptionalStateComponent::check(
-    const CheckpointSource&,
-    const MatchRules&) {
-  return {};
-}
-
-void OptionalStateComponent::load(
-    const CheckpointSource& source,
-    const MatchRules&) {
-  if (source.state.contains(key_))
-    object_.load_state_dict(source.state.get<StateDict>(key_));
-}
-
-RankStateComponent::RankStateComponent(std::string key, AnyStateful object)
-    : key_(std::move(key)), object_(std::move(object)) {}
-
-void RankStateComponent::collect(CheckpointContents& contents) const {
-  contents.rank_state.set(key_, object_.state_dict());
-}
-
-Complaints RankStateComponent::check(
-    const CheckpointSource& source,
-    const MatchRules& rules) {
-  if (!rules.strict || !source.rank_state ||
-      source.rank_state->contains(key_)) {
-    return {};
-  }
-  return {format("the checkpoint has no state per rank called \"{}\"", key_)};
-}
-
-void RankStateComponent::load(
-    const CheckpointSource& source,
-    const MatchRules&) {
-  if (!source.rank_state || !source.rank_state->contains(key_)) return;
-  object_.load_state_dict(source.rank_state->get<StateDict>(key_));
-}
-
-StateListComponent::StateListComponent(
-    std::string key,
-    std::vector<AnyStateful> objects)
-    : key_(std::move(key)), objects_(std::move(objects)) {}
 
 void StateListComponent::collect(CheckpointContents& contents) const {
   std::vector<StateDict> states;
@@ -229,12 +195,6 @@ void StrategyComponent::collect(CheckpointContents& contents) const {
   contents.rank_state.set("strategies", std::move(models));
 }
 
-Complaints StrategyComponent::check(
-    const CheckpointSource&,
-    const MatchRules&) {
-  return {};
-}
-
 void StrategyComponent::load(
     const CheckpointSource& source,
     const MatchRules&) {
@@ -294,6 +254,37 @@ void StrategyComponent::warn_unclaimed(
           "model is prepared without it, or with other options",
           name,
           number));
+}
+
+at::Tensor generator_state(at::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state().clone();
+}
+
+void set_generator_state(at::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+AnyStateful random_states(at::Device device) {
+  std::vector<at::Device> devices{at::kCPU};
+  if (!device.is_cpu()) devices.push_back(device);
+  return {
+      [devices] {
+        StateDict state;
+        for (const at::Device& each : devices) {
+          state.set(each.str(), generator_state(each));
+        }
+        return state;
+      },
+      [devices](const StateDict& saved) {
+        for (const at::Device& each : devices) {
+          if (!saved.contains(each.str())) continue;
+          set_generator_state(each, saved.get<at::Tensor>(each.str()));
+        }
+      }};
 }
 
 }  // namespace accelerate::detail

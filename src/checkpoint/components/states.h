@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
 #include <accelerate/checkpoint.h>
 #include <accelerate/detail/loader_slot.h>
 #include <accelerate/log.h>
@@ -18,11 +21,25 @@
 
 namespace accelerate::detail {
 
-/// One state under one key, the same on all ranks: the step clock, and state
-/// that features register.
+/// How a checkpoint has a state.
+enum class StateUse {
+  required,  ///< the same on all ranks
+  /// The same on all ranks. A checkpoint may lack it, because its feature is
+  /// newer or was not in use; an empty state is not saved.
+  optional,
+  /// One per rank, restored only if the number of ranks is the same as at the
+  /// save.
+  per_rank,
+};
+
+/// One state under one key: the step clock, and state that features register.
 class StateComponent final : public CheckpointComponent {
  public:
-  StateComponent(std::string key, AnyStateful object);
+  StateComponent(
+      std::string key,
+      AnyStateful object,
+      StateUse use = StateUse::required)
+      : key_(std::move(key)), object_(std::move(object)), use_(use) {}
 
   [[nodiscard]] std::string_view key() const override { return key_; }
   void collect(CheckpointContents& contents) const override;
@@ -34,49 +51,15 @@ class StateComponent final : public CheckpointComponent {
  private:
   std::string key_;
   AnyStateful object_;
-};
-
-/// A StateComponent for a state that a checkpoint may lack, because its feature
-/// is newer or was not in use. An empty state is not saved.
-class OptionalStateComponent final : public CheckpointComponent {
- public:
-  OptionalStateComponent(std::string key, AnyStateful object);
-
-  [[nodiscard]] std::string_view key() const override { return key_; }
-  void collect(CheckpointContents& contents) const override;
-  [[nodiscard]] std::vector<std::string> check(
-      const CheckpointSource& source,
-      const MatchRules& rules) override;
-  void load(const CheckpointSource& source, const MatchRules& rules) override;
-
- private:
-  std::string key_;
-  AnyStateful object_;
-};
-
-/// One state per rank under one key. Restored only if the number of ranks is
-/// the same as at the save.
-class RankStateComponent final : public CheckpointComponent {
- public:
-  RankStateComponent(std::string key, AnyStateful object);
-
-  [[nodiscard]] std::string_view key() const override { return key_; }
-  void collect(CheckpointContents& contents) const override;
-  [[nodiscard]] std::vector<std::string> check(
-      const CheckpointSource& source,
-      const MatchRules& rules) override;
-  void load(const CheckpointSource& source, const MatchRules& rules) override;
-
- private:
-  std::string key_;
-  AnyStateful object_;
+  StateUse use_;
 };
 
 /// An ordered list of states, the same on all ranks: schedulers, and the user's
 /// objects. `key` is a plural.
 class StateListComponent final : public CheckpointComponent {
  public:
-  StateListComponent(std::string key, std::vector<AnyStateful> objects);
+  StateListComponent(std::string key, std::vector<AnyStateful> objects)
+      : key_(std::move(key)), objects_(std::move(objects)) {}
 
   [[nodiscard]] std::string_view key() const override { return key_; }
   void collect(CheckpointContents& contents) const override;
@@ -152,9 +135,6 @@ class StrategyComponent final : public CheckpointComponent {
 
   [[nodiscard]] std::string_view key() const override { return "strategies"; }
   void collect(CheckpointContents& contents) const override;
-  [[nodiscard]] std::vector<std::string> check(
-      const CheckpointSource& source,
-      const MatchRules& rules) override;
   void load(const CheckpointSource& source, const MatchRules& rules) override;
 
  private:
@@ -168,5 +148,12 @@ class StrategyComponent final : public CheckpointComponent {
   WriterRule writes_;
   Logger logger_;
 };
+
+/// Returns a copy of the state of a device's default generator.
+at::Tensor generator_state(at::Device device);
+void set_generator_state(at::Device device, const at::Tensor& state);
+
+/// The states of the default generators of the CPU and of `device`, by device.
+AnyStateful random_states(at::Device device);
 
 }  // namespace accelerate::detail

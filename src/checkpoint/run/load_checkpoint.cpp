@@ -1,5 +1,6 @@
 #include "checkpoint/run/load_checkpoint.h"
 
+#include <filesystem>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,13 +12,82 @@
 
 #include "base/text/text.h"
 #include "checkpoint/load/checkpoint_reader.h"
-#include "checkpoint/run/choose_checkpoint.h"
+#include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
+#include "format/checkpoint/commit.h"
 #include "format/tensors/verified_read.h"
 
 namespace accelerate::detail {
 
 namespace {
+
+void warn_passed_over(
+    const CheckpointState& checkpoints,
+    const std::filesystem::path& base,
+    const std::vector<CheckpointEntry>& entries,
+    const CheckpointEntry* newest) {
+  std::string passed_over;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.kind == CheckpointKind::unusable &&
+        (newest == nullptr || entry.number > newest->number)) {
+      passed_over += format("\n  {}: {}", entry.name, entry.complaint);
+    }
+  }
+  if (passed_over.empty()) return;
+  checkpoints.world.logger().log(
+      LogLevel::warning,
+      "checkpoint",
+      format(
+          "the newest complete checkpoint in {} is {}; passed over:{}",
+          base.string(),
+          newest == nullptr ? "none" : newest->name,
+          passed_over));
+}
+
+// Returns the newest complete checkpoint of the project, after warning about
+// newer ones that are unusable, by name; empty if there is none. Skips the
+// names in `damaged`. Throws ConfigError if the project does not name its
+// checkpoints.
+std::filesystem::path find_newest_checkpoint(
+    const CheckpointState& checkpoints,
+    const std::set<std::string>& damaged = {}) {
+  const ProjectConfiguration& project = checkpoints.project;
+  if (!project.automatic_checkpoint_naming || project.project_dir.empty()) {
+    throw ConfigError(
+        "[checkpoint] load_state() needs a directory, or "
+        "ProjectConfiguration::automatic_checkpoint_naming and a project_dir");
+  }
+  const std::filesystem::path base =
+      std::filesystem::path(project.project_dir) / kCheckpointsDirectory;
+  if (std::filesystem::is_directory(base)) {
+    restore_put_aside(*checkpoints.disk, base);
+  }
+  auto entries = list_checkpoints(base);
+  std::erase_if(entries, [&](const CheckpointEntry& entry) {
+    return damaged.contains(entry.name);
+  });
+  const CheckpointEntry* const newest = newest_of(entries);
+  // Unusable checkpoints were reported by the first of several attempts.
+  if (damaged.empty()) warn_passed_over(checkpoints, base, entries, newest);
+  return newest == nullptr ? std::filesystem::path() : base / newest->name;
+}
+
+// Throws CheckpointError unless `input_dir` is a directory.
+void require_directory(
+    const CheckpointState& checkpoints,
+    const std::filesystem::path& input_dir) {
+  const std::filesystem::path parent =
+      std::filesystem::absolute(input_dir).parent_path();
+  if (!std::filesystem::exists(input_dir) &&
+      std::filesystem::is_directory(parent)) {
+    restore_put_aside(*checkpoints.disk, parent);
+  }
+  if (std::filesystem::is_directory(input_dir)) return;
+  throw CheckpointError(format(
+      "[checkpoint] {} is not a directory; give load_state() the directory of "
+      "a checkpoint",
+      input_dir.string()));
+}
 
 template <class Body>
 std::string failure_of(Body&& body) {

@@ -6,7 +6,7 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/empty_weights.h>
 
-#include "checkpoint/components/random_state.h"
+#include "checkpoint/components/states.h"
 #include "params/layout.h"
 #include "train/session/session.h"
 

@@ -12,7 +12,6 @@
 
 #include "checkpoint/components/optimizers.h"
 #include "checkpoint/components/parameter_names.h"
-#include "checkpoint/components/random_state.h"
 #include "checkpoint/components/states.h"
 #include "checkpoint/run/checkpoints.h"
 #include "train/models/staged_model.h"
@@ -208,8 +207,8 @@ ComponentList components_of(
            std::move(strategies), writes, session.world.logger())});
   append(checkpoints.components);
   // Last, since others may draw random numbers.
-  list.push_back(
-      std::make_shared<RankStateComponent>("random", random_states(device)));
+  list.push_back(std::make_shared<StateComponent>(
+      "random", random_states(device), StateUse::per_rank));
   return list;
 }
 

@@ -92,8 +92,8 @@ std::shared_ptr<detail::CheckpointComponent> detail::run_component(
     if (saved.contains("step")) position.step = saved.get<std::int64_t>("step");
     tracking.resume(position);
   };
-  return std::make_shared<OptionalStateComponent>(
-      "run", AnyStateful{state, load});
+  return std::make_shared<StateComponent>(
+      "run", AnyStateful{state, load}, StateUse::optional);
 }
 
 void Accelerator::init_trackers(
