@@ -9,7 +9,7 @@
 
 #include <accelerate/profiler.h>
 
-#include "track/profiler/device_activities.h"
+#include "track/profiler/device_recorder.h"
 #include "track/profiler/recorded_cycle.h"
 
 namespace accelerate::device_time_test {

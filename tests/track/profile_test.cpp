@@ -12,7 +12,7 @@
 #include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
-#include "track/profiler/clock_offset.h"
+#include "track/profiler/profile_session.h"
 
 namespace accelerate::profile_test {
 

@@ -2,9 +2,11 @@
 
 #include <exception>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 
 #include <accelerate/error.h>
 
@@ -133,5 +135,16 @@ std::vector<StepTimes> Profile::gather_step_times() const {
   session_->report(all);
   return all;
 }
+
+ProfileRange::ProfileRange(std::string_view name) {
+  if (!at::hasCallbacks()) return;
+  auto range =
+      std::make_shared<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (!range->isActive()) return;
+  range->before(name);
+  range_ = std::move(range);
+}
+
+ProfileRange::~ProfileRange() = default;
 
 }  // namespace accelerate

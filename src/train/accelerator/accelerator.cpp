@@ -2,15 +2,24 @@
 
 #include <csignal>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>
 
+#include <accelerate/empty_weights.h>
+#include <accelerate/environment.h>
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "checkpoint/components/states.h"
 #include "comm/collectives/any_rank.h"
 #include "comm/group/group_impl.h"
+#include "config/environment.h"
+#include "config/files/config_file.h"
+#include "params/layout.h"
 #include "precision/support.h"
 #include "train/accelerator/make_session.h"
 #include "train/session/session.h"
@@ -94,6 +103,67 @@ void detail::keep_first_rows(const NestedParts& parts, std::int64_t rows) {
     if (list.operations->size(list.object) > rows)
       list.operations->cut(list.object, 0, rows);
   }
+}
+
+namespace detail {
+
+struct ModelConstruction::Scope {
+  explicit Scope(Group ranks)
+      : group(std::move(ranks)), state_before(generator_state(at::kCPU)) {}
+
+  Group group;
+  at::Tensor state_before;
+  std::optional<EmptyWeightsScope> empty = std::nullopt;
+};
+
+ModelConstruction::ModelConstruction(const Mesh& mesh, bool only_on_rank_0) {
+  const Group group = replica_group(Layout(), mesh);
+  if (!only_on_rank_0 || group.size() == 1) return;
+  scope_ = std::make_unique<Scope>(group);
+  if (group.rank() != 0) scope_->empty.emplace(/*include_buffers=*/true);
+}
+
+ModelConstruction::~ModelConstruction() = default;
+ModelConstruction::ModelConstruction(ModelConstruction&&) noexcept = default;
+
+void ModelConstruction::finish() {
+  if (!scope_) return;
+  scope_->empty.reset();
+  // Only rank 0 has drawn random numbers. Ranks whose generators were in the
+  // same state before adopt rank 0's state after drawing.
+  const Group& group = scope_->group;
+  const at::Tensor before = scope_->state_before.clone();
+  const at::Tensor after = generator_state(at::kCPU);
+  group.broadcast(before, 0);
+  group.broadcast(after, 0);
+  if (!at::equal(before, scope_->state_before)) return;
+  set_generator_state(at::kCPU, after);
+}
+
+}  // namespace detail
+
+detail::ModelConstruction Accelerator::begin_construction() const {
+  return {mesh(), session_->layout.plan.makes_on_rank_0};
+}
+
+std::optional<std::filesystem::path> write_basic_config(
+    const BasicConfigOptions& options) {
+  std::filesystem::path path = options.save_location;
+  if (path.empty()) {
+    const auto usual =
+        detail::default_config_path(detail::Environment::current());
+    if (!usual) {
+      throw ConfigError(
+          "[config] neither HF_HOME, XDG_CACHE_HOME nor HOME is set; give "
+          "write_basic_config() a save_location");
+    }
+    path = *usual;
+  }
+  const int num_devices = options.num_devices.value_or(
+      static_cast<int>(at::accelerator::deviceCount()));
+  if (!detail::write_default_config(path, options.mixed_precision, num_devices))
+    return std::nullopt;
+  return path;
 }
 
 }  // namespace accelerate

@@ -2,16 +2,19 @@
 
 #include <exception>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <accelerate/error.h>
+#include <accelerate/world.h>
 
 #include "base/progress/progress_bar.h"
 #include "base/text/text.h"
 #include "checkpoint/run/save_target.h"
 #include "comm/group/group_impl.h"
 #include "config/user_variables.h"
-#include "track/store_rank_board.h"
+#include "track/run_figures.h"
 #include "train/accelerator/decisions.h"
 #include "train/session/session.h"
 #include "train/step/step_counts.h"
@@ -21,6 +24,34 @@
 namespace accelerate::detail {
 
 namespace {
+
+// A board in the store of a world. It uses the world's own connection, with
+// short requests only.
+class StoreRankBoard final : public RankBoard {
+ public:
+  explicit StoreRankBoard(World world)
+      : world_(std::move(world)),
+        store_(world_.store().with_prefix("run_figures")) {}
+
+  void put(const JournalRank& mine) override {
+    store_.set(std::to_string(mine.rank), ranks_event({mine}).body);
+  }
+
+  std::vector<JournalRank> others() override {
+    std::vector<JournalRank> all;
+    for (int rank = 0; rank < world_.size(); ++rank) {
+      const std::string key = std::to_string(rank);
+      if (rank == world_.rank() || !store_.has(key)) continue;
+      for (const JournalRank& each : read_ranks(store_.get(key)))
+        all.push_back(each);
+    }
+    return all;
+  }
+
+ private:
+  World world_;
+  Store store_;
+};
 
 // Saves and loads that take less time show no bar.
 constexpr double kProgressDelaySeconds = 2;
