@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -7,7 +7,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <accelerate/error.h>
 #include <accelerate/memory_plan.h>
 #include <accelerate/progress.h>
 

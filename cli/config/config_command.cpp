@@ -1,4 +1,3 @@
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>

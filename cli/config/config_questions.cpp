@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstdint>
-#include <string_view>
 #include <utility>
 
 #include "base/text/text.h"

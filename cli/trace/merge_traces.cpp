@@ -1,7 +1,6 @@
 #include "cli/trace/merge_traces.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <limits>

@@ -1,6 +1,5 @@
 #include "engines/fp8_recipe.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>

@@ -9,8 +9,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <accelerate/export.h>
-
 namespace c10 {
 class OperatorHandle;
 }

@@ -1,7 +1,6 @@
 #include "gate/weight_product.h"
 
 #include <span>
-#include <string_view>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

@@ -5,8 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include <accelerate/export.h>
-
 #include "params/layout.h"
 
 namespace accelerate::detail {

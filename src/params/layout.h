@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/export.h>
 #include <accelerate/parallel.h>
 
 namespace accelerate::detail {

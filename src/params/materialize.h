@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <accelerate/export.h>
-
 namespace accelerate::detail {
 
 /// Gives a meta tensor uninitialised memory on `device`, visible through every

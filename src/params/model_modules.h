@@ -1,7 +1,5 @@
 #pragma once
 
-#include <accelerate/export.h>
-
 #include "modules/module_tree.h"
 
 namespace torch::nn {

@@ -5,7 +5,6 @@
 #include <memory>
 #include <set>
 #include <sstream>
-#include <unordered_map>
 #include <utility>
 
 #include <ATen/Functions.h>

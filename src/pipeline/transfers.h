@@ -4,7 +4,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>

@@ -1,7 +1,6 @@
 #include "planning/model_tree_builder.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include <accelerate/error.h>
 

@@ -1,8 +1,5 @@
 #include <accelerate/tracking.h>
 
-#include <cstring>
-#include <span>
-
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 

@@ -1,6 +1,5 @@
 #include "cli/launch/decision/launch_decision.h"
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <filesystem>
-#include <utility>
 
 namespace accelerate::cli {
 

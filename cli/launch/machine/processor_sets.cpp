@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <optional>
-#include <set>
-#include <tuple>
 #include <utility>
 
 #include <accelerate/error.h>

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "cli/launch/decision/launch_plan.h"
 #include "cli/launch/nodes/elastic_member.h"

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <memory>
 #include <thread>
-#include <utility>
 
 #include <ifaddrs.h>
 #include <netinet/in.h>

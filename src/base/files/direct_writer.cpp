@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #include "base/files/io_ring.h"
 

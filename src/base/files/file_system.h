@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <memory>
 #include <span>
-#include <vector>
 
 namespace accelerate::detail {
 

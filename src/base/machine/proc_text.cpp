@@ -1,7 +1,6 @@
 #include "base/machine/proc_text.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <limits>
 #include <vector>

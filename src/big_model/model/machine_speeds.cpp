@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Functions.h>

@@ -1,7 +1,6 @@
 #include <accelerate/module_tensors.h>
 
 #include <unordered_set>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>

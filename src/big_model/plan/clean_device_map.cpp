@@ -1,6 +1,5 @@
 #include <accelerate/device_map.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 

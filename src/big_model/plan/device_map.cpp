@@ -1,7 +1,6 @@
 #include <accelerate/device_map.h>
 
 #include <algorithm>
-#include <set>
 #include <unordered_set>
 
 #include <accelerate/error.h>

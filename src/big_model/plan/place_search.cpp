@@ -1,7 +1,6 @@
 #include "big_model/plan/place_search.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 

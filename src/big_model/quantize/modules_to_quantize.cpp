@@ -1,6 +1,5 @@
 // Which layers are quantised, by Accelerate's rules.
 #include <algorithm>
-#include <functional>
 #include <set>
 #include <utility>
 

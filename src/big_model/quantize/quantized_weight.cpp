@@ -1,10 +1,7 @@
 #include "big_model/quantize/quantized_weight.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 
 #include "checkpoint/contents.h"

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 
 #include "format/checkpoint/manifest.h"

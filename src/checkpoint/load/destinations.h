@@ -5,8 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/export.h>
-
 #include "checkpoint/contents.h"
 #include "format/tensors/stored_tensors.h"
 #include "params/layout.h"

@@ -1,9 +1,6 @@
-#include <algorithm>
 #include <utility>
 
 #include <ATen/Functions.h>
-
-#include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "checkpoint/contents.h"

@@ -1,7 +1,6 @@
 #include "checkpoint/save/checkpoint_writer.h"
 
 #include <ctime>
-#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>

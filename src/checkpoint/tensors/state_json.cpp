@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <string_view>
 #include <variant>
 
 #include <nlohmann/json.hpp>

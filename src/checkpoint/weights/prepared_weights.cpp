@@ -1,6 +1,5 @@
 #include "checkpoint/weights/prepared_weights.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <span>
@@ -9,8 +8,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
-
-#include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"

@@ -8,8 +8,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "comm/group/p2p_batch.h"

@@ -1,5 +1,3 @@
-#include <string_view>
-
 #include "base/text/text.h"
 #include "config/files/config_document.h"
 #include "config/options/option_table.h"

@@ -1,6 +1,5 @@
 #include "config/files/config_document.h"
 
-#include <string_view>
 #include <utility>
 #include <vector>
 

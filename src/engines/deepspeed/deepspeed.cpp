@@ -1,6 +1,5 @@
 #include "engines/deepspeed/deepspeed.h"
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <limits>

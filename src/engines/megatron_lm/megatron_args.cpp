@@ -1,7 +1,6 @@
 #include "engines/megatron_lm/megatron_args.h"
 
 #include <limits>
-#include <map>
 #include <set>
 #include <type_traits>
 #include <utility>

@@ -1,12 +1,10 @@
 #include "engines/megatron_lm/megatron_lm.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <accelerate/error.h>

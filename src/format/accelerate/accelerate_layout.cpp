@@ -5,8 +5,6 @@
 #include <set>
 #include <utility>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 #include "format/accelerate/python_values.h"
 #include "format/accelerate/saved_state.h"

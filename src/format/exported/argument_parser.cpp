@@ -1,14 +1,10 @@
 #include "format/exported/argument_parser.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
-
-#include <accelerate/error.h>
 
 #include "base/limits.h"
 #include "base/text/text.h"

@@ -1,6 +1,5 @@
 #include "format/exported/exported_program.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <nlohmann/json.hpp>

@@ -1,7 +1,6 @@
 #include "format/exported/tensor_table.h"
 
 #include <limits>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 

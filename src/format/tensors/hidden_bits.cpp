@@ -1,7 +1,5 @@
 #include "format/tensors/hidden_bits.h"
 
-#include <cstdint>
-
 namespace accelerate::detail {
 
 namespace {

@@ -1,6 +1,5 @@
 #include "format/torch/torch_weights.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>

@@ -1,7 +1,6 @@
 #include "format/torch/zip_reader.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <utility>
 

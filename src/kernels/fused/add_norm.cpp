@@ -2,7 +2,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

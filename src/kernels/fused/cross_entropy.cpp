@@ -1,5 +1,4 @@
 #include <string>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

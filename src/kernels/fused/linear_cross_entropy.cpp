@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

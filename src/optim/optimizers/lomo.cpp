@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
-#include <unordered_set>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <optional>
-#include <type_traits>
 #include <typeinfo>
 
 #include <torch/optim/rmsprop.h>

@@ -1,7 +1,6 @@
 #include "planning/layout/layout_memory.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "planning/layout/step_time.h"
 #include "planning/pipeline/schedule.h"

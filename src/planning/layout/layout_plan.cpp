@@ -1,7 +1,6 @@
 #include <accelerate/planning.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <accelerate/error.h>

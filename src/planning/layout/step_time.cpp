@@ -1,7 +1,6 @@
 #include "planning/layout/step_time.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <tuple>
 #include <utility>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <set>
-#include <tuple>
 #include <utility>
 
 namespace accelerate::detail {

@@ -1,7 +1,6 @@
 #include "planning/simulation/replay.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <utility>
 

@@ -4,7 +4,6 @@
 #include <mutex>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

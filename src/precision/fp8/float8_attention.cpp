@@ -1,6 +1,5 @@
 #include "precision/fp8/float8_attention.h"
 
-#include <utility>
 #include <vector>
 
 #include <torch/csrc/autograd/custom_function.h>

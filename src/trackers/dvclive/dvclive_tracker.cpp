@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <any>
 #include <cstdint>
 #include <filesystem>

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <system_error>
 #include <vector>
 

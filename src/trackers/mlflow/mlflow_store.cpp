@@ -8,7 +8,6 @@
 
 #include <accelerate/error.h>
 
-#include "base/text/encoding.h"
 #include "base/text/text.h"
 #include "trackers/files/run_files.h"
 

@@ -1,7 +1,6 @@
 #include "trackers/python/python_json.h"
 
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <variant>
 

@@ -1,9 +1,7 @@
 #include "trackers/python/python_tracker.h"
 
-#include <algorithm>
 #include <any>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>

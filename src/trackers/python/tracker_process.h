@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "config/environment.h"
 #include "trackers/tracker_patience.h"

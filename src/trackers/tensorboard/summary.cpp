@@ -1,6 +1,5 @@
 #include "trackers/tensorboard/summary.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <utility>

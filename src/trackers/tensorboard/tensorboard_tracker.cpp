@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <any>
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>

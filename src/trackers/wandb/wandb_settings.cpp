@@ -1,6 +1,5 @@
 #include "trackers/wandb/wandb_settings.h"
 
-#include <optional>
 #include <random>
 #include <string_view>
 #include <variant>

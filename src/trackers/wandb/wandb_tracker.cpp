@@ -2,7 +2,6 @@
 
 #include <any>
 #include <array>
-#include <cmath>
 #include <ctime>
 #include <filesystem>
 #include <functional>

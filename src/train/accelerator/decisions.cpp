@@ -1,6 +1,5 @@
 #include "train/accelerator/decisions.h"
 
-#include <algorithm>
 #include <chrono>
 #include <iterator>
 #include <optional>

@@ -1,7 +1,6 @@
 #include <accelerate/accelerator.h>
 
 #include <array>
-#include <utility>
 
 #include <accelerate/distributed_type.h>
 

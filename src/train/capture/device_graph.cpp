@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <exception>
-#include <new>
 
 #if __has_include(<ATen/core/GraphImplInterface.h>)
 #include <ATen/core/GraphImplInterface.h>

@@ -2,7 +2,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <accelerate/elastic.h>

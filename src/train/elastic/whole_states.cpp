@@ -1,7 +1,6 @@
 #include "train/elastic/whole_states.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
 #include <system_error>
 #include <utility>

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include <sys/mman.h>

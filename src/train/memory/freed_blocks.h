@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <memory>
 
-#include <accelerate/export.h>
-
 namespace accelerate::detail {
 
 inline constexpr std::size_t kArenaBlocksFrom = std::size_t{16} << 10;

@@ -1,6 +1,5 @@
 #include "train/pipeline/division.h"
 
-#include <optional>
 #include <string>
 
 #include <accelerate/error.h>

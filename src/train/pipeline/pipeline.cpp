@@ -1,6 +1,5 @@
 #include <accelerate/pipeline.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>

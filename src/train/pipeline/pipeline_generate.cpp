@@ -1,7 +1,6 @@
 #include <accelerate/pipeline.h>
 
 #include <cstdint>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

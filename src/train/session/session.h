@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <accelerate/accelerator.h>
 #include <accelerate/detail/step_state.h>

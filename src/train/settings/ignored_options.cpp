@@ -3,8 +3,6 @@
 #include <tuple>
 #include <utility>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 #include "engines/dynamo.h"
 #include "precision/support.h"

@@ -1,6 +1,5 @@
 #include "big_model/tiers/dispatch/dispatch_plan.h"
 
-#include <algorithm>
 #include <string_view>
 #include <unordered_map>
 

@@ -7,8 +7,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/first_of.h"
