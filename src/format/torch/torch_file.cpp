@@ -33,22 +33,8 @@ struct LegacyTorch {
 };
 
 // The pickle of the number 0x1950a86a20f9469cfc6c.
-constexpr std::array<unsigned char, 15> kMagic{
-    0x80,
-    0x02,
-    0x8a,
-    0x0a,
-    0x6c,
-    0xfc,
-    0x9c,
-    0x46,
-    0xf9,
-    0x20,
-    0x6a,
-    0xa8,
-    0x50,
-    0x19,
-    0x2e};
+constexpr std::string_view kMagic =
+    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
 bool is_legacy_torch(std::span<const std::byte> bytes) {
   return bytes.size() >= kMagic.size() &&

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "base/text/text.h"
@@ -102,101 +103,94 @@ std::string percent_text(double part, double total) {
   return detail::fixed(total > 0 ? 100 * part / total : 0, 2) + "%";
 }
 
-bool has_device_time(const OperatorAverage& row) {
-  return row.device_time_total_us > 0;
-}
+using Average = OperatorAverage;
 
 // A column of a table of operators; `is_there` tells whether a row fills it.
 struct Column {
   const char* title;
-  std::string (*text)(const OperatorAverage& row, const Totals& totals);
-  bool (*is_there)(const OperatorAverage& row) = nullptr;
+  std::string (*text)(const Average& row, const Totals& totals);
+  bool (*is_there)(const Average& row) = nullptr;
 };
 
+// These make columns of a field.
+
+template <auto kField>
+bool is_set(const Average& row) {
+  return row.*kField != std::decay_t<decltype(row.*kField)>();
+}
+
+template <auto kField>
+std::string as_time(const Average& row, const Totals&) {
+  return time_text(row.*kField);
+}
+
+template <auto kField>
+std::string as_average(const Average& row, const Totals&) {
+  return time_text(row.*kField / static_cast<double>(row.count));
+}
+
+template <auto kField, auto kTotal>
+std::string as_percent(const Average& row, const Totals& totals) {
+  return percent_text(row.*kField, totals.*kTotal);
+}
+
+template <auto kField>
+constexpr Column memory_column(const char* title) {
+  const auto text = [](const Average& row, const Totals&) {
+    return bytes_text(row.*kField);
+  };
+  return {title, text, is_set<kField>};
+}
+
+template <auto kField>
+constexpr Column text_column(const char* title) {
+  const auto text = [](const Average& row, const Totals&) {
+    return row.*kField;
+  };
+  return {title, text, is_set<kField>};
+}
+
+constexpr auto has_device_time = is_set<&Average::device_time_total_us>;
+
 constexpr Column kColumns[] = {
-    {"Name",
-     [](const OperatorAverage& row, const Totals&) { return row.name; }},
+    {"Name", [](const Average& row, const Totals&) { return row.name; }},
     {"Self CPU %",
-     [](const OperatorAverage& row, const Totals& totals) {
-       return percent_text(row.self_cpu_time_total_us, totals.cpu_us);
-     }},
-    {"Self CPU",
-     [](const OperatorAverage& row, const Totals&) {
-       return time_text(row.self_cpu_time_total_us);
-     }},
-    {"CPU total",
-     [](const OperatorAverage& row, const Totals&) {
-       return time_text(row.cpu_time_total_us);
-     }},
-    {"CPU time avg",
-     [](const OperatorAverage& row, const Totals&) {
-       return time_text(row.cpu_time_total_us / static_cast<double>(row.count));
-     }},
+     as_percent<&Average::self_cpu_time_total_us, &Totals::cpu_us>},
+    {"Self CPU", as_time<&Average::self_cpu_time_total_us>},
+    {"CPU total", as_time<&Average::cpu_time_total_us>},
+    {"CPU time avg", as_average<&Average::cpu_time_total_us>},
     {"Self CUDA",
-     [](const OperatorAverage& row, const Totals&) {
-       return time_text(row.self_device_time_total_us);
-     },
+     as_time<&Average::self_device_time_total_us>,
      has_device_time},
     {"Self CUDA %",
-     [](const OperatorAverage& row, const Totals& totals) {
-       return percent_text(row.self_device_time_total_us, totals.device_us);
-     },
+     as_percent<&Average::self_device_time_total_us, &Totals::device_us>,
      has_device_time},
-    {"CUDA total",
-     [](const OperatorAverage& row, const Totals&) {
-       return time_text(row.device_time_total_us);
-     },
-     has_device_time},
+    {"CUDA total", as_time<&Average::device_time_total_us>, has_device_time},
     {"CUDA time avg",
-     [](const OperatorAverage& row, const Totals&) {
-       return time_text(
-           row.device_time_total_us / static_cast<double>(row.count));
-     },
+     as_average<&Average::device_time_total_us>,
      has_device_time},
-    {"CPU Mem",
-     [](const OperatorAverage& row, const Totals&) {
-       return bytes_text(row.cpu_memory_usage);
-     },
-     [](const OperatorAverage& row) { return row.cpu_memory_usage != 0; }},
-    {"Self CPU Mem",
-     [](const OperatorAverage& row, const Totals&) {
-       return bytes_text(row.self_cpu_memory_usage);
-     },
-     [](const OperatorAverage& row) { return row.self_cpu_memory_usage != 0; }},
-    {"CUDA Mem",
-     [](const OperatorAverage& row, const Totals&) {
-       return bytes_text(row.device_memory_usage);
-     },
-     [](const OperatorAverage& row) { return row.device_memory_usage != 0; }},
-    {"Self CUDA Mem",
-     [](const OperatorAverage& row, const Totals&) {
-       return bytes_text(row.self_device_memory_usage);
-     },
-     [](const OperatorAverage& row) {
-       return row.self_device_memory_usage != 0;
-     }},
+    memory_column<&Average::cpu_memory_usage>("CPU Mem"),
+    memory_column<&Average::self_cpu_memory_usage>("Self CPU Mem"),
+    memory_column<&Average::device_memory_usage>("CUDA Mem"),
+    memory_column<&Average::self_device_memory_usage>("Self CUDA Mem"),
     {"# of Calls",
-     [](const OperatorAverage& row, const Totals&) {
+     [](const Average& row, const Totals&) {
        return std::to_string(row.count);
      }},
     {"Total MFLOPs",
-     [](const OperatorAverage& row, const Totals&) {
+     [](const Average& row, const Totals&) {
        return row.flops == 0
            ? std::string("--")
            : detail::fixed(static_cast<double>(row.flops) / 1e6, 3);
      },
-     [](const OperatorAverage& row) { return row.flops != 0; }},
-    {"Input Shapes",
-     [](const OperatorAverage& row, const Totals&) { return row.input_shapes; },
-     [](const OperatorAverage& row) { return !row.input_shapes.empty(); }},
-    {"Module",
-     [](const OperatorAverage& row, const Totals&) { return row.module; },
-     [](const OperatorAverage& row) { return !row.module.empty(); }},
+     is_set<&Average::flops>},
+    text_column<&Average::input_shapes>("Input Shapes"),
+    text_column<&Average::module>("Module"),
     {"Source Location",
-     [](const OperatorAverage& row, const Totals&) {
+     [](const Average& row, const Totals&) {
        return detail::join(detail::split(row.stack, '\n'), " < ");
      },
-     [](const OperatorAverage& row) { return !row.stack.empty(); }}};
+     is_set<&Average::stack>}};
 
 }  // namespace
 

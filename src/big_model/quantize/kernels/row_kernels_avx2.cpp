@@ -63,39 +63,11 @@ struct Avx2RowKernels {
     decode(const std::uint8_t* codes, float scale, Floats (&weights)[4]) const {
       // Each byte twice, in an order that interleaving the tables' bytes within
       // lanes turns into element order.
-      const __m256i twice = _mm256_setr_epi8(
-          0,
-          0,
-          1,
-          1,
-          4,
-          4,
-          5,
-          5,
-          8,
-          8,
-          9,
-          9,
-          12,
-          12,
-          13,
-          13,
-          2,
-          2,
-          3,
-          3,
-          6,
-          6,
-          7,
-          7,
-          10,
-          10,
-          11,
-          11,
-          14,
-          14,
-          15,
-          15);
+      const __m256i twice = _mm256_setr_epi64x(
+          0x0505040401010000,
+          0x0d0d0c0c09090808,
+          0x0707060603030202,
+          0x0f0f0e0e0b0b0a0a);
       const __m256i pairs = _mm256_shuffle_epi8(
           _mm256_broadcastsi128_si256(
               _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))),
