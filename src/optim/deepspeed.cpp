@@ -11,7 +11,7 @@
 
 #include "base/text/text.h"
 #include "engines/deepspeed/deepspeed_section.h"
-#include "optim/made_from_deepspeed.h"
+#include "optim/made_from_engine.h"
 
 namespace accelerate {
 

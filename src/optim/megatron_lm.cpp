@@ -12,7 +12,7 @@
 
 #include "base/require.h"
 #include "engines/megatron_lm/megatron_schedule.h"
-#include "optim/made_from_megatron_lm.h"
+#include "optim/made_from_engine.h"
 
 namespace accelerate {
 

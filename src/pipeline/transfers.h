@@ -15,10 +15,41 @@
 #include <accelerate/world.h>
 
 #include "comm/transport/transport.h"
-#include "pipeline/signature.h"
 #include "planning/pipeline/schedule.h"
 
 namespace accelerate::detail {
+
+/// What is known about a tensor before it arrives. An optional without a value
+/// has dtype Undefined.
+struct TensorSignature {
+  at::ScalarType dtype = at::kFloat;
+  /// True if its gradient is sent back.
+  bool requires_grad = false;
+  std::vector<std::int64_t> sizes;
+
+  bool operator==(const TensorSignature&) const = default;
+};
+
+/// What must be known about a value in order to receive it.
+struct ValueSignature {
+  std::vector<TensorSignature> tensors;
+  std::string structure;
+
+  bool operator==(const ValueSignature&) const = default;
+};
+
+/// `trains`: tensors that require a gradient get theirs sent back.
+ValueSignature signature_of(const PipelineValue& value, bool trains);
+
+/// Encodes a signature as a message, and decodes it.
+std::vector<std::int64_t> numbers_of(const ValueSignature& signature);
+ValueSignature signature_in(const std::vector<std::int64_t>& numbers);
+
+/// Formats a signature, as in "Float [2, 3], Long [2] without gradient".
+std::string text_of(const ValueSignature& signature);
+
+/// Returns a tensor to receive into.
+at::Tensor empty_like(const TensorSignature& signature, at::Device device);
 
 /// Thrown if a message to or from a rank of the pipeline did not arrive.
 struct LostPeer : std::runtime_error {
@@ -106,10 +137,8 @@ class StageTransfers {
   Message receive(const at::Tensor& tensor, int peer, int tag);
   static void wait(const Message& message);
   Work guarded(int peer, const std::function<Work(Connection&)>& begin);
-  void announce(
-      const StageValue& value,
-      const ValueSignature& signature,
-      int peer);
+  void
+  announce(const StageValue& value, const ValueSignature& signature, int peer);
   void send_signature(
       const StageValue& value,
       const ValueSignature& signature,
@@ -121,8 +150,7 @@ class StageTransfers {
       const StageValue& value,
       int peer);
   [[nodiscard]] SignatureKey key_of(const StageValue& value) const {
-    return {
-        value.stage, value.num_rows, mode_.trains, mode_.is_evaluation};
+    return {value.stage, value.num_rows, mode_.trains, mode_.is_evaluation};
   }
 
   Group group_;

@@ -12,7 +12,6 @@
 
 #include "big_model/module_trees.h"
 #include "big_model/plan/forward_timeline.h"
-#include "big_model/plan/place_search.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {

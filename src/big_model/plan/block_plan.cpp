@@ -10,7 +10,6 @@
 
 #include "base/text/sizes.h"
 #include "base/text/text.h"
-#include "big_model/plan/place_search.h"
 #include "big_model/plan/sized_tree.h"
 
 namespace accelerate::detail {

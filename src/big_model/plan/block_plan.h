@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <accelerate/block_plan.h>
@@ -25,5 +26,19 @@ PlanLimits plan_limits(const MaxMemory& max_memory);
 PlannedDeviceMap plan_map(
     const ModuleNode& root,
     const PlanDeviceMapOptions& options);
+
+/// The places within the limits with the fastest forward; nothing if no places
+/// keep the limits.
+///
+/// Dynamic programming over the blocks: among the placements of the first k
+/// blocks, only those are kept that no other one matches in time, buffers and
+/// memory (a Pareto frontier), and that may still beat the best known solution.
+/// Exact for up to 16 blocks; beyond that, frontiers are limited to the most
+/// promising placements, so that the search stays short. Tries each block's
+/// size as the size of the buffers, or 16 of them.
+std::optional<std::vector<BlockPlace>> find_places(
+    const std::vector<PlanBlock>& blocks,
+    const PlanLimits& limits,
+    const MachineSpeeds& speeds);
 
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-#include "big_model/plan/place_search.h"
+#include "big_model/plan/block_plan.h"
 
 #include <algorithm>
 #include <limits>

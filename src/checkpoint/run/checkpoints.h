@@ -139,4 +139,37 @@ class MachinePartScope {
   std::vector<int> writers_;
 };
 
+/// Implements save_state(). All ranks call it: they agree on where to save, run
+/// the hooks, collect the components, and write them or start writing. If
+/// `output_dir` is empty, ProjectConfiguration chooses the directory.
+SaveTicket save_checkpoint(
+    CheckpointState& checkpoints,
+    const std::filesystem::path& output_dir,
+    const SaveStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components);
+
+/// Implements load_state(). All ranks call it: they agree on what to load, run
+/// the hooks, check all components, and only then load them. An empty
+/// `input_dir` means the project's newest checkpoint that is complete and
+/// undamaged. Returns which models' weights were loaded.
+std::vector<bool> load_checkpoint(
+    CheckpointState& checkpoints,
+    const std::filesystem::path& input_dir,
+    const LoadStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components);
+
+/// Implements resume(): the same for the project's newest checkpoint. Returns
+/// nothing if there is none.
+std::optional<std::vector<bool>> resume_checkpoint(
+    CheckpointState& checkpoints,
+    const LoadStateOptions& options,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& models,
+    const ListComponents& components);
+
+/// Implements Checkpoints::latest(). All ranks call it.
+std::optional<std::filesystem::path> agree_on_newest(
+    CheckpointState& checkpoints);
+
 }  // namespace accelerate::detail

@@ -1,4 +1,4 @@
-#include "checkpoint/run/load_checkpoint.h"
+#include "checkpoint/run/checkpoints.h"
 
 #include <filesystem>
 #include <set>
@@ -12,7 +12,6 @@
 
 #include "base/text/text.h"
 #include "checkpoint/load/checkpoint_reader.h"
-#include "checkpoint/run/checkpoints.h"
 #include "format/checkpoint/checkpoint_directory.h"
 #include "format/checkpoint/commit.h"
 #include "format/tensors/verified_read.h"

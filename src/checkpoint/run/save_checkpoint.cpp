@@ -1,4 +1,4 @@
-#include "checkpoint/run/save_checkpoint.h"
+#include "checkpoint/run/checkpoints.h"
 
 #include <exception>
 #include <string>

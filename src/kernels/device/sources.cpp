@@ -6,7 +6,6 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "kernels/device/source_texts.h"
 
 namespace accelerate::detail {
 

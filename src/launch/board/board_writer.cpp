@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/text/text.h"
-#include "launch/board/packed_call.h"
+#include "launch/board/board_page.h"
 
 namespace accelerate::detail {
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/text/text.h"
-#include "launch/board/packed_call.h"
+#include "launch/board/board_page.h"
 #include "launch/processes/exit_reason.h"
 
 namespace accelerate::detail {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "planning/layout/plan_inputs.h"
+#include "planning/layout/model_costs.h"
 
 namespace accelerate::detail {
 

@@ -1,4 +1,4 @@
-#include "planning/layout/layout_config.h"
+#include "planning/layout/layout_text.h"
 
 #include "base/text/text.h"
 

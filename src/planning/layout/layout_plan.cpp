@@ -7,10 +7,9 @@
 
 #include "base/text/sizes.h"
 #include "base/text/text.h"
-#include "planning/layout/layout_config.h"
 #include "planning/layout/layout_memory.h"
 #include "planning/layout/layout_text.h"
-#include "planning/layout/plan_inputs.h"
+#include "planning/layout/model_costs.h"
 #include "planning/layout/search.h"
 #include "planning/layout/step_time.h"
 #include "planning/training_memory.h"

@@ -10,9 +10,7 @@
 
 #include "base/text/sizes.h"
 #include "base/text/text.h"
-#include "planning/layout/layout_config.h"
 #include "planning/layout/model_costs.h"
-#include "planning/layout/plan_inputs.h"
 
 namespace accelerate {
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <accelerate/planning.h>
@@ -29,5 +30,13 @@ double utilization(
     const TransformerShape& shape,
     const LayoutPlanOptions& options,
     const LayoutTimes& times);
+
+/// The value of the setting mixed_precision for this precision.
+std::string_view mixed_precision_of(FloatType precision);
+
+/// A layout as a config file for `accelerate-cpp launch`.
+std::string layout_config(
+    const TrainingLayout& layout,
+    const LayoutPlanOptions& options);
 
 }  // namespace accelerate::detail

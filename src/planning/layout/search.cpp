@@ -5,7 +5,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "planning/layout/plan_inputs.h"
+#include "planning/layout/model_costs.h"
 
 namespace accelerate::detail {
 

@@ -11,7 +11,7 @@
 
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
-#include "track/profiler/check_profile.h"
+#include "track/profiler/operator_recorder.h"
 
 namespace accelerate::detail {
 

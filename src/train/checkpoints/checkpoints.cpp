@@ -5,8 +5,6 @@
 #include <accelerate/accelerator.h>
 
 #include "checkpoint/run/checkpoints.h"
-#include "checkpoint/run/load_checkpoint.h"
-#include "checkpoint/run/save_checkpoint.h"
 #include "train/checkpoints/checkpoint_components.h"
 #include "train/session/session.h"
 #include "train/step/step_watch.h"

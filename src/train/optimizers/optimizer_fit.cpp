@@ -19,7 +19,7 @@
 
 #include "base/text/text.h"
 #include "comm/mesh.h"
-#include "optim/made_from_deepspeed.h"
+#include "optim/made_from_engine.h"
 #include "train/session/prepared.h"
 
 namespace accelerate::detail {

@@ -8,8 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "optim/made_from_deepspeed.h"
-#include "optim/made_from_megatron_lm.h"
+#include "optim/made_from_engine.h"
 
 namespace accelerate::detail {
 

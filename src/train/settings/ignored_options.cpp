@@ -6,7 +6,7 @@
 #include "base/text/text.h"
 #include "engines/dynamo.h"
 #include "precision/support.h"
-#include "track/profiler/check_profile.h"
+#include "track/profiler/operator_recorder.h"
 
 namespace accelerate::detail {
 

@@ -15,4 +15,11 @@ class FromDeepSpeed final : public Base, public MadeFromDeepSpeed {
   using Base::Base;
 };
 
+/// Base of schedules described by Megatron-LM's settings. They count optimizer
+/// steps, not the steps of all processes together.
+class MadeFromMegatronLM {
+ public:
+  virtual ~MadeFromMegatronLM() = default;
+};
+
 }  // namespace accelerate::detail
