@@ -34,24 +34,7 @@ namespace accelerate::cli {
 
 namespace {
 
-// The help of `launch`. As with Accelerate, --help beside a flag that chooses
-// how to train, such as --multi_gpu or --use_fsdp, leaves out the flags of
-// engines that were not chosen, and says so.
-class LaunchHelp final : public CLI::Formatter {
- public:
-  std::string make_help(
-      const CLI::App* app,
-      std::string name,
-      CLI::AppFormatMode mode) const override;
-  std::string make_group(
-      std::string group,
-      bool is_positional,
-      std::vector<const CLI::Option*> options) const override;
-
- private:
-  // The groups that the help in progress leaves out.
-  mutable std::vector<std::string> left_out_;
-};
+using detail::format;
 
 // The flag that chooses an engine, and the group of that engine's flags; empty
 // if it has none.
@@ -75,39 +58,48 @@ bool is_given(const CLI::App& app, const char* flag) {
   return option != nullptr && option->count() > 0;
 }
 
-std::string LaunchHelp::make_help(
-    const CLI::App* app,
-    std::string name,
-    CLI::AppFormatMode mode) const {
-  left_out_.clear();
-  const bool is_chosen =
-      std::any_of(kChoices.begin(), kChoices.end(), [&](const Choice& choice) {
-        return is_given(*app, choice.flag);
-      });
-  for (const Choice& choice : kChoices) {
-    if (is_chosen && !choice.group.empty() && !is_given(*app, choice.flag))
-      left_out_.emplace_back(choice.group);
+// The help of `launch`. As with Accelerate, --help beside a flag that chooses
+// how to train, such as --multi_gpu or --use_fsdp, leaves out the flags of
+// engines that were not chosen, and says so.
+class LaunchHelp final : public CLI::Formatter {
+ public:
+  std::string make_help(
+      const CLI::App* app,
+      std::string name,
+      CLI::AppFormatMode mode) const override {
+    left_out_.clear();
+    const auto is_chosen = [&](const Choice& choice) {
+      return is_given(*app, choice.flag);
+    };
+    if (std::any_of(kChoices.begin(), kChoices.end(), is_chosen)) {
+      for (const Choice& choice : kChoices) {
+        if (!choice.group.empty() && !is_chosen(choice))
+          left_out_.emplace_back(choice.group);
+      }
+    }
+    std::string text = Formatter::make_help(app, std::move(name), mode);
+    if (!left_out_.empty()) {
+      text += format(
+          "\nLeft out: {}. For all flags: accelerate-cpp launch --help\n",
+          detail::join(left_out_, ", "));
+    }
+    return text;
   }
-  std::string text = Formatter::make_help(app, std::move(name), mode);
-  if (!left_out_.empty()) {
-    text += detail::format(
-        "\nLeft out: {}. For all flags: accelerate-cpp launch --help\n",
-        detail::join(left_out_, ", "));
+
+  std::string make_group(
+      std::string group,
+      bool is_positional,
+      std::vector<const CLI::Option*> options) const override {
+    if (std::find(left_out_.begin(), left_out_.end(), group) != left_out_.end())
+      return {};
+    return Formatter::make_group(
+        std::move(group), is_positional, std::move(options));
   }
-  return text;
-}
 
-std::string LaunchHelp::make_group(
-    std::string group,
-    bool is_positional,
-    std::vector<const CLI::Option*> options) const {
-  if (std::find(left_out_.begin(), left_out_.end(), group) != left_out_.end())
-    return {};
-  return Formatter::make_group(
-      std::move(group), is_positional, std::move(options));
-}
-
-using detail::format;
+ private:
+  // The groups that the help in progress leaves out.
+  mutable std::vector<std::string> left_out_;
+};
 
 void warn(const std::string& line) {
   std::fprintf(stderr, "accelerate-cpp: warning: %s\n", line.c_str());

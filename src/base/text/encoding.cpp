@@ -62,8 +62,8 @@ std::string random_token() {
     count = ::getrandom(bytes.data(), bytes.size(), 0);
   } while (count < 0 && errno == EINTR);
   if (count != static_cast<ssize_t>(bytes.size())) {
-    throw ConfigError(
-        format("The system gives no random numbers: {}", std::strerror(errno)));
+    throw ConfigError(format(
+        "[base] the system gives no random numbers: {}", std::strerror(errno)));
   }
   return hexadecimal({bytes.data(), bytes.size()});
 }

@@ -32,29 +32,6 @@ namespace accelerate::detail {
 
 namespace {
 
-// Times messages between ranks, which compute meanwhile if they share
-// processors: a rank whose message has arrived must wait for a processor,
-// which takes longer the more ranks compute.
-class ClockedMessages {
- public:
-  /// `cluster`: has the speed of products. Timing all messages takes about
-  /// `seconds`.
-  ClockedMessages(
-      const World& world,
-      const ClusterSpeeds& cluster,
-      double seconds);
-
-  /// Seconds that a call adds to the ranks' computation.
-  [[nodiscard]] double seconds_of(const std::function<void()>& call);
-  /// The longer of seconds_of() and the time of the call on idle ranks.
-  [[nodiscard]] double longest_of(const std::function<void()>& call);
-
- private:
-  Clocked clocked_;
-  std::function<void()> compute_;
-  double computing_;
-};
-
 std::function<void()> computing_between(
     const World& world,
     const ClusterSpeeds& cluster) {
@@ -66,29 +43,44 @@ std::function<void()> computing_between(
   return [a, b] { static_cast<void>(a.mm(b)); };
 }
 
-ClockedMessages::ClockedMessages(
-    const World& world,
-    const ClusterSpeeds& cluster,
-    double seconds)
-    : clocked_(world, seconds),
-      compute_(computing_between(world, cluster)),
-      computing_(clocked_.seconds_of(compute_)) {}
+// Times messages between ranks, which compute meanwhile if they share
+// processors: a rank whose message has arrived must wait for a processor,
+// which takes longer the more ranks compute.
+class ClockedMessages {
+ public:
+  // `cluster`: has the speed of products. Timing all messages takes about
+  // `seconds`.
+  ClockedMessages(
+      const World& world,
+      const ClusterSpeeds& cluster,
+      double seconds)
+      : clocked_(world, seconds),
+        compute_(computing_between(world, cluster)),
+        computing_(clocked_.seconds_of(compute_)) {}
 
-double ClockedMessages::seconds_of(const std::function<void()>& call) {
-  const double both = clocked_.seconds_of([&] {
-    compute_();
-    call();
-  });
-  // Processors can have become faster or slower meanwhile.
-  const double before =
-      std::exchange(computing_, clocked_.seconds_of(compute_));
-  return std::max(both - (before + computing_) / 2, 0.0);
-}
+  // Seconds that a call adds to the ranks' computation.
+  [[nodiscard]] double seconds_of(const std::function<void()>& call) {
+    const double both = clocked_.seconds_of([&] {
+      compute_();
+      call();
+    });
+    // Processors can have become faster or slower meanwhile.
+    const double before =
+        std::exchange(computing_, clocked_.seconds_of(compute_));
+    return std::max(both - (before + computing_) / 2, 0.0);
+  }
 
-double ClockedMessages::longest_of(const std::function<void()>& call) {
-  const double alone = clocked_.seconds_of(call);
-  return std::max(alone, seconds_of(call));
-}
+  // The longer of seconds_of() and the time of the call on idle ranks.
+  [[nodiscard]] double longest_of(const std::function<void()>& call) {
+    const double alone = clocked_.seconds_of(call);
+    return std::max(alone, seconds_of(call));
+  }
+
+ private:
+  Clocked clocked_;
+  std::function<void()> compute_;
+  double computing_;
+};
 
 // Measures a link by all-reduces: the latency of a step, and the bytes per
 // second that a rank sends. `share`: a rank's share of a processor for
