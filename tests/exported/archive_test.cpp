@@ -133,6 +133,38 @@ TEST(Treespec, NamesLeavesAsPythonDoes) {
   expect_error<CheckpointError>([&] { names("{"); }, "x.pt2 cannot be read");
 }
 
+// torch.export.load() takes everything in models/ for a program with weights.
+TEST(ExportedArchive, HasItsSecondGraphAmongExtraFilesOrTheModels) {
+  EditedArchive edited(program_path("Branch"));
+  const std::string graph = edited["models/eval.json"];
+  edited.erase("models/eval.json");
+  edited["extra/accelerate_eval.json"] = graph;
+  std::string bytes = edited.bytes();
+  const detail::ExportedArchive archive(std::as_bytes(std::span(bytes)), "x");
+  EXPECT_TRUE(archive.evaluation());
+  EXPECT_THAT(archive.models(), ElementsAre("model"));
+}
+
+TEST(ExportedArchive, MayHaveAProgramThatItsUserCallsEval) {
+  EditedArchive edited(program_path("Branch"));
+  edited["data/weights/eval_weights_config.json"] =
+      edited["data/weights/model_weights_config.json"];
+  std::string bytes = edited.bytes();
+  const detail::ExportedArchive archive(std::as_bytes(std::span(bytes)), "x");
+  EXPECT_FALSE(archive.evaluation());
+  EXPECT_THAT(archive.models(), ElementsAre("eval", "model"));
+}
+
+TEST(ExportedArchive, RefusesFactsOfANewerHelper) {
+  EditedArchive edited(program_path("Tied"));
+  edited.edit("extra/accelerate.json", [](auto& facts) { facts["format"] = 2; });
+  std::string bytes = edited.bytes();
+  const detail::ExportedArchive archive(std::as_bytes(std::span(bytes)), "x");
+  expect_error<ConfigError>(
+      [&] { static_cast<void>(archive.facts()); },
+      "must be of format 1, but is of format 2");
+}
+
 TEST(ExportedArchive, IsReadOrRefusedWhateverByteIsDamaged) {
   EditedArchive edited(program_path("Branch"));
   // Weights and sample inputs are not read as text.

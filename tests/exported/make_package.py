@@ -98,6 +98,6 @@ with zipfile.ZipFile(out / "net.pt2") as source, zipfile.ZipFile(out / "plain.pt
             target.writestr(info.filename, source.read(info))
 program = torch.export.export(Numbers(), (shift, 3), dynamic_shapes=(None, torch.export.Dim.DYNAMIC))
 torch.export.save(program, out / "graph.pt2")
-export._join([out / "plain.pt2", out / "graph.pt2"], str(out / "numbers.pt2"))
+export.join_archives([out / "plain.pt2", out / "graph.pt2"], str(out / "numbers.pt2"))
 write_safetensors(out / "record.safetensors", tensors)
 write_safetensors(out / "trained.safetensors", {name: value for name, value in other.state_dict().items() if name != "head.weight"})

@@ -1,5 +1,6 @@
 #include "format/exported/exported_archive.h"
 
+#include <cstdint>
 #include <string_view>
 
 #include <nlohmann/json.hpp>
@@ -22,7 +23,12 @@ using nlohmann::json;
 constexpr std::string_view kFormat = "/archive_format";
 constexpr std::string_view kModels = "/models/";
 constexpr std::string_view kJson = ".json";
-constexpr std::string_view kEvaluation = "eval";
+/// Where the second graph is; older files have it among the models, where
+/// torch.export.load() wants weights with it.
+constexpr std::string_view kEvaluation = "extra/accelerate_eval.json";
+constexpr std::string_view kOlderEvaluation = "models/eval.json";
+/// The newest format of extra/accelerate.json that is known.
+constexpr std::int64_t kFactsFormat = 1;
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -83,6 +89,13 @@ struct ExportedArchive::State {
     return text(name);
   }
 
+  /// A program with weights that is called "eval" is the user's.
+  [[nodiscard]] std::string_view evaluation_name() const {
+    const bool is_older =
+        has(kOlderEvaluation) && !has("data/weights/eval_weights_config.json");
+    return is_older ? kOlderEvaluation : kEvaluation;
+  }
+
   [[nodiscard]] ExportedTensors tensors(
       const std::string& directory,
       const std::string& model) const {
@@ -120,9 +133,9 @@ std::vector<std::string> ExportedArchive::models() const {
   const std::string directory = state_->root + std::string(kModels);
   for (const auto& [name, entry] : state_->zip.entries()) {
     if (!name.starts_with(directory) || !name.ends_with(kJson)) continue;
-    const std::string model = name.substr(
-        directory.size(), name.size() - directory.size() - kJson.size());
-    if (model != kEvaluation) names.push_back(model);
+    if (name == state_->full(state_->evaluation_name())) continue;
+    names.push_back(name.substr(
+        directory.size(), name.size() - directory.size() - kJson.size()));
   }
   return names;
 }
@@ -142,8 +155,7 @@ ExportedProgram ExportedArchive::program(const std::string& model) const {
 }
 
 std::optional<ExportedProgram> ExportedArchive::evaluation() const {
-  const auto text =
-      state_->optional_text(format("models/{}.json", kEvaluation));
+  const auto text = state_->optional_text(state_->evaluation_name());
   if (!text) return std::nullopt;
   return parse_exported_program(*text, state_->path);
 }
@@ -163,6 +175,15 @@ std::optional<ExportedFacts> ExportedArchive::facts() const {
   std::string complaint = parsed.complaint;
   if (complaint.empty()) {
     try {
+      if (const auto version = parsed.value.value("format", kFactsFormat);
+          version > kFactsFormat) {
+        throw ConfigError(format(
+            "[exported] extra/accelerate.json of {} must be of format {}, but "
+            "is of format {}: a newer accelerate_cpp_export.py wrote it",
+            state_->path,
+            kFactsFormat,
+            version));
+      }
       ExportedFacts facts;
       for (const json& module : parsed.value.at("modules")) {
         const auto name = module.at(0).get<std::string>();
