@@ -14,6 +14,7 @@ import contextlib
 import copy
 import inspect
 import os
+import re
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -22,42 +23,114 @@ from accelerate_cpp_archive import join_archives, write_archive
 from accelerate_cpp_sequences import check_division, divide_attention
 
 
+# Phrases of torch.export's errors, and what to do.
+ADVICE = (
+    (r"Cache'> in (in|out)put", "it returns a cache, so set use_cache=False in its config"),
+    (r"not a known type", "forward() must return tensors, or tuples, lists, dicts or registered dataclasses of them "
+     "(torch.export.register_dataclass)"),
+    (r"data-dependent expression", "forward() decides by values of tensors, as at the line below. Decide by torch.where or torch.cond; "
+     "if a size comes from a value, state its range by torch._check"),
+    (r"specialized it to be a constant \((0|1)\)", "sizes of 0 and 1 are taken to be fixed, so give an example with at least 2 where "
+     "dynamic_shapes says that the size varies; if there are 2, its code fixes the size"),
+    (r"Constraints violated|specialized it to be a constant", "its code fixes sizes that dynamic_shapes says vary, or limits them. Read "
+     "sizes by x.shape[0], not by len(x) or int(); give the limits to Dim(min=, max=), as suggested below; or leave out the size"),
+    (r"numpy\(\) is not supported", "forward() must compute with torch, not with NumPy"),
+    (r"Unsupported input type", "example arguments must be tensors, numbers, strings, None, or tuples, lists and dicts of them"),
+    (r"two different devices|same device", "the model and its example must be on one device"),
+    (r"(missing a required|too many positional|unexpected keyword) argument", "the example must fit the arguments of forward()"),
+)
+
+
 def export_for_cpp(model, path, args=(), kwargs=None, *, dynamic_shapes=None, autocast=None, causal=False, weights=True,
                    check=True):
     """Writes `model` to `path`, which ends in .pt2, and returns what it found out about it.
 
     args, kwargs: example arguments of model.forward(). Those that are tensors are the inputs of the model in C++, in this
-        order; others are part of the program.
-    dynamic_shapes: as for torch.export.export(); sizes that it does not name are those of the example.
+        order; others are part of the program. Sizes of 1 are taken to be fixed: give at least 2 where they vary.
+    dynamic_shapes: as for torch.export.export(); sizes that it does not name are those of the example. A dict may leave out
+        arguments that have none.
     autocast: the dtype of the autocast in which it will be trained (mixed_precision "bf16": torch.bfloat16). A program without
         it computes something else under autocast than Python does.
-    causal: True for context parallelism, which divides sequences: modules called self_attn get is_causal=True and no
-        attention_mask, as Accelerate does. Masks of padding are then ignored; positions must be an input of the model.
-    weights: False leaves them out; C++ then reads them from safetensors.
-    check: compares gradients with those of the program.
+    causal: True for context parallelism, which divides sequences: masks that hide later positions become is_causal of
+        scaled_dot_product_attention. Positions must be an input of the model, masks must not.
+    weights: False leaves them out; C++ then reads them from safetensors. Parameters may then be on the meta device (buffers
+        not: they may be part of the program), which leaves nothing to check.
+    check: compares gradients with those of the program; with causal=True also results with those of ranks that have half of the
+        positions each.
 
     The program has both modes, train() and eval(). The model is left in the mode that it had; modules of a training model that
-    were in eval() are in eval() in C++, too. Raises ValueError if the
-    program would compute other gradients: torch.export cannot see an autograd.Function's own backward.
+    were in eval() are in eval() in C++, too. Raises ValueError if torch.export cannot trace the model, with what to do about it,
+    and if the program would compute other gradients: torch.export cannot see an autograd.Function's own backward.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile()
     kwargs = dict(kwargs or {})
+    _check_request(model, str(path), args, autocast)
+    dynamic_shapes = _complete_shapes(model, args, kwargs, dynamic_shapes)
     was_training = {module: module.training for module in model.modules()}
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     try:
-        evaluation = _trace(model, False, args, kwargs, dynamic_shapes, autocast)
-        training = _trace(model, True, args, kwargs, dynamic_shapes, autocast)
-        if causal:
-            for program in (evaluation, training):
-                divide_attention(program, model, args, kwargs)
-        if check:
-            _compare_gradients(model, training, args, kwargs, autocast, buffers)
-        if check and causal:
-            with _autocast(model, autocast):
-                check_division(evaluation, args, kwargs)
+        with _memory_for_parameters(model, weights) as has_values:
+            check = check and has_values
+            buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+            evaluation = _trace(model, False, args, kwargs, dynamic_shapes, autocast)
+            training = _trace(model, True, args, kwargs, dynamic_shapes, autocast)
+            if causal:
+                for program in (evaluation, training):
+                    divide_attention(program, model, args, kwargs)
+            if check:
+                _compare_gradients(model, training, args, kwargs, autocast, buffers)
+            if check and causal:
+                with _autocast(model, autocast):
+                    check_division(evaluation, args, kwargs)
     finally:
         for module, mode in was_training.items():
             module.training = mode
     return write_archive(training, evaluation, str(path), _facts(model, autocast), weights)
+
+
+def _check_request(model, path, args, autocast):
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, but is a {type(model).__name__}")
+    if not path.endswith(".pt2"):
+        raise ValueError(f"the path must end in .pt2, but is '{path}'")
+    if not isinstance(args, (tuple, list)):
+        raise ValueError(f"args must be a tuple of example arguments, but is a {type(args).__name__}: (x,) for one argument")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"autocast must be torch.bfloat16, torch.float16 or None, but is {autocast!r}")
+
+
+def _complete_shapes(model, args, kwargs, shapes):
+    """Names all arguments, as torch.export wants it."""
+    names = list(inspect.signature(model.forward).parameters.values())[:len(args)]
+    if not isinstance(shapes, dict) or any(name.kind is name.VAR_POSITIONAL for name in names):
+        return shapes
+    names = [name.name for name in names] + list(kwargs)
+    unknown = [name for name in shapes if name not in names]
+    if unknown:
+        raise ValueError(f"dynamic_shapes must name arguments of the example ({', '.join(names)}), but has {', '.join(map(repr, unknown))}")
+    return {name: shapes.get(name) for name in names}
+
+
+@contextlib.contextmanager
+def _memory_for_parameters(model, weights):
+    """Parameters on the meta device have memory inside, which nothing touches and so no page is made for. Says whether there were
+    none.
+    """
+    places = [(module, name, parameter) for module in model.modules() for name, parameter in module._parameters.items()
+              if parameter is not None and parameter.is_meta]
+    missing = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if weights:
+        missing += [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if missing:
+        raise ValueError(f"{'parameters and buffers' if weights else 'buffers'} must have values, but '{missing[0]}' is on the meta device"
+                         + ("" if weights else ": accelerate.init_empty_weights() puts parameters alone there"))
+    made = {parameter: torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad) for _, _, parameter in places}
+    try:
+        for module, name, parameter in places:
+            module._parameters[name] = made[parameter]
+        yield not places
+    finally:
+        for module, name, parameter in places:
+            module._parameters[name] = parameter
 
 
 def _facts(model, autocast=None):
@@ -95,9 +168,14 @@ def _autocast(model, dtype):
 
 def _trace(model, is_training, args, kwargs, dynamic_shapes, autocast):
     model.train(is_training)
-    with _autocast(model, autocast):
-        program = torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=False,
-                                      prefer_deferred_runtime_asserts_over_guards=True)
+    try:
+        with _autocast(model, autocast):
+            program = torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=False,
+                                          prefer_deferred_runtime_asserts_over_guards=True)
+    except Exception as error:
+        text = str(error)
+        advice = next((advice for phrase, advice in ADVICE if re.search(phrase, text)), "")
+        raise ValueError(f"{type(model).__name__} cannot be exported{': ' if advice else ''}{advice}. torch.export says:\n{text}") from error
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             _allow_other_layouts(module.graph)

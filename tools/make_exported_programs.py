@@ -18,7 +18,8 @@ With torch 2.11.0, and with torch 2.15.0 after extracting the first archive into
     tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -czf tests/exported/programs.tar.gz -C OUT .
     tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -cJf tests/exported/programs_of_torch_2_15.tar.xz -C OUT .
 
-Programs that only tests of tensor parallelism read are named (DIVIDED), and are in divided_programs.tar.gz.
+Programs that only tests of tensor parallelism read are named (DIVIDED), and are in divided_programs.tar.gz. Those of MORE are in
+more_programs.tar.xz, with those of torch 2.15.0 in the directory 2.15.
 """
 import argparse
 import json
@@ -115,6 +116,39 @@ class UNet(nn.Module):
         return self.out(torch.cat([up, x], 1))
 
 
+class CausalEncoder(nn.Module):
+    """A mask of its own around a layer of PyTorch, and attention written by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(64, 16)
+        self.places = nn.Embedding(64, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True)
+        self.inputs = nn.Linear(16, 48)
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, input_ids, position_ids):
+        x = self.tokens(input_ids) + self.places(position_ids)
+        x = self.layer(x, src_mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+        q, k, v = self.inputs(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4).unbind()
+        mask = x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return self.head(x + nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(-2))
+
+
+class Contrastive(nn.Module):
+    """CLIP with its loss, whose own len(logits) would fix the batch's size."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids, pixel_values, attention_mask):
+        out = self.net(input_ids=input_ids, pixel_values=pixel_values, attention_mask=attention_mask)
+        labels = torch.arange(input_ids.shape[0], device=input_ids.device)
+        losses = [nn.functional.cross_entropy(logits, labels) for logits in (out.logits_per_text, out.logits_per_image)]
+        return {"loss": sum(losses) / 2, "logits": out.logits_per_text, "image_embeds": out.image_embeds}
+
+
 class LogitsOnly(nn.Module):
     """The loss stays outside, as in programs that have one of their own."""
 
@@ -143,6 +177,11 @@ def causal(kind, **changes):
                   num_key_value_heads=2, max_position_embeddings=64, use_cache=False, head_dim=4, pad_token_id=0, bos_token_id=1,
                   eos_token_id=2)
     return getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**{**config, **changes}))
+
+
+def gpt2_config(**changes):
+    import transformers
+    return transformers.GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=4, use_cache=False, **changes)
 
 
 def text_inputs(batch, length, seed=0, masked=0):
@@ -179,16 +218,17 @@ def build(name):
     if name == "unet":
         return plain_model(UNet(), images(2, 0, 8), images(3, 1, 8), {"x": {0: BATCH}})
     if name == "gpt2":
-        config = hf.GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=4, use_cache=False)
-        return plain_model(LogitsOnly(hf.GPT2LMHeadModel(config)), tokens(3, 8), tokens(5, 12, 1), {"input_ids": {0: BATCH, 1: LENGTH}})
+        return plain_model(LogitsOnly(hf.GPT2LMHeadModel(gpt2_config())), tokens(3, 8), tokens(5, 12, 1), {"input_ids": {0: BATCH, 1: LENGTH}})
     if name in ("llama", "llama_bf16"):
         return text_model(causal("Llama"))
-    if name == "llama_context":
+    if name in ("llama_context", "gpt2_context", "encoder_context"):
         def inputs(*size):
             ids = tokens(*size)
             return dict(input_ids=ids, position_ids=torch.arange(ids.shape[1]).expand_as(ids).contiguous())
         shapes = {name: {0: BATCH, 1: LENGTH} for name in inputs(1, 2)}
-        return AtPositions(causal("Llama")), (), inputs(3, 8), shapes, ((), inputs(5, 12, 1))
+        model = CausalEncoder() if name == "encoder_context" else AtPositions(
+            causal("Llama") if name == "llama_context" else hf.GPT2LMHeadModel(gpt2_config(embd_pdrop=0, attn_pdrop=0, resid_pdrop=0)))
+        return model, (), inputs(3, 8), shapes, ((), inputs(5, 12, 1))
     if name == "llama_in_bf16":
         return text_model(causal("Llama").to(torch.bfloat16))
     if name == "llama_eager":
@@ -219,6 +259,28 @@ def build(name):
         config = hf.T5Config(vocab_size=64, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, decoder_start_token_id=0,
                              use_cache=False)
         return text_model(hf.T5ForConditionalGeneration(config))
+    if name == "clip":
+        size = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, projection_dim=12)
+        config = hf.CLIPConfig(
+            text_config=dict(size, vocab_size=64, max_position_embeddings=64, bos_token_id=1, eos_token_id=63, pad_token_id=0),
+            vision_config=dict(size, image_size=16, patch_size=4), projection_dim=12)
+
+        def inputs(batch, length, seed, masked=0):
+            text = text_inputs(batch, length, seed, masked)
+            text["input_ids"][:, -1] = 63
+            return dict(input_ids=text["input_ids"], pixel_values=images(batch, seed), attention_mask=text["attention_mask"])
+        shapes = dict(input_ids={0: BATCH, 1: LENGTH}, pixel_values={0: BATCH}, attention_mask={0: BATCH, 1: LENGTH})
+        return Contrastive(hf.CLIPModel(config)), (), inputs(3, 8, 0), shapes, ((), inputs(5, 12, 1, masked=4))
+    if name == "whisper":
+        config = hf.WhisperConfig(
+            vocab_size=64, num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=24, max_source_positions=8, max_target_positions=64,
+            dropout=0.1, use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+
+        def inputs(batch, length, seed):
+            return dict(input_features=torch.randn(batch, 8, 16, generator=generator(seed)), labels=tokens(batch, length, seed))
+        shapes = dict(input_features={0: BATCH}, labels={0: BATCH, 1: LENGTH})
+        return hf.WhisperForConditionalGeneration(config), (), inputs(3, 8, 0), shapes, ((), inputs(5, 12, 1))
     if name == "vit":
         return image_model(hf.ViTForImageClassification(hf.ViTConfig(
             hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=16, patch_size=4)))
@@ -241,12 +303,15 @@ MODELS = ["cnn", "lstm", "unet", "gpt2", "llama", "llama_bf16", "llama_context",
 DIVIDED = ["llama_tied", "phi3", "qwen2"]
 
 
+MORE = ["clip", "encoder_context", "gpt2_context", "whisper"]
+
+
 def logits_of(out):
-    return out if isinstance(out, torch.Tensor) else out.logits
+    return out if isinstance(out, torch.Tensor) else out["logits"]
 
 
 def loss_of(out):
-    return out.loss if getattr(out, "loss", None) is not None else logits_of(out).square().mean()
+    return out["loss"] if isinstance(out, dict) and out.get("loss") is not None else logits_of(out).square().mean()
 
 
 def losses_of(model, optimizer, batches, precision):
@@ -279,7 +344,7 @@ def make_model(out, name, like):
         read_weights(model, like / f"{name}.pt2")
     autocast = torch.bfloat16 if name == "llama_bf16" else None
     facts = export_for_cpp(model, out / f"{name}.pt2", args, kwargs, dynamic_shapes=shapes, autocast=autocast,
-                           causal=name == "llama_context")
+                           causal=name.endswith("_context"))
     batches = [(args, kwargs), others]
     tensors = {}
     for prefix, (a, k) in zip(("input", "other"), batches):

@@ -128,10 +128,13 @@ std::vector<Model> models() {
   std::vector<Model> models;
   for (const char* const name :
        {"bert",
+        "clip",
         "cnn",
         "convnext",
+        "encoder_context",
         "gemma2",
         "gpt2",
+        "gpt2_context",
         "llama",
         "llama_bf16",
         "llama_context",
@@ -145,7 +148,8 @@ std::vector<Model> models() {
         "swin",
         "t5",
         "unet",
-        "vit"}) {
+        "vit",
+        "whisper"}) {
     const bool has_autocast = std::string(name) == "llama_bf16";
     for (const char* const exporter : {"2.11", "2.15"}) {
       if (std::filesystem::exists(program_path(name, exporter)))

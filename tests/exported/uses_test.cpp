@@ -175,7 +175,9 @@ TEST(ExportedUses, ExpertsAreTrainedAsTheyAre) {
 }
 
 // The gradients' sum of one process, when ranks have halves of each sequence.
-TEST(ExportedUses, SequencesAreDividedForContextParallelism) {
+class ExportedSequences : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ExportedSequences, AreDividedForContextParallelism) {
   const auto train = [](int num_ranks) {
     std::vector<torch::Tensor> weights;
     run_on_ranks(num_ranks, [&](const WorldOptions& world) {
@@ -183,7 +185,7 @@ TEST(ExportedUses, SequencesAreDividedForContextParallelism) {
       options.parallel.context = num_ranks;
       options.world = world;
       Accelerator accelerator(options);
-      ExportedModel net = load_exported(program_path("llama_context"));
+      ExportedModel net = load_exported(program_path(GetParam()));
       torch::optim::SGD sgd(net->parameters(), 0.1);
       auto [model, optimizer] = accelerator.prepare(net, sgd);
       for (int step = 0; step < kSteps; ++step) {
@@ -209,6 +211,12 @@ TEST(ExportedUses, SequencesAreDividedForContextParallelism) {
   for (std::size_t i = 0; i < one.size(); ++i)
     EXPECT_TRUE(torch::allclose(two[i], one[i], 1e-5, 1e-6)) << i;
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Models,
+    ExportedSequences,
+    ::testing::Values("encoder_context", "gpt2_context", "llama_context"),
+    [](const auto& tested) { return std::string(tested.param); });
 
 TEST(ExportedUses, MemoryIsPlannedByPythonsClasses) {
   run_on_ranks(1, [](const WorldOptions& world) {
