@@ -36,8 +36,8 @@ ADVICE = (
      "sizes by x.shape[0], not by len(x) or int(); give the limits to Dim(min=, max=), as suggested below; or leave out the size"),
     (r"numpy\(\) is not supported", "forward() must compute with torch, not with NumPy"),
     (r"Unsupported input type", "example arguments must be tensors, numbers, strings, None, or tuples, lists and dicts of them"),
+    (r"Must provide a tree_name", "this PyTorch knows no dynamic_shapes of arguments that **kwargs collects, so name them in forward()"),
     (r"two different devices|same device", "the model and its example must be on one device"),
-    (r"(missing a required|too many positional|unexpected keyword) argument", "the example must fit the arguments of forward()"),
 )
 
 
@@ -99,15 +99,24 @@ def _check_request(model, path, args, autocast):
 
 
 def _complete_shapes(model, args, kwargs, shapes):
-    """Names all arguments, as torch.export wants it."""
-    names = list(inspect.signature(model.forward).parameters.values())[:len(args)]
-    if not isinstance(shapes, dict) or any(name.kind is name.VAR_POSITIONAL for name in names):
+    """Names all arguments, those of **kwargs in a dict of their own, as torch.export wants them."""
+    signature = inspect.signature(model.forward)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise ValueError(f"the example must fit the arguments of forward(), but does not: {error}") from error
+    if not isinstance(shapes, dict):
         return shapes
-    names = [name.name for name in names] + list(kwargs)
-    unknown = [name for name in shapes if name not in names]
+    rest = next((name for name, kind in signature.parameters.items() if kind.kind is kind.VAR_KEYWORD and name in given), None)
+    inner = list(given.get(rest, ()))
+    unknown = [name for name in shapes if name not in given and name not in inner]
     if unknown:
+        names = [name for name in given if name != rest] + inner
         raise ValueError(f"dynamic_shapes must name arguments of the example ({', '.join(names)}), but has {', '.join(map(repr, unknown))}")
-    return {name: shapes.get(name) for name in names}
+    complete = {name: shapes.get(name) for name in given}
+    if rest and complete[rest] is None:
+        complete[rest] = {name: shapes.get(name) for name in inner}
+    return complete
 
 
 @contextlib.contextmanager

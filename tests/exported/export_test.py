@@ -16,7 +16,8 @@ try:
 except ImportError:
     print("the Python of ACCELERATE_CROSS_PYTHON has no torch")
     sys.exit(77)
-if not [2, 11] <= [int(part) for part in torch.__version__.split("+")[0].split(".")[:2]] <= [2, 15]:
+VERSION = [int(part) for part in torch.__version__.split("+")[0].split(".")[:2]]
+if not [2, 11] <= VERSION <= [2, 15]:
     print(f"torch must be 2.11 to 2.15, but is {torch.__version__}")
     sys.exit(77)
 
@@ -148,7 +149,7 @@ class Requests(Case):
             self.assertIn(phrase, str(caught.exception))
 
     def test_arguments_that_do_not_fit_are_refused(self):
-        self.expect_refused("the example must fit the arguments of forward()", net_of(lambda self, x: self.fc(x)), kwargs=dict(y=X))
+        self.expect_refused("the example must fit the arguments of forward(), but does not: missing a required argument: 'x'", net_of(lambda self, x: self.fc(x)), kwargs=dict(y=X))
 
     def test_shapes_may_leave_out_arguments(self):
         net = net_of(lambda self, x, scale=None, times=2, *, extra=None: self.fc(x) * times + extra)
@@ -157,6 +158,15 @@ class Requests(Case):
         self.assertEqual(program.module()(X[:2], times=3, extra=X[:2]).shape, (2, 4))
         self.expect_refused("dynamic_shapes must name arguments of the example (x, extra), but has 'y'",
                             net, X, kwargs=dict(extra=X), dynamic_shapes=dict(y={0: ROWS}))
+
+    def test_shapes_of_further_keywords_are_named_as_others(self):
+        net = net_of(lambda self, x, **rest: self.fc(x) + rest["y"] * rest["times"])
+        given = dict(kwargs=dict(y=X, times=2), dynamic_shapes=dict(x={0: ROWS}, y={0: ROWS}))
+        if VERSION < [2, 15]:
+            self.expect_refused("knows no dynamic_shapes of arguments that **kwargs collects", net, X, **given)
+            return
+        self.export(net, X, **given)
+        self.assertEqual(torch.export.load(self.path).module()(X[:2], y=X[:2], times=2).shape, (2, 4))
 
     def test_branches_on_data_are_explained(self):
         self.expect_refused("Net cannot be exported: forward() decides by values of tensors, as at the line below. Decide by torch.where",
