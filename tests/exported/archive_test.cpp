@@ -157,7 +157,8 @@ TEST(ExportedArchive, MayHaveAProgramThatItsUserCallsEval) {
 
 TEST(ExportedArchive, RefusesFactsOfANewerHelper) {
   EditedArchive edited(program_path("Tied"));
-  edited.edit("extra/accelerate.json", [](auto& facts) { facts["format"] = 2; });
+  edited.edit(
+      "extra/accelerate.json", [](auto& facts) { facts["format"] = 2; });
   std::string bytes = edited.bytes();
   const detail::ExportedArchive archive(std::as_bytes(std::span(bytes)), "x");
   expect_error<ConfigError>(
