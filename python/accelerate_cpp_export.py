@@ -8,7 +8,7 @@
 export_decoder_for_cpp() exports a causal model of Hugging Face to generate tokens with, and compile_for_cpp() compiles a model for
 accelerate::load_package().
 
-The files are described in accelerate_cpp_archive.py, which belongs to this file.
+accelerate_cpp_archive.py, which says what is in the files, and accelerate_cpp_sequences.py must be beside this file.
 """
 import contextlib
 import copy

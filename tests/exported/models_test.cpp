@@ -124,31 +124,35 @@ TEST_P(RecordedModel, HasPythonsLossesInTwentyStepsOfAdamW) {
   expect_near(losses(adamw), record.numbers("adamw"), is_bf16 ? 2e-3 : 2e-6);
 }
 
+const char* const kModels[] = {
+    "bert",
+    "clip",
+    "cnn",
+    "convnext",
+    "encoder_context",
+    "gemma2",
+    "gpt2",
+    "gpt2_context",
+    "llama",
+    "llama_bf16",
+    "llama_context",
+    "llama_eager",
+    "llama_in_bf16",
+    "lstm",
+    "mistral",
+    "mixtral",
+    "qwen3",
+    "resnet",
+    "swin",
+    "t5",
+    "unet",
+    "vit",
+    "whisper",
+};
+
 std::vector<Model> models() {
   std::vector<Model> models;
-  for (const char* const name : {"bert",
-                                 "clip",
-                                 "cnn",
-                                 "convnext",
-                                 "encoder_context",
-                                 "gemma2",
-                                 "gpt2",
-                                 "gpt2_context",
-                                 "llama",
-                                 "llama_bf16",
-                                 "llama_context",
-                                 "llama_eager",
-                                 "llama_in_bf16",
-                                 "lstm",
-                                 "mistral",
-                                 "mixtral",
-                                 "qwen3",
-                                 "resnet",
-                                 "swin",
-                                 "t5",
-                                 "unet",
-                                 "vit",
-                                 "whisper"}) {
+  for (const char* const name : kModels) {
     const bool has_autocast = std::string(name) == "llama_bf16";
     for (const char* const exporter : {"2.11", "2.15"}) {
       if (std::filesystem::exists(program_path(name, exporter)))
