@@ -58,6 +58,15 @@ void append(Stack& stack, const Stack& values, std::size_t begin = 0) {
       values.end());
 }
 
+// Whether an operator failed because a weight has no memory, although the
+// forward is to compute values.
+bool needs_values(const c10::Error& error, c10::Device device) {
+  const std::string_view text = error.what_without_backtrace();
+  return !device.is_meta() &&
+      (text.find("device meta") != std::string_view::npos ||
+       text.find("Meta tensors") != std::string_view::npos);
+}
+
 class Interpreter {
  public:
   explicit Interpreter(const RunContext& context)
@@ -82,6 +91,11 @@ class Interpreter {
         step(instruction, slots, stack);
         store(instruction, slots, stack);
       } catch (c10::Error& error) {
+        if (needs_values(error, context_.device)) {
+          error.add_context(
+              "weights on the meta device have no values yet: "
+              "load_checkpoint_in_model() or load_model() reads them");
+        }
         error.add_context(format("while running {}", instruction.place));
         throw;
       }

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 
 #include "exported/recorded_program.h"
+#include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
@@ -44,6 +45,17 @@ TEST_F(ExportedWeights, AreReadFromSafetensorsByTheirNames) {
   ExportedModel net = graph();
   load_checkpoint_in_model(*net, weights.path());
   expect_logits([&](const auto&... inputs) { return net->forward(inputs...); });
+}
+
+TEST_F(ExportedWeights, MustBeReadBeforeAForward) {
+  ExportedModel net = graph();
+  expect_error<c10::Error>(
+      [&] {
+        net->forward(
+            record.at("input.0"), record.at("input.1"), record.at("input.2"));
+      },
+      "weights on the meta device have no values yet: "
+      "load_checkpoint_in_model() or load_model() reads them");
 }
 
 TEST_F(ExportedWeights, AreReadIntoAShardedGraph) {
