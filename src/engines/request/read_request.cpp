@@ -67,27 +67,25 @@ TrainingRequest read_engine(
   const ParallelOptions& options = sources.parallel;
   const Settings& settings = sources.settings;
   const Engine engine = engine_of(options, settings);
-  switch (engine) {
-    case Engine::megatron_lm:
-      if (megatron == nullptr) return {};
-      return read_megatron_lm(megatron->given, megatron->found, settings);
-    case Engine::deepspeed:
-      return read_deepspeed(
-          options.deepspeed.value_or(DeepSpeedOptions()),
-          settings,
-          sources.environment,
-          {sources.mixed_precision, sources.precision_is_open});
-    case Engine::none:
-      if (!is_sharded) return {.settings = settings};
-      break;
-    case Engine::fully_sharded:
-      break;
+  TrainingRequest request;
+  if (engine == Engine::megatron_lm) {
+    if (megatron != nullptr)
+      request = read_megatron_lm(megatron->given, megatron->found, settings);
+  } else if (engine == Engine::deepspeed) {
+    request = read_deepspeed(
+        options.deepspeed.value_or(DeepSpeedOptions()),
+        settings,
+        sources.environment,
+        {sources.mixed_precision, sources.precision_is_open});
+  } else {
+    if (engine == Engine::fully_sharded || is_sharded) {
+      request = read_fully_sharded(
+          options.fully_sharded, settings, sources.mixed_precision);
+    }
+    // If only a degree is given, FSDP's defaults apply, but not its name.
+    if (engine == Engine::none) request.settings = settings;
+    request.engine = engine;
   }
-  TrainingRequest request = read_fully_sharded(
-      options.fully_sharded, settings, sources.mixed_precision);
-  // If only a degree is given, FSDP's defaults apply, but not its name.
-  if (engine == Engine::none) request.settings = settings;
-  request.engine = engine;
   return request;
 }
 
@@ -212,12 +210,13 @@ void take_autotp_size(
       sources.parallel.tensor || sources.parallel.parallelism_config;
   // Accelerate's launcher passes degrees of 1 as well.
   if (!degree || (*degree == 1 && !is_from_code)) degree = autotp_size;
-  if (*degree == autotp_size) return;
-  complaints.push_back(format(
-      "[parallel] tensor is {}, but tensor_parallel.autotp_size of the "
-      "DeepSpeed configuration is {}; leave one of them out",
-      *degree,
-      autotp_size));
+  if (*degree != autotp_size) {
+    complaints.push_back(format(
+        "[parallel] tensor is {}, but tensor_parallel.autotp_size of the "
+        "DeepSpeed configuration is {}; leave one of them out",
+        *degree,
+        autotp_size));
+  }
 }
 
 // What the program's options say beside the engine's.
@@ -308,11 +307,11 @@ TrainingRequest read_training_request(const RequestSources& sources) {
   if (!complaints.empty()) {
     request.settings = settings;
     request.complaints = std::move(complaints);
-    return request;
+  } else {
+    if (request.degree(Axis::context).value_or(1) > 1)
+      request.sequence = read_sequence_request(*config);
+    record_options(request, options);
   }
-  if (request.degree(Axis::context).value_or(1) > 1)
-    request.sequence = read_sequence_request(*config);
-  record_options(request, options);
   return request;
 }
 

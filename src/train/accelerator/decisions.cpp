@@ -81,15 +81,19 @@ void read_float8(
         read_float8_request(options.fp8_recipe, settings, environment);
     decisions.plan_request.float8->statistics_interval = statistics_interval;
     decisions.plan_request.float8->attention = options.fp8_attention;
-    return;
+  } else {
+    for (const auto& [name, is_given] :
+         {std::pair("fp8_recipe", options.fp8_recipe.has_value()),
+          std::pair("fp8_statistics_interval", statistics_interval != 0),
+          std::pair(
+              "fp8_attention",
+              options.fp8_attention != Float8Attention::none)}) {
+      if (is_given) {
+        decisions.plan_request.training.ignored.push_back(
+            {name, "mixed_precision is not fp8", "code"});
+      }
+    }
   }
-  const auto ignore = [&](std::string name) {
-    decisions.plan_request.training.ignored.push_back(
-        {std::move(name), "mixed_precision is not fp8", "code"});
-  };
-  if (options.fp8_recipe) ignore("fp8_recipe");
-  if (statistics_interval != 0) ignore("fp8_statistics_interval");
-  if (options.fp8_attention != Float8Attention::none) ignore("fp8_attention");
 }
 
 // Checks the options even where no scaler is needed.
@@ -111,8 +115,9 @@ std::optional<GradScaler> make_scaler(
 Precision requested_precision(
     const AcceleratorOptions& options,
     const Settings& settings) {
-  if (options.mixed_precision) return *options.mixed_precision;
-  return parse_precision(*settings.text("mixed_precision"));
+  return options.mixed_precision
+      ? *options.mixed_precision
+      : parse_precision(*settings.text("mixed_precision"));
 }
 
 // Puts the code's options into the settings in force.
@@ -142,9 +147,10 @@ void record_options(Settings& settings, const AcceleratorOptions& options) {
   give(
       "gradient_accumulation_steps",
       num_steps ? num_steps : options.gradient_accumulation_steps);
-  if (!world.logger) return;
-  for (const char* const key : {"log_level", "log_levels", "log_format"})
-    settings.mark_read(key);
+  if (world.logger) {
+    for (const char* const key : {"log_level", "log_levels", "log_format"})
+      settings.mark_read(key);
+  }
 }
 
 // Fills in what code and launcher leave open.
