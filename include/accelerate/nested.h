@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
@@ -30,18 +29,12 @@ struct SendToDeviceOptions {
 };
 
 /// The visitor of send_to_device().
-struct DeviceSender {
+struct ACCELERATE_API DeviceSender {
   at::Device device;
   const SendToDeviceOptions& options;
 
-  void operator()(at::Tensor& tensor) const {
-    if (tensor.defined() && tensor.device() != device)
-      tensor = tensor.to(device, options.non_blocking);
-  }
-  [[nodiscard]] bool enters(std::string_view key) const {
-    const auto& skipped = options.skip_keys;
-    return std::find(skipped.begin(), skipped.end(), key) == skipped.end();
-  }
+  void operator()(at::Tensor& tensor) const;
+  [[nodiscard]] bool enters(std::string_view key) const;
 };
 
 /// Returns the value with every tensor on `device`.
@@ -101,6 +94,9 @@ ACCELERATE_API void copy_numbers(
 /// ranks have one more.
 ACCELERATE_API std::pair<std::int64_t, std::int64_t>
 share_of(std::int64_t size, int rank, int count);
+/// How often the last of `size` items is repeated to pad this rank's share.
+ACCELERATE_API std::int64_t
+num_repeats(std::int64_t size, int rank, int count, bool apply_padding);
 
 /// Throws ConfigError unless all are equal and, for padding, above 0.
 ACCELERATE_API void require_equal_lengths(
@@ -113,6 +109,11 @@ template <class T>
 std::int64_t length_of(const T& items) {
   return static_cast<std::int64_t>(items.size());
 }
+
+// See find_batch_size() and convert_to_fp32().
+ACCELERATE_API std::optional<std::int64_t> first_size(
+    const std::vector<at::Tensor>& tensors);
+ACCELERATE_API void to_single(at::Tensor& tensor);
 
 template <class T, class Change>
 T with_parts(T value, Change&& change) {
@@ -233,10 +234,7 @@ T slice_tensors(T value, std::int64_t begin, std::int64_t end) {
 /// has.
 template <NestedTensors T>
 std::optional<std::int64_t> find_batch_size(const T& value) {
-  for (const at::Tensor& tensor : tensors_of(value)) {
-    if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
-  }
-  return std::nullopt;
+  return detail::first_size(tensors_of(value));
 }
 
 /// Pads every tensor of `batch_size` rows along `dim` with zeros, so that
@@ -272,13 +270,7 @@ std::vector<Number> listify(const T& value) {
 /// precision.
 template <NestedTensors T>
 T convert_to_fp32(T value) {
-  visit_tensors(value, [](at::Tensor& tensor) {
-    if (tensor.defined() &&
-        (tensor.scalar_type() == at::kHalf ||
-         tensor.scalar_type() == at::kBFloat16)) {
-      tensor = tensor.to(at::kFloat);
-    }
-  });
+  visit_tensors(value, TensorVisitor{detail::to_single});
   return value;
 }
 
@@ -291,14 +283,12 @@ std::vector<T> split_between_processes(
     const std::vector<T>& items,
     const Group& group,
     bool apply_padding = false) {
-  const auto size = static_cast<std::int64_t>(items.size());
-  const auto [begin, end] = detail::share_of(size, group.rank(), group.size());
-  std::vector<T> own(items.begin() + begin, items.begin() + end);
-  const std::int64_t most = (size + group.size() - 1) / group.size();
-  while (apply_padding && size > 0 &&
-         static_cast<std::int64_t>(own.size()) < most) {
-    own.push_back(items.back());
-  }
+  const std::int64_t size = detail::length_of(items);
+  const auto share = detail::share_of(size, group.rank(), group.size());
+  std::vector<T> own(items.begin() + share.first, items.begin() + share.second);
+  const std::int64_t repeats =
+      detail::num_repeats(size, group.rank(), group.size(), apply_padding);
+  for (std::int64_t i = 0; i < repeats; ++i) own.push_back(items.back());
   return own;
 }
 /// Splits a tensor along dimension 0; a 0-d tensor goes to every rank in full.

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,34 +26,31 @@ struct ApplyOptions {
 };
 
 namespace detail {
-/// Throws ConfigError; `kind` is "a number", say.
-[[noreturn]] ACCELERATE_API void throw_other_type(const char* kind);
 /// A meta tensor of the same dtype and shape.
 ACCELERATE_API at::Tensor without_values(const at::Tensor& tensor);
-/// A new tensor of the same dtype and shape, not initialised.
-ACCELERATE_API at::Tensor empty_like_on(
-    const at::Tensor& tensor,
-    at::Device device);
+/// Puts a new tensor, not initialised, in the place of a meta tensor.
+ACCELERATE_API void initialize(at::Tensor& tensor, at::Device device);
+// See get_shape() and find_device().
+ACCELERATE_API std::vector<std::vector<std::int64_t>> shapes_of(
+    const std::vector<at::Tensor>& tensors);
+ACCELERATE_API std::optional<at::Device> device_of(
+    const std::vector<at::Tensor>& tensors);
 }  // namespace detail
 
 /// The visitor of recursively_apply().
-template <class Function>
-struct ApplyVisitor {
-  Function& function;
-  const ApplyOptions& options;
+class ACCELERATE_API ApplyVisitor {
+ public:
+  ApplyVisitor(
+      std::function<at::Tensor(at::Tensor&)> function,
+      const ApplyOptions& options)
+      : function_(std::move(function)), options_(options) {}
 
-  void operator()(at::Tensor& tensor) const {
-    const bool is_accepted =
-        options.test_type ? options.test_type(tensor) : tensor.defined();
-    if (is_accepted) {
-      tensor = function(tensor);
-    } else {
-      visit_other("a tensor");
-    }
-  }
-  void visit_other(const char* kind) const {
-    if (options.error_on_other_type) detail::throw_other_type(kind);
-  }
+  void operator()(at::Tensor& tensor) const;
+  void visit_other(const char* kind) const;
+
+ private:
+  std::function<at::Tensor(at::Tensor&)> function_;
+  const ApplyOptions& options_;
 };
 
 /// Returns the same value with `function(tensor)`, a tensor, in place of every
@@ -65,9 +61,7 @@ T recursively_apply(
     Function&& function,
     T value,
     const ApplyOptions& options = {}) {
-  visit_tensors(
-      value,
-      ApplyVisitor<std::remove_reference_t<Function>>{function, options});
+  visit_tensors(value, ApplyVisitor(std::ref(function), options));
   return value;
 }
 
@@ -82,34 +76,23 @@ T get_data_structure(T value) {
 /// every meta tensor.
 template <NestedTensors T>
 T initialize_tensors(T structure, at::Device device = at::kCPU) {
-  return recursively_apply(
-      [device](const at::Tensor& tensor) {
-        return detail::empty_like_on(tensor, device);
-      },
-      std::move(structure),
-      {.test_type = [](const at::Tensor& tensor) {
-        return tensor.defined() && tensor.is_meta();
-      }});
+  visit_tensors(structure, TensorVisitor{[device](at::Tensor& tensor) {
+                  detail::initialize(tensor, device);
+                }});
+  return structure;
 }
 
 /// The shapes of the tensors, in order; an undefined tensor has none, and is
 /// left out.
 template <NestedTensors T>
 std::vector<std::vector<std::int64_t>> get_shape(const T& value) {
-  std::vector<std::vector<std::int64_t>> shapes;
-  for (const at::Tensor& tensor : tensors_of(value)) {
-    if (tensor.defined()) shapes.push_back(tensor.sizes().vec());
-  }
-  return shapes;
+  return detail::shapes_of(tensors_of(value));
 }
 
 /// The device of the first tensor; std::nullopt if there is none.
 template <NestedTensors T>
 std::optional<at::Device> find_device(const T& value) {
-  for (const at::Tensor& tensor : tensors_of(value)) {
-    if (tensor.defined()) return tensor.device();
-  }
-  return std::nullopt;
+  return detail::device_of(tensors_of(value));
 }
 
 /// Copies the tensor that one rank has to every rank, on `world.device()`. The

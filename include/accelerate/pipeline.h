@@ -114,7 +114,7 @@ at::Tensor call_loss(
     Loss& loss,
     const PipelineValue& outputs,
     const PipelineValue& targets,
-    ParameterTypes<Outputs, Targets>) {
+    TypeList<Outputs, Targets>) {
   return loss(
       pipeline_argument<std::remove_cvref_t<Outputs>>(kLossFunction, outputs),
       pipeline_argument<std::remove_cvref_t<Targets>>(kLossFunction, targets));
@@ -126,8 +126,7 @@ PipelineLoss pipeline_loss(Loss loss) {
              const PipelineValue& outputs,
              const PipelineValue& targets) mutable {
     if constexpr (std::is_pointer_v<Loss> || requires { &Loss::operator(); }) {
-      return call_loss(
-          loss, outputs, targets, typename ParametersOf<Loss>::Types());
+      return call_loss(loss, outputs, targets, ParametersOf<Loss>());
     } else {
       static_assert(
           std::is_invocable_r_v<at::Tensor, Loss&, at::Tensor, at::Tensor>,
@@ -135,7 +134,7 @@ PipelineLoss pipeline_loss(Loss loss) {
           "targets, and returns the loss; with several signatures, it takes "
           "two tensors");
       return call_loss(
-          loss, outputs, targets, ParameterTypes<at::Tensor, at::Tensor>());
+          loss, outputs, targets, TypeList<at::Tensor, at::Tensor>());
     }
   };
 }
@@ -197,11 +196,7 @@ class ACCELERATE_API Pipeline {
       Loss loss,
       const PipelineStepOptions& options = {}) const {
     return run(
-        {detail::pipeline_value(inputs),
-         detail::pipeline_value(targets),
-         detail::pipeline_loss(std::move(loss)),
-         /*trains=*/true},
-        options);
+        batch(inputs, targets, std::move(loss), /*trains=*/true), options);
   }
   /// Runs the forwards and the loss, without gradients.
   template <class Inputs, class Targets, class Loss>
@@ -211,11 +206,7 @@ class ACCELERATE_API Pipeline {
       Loss loss,
       const PipelineStepOptions& options = {}) const {
     return run(
-        {detail::pipeline_value(inputs),
-         detail::pipeline_value(targets),
-         detail::pipeline_loss(std::move(loss)),
-         /*trains=*/false},
-        options);
+        batch(inputs, targets, std::move(loss), /*trains=*/false), options);
   }
   /// Returns the model's outputs without gradients, on the last stage or on all
   /// ranks.
@@ -241,11 +232,11 @@ class ACCELERATE_API Pipeline {
       const at::Tensor& tokens,
       Next next,
       const PipelineGenerateOptions& options = {}) const {
-    using Types = typename detail::ParametersOf<Next>::Types;
     return generate_tokens(
         tokens,
         [next = std::move(next)](const detail::PipelineValue& output) mutable {
-          return detail::call_layer("", next, output, Types());
+          return detail::call_layer(
+              "", next, output, detail::ParametersOf<Next>());
         },
         options);
   }
@@ -288,6 +279,15 @@ class ACCELERATE_API Pipeline {
     PipelineSelect select = nullptr;
   };
 
+  template <class Inputs, class Targets, class Loss>
+  static Batch
+  batch(const Inputs& inputs, const Targets& targets, Loss loss, bool trains) {
+    return {
+        detail::pipeline_value(inputs),
+        detail::pipeline_value(targets),
+        detail::pipeline_loss(std::move(loss)),
+        trains};
+  }
   PipelineResult run(const Batch& batch, const PipelineStepOptions& options)
       const;
   at::Tensor generate_tokens(

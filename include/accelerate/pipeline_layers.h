@@ -32,31 +32,21 @@ struct PipelineLayer {
   std::function<PipelineValue(const PipelineValue&)> forward;
 };
 
-template <class... Args>
-struct ParameterTypes {};
-
-/// The types of a function's parameters.
-template <class Function>
-struct ParametersOf : ParametersOf<decltype(&Function::operator())> {};
+// The types of a function's parameters. Only the types of these are used.
 template <class R, class... Args>
-struct ParametersOf<R (*)(Args...)> {
-  using Types = ParameterTypes<Args...>;
-};
+TypeList<Args...> parameters(R (*function)(Args...));
 template <class R, class C, class... Args>
-struct ParametersOf<R (C::*)(Args...)> {
-  using Types = ParameterTypes<Args...>;
-};
+TypeList<Args...> parameters(R (C::*function)(Args...));
 template <class R, class C, class... Args>
-struct ParametersOf<R (C::*)(Args...) const> {
-  using Types = ParameterTypes<Args...>;
-};
+TypeList<Args...> parameters(R (C::*function)(Args...) const);
+template <class Function>
+auto parameters(const Function& function)
+    -> decltype(parameters(&Function::operator()));
+template <class Function>
+using ParametersOf = decltype(parameters(std::declval<Function>()));
 
-template <class T>
-struct FirstDropped;
 template <class First, class... Rest>
-struct FirstDropped<ParameterTypes<First, Rest...>> {
-  using Types = ParameterTypes<Rest...>;
-};
+TypeList<Rest...> without_first(TypeList<First, Rest...>);
 
 /// Calls `function` with what the previous layer returned, as its parameters
 /// take it.
@@ -65,7 +55,7 @@ PipelineValue call_layer(
     const std::string& layer,
     Function&& function,
     const PipelineValue& inputs,
-    ParameterTypes<Args...>) {
+    TypeList<Args...>) {
   using Parameters = std::tuple<std::remove_cvref_t<Args>...>;
   if constexpr (sizeof...(Args) == 1) {
     return pipeline_value(function(
@@ -134,53 +124,36 @@ class ACCELERATE_API PipelineLayers {
   PipelineLayers& add(std::string name, const M& module) {
     auto owned = detail::pipeline_module(module);
     using Impl = typename decltype(owned)::element_type;
-    using Types =
-        typename detail::ParametersOf<decltype(&Impl::forward)>::Types;
-    detail::PipelineLayer layer{name, {{name, owned}}, {}, nullptr};
-    layer.forward = [name, owned](const detail::PipelineValue& inputs) {
-      return detail::call_layer(
-          name,
-          [&](auto&&... arguments) -> decltype(auto) {
-            return owned->forward(
-                std::forward<decltype(arguments)>(arguments)...);
-          },
-          inputs,
-          Types());
-    };
-    return add(std::move(layer));
+    return add(
+        {name, {{name, owned}}, {}, nullptr},
+        [owned](auto&&... arguments) -> decltype(auto) {
+          return owned->forward(
+              std::forward<decltype(arguments)>(arguments)...);
+        },
+        detail::ParametersOf<decltype(&Impl::forward)>());
   }
   /// Adds `forward(module, tensors...)`: a lambda or function with the module
   /// (`M&`, the class behind the holder) first, and then parameters as above.
   template <detail::PipelineModule M, class Function>
   PipelineLayers& add(std::string name, const M& module, Function forward) {
     auto owned = detail::pipeline_module(module);
-    using Types = typename detail::FirstDropped<
-        typename detail::ParametersOf<Function>::Types>::Types;
-    detail::PipelineLayer layer{name, {{name, owned}}, {}, nullptr};
-    layer.forward = [name, owned, forward = std::move(forward)](
-                        const detail::PipelineValue& inputs) {
-      return detail::call_layer(
-          name,
-          [&](auto&&... arguments) -> decltype(auto) {
-            return forward(
-                *owned, std::forward<decltype(arguments)>(arguments)...);
-          },
-          inputs,
-          Types());
-    };
-    return add(std::move(layer));
+    return add(
+        {name, {{name, owned}}, {}, nullptr},
+        [owned,
+         forward = std::move(forward)](auto&&... arguments) -> decltype(auto) {
+          return forward(
+              *owned, std::forward<decltype(arguments)>(arguments)...);
+        },
+        decltype(detail::without_first(detail::ParametersOf<Function>()))());
   }
   /// Adds a function without trainable parameters.
   template <class Function>
     requires(!detail::PipelineModule<Function>)
   PipelineLayers& add(std::string name, Function forward) {
-    using Types = typename detail::ParametersOf<Function>::Types;
-    detail::PipelineLayer layer{name, {}, {}, nullptr};
-    layer.forward = [name, forward = std::move(forward)](
-                        const detail::PipelineValue& inputs) {
-      return detail::call_layer(name, forward, inputs, Types());
-    };
-    return add(std::move(layer));
+    return add(
+        {std::move(name), {}, {}, nullptr},
+        std::move(forward),
+        detail::ParametersOf<Function>());
   }
   /// Adds each module of a Sequential, named "name.0" and so on.
   PipelineLayers& add_each(
@@ -211,6 +184,15 @@ class ACCELERATE_API PipelineLayers {
 
  private:
   PipelineLayers& add(detail::PipelineLayer layer);
+  template <class Function, class Parameters>
+  PipelineLayers&
+  add(detail::PipelineLayer layer, Function function, Parameters) {
+    layer.forward = [name = layer.name, function = std::move(function)](
+                        const detail::PipelineValue& inputs) {
+      return detail::call_layer(name, function, inputs, Parameters());
+    };
+    return add(std::move(layer));
+  }
   PipelineLayers& use(
       std::string name,
       std::shared_ptr<torch::nn::Module> module);

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/detail/object_bytes.h>
+#include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 #include <accelerate/state_dict.h>
 
@@ -72,17 +73,6 @@ inline constexpr bool
 template <class T>
 SavedValue saved_value(const T& object);
 
-// Calls `function` with every value of a container; in the order of the keys if
-// the container has no order of its own.
-template <class T, class Function>
-void for_each_value(const T& values, Function&& function) {
-  if constexpr (UnorderedContainer<T>) {
-    for (const auto* value : values_in_key_order(values)) function(*value);
-  } else {
-    for (const typename T::value_type& value : values) function(value);
-  }
-}
-
 template <class T>
 SavedValue saved_dict(const T& entries) {
   SavedValue::Dict dict;
@@ -92,29 +82,23 @@ SavedValue saved_dict(const T& entries) {
   });
   return {std::move(dict)};
 }
-
-template <class T>
-SavedValue saved_list(const T& values) {
-  SavedValue::List list;
+template <class Items, class T>
+SavedValue saved_items(const T& values) {
+  Items saved;
   for_each_value(values, [&](const auto& value) {
-    list.items.push_back(saved_value(value));
+    saved.items.push_back(saved_value(value));
   });
-  return {std::move(list)};
+  return {std::move(saved)};
 }
-
 template <class T>
 SavedValue saved_value(const T& object) {
-  if constexpr (std::is_same_v<T, at::Tensor>) {
+  if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, bool>) {
     return {object};
   } else if constexpr (JsonObject<T>) {
     return saved_json(object.dump());
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return {object};
-  } else if constexpr (std::is_enum_v<T>) {
-    return {static_cast<std::int64_t>(object)};
   } else if constexpr (std::is_unsigned_v<T>) {
     return saved_unsigned(object);
-  } else if constexpr (std::is_integral_v<T>) {
+  } else if constexpr (std::is_enum_v<T> || std::is_integral_v<T>) {
     return {static_cast<std::int64_t>(object)};
   } else if constexpr (std::is_floating_point_v<T>) {
     return {static_cast<double>(object)};
@@ -126,9 +110,9 @@ SavedValue saved_value(const T& object) {
     return saved_state(object);
   } else if constexpr (std::is_same_v<T, std::monostate>) {
     return {};
-  } else if constexpr (kIsOptional<T>) {
+  } else if constexpr (kIs<T, std::optional>) {
     return object ? saved_value(*object) : SavedValue();
-  } else if constexpr (kIsVariant<T>) {
+  } else if constexpr (kIs<T, std::variant>) {
     return std::visit(
         [](const auto& value) { return saved_value(value); }, object);
   } else if constexpr (kIsNamedTensors<T> || requires {
@@ -136,15 +120,9 @@ SavedValue saved_value(const T& object) {
                        }) {
     return saved_dict(object);
   } else if constexpr (kIsArray<T> || Container<T>) {
-    return saved_list(object);
-  } else if constexpr (HasMembers<T>) {
-    SavedValue::Tuple tuple;
-    std::apply(
-        [&](const auto&... member) {
-          (tuple.items.push_back(saved_value(member)), ...);
-        },
-        object);
-    return {std::move(tuple)};
+    return saved_items<SavedValue::List>(object);
+  } else if constexpr (PairOrTuple<T>) {
+    return saved_items<SavedValue::Tuple>(object);
   } else {
     static_assert(
         kNever<T>,

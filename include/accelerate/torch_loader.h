@@ -49,11 +49,6 @@ struct TorchLoaderFacts<torch::data::StatelessDataLoader<Dataset, Sampler>> {
   } || requires { typename Dataset::TransformType::OutputType; };
 };
 
-template <class T>
-inline constexpr bool kIsVector = false;
-template <class T, class A>
-inline constexpr bool kIsVector<std::vector<T, A>> = true;
-
 /// The functions of one torch::data loader.
 template <class Loader>
 class TypedTorchBatches final : public TorchBatches {
@@ -92,7 +87,8 @@ class TypedTorchBatches final : public TorchBatches {
       const LoadedBatch& loaded) const override {
     const Batch& batch = *static_cast<const Held&>(loaded).batch;
     if constexpr (
-        kIsVector<Batch> && (Facts::kGivesSamples || !NestedTensors<Batch>)) {
+        kIs<Batch, std::vector> &&
+        (Facts::kGivesSamples || !NestedTensors<Batch>)) {
       return static_cast<std::int64_t>(batch.size());
     } else if constexpr (NestedTensors<Batch>) {
       return find_batch_size(batch).value_or(1);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
@@ -16,68 +15,53 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/standard_types.h>
+
 namespace accelerate {
 
 namespace detail {
+// A type whose parts visit_tensors() itself knows. Others have a visit_tensors
+// of their own, of which only the members that it visits are known.
+template <class T>
+concept VisitedByType = std::is_arithmetic_v<T> ||
+    (std::is_base_of_v<at::Tensor, T> && !std::is_const_v<T>) ||
+    std::is_same_v<T, std::string> || std::is_same_v<T, std::monostate> ||
+    kIs<T, std::optional> || kIs<T, std::variant> || kIs<T, std::vector> ||
+    kIsArray<T> || PairOrTuple<T> || kIs<T, std::map> ||
+    kIs<T, std::unordered_map>;
+
 // True for types with tensors to visit: a vector of strings can be visited, but
-// has none. Types not listed here have their own visit_tensors.
+// has none.
 template <class T>
-struct HoldsTensors : std::bool_constant<!std::is_arithmetic_v<T>> {
-  using Own = T;
-};
-template <>
-struct HoldsTensors<at::Tensor> : std::true_type {};
-template <>
-struct HoldsTensors<std::string> : std::false_type {};
-template <>
-struct HoldsTensors<std::monostate> : std::false_type {};
-template <class T>
-struct HoldsTensors<std::optional<T>> : std::bool_constant<HoldsTensors<T>{}> {
-};
-template <class T, class A>
-struct HoldsTensors<std::vector<T, A>> : std::bool_constant<HoldsTensors<T>{}> {
-};
-template <class T, std::size_t n>
-struct HoldsTensors<std::array<T, n>> : std::bool_constant<HoldsTensors<T>{}> {
-};
-template <class A, class B>
-struct HoldsTensors<std::pair<A, B>>
-    : std::bool_constant<HoldsTensors<A>{} || HoldsTensors<B>{}> {};
+consteval bool holds_tensors();
 template <class... Ts>
-struct HoldsTensors<std::tuple<Ts...>>
-    : std::bool_constant<(HoldsTensors<Ts>{} || ...)> {};
-template <class... Ts>
-struct HoldsTensors<std::variant<Ts...>>
-    : std::bool_constant<(HoldsTensors<Ts>{} || ...)> {};
-template <class K, class V, class C, class A>
-struct HoldsTensors<std::map<K, V, C, A>>
-    : std::bool_constant<HoldsTensors<V>{}> {};
-template <class K, class V, class H, class E, class A>
-struct HoldsTensors<std::unordered_map<K, V, H, E, A>>
-    : std::bool_constant<HoldsTensors<V>{}> {};
-
-// A type with a visit_tensors of its own, of which only the members that it
-// visits are known.
-template <class T>
-inline constexpr bool kHasOwnVisit =
-    std::is_class_v<T> && requires { typename HoldsTensors<T>::Own; };
-
-// The order of an unordered map depends on how it was filled, so copies and
-// other ranks may have a different one.
-template <class Map>
-auto entries_by_key(Map& values) {
-  static_assert(
-      std::totally_ordered<typename Map::key_type>,
-      "the tensors of an unordered_map are visited in the order of its keys: "
-      "give the key type operator<=>, or use a std::map with a comparator");
-  std::vector<decltype(&*values.begin())> entries;
-  entries.reserve(values.size());
-  for (auto& entry : values) entries.push_back(&entry);
-  std::sort(entries.begin(), entries.end(), [](auto* left, auto* right) {
-    return left->first < right->first;
-  });
-  return entries;
+consteval bool holds_tensors_among(TypeList<Ts...>) {
+  return (holds_tensors<Ts>() || ...);
 }
+template <class T>
+consteval bool holds_tensors() {
+  if constexpr (
+      std::is_arithmetic_v<T> || std::is_same_v<T, std::string> ||
+      std::is_same_v<T, std::monostate>) {
+    return false;
+  } else if constexpr (!VisitedByType<T> || std::is_base_of_v<at::Tensor, T>) {
+    return true;
+  } else if constexpr (MapContainer<T>) {
+    return holds_tensors<typename T::mapped_type>();
+  } else {
+    return holds_tensors_among(inner_types<T>());
+  }
+}
+
+// torch::data::Example, and types like it.
+template <class T>
+concept ExampleType = requires {
+  typename T::DataType;
+  typename T::TargetType;
+};
+
+template <class T>
+inline constexpr bool kHasOwnVisit = std::is_class_v<T> && !VisitedByType<T>;
 
 // Besides operator()(at::Tensor&), a visitor may have
 // * enters(key): whether to visit the value of a map;
@@ -98,11 +82,11 @@ bool enters(Visitor& visitor, const Key& key) {
   }
 }
 template <class Visitor, class T>
-void visit_value(Visitor& visitor, T& value, const char* kind) {
+void visit_leaf(Visitor& visitor, T& value) {
   if constexpr (requires { visitor.visit_value(value); }) {
     visitor.visit_value(value);
-  } else if constexpr (requires { visitor.visit_other(kind); }) {
-    visitor.visit_other(kind);
+  } else if constexpr (requires { visitor.visit_other(""); }) {
+    visitor.visit_other(std::is_arithmetic_v<T> ? "a number" : "a string");
   }
 }
 template <class Visitor, class T>
@@ -112,6 +96,8 @@ void visit_structure(Visitor& visitor, T& container) {
 }
 template <class Visitor, class Key, class T>
 void visit_element(Visitor& visitor, const Key& key, T& element);
+template <class Visitor, class T, class A>
+void visit_vector(Visitor& visitor, std::vector<T, A>& values);
 }  // namespace detail
 
 /// `visit_tensors(value, visitor)` calls `visitor(tensor)` with every
@@ -134,46 +120,45 @@ void visit_element(Visitor& visitor, const Key& key, T& element);
 ///
 /// An unordered_map is visited in ascending order of its keys, so that copies
 /// and ranks agree on it; keys without an order do not compile.
-template <class Visitor>
-void visit_tensors(at::Tensor& tensor, Visitor&& visitor) {
-  visitor(tensor);
-}
 template <class T, class Visitor>
-  requires std::is_arithmetic_v<T>
-void visit_tensors(T& number, Visitor&& visitor) {
-  detail::visit_value(visitor, number, "a number");
-}
-template <class Visitor>
-void visit_tensors(std::string& text, Visitor&& visitor) {
-  detail::visit_value(visitor, text, "a string");
-}
-template <class Visitor>
-void visit_tensors(std::monostate&, Visitor&&) {}
-
-template <class T, class Visitor>
-void visit_tensors(std::optional<T>& value, Visitor&& visitor);
-template <class T, class A, class Visitor>
-void visit_tensors(std::vector<T, A>& values, Visitor&& visitor);
-template <class T, std::size_t n, class Visitor>
-void visit_tensors(std::array<T, n>& values, Visitor&& visitor);
-template <class... Ts, class Visitor>
-void visit_tensors(std::variant<Ts...>& value, Visitor&& visitor);
-template <class A, class B, class Visitor>
-void visit_tensors(std::pair<A, B>& values, Visitor&& visitor);
-template <class... Ts, class Visitor>
-void visit_tensors(std::tuple<Ts...>& values, Visitor&& visitor);
-template <class K, class V, class C, class A, class Visitor>
-void visit_tensors(std::map<K, V, C, A>& values, Visitor&& visitor);
-template <class K, class V, class H, class E, class A, class Visitor>
-void visit_tensors(
-    std::unordered_map<K, V, H, E, A>& values,
-    Visitor&& visitor);
-template <class Example, class Visitor>
-  requires requires(Example& example) {
-    typename Example::DataType;
-    typename Example::TargetType;
+  requires detail::VisitedByType<T> || detail::ExampleType<T>
+void visit_tensors(T& value, Visitor&& visitor) {
+  if constexpr (detail::ExampleType<T>) {
+    visit_tensors(value.data, visitor);
+    // Examples with NoTarget have no such member.
+    if constexpr (requires { value.target; })
+      visit_tensors(value.target, visitor);
+  } else if constexpr (std::is_base_of_v<at::Tensor, T>) {
+    visitor(value);
+  } else if constexpr (
+      std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
+    detail::visit_leaf(visitor, value);
+  } else if constexpr (detail::kIs<T, std::optional>) {
+    detail::visit_structure(visitor, value);
+    if (value) visit_tensors(*value, visitor);
+  } else if constexpr (detail::kIs<T, std::variant>) {
+    detail::visit_structure(visitor, value);
+    std::visit([&](auto& held) { visit_tensors(held, visitor); }, value);
+  } else if constexpr (detail::MapContainer<T>) {
+    static_assert(
+        !detail::UnorderedContainer<T> ||
+            std::totally_ordered<typename T::key_type>,
+        "the tensors of an unordered_map are visited in the order of its keys: "
+        "give the key type operator<=>, or use a std::map with a comparator");
+    detail::visit_structure(visitor, value);
+    detail::for_each_value(value, [&](auto& entry) {
+      if (detail::enters(visitor, entry.first))
+        detail::visit_element(visitor, entry.first, entry.second);
+    });
+  } else if constexpr (detail::kIs<T, std::vector>) {
+    detail::visit_vector(visitor, value);
+  } else if constexpr (!std::is_same_v<T, std::monostate>) {
+    std::size_t place = 0;
+    detail::for_each_value(value, [&](auto& element) {
+      detail::visit_element(visitor, place++, element);
+    });
   }
-void visit_tensors(Example& example, Visitor&& visitor);
+}
 
 namespace detail {
 template <class Visitor, class Key, class T>
@@ -186,16 +171,9 @@ void visit_element(Visitor& visitor, const Key& key, T& element) {
     visit_tensors(element, visitor);
   }
 }
-}  // namespace detail
-
-template <class T, class Visitor>
-void visit_tensors(std::optional<T>& value, Visitor&& visitor) {
-  detail::visit_structure(visitor, value);
-  if (value) visit_tensors(*value, visitor);
-}
-template <class T, class A, class Visitor>
-void visit_tensors(std::vector<T, A>& values, Visitor&& visitor) {
-  constexpr bool is_list = !detail::HoldsTensors<T>::value;
+template <class Visitor, class T, class A>
+void visit_vector(Visitor& visitor, std::vector<T, A>& values) {
+  constexpr bool is_list = !holds_tensors<T>();
   if constexpr (is_list && requires { visitor.visit_list(values); }) {
     visitor.visit_list(values);
   } else if constexpr (is_list && !requires { visitor.visit_other(""); }) {
@@ -203,68 +181,15 @@ void visit_tensors(std::vector<T, A>& values, Visitor&& visitor) {
   } else if constexpr (std::is_arithmetic_v<T>) {
     if (!values.empty()) visitor.visit_other("a number");
   } else {
-    detail::visit_structure(visitor, values);
+    visit_structure(visitor, values);
     for (std::size_t i = 0; i < values.size(); ++i)
-      detail::visit_element(visitor, i, values[i]);
+      visit_element(visitor, i, values[i]);
   }
 }
-template <class T, std::size_t n, class Visitor>
-void visit_tensors(std::array<T, n>& values, Visitor&& visitor) {
-  for (std::size_t i = 0; i < n; ++i)
-    detail::visit_element(visitor, i, values[i]);
-}
-template <class... Ts, class Visitor>
-void visit_tensors(std::variant<Ts...>& value, Visitor&& visitor) {
-  detail::visit_structure(visitor, value);
-  std::visit([&](auto& held) { visit_tensors(held, visitor); }, value);
-}
-template <class A, class B, class Visitor>
-void visit_tensors(std::pair<A, B>& values, Visitor&& visitor) {
-  detail::visit_element(visitor, std::size_t{0}, values.first);
-  detail::visit_element(visitor, std::size_t{1}, values.second);
-}
-template <class... Ts, class Visitor>
-void visit_tensors(std::tuple<Ts...>& values, Visitor&& visitor) {
-  std::apply(
-      [&](Ts&... value) {
-        std::size_t next = 0;
-        (detail::visit_element(visitor, next++, value), ...);
-        static_cast<void>(next);
-      },
-      values);
-}
-template <class K, class V, class C, class A, class Visitor>
-void visit_tensors(std::map<K, V, C, A>& values, Visitor&& visitor) {
-  detail::visit_structure(visitor, values);
-  for (auto& [key, value] : values) {
-    if (detail::enters(visitor, key))
-      detail::visit_element(visitor, key, value);
-  }
-}
-template <class K, class V, class H, class E, class A, class Visitor>
-void visit_tensors(
-    std::unordered_map<K, V, H, E, A>& values,
-    Visitor&& visitor) {
-  detail::visit_structure(visitor, values);
-  for (auto* entry : detail::entries_by_key(values)) {
-    if (detail::enters(visitor, entry->first))
-      detail::visit_element(visitor, entry->first, entry->second);
-  }
-}
-template <class Example, class Visitor>
-  requires requires(Example& example) {
-    typename Example::DataType;
-    typename Example::TargetType;
-  }
-void visit_tensors(Example& example, Visitor&& visitor) {
-  visit_tensors(example.data, visitor);
-  // Examples with NoTarget have no such member.
-  if constexpr (requires { example.target; })
-    visit_tensors(example.target, visitor);
-}
+}  // namespace detail
 
 /// A visitor in this namespace, so that argument-dependent lookup in a user's
-/// visit_tensors finds the overloads above.
+/// visit_tensors finds the function above.
 template <class Function>
 struct TensorVisitor {
   Function function;
@@ -281,7 +206,7 @@ struct AnyVisitor {
 
 /// A value with tensors that visit_tensors can visit.
 template <class T>
-concept NestedTensors = detail::HoldsTensors<T>::value &&
+concept NestedTensors = detail::holds_tensors<T>() &&
     requires(T& value) { visit_tensors(value, detail::AnyVisitor{}); };
 
 /// The tensors in `value`, in order.

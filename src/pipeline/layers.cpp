@@ -73,7 +73,7 @@ std::optional<AnyValue> with_tuple(
   const auto call = [&]<std::size_t count>() {
     if (tensors.size() == count) {
       result = function(
-          detail::PipelineTensorSource(tensors).take<TensorTuple<count>>());
+          detail::pipeline_argument<TensorTuple<count>>("", {tensors, ""}));
     }
   };
   (call.template operator()<n + 1>(), ...);
@@ -120,35 +120,33 @@ std::string subject_of(std::string_view layer) {
 
 }  // namespace
 
-void detail::throw_layer_arguments(
-    std::string_view layer,
-    std::size_t taken,
-    std::size_t given) {
-  throw ConfigError(format(
-      "[pipeline] {} takes {} tensor{}, but is given {}; let the layer before "
-      "it return as many",
-      subject_of(layer),
-      taken,
-      taken == 1 ? "" : "s",
-      given));
-}
-
 namespace detail {
 
+// Beyond the last tensor, tensor() returns an undefined one: finish() then
+// knows how many were asked for.
 at::Tensor PipelineValueReader::tensor() {
+  if (ignores_nesting_) {
+    const std::size_t place = num_tensors_++;
+    return place < value_.tensors.size() ? value_.tensors[place] : at::Tensor();
+  }
   if (next() != 't') complain("a tensor");
   ++place_;
   return value_.tensors[num_tensors_++];
 }
 
 bool PipelineValueReader::skip_none() {
-  if (next() != 'n') return false;
+  const bool is_none = ignores_nesting_
+      ? num_tensors_ >= value_.tensors.size() ||
+          !value_.tensors[num_tensors_].defined()
+      : next() == 'n';
+  if (!is_none) return false;
   ++place_;
   ++num_tensors_;
   return true;
 }
 
 void PipelineValueReader::enter_list() {
+  if (ignores_nesting_) return;
   if (next() != '(' && next() != '[') complain("several values");
   ++place_;
 }
@@ -166,7 +164,7 @@ bool PipelineValueReader::leave() {
 }
 
 void PipelineValueReader::end() {
-  if (!leave()) complain("no further value");
+  if (!ignores_nesting_ && !leave()) complain("no further value");
 }
 
 std::string PipelineValueReader::key() {
@@ -181,6 +179,18 @@ std::string PipelineValueReader::key() {
 }
 
 void PipelineValueReader::finish() {
+  if (ignores_nesting_) {
+    const std::size_t given = value_.tensors.size();
+    if (num_tensors_ == given) return;
+    throw ConfigError(format(
+        "[pipeline] {} takes {} tensor{}, but is given {}; let the layer "
+        "before "
+        "it return as many",
+        subject_of(layer_),
+        num_tensors_,
+        num_tensors_ == 1 ? "" : "s",
+        given));
+  }
   if (place_ != value_.structure.size()) complain("no further value");
 }
 

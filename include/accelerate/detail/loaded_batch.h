@@ -76,17 +76,13 @@ class ACCELERATE_API LoadedBatch {
   double transfer_seconds = 0;
 };
 
+template <class T>
+concept ObjectList = kIs<T, std::vector> &&
+    !holds_tensors<typename T::value_type>() && IsTransferable<T>::value;
 /// A batch that can be sliced by rows and sent.
 template <class T>
-struct IsObjectList : std::false_type {};
-template <class T, class A>
-struct IsObjectList<std::vector<T, A>>
-    : std::bool_constant<
-          !HoldsTensors<T>::value && IsTransferable<std::vector<T, A>>::value> {
-};
-template <class T>
-concept Dispatchable = std::is_default_constructible_v<T> &&
-    (IsObjectList<T>::value || NestedTensors<T>);
+concept Dispatchable =
+    std::is_default_constructible_v<T> && (ObjectList<T> || NestedTensors<T>);
 
 /// Holds the batch itself.
 template <class T, bool can_dispatch = Dispatchable<T>>

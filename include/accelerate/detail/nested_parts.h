@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/detail/object_bytes.h>
+#include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 #include <accelerate/visit_tensors.h>
 
@@ -34,10 +36,11 @@ struct LeafOperations {
   /// Null for values.
   std::int64_t (*size)(const void* list) = nullptr;
   void (*resize)(void* list, std::int64_t size) = nullptr;
-  void (*cut)(void* list, std::int64_t begin, std::int64_t end) = nullptr;
+  /// Removes the first items.
+  void (*drop_first)(void* list, std::int64_t num_items) = nullptr;
   void (*append)(void* list, const void* other) = nullptr;
-  /// What to_bytes gave for another list.
-  void (*append_bytes)(std::string_view bytes, void* list) = nullptr;
+  /// An empty list.
+  std::shared_ptr<void> (*make)() = nullptr;
 };
 
 /// A number with all its digits; a string in quotes, shortened.
@@ -48,63 +51,55 @@ ACCELERATE_API std::string text_of(std::string_view string);
 
 template <class T>
 constexpr LeafOperations sendable_leaf() {
+  LeafOperations made = {};
   if constexpr (IsTransferable<T>::value) {
-    return {
-        .to_bytes =
-            [](const void* leaf) {
-              return object_to_bytes(*static_cast<const T*>(leaf));
-            },
-        .from_bytes =
-            [](std::string_view bytes, void* leaf) {
-              object_from_bytes(bytes, *static_cast<T*>(leaf));
-            }};
-  } else {
-    return {};
+    made.to_bytes = [](const void* leaf) {
+      return object_to_bytes(*static_cast<const T*>(leaf));
+    };
+    made.from_bytes = [](std::string_view bytes, void* leaf) {
+      object_from_bytes(bytes, *static_cast<T*>(leaf));
+    };
   }
+  return made;
 }
 template <class List>
 constexpr LeafOperations list_operations() {
   LeafOperations made = sendable_leaf<List>();
+  made.make = []() -> std::shared_ptr<void> {
+    return std::make_shared<List>();
+  };
   made.size = [](const void* list) {
     return static_cast<std::int64_t>(static_cast<const List*>(list)->size());
   };
   made.resize = [](void* list, std::int64_t size) {
     static_cast<List*>(list)->resize(static_cast<std::size_t>(size));
   };
-  made.cut = [](void* list, std::int64_t begin, std::int64_t end) {
+  made.drop_first = [](void* list, std::int64_t num_items) {
     auto& items = *static_cast<List*>(list);
-    items.erase(items.begin() + end, items.end());
-    items.erase(items.begin(), items.begin() + begin);
+    items.erase(items.begin(), items.begin() + num_items);
   };
   made.append = [](void* list, const void* other) {
     auto& items = *static_cast<List*>(list);
     const auto& more = *static_cast<const List*>(other);
     items.insert(items.end(), more.begin(), more.end());
   };
-  if constexpr (IsTransferable<List>::value) {
-    made.append_bytes = [](std::string_view bytes, void* list) {
-      List more;
-      object_from_bytes(bytes, more);
-      auto& items = *static_cast<List*>(list);
-      items.insert(items.end(), more.begin(), more.end());
-    };
-  }
   return made;
 }
 template <class Value>
 constexpr LeafOperations value_operations() {
   LeafOperations made = sendable_leaf<Value>();
   made.text = [](const void* value) {
-    const Value& found = *static_cast<const Value*>(value);
-    if constexpr (std::is_floating_point_v<Value>) {
-      return text_of(static_cast<double>(found));
-    } else if constexpr (std::is_unsigned_v<Value>) {
-      return text_of(static_cast<std::uint64_t>(found));
-    } else if constexpr (std::is_integral_v<Value>) {
-      return text_of(static_cast<std::int64_t>(found));
-    } else {
-      return text_of(std::string_view(found));
-    }
+    using Wide = std::conditional_t<
+        std::is_floating_point_v<Value>,
+        double,
+        std::conditional_t<
+            std::is_unsigned_v<Value>,
+            std::uint64_t,
+            std::conditional_t<
+                std::is_integral_v<Value>,
+                std::int64_t,
+                std::string_view>>>;
+    return text_of(static_cast<Wide>(*static_cast<const Value*>(value)));
   };
   return made;
 }
@@ -137,36 +132,22 @@ struct NestedParts {
   std::size_t num_unvisited_bytes = 0;
 };
 
-/// The most consecutive bytes of an object that lie in none of `visited`.
-ACCELERATE_API std::size_t largest_gap(
-    const void* object,
-    std::size_t size,
-    std::span<const std::pair<const void*, std::size_t>> visited);
-
-/// Appends the place of an element: `[3]` or `["name"]`.
-ACCELERATE_API void append_place(std::string& place, std::int64_t index);
-ACCELERATE_API void append_place(std::string& place, std::string_view key);
-
 template <class T>
 std::string size_or_keys(const T& container) {
-  if constexpr (kIsOptional<T>) {
+  if constexpr (kIs<T, std::optional>) {
     return object_to_bytes(container.has_value());
-  } else if constexpr (kIsVariant<T>) {
+  } else if constexpr (kIs<T, std::variant>) {
     return object_to_bytes(container.index());
-  } else if constexpr (requires { typename T::mapped_type; }) {
+  } else if constexpr (MapContainer<T>) {
     static_assert(
         IsTransferable<typename T::key_type>::value,
         "the keys of a map with tensors are compared and sent: define "
         "object_to_bytes() and object_from_bytes() for their type "
         "(accelerate/objects.h)");
     std::vector<std::string> keys;
-    if constexpr (UnorderedContainer<T>) {
-      for (const auto* entry : values_in_key_order(container))
-        keys.push_back(object_to_bytes(entry->first));
-    } else {
-      for (const auto& [key, value] : container)
-        keys.push_back(object_to_bytes(key));
-    }
+    for_each_value(container, [&](const auto& entry) {
+      keys.push_back(object_to_bytes(entry.first));
+    });
     return pack_bytes(keys);
   } else {
     return object_to_bytes(container.size());
@@ -177,98 +158,87 @@ std::string size_or_keys(const T& container) {
 /// size_or_keys() wrote.
 template <class T>
 void restore_size(std::string_view bytes, T& container) {
-  if constexpr (kIsOptional<T>) {
-    bool has_value = false;
-    object_from_bytes(bytes, has_value);
-    if (has_value) container.emplace();
-  } else if constexpr (kIsVariant<T>) {
-    std::size_t found = 0;
-    object_from_bytes(bytes, found);
-    if (found >= std::variant_size_v<T>)
-      throw_wrong_alternative(found, std::variant_size_v<T>);
-    [&]<std::size_t... index>(std::index_sequence<index...>) {
-      ((index == found ? static_cast<void>(container.template emplace<index>())
-                       : void()),
-       ...);
-    }(std::make_index_sequence<std::variant_size_v<T>>());
-  } else if constexpr (requires { typename T::mapped_type; }) {
+  if constexpr (MapContainer<T>) {
     container.clear();
     for (const std::string& part : unpack_bytes(bytes)) {
       typename T::key_type key{};
       object_from_bytes(part, key);
       container.try_emplace(std::move(key));
     }
+  } else if constexpr (kIs<T, std::optional>) {
+    bool has_value = false;
+    object_from_bytes(bytes, has_value);
+    if (has_value) container.emplace();
   } else {
-    std::size_t size = 0;
-    object_from_bytes(bytes, size);
-    container.resize(size);
+    std::size_t size_or_index = 0;
+    object_from_bytes(bytes, size_or_index);
+    if constexpr (kIs<T, std::variant>) {
+      require_alternative(size_or_index, std::variant_size_v<T>);
+      emplace_alternative(container, size_or_index);
+    } else {
+      container.resize(size_or_index);
+    }
   }
 }
 
 }  // namespace detail
 
 /// The visitor of detail::parts_of().
-class PartsVisitor {
+class ACCELERATE_API PartsVisitor {
  public:
-  void operator()(at::Tensor& tensor) {
-    note(tensor);
-    parts_.tensors.push_back(&tensor);
-    parts_.places.push_back(place_);
-  }
+  void operator()(at::Tensor& tensor);
   template <class List>
   void visit_list(List& list) {
-    note(list);
-    parts_.lists.push_back({place_, &list, &detail::kListOperations<List>});
+    note(&list, sizeof list);
+    add_list(&list, detail::kListOperations<List>);
   }
   template <class Value>
   void visit_value(Value& value) {
-    note(value);
-    parts_.values.push_back({place_, &value, &detail::kValueOperations<Value>});
+    note(&value, sizeof value);
+    add_value(&value, detail::kValueOperations<Value>);
   }
   template <class Container>
   void visit_structure(const Container& container) {
-    note(container);
+    note(&container, sizeof container);
     parts_.structure.push_back(detail::size_or_keys(container));
   }
   template <class Key>
   void enter_place(const Key& key) {
-    entered_.emplace_back(place_.size(), visited_.size());
     if constexpr (std::is_convertible_v<const Key&, std::string_view>) {
-      parts_.has_keys = true;
-      detail::append_place(place_, std::string_view(key));
+      enter(std::string_view(key));
     } else if constexpr (std::is_arithmetic_v<Key>) {
-      detail::append_place(place_, static_cast<std::int64_t>(key));
+      enter(static_cast<std::int64_t>(key));
     } else {
-      detail::append_place(place_, "...");
+      enter("...", /*is_key=*/false);
     }
   }
   template <class Element>
   void leave_place(const Element& element) {
-    const auto [length, num_visited] = entered_.back();
-    entered_.pop_back();
-    find_unvisited(element, num_visited);
-    place_.resize(length);
+    find_unvisited(element, entered_.back().second);
+    leave();
   }
   /// Call it after all of `object` was visited; `num_visited` is the number of
   /// objects that were visited before it.
   template <class T>
   void find_unvisited(const T& object, std::size_t num_visited = 0) {
-    if constexpr (detail::kHasOwnVisit<T> && !std::is_polymorphic_v<T>) {
-      const std::size_t gap = detail::largest_gap(
-          &object, sizeof object, std::span(visited_).subspan(num_visited));
-      // Less may be padding between members.
-      if (gap < alignof(T) || parts_.num_unvisited_bytes != 0) return;
-      parts_.unvisited_place = place_;
-      parts_.num_unvisited_bytes = gap;
-    }
+    // A gap of less than the alignment may be padding between members.
+    if constexpr (detail::kHasOwnVisit<T> && !std::is_polymorphic_v<T>)
+      find_gap(&object, sizeof object, alignof(T), num_visited);
   }
   [[nodiscard]] detail::NestedParts take() { return std::move(parts_); }
 
  private:
-  template <class T>
-  void note(const T& object) {
-    visited_.emplace_back(&object, sizeof object);
-  }
+  void note(const void* object, std::size_t size);
+  void add_list(void* list, const detail::LeafOperations& operations);
+  void add_value(void* value, const detail::LeafOperations& operations);
+  void enter(std::int64_t index);
+  void enter(std::string_view key, bool is_key = true);
+  void leave();
+  void find_gap(
+      const void* object,
+      std::size_t size,
+      std::size_t alignment,
+      std::size_t num_visited);
 
   detail::NestedParts parts_;
   std::string place_;
@@ -279,7 +249,7 @@ class PartsVisitor {
 };
 
 /// Gives containers with tensors the sizes and keys in NestedParts::structure.
-class StructureReader {
+class ACCELERATE_API StructureReader {
  public:
   explicit StructureReader(std::span<const std::string> structure)
       : structure_(structure) {}
@@ -289,12 +259,12 @@ class StructureReader {
   void visit_list(List&) const {}
   template <class Container>
   void visit_structure(Container& container) {
-    if (next_ >= structure_.size())
-      detail::throw_wrong_size(structure_.size(), next_ + 1);
-    detail::restore_size(structure_[next_++], container);
+    detail::restore_size(next(), container);
   }
 
  private:
+  const std::string& next();
+
   std::span<const std::string> structure_;
   std::size_t next_ = 0;
 };

@@ -1,11 +1,8 @@
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -19,6 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 
 /// Objects as bytes and back. objects.h documents which types can be sent.
@@ -30,17 +28,34 @@ namespace detail {
 template <class...>
 inline constexpr bool kNever = false;
 
-/// Packs several byte strings into one, and back. `unpack_bytes` throws
-/// DistributedError for bytes that pack_bytes did not produce.
+/// Packs several byte strings into one, and back. unpack_bytes() throws
+/// DistributedError for bytes that pack_bytes() did not produce, and for
+/// another number of parts than `count`.
 ACCELERATE_API std::string pack_bytes(const std::vector<std::string>& parts);
-ACCELERATE_API std::vector<std::string> unpack_bytes(std::string_view bytes);
+ACCELERATE_API std::vector<std::string> unpack_bytes(
+    std::string_view bytes,
+    std::optional<std::size_t> count = std::nullopt);
+/// Unpacks at most one part.
+ACCELERATE_API std::optional<std::string> unpack_optional(
+    std::string_view bytes);
+/// The index of an alternative, which must be below `count`, and its bytes.
+ACCELERATE_API std::pair<std::size_t, std::string> read_alternative(
+    std::string_view bytes,
+    std::size_t count);
+
+/// The bytes of an object in memory, and back. read_memory() and
+/// number_of_items() throw DistributedError for bytes of another size.
+ACCELERATE_API std::string memory_bytes(const void* object, std::size_t size);
+ACCELERATE_API void
+read_memory(std::string_view bytes, void* object, std::size_t size);
+ACCELERATE_API std::size_t number_of_items(
+    std::string_view bytes,
+    std::size_t width);
 /// These throw a DistributedError: the ranks run different programs.
 [[noreturn]] ACCELERATE_API void throw_wrong_size(
     std::size_t found,
     std::size_t expected);
-[[noreturn]] ACCELERATE_API void throw_wrong_alternative(
-    std::uint64_t found,
-    std::size_t count);
+ACCELERATE_API void require_alternative(std::uint64_t found, std::size_t count);
 
 /// Writes dtype, shape, device type and elements of strided tensors of any
 /// dtype, including undefined and meta tensors. Throws ConfigError for sparse
@@ -52,87 +67,10 @@ ACCELERATE_API at::Tensor tensor_from_bytes(std::string_view bytes);
 template <class T>
 struct IsTransferable;
 
-template <class... Ts>
-struct TypeList {};
-
-/// The types of the values in an object with a fixed structure; void for other
-/// types.
-template <class T>
-struct MembersOf {
-  using Types = void;
-};
-template <class A, class B>
-struct MembersOf<std::pair<A, B>> {
-  using Types = TypeList<std::remove_cv_t<A>, std::remove_cv_t<B>>;
-};
-template <class... Ts>
-struct MembersOf<std::tuple<Ts...>> {
-  using Types = TypeList<Ts...>;
-};
-template <class... Ts>
-struct MembersOf<std::variant<Ts...>> {
-  using Types = TypeList<Ts...>;
-};
-template <class T>
-struct MembersOf<std::optional<T>> {
-  using Types = TypeList<T>;
-};
-template <class T, std::size_t n>
-struct MembersOf<std::array<T, n>> {
-  using Types = TypeList<T>;
-};
-
-template <class T>
-inline constexpr bool kIsOptional = false;
-template <class T>
-inline constexpr bool kIsOptional<std::optional<T>> = true;
-template <class T>
-inline constexpr bool kIsVariant = false;
-template <class... Ts>
-inline constexpr bool kIsVariant<std::variant<Ts...>> = true;
-template <class T>
-inline constexpr bool kIsArray = false;
-template <class T, std::size_t n>
-inline constexpr bool kIsArray<std::array<T, n>> = true;
-template <class T>
-inline constexpr bool kIsReference = false;
-template <class T>
-inline constexpr bool kIsReference<std::reference_wrapper<T>> = true;
-
-template <class T>
-concept HasMembers = !std::is_void_v<typename MembersOf<T>::Types>;
-
 template <class T>
 concept JsonObject = requires(const T& json) {
   { json.dump() } -> std::convertible_to<std::string>;
   T::parse(std::string());
-};
-
-/// Pairs in a map have a constant key, which cannot be read into.
-template <class Value>
-struct ReadAs {
-  using Type = Value;
-};
-template <class K, class V>
-struct ReadAs<std::pair<const K, V>> {
-  using Type = std::pair<K, V>;
-};
-
-/// A container that grows, such as vector, deque, list, set or map.
-template <class T>
-concept Container = requires(T& values, typename T::value_type&& value) {
-  values.begin();
-  values.end();
-  values.clear();
-  { values.size() } -> std::convertible_to<std::size_t>;
-  requires requires { values.push_back(std::move(value)); } ||
-      requires { values.insert(std::move(value)); };
-};
-
-template <class T>
-concept UnorderedContainer = Container<T> && requires {
-  typename T::hasher;
-  typename T::key_type;
 };
 
 template <class T>
@@ -150,7 +88,8 @@ concept NumbersInMemory =
 template <class T>
 concept PlainBytes = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> &&
     !std::is_member_pointer_v<T> && !std::is_null_pointer_v<T> &&
-    !std::is_array_v<T> && !kIsReference<T> && !requires(const T& view) {
+    !std::is_array_v<T> && !kIs<T, std::reference_wrapper> &&
+    !requires(const T& view) {
       view.data();
       view.size();
     };
@@ -171,13 +110,11 @@ consteval bool has_standard_form() {
     return false;  // has its own functions
   } else if constexpr (JsonObject<T>) {
     return true;
-  } else if constexpr (HasMembers<T>) {
-    return are_transferable(typename MembersOf<T>::Types());
   } else if constexpr (UnorderedContainer<T>) {
     return std::totally_ordered<typename T::key_type> &&
-        IsTransferable<typename ReadAs<typename T::value_type>::Type>::value;
-  } else if constexpr (Container<T>) {
-    return IsTransferable<typename ReadAs<typename T::value_type>::Type>::value;
+        are_transferable(inner_types<T>());
+  } else if constexpr (Composite<T>) {
+    return are_transferable(inner_types<T>());
   } else {
     return PlainBytes<T>;
   }
@@ -222,20 +159,11 @@ auto find_obstacle_among(TypeList<First, Rest...>) {
 }
 template <class T>
 auto find_obstacle() {
-  if constexpr (HasMembers<T>) {
-    using Members = typename MembersOf<T>::Types;
-    if constexpr (!are_transferable(Members())) {
-      return find_obstacle_among(Members());
-    } else {
+  if constexpr (Composite<T>) {
+    if constexpr (!are_transferable(inner_types<T>()))
+      return find_obstacle_among(inner_types<T>());
+    else
       return std::type_identity<T>();
-    }
-  } else if constexpr (Container<T>) {
-    using Value = typename ReadAs<typename T::value_type>::Type;
-    if constexpr (!IsTransferable<Value>::value) {
-      return find_obstacle<Value>();
-    } else {
-      return std::type_identity<T>();
-    }
   } else {
     return std::type_identity<T>();
   }
@@ -274,135 +202,6 @@ consteval bool must_travel() {
   return IsTransferable<T>::value;
 }
 
-// Pointers to the values of an unordered container, in key order.
-template <UnorderedContainer T>
-auto values_in_key_order(const T& values) {
-  std::vector<const typename T::value_type*> ordered;
-  for (const auto& value : values) ordered.push_back(&value);
-  std::stable_sort(
-      ordered.begin(), ordered.end(), [](const auto* left, const auto* right) {
-        if constexpr (requires { typename T::mapped_type; }) {
-          return left->first < right->first;
-        } else {
-          return *left < *right;
-        }
-      });
-  return ordered;
-}
-
-template <class T>
-std::string values_to_bytes(const T& values) {
-  if constexpr (NumbersInMemory<T>) {
-    return {
-        reinterpret_cast<const char*>(values.data()),
-        values.size() * sizeof(typename T::value_type)};
-  } else {
-    std::vector<std::string> parts;
-    if constexpr (UnorderedContainer<T>) {
-      for (const auto* value : values_in_key_order(values))
-        parts.push_back(object_to_bytes(*value));
-    } else {
-      for (const typename T::value_type& value : values)
-        parts.push_back(object_to_bytes(value));
-    }
-    return pack_bytes(parts);
-  }
-}
-
-template <class T>
-void numbers_from_bytes(std::string_view bytes, T& values) {
-  constexpr std::size_t width = sizeof(typename T::value_type);
-  if constexpr (kIsArray<T>) {
-    if (bytes.size() != values.size() * width)
-      throw_wrong_size(bytes.size(), values.size() * width);
-  } else {
-    if (bytes.size() % width != 0) throw_wrong_size(bytes.size(), width);
-    values.resize(bytes.size() / width);
-  }
-  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-}
-
-template <class T>
-void values_from_bytes(std::string_view bytes, T& values) {
-  if constexpr (NumbersInMemory<T>) {
-    numbers_from_bytes(bytes, values);
-  } else if constexpr (kIsArray<T>) {
-    const std::vector<std::string> parts = unpack_bytes(bytes);
-    if (parts.size() != values.size())
-      throw_wrong_size(parts.size(), values.size());
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      object_from_bytes(parts[i], values[i]);
-  } else {
-    values.clear();
-    for (const std::string& part : unpack_bytes(bytes)) {
-      typename ReadAs<typename T::value_type>::Type value{};
-      object_from_bytes(part, value);
-      if constexpr (requires { values.push_back(std::move(value)); }) {
-        values.push_back(std::move(value));
-      } else {
-        values.insert(std::move(value));
-      }
-    }
-  }
-}
-
-template <class... Ts>
-std::string variant_to_bytes(const std::variant<Ts...>& object) {
-  const auto index = static_cast<std::uint64_t>(object.index());
-  return pack_bytes(
-      {object_to_bytes(index),
-       std::visit(
-           [](const auto& value) { return object_to_bytes(value); }, object)});
-}
-
-template <std::size_t index, class... Ts>
-void alternative_from_bytes(
-    std::string_view bytes,
-    std::variant<Ts...>& object) {
-  std::variant_alternative_t<index, std::variant<Ts...>> value{};
-  object_from_bytes(bytes, value);
-  object.template emplace<index>(std::move(value));
-}
-
-template <class... Ts>
-void variant_from_bytes(std::string_view bytes, std::variant<Ts...>& object) {
-  const std::vector<std::string> parts = unpack_bytes(bytes);
-  if (parts.size() != 2) throw_wrong_size(parts.size(), 2);
-  std::uint64_t found = 0;
-  object_from_bytes(parts[0], found);
-  if (found >= sizeof...(Ts)) throw_wrong_alternative(found, sizeof...(Ts));
-  [&]<std::size_t... index>(std::index_sequence<index...>) {
-    ((index == found ? alternative_from_bytes<index>(parts[1], object)
-                     : void()),
-     ...);
-  }(std::index_sequence_for<Ts...>());
-}
-
-template <class T>
-void optional_from_bytes(std::string_view bytes, std::optional<T>& object) {
-  const std::vector<std::string> parts = unpack_bytes(bytes);
-  if (parts.size() > 1) throw_wrong_size(parts.size(), 1);
-  object.reset();
-  if (parts.empty()) return;
-  T value{};
-  object_from_bytes(parts[0], value);
-  object = std::move(value);
-}
-
-template <class T>
-void members_from_bytes(std::string_view bytes, T& object) {
-  const std::vector<std::string> parts = unpack_bytes(bytes);
-  constexpr std::size_t count = std::tuple_size_v<T>;
-  if (parts.size() != count) throw_wrong_size(parts.size(), count);
-  std::apply(
-      [&](auto&... member) {
-        std::size_t next = 0;
-        (object_from_bytes(parts[next++], member), ...);
-        static_cast<void>(next);
-      },
-      object);
-}
-
 }  // namespace detail
 
 template <detail::StandardObject T>
@@ -413,23 +212,23 @@ std::string object_to_bytes(const T& object) {
     return object.string();
   } else if constexpr (detail::JsonObject<T>) {
     return object.dump();
-  } else if constexpr (detail::kIsOptional<T>) {
+  } else if constexpr (detail::NumbersInMemory<T>) {
+    return detail::memory_bytes(
+        object.data(), object.size() * sizeof(typename T::value_type));
+  } else if constexpr (detail::Composite<T>) {
     std::vector<std::string> parts;
-    if (object) parts.push_back(object_to_bytes(*object));
+    const auto append = [&](const auto& part) {
+      parts.push_back(object_to_bytes(part));
+    };
+    if constexpr (detail::kIs<T, std::variant>) {
+      append(static_cast<std::uint64_t>(object.index()));
+      std::visit(append, object);
+    } else {
+      detail::for_each_value(object, append);
+    }
     return detail::pack_bytes(parts);
-  } else if constexpr (detail::kIsVariant<T>) {
-    return detail::variant_to_bytes(object);
-  } else if constexpr (detail::kIsArray<T> || detail::Container<T>) {
-    return detail::values_to_bytes(object);
-  } else if constexpr (detail::HasMembers<T>) {
-    return std::apply(
-        [](const auto&... member) {
-          return detail::pack_bytes(
-              std::vector<std::string>{object_to_bytes(member)...});
-        },
-        object);
   } else {
-    return {reinterpret_cast<const char*>(&object), sizeof object};
+    return detail::memory_bytes(&object, sizeof object);
   }
 }
 
@@ -441,18 +240,39 @@ void object_from_bytes(std::string_view bytes, T& object) {
     object = std::string(bytes);
   } else if constexpr (detail::JsonObject<T>) {
     object = T::parse(std::string(bytes));
-  } else if constexpr (detail::kIsOptional<T>) {
-    detail::optional_from_bytes(bytes, object);
-  } else if constexpr (detail::kIsVariant<T>) {
-    detail::variant_from_bytes(bytes, object);
-  } else if constexpr (detail::kIsArray<T> || detail::Container<T>) {
-    detail::values_from_bytes(bytes, object);
-  } else if constexpr (detail::HasMembers<T>) {
-    detail::members_from_bytes(bytes, object);
+  } else if constexpr (detail::NumbersInMemory<T>) {
+    constexpr std::size_t width = sizeof(typename T::value_type);
+    if constexpr (!detail::kIsArray<T>)
+      object.resize(detail::number_of_items(bytes, width));
+    detail::read_memory(bytes, object.data(), object.size() * width);
+  } else if constexpr (detail::kIs<T, std::variant>) {
+    const auto read = detail::read_alternative(bytes, std::variant_size_v<T>);
+    detail::emplace_alternative(object, read.first);
+    std::visit(
+        [&](auto& held) { object_from_bytes(read.second, held); }, object);
+  } else if constexpr (detail::PairOrTuple<T> || detail::kIsArray<T>) {
+    const std::vector<std::string> parts =
+        detail::unpack_bytes(bytes, std::tuple_size_v<T>);
+    std::size_t next = 0;
+    detail::for_each_value(
+        object, [&](auto& part) { object_from_bytes(parts[next++], part); });
+  } else if constexpr (detail::kIs<T, std::optional>) {
+    object.reset();
+    const std::optional<std::string> value = detail::unpack_optional(bytes);
+    if (value) object_from_bytes(*value, object.emplace());
+  } else if constexpr (detail::Container<T>) {
+    object.clear();
+    for (const std::string& part : detail::unpack_bytes(bytes)) {
+      detail::ReadAs<T> value{};
+      object_from_bytes(part, value);
+      if constexpr (requires { object.push_back(std::move(value)); }) {
+        object.push_back(std::move(value));
+      } else {
+        object.insert(std::move(value));
+      }
+    }
   } else {
-    if (bytes.size() != sizeof object)
-      detail::throw_wrong_size(bytes.size(), sizeof object);
-    std::memcpy(static_cast<void*>(&object), bytes.data(), sizeof object);
+    detail::read_memory(bytes, &object, sizeof object);
   }
 }
 

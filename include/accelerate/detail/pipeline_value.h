@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -14,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 #include <accelerate/nested.h>
 
@@ -39,8 +39,13 @@ struct PipelineValue {
 /// the next part is not the requested one.
 class ACCELERATE_API PipelineValueReader {
  public:
-  PipelineValueReader(std::string_view layer, const PipelineValue& value)
-      : layer_(layer), value_(value) {}
+  /// With `ignores_nesting`, tensors are read one after another, however they
+  /// were nested, and only their number counts.
+  PipelineValueReader(
+      std::string_view layer,
+      const PipelineValue& value,
+      bool ignores_nesting = false)
+      : layer_(layer), value_(value), ignores_nesting_(ignores_nesting) {}
 
   at::Tensor tensor();
   /// Whether the next optional has no value; if so, skips it.
@@ -63,6 +68,7 @@ class ACCELERATE_API PipelineValueReader {
 
   std::string_view layer_;
   const PipelineValue& value_;
+  bool ignores_nesting_;
   std::size_t place_ = 0;
   std::size_t num_tensors_ = 0;
 };
@@ -71,61 +77,31 @@ class ACCELERATE_API PipelineValueReader {
 inline constexpr std::string_view kLossFunction = "the loss function";
 inline constexpr std::string_view kOutputsAs = "outputs_as()";
 
-[[noreturn]] ACCELERATE_API void throw_layer_arguments(
-    std::string_view layer,
-    std::size_t taken,
-    std::size_t given);
-
 template <class T>
-inline constexpr bool kIsTensorMap = false;
-template <class C, class A>
-inline constexpr bool kIsTensorMap<std::map<std::string, at::Tensor, C, A>> =
-    true;
-template <class H, class E, class A>
-inline constexpr bool
-    kIsTensorMap<std::unordered_map<std::string, at::Tensor, H, E, A>> = true;
-
+concept TensorMap = (kIs<T, std::map> || kIs<T, std::unordered_map>) &&
+    std::is_same_v<typename T::key_type, std::string> &&
+    std::is_same_v<typename T::mapped_type, at::Tensor>;
 template <class T>
-struct PipelineParts : std::false_type {};  // not a tuple, pair or array
-template <class... Ts>
-struct PipelineParts<std::tuple<Ts...>> : std::true_type {};
-template <class A, class B>
-struct PipelineParts<std::pair<A, B>> : std::true_type {};
-template <class T, std::size_t n>
-struct PipelineParts<std::array<T, n>> : std::true_type {};
-
-template <class T>
-struct PipelineItem {};  // neither an optional nor a vector
-template <class T>
-struct PipelineItem<std::optional<T>> {
-  using Optional = T;
-};
-template <class T, class A>
-struct PipelineItem<std::vector<T, A>> {
-  using Vector = T;
-};
-template <class T>
-concept PipelineOptional = requires { typename PipelineItem<T>::Optional; };
-template <class T>
-concept PipelineVector = requires { typename PipelineItem<T>::Vector; };
+concept PipelineParts = PairOrTuple<T> || kIsArray<T>;
 
 // Whether a value of this type can only be built from one with the same
 // nesting. For other types, only the number of tensors counts.
 template <class T>
-struct NeedsStructure : std::bool_constant<kIsTensorMap<T>> {};
+consteval bool needs_nesting();
 template <class... Ts>
-struct NeedsStructure<std::tuple<Ts...>>
-    : std::disjunction<NeedsStructure<Ts>...> {};
-template <class A, class B>
-struct NeedsStructure<std::pair<A, B>>
-    : std::disjunction<NeedsStructure<A>, NeedsStructure<B>> {};
-template <class T, std::size_t n>
-struct NeedsStructure<std::array<T, n>> : NeedsStructure<T> {};
+consteval bool needs_nesting_among(TypeList<Ts...>) {
+  return (needs_nesting<Ts>() || ...);
+}
 template <class T>
-struct NeedsStructure<std::optional<T>>
-    : std::negation<std::is_same<T, at::Tensor>> {};
-template <class T, class A>
-struct NeedsStructure<std::vector<T, A>> : std::true_type {};
+consteval bool needs_nesting() {
+  if constexpr (PipelineParts<T>) {
+    return needs_nesting_among(inner_types<T>());
+  } else if constexpr (kIs<T, std::optional>) {
+    return !std::is_same_v<typename T::value_type, at::Tensor>;
+  } else {
+    return TensorMap<T> || kIs<T, std::vector>;
+  }
+}
 
 /// Appends a value of any type that visit_tensors accepts.
 template <class T>
@@ -133,25 +109,20 @@ void append_to(PipelineValue& all, const T& value) {
   if constexpr (std::is_convertible_v<T, at::Tensor>) {
     all.tensors.push_back(value);
     all.structure += 't';
-  } else if constexpr (PipelineOptional<T>) {
+  } else if constexpr (kIs<T, std::optional>) {
     if (value) return append_to(all, *value);
     all.tensors.emplace_back();
     all.structure += 'n';
-  } else if constexpr (PipelineParts<T>::value) {
-    all.structure += '(';
-    std::apply(
-        [&](const auto&... parts) { (append_to(all, parts), ...); }, value);
-    all.structure += ')';
-  } else if constexpr (PipelineVector<T>) {
-    all.structure += '[';
-    for (const auto& item : value) append_to(all, item);
-    all.structure += ']';
-  } else if constexpr (kIsTensorMap<T>) {
+  } else if constexpr (PipelineParts<T> || kIs<T, std::vector>) {
+    all.structure += PipelineParts<T> ? '(' : '[';
+    for_each_value(value, [&](const auto& part) { append_to(all, part); });
+    all.structure += PipelineParts<T> ? ')' : ']';
+  } else if constexpr (TensorMap<T>) {
     all.structure += '{';
-    for (const auto* entry : entries_by_key(value)) {
-      all.structure += std::to_string(entry->first.size()) + ":" + entry->first;
-      append_to(all, entry->second);
-    }
+    for_each_value(value, [&](const auto& entry) {
+      all.structure += std::to_string(entry.first.size()) + ":" + entry.first;
+      append_to(all, entry.second);
+    });
     all.structure += '}';
   } else {
     static_assert(
@@ -173,12 +144,10 @@ inline PipelineValue pipeline_value(PipelineValue value) { return value; }
 /// Reads a value with the nesting of T.
 template <class T>
 T read_nested(PipelineValueReader& reader) {
-  if constexpr (std::is_same_v<T, at::Tensor>) {
-    return reader.tensor();
-  } else if constexpr (PipelineOptional<T>) {
+  if constexpr (kIs<T, std::optional>) {
     if (reader.skip_none()) return std::nullopt;
-    return read_nested<typename PipelineItem<T>::Optional>(reader);
-  } else if constexpr (PipelineParts<T>::value) {
+    return read_nested<typename T::value_type>(reader);
+  } else if constexpr (PipelineParts<T>) {
     reader.enter_list();
     // Braces, since they are evaluated from left to right.
     T value = [&]<std::size_t... i>(std::index_sequence<i...>) {
@@ -186,65 +155,25 @@ T read_nested(PipelineValueReader& reader) {
     }(std::make_index_sequence<std::tuple_size_v<T>>());
     reader.end();
     return value;
-  } else if constexpr (PipelineVector<T>) {
+  } else if constexpr (kIs<T, std::vector>) {
     T value;
     for (reader.enter_list(); !reader.leave();)
-      value.push_back(read_nested<typename PipelineItem<T>::Vector>(reader));
+      value.push_back(read_nested<typename T::value_type>(reader));
     return value;
-  } else {
-    static_assert(
-        kIsTensorMap<T>,
-        "a layer of a pipeline takes tensors, or tuples, pairs, arrays, "
-        "vectors, optionals or maps of them, with strings for keys: give the "
-        "layer a function that does");
+  } else if constexpr (TensorMap<T>) {
     T value;
     for (reader.enter_map(); !reader.leave();) {
       std::string key = reader.key();
       value.emplace(std::move(key), reader.tensor());
     }
     return value;
-  }
-}
-
-/// Takes tensors one after another, however they were nested.
-class PipelineTensorSource {
- public:
-  explicit PipelineTensorSource(const PipelineTensors& tensors)
-      : tensors_(tensors) {}
-
-  template <class T>
-  T take() {
-    if constexpr (PipelineOptional<T>) {
-      const at::Tensor& tensor = tensors_[next_++];
-      return tensor.defined() ? T(tensor) : T();
-    } else if constexpr (PipelineParts<T>::value) {
-      return [&]<std::size_t... i>(std::index_sequence<i...>) {
-        return T{take<std::tuple_element_t<i, T>>()...};
-      }(std::make_index_sequence<std::tuple_size_v<T>>());
-    } else {
-      static_assert(
-          std::is_convertible_v<at::Tensor, T>,
-          "a layer of a pipeline takes tensors, or tuples, pairs, arrays, "
-          "vectors, optionals or maps of them, with strings for keys: give "
-          "the layer a function that does");
-      return at::Tensor(tensors_[next_++]);
-    }
-  }
-
- private:
-  const PipelineTensors& tensors_;
-  std::size_t next_ = 0;
-};
-
-template <class T>
-constexpr std::size_t num_tensors_in() {
-  if constexpr (PipelineParts<T>::value) {
-    return []<std::size_t... i>(std::index_sequence<i...>) {
-      return (
-          std::size_t{0} + ... + num_tensors_in<std::tuple_element_t<i, T>>());
-    }(std::make_index_sequence<std::tuple_size_v<T>>());
   } else {
-    return 1;
+    static_assert(
+        std::is_convertible_v<at::Tensor, T>,
+        "a layer of a pipeline takes tensors, or tuples, pairs, arrays, "
+        "vectors, optionals or maps of them, with strings for keys: give the "
+        "layer a function that does");
+    return reader.tensor();
   }
 }
 
@@ -256,16 +185,12 @@ T pipeline_argument(std::string_view layer, const PipelineValue& value) {
     return value.tensors;
   } else if constexpr (std::is_same_v<T, PipelineValue>) {
     return value;
-  } else if constexpr (NeedsStructure<T>::value) {
-    PipelineValueReader reader(layer, value);
+  } else {
+    PipelineValueReader reader(
+        layer, value, /*ignores_nesting=*/!needs_nesting<T>());
     T argument = read_nested<T>(reader);
     reader.finish();
     return argument;
-  } else {
-    constexpr std::size_t count = num_tensors_in<T>();
-    if (value.tensors.size() != count)
-      throw_layer_arguments(layer, count, value.tensors.size());
-    return PipelineTensorSource(value.tensors).take<T>();
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 #include <accelerate/memory_plan.h>
 #include <accelerate/world.h>
@@ -34,13 +35,7 @@ ACCELERATE_API at::Tensor samples_of(
 ACCELERATE_API at::Tensor mean_of(const at::Tensor& output);
 
 template <class T>
-inline constexpr bool kIsTuple = false;
-template <class... Ts>
-inline constexpr bool kIsTuple<std::tuple<Ts...>> = true;
-
-/// A tensor, or a tuple of them.
-template <class T>
-concept ExampleInputs = std::is_same_v<T, at::Tensor> || kIsTuple<T>;
+concept ExampleInputs = std::is_same_v<T, at::Tensor> || kIs<T, std::tuple>;
 
 /// A loss for a module of whose output nothing is known. `M` is a holder or a
 /// shared_ptr; the inputs are borrowed.
@@ -67,7 +62,7 @@ struct ForwardLoss {
   }
 
   [[nodiscard]] auto as_tuple() const {
-    if constexpr (kIsTuple<Inputs>) {
+    if constexpr (kIs<Inputs, std::tuple>) {
       return inputs;
     } else {
       return std::tuple(inputs);

@@ -153,7 +153,9 @@ void gather_lists(const NestedParts& parts, const Group& group) {
     const std::vector<std::string> theirs = unpack_bytes(bytes);
     for (std::size_t i = 0; i < parts.lists.size(); ++i) {
       const NestedLeaf& list = parts.lists[i];
-      list.operations->append_bytes(theirs.at(i), list.object);
+      const std::shared_ptr<void> more = list.operations->make();
+      list.operations->from_bytes(theirs.at(i), more.get());
+      list.operations->append(list.object, more.get());
     }
   }
 }

@@ -115,15 +115,7 @@ void join_tensors(const std::vector<NestedParts>& all, std::int64_t dim) {
   }
 }
 
-}  // namespace
-
-std::string text_of(double number) { return shortest(number); }
-std::string text_of(std::int64_t number) { return shortest(number); }
-std::string text_of(std::uint64_t number) { return shortest(number); }
-std::string text_of(std::string_view string) {
-  return format("\"{}\"", printable(string));
-}
-
+// The most consecutive bytes of an object that lie in none of `visited`.
 std::size_t largest_gap(
     const void* object,
     std::size_t size,
@@ -144,11 +136,13 @@ std::size_t largest_gap(
   return std::max(largest, begin + size - std::min(end, begin + size));
 }
 
-void append_place(std::string& place, std::int64_t index) {
-  place += format("[{}]", index);
-}
-void append_place(std::string& place, std::string_view key) {
-  place += format("[{}]", text_of(key));
+}  // namespace
+
+std::string text_of(double number) { return shortest(number); }
+std::string text_of(std::int64_t number) { return shortest(number); }
+std::string text_of(std::uint64_t number) { return shortest(number); }
+std::string text_of(std::string_view string) {
+  return format("\"{}\"", printable(string));
 }
 
 std::optional<std::int64_t> rows_of(const NestedParts& parts) {
@@ -207,8 +201,9 @@ void cut_rows(const NestedParts& parts, std::int64_t begin, std::int64_t end) {
       return std::clamp<std::int64_t>(row < 0 ? row + size : row, 0, size);
     };
     const std::int64_t first = place_in_list(begin);
-    list.operations->cut(
-        list.object, first, std::max(first, place_in_list(end)));
+    const std::int64_t last = std::max(first, place_in_list(end));
+    list.operations->resize(list.object, last);
+    list.operations->drop_first(list.object, first);
   }
 }
 
@@ -284,3 +279,63 @@ void leaves_from_bytes(std::string_view bytes, const NestedParts& parts) {
 }
 
 }  // namespace accelerate::detail
+
+namespace accelerate {
+
+void PartsVisitor::operator()(at::Tensor& tensor) {
+  note(&tensor, sizeof tensor);
+  parts_.tensors.push_back(&tensor);
+  parts_.places.push_back(place_);
+}
+
+void PartsVisitor::note(const void* object, std::size_t size) {
+  visited_.emplace_back(object, size);
+}
+
+void PartsVisitor::add_list(
+    void* list,
+    const detail::LeafOperations& operations) {
+  parts_.lists.push_back({place_, list, &operations});
+}
+
+void PartsVisitor::add_value(
+    void* value,
+    const detail::LeafOperations& operations) {
+  parts_.values.push_back({place_, value, &operations});
+}
+
+void PartsVisitor::enter(std::int64_t index) {
+  entered_.emplace_back(place_.size(), visited_.size());
+  place_ += detail::format("[{}]", index);
+}
+
+void PartsVisitor::enter(std::string_view key, bool is_key) {
+  entered_.emplace_back(place_.size(), visited_.size());
+  if (is_key) parts_.has_keys = true;
+  place_ += detail::format("[{}]", detail::text_of(key));
+}
+
+void PartsVisitor::leave() {
+  place_.resize(entered_.back().first);
+  entered_.pop_back();
+}
+
+void PartsVisitor::find_gap(
+    const void* object,
+    std::size_t size,
+    std::size_t alignment,
+    std::size_t num_visited) {
+  const std::size_t gap = detail::largest_gap(
+      object, size, std::span(visited_).subspan(num_visited));
+  if (gap < alignment || parts_.num_unvisited_bytes != 0) return;
+  parts_.unvisited_place = place_;
+  parts_.num_unvisited_bytes = gap;
+}
+
+const std::string& StructureReader::next() {
+  if (next_ >= structure_.size())
+    detail::throw_wrong_size(structure_.size(), next_ + 1);
+  return structure_[next_++];
+}
+
+}  // namespace accelerate

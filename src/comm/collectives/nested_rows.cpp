@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -128,6 +130,29 @@ share_of(std::int64_t size, int rank, int count) {
   return {begin, begin + each + (rank < extra ? 1 : 0)};
 }
 
+std::int64_t
+num_repeats(std::int64_t size, int rank, int count, bool apply_padding) {
+  if (!apply_padding || size == 0) return 0;
+  const auto [begin, end] = share_of(size, rank, count);
+  const std::int64_t most = (size + count - 1) / count;
+  return most - (end - begin);
+}
+
+std::optional<std::int64_t> first_size(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.dim() > 0) return tensor.size(0);
+  }
+  return std::nullopt;
+}
+
+void to_single(at::Tensor& tensor) {
+  if (tensor.defined() &&
+      (tensor.scalar_type() == at::kHalf ||
+       tensor.scalar_type() == at::kBFloat16)) {
+    tensor = tensor.to(at::kFloat);
+  }
+}
+
 void require_equal_lengths(
     const std::vector<std::int64_t>& lengths,
     bool is_padded) {
@@ -148,6 +173,16 @@ void require_equal_lengths(
 }
 
 }  // namespace detail
+
+void DeviceSender::operator()(at::Tensor& tensor) const {
+  if (tensor.defined() && tensor.device() != device)
+    tensor = tensor.to(device, options.non_blocking);
+}
+
+bool DeviceSender::enters(std::string_view key) const {
+  const auto& skipped = options.skip_keys;
+  return std::find(skipped.begin(), skipped.end(), key) == skipped.end();
+}
 
 at::Tensor split_between_processes(
     const at::Tensor& tensor,

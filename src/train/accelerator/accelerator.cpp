@@ -101,7 +101,7 @@ void detail::keep_first_rows(const NestedParts& parts, std::int64_t rows) {
   }
   for (const NestedLeaf& list : parts.lists) {
     if (list.operations->size(list.object) > rows)
-      list.operations->cut(list.object, 0, rows);
+      list.operations->resize(list.object, rows);
   }
 }
 
