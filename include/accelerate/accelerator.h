@@ -32,7 +32,6 @@
 #include <accelerate/micro_step.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
-#include <accelerate/model_weights.h>
 #include <accelerate/nested.h>
 #include <accelerate/objects.h>
 #include <accelerate/optimizer.h>
@@ -252,22 +251,17 @@ class ACCELERATE_API Accelerator {
       const std::vector<at::Tensor>& parameters,
       double max_norm,
       const ClipNormOptions& options = {}) const;
-  template <class M>
   at::Tensor clip_grad_norm_(
-      const Model<M>& model,
+      const detail::ModelReference& model,
       double max_norm,
-      const ClipNormOptions& options = {}) const {
-    return clip_grad_norm_(model.parameters(), max_norm, options);
-  }
+      const ClipNormOptions& options = {}) const;
   /// Clamps every gradient's values to -clip_value .. clip_value; of complex
   /// ones, the real and the imaginary part.
   void clip_grad_value_(
       const std::vector<at::Tensor>& parameters,
       double clip_value) const;
-  template <class M>
-  void clip_grad_value_(const Model<M>& model, double clip_value) const {
-    clip_grad_value_(model.parameters(), clip_value);
-  }
+  void clip_grad_value_(const detail::ModelReference& model, double clip_value)
+      const;
 
   /// Autocast at this accelerator's precision for code outside a model's
   /// forward, such as a loss; with precision `no`, switched off. With
@@ -495,46 +489,29 @@ class ACCELERATE_API Accelerator {
       const std::filesystem::path& file,
       bool safe_serialization = false) const;
   /// Writes get_state_dict(model); all ranks must call it.
-  template <class M>
   void save(
-      const Model<M>& model,
+      const detail::ModelReference& model,
       const std::filesystem::path& file,
-      bool safe_serialization = false) const {
-    const bool is_per_node =
-        checkpoints().project_configuration().save_on_each_node;
-    save(
-        get_state_dict(model, {.rank0_only = !is_per_node}),
-        file,
-        safe_serialization);
-  }
+      bool safe_serialization = false) const;
   /// Writes a prepared model's weights for other programs (weights.h) on rank
   /// 0, or, with save_on_each_node, on each node's first rank. All ranks must
   /// call it; if one cannot write, all throw. A sharded model is gathered piece
   /// by piece: no rank ever holds a full tensor of it.
-  template <class M>
   void save_model(
-      const Model<M>& model,
+      const detail::ModelReference& model,
       const std::filesystem::path& directory,
-      const SaveModelOptions& options = {}) const {
-    detail::save_prepared(*model.prepared(), directory, options);
-  }
+      const SaveModelOptions& options = {}) const;
   /// Reads weight files (weights.h) into a prepared model; all ranks must call
   /// it. If the model is sharded, each rank reads its own shards.
-  template <class M>
   void load_model(
-      const Model<M>& model,
+      const detail::ModelReference& model,
       const std::filesystem::path& path,
-      const LoadModelOptions& options = {}) const {
-    detail::load_prepared(*model.prepared(), path, options);
-  }
+      const LoadModelOptions& options = {}) const;
   /// Returns the model's tensors by name: its own, or, for a sharded model,
   /// those that `options` select. All ranks must call it.
-  template <class M>
   [[nodiscard]] WeightList get_state_dict(
-      const Model<M>& model,
-      const StateDictOptions& options = {}) const {
-    return detail::weights_of(*model.prepared(), options);
-  }
+      const detail::ModelReference& model,
+      const StateDictOptions& options = {}) const;
   /// The project's checkpoints, and hooks of saves and loads (checkpoints.h).
   [[nodiscard]] Checkpoints checkpoints() const;
   /// The user's own module.

@@ -55,6 +55,10 @@ ACCELERATE_API std::shared_ptr<void> call_step(
     StepGraphs& graphs,
     const NestedParts& inputs,
     const std::function<std::shared_ptr<void>()>& run);
+/// Replace a tensor, unless it is undefined, by one without its graph, and by a
+/// copy.
+ACCELERATE_API void detach_output(at::Tensor& tensor);
+ACCELERATE_API void clone_output(at::Tensor& tensor);
 ACCELERATE_API const std::string& reason_of(const StepGraphs& graphs);
 ACCELERATE_API CapturedStepCounts counts_of(const StepGraphs& graphs);
 ACCELERATE_API void reset_step(StepGraphs& graphs);
@@ -123,7 +127,8 @@ class CapturedStep<Result(Args...)> {
         *graphs_, detail::parts_of(values), [&] { return run(values); });
     if constexpr (!std::is_void_v<Outputs>) {
       Outputs copy = *std::static_pointer_cast<Outputs>(outputs);
-      if (clone_outputs_) change(copy, [](auto& one) { one = one.clone(); });
+      if (clone_outputs_)
+        visit_tensors(copy, TensorVisitor{detail::clone_output});
       return copy;
     }
   }
@@ -144,21 +149,13 @@ class CapturedStep<Result(Args...)> {
  private:
   using Values = std::tuple<std::remove_cvref_t<Args>...>;
 
-  template <class Nested, class Change>
-  static void change(Nested& outputs, Change&& change_one) {
-    visit_tensors(outputs, TensorVisitor{[&](at::Tensor& tensor) {
-                    if (tensor.defined()) change_one(tensor);
-                  }});
-  }
   std::shared_ptr<void> run(Values& values) const {
     if constexpr (std::is_void_v<Outputs>) {
       std::apply(*step_, values);
       return nullptr;
     } else {
       auto made = std::make_shared<Outputs>(std::apply(*step_, values));
-      change(*made, [](auto& one) {
-        if (one.requires_grad()) one = one.detach();
-      });
+      visit_tensors(*made, TensorVisitor{detail::detach_output});
       return made;
     }
   }

@@ -122,45 +122,6 @@ struct LoadStateOptions {
 namespace detail {
 struct SaveProgress;
 
-/// Throws CheckpointError: the integer that was saved as `name` does not fit.
-[[noreturn]] ACCELERATE_API void throw_out_of_range(
-    const std::string& name,
-    std::int64_t saved);
-/// Throws ConfigError: `name` is too large to be saved.
-[[noreturn]] ACCELERATE_API void throw_too_large(const std::string& name);
-/// Assigns a saved value to `tensor`: in place if shape and dtype are the same,
-/// otherwise as a new tensor on its device.
-ACCELERATE_API void assign_saved(at::Tensor& tensor, const at::Tensor& saved);
-
-template <CheckpointValue T>
-StateDict state_of_value(const std::string& name, const T& value) {
-  if constexpr (std::same_as<T, bool> || !std::integral<T>) {
-    if constexpr (std::same_as<T, float>) {
-      return {{name, static_cast<double>(value)}};
-    } else {
-      return {{name, value}};
-    }
-  } else {
-    if (!std::in_range<std::int64_t>(value)) throw_too_large(name);
-    return {{name, static_cast<std::int64_t>(value)}};
-  }
-}
-
-template <CheckpointValue T>
-void load_value(const std::string& name, T& value, const StateDict& state) {
-  if constexpr (std::same_as<T, at::Tensor>) {
-    assign_saved(value, state.get<at::Tensor>(name));
-  } else if constexpr (std::floating_point<T>) {
-    value = static_cast<T>(state.get<double>(name));
-  } else if constexpr (std::same_as<T, bool> || std::same_as<T, std::string>) {
-    value = state.get<T>(name);
-  } else {
-    const auto saved = state.get<std::int64_t>(name);
-    if (!std::in_range<T>(saved)) throw_out_of_range(name, saved);
-    value = static_cast<T>(saved);
-  }
-}
-
 /// The getter and setter of any object's state.
 struct AnyStateful {
   std::function<StateDict()> state_dict;
@@ -184,15 +145,10 @@ AnyStateful registered_state(T& object) {
   }
 }
 
-/// The state of a variable that it registers by name.
+/// The state of a variable that it registers by name. Compiled for each
+/// CheckpointValue.
 template <CheckpointValue T>
-AnyStateful registered_state(const std::string& name, T& value) {
-  return {
-      [name, &value] { return state_of_value(name, value); },
-      [name, &value](const StateDict& state) {
-        load_value(name, value, state);
-      }};
-}
+ACCELERATE_API AnyStateful registered_state(const std::string& name, T& value);
 
 }  // namespace detail
 

@@ -47,6 +47,10 @@ struct LoggerPlace {
 /// Messages begin with "[RANK r] ". A cheap handle; copies share the memory of
 /// warning_once(). Thread-safe, except with `in_order`.
 class ACCELERATE_API NamedLogger {
+  /// A message with a place for each value.
+  template <class... Values>
+  using Text = detail::MessageText<sizeof...(Values)>;
+
  public:
   NamedLogger(detail::LoggerPlace place, std::string name, LogLevel level);
 
@@ -54,7 +58,7 @@ class ACCELERATE_API NamedLogger {
   void log(
       LogLevel level,
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     if (!is_enabled(level)) return;
     if (!options.in_order && !writes(options)) return;
@@ -62,67 +66,57 @@ class ACCELERATE_API NamedLogger {
   }
 
   template <class... Values>
-  void debug(
-      detail::MessageText<sizeof...(Values)> message,
-      const Values&... values) const {
+  void debug(Text<Values...> message, const Values&... values) const {
     log(LogLevel::debug, {}, message, values...);
   }
   template <class... Values>
   void debug(
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     log(LogLevel::debug, options, message, values...);
   }
   template <class... Values>
-  void info(
-      detail::MessageText<sizeof...(Values)> message,
-      const Values&... values) const {
+  void info(Text<Values...> message, const Values&... values) const {
     log(LogLevel::info, {}, message, values...);
   }
   template <class... Values>
   void info(
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     log(LogLevel::info, options, message, values...);
   }
   template <class... Values>
-  void warning(
-      detail::MessageText<sizeof...(Values)> message,
-      const Values&... values) const {
+  void warning(Text<Values...> message, const Values&... values) const {
     log(LogLevel::warning, {}, message, values...);
   }
   template <class... Values>
   void warning(
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     log(LogLevel::warning, options, message, values...);
   }
   template <class... Values>
-  void error(
-      detail::MessageText<sizeof...(Values)> message,
-      const Values&... values) const {
+  void error(Text<Values...> message, const Values&... values) const {
     log(LogLevel::error, {}, message, values...);
   }
   template <class... Values>
   void error(
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     log(LogLevel::error, options, message, values...);
   }
   template <class... Values>
-  void critical(
-      detail::MessageText<sizeof...(Values)> message,
-      const Values&... values) const {
+  void critical(Text<Values...> message, const Values&... values) const {
     log(LogLevel::critical, {}, message, values...);
   }
   template <class... Values>
   void critical(
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     log(LogLevel::critical, options, message, values...);
   }
@@ -132,14 +126,12 @@ class ACCELERATE_API NamedLogger {
   template <class... Values>
   void warning_once(
       const LogOptions& options,
-      detail::MessageText<sizeof...(Values)> message,
+      Text<Values...> message,
       const Values&... values) const {
     write_once(options, detail::format(message, values...));
   }
   template <class... Values>
-  void warning_once(
-      detail::MessageText<sizeof...(Values)> message,
-      const Values&... values) const {
+  void warning_once(Text<Values...> message, const Values&... values) const {
     write_once({}, detail::format(message, values...));
   }
 

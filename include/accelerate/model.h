@@ -19,6 +19,10 @@
 #include <accelerate/precision.h>
 #include <accelerate/weights.h>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace accelerate {
 
 struct ExpertLoad;  // experts.h
@@ -215,8 +219,13 @@ class Model {
   /// ExpertLayer of the model since the last call; if a pipeline divides the
   /// model, for this rank's layers only. Collective. To log them:
   /// log(to_tracked_values(loads), step). Needs experts.h.
-  [[nodiscard]] std::vector<ExpertLoad> expert_loads() const {
-    return detail::take_expert_loads(*prepared_);
+  // A template, since ExpertLoad is incomplete without experts.h, and clang
+  // would need its destructor here.
+  template <class Load = ExpertLoad>
+  [[nodiscard]] std::vector<Load> expert_loads() const {
+    std::vector<Load> (*take)(detail::PreparedModel&) =
+        detail::take_expert_loads;
+    return take(*prepared_);
   }
 
   [[nodiscard]] const std::shared_ptr<detail::PreparedModel>& prepared() const {
@@ -262,6 +271,17 @@ template <class M>
 }
 
 namespace detail {
+
+/// A prepared model of any module, as the parameter of a function.
+struct ModelReference {
+  template <class M>
+  ModelReference(const Model<M>& model)
+      : prepared(*model.prepared()), module(*model.module()) {}
+
+  PreparedModel& prepared;
+  const torch::nn::Module& module;
+};
+
 template <class T>
 inline constexpr bool kIsModel = false;
 template <class M>

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include <accelerate/data_loader.h>
 #include <accelerate/detail/dataset_concepts.h>
+#include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 #include <accelerate/model.h>
 #include <accelerate/model_options.h>
@@ -60,11 +62,22 @@ struct RequestedLoader {
   std::optional<bool> splits_batches = std::nullopt;
 };
 
-/// The arguments of one prepare() call, not yet modified.
+/// The arguments of one prepare() call, not yet modified. Each function adds
+/// one argument.
 struct ACCELERATE_API PrepareRequest {
-  void add(
+  void add_model(
       std::shared_ptr<torch::nn::Module> module,
       const ModelOptions* options);
+  /// Throw ConfigError for an empty pointer.
+  void add_optimizer(torch::optim::Optimizer* optimizer, bool is_owned);
+  template <class Schedule>
+  void add_scheduler(Schedule* schedule) {
+    add_item(schedule, "a scheduler");
+    schedulers.emplace_back(schedule);
+  }
+  void add_loader(std::int64_t batch_size, std::optional<bool> splits_batches);
+  /// An argument that is prepared once the others are.
+  void add_item() { ++num_items; }
 
   std::vector<RequestedModel> models;
   std::vector<RequestedOptimizer> optimizers;
@@ -72,10 +85,18 @@ struct ACCELERATE_API PrepareRequest {
   std::vector<RequestedLoader> loaders;
   /// Number of arguments collected so far.
   int num_items = 0;
+
+ private:
+  void add_item(const void* object, const char* kind);
 };
 
 /// The prepared objects, each kind in the order of the request.
-struct PrepareResult {
+struct ACCELERATE_API PrepareResult {
+  /// The next one. What `owner` owns lives as long as it is prepared.
+  std::shared_ptr<PreparedModel> take_model();
+  Optimizer take_optimizer(std::shared_ptr<void> owner = nullptr);
+  Scheduler take_scheduler(std::shared_ptr<void> owner = nullptr);
+
   std::vector<std::shared_ptr<PreparedModel>> models;
   std::vector<std::shared_ptr<PreparedOptimizer>> optimizers;
   std::vector<std::shared_ptr<PreparedScheduler>> schedulers;
@@ -126,39 +147,28 @@ concept LoaderLike =
 template <class T>
 concept ModuleLike = std::is_convertible_v<T*, torch::nn::Module*>;
 
-/// The type that an owning pointer points to; void for other types.
-template <class T>
-struct PointedTo {
-  using Type = void;
-};
+// The type that a pointer points to; void for other types. Only the types of
+// these are used.
 template <class T, class D>
-struct PointedTo<std::unique_ptr<T, D>> {
-  using Type = T;
-};
+std::type_identity<T> pointed_to(const std::unique_ptr<T, D>*);
 template <class T>
-struct PointedTo<std::shared_ptr<T>> {
-  using Type = T;
-};
+std::type_identity<T> pointed_to(const std::shared_ptr<T>*);
 template <class T>
-struct PointedTo<T*> {
-  using Type = T;
-};
+std::type_identity<T> pointed_to(T* const*);
+std::type_identity<void> pointed_to(...);
 template <class T>
-inline constexpr bool kIsUniquePointer = false;
-template <class T, class D>
-inline constexpr bool kIsUniquePointer<std::unique_ptr<T, D>> = true;
+using PointedTo =
+    typename decltype(pointed_to(static_cast<const T*>(nullptr)))::type;
 
 /// A unique_ptr or shared_ptr to an optimizer or schedule.
 template <class T>
-concept OwnedOptimizer = !std::is_pointer_v<T> &&
-    OptimizerLike<std::remove_reference_t<typename PointedTo<T>::Type>>;
+concept OwnedOptimizer = !std::is_pointer_v<T> && OptimizerLike<PointedTo<T>>;
 template <class T>
-concept OwnedScheduler = !std::is_pointer_v<T> &&
-    SchedulerLike<std::remove_reference_t<typename PointedTo<T>::Type>>;
+concept OwnedScheduler = !std::is_pointer_v<T> && SchedulerLike<PointedTo<T>>;
 /// A unique_ptr to a `torch::data` loader.
 template <class T>
 concept OwnedLoader =
-    kIsUniquePointer<T> && requires { typename PointedTo<T>::Type::BatchType; };
+    kIs<T, std::unique_ptr> && requires { typename PointedTo<T>::BatchType; };
 
 template <class T>
 concept PreparedHandle =
@@ -173,75 +183,61 @@ template <class T>
 consteval bool must_be_preparable() {
   using Item = std::remove_cvref_t<T>;
   constexpr bool is_named = std::is_lvalue_reference_v<T>;
-  if constexpr (PreparedHandle<Item>) {
-    static_assert(
-        kNever<T>,
-        "prepare() was given a handle that it returned before: use the handle "
-        "as it is");
-    return false;
-  } else if constexpr (OptimizerLike<Item> || SchedulerLike<Item>) {
-    static_assert(
-        is_named || SchedulerLike<Item>,
-        "the optimizer must outlive its handle: give it a name before "
-        "prepare(), or move in a std::unique_ptr to it");
-    static_assert(
-        is_named || OptimizerLike<Item>,
-        "the scheduler must outlive its handle: give it a name before "
-        "prepare(), or move in a std::unique_ptr to it");
-    return is_named;
-  } else if constexpr (OwnedOptimizer<Item> || OwnedScheduler<Item>) {
-    static_assert(
-        !is_named || !kIsUniquePointer<Item>,
-        "move the pointer in, prepare(std::move(optimizer)), or keep it and "
-        "give prepare() the object, prepare(*optimizer)");
-    return !is_named || !kIsUniquePointer<Item>;
-  } else if constexpr (LoaderLike<Item> || OwnedLoader<Item>) {
-    static_assert(!is_named, "move the loader in: prepare(std::move(loader))");
-    return !is_named;
-  } else if constexpr (
-      ModuleLike<Item> ||
-      (!IsModulePointer<Item>::value &&
-       ModuleLike<typename PointedTo<Item>::Type>)) {
-    static_assert(
-        kNever<T>,
-        "prepare() shares the module with the program: give it a module holder "
-        "(TORCH_MODULE), or a std::shared_ptr made by std::make_shared<Net>()");
-    return false;
-  } else if constexpr (std::is_same_v<Item, at::Tensor>) {
-    static_assert(
-        kNever<T>,
-        "prepare() does not take tensors: move a tensor with "
-        "tensor.to(accelerator.device())");
-    return false;
-  } else if constexpr (DatasetLike<Item>) {
-    static_assert(
-        kNever<T>,
-        "prepare() takes loaders, not datasets: "
-        "prepare(accelerate::DataLoader(dataset, {.batch_size = 8}))");
-    return false;
-  } else {
-    constexpr bool is_module = IsModulePointer<Item>::value ||
-        IsModuleWithOptions<Item>::value || ModuleHolder<Item>;
-    static_assert(
-        is_module,
-        "prepare() takes modules (holders, shared_ptr, with_options()), "
-        "optimizers, LRSchedulers and data loaders");
-    return is_module;
-  }
+  constexpr bool is_handle = PreparedHandle<Item>;
+  static_assert(
+      !is_handle,
+      "prepare() was given a handle that it returned before: use the handle as "
+      "it is");
+  constexpr bool is_temporary_optimizer = !is_named && OptimizerLike<Item>;
+  static_assert(
+      !is_temporary_optimizer,
+      "the optimizer must outlive its handle: give it a name before prepare(), "
+      "or move in a std::unique_ptr to it");
+  constexpr bool is_temporary_scheduler = !is_named && SchedulerLike<Item>;
+  static_assert(
+      !is_temporary_scheduler,
+      "the scheduler must outlive its handle: give it a name before prepare(), "
+      "or move in a std::unique_ptr to it");
+  constexpr bool is_owned = OwnedOptimizer<Item> || OwnedScheduler<Item>;
+  constexpr bool keeps_pointer =
+      is_named && is_owned && kIs<Item, std::unique_ptr>;
+  static_assert(
+      !keeps_pointer,
+      "move the pointer in, prepare(std::move(optimizer)), or keep it and give "
+      "prepare() the object, prepare(*optimizer)");
+  constexpr bool is_loader = LoaderLike<Item> || OwnedLoader<Item>;
+  static_assert(
+      !is_named || !is_loader,
+      "move the loader in: prepare(std::move(loader))");
+  constexpr bool is_bare_module = ModuleLike<Item> ||
+      (!IsModulePointer<Item>::value && ModuleLike<PointedTo<Item>>);
+  static_assert(
+      !is_bare_module,
+      "prepare() shares the module with the program: give it a module holder "
+      "(TORCH_MODULE), or a std::shared_ptr made by std::make_shared<Net>()");
+  constexpr bool is_tensor = std::is_same_v<Item, at::Tensor>;
+  static_assert(
+      !is_tensor,
+      "prepare() does not take tensors: move a tensor with "
+      "tensor.to(accelerator.device())");
+  constexpr bool is_known = is_handle || OptimizerLike<Item> ||
+      SchedulerLike<Item> || is_owned || is_loader || is_bare_module ||
+      is_tensor;
+  constexpr bool is_dataset = !is_known && DatasetLike<Item>;
+  static_assert(
+      !is_dataset,
+      "prepare() takes loaders, not datasets: "
+      "prepare(accelerate::DataLoader(dataset, {.batch_size = 8}))");
+  constexpr bool can = is_known || is_dataset || IsModulePointer<Item>::value ||
+      IsModuleWithOptions<Item>::value || ModuleHolder<Item>;
+  static_assert(
+      can,
+      "prepare() takes modules (holders, shared_ptr, with_options()), "
+      "optimizers, LRSchedulers and data loaders");
+  return can && !is_handle && !is_temporary_optimizer &&
+      !is_temporary_scheduler && !keeps_pointer && !(is_named && is_loader) &&
+      !is_bare_module && !is_tensor && !is_dataset;
 }
-
-/// Throws ConfigError saying that argument `position` of prepare(), from 1, is
-/// an empty pointer. `kind` is "an optimizer", for example.
-[[noreturn]] ACCELERATE_API void throw_empty_pointer(
-    const char* kind,
-    int position);
-/// Keeps what the user's pointer owns alive as long as the object is prepared.
-ACCELERATE_API void keep_alive(
-    PreparedOptimizer& prepared,
-    std::shared_ptr<void> owner);
-ACCELERATE_API void keep_alive(
-    PreparedScheduler& prepared,
-    std::shared_ptr<void> owner);
 
 /// Arguments of prepare_data_loader() and prepare_model().
 template <class T>
@@ -257,46 +253,28 @@ void collect_item(
     const ModelOptions* options = nullptr) {
   using Item = std::remove_cv_t<T>;
   if constexpr (IsModuleWithOptions<Item>::value) {
-    // The recursive call counts the argument.
     collect_item(request, item.module, &item.options);
-    return;
-  }
-  ++request.num_items;
-  if constexpr (IsModulePointer<Item>::value) {
-    request.add(item, options);
+  } else if constexpr (IsModulePointer<Item>::value) {
+    request.add_model(item, options);
   } else if constexpr (OwnedOptimizer<Item>) {
-    if (item == nullptr) throw_empty_pointer("an optimizer", request.num_items);
-    request.optimizers.push_back(
-        {item.get(), /*is_owned=*/true, request.num_items});
+    request.add_optimizer(item.get(), /*is_owned=*/true);
   } else if constexpr (OwnedScheduler<Item>) {
-    if (item == nullptr) throw_empty_pointer("a scheduler", request.num_items);
-    request.schedulers.emplace_back(item.get());
+    request.add_scheduler(item.get());
   } else if constexpr (OptimizerLike<Item>) {
-    request.optimizers.push_back(
-        {&item, /*is_owned=*/false, request.num_items});
+    request.add_optimizer(&item, /*is_owned=*/false);
   } else if constexpr (SchedulerLike<Item>) {
-    request.schedulers.emplace_back(&item);
+    request.add_scheduler(&item);
   } else if constexpr (ModuleHolder<Item>) {
     // ptr() of an empty holder fails a LibTorch assertion.
-    if (item.is_empty()) {
-      request.add(nullptr, options);
-    } else {
-      request.add(item.ptr(), options);
-    }
+    request.add_model(item.is_empty() ? nullptr : item.ptr(), options);
   } else if constexpr (requires {
                          item.total_batch_size();
                          item.options().split_batches;
                        }) {
-    request.loaders.push_back(
-        {item.total_batch_size(), item.options().split_batches});
+    request.add_loader(item.total_batch_size(), item.options().split_batches);
+  } else {
+    request.add_item();
   }
-}
-
-inline Optimizer next_optimizer(PrepareResult& result) {
-  return Optimizer(std::move(result.optimizers[result.next_optimizer++]));
-}
-inline Scheduler next_scheduler(PrepareResult& result) {
-  return Scheduler(std::move(result.schedulers[result.next_scheduler++]));
 }
 
 /// The handle of one argument.
@@ -304,35 +282,26 @@ template <class T>
 auto make_handle(PrepareResult& result, T&& item) {
   using Item = std::remove_cvref_t<T>;
   if constexpr (IsModulePointer<Item>::value) {
-    using M = typename Item::element_type;
-    return Model<M>(item, std::move(result.models[result.next_model++]));
+    return Model<typename Item::element_type>(item, result.take_model());
   } else if constexpr (IsModuleWithOptions<Item>::value) {
     return make_handle(result, item.module);
   } else if constexpr (OwnedOptimizer<Item>) {
-    keep_alive(
-        *result.optimizers[result.next_optimizer],
-        std::shared_ptr<typename PointedTo<Item>::Type>(std::forward<T>(item)));
-    return next_optimizer(result);
+    return result.take_optimizer(std::forward<T>(item));
   } else if constexpr (OwnedScheduler<Item>) {
-    keep_alive(
-        *result.schedulers[result.next_scheduler],
-        std::shared_ptr<typename PointedTo<Item>::Type>(std::forward<T>(item)));
-    return next_scheduler(result);
+    return result.take_scheduler(std::forward<T>(item));
   } else if constexpr (OptimizerLike<Item>) {
-    return next_optimizer(result);
+    return result.take_optimizer();
   } else if constexpr (SchedulerLike<Item>) {
-    return next_scheduler(result);
+    return result.take_scheduler();
   } else if constexpr (ModuleHolder<Item>) {
-    using M = typename Item::ContainedType;
-    return Model<M>(item.ptr(), std::move(result.models[result.next_model++]));
+    return Model<typename Item::ContainedType>(item.ptr(), result.take_model());
   } else if constexpr (LoaderLike<Item>) {
     Item loader(std::move(item));
     loader.attach(result.loader_context());
     return loader;
   } else {
-    TorchLoader<typename Item::element_type> loader(std::move(item));
-    loader.attach(result.loader_context());
-    return loader;
+    return make_handle(
+        result, TorchLoader<typename Item::element_type>(std::move(item)));
   }
 }
 

@@ -418,6 +418,14 @@ std::shared_ptr<void> call_step(
   return graphs.call(inputs, run);
 }
 
+void detach_output(at::Tensor& tensor) {
+  if (tensor.defined() && tensor.requires_grad()) tensor = tensor.detach();
+}
+
+void clone_output(at::Tensor& tensor) {
+  if (tensor.defined()) tensor = tensor.clone();
+}
+
 const std::string& reason_of(const StepGraphs& graphs) {
   return graphs.reason();
 }

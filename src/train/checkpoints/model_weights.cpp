@@ -1,6 +1,10 @@
 #include <accelerate/model_weights.h>
 
+#include <string>
+
 #include <torch/nn/module.h>
+
+#include <accelerate/accelerator.h>
 
 #include "base/text/text.h"
 #include "checkpoint/weights/prepared_weights.h"
@@ -17,8 +21,6 @@ void require_prepared(const PreparedModel& model) {
   if (model.module == nullptr) throw_released("the model again");
 }
 
-}  // namespace
-
 void save_prepared(
     const PreparedModel& model,
     const std::filesystem::path& directory,
@@ -33,6 +35,26 @@ void save_prepared(
       directory,
       options);
 }
+
+void load_prepared(
+    PreparedModel& model,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) {
+  require_prepared(model);
+  require_no_join(*model.session, "load_model()");
+  follow_modules(*model.session);
+  load_weights(
+      *model.session->services.checkpoints,
+      placed(model),
+      path,
+      options,
+      options.broadcast_from_rank0.value_or(model.placement.reads_on_rank_0));
+  model.placement.awaits_values = false;
+  model.session->prepared.step_watch->forget();
+  model.strategies.after_load();
+}
+
+}  // namespace
 
 WeightList weights_of(
     const PreparedModel& model,
@@ -67,11 +89,35 @@ std::vector<WeightShard> shards_of(const PreparedModel& model) {
   return shards;
 }
 
-std::string describe_prepared(const PreparedModel& model) {
-  follow_modules(*model.session);
+}  // namespace accelerate::detail
+
+namespace accelerate {
+
+void Accelerator::save_model(
+    const detail::ModelReference& model,
+    const std::filesystem::path& directory,
+    const SaveModelOptions& options) const {
+  detail::save_prepared(model.prepared, directory, options);
+}
+
+void Accelerator::load_model(
+    const detail::ModelReference& model,
+    const std::filesystem::path& path,
+    const LoadModelOptions& options) const {
+  detail::load_prepared(model.prepared, path, options);
+}
+
+WeightList Accelerator::get_state_dict(
+    const detail::ModelReference& model,
+    const StateDictOptions& options) const {
+  return detail::weights_of(model.prepared, options);
+}
+
+std::string describe(const detail::ModelReference& model) {
+  follow_modules(*model.prepared.session);
   std::string text;
-  for (const Parameter& row : model.table.rows()) {
-    text += format(
+  for (const detail::Parameter& row : model.prepared.table.rows()) {
+    text += detail::format(
         "{}: {} {}{}{}{}\n",
         row.name,
         c10::toString(row.local.scalar_type()),
@@ -83,22 +129,4 @@ std::string describe_prepared(const PreparedModel& model) {
   return text;
 }
 
-void load_prepared(
-    PreparedModel& model,
-    const std::filesystem::path& path,
-    const LoadModelOptions& options) {
-  require_prepared(model);
-  require_no_join(*model.session, "load_model()");
-  follow_modules(*model.session);
-  load_weights(
-      *model.session->services.checkpoints,
-      placed(model),
-      path,
-      options,
-      options.broadcast_from_rank0.value_or(model.placement.reads_on_rank_0));
-  model.placement.awaits_values = false;
-  model.session->prepared.step_watch->forget();
-  model.strategies.after_load();
-}
-
-}  // namespace accelerate::detail
+}  // namespace accelerate

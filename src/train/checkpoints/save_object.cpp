@@ -147,4 +147,16 @@ void Accelerator::save(
   }
 }
 
+void Accelerator::save(
+    const detail::ModelReference& model,
+    const std::filesystem::path& file,
+    bool safe_serialization) const {
+  const bool is_per_node =
+      checkpoints().project_configuration().save_on_each_node;
+  save(
+      get_state_dict(model, {.rank0_only = !is_per_node}),
+      file,
+      safe_serialization);
+}
+
 }  // namespace accelerate

@@ -1,7 +1,9 @@
 #include <accelerate/accelerator.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,7 +19,7 @@
 #include "comm/mesh.h"
 #include "comm/monitoring/public_call.h"
 #include "engines/deepspeed/deepspeed_batches.h"
-#include "exported/export_check.h"
+#include "exported/load/export_check.h"
 #include "gate/watched_tensor.h"
 #include "optim/made_from_engine.h"
 #include "parallel/plan/plan.h"
@@ -126,6 +128,24 @@ const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
       detail::with_degrees(session.layout.mesh, plan.degrees));
 }
 
+// Warns of exported programs, or refuses them, that were exported for other
+// settings.
+void check_export(
+    const Session& session,
+    const PreparedModel& model,
+    const ParallelPlan& plan) {
+  const auto& autocast = model.forward.autocast_dtype;
+  for (const std::string& warning :
+       detail::export_warnings(*model.module, autocast)) {
+    session.world.logger().log_once_per_world(
+        LogLevel::warning, "exported", warning);
+  }
+  const bool shards = plan.degree(Axis::shard) > 1 || plan.would_shard;
+  const auto& dtype = plan.techniques.shard.param_dtype;
+  if (shards && dtype && !autocast)
+    detail::require_dtypes_of_export(*model.module, *dtype);
+}
+
 std::unique_ptr<PreparedModel> make_prepared_model(
     Session& session,
     const std::shared_ptr<torch::nn::Module>& module,
@@ -148,11 +168,7 @@ std::unique_ptr<PreparedModel> make_prepared_model(
     model->forward.autocast_dtype =
         detail::autocast_dtype(session.options.precision);
   }
-  for (const std::string& warning :
-       detail::export_warnings(*module, model->forward.autocast_dtype)) {
-    session.world.logger().log_once_per_world(
-        LogLevel::warning, "exported", warning);
-  }
+  check_export(session, *model, plan);
   detail::ParallelPlan own_plan = plan;
   own_plan.techniques.shard.allocator_keeps_blocks =
       plan.keeps_freed_blocks && detail::can_keep_freed_blocks();
@@ -244,9 +260,20 @@ std::vector<const detail::PreparedOptimizer*> optimizers_of(
 
 }  // namespace
 
-void detail::PrepareRequest::add(
+void detail::PrepareRequest::add_item(const void* object, const char* kind) {
+  ++num_items;
+  if (object == nullptr) {
+    throw ConfigError(format(
+        "[train] argument {} of prepare() is an empty pointer to {}",
+        num_items,
+        kind));
+  }
+}
+
+void detail::PrepareRequest::add_model(
     std::shared_ptr<torch::nn::Module> module,
     const ModelOptions* options) {
+  ++num_items;
   models.push_back(
       {std::move(module),
        options == nullptr ? nullptr
@@ -254,23 +281,34 @@ void detail::PrepareRequest::add(
        num_items});
 }
 
-void detail::throw_empty_pointer(const char* kind, int position) {
-  throw ConfigError(format(
-      "[train] argument {} of prepare() is an empty pointer to {}",
-      position,
-      kind));
+void detail::PrepareRequest::add_optimizer(
+    torch::optim::Optimizer* optimizer,
+    bool is_owned) {
+  add_item(optimizer, "an optimizer");
+  optimizers.push_back({optimizer, is_owned, num_items});
 }
 
-void detail::keep_alive(
-    PreparedOptimizer& prepared,
-    std::shared_ptr<void> owner) {
-  prepared.owner = std::move(owner);
+void detail::PrepareRequest::add_loader(
+    std::int64_t batch_size,
+    std::optional<bool> splits_batches) {
+  ++num_items;
+  loaders.push_back({batch_size, splits_batches});
 }
 
-void detail::keep_alive(
-    PreparedScheduler& prepared,
-    std::shared_ptr<void> owner) {
-  prepared.owner = std::move(owner);
+std::shared_ptr<PreparedModel> detail::PrepareResult::take_model() {
+  return std::move(models[next_model++]);
+}
+
+Optimizer detail::PrepareResult::take_optimizer(std::shared_ptr<void> owner) {
+  std::shared_ptr<PreparedOptimizer>& prepared = optimizers[next_optimizer++];
+  if (owner) prepared->owner = std::move(owner);
+  return Optimizer(std::move(prepared));
+}
+
+Scheduler detail::PrepareResult::take_scheduler(std::shared_ptr<void> owner) {
+  std::shared_ptr<PreparedScheduler>& prepared = schedulers[next_scheduler++];
+  if (owner) prepared->owner = std::move(owner);
+  return Scheduler(std::move(prepared));
 }
 
 detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {

@@ -210,6 +210,19 @@ at::Tensor Accelerator::clip_grad_norm_(
   return detail::clip_gradients(*session_, parameters, max_norm, options);
 }
 
+at::Tensor Accelerator::clip_grad_norm_(
+    const detail::ModelReference& model,
+    double max_norm,
+    const ClipNormOptions& options) const {
+  return clip_grad_norm_(model.module.parameters(), max_norm, options);
+}
+
+void Accelerator::clip_grad_value_(
+    const detail::ModelReference& model,
+    double clip_value) const {
+  clip_grad_value_(model.module.parameters(), clip_value);
+}
+
 void Accelerator::clip_grad_value_(
     const std::vector<at::Tensor>& parameters,
     double clip_value) const {
