@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
+#include "comm/group/begun_exchange.h"
 #include "comm/group/group_impl.h"
-#include "comm/group/p2p_batch.h"
 #include "comm/transport/hierarchy/islands.h"
 #include "comm/transport/hierarchy/serial_queue.h"
 #include "support/expect_error.h"
@@ -214,13 +214,12 @@ TEST_P(Machines, MoveWhatIsAskedFor) {
 TEST_P(Machines, SendMessagesToAnyRank) {
   run_on_machines(GetParam(), [](const World& world) {
     const Group& group = world.group();
-    P2PBatch batch(group, "exchange");
-    std::vector<at::Tensor> kept;
+    std::vector<PeerMessage> sends, receives;
     for (int peer = 0; peer < group.size(); ++peer) {
       if (peer == group.rank()) continue;
       for (int tag = 0; tag < 3; ++tag) {
-        kept.push_back(torch::full({5000 + tag}, 10 * group.rank() + tag));
-        batch.send(kept.back(), peer, tag);
+        sends.push_back(
+            {torch::full({5000 + tag}, 10 * group.rank() + tag), peer, tag});
       }
     }
     std::map<std::pair<int, int>, at::Tensor> received;
@@ -229,10 +228,10 @@ TEST_P(Machines, SendMessagesToAnyRank) {
         if (peer == group.rank()) continue;
         const auto entry = received.emplace(
             std::pair(peer, tag), torch::empty({5000 + tag}, at::kLong));
-        batch.receive(entry.first->second, peer, tag);
+        receives.push_back({entry.first->second, peer, tag});
       }
     }
-    batch.wait();
+    BegunExchange::messages(group, "exchange", sends, receives).wait();
     for (const auto& [key, tensor] : received) {
       EXPECT_TRUE(torch::equal(
           tensor, torch::full_like(tensor, 10 * key.first + key.second)));

@@ -7,8 +7,8 @@
 #include <accelerate/accelerator.h>
 #include <accelerate/error.h>
 
+#include "comm/group/begun_exchange.h"
 #include "comm/group/group_impl.h"
-#include "comm/group/p2p_batch.h"
 #include "support/memory_worlds.h"
 
 namespace accelerate::detail {
@@ -196,18 +196,20 @@ TEST(ForkedProcess, LeavesItsParentsConnectionAlone) {
   });
 }
 
-// Messages of an abandoned batch are kept while a peer may use them.
-TEST(P2PBatchMemory, IsKeptOnlyUntilMessagesAreDone) {
+// Messages of an abandoned exchange are kept while a peer may use them.
+TEST(BegunExchangeMemory, IsKeptOnlyUntilMessagesAreDone) {
   run_in_memory_worlds(2, [](const World& world) {
     const int peer = 1 - world.rank();
     const UnfinishedWorks& unfinished = world.group().impl()->unfinished;
     for (int round = 0; round < 20; ++round) {
       const at::Tensor received = torch::empty({10'000});
-      {
-        P2PBatch batch(world.group(), "given up");
-        batch.send(torch::full({10'000}, round, at::kFloat), peer, 1);
-        if (round % 2 == 0) batch.receive(received, peer, 1);
-      }
+      std::vector<PeerMessage> receives;
+      if (round % 2 == 0) receives.push_back({received, peer, 1});
+      static_cast<void>(BegunExchange::messages(
+          world.group(),
+          "given up",
+          {{torch::full({10'000}, round, at::kFloat), peer, 1}},
+          receives));
       if (round % 2 == 1) world.group().recv(received, peer, 1);
       world.group().barrier();
     }

@@ -8,8 +8,8 @@
 #include <accelerate/error.h>
 
 #include "base/machine/shared_segment.h"
+#include "comm/group/begun_exchange.h"
 #include "comm/group/group_impl.h"
-#include "comm/group/p2p_batch.h"
 #include "comm/transport/automatic_transport.h"
 #include "comm/transport/shared_memory/memory/layout.h"
 #include "comm/transport/shared_memory/shared_memory_transport.h"
@@ -249,19 +249,18 @@ TEST(SharedMemory, MatchesMessagesByTagInAnyOrder) {
     // More than a channel holds, in both directions at once.
     constexpr std::int64_t kCount = 200'000;
     const int peer = 1 - world.rank();
-    std::vector<at::Tensor> sent, received;
-    P2PBatch batch(world.group(), "crossing");
+    std::vector<PeerMessage> sent, received;
     for (int tag = 0; tag < 4; ++tag) {
-      sent.push_back(torch::full({kCount + tag}, world.rank() * 10 + tag));
-      batch.send(sent.back(), peer, tag);
+      sent.push_back(
+          {torch::full({kCount + tag}, world.rank() * 10 + tag), peer, tag});
     }
     for (int tag = 3; tag >= 0; --tag) {
-      received.push_back(torch::empty({kCount + tag}, at::kLong));
-      batch.receive(received.back(), peer, tag);
+      received.push_back({torch::empty({kCount + tag}, at::kLong), peer, tag});
     }
-    batch.wait();
+    BegunExchange::messages(world.group(), "crossing", sent, received).wait();
     for (int tag = 3; tag >= 0; --tag) {
-      const at::Tensor& got = received[static_cast<std::size_t>(3 - tag)];
+      const at::Tensor& got =
+          received[static_cast<std::size_t>(3 - tag)].tensor;
       EXPECT_TRUE(torch::equal(got, torch::full_like(got, peer * 10 + tag)));
     }
   });

@@ -45,7 +45,7 @@ TEST(AllToAll, TakesTheWayBackInBackward) {
             .view({rank + 1, 3})
             .requires_grad_(true);
     const at::Tensor output = detail::all_to_all_autograd(
-        input, world.group(), {1, {1, 2, 0}, 0, {1, 2, 3}});
+        input, {world.group()}, {1, {1, 2, 0}, 0, {1, 2, 3}});
     const std::vector<std::int64_t> columns{1, 2, 0};
     EXPECT_THAT(
         output.sizes().vec(),
@@ -61,7 +61,7 @@ TEST(AllToAll, TakesTheWayBackInBackward) {
     expect_error<ConfigError>(
         [&] {
           detail::all_to_all_autograd(
-              input, world.group(), {1, {1, 1, 0}, 0, {1, 2, 3}});
+              input, {world.group()}, {1, {1, 1, 0}, 0, {1, 2, 3}});
         },
         "must add up");
   });

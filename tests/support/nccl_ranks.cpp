@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "comm/transport/adapters/device_routing.h"
@@ -119,6 +120,8 @@ void run_on_nccl_ranks(int num_ranks, const RankFunction& rank) {
   pretend_device();
   const auto host = make_thread_transport();
   run_on_ranks(num_ranks, [&](WorldOptions options) {
+    // LibTorch's engine has one thread per device, which the ranks share.
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
     options.device = pretend_device(*options.rank % 2);
     options.own_transport = host;
     run_rank(std::move(options), rank);

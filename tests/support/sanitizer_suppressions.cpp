@@ -27,13 +27,13 @@ const char* __tsan_default_options() {
   return "ignore_noninstrumented_modules=1:allocator_may_return_null=1";
 }
 
-/// Memory that LibTorch keeps for the life of a process, and that P2PBatch
+/// Memory that LibTorch keeps for the life of a process, and that BegunExchange
 /// keeps: a message in flight whose peer may be gone is never freed.
 ACCELERATE_FOR_SANITIZER __lsan_default_suppressions();
 const char* __lsan_default_suppressions() {
   return "leak:libtorch_cpu.so\n"
          "leak:libc10.so\n"
-         "leak:accelerate::detail::P2PBatch::~P2PBatch\n";
+         "leak:accelerate::detail::BegunExchange::State::~State\n";
 }
 
 /// An allocation that is too large fails, as without the sanitizer: tests check

@@ -13,7 +13,7 @@
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "checkpoint/weights/module_weights.h"
 #include "checkpoint/weights/shard_reader.h"
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 #include "comm/mesh.h"
 
 namespace accelerate::detail {
@@ -136,8 +136,7 @@ std::string read_and_send(
           is_plain ? target : at::empty(target.sizes(), target.options());
       if (group.rank() == 0) read({mine.name, values, mine.layout});
       group.broadcast(values, 0);
-      if (!is_plain)
-        attempt([&] { set_values(mine.name, target, values); });
+      if (!is_plain) attempt([&] { set_values(mine.name, target, values); });
       continue;
     }
     std::vector<std::int64_t> own_box;
@@ -146,13 +145,12 @@ std::string read_and_send(
     for (int rank = 0; rank < group.size(); ++rank) {
       const bool is_mine = rank == group.rank();
       if (group.rank() != 0 && !is_mine) continue;
-      P2PBatch batch(group, format("sending {}", mine.name));
+      const std::string what = format("sending {}", mine.name);
       if (group.rank() != 0) {
         // Messages go through host memory.
         const at::Tensor shard = at::empty(
             mine.tensor.sizes(), at::TensorOptions(mine.tensor.scalar_type()));
-        batch.receive(shard, 0, tag);
-        batch.wait();
+        BegunExchange::messages(group, what, {}, {{shard, 0, tag}}).wait();
         mine.tensor.detach().copy_(shard);
       } else if (is_mine) {
         read(mine);
@@ -165,8 +163,7 @@ std::string read_and_send(
         const at::Tensor shard =
             at::empty(box.extent, at::TensorOptions(mine.tensor.scalar_type()));
         read({mine.name, shard, box});
-        batch.send(shard, rank, tag);
-        batch.wait();
+        BegunExchange::messages(group, what, {{shard, rank, tag}}, {}).wait();
       }
     }
   }

@@ -10,7 +10,7 @@
 
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 
 namespace accelerate::detail {
 
@@ -80,12 +80,14 @@ void ShardReader::read(
     out.copy_(own_bytes(row, begin, out.numel()));
     return;
   }
-  P2PBatch batch(group_, format("reading a shard of {}", rows_[row]->name));
   const at::Tensor wanted = at::tensor(
       {static_cast<std::int64_t>(row), begin, out.numel()}, at::kLong);
-  batch.receive(out, rank, first_tag_ + 1);
-  batch.send(wanted, rank, first_tag_);
-  batch.wait();
+  BegunExchange::messages(
+      group_,
+      format("reading a shard of {}", rows_[row]->name),
+      {{wanted, rank, first_tag_}},
+      {{out, rank, first_tag_ + 1}})
+      .wait();
 }
 
 void ShardReader::copy(
@@ -134,28 +136,30 @@ TensorToWrite ShardReader::to_write(std::size_t row) {
 }
 
 void ShardReader::finish() {
-  P2PBatch batch(group_, "ending the reading of shards");
   const at::Tensor end =
       at::tensor({kEndOfRequests, kEndOfRequests, kEndOfRequests}, at::kLong);
+  std::vector<PeerMessage> sends;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    if (rank != reader_) batch.send(end, rank, first_tag_);
+    if (rank != reader_) sends.push_back({end, rank, first_tag_});
   }
-  batch.wait();
+  BegunExchange::messages(
+      group_, "ending the reading of shards", std::move(sends), {})
+      .wait();
 }
 
 void ShardReader::serve() {
   while (true) {
-    P2PBatch batch(group_, "sending a shard");
     const at::Tensor wanted = at::empty({3}, at::kLong);
-    batch.receive(wanted, reader_, first_tag_);
-    batch.wait();
+    BegunExchange::messages(
+        group_, "sending a shard", {}, {{wanted, reader_, first_tag_}})
+        .wait();
     const auto* const values = wanted.const_data_ptr<std::int64_t>();
     if (values[0] == kEndOfRequests) return;
-    batch.send(
-        own_bytes(static_cast<std::size_t>(values[0]), values[1], values[2]),
-        reader_,
-        first_tag_ + 1);
-    batch.wait();
+    const at::Tensor bytes =
+        own_bytes(static_cast<std::size_t>(values[0]), values[1], values[2]);
+    BegunExchange::messages(
+        group_, "sending a shard", {{bytes, reader_, first_tag_ + 1}}, {})
+        .wait();
   }
 }
 

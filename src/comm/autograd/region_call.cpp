@@ -62,7 +62,7 @@ PendingResult begin_gather(const at::Tensor& tensor, const RegionCall& call) {
     sizes.erase(sizes.begin());
     sizes[0] *= call.group.size();
     PendingResult pending(at::_unsafe_view(all, sizes));
-    pending.collective = BegunCollective::all_gather(call.group, all, own);
+    pending.collective = BegunExchange::all_gather(call.group, all, own);
     return pending;
   }
   sizes.erase(sizes.begin());
@@ -72,7 +72,7 @@ PendingResult begin_gather(const at::Tensor& tensor, const RegionCall& call) {
   for (int rank = 0; rank < call.group.size(); ++rank) {
     pending.slices.push_back(all[rank].narrow(call.dim, 0, call.size(rank)));
   }
-  pending.collective = BegunCollective::all_gather(call.group, all, own);
+  pending.collective = BegunExchange::all_gather(call.group, all, own);
   return pending;
 }
 
@@ -82,7 +82,7 @@ PendingResult begin_reduce_scatter(
   const at::Tensor slices = stacked_slices(tensor, call);
   at::Tensor own = at::empty(slices.sizes().slice(1), slices.options());
   auto collective =
-      BegunCollective::reduce_scatter(call.group, own.unsqueeze(0), slices);
+      BegunExchange::reduce_scatter(call.group, own.unsqueeze(0), slices);
   const std::int64_t size = call.size(call.group.rank());
   PendingResult pending(own);
   if (own.size(call.dim) != size) {
@@ -114,7 +114,7 @@ PendingResult begin_collective(
       PendingResult pending(
           tensor.detach().clone(at::MemoryFormat::Contiguous));
       pending.collective =
-          BegunCollective::all_reduce(call.group, pending.tensor);
+          BegunExchange::all_reduce(call.group, pending.tensor);
       return pending;
     }
     case RegionOp::gather_partial:

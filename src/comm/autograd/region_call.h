@@ -10,7 +10,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "comm/autograd/region.h"
-#include "comm/collectives/begun_collective.h"
+#include "comm/group/begun_exchange.h"
 
 namespace accelerate::detail {
 
@@ -82,7 +82,7 @@ class PendingResult {
   void wait();
 
   at::Tensor tensor;
-  BegunCollective collective = {};
+  BegunExchange collective = {};
   /// The received data: one slice along `dim` per rank, some padded. Empty if
   /// received in `tensor`.
   std::vector<at::Tensor> slices = {};

@@ -56,7 +56,7 @@ struct GroupImpl {
 
   /// The store with this group's keys; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store;
-  /// Messages that nothing waits for anymore.
+  /// Exchanges that nothing waits for anymore.
   UnfinishedWorks unfinished;
 
   /// Takes any dense tensor; null for a group of one.
@@ -67,6 +67,8 @@ struct GroupImpl {
 
   /// Number of the current collective, counted from 1, equal on all ranks.
   std::atomic<std::uint64_t> sequence{0};
+  /// Number of exchanges begun by all ranks alike.
+  std::atomic<std::uint64_t> num_exchanges{0};
 
   /// Notes this rank's calls on the board; null without one.
   std::shared_ptr<NotedCalls> calls;

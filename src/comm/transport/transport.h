@@ -38,14 +38,31 @@ struct TransportFacts {
   bool compares_calls = false;
   /// Takes tensors of any strides, even as outputs, and moves any dtype as is.
   bool takes_views = false;
+  /// Its exchange() is one operation, not a send() or receive() per message.
+  bool has_exchange = false;
 
   [[nodiscard]] bool has_device(c10::DeviceType device) const;
 };
 
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-/// Message tags from here on are reserved for transports and adapters.
+/// Message tags from here on are reserved: the first for transports and
+/// adapters, the others for exchanges.
 inline constexpr int kFirstReservedTag = 1 << 30;
+
+/// A tensor that goes to another rank, or comes from it.
+struct PeerMessage {
+  at::Tensor tensor;
+  int peer = 0;
+  int tag = 0;
+};
+
+/// Messages on their way. Null works are complete; if `sends` is null, it ends
+/// with `receives`.
+struct BegunMessages {
+  Work receives = {};
+  Work sends = {};
+};
 
 /// Ranks that a transport has connected. All ranks make the same calls in the
 /// same order; a failure is thrown by the call or by `wait()` of its work, and
@@ -106,6 +123,19 @@ class Connection {
   /// tagged.
   virtual Work send(const at::Tensor& tensor, int dst, int tag);
   virtual Work receive(const at::Tensor& tensor, int src, int tag);
+  /// Begins several messages: contiguous tensors of any dtype, all on the host or
+  /// all on devices. Ranks begin their exchanges in the same order, and messages
+  /// between two ranks are in the same order on both, with the same tags.
+  virtual BegunMessages exchange(
+      const std::vector<PeerMessage>& sends,
+      const std::vector<PeerMessage>& receives) {
+    return begin_each(sends, receives);
+  }
+  /// Begins each message by send() or receive(), in any order on other ranks. A
+  /// failure is thrown by the works, which own what had begun before it.
+  BegunMessages begin_each(
+      const std::vector<PeerMessage>& sends,
+      const std::vector<PeerMessage>& receives);
 
   /// Lets begun operations proceed while no thread waits for them. Call it
   /// after beginning work that is waited for much later, or never (futures).

@@ -1,31 +1,32 @@
 #pragma once
 
+#include <cstddef>
 #include <mutex>
+#include <utility>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {
 
-/// Work that may no longer be waited for, and the memory it uses. The work is
-/// destroyed first.
-struct UnfinishedWork {
-  at::Tensor tensor;
-  Work work;
-};
+/// False also if a device has failed, so that nobody knows.
+inline bool is_known_to_be_complete(const Work& work) noexcept {
+  try {
+    return work->isCompleted();
+  } catch (...) {
+    return false;
+  }
+}
 
-/// Keeps such work while the transport may use its memory: until the transport
-/// reports it complete, or until the group ends.
+/// Keeps work that nothing waits for anymore, and with it the memory that the
+/// transport may use: until the transport reports it complete, or until the
+/// group ends.
 class UnfinishedWorks {
  public:
-  void keep(std::vector<UnfinishedWork> works) {
+  void keep(Work work) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(works_, [](const UnfinishedWork& each) {
-      return each.work->isCompleted();
-    });
-    for (UnfinishedWork& each : works) works_.push_back(std::move(each));
+    std::erase_if(works_, is_known_to_be_complete);
+    works_.push_back(std::move(work));
   }
   [[nodiscard]] std::size_t count() const {
     const std::lock_guard lock(mutex_);
@@ -34,7 +35,7 @@ class UnfinishedWorks {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<UnfinishedWork> works_;
+  std::vector<Work> works_;
 };
 
 }  // namespace accelerate::detail

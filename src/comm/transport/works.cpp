@@ -104,6 +104,28 @@ class WorkThen final : public c10d::Work {
   detail::Work work_;
 };
 
+class AllOf final : public c10d::Work {
+ public:
+  AllOf(std::vector<detail::Work> works, std::exception_ptr failure)
+      : works_(std::move(works)), failure_(std::move(failure)) {}
+
+  bool isCompleted() override {
+    return failure_ == nullptr &&
+        std::ranges::all_of(works_, [](const detail::Work& each) {
+             return each->isCompleted();
+           });
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    for (const detail::Work& each : works_) each->wait(timeout);
+    return true;
+  }
+
+ private:
+  std::vector<detail::Work> works_;
+  std::exception_ptr failure_;
+};
+
 }  // namespace
 
 Work completed_work(std::vector<at::Tensor> tensors) {
@@ -116,6 +138,12 @@ Work work_then(
     std::vector<at::Tensor> tensors) {
   return c10::make_intrusive<WorkThen>(
       std::move(work), std::move(finish), std::move(tensors));
+}
+
+Work all_of(std::vector<Work> works, std::exception_ptr failure) {
+  if (works.empty() && failure == nullptr) return {};
+  if (works.size() == 1 && failure == nullptr) return std::move(works.front());
+  return c10::make_intrusive<AllOf>(std::move(works), std::move(failure));
 }
 
 }  // namespace accelerate::detail

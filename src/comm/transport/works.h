@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -17,5 +18,9 @@ Work work_then(
     Work work,
     std::function<void()> finish,
     std::vector<at::Tensor> tensors);
+
+/// Returns work that ends with the last of `works`, without a future; null if
+/// there are none. With a `failure`, wait() throws it, and is never complete.
+Work all_of(std::vector<Work> works, std::exception_ptr failure = nullptr);
 
 }  // namespace accelerate::detail

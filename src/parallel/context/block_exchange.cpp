@@ -11,13 +11,6 @@ namespace accelerate::detail {
 
 namespace {
 
-// Tags of a group's messages, distinct from those of other traffic among the
-// same ranks, which start at 0. Two ranks exchange one block and one gradient
-// per attention, and a rank has received all of one attention before it expects
-// anything of the next.
-constexpr int kFirstBlockTag = 1 << 20;
-constexpr int kFirstGradientTag = kFirstBlockTag + BlockExchange::kTensors;
-
 constexpr std::int64_t kPositions = 2;
 
 // The dimension of positions in the dense tensors of messages. In blocks it is
@@ -52,10 +45,6 @@ int rank_at(const Group& group, int distance) {
 
 }  // namespace
 
-BlockExchange::Transfer::Transfer(const Group& group, int owner, int reader)
-    : receives(group, format("receiving keys and values of rank {}", owner)),
-      sends(group, format("sending keys and values to rank {}", reader)) {}
-
 BlockExchange::BlockExchange(
     Group group,
     std::vector<at::Tensor> own,
@@ -74,22 +63,23 @@ int BlockExchange::peer(int distance) const {
 
 void BlockExchange::begin(int step) {
   const int owner = peer(-step), reader = peer(step);
-  Transfer& transfer = transfers_.emplace_back(group_, owner, reader);
-  transfer.block = empty_packed(
+  std::vector<at::Tensor> block = empty_packed(
       own_, num_positions_(group_.rank(), owner), kPositionsOfBlock);
   const std::int64_t count = num_positions_(reader, group_.rank());
   if (packed_.empty() && count > 0) {
     for (const at::Tensor& tensor : own_)
       packed_.push_back(packed(tensor, kPositionsOfBlock));
   }
-  for (std::size_t i = 0; i < own_.size(); ++i) {
-    const int tag = kFirstBlockTag + static_cast<int>(i);
-    transfer.receives.receive(transfer.block[i], owner, tag);
-    if (count > 0) {
-      transfer.sends.send(
-          packed_[i].narrow(kPositionsOfBlock, 0, count), reader, tag);
-    }
-  }
+  std::vector<PeerMessage> sends, receives;
+  for (const at::Tensor& tensor : block) receives.push_back({tensor, owner});
+  for (const at::Tensor& tensor : packed_)
+    sends.push_back({tensor.narrow(kPositionsOfBlock, 0, count), reader});
+  BegunExchange exchange = BegunExchange::exchange(
+      group_,
+      format("exchanging keys and values, step {}", step),
+      std::move(sends),
+      std::move(receives));
+  steps_.push_back({std::move(block), std::move(exchange)});
 }
 
 const std::vector<at::Tensor>& BlockExchange::block_at(int step) {
@@ -99,11 +89,11 @@ const std::vector<at::Tensor>& BlockExchange::block_at(int step) {
       current_.push_back(tensor.narrow(kPositions, 0, count));
   } else {
     if (step > 1) {
-      transfers_.front().sends.wait();
-      transfers_.pop_front();
+      steps_.front().exchange.wait();
+      steps_.pop_front();
     }
-    transfers_.front().receives.wait();
-    current_ = std::exchange(transfers_.front().block, {});
+    steps_.front().exchange.wait_for_receives();
+    current_ = std::exchange(steps_.front().block, {});
     for (at::Tensor& tensor : current_)
       tensor = tensor.movedim(kPositionsOfBlock, kPositions);
   }
@@ -115,8 +105,8 @@ const std::vector<at::Tensor>& BlockExchange::block_at(int step) {
 
 void BlockExchange::finish() {
   current_.clear();
-  for (Transfer& transfer : transfers_) transfer.sends.wait();
-  transfers_.clear();
+  for (Step& step : steps_) step.exchange.wait();
+  steps_.clear();
   packed_.clear();
 }
 
@@ -131,23 +121,25 @@ GradientExchange::GradientExchange(
 void GradientExchange::contribute(int step, std::vector<at::Tensor> gradients) {
   add_received();
   const int owner = rank_at(group_, -step), reader = rank_at(group_, step);
-  P2PBatch& batch = messages_.emplace_back(
-      group_, format("exchanging gradients of keys and values, step {}", step));
   received_ = empty_packed(
       sums_, num_positions_(reader, group_.rank()), kPositionsOfGradient);
-  for (std::size_t i = 0; i < sums_.size(); ++i) {
-    const int tag = kFirstGradientTag + static_cast<int>(i);
-    batch.receive(received_[i], reader, tag);
-    if (gradients[i].defined())
-      batch.send(packed(gradients[i], kPositionsOfGradient), owner, tag);
+  std::vector<PeerMessage> sends, receives;
+  for (const at::Tensor& tensor : received_)
+    receives.push_back({tensor, reader});
+  for (const at::Tensor& gradient : gradients) {
+    if (gradient.defined())
+      sends.push_back({packed(gradient, kPositionsOfGradient), owner});
   }
+  exchange_ = BegunExchange::exchange(
+      group_,
+      format("exchanging gradients of keys and values, step {}", step),
+      std::move(sends),
+      std::move(receives));
 }
 
 void GradientExchange::add_received() {
-  if (messages_.empty()) return;
-  messages_.front().wait();
-  messages_.pop_front();
-  for (std::size_t i = 0; i < sums_.size(); ++i) {
+  exchange_.wait();
+  for (std::size_t i = 0; i < received_.size(); ++i) {
     const std::int64_t count = received_[i].size(kPositionsOfGradient);
     sums_[i]
         .narrow(kPositions, 0, count)

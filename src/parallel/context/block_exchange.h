@@ -10,7 +10,7 @@
 #include <accelerate/attention.h>
 #include <accelerate/world.h>
 
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 
 namespace accelerate::detail {
 
@@ -20,16 +20,14 @@ namespace accelerate::detail {
 /// and no rank forwards what it does not need itself.
 class BlockExchange {
  public:
-  /// `own`: this rank's tensors, at most kTensors, B x H x L x ..., which must
-  /// not change until the end. `num_positions(reader, owner)`: how many
+  /// `own`: this rank's tensors, B x H x L x ..., which must not change until the
+  /// end. `num_positions(reader, owner)`: how many
   /// positions, from the first, `reader` reads of the block of `owner`.
   BlockExchange(
       Group group,
       std::vector<at::Tensor> own,
       KeyValueRotation rotation,
       std::function<std::int64_t(int reader, int owner)> num_positions);
-
-  static constexpr int kTensors = 2;
 
   /// The rank whose block is processed in `step`.
   [[nodiscard]] int owner_at(int step) const;
@@ -43,12 +41,9 @@ class BlockExchange {
   void finish();
 
  private:
-  struct Transfer {
-    Transfer(const Group& group, int owner, int reader);
-
-    std::vector<at::Tensor> block = {};
-    P2PBatch receives;
-    P2PBatch sends;
+  struct Step {
+    std::vector<at::Tensor> block;
+    BegunExchange exchange;
   };
 
   void begin(int step);
@@ -60,9 +55,9 @@ class BlockExchange {
   std::vector<at::Tensor> packed_;
   KeyValueRotation rotation_;
   std::function<std::int64_t(int, int)> num_positions_;
-  /// Transfers from the current step, whose messages to others may be
-  /// unfinished, to the last one begun.
-  std::deque<Transfer> transfers_;
+  /// From the current step, whose messages to others may be unfinished, to the
+  /// last one begun.
+  std::deque<Step> steps_;
   std::vector<at::Tensor> current_;
   int begun_ = 0;
 };
@@ -91,7 +86,7 @@ class GradientExchange {
   std::vector<at::Tensor> sums_;
   std::function<std::int64_t(int, int)> num_positions_;
   std::vector<at::Tensor> received_;
-  std::deque<P2PBatch> messages_;
+  BegunExchange exchange_;
 };
 
 }  // namespace accelerate::detail

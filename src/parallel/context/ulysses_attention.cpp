@@ -25,10 +25,10 @@ constexpr std::int64_t kPositions = 2;
 class HeadExchange {
  public:
   HeadExchange(Group group, const SequenceShards& shards)
-      : group_(std::move(group)),
+      : route_{std::move(group), "exchanging heads", "attention heads"},
         shards_(shards),
         lengths_(
-            static_cast<std::size_t>(group_.size()),
+            static_cast<std::size_t>(route_.group.size()),
             shards.local_length()) {}
 
   // B x all heads x local positions x E -> B x own heads x length x E, in the
@@ -37,7 +37,7 @@ class HeadExchange {
       const at::Tensor& tensor,
       const std::vector<std::int64_t>& counts) const {
     const at::Tensor joined = detail::all_to_all_autograd(
-        tensor, group_, {kHeads, counts, kPositions, lengths_});
+        tensor, route_, {kHeads, counts, kPositions, lengths_});
     std::vector<std::int64_t> order = shards_.restore();
     order.resize(static_cast<std::size_t>(shards_.length()));
     return joined.index_select(kPositions, on_device(order, tensor));
@@ -48,7 +48,7 @@ class HeadExchange {
       const at::Tensor& tensor,
       const std::vector<std::int64_t>& counts) const {
     std::vector<std::int64_t> order;
-    for (int rank = 0; rank < group_.size(); ++rank) {
+    for (int rank = 0; rank < route_.group.size(); ++rank) {
       for (const std::int64_t position : shards_.positions(rank))
         order.push_back(position);
     }
@@ -56,7 +56,7 @@ class HeadExchange {
         tensor, {0, 0, 0, shards_.padded_length() - shards_.length()});
     return detail::all_to_all_autograd(
         padded.index_select(kPositions, on_device(order, tensor)),
-        group_,
+        route_,
         {kPositions, lengths_, kHeads, counts});
   }
 
@@ -67,7 +67,7 @@ class HeadExchange {
     return at::tensor(index, at::kLong).to(like.device());
   }
 
-  Group group_;
+  detail::RowRoute route_;
   SequenceShards shards_;
   std::vector<std::int64_t> lengths_;
 };

@@ -14,11 +14,11 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "comm/autograd/all_to_all.h"
 #include "parallel/expert/expert_layer_state.h"
 #include "parallel/expert/expert_losses.h"
 #include "parallel/expert/expert_mlp.h"
 #include "parallel/expert/full_precision.h"
-#include "parallel/expert/token_exchange.h"
 #include "parallel/expert/token_plan.h"
 #include "parallel/expert/unrecorded.h"
 
@@ -140,20 +140,6 @@ at::Tensor lowered(const at::Tensor& tokens) {
   return tokens.to(at::autocast::get_autocast_dtype(device));
 }
 
-// The number of rows for each expert, from each rank: ranks x experts.
-std::vector<std::vector<std::int64_t>> counts_of_all(
-    const TokenPlan& plan,
-    const Group& group) {
-  if (group.size() == 1) return {plan.counts};
-  std::vector<std::vector<std::int64_t>> all;
-  for (const at::Tensor& counts :
-       group.all_gather(at::tensor(plan.counts, at::kLong))) {
-    const auto* const values = counts.const_data_ptr<std::int64_t>();
-    all.emplace_back(values, values + counts.numel());
-  }
-  return all;
-}
-
 // The rows that this rank receives for each of its experts, and their order.
 struct Arrival {
   RowCounts rows;
@@ -164,13 +150,10 @@ struct Arrival {
   at::Tensor order;
 };
 
-Arrival arrival_of(
-    const std::vector<std::vector<std::int64_t>>& counts,
-    const ExpertLayerState& state,
-    at::Device device) {
+Arrival arrival_of(const TokenPlan& plan, const ExpertLayerState& state) {
   const detail::Unrecorded unrecorded;
-  const Group& group = state.ranks.experts;
-  const auto own = static_cast<std::size_t>(group.rank());
+  const auto& counts = plan.host_counts_of_ranks;
+  const auto own = static_cast<std::size_t>(state.ranks.experts.rank());
   const auto sum = [&](const std::vector<std::int64_t>& of, std::size_t rank) {
     return std::accumulate(
         of.begin() + state.begins[rank],
@@ -182,24 +165,41 @@ Arrival arrival_of(
     arrival.rows.sent.push_back(sum(counts[own], rank));
     arrival.rows.received.push_back(sum(counts[rank], own));
   }
-  std::vector<std::int64_t> next{0};  // by rank
-  for (const std::int64_t received : arrival.rows.received)
-    next.push_back(next.back() + received);
-  std::vector<std::int64_t> order;
   for (auto e = static_cast<std::size_t>(state.first_expert());
        e < static_cast<std::size_t>(state.last_expert());
        ++e) {
-    std::int64_t count = 0;
-    for (std::size_t rank = 0; rank < counts.size(); ++rank) {
-      for (std::int64_t i = 0; i < counts[rank][e]; ++i)
-        order.push_back(next[rank]++);
-      count += counts[rank][e];
-    }
-    arrival.counts.push_back(count);
+    arrival.counts.push_back(0);
+    for (const auto& of_rank : counts) arrival.counts.back() += of_rank[e];
   }
-  if (counts.size() > 1)
-    arrival.order = at::tensor(order, at::kLong).to(device);
+  if (counts.size() == 1) return arrival;
+  const at::Tensor own_experts = plan.counts_of_ranks.narrow(
+      1, state.first_expert(), std::ssize(arrival.counts));
+  const at::Tensor experts =
+      at::arange(std::ssize(arrival.counts), own_experts.options())
+          .repeat({std::ssize(counts)});
+  const at::Tensor expert_of_row = at::repeat_interleave(
+      experts,
+      own_experts.reshape({-1}),
+      0,
+      std::accumulate(
+          arrival.counts.begin(), arrival.counts.end(), std::int64_t{0}));
+  arrival.order =
+      at::argsort(expert_of_row, /*stable=*/true, 0, /*descending=*/false);
   return arrival;
+}
+
+// Exchanged rows are kept for backward rather than exchanged again.
+void send_tokens(
+    detail::RowExchange& exchange,
+    const at::Tensor& rows,
+    bool trains) {
+  const detail::Unrecorded unrecorded;
+  exchange.begin(rows, trains);
+}
+
+at::Tensor receive_tokens(detail::RowExchange& exchange) {
+  const detail::Unrecorded unrecorded;
+  return exchange.finish();
 }
 
 // The weighted sum of each token's rows; 0 for those that were dropped.
@@ -313,33 +313,32 @@ at::Tensor ExpertLayerImpl::forward(const at::Tensor& x) {
       options_.num_experts,
       detail::capacity_of(
           options_.router, options_.num_experts, tokens.size(0), is_training()),
-      options_.router.drop);
+      options_.router.drop,
+      state.ranks.experts);
   for (std::size_t e = 0; e < plan.assigned.size(); ++e)
     state.assigned[e] += plan.assigned[e];
   state.num_dropped += plan.num_dropped();
   if (is_training())
-    detail::compute_losses(options_.router, routing, plan.assigned, state);
+    detail::compute_losses(options_.router, routing, plan.num_assigned, state);
 
-  const Arrival arrival = arrival_of(
-      counts_of_all(plan, state.ranks.experts), state, tokens.device());
+  const Arrival arrival = arrival_of(plan, state);
   const auto parameters = this->parameters();
   const bool trains = x.requires_grad() ||
       std::any_of(parameters.begin(),
                   parameters.end(),
                   [](const at::Tensor& each) { return each.requires_grad(); });
-  detail::TokenExchange there(state.ranks.route, arrival.rows, trains);
-  there.begin(lowered(tokens).index_select(0, plan.tokens));
+  detail::RowExchange there(state.ranks.route, arrival.rows);
+  send_tokens(there, lowered(tokens).index_select(0, plan.tokens), trains);
   at::Tensor shared;
   if (!shared_.is_empty()) shared = shared_result(tokens);
-  at::Tensor rows = there.finish();
+  at::Tensor rows = receive_tokens(there);
   if (arrival.order.defined()) rows = rows.index_select(0, arrival.order);
   rows = expert_results(rows, arrival.counts);
   if (arrival.order.defined())
     rows = at::zeros_like(rows).index_copy(0, arrival.order, rows);
-  detail::TokenExchange back(
-      state.ranks.route, arrival.rows.reversed(), trains);
-  back.begin(rows);
-  at::Tensor result = combine(back.finish(), plan, routing.weights);
+  detail::RowExchange back(state.ranks.route, arrival.rows.reversed());
+  send_tokens(back, rows, trains);
+  at::Tensor result = combine(receive_tokens(back), plan, routing.weights);
   if (shared.defined()) result = result + shared;
   return result.view(x.sizes());
 }
@@ -356,7 +355,7 @@ const at::Tensor& ExpertLayerImpl::z_loss() const { return state_->z_loss; }
 
 ExpertLoad ExpertLayerImpl::take_load() {
   ExpertLoad load{
-      state_->ranks.route.layer,
+      state_->name,
       std::vector<std::int64_t>(state_->assigned.size()),
       std::exchange(state_->num_dropped, 0)};
   load.assigned.swap(state_->assigned);

@@ -8,7 +8,7 @@
 
 #include <accelerate/world.h>
 
-#include "parallel/expert/token_exchange.h"
+#include "comm/autograd/all_to_all.h"
 
 namespace accelerate::detail {
 
@@ -17,8 +17,8 @@ namespace accelerate::detail {
 struct ExpertRanks {
   /// The ranks that hold the layer's experts.
   Group experts = {};
-  /// How `experts` exchange tokens.
-  TokenRoute route = {};
+  /// How `experts` exchange tokens, on a group that nothing else uses.
+  RowRoute route = {};
   /// Ranks that have slices of each expert.
   Group split = {};
   /// Ranks with different tokens, all of which the balance loss counts.
@@ -27,6 +27,8 @@ struct ExpertRanks {
 
 /// The state of an ExpertLayer besides its modules.
 struct ExpertLayerState {
+  /// In errors and loads, such as "blocks.0.experts".
+  std::string name = {};
   ExpertRanks ranks = {};
   /// The first expert of each rank along `experts`, and the end.
   std::vector<std::int64_t> begins = {};

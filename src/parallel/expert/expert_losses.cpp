@@ -23,7 +23,7 @@ at::Tensor mean_of_rows(const at::Tensor& rows) {
 at::Tensor balance_loss(
     const RouterOptions& options,
     const Routing& routing,
-    const std::vector<std::int64_t>& assigned,
+    const at::Tensor& assigned,
     const Group& ranks) {
   at::Tensor shares;
   {
@@ -31,15 +31,15 @@ at::Tensor balance_loss(
     // Other ranks' counts cannot be replayed from a recording, so nothing
     // derived from them is recorded.
     const Unrecorded unrecorded;
-    at::Tensor counts = at::tensor(assigned, at::kLong);
-    if (options.balance_scope == BalanceScope::all_ranks)
+    at::Tensor counts = assigned;
+    if (options.balance_scope == BalanceScope::all_ranks) {
+      counts = assigned.clone();
       ranks.all_reduce(counts);
-    const double sum = counts.sum().item<double>();
-    shares = (counts.to(at::kFloat) / (sum > 0 ? sum : 1))
-                 .to(routing.scores.device());
+    }
+    shares = counts.to(at::kFloat) / counts.sum().clamp_min(1);
   }
   return (shares * mean_of_rows(routing.scores)).sum() *
-      static_cast<double>(assigned.size());
+      static_cast<double>(assigned.numel());
 }
 
 class WithLoss : public torch::autograd::Function<WithLoss> {
@@ -63,7 +63,7 @@ class WithLoss : public torch::autograd::Function<WithLoss> {
 void compute_losses(
     const RouterOptions& options,
     const Routing& routing,
-    const std::vector<std::int64_t>& assigned,
+    const at::Tensor& assigned,
     ExpertLayerState& state) {
   state.auxiliary = state.balance_loss = state.z_loss = at::Tensor();
   const auto add = [&](const at::Tensor& loss, double coefficient) {

@@ -11,12 +11,12 @@
 namespace accelerate::detail {
 
 /// Sets the losses of `state`. `assigned`: this rank's number of assignments by
-/// expert, before any were dropped. Collective among the ranks whose tokens the
+/// expert, before any were dropped; int64, on the tokens' device. Collective among the ranks whose tokens the
 /// balance loss counts, if its coefficient is set.
 void compute_losses(
     const RouterOptions& options,
     const Routing& routing,
-    const std::vector<std::int64_t>& assigned,
+    const at::Tensor& assigned,
     ExpertLayerState& state);
 
 struct NamedExpertLayer {

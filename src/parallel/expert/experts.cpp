@@ -123,13 +123,17 @@ class Experts final : public Strategy {
     const Mesh experts = mesh_.experts();
     ExpertRanks ranks{
         .experts = experts.group(Axis::expert),
-        .route = {.group = dedicated_group(experts, Axis::expert, "tokens")},
+        .route =
+            {.group = dedicated_group(experts, Axis::expert, "tokens"),
+             .rows = "the tokens of experts"},
         .split = num_split_ranks_ > 1 ? mesh_.group(Axis::tensor) : Group(),
         .balance = mesh_.gradient_group()};
     for (const NamedExpertLayer& each : layers) {
       ExpertLayerState& state = each.layer->state();
       state.ranks = ranks;
-      state.ranks.route.layer = prefix + each.name;
+      state.name = prefix + each.name;
+      state.ranks.route.what =
+          format("exchanging the tokens of {}", state.name);
       state.begins =
           slice_begins(each.layer->options().num_experts, num_expert_ranks_);
     }

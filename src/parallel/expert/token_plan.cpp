@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include "parallel/expert/unrecorded.h"
 
@@ -12,35 +13,60 @@ namespace accelerate::detail {
 
 namespace {
 
-using Slots = std::vector<std::int64_t>;
+using Counts = std::vector<std::int64_t>;
 
-// Keeps `capacity` of an expert's slots, in their order.
-void drop_slots(
-    Slots& slots,
-    std::int64_t capacity,
-    TokenDrop drop,
-    const float* weights) {
-  const auto kept = static_cast<std::size_t>(capacity);
-  if (slots.size() <= kept) return;
-  if (drop == TokenDrop::lowest_weight) {
-    std::stable_sort(
-        slots.begin(), slots.end(), [&](std::int64_t a, std::int64_t b) {
-          return weights[a] > weights[b];
-        });
-  } else if (drop == TokenDrop::random) {
-    const at::Tensor order = at::randperm(std::ssize(slots));
-    const auto* const places = order.const_data_ptr<std::int64_t>();
-    Slots shuffled;
-    for (std::size_t i = 0; i < kept; ++i)
-      shuffled.push_back(slots[static_cast<std::size_t>(places[i])]);
-    slots = std::move(shuffled);
-  }
-  slots.resize(kept);
-  std::sort(slots.begin(), slots.end());
+// Like at::bincount(), for which the host waits for CUDA devices.
+at::Tensor count(const at::Tensor& experts, std::int64_t num_experts) {
+  return at::zeros({num_experts}, experts.options())
+      .scatter_add_(0, experts, at::ones_like(experts));
 }
 
-at::Tensor to_tensor(const Slots& numbers, at::Device device) {
-  return at::tensor(numbers, at::kLong).to(device);
+at::Tensor places_of(const at::Tensor& experts) {
+  return at::arange(experts.numel(), experts.options());
+}
+
+// Shuffles slots that are sorted by expert, within experts that have more than
+// `capacity`.
+at::Tensor shuffled(
+    const at::Tensor& slots,
+    const at::Tensor& assigned,
+    std::int64_t capacity) {
+  // On the host: the generator of the CPU draws, once per expert.
+  const at::Tensor counts = assigned.cpu();
+  std::vector<at::Tensor> places;
+  std::int64_t first = 0;
+  for (std::int64_t e = 0; e < counts.numel(); ++e) {
+    const std::int64_t num = counts.const_data_ptr<std::int64_t>()[e];
+    places.push_back(
+        (num > capacity ? at::randperm(num, at::kLong)
+                        : at::arange(num, at::kLong)) +
+        first);
+    first += num;
+  }
+  return slots.index_select(0, at::cat(places).to(slots.device()));
+}
+
+// Returns the expert of each slot; `assigned.numel()` for slots that experts
+// drop.
+at::Tensor without_dropped(
+    const at::Tensor& experts,
+    const at::Tensor& weights,
+    const at::Tensor& assigned,
+    std::int64_t capacity,
+    TokenDrop drop) {
+  const at::Tensor order = drop == TokenDrop::lowest_weight
+      ? at::argsort(
+            weights.reshape({-1}), /*stable=*/true, 0, /*descending=*/true)
+      : places_of(experts);
+  const auto [sorted, places] = at::sort(
+      experts.index_select(0, order), /*stable=*/true, 0, /*descending=*/false);
+  at::Tensor slots = order.index_select(0, places);
+  if (drop == TokenDrop::random) slots = shuffled(slots, assigned, capacity);
+  const at::Tensor begins = assigned.cumsum(0) - assigned;
+  const at::Tensor is_kept =
+      places_of(experts) - begins.index_select(0, sorted) < capacity;
+  return at::empty_like(experts).scatter_(
+      0, slots, at::where(is_kept, sorted, assigned.numel()));
 }
 
 }  // namespace
@@ -54,31 +80,46 @@ TokenPlan plan_tokens(
     const Routing& routing,
     std::int64_t num_experts,
     std::int64_t capacity,
-    TokenDrop drop) {
-  // Decided once, not again in a recomputed forward.
+    TokenDrop drop,
+    const Group& ranks) {
+  // Decided once, not again in a recomputed forward, which cannot replay other
+  // ranks' counts.
   const Unrecorded unrecorded;
-  const std::int64_t top_k = routing.experts.size(1);
-  const at::Tensor experts = routing.experts.detach().to(at::kCPU).contiguous();
-  const at::Tensor weights =
-      routing.weights.detach().to(at::kCPU, at::kFloat).contiguous();
-  const auto* const chosen = experts.const_data_ptr<std::int64_t>();
-  std::vector<Slots> by_expert(static_cast<std::size_t>(num_experts));
-  for (std::int64_t slot = 0; slot < experts.numel(); ++slot)
-    by_expert[static_cast<std::size_t>(chosen[slot])].push_back(slot);
+  at::Tensor experts = routing.experts.detach().reshape({-1});
   TokenPlan plan;
-  Slots slots, tokens;
-  for (Slots& own : by_expert) {
-    plan.assigned.push_back(std::ssize(own));
-    if (capacity >= 0)
-      drop_slots(own, capacity, drop, weights.const_data_ptr<float>());
-    plan.counts.push_back(std::ssize(own));
-    for (const std::int64_t slot : own) {
-      slots.push_back(slot);
-      tokens.push_back(slot / top_k);
-    }
+  plan.num_assigned = count(experts, num_experts);
+  at::Tensor kept = plan.num_assigned;
+  if (capacity >= 0) {
+    kept = kept.clamp_max(capacity);
+    experts = without_dropped(
+        experts,
+        routing.weights.detach().to(at::kFloat),
+        plan.num_assigned,
+        capacity,
+        drop);
   }
-  plan.slots = to_tensor(slots, routing.experts.device());
-  plan.tokens = to_tensor(tokens, routing.experts.device());
+  const at::Tensor slots =
+      at::argsort(experts, /*stable=*/true, 0, /*descending=*/false);
+  plan.counts_of_ranks = at::stack(ranks.all_gather(kept));
+  const at::Tensor all =
+      at::cat({plan.num_assigned.unsqueeze(0), plan.counts_of_ranks});
+  // On the host: sizes of the tensors that are sent, received and computed with.
+  const at::Tensor read = all.cpu();
+  const auto* const values = read.const_data_ptr<std::int64_t>();
+  const auto row = [&](std::int64_t number) {
+    return Counts(
+        values + number * num_experts, values + (number + 1) * num_experts);
+  };
+  plan.assigned = row(0);
+  for (std::int64_t rank = 0; rank < ranks.size(); ++rank)
+    plan.host_counts_of_ranks.push_back(row(1 + rank));
+  plan.counts =
+      plan.host_counts_of_ranks[static_cast<std::size_t>(ranks.rank())];
+  plan.slots = slots.narrow(
+      0,
+      0,
+      std::accumulate(plan.counts.begin(), plan.counts.end(), std::int64_t{0}));
+  plan.tokens = at::floor_divide(plan.slots, routing.experts.size(1));
   return plan;
 }
 

@@ -77,6 +77,12 @@ class OneThreadConnection final : public ConnectionAdapter {
     const auto call = begin_call();
     return inner().receive(tensor, src, tag);
   }
+  BegunMessages exchange(
+      const std::vector<PeerMessage>& sends,
+      const std::vector<PeerMessage>& receives) override {
+    const auto call = begin_call();
+    return inner().exchange(sends, receives);
+  }
 
  private:
   std::unique_lock<std::mutex> begin_call() {

@@ -65,6 +65,12 @@ class ConnectionAdapter : public Connection {
   Work receive(const at::Tensor& tensor, int src, int tag) override {
     return inner_->receive(tensor, src, tag);
   }
+  BegunMessages exchange(
+      const std::vector<PeerMessage>& sends,
+      const std::vector<PeerMessage>& receives) override {
+    return facts_.has_exchange ? inner_->exchange(sends, receives)
+                               : begin_each(sends, receives);
+  }
   void run_in_background() override { inner_->run_in_background(); }
   [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override {
     return inner_->reducible_memory(bytes);

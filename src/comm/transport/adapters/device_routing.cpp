@@ -26,6 +26,7 @@ class DeviceRouting final : public Connection {
       facts_.device_types.push_back(type);
     facts_.compares_calls = false;
     facts_.takes_views = true;
+    facts_.has_exchange = device_facts_.has_exchange;
   }
 
   [[nodiscard]] const TransportFacts& facts() const override { return facts_; }
@@ -80,6 +81,14 @@ class DeviceRouting final : public Connection {
   }
   Work receive(const at::Tensor& tensor, int src, int tag) override {
     return messages_of(tensor).receive(tensor, src, tag);
+  }
+  BegunMessages exchange(
+      const std::vector<PeerMessage>& sends,
+      const std::vector<PeerMessage>& receives) override {
+    if (sends.empty() && receives.empty()) return {};
+    const PeerMessage& any = sends.empty() ? receives.front() : sends.front();
+    return (device_facts_.has_exchange ? of(any.tensor) : *host_)
+        .exchange(sends, receives);
   }
   void run_in_background() override { host_->run_in_background(); }
   [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override {

@@ -69,7 +69,8 @@ TransportFacts nccl_facts(c10::Device device) {
       .device_types = {device.type()},
       .can_reduce = &nccl_can_reduce,
       .point_to_point = PointToPoint::none,
-      .is_thread_safe = false};
+      .is_thread_safe = false,
+      .has_exchange = true};
 }
 
 class NcclConnection final : public Connection {
@@ -172,7 +173,7 @@ class NcclConnection final : public Connection {
     messages.sends.emplace_back(input, dst);
     for (std::size_t peer = 0; peer < outputs.size(); ++peer)
       messages.receives.emplace_back(outputs[peer], static_cast<int>(peer));
-    return exchange("gather", outputs, messages);
+    return run_messages("gather", outputs, messages);
   }
 
   Work scatter(
@@ -184,7 +185,7 @@ class NcclConnection final : public Connection {
     for (std::size_t peer = 0; peer < inputs.size(); ++peer)
       messages.sends.emplace_back(inputs[peer], static_cast<int>(peer));
     messages.receives.emplace_back(output, src);
-    return exchange("scatter", {output}, messages);
+    return run_messages("scatter", {output}, messages);
   }
 
   Work all_to_all(
@@ -195,7 +196,24 @@ class NcclConnection final : public Connection {
     Messages messages;
     add_parts(messages.sends, input, input_sizes);
     add_parts(messages.receives, output, output_sizes);
-    return exchange("all_to_all", {output}, messages);
+    return run_messages("all_to_all", {output}, messages);
+  }
+
+  // One group of messages, which the streams of all ranks reach in the same
+  // order, so that none waits for a later one.
+  BegunMessages exchange(
+      const std::vector<PeerMessage>& sends,
+      const std::vector<PeerMessage>& receives) override {
+    Messages messages;
+    std::vector<at::Tensor> results;
+    for (const PeerMessage& each : sends)
+      messages.sends.emplace_back(bytes_of(each.tensor), each.peer);
+    for (const PeerMessage& each : receives) {
+      messages.receives.emplace_back(bytes_of(each.tensor), each.peer);
+      results.push_back(each.tensor);
+    }
+    if (sends.empty() && receives.empty()) return {};
+    return {run_messages("exchange", std::move(results), messages)};
   }
 
   Work barrier() override {
@@ -241,6 +259,10 @@ class NcclConnection final : public Connection {
     return *nccl_dtype(tensor.scalar_type());
   }
 
+  static at::Tensor bytes_of(const at::Tensor& tensor) {
+    return tensor.reshape({-1}).view(at::kByte);
+  }
+
   void add_parts(
       Parts& parts,
       const at::Tensor& tensor,
@@ -255,7 +277,7 @@ class NcclConnection final : public Connection {
     }
   }
 
-  Work exchange(
+  Work run_messages(
       const char* name,
       std::vector<at::Tensor> results,
       const Messages& messages) {

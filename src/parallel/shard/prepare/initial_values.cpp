@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
+#include <vector>
 
 #include <ATen/Functions.h>
 
 #include "base/text/text.h"
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 #include "comm/mesh.h"
 #include "parallel/replicate/same_model.h"
 #include "params/materialize.h"
@@ -95,28 +97,31 @@ at::Tensor InitialValues::box_of_rank(
   const bool is_sent = origins_.at(row.name) == Origin::rank_0_to_shards;
   const bool is_sender = group.rank() == 0;
   if (is_sent && is_sender) {
-    P2PBatch batch(group, format("sending {}", row.name));
-    const at::Tensor full = row.tensor.detach().cpu();
+    const at::Tensor full = row.tensor.detach();
+    std::vector<PeerMessage> sends;
     for (int rank = 1; rank < group.size(); ++rank) {
       const int world_rank =
           group.world_ranks()[static_cast<std::size_t>(rank)];
       const int place = coordinate_of(mesh, world_rank, axis);
-      batch.send(box_of(full, place).contiguous(), rank, kTag);
+      sends.push_back({box_of(full, place).contiguous(), rank, kTag});
     }
-    batch.wait();
+    BegunExchange::messages(
+        group, format("sending {}", row.name), std::move(sends), {})
+        .wait();
   }
   const int own = mesh.coordinate(axis);
   if (!row.tensor.is_meta() && (!is_sent || is_sender))
     return box_of(row.tensor.detach(), own);
   const at::Tensor box = at::zeros(
       box_of(row.tensor, own).sizes(),
-      at::TensorOptions(row.tensor.scalar_type()));
+      at::TensorOptions(row.tensor.scalar_type())
+          .device(mesh_.world().device()));
   if (is_sent) {
-    P2PBatch batch(group, format("receiving {}", row.name));
-    batch.receive(box, 0, kTag);
-    batch.wait();
+    BegunExchange::messages(
+        group, format("receiving {}", row.name), {}, {{box, 0, kTag}})
+        .wait();
   }
-  return box.to(mesh_.world().device());
+  return box;
 }
 
 }  // namespace accelerate::detail

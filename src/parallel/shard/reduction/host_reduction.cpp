@@ -20,9 +20,7 @@ constexpr std::int64_t kHashBytes = 8;
 }  // namespace
 
 struct HostReduction::Large {
-  Large(const Group& group, std::string what) : batch(group, std::move(what)) {}
-
-  P2PBatch batch;
+  BegunExchange exchange;
   at::Tensor outgoing;               // the full gradient, on the host
   std::vector<at::Tensor> incoming;  // one per rank
   /// The gradient that `outgoing` is copied from, until `copied`.
@@ -52,8 +50,7 @@ at::Tensor HostReduction::take_gradient(
 
 void HostReduction::take(const UnitShards& unit, std::size_t place) {
   large_.resize(unit.trainable.size());
-  large_[place] = std::make_unique<Large>(
-      group_, format("reducing the gradient of {}", unit.trained(place).name));
+  large_[place] = std::make_unique<Large>();
   Large& large = *large_[place];
   const at::Tensor gradient = take_gradient(unit, place);
   if (gradient.is_cpu()) {
@@ -81,14 +78,18 @@ void HostReduction::send(const UnitShards& unit, std::size_t place) {
   large.incoming.resize(static_cast<std::size_t>(group_.size()));
   const at::Tensor own = parameter.rows_of(large.outgoing, group_.rank());
   const int tag = tags_.tag(unit.trainable[place], round_);
+  std::vector<PeerMessage> sends, receives;
   for (const int peer : peers_of(group_)) {
     at::Tensor& shard = large.incoming[static_cast<std::size_t>(peer)];
     shard = pool_->take(own.sizes(), own.options());
-    large.batch.receive(shard, peer, tag);
+    receives.push_back({shard, peer, tag});
+    sends.push_back({parameter.rows_of(large.outgoing, peer), peer, tag});
   }
-  for (const int peer : peers_of(group_)) {
-    large.batch.send(parameter.rows_of(large.outgoing, peer), peer, tag);
-  }
+  large.exchange = BegunExchange::messages(
+      group_,
+      format("reducing the gradient of {}", parameter.name),
+      std::move(sends),
+      std::move(receives));
 }
 
 void HostReduction::send_rest(
@@ -99,6 +100,7 @@ void HostReduction::send_rest(
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
     const ShardedParameter& parameter = unit.trained(place);
     if (!is_small(parameter)) continue;
+    // On the host: small gradients travel in one pack, between hosts.
     const at::Tensor gradient = take_gradient(unit, place).cpu();
     for (int rank = 0; rank < group_.size(); ++rank) {
       rows[static_cast<std::size_t>(rank)].push_back(
@@ -119,14 +121,18 @@ void HostReduction::send_rest(
     packs_.push_back(
         rank == mine ? sent_packs_[mine] : at::empty_like(sent_packs_[mine]));
   }
-  rest_ = std::make_unique<P2PBatch>(
-      group_, format("reducing the gradients of {}", unit.name));
+  std::vector<PeerMessage> sends, receives;
   const int tag = tags_.tag(unit.parameters.size(), round_);
   for (const int peer : peers_of(group_)) {
     const auto p = static_cast<std::size_t>(peer);
-    rest_->receive(packs_[p], peer, tag);
-    rest_->send(sent_packs_[p], peer, tag);
+    receives.push_back({packs_[p], peer, tag});
+    sends.push_back({sent_packs_[p], peer, tag});
   }
+  rest_ = BegunExchange::messages(
+      group_,
+      format("reducing the gradients of {}", unit.name),
+      std::move(sends),
+      std::move(receives));
 }
 
 at::Tensor HostReduction::mean_of(
@@ -154,7 +160,7 @@ void HostReduction::finish(const UnitShards& unit, std::size_t place) {
   if (!means_.empty() && means_[place].defined()) return;
   means_.resize(unit.trainable.size());
   Large& large = *large_[place];
-  large.batch.wait();
+  large.exchange.wait();
   const ShardedParameter& parameter = unit.trained(place);
   const int mine = group_.rank();
   std::vector<at::Tensor> shards = std::move(large.incoming);
@@ -216,10 +222,10 @@ bool HostReduction::finish_rest(const UnitShards& unit) {
 }
 
 void HostReduction::abandon() {
-  if (!large_.empty() || rest_ != nullptr) start_next_round();
+  if (!large_.empty() || rest_) start_next_round();
 }
 
-// P2PBatch keeps the memory of messages in flight.
+// The group keeps the memory of messages in flight.
 void HostReduction::start_next_round() {
   large_.clear();
   means_.clear();

@@ -3,13 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/world.h>
 
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 #include "parallel/shard/host_messages.h"
 #include "parallel/shard/sharded_parameter.h"
 #include "parallel/shard/unshard/block_pool.h"
@@ -62,7 +63,7 @@ class HostReduction {
   /// Means of this rank's rows, by place.
   std::vector<at::Tensor> means_;
   std::vector<std::uint8_t> was_used_;
-  std::unique_ptr<P2PBatch> rest_;
+  std::optional<BegunExchange> rest_;
   std::vector<at::Tensor> sent_packs_, packs_;  // one per rank
 };
 

@@ -7,7 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text/text.h"
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 #include "precision/fp8/float8_matrix.h"
 
 namespace accelerate::detail {
@@ -30,8 +30,25 @@ bool is_small(const ShardedParameter& parameter) {
   return parameter.full.nbytes() < kSmallBytes;
 }
 
+namespace {
+
+struct UnitMessages {
+  // This rank's piece to the others, and theirs.
+  template <class PieceOf>
+  void add(const Group& group, int tag, PieceOf&& piece_of) {
+    for (const int peer : peers_of(group)) {
+      receives.push_back({piece_of(peer), peer, tag});
+      sends.push_back({piece_of(group.rank()), peer, tag});
+    }
+  }
+
+  std::vector<PeerMessage> sends, receives;
+};
+
+}  // namespace
+
 struct HostUnshard::Gather {
-  P2PBatch batch;
+  BegunExchange exchange;
   Group group;
   ShardSource source;
   std::vector<at::Tensor> memory;
@@ -65,15 +82,12 @@ void HostUnshard::start(
     const Group& group,
     ShardSource source,
     std::vector<at::Tensor> memory) {
-  const int mine = group.rank();
-  gather_ = std::unique_ptr<Gather>(new Gather{
-      P2PBatch(group, format("gathering the parameters of {}", unit.name)),
-      group,
-      source,
-      std::move(memory)});
+  gather_ =
+      std::unique_ptr<Gather>(new Gather{{}, group, source, std::move(memory)});
   const std::uint64_t round = source == ShardSource::reshard_group
       ? num_reshard_group_gathers_++
       : num_gathers_++;
+  UnitMessages messages;
   std::vector<std::vector<at::Tensor>> small_rows(
       static_cast<std::size_t>(group.size()));
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
@@ -90,7 +104,7 @@ void HostUnshard::start(
         gather_->memory[i],
         scale.defined() ? at::kByte : gather_->memory[i].scalar_type());
     const auto& begins = gather_->begins_of(parameter);
-    const at::Tensor own = rows_between(on_host, begins, mine);
+    const at::Tensor own = rows_between(on_host, begins, group.rank());
     const at::Tensor& kept = gather_->own_rows_of(parameter);
     if (scale.defined()) {
       own.copy_(cast_with_scale(kept.detach(), kGathered, scale)
@@ -104,35 +118,28 @@ void HostUnshard::start(
             rows_between(on_host, begins, rank).reshape(-1).view(at::kByte));
       }
     } else {
-      const int tag = tags_.tag(i, round);
-      for (const int peer : peers_of(group)) {
-        gather_->batch.receive(rows_between(on_host, begins, peer), peer, tag);
-      }
-      for (const int peer : peers_of(group))
-        gather_->batch.send(own, peer, tag);
+      messages.add(group, tags_.tag(i, round), [&](int rank) {
+        return rows_between(on_host, begins, rank);
+      });
     }
     gather_->on_host.push_back(on_host);
   }
-  send_packs(small_rows, tags_.tag(unit.parameters.size(), round));
-}
-
-void HostUnshard::send_packs(
-    const std::vector<std::vector<at::Tensor>>& rows_by_rank,
-    int tag) {
-  for (const auto& rows : rows_by_rank) {
+  for (const auto& rows : small_rows) {
     gather_->packs.push_back(
         rows.empty() ? at::empty({0}, at::kByte) : at::cat(rows));
   }
-  const auto mine = static_cast<std::size_t>(gather_->group.rank());
-  for (const int peer : peers_of(gather_->group)) {
-    gather_->batch.receive(
-        gather_->packs[static_cast<std::size_t>(peer)], peer, tag);
-    gather_->batch.send(gather_->packs[mine], peer, tag);
-  }
+  messages.add(group, tags_.tag(unit.parameters.size(), round), [&](int rank) {
+    return gather_->packs[static_cast<std::size_t>(rank)];
+  });
+  gather_->exchange = BegunExchange::messages(
+      group,
+      format("gathering the parameters of {}", unit.name),
+      std::move(messages.sends),
+      std::move(messages.receives));
 }
 
 std::vector<at::Tensor> HostUnshard::finish(const UnitShards& unit) {
-  gather_->batch.wait();
+  gather_->exchange.wait();
   unpack(unit);
   restore();
   queue_copies();

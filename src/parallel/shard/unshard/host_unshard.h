@@ -42,9 +42,6 @@ class HostUnshard {
   [[nodiscard]] at::Tensor host_memory(
       const at::Tensor& memory,
       at::ScalarType dtype) const;
-  void send_packs(
-      const std::vector<std::vector<at::Tensor>>& rows_by_rank,
-      int tag);
   void unpack(const UnitShards& unit);
   /// Decodes values that were sent in float8 into parameters in host memory.
   void restore();
