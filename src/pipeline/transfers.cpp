@@ -1,10 +1,12 @@
 #include "pipeline/transfers.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/strides.h>
 
 #include <accelerate/error.h>
 
@@ -28,6 +30,52 @@ constexpr std::int64_t kStepsApart = 4;
 bool can_require_grad(const at::Tensor& tensor) {
   return at::isFloatingType(tensor.scalar_type()) ||
       at::isComplexType(tensor.scalar_type());
+}
+
+std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
+  const auto strides = c10::contiguous_strides(tensor.sizes());
+  return {strides.begin(), strides.end()};
+}
+
+// Views a tensor so that it is contiguous if it has these strides.
+at::Tensor in_memory_order(const at::Tensor& tensor, at::IntArrayRef strides) {
+  std::vector<std::int64_t> order(strides.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
+    return strides[a] > strides[b];
+  });
+  return tensor.detach().permute(order);
+}
+
+// The same for all tensors of a value.
+PipelineTensors in_memory_order(
+    PipelineTensors tensors,
+    const ValueSignature& signature) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].defined())
+      tensors[i] = in_memory_order(tensors[i], signature.tensors[i].strides);
+  }
+  return tensors;
+}
+
+// Adds tensors with consecutive tags, without undefined ones.
+void add(
+    std::vector<PeerMessage>& messages,
+    const PipelineTensors& tensors,
+    int peer,
+    int first_tag) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const int tag = first_tag + static_cast<int>(i);
+    if (tensors[i].defined())
+      messages.push_back({tensors[i].detach().contiguous(), peer, tag});
+  }
+}
+
+ThrowFailure lost(int peer) {
+  return [peer](const std::exception& error) {
+    throw LostPeer(peer, first_line_of(error));
+  };
 }
 
 }  // namespace
@@ -61,21 +109,27 @@ void StageTransfers::send_outputs(
         std::move(inputs);
     return;
   }
-  announce(value, signature, peer);
-  const int tag = tag_of(value, Direction::outputs);
-  for (std::size_t i = 0; i < outputs.tensors.size(); ++i)
-    send(outputs.tensors[i], peer, tag + 2 + static_cast<int>(i));
+  std::vector<PeerMessage> messages = announce(value, signature, peer);
+  const ValueSignature& announced =
+      mode_.shapes_may_change ? signature : sent_.at(key_of(value));
+  add(messages,
+      in_memory_order(outputs.tensors, announced),
+      peer,
+      tag_of(value, Direction::outputs) + 2);
+  send(
+      format("sending the outputs of stage {}", value.stage),
+      std::move(messages));
 }
 
-// Sends the signature to the other rank, unless it knows it already.
-void StageTransfers::announce(
+std::vector<PeerMessage> StageTransfers::announce(
     const StageValue& value,
     const ValueSignature& signature,
     int peer) {
-  if (mode_.shapes_may_change) return send_signature(value, signature, peer);
+  if (mode_.shapes_may_change)
+    return signature_messages(value, signature, peer);
   const auto [known, is_new] = sent_.try_emplace(key_of(value), signature);
-  if (is_new) return send_signature(value, signature, peer);
-  if (known->second == signature) return;
+  if (is_new) return signature_messages(value, signature, peer);
+  if (known->second == signature) return {};
   throw ConfigError(format(
       "[pipeline] stage {} returned {} for micro-batch {}, but {} for the "
       "first one of {} rows{}; set PipelineOptions::shapes_may_change, or give "
@@ -111,13 +165,12 @@ PipelineValue StageTransfers::receive_inputs(const StageValue& value) {
   if (!expected_.contains(key))
     expected_[key] = receive_like(signature, value, peer);
   PipelineValue inputs{{}, signature.structure};
-  auto messages = std::move(expected_.extract(key).mapped());
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    wait(messages[i]);
-    at::Tensor& tensor = messages[i].tensor;
-    if (tensor.defined())
-      tensor.requires_grad_(signature.tensors[i].requires_grad);
-    inputs.tensors.push_back(std::move(tensor));
+  Expected expected = std::move(expected_.extract(key).mapped());
+  expected.messages.wait();
+  inputs.tensors = std::move(expected.tensors);
+  for (std::size_t i = 0; i < inputs.tensors.size(); ++i) {
+    if (inputs.tensors[i].defined())
+      inputs.tensors[i].requires_grad_(signature.tensors[i].requires_grad);
   }
   return inputs;
 }
@@ -131,9 +184,11 @@ void StageTransfers::send_gradients(
         gradients, {}};
     return;
   }
-  const int tag = tag_of(value, Direction::gradients);
-  for (std::size_t i = 0; i < gradients.size(); ++i)
-    send(gradients[i], peer, tag + 2 + static_cast<int>(i));
+  std::vector<PeerMessage> messages;
+  add(messages, gradients, peer, tag_of(value, Direction::gradients) + 2);
+  send(
+      format("sending the gradients of stage {}", value.stage),
+      std::move(messages));
 }
 
 void StageTransfers::expect_gradients(
@@ -145,14 +200,14 @@ void StageTransfers::expect_gradients(
   const int tag = tag_of(
       {value.stage + 1, value.micro_batch, value.num_rows},
       Direction::gradients);
-  std::vector<Message> messages;
-  for (std::size_t i = 0; i < like.size(); ++i) {
-    messages.push_back(receive(
-        at::empty(like[i].sizes(), like[i].options()),
-        peer,
-        tag + 2 + static_cast<int>(i)));
-  }
-  expected_[key] = std::move(messages);
+  PipelineTensors tensors;
+  for (const at::Tensor& each : like)
+    tensors.push_back(at::empty(each.sizes(), each.options()));
+  expected_[key] = receive(
+      format("receiving the gradients of stage {}", value.stage + 1),
+      std::move(tensors),
+      peer,
+      tag + 2);
 }
 
 PipelineTensors StageTransfers::receive_gradients(
@@ -165,26 +220,25 @@ PipelineTensors StageTransfers::receive_gradients(
   }
   expect_gradients(value, like);
   const ValueKey key{value.stage, value.micro_batch, Direction::gradients};
-  PipelineTensors gradients;
-  const auto messages = std::move(expected_.extract(key).mapped());
-  for (const Message& message : messages) {
-    wait(message);
-    gradients.push_back(message.tensor);
-  }
-  return gradients;
+  Expected expected = std::move(expected_.extract(key).mapped());
+  expected.messages.wait();
+  return std::move(expected.tensors);
 }
 
 void StageTransfers::broadcast(const at::Tensor& tensor, int src) {
   if (group_.size() == 1 || tensor.numel() == 0) return;
   const at::NoGradGuard no_grad;
-  wait(
-      {guarded(src, [&](Connection& c) { return c.broadcast(tensor, src); }),
-       tensor,
-       src});
+  try {
+    group_.impl()->connection->broadcast(tensor, src)->wait();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    lost(src)(error);
+  }
 }
 
 void StageTransfers::end_step() {
-  for (const Message& message : leaving_) wait(message);
+  for (BegunExchange& each : leaving_) each.wait();
   leaving_.clear();
 }
 
@@ -205,58 +259,32 @@ int StageTransfers::tag_of(const StageValue& value, Direction direction) const {
   return (place * static_cast<int>(kStepsApart) + step) * kTagsPerValue;
 }
 
-void StageTransfers::send(const at::Tensor& tensor, int peer, int tag) {
-  if (!tensor.defined() || tensor.numel() == 0) return;
-  const at::NoGradGuard no_grad;
-  const at::Tensor sent = tensor.detach().contiguous();
-  while (!leaving_.empty() && leaving_.front().work->isCompleted())
+void StageTransfers::send(std::string what, std::vector<PeerMessage> messages) {
+  if (messages.empty()) return;
+  const int peer = messages.front().peer;
+  while (!leaving_.empty() && leaving_.front().is_complete())
     leaving_.pop_front();
-  leaving_.push_back(
-      {guarded(peer, [&](Connection& c) { return c.send(sent, peer, tag); }),
-       sent,
-       peer});
+  leaving_.push_back(BegunExchange::messages(
+      group_, std::move(what), std::move(messages), {}, lost(peer)));
 }
 
-StageTransfers::Message
-StageTransfers::receive(const at::Tensor& tensor, int peer, int tag) {
-  if (!tensor.defined() || tensor.numel() == 0) return {{}, tensor, peer};
-  return {
-      guarded(
-          peer, [&](Connection& c) { return c.receive(tensor, peer, tag); }),
-      tensor,
-      peer};
-}
-
-Work StageTransfers::guarded(
+StageTransfers::Expected StageTransfers::receive(
+    std::string what,
+    PipelineTensors tensors,
     int peer,
-    const std::function<Work(Connection&)>& begin) {
-  Connection& connection = *group_.impl()->connection;
-  try {
-    Work work = begin(connection);
-    connection.run_in_background();
-    return work;
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw LostPeer(peer, first_line_of(error));
-  }
+    int first_tag) const {
+  std::vector<PeerMessage> messages;
+  add(messages, tensors, peer, first_tag);
+  return {
+      std::move(tensors),
+      BegunExchange::messages(
+          group_, std::move(what), {}, std::move(messages), lost(peer))};
 }
 
-void StageTransfers::wait(const Message& message) {
-  if (!message.work) return;
-  try {
-    message.work->wait();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw LostPeer(message.peer, first_line_of(error));
-  }
-}
-
-void StageTransfers::send_signature(
+std::vector<PeerMessage> StageTransfers::signature_messages(
     const StageValue& value,
     const ValueSignature& signature,
-    int peer) {
+    int peer) const {
   if (signature.tensors.size() > static_cast<std::size_t>(kMostTensors)) {
     throw ConfigError(format(
         "[pipeline] stage {} returned {} tensors; at most {} can be handed on: "
@@ -270,11 +298,15 @@ void StageTransfers::send_signature(
   numbers.insert(numbers.begin(), count);
   numbers.resize(
       static_cast<std::size_t>(std::max(count + 1, kSignatureNumbers)), 0);
-  const at::Tensor all = at::tensor(numbers, at::kLong).to(device_);
-  const int tag = tag_of(value, Direction::outputs);
-  send(all.narrow(0, 0, kSignatureNumbers), peer, tag);
-  const std::int64_t rest = all.size(0) - kSignatureNumbers;
-  send(all.narrow(0, kSignatureNumbers, rest), peer, tag + 1);
+  // Host tensors, which no rank waits for its device to read.
+  const at::Tensor all = at::tensor(numbers, at::kLong);
+  std::vector<PeerMessage> messages;
+  add(messages,
+      all.split_with_sizes(
+          {kSignatureNumbers, all.size(0) - kSignatureNumbers}),
+      peer,
+      tag_of(value, Direction::outputs));
+  return messages;
 }
 
 ValueSignature StageTransfers::receive_signature(
@@ -284,13 +316,14 @@ ValueSignature StageTransfers::receive_signature(
       {value.stage - 1, value.micro_batch, value.num_rows}, Direction::outputs);
   std::vector<std::int64_t> numbers;
   const auto take = [&](std::int64_t count, int from) {
-    const Message message = receive(
-        at::empty({count}, at::TensorOptions(at::kLong).device(device_)),
+    Expected expected = receive(
+        format("receiving the shapes of stage {}", value.stage - 1),
+        {at::empty({count}, at::kLong)},
         peer,
         from);
-    wait(message);
-    const at::Tensor found = message.tensor.cpu();
-    const auto* const first = found.const_data_ptr<std::int64_t>();
+    expected.messages.wait();
+    const auto* const first =
+        expected.tensors.front().const_data_ptr<std::int64_t>();
     numbers.insert(numbers.end(), first, first + count);
   };
   take(kSignatureNumbers, tag);
@@ -308,33 +341,37 @@ const ValueSignature& StageTransfers::known_signature(
       .first->second;
 }
 
-std::vector<StageTransfers::Message> StageTransfers::receive_like(
+StageTransfers::Expected StageTransfers::receive_like(
     const ValueSignature& signature,
     const StageValue& value,
-    int peer) {
-  const int tag = tag_of(
-      {value.stage - 1, value.micro_batch, value.num_rows}, Direction::outputs);
-  std::vector<Message> messages;
-  for (std::size_t i = 0; i < signature.tensors.size(); ++i) {
-    messages.push_back(receive(
-        empty_like(signature.tensors[i], device_),
-        peer,
-        tag + 2 + static_cast<int>(i)));
-  }
-  return messages;
+    int peer) const {
+  PipelineTensors tensors;
+  for (const auto& each : signature.tensors)
+    tensors.push_back(empty_like(each, device_));
+  Expected expected = receive(
+      format("receiving the outputs of stage {}", value.stage - 1),
+      in_memory_order(tensors, signature),
+      peer,
+      tag_of(
+          {value.stage - 1, value.micro_batch, value.num_rows},
+          Direction::outputs) +
+          2);
+  expected.tensors = std::move(tensors);
+  return expected;
 }
 
 ValueSignature signature_of(const PipelineValue& value, bool trains) {
   ValueSignature signature{{}, value.structure};
   for (const at::Tensor& tensor : value.tensors) {
     if (!tensor.defined()) {
-      signature.tensors.push_back({at::ScalarType::Undefined, false, {}});
+      signature.tensors.push_back({at::ScalarType::Undefined, false, {}, {}});
       continue;
     }
     signature.tensors.push_back(
         {tensor.scalar_type(),
          trains && tensor.requires_grad() && can_require_grad(tensor),
-         tensor.sizes().vec()});
+         tensor.sizes().vec(),
+         dense_strides(tensor)});
   }
   return signature;
 }
@@ -347,6 +384,7 @@ std::vector<std::int64_t> numbers_of(const ValueSignature& signature) {
     numbers.push_back(tensor.requires_grad ? 1 : 0);
     numbers.push_back(static_cast<std::int64_t>(tensor.sizes.size()));
     numbers.insert(numbers.end(), tensor.sizes.begin(), tensor.sizes.end());
+    numbers.insert(numbers.end(), tensor.strides.begin(), tensor.strides.end());
   }
   for (const char part : signature.structure)
     numbers.push_back(static_cast<unsigned char>(part));
@@ -362,7 +400,8 @@ ValueSignature signature_in(const std::vector<std::int64_t>& numbers) {
     tensor.requires_grad = *next++ != 0;
     const std::int64_t dim = *next++;
     tensor.sizes.assign(next, next + dim);
-    next += dim;
+    tensor.strides.assign(next + dim, next + 2 * dim);
+    next += 2 * dim;
   }
   for (; next != numbers.end(); ++next)
     signature.structure += static_cast<char>(*next);
@@ -386,8 +425,10 @@ std::string text_of(const ValueSignature& signature) {
 
 at::Tensor empty_like(const TensorSignature& signature, at::Device device) {
   if (signature.dtype == at::ScalarType::Undefined) return {};
-  return at::empty(
-      signature.sizes, at::TensorOptions(signature.dtype).device(device));
+  return at::empty_strided(
+      signature.sizes,
+      signature.strides,
+      at::TensorOptions(signature.dtype).device(device));
 }
 
 }  // namespace accelerate::detail

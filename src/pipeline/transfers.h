@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -14,7 +13,7 @@
 #include <accelerate/detail/pipeline_value.h>
 #include <accelerate/world.h>
 
-#include "comm/transport/transport.h"
+#include "comm/group/begun_exchange.h"
 #include "planning/pipeline/schedule.h"
 
 namespace accelerate::detail {
@@ -26,8 +25,15 @@ struct TensorSignature {
   /// True if its gradient is sent back.
   bool requires_grad = false;
   std::vector<std::int64_t> sizes;
+  /// How its values lie in memory, without gaps. The next stage gets them so,
+  /// since kernels may round differently in another layout.
+  std::vector<std::int64_t> strides;
 
-  bool operator==(const TensorSignature&) const = default;
+  /// Ignores strides: values of other strides are sent in those of the first.
+  bool operator==(const TensorSignature& other) const {
+    return dtype == other.dtype && requires_grad == other.requires_grad &&
+        sizes == other.sizes;
+  }
 };
 
 /// What must be known about a value in order to receive it.
@@ -119,10 +125,9 @@ class StageTransfers {
 
  private:
   enum class Direction { outputs, gradients };
-  struct Message {
-    Work work;
-    at::Tensor tensor;
-    int peer = 0;
+  struct Expected {
+    PipelineTensors tensors;
+    BegunExchange messages;
   };
   /// (stage, rows, whether it trains, whether the model is in eval())
   using SignatureKey = std::tuple<int, std::int64_t, bool, bool>;
@@ -133,22 +138,28 @@ class StageTransfers {
     return schedule_->rank_of(stage);
   }
   [[nodiscard]] int tag_of(const StageValue& value, Direction direction) const;
-  void send(const at::Tensor& tensor, int peer, int tag);
-  Message receive(const at::Tensor& tensor, int peer, int tag);
-  static void wait(const Message& message);
-  Work guarded(int peer, const std::function<Work(Connection&)>& begin);
-  void
+  /// Sends to one rank.
+  void send(std::string what, std::vector<PeerMessage> messages);
+  /// `first_tag`: that of the first tensor.
+  [[nodiscard]] Expected receive(
+      std::string what,
+      PipelineTensors tensors,
+      int peer,
+      int first_tag) const;
+  /// Returns the messages that tell the other rank the signature, unless it
+  /// knows it already.
+  [[nodiscard]] std::vector<PeerMessage>
   announce(const StageValue& value, const ValueSignature& signature, int peer);
-  void send_signature(
+  [[nodiscard]] std::vector<PeerMessage> signature_messages(
       const StageValue& value,
       const ValueSignature& signature,
-      int peer);
+      int peer) const;
   ValueSignature receive_signature(const StageValue& value, int peer);
   const ValueSignature& known_signature(const StageValue& value, int peer);
-  std::vector<Message> receive_like(
+  [[nodiscard]] Expected receive_like(
       const ValueSignature& signature,
       const StageValue& value,
-      int peer);
+      int peer) const;
   [[nodiscard]] SignatureKey key_of(const StageValue& value) const {
     return {value.stage, value.num_rows, mode_.trains, mode_.is_evaluation};
   }
@@ -162,8 +173,8 @@ class StageTransfers {
   std::map<SignatureKey, ValueSignature> received_;
   /// Values passed between stages of this rank.
   std::map<ValueKey, PipelineValue> handed_over_;
-  std::map<ValueKey, std::vector<Message>> expected_;
-  std::deque<Message> leaving_;
+  std::map<ValueKey, Expected> expected_;
+  std::deque<BegunExchange> leaving_;
 };
 
 }  // namespace accelerate::detail
