@@ -75,6 +75,10 @@ FOLDERS_WITHOUT_LIBTORCH = {"big_model/plan"}
 WITHOUT_AXES = {"checkpoint", "params"}
 AXES_OF_PARAMETERS = {"pipeline", "expert"}
 AXES_NAMED = {"src/checkpoint/weights/prepared_weights.cpp": {"shard"}}
+# Strategies leave it to the transport's adapters to stage tensors through host memory; where they need a host value, a
+# comment above says for what.
+COPY_TO_HOST = re.compile(r"\.cpu\(\)|\.(?:to|device)\([^;]*\bkCPU\b")
+WITHOUT_COPIES_TO_HOST = {"parallel"}
 MOST_LINES = 600
 MOST_FIELDS = 10
 MOST_FIELDS_IN_TRAIN = 12
@@ -111,7 +115,14 @@ def breaches_in(path, room, text):
                 yield number, "public headers include narrow LibTorch headers only: torch/torch.h"
         elif quote == '"' and first in MAY_INCLUDE and first != room and first not in MAY_INCLUDE[room]:
             yield number, f"{room} must not include {first}: {name}"
+    comment = ""  # above the line
     for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("//"):
+            comment += line
+            continue
+        if room in WITHOUT_COPIES_TO_HOST and COPY_TO_HOST.search(line) and "// On the host: " not in comment:
+            yield number, f"{room} copies no tensor to the host; if the host needs its values, say for what: // On the host: ..."
+        comment = ""
         for area in re.findall(r'"\[([a-z_]+)\] ', line) if "//" not in line else ():
             if area not in MAY_INCLUDE and area not in SUBJECTS:
                 yield number, f"messages begin with a room: [{area}] is not one"

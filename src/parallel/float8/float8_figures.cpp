@@ -57,6 +57,7 @@ at::Tensor Float8Figures::numbers_of_ranks(const Float8Layers& layers) const {
   };
   combine(mesh_.gradient_group());
   if (mesh_.degree(Axis::tensor) > 1) combine(mesh_.group(Axis::tensor));
+  // On the host: figures are logged.
   return at::cat({sums, extremes}, 1).cpu();
 }
 
