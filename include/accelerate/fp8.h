@@ -66,8 +66,9 @@ struct ACCELERATE_API Float8LinearConfig {
   bool stochastic_rounding = false;
 };
 
-/// Dynamic scaling as torchao does it. Layers: every torch::nn::Linear whose
-/// sizes are both multiples of 16, except the first and the last one.
+/// Dynamic scaling as torchao does it. Layers: every linear
+/// layer (choose_float8_layers()) whose sizes are both multiples of 16, except
+/// the first and the last one.
 struct AORecipeKwargs {
   /// Unset: the tensorwise recipe with the two fields below.
   std::optional<Float8LinearConfig> config = std::nullopt;
@@ -94,8 +95,8 @@ struct OverrideLinearPrecision {
 /// Delayed scaling as TransformerEngine does it: the scale of a step is
 /// computed from the largest values of earlier steps, which ranks agree on at
 /// each optimizer step; or MXFP8, where every 32 values share a scale. Layers:
-/// every torch::nn::Linear whose sizes are both multiples of 16. Unset fields
-/// take the launcher's value, else the default named below.
+/// every linear layer whose sizes are both multiples of 16. Unset fields take
+/// the launcher's value, else the default named below.
 struct TERecipeKwargs {
   /// Use float8 in evaluation mode as well. Unset: false.
   std::optional<bool> use_autocast_during_eval = std::nullopt;
@@ -124,7 +125,7 @@ struct TERecipeKwargs {
 /// MS-AMP's recipe, with low-precision gradients and optimizer state. Scales
 /// are dynamic, per tensor, and powers of two; inputs and weights are e4m3,
 /// gradients of outputs e5m2 (Peng et al., FP8-LM: Training FP8 Large Language
-/// Models, 2023). Layers: every torch::nn::Linear whose sizes are both
+/// Models, 2023). Layers: every linear layer whose sizes are both
 /// multiples of 16. Throws ConfigError for models divided among ranks (shard,
 /// tensor, expert, pipeline), for LOMO, and for join_uneven_inputs().
 struct MSAMPRecipeKwargs {
@@ -170,8 +171,10 @@ struct Float8LayerChoice {
   std::string reason = {};
 };
 
-/// Returns, for every torch::nn::Linear of a model in the order of
-/// named_modules(), whether a recipe makes it a float8 layer.
+/// Returns, for every linear layer of a model in the order of named_modules(),
+/// whether a recipe makes it a float8 layer. Linear layers are torch::nn::Linear,
+/// classes derived from it, and modules of the class Linear of an exported
+/// program.
 ACCELERATE_API std::vector<Float8LayerChoice> choose_float8_layers(
     const torch::nn::Module& model,
     const FP8Recipe& recipe = AORecipeKwargs());

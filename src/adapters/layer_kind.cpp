@@ -3,7 +3,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
+
+#include "gate/linear_weight.h"
 
 namespace accelerate::detail {
 
@@ -46,12 +47,6 @@ at::Tensor own_parameter(const torch::nn::Module& module, const char* name) {
   return found == nullptr ? at::Tensor() : *found;
 }
 
-bool is_linear_class(const torch::nn::Module& module) {
-  const std::string name = short_class_name(module);
-  return dynamic_cast<const torch::nn::LinearImpl*>(&module) != nullptr ||
-      name == "Linear" || name == "Conv1D";
-}
-
 std::optional<LayerFacts> layer_facts(
     const torch::nn::Module& module,
     bool fan_in_fan_out) {
@@ -69,8 +64,11 @@ std::optional<LayerFacts> layer_facts(
   if (dims != 2) return std::nullopt;
   if (contains(name, "Embedding")) {
     facts.kind = LayerKind::embedding;
-  } else if (
-      name == "Conv1D" || (fan_in_fan_out && !is_linear_class(module))) {
+    return facts;
+  }
+  const LinearClass linear = linear_class_of(module);
+  if (linear == LinearClass::transposed ||
+      (linear == LinearClass::none && fan_in_fan_out)) {
     facts.kind = LayerKind::transposed_linear;
   }
   return facts;

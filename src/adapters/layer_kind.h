@@ -39,10 +39,6 @@ std::optional<LayerFacts> layer_facts(
     const torch::nn::Module& module,
     bool fan_in_fan_out);
 
-/// Whether "all-linear" means a module, by its class: torch::nn::Linear, or
-/// Python's Linear and Conv1D.
-bool is_linear_class(const torch::nn::Module& module);
-
 /// The class's name without namespaces and "Impl".
 std::string short_class_name(const torch::nn::Module& module);
 

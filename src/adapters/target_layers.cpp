@@ -8,6 +8,7 @@
 
 #include "adapters/expression.h"
 #include "base/text/text.h"
+#include "gate/linear_weight.h"
 
 namespace accelerate::detail {
 
@@ -28,6 +29,11 @@ std::string some_of(const std::vector<std::string>& names) {
 
 bool is_all_linear(const ModulePattern& pattern) {
   return to_lower(pattern.expression()) == "all-linear";
+}
+
+// Whether "all-linear" means a module.
+bool is_linear(const NamedModule& each) {
+  return linear_class_of(*each.module) != LinearClass::none;
 }
 
 // A head, which "all-linear" leaves out.
@@ -79,7 +85,7 @@ bool is_target(const NamedModule& each, const AdapterOptions& options) {
     return false;
   }
   if (is_all_linear(wanted))
-    return is_linear_class(*each.module) && !is_head(each.name, options);
+    return is_linear(each) && !is_head(each.name, options);
   if (!wanted.matches(each.name)) return false;
   const bool is_exact =
       std::find(wanted.names().begin(), wanted.names().end(), each.name) !=
@@ -234,7 +240,7 @@ Targets find_targets(torch::nn::Module& model, const AdapterOptions& options) {
   Targets targets;
   std::vector<std::string> complaints, linear;
   for (const NamedModule& each : modules) {
-    if (is_linear_class(*each.module)) linear.push_back(each.name);
+    if (is_linear(each)) linear.push_back(each.name);
     if (!is_target(each, options)) continue;
     const auto facts = layer_facts(*each.module, options.fan_in_fan_out);
     if (facts) {

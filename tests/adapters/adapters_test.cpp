@@ -11,6 +11,7 @@
 #include <accelerate/adapters.h>
 #include <accelerate/big_model.h>
 #include <accelerate/error.h>
+#include <accelerate/fp8.h>
 #include <accelerate/quantized_model.h>
 #include <accelerate/weights.h>
 
@@ -323,6 +324,27 @@ TEST(Adapters, AreOfTheLayersThatOptionsName) {
   options.layers_pattern = {"blocks"};
   expect_error<ConfigError>(
       [&] { add_adapters(net, options, "none"); }, "but matches none");
+}
+
+/// Has the name of a linear layer without being one of LibTorch or of a program.
+struct LinearImpl : torch::nn::Module {
+  LinearImpl() { weight = register_parameter("weight", torch::ones({16, 16})); }
+  torch::Tensor weight;
+};
+
+// Float8, quantisation and adapters agree on what a linear layer is.
+TEST(Adapters, OfAllLinearLayersAreOfThoseOfFloat8) {
+  const auto model = std::make_shared<torch::nn::Module>("Model");
+  model->register_module("libtorch", torch::nn::Linear(16, 16));
+  model->register_module("own", std::make_shared<LinearImpl>());
+  const auto of_program = std::make_shared<torch::nn::Module>("Linear");
+  of_program->register_parameter("weight", torch::ones({16, 16}));
+  model->register_module("of_program", of_program);
+  std::vector<std::string> names;
+  for (const Float8LayerChoice& layer : choose_float8_layers(*model))
+    names.push_back(layer.name);
+  EXPECT_THAT(names, ElementsAre("libtorch", "of_program"));
+  EXPECT_EQ(add_adapters(model, with_targets("all-linear")), names);
 }
 
 TEST(Adapters, HaveTheScaleOfTheirOptions) {
