@@ -1,7 +1,6 @@
 #include "adapters/layer_call.h"
 
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "gate/weight_product.h"
@@ -10,35 +9,8 @@ namespace accelerate::detail {
 
 namespace {
 
-bool is_one(const c10::IValue& value) {
-  return value.isScalar() && value.toScalar().equal(1);
-}
-
 at::Tensor bias_in(const c10::IValue& value) {
   return value.toOptional<at::Tensor>().value_or(at::Tensor());
-}
-
-// A product with the weight itself instead of its transpose.
-std::optional<LayerCall> transposed_call(
-    GatedCall& call,
-    const std::function<bool(const c10::IValue&)>& is_weight) {
-  const auto arguments = call.arguments();
-  const auto& name = call.operation().operator_name();
-  if (!name.overload_name.empty()) return std::nullopt;
-  const bool is_addmm = name.name == "aten::addmm";
-  if (!is_addmm && name.name != "aten::matmul" && name.name != "aten::mm")
-    return std::nullopt;
-  const std::size_t weight_at = is_addmm ? 2 : 1;
-  if (!is_weight(arguments[weight_at]) ||
-      (is_addmm && (!is_one(arguments[3]) || !is_one(arguments[4])))) {
-    return std::nullopt;
-  }
-  return LayerCall{
-      LayerKind::transposed_linear,
-      call.operation(),
-      arguments[weight_at - 1].toTensor(),
-      arguments[weight_at].toTensor(),
-      is_addmm ? arguments[0].toTensor() : at::Tensor()};
 }
 
 bool is_convolution(const c10::OperatorName& name) {
@@ -95,9 +67,19 @@ std::optional<LayerCall> layer_call_in(
         product->weight,
         product->bias};
   }
-  return transposed_call(call, [&](const c10::IValue& value) {
-    return is_weight(value, LayerKind::transposed_linear);
-  });
+  const auto transposed = transposed_product_in(
+      call, [&](const c10::IValue& value) -> const std::vector<std::int64_t>* {
+        const KnownLayer* const layer =
+            of_kind(value, LayerKind::transposed_linear);
+        return layer == nullptr ? nullptr : &layer->sizes;
+      });
+  if (!transposed) return std::nullopt;
+  return LayerCall{
+      LayerKind::transposed_linear,
+      call.operation(),
+      arguments[transposed->input_at].toTensor(),
+      transposed->transposed,
+      transposed->bias};
 }
 
 }  // namespace accelerate::detail

@@ -341,13 +341,20 @@ bool ProgramDivider::use_slice(DividedCall& call) {
   const auto is_transposed = [&](std::size_t index) {
     return is_slice(index) && call.value(slot_at(call, index)).is_transposed;
   };
+  // Whether it is a matrix of inputs x outputs now.
+  const auto is_of_inputs = [&](std::size_t index) {
+    if (!is_slice(index)) return false;
+    const auto& product = divided(call.value(slot_at(call, index))).product;
+    return is_transposed(index) != (product && product->is_transposed);
+  };
   const std::size_t weight_at = name == "aten::addmm" ? 2 : 1;
-  if (name == "aten::linear" && is_slice(1) && !is_transposed(1)) {
+  if (name == "aten::linear" && is_slice(1) && !is_transposed(1) &&
+      !is_of_inputs(1)) {
     multiply(call, slot_at(call, 0), slot_at(call, 1));
     return true;
   }
   if ((name == "aten::addmm" || name == "aten::matmul" || name == "aten::mm") &&
-      is_transposed(weight_at)) {
+      is_of_inputs(weight_at)) {
     multiply(call, slot_at(call, weight_at - 1), slot_at(call, weight_at));
     return true;
   }
@@ -374,9 +381,9 @@ bool ProgramDivider::use_slice(DividedCall& call) {
     throw ConfigError(format(
         "[exported] {} must get all of the weight or bias of \"{}\", but "
         "tensor "
-        "parallelism divides it: it knows products with a weight of outputs x "
-        "inputs (torch.nn.Linear; not Conv1D, whose weight is inputs x "
-        "outputs) and embeddings; leave \"{}\" out of parallelize_plan",
+        "parallelism divides it: it knows products with the weight of a "
+        "torch.nn.Linear or a Conv1D, and embeddings; leave \"{}\" out of "
+        "parallelize_plan",
         call.place(),
         divided(value).module,
         divided(value).module));

@@ -34,6 +34,25 @@ at::Tensor weight_under(
   return transposed.t();
 }
 
+// Where an operator takes a matrix of inputs x outputs.
+struct MatrixProduct {
+  std::size_t weight_at = 0;
+  bool has_bias = false;
+};
+
+std::optional<MatrixProduct> matrix_product_in(GatedCall& call) {
+  const std::span<c10::IValue> arguments = call.arguments();
+  const auto& name = call.operation().operator_name();
+  if (!name.overload_name.empty()) return std::nullopt;
+  if (name.name == "aten::matmul" || name.name == "aten::mm")
+    return MatrixProduct{1, false};
+  if (name.name != "aten::addmm" || !is_factor_one(arguments[3]) ||
+      !is_factor_one(arguments[4])) {
+    return std::nullopt;
+  }
+  return MatrixProduct{2, true};
+}
+
 }  // namespace
 
 std::optional<WeightProduct> weight_product_in(
@@ -42,8 +61,7 @@ std::optional<WeightProduct> weight_product_in(
         shape_of) {
   const std::span<c10::IValue> arguments = call.arguments();
   const auto& name = call.operation().operator_name();
-  if (!name.overload_name.empty()) return std::nullopt;
-  if (name.name == "aten::linear") {
+  if (name.name == "aten::linear" && name.overload_name.empty()) {
     const auto* const shape = shape_of(arguments[1]);
     if (shape == nullptr ||
         arguments[1].toTensor().sizes() != at::IntArrayRef(*shape)) {
@@ -56,24 +74,41 @@ std::optional<WeightProduct> weight_product_in(
         arguments[1].toTensor().t(),
         arguments[2].toOptional<at::Tensor>().value_or(at::Tensor())};
   }
-  const bool is_addmm = name.name == "aten::addmm";
-  if (!is_addmm && name.name != "aten::matmul" && name.name != "aten::mm")
-    return std::nullopt;
-  const std::size_t weight_at = is_addmm ? 2 : 1;
-  const auto* const shape = shape_of(arguments[weight_at]);
+  const auto product = matrix_product_in(call);
+  if (!product) return std::nullopt;
+  const auto* const shape = shape_of(arguments[product->weight_at]);
   if (shape == nullptr) return std::nullopt;
-  const at::Tensor transposed = arguments[weight_at].toTensor();
+  const at::Tensor transposed = arguments[product->weight_at].toTensor();
   if (!is_transpose_of(transposed, *shape)) return std::nullopt;
-  if (is_addmm &&
-      (!is_factor_one(arguments[3]) || !is_factor_one(arguments[4]))) {
+  return WeightProduct{
+      product->weight_at - 1,
+      product->weight_at,
+      weight_under(transposed, *shape),
+      transposed,
+      product->has_bias ? arguments[0].toTensor() : at::Tensor()};
+}
+
+std::optional<WeightProduct> transposed_product_in(
+    GatedCall& call,
+    c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>
+        shape_of) {
+  const std::span<c10::IValue> arguments = call.arguments();
+  const auto product = matrix_product_in(call);
+  if (!product) return std::nullopt;
+  const auto* const shape = shape_of(arguments[product->weight_at]);
+  if (shape == nullptr) return std::nullopt;
+  const at::Tensor weight = arguments[product->weight_at].toTensor();
+  // A square matrix and its transpose have the same sizes.
+  if (weight.sizes() != at::IntArrayRef(*shape) ||
+      (weight.numel() > 1 && is_transpose_of(weight, *shape))) {
     return std::nullopt;
   }
   return WeightProduct{
-      weight_at - 1,
-      weight_at,
-      weight_under(transposed, *shape),
-      transposed,
-      is_addmm ? arguments[0].toTensor() : at::Tensor()};
+      product->weight_at - 1,
+      product->weight_at,
+      weight.t(),
+      weight,
+      product->has_bias ? arguments[0].toTensor() : at::Tensor()};
 }
 
 }  // namespace accelerate::detail

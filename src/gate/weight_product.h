@@ -36,4 +36,12 @@ std::optional<WeightProduct> weight_product_in(
     c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>
         shape_of);
 
+/// Returns the product with the weight itself, of inputs x outputs, that the
+/// operator computes, if any: aten::addmm, aten::matmul or aten::mm, as Conv1D
+/// of Hugging Face writes it. `shape_of` as above.
+std::optional<WeightProduct> transposed_product_in(
+    GatedCall& call,
+    c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>
+        shape_of);
+
 }  // namespace accelerate::detail

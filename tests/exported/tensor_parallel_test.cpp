@@ -71,6 +71,12 @@ struct Bert : Net {
   }
 };
 
+/// A decoder whose linear layers are Conv1D.
+struct Gpt2 : Net {
+  Gpt2() : Net("gpt2") {}
+  Tensor forward(const Tensor& ids) { return net->forward(ids)[0]; }
+};
+
 #define ACCELERATE_NET(Name, program) \
   struct Name : Net {                 \
     Name() : Net(program) {}          \
@@ -336,13 +342,50 @@ TEST(ExportedTensorParallel, RefusesHeadsThatRanksDoNotDivide) {
       HasSubstr("must be divisible by 3 ranks, but is 8"));
 }
 
-TEST(ExportedTensorParallel, RefusesConv1DWithAReason) {
+// Queries, keys and values in one matrix are gathered.
+TEST(ExportedTensorParallel, TrainsGpt2WhoseWeightsAreInputsByOutputs) {
+  const ParallelizePlan plan{
+      {"**.mlp.c_fc", ColwiseParallel{}},
+      {"**.mlp.c_proj", RowwiseParallel{}},
+      {"**.attn.c_attn", ColwiseParallel{.output_layouts = Replicate{}}},
+      {"**.attn.c_proj", RowwiseParallel{.input_layouts = Replicate{}}},
+      {"**.wte", RowwiseParallel{}}};
+  expect_like_one_process<Gpt2>(on(plan));
+  expect_like_one_process<Gpt2>(on(plan, 3));
+  Case each = on(plan);
+  each.parallel.shard = 2;
+  each.parallel.fully_sharded = FullyShardedDataParallelOptions{
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = std::vector<std::string>{"GPT2Block"}};
+  expect_like_one_process<Gpt2>(each);
+  each.parallel.fully_sharded->activation_checkpointing = true;
+  expect_like_one_process<Gpt2>(each);
+}
+
+TEST(ExportedTensorParallel, RefusesPlansOfConv1DWithAReason) {
+  // Slices of the three matrices would not be the heads of a rank.
   EXPECT_THAT(
       refusal_of("gpt2", {{"**.c_attn", ColwiseParallel{}}}),
-      HasSubstr("not Conv1D, whose weight is inputs x outputs"));
+      HasSubstr("must get its inputs whole along the dimension on which it "
+                "works, but tensor parallelism divides dimension 2 of one, a "
+                "result of \"net.transformer.h.0.attn.c_attn\""));
   EXPECT_THAT(
       refusal_of("gpt2", {{"**.mlp.c_proj", RowwiseParallel{}}}),
-      HasSubstr("leave \"net.transformer.h.0.mlp.c_proj\" out of"));
+      HasSubstr("as the plan of \"net.transformer.h.0.mlp.c_proj\" says, but "
+                "is whole"));
+  EXPECT_THAT(
+      refusal_of(
+          "gpt2",
+          {{"**.mlp.c_fc", ColwiseParallel{.input_layouts = Shard{1}}}}),
+      HasSubstr("is a Conv1D, which multiplies tokens of all sequences as rows "
+                "of one matrix, so only features are split"));
+  EXPECT_THAT(
+      refusal_of(
+          "gpt2",
+          {{"**.c_attn",
+            ColwiseParallel{.num_heads = 2, .projections = {16, 16, 16}}}}),
+      HasSubstr("is a Conv1D, whose weight is inputs x outputs, but "
+                "projections are rows"));
 }
 
 TEST(ExportedTensorParallel, RefusesLayersWithoutTheirPartner) {

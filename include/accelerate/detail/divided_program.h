@@ -28,6 +28,8 @@ struct DividedParameter {
     bool is_rowwise = false;
     TensorPlacement input = Replicate{};
     TensorPlacement output = Replicate{};
+    /// The weight of a product is inputs x outputs.
+    bool is_transposed = false;
   };
   /// Set if code multiplies by it, or looks up its rows.
   std::optional<Layer> product = std::nullopt;

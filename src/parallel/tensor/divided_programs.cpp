@@ -32,7 +32,8 @@ std::vector<DividedParameter> divided_parameters(
       parameter.product = DividedParameter::Layer{
           split.product->is_rowwise,
           split.product->input,
-          split.product->output};
+          split.product->output,
+          split.product->is_transposed};
     }
     if (split.embedding) {
       parameter.embedding = DividedParameter::Layer{

@@ -88,12 +88,20 @@ const WatchedSplit* SplitKeeper::find(const c10::IValue& value) const {
 std::optional<SplitKeeper::Product> SplitKeeper::product_in(
     GatedCall& call) const {
   const WatchedSplit* weight = nullptr;
+  const auto shape_if =
+      [&](const c10::IValue& value,
+          bool is_transposed) -> const std::vector<std::int64_t>* {
+    weight = find(value);
+    const bool is_wanted = weight != nullptr && weight->split.product &&
+        weight->split.product->is_transposed == is_transposed;
+    return is_wanted ? &weight->local_shape : nullptr;
+  };
   std::optional<WeightProduct> product = weight_product_in(
-      call, [&](const c10::IValue& value) -> const std::vector<std::int64_t>* {
-        weight = find(value);
-        return weight != nullptr && weight->split.product ? &weight->local_shape
-                                                          : nullptr;
-      });
+      call, [&](const c10::IValue& value) { return shape_if(value, false); });
+  if (!product) {
+    product = transposed_product_in(
+        call, [&](const c10::IValue& value) { return shape_if(value, true); });
+  }
   if (!product) return std::nullopt;
   return Product{weight, *std::move(product)};
 }
@@ -128,7 +136,7 @@ at::Tensor SplitKeeper::own_columns(
       weight,
       gathered,
       -1,
-      weight.global_shape[1],
+      weight.global_shape[weight.input_dim()],
       "this is its shape after it was gathered along the dimension of "
       "input_layouts");
   const auto rank = static_cast<std::size_t>(group_.rank());
@@ -157,13 +165,13 @@ RegionEntrance SplitKeeper::new_entrance(
     }
     if (slice != nullptr) {
       require(
-          weight.local_shape[1],
+          weight.local_shape[weight.input_dim()],
           "split the layer before it by ColwiseParallel, or, if every rank has "
           "the full input, give input_layouts Replicate");
       return RegionEntrance::as_it_is(as_autocast_product(input));
     }
     require(
-        weight.global_shape[1],
+        weight.global_shape[weight.input_dim()],
         "if the input is a slice already, leave input_layouts out");
     return RegionEntrance::slice(as_autocast_product(input), dim, group_);
   }
@@ -172,7 +180,7 @@ RegionEntrance SplitKeeper::new_entrance(
         as_autocast_product(input), slice->dim, group_);
   }
   require(
-      weight.global_shape[1],
+      weight.global_shape[weight.input_dim()],
       "gather the result of the layer before it (output_layouts Replicate), or "
       "say in input_layouts how it is split");
   return RegionEntrance::copy(as_autocast_product(input), group_);

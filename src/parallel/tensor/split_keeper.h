@@ -30,6 +30,10 @@ struct WatchedSplit {
   std::vector<std::int64_t> begins;
 
   [[nodiscard]] std::vector<std::int64_t> sizes() const;
+  /// The dimension of a product's weight that its inputs are.
+  [[nodiscard]] std::size_t input_dim() const {
+    return split.product && split.product->is_transposed ? 0 : 1;
+  }
 };
 
 /// Watches split parameters (gate/watched_tensor.h): where a module multiplies

@@ -40,6 +40,9 @@ struct SplitProduct {
   /// True for the projections of a MultiheadAttention, split by heads. Its code
   /// takes the rows of some projections where queries are not the keys.
   bool is_attention = false;
+  /// The weight is inputs x outputs (Conv1D of Hugging Face), so that rows of
+  /// the input and the output are all tokens.
+  bool is_transposed = false;
   bool operator==(const SplitProduct&) const = default;
 };
 

@@ -11,6 +11,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "gate/linear_weight.h"
 
 namespace accelerate::detail {
 
@@ -32,6 +33,9 @@ bool is_embedding(
 constexpr std::string_view kChannelsOnly =
     "is a convolution, of which only channels are split; give Shard{-1} or "
     "Replicate{}";
+constexpr std::string_view kFeaturesOnly =
+    "is a Conv1D, which multiplies tokens of all sequences as rows of one "
+    "matrix, so only features are split; give Shard{-1} or Replicate{}";
 
 }  // namespace
 
@@ -68,6 +72,7 @@ void SplitPlanner::apply_style(const StyledModule& each) {
   name_ = each.name;
   module_ = each.module;
   num_weight_dims_ = 2;
+  is_transposed_ = linear_class_of(*module_) == LinearClass::transposed;
   const std::size_t before = num_parameters_ + complaints_.size();
   std::visit([this](const auto& style) { apply(style); }, each.style);
   if (num_parameters_ + complaints_.size() == before) {
@@ -177,9 +182,21 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
             : "is ColwiseParallel with output_layouts of another dimension "
               "than the last; give Shard{-1} or Replicate{}");
   }
-  if (is_embedding(*module_, programs_))
-    return apply_colwise_embedding(style);
-  const SplitProduct product{false, features_in(style.input_layouts), output};
+  if (is_embedding(*module_, programs_)) return apply_colwise_embedding(style);
+  const SplitProduct product{
+      .input = features_in(style.input_layouts),
+      .output = output,
+      .is_transposed = is_transposed_};
+  if (is_transposed_) {
+    if (!is_replicated(product.input) && !is_features(product.input))
+      return complain(kFeaturesOnly);
+    if (!style.projections.empty()) {
+      return complain(
+          "is a Conv1D, whose weight is inputs x outputs, but projections are "
+          "rows of a weight of outputs x inputs; leave them out and gather its "
+          "result (output_layouts Replicate)");
+    }
+  }
   if (is_convolution()) {
     if (style.num_heads != 0 || !style.projections.empty())
       return complain("is a convolution; leave out num_heads and projections");
@@ -188,14 +205,15 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
   }
   if (!style.projections.empty() && style.num_heads == 0)
     return complain("has projections without num_heads; give both");
-  SplitParameter* const weight = take("weight", 0);
+  SplitParameter* const weight = take("weight", is_transposed_ ? 1 : 0);
   if (weight == nullptr) return;
   assign(*weight, weight->product, product);
   // If results are gathered, the bias stays full and is added to them; they are
   // complete however rows are divided.
   if (is_replicated(output)) return;
-  const std::int64_t outputs =
-      table_.find(weight->name)->layout.global_shape.front();
+  const std::vector<std::int64_t>& shape =
+      table_.find(weight->name)->layout.global_shape;
+  const std::int64_t outputs = is_transposed_ ? shape.back() : shape.front();
   if (style.num_heads != 0)
     require_heads(style.num_heads, style.projections, outputs);
   SplitParameter* const bias = take("bias", 0);
@@ -210,8 +228,7 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
   find_convolution();
   const TensorPlacement input = features_in(style.input_layouts);
   const TensorPlacement output = features_in(style.output_layouts);
-  if (is_embedding(*module_, programs_))
-    return apply_rowwise_embedding(style);
+  if (is_embedding(*module_, programs_)) return apply_rowwise_embedding(style);
   if (is_convolution() && !is_replicated(input) && !is_features(input))
     return complain(kChannelsOnly);
   if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
@@ -225,7 +242,12 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
     if (!is_replicated(output) && !is_features(output))
       return complain(kChannelsOnly);
   }
-  SplitParameter* const weight = take("weight", 1);
+  if (is_transposed_ &&
+      ((!is_replicated(input) && !is_features(input)) ||
+       (!is_replicated(output) && !is_features(output)))) {
+    return complain(kFeaturesOnly);
+  }
+  SplitParameter* const weight = take("weight", is_transposed_ ? 0 : 1);
   if (weight == nullptr) return;
   const std::int64_t heads =
       style.num_heads != 0 ? style.num_heads : heads_of_attention();
@@ -235,11 +257,19 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
         "Replicate); leave one of them out");
   }
   if (style.num_heads != 0 || (heads != 0 && is_features(input))) {
-    require_heads(
-        heads, {}, table_.find(weight->name)->layout.global_shape.back());
+    const std::vector<std::int64_t>& shape =
+        table_.find(weight->name)->layout.global_shape;
+    require_heads(heads, {}, is_transposed_ ? shape.front() : shape.back());
     weight->num_heads = heads;
   }
-  assign(*weight, weight->product, SplitProduct{true, input, output});
+  assign(
+      *weight,
+      weight->product,
+      SplitProduct{
+          .is_rowwise = true,
+          .input = input,
+          .output = output,
+          .is_transposed = is_transposed_});
   // The bias is added to a slice of the results: a slice of columns, or of the
   // sequence.
   if (is_features(output)) {

@@ -122,6 +122,8 @@ class SplitPlanner {
   const torch::nn::Module* module_ = nullptr;
   /// The most dimensions that its weight can have: 2, or a convolution's.
   std::int64_t num_weight_dims_ = 2;
+  /// Its weight is inputs x outputs.
+  bool is_transposed_ = false;
   std::size_t num_parameters_ = 0;
   std::vector<StyledModule> styled_;
   std::vector<Preparation> preparations_;
