@@ -18,7 +18,7 @@ With torch 2.11.0, and with torch 2.15.0 after extracting the first archive into
     tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -czf tests/exported/programs.tar.gz -C OUT .
     tar --sort=name --owner=0 --group=0 --mtime=2026-01-01 -cJf tests/exported/programs_of_torch_2_15.tar.xz -C OUT .
 
-Programs that only tests of tensor parallelism read are named (DIVIDED), and are in divided_programs.tar.gz. Those of MORE are in
+Programs that only tests of divided models read are named (DIVIDED), and are in divided_programs.tar.gz. Those of MORE are in
 more_programs.tar.xz, with those of torch 2.15.0 in the directory 2.15.
 """
 import argparse
@@ -300,7 +300,7 @@ MODELS = ["cnn", "lstm", "unet", "gpt2", "llama", "llama_bf16", "llama_context",
           "t5", "vit", "resnet", "convnext", "swin"]
 
 
-DIVIDED = ["llama_tied", "phi3", "qwen2"]
+DIVIDED = ["llama_tied", "phi3", "qwen2", "BufferAbove", "EvaluatedBuffer"]
 
 
 MORE = ["clip", "encoder_context", "gpt2_context", "whisper"]
@@ -467,6 +467,40 @@ class AssignedBuffer(Feature):
         return h + self.average
 
 
+class BufferAbove(Feature):
+    """Blocks that read buffers of the module around them, one of which the first block's part changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 8))
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x):
+        h = self.fc(x)
+        self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        for layer in self.layers:
+            h = layer(h).tanh() * self.scale
+        return h
+
+
+class EvaluatedBuffer(Feature):
+    """The last block reads in eval() what the first one changes in train()."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x):
+        h = self.fc(x)
+        if self.training:
+            self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        for layer in self.layers:
+            h = layer(h).tanh()
+        return h if self.training else h + self.average
+
+
 class Nested(Feature):
     args, kwargs = ({"a": X, "b": (X + 1, X * 2)},), {"scale": 3, "flag": True, "none": None}
     shapes = {"inputs": {"a": {0: ROWS}, "b": ({0: ROWS}, {0: ROWS})}, "scale": None, "flag": None, "none": None}
@@ -617,7 +651,7 @@ def main():
     torch.set_num_threads(1)  # threads add what belongs to one element in any order
     options.out.mkdir(parents=True, exist_ok=True)
     features = {kind.__name__: kind for kind in Feature.__subclasses__()}
-    for name in options.names or [*MODELS, *features]:
+    for name in options.names or [*MODELS, *(name for name in features if name not in DIVIDED)]:
         try:
             if name in features:
                 facts = make_feature(options.out, features[name], options.like)

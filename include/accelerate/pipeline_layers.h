@@ -23,6 +23,8 @@ namespace accelerate {
 
 namespace detail {
 
+class DividedProgram;
+
 struct PipelineLayer {
   std::string name;
   /// The modules whose parameters it uses, by their names in the model.
@@ -30,6 +32,10 @@ struct PipelineLayer {
       modules;
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::function<PipelineValue(const PipelineValue&)> forward;
+  /// Buffers that layers share, which never change; each rank has its own.
+  std::vector<std::pair<std::string, at::Tensor>> buffers = {};
+  /// What `forward` runs, if it is a graph of an exported program.
+  std::shared_ptr<DividedProgram> program = nullptr;
 };
 
 // The types of a function's parameters. Only the types of these are used.
@@ -176,6 +182,8 @@ class ACCELERATE_API PipelineLayers {
     return use(std::move(name), detail::pipeline_module(module));
   }
   PipelineLayers& uses(std::string name, const at::Tensor& parameter);
+  /// Adds a layer that the library describes itself.
+  PipelineLayers& add(detail::PipelineLayer layer);
 
   [[nodiscard]] std::size_t size() const { return layers_.size(); }
   [[nodiscard]] const std::vector<detail::PipelineLayer>& layers() const {
@@ -183,7 +191,6 @@ class ACCELERATE_API PipelineLayers {
   }
 
  private:
-  PipelineLayers& add(detail::PipelineLayer layer);
   template <class Function, class Parameters>
   PipelineLayers&
   add(detail::PipelineLayer layer, Function function, Parameters) {

@@ -112,7 +112,7 @@ void DividedGraph::add_inputs(
   } else {
     for (const int slot : values_before(begin)) {
       part.code.inputs.push_back(slot);
-      part.inputs.push_back({{}, false, /*is_given=*/true});
+      part.inputs.push_back({.is_given = true, .has_gradient = true});
       part.names.push_back(format("value {}", slot));
     }
   }
@@ -151,6 +151,7 @@ BoundGraph DividedGraph::part(std::size_t begin, std::size_t end) const {
   const Chosen chosen = choose(begin, end);
   Part part;
   part.code.num_slots = graph_.code().num_slots;
+  part.code.tensors = graph_.code().tensors;
   add_inputs(part, chosen.is_read, begin);
   for (const std::size_t i : chosen.instructions) {
     part.code.instructions.push_back(graph_.code().instructions[i]);

@@ -110,6 +110,7 @@ GraphValues::GraphValues(const BoundGraph& graph)
   join_aliases();
   find_obstacles();
   find_repeatable();
+  find_changed();
 }
 
 void GraphValues::place_values() {
@@ -220,6 +221,14 @@ void GraphValues::find_obstacles() {
     const std::size_t last = use.is_buffer ? use.last : use.last_change;
     if (use.change != nullptr && use.first < last)
       forbid(use.first, last, *use.change);
+  }
+}
+
+void GraphValues::find_changed() {
+  for (std::size_t i = 0; i < code_.inputs.size(); ++i) {
+    const int slot = code_.inputs[i];
+    if (slot >= 0 && is_bound_[slot] && is_changed_[alias_of(slot)])
+      changed_.push_back(graph_.inputs()[i].tensor);
   }
 }
 

@@ -35,12 +35,17 @@ class GraphValues {
   [[nodiscard]] const Instruction* obstacle(std::size_t instruction) const {
     return obstacles_[instruction];
   }
+  /// Tensors of the program that a run changes.
+  [[nodiscard]] const std::vector<at::Tensor>& changed() const {
+    return changed_;
+  }
 
  private:
   void place_values();
   void join_aliases();
   void find_obstacles();
   void find_repeatable();
+  void find_changed();
   int alias_of(int slot);
   void join(int a, int b);
   void forbid(std::size_t first, std::size_t last, const Instruction& because);
@@ -55,6 +60,7 @@ class GraphValues {
   std::vector<bool> is_changed_;
   std::vector<bool> is_repeatable_;
   std::vector<const Instruction*> obstacles_;
+  std::vector<at::Tensor> changed_;
 };
 
 }  // namespace accelerate::detail

@@ -106,7 +106,9 @@ Code BoundGraph::divided(ProgramDivider& divider) const {
   for (const BoundInput& input : inputs_) {
     const bool is_parameter = !input.parameter.empty();
     inputs.push_back(
-        {is_parameter ? input.tensor : at::Tensor(), input.parameter});
+        {is_parameter ? input.tensor : at::Tensor(),
+         input.parameter,
+         input.has_gradient});
   }
   divider.divide(code, inputs, result_names_);
   return code;

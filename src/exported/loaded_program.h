@@ -23,7 +23,7 @@ namespace accelerate::detail {
 struct BoundInput {
   /// Undefined for an argument of forward(). Module::to() and the library
   /// change a parameter's data, never its handle.
-  at::Tensor tensor;
+  at::Tensor tensor = {};
   /// Belongs to the program, not to a module, and follows the device of the
   /// module.
   bool is_own = false;
@@ -31,6 +31,8 @@ struct BoundInput {
   bool is_given = false;
   /// The name of a parameter; empty for others.
   std::string parameter = {};
+  /// An earlier stage made it, so a gradient may flow through it.
+  bool has_gradient = false;
 };
 
 /// A graph with the tensors that it reads.

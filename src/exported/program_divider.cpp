@@ -123,8 +123,11 @@ void ProgramDivider::divide(
     const std::vector<std::string>& results) {
   Values values(static_cast<std::size_t>(code.num_slots));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (code.inputs[i] < 0 || !inputs[i].parameter.defined()) continue;
+    if (code.inputs[i] < 0) continue;
     DividedValue& value = values[code.inputs[i]];
+    value.has_gradient = inputs[i].has_gradient &&
+        code.tensors[static_cast<std::size_t>(code.inputs[i])].is_floating;
+    if (!inputs[i].parameter.defined()) continue;
     value.parameter = index_of(inputs[i]);
     const auto* const found = parameters_[value.parameter].divided;
     value.is_slice = found != nullptr && !found->begins.empty();

@@ -27,6 +27,8 @@ class ProgramDivider {
     /// Undefined for inputs that are not parameters.
     at::Tensor parameter;
     std::string name;
+    /// It is not a parameter, but a gradient may flow to it.
+    bool has_gradient = false;
   };
   /// Changes a program's graph. `results`: names of its outputs.
   void divide(

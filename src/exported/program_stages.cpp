@@ -152,8 +152,16 @@ class ProgramStages::Division {
     for (const std::string& point : points) names_.divide_above(point);
     for (const auto& item : model_.named_parameters())
       add_tensor(item.key(), item.value());
-    for (const auto& item : model_.named_buffers())
+    for (const auto& item : model_.named_buffers()) {
       add_tensor(item.key(), item.value());
+      buffers_.insert(item.key());
+    }
+    for (const Graph& graph : stages.graphs_) {
+      for (const at::Tensor& tensor : graph.divided.values().changed()) {
+        const auto found = tensor_names_.find(tensor.unsafeGetTensorImpl());
+        if (found != tensor_names_.end()) changed_.insert(found->second);
+      }
+    }
     for (std::size_t i = 0; i <= points.size(); ++i) {
       ProgramStage stage;
       if (i > 0) stage.name = points[i - 1];
@@ -180,7 +188,7 @@ class ProgramStages::Division {
 
   std::vector<ProgramStage> finish() {
     divide_around_shared_tensors();
-    require_no_buffers();
+    require_constant_shared_buffers();
     for (std::size_t i = 0; i < stages_.size(); ++i) fill(stages_[i], uses_[i]);
     add_unused();
     for (ProgramStage& stage : stages_) set_modes(stage);
@@ -251,13 +259,22 @@ class ProgramStages::Division {
     }
   }
 
-  void require_no_buffers() const {
-    for (const auto& item : model_.named_buffers()) {
-      if (!names_.unit_of(item.key()).empty()) continue;
-      throw ConfigError(format(
-          "[exported] a module that stages share must have no buffers of its "
-          "own, but '{}' is one; split the program elsewhere",
-          printable(item.key())));
+  // Within one graph, no stage begins between uses of a buffer that changes;
+  // the graph of eval() may read elsewhere what that of train() changes.
+  void require_constant_shared_buffers() const {
+    std::map<std::string, std::size_t> stages;
+    for (std::size_t i = 0; i < uses_.size(); ++i) {
+      for (const std::string& tensor : uses_[i].tensors) {
+        const auto [place, is_new] = stages.emplace(tensor, i);
+        if (place->second == i || !changed_.contains(tensor)) continue;
+        throw ConfigError(format(
+            "[exported] a buffer that stages share must never change, but '{}' "
+            "does, and stages {} and {} use it; let one stage have all modules "
+            "that use it",
+            printable(tensor),
+            place->second,
+            i));
+      }
     }
   }
 
@@ -267,7 +284,7 @@ class ProgramStages::Division {
     for (const auto& name : uses.tensors) {
       const std::string unit = names_.unit_of(name);
       units.push_back(unit);
-      if (unit.empty()) add_parameter(stage, name);
+      if (unit.empty()) add_tensor(stage, name);
     }
     for (const std::string& unit : units) add_unit(stage, unit);
     if (stage.name.empty())
@@ -285,13 +302,15 @@ class ProgramStages::Division {
         unit, static_cast<std::size_t>(&stage - stages_.data()));
   }
 
-  void add_parameter(ProgramStage& stage, const std::string& name) {
-    const bool is_known = std::any_of(
-        stage.parameters.begin(),
-        stage.parameters.end(),
-        [&](const auto& parameter) { return parameter.first == name; });
-    if (!is_known) stage.parameters.emplace_back(name, tensors_.at(name));
-    used_parameters_.insert(name);
+  // Adds a tensor of a divided module.
+  void add_tensor(ProgramStage& stage, const std::string& name) {
+    auto& own = buffers_.contains(name) ? stage.buffers : stage.parameters;
+    const bool is_known =
+        std::any_of(own.begin(), own.end(), [&](const auto& item) {
+          return item.first == name;
+        });
+    if (!is_known) own.emplace_back(name, tensors_.at(name));
+    used_tensors_.insert(name);
   }
 
   // What no operator uses stays beside its neighbour, so that saved weights are
@@ -307,10 +326,10 @@ class ProgramStages::Division {
         add_unit(stages_[stage], unit);
       }
     }
-    for (const auto& item : model_.named_parameters()) {
-      const bool is_direct = names_.unit_of(item.key()).empty();
-      if (is_direct && !used_parameters_.contains(item.key()))
-        add_parameter(stages_.front(), item.key());
+    for (const auto& [name, tensor] : tensors_) {
+      const bool is_direct = names_.unit_of(name).empty();
+      if (is_direct && !used_tensors_.contains(name))
+        add_tensor(stages_.front(), name);
     }
   }
 
@@ -334,10 +353,13 @@ class ProgramStages::Division {
   ModuleNames names_;
   std::unordered_map<const void*, std::string> tensor_names_;
   std::map<std::string, at::Tensor> tensors_;
+  std::set<std::string> buffers_;
+  /// Tensors that a run of one of the graphs changes.
+  std::set<std::string> changed_;
   std::vector<ProgramStage> stages_;
   std::vector<Uses> uses_;
   std::map<std::string, std::size_t> first_stages_;
-  std::set<std::string> used_parameters_;
+  std::set<std::string> used_tensors_;
 };
 
 std::vector<ProgramStage> ProgramStages::divide(

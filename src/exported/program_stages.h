@@ -30,6 +30,8 @@ struct ProgramStage {
       modules;
   /// Parameters of modules that stages share: of the root, say.
   std::vector<std::pair<std::string, at::Tensor>> parameters;
+  /// Likewise buffers. One that several stages read never changes.
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
   /// A module whose mode is that of the root.
   std::shared_ptr<torch::nn::Module> mode;
   LoadedProgram program;

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 namespace {
 
 // A layer that runs a part of a program.
-class ExportedLayer {
+class ExportedLayer final : public DividedProgram {
  public:
   ExportedLayer(
       std::shared_ptr<ExportedModelImpl> model,
@@ -32,6 +32,19 @@ class ExportedLayer {
     return is_last_ ? program_results(results, model_->output_names())
                     : stage_value(results);
   }
+
+  [[nodiscard]] bool is_embedding(const at::Tensor& parameter) const override {
+    return stage_.program.training.is_embedding(parameter);
+  }
+  [[nodiscard]] ParallelizePlan own_plan() const override {
+    return model_->tensor_parallel_plan();
+  }
+  std::vector<at::Tensor> divide(
+      const std::vector<DividedParameter>& parameters,
+      int rank) override {
+    return stage_.program.divide(parameters, rank);
+  }
+  void set_full(bool is_full) override { stage_.program.set_full(is_full); }
 
  private:
   std::shared_ptr<ExportedModelImpl> model_;
@@ -58,12 +71,16 @@ PipelineLayers exported_layers(
         std::move(stages[i]),
         /*is_first=*/i == 0,
         /*is_last=*/i + 1 == stages.size());
-    layers.add(stage.name, [layer](const PipelineValue& value) {
-      return layer->forward(value);
-    });
-    for (const auto& [name, module] : stage.modules) layers.uses(name, module);
-    for (const auto& [name, parameter] : stage.parameters)
-      layers.uses(name, parameter);
+    layers.add(PipelineLayer{
+        .name = stage.name,
+        .modules = stage.modules,
+        .parameters = stage.parameters,
+        .forward =
+            [layer](const PipelineValue& value) {
+              return layer->forward(value);
+            },
+        .buffers = stage.buffers,
+        .program = layer});
   }
   return layers;
 }

@@ -38,6 +38,7 @@ void visit_layer(const PipelineLayer& layer, Visit&& visit) {
   }
   for (const auto& [name, tensor] : layer.parameters)
     visit(name, tensor, false);
+  for (const auto& [name, tensor] : layer.buffers) visit(name, tensor, true);
 }
 
 // The class of a node with a child of this name, as seen by policies that
@@ -68,15 +69,22 @@ class StageTree {
     parent->register_module(last, module);
   }
 
-  void add(const std::string& name, const at::Tensor& parameter) {
-    const auto [place, is_new] = parameters_.emplace(name, parameter);
+  void add(
+      const std::string& name,
+      const at::Tensor& tensor,
+      bool is_buffer = false) {
+    const auto [place, is_new] = tensors_.emplace(name, tensor);
     if (!is_new) {
-      if (place->second.is_same(parameter)) return;
+      if (place->second.is_same(tensor)) return;
       throw ConfigError(format(
           "[pipeline] two parameters of the model are called \"{}\"", name));
     }
     const auto [parent, last] = place_of(name);
-    parent->register_parameter(last, parameter, parameter.requires_grad());
+    if (is_buffer) {
+      parent->register_buffer(last, tensor);
+    } else {
+      parent->register_parameter(last, tensor, tensor.requires_grad());
+    }
   }
 
  private:
@@ -109,7 +117,7 @@ class StageTree {
 
   std::map<std::string, std::shared_ptr<torch::nn::Module>> nodes_;
   std::map<std::string, std::shared_ptr<torch::nn::Module>> modules_;
-  std::map<std::string, at::Tensor> parameters_;
+  std::map<std::string, at::Tensor> tensors_;
 };
 
 // The stages that use a tensor, and its name in the whole model.
@@ -231,6 +239,71 @@ std::vector<std::size_t> begins_with_last_rank(
   return begins;
 }
 
+bool ProgramStageModule::is_embedding(const at::Tensor& parameter) const {
+  return std::any_of(
+      programs_.begin(), programs_.end(), [&](const auto& program) {
+        return program->is_embedding(parameter);
+      });
+}
+
+ParallelizePlan ProgramStageModule::own_plan() const {
+  return programs_.front()->own_plan();
+}
+
+std::vector<at::Tensor> ProgramStageModule::divide(
+    const std::vector<DividedParameter>& parameters,
+    int rank) {
+  std::vector<at::Tensor> summed;
+  try {
+    for (const auto& program : programs_) {
+      const auto own = program->divide(parameters, rank);
+      summed.insert(summed.end(), own.begin(), own.end());
+    }
+  } catch (...) {
+    set_full(true);
+    throw;
+  }
+  return summed;
+}
+
+void ProgramStageModule::set_full(bool is_full) {
+  for (const auto& program : programs_) program->set_full(is_full);
+}
+
+namespace {
+
+std::shared_ptr<PipelineStageModule> make_module(
+    std::string class_name,
+    const std::vector<std::vector<PipelineLayer>>& chunks) {
+  std::vector<std::shared_ptr<DividedProgram>> programs;
+  for (const auto& layers : chunks) {
+    for (const PipelineLayer& layer : layers) {
+      if (layer.program) programs.push_back(layer.program);
+    }
+  }
+  if (programs.empty())
+    return std::make_shared<PipelineStageModule>(std::move(class_name));
+  return std::make_shared<ProgramStageModule>(
+      std::move(class_name), std::move(programs));
+}
+
+// Names of the layers' tensors that a module does not have.
+std::set<std::string> names_elsewhere(
+    const std::vector<PipelineLayer>& layers,
+    const torch::nn::Module& module) {
+  std::set<std::string> names;
+  for (const PipelineLayer& layer : layers) {
+    visit_layer(layer, [&](const std::string& name, const at::Tensor&, bool) {
+      names.insert(name);
+    });
+  }
+  for (const auto& item : module.named_parameters()) names.erase(item.key());
+  for (const auto& item : module.named_buffers()) names.erase(item.key());
+  return names;
+}
+
+}  // namespace
+
 PipelineStages make_stages(
     const std::vector<PipelineLayer>& layers,
     const std::vector<std::size_t>& begins,
@@ -239,8 +312,6 @@ PipelineStages make_stages(
   PipelineStages stages;
   const std::string& first =
       layers[0].modules.empty() ? layers[0].name : layers[0].modules[0].first;
-  stages.module = std::make_shared<PipelineStageModule>(
-      class_of_node(first.substr(0, first.find('.'))));
   stages.layers.resize(begins.size());
   stages.chunks.resize(static_cast<std::size_t>(places.num_chunks));
   std::vector<int> rank_of_layer;
@@ -255,6 +326,8 @@ PipelineStages make_stages(
     }
   }
 
+  stages.module = make_module(
+      class_of_node(first.substr(0, first.find('.'))), stages.chunks);
   std::set<std::string> own_names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (rank_of_layer[i] != rank) continue;
@@ -279,17 +352,10 @@ PipelineStages make_stages(
     for (const auto& [name, module] : layers[i].modules) tree.add(name, module);
     for (const auto& [name, tensor] : layers[i].parameters)
       tree.add(name, tensor);
+    for (const auto& [name, tensor] : layers[i].buffers)
+      tree.add(name, tensor, /*is_buffer=*/true);
   }
-
-  for (const PipelineLayer& layer : layers) {
-    visit_layer(layer, [&](const std::string& name, const at::Tensor&, bool) {
-      stages.elsewhere.insert(name);
-    });
-  }
-  for (const auto& item : stages.module->named_parameters())
-    stages.elsewhere.erase(item.key());
-  for (const auto& item : stages.module->named_buffers())
-    stages.elsewhere.erase(item.key());
+  stages.elsewhere = names_elsewhere(layers, *stages.module);
   return stages;
 }
 

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <accelerate/exported_model.h>
 #include <accelerate/pipeline_layers.h>
 
 #include "planning/pipeline/schedule.h"
@@ -18,13 +19,35 @@ namespace accelerate::detail {
 
 /// The module of a pipeline rank: holds the modules of its layers under their
 /// names in the whole model, so its parameters have the whole model's names.
-class PipelineStageModule final : public torch::nn::Module {
+class PipelineStageModule : public torch::nn::Module {
  public:
   explicit PipelineStageModule(std::string class_name)
       : torch::nn::Module(std::move(class_name)) {}
 
   /// All layers under their names; null if unknown. Not a submodule.
   std::shared_ptr<const torch::nn::Module> whole_model;
+};
+
+/// The module of a pipeline rank whose layers run parts of an exported program.
+class ProgramStageModule final : public PipelineStageModule,
+                                 public DividedProgram {
+ public:
+  /// `programs`: those of its layers, at least one.
+  ProgramStageModule(
+      std::string class_name,
+      std::vector<std::shared_ptr<DividedProgram>> programs)
+      : PipelineStageModule(std::move(class_name)),
+        programs_(std::move(programs)) {}
+
+  [[nodiscard]] bool is_embedding(const at::Tensor& parameter) const override;
+  [[nodiscard]] ParallelizePlan own_plan() const override;
+  std::vector<at::Tensor> divide(
+      const std::vector<DividedParameter>& parameters,
+      int rank) override;
+  void set_full(bool is_full) override;
+
+ private:
+  std::vector<std::shared_ptr<DividedProgram>> programs_;
 };
 
 /// A parameter shared by several ranks of a pipeline.

@@ -119,7 +119,8 @@ Trained train_in_stages(const Setting& setting) {
         make_pipeline(accelerator, load(setting.program), setting.options);
     torch::optim::SGD sgd(pipeline.parameters(), sgd_options());
     auto optimizer = accelerator.prepare(sgd);
-    const bool has_shards = options.parallel.fully_sharded.has_value();
+    const bool has_shards = options.parallel.fully_sharded.has_value() ||
+        options.parallel.tensor.has_value();
     std::vector<double> losses;
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -337,6 +338,108 @@ TEST(ExportedPipeline, TrainsShardedAndRecomputedStages) {
   const auto trained = train_in_stages(setting);
   // Both shards read the same data.
   expect_near(trained.losses, train_alone("llama", 2).losses, 3e-6);
+}
+
+// Two stages, each on two ranks that compute its layers together.
+TEST(ExportedPipeline, TrainsStagesWithTensorParallelism) {
+  for (const std::string program : {"llama", "llama_tied", "gpt2"}) {
+    SCOPED_TRACE(program);
+    const bool is_gpt2 = program == "gpt2";
+    const TemporaryDirectory directory;
+    Setting setting{.program = program, .num_ranks = 4, .num_stage_ranks = 2};
+    setting.accelerator.parallel.tensor = 2;
+    if (is_gpt2) {
+      setting.accelerator.parallel.parallelize_plan = ParallelizePlan{
+          {"**.mlp.c_fc", ColwiseParallel{}},
+          {"**.mlp.c_proj", RowwiseParallel{}}};
+    } else {
+      setting.accelerator.parallel.parallelize_plan =
+          load("llama_tied")->tensor_parallel_plan();
+      EXPECT_FALSE(setting.accelerator.parallel.parallelize_plan->empty());
+    }
+    setting.then = [&](Accelerator& accelerator, const Pipeline& pipeline) {
+      accelerator.save_model(pipeline.model(), directory.path());
+      if (is_gpt2) return;
+      for (const auto& item : pipeline.model().named_parameters()) {
+        if (item.key().ends_with("q_proj.weight")) {
+          EXPECT_EQ(item.value().size(0), item.value().size(1) / 2);
+        }
+      }
+    };
+    const auto trained = train_in_stages(setting);
+    const auto alone = train_alone(program, 2);
+    expect_near(trained.losses, alone.losses, 1e-5);
+    const auto saved = load_state_dict(directory / "model.safetensors");
+    for (const auto& [name, weight] : alone.weights)
+      EXPECT_TRUE(saved.at(name).allclose(weight, 1e-4, 1e-5)) << name;
+  }
+}
+
+// Where attention is divided, the next stage would get heads of one rank.
+TEST(ExportedPipeline, RefusesStagesThatBeginBetweenDividedLayers) {
+  run_on_ranks(4, [](const WorldOptions& world) {
+    Accelerator accelerator(
+        {.parallel =
+             {.tensor = 2,
+              .pipeline = 2,
+              .parallelize_plan = parse_tp_plan(
+                  {{"model.layers.*.mlp.gate_proj", "colwise"},
+                   {"model.layers.*.mlp.up_proj", "colwise"},
+                   {"model.layers.*.mlp.down_proj", "rowwise"}})},
+         .world = world});
+    EXPECT_THROW(
+        static_cast<void>(make_pipeline(
+            accelerator,
+            load("llama"),
+            {.split_points = {"model.layers.0.mlp.down_proj"}})),
+        Error);
+    accelerator.finish();
+  });
+}
+
+// Ranks have copies of a buffer above their stages, and the rank that changes
+// one has it alone.
+TEST(ExportedPipeline, HasBuffersOfModulesAroundItsStages) {
+  const Record record("BufferAbove");
+  const auto input = record.at("input.0");
+  const auto path_of = [] { return program_path("BufferAbove"); };
+  ExportedModel whole = load_exported(path_of());
+  const auto expected = whole->forward(input)[0];
+  expected.square().mean().backward();
+  const TemporaryDirectory directory;
+  run_on_ranks(3, [&](const WorldOptions& world) {
+    Accelerator accelerator({.parallel = {.pipeline = 3}, .world = world});
+    const Pipeline pipeline = make_pipeline(
+        accelerator,
+        load_exported(path_of()),
+        {.split_points = {"layers.0", "layers.2"}, .num_micro_batches = 1});
+    const auto result = pipeline.step(
+        PipelineTensors{input},
+        PipelineTensors(),
+        [](const torch::Tensor& output, const PipelineTensors&) {
+          return output.square().mean();
+        });
+    EXPECT_EQ(
+        result.loss.item<double>(), expected.square().mean().item<double>());
+    const auto buffers = pipeline.model().module()->named_buffers();
+    EXPECT_EQ(buffers.contains("average"), pipeline.has_first_stage());
+    EXPECT_EQ(buffers.contains("scale"), !pipeline.has_first_stage());
+    for (const auto& item : buffers)
+      expect_same(item.value(), whole->named_buffers()[item.key()], item.key());
+    for (const auto& item : pipeline.model().named_parameters())
+      expect_same(
+          item.value().grad(),
+          whole->named_parameters()[item.key()].grad(),
+          item.key());
+    accelerator.save_model(pipeline.model(), directory.path());
+    accelerator.finish();
+  });
+  const auto saved = load_state_dict(directory / "model.safetensors");
+  for (const auto& item : whole->named_buffers())
+    expect_same(saved.at(item.key()), item.value(), item.key());
+  EXPECT_EQ(
+      saved.size(),
+      whole->named_parameters().size() + whole->named_buffers().size());
 }
 
 TEST(ExportedPipeline, TrainsInBf16) {

@@ -26,6 +26,7 @@ const std::vector<std::string> kModels = {
     "bert",
     "cnn",
     "convnext",
+    "BufferAbove",
     "gemma2",
     "gpt2",
     "llama",
@@ -333,6 +334,34 @@ TEST(ProgramStages, RefuseSplitPointsThatCannotBeOnes) {
       "resnet",
       {"resnet.encoder.stages.1.layers.0.shortcut"},
       "must not come between a tensor and its change in place");
+}
+
+TEST(ProgramStages, HaveTheBuffersAboveThemThatTheyRead) {
+  ExportedModel model = load_exported(program_path("BufferAbove"));
+  const auto stages = ProgramStages(*model).divide({"layers.0", "layers.2"});
+  std::vector<std::vector<std::string>> names;
+  for (const ProgramStage& stage : stages) {
+    names.emplace_back();
+    for (const auto& [name, buffer] : stage.buffers) {
+      names.back().push_back(name);
+      EXPECT_TRUE(buffer.is_same(model->named_buffers()[name]));
+    }
+    EXPECT_THAT(stage.parameters, IsEmpty());
+  }
+  EXPECT_THAT(
+      names,
+      ElementsAre(
+          ElementsAre("average"), ElementsAre("scale"), ElementsAre("scale")));
+}
+
+// The first stage would change it in train(), the last one read it in eval().
+TEST(ProgramStages, RefuseBuffersThatOneStageChangesForAnother) {
+  expect_refused(
+      "EvaluatedBuffer",
+      {"layers.1"},
+      "a buffer that stages share must never change, but 'average' does");
+  expect_refused(
+      "EvaluatedBuffer", {"layers.0", "layers.2"}, "stages 0 and 2 use it");
 }
 
 TEST(StageValueLaw, ComesBackAsItWas) {
