@@ -2,6 +2,7 @@
 
 #include <torch/nn/module.h>
 
+#include <accelerate/error.h>
 #include <accelerate/exported_model.h>
 
 #include "base/text/text.h"
@@ -43,6 +44,29 @@ std::vector<std::string> export_warnings(
     }
   }
   return warnings;
+}
+
+void require_dtypes_of_export(
+    const torch::nn::Module& module,
+    at::ScalarType dtype) {
+  for (const auto& child : module.named_modules()) {
+    if (dynamic_cast<const ExportedModuleImpl*>(child.value().get()) == nullptr)
+      continue;
+    for (const auto& item : child.value()->named_parameters(false)) {
+      const at::ScalarType exported = item.value().scalar_type();
+      if (!at::isFloatingType(exported) || exported == dtype) continue;
+      throw ConfigError(format(
+          "[exported] the param_dtype of the mixed_precision_policy must be "
+          "{}, in which '{}' of {} was exported, but is {} without autocast: "
+          "export with export_for_cpp(..., autocast=) and set the "
+          "Accelerator's mixed_precision, convert the model in Python before "
+          "the export, or leave param_dtype out",
+          c10::toString(exported),
+          printable(child.key() + "." + item.key()),
+          printable(child.value()->name()),
+          c10::toString(dtype)));
+    }
+  }
 }
 
 }  // namespace accelerate::detail

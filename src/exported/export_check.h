@@ -20,4 +20,11 @@ std::vector<std::string> export_warnings(
     const torch::nn::Module& module,
     std::optional<at::ScalarType> autocast);
 
+/// Throws ConfigError if parameters of exported programs among a module and its
+/// submodules would be computed with in another dtype than they were exported
+/// in, without autocast: the casts of a program are those of its export.
+void require_dtypes_of_export(
+    const torch::nn::Module& module,
+    at::ScalarType dtype);
+
 }  // namespace accelerate::detail

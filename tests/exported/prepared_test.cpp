@@ -8,6 +8,7 @@
 
 #include "exported/recorded_program.h"
 #include "exported/written_archive.h"
+#include "support/expect_error.h"
 #include "support/run_on_ranks.h"
 #include "support/temporary_directory.h"
 
@@ -221,6 +222,25 @@ TEST(PreparedExportedModel, TrainsInBf16) {
   run.num_ranks = 2;
   run.options.parallel.fully_sharded = sharded();
   expect_near(losses_of(run), one, 2e-3);
+}
+
+TEST(PreparedExportedModel, RefusesShardsIn16BitsWithoutAutocast) {
+  for (const int num_ranks : {1, 2}) {
+    Training run{.num_ranks = num_ranks};
+    run.options.parallel.fully_sharded = sharded();
+    run.options.parallel.fully_sharded->mixed_precision_policy =
+        MixedPrecisionPolicy{.param_dtype = FloatType::bf16};
+    expect_error<ConfigError>(
+        [&] { losses_of(run); },
+        "the param_dtype of the mixed_precision_policy must be Float, in which "
+        "'model.embed_tokens.weight' of Embedding was exported, but is "
+        "BFloat16 without autocast: export with export_for_cpp(..., "
+        "autocast=)");
+    // Casts of autocast are those of the shards.
+    run.program = "llama_bf16";
+    run.options.mixed_precision = Precision::bf16;
+    expect_near(losses_of(run), plain_losses(), 3e-2);
+  }
 }
 
 TEST(PreparedExportedModel, ResumesBitForBit) {
