@@ -1,9 +1,12 @@
 // What else the library does with models, done with exported ones.
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <accelerate/accelerate.h>
 #include <accelerate/fp8.h>
+#include <accelerate/layerwise_casting.h>
 #include <accelerate/optimizers.h>
 #include <accelerate/planner.h>
 #include <accelerate/profiler.h>
@@ -136,6 +139,52 @@ TEST(ExportedUses, GradientsReachWhatIsAroundQuantizedWeights) {
     if (!item.value().requires_grad()) continue;
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
     EXPECT_GT(item.value().grad().abs().sum().item<double>(), 0) << item.key();
+  }
+}
+
+// What a program computes with some of its weights rounded to a dtype.
+torch::Tensor rounded_output(
+    const std::string& program,
+    torch::ScalarType dtype,
+    const std::vector<std::string>& classes) {
+  ExportedModel net = load_exported(program_path(program));
+  net->eval();
+  const torch::NoGradGuard no_grad;
+  for (const auto& module : net->modules()) {
+    if (std::find(classes.begin(), classes.end(), module->name()) ==
+        classes.end())
+      continue;
+    for (auto& parameter : module->parameters(/*recurse=*/false))
+      parameter.copy_(parameter.to(dtype).to(torch::kFloat));
+  }
+  return logits_of(net->forward(Record(program).inputs()));
+}
+
+TEST(ExportedUses, WeightsAreStoredInOtherDtypes) {
+  const std::pair<const char*, std::vector<std::string>> programs[] = {
+      {"llama", {"Linear"}}, {"cnn", {"Linear", "Conv2d"}}};
+  for (const auto& [program, classes] : programs) {
+    for (const auto dtype :
+         {torch::kBFloat16, torch::kHalf, torch::kFloat8_e4m3fn}) {
+      SCOPED_TRACE(std::string(program) + " in " + c10::toString(dtype));
+      ExportedModel net = load_exported(program_path(program));
+      net->eval();
+      attach_layerwise_casting_hooks(*net, dtype, torch::kFloat);
+      for (const auto& module : net->modules()) {
+        const bool is_stored =
+            std::find(classes.begin(), classes.end(), module->name()) !=
+            classes.end();
+        for (const auto& parameter : module->parameters(/*recurse=*/false)) {
+          EXPECT_EQ(parameter.scalar_type(), is_stored ? dtype : torch::kFloat)
+              << module->name();
+        }
+      }
+      const torch::NoGradGuard no_grad;
+      expect_same(
+          logits_of(net->forward(Record(program).inputs())),
+          rounded_output(program, dtype, classes),
+          "logits");
+    }
   }
 }
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <regex>
+#include <string_view>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/linear.h>
 
 #include <accelerate/error.h>
 #include <accelerate/hooks.h>
@@ -14,6 +14,7 @@
 #include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/gate_entry.h"
+#include "gate/linear_weight.h"
 #include "modules/module_tree.h"
 
 namespace accelerate {
@@ -57,8 +58,22 @@ class LayerwiseCastingHook : public ModelHook {
   bool non_blocking_;
 };
 
+// Modules of exported programs have the names of Python's classes.
+bool is_exported_convolution(const nn::Module& module) {
+  static constexpr std::string_view kClasses[] = {
+      "Conv1d",
+      "Conv2d",
+      "Conv3d",
+      "ConvTranspose1d",
+      "ConvTranspose2d",
+      "ConvTranspose3d"};
+  return std::find(std::begin(kClasses), std::end(kClasses), module.name()) !=
+      std::end(kClasses);
+}
+
 bool is_cast(const nn::Module& module) {
-  return module.as<nn::LinearImpl>() != nullptr ||
+  return detail::linear_class_of(module) == detail::LinearClass::linear ||
+      is_exported_convolution(module) ||
       module.as<nn::Conv1dImpl>() != nullptr ||
       module.as<nn::Conv2dImpl>() != nullptr ||
       module.as<nn::Conv3dImpl>() != nullptr ||
