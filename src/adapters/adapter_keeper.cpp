@@ -147,6 +147,33 @@ bool AdapterKeeper::draws_random_numbers() const {
       });
 }
 
+AddedProducts::Layer AdapterKeeper::added_to(std::size_t unit) const {
+  const Unit& found = units_[unit];
+  Layer added;
+  if (found.copied) {
+    added.complaint = "not have a copy that is trained (modules_to_save)";
+    return added;
+  }
+  const AdaptedLayer& layer = *found.layer;
+  added.is_embedding = layer.known.kind == LayerKind::embedding;
+  if (layer.known.kind == LayerKind::convolution)
+    added.complaint = "not be a convolution with adapters";
+  if (!layer.merged.empty()) added.complaint = "not have merged adapters";
+  for (const auto& [name, adapter] : layer.adapters) {
+    added.first.push_back(adapter.a);
+    added.second.push_back(adapter.b);
+    if (adapter.magnitude.defined())
+      added.complaint = "not have adapters with use_dora";
+  }
+  return added;
+}
+
+void AdapterKeeper::divide(std::size_t unit, DividedProducts how) {
+  AdaptedLayer& layer = *units_[unit].layer;
+  layer.known_slice = {layer.known.kind, how.weight_sizes};
+  layer.division = std::move(how);
+}
+
 const AdapterKeeper::Unit* AdapterKeeper::unit_of(
     const c10::IValue& value) const {
   const TensorWatch* const watch = find_watch(value, this);
@@ -283,16 +310,19 @@ void AdapterKeeper::call(GatedCall& call) {
   }
   if (num_disabled > 0) return call.run();
   if (run_with_copies(call)) return;
-  const std::optional<LayerCall> found = layer_call_in(
+  std::optional<LayerCall> found = layer_call_in(
       call, [this](const c10::IValue& value) -> const KnownLayer* {
         const Unit* const unit = unit_of(value);
-        return unit == nullptr || !unit->layer ? nullptr : &unit->layer->known;
+        if (unit == nullptr || !unit->layer) return nullptr;
+        return is_divided(*unit->layer) ? &unit->layer->known_slice
+                                        : &unit->layer->known;
       });
   if (!found) note_other_uses(call);
   call.run();
   if (!found) return;
   const Unit* const unit = unit_of(found->weight);
   if (unit == nullptr || !unit->layer->merged.empty()) return;
+  if (is_divided(*unit->layer)) found->division = &*unit->layer->division;
   c10::IValue& result = call.results().front();
   result = with_adapters(*found, *unit->layer, result.toTensor());
 }

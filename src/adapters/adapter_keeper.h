@@ -15,6 +15,7 @@
 
 #include "adapters/layer_adapter.h"
 #include "adapters/layer_call.h"
+#include "gate/added_products.h"
 #include "gate/gate.h"
 #include "gate/random_keeper.h"
 
@@ -46,6 +47,9 @@ struct AdaptedLayer {
   /// Whether a forward has computed something else with the weight, as the head
   /// of a program does whose weight is the embedding's.
   bool has_other_use = false;
+  /// Set if ranks have slices of the weight, as which the layer is known then.
+  std::optional<DividedProducts> division = std::nullopt;
+  KnownLayer known_slice = {};
 };
 
 /// A parameter of `modules_to_save`.
@@ -64,6 +68,7 @@ struct CopiedParameter {
 /// forward, copies of parameters take the place of these.
 class AdapterKeeper final : public GateKeeper,
                             public RandomKeeper,
+                            public AddedProducts,
                             public std::enable_shared_from_this<AdapterKeeper> {
  public:
   /// `model` must be the root that all functions are called with.
@@ -96,6 +101,13 @@ class AdapterKeeper final : public GateKeeper,
 
   void call(GatedCall& call) override;
   [[nodiscard]] bool draws_random_numbers() const override;
+  [[nodiscard]] Layer added_to(std::size_t unit) const override;
+  void divide(std::size_t unit, DividedProducts how) override;
+  void set_full(bool is_full) override { is_full_ = is_full; }
+  /// Whether this rank has only a slice of the layer's weight now.
+  [[nodiscard]] bool is_divided(const AdaptedLayer& layer) const {
+    return layer.division && !is_full_;
+  }
 
  private:
   /// What a watched tensor is; one of the two.
@@ -123,6 +135,7 @@ class AdapterKeeper final : public GateKeeper,
   const torch::nn::Module* model_;
   /// By number of the watch; empty ones are forgotten.
   std::vector<Unit> units_;
+  bool is_full_ = false;
 };
 
 }  // namespace accelerate::detail

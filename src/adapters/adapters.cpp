@@ -38,9 +38,15 @@ void add_to_layer(
     const AdapterOptions& options,
     const std::string& name,
     const std::shared_ptr<AdapterKeeper>& keeper) {
+  AdaptedLayer* layer = keeper->layer(target.module.name);
+  if (layer != nullptr && layer->division) {
+    throw ConfigError(format(
+        "[adapters] adapters of \"{}\" must be added before prepare(), since "
+        "ranks have slices of the layer (tensor parallelism)",
+        printable(target.module.name)));
+  }
   LayerAdapter adapter =
       make_adapter(target.facts, options, target.module.name);
-  AdaptedLayer* layer = keeper->layer(target.module.name);
   if (layer == nullptr) {
     layer = &keeper->add_layer(
         {.name = target.module.name,

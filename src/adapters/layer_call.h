@@ -10,6 +10,7 @@
 
 #include "adapters/layer_adapter.h"
 #include "adapters/layer_kind.h"
+#include "gate/added_products.h"
 #include "gate/gate.h"
 
 namespace accelerate::detail {
@@ -33,6 +34,8 @@ struct LayerCall {
   at::Tensor bias = {};
   /// All arguments of an embedding or a convolution.
   std::vector<c10::IValue> arguments = {};
+  /// Set if ranks have slices of the weight; borrowed.
+  const DividedProducts* division = nullptr;
 };
 
 /// Returns the layer that the operator computes; nothing for any other

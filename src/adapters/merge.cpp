@@ -61,9 +61,15 @@ at::Tensor merged_weight(
   return weight.to(before.scalar_type());
 }
 
+constexpr const char* kDivided =
+    "must be complete, but ranks have slices of it (tensor parallelism)";
+
 std::string reason_against(
+    const AdapterKeeper& adapters,
     const AdaptedLayer& layer,
     const at::Tensor& weight) {
+  if (adapters.is_divided(layer))
+    return std::string(kDivided) + ": merge inside full_parameters()";
   const GateEntry* const entry = entry_of(weight);
   const GateKeeper* const keeper = keeper_of(weight);
   if (keeper != nullptr && const_cast<GateKeeper*>(keeper)->as_coded_keeper())
@@ -114,7 +120,7 @@ std::vector<Change> find_changes(
         layer, own_parameter(module_at(model, layer->name), "weight")};
     const std::string other = other_user(modules, *layer, change.weight);
     const std::string reason = other.empty()
-        ? reason_against(*layer, change.weight)
+        ? reason_against(keeper, *layer, change.weight)
         : format(
               "must not be that of another module, but is that of \"{}\" too "
               "(tied weights)",
@@ -166,6 +172,13 @@ void unmerge_all(torch::nn::Module& model, AdapterKeeper& keeper) {
   const at::NoGradGuard no_grad;
   for (AdaptedLayer* const layer : keeper.layers()) {
     if (layer->merged.empty()) continue;
+    if (keeper.is_divided(*layer)) {
+      throw ConfigError(format(
+          "[adapters] the weight of \"{}\" {}: unmerge inside "
+          "full_parameters()",
+          printable(layer->name),
+          kDivided));
+    }
     const Change change{
         layer, own_parameter(module_at(model, layer->name), "weight")};
     at::Tensor weight = change.weight.detach();

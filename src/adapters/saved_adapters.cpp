@@ -125,6 +125,20 @@ void take_from(const WeightList& weights, std::vector<SavedTensor>& tensors) {
   }
 }
 
+// Slices look like full tensors.
+void require_complete(const AdapterKeeper& keeper, const std::string& name) {
+  for (const AdaptedLayer* const layer : keeper.layers()) {
+    if (!keeper.is_divided(*layer) || !layer->division->pass ||
+        !layer->adapters.contains(name))
+      continue;
+    throw ConfigError(format(
+        "[adapters] the adapter of \"{}\" must be complete, but ranks have "
+        "slices of it (tensor parallelism): pass Model::state_dict() to "
+        "save_adapters(), or call it inside full_parameters()",
+        printable(layer->name)));
+  }
+}
+
 void write_tensors(
     const std::filesystem::path& path,
     const std::vector<SavedTensor>& tensors) {
@@ -236,7 +250,11 @@ void save_adapters(
     const WeightList& weights) {
   AdapterKeeper& keeper = require_keeper(*model);
   std::vector<SavedTensor> tensors = tensors_of(*model, keeper, name);
-  if (!weights.empty()) take_from(weights, tensors);
+  if (weights.empty()) {
+    require_complete(keeper, name);
+  } else {
+    take_from(weights, tensors);
+  }
   std::filesystem::create_directories(directory);
   write_tensors(directory / kAdapterWeightsName, tensors);
   replace_file(

@@ -1,5 +1,7 @@
 // What an adapter adds to the result of its layer: PEFT's formulas, in its order
 // of operations.
+#include <utility>
+
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
@@ -20,16 +22,20 @@ constexpr std::size_t kInput = 0, kWeight = 1, kBias = 2, kGroups = 6;
 // The adapter's input: where its matrices are, and of their dtype, unless
 // autocast casts it anyway.
 at::Tensor adapter_input(
-    const at::Tensor& input,
+    const LayerCall& call,
     const at::Tensor& result,
     const LayerAdapter& adapter) {
-  at::Tensor x =
-      input.device() == result.device() ? input : input.to(result.device());
+  at::Tensor x = call.input.device() == result.device()
+      ? call.input
+      : call.input.to(result.device());
   const bool is_cast_later =
       at::autocast::is_autocast_enabled(x.device().type()) && !adapter.drops();
   if (x.scalar_type() != adapter.a.scalar_type() && !is_cast_later)
     x = x.to(adapter.a.scalar_type());
-  return adapter.drops() ? at::dropout(x, adapter.dropout, /*train=*/true) : x;
+  if (!adapter.drops()) return x;
+  return call.division != nullptr && call.division->drop
+      ? call.division->drop(x, adapter.dropout)
+      : at::dropout(x, adapter.dropout, /*train=*/true);
 }
 
 at::Tensor convolved(
@@ -63,6 +69,13 @@ at::Tensor convolved_at_points(
   }
 }
 
+// What comes between the two matrices, for layers that ranks divide.
+at::Tensor passed(const LayerCall& call, at::Tensor between) {
+  return call.division != nullptr && call.division->pass
+      ? call.division->pass(between)
+      : std::move(between);
+}
+
 at::Tensor low_rank_result(
     const LayerCall& call,
     const at::Tensor& x,
@@ -70,7 +83,7 @@ at::Tensor low_rank_result(
   switch (call.kind) {
     case LayerKind::linear:
     case LayerKind::transposed_linear:
-      return at::linear(at::linear(x, adapter.a), adapter.b);
+      return at::linear(passed(call, at::linear(x, adapter.a)), adapter.b);
     case LayerKind::embedding:
       return at::matmul(
           at::embedding(
@@ -151,7 +164,7 @@ at::Tensor with_adapter(
     const at::Tensor factors = output_factors(call, result, adapter);
     return factors * result + factors * product * adapter.scaling;
   }
-  const at::Tensor x = adapter_input(call.input, result, adapter);
+  const at::Tensor x = adapter_input(call, result, adapter);
   const at::Tensor product = low_rank_result(call, x, adapter);
   if (!adapter.magnitude.defined()) return result + product * adapter.scaling;
   const at::Tensor factors = output_factors(call, result, adapter);

@@ -215,12 +215,14 @@ std::uint64_t random_stream_of(Axis axis, int rank) {
       static_cast<std::uint64_t>(rank);
 }
 
+bool is_in_random_region(const void* owner) {
+  return std::any_of(regions.begin(), regions.end(), [&](const Region& region) {
+    return region.owner == owner;
+  });
+}
+
 void enter_random_region(const void* owner, std::uint64_t stream) {
-  const bool is_open =
-      std::any_of(regions.begin(), regions.end(), [&](const Region& region) {
-        return region.owner == owner;
-      });
-  if (is_open) return;
+  if (is_in_random_region(owner)) return;
   if (regions.empty()) {
     register_random_operators();
     c10::impl::tls_set_dispatch_key_included(kKey, true);
@@ -236,6 +238,30 @@ void leave_random_region(const void* owner) {
   if (found == regions.end()) return;
   regions.erase(found, regions.end());
   if (regions.empty()) c10::impl::tls_set_dispatch_key_included(kKey, false);
+}
+
+namespace {
+
+void set_random_region(const void* owner, std::uint64_t stream, bool is_open) {
+  if (is_open) {
+    enter_random_region(owner, stream);
+  } else {
+    leave_random_region(owner);
+  }
+}
+
+}  // namespace
+
+RandomNumbersOf::RandomNumbersOf(
+    const void* owner,
+    std::uint64_t stream,
+    bool is_open)
+    : owner_(owner), stream_(stream), was_open_(is_in_random_region(owner)) {
+  set_random_region(owner_, stream_, is_open);
+}
+
+RandomNumbersOf::~RandomNumbersOf() {
+  set_random_region(owner_, stream_, was_open_);
 }
 
 }  // namespace accelerate::detail

@@ -27,7 +27,26 @@ std::uint64_t random_stream_of(Axis axis, int rank);
 /// thread-local flag, and some microseconds per random operator in a region.
 void enter_random_region(const void* owner, std::uint64_t stream);
 
+/// Whether a region of this owner is open on the thread.
+bool is_in_random_region(const void* owner);
+
 /// Ends the region and those opened inside it; a no-op if there is none.
 void leave_random_region(const void* owner);
+
+/// While alive, the region of this owner is open, or not, as wanted. Afterwards
+/// it is open, or not, as before, but a region that was closed meanwhile begins
+/// anew.
+class RandomNumbersOf {
+ public:
+  RandomNumbersOf(const void* owner, std::uint64_t stream, bool is_open);
+  ~RandomNumbersOf();
+  RandomNumbersOf(const RandomNumbersOf&) = delete;
+  RandomNumbersOf& operator=(const RandomNumbersOf&) = delete;
+
+ private:
+  const void* owner_;
+  std::uint64_t stream_;
+  bool was_open_;
+};
 
 }  // namespace accelerate::detail

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 #include "comm/autograd/region.h"
+#include "gate/added_products.h"
 #include "gate/gate.h"
 #include "gate/gate_entry.h"
 #include "gate/watched_tensor.h"
@@ -23,6 +25,27 @@ void become_slice(const at::Tensor& tensor, const at::Tensor& slice) {
   }
   if (tensor.grad().defined()) tensor.mutable_grad().reset();
 }
+
+namespace {
+
+// Watches of keepers that add to a layer's results, whatever a rank has of its
+// weight.
+std::vector<TensorWatch> watches_that_add(const at::Tensor& tensor) {
+  std::vector<TensorWatch> found;
+  const GateEntry* const entry = entry_of(tensor);
+  if (entry == nullptr) return found;
+  std::copy_if(
+      entry->watches.begin(),
+      entry->watches.end(),
+      std::back_inserter(found),
+      [](const TensorWatch& watch) {
+        return dynamic_cast<const AddedProducts*>(watch.keeper.get()) !=
+            nullptr;
+      });
+  return found;
+}
+
+}  // namespace
 
 RangesByRank ranges_between(const std::vector<std::int64_t>& begins) {
   RangesByRank ranges;
@@ -81,8 +104,11 @@ void SlicedParameters::open() {
         slice.group,
         GatheredGradient::equal,
         slice.sizes));
+    std::vector<TensorWatch> watches = watches_that_add(slice.tensor);
     slice.tensor.unsafeGetTensorImpl()->shallow_copy_from(
         full.getIntrusivePtr());
+    for (TensorWatch& watch : watches)
+      watch_tensor(slice.tensor, std::move(watch));
     slice.version = slice.tensor._version();
     slice.shown = full;
   }

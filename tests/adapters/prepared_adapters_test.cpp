@@ -77,10 +77,10 @@ std::vector<double> losses_of(const Training& run) {
     auto [model, optimizer] = accelerator.prepare(net, sgd);
     torch::manual_seed(2);
     for (int step = 0; step < kSteps; ++step) {
-      const auto ids =
-          batch_of(step)
-              .chunk(accelerator.num_processes())[accelerator.process_index()]
-              .contiguous();
+      const Mesh& mesh = accelerator.mesh();
+      const auto ids = batch_of(step)
+                           .chunk(mesh.batch_count())[mesh.batch_rank()]
+                           .contiguous();
       optimizer.zero_grad();
       const auto loss = model(ids, torch::ones_like(ids), ids)["loss"];
       accelerator.backward(loss);
@@ -187,6 +187,169 @@ torch::Tensor output_of(ExportedModel& net) {
   const torch::NoGradGuard no_grad;
   const auto ids = batch_of(0);
   return net->forward(ids, torch::ones_like(ids), ids)["logits"];
+}
+
+// The plan of Hugging Face's Llama.
+ParallelizePlan llama_plan() {
+  return parse_tp_plan(
+      {{"model.layers.*.self_attn.q_proj", "colwise"},
+       {"model.layers.*.self_attn.k_proj", "colwise"},
+       {"model.layers.*.self_attn.v_proj", "colwise"},
+       {"model.layers.*.self_attn.o_proj", "rowwise"},
+       {"model.layers.*.mlp.gate_proj", "colwise"},
+       {"model.layers.*.mlp.up_proj", "colwise"},
+       {"model.layers.*.mlp.down_proj", "rowwise"},
+       {"model.embed_tokens", "embedding_rowwise"},
+       {"lm_head", "colwise_gather_output"}});
+}
+
+Training divided(std::vector<std::string> target_modules) {
+  Training run{.num_ranks = 2};
+  run.options.parallel.tensor = 2;
+  run.options.parallel.parallelize_plan = llama_plan();
+  run.adapters.target_modules = std::move(target_modules);
+  return run;
+}
+
+const std::vector<std::string> kAllLayers = {
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "embed_tokens",
+    "lm_head"};
+
+TEST(PreparedAdapters, TrainWithTensorParallelism) {
+  for (const auto& targets :
+       {std::vector<std::string>{"q_proj", "v_proj"},
+        {"o_proj", "down_proj"},
+        {"embed_tokens", "lm_head"},
+        kAllLayers}) {
+    SCOPED_TRACE(targets.front());
+    Training run = divided(targets);
+    const auto plain = plain_losses(run);
+    expect_near(losses_of(run), plain, 2e-5);
+    run.options.parallel.activation_checkpointing =
+        ActivationCheckpointingOptions{
+            .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+            .transformer_cls_names_to_wrap = {"LlamaDecoderLayer"}};
+    expect_near(losses_of(run), plain, 2e-5);
+  }
+}
+
+TEST(PreparedAdapters, TrainWithTensorParallelismInReplicasAndShards) {
+  Training run = divided(kAllLayers);
+  const auto plain = plain_losses(run);
+  run.num_ranks = 4;
+  expect_near(losses_of(run), plain, 2e-5);
+  run.options.parallel.fully_sharded = sharded();
+  expect_near(losses_of(run), plain, 2e-5);
+}
+
+TEST(PreparedAdapters, HaveSlicesOfTheMatrixBesideTheDividedDimension) {
+  Training run = divided({"q_proj", "o_proj", "embed_tokens"});
+  run.then = [](Accelerator&, ExportedModel& net, const auto&) {
+    const auto sizes_of = [&](const std::string& name) {
+      return net->named_parameters()[name].sizes().vec();
+    };
+    using ::testing::ElementsAre;
+    const std::string attention = "model.layers.0.self_attn.";
+    EXPECT_THAT(
+        sizes_of(attention + "q_proj.lora_A.default.weight"),
+        ElementsAre(4, 16));
+    EXPECT_THAT(
+        sizes_of(attention + "q_proj.lora_B.default.weight"),
+        ElementsAre(8, 4));
+    EXPECT_THAT(
+        sizes_of(attention + "o_proj.lora_A.default.weight"),
+        ElementsAre(4, 8));
+    EXPECT_THAT(
+        sizes_of(attention + "o_proj.lora_B.default.weight"),
+        ElementsAre(16, 4));
+    EXPECT_THAT(
+        sizes_of("model.embed_tokens.lora_embedding_A.default"),
+        ElementsAre(4, 64));
+  };
+  losses_of(run);
+}
+
+// What the ranks of a divided run have learnt, in a model of its own.
+TEST(PreparedAdapters, AreSavedAndMergedFromSlices) {
+  const TemporaryDirectory directory;
+  torch::Tensor expected;
+  Training run = divided(kAllLayers);
+  run.then = [&](Accelerator& accelerator, ExportedModel& net, auto& model) {
+    expect_error<ConfigError>(
+        [&] { save_adapters(net, directory / "refused"); },
+        "must be complete, but ranks have slices of it");
+    expect_error<ConfigError>(
+        [&] { merge_adapters(net); },
+        "must be complete, but ranks have slices of it");
+    expect_error<ConfigError>(
+        [&] { add_adapters(net, run.adapters, "second"); },
+        "must be added before prepare()");
+    const torch::NoGradGuard no_grad;
+    const auto ids = batch_of(0);
+    const auto output = [&] {
+      return model(ids, torch::ones_like(ids), ids)["logits"];
+    };
+    const torch::Tensor before = output();
+    const WeightList weights = model.state_dict();
+    if (accelerator.is_main_process()) {
+      save_adapters(net, directory / "adapter", "default", weights);
+      expected = before;
+    }
+    {
+      const auto full = model.full_parameters();
+      EXPECT_TRUE(torch::allclose(output_of(net), before, 1e-4, 1e-5));
+      merge_adapters(net);
+      EXPECT_TRUE(torch::allclose(output_of(net), before, 1e-4, 1e-5));
+    }
+    EXPECT_TRUE(torch::allclose(output(), before, 1e-4, 1e-5));
+    const auto full = model.full_parameters();
+    unmerge_adapters(net);
+  };
+  losses_of(run);
+  ExportedModel net = load_exported(program_path("llama"));
+  load_adapters(net, directory / "adapter");
+  EXPECT_TRUE(torch::allclose(output_of(net), expected, 1e-4, 1e-5));
+}
+
+TEST(PreparedAdapters, RefusePlansThatDivideWhatTheyNeedInFull) {
+  const auto expect_refused = [](const Training& run,
+                                 const std::string& phrase) {
+    expect_error<ConfigError>([&] { losses_of(run); }, phrase);
+  };
+  Training run = divided({"q_proj", "o_proj"});
+  run.adapters.use_dora = true;
+  expect_refused(
+      run,
+      "parallelize_plan cannot divide these layers with adapters: "
+      "\"model.layers.0.self_attn.q_proj\" must not have adapters with "
+      "use_dora");
+  run = divided({"q_proj"});
+  run.adapters.modules_to_save = {"lm_head"};
+  expect_refused(
+      run,
+      "\"lm_head\" must not have a copy that is trained (modules_to_save)");
+  run = divided({"q_proj", "down_proj"});
+  const Shard sequence{1};
+  run.options.parallel.parallelize_plan = ParallelizePlan{
+      {"model.embed_tokens", RowwiseParallel{.output_layouts = sequence}},
+      {"model.layers.*.self_attn.o_proj",
+       RowwiseParallel{.output_layouts = sequence}},
+      {"model.layers.*.self_attn.?_proj",
+       ColwiseParallel{.input_layouts = sequence}},
+      {"model.layers.*.mlp.down_proj",
+       RowwiseParallel{.output_layouts = sequence}},
+      {"model.layers.*.mlp.*_proj", ColwiseParallel{.input_layouts = sequence}},
+      {"lm_head",
+       ColwiseParallel{
+           .input_layouts = sequence, .output_layouts = Replicate{}}}};
+  expect_refused(run, "rather than of a sequence");
 }
 
 // A sharded run's adapter, and its merged weights, in a model of their own.

@@ -26,6 +26,7 @@
 #include "parallel/shard/prepare/initial_values.h"
 #include "parallel/sliced_parameters.h"
 #include "parallel/tensor/divide_sequences.h"
+#include "parallel/tensor/divided_additions.h"
 #include "parallel/tensor/divided_programs.h"
 #include "parallel/tensor/split_keeper.h"
 #include "parallel/tensor/split_layers.h"
@@ -70,6 +71,7 @@ class TensorParallel final : public Strategy {
     const DividedPrograms programs = divided_programs_in(module);
     divide_programs(programs, table, group.size(), group.rank(), splits);
     programs_.assign(programs.begin(), programs.end());
+    additions_ = divide_additions(table, splits);
     const Group model_group = replica_group(Layout(), mesh_);
     std::vector<at::Tensor> buffers = module.buffers();
     std::erase_if(
@@ -85,6 +87,7 @@ class TensorParallel final : public Strategy {
     keeper_ = std::make_shared<SplitKeeper>(group);
     for (const SplitParameter& split : splits)
       prepare_row(*find_row(table, split.name), split, values);
+    start_additions(additions_, table, group, keeper_);
     watch_attention(module, table, splits);
   }
 
@@ -259,7 +262,8 @@ class TensorParallel final : public Strategy {
 
   static void require_unwatched(const ParameterTable& table) {
     for (const Parameter& row : table.rows()) {
-      if (!is_watched(row.tensor)) continue;
+      if (!is_watched(row.tensor) || has_only_added_products(row.tensor))
+        continue;
       throw ConfigError(format(
           "[parallel] operators on \"{}\" are watched already, by an "
           "Accelerator that split it or by hooks of its module; build the "
@@ -334,24 +338,28 @@ class TensorParallel final : public Strategy {
     const void* memory = nullptr;  ///< when all strategies were prepared
   };
   std::vector<Watched> watched_;
-  void set_programs_full(bool is_full) const {
+  void set_others_full(bool is_full) const {
     for (const auto& each : programs_) {
       if (const auto program = each.lock()) program->set_full(is_full);
     }
+    for (const DividedAddition& each : additions_)
+      each.keeper->set_full(is_full);
   }
 
   /// Programs among the model's modules.
   std::vector<std::weak_ptr<DividedProgram>> programs_;
+  /// What keepers of adapters add to divided layers.
+  std::vector<DividedAddition> additions_;
   /// The open full_parameters() scope.
   FullScope full_{
       [this] {
         slices_.open();
         keeper_->set_full(true);
         attention_layers_->set_full(true);
-        set_programs_full(true);
+        set_others_full(true);
       },
       [this] {
-        set_programs_full(false);
+        set_others_full(false);
         attention_layers_->set_full(false);
         keeper_->set_full(false);
         slices_.close();
