@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "exported/program_stages.h"
+#include "exported/stages/program_stages.h"
 #include "pipeline/exported_values.h"
 
 namespace accelerate::detail {

@@ -10,7 +10,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "exported/loaded_program.h"
+#include "exported/load/loaded_program.h"
 
 namespace accelerate::detail {
 

@@ -7,8 +7,8 @@
 #include <accelerate/error.h>
 #include <gmock/gmock.h>
 
-#include "exported/program_stages.h"
 #include "exported/recorded_program.h"
+#include "exported/stages/program_stages.h"
 #include "laws/check.h"
 #include "pipeline/exported_values.h"
 #include "support/expect_error.h"

@@ -1,5 +1,5 @@
 // Functions of sizes compute what Python computes.
-#include "exported/size_functions.h"
+#include "exported/graph/size_functions.h"
 
 #include <limits>
 #include <string>

@@ -10,9 +10,9 @@
 
 #include <accelerate/error.h>
 
-#include "exported/divided_call.h"
-#include "exported/interpreter.h"
-#include "exported/value_split.h"
+#include "exported/divide/divided_call.h"
+#include "exported/divide/value_split.h"
+#include "exported/graph/interpreter.h"
 #include "support/expect_error.h"
 
 namespace accelerate::testing::split_rules_test {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
-#include "exported/export_check.h"
+#include "exported/load/export_check.h"
 #include "pipeline/automatic_split.h"
 #include "pipeline/exported_layers.h"
 #include "pipeline/split.h"
