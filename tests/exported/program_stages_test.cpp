@@ -101,7 +101,7 @@ Result run_in_stages(
       for (torch::Tensor& tensor : value.tensors) {
         if (!tensor.defined()) continue;
         const torch::Tensor leaf =
-            tensor.detach().contiguous().requires_grad_(tensor.requires_grad());
+            tensor.detach().clone().requires_grad_(tensor.requires_grad());
         if (tensor.requires_grad())
           sent.back().push_back(tensor), received.back().push_back(leaf);
         tensor = leaf;
