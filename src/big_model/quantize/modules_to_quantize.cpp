@@ -132,9 +132,7 @@ DeviceMap infer_quantized_device_map(
     const std::string& strategy,
     InferAutoDeviceMapOptions options) {
   return infer_auto_device_map(
-      model,
-      strategy,
-      with_quantized_sizes(model, config, std::move(options)));
+      model, strategy, with_quantized_sizes(model, config, std::move(options)));
 }
 
 namespace detail {

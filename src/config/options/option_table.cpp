@@ -125,8 +125,7 @@ bool is_default(const OptionSpec& spec, const OptionValue& value) {
 }
 
 bool is_written_by_default(const OptionSpec& spec, const OptionValue& value) {
-  const std::vector<std::string> written =
-      split(spec.written_by_default, '|');
+  const std::vector<std::string> written = split(spec.written_by_default, '|');
   return std::any_of(
       written.begin(), written.end(), [&](const std::string& text) {
         return !text.empty() && value == parse_option(spec, text);

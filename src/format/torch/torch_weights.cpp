@@ -222,10 +222,8 @@ class TorchTensors {
 
   // Modules also hold their tensors in attributes of other names, as RNNs do in
   // a list.
-  void visit_attribute(
-      const Value& state,
-      std::size_t i,
-      const std::string& name) {
+  void
+  visit_attribute(const Value& state, std::size_t i, const std::string& name) {
     if (is_leaf(state.value(i))) return;
     const bool was_attribute = std::exchange(is_attribute_, true);
     visit(state.value(i), name_inside(name, name_of_key(state.key(i), i)));

@@ -20,7 +20,7 @@
 
 #include "base/machine/available_memory.h"
 #include "base/text/text.h"
-#include "comm/group/p2p_batch.h"
+#include "comm/group/begun_exchange.h"
 #include "planning/layout/layer_program.h"
 #include "planning/layout/model_costs.h"
 #include "train/plan/clocked.h"
@@ -111,13 +111,15 @@ double measure_message(const World& world, ClockedMessages& messages) {
   for (int rank = 0; rank < group.size(); ++rank)
     received.push_back(at::zeros({1}));
   const auto exchange = [&] {
-    P2PBatch batch(group, "timing messages");
+    std::vector<PeerMessage> sends, receives;
     for (int rank = 0; rank < group.size(); ++rank) {
       if (rank == group.rank()) continue;
-      batch.receive(received[static_cast<std::size_t>(rank)], rank, 0);
-      batch.send(sent, rank, 0);
+      receives.push_back({received[static_cast<std::size_t>(rank)], rank, 0});
+      sends.push_back({sent, rank, 0});
     }
-    batch.wait();
+    BegunExchange::messages(
+        group, "timing messages", std::move(sends), std::move(receives))
+        .wait();
   };
   return messages.longest_of(exchange) / (group.size() - 1);
 }
