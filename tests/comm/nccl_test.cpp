@@ -350,7 +350,7 @@ TEST(Nccl, NamesAnOperationThatTakesTooLong) {
   const FakeNcclFaultScope faults({.hanging_operation = 2});
   std::atomic<int> num_failed = 0;
   run_on_nccl_ranks(2, [&](WorldOptions options) {
-    options.timeout = std::chrono::milliseconds(300);
+    options.timeout = std::chrono::seconds(3);
     const World world(options);
     const at::Tensor value = on(world, torch::ones({2}));
     world.group().all_reduce(value);
@@ -385,7 +385,7 @@ TEST(Nccl, EndsTheGroupWhenNcclReportsAFailure) {
 TEST(Nccl, NamesRanksThatDoNotConnect) {
   const FakeNcclFaultScope faults({.never_connects = true});
   run_on_nccl_ranks(2, [](WorldOptions options) {
-    options.timeout = std::chrono::milliseconds(200);
+    options.timeout = std::chrono::seconds(2);
     const World world(options);
     expect_error<DistributedError>(
         [&] { world.group().all_reduce(on(world, torch::ones({2}))); },
