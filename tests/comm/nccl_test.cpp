@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -346,9 +347,11 @@ TEST(Nccl, NamesTheCallThatCannotConnect) {
   });
 }
 
+// The rank whose limit ends first aborts, which others may notice before theirs
+// ends.
 TEST(Nccl, NamesAnOperationThatTakesTooLong) {
   const FakeNcclFaultScope faults({.hanging_operation = 2});
-  std::atomic<int> num_failed = 0;
+  std::atomic<int> num_failed = 0, num_timed_out = 0;
   run_on_nccl_ranks(2, [&](WorldOptions options) {
     options.timeout = std::chrono::seconds(3);
     const World world(options);
@@ -357,11 +360,22 @@ TEST(Nccl, NamesAnOperationThatTakesTooLong) {
     world.group().all_reduce(value);
     // The device is free again, but what it computed is not to be used.
     value.cpu();
-    expect_error<DistributedError>(
-        [&] { world.group().all_reduce(value); }, "timed out");
-    ++num_failed;
+    try {
+      world.group().all_reduce(value);
+    } catch (const DistributedError& error) {
+      EXPECT_THAT(
+          error.what(),
+          ::testing::AnyOf(
+              ::testing::HasSubstr("timed out"),
+              ::testing::HasSubstr("remote process exited")));
+      num_timed_out +=
+          std::string(error.what()).find("timed out") != std::string::npos ? 1
+                                                                           : 0;
+      ++num_failed;
+    }
   });
   EXPECT_EQ(num_failed, 2);
+  EXPECT_GE(num_timed_out, 1);
   EXPECT_EQ(testing::num_nccl_communicators(), 0);
 }
 
