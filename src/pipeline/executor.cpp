@@ -129,8 +129,8 @@ PipelineValue PipelineExecutor::share(
       at::Tensor& tensor = value.tensors[i];
       if (!gives) tensor = empty_like(signature.tensors[i], device_);
       if (!tensor.defined()) continue;
-      tensor = tensor.contiguous();
-      transfers_.broadcast(tensor, src);
+      transfers_.broadcast(
+          in_memory_order(tensor, signature.tensors[i]).contiguous(), src);
     }
   });
   return value;

@@ -184,8 +184,7 @@ void PipelineValueReader::finish() {
     if (num_tensors_ == given) return;
     throw ConfigError(format(
         "[pipeline] {} takes {} tensor{}, but is given {}; let the layer "
-        "before "
-        "it return as many",
+        "before it return as many",
         subject_of(layer_),
         num_tensors_,
         num_tensors_ == 1 ? "" : "s",

@@ -38,23 +38,14 @@ std::vector<std::int64_t> dense_strides(const at::Tensor& tensor) {
   return {strides.begin(), strides.end()};
 }
 
-// Views a tensor so that it is contiguous if it has these strides.
-at::Tensor in_memory_order(const at::Tensor& tensor, at::IntArrayRef strides) {
-  std::vector<std::int64_t> order(strides.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
-    return strides[a] > strides[b];
-  });
-  return tensor.detach().permute(order);
-}
-
-// The same for all tensors of a value.
+// Views each tensor of a value so that it is contiguous if it has the
+// signature's strides.
 PipelineTensors in_memory_order(
     PipelineTensors tensors,
     const ValueSignature& signature) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].defined())
-      tensors[i] = in_memory_order(tensors[i], signature.tensors[i].strides);
+      tensors[i] = in_memory_order(tensors[i], signature.tensors[i]);
   }
   return tensors;
 }
@@ -421,6 +412,18 @@ std::string text_of(const ValueSignature& signature) {
                   tensor.requires_grad ? "" : " without gradient"));
   }
   return texts.empty() ? "nothing" : join(texts, ", ");
+}
+
+at::Tensor in_memory_order(
+    const at::Tensor& tensor,
+    const TensorSignature& signature) {
+  const auto& strides = signature.strides;
+  std::vector<std::int64_t> order(strides.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
+    return strides[a] > strides[b];
+  });
+  return tensor.detach().permute(order);
 }
 
 at::Tensor empty_like(const TensorSignature& signature, at::Device device) {

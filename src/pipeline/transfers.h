@@ -54,7 +54,13 @@ ValueSignature signature_in(const std::vector<std::int64_t>& numbers);
 /// Formats a signature, as in "Float [2, 3], Long [2] without gradient".
 std::string text_of(const ValueSignature& signature);
 
-/// Returns a tensor to receive into.
+/// Views a tensor with its dimensions in the order of the signature's strides:
+/// contiguous if it has these strides.
+at::Tensor in_memory_order(
+    const at::Tensor& tensor,
+    const TensorSignature& signature);
+
+/// Returns a tensor to receive into, with the signature's strides.
 at::Tensor empty_like(const TensorSignature& signature, at::Device device);
 
 /// Thrown if a message to or from a rank of the pipeline did not arrive.

@@ -42,9 +42,9 @@ class BegunExchange {
       std::vector<PeerMessage> sends,
       std::vector<PeerMessage> receives,
       ThrowFailure throw_failure = nullptr);
-  /// The same for messages of an exchange that all ranks of the group begin in
-  /// the same order, even those without messages in it; those of a device stay
-  /// on devices if the transport can. Two ranks have the same messages for each
+  /// Begins an exchange, which all ranks of the group begin in the same order,
+  /// even those without messages in it. Tensors of a device go from device to
+  /// device if the transport can do that. Two ranks have the same messages for each
   /// other in the same order, at most 4, and no tags. Tensors are contiguous.
   static BegunExchange exchange(
       const Group& group,

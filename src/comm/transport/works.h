@@ -20,7 +20,8 @@ Work work_then(
     std::vector<at::Tensor> tensors);
 
 /// Returns work that ends with the last of `works`, without a future; null if
-/// there are none. With a `failure`, wait() throws it, and is never complete.
+/// there are none. With a `failure`, the work is never complete, and wait()
+/// throws it.
 Work all_of(std::vector<Work> works, std::exception_ptr failure = nullptr);
 
 }  // namespace accelerate::detail

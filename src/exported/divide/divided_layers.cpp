@@ -117,8 +117,7 @@ bool ProgramDivider::use_slice(DividedCall& call) {
     if (!value.is_slice) continue;
     throw ConfigError(format(
         "[exported] {} must get all of the weight or bias of \"{}\", but "
-        "tensor "
-        "parallelism divides it: it knows products with the weight of a "
+        "tensor parallelism divides it: it knows products with the weight of a "
         "torch.nn.Linear or a Conv1D, and embeddings; leave \"{}\" out of "
         "parallelize_plan",
         call.place(),
@@ -146,8 +145,7 @@ void ProgramDivider::multiply(DividedCall& call, int input, int weight) {
       (wanted && !wanted->is_like(*given))) {
     throw ConfigError(format(
         "[exported] the input of {} must be {}, as the plan of \"{}\" says, "
-        "but "
-        "is {}{}",
+        "but is {}{}",
         call.place(),
         split_text(wanted),
         parameter.module,

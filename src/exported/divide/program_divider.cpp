@@ -113,15 +113,14 @@ void ProgramDivider::step(
   using Kind = Instruction::Kind;
   if (instruction.kind == Kind::size) return;
   if (instruction.kind != Kind::call)
-    return step_into(instruction, code, values, records_gradients);
+    return step_into(instruction, values, records_gradients);
   DividedCall call(instruction, code, values, rank_);
   call_operator(call, values, records_gradients);
 }
 
-// A graph within the graph.
+// Follows values through a graph within the graph.
 void ProgramDivider::step_into(
     Instruction& instruction,
-    const Code& code,
     Values& values,
     bool records_gradients) {
   using Kind = Instruction::Kind;
@@ -168,7 +167,6 @@ void ProgramDivider::step_into(
     values[slot] = inside[branch.outputs[i].slot];
     values[slot].base = -1;
   }
-  static_cast<void>(code);
 }
 
 void ProgramDivider::call_operator(
@@ -289,8 +287,7 @@ void ProgramDivider::require_one_use() const {
       throw ConfigError(format(
           "[exported] parameter \"{}\" must be used either with what tensor "
           "parallelism divides or with what it does not, but is used with "
-          "both: "
-          "by {}, and by {}",
+          "both: by {}, and by {}",
           each.name,
           each.with_slices,
           each.with_full));

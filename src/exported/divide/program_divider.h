@@ -59,11 +59,8 @@ class ProgramDivider {
       const Code& code,
       Values& values,
       bool records_gradients);
-  void step_into(
-      Instruction& instruction,
-      const Code& code,
-      Values& values,
-      bool records_gradients);
+  void
+  step_into(Instruction& instruction, Values& values, bool records_gradients);
   void call_operator(DividedCall& call, Values& values, bool records_gradients);
   /// Whether the operator multiplies by a divided weight, looks it up, or
   /// transposes it.

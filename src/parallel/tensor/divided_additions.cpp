@@ -116,8 +116,7 @@ std::vector<DividedAddition> divide_additions(
     throw ConfigError(format(
         "[parallel] parallelize_plan cannot divide these layers with adapters: "
         "{}; merge the adapters before prepare() (merge_and_unload()), or "
-        "leave "
-        "the layers out of the plan",
+        "leave the layers out of the plan",
         join(complaints, "; ")));
   }
   splits.insert(splits.end(), added.begin(), added.end());

@@ -30,8 +30,8 @@ struct DividedAddition {
 /// layers.
 bool has_only_added_products(const at::Tensor& tensor);
 
-/// Finds such layers among `splits`, and adds the splits of their keepers'
-/// matrices: of a layer whose outputs are divided, those of the second
+/// Finds layers with added products among `splits`, and adds the splits of
+/// their keepers' matrices: of a layer whose outputs are divided, those of the second
 /// matrices; of one whose inputs are, those of the first. Throws ConfigError
 /// with all layers whose products cannot be added to slices.
 std::vector<DividedAddition> divide_additions(
