@@ -128,8 +128,8 @@ const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
       detail::with_degrees(session.layout.mesh, plan.degrees));
 }
 
-// Warns of exported programs, or refuses them, that were exported for other
-// settings.
+// Warns of programs that were exported for another precision, and refuses to
+// shard them in a dtype that is not theirs.
 void check_export(
     const Session& session,
     const PreparedModel& model,
