@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include <accelerate/adapters.h>
 #include <accelerate/launch.h>
 
 namespace accelerate {
@@ -169,6 +170,74 @@ TEST(RegionDropout, IsIndependentOnSlicesOfTheSequence) {
 TEST(RegionDropout, IsIndependentOnSlicesBetweenPreparedLayers) {
   run_on_processes(2, [] { train_block(prepared_plan(), false); });
   run_on_processes(2, [] { train_block(prepared_plan(), true); });
+}
+
+/// Two layers, whose adapters alone return something.
+struct Adapted : nn::Module {
+  Adapted() {
+    register_module("up", up);
+    register_module("down", down);
+    const torch::NoGradGuard no_grad;
+    for (const Tensor& parameter : parameters()) parameter.zero_();
+  }
+  Tensor forward(const Tensor& x) {
+    sums = up(x);
+    return down(torch::ones_like(sums));
+  }
+  nn::Linear up{kWidth, kWidth}, down{kWidth, kWidth};
+  Tensor sums;
+};
+
+// `up` returns the number of kept elements of its input in each column, `down`
+// the mask of its own.
+TEST(RegionDropout, OfAdaptersIsThatOfTheInput) {
+  run_on_processes(2, [] {
+    const Accelerator accelerator(
+        {.parallel = {.tensor = 2, .parallelize_plan = feature_plan()}});
+    torch::manual_seed(11);
+    const auto net = std::make_shared<Adapted>();
+    add_adapters(
+        net,
+        {.rank = kWidth,
+         .alpha = kWidth,
+         .target_modules = {"up", "down"},
+         .dropout = 0.5});
+    {
+      const torch::NoGradGuard no_grad;
+      auto named = net->named_parameters();
+      for (const char* layer : {"up", "down"})
+        named[std::string(layer) + ".lora_A.default.weight"].copy_(
+            torch::eye(kWidth));
+      named["up.lora_B.default.weight"].fill_(1);
+      named["down.lora_B.default.weight"].copy_(torch::eye(kWidth));
+    }
+    const auto model = accelerator.prepare(net);
+    const Group& group = accelerator.mesh().group(Axis::tensor);
+    Tensor before = torch::zeros({1});
+    for (int step = 0; step < 3; ++step) {
+      const Tensor result =
+          model(torch::ones({kBatch, kTime, kWidth})).detach();
+      require_same(group, net->sums.detach(), "masks of an input of all ranks");
+      require(net->sums.std().item<double>() > 1, "elements are dropped");
+      require_same(group, result, "results");
+      const std::vector<Tensor> halves =
+          result.gt(0).to(at::kFloat).chunk(2, -1);
+      require(
+          std::abs(correlation(halves[0], halves[1])) < 0.1,
+          "masks of slices are independent");
+      require(
+          std::abs(halves[0].mean().item<double>() - 0.5) < 0.1,
+          "half of a slice is dropped");
+      require(!torch::equal(result, before), "another mask each step");
+      before = result;
+    }
+    net->eval();
+    require(
+        torch::equal(
+            model(torch::ones({kBatch, kTime, kWidth})).detach(),
+            torch::ones({kBatch, kTime, kWidth})),
+        "eval() drops nothing");
+  });
 }
 
 // The input's gradient shows the masks of the backward: it must be the one
