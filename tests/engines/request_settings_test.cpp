@@ -8,7 +8,7 @@
 #include "support/option_samples.h"
 
 namespace accelerate::detail {
-namespace settings_in_force_test {
+namespace request_settings_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -207,5 +207,5 @@ TEST(OptionMarks, OfAnEngineThatIsNotInUseDoNotMatter) {
       unread, ::testing::ElementsAre("fsdp_version", "megatron_lm_tp_degree"));
 }
 
-}  // namespace settings_in_force_test
+}  // namespace request_settings_test
 }  // namespace accelerate::detail
