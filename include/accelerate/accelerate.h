@@ -26,7 +26,6 @@
 #include <accelerate/deepspeed_training.h>
 #include <accelerate/device_map.h>
 #include <accelerate/distributed_type.h>
-#include <accelerate/dynamo.h>
 #include <accelerate/elastic.h>
 #include <accelerate/empty_weights.h>
 #include <accelerate/environment.h>

@@ -7,7 +7,6 @@
 
 #include <accelerate/checkpoint.h>
 #include <accelerate/data_loader_configuration.h>
-#include <accelerate/dynamo.h>
 #include <accelerate/fp8.h>
 #include <accelerate/grad_scaler.h>
 #include <accelerate/parallel.h>
@@ -182,11 +181,6 @@ struct AcceleratorOptions {
   /// project's name (before init_trackers(), the program's) with date, time and
   /// four hexadecimal digits. An existing name continues that run's journal.
   std::optional<std::string> run_name = std::nullopt;
-
-  // Without effect in this version; reported if given.
-
-  /// What `torch.compile` would do in Python.
-  std::optional<TorchDynamoOptions> dynamo = std::nullopt;
 
   // Profiling.
 

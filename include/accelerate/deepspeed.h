@@ -43,29 +43,15 @@ struct DeepSpeedOptions {
   std::optional<std::string> offload_optimizer_nvme_path = std::nullopt;
   std::optional<std::string> offload_param_nvme_path = std::nullopt;
 
-  // Making and saving a model of stage 3; layers with experts.
+  // Making a model of stage 3; layers with experts.
 
   /// Only rank 0 creates full parameters; stage 3 only. Read by
   /// Accelerator::init_model(). Unset: true in stage 3.
   std::optional<bool> zero3_init_flag = std::nullopt;
-  /// Has no effect and is reported if true: get_state_dict() and save_model()
-  /// always give full weights, in the dtype of the shards. Unset: false.
-  std::optional<bool> zero3_save_16bit_model = std::nullopt;
   /// Classes of mixture-of-experts layers, separated by commas: with stage 3,
   /// each such layer is gathered as one unit. Without effect in other stages,
   /// and reported. Naming a class that no module has is an error.
   std::optional<std::string> transformer_moe_cls_names = std::nullopt;
-
-  // What DeepSpeed does by itself; without effect here, and reported.
-
-  /// train_micro_batch_size_per_gpu is the smallest batch size of the prepared
-  /// loaders; false: the largest. Here, loaders need not agree. Unset: true.
-  std::optional<bool> is_train_batch_min = std::nullopt;
-  /// Train in fp8 by MS-AMP; an error in stage 3, as in Accelerate. Unset:
-  /// whether the launcher's fp8_backend is msamp.
-  std::optional<bool> enable_msamp = std::nullopt;
-  /// "O1" or "O2". Unset: "O1".
-  std::optional<std::string> msamp_opt_level = std::nullopt;
 };
 
 }  // namespace accelerate

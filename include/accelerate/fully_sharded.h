@@ -80,10 +80,6 @@ struct MixedPrecisionPolicy {
   /// Version 1: cast the floating-point inputs of the model to param_dtype.
   /// Unset: true.
   std::optional<bool> cast_root_forward_inputs = std::nullopt;
-  /// Version 1: leave gradients in the dtype in which they are reduced. Has no
-  /// effect and is reported if true: gradients always have the dtype of the
-  /// shards. Unset: false.
-  std::optional<bool> keep_low_precision_grads = std::nullopt;
 
   bool operator==(const MixedPrecisionPolicy&) const = default;
 };
@@ -145,28 +141,12 @@ struct FullyShardedDataParallelOptions {
   /// full names.
   std::optional<std::string> ignored_modules = std::nullopt;
 
-  // Saving and loading.
-
-  /// Has no effect and is reported if set: save_state() always writes shards,
-  /// which any number of ranks can load, and get_state_dict() returns full
-  /// weights, as Accelerate's does, unless StateDictOptions say otherwise.
-  /// Version 2 rejects local_state_dict. Unset: full_state_dict in version 1,
-  /// sharded_state_dict in version 2.
-  std::optional<StateDictType> state_dict_type = std::nullopt;
-
-  // Limits, and what the module keeps.
+  // Limits.
 
   /// At most two units are unsharded at a time, the one that computes and the
   /// next; false: at most three, for links that are slower than the
   /// computation. Unset: true.
   std::optional<bool> limit_all_gathers = std::nullopt;
-  /// Has no effect and is reported if false: the module always keeps its own
-  /// parameters. Unset: false in version 1, nothing in version 2.
-  std::optional<bool> use_orig_params = std::nullopt;
-  /// Start from rank 0's weights. Has no effect and is reported if false: all
-  /// ranks always do. Unset: false in version 1, unless
-  /// cpu_ram_efficient_loading, which needs it; nothing in version 2.
-  std::optional<bool> sync_module_states = std::nullopt;
 
   // Activations.
 

@@ -3,18 +3,17 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace accelerate {
 
 /// Model parallelism as Megatron-LM and Accelerate's MegatronLMPlugin spell it.
 /// This library implements how ranks share a model and a step; Megatron-LM
 /// itself is a Python engine. A field left unset takes the launcher's value
-/// (`--megatron_lm_*`, `MEGATRON_LM_*`), else the default named below. Fields
-/// "without effect" concern what Megatron-LM builds or does by itself; they are
-/// checked, and listed in one warning if they are given or if the launcher
-/// changes them. scheduler_from_megatron_lm() (megatron_lm_training.h) makes
-/// the schedule that these options describe.
+/// (`--megatron_lm_*`, `MEGATRON_LM_*`), else the default named below. There
+/// are no fields for what Megatron-LM builds or does by itself; one warning
+/// lists such options if the launcher changes them. The schedule that these
+/// options describe is made by scheduler_from_megatron_lm()
+/// (megatron_lm_training.h).
 struct MegatronLMOptions {
   // Degrees of parallelism.
 
@@ -72,8 +71,6 @@ struct MegatronLMOptions {
   std::optional<bool> use_custom_fsdp = std::nullopt;
   /// Optimizer state in host memory, copied while computing. Unset: false.
   std::optional<bool> optimizer_cpu_offload = std::nullopt;
-  /// Without effect. Unset: false.
-  std::optional<bool> overlap_cpu_optimizer_d2h_h2d = std::nullopt;
   /// The optimizer steps on fp32 copies of parameters in bf16 and fp16, with
   /// its state in fp32, as Megatron-LM's default dtypes say: see
   /// AcceleratorOptions::master_weights, which this sets. Unset: false.
@@ -89,48 +86,27 @@ struct MegatronLMOptions {
 
   // The loss.
 
-  /// Omit ends of documents from the loss; without effect. Unset: false.
-  std::optional<bool> eod_mask_loss = std::nullopt;
   /// Average over all tokens of a window and of all ranks: each micro-step is
   /// weighted by the BackwardOptions::num_items of its backward(). False:
   /// micro-steps and ranks have equal weights, whatever num_items says. Unset:
   /// true.
   std::optional<bool> calculate_per_token_loss = std::nullopt;
 
-  // The model; without effect, unless stated otherwise.
+  // The stages of a pipeline.
 
   /// Number of layers, of the class that most layers have, on the last rank of
   /// a Pipeline whose options give neither split_points nor costs; the other
   /// ranks share the rest equally. Without effect if pp_degree is 1. Unset: as
   /// PipelineOptions say.
   std::optional<int> decoder_last_pipeline_num_layers = std::nullopt;
-  /// Concerns the model that Megatron-LM builds. Unset: true.
-  std::optional<bool> attention_backend = std::nullopt;
-  std::optional<bool> attention_softmax_in_fp32 = std::nullopt;
-  std::optional<bool> use_rotary_position_embeddings = std::nullopt;
-  /// Unset: 0.
-  std::optional<double> attention_dropout = std::nullopt;
-  std::optional<double> hidden_dropout = std::nullopt;
-  /// Stage at which an encoder ends and a decoder begins.
-  std::optional<int> pipeline_model_parallel_split_rank = std::nullopt;
   /// Number of layers of each stage of a Pipeline whose options give no
   /// num_chunks: a rank then has several stages, and "1F1B" becomes
   /// "Interleaved1F1B". Layers of the class that most layers have are counted.
   /// Without effect if pp_degree is 1. Unset: one stage per rank.
   std::optional<int> num_layers_per_virtual_pipeline_stage = std::nullopt;
-  /// Lengths of sequences, of encoder sequences and of decoder sequences.
-  std::optional<int> seq_length = std::nullopt;
-  std::optional<int> encoder_seq_length = std::nullopt;
-  std::optional<int> decoder_seq_length = std::nullopt;
-  /// Return logits from a forward without labels. Unset: false.
-  std::optional<bool> return_logits = std::nullopt;
 
-  // Megatron-LM's own loop and its schedule: is_train_batch_min and lr_mult
-  // have no effect; scheduler_from_megatron_lm() uses the others.
+  // The schedule of scheduler_from_megatron_lm().
 
-  /// The micro-batch is the smallest batch size of the prepared loaders; false:
-  /// the largest. Unset: true.
-  std::optional<bool> is_train_batch_min = std::nullopt;
   /// Length of the training, in steps or in samples.
   std::optional<std::int64_t> train_iters = std::nullopt;
   std::optional<std::int64_t> train_samples = std::nullopt;
@@ -150,24 +126,8 @@ struct MegatronLMOptions {
   std::optional<double> lr_warmup_fraction = std::nullopt;
   /// Unset: 0.
   std::optional<double> min_lr = std::nullopt;
-  /// Factor of the learning rate of parameters that a condition selects. Unset:
-  /// 1.
-  std::optional<double> lr_mult = std::nullopt;
 
-  // Data, evaluation and logs of that loop; without effect.
-
-  /// Samples consumed so far in training, validation and test; zeros are added
-  /// to a shorter list.
-  std::optional<std::vector<std::int64_t>> consumed_samples = std::nullopt;
-  /// Data come from Megatron-LM's own datasets. Unset: false.
-  std::optional<bool> megatron_dataset_flag = std::nullopt;
-  /// Number of steps of an evaluation, and of training between evaluations.
-  /// Unset: 100 and 1000.
-  std::optional<std::int64_t> eval_iters = std::nullopt;
-  std::optional<std::int64_t> eval_interval = std::nullopt;
-  std::optional<std::string> tensorboard_dir = std::nullopt;
-  /// Unset: false.
-  std::optional<bool> set_all_logging_options = std::nullopt;
+  // Everything else.
 
   /// Further arguments of Megatron-LM, as a JSON object. Those that are fields
   /// above, by their names or Megatron-LM's ("tensor_model_parallel_size",

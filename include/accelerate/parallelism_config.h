@@ -19,10 +19,6 @@ struct ParallelismConfig {
   std::optional<int> dp_shard_size = std::nullopt;
   /// Number of tensor-parallel ranks.
   std::optional<int> tp_size = std::nullopt;
-  /// Overlap the communication of tensor parallelism with its products. Has no
-  /// effect and is reported if true, as in Accelerate. Unset, with tp_size
-  /// above 1: false.
-  std::optional<bool> enable_async_tp = std::nullopt;
 
   // Sequences, by context parallelism or by Ulysses.
 
@@ -42,10 +38,6 @@ struct ParallelismConfig {
   std::optional<int> sp_seq_length = std::nullopt;
   /// Unset: true.
   std::optional<bool> sp_seq_length_is_variable = std::nullopt;
-  /// The attention that Ulysses exchanges heads for: "sdpa",
-  /// "flash_attention_2", "flash_attention_3" or a kernel of Hugging Face's hub
-  /// ("kernels-community/flash-attn2"). Unset: the model's.
-  std::optional<std::string> sp_attn_implementation = std::nullopt;
 };
 
 }  // namespace accelerate

@@ -34,11 +34,6 @@ constexpr std::array<Spelling<BackwardPrefetch>, 3> kPrefetches{{
     {"BACKWARD_POST", 2, BackwardPrefetch::backward_post},
     {"NO_PREFETCH", 0, BackwardPrefetch::none},
 }};
-constexpr std::array<Spelling<StateDictType>, 3> kStateDicts{{
-    {"FULL_STATE_DICT", 1, StateDictType::full_state_dict},
-    {"LOCAL_STATE_DICT", 2, StateDictType::local_state_dict},
-    {"SHARDED_STATE_DICT", 3, StateDictType::sharded_state_dict},
-}};
 constexpr std::array<Spelling<AutoWrapPolicy>, 3> kWrapPolicies{{
     {"TRANSFORMER_BASED_WRAP", 0, AutoWrapPolicy::transformer_based_wrap},
     {"SIZE_BASED_WRAP", 0, AutoWrapPolicy::size_based_wrap},
@@ -88,10 +83,6 @@ BackwardPrefetch parse_backward_prefetch(std::string_view name) {
   return parse_spelling<BackwardPrefetch>(
       "fsdp_backward_prefetch", name, kPrefetches);
 }
-StateDictType parse_state_dict_type(std::string_view name) {
-  return parse_spelling<StateDictType>(
-      "fsdp_state_dict_type", name, kStateDicts);
-}
 AutoWrapPolicy parse_auto_wrap_policy(std::string_view name) {
   return parse_spelling<AutoWrapPolicy>(
       "fsdp_auto_wrap_policy", name, kWrapPolicies);
@@ -106,9 +97,6 @@ std::string_view name_of(ShardingStrategy strategy) {
 }
 std::string_view name_of(BackwardPrefetch prefetch) {
   return spelling_of<BackwardPrefetch>(prefetch, kPrefetches);
-}
-std::string_view name_of(StateDictType type) {
-  return spelling_of<StateDictType>(type, kStateDicts);
 }
 std::string_view name_of(AutoWrapPolicy policy) {
   return spelling_of<AutoWrapPolicy>(policy, kWrapPolicies);

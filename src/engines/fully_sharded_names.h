@@ -10,13 +10,11 @@ namespace accelerate::detail {
 // ConfigError.
 ShardingStrategy parse_sharding_strategy(std::string_view name);
 BackwardPrefetch parse_backward_prefetch(std::string_view name);
-StateDictType parse_state_dict_type(std::string_view name);
 AutoWrapPolicy parse_auto_wrap_policy(std::string_view name);
 FloatType parse_float_type(std::string_view name);
 
 std::string_view name_of(ShardingStrategy strategy);
 std::string_view name_of(BackwardPrefetch prefetch);
-std::string_view name_of(StateDictType type);
 std::string_view name_of(AutoWrapPolicy policy);
 std::string_view name_of(FloatType type);
 

@@ -37,11 +37,7 @@ class ParallelismResolution {
           *config_.cp_comm_strategy,
           {"allgather", "alltoall"});
     }
-    if (*config_.tp_size > 1 && !config_.enable_async_tp)
-      config_.enable_async_tp = false;
     if (*config_.sp_size > 1) choose_sequences();
-    if (config_.sp_attn_implementation)
-      require_attention(*config_.sp_attn_implementation);
     check_together();
     if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
     return config_;
@@ -99,9 +95,9 @@ class ParallelismResolution {
           "[config] sp_seq_length_is_variable is false, so sp_seq_length must "
           "be set to the length of sequences");
     }
-    if (!config_.sp_attn_implementation && is_given("sp_attn_implementation")) {
-      config_.sp_attn_implementation =
-          settings_.text("parallelism_config_sp_attn_implementation");
+    if (is_given("sp_attn_implementation")) {
+      require_attention(
+          *settings_.text("parallelism_config_sp_attn_implementation"));
     }
   }
 

@@ -97,42 +97,23 @@ TEST(RequestedDegrees, DivideSequencesByEitherName) {
       ElementsAre(HasSubstr("context is 2, but sp_size is 4")));
 }
 
-TEST(ParallelismSettings, ListAnAttentionThatUlyssesDoesNotChoose) {
-  const auto ignored = [](const std::string& attention) {
-    return names_of(
-        request({.parallelism_config =
-                     ParallelismConfig{
-                         .sp_size = 2, .sp_attn_implementation = attention}})
-            .ignored);
-  };
-  EXPECT_THAT(
-      ignored("flash_attention_2"),
-      ElementsAre("sp_attn_implementation (torch chooses the kernel of "
-                  "scaled_dot_product_attention)"));
-  EXPECT_THAT(ignored("sdpa"), ElementsAre());
-}
-
 TEST(ParallelismSettings, AreListedIfTheyDescribeADegreeOfOne) {
   const auto found = request(
       {.parallelism_config = ParallelismConfig{
-           .enable_async_tp = true,
-           .cp_comm_strategy = "alltoall",
-           .sp_seq_length = 8,
-           .sp_attn_implementation = "sdpa"}});
+           .cp_comm_strategy = "alltoall", .sp_seq_length = 8}});
   EXPECT_THAT(
       names_of(found.ignored),
       ElementsAre(
-          "enable_async_tp",
-          "cp_comm_strategy (cp_size is 1)",
-          "sp_seq_length (sp_size is 1)",
-          "sp_attn_implementation (sp_size is 1)"));
+          "cp_comm_strategy (cp_size is 1)", "sp_seq_length (sp_size is 1)"));
   EXPECT_THAT(found.complaints, ElementsAre());
 }
 
 TEST(ParallelismSettings, NameAnAttentionThatAccelerateTakes) {
   const auto complaints = [](const std::string& name) {
-    return request({.parallelism_config =
-                        ParallelismConfig{.sp_attn_implementation = name}})
+    return request(
+               {},
+               {{"PARALLELISM_CONFIG_SP_SIZE", "2"},
+                {"PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION", name}})
         .complaints;
   };
   for (const char* const taken :
@@ -143,7 +124,11 @@ TEST(ParallelismSettings, NameAnAttentionThatAccelerateTakes) {
     EXPECT_THAT(complaints(taken), ElementsAre());
   }
   for (const char* const refused :
-       {"foobar", "eager", "flex_attention", "kernels-community/other", ""}) {
+       {"foobar",
+        "eager",
+        "flex_attention",
+        "kernels-community/other",
+        "none"}) {
     EXPECT_THAT(
         complaints(refused),
         ElementsAre(HasSubstr("sp_attn_implementation is \"")));

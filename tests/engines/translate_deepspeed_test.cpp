@@ -167,21 +167,20 @@ TEST(DeepSpeedRequest, ListsFieldsThatDeepSpeedActsOn) {
     return names_of(request({.deepspeed = options}, variables).ignored);
   };
   EXPECT_THAT(names({}), IsEmpty());
-  EXPECT_THAT(names({.zero3_save_16bit_model = false}), IsEmpty());
+  EXPECT_THAT(
+      names({}, {{"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "false"}}),
+      IsEmpty());
   EXPECT_THAT(
       names(
-          {.zero3_save_16bit_model = true,
-           .transformer_moe_cls_names = "Experts",
-           .is_train_batch_min = true,
-           .enable_msamp = true,
-           .msamp_opt_level = "O2"}),
+          {.transformer_moe_cls_names = "Experts"},
+          {{"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "true"},
+           {"ACCELERATE_FP8_BACKEND", "MSAMP"},
+           {"ACCELERATE_FP8_OPT_LEVEL", "O2"}}),
       ElementsAre(
           "zero3_save_16bit_model (get_state_dict and save_model always give "
           "full weights)",
           "transformer_moe_cls_names (only zero_stage 3 gathers layers)",
-          "is_train_batch_min",
-          "enable_msamp",
-          "msamp_opt_level"));
+          "enable_msamp"));
   EXPECT_THAT(
       names({}, {{"ACCELERATE_FP8_BACKEND", "MSAMP"}}),
       ElementsAre("enable_msamp"));
@@ -222,20 +221,21 @@ TEST(DeepSpeedRequest, NamesTheOriginOfSuchAField) {
 }
 
 TEST(DeepSpeedRequest, ChecksMsAmpAsAccelerateDoes) {
-  const auto refused = [](const DeepSpeedOptions& options) {
-    return request({.deepspeed = options}).complaints;
+  testing::Variables variables{{"ACCELERATE_FP8_BACKEND", "msamp"}};
+  const auto with_stage = [&](int stage) {
+    return request(
+        {.deepspeed = DeepSpeedOptions{.zero_stage = stage}}, variables);
   };
   EXPECT_THAT(
-      refused({.zero_stage = 3, .enable_msamp = true}),
+      with_stage(3).complaints,
       ElementsAre(HasSubstr("enable_msamp does not go together")));
   EXPECT_THAT(
-      refused({.enable_msamp = true, .msamp_opt_level = "O3"}),
-      ElementsAre(HasSubstr("msamp_opt_level is \"O3\"")));
-  EXPECT_THAT(refused({.msamp_opt_level = "O3"}), IsEmpty());
-  EXPECT_THAT(
-      request({.deepspeed = DeepSpeedOptions{.enable_msamp = true}})
-          .deepspeed_config,
+      with_stage(2).deepspeed_config,
       HasSubstr(R"("msamp":{"enabled":true,"opt_level":"O1"})"));
+  variables["ACCELERATE_FP8_OPT_LEVEL"] = "O2";
+  EXPECT_THAT(
+      with_stage(2).deepspeed_config,
+      HasSubstr(R"("msamp":{"enabled":true,"opt_level":"O2"})"));
 }
 
 TEST(DeepSpeedRequest, RefusesDevicesThatThisVersionDoesNotUse) {

@@ -163,12 +163,8 @@ TEST(FullyShardedRequest, ReadsWhichInputsAreCast) {
   EXPECT_EQ(casts(1, {.cast_forward_inputs = false}), true);
   EXPECT_EQ(casts(2, {.cast_forward_inputs = false}), false);
   EXPECT_THAT(
-      names_of(
-          of(1, {.cast_forward_inputs = true, .keep_low_precision_grads = true})
-              .ignored),
-      ElementsAre(
-          "mixed_precision_policy.cast_forward_inputs",
-          "mixed_precision_policy.keep_low_precision_grads"));
+      names_of(of(1, {.cast_forward_inputs = true}).ignored),
+      ElementsAre("mixed_precision_policy.cast_forward_inputs"));
   EXPECT_THAT(
       names_of(of(2, {.cast_root_forward_inputs = true}).ignored),
       ElementsAre("mixed_precision_policy.cast_root_forward_inputs (use "

@@ -34,12 +34,12 @@ TEST(MegatronRequest, RefusesOffloadOfStateThatIsNotSharded) {
 }
 
 TEST(MegatronRequest, ListsWhatHasNoCounterpart) {
-  const auto found = of({.num_micro_batches = 2, .hidden_dropout = 0});
+  const auto found = of({.num_micro_batches = 2, .min_lr = 0});
   EXPECT_THAT(
       names_of(found.ignored),
       ElementsAre(
           "num_micro_batches (use gradient_accumulation_steps)",
-          "hidden_dropout"));
+          "min_lr (make the schedule by scheduler_from_megatron_lm())"));
   EXPECT_EQ(found.ignored.front().origin, "code");
 }
 
@@ -162,17 +162,17 @@ TEST(MegatronRequest, TakesOtherArgumentsByName) {
           "lr_wsd_decay_style": "cosine", "seq_length": 9})"})
                    .ignored),
       ElementsAre(
-          "seq_length",
           "other_megatron_args.lr_wsd_decay_style (make the schedule by "
           "scheduler_from_megatron_lm())",
-          "other_megatron_args.exp_avg_dtype"));
+          "other_megatron_args.exp_avg_dtype",
+          "other_megatron_args.seq_length"));
 }
 
 TEST(MegatronRequest, RefusesOtherArgumentsOfOtherTypes) {
   const auto found = of({.other_megatron_args = R"({
       "pipeline_model_parallel_size": 1.5, "clip_grad": "2",
       "lr_decay_style": 3, "use_custom_fsdp": 1, "tp_degree": 9999999999,
-      "consumed_samples": [1, "2"], "recompute_num_layers": -1})"});
+      "recompute_num_layers": -1})"});
   ASSERT_EQ(found.complaints.size(), 1u);
   for (const char* const phrase :
        {"pipeline_model_parallel_size in megatron_lm.other_megatron_args must "
@@ -182,7 +182,6 @@ TEST(MegatronRequest, RefusesOtherArgumentsOfOtherTypes) {
         "must be a string, but is 3",
         "must be true or false, but is 1",
         "must be a whole number, but is 9999999999",
-        "must be a list of whole numbers, but is [1,\"2\"]",
         "recompute_num_layers must be at least 1, but is -1"}) {
     EXPECT_THAT(found.complaints[0], HasSubstr(phrase));
   }
@@ -190,42 +189,31 @@ TEST(MegatronRequest, RefusesOtherArgumentsOfOtherTypes) {
 
 TEST(MegatronRequest, ListsItsOwnLoopAndSchedule) {
   const auto found =
-      of({.seq_length = 128,
-          .train_iters = 10,
+      of({.train_iters = 10,
           .lr_decay_style = "cosine",
-          .consumed_samples = std::vector<std::int64_t>{5},
-          .other_megatron_args = R"({"log_interval": 1})"});
+          .other_megatron_args = R"({"log_interval": 1, "seq_length": 128,
+              "consumed_samples": [5], "lr_mult": 2})"});
   EXPECT_THAT(
       names_of(found.ignored),
       ElementsAre(
-          "seq_length",
           "train_iters (make the schedule by scheduler_from_megatron_lm())",
           "lr_decay_style (make the schedule by scheduler_from_megatron_lm())",
-          "consumed_samples (use save_state and load_state)",
-          "other_megatron_args.log_interval"));
+          "other_megatron_args.consumed_samples (use save_state and "
+          "load_state)",
+          "other_megatron_args.log_interval",
+          "other_megatron_args.lr_mult (use parameter groups)",
+          "other_megatron_args.seq_length"));
   EXPECT_THAT(found.complaints, IsEmpty());
   EXPECT_THAT(of({}).ignored, IsEmpty());
 }
 
-TEST(MegatronRequest, FillsInWhatItDoesNotUse) {
-  const auto resolved = [](const MegatronLMOptions& options) {
-    return resolve_megatron_lm(
-        read_megatron_arguments(options), testing::sources({}).settings);
-  };
-  const auto found = resolved({});
+TEST(MegatronRequest, FillsInTheScheduleThatItDoesNotUse) {
+  const auto found = resolve_megatron_lm(
+      read_megatron_arguments({}), testing::sources({}).settings);
   EXPECT_EQ(found.lr_decay_style, "linear");
-  EXPECT_EQ(found.eval_iters, 100);
-  EXPECT_EQ(found.is_train_batch_min, true);
-  EXPECT_FALSE(found.consumed_samples);
+  EXPECT_EQ(found.weight_decay_incr_style, "constant");
+  EXPECT_EQ(found.min_lr, 0);
   EXPECT_FALSE(found.train_iters);
-  EXPECT_THAT(
-      *resolved({.consumed_samples = std::vector<std::int64_t>{1, 2}})
-           .consumed_samples,
-      ElementsAre(1, 2, 0));
-  EXPECT_THAT(
-      *resolved({.consumed_samples = std::vector<std::int64_t>{}})
-           .consumed_samples,
-      IsEmpty());
 }
 
 TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
@@ -235,10 +223,9 @@ TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
           .recompute_method = "random",
           .recompute_num_layers = 0,
           .decoder_last_pipeline_num_layers = -1,
-          .seq_length = 0,
+          .train_iters = -1,
           .lr_decay_style = "steep",
           .lr_warmup_fraction = 1.5,
-          .consumed_samples = std::vector<std::int64_t>{1, 2, 3, 4},
           .other_megatron_args = "[1]"});
   ASSERT_EQ(found.complaints.size(), 1u);
   for (const char* const phrase :
@@ -247,10 +234,9 @@ TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
         "recompute_method is \"random\"",
         "recompute_num_layers must be at least 1, but is 0",
         "decoder_last_pipeline_num_layers must be at least 0, but is -1",
-        "seq_length must be at least 1, but is 0",
+        "train_iters must be at least 0, but is -1",
         "lr_decay_style is \"steep\"",
         "lr_warmup_fraction must be from 0 to 1, but is 1.5",
-        "training, validation and test, but has 4",
         "other_megatron_args is \"[1]\""}) {
     EXPECT_THAT(found.complaints[0], HasSubstr(phrase));
   }
@@ -268,6 +254,7 @@ TEST(MegatronRequest, ListsWhatTheLauncherGivesUnlessItIsTheDefault) {
   const auto found = launched("true");
   ASSERT_EQ(found.size(), 1u);
   EXPECT_EQ(found[0].name, "eod_mask_loss");
+  EXPECT_EQ(found[0].key, "megatron_lm_eod_mask_loss");
   EXPECT_EQ(found[0].origin, "environment variable MEGATRON_LM_EOD_MASK_LOSS");
 }
 

@@ -166,7 +166,6 @@ TEST(PreparedExportedModel, NeedsItsWeightsOnRank0Only) {
   Training run{.num_ranks = 2, .makes_on_rank_0 = true};
   run.options.parallel.fully_sharded = sharded();
   run.options.parallel.fully_sharded->cpu_ram_efficient_loading = true;
-  run.options.parallel.fully_sharded->sync_module_states = true;
   expect_near(losses_of(run), plain_losses(), 3e-6);
 }
 

@@ -21,9 +21,7 @@ using ::testing::IsEmpty;
 
 std::vector<std::string> names(const AcceleratorOptions& options) {
   return names_of(detail::options_without_effect(
-      options,
-      detail::resolve({}),
-      options.mixed_precision.value_or(Precision::no)));
+      options, options.mixed_precision.value_or(Precision::no)));
 }
 
 // Returns the warnings that a program with these options logs.
@@ -48,12 +46,9 @@ TEST(OptionsWithoutEffect, AreNotListedIfTheyKeepTheirDefaults) {
 TEST(OptionsWithoutEffect, AreListedIfTheyAreGiven) {
   AcceleratorOptions options;
   options.parallel.replicate_options.power_sgd.warm_start = false;
-  options.dynamo = TorchDynamoOptions{.backend = "inductor"};
   EXPECT_THAT(
       names(options),
-      ElementsAre(
-          "replicate_options.power_sgd (comm_hook is not PowerSGD)",
-          "dynamo_backend"));
+      ElementsAre("replicate_options.power_sgd (comm_hook is not PowerSGD)"));
 }
 
 TEST(OptionsWithoutEffect, AreThoseOfAnotherPrecision) {
@@ -211,8 +206,9 @@ TEST(OptionsWithoutEffect, AreReportedByTheProgram) {
   EXPECT_THAT(
       warnings_of(
           {.parallel =
-               {.deepspeed = DeepSpeedOptions{.is_train_batch_min = false}}}),
-      HasSubstr("is_train_batch_min"));
+               {.deepspeed =
+                    DeepSpeedOptions{.transformer_moe_cls_names = "Experts"}}}),
+      HasSubstr("transformer_moe_cls_names"));
 }
 
 TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
@@ -226,11 +222,6 @@ TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
       ProfileOptions{.activities = std::vector{ProfilerActivity::cuda}};
   expect_error<ConfigError>(
       [&] { const Accelerator refused(options); }, "valid activities: \"cpu\"");
-  options.profile.reset();
-  options.dynamo = TorchDynamoOptions{.backend = "nonsense"};
-  expect_error<ConfigError>(
-      [&] { const Accelerator refused(options); },
-      "dynamo_backend is \"nonsense\"");
 }
 
 TEST(OptionsWithoutEffect, OfOneModelAreReportedAsWell) {

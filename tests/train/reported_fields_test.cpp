@@ -46,36 +46,13 @@ std::vector<Field> megatron_fields() {
       megatron<std::string>("recompute_method", &M::recompute_method, "block"),
       megatron("recompute_num_layers", &M::recompute_num_layers, 2),
       megatron(
-          "overlap_cpu_optimizer_d2h_h2d",
-          &M::overlap_cpu_optimizer_d2h_h2d,
-          true),
-      megatron("eod_mask_loss", &M::eod_mask_loss, true),
-      megatron(
           "decoder_last_pipeline_num_layers",
           &M::decoder_last_pipeline_num_layers,
           2),
-      megatron("attention_backend", &M::attention_backend, false),
-      megatron(
-          "attention_softmax_in_fp32", &M::attention_softmax_in_fp32, false),
-      megatron(
-          "use_rotary_position_embeddings",
-          &M::use_rotary_position_embeddings,
-          false),
-      megatron("attention_dropout", &M::attention_dropout, 0.1),
-      megatron("hidden_dropout", &M::hidden_dropout, 0.1),
-      megatron(
-          "pipeline_model_parallel_split_rank",
-          &M::pipeline_model_parallel_split_rank,
-          1),
       megatron(
           "num_layers_per_virtual_pipeline_stage",
           &M::num_layers_per_virtual_pipeline_stage,
           2),
-      megatron("seq_length", &M::seq_length, 16),
-      megatron("encoder_seq_length", &M::encoder_seq_length, 16),
-      megatron("decoder_seq_length", &M::decoder_seq_length, 16),
-      megatron("return_logits", &M::return_logits, true),
-      megatron("is_train_batch_min", &M::is_train_batch_min, false),
       megatron<std::int64_t>("train_iters", &M::train_iters, 9),
       megatron<std::int64_t>("train_samples", &M::train_samples, 9),
       megatron<std::string>(
@@ -89,18 +66,16 @@ std::vector<Field> megatron_fields() {
       megatron<std::int64_t>("lr_warmup_samples", &M::lr_warmup_samples, 9),
       megatron("lr_warmup_fraction", &M::lr_warmup_fraction, 0.5),
       megatron("min_lr", &M::min_lr, 0.1),
-      megatron("lr_mult", &M::lr_mult, 2.0),
-      megatron(
-          "consumed_samples",
-          &M::consumed_samples,
-          std::vector<std::int64_t>{5}),
-      megatron("megatron_dataset_flag", &M::megatron_dataset_flag, true),
-      megatron<std::int64_t>("eval_iters", &M::eval_iters, 9),
-      megatron<std::int64_t>("eval_interval", &M::eval_interval, 9),
-      megatron<std::string>("tensorboard_dir", &M::tensorboard_dir, "logs"),
-      megatron("set_all_logging_options", &M::set_all_logging_options, true),
       megatron<std::string>(
           "other_megatron_args.a", &M::other_megatron_args, R"({"a": 1})"),
+      megatron<std::string>(
+          "other_megatron_args.seq_length",
+          &M::other_megatron_args,
+          R"({"seq_length": 16})"),
+      megatron<std::string>(
+          "other_megatron_args.hidden_dropout",
+          &M::other_megatron_args,
+          R"({"hidden_dropout": 0.1})"),
   };
 }
 
@@ -122,11 +97,6 @@ std::vector<Field> fully_sharded_fields() {
     return fsdp(std::move(name), std::move(options));
   };
   return {
-      fsdp(
-          "state_dict_type",
-          {.state_dict_type = StateDictType::sharded_state_dict}),
-      fsdp("use_orig_params", {.use_orig_params = false}),
-      fsdp("sync_module_states", {.sync_module_states = false}),
       fsdp(
           "backward_prefetch",
           {.fsdp_version = 2,
@@ -162,7 +132,6 @@ std::vector<Field> fully_sharded_fields() {
       copied("auto_wrap_policy", {.auto_wrap_policy = AutoWrapPolicy::no_wrap}),
       casts("cast_forward_inputs", 1, {.cast_forward_inputs = true}),
       casts("cast_root_forward_inputs", 2, {.cast_root_forward_inputs = true}),
-      casts("keep_low_precision_grads", 1, {.keep_low_precision_grads = true}),
   };
 }
 
@@ -185,25 +154,17 @@ std::vector<Field> other_fields() {
         {.activation_checkpointing = std::move(options)}};
   };
   return {
-      deepspeed("zero3_save_16bit_model", {.zero3_save_16bit_model = true}),
       deepspeed(
           "transformer_moe_cls_names",
           {.transformer_moe_cls_names = "Experts"}),
-      deepspeed("is_train_batch_min", {.is_train_batch_min = false}),
-      deepspeed("enable_msamp", {.enable_msamp = true}),
-      deepspeed("msamp_opt_level", {.msamp_opt_level = "O2"}),
       deepspeed(
           "offload_optimizer_nvme_path",
           {.offload_optimizer_nvme_path = "/nvme"}),
       deepspeed(
           "offload_param_nvme_path", {.offload_param_nvme_path = "/nvme"}),
-      degrees("enable_async_tp", {.enable_async_tp = true}),
       degrees("cp_comm_strategy", {.cp_comm_strategy = "alltoall"}),
       degrees("sp_seq_length", {.sp_seq_length = 16}),
       degrees("sp_seq_length_is_variable", {.sp_seq_length_is_variable = true}),
-      degrees(
-          "sp_attn_implementation",
-          {.sp_attn_implementation = "flash_attention_2"}),
       replicas("power_sgd", {.power_sgd = {.matrix_approximation_rank = 2}}),
       replicas("power_sgd", {.power_sgd = {.start_power_sgd_iter = 2}}),
       replicas("power_sgd", {.power_sgd = {.min_compression_rate = 3}}),

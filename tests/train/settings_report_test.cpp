@@ -105,11 +105,11 @@ TEST(SettingsReport, NamesWhatNobodyReadWhenTheFirstStepBegins) {
   step(accelerator);
   const auto expected = ElementsAre(
       kPrefix +
-      "dynamo_backend (environment variable ACCELERATE_DYNAMO_BACKEND), "
       "enable_cpu_affinity (environment variable ACCELERATE_CPU_AFFINITY), "
       "fsdp_version (environment variable FSDP_VERSION), "
       "megatron_lm_num_micro_batches (environment variable "
       "MEGATRON_LM_NUM_MICRO_BATCHES), "
+      "dynamo_backend (environment variable ACCELERATE_DYNAMO_BACKEND), "
       "fp8_margin (environment variable ACCELERATE_FP8_MARGIN)");
   EXPECT_THAT(warnings.lines(), expected);
   accelerator.free_memory();
@@ -241,10 +241,15 @@ TEST(SettingsReport, NamesSettingsOfAFileOnceUnderWhicheverName) {
 TEST(SettingsReport, NamesWhatCodeGaveForNothing) {
   Warnings warnings;
   const Accelerator accelerator(
-      {.parallel = {.megatron_lm = MegatronLMOptions{.eod_mask_loss = true}},
+      {.parallel = {.megatron_lm = MegatronLMOptions{.train_iters = 9}},
        .world = one_rank(warnings)});
   step(accelerator);
-  EXPECT_THAT(warnings.lines(), ElementsAre(kPrefix + "eod_mask_loss (code)"));
+  EXPECT_THAT(
+      warnings.lines(),
+      ElementsAre(
+          kPrefix +
+          "train_iters (code; make the schedule by "
+          "scheduler_from_megatron_lm())"));
 }
 
 TEST(SettingsReport, IsEmptyWhereEverythingActs) {

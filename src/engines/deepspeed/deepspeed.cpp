@@ -127,7 +127,6 @@ DeepSpeedConfig::DeepSpeedConfig(
     const Settings& settings,
     const Environment& environment) {
   read_options(given, settings);
-  read_msamp(settings);
   if (options_.hf_ds_config.empty()) {
     compose();
     find_stage();
@@ -151,10 +150,9 @@ DeepSpeedConfig::DeepSpeedConfig(
     }
     merge();
   }
-  add_msamp();
+  add_msamp(settings);
   // DeepSpeed's own progress reports are off: trackers report instead.
   json_["steps_per_print"] = std::numeric_limits<double>::infinity();
-  if (!options_.is_train_batch_min) options_.is_train_batch_min = true;
   if (!options_.zero3_init_flag) {
     options_.zero3_init_flag = settings.is_given("zero3_init_flag")
         ? settings.boolean("zero3_init_flag")
@@ -166,7 +164,7 @@ DeepSpeedConfig::DeepSpeedConfig(
 void DeepSpeedConfig::read_options(
     const DeepSpeedOptions& given,
     const Settings& settings) {
-  options_ = given;
+  options_ = {given};
   visit_deepspeed_fields(
       [&](std::string_view key, auto member, std::string_view path) {
         auto& field = options_.*member;
@@ -261,40 +259,25 @@ void DeepSpeedConfig::compose() {
   if (*options_.gradient_clipping == 0) json_.erase("gradient_clipping");
 }
 
-void DeepSpeedConfig::read_msamp(const Settings& settings) {
-  if (!options_.enable_msamp) {
-    // Other values are for a recipe's reader, so looking does not count as
-    // reading.
-    const Resolved* const backend = settings.find("fp8_backend");
-    options_.enable_msamp = backend != nullptr &&
-        backend->value == OptionValue(std::string("msamp"));
-    if (*options_.enable_msamp) settings.mark_read("fp8_backend");
-  }
-  if (!options_.msamp_opt_level) {
-    const Resolved* const level = settings.find("fp8_opt_level");
-    options_.msamp_opt_level =
-        level != nullptr && settings.is_given("fp8_opt_level")
-        ? std::get<std::string>(level->value)
-        : "O1";
-  }
-}
-
-// An "msamp" section in the configuration itself stays as it is.
-void DeepSpeedConfig::add_msamp() {
-  if (!*options_.enable_msamp || json_.contains("msamp")) return;
-  std::vector<std::string> complaints;
+void DeepSpeedConfig::add_msamp(const Settings& settings) {
+  // Other values are for a recipe's reader, so looking does not count as
+  // reading.
+  const Resolved* const backend = settings.find("fp8_backend");
+  uses_msamp_ =
+      backend != nullptr && backend->value == OptionValue(std::string("msamp"));
+  if (!uses_msamp_) return;
+  settings.mark_read("fp8_backend");
+  // The configuration's own section stays as it is.
+  if (json_.contains("msamp")) return;
   if (*options_.zero_stage == 3) {
-    complaints.emplace_back(
+    throw ConfigError(
         "[config] enable_msamp does not go together with zero_stage 3; use "
         "stage 0, 1 or 2");
   }
-  const std::string& level = *options_.msamp_opt_level;
-  if (level != "O1" && level != "O2") {
-    complaints.push_back(format(
-        "[config] msamp_opt_level is \"{}\"; it must be O1 or O2", level));
-  }
-  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
-  json_["msamp"] = {{"enabled", true}, {"opt_level", level}};
+  json_["msamp"] = {{"enabled", true}, {"opt_level", "O1"}};
+  if (settings.is_given("fp8_opt_level"))
+    json_["msamp"]["opt_level"] =
+        std::get<std::string>(settings.find("fp8_opt_level")->value);
 }
 
 void DeepSpeedConfig::find_stage() {

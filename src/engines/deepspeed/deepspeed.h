@@ -14,12 +14,17 @@
 
 namespace accelerate::detail {
 
+/// The options, with what only the launcher and DeepSpeed's configuration say.
+struct DeepSpeedFields : DeepSpeedOptions {
+  std::optional<bool> zero3_save_16bit_model = std::nullopt;
+};
+
 /// Calls `visit(key, member, path)` for every field that the launcher has: the
 /// launcher's key, and the path in DeepSpeed's configuration, which is empty
 /// for what only Accelerate knows.
 template <class Visit>
 void visit_deepspeed_fields(const Visit& visit) {
-  using O = DeepSpeedOptions;
+  using O = DeepSpeedFields;
   // clang-format off
   visit("gradient_accumulation_steps", &O::gradient_accumulation_steps, "gradient_accumulation_steps");
   visit("gradient_clipping", &O::gradient_clipping, "gradient_clipping");
@@ -48,11 +53,13 @@ class DeepSpeedConfig {
       const Environment& environment);
 
   /// Every field with its value.
-  [[nodiscard]] const DeepSpeedOptions& options() const { return options_; }
+  [[nodiscard]] const DeepSpeedFields& options() const { return options_; }
   /// The configuration in DeepSpeed's format.
   [[nodiscard]] const nlohmann::json& json() const { return json_; }
 
   [[nodiscard]] int zero_stage() const { return stage_; }
+  /// Whether the launcher asks for MS-AMP.
+  [[nodiscard]] bool uses_msamp() const { return uses_msamp_; }
 
   /// `precision` is "no", "fp16", "bf16" or "fp8", which counts as bf16. Throws
   /// ConfigError if the configuration enables a different one.
@@ -76,8 +83,7 @@ class DeepSpeedConfig {
   void read_options(const DeepSpeedOptions& given, const Settings& settings);
   void merge();
   void compose();
-  void read_msamp(const Settings& settings);
-  void add_msamp();
+  void add_msamp(const Settings& settings);
   void find_stage();
   void fill_one(std::string_view path, const nlohmann::json& values);
   static void fill_node(
@@ -85,9 +91,10 @@ class DeepSpeedConfig {
       nlohmann::json& node,
       const nlohmann::json& values);
 
-  DeepSpeedOptions options_;
+  DeepSpeedFields options_;
   nlohmann::json json_;
   int stage_ = -1;
+  bool uses_msamp_ = false;
 };
 
 /// The precision that the program or its launcher asks for.

@@ -49,14 +49,15 @@ bool is_known_key(std::string_view path) {
 void record_deepspeed(
     TrainingRequest& request,
     const DeepSpeedOptions& given,
-    const DeepSpeedOptions& found) {
+    const DeepSpeedFields& found) {
   Settings& settings = request.settings;
+  const DeepSpeedFields in_code{given};
   const std::string config = "DeepSpeed configuration";
   const auto record_field =
       [&](std::string_view key, auto member, std::string_view path) {
         // Code gives its window among the Accelerator's options.
         const bool is_window = path == "gradient_accumulation_steps";
-        const auto code = or_nullopt_if_auto(given.*member);
+        const auto code = or_nullopt_if_auto(in_code.*member);
         const auto value = or_nullopt_if_auto(found.*member);
         if (!settings.is_given(key) || (code && !is_window) || !value) {
           if (!is_window) record(settings, key, code, value);
@@ -86,7 +87,7 @@ void record_deepspeed(
 // of what its configuration says.
 void list_ignored_fields(
     const DeepSpeedOptions& given,
-    const DeepSpeedOptions& found,
+    const DeepSpeedConfig& configuration,
     const Settings& settings,
     const std::string& config,
     std::vector<IgnoredSetting>& ignored) {
@@ -103,9 +104,10 @@ void list_ignored_fields(
                            : config,
          is_launched && !is_in_code ? std::string(key) : std::string()});
   };
+  const DeepSpeedFields& found = configuration.options();
   if (*found.zero3_save_16bit_model) {
     note(
-        given.zero3_save_16bit_model.has_value(),
+        false,
         "zero3_save_16bit_model",
         "zero3_save_16bit_model",
         "get_state_dict and save_model always give full weights");
@@ -134,10 +136,7 @@ void list_ignored_fields(
         "deepspeed_moe_layer_cls_names",
         "only zero_stage 3 gathers layers");
   }
-  if (given.is_train_batch_min) note(true, "is_train_batch_min", "");
-  if (*found.enable_msamp)
-    note(given.enable_msamp.has_value(), "enable_msamp", "fp8_backend");
-  if (given.msamp_opt_level) note(true, "msamp_opt_level", "");
+  if (configuration.uses_msamp()) note(false, "enable_msamp", "fp8_backend");
 }
 
 void list_ignored(
@@ -247,7 +246,7 @@ TrainingRequest read_deepspeed(
   config.fill_known(
       {{"gradient_clipping", 1.0},
        {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}});
-  const DeepSpeedOptions& found = config.options();
+  const DeepSpeedFields& found = config.options();
   require_offload_devices(found);
 
   TrainingRequest request;
@@ -298,8 +297,8 @@ TrainingRequest read_deepspeed(
   request.deepspeed = found;
   request.deepspeed_config = config.json().dump();
   const std::string origin = origin_of_config(given, settings);
-  list_ignored_fields(given, found, settings, origin, request.ignored);
-  list_ignored(config.json(), "", origin, *found.enable_msamp, request.ignored);
+  list_ignored_fields(given, config, settings, origin, request.ignored);
+  list_ignored(config.json(), "", origin, config.uses_msamp(), request.ignored);
   return request;
 }
 

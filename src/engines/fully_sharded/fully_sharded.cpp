@@ -35,7 +35,6 @@ void fill_casts(MixedPrecisionPolicy& policy, int version) {
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = is_2;
   if (is_2) return;
   if (!policy.cast_root_forward_inputs) policy.cast_root_forward_inputs = true;
-  if (!policy.keep_low_precision_grads) policy.keep_low_precision_grads = false;
 }
 
 // Fills in unset fields, and collects complaints.
@@ -50,12 +49,11 @@ class FullyShardedResolution {
     attempt([&] { choose_version(); });
     attempt([&] { choose_strategy(); });
     attempt([&] { choose_prefetch(); });
-    attempt([&] { choose_state_dict(); });
     attempt([&] { choose_units(); });
-    attempt([&] { choose_module_states(); });
     attempt([&] { choose_activations(); });
     attempt([&] { choose_precision(mixed_precision); });
     take(options_.cpu_offload, "fsdp_offload_params");
+    take(options_.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading");
     if (!options_.limit_all_gathers) options_.limit_all_gathers = true;
     if (!options_.ignored_modules)
       options_.ignored_modules = settings_.text("fsdp_ignored_modules");
@@ -144,22 +142,6 @@ class FullyShardedResolution {
     }
   }
 
-  void choose_state_dict() {
-    take(
-        options_.state_dict_type,
-        "fsdp_state_dict_type",
-        parse_state_dict_type);
-    if (!options_.state_dict_type) {
-      options_.state_dict_type = is_2_ ? StateDictType::sharded_state_dict
-                                       : StateDictType::full_state_dict;
-    }
-    if (is_2_ && options_.state_dict_type == StateDictType::local_state_dict) {
-      throw ConfigError(
-          "[config] fsdp_version 2 has no LOCAL_STATE_DICT; use "
-          "SHARDED_STATE_DICT or FULL_STATE_DICT");
-    }
-  }
-
   void choose_units() {
     take(
         options_.auto_wrap_policy,
@@ -183,18 +165,6 @@ class FullyShardedResolution {
     }
     require_at_least(
         "config", "min_num_params", options_.min_num_params.value_or(0), 0);
-  }
-
-  void choose_module_states() {
-    take(options_.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading");
-    if (is_2_) {
-      options_.use_orig_params = std::nullopt;
-      options_.sync_module_states = std::nullopt;
-      return;
-    }
-    take(options_.use_orig_params, "fsdp_use_orig_params");
-    take(options_.sync_module_states, "fsdp_sync_module_states");
-    if (*options_.cpu_ram_efficient_loading) options_.sync_module_states = true;
   }
 
   void choose_activations() {

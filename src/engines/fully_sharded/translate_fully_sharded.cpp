@@ -24,9 +24,6 @@ constexpr std::tuple kFsdpFields{
     OptionField{"fsdp_min_num_params", &FsdpOptions::min_num_params},
     OptionField{"fsdp_offload_params", &FsdpOptions::cpu_offload},
     OptionField{"fsdp_ignored_modules", &FsdpOptions::ignored_modules},
-    OptionField{"fsdp_state_dict_type", &FsdpOptions::state_dict_type},
-    OptionField{"fsdp_use_orig_params", &FsdpOptions::use_orig_params},
-    OptionField{"fsdp_sync_module_states", &FsdpOptions::sync_module_states},
     OptionField{
         "fsdp_activation_checkpointing",
         &FsdpOptions::activation_checkpointing},
@@ -65,8 +62,7 @@ void read_strategy(ShardingRequest& sharding, const FsdpOptions& options) {
   }
 }
 
-// Lists fields of a policy that ask for something sharding does not do, or that
-// belong to the other version.
+// Lists fields of a policy that belong to the other version.
 void list_void_casts(
     std::vector<IgnoredSetting>& ignored,
     const MixedPrecisionPolicy& policy,
@@ -79,9 +75,6 @@ void list_void_casts(
   note(
       version != 2 && policy.cast_forward_inputs.value_or(false),
       "mixed_precision_policy.cast_forward_inputs");
-  note(
-      policy.keep_low_precision_grads.value_or(false),
-      "mixed_precision_policy.keep_low_precision_grads");
 }
 
 // Unlike in PyTorch, a field left unset prefetches: the execution order is
@@ -108,8 +101,7 @@ void read_prefetch(
       backward == BackwardPrefetch::backward_post;
 }
 
-// Lists fields given in code that another field, the version or this library
-// decides.
+// Lists fields given in code that another field or the version decides.
 void list_void_fields(
     TrainingRequest& request,
     const FsdpOptions& given,
@@ -139,18 +131,6 @@ void list_void_fields(
       given.min_num_params && !wraps(AutoWrapPolicy::size_based_wrap),
       "min_num_params",
       "it belongs to size_based_wrap");
-  note(
-      given.state_dict_type.has_value(),
-      "state_dict_type",
-      "use StateDictOptions");
-  note(
-      given.use_orig_params == false,
-      "use_orig_params",
-      "modules always keep their parameters");
-  note(
-      given.sync_module_states == false,
-      "sync_module_states",
-      "all ranks always begin with the weights of rank 0");
   if (is_2 || found.sharding_strategy != ShardingStrategy::no_shard) return;
   const std::string instead = "sharding_strategy is no_shard";
   note(

@@ -25,21 +25,13 @@ bool assign(const json& value, Value& field) {
     if (!value.is_string()) return false;
   } else if constexpr (std::is_floating_point_v<Value>) {
     if (!value.is_number()) return false;
-  } else if constexpr (std::is_integral_v<Value>) {
+  } else {
     if (!value.is_number_integer()) return false;
     // Unsigned 64-bit numbers would wrap around.
     const auto number = value.get<double>();
     if (number < static_cast<double>(std::numeric_limits<Value>::min()) ||
         number > static_cast<double>(std::numeric_limits<Value>::max()))
       return false;
-  } else {
-    if (!value.is_array()) return false;
-    Value list(value.size());
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (!assign(value[i], list[i])) return false;
-    }
-    field = std::move(list);
-    return true;
   }
   field = value.get<Value>();
   return true;
@@ -50,8 +42,7 @@ constexpr std::string_view name_of_type() {
   if constexpr (std::is_same_v<Value, bool>) return "true or false";
   if constexpr (std::is_same_v<Value, std::string>) return "a string";
   if constexpr (std::is_floating_point_v<Value>) return "a number";
-  if constexpr (std::is_integral_v<Value>) return "a whole number";
-  return "a list of whole numbers";
+  return "a whole number";
 }
 
 class ArgumentReader {
@@ -65,7 +56,6 @@ class ArgumentReader {
   void take_fields() {
     visit_megatron_fields(
         [&](std::string_view name, auto member, const MegatronField& field) {
-          if (!field.is_argument) return;
           read(std::string(name), out_.options.*member);
           if (!field.argument.empty())
             read(std::string(field.argument), out_.options.*member);

@@ -15,7 +15,6 @@ enum class MegatronUse {
   recomputing,       ///< with recompute_activations
   recomputing_full,  ///< if these recompute whole layers
   schedule,          ///< in scheduler_from_megatron_lm()
-  never,
 };
 
 /// What is known about a field of MegatronLMOptions. The launcher's key, if it
@@ -28,7 +27,6 @@ struct MegatronField {
   std::optional<int> least = std::nullopt;
   /// Megatron-LM's own name of the argument, if it is another.
   std::string_view argument = {};
-  bool is_argument = true;
 };
 
 /// Calls `visit(name, member, MegatronField)` for every field but
@@ -53,25 +51,12 @@ void visit_megatron_fields(const Visit& visit) {
   visit("use_distributed_optimizer", &O::use_distributed_optimizer, {});
   visit("use_custom_fsdp", &O::use_custom_fsdp, {.argument = "use_megatron_fsdp"});
   visit("optimizer_cpu_offload", &O::optimizer_cpu_offload, {});
-  visit("overlap_cpu_optimizer_d2h_h2d", &O::overlap_cpu_optimizer_d2h_h2d, {never});
   visit("use_precision_aware_optimizer", &O::use_precision_aware_optimizer, {});
   visit("no_load_optim", &O::no_load_optim, {});
   visit("no_save_optim", &O::no_save_optim, {});
-  visit("eod_mask_loss", &O::eod_mask_loss, {never});
   visit("calculate_per_token_loss", &O::calculate_per_token_loss, {});
-  visit("attention_backend", &O::attention_backend, {.use = never, .is_argument = false});
-  visit("attention_softmax_in_fp32", &O::attention_softmax_in_fp32, {never});
-  visit("use_rotary_position_embeddings", &O::use_rotary_position_embeddings, {never});
-  visit("attention_dropout", &O::attention_dropout, {never});
-  visit("hidden_dropout", &O::hidden_dropout, {never});
-  visit("pipeline_model_parallel_split_rank", &O::pipeline_model_parallel_split_rank, {.use = never, .least = 0});
   visit("num_layers_per_virtual_pipeline_stage", &O::num_layers_per_virtual_pipeline_stage, {.use = stages, .instead = "it belongs to pp_degree", .least = 1});
   visit("decoder_last_pipeline_num_layers", &O::decoder_last_pipeline_num_layers, {.use = stages, .instead = "it belongs to pp_degree", .least = 0});
-  visit("seq_length", &O::seq_length, {.use = never, .least = 1});
-  visit("encoder_seq_length", &O::encoder_seq_length, {.use = never, .least = 1});
-  visit("decoder_seq_length", &O::decoder_seq_length, {.use = never, .least = 1});
-  visit("return_logits", &O::return_logits, {never});
-  visit("is_train_batch_min", &O::is_train_batch_min, {.use = never, .is_argument = false});
   visit("train_iters", &O::train_iters, {.use = schedule, .least = 0});
   visit("train_samples", &O::train_samples, {.use = schedule, .least = 0});
   visit("weight_decay_incr_style", &O::weight_decay_incr_style, {schedule});
@@ -84,13 +69,6 @@ void visit_megatron_fields(const Visit& visit) {
   visit("lr_warmup_samples", &O::lr_warmup_samples, {.use = schedule, .least = 0});
   visit("lr_warmup_fraction", &O::lr_warmup_fraction, {schedule});
   visit("min_lr", &O::min_lr, {schedule});
-  visit("lr_mult", &O::lr_mult, {never, "use parameter groups"});
-  visit("consumed_samples", &O::consumed_samples, {never, "use save_state and load_state"});
-  visit("megatron_dataset_flag", &O::megatron_dataset_flag, {.use = never, .is_argument = false});
-  visit("eval_iters", &O::eval_iters, {.use = never, .least = 0});
-  visit("eval_interval", &O::eval_interval, {.use = never, .least = 1});
-  visit("tensorboard_dir", &O::tensorboard_dir, {never});
-  visit("set_all_logging_options", &O::set_all_logging_options, {.use = never, .is_argument = false});
   // clang-format on
 }
 

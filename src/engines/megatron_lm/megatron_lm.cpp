@@ -1,10 +1,13 @@
 #include "engines/megatron_lm/megatron_lm.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -16,20 +19,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// Training, validation and test.
-constexpr std::size_t kNumSplits = 3;
-
-class MegatronLMResolution {
+class MegatronCheck {
  public:
-  MegatronLMResolution(const MegatronArguments& given, const Settings& settings)
-      : options_(given.options),
-        settings_(settings),
-        complaints_(given.complaints) {}
+  explicit MegatronCheck(MegatronArguments& given)
+      : options_(given.options), complaints_(given.complaints) {}
 
-  MegatronLMOptions run() {
+  void run() {
     visit_megatron_fields(
         [&](std::string_view name, auto member, const MegatronField& field) {
-          take(options_.*member, megatron_key(name));
           if (field.least) require_least(options_.*member, name, *field.least);
         });
     // "block" may recompute no layer.
@@ -39,33 +36,18 @@ class MegatronLMResolution {
         options_.recompute_method == "block" ? 0 : 1);
     require_one_of(
         "recompute_granularity",
-        *options_.recompute_granularity,
+        options_.recompute_granularity,
         {"full", "selective"});
     require_one_of(
-        "recompute_method", *options_.recompute_method, {"uniform", "block"});
-    fill_loop();
-    fill_data();
-    if (!complaints_.empty()) throw ConfigError(join(complaints_, "\n"));
-    return options_;
-  }
-
- private:
-  // The launcher has no options for the fields from here on.
-  void fill_loop() {
-    fill(options_.return_logits, false);
-    fill(options_.is_train_batch_min, true);
-    fill(options_.weight_decay_incr_style, "constant");
+        "recompute_method", options_.recompute_method, {"uniform", "block"});
     require_one_of(
         "weight_decay_incr_style",
-        *options_.weight_decay_incr_style,
+        options_.weight_decay_incr_style,
         {"constant", "linear", "cosine"});
-    fill(options_.lr_decay_style, "linear");
     require_one_of(
         "lr_decay_style",
-        *options_.lr_decay_style,
+        options_.lr_decay_style,
         {"constant", "linear", "cosine", "inverse-square-root", "WSD"});
-    fill(options_.min_lr, 0.0);
-    fill(options_.lr_mult, 1.0);
     const double warmup = options_.lr_warmup_fraction.value_or(0);
     if (!(warmup >= 0 && warmup <= 1)) {
       complaints_.push_back(format(
@@ -75,23 +57,7 @@ class MegatronLMResolution {
     }
   }
 
-  void fill_data() {
-    fill(options_.megatron_dataset_flag, false);
-    fill(options_.set_all_logging_options, false);
-    fill(options_.eval_iters, 100);
-    fill(options_.eval_interval, 1000);
-    if (auto& samples = options_.consumed_samples;
-        samples && !samples->empty()) {
-      if (samples->size() > kNumSplits) {
-        complaints_.push_back(format(
-            "[config] megatron_lm.consumed_samples must have one entry each "
-            "for training, validation and test, but has {}",
-            samples->size()));
-      }
-      samples->resize(std::max(samples->size(), kNumSplits));
-    }
-  }
-
+ private:
   template <class Value>
   void require_least(
       const std::optional<Value>& field,
@@ -107,41 +73,22 @@ class MegatronLMResolution {
     }
   }
 
-  template <class Value, class Default>
-  static void fill(std::optional<Value>& field, Default default_value) {
-    if (!field) field = default_value;
-  }
-
   void require_one_of(
       std::string_view name,
-      const std::string& value,
+      const std::optional<std::string>& value,
       const std::vector<std::string>& allowed) {
-    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end())
+    if (!value ||
+        std::find(allowed.begin(), allowed.end(), *value) != allowed.end())
       return;
     complaints_.push_back(format(
         "[config] megatron_lm.{} is \"{}\"; it must be one of {}",
         name,
-        value,
+        *value,
         join(allowed, ", ")));
   }
 
-  template <class Value>
-  void take(std::optional<Value>& field, std::string_view key) {
-    if (field || key.empty()) return;
-    settings_.mark_read(key);
-    const Resolved* const launched = settings_.find(key);
-    if (launched == nullptr) return;
-    field = megatron_value<Value>(launched->value);
-    if (field) return;
-    complaints_.push_back(format(
-        "[config] {} is \"{}\"; it must be true or false",
-        key,
-        launched->text));
-  }
-
-  MegatronLMOptions options_;
-  const Settings& settings_;
-  std::vector<std::string> complaints_;
+  const MegatronLMOptions& options_;
+  std::vector<std::string>& complaints_;
 };
 
 }  // namespace
@@ -151,10 +98,38 @@ std::string_view megatron_key(std::string_view name) {
   return spec == nullptr ? std::string_view() : spec->key;
 }
 
+MegatronLMOptions check_megatron_lm(MegatronArguments given) {
+  MegatronLMOptions& options = given.options;
+  if (!options.weight_decay_incr_style)
+    options.weight_decay_incr_style = "constant";
+  if (!options.lr_decay_style) options.lr_decay_style = "linear";
+  if (!options.min_lr) options.min_lr = 0;
+  MegatronCheck(given).run();
+  if (!given.complaints.empty())
+    throw ConfigError(join(given.complaints, "\n"));
+  return std::move(options);
+}
+
 MegatronLMOptions resolve_megatron_lm(
     const MegatronArguments& given,
     const Settings& settings) {
-  return MegatronLMResolution(given, settings).run();
+  MegatronArguments found = given;
+  visit_megatron_fields(
+      [&](std::string_view name, auto member, const MegatronField&) {
+        auto& field = found.options.*member;
+        using Value = typename std::decay_t<decltype(field)>::value_type;
+        const std::string_view key = megatron_key(name);
+        if (field || key.empty()) return;
+        settings.mark_read(key);
+        const Resolved* const launched = settings.find(key);
+        if (launched == nullptr) return;
+        if constexpr (std::is_same_v<Value, int>) {
+          field = static_cast<int>(std::get<std::int64_t>(launched->value));
+        } else {
+          field = std::get<Value>(launched->value);
+        }
+      });
+  return check_megatron_lm(std::move(found));
 }
 
 }  // namespace accelerate::detail

@@ -11,7 +11,6 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "config/settings.h"
 #include "engines/megatron_lm/megatron_args.h"
 #include "engines/megatron_lm/megatron_lm.h"
 
@@ -36,7 +35,7 @@ class ScheduleReader {
   ScheduleReader(
       const MegatronArguments& given,
       const MegatronScheduleLengths& lengths)
-      : options_(resolve_megatron_lm(given, resolve({}))),
+      : options_(check_megatron_lm(given)),
         more_(given.schedule),
         lengths_(lengths) {}
 

@@ -1,7 +1,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -49,8 +48,6 @@ std::optional<std::string> void_reason(
     case MegatronUse::schedule:
       reason = kMegatronSchedule;
       break;
-    case MegatronUse::never:
-      break;
   }
   return acts ? std::nullopt : std::optional(reason);
 }
@@ -64,8 +61,30 @@ bool is_launched(const Settings& settings, std::string_view key) {
       settings.find(key)->value != parse_option(spec, spec.default_value);
 }
 
-// Lists the fields that are decided here by the program, its model or another
-// option.
+// Lists the launcher's options for what Megatron-LM builds or does by itself.
+void list_carried(
+    const Settings& settings,
+    std::vector<IgnoredSetting>& ignored) {
+  constexpr std::string_view kPrefix = "megatron_lm_";
+  for (const OptionSpec& spec : option_table()) {
+    if (spec.use == OptionUse::acts || !spec.key.starts_with(kPrefix) ||
+        !is_launched(settings, spec.key))
+      continue;
+    ignored.push_back(
+        {.name = std::string(spec.key.substr(kPrefix.size())),
+         .origin = settings.find(spec.key)->where,
+         .key = std::string(spec.key)});
+  }
+}
+
+// What to use instead of an argument that has no meaning here.
+std::string_view instead_of(std::string_view argument) {
+  if (argument == "lr_mult") return "use parameter groups";
+  if (argument == "consumed_samples") return "use save_state and load_state";
+  return {};
+}
+
+// Lists what the program, its model or another option decides.
 std::vector<IgnoredSetting> list_void_megatron_fields(
     const MegatronArguments& given,
     const MegatronLMOptions& found,
@@ -84,16 +103,17 @@ std::vector<IgnoredSetting> list_void_megatron_fields(
              .key = is_in_code ? std::string() : std::string(key),
              .belongs_to_schedule = field.use == MegatronUse::schedule});
       });
+  list_carried(settings, ignored);
   const auto list = [&](const std::string& name, std::string_view instead) {
     ignored.push_back(
         {.name = "other_megatron_args." + name,
          .instead = std::string(instead),
          .origin = "code",
-         .belongs_to_schedule = !instead.empty()});
+         .belongs_to_schedule = instead == kMegatronSchedule});
   };
   for (const std::string& name : given.schedule_names)
     list(name, kMegatronSchedule);
-  for (const std::string& name : given.unknown) list(name, {});
+  for (const std::string& name : given.unknown) list(name, instead_of(name));
   return ignored;
 }
 
@@ -116,16 +136,11 @@ Settings megatron_in_force(
     const MegatronLMOptions& found,
     const Settings& settings) {
   Settings in_force = settings;
-  visit_megatron_fields([&](std::string_view name,
-                            auto member,
-                            const MegatronField&) {
-    using Field = std::decay_t<decltype(given.*member)>;
-    // The launcher has no lists.
-    if constexpr (!std::is_same_v<Field, decltype(given.consumed_samples)>) {
-      if (const std::string_view key = megatron_key(name); !key.empty())
-        record(in_force, key, given.*member, found.*member);
-    }
-  });
+  visit_megatron_fields(
+      [&](std::string_view name, auto member, const MegatronField&) {
+        if (const std::string_view key = megatron_key(name); !key.empty())
+          record(in_force, key, given.*member, found.*member);
+      });
   return in_force;
 }
 

@@ -57,10 +57,7 @@ constexpr std::tuple kParallelismFields{
         &ParallelismConfig::sp_seq_length},
     OptionField{
         "parallelism_config_sp_seq_length_is_variable",
-        &ParallelismConfig::sp_seq_length_is_variable},
-    OptionField{
-        "parallelism_config_sp_attn_implementation",
-        &ParallelismConfig::sp_attn_implementation}};
+        &ParallelismConfig::sp_seq_length_is_variable}};
 
 // Takes degrees under other names, which must agree with those already given.
 class DegreeTranslation {
@@ -156,7 +153,6 @@ std::vector<IgnoredSetting> parallelism_without_effect(
     const ParallelismConfig& found) {
   std::vector<IgnoredSetting> ignored;
   const IgnoredInCode note(ignored);
-  note(given.enable_async_tp.value_or(false), "enable_async_tp");
   if (*found.cp_size == 1) {
     note(
         given.cp_comm_strategy.has_value(), "cp_comm_strategy", "cp_size is 1");
@@ -168,19 +164,11 @@ std::vector<IgnoredSetting> parallelism_without_effect(
         given.sp_seq_length_is_variable.has_value(),
         "sp_seq_length_is_variable",
         instead);
-    note(
-        given.sp_attn_implementation.has_value(),
-        "sp_attn_implementation",
-        instead);
   } else {
     note(
         *found.sp_seq_length_is_variable && given.sp_seq_length.has_value(),
         "sp_seq_length",
         "sp_seq_length_is_variable is true");
-    note(
-        found.sp_attn_implementation.value_or("sdpa") != "sdpa",
-        "sp_attn_implementation",
-        "torch chooses the kernel of scaled_dot_product_attention");
   }
   return ignored;
 }

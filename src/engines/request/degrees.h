@@ -28,8 +28,8 @@ void record_degrees(Settings& settings, const ParallelOptions& options);
 /// How ranks along context exchange the inputs of attention.
 SequenceRequest read_sequence_request(const ParallelismConfig& found);
 
-/// What a ParallelismConfig sets for degrees of 1, or asks for although it does
-/// not exist here; `found` is `given` as resolved.
+/// What a ParallelismConfig sets for degrees of 1; `found` is `given` as
+/// resolved.
 std::vector<IgnoredSetting> parallelism_without_effect(
     const ParallelismConfig& given,
     const ParallelismConfig& found);

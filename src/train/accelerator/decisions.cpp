@@ -293,8 +293,7 @@ Decisions decide(
       complaints, [&] { require_valid(options.project_configuration); });
   note_complaints(complaints, [&] {
     auto& ignored = decisions.plan_request.training.ignored;
-    for (auto& setting :
-         options_without_effect(options, settings, decisions.precision))
+    for (auto& setting : options_without_effect(options, decisions.precision))
       ignored.push_back(std::move(setting));
   });
   note_complaints(complaints, [&] {

@@ -1,10 +1,8 @@
 #include "train/settings/ignored_options.h"
 
 #include <tuple>
-#include <utility>
 
 #include "base/text/text.h"
-#include "engines/dynamo.h"
 #include "precision/support.h"
 #include "track/profiler/operator_recorder.h"
 
@@ -60,7 +58,6 @@ std::vector<IgnoredSetting> options_without_effect(
 
 std::vector<IgnoredSetting> options_without_effect(
     const AcceleratorOptions& options,
-    const Settings& settings,
     Precision precision) {
   std::vector<IgnoredSetting> ignored =
       options_without_effect(options.parallel.replicate_options);
@@ -81,9 +78,6 @@ std::vector<IgnoredSetting> options_without_effect(
       "grad_scaler",
       "enabled is false");
   if (options.profile) check_profile(*options.profile);
-  for (auto& setting : dynamo_without_effect(
-           options.dynamo ? &*options.dynamo : nullptr, settings))
-    ignored.push_back(std::move(setting));
   return ignored;
 }
 

@@ -50,18 +50,17 @@ Json run_deepspeed(const Json& input) {
   read(args, "offload_optimizer_nvme_path", given.offload_optimizer_nvme_path);
   read(args, "offload_param_nvme_path", given.offload_param_nvme_path);
   read(args, "zero3_init_flag", given.zero3_init_flag);
-  read(args, "zero3_save_16bit_model", given.zero3_save_16bit_model);
   read(args, "transformer_moe_cls_names", given.transformer_moe_cls_names);
-  read(args, "is_train_batch_min", given.is_train_batch_min);
-  read(args, "enable_msamp", given.enable_msamp);
-  read(args, "msamp_opt_level", given.msamp_opt_level);
   if (args.contains("hf_ds_config")) {
     const std::string text = args.at("hf_ds_config").dump();
     given.hf_ds_config =
         args.at("hf_ds_config_form") == "base64" ? encode_base64(text) : text;
   }
   detail::DeepSpeedConfig config(
-      given, settings_of(input), environment_of(input));
+      given,
+      settings_of(
+          input, {{"zero3_save_16bit_model", "zero3_save_16bit_model"}}),
+      environment_of(input));
   if (!input.at("set_mixed_precision").is_null()) {
     config.set_mixed_precision(
         input.at("set_mixed_precision").get<std::string>());
@@ -69,7 +68,7 @@ Json run_deepspeed(const Json& input) {
   if (!input.at("fill").is_null())
     config.fill(input.at("fill"), input.at("must_match"));
 
-  const DeepSpeedOptions& found = config.options();
+  const detail::DeepSpeedFields& found = config.options();
   // Accelerate calls it offloading if stage 2 or 3 names another device.
   const auto is_off_device = [&](const char* path) {
     const Json* const device = config.find(path);
@@ -95,9 +94,7 @@ Json run_deepspeed(const Json& input) {
         {"zero3_init_flag", *found.zero3_init_flag},
         {"zero3_save_16bit_model", *found.zero3_save_16bit_model},
         {"transformer_moe_cls_names", json_of(found.transformer_moe_cls_names)},
-        {"is_train_batch_min", json_of(found.is_train_batch_min)},
-        {"enable_msamp", json_of(found.enable_msamp)},
-        {"msamp_opt_level", json_of(found.msamp_opt_level)}}},
+        {"enable_msamp", config.uses_msamp()}}},
       {"config", json},
       {"is_zero2", config.zero_stage() == 2},
       {"is_zero3", config.zero_stage() == 3},

@@ -40,8 +40,8 @@ Json policy_json(
     json["output_dtype"] = dtype_or_null(policy->output_dtype);
   } else {
     json["buffer_dtype"] = dtype_or_null(policy->buffer_dtype);
-    json["keep_low_precision_grads"] =
-        json_of(policy->keep_low_precision_grads);
+    // Gradients always have the dtype of the shards.
+    json["keep_low_precision_grads"] = false;
     json["cast_root_forward_inputs"] =
         json_of(policy->cast_root_forward_inputs);
   }
@@ -76,10 +76,6 @@ Json run_fsdp(const Json& input) {
     given.backward_prefetch =
         detail::parse_backward_prefetch(word_of(args.at("backward_prefetch")));
   }
-  if (args.contains("state_dict_type")) {
-    given.state_dict_type =
-        detail::parse_state_dict_type(word_of(args.at("state_dict_type")));
-  }
   if (args.contains("auto_wrap_policy")) {
     given.auto_wrap_policy =
         detail::parse_auto_wrap_policy(word_of(args.at("auto_wrap_policy")));
@@ -99,8 +95,6 @@ Json run_fsdp(const Json& input) {
   read(args, "cpu_offload", given.cpu_offload);
   read(args, "ignored_modules", given.ignored_modules);
   read(args, "limit_all_gathers", given.limit_all_gathers);
-  read(args, "use_orig_params", given.use_orig_params);
-  read(args, "sync_module_states", given.sync_module_states);
   read(args, "activation_checkpointing", given.activation_checkpointing);
   read(
       args,
@@ -143,10 +137,7 @@ Json run_fsdp(const Json& input) {
              ? Json("size_based_auto_wrap_policy")
              : Json("transformer_auto_wrap_policy")},
         {"ignored_modules", json_of(found.ignored_modules)},
-        {"state_dict_type", name_or_null(found.state_dict_type)},
         {"limit_all_gathers", json_of(found.limit_all_gathers)},
-        {"use_orig_params", json_of(found.use_orig_params)},
-        {"sync_module_states", json_of(found.sync_module_states)},
         {"forward_prefetch", json_of(found.forward_prefetch)},
         {"activation_checkpointing", json_of(found.activation_checkpointing)},
         {"activation_checkpointing_offload",

@@ -3,21 +3,24 @@
 
 #include "base/text/text.h"
 #include "comm/rendezvous/timeout.h"
-#include "engines/dynamo.h"
 #include "oracle/plugins/plugins.h"
 
 namespace accelerate::oracle::topic_plugins {
 
 namespace {
 
-Json dynamo_fields(const TorchDynamoOptions& options) {
+// The settings of torch.compile, which only the launcher has.
+Json dynamo_fields(const Settings& settings) {
+  const bool fixes_shapes = settings.is_given("dynamo_use_dynamic");
   return {
-      {"backend", json_of(options.backend)},
-      {"mode", json_of(options.mode)},
-      {"fullgraph", json_of(options.fullgraph)},
-      {"dynamic", json_of(options.dynamic)},
-      {"disable", options.disable},
-      {"use_regional_compilation", json_of(options.use_regional_compilation)}};
+      {"backend", json_of(settings.text("dynamo_backend"))},
+      {"mode", json_of(settings.text("dynamo_mode"))},
+      {"fullgraph", settings.boolean("dynamo_use_fullgraph")},
+      {"dynamic",
+       fixes_shapes ? Json(settings.boolean("dynamo_use_dynamic"))
+                    : Json(nullptr)},
+      {"use_regional_compilation",
+       settings.boolean("dynamo_use_regional_compilation")}};
 }
 
 Json grad_scaler_fields(const GradScalerOptions& options) {
@@ -116,20 +119,16 @@ Json process_group_fields(const Json& args) {
 }  // namespace
 
 Json run_dynamo(const Json& input) {
-  const Json& args = input.at("args");
-  TorchDynamoOptions given;
-  read(args, "backend", given.backend);
-  read(args, "mode", given.mode);
-  read(args, "fullgraph", given.fullgraph);
-  read(args, "dynamic", given.dynamic);
-  read(args, "disable", given.disable);
-  read(args, "use_regional_compilation", given.use_regional_compilation);
-  const Json found =
-      dynamo_fields(detail::resolve_dynamo(given, settings_of(input)));
+  const Json found = dynamo_fields(settings_of(
+      input,
+      {{"backend", "dynamo_backend"},
+       {"mode", "dynamo_mode"},
+       {"fullgraph", "dynamo_use_fullgraph"},
+       {"dynamic", "dynamo_use_dynamic"},
+       {"use_regional_compilation", "dynamo_use_regional_compilation"}}));
   Json fields = found;
   fields["backend"] = detail::to_upper(found.at("backend").get<std::string>());
-  Json kwargs = differing(
-      found, dynamo_fields(detail::resolve_dynamo({}, detail::resolve({}))));
+  Json kwargs = differing(found, dynamo_fields(detail::resolve({})));
   kwargs.erase("use_regional_compilation");
   return {{"fields", fields}, {"to_dict", found}, {"to_kwargs", kwargs}};
 }

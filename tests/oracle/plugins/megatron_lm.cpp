@@ -22,37 +22,21 @@ void visit_engine(Options& options, const Visit& visit) {
   visit("use_distributed_optimizer", options.use_distributed_optimizer);
   visit("use_custom_fsdp", options.use_custom_fsdp);
   visit("optimizer_cpu_offload", options.optimizer_cpu_offload);
-  visit("overlap_cpu_optimizer_d2h_h2d", options.overlap_cpu_optimizer_d2h_h2d);
   visit("use_precision_aware_optimizer", options.use_precision_aware_optimizer);
   visit("no_load_optim", options.no_load_optim);
   visit("no_save_optim", options.no_save_optim);
-  visit("eod_mask_loss", options.eod_mask_loss);
   visit("calculate_per_token_loss", options.calculate_per_token_loss);
   visit(
       "decoder_last_pipeline_num_layers",
       options.decoder_last_pipeline_num_layers);
-  visit("attention_backend", options.attention_backend);
-  visit("attention_softmax_in_fp32", options.attention_softmax_in_fp32);
-  visit(
-      "use_rotary_position_embeddings", options.use_rotary_position_embeddings);
-  visit("attention_dropout", options.attention_dropout);
-  visit("hidden_dropout", options.hidden_dropout);
 }
 
 // Visits what Megatron-LM's own loop uses.
 template <class Options, class Visit>
 void visit_loop(Options& options, const Visit& visit) {
   visit(
-      "pipeline_model_parallel_split_rank",
-      options.pipeline_model_parallel_split_rank);
-  visit(
       "num_layers_per_virtual_pipeline_stage",
       options.num_layers_per_virtual_pipeline_stage);
-  visit("seq_length", options.seq_length);
-  visit("encoder_seq_length", options.encoder_seq_length);
-  visit("decoder_seq_length", options.decoder_seq_length);
-  visit("return_logits", options.return_logits);
-  visit("is_train_batch_min", options.is_train_batch_min);
   visit("train_iters", options.train_iters);
   visit("train_samples", options.train_samples);
   visit("weight_decay_incr_style", options.weight_decay_incr_style);
@@ -65,13 +49,6 @@ void visit_loop(Options& options, const Visit& visit) {
   visit("lr_warmup_samples", options.lr_warmup_samples);
   visit("lr_warmup_fraction", options.lr_warmup_fraction);
   visit("min_lr", options.min_lr);
-  visit("lr_mult", options.lr_mult);
-  visit("consumed_samples", options.consumed_samples);
-  visit("megatron_dataset_flag", options.megatron_dataset_flag);
-  visit("eval_iters", options.eval_iters);
-  visit("eval_interval", options.eval_interval);
-  visit("tensorboard_dir", options.tensorboard_dir);
-  visit("set_all_logging_options", options.set_all_logging_options);
 }
 
 template <class Options, class Visit>

@@ -114,10 +114,8 @@ ParallelismConfig parallelism_config_of(const Json& args) {
   read(args, "cp_backend", given.cp_backend);
   read(args, "sp_backend", given.sp_backend);
   read(args, "cp_comm_strategy", given.cp_comm_strategy);
-  read(args, "enable_async_tp", given.enable_async_tp);
   read(args, "sp_seq_length", given.sp_seq_length);
   read(args, "sp_seq_length_is_variable", given.sp_seq_length_is_variable);
-  read(args, "sp_attn_implementation", given.sp_attn_implementation);
   return given;
 }
 
@@ -153,8 +151,11 @@ Json mesh_of(const Json& input) {
 
 Json run_parallelism_config(const Json& input) {
   const ParallelismConfig given = parallelism_config_of(input.at("args"));
-  const auto found = detail::resolve_parallelism(given, settings_of(input));
+  const Settings settings = settings_of(input);
+  const auto found = detail::resolve_parallelism(given, settings);
   const NamedDimensions mesh(found);
+  // Only the launcher has an option for it.
+  const std::string attention = "parallelism_config_sp_attn_implementation";
 
   Json names = Json::array(), sizes = Json::array();
   for (const Dimension& dimension : mesh.all()) {
@@ -174,10 +175,6 @@ Json run_parallelism_config(const Json& input) {
         {"cp_backend", *found.cp_backend},
         {"sp_size", *found.sp_size},
         {"sp_backend", *found.sp_backend},
-        {"tp_handler",
-         found.enable_async_tp
-             ? Json{{"enable_async_tp", *found.enable_async_tp}}
-             : Json(nullptr)},
         {"cp_handler",
          found.cp_comm_strategy
              ? Json{{"cp_comm_strategy", *found.cp_comm_strategy}}
@@ -188,7 +185,9 @@ Json run_parallelism_config(const Json& input) {
                     {"sp_seq_length_is_variable",
                      *found.sp_seq_length_is_variable},
                     {"sp_attn_implementation",
-                     json_of(found.sp_attn_implementation)}}
+                     settings.is_given(attention)
+                         ? json_of(settings.text(attention))
+                         : Json(nullptr)}}
              : Json(nullptr)}}},
       {"total_size", mesh.size()},
       {"non_data_parallel_size", same_data},

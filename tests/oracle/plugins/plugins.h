@@ -1,8 +1,10 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <accelerate/accelerate.h>
 
@@ -32,6 +34,10 @@ Json run_dynamo(const Json& input);
 Json run_handler(const Json& input);
 Json run_profile(const Json& input);
 
+inline std::string word_of(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
 inline Environment environment_of(const Json& input) {
   Environment environment;
   for (const auto& [name, value] : input.at("env").items())
@@ -42,6 +48,21 @@ inline Environment environment_of(const Json& input) {
 inline Settings settings_of(const Json& input) {
   const std::array sources{
       detail::source_from_environment(environment_of(input))};
+  return detail::resolve(sources);
+}
+
+// The settings with those arguments for which only the launcher has an option,
+// each with its key.
+inline Settings settings_of(
+    const Json& input,
+    std::initializer_list<std::pair<const char*, const char*>> keys) {
+  detail::Source flags{.origin = detail::Origin::flag, .values = {}};
+  for (const auto& [argument, key] : keys) {
+    const Json value = input.at("args").value(argument, Json());
+    if (!value.is_null()) flags.add(key, word_of(value), argument);
+  }
+  const std::array sources{
+      flags, detail::source_from_environment(environment_of(input))};
   return detail::resolve(sources);
 }
 
@@ -60,10 +81,6 @@ void read(const Json& args, const char* name, T& field) {
 template <class T>
 Json json_of(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
-}
-
-inline std::string word_of(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
 // The fields that to_kwargs() keeps: those that differ from their defaults.
