@@ -219,7 +219,8 @@ std::optional<bool> parse_bool(std::string_view text) {
 
 namespace {
 
-// The edit distance, or `enough` if it is not less.
+// The number of single-character edits that turn one string into the other, or
+// `enough` if it is not less.
 std::size_t edit_distance_below(
     std::string_view a,
     std::string_view b,
@@ -244,11 +245,6 @@ std::size_t edit_distance_below(
 }
 
 }  // namespace
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  // More edits are never needed.
-  return edit_distance_below(a, b, a.size() + b.size());
-}
 
 std::optional<std::string> nearest(
     std::string_view name,

@@ -50,9 +50,6 @@ std::optional<double> parse_double(std::string_view text);
 /// any case; nothing for any other string.
 std::optional<bool> parse_bool(std::string_view text);
 
-/// Number of single-character edits that turn one string into the other.
-std::size_t edit_distance(std::string_view a, std::string_view b);
-
 /// The known name closest to `name`; nothing if none is within a third of its
 /// length.
 std::optional<std::string> nearest(
