@@ -3,9 +3,9 @@
 #include <functional>
 #include <memory>
 
-#include "comm/transport/adapters/traffic_counter.h"
 #include "support/run_on_ranks.h"
 #include "support/thread_transport.h"
+#include "support/traffic_counter.h"
 
 namespace accelerate::testing {
 

@@ -1,4 +1,4 @@
-#include "comm/transport/adapters/traffic_counter.h"
+#include "support/traffic_counter.h"
 
 #include <utility>
 
