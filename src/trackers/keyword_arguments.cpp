@@ -16,8 +16,7 @@ KeywordArguments::KeywordArguments(
     std::initializer_list<std::string_view> known)
     : subject_(std::move(subject)), values_(values) {
   for (const NamedValue& each : values_) {
-    if (std::find(known.begin(), known.end(), each.name) != known.end())
-      continue;
+    if (std::ranges::find(known, each.name) != known.end()) continue;
     const std::vector<std::string> names(known.begin(), known.end());
     throw ConfigError(format(
         "[trackers] {} have \"{}\"; there are {}",

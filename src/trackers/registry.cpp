@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -76,7 +74,7 @@ class Choice {
     const auto is_same = [&](const ChosenTracker& each) {
       return each.instance == instance;
     };
-    if (std::none_of(chosen_.begin(), chosen_.end(), is_same))
+    if (std::ranges::none_of(chosen_, is_same))
       chosen_.push_back({instance->name(), instance});
   }
 
@@ -91,7 +89,7 @@ class Choice {
     const auto is_same = [&](const ChosenTracker& each) {
       return each.instance == nullptr && each.name == name;
     };
-    if (std::any_of(chosen_.begin(), chosen_.end(), is_same)) return;
+    if (std::ranges::any_of(chosen_, is_same)) return;
     if (!is_installed_(*known)) {
       if (note_) {
         note_(format(
@@ -131,10 +129,8 @@ std::vector<TrackerClass> tracker_classes() {
   const std::lock_guard lock(all.mutex);
   std::vector<TrackerClass> classes;
   const auto is_overridden = [&](const TrackerClass& own) {
-    return std::any_of(
-        all.classes.begin(), all.classes.end(), [&](const auto& each) {
-          return each.name == own.name;
-        });
+    return std::ranges::any_of(
+        all.classes, [&](const auto& each) { return each.name == own.name; });
   };
   for (const TrackerClass& own : own_classes())
     if (!is_overridden(own)) classes.push_back(own);
@@ -157,10 +153,9 @@ std::vector<ChosenTracker> filter_trackers(
   const auto name_of = [](const LogWith& each) {
     return std::get_if<std::string>(&each);
   };
-  const bool has_all =
-      std::any_of(log_with.begin(), log_with.end(), [&](const LogWith& each) {
-        return name_of(each) && *name_of(each) == kAll;
-      });
+  const bool has_all = std::ranges::any_of(log_with, [&](const LogWith& each) {
+    return name_of(each) && *name_of(each) == kAll;
+  });
   for (const LogWith& each : log_with) {
     if (const std::string* const name = name_of(each)) {
       if (!has_all) choice.add(*name);

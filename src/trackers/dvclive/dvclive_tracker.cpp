@@ -60,12 +60,56 @@ class DvcliveTracker final : public GeneralTracker {
   void log(
       const TrackedValues& values,
       const LogTime& time,
-      const TrackedValues& options) override;
+      const TrackedValues& options) override {
+    const KeywordArguments arguments(
+        "dvclive's log_kwargs", options, {"timestamp", "plot"});
+    DvcliveFiles::MetricOptions metric{
+        .timestamp = std::nullopt,
+        .plot = arguments.flag("plot").value_or(true)};
+    if (arguments.flag("timestamp").value_or(false))
+      metric.timestamp = static_cast<std::int64_t>(time.seconds * 1000);
+    const std::int64_t step = time.step.value_or(next_step_);
+    for (const NamedValue& each : values) {
+      if (each.value.number() || each.value.text()) {
+        files_->add_metric(each.name, each.value, step, metric);
+      } else {
+        warn_once(each.name);
+      }
+    }
+    files_->set_step(step);
+    last_step_ = step;
+    next_step_ = step_after(step);
+  }
   bool log_item(const TrackedItem& item) override {
     return take_item(*this, item);
   }
-  bool take(const TrackedImages& images, const TrackedItem& item);
-  bool take(const TrackedFigure& figure, const TrackedItem& item);
+  bool take(const TrackedImages& images, const TrackedItem& item) {
+    refuse_options(item);
+    const std::string& name = item.name;
+    const std::vector<Pixels> separate = separate_images(images);
+    const std::string step =
+        std::to_string(item.time.step.value_or(next_step_));
+    // DVC shows a directory of images named by number as a slider.
+    for (std::size_t i = 0; i < separate.size(); ++i) {
+      const std::string directory =
+          separate.size() == 1 ? name : name + "/" + std::to_string(i);
+      const bool is_file = separate.size() == 1 && name.ends_with(".png");
+      files_->write_image(
+          is_file ? name : directory + "/" + step + ".png",
+          png_of(separate[i]));
+    }
+    return true;
+  }
+  bool take(const TrackedFigure& figure, const TrackedItem& item) {
+    refuse_options(item);
+    const std::string step =
+        std::to_string(item.time.step.value_or(next_step_));
+    files_->write_image(
+        item.name.ends_with(".svg") ? item.name
+                                    : item.name + "/" + step + ".svg",
+        figure.svg);
+    return true;
+  }
   bool take(const TrackedArtifact& artifact, const TrackedItem&) {
     files_->copy_artifact(artifact.path, artifact.directory);
     return true;
@@ -89,7 +133,13 @@ class DvcliveTracker final : public GeneralTracker {
   void refuse_options(const TrackedItem& item) const {
     KeywordArguments("dvclive's log_kwargs", item.options(name()), {});
   }
-  void warn_once(const std::string& name);
+  void warn_once(const std::string& name) {
+    if (!warn_ || !not_logged_.insert(name).second) return;
+    warn_(format(
+        "[trackers] DVCLive has numbers and strings only; \"{}\" is something "
+        "else, and is not logged",
+        printable(name)));
+  }
 
   DvcliveOptions options_;
   std::function<void(const std::string&)> warn_;
@@ -98,66 +148,6 @@ class DvcliveTracker final : public GeneralTracker {
   std::optional<std::int64_t> last_step_;
   std::set<std::string> not_logged_;
 };
-
-void DvcliveTracker::log(
-    const TrackedValues& values,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(
-      "dvclive's log_kwargs", options, {"timestamp", "plot"});
-  DvcliveFiles::MetricOptions metric{
-      .timestamp = std::nullopt, .plot = arguments.flag("plot").value_or(true)};
-  if (arguments.flag("timestamp").value_or(false))
-    metric.timestamp = static_cast<std::int64_t>(time.seconds * 1000);
-  const std::int64_t step = time.step.value_or(next_step_);
-  for (const NamedValue& each : values) {
-    if (each.value.number() || each.value.text()) {
-      files_->add_metric(each.name, each.value, step, metric);
-    } else {
-      warn_once(each.name);
-    }
-  }
-  files_->set_step(step);
-  last_step_ = step;
-  next_step_ = step_after(step);
-}
-
-void DvcliveTracker::warn_once(const std::string& name) {
-  if (!warn_ || !not_logged_.insert(name).second) return;
-  warn_(format(
-      "[trackers] DVCLive has numbers and strings only; \"{}\" is something "
-      "else, and is not logged",
-      printable(name)));
-}
-
-bool DvcliveTracker::take(
-    const TrackedImages& images,
-    const TrackedItem& item) {
-  refuse_options(item);
-  const std::string& name = item.name;
-  const std::vector<Pixels> separate = separate_images(images);
-  const std::string step = std::to_string(item.time.step.value_or(next_step_));
-  // DVC shows a directory of images named by number as a slider.
-  for (std::size_t i = 0; i < separate.size(); ++i) {
-    const std::string directory =
-        separate.size() == 1 ? name : name + "/" + std::to_string(i);
-    const bool is_file = separate.size() == 1 && name.ends_with(".png");
-    files_->write_image(
-        is_file ? name : directory + "/" + step + ".png", png_of(separate[i]));
-  }
-  return true;
-}
-
-bool DvcliveTracker::take(
-    const TrackedFigure& figure,
-    const TrackedItem& item) {
-  refuse_options(item);
-  const std::string step = std::to_string(item.time.step.value_or(next_step_));
-  files_->write_image(
-      item.name.ends_with(".svg") ? item.name : item.name + "/" + step + ".svg",
-      figure.svg);
-  return true;
-}
 
 /// Warns about arguments that only the Python package can honour.
 void warn_of_what_needs_dvc(

@@ -1,7 +1,6 @@
 #include "trackers/files/database.h"
 
 #include <chrono>
-#include <memory>
 #include <system_error>
 #include <utility>
 

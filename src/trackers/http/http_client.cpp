@@ -1,5 +1,7 @@
 #include "trackers/http/http_client.h"
 
+#include <curl/curl.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 
 #include <algorithm>
@@ -14,11 +16,88 @@
 
 #include "base/files/files.h"
 #include "base/text/text.h"
-#include "trackers/http/curl_library.h"
 
 namespace accelerate::detail {
 
 namespace {
+
+// The functions of libcurl that are used. A shared libcurl is loaded at the
+// first request: it needs two dozen libraries, and loading them all would
+// double the time that the command line tool takes to start.
+struct CurlLibrary {
+  decltype(&curl_easy_init) easy_init;
+  decltype(&curl_easy_cleanup) easy_cleanup;
+  decltype(&curl_easy_reset) easy_reset;
+  decltype(&curl_easy_setopt) easy_setopt;
+  decltype(&curl_easy_perform) easy_perform;
+  decltype(&curl_easy_getinfo) easy_getinfo;
+  decltype(&curl_easy_strerror) easy_strerror;
+  decltype(&curl_slist_append) slist_append;
+  decltype(&curl_slist_free_all) slist_free_all;
+};
+
+#ifdef ACCELERATE_CURL_SONAME
+
+void* opened_libcurl() {
+  void* const library = ::dlopen(ACCELERATE_CURL_SONAME, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw Error(format(
+        "[trackers] requests over HTTP need libcurl, which cannot be loaded: "
+        "{}; install it",
+        std::string_view(::dlerror())));
+  }
+  return library;
+}
+
+template <class Function>
+void find_function(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (function == nullptr) {
+    throw Error(format(
+        "[trackers] {} has no {}; install another version of libcurl",
+        ACCELERATE_CURL_SONAME,
+        name));
+  }
+}
+
+// Never unloaded: its own threads and handlers may outlive any of ours.
+CurlLibrary load_libcurl() {
+  void* const library = opened_libcurl();
+  CurlLibrary curl{};
+  find_function(library, "curl_easy_init", curl.easy_init);
+  find_function(library, "curl_easy_cleanup", curl.easy_cleanup);
+  find_function(library, "curl_easy_reset", curl.easy_reset);
+  find_function(library, "curl_easy_setopt", curl.easy_setopt);
+  find_function(library, "curl_easy_perform", curl.easy_perform);
+  find_function(library, "curl_easy_getinfo", curl.easy_getinfo);
+  find_function(library, "curl_easy_strerror", curl.easy_strerror);
+  find_function(library, "curl_slist_append", curl.slist_append);
+  find_function(library, "curl_slist_free_all", curl.slist_free_all);
+  return curl;
+}
+
+#else
+
+CurlLibrary load_libcurl() {
+  return {
+      &curl_easy_init,
+      &curl_easy_cleanup,
+      &curl_easy_reset,
+      &curl_easy_setopt,
+      &curl_easy_perform,
+      &curl_easy_getinfo,
+      &curl_easy_strerror,
+      &curl_slist_append,
+      &curl_slist_free_all};
+}
+
+#endif
+
+// Throws Error if libcurl cannot be loaded. Thread-safe.
+const CurlLibrary& libcurl() {
+  static const CurlLibrary library = load_libcurl();
+  return library;
+}
 
 // A size that was not given to it ends the request.
 std::size_t

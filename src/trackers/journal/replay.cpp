@@ -5,14 +5,13 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <unordered_map>
 #include <utility>
 #include <variant>
 
 #include "base/text/text.h"
 #include "format/journal/journal_kinds.h"
-#include "trackers/media/png_pixels.h"
+#include "trackers/media/pixels.h"
 
 namespace accelerate::detail {
 

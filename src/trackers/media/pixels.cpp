@@ -7,12 +7,15 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <string_view>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
 
+#define STB_IMAGE_STATIC
+#define STB_IMAGE_IMPLEMENTATION
+#define STBI_ONLY_PNG
+#define STBI_NO_STDIO
 #define STB_IMAGE_WRITE_IMPLEMENTATION
 #define STB_IMAGE_WRITE_STATIC
 #define STBI_WRITE_NO_STDIO
@@ -20,6 +23,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #pragma GCC diagnostic ignored "-Wshadow"
+#include <stb_image.h>
 #include <stb_image_write.h>
 #pragma GCC diagnostic pop
 
@@ -40,7 +44,7 @@ struct ImageStrides {
 bool is_image_layout(std::string_view layout) {
   for (const char letter : layout) {
     if (kDimensionLetters.find(letter) == std::string_view::npos ||
-        std::count(layout.begin(), layout.end(), letter) > 1) {
+        std::ranges::count(layout, letter) > 1) {
       return false;
     }
   }
@@ -184,6 +188,30 @@ std::string png_of(const Pixels& image) {
   return {
       reinterpret_cast<const char*>(file.get()),
       static_cast<std::size_t>(size)};
+}
+
+std::optional<Pixels> pixels_of_png(std::string_view png) {
+  if (png.size() > std::numeric_limits<int>::max()) return std::nullopt;
+  const auto* const bytes = reinterpret_cast<const stbi_uc*>(png.data());
+  const int size = static_cast<int>(png.size());
+  int width = 0;
+  int height = 0;
+  int channels = 0;
+  if (stbi_info_from_memory(bytes, size, &width, &height, &channels) == 0 ||
+      std::int64_t{width} * height > kMostPngPixels) {
+    return std::nullopt;
+  }
+  const std::unique_ptr<stbi_uc, void (*)(void*)> values(
+      stbi_load_from_memory(bytes, size, &width, &height, &channels, 0),
+      stbi_image_free);
+  if (!values) return std::nullopt;
+  const std::size_t num_bytes = static_cast<std::size_t>(width) *
+      static_cast<std::size_t>(height) * static_cast<std::size_t>(channels);
+  return Pixels{
+      height,
+      width,
+      channels,
+      std::string(reinterpret_cast<const char*>(values.get()), num_bytes)};
 }
 
 }  // namespace accelerate::detail

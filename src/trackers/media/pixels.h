@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <accelerate/tracker.h>
@@ -33,5 +35,11 @@ Pixels image_grid(const std::vector<Pixels>& images);
 
 /// The image as a PNG file.
 std::string png_of(const Pixels& image);
+
+/// The image in a PNG file; nothing if it is not a PNG, or has more than
+/// `kMostPngPixels`.
+std::optional<Pixels> pixels_of_png(std::string_view png);
+
+inline constexpr std::int64_t kMostPngPixels = std::int64_t{1} << 26;
 
 }  // namespace accelerate::detail

@@ -126,10 +126,7 @@ class YamlText {
 
   void write_map(TrackedValues values, std::size_t indent) {
     if (dialect_ == YamlDialect::pyyaml) {
-      std::stable_sort(
-          values.begin(), values.end(), [](const auto& one, const auto& other) {
-            return one.name < other.name;
-          });
+      std::ranges::stable_sort(values, {}, &NamedValue::name);
     }
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (i > 0) text_.append(indent, ' ');

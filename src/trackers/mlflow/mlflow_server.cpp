@@ -68,8 +68,37 @@ class MlflowServer final : public MlflowStore {
       : url_(options.base), client_(options) {}
 
   void create_run(const MlflowExperiment& experiment, const MlflowNewRun& run)
-      override;
-  void resume_run(const std::string& run_id, const std::string& name) override;
+      override {
+    try {
+      note_run(post(
+          "runs/create",
+          {{"experiment_id", experiment_id(experiment)},
+           {"user_id", run.user},
+           {"run_name", run.name},
+           {"start_time", run.start_time},
+           {"tags", texts_json(run.tags)}}));
+    } catch (const json::exception&) {
+      throw ConfigError(format(
+          "[trackers] {} does not answer like an MLflow server; correct "
+          "MLFLOW_TRACKING_URI",
+          url_));
+    }
+  }
+  void resume_run(const std::string& run_id, const std::string& name) override {
+    const HttpAnswer found =
+        client_.get("/api/2.0/mlflow/runs/get?run_id=" + url_escaped(run_id));
+    if (found.status == 404) {
+      throw ConfigError(format(
+          "[trackers] there is no MLflow run {} on {}; correct MLFLOW_RUN_ID, "
+          "run_id or MLFLOW_TRACKING_URI",
+          printable(run_id),
+          url_));
+    }
+    note_run(answer_of("runs/get", found));
+    json body = {{"run_id", run_id_}, {"status", "RUNNING"}};
+    if (!name.empty()) body["run_name"] = name;
+    post("runs/update", body);
+  }
   void log_params(std::span<const MlflowText> params) override {
     post(
         "runs/log-batch",
@@ -78,11 +107,35 @@ class MlflowServer final : public MlflowStore {
   void set_tags(std::span<const MlflowText> tags) override {
     post("runs/log-batch", {{"run_id", run_id_}, {"tags", texts_json(tags)}});
   }
-  void log_metrics(std::span<const MlflowMetric> metrics) override;
+  void log_metrics(std::span<const MlflowMetric> metrics) override {
+    json list = json::array();
+    for (const MlflowMetric& each : metrics) {
+      list.push_back(
+          {{"key", each.key},
+           {"value", number_json(each.value)},
+           {"timestamp", each.timestamp},
+           {"step", each.step}});
+    }
+    post("runs/log-batch", {{"run_id", run_id_}, {"metrics", std::move(list)}});
+  }
   void write_artifact(const std::string& path, std::string_view contents)
-      override;
+      override {
+    const std::string proxy = proxy_path(path);
+    if (proxy.empty()) {
+      write_run_file(mlflow_artifact_path(artifact_uri_, path), contents);
+    } else {
+      (void)answer_of("an artifact", client_.put(proxy, std::string(contents)));
+    }
+  }
   void copy_artifact(const std::string& path, const std::filesystem::path& file)
-      override;
+      override {
+    const std::string proxy = proxy_path(path);
+    if (proxy.empty()) {
+      copy_run_file(file, mlflow_artifact_path(artifact_uri_, path));
+    } else {
+      (void)answer_of("an artifact", client_.put_file(proxy, file.string()));
+    }
+  }
   void end_run(std::int64_t end_time) override {
     post(
         "runs/update",
@@ -91,161 +144,79 @@ class MlflowServer final : public MlflowStore {
   [[nodiscard]] const std::string& run_id() const override { return run_id_; }
 
  private:
-  json post(const std::string& what, const json& body);
-  json answer_of(const std::string& what, const HttpAnswer& answer) const;
-  std::string experiment_id(const MlflowExperiment& experiment);
-  [[nodiscard]] std::string proxy_path(const std::string& path) const;
-  void note_run(const json& answer);
+  json post(const std::string& what, const json& body) {
+    return answer_of(
+        what,
+        client_.post_json(
+            "/api/2.0/mlflow/" + what,
+            body.dump(-1, ' ', true, json::error_handler_t::replace)));
+  }
+  json answer_of(const std::string& what, const HttpAnswer& answer) const {
+    json body = json::parse(answer.body, nullptr, false);
+    // A stored artifact is answered with an empty body.
+    if (answer.status == 200 && answer.body.empty()) return json::object();
+    if (answer.status == 200 && body.is_object()) return body;
+    const std::string said = body.is_object() && body.contains("message")
+        ? body["message"].dump()
+        : answer.body;
+    throw Error(format(
+        "[trackers] the MLflow server {} answered {} with status {}: {}",
+        url_,
+        what,
+        answer.status,
+        printable(said)));
+  }
+  std::string experiment_id(const MlflowExperiment& experiment) {
+    const HttpAnswer found = client_.get(
+        "/api/2.0/mlflow/experiments/get-by-name?experiment_name=" +
+        url_escaped(experiment.name));
+    if (found.status != 404) {
+      const json known = answer_of("experiments/get-by-name", found);
+      const json& about = known.at("experiment");
+      if (about.value("lifecycle_stage", "active") == "deleted") {
+        throw ConfigError(format(
+            "[trackers] MLflow's experiment \"{}\" was deleted; restore it "
+            "(mlflow experiments restore), or choose another name",
+            printable(experiment.name)));
+      }
+      return about.at("experiment_id").get<std::string>();
+    }
+    json body = {
+        {"name", experiment.name}, {"tags", texts_json(experiment.tags)}};
+    if (!experiment.artifact_location.empty())
+      body["artifact_location"] = experiment.artifact_location;
+    return post("experiments/create", body)
+        .at("experiment_id")
+        .get<std::string>();
+  }
+  /// Where the server accepts an artifact; empty if artifacts are stored
+  /// elsewhere.
+  [[nodiscard]] std::string proxy_path(const std::string& path) const {
+    constexpr std::string_view kScheme = "mlflow-artifacts:/";
+    if (!artifact_uri_.starts_with(kScheme)) return "";
+    std::string_view below(artifact_uri_);
+    below.remove_prefix(kScheme.size());
+    if (below.starts_with('/')) {
+      // mlflow-artifacts://HOST/PATH
+      below.remove_prefix(1);
+      const std::size_t slash = below.find('/');
+      below.remove_prefix(
+          slash == std::string_view::npos ? below.size() : slash + 1);
+    }
+    const auto whole = path_below(std::filesystem::path(below), path);
+    return "/api/2.0/mlflow-artifacts/artifacts/" + url_escaped(whole.string());
+  }
+  void note_run(const json& answer) {
+    const json& info = answer.at("run").at("info");
+    run_id_ = info.at("run_id").get<std::string>();
+    artifact_uri_ = info.value("artifact_uri", "");
+  }
 
   std::string url_;
   HttpClient client_;
   std::string run_id_;
   std::string artifact_uri_;
 };
-
-json MlflowServer::answer_of(const std::string& what, const HttpAnswer& answer)
-    const {
-  json body = json::parse(answer.body, nullptr, false);
-  // A stored artifact is answered with an empty body.
-  if (answer.status == 200 && answer.body.empty()) return json::object();
-  if (answer.status == 200 && body.is_object()) return body;
-  const std::string said = body.is_object() && body.contains("message")
-      ? body["message"].dump()
-      : answer.body;
-  throw Error(format(
-      "[trackers] the MLflow server {} answered {} with status {}: {}",
-      url_,
-      what,
-      answer.status,
-      printable(said)));
-}
-
-json MlflowServer::post(const std::string& what, const json& body) {
-  return answer_of(
-      what,
-      client_.post_json(
-          "/api/2.0/mlflow/" + what,
-          body.dump(-1, ' ', true, json::error_handler_t::replace)));
-}
-
-std::string MlflowServer::experiment_id(const MlflowExperiment& experiment) {
-  const HttpAnswer found = client_.get(
-      "/api/2.0/mlflow/experiments/get-by-name?experiment_name=" +
-      url_escaped(experiment.name));
-  if (found.status != 404) {
-    const json known = answer_of("experiments/get-by-name", found);
-    const json& about = known.at("experiment");
-    if (about.value("lifecycle_stage", "active") == "deleted") {
-      throw ConfigError(format(
-          "[trackers] MLflow's experiment \"{}\" was deleted; restore it "
-          "(mlflow experiments restore), or choose another name",
-          printable(experiment.name)));
-    }
-    return about.at("experiment_id").get<std::string>();
-  }
-  json body = {
-      {"name", experiment.name}, {"tags", texts_json(experiment.tags)}};
-  if (!experiment.artifact_location.empty())
-    body["artifact_location"] = experiment.artifact_location;
-  return post("experiments/create", body)
-      .at("experiment_id")
-      .get<std::string>();
-}
-
-void MlflowServer::note_run(const json& answer) {
-  const json& info = answer.at("run").at("info");
-  run_id_ = info.at("run_id").get<std::string>();
-  artifact_uri_ = info.value("artifact_uri", "");
-}
-
-void MlflowServer::create_run(
-    const MlflowExperiment& experiment,
-    const MlflowNewRun& run) {
-  try {
-    note_run(post(
-        "runs/create",
-        {{"experiment_id", experiment_id(experiment)},
-         {"user_id", run.user},
-         {"run_name", run.name},
-         {"start_time", run.start_time},
-         {"tags", texts_json(run.tags)}}));
-  } catch (const json::exception&) {
-    throw ConfigError(format(
-        "[trackers] {} does not answer like an MLflow server; correct "
-        "MLFLOW_TRACKING_URI",
-        url_));
-  }
-}
-
-void MlflowServer::resume_run(
-    const std::string& run_id,
-    const std::string& name) {
-  const HttpAnswer found =
-      client_.get("/api/2.0/mlflow/runs/get?run_id=" + url_escaped(run_id));
-  if (found.status == 404) {
-    throw ConfigError(format(
-        "[trackers] there is no MLflow run {} on {}; correct MLFLOW_RUN_ID, "
-        "run_id or MLFLOW_TRACKING_URI",
-        printable(run_id),
-        url_));
-  }
-  note_run(answer_of("runs/get", found));
-  json body = {{"run_id", run_id_}, {"status", "RUNNING"}};
-  if (!name.empty()) body["run_name"] = name;
-  post("runs/update", body);
-}
-
-void MlflowServer::log_metrics(std::span<const MlflowMetric> metrics) {
-  json list = json::array();
-  for (const MlflowMetric& each : metrics) {
-    list.push_back(
-        {{"key", each.key},
-         {"value", number_json(each.value)},
-         {"timestamp", each.timestamp},
-         {"step", each.step}});
-  }
-  post("runs/log-batch", {{"run_id", run_id_}, {"metrics", std::move(list)}});
-}
-
-/// Where the server accepts an artifact; empty if artifacts are stored
-/// elsewhere.
-std::string MlflowServer::proxy_path(const std::string& path) const {
-  constexpr std::string_view kScheme = "mlflow-artifacts:/";
-  if (!artifact_uri_.starts_with(kScheme)) return "";
-  std::string_view below(artifact_uri_);
-  below.remove_prefix(kScheme.size());
-  if (below.starts_with('/')) {
-    // mlflow-artifacts://HOST/PATH
-    below.remove_prefix(1);
-    const std::size_t slash = below.find('/');
-    below.remove_prefix(
-        slash == std::string_view::npos ? below.size() : slash + 1);
-  }
-  const auto whole = path_below(std::filesystem::path(below), path);
-  return "/api/2.0/mlflow-artifacts/artifacts/" + url_escaped(whole.string());
-}
-
-void MlflowServer::write_artifact(
-    const std::string& path,
-    std::string_view contents) {
-  const std::string proxy = proxy_path(path);
-  if (proxy.empty()) {
-    write_run_file(mlflow_artifact_path(artifact_uri_, path), contents);
-  } else {
-    (void)answer_of("an artifact", client_.put(proxy, std::string(contents)));
-  }
-}
-
-void MlflowServer::copy_artifact(
-    const std::string& path,
-    const std::filesystem::path& file) {
-  const std::string proxy = proxy_path(path);
-  if (proxy.empty()) {
-    copy_run_file(file, mlflow_artifact_path(artifact_uri_, path));
-  } else {
-    (void)answer_of("an artifact", client_.put_file(proxy, file.string()));
-  }
-}
 
 }  // namespace
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <system_error>
 
 #include <accelerate/error.h>
@@ -98,6 +98,12 @@ std::string absolute_artifact_location(const std::string& location) {
   return scheme_of(location).empty() ? uri_of_path(location) : location;
 }
 
+std::int64_t now_in_milliseconds() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
 fs::path mlflow_artifact_path(
     const std::string& artifact_uri,
     const std::string& path) {
@@ -159,7 +165,7 @@ std::string complaint_about_mlflow_key(std::string_view key) {
         printable(key),
         key.size());
   }
-  if (!is_utf8(key) || !std::all_of(key.begin(), key.end(), is_key_letter)) {
+  if (!is_utf8(key) || !std::ranges::all_of(key, is_key_letter)) {
     return format(
         "MLflow's names consist of letters, digits, spaces and / _ . - :, "
         "unlike \"{}\", which is not logged",
@@ -180,7 +186,7 @@ std::string complaint_about_mlflow_key(std::string_view key) {
 
 std::size_t num_characters(std::string_view text) {
   return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), begins_character));
+      std::ranges::count_if(text, begins_character));
 }
 
 std::string first_characters(std::string_view text, std::size_t most) {

@@ -108,6 +108,8 @@ std::unique_ptr<MlflowStore> open_mlflow_store(
     const std::shared_ptr<const TrackerPatience>& patience);
 
 // Shared by the stores.
+/// Now, in milliseconds since 1970.
+std::int64_t now_in_milliseconds();
 /// Where an artifact is if the run's artifact URI is a path or a file: URI.
 /// Throws Error for other URIs, and for a path that is not below it.
 std::filesystem::path mlflow_artifact_path(

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <any>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -54,12 +53,6 @@ std::int64_t milliseconds(double seconds) {
   return static_cast<std::int64_t>(seconds * 1000);
 }
 
-std::int64_t now_in_milliseconds() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 class MlflowTracker final : public GeneralTracker {
  public:
   MlflowTracker(
@@ -69,20 +62,177 @@ class MlflowTracker final : public GeneralTracker {
 
   [[nodiscard]] std::string name() const override { return "mlflow"; }
 
-  void start() override;
-  void store_init_configuration(const TrackedValues& values) override;
+  void start() override {
+    store_ = open_mlflow_store(
+        options_.tracking_uri, options_.environment, options_.patience);
+    if (options_.run_id.empty()) {
+      std::error_code problem;
+      const fs::path program = fs::read_symlink("/proc/self/exe", problem);
+      MlflowNewRun run{
+          .name = options_.run_name,
+          .user = options_.user,
+          .start_time = milliseconds(options_.begin),
+          .tags = options_.tags};
+      if (run.name.empty()) run.name = "run-" + random_token().substr(0, 8);
+      run.tags.push_back({"mlflow.user", options_.user});
+      run.tags.push_back({"mlflow.source.name", program.string()});
+      run.tags.push_back({"mlflow.source.type", "LOCAL"});
+      run.tags.push_back({"mlflow.runName", run.name});
+      store_->create_run(options_.experiment, run);
+    } else {
+      store_->resume_run(options_.run_id, options_.run_name);
+      if (!options_.run_name.empty())
+        options_.tags.push_back({"mlflow.runName", options_.run_name});
+      set_tags();
+    }
+    run_id_ = store_->run_id();
+  }
+  void store_init_configuration(const TrackedValues& values) override {
+    std::vector<MlflowText> params;
+    for (const NamedValue& each : values) {
+      std::string text = each.value.str();
+      if (num_characters(text) > kMostMlflowParamCharacters) {
+        warn_once(
+            each.name,
+            format(
+                "MLflow's parameters have at most {} characters; \"{}\" has "
+                "{}, and is not logged",
+                kMostMlflowParamCharacters,
+                printable(each.name),
+                num_characters(text)));
+      } else if (const std::string why = complaint_about_mlflow_key(each.name);
+                 !why.empty()) {
+        warn_once(each.name, why);
+      } else {
+        params.push_back({each.name, std::move(text)});
+      }
+    }
+    for (std::size_t i = 0; i < params.size(); i += kMostMlflowTexts) {
+      store_->log_params(std::span<const MlflowText>(params).subspan(
+          i, std::min(kMostMlflowTexts, params.size() - i)));
+    }
+  }
   void log(
       const TrackedValues& values,
       const LogTime& time,
-      const TrackedValues& options) override;
+      const TrackedValues& options) override {
+    const KeywordArguments arguments("mlflow's log_kwargs", options, {});
+    for (const NamedValue& each : values) {
+      const auto number = each.value.number();
+      if (!number) {
+        warn_once(
+            each.name,
+            format(
+                "MLflow's metrics are numbers; \"{}\" is something else, and "
+                "is not logged",
+                printable(each.name)));
+        continue;
+      }
+      if (const std::string why = complaint_about_mlflow_key(each.name);
+          !why.empty()) {
+        warn_once(each.name, why);
+        continue;
+      }
+      waiting_.push_back(
+          {.key = each.name,
+           .value = *number,
+           .timestamp = milliseconds(time.seconds),
+           .step = time.step.value_or(0)});
+    }
+    if (waiting_.size() >= kMostMlflowMetrics) flush();
+  }
   bool log_item(const TrackedItem& item) override {
     return take_item(*this, item);
   }
-  bool take(const TrackedImages& images, const TrackedItem& item);
-  bool take(const TrackedTable& table, const TrackedItem& item);
-  bool take(const TrackedFigure& figure, const TrackedItem& item);
-  bool take(const TrackedArtifact& artifact, const TrackedItem&);
-  void flush() override;
+  bool take(const TrackedImages& images, const TrackedItem& item) {
+    refuse_options(item);
+    const std::vector<Pixels> separate = separate_images(images);
+    const std::string step = std::to_string(item.time.step.value_or(0));
+    for (std::size_t i = 0; i < separate.size(); ++i) {
+      const std::string number =
+          separate.size() == 1 ? "" : "_" + std::to_string(i);
+      store_->write_artifact(
+          "images/" + item.name + "/" + step + number + ".png",
+          png_of(separate[i]));
+    }
+    return true;
+  }
+  bool take(const TrackedTable& table, const TrackedItem& item) {
+    refuse_options(item);
+    nlohmann::json rows = nlohmann::json::array();
+    for (const auto& row : table.rows) {
+      nlohmann::json cells = nlohmann::json::array();
+      for (const TrackedValue& each : row) {
+        if (each.is_none()) {
+          cells.push_back(nullptr);
+        } else if (const auto number = each.number()) {
+          cells.push_back(*number);
+        } else {
+          cells.push_back(each.str());
+        }
+      }
+      rows.push_back(std::move(cells));
+    }
+    const nlohmann::json content = {{"columns", table.columns}, {"data", rows}};
+    store_->write_artifact(
+        item.name.ends_with(".json") ? item.name : item.name + ".json",
+        content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    return true;
+  }
+  bool take(const TrackedFigure& figure, const TrackedItem& item) {
+    refuse_options(item);
+    store_->write_artifact(
+        item.name.ends_with(".svg") ? item.name : item.name + ".svg",
+        figure.svg);
+    return true;
+  }
+  bool take(const TrackedArtifact& artifact, const TrackedItem&) {
+    const auto& [path, directory] = artifact;
+    const fs::path source = fs::path(path) / "";
+    const std::string below = directory.empty() ? "" : directory + "/";
+    if (!fs::is_directory(path)) {
+      store_->copy_artifact(below + fs::path(path).filename().string(), path);
+      return true;
+    }
+    // A directory is added under its name.
+    const fs::path base = source.lexically_normal().parent_path().parent_path();
+    for (const auto& each : fs::recursive_directory_iterator(source)) {
+      if (!each.is_regular_file()) continue;
+      const fs::path name = each.path().lexically_normal().lexically_relative(
+          base.empty() ? fs::path(".") : base);
+      store_->copy_artifact(
+          below + name.lexically_normal().string(), each.path());
+    }
+    return true;
+  }
+  void flush() override {
+    std::size_t num_done = 0;
+    try {
+      while (num_done < waiting_.size()) {
+        const auto batch = std::span<const MlflowMetric>(waiting_).subspan(
+            num_done, std::min(kMostMlflowMetrics, waiting_.size() - num_done));
+        store_->log_metrics(batch);
+        num_done += batch.size();
+      }
+    } catch (...) {
+      const std::size_t num_left = waiting_.size() - num_done;
+      if (num_left > kMostWaitingMetrics) {
+        warn_once(
+            "",
+            format(
+                "MLflow's store fails for long, so that values are lost: more "
+                "than {} wait",
+                kMostWaitingMetrics));
+        num_done = waiting_.size() - kMostWaitingMetrics;
+      }
+      waiting_.erase(
+          waiting_.begin(),
+          waiting_.begin() + static_cast<std::ptrdiff_t>(num_done));
+      throw;
+    }
+    waiting_.clear();
+    store_->flush();
+  }
   void finish() override {
     flush();
     store_->end_run(now_in_milliseconds());
@@ -95,8 +245,15 @@ class MlflowTracker final : public GeneralTracker {
   void refuse_options(const TrackedItem& item) const {
     KeywordArguments("mlflow's log_kwargs", item.options(name()), {});
   }
-  void set_tags();
-  void warn_once(const std::string& name, const std::string& text);
+  void set_tags() {
+    const std::span<const MlflowText> tags(options_.tags);
+    for (std::size_t i = 0; i < tags.size(); i += kMostMlflowTexts)
+      store_->set_tags(
+          tags.subspan(i, std::min(kMostMlflowTexts, tags.size() - i)));
+  }
+  void warn_once(const std::string& name, const std::string& text) {
+    if (warn_ && warned_.insert(name).second) warn_("[trackers] " + text);
+  }
 
   MlflowOptions options_;
   std::function<void(const std::string&)> warn_;
@@ -105,194 +262,6 @@ class MlflowTracker final : public GeneralTracker {
   std::vector<MlflowMetric> waiting_;
   std::set<std::string> warned_;
 };
-
-void MlflowTracker::warn_once(
-    const std::string& name,
-    const std::string& text) {
-  if (warn_ && warned_.insert(name).second) warn_("[trackers] " + text);
-}
-
-void MlflowTracker::start() {
-  store_ = open_mlflow_store(
-      options_.tracking_uri, options_.environment, options_.patience);
-  if (options_.run_id.empty()) {
-    std::error_code problem;
-    const fs::path program = fs::read_symlink("/proc/self/exe", problem);
-    MlflowNewRun run{
-        .name = options_.run_name,
-        .user = options_.user,
-        .start_time = milliseconds(options_.begin),
-        .tags = options_.tags};
-    if (run.name.empty()) run.name = "run-" + random_token().substr(0, 8);
-    run.tags.push_back({"mlflow.user", options_.user});
-    run.tags.push_back({"mlflow.source.name", program.string()});
-    run.tags.push_back({"mlflow.source.type", "LOCAL"});
-    run.tags.push_back({"mlflow.runName", run.name});
-    store_->create_run(options_.experiment, run);
-  } else {
-    store_->resume_run(options_.run_id, options_.run_name);
-    if (!options_.run_name.empty())
-      options_.tags.push_back({"mlflow.runName", options_.run_name});
-    set_tags();
-  }
-  run_id_ = store_->run_id();
-}
-
-void MlflowTracker::set_tags() {
-  const std::span<const MlflowText> tags(options_.tags);
-  for (std::size_t i = 0; i < tags.size(); i += kMostMlflowTexts)
-    store_->set_tags(
-        tags.subspan(i, std::min(kMostMlflowTexts, tags.size() - i)));
-}
-
-void MlflowTracker::store_init_configuration(const TrackedValues& values) {
-  std::vector<MlflowText> params;
-  for (const NamedValue& each : values) {
-    std::string text = each.value.str();
-    if (num_characters(text) > kMostMlflowParamCharacters) {
-      warn_once(
-          each.name,
-          format(
-              "MLflow's parameters have at most {} characters; \"{}\" has {}, "
-              "and is not logged",
-              kMostMlflowParamCharacters,
-              printable(each.name),
-              num_characters(text)));
-    } else if (const std::string why = complaint_about_mlflow_key(each.name);
-               !why.empty()) {
-      warn_once(each.name, why);
-    } else {
-      params.push_back({each.name, std::move(text)});
-    }
-  }
-  for (std::size_t i = 0; i < params.size(); i += kMostMlflowTexts) {
-    store_->log_params(std::span<const MlflowText>(params).subspan(
-        i, std::min(kMostMlflowTexts, params.size() - i)));
-  }
-}
-
-void MlflowTracker::log(
-    const TrackedValues& values,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments("mlflow's log_kwargs", options, {});
-  for (const NamedValue& each : values) {
-    const auto number = each.value.number();
-    if (!number) {
-      warn_once(
-          each.name,
-          format(
-              "MLflow's metrics are numbers; \"{}\" is something else, and is "
-              "not logged",
-              printable(each.name)));
-      continue;
-    }
-    if (const std::string why = complaint_about_mlflow_key(each.name);
-        !why.empty()) {
-      warn_once(each.name, why);
-      continue;
-    }
-    waiting_.push_back(
-        {.key = each.name,
-         .value = *number,
-         .timestamp = milliseconds(time.seconds),
-         .step = time.step.value_or(0)});
-  }
-  if (waiting_.size() >= kMostMlflowMetrics) flush();
-}
-
-void MlflowTracker::flush() {
-  std::size_t num_done = 0;
-  try {
-    while (num_done < waiting_.size()) {
-      const auto batch = std::span<const MlflowMetric>(waiting_).subspan(
-          num_done, std::min(kMostMlflowMetrics, waiting_.size() - num_done));
-      store_->log_metrics(batch);
-      num_done += batch.size();
-    }
-  } catch (...) {
-    const std::size_t num_left = waiting_.size() - num_done;
-    if (num_left > kMostWaitingMetrics) {
-      warn_once(
-          "",
-          format(
-              "MLflow's store fails for long, so that values are lost: more "
-              "than {} wait",
-              kMostWaitingMetrics));
-      num_done = waiting_.size() - kMostWaitingMetrics;
-    }
-    waiting_.erase(
-        waiting_.begin(),
-        waiting_.begin() + static_cast<std::ptrdiff_t>(num_done));
-    throw;
-  }
-  waiting_.clear();
-  store_->flush();
-}
-
-bool MlflowTracker::take(const TrackedImages& images, const TrackedItem& item) {
-  refuse_options(item);
-  const std::vector<Pixels> separate = separate_images(images);
-  const std::string step = std::to_string(item.time.step.value_or(0));
-  for (std::size_t i = 0; i < separate.size(); ++i) {
-    const std::string number =
-        separate.size() == 1 ? "" : "_" + std::to_string(i);
-    store_->write_artifact(
-        "images/" + item.name + "/" + step + number + ".png",
-        png_of(separate[i]));
-  }
-  return true;
-}
-
-bool MlflowTracker::take(const TrackedTable& table, const TrackedItem& item) {
-  refuse_options(item);
-  nlohmann::json rows = nlohmann::json::array();
-  for (const auto& row : table.rows) {
-    nlohmann::json cells = nlohmann::json::array();
-    for (const TrackedValue& each : row) {
-      if (each.is_none()) {
-        cells.push_back(nullptr);
-      } else if (const auto number = each.number()) {
-        cells.push_back(*number);
-      } else {
-        cells.push_back(each.str());
-      }
-    }
-    rows.push_back(std::move(cells));
-  }
-  const nlohmann::json content = {{"columns", table.columns}, {"data", rows}};
-  store_->write_artifact(
-      item.name.ends_with(".json") ? item.name : item.name + ".json",
-      content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  return true;
-}
-
-bool MlflowTracker::take(const TrackedFigure& figure, const TrackedItem& item) {
-  refuse_options(item);
-  store_->write_artifact(
-      item.name.ends_with(".svg") ? item.name : item.name + ".svg", figure.svg);
-  return true;
-}
-
-bool MlflowTracker::take(const TrackedArtifact& artifact, const TrackedItem&) {
-  const auto& [path, directory] = artifact;
-  const fs::path source = fs::path(path) / "";
-  const std::string below = directory.empty() ? "" : directory + "/";
-  if (!fs::is_directory(path)) {
-    store_->copy_artifact(below + fs::path(path).filename().string(), path);
-    return true;
-  }
-  // A directory is added under its name.
-  const fs::path base = source.lexically_normal().parent_path().parent_path();
-  for (const auto& each : fs::recursive_directory_iterator(source)) {
-    if (!each.is_regular_file()) continue;
-    const fs::path name = each.path().lexically_normal().lexically_relative(
-        base.empty() ? fs::path(".") : base);
-    store_->copy_artifact(
-        below + name.lexically_normal().string(), each.path());
-  }
-  return true;
-}
 
 std::string user_of(const Environment& environment) {
   for (const char* const name :

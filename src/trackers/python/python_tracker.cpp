@@ -1,9 +1,7 @@
 #include "trackers/python/python_tracker.h"
 
 #include <any>
-#include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -85,7 +83,15 @@ class PythonTracker final : public GeneralTracker {
     return facts_.main_process_only;
   }
 
-  void start() override;
+  void start() override {
+    process_ = std::make_unique<TrackerProcess>(options_);
+    try {
+      ask("start", start_);
+    } catch (...) {
+      process_.reset();
+      throw;
+    }
+  }
   void store_init_configuration(const TrackedValues& values) override {
     ask("config", {{"values", values}});
   }
@@ -99,9 +105,28 @@ class PythonTracker final : public GeneralTracker {
   bool log_item(const TrackedItem& item) override {
     return take_item(*this, item);
   }
-  bool take(const TrackedImages& images, const TrackedItem& item);
-  bool take(const TrackedTable& table, const TrackedItem& item);
-  bool take(const TrackedHistogram& histogram, const TrackedItem& item);
+  bool take(const TrackedImages& images, const TrackedItem& item) {
+    const TrackedValues content = {
+        {"shape", TrackedValue::List(images.shape.begin(), images.shape.end())},
+        {"layout", images.layout},
+        {"dtype", images.is_float ? "float32" : "uint8"},
+        {"values", base64(images.values)}};
+    return ask_to_log("images", item, {{"images", content}});
+  }
+  bool take(const TrackedTable& table, const TrackedItem& item) {
+    return ask_to_log(
+        "table",
+        item,
+        {{"columns",
+          TrackedValue::List(table.columns.begin(), table.columns.end())},
+         {"rows", TrackedValue::List(table.rows.begin(), table.rows.end())}});
+  }
+  bool take(const TrackedHistogram& histogram, const TrackedItem& item) {
+    const TrackedValues content = {
+        {"edges", numbers(histogram.edges)},
+        {"counts", numbers(histogram.counts)}};
+    return ask_to_log("histogram", item, {{"histogram", content}});
+  }
   bool take(const TrackedFigure& figure, const TrackedItem& item) {
     return ask_to_log("figure", item, {{"svg", figure.svg}});
   }
@@ -121,104 +146,58 @@ class PythonTracker final : public GeneralTracker {
   }
 
  private:
-  bool ask(std::string_view what, TrackedValues arguments);
+  /// Whether the package supports the call. Once the process is gone, calls are
+  /// ignored: its end has been reported.
+  bool ask(std::string_view what, TrackedValues arguments) {
+    if (!process_ || !process_->is_running()) return true;
+    arguments.insert(arguments.begin(), {"do", what});
+    const std::string line = python_json(arguments);
+    const nlohmann::json answer = nlohmann::json::parse(
+        what == kFinish ? process_->ask_last(line) : process_->ask(line),
+        nullptr,
+        false);
+    if (!answer.is_object()) {
+      throw Error(format(
+          "[trackers] {} answered with something else than JSON", facts_.name));
+    }
+    if (const auto missing = answer.find("missing"); missing != answer.end())
+      refuse_missing(text_of(*missing));
+    if (const auto error = answer.find("error"); error != answer.end()) {
+      throw Error(format(
+          "[trackers] {} failed ({}): {}",
+          facts_.name,
+          what,
+          printable_lines(text_of(*error))));
+    }
+    const auto ok = answer.find("ok");
+    return ok == answer.end() || !ok->is_boolean() || ok->get<bool>();
+  }
   bool ask_to_log(
       std::string_view what,
       const TrackedItem& item,
-      TrackedValues arguments);
-  [[noreturn]] void refuse_missing(const std::string& package) const;
+      TrackedValues arguments) {
+    arguments.insert(arguments.begin(), {"name", item.name});
+    arguments.push_back({"step", step_of(item.time)});
+    arguments.push_back({"options", item.options(name())});
+    return ask(what, std::move(arguments));
+  }
+  [[noreturn]] void refuse_missing(const std::string& package) const {
+    throw ConfigError(format(
+        "[trackers] {} needs the Python package {}: {} has none (pip install "
+        "{}), or name another interpreter with \"python\" in its init_kwargs "
+        "or with ACCELERATE_PYTHON{}",
+        facts_.name,
+        package,
+        options_.python,
+        package,
+        facts_.otherwise));
+  }
 
   PackageFacts facts_;
   TrackedValues start_;
   TrackerProcessOptions options_;
   std::unique_ptr<TrackerProcess> process_;
 };
-
-void PythonTracker::start() {
-  process_ = std::make_unique<TrackerProcess>(options_);
-  try {
-    ask("start", start_);
-  } catch (...) {
-    process_.reset();
-    throw;
-  }
-}
-
-/// Whether the package supports the call. Once the process is gone, calls are
-/// ignored: its end has been reported.
-bool PythonTracker::ask(std::string_view what, TrackedValues arguments) {
-  if (!process_ || !process_->is_running()) return true;
-  arguments.insert(arguments.begin(), {"do", what});
-  const std::string line = python_json(arguments);
-  const nlohmann::json answer = nlohmann::json::parse(
-      what == kFinish ? process_->ask_last(line) : process_->ask(line),
-      nullptr,
-      false);
-  if (!answer.is_object()) {
-    throw Error(format(
-        "[trackers] {} answered with something else than JSON", facts_.name));
-  }
-  if (const auto missing = answer.find("missing"); missing != answer.end())
-    refuse_missing(text_of(*missing));
-  if (const auto error = answer.find("error"); error != answer.end()) {
-    throw Error(format(
-        "[trackers] {} failed ({}): {}",
-        facts_.name,
-        what,
-        printable_lines(text_of(*error))));
-  }
-  const auto ok = answer.find("ok");
-  return ok == answer.end() || !ok->is_boolean() || ok->get<bool>();
-}
-
-void PythonTracker::refuse_missing(const std::string& package) const {
-  throw ConfigError(format(
-      "[trackers] {} needs the Python package {}: {} has none (pip install "
-      "{}), or name another interpreter with \"python\" in its init_kwargs or "
-      "with ACCELERATE_PYTHON{}",
-      facts_.name,
-      package,
-      options_.python,
-      package,
-      facts_.otherwise));
-}
-
-bool PythonTracker::ask_to_log(
-    std::string_view what,
-    const TrackedItem& item,
-    TrackedValues arguments) {
-  arguments.insert(arguments.begin(), {"name", item.name});
-  arguments.push_back({"step", step_of(item.time)});
-  arguments.push_back({"options", item.options(name())});
-  return ask(what, std::move(arguments));
-}
-
-bool PythonTracker::take(const TrackedImages& images, const TrackedItem& item) {
-  const TrackedValues content = {
-      {"shape", TrackedValue::List(images.shape.begin(), images.shape.end())},
-      {"layout", images.layout},
-      {"dtype", images.is_float ? "float32" : "uint8"},
-      {"values", base64(images.values)}};
-  return ask_to_log("images", item, {{"images", content}});
-}
-
-bool PythonTracker::take(const TrackedTable& table, const TrackedItem& item) {
-  return ask_to_log(
-      "table",
-      item,
-      {{"columns",
-        TrackedValue::List(table.columns.begin(), table.columns.end())},
-       {"rows", TrackedValue::List(table.rows.begin(), table.rows.end())}});
-}
-
-bool PythonTracker::take(
-    const TrackedHistogram& histogram,
-    const TrackedItem& item) {
-  const TrackedValues content = {
-      {"edges", numbers(histogram.edges)},
-      {"counts", numbers(histogram.counts)}};
-  return ask_to_log("histogram", item, {{"histogram", content}});
-}
 
 }  // namespace
 

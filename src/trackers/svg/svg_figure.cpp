@@ -145,7 +145,7 @@ class Drawing {
     if (series.kind != SvgSeries::Kind::bar) return 0;
     std::vector<double> x = series.x;
     std::erase_if(x, [](double value) { return !std::isfinite(value); });
-    std::sort(x.begin(), x.end());
+    std::ranges::sort(x);
     double least = 0;
     for (std::size_t i = 1; i < x.size(); ++i) {
       const double distance = x[i] - x[i - 1];

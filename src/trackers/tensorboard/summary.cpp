@@ -1,7 +1,6 @@
 #include "trackers/tensorboard/summary.h"
 
 #include <cstdint>
-#include <string_view>
 #include <utility>
 #include <vector>
 

@@ -29,6 +29,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kTensorBoardLogKwargs = "tensorboard's log_kwargs";
 
+LogTime with_walltime(LogTime time, const KeywordArguments& arguments) {
+  time.seconds = arguments.number("walltime").value_or(time.seconds);
+  return time;
+}
+
 // Writes what torch.utils.tensorboard's SummaryWriter writes.
 class TensorBoardTracker final : public GeneralTracker {
  public:
@@ -47,15 +52,68 @@ class TensorBoardTracker final : public GeneralTracker {
     options_.purge_step.reset();
   }
 
-  void store_init_configuration(const TrackedValues& values) override;
+  void store_init_configuration(const TrackedValues& values) override {
+    const auto summaries = hparams_summaries(values, options_.begin);
+    const fs::path session = directory_ / TrackedValue(options_.begin).str();
+    EventFile file(session, options_);
+    for (const std::string& summary : summaries)
+      file.add(summary, options_.begin, std::nullopt);
+    file.flush();
+    replace_file(session / "hparams.yml", yaml_text(values));
+  }
   void log(
       const TrackedValues& values,
-      const LogTime& time,
-      const TrackedValues& options) override;
+      const LogTime& log_time,
+      const TrackedValues& options) override {
+    const KeywordArguments arguments(
+        kTensorBoardLogKwargs,
+        options,
+        {"walltime", "new_style", "double_precision"});
+    const LogTime time = with_walltime(log_time, arguments);
+    ScalarSummary summary = &scalar_summary;
+    if (arguments.flag("new_style").value_or(false)) {
+      summary = arguments.flag("double_precision").value_or(false)
+          ? ScalarSummary([](std::string_view tag, double value) {
+              return tensor_scalar_summary(tag, value, true);
+            })
+          : ScalarSummary([](std::string_view tag, double value) {
+              return tensor_scalar_summary(tag, value, false);
+            });
+    }
+    for (const NamedValue& each : values) {
+      if (const auto number = each.value.number()) {
+        main_->add(summary(each.name, *number), time.seconds, time.step);
+      } else if (const std::string* const text = each.value.text()) {
+        main_->add(text_summary(each.name, *text), time.seconds, time.step);
+      } else if (each.value.map()) {
+        log_parts(each, time, summary);
+      } else {
+        warn_once(each.name);
+      }
+    }
+  }
   bool log_item(const TrackedItem& item) override {
     return take_item(*this, item);
   }
-  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedImages& images, const TrackedItem& item) {
+    const KeywordArguments arguments(
+        kTensorBoardLogKwargs,
+        item.options(name()),
+        {"walltime", "dataformats"});
+    std::vector<Pixels> separate;
+    if (const auto layout = arguments.text("dataformats")) {
+      TrackedImages relabelled = images;
+      relabelled.layout = *layout;
+      separate = separate_images(relabelled);
+    } else {
+      separate = separate_images(images);
+    }
+    main_->add(
+        image_summary(item.name, in_colour(image_grid(separate))),
+        with_walltime(item.time, arguments).seconds,
+        item.time.step);
+    return true;
+  }
   bool take(const TrackedTable& table, const TrackedItem& item) {
     return add_with_walltime(
         item, text_summary(item.name, markdown_table(table)));
@@ -81,13 +139,43 @@ class TensorBoardTracker final : public GeneralTracker {
  private:
   using ScalarSummary = std::string (*)(std::string_view tag, double value);
 
-  bool add_with_walltime(const TrackedItem& item, const std::string& summary);
-  EventFile& part(const std::string& name, const std::string& key);
+  bool add_with_walltime(const TrackedItem& item, const std::string& summary) {
+    const KeywordArguments arguments(
+        kTensorBoardLogKwargs, item.options(name()), {"walltime"});
+    main_->add(
+        summary, with_walltime(item.time, arguments).seconds, item.time.step);
+    return true;
+  }
+  EventFile& part(const std::string& name, const std::string& key) {
+    std::string directory = name;
+    std::ranges::replace(directory, '/', '_');
+    std::unique_ptr<EventFile>& file = parts_[directory + "_" + key];
+    if (!file) {
+      file = std::make_unique<EventFile>(
+          directory_ / (directory + "_" + key), options_);
+    }
+    return *file;
+  }
   void log_parts(
       const NamedValue& entry,
       const LogTime& time,
-      ScalarSummary summary);
-  void warn_once(const std::string& name);
+      ScalarSummary summary) {
+    for (const NamedValue& each : *entry.value.map()) {
+      if (const auto number = each.value.number()) {
+        part(entry.name, each.name)
+            .add(summary(entry.name, *number), time.seconds, time.step);
+      } else {
+        warn_once(entry.name + "/" + each.name);
+      }
+    }
+  }
+  void warn_once(const std::string& name) {
+    if (!warn_ || !not_logged_.insert(name).second) return;
+    warn_(format(
+        "[trackers] TensorBoard has numbers, strings and named numbers only; "
+        "\"{}\" is something else, and is not logged",
+        printable(name)));
+  }
 
   fs::path directory_;
   EventFileOptions options_;
@@ -97,118 +185,6 @@ class TensorBoardTracker final : public GeneralTracker {
   std::map<fs::path, std::unique_ptr<EventFile>> parts_;
   std::set<std::string> not_logged_;
 };
-
-LogTime with_walltime(LogTime time, const KeywordArguments& arguments) {
-  time.seconds = arguments.number("walltime").value_or(time.seconds);
-  return time;
-}
-
-void TensorBoardTracker::store_init_configuration(const TrackedValues& values) {
-  const auto summaries = hparams_summaries(values, options_.begin);
-  const fs::path session = directory_ / TrackedValue(options_.begin).str();
-  EventFile file(session, options_);
-  for (const std::string& summary : summaries)
-    file.add(summary, options_.begin, std::nullopt);
-  file.flush();
-  replace_file(session / "hparams.yml", yaml_text(values));
-}
-
-void TensorBoardTracker::log(
-    const TrackedValues& values,
-    const LogTime& log_time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(
-      kTensorBoardLogKwargs,
-      options,
-      {"walltime", "new_style", "double_precision"});
-  const LogTime time = with_walltime(log_time, arguments);
-  ScalarSummary summary = &scalar_summary;
-  if (arguments.flag("new_style").value_or(false)) {
-    summary = arguments.flag("double_precision").value_or(false)
-        ? ScalarSummary([](std::string_view tag, double value) {
-            return tensor_scalar_summary(tag, value, true);
-          })
-        : ScalarSummary([](std::string_view tag, double value) {
-            return tensor_scalar_summary(tag, value, false);
-          });
-  }
-  for (const NamedValue& each : values) {
-    if (const auto number = each.value.number()) {
-      main_->add(summary(each.name, *number), time.seconds, time.step);
-    } else if (const std::string* const text = each.value.text()) {
-      main_->add(text_summary(each.name, *text), time.seconds, time.step);
-    } else if (each.value.map()) {
-      log_parts(each, time, summary);
-    } else {
-      warn_once(each.name);
-    }
-  }
-}
-
-void TensorBoardTracker::log_parts(
-    const NamedValue& entry,
-    const LogTime& time,
-    ScalarSummary summary) {
-  for (const NamedValue& each : *entry.value.map()) {
-    if (const auto number = each.value.number()) {
-      part(entry.name, each.name)
-          .add(summary(entry.name, *number), time.seconds, time.step);
-    } else {
-      warn_once(entry.name + "/" + each.name);
-    }
-  }
-}
-
-EventFile& TensorBoardTracker::part(
-    const std::string& name,
-    const std::string& key) {
-  std::string directory = name;
-  std::replace(directory.begin(), directory.end(), '/', '_');
-  std::unique_ptr<EventFile>& file = parts_[directory + "_" + key];
-  if (!file) {
-    file = std::make_unique<EventFile>(
-        directory_ / (directory + "_" + key), options_);
-  }
-  return *file;
-}
-
-void TensorBoardTracker::warn_once(const std::string& name) {
-  if (!warn_ || !not_logged_.insert(name).second) return;
-  warn_(format(
-      "[trackers] TensorBoard has numbers, strings and named numbers only; "
-      "\"{}\" is something else, and is not logged",
-      printable(name)));
-}
-
-bool TensorBoardTracker::take(
-    const TrackedImages& images,
-    const TrackedItem& item) {
-  const KeywordArguments arguments(
-      kTensorBoardLogKwargs, item.options(name()), {"walltime", "dataformats"});
-  std::vector<Pixels> separate;
-  if (const auto layout = arguments.text("dataformats")) {
-    TrackedImages relabelled = images;
-    relabelled.layout = *layout;
-    separate = separate_images(relabelled);
-  } else {
-    separate = separate_images(images);
-  }
-  main_->add(
-      image_summary(item.name, in_colour(image_grid(separate))),
-      with_walltime(item.time, arguments).seconds,
-      item.time.step);
-  return true;
-}
-
-bool TensorBoardTracker::add_with_walltime(
-    const TrackedItem& item,
-    const std::string& summary) {
-  const KeywordArguments arguments(
-      kTensorBoardLogKwargs, item.options(name()), {"walltime"});
-  main_->add(
-      summary, with_walltime(item.time, arguments).seconds, item.time.step);
-  return true;
-}
 
 }  // namespace
 

@@ -79,16 +79,62 @@ class WandbTracker final : public GeneralTracker {
   [[nodiscard]] std::string name() const override { return "wandb"; }
   [[nodiscard]] bool main_process_only() const override { return false; }
 
-  void start() override;
-  void store_init_configuration(const TrackedValues& values) override;
+  void start() override {
+    if (settings_.resume && warn_) {
+      warn_(format(
+          "[trackers] wandb resumes runs while online only; this is another "
+          "part of run {}, for `wandb sync --append`",
+          settings_.run_id));
+    }
+    try {
+      directory_ = make_run_directory(settings_, begin_);
+    } catch (const fs::filesystem_error& error) {
+      throw Error(format(
+          "[trackers] wandb: {} cannot be made: {}",
+          error.path1(),
+          error.code().message()));
+    }
+    records_ = std::make_unique<WandbRecords>(
+        directory_ / format("run-{}.wandb", settings_.run_id),
+        settings_,
+        WandbEnvironment::current(),
+        begin_);
+    write_config();
+  }
+  void store_init_configuration(const TrackedValues& values) override {
+    std::set<std::string_view> names;
+    for (const NamedValue& each : values) names.insert(each.name);
+    std::erase_if(settings_.config, [&](const NamedValue& old) {
+      return names.contains(old.name);
+    });
+    settings_.config.insert(
+        settings_.config.end(), values.begin(), values.end());
+    records_->add_config(values);
+    write_config();
+  }
   void log(
       const TrackedValues& values,
       const LogTime& time,
-      const TrackedValues& options) override;
+      const TrackedValues& options) override {
+    const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
+    if (go_to(time)) add(wandb_value(values), time, arguments.flag("commit"));
+  }
   bool log_item(const TrackedItem& item) override {
     return take_item(*this, item);
   }
-  bool take(const TrackedImages& images, const TrackedItem& item);
+  bool take(const TrackedImages& images, const TrackedItem& item) {
+    const KeywordArguments arguments(
+        kWandbLogKwargs, item.options(name()), {"commit", "caption"});
+    const auto captions = arguments.texts("caption");
+    return log_media(item, arguments.flag("commit"), [&](std::int64_t step) {
+      return write_wandb_images(
+          files(),
+          item.name,
+          step,
+          images,
+          captions.value_or(std::vector<std::string>{}));
+    });
+  }
   bool take(const TrackedTable& table, const TrackedItem& item) {
     return log_media(item, [&](std::int64_t step) {
       return write_wandb_table(files(), item.name, step, table);
@@ -104,27 +150,100 @@ class WandbTracker final : public GeneralTracker {
       return write_wandb_html(files(), item.name, step, figure.svg);
     });
   }
-  bool take(const TrackedArtifact& artifact, const TrackedItem&);
-  void flush() override;
-  void finish() override;
+  bool take(const TrackedArtifact& artifact, const TrackedItem&) {
+    const auto& [path, directory] = artifact;
+    const fs::path source(path);
+    copy_into(source, files() / directory);
+    const fs::path copy = files() / directory /
+        (source.has_filename() ? source : source.parent_path()).filename();
+    if (!fs::is_directory(copy)) {
+      records_->add_file(copy.lexically_relative(files()).generic_string());
+      return true;
+    }
+    for (const auto& entry : fs::recursive_directory_iterator(copy)) {
+      if (!entry.is_regular_file()) continue;
+      records_->add_file(
+          entry.path().lexically_relative(files()).generic_string());
+    }
+    return true;
+  }
+  void flush() override {
+    if (!new_summary_.empty()) {
+      records_->add_summary(new_summary_);
+      merge_wandb_values(summary_, new_summary_);
+      new_summary_ = ordered_json::object();
+      write_run_file(files() / "wandb-summary.json", wandb_json(summary_));
+    }
+    records_->flush();
+  }
+  void finish() override {
+    write(history_.commit());
+    flush();
+    records_->add_exit(last_runtime_);
+    records_->flush();
+    records_.reset();
+  }
   /// The directory of the run, as std::filesystem::path.
   [[nodiscard]] std::any tracker() override { return directory_; }
 
  private:
   using WriteMedia = std::function<WandbMedia(std::int64_t step)>;
 
-  bool go_to(const LogTime& time);
+  bool go_to(const LogTime& time) {
+    if (history_.is_past(time.step)) {
+      if (!has_warned_of_step_ && warn_) {
+        warn_(format(
+            "[trackers] wandb: values of step {} come after those of step {}; "
+            "steps only grow, so these values and other late ones are not "
+            "logged",
+            *time.step,
+            history_.step()));
+      }
+      has_warned_of_step_ = true;
+      return false;
+    }
+    write(history_.advance(time.step));
+    return true;
+  }
   void add(
       const ordered_json& values,
       const LogTime& time,
-      std::optional<bool> commit);
-  bool log_media(const TrackedItem& item, const WriteMedia& write);
+      std::optional<bool> commit) {
+    history_.add(values, time.seconds);
+    if (commit.value_or(!time.step)) write(history_.commit());
+  }
+  bool log_media(const TrackedItem& item, const WriteMedia& write) {
+    const KeywordArguments arguments(
+        kWandbLogKwargs, item.options(name()), {"commit"});
+    return log_media(item, arguments.flag("commit"), write);
+  }
   bool log_media(
       const TrackedItem& item,
       std::optional<bool> commit,
-      const WriteMedia& write);
-  void write(const std::optional<WandbHistory::Row>& row);
-  void write_config() const;
+      const WriteMedia& write) {
+    if (!go_to(item.time)) return true;
+    const WandbMedia media = write(history_.step());
+    for (const std::string& file : media.files) records_->add_file(file);
+    add({{item.name, media.value}}, item.time, commit);
+    return true;
+  }
+  void write(const std::optional<WandbHistory::Row>& row) {
+    if (!row) return;
+    last_runtime_ = std::max(row->seconds - begin_, 0.0);
+    records_->add_history(*row, last_runtime_);
+    ordered_json values = row->values;
+    values["_timestamp"] = row->seconds;
+    values["_runtime"] = last_runtime_;
+    values["_step"] = row->step;
+    values["_wandb"] = {{"runtime", static_cast<std::int64_t>(last_runtime_)}};
+    merge_wandb_values(new_summary_, values);
+  }
+  void write_config() const {
+    TrackedValues config{{"_wandb", TrackedValues{{"value", TrackedValues{}}}}};
+    for (const NamedValue& each : settings_.config)
+      config.push_back({each.name, TrackedValues{{"value", each.value}}});
+    write_run_file(files() / "config.yaml", yaml_text(config));
+  }
   [[nodiscard]] fs::path files() const { return directory_ / "files"; }
 
   WandbSettings settings_;
@@ -138,158 +257,6 @@ class WandbTracker final : public GeneralTracker {
   double last_runtime_ = 0;
   bool has_warned_of_step_ = false;
 };
-
-void WandbTracker::start() {
-  if (settings_.resume && warn_) {
-    warn_(format(
-        "[trackers] wandb resumes runs while online only; this is another "
-        "part of run {}, for `wandb sync --append`",
-        settings_.run_id));
-  }
-  try {
-    directory_ = make_run_directory(settings_, begin_);
-  } catch (const fs::filesystem_error& error) {
-    throw Error(format(
-        "[trackers] wandb: {} cannot be made: {}",
-        error.path1(),
-        error.code().message()));
-  }
-  records_ = std::make_unique<WandbRecords>(
-      directory_ / format("run-{}.wandb", settings_.run_id),
-      settings_,
-      WandbEnvironment::current(),
-      begin_);
-  write_config();
-}
-
-void WandbTracker::store_init_configuration(const TrackedValues& values) {
-  std::set<std::string_view> names;
-  for (const NamedValue& each : values) names.insert(each.name);
-  std::erase_if(settings_.config, [&](const NamedValue& old) {
-    return names.contains(old.name);
-  });
-  settings_.config.insert(settings_.config.end(), values.begin(), values.end());
-  records_->add_config(values);
-  write_config();
-}
-
-void WandbTracker::write_config() const {
-  TrackedValues config{{"_wandb", TrackedValues{{"value", TrackedValues{}}}}};
-  for (const NamedValue& each : settings_.config)
-    config.push_back({each.name, TrackedValues{{"value", each.value}}});
-  write_run_file(files() / "config.yaml", yaml_text(config));
-}
-
-bool WandbTracker::go_to(const LogTime& time) {
-  if (history_.is_past(time.step)) {
-    if (!has_warned_of_step_ && warn_) {
-      warn_(format(
-          "[trackers] wandb: values of step {} come after those of step {}; "
-          "steps only grow, so these values and other late ones are not logged",
-          *time.step,
-          history_.step()));
-    }
-    has_warned_of_step_ = true;
-    return false;
-  }
-  write(history_.advance(time.step));
-  return true;
-}
-
-void WandbTracker::add(
-    const ordered_json& values,
-    const LogTime& time,
-    std::optional<bool> commit) {
-  history_.add(values, time.seconds);
-  if (commit.value_or(!time.step)) write(history_.commit());
-}
-
-void WandbTracker::write(const std::optional<WandbHistory::Row>& row) {
-  if (!row) return;
-  last_runtime_ = std::max(row->seconds - begin_, 0.0);
-  records_->add_history(*row, last_runtime_);
-  ordered_json values = row->values;
-  values["_timestamp"] = row->seconds;
-  values["_runtime"] = last_runtime_;
-  values["_step"] = row->step;
-  values["_wandb"] = {{"runtime", static_cast<std::int64_t>(last_runtime_)}};
-  merge_wandb_values(new_summary_, values);
-}
-
-void WandbTracker::log(
-    const TrackedValues& values,
-    const LogTime& time,
-    const TrackedValues& options) {
-  const KeywordArguments arguments(kWandbLogKwargs, options, {"commit"});
-  if (go_to(time)) add(wandb_value(values), time, arguments.flag("commit"));
-}
-
-bool WandbTracker::log_media(const TrackedItem& item, const WriteMedia& write) {
-  const KeywordArguments arguments(
-      kWandbLogKwargs, item.options(name()), {"commit"});
-  return log_media(item, arguments.flag("commit"), write);
-}
-
-bool WandbTracker::log_media(
-    const TrackedItem& item,
-    std::optional<bool> commit,
-    const WriteMedia& write) {
-  if (!go_to(item.time)) return true;
-  const WandbMedia media = write(history_.step());
-  for (const std::string& file : media.files) records_->add_file(file);
-  add({{item.name, media.value}}, item.time, commit);
-  return true;
-}
-
-bool WandbTracker::take(const TrackedImages& images, const TrackedItem& item) {
-  const KeywordArguments arguments(
-      kWandbLogKwargs, item.options(name()), {"commit", "caption"});
-  const auto captions = arguments.texts("caption");
-  return log_media(item, arguments.flag("commit"), [&](std::int64_t step) {
-    return write_wandb_images(
-        files(),
-        item.name,
-        step,
-        images,
-        captions.value_or(std::vector<std::string>{}));
-  });
-}
-
-bool WandbTracker::take(const TrackedArtifact& artifact, const TrackedItem&) {
-  const auto& [path, directory] = artifact;
-  const fs::path source(path);
-  copy_into(source, files() / directory);
-  const fs::path copy = files() / directory /
-      (source.has_filename() ? source : source.parent_path()).filename();
-  if (!fs::is_directory(copy)) {
-    records_->add_file(copy.lexically_relative(files()).generic_string());
-    return true;
-  }
-  for (const auto& entry : fs::recursive_directory_iterator(copy)) {
-    if (!entry.is_regular_file()) continue;
-    records_->add_file(
-        entry.path().lexically_relative(files()).generic_string());
-  }
-  return true;
-}
-
-void WandbTracker::flush() {
-  if (!new_summary_.empty()) {
-    records_->add_summary(new_summary_);
-    merge_wandb_values(summary_, new_summary_);
-    new_summary_ = ordered_json::object();
-    write_run_file(files() / "wandb-summary.json", wandb_json(summary_));
-  }
-  records_->flush();
-}
-
-void WandbTracker::finish() {
-  write(history_.commit());
-  flush();
-  records_->add_exit(last_runtime_);
-  records_->flush();
-  records_.reset();
-}
 
 // A run that WANDB_MODE or WANDB_DISABLED has turned off.
 class DisabledWandbTracker final : public GeneralTracker {
