@@ -1,7 +1,9 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include <accelerate/error.h>
 
@@ -20,6 +22,17 @@ Number require_at_least(
   if (value >= least) return value;
   throw ConfigError(format(
       "[{}] {} must be at least {}, but is {}", area, name, least, value));
+}
+
+/// Calls `body`, and adds the ConfigError that it throws, if any, to complaints
+/// that are reported together. Other errors propagate.
+template <class Body>
+void attempt(std::vector<std::string>& complaints, const Body& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    complaints.emplace_back(error.what());
+  }
 }
 
 }  // namespace accelerate::detail

@@ -46,12 +46,12 @@ class FullyShardedResolution {
       : options_(given), settings_(settings) {}
 
   FullyShardedDataParallelOptions run(std::string_view mixed_precision) {
-    attempt([&] { choose_version(); });
-    attempt([&] { choose_strategy(); });
-    attempt([&] { choose_prefetch(); });
-    attempt([&] { choose_units(); });
-    attempt([&] { choose_activations(); });
-    attempt([&] { choose_precision(mixed_precision); });
+    attempt(complaints_, [&] { choose_version(); });
+    attempt(complaints_, [&] { choose_strategy(); });
+    attempt(complaints_, [&] { choose_prefetch(); });
+    attempt(complaints_, [&] { choose_units(); });
+    attempt(complaints_, [&] { choose_activations(); });
+    attempt(complaints_, [&] { choose_precision(mixed_precision); });
     take(options_.cpu_offload, "fsdp_offload_params");
     take(options_.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading");
     if (!options_.limit_all_gathers) options_.limit_all_gathers = true;
@@ -62,15 +62,6 @@ class FullyShardedResolution {
   }
 
  private:
-  template <class Body>
-  void attempt(Body&& body) {
-    try {
-      body();
-    } catch (const ConfigError& error) {
-      complaints_.emplace_back(error.what());
-    }
-  }
-
   void take(std::optional<bool>& field, std::string_view key) const {
     if (!field) field = settings_.boolean(key);
   }

@@ -1,12 +1,12 @@
 #include "engines/request/read_request.h"
 
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <accelerate/error.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "engines/deepspeed/deepspeed.h"
 #include "engines/fully_sharded/fully_sharded.h"
@@ -48,16 +48,6 @@ struct MegatronLM {
   MegatronArguments given;
   MegatronLMOptions found;
 };
-
-// Keeps what is wrong as one more complaint.
-template <class Body>
-void attempt(std::vector<std::string>& complaints, const Body& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    complaints.emplace_back(error.what());
-  }
-}
 
 // `megatron` is null if it is not in use, or could not be resolved.
 TrainingRequest read_engine(

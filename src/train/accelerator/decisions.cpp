@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <iterator>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,16 +22,6 @@ namespace {
 
 double seconds_of(std::chrono::milliseconds time) {
   return static_cast<double>(time.count()) / 1000;
-}
-
-// Collects the ConfigError that `body` throws, if any; other errors propagate.
-template <class Body>
-void note_complaints(std::vector<std::string>& complaints, Body&& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    complaints.emplace_back(error.what());
-  }
 }
 
 // Applies the window that a DeepSpeed configuration sets, if any.
@@ -259,11 +248,10 @@ Decisions decide(
     const Environment& environment) {
   Decisions decisions;
   std::vector<std::string> complaints;
-  note_complaints(complaints, [&] {
+  attempt(complaints, [&] {
     decisions.window = accumulation_window(options, settings);
   });
-  note_complaints(
-      complaints, [&] { SignalFlag::check(options.preemption_signals); });
+  attempt(complaints, [&] { SignalFlag::check(options.preemption_signals); });
   const Precision requested = requested_precision(options, settings);
   decisions.request_sources = {
       .parallel = options.parallel,
@@ -285,21 +273,20 @@ Decisions decide(
           precision_complaint(decisions.precision, world.device())) {
     complaints.push_back(*complaint);
   }
-  note_complaints(complaints, [&] {
+  attempt(complaints, [&] {
     decisions.scaler =
         make_scaler(options.grad_scaler, decisions.precision, world);
   });
-  note_complaints(
-      complaints, [&] { require_valid(options.project_configuration); });
-  note_complaints(complaints, [&] {
+  attempt(complaints, [&] { require_valid(options.project_configuration); });
+  attempt(complaints, [&] {
     auto& ignored = decisions.plan_request.training.ignored;
     for (auto& setting : options_without_effect(options, decisions.precision))
       ignored.push_back(std::move(setting));
   });
-  note_complaints(complaints, [&] {
+  attempt(complaints, [&] {
     read_float8(options, settings, environment, decisions);
   });
-  note_complaints(
+  attempt(
       complaints, [&] { decisions.plan = make_plan(decisions.plan_request); });
   apply_window_of_engine(options, decisions, complaints);
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));

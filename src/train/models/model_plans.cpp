@@ -1,7 +1,6 @@
 #include "train/models/model_plans.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include <torch/nn/module.h>
@@ -10,6 +9,7 @@
 #include <accelerate/error.h>
 #include <accelerate/module_tensors.h>
 
+#include "base/require.h"
 #include "base/text/text.h"
 #include "big_model/model/module_tensor.h"
 #include "gate/watched_tensor.h"
@@ -111,7 +111,7 @@ void read_model_options(
         "evaluation_mode");
     return;
   }
-  try {
+  attempt(complaints, [&] {
     const PlanRequest own = request_of(session, *options);
     plan.plan = make_plan(own);
     plan.ignored = own.training.ignored;
@@ -122,9 +122,7 @@ void read_model_options(
         plan.ignored.push_back(std::move(setting));
     }
     require_same_step(session, own.training.step, complaints);
-  } catch (const ConfigError& error) {
-    complaints.emplace_back(error.what());
-  }
+  });
 }
 
 }  // namespace
@@ -166,8 +164,8 @@ bool is_dispatched(const torch::nn::Module& module) {
   };
   const auto parameters = module.parameters();
   const auto buffers = module.buffers();
-  return std::any_of(parameters.begin(), parameters.end(), is_placed) ||
-      std::any_of(buffers.begin(), buffers.end(), is_placed);
+  return std::ranges::any_of(parameters, is_placed) ||
+      std::ranges::any_of(buffers, is_placed);
 }
 
 std::vector<std::string> complaints_of_dispatched(
