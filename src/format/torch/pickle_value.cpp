@@ -32,10 +32,9 @@ std::string_view name_of(Pickle::Kind kind) {
 }  // namespace
 
 bool is_global(std::string_view text, std::string_view name) {
-  return std::equal(
-      text.begin(), text.end(), name.begin(), name.end(), [](char a, char b) {
-        return a == b || (a == '\n' && b == ' ');
-      });
+  return std::ranges::equal(text, name, [](char a, char b) {
+    return a == b || (a == '\n' && b == ' ');
+  });
 }
 
 Pickle::Kind Pickle::Value::kind() const { return pickle_->nodes_[node_].kind; }

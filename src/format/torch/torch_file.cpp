@@ -1,15 +1,8 @@
 #include "format/torch/torch_file.h"
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -17,7 +10,6 @@
 #include "base/files/files.h"
 #include "base/limits.h"
 #include "base/text/text.h"
-#include "format/torch/pickle_reader.h"
 #include "format/torch/zip_reader.h"
 
 namespace accelerate::detail {

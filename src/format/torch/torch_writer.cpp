@@ -20,58 +20,46 @@ using safetensors::Dtype;
 constexpr std::uint64_t kStageBytes = 16U << 20U;
 
 // Storages for which torch has a class; the others are bytes with a dtype.
-std::string_view storage_class(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::BOOL:
-      return "BoolStorage";
-    case Dtype::U8:
-      return "ByteStorage";
-    case Dtype::I8:
-      return "CharStorage";
-    case Dtype::I16:
-      return "ShortStorage";
-    case Dtype::I32:
-      return "IntStorage";
-    case Dtype::I64:
-      return "LongStorage";
-    case Dtype::F16:
-      return "HalfStorage";
-    case Dtype::BF16:
-      return "BFloat16Storage";
-    case Dtype::F32:
-      return "FloatStorage";
-    case Dtype::F64:
-      return "DoubleStorage";
-    case Dtype::C64:
-      return "ComplexFloatStorage";
-    default:
-      return "";
-  }
+constexpr std::pair<Dtype, std::string_view> kStorageClasses[] = {
+    {Dtype::BOOL, "BoolStorage"},
+    {Dtype::U8, "ByteStorage"},
+    {Dtype::I8, "CharStorage"},
+    {Dtype::I16, "ShortStorage"},
+    {Dtype::I32, "IntStorage"},
+    {Dtype::I64, "LongStorage"},
+    {Dtype::F16, "HalfStorage"},
+    {Dtype::BF16, "BFloat16Storage"},
+    {Dtype::F32, "FloatStorage"},
+    {Dtype::F64, "DoubleStorage"},
+    {Dtype::C64, "ComplexFloatStorage"}};
+
+constexpr std::pair<Dtype, std::string_view> kOtherDtypes[] = {
+    {Dtype::U16, "uint16"},
+    {Dtype::U32, "uint32"},
+    {Dtype::U64, "uint64"},
+    {Dtype::F8_E4M3, "float8_e4m3fn"},
+    {Dtype::F8_E5M2, "float8_e5m2"},
+    {Dtype::F8_E4M3FNUZ, "float8_e4m3fnuz"},
+    {Dtype::F8_E5M2FNUZ, "float8_e5m2fnuz"},
+    {Dtype::F8_E8M0, "float8_e8m0fnu"}};
+
+// Empty if the table does not have the dtype.
+std::string_view name_in(
+    std::span<const std::pair<Dtype, std::string_view>> table,
+    Dtype dtype) {
+  for (const auto& [known, name] : table)
+    if (known == dtype) return name;
+  return {};
 }
 
 std::string_view dtype_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::U16:
-      return "uint16";
-    case Dtype::U32:
-      return "uint32";
-    case Dtype::U64:
-      return "uint64";
-    case Dtype::F8_E4M3:
-      return "float8_e4m3fn";
-    case Dtype::F8_E5M2:
-      return "float8_e5m2";
-    case Dtype::F8_E4M3FNUZ:
-      return "float8_e4m3fnuz";
-    case Dtype::F8_E5M2FNUZ:
-      return "float8_e5m2fnuz";
-    case Dtype::F8_E8M0:
-      return "float8_e8m0fnu";
-    default:
-      throw ConfigError(format(
-          "[torch] files of torch.save have no dtype {}",
-          safetensors::name_of(dtype)));
+  const std::string_view name = name_in(kOtherDtypes, dtype);
+  if (name.empty()) {
+    throw ConfigError(format(
+        "[torch] files of torch.save have no dtype {}",
+        safetensors::name_of(dtype)));
   }
+  return name;
 }
 
 // Writes protocol 2, which every version of Python can read.
@@ -143,7 +131,7 @@ class Pickler {
 
   void tensor(const TorchValue::Tensor& tensor) {
     const TensorToWrite& contents = tensor.contents;
-    const std::string_view typed = storage_class(contents.dtype);
+    const std::string_view typed = name_in(kStorageClasses, contents.dtype);
     const bool is_typed = !typed.empty();
     global(
         "torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");

@@ -214,10 +214,10 @@ void ZipReader::verify(const std::string& entry) const {
   }
 }
 
-std::uint32_t crc32(Bytes bytes) {
+std::uint32_t crc32(Bytes bytes, std::uint32_t before) {
   // zlib counts in 32 bits.
   constexpr std::size_t kPiece = std::size_t{1} << 30;
-  uLong crc = 0;
+  uLong crc = before;
   for (std::size_t i = 0; i < bytes.size(); i += kPiece) {
     const Bytes piece = bytes.subspan(i, std::min(kPiece, bytes.size() - i));
     crc = ::crc32(

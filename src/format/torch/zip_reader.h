@@ -41,7 +41,8 @@ class ZipReader {
   std::map<std::string, Entry> entries_;
 };
 
-/// The checksum of zip, PNG and Ethernet (ISO 3309).
-std::uint32_t crc32(std::span<const std::byte> bytes);
+/// The checksum of zip, PNG and Ethernet (ISO 3309), of bytes that follow those
+/// whose checksum is `before`.
+std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
 }  // namespace accelerate::detail

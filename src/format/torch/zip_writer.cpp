@@ -2,11 +2,9 @@
 
 #include <utility>
 
-#include <zlib.h>
-
 #include <accelerate/error.h>
 
-#include "base/text/text.h"
+#include "format/torch/zip_reader.h"
 
 namespace accelerate::detail {
 
@@ -88,17 +86,7 @@ void ZipWriter::write(Bytes bytes) {
   if (bytes.size() > left_) {
     throw InternalError("[torch] more bytes than were announced");
   }
-  // Works in pieces, since zlib counts in 32 bits.
-  constexpr std::size_t kPiece = std::size_t{1} << 30;
-  uLong crc = entries_.back().crc32;
-  for (std::size_t i = 0; i < bytes.size(); i += kPiece) {
-    const Bytes piece = bytes.subspan(i, std::min(kPiece, bytes.size() - i));
-    crc = ::crc32(
-        crc,
-        reinterpret_cast<const Bytef*>(piece.data()),
-        static_cast<uInt>(piece.size()));
-  }
-  entries_.back().crc32 = static_cast<std::uint32_t>(crc);
+  entries_.back().crc32 = crc32(bytes, entries_.back().crc32);
   file_->write_at(at_, bytes);
   at_ += bytes.size();
   left_ -= bytes.size();

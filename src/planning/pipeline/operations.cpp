@@ -21,34 +21,24 @@ using Operations = std::vector<PipelineOperation>;
 // As in PyTorch: stages for a forward, a backward, and the next operation.
 constexpr std::size_t kGatheredStages = 3;
 
+constexpr std::pair<OperationKind, std::string_view> kSymbols[] = {
+    {OperationKind::forward, "F"},
+    {OperationKind::backward, "B"},
+    {OperationKind::backward_input, "I"},
+    {OperationKind::backward_weight, "W"},
+    {OperationKind::unshard, "UNSHARD"},
+    {OperationKind::reshard, "RESHARD"},
+    {OperationKind::reduce_gradients, "REDUCE_GRAD"},
+    {OperationKind::send_forward, "SEND_F"},
+    {OperationKind::receive_forward, "RECV_F"},
+    {OperationKind::send_backward, "SEND_B"},
+    {OperationKind::receive_backward, "RECV_B"},
+    {OperationKind::overlap, "OVERLAP_F_B"}};
+
 std::string_view symbol_of(OperationKind kind) {
-  switch (kind) {
-    case OperationKind::forward:
-      return "F";
-    case OperationKind::backward:
-      return "B";
-    case OperationKind::backward_input:
-      return "I";
-    case OperationKind::backward_weight:
-      return "W";
-    case OperationKind::unshard:
-      return "UNSHARD";
-    case OperationKind::reshard:
-      return "RESHARD";
-    case OperationKind::reduce_gradients:
-      return "REDUCE_GRAD";
-    case OperationKind::send_forward:
-      return "SEND_F";
-    case OperationKind::receive_forward:
-      return "RECV_F";
-    case OperationKind::send_backward:
-      return "SEND_B";
-    case OperationKind::receive_backward:
-      return "RECV_B";
-    case OperationKind::overlap:
-      break;
-  }
-  return "OVERLAP_F_B";
+  return std::ranges::find(
+             kSymbols, kind, &std::pair<OperationKind, std::string_view>::first)
+      ->second;
 }
 
 OperationKind kind_of(PipelineActionKind kind) {
@@ -76,7 +66,7 @@ std::vector<int> next_stages(const Operations& operations, std::size_t from) {
   std::vector<int> stages;
   for (std::size_t i = from; i < operations.size(); ++i) {
     for (const PipelineOperation& part : parts_of(operations[i])) {
-      if (std::find(stages.begin(), stages.end(), part.stage) == stages.end())
+      if (std::ranges::find(stages, part.stage) == stages.end())
         stages.push_back(part.stage);
     }
     if (stages.size() >= kGatheredStages) break;
@@ -90,8 +80,7 @@ Operations with_gathering(const Operations& operations) {
   for (std::size_t i = 0; i < operations.size(); ++i) {
     const std::vector<int> next = next_stages(operations, i);
     std::erase_if(gathered, [&](int stage) {
-      const bool is_done =
-          std::find(next.begin(), next.end(), stage) == next.end();
+      const bool is_done = std::ranges::find(next, stage) == next.end();
       if (is_done) all.push_back({OperationKind::reshard, stage});
       return is_done;
     });
@@ -138,7 +127,7 @@ class Messages {
       if (next_[rank] == operations_[rank].size()) continue;
       const PipelineOperation& operation = operations_[rank][next_[rank]];
       const Operations parts = parts_of(operation);
-      if (!std::all_of(parts.begin(), parts.end(), [&](const auto& part) {
+      if (!std::ranges::all_of(parts, [&](const auto& part) {
             return is_ready(part, seen_[rank]);
           })) {
         continue;
