@@ -13,13 +13,6 @@ namespace accelerate::detail {
 
 namespace {
 
-std::string sizes_text(at::IntArrayRef sizes) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < sizes.size(); ++i)
-    text += (i > 0 ? ", " : "") + std::to_string(sizes[i]);
-  return text + "]";
-}
-
 at::Tensor first_rows_of(const at::Tensor& tensor, std::int64_t num_rows) {
   return tensor.dim() > 0 && tensor.size(0) > num_rows
       ? tensor.narrow(0, 0, num_rows)
@@ -46,8 +39,8 @@ at::Tensor fitted_to(
       "dimension",
       request.metric,
       what,
-      sizes_text(given.sizes()),
-      sizes_text(like.sizes())));
+      given.sizes(),
+      like.sizes()));
 }
 
 void require_real(
@@ -122,8 +115,8 @@ void require_labels(
       "[metrics] {}: predictions of shape {} do not fit labels of shape {}; "
       "they have the same shape, or one more dimension for the classes",
       request.metric,
-      sizes_text(shape),
-      sizes_text(labels.sizes())));
+      shape,
+      labels.sizes()));
 }
 
 }  // namespace
@@ -267,8 +260,8 @@ at::Tensor state_tensor(
       "they have {}",
       metric,
       key,
-      sizes_text(tensor.sizes()),
-      sizes_text(shape)));
+      tensor.sizes(),
+      shape));
 }
 
 }  // namespace accelerate::detail

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include <torch/nn/module.h>
 
@@ -89,13 +88,6 @@ std::string name_list(const std::vector<std::string>& names) {
   if (names.size() > kMostNames)
     text += format(" and {} more", names.size() - kMostNames);
   return text;
-}
-
-std::string shape_text(at::IntArrayRef sizes) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < sizes.size(); ++i)
-    text += format("{}{}", i > 0 ? ", " : "", sizes[i]);
-  return text + "]";
 }
 
 }  // namespace accelerate::detail

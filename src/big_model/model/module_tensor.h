@@ -31,7 +31,4 @@ void replace_in_place(const at::Tensor& tensor, const at::Tensor& contents);
 /// Names for a message, joined by commas; only the first 20 of more.
 std::string name_list(const std::vector<std::string>& names);
 
-/// "[2, 3]".
-std::string shape_text(at::IntArrayRef sizes);
-
 }  // namespace accelerate::detail

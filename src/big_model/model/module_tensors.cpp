@@ -29,9 +29,9 @@ void require_same_shape(
   throw ConfigError(format(
       "[big_model] a tensor of shape {} cannot be put in \"{}\", which has "
       "shape {}",
-      detail::shape_text(value.sizes()),
+      value.sizes(),
       name,
-      detail::shape_text(tensor.sizes())));
+      tensor.sizes()));
 }
 
 // The value on the device in its final dtype; the same tensor if it has both.

@@ -24,10 +24,9 @@ namespace accelerate::detail {
 bool is_kept_in_fp32(
     const std::string& name,
     const std::vector<std::string>& modules) {
-  return std::any_of(
-      modules.begin(), modules.end(), [&](const std::string& module) {
-        return name == module || name.find(module + ".") != std::string::npos;
-      });
+  return std::ranges::any_of(modules, [&](const std::string& module) {
+    return name == module || name.find(module + ".") != std::string::npos;
+  });
 }
 
 namespace {
@@ -54,8 +53,8 @@ class Planner {
       complaints_.push_back(format(
           "{} has shape {} in the checkpoint and {} in the model",
           saved.name,
-          shape_text(saved.shape),
-          shape_text(tensor.sizes())));
+          at::IntArrayRef(saved.shape),
+          tensor.sizes()));
     }
     if (keeper_of(tensor) != nullptr) {
       complaints_.push_back(format(
@@ -138,10 +137,8 @@ class Planner {
   }
 
   void require_folder() const {
-    const bool uses_disk =
-        std::any_of(plan_.begin(), plan_.end(), [](const auto& each) {
-          return each.to_disk;
-        });
+    const bool uses_disk = std::ranges::any_of(
+        plan_, [](const auto& each) { return each.to_disk; });
     if (!uses_disk || !options_.offload_folder.empty()) return;
     throw ConfigError(
         "[big_model] the device map puts modules on the disk, so "

@@ -88,8 +88,8 @@ void QuantizedSources::require_all(
     complaints.push_back(format(
         "{} has shape {} in the checkpoint and {} in the model",
         name,
-        shape_text(shape),
-        shape_text(sources_[i].parameter.sizes())));
+        at::IntArrayRef(shape),
+        sources_[i].parameter.sizes()));
   }
   require_fit(location, complaints);
 }
@@ -122,8 +122,8 @@ QuantizedWeight QuantizedSources::quantized(
       "[big_model] {}.weight is quantised with shape {} in the checkpoint, but "
       "has {} in the model",
       module_name,
-      shape_text(weight.sizes()),
-      shape_text(parameter.sizes())));
+      weight.sizes(),
+      parameter.sizes()));
 }
 
 std::vector<std::string> QuantizedSources::names() const {

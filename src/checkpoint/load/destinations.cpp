@@ -24,14 +24,6 @@ namespace {
 // into directly.
 constexpr std::size_t kStageBytes = 32U << 20U;
 
-std::string text_of(const safetensors::Shape& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += format("{}{}", i > 0 ? ", " : "", shape[i]);
-  }
-  return text + "]";
-}
-
 safetensors::Shape global_shape(const Destination& destination) {
   if (destination.layout.is_unsharded()) return file_shape(destination.tensor);
   const auto& sizes = destination.layout.global_shape;
@@ -79,10 +71,9 @@ void append(
 bool matches_any(
     const std::vector<std::string>& patterns,
     const std::string& name) {
-  return std::any_of(
-      patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-        return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-      });
+  return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+    return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
 }
 
 void take_other_names(
@@ -201,8 +192,8 @@ std::string tensor_complaint(
   if (saved.shape != shape) {
     return format(
         "has shape {} in the checkpoint and {} here",
-        text_of(saved.shape),
-        text_of(shape));
+        c10::ArrayRef(saved.shape),
+        c10::ArrayRef(shape));
   }
   const auto dtype = torch_dtype(saved.dtype);
   if (!dtype) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -19,16 +18,10 @@ namespace accelerate::detail {
 
 namespace {
 
-std::string shape_text(const at::Tensor& tensor) {
-  std::ostringstream text;
-  text << tensor.sizes();
-  return text.str();
-}
-
 // Throws ConfigError if shapes differ.
 at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
-  const auto num_undefined = std::count_if(
-      rows.begin(), rows.end(), [](const auto& row) { return !row.defined(); });
+  const auto num_undefined = std::ranges::count_if(
+      rows, [](const auto& row) { return !row.defined(); });
   if (num_undefined == static_cast<std::ptrdiff_t>(rows.size())) return {};
   if (num_undefined > 0) {
     throw ConfigError(format(
@@ -43,8 +36,8 @@ at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
           "[data] the samples of a batch have different shapes, {} first and "
           "{} at place {}, so they cannot be stacked; make them equal, or give "
           "the loader a collate function such as PadCollate",
-          shape_text(rows[0]),
-          shape_text(rows[i]),
+          rows[0].sizes(),
+          rows[i].sizes(),
           i));
     }
   }

@@ -1,13 +1,9 @@
 #include "big_model/tiers/dispatch/dispatcher.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/Functions.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ArrayRef.h>
 
@@ -120,8 +116,8 @@ void require_same_shape(const OffloadedTensor& kept) {
       "[big_model] {} has shape {} on the disk and {} in the model: the "
       "weights are those of another model",
       kept.name,
-      shape_text(shape),
-      shape_text(kept.tensor.sizes())));
+      at::IntArrayRef(shape),
+      kept.tensor.sizes()));
 }
 
 }  // namespace
@@ -172,8 +168,7 @@ void Dispatcher::use_disk(
     const fs::path& folder,
     const OffloadIndex& index,
     bool refuses_others) {
-  if (std::find(plan_.is_on_disk.begin(), plan_.is_on_disk.end(), true) ==
-      plan_.is_on_disk.end()) {
+  if (std::ranges::find(plan_.is_on_disk, true) == plan_.is_on_disk.end()) {
     return;
   }
   if (!folder.empty() && fs::exists(folder / kOffloadIndexName)) {
@@ -287,9 +282,8 @@ WeightList Dispatcher::codes_to_write() const {
   WeightList parts;
   for (const PlannedCodes& each : plan_.codes) {
     const bool is_there = has_stored_codes_ &&
-        std::all_of(each.kept.begin(), each.kept.end(), [&](std::size_t i) {
-                            return has_file(i);
-                          });
+        std::ranges::all_of(each.kept,
+                            [&](std::size_t i) { return has_file(i); });
     if (!each.is_on_disk || is_there) continue;
     for (const auto& [name, tensor, may_be_offloaded] :
          each.codes.keeper->code_tensors(each.codes.unit)) {
