@@ -74,10 +74,7 @@ std::vector<std::string> find_ended(
 // Each rank's call, if calls differ at the place where `own_rank` is.
 std::vector<std::string>
 find_disagreement(const Ranks& ranks, int own_rank, const std::string& group) {
-  const auto own =
-      std::find_if(ranks.begin(), ranks.end(), [&](const RankActivity& rank) {
-        return rank.rank == own_rank;
-      });
+  const auto own = std::ranges::find(ranks, own_rank, &RankActivity::rank);
   const GroupCall* const mine =
       own == ranks.end() ? nullptr : find_call(*own, group);
   if (mine == nullptr || mine->number == 0) return {};
@@ -127,8 +124,7 @@ find_late(const Ranks& ranks, int own_rank, const std::string& group) {
 Ranks members_of(const WorldBoard& board, const std::vector<int>& world_ranks) {
   Ranks ranks = read_activities(board.board());
   std::erase_if(ranks, [&](const RankActivity& rank) {
-    return std::find(world_ranks.begin(), world_ranks.end(), rank.rank) ==
-        world_ranks.end();
+    return std::ranges::find(world_ranks, rank.rank) == world_ranks.end();
   });
   return ranks;
 }
@@ -166,10 +162,9 @@ std::optional<std::string> diagnose_by_board(
     const Ranks ranks = members_of(board, world_ranks);
     ended = find_ended(ranks, group);
     // A launcher reports how a rank ended a moment after it has ended.
-    has_status =
-        std::any_of(ranks.begin(), ranks.end(), [](const RankActivity& each) {
-          return each.wait_status.has_value();
-        });
+    has_status = std::ranges::any_of(ranks, [](const RankActivity& each) {
+      return each.wait_status.has_value();
+    });
     if (is_timeout && ended.empty()) break;
     const bool has_launcher = board.board().header().supervisor != ::getpid();
     if (!ended.empty() && !has_launcher) break;

@@ -49,10 +49,7 @@ bool find_chain(
     std::set<int>& seen,
     std::vector<WaitingCall>& chain) {
   if (!seen.insert(rank).second) return false;
-  const auto found =
-      std::find_if(ranks.begin(), ranks.end(), [&](const RankActivity& each) {
-        return each.rank == rank;
-      });
+  const auto found = std::ranges::find(ranks, rank, &RankActivity::rank);
   if (found == ranks.end()) return false;
   const GroupCall* const call = blocking_call(*found);
   if (call == nullptr) return false;
@@ -78,12 +75,8 @@ find_circular_wait(const Ranks& ranks, int own_rank, int awaited) {
 bool is_same_wait(
     const std::vector<WaitingCall>& left,
     const std::vector<WaitingCall>& right) {
-  return std::equal(
-      left.begin(),
-      left.end(),
-      right.begin(),
-      right.end(),
-      [](const WaitingCall& a, const WaitingCall& b) {
+  return std::ranges::equal(
+      left, right, [](const WaitingCall& a, const WaitingCall& b) {
         return a.first == b.first && a.second.group == b.second.group &&
             a.second.number == b.second.number;
       });
@@ -95,7 +88,7 @@ std::string describe_circular_wait(
     const std::string& call) {
   std::vector<std::pair<int, std::string>> calls{{own_rank, call}};
   for (const auto& [rank, in] : waits) calls.emplace_back(rank, describe(in));
-  std::sort(calls.begin(), calls.end());
+  std::ranges::sort(calls);
   std::string ranks, lines;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const char* const before = i == 0 ? ""

@@ -2,18 +2,18 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <condition_variable>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
-#include "comm/monitoring/board_monitor.h"
 
 namespace accelerate::detail {
 
@@ -50,6 +50,99 @@ std::shared_ptr<WorldBoard> open_board(
     return nullptr;
   }
 }
+
+RankPhase phase_of(StepPart part) {
+  switch (part) {
+    case StepPart::data:
+      return RankPhase::data;
+    case StepPart::forward:
+      return RankPhase::forward;
+    case StepPart::backward:
+      return RankPhase::backward;
+    case StepPart::optimizer:
+      return RankPhase::optimizer;
+    case StepPart::checkpoint:
+      return RankPhase::checkpoint;
+    case StepPart::communication:
+      break;
+  }
+  return RankPhase::between;
+}
+
+// Notes phases and steps on a rank's page, and in every eighth step the
+// durations of the phases, excluding waits for other ranks.
+class BoardMonitor final : public StepListener {
+ public:
+  explicit BoardMonitor(std::shared_ptr<BoardWriter> writer)
+      : writer_(std::move(writer)) {}
+
+  void begin(StepPart part, const void*) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    if (part == StepPart::communication) {
+      if (num_waiting_++ == 0 && num_open_ > 0 && num_open_ <= kMostOpen &&
+          open_[0].is_timed)
+        waiting_since_ = Clock::now();
+      return;
+    }
+    const RankPhase before = writer_->enter(phase_of(part));
+    if (num_open_++ >= kMostOpen) return;
+    OpenPart& open = open_[num_open_ - 1];
+    open.before = before;
+    // Nested parts count towards the enclosing one.
+    open.is_timed = num_open_ == 1 && writer_->is_timed();
+    if (!open.is_timed) return;
+    open.waited_ns = waited_ns_;
+    open.begin = Clock::now();
+  }
+  void end(StepPart part) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    if (part == StepPart::communication) {
+      if (num_waiting_ == 0 || --num_waiting_ > 0) return;
+      if (waiting_since_ == Clock::time_point{}) return;
+      waited_ns_ += (Clock::now() - waiting_since_).count();
+      waiting_since_ = {};
+      return;
+    }
+    if (num_open_ == 0 || num_open_-- > kMostOpen) return;
+    const OpenPart& open = open_[num_open_];
+    writer_->enter(open.before);
+    if (!open.is_timed) return;
+    const std::int64_t ns =
+        (Clock::now() - open.begin).count() - (waited_ns_ - open.waited_ns);
+    writer_->note_duration(
+        phase_of(part),
+        static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+            ns / 1000, 0, std::numeric_limits<std::uint32_t>::max())));
+  }
+  void change_in_flight(int) noexcept override {}
+  void overlapped(std::int64_t, std::int64_t exposed) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    waited_ns_ += exposed;
+  }
+  void stepped(std::int64_t num_steps) noexcept override {
+    writer_->set_num_steps(static_cast<std::uint64_t>(num_steps));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::size_t kMostOpen = 16;
+
+  struct OpenPart {
+    RankPhase before = RankPhase::between;
+    bool is_timed = false;
+    Clock::time_point begin{};
+    std::int64_t waited_ns = 0;
+  };
+
+  std::shared_ptr<BoardWriter> writer_;
+  std::mutex mutex_;
+  // Guarded by the mutex.
+  std::array<OpenPart, kMostOpen> open_;
+  std::size_t num_open_ = 0;
+  int num_waiting_ = 0;
+  Clock::time_point waiting_since_{};
+  std::int64_t waited_ns_ = 0;
+};
 
 }  // namespace
 

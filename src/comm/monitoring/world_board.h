@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include <accelerate/detail/step_parts.h>
 #include <accelerate/log.h>

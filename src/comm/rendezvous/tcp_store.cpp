@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -32,27 +31,27 @@ using Value = std::vector<std::uint8_t>;
 // LibTorch's clients put this before all keys.
 constexpr char kKeyPrefix = '/';
 
-class Message {
+class StoreMessage {
  public:
-  explicit Message(StoreQuery query) { number(query); }
+  explicit StoreMessage(StoreQuery query) { number(query); }
 
   template <class T>
-  Message& number(T value) {
+  StoreMessage& number(T value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
-  Message& key(const std::string& key) {
+  StoreMessage& key(const std::string& key) {
     number(static_cast<std::uint64_t>(key.size() + 1));
     bytes_ += kKeyPrefix;
     bytes_ += key;
     return *this;
   }
-  Message& keys(const std::vector<std::string>& keys) {
+  StoreMessage& keys(const std::vector<std::string>& keys) {
     number(static_cast<std::uint64_t>(keys.size()));
     for (const std::string& each : keys) key(each);
     return *this;
   }
-  Message& value(const Value& value) {
+  StoreMessage& value(const Value& value) {
     number(static_cast<std::uint64_t>(value.size()));
     bytes_.append(value.begin(), value.end());
     return *this;
@@ -153,8 +152,8 @@ void TcpStore::connect() {
 
 void TcpStore::introduce() {
   const auto nonce = static_cast<std::uint32_t>(::getpid());
-  send(Message(StoreQuery::validate).number(kStoreMagic).bytes());
-  send(Message(StoreQuery::ping).number(nonce).bytes());
+  send(StoreMessage(StoreQuery::validate).number(kStoreMagic).bytes());
+  send(StoreMessage(StoreQuery::ping).number(nonce).bytes());
   if (receive<std::uint32_t>() != nonce) give_up("gave a wrong answer");
 }
 
@@ -226,9 +225,9 @@ Value TcpStore::receive_value() {
 void TcpStore::await_keys(
     const std::vector<std::string>& keys,
     milliseconds timeout) {
-  send(Message(StoreQuery::wait).keys(keys).bytes());
+  send(StoreMessage(StoreQuery::wait).keys(keys).bytes());
   if (!can_receive(timeout)) {
-    send(Message(StoreQuery::cancel_wait).bytes());
+    send(StoreMessage(StoreQuery::cancel_wait).bytes());
     // The keys may have arrived at the last moment; the answer to the
     // cancellation follows.
     if (receive<StoreAnswer>() == StoreAnswer::stop_waiting)
@@ -246,7 +245,7 @@ void TcpStore::await_keys(
 
 void TcpStore::set(const std::string& key, const Value& value) {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::set).key(key).value(value).bytes());
+  send(StoreMessage(StoreQuery::set).key(key).value(value).bytes());
 }
 
 Value TcpStore::compareSet(
@@ -254,7 +253,7 @@ Value TcpStore::compareSet(
     const Value& expected,
     const Value& desired) {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::compare_set)
+  send(StoreMessage(StoreQuery::compare_set)
            .key(key)
            .value(expected)
            .value(desired)
@@ -265,31 +264,31 @@ Value TcpStore::compareSet(
 Value TcpStore::get(const std::string& key) {
   const std::lock_guard lock(mutex_);
   await_keys({key}, timeout_);
-  send(Message(StoreQuery::get).key(key).bytes());
+  send(StoreMessage(StoreQuery::get).key(key).bytes());
   return receive_value();
 }
 
 std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::add).key(key).number(amount).bytes());
+  send(StoreMessage(StoreQuery::add).key(key).number(amount).bytes());
   return receive<std::int64_t>();
 }
 
 bool TcpStore::deleteKey(const std::string& key) {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::delete_key).key(key).bytes());
+  send(StoreMessage(StoreQuery::delete_key).key(key).bytes());
   return receive<std::int64_t>() == 1;
 }
 
 bool TcpStore::check(const std::vector<std::string>& keys) {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::check).keys(keys).bytes());
+  send(StoreMessage(StoreQuery::check).keys(keys).bytes());
   return receive<StoreAnswer>() == StoreAnswer::ready;
 }
 
 std::int64_t TcpStore::getNumKeys() {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::num_keys).bytes());
+  send(StoreMessage(StoreQuery::num_keys).bytes());
   return receive<std::int64_t>();
 }
 
@@ -306,13 +305,13 @@ void TcpStore::wait(
 
 void TcpStore::append(const std::string& key, const Value& value) {
   const std::lock_guard lock(mutex_);
-  send(Message(StoreQuery::append).key(key).value(value).bytes());
+  send(StoreMessage(StoreQuery::append).key(key).value(value).bytes());
 }
 
 std::vector<Value> TcpStore::multiGet(const std::vector<std::string>& keys) {
   const std::lock_guard lock(mutex_);
   await_keys(keys, timeout_);
-  send(Message(StoreQuery::multi_get).keys(keys).bytes());
+  send(StoreMessage(StoreQuery::multi_get).keys(keys).bytes());
   std::vector<Value> values;
   values.reserve(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i)
@@ -330,7 +329,7 @@ void TcpStore::multiSet(
       " keys and ",
       values.size(),
       " values");
-  Message message(StoreQuery::multi_set);
+  StoreMessage message(StoreQuery::multi_set);
   message.number(static_cast<std::uint64_t>(keys.size()));
   for (std::size_t i = 0; i < keys.size(); ++i)
     message.key(keys[i]).value(values[i]);

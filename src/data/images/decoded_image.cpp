@@ -1,12 +1,9 @@
 #include "data/images/decoded_image.h"
 
-#include <algorithm>
 #include <array>
-#include <utility>
 
 #include "base/text/text.h"
 #include "data/images/image_checks.h"
-#include "data/images/pnm.h"
 
 namespace accelerate::detail {
 

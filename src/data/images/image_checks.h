@@ -19,5 +19,9 @@ DecodedImage decode_gif(ImageBytes bytes);
 DecodedImage decode_bmp(ImageBytes bytes);
 DecodedImage decode_psd(ImageBytes bytes);
 DecodedImage decode_tga(ImageBytes bytes);
+/// Decodes a binary PGM or PPM file (P5, P6) as Pillow does: values are scaled
+/// from the file's largest value to 255. Throws ImageFault for the other PNM
+/// formats, for grey images of 16 bits, and for files that end early.
+DecodedImage decode_pnm(ImageBytes bytes);
 
 }  // namespace accelerate::detail

@@ -1,5 +1,3 @@
-#include "data/images/pnm.h"
-
 #include <algorithm>
 #include <cmath>
 

@@ -1,7 +1,6 @@
 #include "data/images/stb_decoder.h"
 
 #include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <unordered_set>

@@ -2,16 +2,12 @@
 
 #include <map>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <utility>
 #include <variant>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 #include "exported/graph/dtypes.h"
-#include "exported/graph/modes.h"
 #include "exported/graph/operand.h"
 
 namespace accelerate::detail {
@@ -21,6 +17,42 @@ namespace {
 constexpr std::string_view kOperators = "torch.ops.";
 constexpr std::string_view kHigherOrder = "torch.ops.higher_order.";
 constexpr std::string_view kBatchCounter = "num_batches_tracked";
+
+// Arguments through which Python's modules tell an operator whether they
+// train: a flag, or the probability of dropout. Empty if there is none.
+struct ModeArguments {
+  std::string_view training;
+  std::string_view dropout;
+};
+
+// accelerate_cpp_export.py has the same table.
+constexpr std::pair<std::string_view, ModeArguments> kModeArguments[] = {
+    {"aten::alpha_dropout", {"train", ""}},
+    {"aten::alpha_dropout_", {"train", ""}},
+    {"aten::batch_norm", {"training", ""}},
+    {"aten::dropout", {"train", ""}},
+    {"aten::dropout_", {"train", ""}},
+    {"aten::feature_alpha_dropout", {"train", ""}},
+    {"aten::feature_alpha_dropout_", {"train", ""}},
+    {"aten::feature_dropout", {"train", ""}},
+    {"aten::feature_dropout_", {"train", ""}},
+    {"aten::gru", {"train", ""}},
+    {"aten::lstm", {"train", ""}},
+    {"aten::native_dropout", {"train", ""}},
+    {"aten::rnn_relu", {"train", ""}},
+    {"aten::rnn_tanh", {"train", ""}},
+    {"aten::rrelu", {"training", ""}},
+    {"aten::rrelu_", {"training", ""}},
+    {"aten::scaled_dot_product_attention", {"", "dropout_p"}},
+};
+
+// `name` is qualified, without the overload: "aten::batch_norm".
+ModeArguments mode_arguments(std::string_view name) {
+  for (const auto& [op, arguments] : kModeArguments) {
+    if (op == name) return arguments;
+  }
+  return {};
+}
 
 struct OperatorName {
   std::string name;
@@ -158,8 +190,8 @@ class Compiler::Graph {
       if (slot < 0) continue;
       const auto dtype =
           value.dtype ? std::optional(scalar_type(*value.dtype)) : std::nullopt;
-      const bool is_floating = !dtype || at::isFloatingType(*dtype) ||
-          at::isComplexType(*dtype);
+      const bool is_floating =
+          !dtype || at::isFloatingType(*dtype) || at::isComplexType(*dtype);
       code_.tensors[slot] = {true, is_floating, value.sizes};
     }
   }

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include <c10/core/Device.h>
@@ -15,6 +16,29 @@
 namespace accelerate::detail {
 
 namespace {
+
+constexpr std::pair<ExportedDtype, at::ScalarType> kScalarTypes[] = {
+    {ExportedDtype::uint8, at::kByte},
+    {ExportedDtype::int8, at::kChar},
+    {ExportedDtype::int16, at::kShort},
+    {ExportedDtype::int32, at::kInt},
+    {ExportedDtype::int64, at::kLong},
+    {ExportedDtype::float16, at::kHalf},
+    {ExportedDtype::float32, at::kFloat},
+    {ExportedDtype::float64, at::kDouble},
+    {ExportedDtype::complex32, at::kComplexHalf},
+    {ExportedDtype::complex64, at::kComplexFloat},
+    {ExportedDtype::complex128, at::kComplexDouble},
+    {ExportedDtype::boolean, at::kBool},
+    {ExportedDtype::bfloat16, at::kBFloat16},
+    {ExportedDtype::uint16, at::kUInt16},
+    {ExportedDtype::float8_e4m3fn, at::kFloat8_e4m3fn},
+    {ExportedDtype::float8_e5m2, at::kFloat8_e5m2},
+    {ExportedDtype::float8_e4m3fnuz, at::kFloat8_e4m3fnuz},
+    {ExportedDtype::float8_e5m2fnuz, at::kFloat8_e5m2fnuz},
+    {ExportedDtype::float8_e8m0fnu, at::kFloat8_e8m0fnu},
+    {ExportedDtype::uint32, at::kUInt32},
+    {ExportedDtype::uint64, at::kUInt64}};
 
 c10::Device device_of(const ExportedDevice& device) {
   try {
@@ -45,51 +69,9 @@ at::MemoryFormat memory_format_of(ExportedMemoryFormat memory_format) {
 }  // namespace
 
 at::ScalarType scalar_type(ExportedDtype dtype) {
-  switch (dtype) {
-    case ExportedDtype::uint8:
-      return at::kByte;
-    case ExportedDtype::int8:
-      return at::kChar;
-    case ExportedDtype::int16:
-      return at::kShort;
-    case ExportedDtype::int32:
-      return at::kInt;
-    case ExportedDtype::int64:
-      return at::kLong;
-    case ExportedDtype::float16:
-      return at::kHalf;
-    case ExportedDtype::float32:
-      return at::kFloat;
-    case ExportedDtype::float64:
-      return at::kDouble;
-    case ExportedDtype::complex32:
-      return at::kComplexHalf;
-    case ExportedDtype::complex64:
-      return at::kComplexFloat;
-    case ExportedDtype::complex128:
-      return at::kComplexDouble;
-    case ExportedDtype::boolean:
-      return at::kBool;
-    case ExportedDtype::bfloat16:
-      return at::kBFloat16;
-    case ExportedDtype::uint16:
-      return at::kUInt16;
-    case ExportedDtype::float8_e4m3fn:
-      return at::kFloat8_e4m3fn;
-    case ExportedDtype::float8_e5m2:
-      return at::kFloat8_e5m2;
-    case ExportedDtype::float8_e4m3fnuz:
-      return at::kFloat8_e4m3fnuz;
-    case ExportedDtype::float8_e5m2fnuz:
-      return at::kFloat8_e5m2fnuz;
-    case ExportedDtype::float8_e8m0fnu:
-      return at::kFloat8_e8m0fnu;
-    case ExportedDtype::uint32:
-      return at::kUInt32;
-    case ExportedDtype::uint64:
-      break;
-  }
-  return at::kUInt64;
+  for (const auto& [exported, type] : kScalarTypes)
+    if (exported == dtype) return type;
+  throw InternalError("[exported] a dtype is missing in the table");
 }
 
 std::optional<at::ScalarType> scalar_type(const std::string& name) {

@@ -1,7 +1,5 @@
 #include "exported/graph/input_sizes.h"
 
-#include <limits>
-
 #include <accelerate/error.h>
 
 #include "base/text/text.h"

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -30,10 +29,9 @@ const IValue& argument_at(const Arguments& arguments, std::size_t i) {
 }
 
 bool are_integers(const Arguments& arguments) {
-  return std::all_of(
-      arguments.begin(), arguments.end(), [](const IValue& argument) {
-        return argument.isInt() || argument.isBool();
-      });
+  return std::ranges::all_of(arguments, [](const IValue& argument) {
+    return argument.isInt() || argument.isBool();
+  });
 }
 
 std::int64_t integer(const Arguments& arguments, std::size_t i) {

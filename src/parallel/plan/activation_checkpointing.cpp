@@ -75,10 +75,9 @@ class ActivationCheckpointing final : public Strategy {
     if (!whole_model_) return false;
     ParameterTable table(*whole_model_);
     const UnitPlan plan = plan_units(*whole_model_, table, request_.modules);
-    return std::any_of(
-        plan.units.begin(), plan.units.end(), [](const WrapUnit& unit) {
-          return unit.name != kRootUnit;
-        });
+    return std::ranges::any_of(plan.units, [](const WrapUnit& unit) {
+      return unit.name != kRootUnit;
+    });
   }
 
   RecomputationRequest request_;

@@ -1,7 +1,6 @@
 #include "parallel/plan/master_weights.h"
 
 #include <cstddef>
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>

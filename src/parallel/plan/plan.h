@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,7 +12,6 @@
 
 #include "engines/fp8_recipe.h"
 #include "engines/training_request.h"
-#include "parallel/plan/degrees.h"
 #include "parallel/shard/shard.h"
 #include "parallel/strategy_list.h"
 
@@ -20,6 +20,9 @@ class Module;
 }
 
 namespace accelerate::detail {
+
+/// The number of ranks along each axis of the grid, indexed by Axis.
+using Degrees = std::array<int, kNumAxes>;
 
 /// A technique added in code rather than listed in the table. It allows degrees
 /// above 1 on its axis, and is applied before those in the table.
@@ -66,7 +69,7 @@ struct ParallelPlan {
   std::vector<IgnoredSetting> ignored = {};
 
   [[nodiscard]] int degree(Axis axis) const {
-    return degree_along(degrees, axis);
+    return degrees[static_cast<std::size_t>(axis)];
   }
 };
 
@@ -91,7 +94,7 @@ struct PlanRequest {
   std::vector<AddedTechnique> added = {};
 };
 
-/// Chooses the degrees (choose_degrees) and resolves the options. Runs every
+/// Chooses the degrees and resolves the options. Runs every
 /// technique's validation; throws one ConfigError with all complaints, the
 /// request's included. Has no side effects.
 ParallelPlan make_plan(const PlanRequest& request);

@@ -172,7 +172,7 @@ void OperationQueue::check_peers() {
     std::vector<int> awaited;
     operation->list_awaited(fabric_, awaited);
     for (const int rank : awaited) {
-      if (std::find(gone.begin(), gone.end(), rank) != gone.end())
+      if (std::ranges::find(gone, rank) != gone.end())
         return fail(peers_.describe_gone(fabric_, rank));
     }
     if (operation->is_late(now))
