@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
     std::vector<std::string> words =
         cli::without_separator(tool, {argv + 1, argv + argc});
     // CLI11 takes them in reverse.
-    std::reverse(words.begin(), words.end());
+    std::ranges::reverse(words);
     tool.parse(std::move(words));
     if (options->parsed()) {
       std::fputs(accelerate::detail::options_page().c_str(), stdout);

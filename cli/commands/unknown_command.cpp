@@ -41,7 +41,7 @@ std::optional<std::string> describe_unknown_command(
     }
     const std::vector<std::string> known = subcommand_names(*app);
     if (known.empty()) return std::nullopt;
-    if (std::find(known.begin(), known.end(), word) != known.end()) {
+    if (std::ranges::find(known, word) != known.end()) {
       app = app->get_subcommand(word);
       path += " " + word;
       continue;

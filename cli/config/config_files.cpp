@@ -58,8 +58,7 @@ Fsdp2Conversion to_fsdp2(const ConfigJson& values) {
     if (key == "fsdp_sharding_strategy" ||
         key == "fsdp_reshard_after_forward") {
       converted["fsdp_reshard_after_forward"] = reshard_after_forward(value);
-    } else if (
-        std::find(kRemoved.begin(), kRemoved.end(), key) != kRemoved.end()) {
+    } else if (std::ranges::find(kRemoved, key) != kRemoved.end()) {
       out.notes.push_back(
           format("{} is left out: version 2 does not have this setting", key));
     } else if (key == "fsdp_forward_prefetch") {

@@ -71,7 +71,7 @@ class LaunchHelp final : public CLI::Formatter {
     const auto is_chosen = [&](const Choice& choice) {
       return is_given(*app, choice.flag);
     };
-    if (std::any_of(kChoices.begin(), kChoices.end(), is_chosen)) {
+    if (std::ranges::any_of(kChoices, is_chosen)) {
       for (const Choice& choice : kChoices) {
         if (!choice.group.empty() && !is_chosen(choice))
           left_out_.emplace_back(choice.group);
@@ -90,8 +90,7 @@ class LaunchHelp final : public CLI::Formatter {
       std::string group,
       bool is_positional,
       std::vector<const CLI::Option*> options) const override {
-    if (std::find(left_out_.begin(), left_out_.end(), group) != left_out_.end())
-      return {};
+    if (std::ranges::find(left_out_, group) != left_out_.end()) return {};
     return Formatter::make_group(
         std::move(group), is_positional, std::move(options));
   }

@@ -37,10 +37,9 @@ struct RunningGroup {
 
 bool has_rank(const RunningGroup& group, pid_t process) {
   const auto ranks = detail::read_activities(group.board);
-  return std::any_of(
-      ranks.begin(), ranks.end(), [&](const detail::RankActivity& rank) {
-        return rank.process == process;
-      });
+  return std::ranges::any_of(ranks, [&](const detail::RankActivity& rank) {
+    return rank.process == process;
+  });
 }
 
 // All groups whose processes this process may inspect, in the order of their
@@ -56,7 +55,7 @@ std::vector<RunningGroup> find_groups() {
     const auto number = detail::parse_int(entries->path().filename().string());
     if (number) processes.push_back(static_cast<pid_t>(*number));
   }
-  std::sort(processes.begin(), processes.end());
+  std::ranges::sort(processes);
   std::vector<RunningGroup> groups;
   for (const pid_t process : processes) {
     for (detail::Board& board : detail::Board::of_process(process))

@@ -59,14 +59,12 @@ std::vector<std::string> words_of(std::string_view name) {
 Better better_values(std::string_view name) {
   const std::vector<std::string> words = words_of(name);
   const auto has = [&](const auto& list) {
-    return std::any_of(words.begin(), words.end(), [&](const auto& word) {
-      return std::find(std::begin(list), std::end(list), word) !=
-          std::end(list);
+    return std::ranges::any_of(words, [&](const auto& word) {
+      return std::ranges::find(list, word) != std::end(list);
     });
   };
   // "tokens_per_second" grows even though its seconds shrink.
-  if (std::find(words.begin(), words.end(), "per") != words.end())
-    return Better::higher;
+  if (std::ranges::find(words, "per") != words.end()) return Better::higher;
   if (has(kLower)) return Better::lower;
   return has(kHigher) ? Better::higher : Better::unknown;
 }

@@ -1,6 +1,5 @@
 #include "cli/runs/run_export.h"
 
-#include "base/text/text.h"
 #include "cli/runs/figures.h"
 
 namespace accelerate::cli {

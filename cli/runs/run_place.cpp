@@ -44,7 +44,7 @@ void add_runs_below(
         !entry->path().filename().string().starts_with('.'))
       inside.push_back(entry->path());
   }
-  std::sort(inside.begin(), inside.end());
+  std::ranges::sort(inside);
   for (const fs::path& each : inside) add_runs_below(each, levels - 1, found);
 }
 

@@ -174,10 +174,9 @@ std::vector<const RunRecord::Event*> RunRecord::checkpoints() const {
     if (event.event.kind == journal_kind::kCheckpoint && event.step)
       found.push_back(&event);
   }
-  std::stable_sort(
-      found.begin(), found.end(), [](const Event* one, const Event* other) {
-        return *one->step < *other->step;
-      });
+  std::ranges::stable_sort(found, [](const Event* one, const Event* other) {
+    return *one->step < *other->step;
+  });
   return found;
 }
 

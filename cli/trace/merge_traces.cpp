@@ -223,10 +223,7 @@ MergedTraces merge_traces(
     const fs::path& output) {
   const std::vector<Trace> heads = heads_of(paths);
   MergedTraces merged;
-  const auto begin = std::min_element(
-      heads.begin(), heads.end(), [](const Trace& a, const Trace& b) {
-        return a.base_ns < b.base_ns;
-      });
+  const auto begin = std::ranges::min_element(heads, {}, &Trace::base_ns);
   MergedFile file(output);
   for (const Trace& head : heads) {
     // One at a time: traces are large.

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <optional>
-#include <set>
 #include <utility>
 
 #include <accelerate/error.h>

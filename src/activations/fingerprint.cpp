@@ -19,8 +19,7 @@ Fingerprint sums_of(const at::Tensor& tensor) {
   // recomputation saves.
   if (tensor.is_cpu() && tensor.numel() > kSummedAtOnce) {
     const auto sizes = tensor.sizes();
-    const auto dim =
-        std::max_element(sizes.begin(), sizes.end()) - sizes.begin();
+    const auto dim = std::ranges::max_element(sizes) - sizes.begin();
     const std::int64_t size = tensor.size(dim);
     const Fingerprint first = sums_of(tensor.narrow(dim, 0, size / 2));
     const Fingerprint rest =

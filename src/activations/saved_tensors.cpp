@@ -1,6 +1,5 @@
 #include "activations/saved_tensors.h"
 
-#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>

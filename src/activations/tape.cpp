@@ -1,18 +1,13 @@
 #include "activations/tape.h"
 
 #include <algorithm>
-#include <string>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "activations/fingerprint.h"
 #include "activations/random_state.h"
 #include "activations/tape_records.h"
 #include "gate/first_of.h"
@@ -98,14 +93,11 @@ bool has_random_keeper(const torch::jit::Stack& stack, std::size_t count) {
   return first_of(torch::jit::last(stack, count), [](const c10::IValue& value) {
     const GateEntry* const entry = entry_of(value);
     if (entry == nullptr) return false;
-    return std::any_of(
-        entry->watches.begin(),
-        entry->watches.end(),
-        [](const TensorWatch& watch) {
-          const auto* const random =
-              dynamic_cast<const RandomKeeper*>(watch.keeper.get());
-          return random != nullptr && random->draws_random_numbers();
-        });
+    return std::ranges::any_of(entry->watches, [](const TensorWatch& watch) {
+      const auto* const random =
+          dynamic_cast<const RandomKeeper*>(watch.keeper.get());
+      return random != nullptr && random->draws_random_numbers();
+    });
   });
 }
 

@@ -130,14 +130,11 @@ void Tape::replay() {
 std::size_t Tape::end_of_wanted() const {
   const auto is_wanted = [](const Saved& saved) { return saved.num_hooks > 0; };
   const auto is_needed = [&](const Operator& entry) {
-    return std::any_of(entry.saved.begin(), entry.saved.end(), is_wanted) ||
-        std::any_of(
-               entry.outputs.begin(),
-               entry.outputs.end(),
-               [&](const Output& output) {
-                 const auto found = saved_made_.find(output.made);
-                 return found != saved_made_.end() && is_wanted(found->second);
-               });
+    return std::ranges::any_of(entry.saved, is_wanted) ||
+        std::ranges::any_of(entry.outputs, [&](const Output& output) {
+             const auto found = saved_made_.find(output.made);
+             return found != saved_made_.end() && is_wanted(found->second);
+           });
   };
   std::size_t end = operators_.size();
   while (end > 0 && !is_needed(operators_[end - 1])) --end;

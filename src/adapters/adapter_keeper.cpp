@@ -119,19 +119,17 @@ void AdapterKeeper::forget(const std::string& name, const at::Tensor& tensor) {
 }
 
 bool AdapterKeeper::is_active(const std::string& name) const {
-  return std::find(active.begin(), active.end(), name) != active.end();
+  return std::ranges::find(active, name) != active.end();
 }
 
 std::vector<std::string> AdapterKeeper::merged_names() const {
   std::vector<std::string> names;
   for (const auto& [name, known] : adapters) {
-    const bool is_merged = std::any_of(
-        units_.begin(), units_.end(), [&name = name](const Unit& unit) {
+    const bool is_merged =
+        std::ranges::any_of(units_, [&name = name](const Unit& unit) {
           return unit.layer &&
-              std::any_of(
-                     unit.layer->merged.begin(),
-                     unit.layer->merged.end(),
-                     [&](const MergedAdapter& each) {
+              std::ranges::any_of(
+                     unit.layer->merged, [&](const MergedAdapter& each) {
                        return each.name == name;
                      });
         });
@@ -141,10 +139,9 @@ std::vector<std::string> AdapterKeeper::merged_names() const {
 }
 
 bool AdapterKeeper::draws_random_numbers() const {
-  return std::any_of(
-      active.begin(), active.end(), [this](const std::string& name) {
-        return adapters.at(name).options.dropout > 0;
-      });
+  return std::ranges::any_of(active, [this](const std::string& name) {
+    return adapters.at(name).options.dropout > 0;
+  });
 }
 
 AddedProducts::Layer AdapterKeeper::added_to(std::size_t unit) const {
@@ -194,10 +191,8 @@ at::Tensor AdapterKeeper::copy_for(const c10::IValue& value) const {
 // An operator that takes another tensor as well, and changes nothing, is part
 // of a forward; one that takes the parameter alone may save or move it.
 bool AdapterKeeper::may_use_copies(GatedCall& call) const {
-  const bool has_copies =
-      std::any_of(units_.begin(), units_.end(), [](const Unit& unit) {
-        return unit.copied != nullptr;
-      });
+  const bool has_copies = std::ranges::any_of(
+      units_, [](const Unit& unit) { return unit.copied != nullptr; });
   if (!has_copies || call.operation().schema().is_mutable()) return false;
   const auto is_input = [this](const c10::IValue& value) {
     return value.isTensor() && value.toTensor().defined() &&
@@ -206,7 +201,7 @@ bool AdapterKeeper::may_use_copies(GatedCall& call) const {
   for (const c10::IValue& value : call.arguments()) {
     const auto items =
         value.isList() ? value.toListRef() : c10::ArrayRef<c10::IValue>(value);
-    if (std::any_of(items.begin(), items.end(), is_input)) return true;
+    if (std::ranges::any_of(items, is_input)) return true;
   }
   return false;
 }
@@ -251,7 +246,7 @@ bool AdapterKeeper::run_with_copies(GatedCall& call) const {
     call.replace(std::move(stack.front()));
     return true;
   }
-  std::copy(stack.begin(), stack.end(), call.arguments().begin());
+  std::ranges::copy(stack, call.arguments().begin());
   call.forget_keys();
   call.run();
   return true;
@@ -265,8 +260,7 @@ void AdapterKeeper::note_other_uses(GatedCall& call) const {
       "aten::matmul",
       "aten::mm",
       "aten::embedding"};
-  if (std::find(std::begin(kLayers), std::end(kLayers), name) ==
-      std::end(kLayers)) {
+  if (std::ranges::find(kLayers, name) == std::end(kLayers)) {
     return;
   }
   for (const c10::IValue& value : call.arguments()) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <utility>
 
 #include <ATen/core/grad_mode.h>
 
@@ -87,14 +86,13 @@ bool trains_bias(
     const std::string& module,
     const std::string& parameter) {
   if (parameter != "bias") return false;
-  return std::any_of(
-      keeper.active.begin(), keeper.active.end(), [&](const auto& name) {
-        const KnownAdapter& known = keeper.adapters.at(name);
-        if (!known.is_trainable) return false;
-        const AdapterBias bias = known.options.bias;
-        return bias == AdapterBias::all ||
-            (bias == AdapterBias::lora_only && keeper.layer(module) != nullptr);
-      });
+  return std::ranges::any_of(keeper.active, [&](const auto& name) {
+    const KnownAdapter& known = keeper.adapters.at(name);
+    if (!known.is_trainable) return false;
+    const AdapterBias bias = known.options.bias;
+    return bias == AdapterBias::all ||
+        (bias == AdapterBias::lora_only && keeper.layer(module) != nullptr);
+  });
 }
 
 }  // namespace

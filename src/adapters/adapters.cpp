@@ -189,7 +189,7 @@ void delete_adapter(const AdaptedModule& model, const std::string& name) {
   AdapterKeeper& keeper = require_keeper(*model);
   require_adapter(keeper, name);
   const auto merged = keeper.merged_names();
-  if (std::find(merged.begin(), merged.end(), name) != merged.end()) {
+  if (std::ranges::find(merged, name) != merged.end()) {
     throw ConfigError(format(
         "[adapters] an adapter that is deleted must not be merged, but \"{}\" "
         "is: call unmerge_adapters() or merge_and_unload()",

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>

@@ -1,8 +1,5 @@
 #include "adapters/layer_call.h"
 
-#include <string>
-#include <utility>
-
 #include "gate/weight_product.h"
 
 namespace accelerate::detail {

@@ -1,6 +1,5 @@
 // Adapters added to the weights of their layers, and taken out again.
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -111,10 +110,9 @@ std::vector<Change> find_changes(
   std::vector<Change> changes;
   std::vector<std::string> complaints;
   for (AdaptedLayer* const layer : keeper.layers()) {
-    const bool has_any =
-        std::any_of(names.begin(), names.end(), [&](const auto& name) {
-          return layer->adapters.contains(name);
-        });
+    const bool has_any = std::ranges::any_of(names, [&](const auto& name) {
+      return layer->adapters.contains(name);
+    });
     if (!has_any) continue;
     Change change{
         layer, own_parameter(module_at(model, layer->name), "weight")};

@@ -9,10 +9,9 @@ namespace accelerate {
 bool ModulePattern::matches(const std::string& module_name) const {
   if (!expression_.empty())
     return detail::matches_expression(module_name, expression_);
-  return std::any_of(
-      names_.begin(), names_.end(), [&](const std::string& name) {
-        return module_name == name || module_name.ends_with("." + name);
-      });
+  return std::ranges::any_of(names_, [&](const std::string& name) {
+    return module_name == name || module_name.ends_with("." + name);
+  });
 }
 
 }  // namespace accelerate

@@ -1,6 +1,5 @@
 // Adapters in files as PEFT has them.
 #include <map>
-#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>

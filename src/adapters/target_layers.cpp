@@ -45,9 +45,8 @@ bool is_head(const std::string& name, const AdapterOptions& options) {
 }
 
 bool is_saved(const std::string& name, const AdapterOptions& options) {
-  return std::any_of(
-      options.modules_to_save.begin(),
-      options.modules_to_save.end(),
+  return std::ranges::any_of(
+      options.modules_to_save,
       [&](const std::string& end) { return name.ends_with(end); });
 }
 
@@ -71,10 +70,8 @@ bool has_wanted_number(const std::string& name, const AdapterOptions& options) {
   }
   const auto value = number ? parse_int(*number) : std::nullopt;
   return value &&
-      std::find(
-          options.layers_to_transform.begin(),
-          options.layers_to_transform.end(),
-          *value) != options.layers_to_transform.end();
+      std::ranges::find(options.layers_to_transform, *value) !=
+      options.layers_to_transform.end();
 }
 
 bool is_target(const NamedModule& each, const AdapterOptions& options) {
@@ -88,8 +85,7 @@ bool is_target(const NamedModule& each, const AdapterOptions& options) {
     return is_linear(each) && !is_head(each.name, options);
   if (!wanted.matches(each.name)) return false;
   const bool is_exact =
-      std::find(wanted.names().begin(), wanted.names().end(), each.name) !=
-      wanted.names().end();
+      std::ranges::find(wanted.names(), each.name) != wanted.names().end();
   return !wanted.expression().empty() || is_exact ||
       has_wanted_number(each.name, options);
 }
@@ -122,10 +118,9 @@ void check_ties(
     if (found == by_weight.end()) continue;
     for (const TargetLayer* const target : found->second) {
       const bool is_itself = target->module.name == each.name;
-      const bool is_target_too = std::any_of(
-          found->second.begin(), found->second.end(), [&](const auto* other) {
-            return other->module.name == each.name;
-          });
+      const bool is_target_too = std::ranges::any_of(
+          found->second,
+          [&](const auto* other) { return other->module.name == each.name; });
       if (is_itself || (facts->kind != target->facts.kind && !is_target_too))
         continue;
       complaints.push_back(format(
@@ -194,10 +189,9 @@ std::vector<NamedModule> find_saved(
     }
   }
   for (const std::string& name : options.modules_to_save) {
-    const bool is_found =
-        std::any_of(saved.begin(), saved.end(), [&](const NamedModule& each) {
-          return each.name.ends_with(name);
-        });
+    const bool is_found = std::ranges::any_of(
+        saved,
+        [&](const NamedModule& each) { return each.name.ends_with(name); });
     if (!is_found) {
       complaints.push_back(format(
           "modules_to_save must name modules of the model, but \"{}\" is none",

@@ -91,10 +91,8 @@ void Logger::write(const LogRecord& record) const {
 
 void Logger::set_levels(std::vector<NamedLogLevel> levels) {
   // The longest matching name comes first.
-  std::stable_sort(
-      levels.begin(),
-      levels.end(),
-      [](const NamedLogLevel& left, const NamedLogLevel& right) {
+  std::ranges::stable_sort(
+      levels, [](const NamedLogLevel& left, const NamedLogLevel& right) {
         return left.name.size() > right.name.size();
       });
   levels_ =

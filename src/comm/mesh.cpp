@@ -1,10 +1,7 @@
-#include <accelerate/parallel.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -242,17 +239,16 @@ Group Mesh::group(std::initializer_list<Axis> axes) const {
 
 Group Mesh::group(std::span<const Axis> axes) const {
   AxisSet set{};
-  if (impl_->experts &&
-      std::find(axes.begin(), axes.end(), Axis::expert) != axes.end()) {
+  if (impl_->experts && std::ranges::find(axes, Axis::expert) != axes.end()) {
     return experts().group(axes);
   }
   // Axes of degree 1 add no ranks; without them, the existing group is found.
   for (const Axis axis : axes) set[index_of(axis)] = degree(axis) > 1;
-  const auto count = std::count(set.begin(), set.end(), true);
+  const auto count = std::ranges::count(set, true);
   if (count == 0) return {};
   if (count == 1) {
     return impl_->groups[static_cast<std::size_t>(
-        std::find(set.begin(), set.end(), true) - set.begin())];
+        std::ranges::find(set, true) - set.begin())];
   }
   const auto found = impl_->joint_groups.find(set);
   if (found != impl_->joint_groups.end()) return found->second;

@@ -5,7 +5,6 @@
 #include <cctype>
 #include <limits>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include <accelerate/error.h>
@@ -101,8 +100,7 @@ class VariableReader {
   // Families share variables: of equal complaints, one counts.
   void complain(const std::string& text) {
     const std::string complaint = "[launch] " + text;
-    if (std::find(complaints_.begin(), complaints_.end(), complaint) ==
-        complaints_.end())
+    if (std::ranges::find(complaints_, complaint) == complaints_.end())
       complaints_.push_back(complaint);
   }
   [[nodiscard]] bool has_complaints() const { return !complaints_.empty(); }
@@ -432,10 +430,9 @@ RankVariables read_rank_variables(const Environment& environment) {
 std::string read_store_secret(const Environment& environment) {
   constexpr std::size_t kFewest = 16, kMost = 256;
   const std::string secret = environment.get(kStoreSecretVariable).value_or("");
-  const bool is_plain =
-      std::all_of(secret.begin(), secret.end(), [](unsigned char c) {
-        return std::isalnum(c) != 0 || c == '-' || c == '_';
-      });
+  const bool is_plain = std::ranges::all_of(secret, [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_';
+  });
   if (secret.empty() ||
       (is_plain && secret.size() >= kFewest && secret.size() <= kMost)) {
     return secret;

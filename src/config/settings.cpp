@@ -238,9 +238,8 @@ void take(
 Settings resolve(std::span<const Source> sources) {
   std::vector<const Source*> strongest_first;
   for (const Source& source : sources) strongest_first.push_back(&source);
-  std::stable_sort(
-      strongest_first.begin(),
-      strongest_first.end(),
+  std::ranges::stable_sort(
+      strongest_first,
       [](const Source* a, const Source* b) { return a->origin > b->origin; });
 
   Settings settings;

@@ -3,7 +3,6 @@
 #include <array>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <accelerate/error.h>

@@ -61,8 +61,7 @@ class ParallelismResolution {
       std::string_view name,
       const std::string& value,
       const std::vector<std::string>& allowed) {
-    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end())
-      return;
+    if (std::ranges::find(allowed, value) != allowed.end()) return;
     complaints_.push_back(format(
         "[config] {} is \"{}\"; it must be {}",
         name,

@@ -32,9 +32,7 @@ constexpr std::string_view kDeviceChanging[] = {
 
 bool takes_several_devices(const c10::OperatorHandle& operation) {
   const std::string& name = operation.operator_name().name;
-  return std::find(
-             std::begin(kDeviceChanging), std::end(kDeviceChanging), name) !=
-      std::end(kDeviceChanging);
+  return std::ranges::find(kDeviceChanging, name) != std::end(kDeviceChanging);
 }
 
 // Lengths of sequences, which LibTorch expects on the CPU.
@@ -67,9 +65,8 @@ void for_each_placed(const c10::IValue& value, Visit&& visit) {
 bool has_tensors(const c10::IValue& value) {
   if (!value.isList()) return value.isTensor();
   const auto items = value.toListRef();
-  return std::any_of(items.begin(), items.end(), [](const c10::IValue& item) {
-    return item.isTensor();
-  });
+  return std::ranges::any_of(
+      items, [](const c10::IValue& item) { return item.isTensor(); });
 }
 
 bool is_written(const c10::Argument& argument) {

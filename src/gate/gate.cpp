@@ -1,7 +1,6 @@
 #include "gate/gate.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -87,7 +86,7 @@ struct GateFallback {
       std::size_t unit,
       bool is_filled,
       Keepers& keepers) {
-    if (std::find(keepers.begin(), keepers.end(), &keeper) == keepers.end())
+    if (std::ranges::find(keepers, &keeper) == keepers.end())
       keepers.push_back(&keeper);
     keeper.before_read(unit, is_filled);
   }
@@ -160,7 +159,7 @@ struct GateFallback {
       if (state.is_followed) break;
       const auto items = value.isList() ? value.toListRef()
                                         : c10::ArrayRef<c10::IValue>(value);
-      state.is_followed = std::any_of(items.begin(), items.end(), is_followed);
+      state.is_followed = std::ranges::any_of(items, is_followed);
     }
     if (!state.is_followed) return;
     if (const auto device = device_of_call(state.operation, arguments))

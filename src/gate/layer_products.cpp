@@ -1,7 +1,6 @@
 #include "gate/layer_products.h"
 
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -14,7 +13,6 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
-#include "gate/biased_product.h"
 #include "gate/kept_casts.h"
 #include "gate/mode_keys.h"
 #include "gate/transpose_of.h"

@@ -159,10 +159,8 @@ at::Tensor exchange_memory(const at::Tensor& tensor, const at::Tensor& other) {
 const TensorWatch* find_watch(const c10::IValue& value, const void* owner) {
   const GateEntry* const entry = entry_of(value);
   if (entry == nullptr) return nullptr;
-  const auto found = std::find_if(
-      entry->watches.begin(),
-      entry->watches.end(),
-      [owner](const TensorWatch& watch) { return watch.owner == owner; });
+  const auto found =
+      std::ranges::find(entry->watches, owner, &TensorWatch::owner);
   return found == entry->watches.end() ? nullptr : &*found;
 }
 

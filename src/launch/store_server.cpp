@@ -193,8 +193,7 @@ class Server {
     const bool is_own = options_.is_of_this_user
         ? options_.is_of_this_user(client.socket)
         : is_of_this_user(client.socket);
-    return is_own ||
-        std::any_of(clients_.begin(), clients_.end(), [&](const auto& other) {
+    return is_own || std::ranges::any_of(clients_, [&](const auto& other) {
              return other->session.has_joined() &&
                  other->address == client.address;
            });

@@ -1,7 +1,6 @@
 #include "launch/store_service.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/text/text.h"
 
@@ -187,10 +186,9 @@ void StoreService::join(StoreSession& session, const StoreRequest& request) {
   const bool is_right = options_.is_secret_shared
       ? is_equal_secret(given, options_.secret)
       : given.empty();
-  const bool is_taken = std::any_of(
-      sessions_.begin(), sessions_.end(), [&](const StoreSession* other) {
-        return other->machine_ == machine;
-      });
+  const bool is_taken = std::ranges::any_of(
+      sessions_,
+      [&](const StoreSession* other) { return other->machine_ == machine; });
   if (!is_right || is_taken) {
     session.answer(
         is_right ? StoreJoinAnswer::machine_taken
@@ -269,9 +267,8 @@ void StoreService::wait(StoreSession& session, StoreRequest& request) {
 
 void StoreService::check(StoreSession& session, const StoreRequest& request)
     const {
-  const bool has_all = std::all_of(
-      request.strings.begin(),
-      request.strings.end(),
+  const bool has_all = std::ranges::all_of(
+      request.strings,
       [&](const std::string& key) { return values_.contains(key); });
   session.answer(has_all ? StoreAnswer::ready : StoreAnswer::not_ready);
 }

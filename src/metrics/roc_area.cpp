@@ -21,12 +21,7 @@ double roc_area_of_bins(
 }
 
 double roc_area(std::vector<ScoredSample> samples) {
-  std::sort(
-      samples.begin(),
-      samples.end(),
-      [](const ScoredSample& left, const ScoredSample& right) {
-        return left.score < right.score;
-      });
+  std::ranges::sort(samples, {}, &ScoredSample::score);
   std::vector<double> positives, negatives;
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if (i == 0 || samples[i].score != samples[i - 1].score) {

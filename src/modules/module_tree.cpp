@@ -78,7 +78,7 @@ std::vector<std::vector<std::string>> tied_parameters(const ModuleNode& root) {
   collect_names(root, prefix, found);
   std::erase_if(
       found.names, [](const auto& group) { return group.size() < 2; });
-  for (auto& group : found.names) std::sort(group.begin(), group.end());
+  for (auto& group : found.names) std::ranges::sort(group);
   return std::move(found.names);
 }
 
@@ -97,10 +97,9 @@ bool is_class(const ModuleNode& module, std::string_view name) {
 bool is_one_of(
     const ModuleNode& module,
     const std::vector<std::string>& class_names) {
-  return std::any_of(
-      class_names.begin(), class_names.end(), [&](const std::string& name) {
-        return is_class(module, name);
-      });
+  return std::ranges::any_of(class_names, [&](const std::string& name) {
+    return is_class(module, name);
+  });
 }
 
 }  // namespace accelerate::detail

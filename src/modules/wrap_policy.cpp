@@ -13,16 +13,14 @@ namespace {
 
 bool has_parameters(const ModuleNode& module) {
   return !module.parameters.empty() ||
-      std::any_of(
-          module.children.begin(), module.children.end(), has_parameters);
+      std::ranges::any_of(module.children, has_parameters);
 }
 
 bool has_class(const ModuleNode& module, const std::string& name) {
   return is_class(module, name) ||
-      std::any_of(
-             module.children.begin(),
-             module.children.end(),
-             [&](const ModuleNode& child) { return has_class(child, name); });
+      std::ranges::any_of(module.children, [&](const ModuleNode& child) {
+           return has_class(child, name);
+         });
 }
 
 bool is_attention(const ModuleNode& module) {
@@ -118,8 +116,8 @@ class Wrapping {
             wrapped.starts_with(format("{}.", child_name));
       });
       // Children come before parents.
-      const auto place = std::find_if(
-          wrapped_.begin(), wrapped_.end(), [&](const std::string& wrapped) {
+      const auto place =
+          std::ranges::find_if(wrapped_, [&](const std::string& wrapped) {
             return child_name.starts_with(format("{}.", wrapped));
           });
       wrapped_.insert(place, child_name);

@@ -216,9 +216,8 @@ std::uint64_t random_stream_of(Axis axis, int rank) {
 }
 
 bool is_in_random_region(const void* owner) {
-  return std::any_of(regions.begin(), regions.end(), [&](const Region& region) {
-    return region.owner == owner;
-  });
+  return std::ranges::any_of(
+      regions, [&](const Region& region) { return region.owner == owner; });
 }
 
 void enter_random_region(const void* owner, std::uint64_t stream) {
@@ -231,10 +230,7 @@ void enter_random_region(const void* owner, std::uint64_t stream) {
 }
 
 void leave_random_region(const void* owner) {
-  const auto found =
-      std::find_if(regions.begin(), regions.end(), [&](const Region& region) {
-        return region.owner == owner;
-      });
+  const auto found = std::ranges::find(regions, owner, &Region::owner);
   if (found == regions.end()) return;
   regions.erase(found, regions.end());
   if (regions.empty()) c10::impl::tls_set_dispatch_key_included(kKey, false);

@@ -34,11 +34,8 @@ std::vector<TensorWatch> watches_that_add(const at::Tensor& tensor) {
   std::vector<TensorWatch> found;
   const GateEntry* const entry = entry_of(tensor);
   if (entry == nullptr) return found;
-  std::copy_if(
-      entry->watches.begin(),
-      entry->watches.end(),
-      std::back_inserter(found),
-      [](const TensorWatch& watch) {
+  std::ranges::copy_if(
+      entry->watches, std::back_inserter(found), [](const TensorWatch& watch) {
         return dynamic_cast<const AddedProducts*>(watch.keeper.get()) !=
             nullptr;
       });
@@ -55,10 +52,8 @@ RangesByRank ranges_between(const std::vector<std::int64_t>& begins) {
 }
 
 at::Tensor SlicedParameters::Slice::full(const at::Tensor& slices) const {
-  const bool is_ordered =
-      std::all_of(ranges.begin(), ranges.end(), [](const auto& of_rank) {
-        return of_rank.size() == 1;
-      });
+  const bool is_ordered = std::ranges::all_of(
+      ranges, [](const auto& of_rank) { return of_rank.size() == 1; });
   if (is_ordered) return slices;
   const at::Tensor ordered = at::empty_like(slices);
   std::int64_t taken = 0;

@@ -20,13 +20,12 @@ bool steps_on(
     const torch::optim::Optimizer& optimizer,
     const ParameterTable& table) {
   const auto& groups = optimizer.param_groups();
-  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+  return std::ranges::any_of(groups, [&](const auto& group) {
     const auto& parameters = group.params();
-    return std::any_of(
-        parameters.begin(), parameters.end(), [&](const at::Tensor& parameter) {
-          return table.find(parameter) != nullptr ||
-              table.find_local(parameter) != nullptr;
-        });
+    return std::ranges::any_of(parameters, [&](const at::Tensor& parameter) {
+      return table.find(parameter) != nullptr ||
+          table.find_local(parameter) != nullptr;
+    });
   });
 }
 

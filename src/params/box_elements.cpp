@@ -27,7 +27,7 @@ BoxElements::BoxElements(const Layout& layout, std::int64_t element_size)
     }
     is_in_full = is_in_full && extent == layout.global_shape[dim];
   }
-  std::reverse(dims_.begin(), dims_.end());
+  std::ranges::reverse(dims_);
 }
 
 std::int64_t BoxElements::num_before(std::int64_t index) const {

@@ -85,10 +85,9 @@ at::Tensor gradient_norm(
     const auto& axes = placed.row->layout.split_axes;
     std::ptrdiff_t number = -1;  // unsharded: on any mesh
     if (!axes.empty()) {
-      const auto known =
-          std::find_if(meshes.begin(), meshes.end(), [&](const Mesh* mesh) {
-            return mesh->impl() == placed.mesh->impl();
-          });
+      const auto known = std::ranges::find_if(meshes, [&](const Mesh* mesh) {
+        return mesh->impl() == placed.mesh->impl();
+      });
       number = known - meshes.begin();
       if (known == meshes.end()) meshes.push_back(placed.mesh);
     }

@@ -1,8 +1,6 @@
 #include "params/layout.h"
 
 #include <algorithm>
-#include <cstddef>
-#include <utility>
 
 namespace accelerate::detail {
 
@@ -64,8 +62,7 @@ void Layout::split(
 }
 
 bool Layout::is_split_over(Axis axis) const {
-  return std::find(split_axes.begin(), split_axes.end(), axis) !=
-      split_axes.end();
+  return std::ranges::find(split_axes, axis) != split_axes.end();
 }
 
 Mesh placement_mesh(const Layout& layout, const Mesh& mesh) {

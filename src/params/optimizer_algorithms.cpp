@@ -246,13 +246,12 @@ const OptimizerAlgorithm* find_algorithm(
     const torch::optim::Optimizer& optimizer) {
   for (const OptimizerAlgorithm& each : kAlgorithms) {
     const auto& groups = optimizer.param_groups();
-    const bool has_options = !groups.empty() &&
-        std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
+    const bool has_options =
+        !groups.empty() && std::ranges::all_of(groups, [&](const auto& group) {
           return each.is_options(group.options());
         });
-    const bool has_state = std::all_of(
-        optimizer.state().begin(),
-        optimizer.state().end(),
+    const bool has_state = std::ranges::all_of(
+        optimizer.state(),
         [&](const auto& entry) { return each.is_state(*entry.second); });
     if (has_options && has_state) return &each;
   }

@@ -1,7 +1,6 @@
 #include "params/optimizer_state.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -14,7 +13,6 @@
 #include <torch/serialize/output-archive.h>
 
 #include <accelerate/error.h>
-#include <accelerate/state_dict.h>
 
 #include "base/text/text.h"
 #include "params/optimizer_algorithms.h"
@@ -44,7 +42,7 @@ at::Tensor pickled(const c10::IValue& value) {
   const std::vector<char> bytes = torch::jit::pickle_save(value);
   at::Tensor tensor =
       at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-  std::copy(bytes.begin(), bytes.end(), static_cast<char*>(tensor.data_ptr()));
+  std::ranges::copy(bytes, static_cast<char*>(tensor.data_ptr()));
   return tensor;
 }
 

@@ -66,10 +66,8 @@ OptimizerState adapt_python_state(
         names.size(),
         present.groups.size()));
   }
-  const bool has_state = std::any_of(
-      state.parameters.begin(), state.parameters.end(), [](const auto& each) {
-        return !each.second.empty();
-      });
+  const bool has_state = std::ranges::any_of(
+      state.parameters, [](const auto& each) { return !each.second.empty(); });
   if (present.algorithm == "archive" && has_state) {
     throw CheckpointError(
         "[checkpoint] the optimizer is of a class of this program or library, "

@@ -45,8 +45,8 @@ void visit(
 
 std::size_t characters(std::string_view text) {
   // UTF-8 continuation bytes do not count.
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 // Centers text as Python's str.center(): if the padding is odd, the extra space

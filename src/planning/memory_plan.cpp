@@ -242,10 +242,7 @@ std::vector<MemoryFit> MemoryPlan::fits(std::uint64_t num_bytes) const {
         (facts_.batch_size + at.accumulation_steps - 1) / at.accumulation_steps;
     found.push_back({row(at), relative_time_of(at)});
   }
-  std::stable_sort(
-      found.begin(), found.end(), [](const MemoryFit& a, const MemoryFit& b) {
-        return a.relative_time < b.relative_time;
-      });
+  std::ranges::stable_sort(found, {}, &MemoryFit::relative_time);
   return found;
 }
 
@@ -256,8 +253,8 @@ MemoryRow MemoryPlan::smallest() const {
     at.accumulation_steps = facts_.batch_size;
     all.push_back(row(at));
   }
-  return *std::min_element(
-      all.begin(), all.end(), [](const MemoryRow& a, const MemoryRow& b) {
+  return *std::ranges::min_element(
+      all, [](const MemoryRow& a, const MemoryRow& b) {
         return a.total() < b.total();
       });
 }

@@ -7,7 +7,6 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "format/weights/weights.h"
 #include "planning/model_config.h"
 #include "planning/model_tree_builder.h"
 

@@ -54,8 +54,7 @@ ModuleNode ModelTreeBuilder::finish() {
 
 std::size_t ModelTreeBuilder::at(std::string_view path) {
   if (path.empty()) return 0;
-  const auto num_dots =
-      static_cast<std::size_t>(std::count(path.begin(), path.end(), '.'));
+  const auto num_dots = static_cast<std::size_t>(std::ranges::count(path, '.'));
   if (num_dots >= kMostDepth) {
     throw ConfigError(format(
         "[estimate-memory] {}: a tensor in {} is inside {} modules; at most {} "

@@ -1,7 +1,6 @@
 #include "track/run_tracking.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <accelerate/error.h>
 
@@ -23,11 +22,10 @@ class BlankTracker final : public GeneralTracker {
 IsInstalled is_installed(const std::vector<LogWith>& log_with) {
   return [&log_with](const TrackerClass& each) {
     if (!each.needs_python) return true;
-    return std::any_of(
-        log_with.begin(), log_with.end(), [&](const LogWith& wanted) {
-          const auto* const name = std::get_if<std::string>(&wanted);
-          return name && *name == each.name;
-        });
+    return std::ranges::any_of(log_with, [&](const LogWith& wanted) {
+      const auto* const name = std::get_if<std::string>(&wanted);
+      return name && *name == each.name;
+    });
   };
 }
 

@@ -135,8 +135,7 @@ std::vector<std::string> LaunchFlags::arguments_without(
   }
   for (const OptionSpec& spec : detail::option_table()) {
     const std::string key(spec.key);
-    if (!was_given(key) ||
-        std::find(keys.begin(), keys.end(), key) != keys.end()) {
+    if (!was_given(key) || std::ranges::find(keys, key) != keys.end()) {
       continue;
     }
     arguments.emplace_back(spec.flag);

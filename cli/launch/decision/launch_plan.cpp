@@ -42,10 +42,10 @@ Shown shown_of(const std::string& digit) {
 std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
   std::vector<Shown> shown(static_cast<std::size_t>(num_ranks));
   if (text.find(':') == std::string::npos) {
-    std::fill(shown.begin(), shown.end(), shown_of(text));
+    std::ranges::fill(shown, shown_of(text));
     return shown;
   }
-  std::fill(shown.begin(), shown.end(), Shown{false, false});
+  std::ranges::fill(shown, Shown{false, false});
   for (const std::string& part : detail::split(text, ',')) {
     const std::size_t colon = part.find(':');
     const auto rank = detail::parse_int(part.substr(0, colon));

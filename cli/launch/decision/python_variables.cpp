@@ -237,8 +237,7 @@ std::map<std::string, std::string> native_variables(
   auto variables = python_variables(decision, settings, environment);
   std::erase_if(variables, [&](const auto& entry) {
     const std::string& name = entry.first;
-    if (std::find(kDecided.begin(), kDecided.end(), name) != kDecided.end())
-      return false;
+    if (std::ranges::find(kDecided, name) != kDecided.end()) return false;
     if (name.starts_with("ACCELERATE_FP8_OVERRIDE_"))
       return !settings.is_given("fp8_override_linear_precision");
     const detail::OptionSpec* const spec =

@@ -28,7 +28,7 @@ std::size_t begin_of(std::size_t count, int index, int num_shares) {
 }
 
 void require_allowed(long long number, const std::vector<int>& allowed) {
-  if (std::find(allowed.begin(), allowed.end(), number) != allowed.end()) {
+  if (std::ranges::find(allowed, number) != allowed.end()) {
     return;
   }
   throw ConfigError(format(
@@ -101,7 +101,7 @@ std::vector<std::vector<int>> share_processors(
          ++i) {
       set.insert(set.end(), units[i].begin(), units[i].end());
     }
-    std::sort(set.begin(), set.end());
+    std::ranges::sort(set);
     sets.push_back(std::move(set));
   }
   return sets;

@@ -49,10 +49,8 @@ void ElasticCoordinator::keep(StoreClient& client) {
 }
 
 std::int64_t ElasticCoordinator::num_machines() const {
-  return std::count_if(
-      launchers_.begin(), launchers_.end(), [](std::int64_t launcher) {
-        return launcher > 0;
-      });
+  return std::ranges::count_if(
+      launchers_, [](std::int64_t launcher) { return launcher > 0; });
 }
 
 void ElasticCoordinator::read(

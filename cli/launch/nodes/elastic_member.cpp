@@ -1,7 +1,6 @@
 #include "cli/launch/nodes/elastic_member.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -108,11 +107,9 @@ bool ElasticMember::is_changing() const {
 }
 
 bool ElasticMember::is_starting() const {
-  return std::any_of(
-      told_.seats.begin(), told_.seats.end(), [](const SeatReport& told) {
-        return told.num_started > told.num_ended &&
-            told.announced != told.process;
-      });
+  return std::ranges::any_of(told_.seats, [](const SeatReport& told) {
+    return told.num_started > told.num_ended && told.announced != told.process;
+  });
 }
 
 int ElasticMember::rank_of(int seat) const {

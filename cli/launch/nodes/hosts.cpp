@@ -51,7 +51,7 @@ bool is_host_name(std::string_view name) {
     if (word.empty() || word.front() == '-' || word.front() == '@')
       return false;
   }
-  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
+  return std::ranges::all_of(name, [](unsigned char c) {
     return std::isalnum(c) != 0 || c >= 0x80 ||
         std::string_view("-._:@%").find(static_cast<char>(c)) !=
         std::string_view::npos;
@@ -254,10 +254,7 @@ int run_commands(const std::vector<std::vector<std::string>>& commands) {
     send_to_all(SIGKILL);
     throw;
   }
-  while (std::any_of(
-      children.begin(), children.end(), [](const RemoteLauncher& child) {
-        return child.is_running;
-      })) {
+  while (std::ranges::any_of(children, &RemoteLauncher::is_running)) {
     pollfd wait{signals.descriptor(), POLLIN, 0};
     poll(&wait, 1, kill_at ? 100 : -1);
     while (const auto info = signals.next()) {

@@ -1,6 +1,5 @@
 #include "cli/launch/nodes/join_launch.h"
 
-#include <chrono>
 #include <optional>
 #include <utility>
 

@@ -1,10 +1,8 @@
 #include "cli/launch/output/launch_output.h"
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <optional>
-#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>

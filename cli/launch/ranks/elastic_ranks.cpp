@@ -116,8 +116,7 @@ void RankGroup::follow_orders() {
   }
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const bool is_late =
-        std::find(orders.kills.begin(), orders.kills.end(), ranks_[i]->seat) !=
-        orders.kills.end();
+        std::ranges::find(orders.kills, ranks_[i]->seat) != orders.kills.end();
     if (!is_late || !supervisor_.ranks()[i].is_running) continue;
     ranks_[i]->is_late = true;
     ::kill(-ranks_[i]->pid, SIGKILL);

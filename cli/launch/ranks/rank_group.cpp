@@ -2,8 +2,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <optional>
-#include <utility>
 
 #include <sys/wait.h>
 #include <unistd.h>

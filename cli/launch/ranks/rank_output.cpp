@@ -5,8 +5,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/text/text.h"
-
 namespace accelerate::cli {
 
 namespace {

@@ -1,16 +1,12 @@
 #include "cli/launch/ranks/rank_process.h"
 
 #include <cerrno>
-#include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <sched.h>
 #include <unistd.h>
-
-#include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "cli/processes/failure.h"

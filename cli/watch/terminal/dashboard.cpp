@@ -101,7 +101,7 @@ void Dashboard::press(WatchKey key) {
   const std::vector<std::string> names = runs_.figure_names();
   const auto move = [&](std::size_t by) {
     if (names.empty()) return;
-    const auto found = std::find(names.begin(), names.end(), figure());
+    const auto found = std::ranges::find(names, figure());
     const auto index = static_cast<std::size_t>(found - names.begin());
     chosen_ = names[(index + by) % names.size()];
   };
@@ -251,10 +251,8 @@ std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
   }
   if (newest == nullptr || most < 2) return {};
   std::vector<detail::JournalRank> ranks = newest->ranks().back().ranks;
-  const auto [slowest, fastest] = std::minmax_element(
-      ranks.begin(), ranks.end(), [](const auto& one, const auto& other) {
-        return one.steps_per_second < other.steps_per_second;
-      });
+  const auto [slowest, fastest] = std::ranges::minmax_element(
+      ranks, {}, &detail::JournalRank::steps_per_second);
   std::optional<std::int64_t> slowest_rank;
   if (slowest->steps_per_second < fastest->steps_per_second)
     slowest_rank = slowest->rank;
@@ -262,14 +260,10 @@ std::vector<std::string> Dashboard::rank_lines(std::size_t most) const {
   for (const auto& each : ranks) front = std::max(front, each.step);
   // If not all fit, shows the slowest ones.
   if (ranks.size() + 1 > most) {
-    std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
-      return a.steps_per_second < b.steps_per_second;
-    });
+    std::ranges::sort(ranks, {}, &detail::JournalRank::steps_per_second);
     ranks.resize(most - 1);
   }
-  std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
-    return a.rank < b.rank;
-  });
+  std::ranges::sort(ranks, {}, &detail::JournalRank::rank);
   TextTable table({"rank", "step", "behind", "steps/s", "memory MB", ""});
   for (const auto& each : ranks) {
     table.add(

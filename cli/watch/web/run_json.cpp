@@ -104,8 +104,8 @@ JournalJson checkpoints_json(const RunRecord& run) {
 }
 
 std::size_t num_warnings(const RunRecord& run) {
-  return static_cast<std::size_t>(std::count_if(
-      run.events().begin(), run.events().end(), [](const auto& each) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(run.events(), [](const auto& each) {
         return each.event.kind == journal_kind::kWarning;
       }));
 }

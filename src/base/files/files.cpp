@@ -177,7 +177,7 @@ std::filesystem::path directory_of(const std::filesystem::path& path) {
 
 bool stays_below_directory(std::string_view name) {
   const std::vector<std::string> parts = split(name, '/');
-  return std::none_of(parts.begin(), parts.end(), [](const std::string& part) {
+  return std::ranges::none_of(parts, [](const std::string& part) {
     return part.empty() || part == "." || part == "..";
   });
 }

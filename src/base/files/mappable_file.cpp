@@ -12,9 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
 #include <cstring>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>

@@ -65,8 +65,8 @@ count_by_mincore(int file, std::uint64_t begin, std::uint64_t end) {
   const bool is_known = ::mincore(mapped, size, pages.data()) == 0;
   ::munmap(mapped, size);
   if (!is_known) return std::nullopt;
-  return static_cast<std::uint64_t>(std::count_if(
-      pages.begin(), pages.end(), [](auto page) { return (page & 1U) != 0; }));
+  return static_cast<std::uint64_t>(
+      std::ranges::count_if(pages, [](auto page) { return (page & 1U) != 0; }));
 }
 
 // Number of cached pages in a range; nothing where the system does not report

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <string>
 #include <utility>
 
 namespace accelerate::detail {
@@ -62,10 +61,7 @@ std::uint64_t ProgressScreen::add() {
 
 void ProgressScreen::draw(std::uint64_t number, std::string line) {
   const std::lock_guard lock(mutex_);
-  const auto bar =
-      std::find_if(bars_.begin(), bars_.end(), [&](const Bar& known) {
-        return known.number == number;
-      });
+  const auto bar = std::ranges::find(bars_, number, &Bar::number);
   if (bar == bars_.end()) return;
   const bool is_new = bar->line.empty();
   bar->line = std::move(line);

@@ -44,10 +44,9 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 std::int64_t parse_size(std::string_view text) {
   const std::string_view trimmed = trim(text);
   const std::string upper = to_upper(trimmed);
-  const auto* const unit =
-      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& candidate) {
-        return upper.ends_with(candidate.suffix);
-      });
+  const auto* const unit = std::ranges::find_if(
+      kUnits,
+      [&](const Unit& candidate) { return upper.ends_with(candidate.suffix); });
   if (unit == kUnits.end()) refuse(text);
   const bool is_bits = trimmed.back() == 'b' && unit->suffix.size() == 2;
   std::string number(

@@ -123,7 +123,7 @@ std::string escaped(std::string_view text, std::string_view kept) {
   out.reserve(text.size());
   const auto is_plain = [](char c) { return c >= ' ' && c <= '~'; };
   while (true) {
-    const auto end = std::find_if_not(text.begin(), text.end(), is_plain);
+    const auto end = std::ranges::find_if_not(text, is_plain);
     out.append(text.begin(), end);
     text.remove_prefix(static_cast<std::size_t>(end - text.begin()));
     if (text.empty()) return out;
@@ -189,10 +189,9 @@ std::optional<Number> parse_all(std::string_view text) {
 }  // namespace
 
 std::size_t num_columns_of(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-      }));
+  return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+  }));
 }
 
 std::optional<long long> parse_int(std::string_view text) {
@@ -211,9 +210,8 @@ std::optional<bool> parse_bool(std::string_view text) {
   constexpr std::array<std::string_view, 6> kFalse{
       "n", "no", "f", "false", "off", "0"};
   const std::string word = to_lower(text);
-  if (std::find(kTrue.begin(), kTrue.end(), word) != kTrue.end()) return true;
-  if (std::find(kFalse.begin(), kFalse.end(), word) != kFalse.end())
-    return false;
+  if (std::ranges::find(kTrue, word) != kTrue.end()) return true;
+  if (std::ranges::find(kFalse, word) != kFalse.end()) return false;
   return std::nullopt;
 }
 
@@ -238,8 +236,7 @@ std::size_t edit_distance_below(
     }
     std::swap(previous, current);
     // No row has a lower minimum than the previous one.
-    if (*std::min_element(previous.begin(), previous.end()) >= enough)
-      return enough;
+    if (*std::ranges::min_element(previous) >= enough) return enough;
   }
   return std::min(previous[b.size()], enough);
 }

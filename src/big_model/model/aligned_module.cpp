@@ -50,7 +50,7 @@ bool is_away(const at::Tensor& tensor) {
   const CodedUnit codes = coded_unit(tensor);
   if (codes.keeper == nullptr) return false;
   const std::vector<CodeTensor> parts = codes.keeper->code_tensors(codes.unit);
-  return std::any_of(parts.begin(), parts.end(), [](const CodeTensor& part) {
+  return std::ranges::any_of(parts, [](const CodeTensor& part) {
     return offloaded_unit(part.tensor).keeper != nullptr;
   });
 }
@@ -113,8 +113,8 @@ bool verify_device_map(const torch::nn::Module& module) {
   };
   const auto parameters = module.parameters();
   const auto buffers = module.buffers();
-  return std::any_of(parameters.begin(), parameters.end(), has_map) ||
-      std::any_of(buffers.begin(), buffers.end(), has_map);
+  return std::ranges::any_of(parameters, has_map) ||
+      std::ranges::any_of(buffers, has_map);
 }
 
 bool has_offloaded_params(const torch::nn::Module& module) {

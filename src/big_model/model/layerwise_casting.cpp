@@ -67,8 +67,7 @@ bool is_exported_convolution(const nn::Module& module) {
       "ConvTranspose1d",
       "ConvTranspose2d",
       "ConvTranspose3d"};
-  return std::find(std::begin(kClasses), std::end(kClasses), module.name()) !=
-      std::end(kClasses);
+  return std::ranges::find(kClasses, module.name()) != std::end(kClasses);
 }
 
 bool is_cast(const nn::Module& module) {
@@ -107,7 +106,7 @@ void attach(
   detail::ModuleNode node;
   node.class_name = module.name();
   const bool is_skipped = detail::is_one_of(node, classes) ||
-      std::any_of(patterns.begin(), patterns.end(), [&](const auto& pattern) {
+      std::ranges::any_of(patterns, [&](const auto& pattern) {
                             return std::regex_search(name, pattern);
                           });
   if (is_skipped) return;

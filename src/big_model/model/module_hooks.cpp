@@ -26,13 +26,10 @@ namespace {
 // Whether an operator could be a forward, whatever its arguments are.
 bool is_pure(const c10::FunctionSchema& schema) {
   if (schema.is_mutable()) return false;
-  return std::any_of(
-      schema.returns().begin(),
-      schema.returns().end(),
-      [](const c10::Argument& result) {
-        return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-            result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-      });
+  return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
+    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+        result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+  });
 }
 
 // Calls a module's hook for the operators on the module's tensors.
@@ -142,11 +139,10 @@ class HookKeeper : public GateKeeper,
       return false;
     }
     const auto parameters = module_->parameters(/*recurse=*/false);
-    return std::any_of(
-        parameters.begin(), parameters.end(), [&](const at::Tensor& each) {
-          return each.defined() && each.dim() == 1 &&
-              find_watch(each, module_) != nullptr;
-        });
+    return std::ranges::any_of(parameters, [&](const at::Tensor& each) {
+      return each.defined() && each.dim() == 1 &&
+          find_watch(each, module_) != nullptr;
+    });
   }
 
   [[nodiscard]] LayerCompletion completion(

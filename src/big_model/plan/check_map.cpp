@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include <accelerate/error.h>
 
@@ -35,7 +33,7 @@ class MapCheck {
       is_known_.emplace(each.name, false);
       sorted_.push_back(each.name);
     }
-    std::sort(sorted_.begin(), sorted_.end());
+    std::ranges::sort(sorted_);
     std::string name;
     visit(root, name, false);
     for (const Placement& each : map.placements()) {
@@ -139,9 +137,7 @@ DeviceMap complete_device_map(const ModuleNode& root, const DeviceMap& map) {
   std::vector<Placement> placements = map.placements();
   std::vector<DeviceUse> uses = map.devices();
   const auto use_of = [&](const MapDevice& device) {
-    return std::find_if(uses.begin(), uses.end(), [&](const DeviceUse& use) {
-      return use.device == device;
-    });
+    return std::ranges::find(uses, device, &DeviceUse::device);
   };
   for (const std::string& name : missing) {
     const auto size = sizes.find(name);

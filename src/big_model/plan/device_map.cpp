@@ -109,7 +109,7 @@ DeviceMap::DeviceMap(
 std::vector<MapDevice> DeviceMap::places() const {
   std::vector<MapDevice> list;
   for (const Placement& each : placements_) {
-    if (std::find(list.begin(), list.end(), each.device) == list.end())
+    if (std::ranges::find(list, each.device) == list.end())
       list.push_back(each.device);
   }
   return list;
@@ -134,11 +134,9 @@ std::optional<MapDevice> DeviceMap::device_of(std::string_view name) const {
 }
 
 bool DeviceMap::operator==(const DeviceMap& other) const {
-  return std::equal(
-      placements_.begin(),
-      placements_.end(),
-      other.placements_.begin(),
-      other.placements_.end(),
+  return std::ranges::equal(
+      placements_,
+      other.placements_,
       [](const Placement& a, const Placement& b) {
         return a.name == b.name && a.device == b.device;
       });

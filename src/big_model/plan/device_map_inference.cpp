@@ -38,10 +38,9 @@ std::vector<Filling> fillings_of(const MaxMemory& max_memory) {
     list.push_back({device, static_cast<double>(size.bytes())});
   }
   list.push_back({MapDevice("disk"), std::nullopt});
-  const bool has_mps =
-      std::any_of(list.begin(), list.end(), [](const Filling& each) {
-        return each.device == MapDevice("mps");
-      });
+  const bool has_mps = std::ranges::any_of(list, [](const Filling& each) {
+    return each.device == MapDevice("mps");
+  });
   for (Filling& each : list) {
     each.is_main = has_mps ? each.device == MapDevice("mps")
                            : each.device.is_cpu() ||
@@ -90,10 +89,9 @@ class Inference {
   Filling& device() { return devices_[current_]; }
 
   double reserved_of(const Filling& filling) const {
-    const auto found = std::find_if(
-        reserved_.begin(), reserved_.end(), [&](const auto& entry) {
-          return entry.first == filling.device;
-        });
+    const auto found = std::ranges::find_if(reserved_, [&](const auto& entry) {
+      return entry.first == filling.device;
+    });
     return found == reserved_.end() ? 0 : found->second;
   }
 
@@ -238,7 +236,7 @@ class Inference {
 
   int first_that_fits(int front, double room) const {
     std::vector<int> to_visit = pending_.items();
-    std::reverse(to_visit.begin(), to_visit.end());
+    std::ranges::reverse(to_visit);
     while (!to_visit.empty()) {
       const int node = to_visit.back();
       to_visit.pop_back();

@@ -103,8 +103,7 @@ MaxMemory balanced_memory(
   const auto is_mps = [](const auto& entry) {
     return entry.first == MapDevice("mps");
   };
-  if (devices.empty() || std::any_of(limits.begin(), limits.end(), is_mps))
-    return limits;
+  if (devices.empty() || std::ranges::any_of(limits, is_mps)) return limits;
   const bool low_zero = options.low_zero && devices.size() > 1;
   if (devices.size() == 1 && options.is_measured) {
     auto& size = limits[devices.front()].second;

@@ -73,8 +73,8 @@ class PlaceSearch {
       for (const Way& way : ways) extend(way, i, seconds, next);
       ways = frontier(std::move(next), most_ways);
     }
-    const auto best = std::min_element(
-        ways.begin(), ways.end(), [](const Way& a, const Way& b) {
+    const auto best =
+        std::ranges::min_element(ways, [](const Way& a, const Way& b) {
           return a.timeline.compute < b.timeline.compute;
         });
     if (best == ways.end() || best->timeline.compute >= seconds)
@@ -93,8 +93,7 @@ class PlaceSearch {
   [[nodiscard]] bool is_possible() const {
     if (limits_.devices.front() < 0) return false;
     if (!limits_.host) {
-      return std::find(tie_places_.begin(), tie_places_.end(), kFromHost) ==
-          tie_places_.end();
+      return std::ranges::find(tie_places_, kFromHost) == tie_places_.end();
     }
     return *limits_.host >= 0;
   }
@@ -178,17 +177,15 @@ class PlaceSearch {
   static std::vector<Way> frontier(
       std::vector<Way> ways,
       std::size_t most_ways) {
-    std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) {
+    std::ranges::stable_sort(ways, [](const Way& a, const Way& b) {
       return std::pair(a.bound, a.timeline.compute) <
           std::pair(b.bound, b.timeline.compute);
     });
     std::vector<Way> kept;
     for (const Way& way : ways) {
       if (kept.size() == most_ways) break;
-      const bool is_superfluous =
-          std::any_of(kept.begin(), kept.end(), [&](const Way& other) {
-            return is_no_worse(other, way);
-          });
+      const bool is_superfluous = std::ranges::any_of(
+          kept, [&](const Way& other) { return is_no_worse(other, way); });
       if (!is_superfluous) kept.push_back(way);
     }
     return kept;
@@ -201,7 +198,7 @@ class PlaceSearch {
       places.push_back(place);
       i = before;
     }
-    std::reverse(places.begin(), places.end());
+    std::ranges::reverse(places);
     return places;
   }
 
@@ -220,7 +217,7 @@ std::vector<double> buffer_sizes(const std::vector<PlanBlock>& blocks) {
   std::vector<double> sizes{0};
   for (const PlanBlock& block : blocks)
     sizes.push_back(block.num_bytes_fetched);
-  std::sort(sizes.begin(), sizes.end());
+  std::ranges::sort(sizes);
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   if (sizes.size() <= kMostBufferSizes) return sizes;
   std::vector<double> some;

@@ -184,7 +184,7 @@ void SizedTree::find_ties(const std::vector<std::uint64_t>& ids) {
     if ((*this)[i].kind == SizedNode::Kind::parameter)
       members.emplace_back(ids[static_cast<std::size_t>(i)], i);
   }
-  std::sort(members.begin(), members.end());
+  std::ranges::sort(members);
   for (auto first = members.begin(); first != members.end();) {
     const auto last = std::find_if(first, members.end(), [&](const auto& each) {
       return each.first != first->first;
@@ -196,15 +196,14 @@ void SizedTree::find_ties(const std::vector<std::uint64_t>& ids) {
     }
     first = last;
   }
-  std::sort(ties_.begin(), ties_.end());
+  std::ranges::sort(ties_);
   for (std::size_t i = 0; i < ties_.size(); ++i) {
     for (const int node : ties_[i])
       tied_nodes_.emplace_back(node, static_cast<int>(i));
-    std::sort(ties_[i].begin(), ties_[i].end(), [&](int a, int b) {
-      return name_of(a) < name_of(b);
-    });
+    std::ranges::sort(
+        ties_[i], [&](int a, int b) { return name_of(a) < name_of(b); });
   }
-  std::sort(tied_nodes_.begin(), tied_nodes_.end());
+  std::ranges::sort(tied_nodes_);
 }
 
 std::string SizedTree::name_of(int node) const {
@@ -271,7 +270,7 @@ std::vector<int> SizedTree::tied_outside(int node) const {
        ++tied) {
     groups.push_back(tied->second);
   }
-  std::sort(groups.begin(), groups.end());
+  std::ranges::sort(groups);
   groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
   std::vector<int> outside;
   for (const int group : groups) {

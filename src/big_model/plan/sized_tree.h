@@ -4,7 +4,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include <accelerate/device_map.h>

@@ -27,7 +27,7 @@ std::vector<float> evenly_spaced(float first, float last, int count) {
 
 ByteCodebook filled_with_zeros(ByteCodebook values) {
   values.resize(std::max(values.size(), kByteCodes));
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values;
 }
 
@@ -70,12 +70,9 @@ const FourBitCodebook& fp4_codebook() {
 FourBitSearch search_of(const FourBitCodebook& codebook) {
   FourBitSearch search;
   std::iota(search.codes.begin(), search.codes.end(), std::uint8_t{0});
-  std::stable_sort(
-      search.codes.begin(),
-      search.codes.end(),
-      [&](std::uint8_t a, std::uint8_t b) {
-        return codebook[a] < codebook[b];
-      });
+  std::ranges::stable_sort(search.codes, [&](std::uint8_t a, std::uint8_t b) {
+    return codebook[a] < codebook[b];
+  });
   for (std::size_t i = 0; i < search.bounds.size(); ++i) {
     search.bounds[i] =
         (codebook[search.codes[i]] + codebook[search.codes[i + 1]]) / 2;

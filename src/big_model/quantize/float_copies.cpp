@@ -38,7 +38,7 @@ void copy_from_floats(
     std::int64_t begin) {
   with_float_type(tensor.scalar_type(), [&]<class Value>(Value) {
     Value* const out = tensor.mutable_data_ptr<Value>() + begin;
-    std::copy(values.begin(), values.end(), out);
+    std::ranges::copy(values, out);
   });
 }
 

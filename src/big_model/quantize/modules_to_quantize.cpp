@@ -22,7 +22,7 @@ bool is_kept(
     const std::string& name,
     const std::string& full_name,
     const std::vector<std::string>& keys) {
-  return std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
+  return std::ranges::any_of(keys, [&](const std::string& key) {
     return key == name || key == full_name ||
         full_name.find(key + ".") != std::string::npos;
   });
@@ -66,7 +66,7 @@ std::vector<std::string> get_keys_to_not_convert(
   if (children.is_empty() || (tied.empty() && is_base_model)) return {};
   std::vector<std::string> names = tied;
   names.push_back(children.back().key());
-  std::transform(names.begin(), names.end(), names.begin(), without_suffixes);
+  std::ranges::transform(names, names.begin(), without_suffixes);
   return names;
 }
 
@@ -105,11 +105,11 @@ InferAutoDeviceMapOptions with_quantized_sizes(
       continue;
     }
     const bool is_fp32 = config.keep_in_fp32_modules &&
-        std::any_of(config.keep_in_fp32_modules->begin(),
-                    config.keep_in_fp32_modules->end(),
-                    [&, full_name = name](const std::string& module) {
-                      return full_name.find(module) != std::string::npos;
-                    });
+        std::ranges::any_of(*config.keep_in_fp32_modules,
+                            [&, full_name = name](const std::string& module) {
+                              return full_name.find(module) !=
+                                  std::string::npos;
+                            });
     options.special_dtypes.emplace_back(name, is_fp32 ? "float32" : dtype);
   }
   return options;

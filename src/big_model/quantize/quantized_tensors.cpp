@@ -65,7 +65,7 @@ at::Tensor tensor_of(std::string_view text) {
   at::Tensor bytes = at::empty(
       {static_cast<std::int64_t>(text.size())},
       at::TensorOptions().dtype(at::kByte));
-  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<std::uint8_t>());
+  std::ranges::copy(text, bytes.mutable_data_ptr<std::uint8_t>());
   return bytes;
 }
 
@@ -133,17 +133,13 @@ FourBitState four_bit_state(const Json& json, const std::string& type) {
   state.block_size = state_value<std::int64_t>(json, "blocksize");
   state.sizes = state_value<std::vector<std::int64_t>>(json, "shape");
   if (state.block_size < 1 || state.sizes.empty() ||
-      std::any_of(state.sizes.begin(), state.sizes.end(), [](auto size) {
-        return size < 0;
-      })) {
+      std::ranges::any_of(state.sizes, [](auto size) { return size < 0; })) {
     throw_unfit("its blocksize or shape is impossible");
   }
   const auto dtype = state_value<std::string>(json, "dtype");
   const auto& dtypes = state_dtypes();
-  const auto known =
-      std::find_if(dtypes.begin(), dtypes.end(), [&](const auto& entry) {
-        return entry.first == dtype;
-      });
+  const auto known = std::ranges::find_if(
+      dtypes, [&](const auto& entry) { return entry.first == dtype; });
   if (known == dtypes.end())
     throw_unfit(format("its dtype \"{}\" is not a 16- or 32-bit float", dtype));
   state.dtype = known->second;

@@ -1,15 +1,12 @@
 #include "big_model/quantize/quantized_weight.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
 #include <accelerate/error.h>
-#include <accelerate/quantize.h>
 
 #include "base/require.h"
 #include "base/text/text.h"
@@ -85,20 +82,14 @@ void nest_scales(QuantizedParts& parts) {
       codebook);
   parts.absmax =
       at::empty({centered.numel()}, at::TensorOptions().dtype(at::kByte));
-  std::copy(
-      blocks.codes.begin(),
-      blocks.codes.end(),
-      parts.absmax.mutable_data_ptr<std::uint8_t>());
+  std::ranges::copy(
+      blocks.codes, parts.absmax.mutable_data_ptr<std::uint8_t>());
   parts.nested_absmax = floats(static_cast<std::int64_t>(blocks.absmax.size()));
-  std::copy(
-      blocks.absmax.begin(),
-      blocks.absmax.end(),
-      parts.nested_absmax.mutable_data_ptr<float>());
+  std::ranges::copy(
+      blocks.absmax, parts.nested_absmax.mutable_data_ptr<float>());
   parts.nested_code_values = floats(static_cast<std::int64_t>(codebook.size()));
-  std::copy(
-      codebook.begin(),
-      codebook.end(),
-      parts.nested_code_values.mutable_data_ptr<float>());
+  std::ranges::copy(
+      codebook, parts.nested_code_values.mutable_data_ptr<float>());
   parts.nested_offset = offset.item<float>();
 }
 
@@ -125,10 +116,7 @@ QuantizedParts quantize_4bit_values(
   parts.absmax = floats(num_blocks);
   parts.code_values = floats(16);
   const FourBitCodebook& codebook = codebook_of(type);
-  std::copy(
-      codebook.begin(),
-      codebook.end(),
-      parts.code_values.mutable_data_ptr<float>());
+  std::ranges::copy(codebook, parts.code_values.mutable_data_ptr<float>());
   const FourBitSearch search = search_of(codebook);
   // An even number of blocks takes whole bytes, whatever the block size.
   const std::int64_t together =

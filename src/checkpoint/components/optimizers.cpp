@@ -52,7 +52,7 @@ OptimizerState over_ranks(const OptimizerState& mine, const Group& group) {
       }
       auto& names = whole.groups[g].parameters;
       for (std::string& name : stage.groups[g].parameters) {
-        if (std::find(names.begin(), names.end(), name) == names.end())
+        if (std::ranges::find(names, name) == names.end())
           names.push_back(std::move(name));
       }
     }

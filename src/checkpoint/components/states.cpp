@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <mutex>
 #include <set>
-#include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include <ATen/Functions.h>
 #include <nlohmann/json.hpp>
@@ -58,7 +57,7 @@ StateDict CheckpointReader::state(const std::string& file) const {
     at::Tensor tensor = at::empty(
         torch_shape(info.dtype, info.shape), at::TensorOptions().dtype(*dtype));
     const auto bytes = mapped.bytes(name);
-    std::copy(bytes.begin(), bytes.end(), bytes_of(tensor).begin());
+    std::ranges::copy(bytes, bytes_of(tensor).begin());
     return tensor;
   });
 }

@@ -30,7 +30,7 @@ at::Tensor tensor_from(const TorchTensor& tensor) {
       torch_shape(tensor.dtype, tensor.sizes),
       at::TensorOptions().dtype(*dtype));
   const auto bytes = tensor.contiguous();
-  std::copy(bytes.begin(), bytes.end(), bytes_of(made).begin());
+  std::ranges::copy(bytes, bytes_of(made).begin());
   return made;
 }
 

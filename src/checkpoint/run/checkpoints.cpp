@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <numeric>
-#include <utility>
 
 #include "base/text/text.h"
 

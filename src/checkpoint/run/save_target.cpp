@@ -3,7 +3,6 @@
 #include <limits>
 #include <string>
 #include <system_error>
-#include <vector>
 
 #include <accelerate/error.h>
 

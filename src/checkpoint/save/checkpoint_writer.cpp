@@ -1,7 +1,6 @@
 #include "checkpoint/save/checkpoint_writer.h"
 
 #include <ctime>
-#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -14,7 +13,6 @@
 #include "checkpoint/tensors/tensor_bytes.h"
 #include "format/accelerate/accelerate_layout.h"
 #include "format/checkpoint/checksums.h"
-#include "format/checkpoint/commit.h"
 #include "format/checkpoint/manifest.h"
 #include "format/tensors/tensor_writer.h"
 #include "format/torch/torch_writer.h"

@@ -113,8 +113,8 @@ struct Memory {
 // that share memory would differ.
 at::Tensor memory_with(const Memory& memory, const at::Tensor& values) {
   const at::Tensor bits = bits_of(values.contiguous()).reshape(-1);
-  const at::Tensor filled = at::zeros({memory.size}, bits.options())
-                                .scatter(0, memory.places, bits);
+  const at::Tensor filled =
+      at::zeros({memory.size}, bits.options()).scatter(0, memory.places, bits);
   const bool fits = at::equal(filled.index_select(0, memory.places), bits);
   return fits ? filled : at::Tensor();
 }
@@ -243,7 +243,7 @@ bool may_share_elements(const at::Tensor& tensor) {
     if (tensor.size(dim) > 1)
       steps.emplace_back(tensor.stride(dim), tensor.size(dim));
   }
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   // Each dimension must step over all that the ones with smaller strides span.
   std::int64_t span = 1;
   for (const auto& [stride, size] : steps) {

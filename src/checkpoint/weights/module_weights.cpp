@@ -1,5 +1,3 @@
-#include <accelerate/weights.h>
-
 #include <unordered_map>
 #include <utility>
 
@@ -9,7 +7,6 @@
 #include <accelerate/error.h>
 
 #include "base/files/file_system.h"
-#include "base/text/sizes.h"
 #include "base/text/text.h"
 #include "checkpoint/load/destinations.h"
 #include "checkpoint/tensors/tensor_bytes.h"

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <set>
-#include <span>
 #include <utility>
 
 #include <ATen/Functions.h>

@@ -4,10 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 

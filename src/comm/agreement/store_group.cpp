@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -58,7 +57,7 @@ StoreGroup::StoreGroup(
       ranks_(std::move(ranks)),
       program_thread_(world.group().impl()->world->program_thread),
       rank_(world.rank()) {
-  const auto me = std::find(ranks_.begin(), ranks_.end(), world.rank());
+  const auto me = std::ranges::find(ranks_, world.rank());
   if (me == ranks_.end()) {
     throw InternalError("[comm] this rank is not in its own store group");
   }

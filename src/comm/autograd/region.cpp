@@ -1,8 +1,6 @@
 #include "comm/autograd/region.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/WrapDimUtils.h>

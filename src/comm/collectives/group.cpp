@@ -1,7 +1,6 @@
 #include <accelerate/world.h>
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <utility>
 

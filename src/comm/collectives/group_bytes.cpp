@@ -22,7 +22,7 @@ using detail::CallSite;
 at::Tensor from_text(std::string_view text) {
   at::Tensor bytes =
       at::empty({static_cast<std::int64_t>(text.size())}, at::kByte);
-  std::copy(text.begin(), text.end(), bytes.data_ptr<std::uint8_t>());
+  std::ranges::copy(text, bytes.data_ptr<std::uint8_t>());
   return bytes;
 }
 
@@ -89,8 +89,7 @@ std::vector<std::string> Group::all_gather_bytes(
     for (int peer = 0; peer < size(); ++peer)
       lengths.push_back(
           num_bytes_in(*impl_, "all_gather_bytes", heads[peer], peer));
-    const std::int64_t longest =
-        *std::max_element(lengths.begin(), lengths.end());
+    const std::int64_t longest = *std::ranges::max_element(lengths);
     const at::Tensor padded = at::zeros({longest}, at::kByte);
     padded.narrow(0, 0, static_cast<std::int64_t>(bytes.size()))
         .copy_(from_text(bytes));
@@ -116,7 +115,7 @@ std::string Group::scatter_bytes(
   std::vector<at::Tensor> mine(
       static_cast<std::size_t>(size()), at::empty({0}, at::kByte));
   if (rank() == src) {
-    std::transform(parts.begin(), parts.end(), mine.begin(), from_text);
+    std::ranges::transform(parts, mine.begin(), from_text);
   }
   return to_text(
       all_to_all(mine, site)[static_cast<std::size_t>(src)].contiguous());

@@ -60,12 +60,8 @@ std::int64_t rows_or_none(const NestedParts& parts) {
 bool is_same_kind(
     const std::vector<NestedLeaf>& mine,
     const std::vector<NestedLeaf>& others) {
-  return std::equal(
-      mine.begin(),
-      mine.end(),
-      others.begin(),
-      others.end(),
-      [](const NestedLeaf& a, const NestedLeaf& b) {
+  return std::ranges::equal(
+      mine, others, [](const NestedLeaf& a, const NestedLeaf& b) {
         return a.operations == b.operations;
       });
 }
@@ -104,10 +100,8 @@ void join_tensors(const std::vector<NestedParts>& all, std::int64_t dim) {
   for (std::size_t i = 0; i < all.front().tensors.size(); ++i) {
     std::vector<at::Tensor> column;
     for (const NestedParts& parts : all) column.push_back(*parts.tensors[i]);
-    const auto num_defined = std::count_if(
-        column.begin(), column.end(), [](const at::Tensor& tensor) {
-          return tensor.defined();
-        });
+    const auto num_defined = std::ranges::count_if(
+        column, [](const at::Tensor& tensor) { return tensor.defined(); });
     if (num_defined == 0) continue;
     if (num_defined != static_cast<std::ptrdiff_t>(column.size()))
       throw_other_structure();
@@ -126,7 +120,7 @@ std::size_t largest_gap(
     const auto at = reinterpret_cast<std::uintptr_t>(member);
     if (at >= begin && at < begin + size) members.emplace_back(at, at + length);
   }
-  std::sort(members.begin(), members.end());
+  std::ranges::sort(members);
   std::uintptr_t end = begin;
   std::uintptr_t largest = 0;
   for (const auto& [from, to] : members) {

@@ -181,7 +181,7 @@ void DeviceSender::operator()(at::Tensor& tensor) const {
 
 bool DeviceSender::enters(std::string_view key) const {
   const auto& skipped = options.skip_keys;
-  return std::find(skipped.begin(), skipped.end(), key) == skipped.end();
+  return std::ranges::find(skipped, key) == skipped.end();
 }
 
 at::Tensor split_between_processes(

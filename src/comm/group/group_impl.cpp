@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -301,7 +300,7 @@ void check_agreement(
   mine.resize(kWidth - 1, '\0');
   mine.push_back('\0');
   const at::Tensor input = at::empty({kWidth}, at::kByte);
-  std::copy(mine.begin(), mine.end(), input.data_ptr<std::uint8_t>());
+  std::ranges::copy(mine, input.data_ptr<std::uint8_t>());
   const at::Tensor output = at::empty({group.size * kWidth}, at::kByte);
   group.connection->all_gather(output, input)->wait();
   std::vector<std::string> all;

@@ -396,7 +396,7 @@ Group World::new_group(const std::vector<int>& world_ranks) const {
     }
     names.push_back(std::to_string(member));
   }
-  const auto found = std::find(world_ranks.begin(), world_ranks.end(), rank());
+  const auto found = std::ranges::find(world_ranks, rank());
   if (found == world_ranks.end()) {
     throw ConfigError(detail::format(
         "[comm] rank {} asked for a group of the ranks {}, to which it does "
@@ -405,8 +405,8 @@ Group World::new_group(const std::vector<int>& world_ranks) const {
         detail::join(names, ", ")));
   }
   std::vector<int> sorted = world_ranks;
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+  std::ranges::sort(sorted);
+  if (std::ranges::adjacent_find(sorted) != sorted.end()) {
     throw ConfigError(detail::format(
         "[comm] new_group was given a rank twice: {}",
         detail::join(names, ", ")));

@@ -7,8 +7,6 @@
 
 #include <accelerate/error.h>
 
-#include "base/text/text.h"
-
 namespace accelerate::detail {
 
 using std::chrono::milliseconds;

@@ -20,7 +20,7 @@ bool is_disagreement(std::string_view text) {
   constexpr std::array<std::string_view, 4> kParts{
       "rank ", " called ", ", but rank ", " called "};
   std::size_t from = 0;
-  return std::all_of(kParts.begin(), kParts.end(), [&](std::string_view part) {
+  return std::ranges::all_of(kParts, [&](std::string_view part) {
     const std::size_t found = text.find(part, from);
     from = found + part.size();
     return found != std::string_view::npos;

@@ -1,7 +1,6 @@
 #include "comm/transport/transport.h"
 
 #include <algorithm>
-#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -23,8 +22,7 @@ namespace {
 }  // namespace
 
 bool TransportFacts::has_device(c10::DeviceType device) const {
-  return std::find(device_types.begin(), device_types.end(), device) !=
-      device_types.end();
+  return std::ranges::find(device_types, device) != device_types.end();
 }
 
 Work Connection::send(const at::Tensor&, int, int) { throw_no_p2p(*this); }

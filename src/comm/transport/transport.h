@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <accelerate/export.h>
 #include <accelerate/log.h>
 #include <accelerate/world.h>
 

@@ -1,6 +1,5 @@
 #include "comm/transport/transports.h"
 
-#include <algorithm>
 #include <vector>
 
 #include <accelerate/error.h>

@@ -1,7 +1,6 @@
 #include "comm/transport/works.h"
 
 #include <algorithm>
-#include <exception>
 #include <mutex>
 #include <utility>
 

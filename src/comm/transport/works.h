@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "comm/transport/transport.h"

@@ -22,7 +22,7 @@ namespace {
 bool is_one_of(
     std::string_view text,
     std::initializer_list<std::string_view> choices) {
-  return std::find(choices.begin(), choices.end(), text) != choices.end();
+  return std::ranges::find(choices, text) != choices.end();
 }
 
 // Accelerate's files have at most two levels and about a hundred values.

@@ -155,7 +155,7 @@ Source source_from_config(const ConfigDocument& document) {
 ConfigJson default_config(const std::string& mixed_precision, int num_devices) {
   const std::string precision = to_lower(mixed_precision);
   const std::vector<std::string> known{"no", "fp16", "bf16", "fp8"};
-  if (std::find(known.begin(), known.end(), precision) == known.end()) {
+  if (std::ranges::find(known, precision) == known.end()) {
     throw ConfigError(format(
         "[config] mixed_precision is \"{}\"; it must be one of {}",
         mixed_precision,

@@ -70,7 +70,7 @@ constexpr std::array<std::string_view, 3> kSageMakerTypes{
 
 template <class Names>
 bool contains(const Names& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 // Keys that Accelerate once wrote and no longer has. The tool reads such files

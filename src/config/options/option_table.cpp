@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 
 #include <accelerate/error.h>
 
@@ -100,19 +99,13 @@ std::optional<OptionValue> try_parse(
 
 const OptionSpec* find_option(std::string_view key) {
   const auto table = option_table();
-  const auto found =
-      std::find_if(table.begin(), table.end(), [&](const OptionSpec& spec) {
-        return spec.key == key;
-      });
+  const auto found = std::ranges::find(table, key, &OptionSpec::key);
   return found == table.end() ? nullptr : &*found;
 }
 
 const OptionSpec* find_option_of_variable(std::string_view variable) {
   const auto table = option_table();
-  const auto found =
-      std::find_if(table.begin(), table.end(), [&](const OptionSpec& spec) {
-        return spec.variable == variable;
-      });
+  const auto found = std::ranges::find(table, variable, &OptionSpec::variable);
   return found == table.end() || variable.empty() ? nullptr : &*found;
 }
 
@@ -126,10 +119,9 @@ bool is_default(const OptionSpec& spec, const OptionValue& value) {
 
 bool is_written_by_default(const OptionSpec& spec, const OptionValue& value) {
   const std::vector<std::string> written = split(spec.written_by_default, '|');
-  return std::any_of(
-      written.begin(), written.end(), [&](const std::string& text) {
-        return !text.empty() && value == parse_option(spec, text);
-      });
+  return std::ranges::any_of(written, [&](const std::string& text) {
+    return !text.empty() && value == parse_option(spec, text);
+  });
 }
 
 OptionValue parse_option(const OptionSpec& spec, std::string_view text) {

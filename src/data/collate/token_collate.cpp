@@ -140,10 +140,8 @@ std::vector<std::vector<TokenPiece>> rows_of(
     std::vector<TokenPiece> pieces,
     std::size_t row_length) {
   // Stable, so pieces of equal length keep their order.
-  std::stable_sort(
-      pieces.begin(),
-      pieces.end(),
-      [](const TokenPiece& a, const TokenPiece& b) {
+  std::ranges::stable_sort(
+      pieces, [](const TokenPiece& a, const TokenPiece& b) {
         return a.tokens.size() > b.tokens.size();
       });
   std::vector<std::vector<TokenPiece>> rows;
@@ -152,7 +150,7 @@ std::vector<std::vector<TokenPiece>> rows_of(
     const auto fits = [&](std::size_t left) {
       return left >= piece.tokens.size();
     };
-    const auto found = std::find_if(room.begin(), room.end(), fits);
+    const auto found = std::ranges::find_if(room, fits);
     const auto row = static_cast<std::size_t>(found - room.begin());
     if (found == room.end()) {
       rows.emplace_back();

@@ -99,7 +99,7 @@ bool is_missing(std::string_view field) {
       "n/a",
       "nan",
       "null"};
-  return std::find(kMissing.begin(), kMissing.end(), field) != kMissing.end();
+  return std::ranges::find(kMissing, field) != kMissing.end();
 }
 
 }  // namespace accelerate::detail

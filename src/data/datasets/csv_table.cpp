@@ -143,7 +143,7 @@ std::vector<std::size_t> CsvTable::places_of(
     const std::vector<std::string>& names) const {
   std::vector<std::size_t> places;
   for (const std::string& name : names) {
-    const auto found = std::find(columns_.begin(), columns_.end(), name);
+    const auto found = std::ranges::find(columns_, name);
     if (found == columns_.end()) {
       const auto meant = nearest(name, columns_);
       throw ConfigError(format(

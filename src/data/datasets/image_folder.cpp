@@ -37,10 +37,9 @@ bool ends_with_any(
     const std::string& name,
     std::span<const std::string_view> endings) {
   const std::string lower = detail::to_lower(name);
-  return std::any_of(
-      endings.begin(), endings.end(), [&](std::string_view ending) {
-        return lower.ends_with(ending);
-      });
+  return std::ranges::any_of(endings, [&](std::string_view ending) {
+    return lower.ends_with(ending);
+  });
 }
 
 [[noreturn]] void throw_unreadable(
@@ -58,7 +57,7 @@ std::vector<fs::path> sorted_entries(const std::string& path) {
   }
   if (code) throw_unreadable(path, code);
   // Byte by byte, as Python sorts names.
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+  std::ranges::sort(entries, [](const auto& a, const auto& b) {
     return a.native() < b.native();
   });
   return entries;
@@ -81,10 +80,9 @@ void add_directories(const fs::path& directory, std::vector<fs::path>& found) {
 std::vector<std::string> images_below(const fs::path& directory) {
   std::vector<fs::path> directories;
   add_directories(directory, directories);
-  std::sort(
-      directories.begin(), directories.end(), [](const auto& a, const auto& b) {
-        return a.native() < b.native();
-      });
+  std::ranges::sort(directories, [](const auto& a, const auto& b) {
+    return a.native() < b.native();
+  });
   std::vector<std::string> images;
   for (const fs::path& each : directories) {
     for (const fs::path& entry : sorted_entries(each.string())) {

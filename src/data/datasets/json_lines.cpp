@@ -176,10 +176,9 @@ std::optional<double> find_overflow(
     const at::Tensor& tensor) {
   // All dtypes hold numbers up to this.
   constexpr double kSmall = 240;
-  const bool are_small =
-      std::all_of(numbers.begin(), numbers.end(), [](double number) {
-        return !(std::abs(number) > kSmall) || std::isinf(number);
-      });
+  const bool are_small = std::ranges::all_of(numbers, [](double number) {
+    return !(std::abs(number) > kSmall) || std::isinf(number);
+  });
   if (are_small || tensor.scalar_type() == at::kDouble) return std::nullopt;
   const at::Tensor converted = tensor.to(
       at::isComplexType(tensor.scalar_type()) ? at::kComplexDouble

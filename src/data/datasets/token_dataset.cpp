@@ -72,7 +72,7 @@ void TokenDataset::State::copy(
       static_cast<std::uint64_t>(
           options.header_bytes + (sample - file.first_sample) * stride * width),
       std::as_writable_bytes(std::span(tokens)));
-  std::copy(tokens.begin(), tokens.end(), out);
+  std::ranges::copy(tokens, out);
 }
 
 TokenDataset::TokenDataset(

@@ -143,8 +143,7 @@ void BatchFetcher::require_present(std::int64_t index) const {
 void BatchFetcher::read_batch(LoadedBatch& batch, Worker& worker) {
   const std::vector<std::int64_t>& indices = batch.read.indices;
   worker.now(Worker::Doing::reading, indices.empty() ? 0 : indices.front());
-  if (!indices.empty())
-    require_present(*std::max_element(indices.begin(), indices.end()));
+  if (!indices.empty()) require_present(*std::ranges::max_element(indices));
   try {
     dataset->get_batch(
         batch, {worker, batch.read.pass_seed, batch.read.first_position});

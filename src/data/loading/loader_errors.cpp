@@ -1,7 +1,6 @@
 #include "data/loading/loader_errors.h"
 
 #include <exception>
-#include <string>
 
 #include <c10/util/Exception.h>
 

@@ -3,8 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-#include <accelerate/export.h>
-
 namespace accelerate::detail {
 
 struct BatchSamplerShardOptions {

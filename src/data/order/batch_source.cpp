@@ -1,6 +1,5 @@
 #include "data/order/batch_source.h"
 
-#include <string>
 #include <utility>
 
 #include <accelerate/error.h>

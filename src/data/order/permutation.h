@@ -2,8 +2,6 @@
 
 #include <cstdint>
 
-#include <accelerate/export.h>
-
 namespace accelerate::detail {
 
 /// A random permutation of 0 .. size-1 as a function, in constant memory and

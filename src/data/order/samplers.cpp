@@ -1,7 +1,6 @@
 #include <accelerate/samplers.h>
 
 #include <algorithm>
-#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -131,14 +130,11 @@ WeightedRandomSampler::WeightedRandomSampler(
           at::empty({static_cast<std::int64_t>(weights.size())}, at::kDouble)),
       num_samples_(num_samples),
       replacement_(replacement) {
-  std::copy(
-      weights.begin(), weights.end(), weights_.mutable_data_ptr<double>());
-  const auto num_possible = std::count_if(
-      weights.begin(), weights.end(), [](double weight) { return weight > 0; });
-  const bool has_invalid =
-      std::any_of(weights.begin(), weights.end(), [](double weight) {
-        return !(weight >= 0);
-      });
+  std::ranges::copy(weights, weights_.mutable_data_ptr<double>());
+  const auto num_possible =
+      std::ranges::count_if(weights, [](double weight) { return weight > 0; });
+  const bool has_invalid = std::ranges::any_of(
+      weights, [](double weight) { return !(weight >= 0); });
   if (has_invalid || num_samples < 0 ||
       (num_samples > 0 && num_possible == 0) ||
       (!replacement && num_samples > num_possible)) {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>

@@ -76,7 +76,7 @@ std::string fill_batch_sizes(
       requested_micro_batch(config, batches_per_step);
   const auto& given = batches.micro_batches;
   if (micro && !given.empty() &&
-      std::find(given.begin(), given.end(), *micro) == given.end()) {
+      std::ranges::find(given, *micro) == given.end()) {
     std::vector<std::string> sizes;
     for (const std::int64_t size : given) sizes.push_back(format("{}", size));
     throw ConfigError(format(
@@ -87,8 +87,7 @@ std::string fill_batch_sizes(
         join(sizes, ", "),
         number_at(config, kMicro) ? kMicro : kTotal));
   }
-  if (!micro && !given.empty())
-    micro = *std::min_element(given.begin(), given.end());
+  if (!micro && !given.empty()) micro = *std::ranges::min_element(given);
   fill(config, kSteps, batches.gradient_accumulation_steps);
   if (micro) {
     if (*micro > std::numeric_limits<std::int64_t>::max() / batches_per_step) {

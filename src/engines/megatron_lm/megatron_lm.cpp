@@ -1,7 +1,6 @@
 #include "engines/megatron_lm/megatron_lm.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,7 +11,6 @@
 
 #include <accelerate/error.h>
 
-#include "base/text/text.h"
 #include "engines/megatron_lm/megatron_fields.h"
 
 namespace accelerate::detail {
@@ -77,9 +75,7 @@ class MegatronCheck {
       std::string_view name,
       const std::optional<std::string>& value,
       const std::vector<std::string>& allowed) {
-    if (!value ||
-        std::find(allowed.begin(), allowed.end(), *value) != allowed.end())
-      return;
+    if (!value || std::ranges::find(allowed, *value) != allowed.end()) return;
     complaints_.push_back(format(
         "[config] megatron_lm.{} is \"{}\"; it must be one of {}",
         name,

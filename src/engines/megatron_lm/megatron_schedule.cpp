@@ -139,8 +139,7 @@ class ScheduleReader {
     found_.wsd_style = more_.lr_wsd_decay_style.value_or("exponential");
     constexpr std::array<std::string_view, 4> kStyles{
         "exponential", "linear", "cosine", "minus_sqrt"};
-    if (std::find(kStyles.begin(), kStyles.end(), found_.wsd_style) ==
-        kStyles.end()) {
+    if (std::ranges::find(kStyles, found_.wsd_style) == kStyles.end()) {
       complain(format(
           "lr_wsd_decay_style is \"{}\"; it must be one of exponential, "
           "linear, cosine, minus_sqrt",

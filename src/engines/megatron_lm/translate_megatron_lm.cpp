@@ -5,7 +5,6 @@
 
 #include <accelerate/error.h>
 
-#include "base/text/text.h"
 #include "engines/megatron_lm/megatron_fields.h"
 #include "engines/megatron_lm/megatron_lm.h"
 #include "engines/option_fields.h"

@@ -1,10 +1,8 @@
 #include "engines/request/degrees.h"
 
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "base/text/text.h"
 #include "engines/option_fields.h"

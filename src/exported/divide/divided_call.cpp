@@ -1,7 +1,5 @@
 #include "exported/divide/divided_call.h"
 
-#include <utility>
-
 #include <ATen/core/List.h>
 
 #include <accelerate/error.h>

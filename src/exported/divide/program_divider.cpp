@@ -39,8 +39,7 @@ bool keeps_elements(const DividedCall& call) {
       "aten::view",
   };
   return call.instruction().op->hasTag(at::Tag::pointwise) ||
-      std::find(std::begin(kViews), std::end(kViews), call.name()) !=
-      std::end(kViews);
+      std::ranges::find(kViews, call.name()) != std::end(kViews);
 }
 
 }  // namespace
@@ -174,13 +173,11 @@ void ProgramDivider::call_operator(
     Values& values,
     bool records_gradients) {
   const std::vector<int> slots = call.tensors();
-  const bool has_slice = std::any_of(slots.begin(), slots.end(), [&](int slot) {
-    return call.value(slot).is_slice;
-  });
+  const bool has_slice = std::ranges::any_of(
+      slots, [&](int slot) { return call.value(slot).is_slice; });
   if (has_slice && use_slice(call)) return;
-  const bool has_split = std::any_of(slots.begin(), slots.end(), [&](int slot) {
-    return call.value(slot).split.has_value();
-  });
+  const bool has_split = std::ranges::any_of(
+      slots, [&](int slot) { return call.value(slot).split.has_value(); });
   if (has_split) {
     if (call.name() == "aten::sym_size") {
       // Sizes of what is not divided are the same on all ranks.
@@ -242,10 +239,8 @@ void ProgramDivider::set_gradients(
     if (value.parameter >= 0) parameter = value.parameter;
   }
   const auto& results = call.instruction().results;
-  const bool has_floating =
-      std::any_of(results.begin(), results.end(), [&](int slot) {
-        return slot >= 0 && call.is_floating(slot);
-      });
+  const bool has_floating = std::ranges::any_of(
+      results, [&](int slot) { return slot >= 0 && call.is_floating(slot); });
   if (loses_gradients(call.name()) || !records_gradients || !has_floating)
     return;
   has_one = has_one && parameter >= 0;

@@ -17,15 +17,15 @@ namespace {
 constexpr std::string_view kAlike = "divided alike";
 
 bool contains(const std::vector<std::int64_t>& dims, std::int64_t dim) {
-  return std::find(dims.begin(), dims.end(), dim) != dims.end();
+  return std::ranges::find(dims, dim) != dims.end();
 }
 
 // How many of the dimensions are before `dim`.
 std::int64_t num_before(
     const std::vector<std::int64_t>& dims,
     std::int64_t dim) {
-  return std::count_if(
-      dims.begin(), dims.end(), [&](std::int64_t each) { return each < dim; });
+  return std::ranges::count_if(
+      dims, [&](std::int64_t each) { return each < dim; });
 }
 
 [[noreturn]] void refuse_along(
@@ -134,7 +134,7 @@ void transpose(DividedCall& call) {
 void permute(DividedCall& call) {
   auto [split, sizes, num_dims] = only_tensor(call);
   const auto dims = call.dims("dims", num_dims);
-  const auto found = std::find(dims.begin(), dims.end(), split.dim);
+  const auto found = std::ranges::find(dims, split.dim);
   if (found == dims.end()) refuse_along(call, split);
   split.dim = found - dims.begin();
   call.set_results(split);
@@ -375,9 +375,7 @@ Rule rule_of(const DividedCall& call) {
     if (name == call.name()) return rule;
   }
   const bool is_elementwise =
-      std::find(
-          std::begin(kElementwise), std::end(kElementwise), call.name()) !=
-      std::end(kElementwise);
+      std::ranges::find(kElementwise, call.name()) != std::end(kElementwise);
   return is_elementwise || call.instruction().op->hasTag(at::Tag::pointwise)
       ? elementwise
       : nullptr;

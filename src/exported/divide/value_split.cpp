@@ -43,8 +43,8 @@ std::optional<ViewedDim> viewed_dim(
     const std::vector<std::int64_t>& from,
     const std::vector<std::int64_t>& to) {
   const auto is_unknown = [](std::int64_t size) { return size < 1; };
-  if (std::any_of(from.begin(), from.end(), is_unknown) ||
-      std::any_of(to.begin(), to.end(), is_unknown))
+  if (std::ranges::any_of(from, is_unknown) ||
+      std::ranges::any_of(to, is_unknown))
     return std::nullopt;
   const auto wanted = static_cast<std::size_t>(dim);
   DimGroup before, after;

@@ -1,7 +1,6 @@
 #include <accelerate/exported_model.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -65,7 +64,7 @@ const at::Tensor& ExportedOutputs::operator[](std::string_view name) const {
 }
 
 bool ExportedOutputs::contains(std::string_view name) const {
-  return std::find(names().begin(), names().end(), name) != names().end();
+  return std::ranges::find(names(), name) != names().end();
 }
 
 void ExportedModuleImpl::to(

@@ -158,11 +158,10 @@ class Loader {
     const auto modules =
         model.named_modules(std::string(), /*include_self=*/false);
     std::erase_if(plan, [&](const auto& entry) {
-      return std::none_of(
-          modules.begin(), modules.end(), [&](const auto& module) {
-            return matches_name(entry.first, module.key()) &&
-                !module.value()->parameters(/*recurse=*/true).empty();
-          });
+      return std::ranges::none_of(modules, [&](const auto& module) {
+        return matches_name(entry.first, module.key()) &&
+            !module.value()->parameters(/*recurse=*/true).empty();
+      });
     });
     return plan;
   }

@@ -1,7 +1,5 @@
 #include "exported/load/loaded_program.h"
 
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/InferenceMode.h>
@@ -9,7 +7,6 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
-#include "exported/graph/interpreter.h"
 
 namespace accelerate::detail {
 

@@ -44,7 +44,7 @@ std::shared_ptr<torch::nn::Module> ExportedTree::find(
 
 std::shared_ptr<torch::nn::Module> ExportedTree::add(const std::string& name) {
   if (auto known = find(name)) return known;
-  if (std::count(name.begin(), name.end(), '.') > kMostLevels) {
+  if (std::ranges::count(name, '.') > kMostLevels) {
     fail(name, "is a module in too many others");
   }
   const std::string parent = parent_of(name);

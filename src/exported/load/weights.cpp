@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <tuple>
-#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>

@@ -55,9 +55,8 @@ DividedGraph::Chosen DividedGraph::choose(std::size_t begin, std::size_t end)
   std::vector<bool> is_made(is_read.size(), false);
   for (std::size_t i = end; i-- > 0;) {
     const Instruction& instruction = code.instructions[i];
-    const bool is_wanted = std::any_of(
-        instruction.results.begin(),
-        instruction.results.end(),
+    const bool is_wanted = std::ranges::any_of(
+        instruction.results,
         [&](int result) { return result >= 0 && is_read[result]; });
     if (i < begin || values_.is_repeatable(i)) {
       if (!is_wanted || !values_.is_repeatable(i)) continue;
@@ -68,7 +67,7 @@ DividedGraph::Chosen DividedGraph::choose(std::size_t begin, std::size_t end)
     }
     visit_slots(instruction, read);
   }
-  std::reverse(chosen.instructions.begin(), chosen.instructions.end());
+  std::ranges::reverse(chosen.instructions);
   for (std::size_t slot = 0; slot < is_read.size(); ++slot) {
     if (is_read[slot] && !is_made[slot] &&
         !values_.is_bound(static_cast<int>(slot))) {

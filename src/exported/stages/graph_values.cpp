@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <unordered_map>
-#include <utility>
 
 #include <ATen/core/enum_tag.h>
 
@@ -30,17 +29,11 @@ bool is_changed(const c10::Argument& argument) {
 bool changes_something(const Instruction& instruction) {
   if (instruction.kind == Instruction::Kind::call) {
     const auto& arguments = instruction.op->schema().arguments();
-    return std::any_of(arguments.begin(), arguments.end(), &is_changed);
+    return std::ranges::any_of(arguments, &is_changed);
   }
-  return std::any_of(
-      instruction.branches.begin(),
-      instruction.branches.end(),
-      [](const Code& branch) {
-        return std::any_of(
-            branch.instructions.begin(),
-            branch.instructions.end(),
-            &changes_something);
-      });
+  return std::ranges::any_of(instruction.branches, [](const Code& branch) {
+    return std::ranges::any_of(branch.instructions, &changes_something);
+  });
 }
 
 // Calls `visit(slot)` for the values that the instruction changes in place; of

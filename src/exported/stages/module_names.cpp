@@ -1,7 +1,6 @@
 #include "exported/stages/module_names.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace accelerate::detail {
 
@@ -16,17 +15,15 @@ bool is_number(const std::string& text) {
 bool is_list(const torch::nn::Module& module) {
   const auto children = module.named_children();
   return !children.is_empty() &&
-      std::all_of(children.begin(), children.end(), [](const auto& child) {
-        return is_number(child.key());
-      });
+      std::ranges::all_of(
+          children, [](const auto& child) { return is_number(child.key()); });
 }
 
 bool has_list(const torch::nn::Module& module) {
   const auto children = module.children();
   return is_list(module) ||
-      std::any_of(children.begin(), children.end(), [](const auto& child) {
-           return has_list(*child);
-         });
+      std::ranges::any_of(
+             children, [](const auto& child) { return has_list(*child); });
 }
 
 void add_blocks(

@@ -135,7 +135,7 @@ std::vector<std::string> ProgramStages::points() const {
     if (has_weights && found != first_calls.end())
       blocks.emplace_back(found->second, name);
   }
-  std::sort(blocks.begin(), blocks.end());
+  std::ranges::sort(blocks);
   std::vector<std::string> points;
   for (const auto& [begin, name] : blocks) {
     if (complaint(name, points.empty() ? std::string() : points.back()).empty())
@@ -236,10 +236,9 @@ class ProgramStages::Division {
   }
 
   [[nodiscard]] bool calls(const Uses& uses, const std::string& unit) const {
-    return std::any_of(
-        uses.modules.begin(), uses.modules.end(), [&](const std::string& name) {
-          return names_.unit_of(name) == unit;
-        });
+    return std::ranges::any_of(uses.modules, [&](const std::string& name) {
+      return names_.unit_of(name) == unit;
+    });
   }
 
   // A stage that only reads a tensor of another stage's module (a tied
@@ -292,10 +291,9 @@ class ProgramStages::Division {
   }
 
   void add_unit(ProgramStage& stage, const std::string& unit) {
-    const bool is_known = std::any_of(
-        stage.modules.begin(), stage.modules.end(), [&](const auto& module) {
-          return module.first == unit;
-        });
+    const bool is_known = std::ranges::any_of(
+        stage.modules,
+        [&](const auto& module) { return module.first == unit; });
     if (unit.empty() || is_known) return;
     stage.modules.emplace_back(unit, names_.at(unit));
     first_stages_.emplace(
@@ -305,10 +303,8 @@ class ProgramStages::Division {
   // Adds a tensor of a divided module.
   void add_tensor(ProgramStage& stage, const std::string& name) {
     auto& own = buffers_.contains(name) ? stage.buffers : stage.parameters;
-    const bool is_known =
-        std::any_of(own.begin(), own.end(), [&](const auto& item) {
-          return item.first == name;
-        });
+    const bool is_known = std::ranges::any_of(
+        own, [&](const auto& item) { return item.first == name; });
     if (!is_known) own.emplace_back(name, tensors_.at(name));
     used_tensors_.insert(name);
   }

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +12,8 @@
 
 #include <accelerate/exported_model.h>
 
-#include "exported/stages/graph_part.h"
 #include "exported/load/loaded_program.h"
+#include "exported/stages/graph_part.h"
 #include "exported/stages/module_names.h"
 
 namespace accelerate::detail {

@@ -286,9 +286,8 @@ class Conversion {
     const Json* const saved = state.find(key);
     if (saved == nullptr) return false;
     const Json& states = state.states_in(*saved);
-    return std::any_of(states.begin(), states.end(), [](const Json& each) {
-      return !each.empty();
-    });
+    return std::ranges::any_of(
+        states, [](const Json& each) { return !each.empty(); });
   }
 
   static void look_for_strategies(

@@ -225,10 +225,9 @@ TorchValue python_optimizer(
     const StoredTensors& tensors,
     const ScheduleEntries& entries,
     std::vector<std::string>& left_out) {
-  const auto num_masters =
-      std::count_if(tensors.begin(), tensors.end(), [](const auto& entry) {
-        return entry.first.ends_with("/master");
-      });
+  const auto num_masters = std::ranges::count_if(
+      tensors,
+      [](const auto& entry) { return entry.first.ends_with("/master"); });
   if (num_masters > 0) {
     left_out.push_back(format(
         "the fp32 master weights of {} parameters of \"{}\"; Python continues "

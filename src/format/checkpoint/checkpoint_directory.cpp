@@ -74,9 +74,8 @@ std::vector<CheckpointEntry> list_checkpoints(
     const bool is_automatic = entry.name.starts_with(kCheckpointPrefix);
     return std::tuple(entry.number, is_automatic, std::string_view(entry.name));
   };
-  std::sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) {
-    return key(a) < key(b);
-  });
+  std::ranges::sort(
+      entries, [&](const auto& a, const auto& b) { return key(a) < key(b); });
   return entries;
 }
 
@@ -90,8 +89,8 @@ std::optional<RetentionPlan> plan_retention(
     const std::string& name,
     std::optional<int> total_limit) {
   RetentionPlan plan;
-  const auto num_usable = static_cast<std::size_t>(
-      std::count_if(entries.begin(), entries.end(), is_usable));
+  const auto num_usable =
+      static_cast<std::size_t>(std::ranges::count_if(entries, is_usable));
   if (total_limit) {
     const auto limit = static_cast<std::size_t>(std::max(*total_limit, 1));
     std::size_t num_going = num_usable + 1 > limit ? num_usable + 1 - limit : 0;
@@ -106,10 +105,8 @@ std::optional<RetentionPlan> plan_retention(
       }
     }
   }
-  const bool is_there =
-      std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
-        return entry.name == name;
-      });
+  const bool is_there = std::ranges::any_of(
+      entries, [&](const auto& entry) { return entry.name == name; });
   if (is_there && !plan.replaces) return std::nullopt;
   return plan;
 }

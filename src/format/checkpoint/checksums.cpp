@@ -1,7 +1,6 @@
 #include "format/checkpoint/checksums.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/process/jobs.h"
 #include "format/tensors/input_file.h"

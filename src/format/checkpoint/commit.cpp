@@ -62,7 +62,7 @@ std::vector<path> entries_of(const path& directory) {
     throw Error(format(
         "[files] cannot list {}: {}", directory.string(), code.message()));
   }
-  std::sort(entries.begin(), entries.end());
+  std::ranges::sort(entries);
   return entries;
 }
 
@@ -98,14 +98,11 @@ bool is_of_accelerate(const std::string& name) {
   static constexpr std::string_view kEnds[] = {
       ".safetensors", ".bin", ".pkl", ".pt", ".index.json"};
   const std::string_view view = name;
-  return std::any_of(
-             std::begin(kStarts),
-             std::end(kStarts),
+  return std::ranges::any_of(
+             kStarts,
              [&](std::string_view start) { return view.starts_with(start); }) &&
-      std::any_of(
-             std::begin(kEnds), std::end(kEnds), [&](std::string_view end) {
-               return view.ends_with(end);
-             });
+      std::ranges::any_of(
+             kEnds, [&](std::string_view end) { return view.ends_with(end); });
 }
 
 bool has_directory(const Manifest& manifest, const std::string& name) {

@@ -343,7 +343,7 @@ void merge_into(Manifest& manifest, Manifest fragment) {
       auto& boxes = place->second.boxes;
       for (SavedBox& box : tensor.boxes) {
         const bool is_known = manifest.is_part &&
-            std::any_of(boxes.begin(), boxes.end(), [&](const auto& other) {
+            std::ranges::any_of(boxes, [&](const auto& other) {
                                 return other.box.begin == box.box.begin &&
                                     other.box.size == box.box.size;
                               });

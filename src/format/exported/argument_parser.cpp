@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "base/limits.h"

@@ -1,6 +1,5 @@
 #include "format/exported/exported_archive.h"
 
-#include <cstdint>
 #include <string_view>
 
 #include <nlohmann/json.hpp>

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <utility>
 #include <variant>
 
 #include "format/journal/journal_kinds.h"
@@ -223,10 +222,7 @@ void RunHistory::merge_lost_times() {
   // Times come from files, and need not be numbers.
   std::erase_if(
       sorted, [](const LostTime& each) { return !(each.begin < each.end); });
-  std::sort(
-      sorted.begin(), sorted.end(), [](const auto& one, const auto& other) {
-        return one.begin < other.begin;
-      });
+  std::ranges::sort(sorted, {}, &LostTime::begin);
   merged_times_.clear();
   for (const LostTime& each : sorted) {
     if (merged_times_.empty() || merged_times_.back().end < each.begin) {

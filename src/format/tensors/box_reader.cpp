@@ -63,10 +63,8 @@ class BoxReader::Lists {
   // Returns the list that has the next job; asks for a new list if none has.
   Place find_job(Lock& lock) {
     while (true) {
-      const auto found =
-          std::find_if(lists_.begin(), lists_.end(), [](const auto& each) {
-            return each.has_next();
-          });
+      const auto found = std::ranges::find_if(
+          lists_, [](const auto& each) { return each.has_next(); });
       const bool can_ask = !is_asking_ && !is_ended_;
       if (found != lists_.end() || !can_ask || !ask(lock)) return found;
     }

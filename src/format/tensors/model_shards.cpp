@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 namespace accelerate::detail {
 
@@ -101,8 +100,7 @@ bool is_model_file(const std::string& name, ModelFormat file_format) {
   const auto fits = [](char found, char wanted) {
     return wanted == '#' ? found >= '0' && found <= '9' : found == wanted;
   };
-  return std::equal(
-      name.begin(), name.end(), pattern.begin(), pattern.end(), fits);
+  return std::ranges::equal(name, pattern, fits);
 }
 
 }  // namespace accelerate::detail

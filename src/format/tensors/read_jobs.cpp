@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -324,7 +323,7 @@ void add_chunk(
 void add_first_chunks(
     std::vector<ReadJob>& jobs,
     std::vector<const InputFile*> files) {
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   files.erase(std::unique(files.begin(), files.end()), files.end());
   for (const ReadJob& job : jobs) {
     if (job.verifies && job.range.begin == 0) {
@@ -342,8 +341,8 @@ std::vector<ReadJob> range_jobs(Wanted& wanted) {
   const auto place_of = [](const WantedBytes& bytes) {
     return std::tuple(bytes.file, bytes.chunk, bytes.segment.offset);
   };
-  std::stable_sort(
-      all.begin(), all.end(), [&](const WantedBytes& a, const WantedBytes& b) {
+  std::ranges::stable_sort(
+      all, [&](const WantedBytes& a, const WantedBytes& b) {
         return place_of(a) < place_of(b);
       });
   std::vector<ReadJob> jobs;

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <set>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "base/process/jobs.h"
 #include "base/text/text.h"

@@ -1,13 +1,11 @@
 #include "format/weights/merge_weights.h"
 
-#include <cstdint>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include <accelerate/error.h>
 
-#include "base/files/file_system.h"
 #include "base/text/text.h"
 #include "format/checkpoint/manifest.h"
 #include "format/torch/torch_distributed.h"

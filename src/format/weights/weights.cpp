@@ -299,10 +299,9 @@ std::vector<NamedTensor> named_tensors(const StoredTensors& tensors) {
   using Entry = StoredTensors::value_type;
   std::vector<const Entry*> entries;
   for (const Entry& entry : tensors) entries.push_back(&entry);
-  std::stable_sort(
-      entries.begin(), entries.end(), [](const Entry* a, const Entry* b) {
-        return a->second.place < b->second.place;
-      });
+  std::ranges::stable_sort(entries, [](const Entry* a, const Entry* b) {
+    return a->second.place < b->second.place;
+  });
   std::vector<NamedTensor> named;
   for (const Entry* entry : entries) {
     named.push_back(

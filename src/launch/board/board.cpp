@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <utility>

@@ -272,10 +272,8 @@ HangReport HangDetector::explain(
     if (!missing.contains(number) || waiting.contains(number)) continue;
     report.blocking.push_back(describe_blocking(rank, waits, now));
   }
-  const bool awaits_elsewhere =
-      std::any_of(missing.begin(), missing.end(), [&](int rank) {
-        return !waiting.contains(rank);
-      });
+  const bool awaits_elsewhere = std::ranges::any_of(
+      missing, [&](int rank) { return !waiting.contains(rank); });
   report.kind = !report.blocking.empty()   ? HangReport::Kind::late
       : awaits_others && !awaits_elsewhere ? HangReport::Kind::cycle
                                            : HangReport::Kind::elsewhere;
@@ -319,7 +317,7 @@ std::optional<HangReport> HangDetector::look(
   HangReport report = explain(ranks, involved, now);
   // A call that all ranks have entered, or a cycle, may still resolve itself.
   const bool may_resolve = report.kind != HangReport::Kind::late &&
-      std::any_of(involved.begin(), involved.end(), [&](const Wait& wait) {
+      std::ranges::any_of(involved, [&](const Wait& wait) {
                              return wait.time < threshold_;
                            });
   if (may_resolve || !is_new(report)) return std::nullopt;

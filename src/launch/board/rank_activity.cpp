@@ -1,10 +1,8 @@
 #include "launch/board/rank_activity.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <optional>
 #include <thread>
 
 #include "base/text/text.h"

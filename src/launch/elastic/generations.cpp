@@ -52,7 +52,7 @@ bool Generations::is_broken() const {
 
 bool Generations::is_changing() const {
   return header().wanted.load() > current_ || is_broken() ||
-      std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
+      std::ranges::any_of(seats_, [](const Seat& seat) {
            return seat.state == State::joining;
          });
 }
@@ -81,10 +81,9 @@ int Generations::num_ranks() const { return header().num_ranks.load(); }
 int Generations::rank_of(int seat) const { return on_board(seat).rank.load(); }
 
 int Generations::num_staying() const {
-  return static_cast<int>(
-      std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) {
-        return seat.state == State::member || seat.state == State::joining;
-      }));
+  return static_cast<int>(std::ranges::count_if(seats_, [](const Seat& seat) {
+    return seat.state == State::member || seat.state == State::joining;
+  }));
 }
 
 bool Generations::take_restart() {
@@ -197,10 +196,8 @@ bool Generations::finish(int seat) {
 int Generations::take_request() {
   // Processes that left most recently may still be ending, in seats that others
   // need.
-  const bool has_departed =
-      std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
-        return seat.state == State::departed;
-      });
+  const bool has_departed = std::ranges::any_of(
+      seats_, [](const Seat& seat) { return seat.state == State::departed; });
   if (header().asked_ranks.load() == 0 || is_changing() || has_departed ||
       !all_announced())
     return 0;

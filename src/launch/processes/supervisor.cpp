@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <utility>
 
 #include <poll.h>
 #include <sys/wait.h>
@@ -20,10 +19,9 @@ constexpr std::chrono::seconds kTimeToEnd{4};
 constexpr std::chrono::seconds kTimeToDrain{1};
 
 bool is_silent(const Supervisor::Rank& rank) {
-  return std::none_of(
-      rank.sources.begin(), rank.sources.end(), [](const EventSource* source) {
-        return source->descriptor() >= 0;
-      });
+  return std::ranges::none_of(rank.sources, [](const EventSource* source) {
+    return source->descriptor() >= 0;
+  });
 }
 
 }  // namespace
@@ -77,15 +75,13 @@ void Supervisor::kill_and_wait() {
 }
 
 bool Supervisor::all_dead() const {
-  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-    return rank.is_running;
-  });
+  return std::ranges::none_of(ranks_, &Rank::is_running);
 }
 
 bool Supervisor::is_over() const {
   if (!all_dead()) return false;
   if (options_.awaits_more && options_.awaits_more()) return false;
-  return std::all_of(ranks_.begin(), ranks_.end(), is_silent) ||
+  return std::ranges::all_of(ranks_, is_silent) ||
       (drain_until_ && Clock::now() >= *drain_until_);
 }
 
@@ -230,15 +226,11 @@ void Supervisor::send_to_all(int signal) const {
 
 std::optional<std::size_t> find_cause(std::span<const Suspect> suspects) {
   if (suspects.empty()) return std::nullopt;
-  const auto sure = std::find_if(
-      suspects.begin(), suspects.end(), [](const Suspect& suspect) {
-        return suspect.is_surely_the_cause;
-      });
+  const auto sure =
+      std::ranges::find_if(suspects, &Suspect::is_surely_the_cause);
   if (sure != suspects.end()) return sure->rank;
-  const auto non_victim = std::find_if(
-      suspects.begin(), suspects.end(), [](const Suspect& suspect) {
-        return !suspect.is_victim;
-      });
+  const auto non_victim = std::ranges::find_if(
+      suspects, [](const Suspect& suspect) { return !suspect.is_victim; });
   return (non_victim != suspects.end() ? *non_victim : suspects.front()).rank;
 }
 

@@ -95,7 +95,7 @@ std::optional<long> thread_of(std::string_view line) {
   } else {
     return std::nullopt;
   }
-  const auto end = std::find_if_not(rest.begin(), rest.end(), is_digit);
+  const auto end = std::ranges::find_if_not(rest, is_digit);
   const auto value =
       parse_int(rest.substr(0, static_cast<std::size_t>(end - rest.begin())));
   if (!value) return std::nullopt;
@@ -193,10 +193,9 @@ std::string describe(std::span<const NamedStacks> processes) {
       const std::string name = thread.thread == process.stacks.process
           ? process.name
           : format("{}, thread {}", process.name, thread.thread);
-      const auto same =
-          std::find_if(entries.begin(), entries.end(), [&](const Entry& entry) {
-            return *entry.frames == thread.frames;
-          });
+      const auto same = std::ranges::find_if(entries, [&](const Entry& entry) {
+        return *entry.frames == thread.frames;
+      });
       if (same == entries.end()) {
         entries.push_back({{name}, &thread.frames});
       } else {

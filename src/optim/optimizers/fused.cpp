@@ -56,19 +56,13 @@ at::Tensor run_closure(const LossClosure& closure) {
 // Steps of LibTorch's own classes stay LibTorch's for tensors that it treats in
 // its own way.
 bool has_unusual_tensors(const Optimizer& optimizer) {
-  return std::any_of(
-      optimizer.param_groups().begin(),
-      optimizer.param_groups().end(),
-      [](const auto& group) {
-        return std::any_of(
-            group.params().begin(),
-            group.params().end(),
-            [](const at::Tensor& parameter) {
-              const at::Tensor& gradient = parameter.grad();
-              return gradient.defined() &&
-                  (parameter.is_complex() || gradient.layout() != at::kStrided);
-            });
-      });
+  return std::ranges::any_of(optimizer.param_groups(), [](const auto& group) {
+    return std::ranges::any_of(group.params(), [](const at::Tensor& parameter) {
+      const at::Tensor& gradient = parameter.grad();
+      return gradient.defined() &&
+          (parameter.is_complex() || gradient.layout() != at::kStrided);
+    });
+  });
 }
 
 using Step = void (*)(Optimizer&, const at::Tensor& divisor);

@@ -1,7 +1,6 @@
 #include "optim/optimizers/fused_batches.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/ops/from_blob.h>
@@ -86,11 +85,10 @@ void Batches::run(
 }
 
 Batch& Batches::batch_for(const at::Tensor& parameter, std::int64_t step) {
-  const auto found =
-      std::find_if(batches_.begin(), batches_.end(), [&](const Batch& batch) {
-        return batch.step == step && batch.dtype == parameter.scalar_type() &&
-            batch.device == parameter.device();
-      });
+  const auto found = std::ranges::find_if(batches_, [&](const Batch& batch) {
+    return batch.step == step && batch.dtype == parameter.scalar_type() &&
+        batch.device == parameter.device();
+  });
   if (found != batches_.end()) return *found;
   return batches_.emplace_back(Batch{
       .dtype = parameter.scalar_type(),

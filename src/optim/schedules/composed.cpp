@@ -120,7 +120,7 @@ SequentialLR::SequentialLR(
         milestones_.size(),
         schedules_.size()));
   }
-  if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
+  if (!std::ranges::is_sorted(milestones_)) {
     throw ConfigError(
         "[optim] the milestones of SequentialLR are not in ascending order");
   }

@@ -2,8 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <utility>
 
 #include <ATen/core/Tensor.h>
 

@@ -6,8 +6,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/nn/modules/activation.h>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 #include "comm/autograd/region.h"
 #include "gate/watched_tensor.h"

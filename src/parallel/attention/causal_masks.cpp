@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -18,10 +17,9 @@ bool is_causal_here(const at::Tensor& mask, const DividedSequence& sequence) {
   const SequenceShards& shards = sequence.shards;
   if (mask.size(1) != shards.length()) return false;
   std::vector<std::int64_t> positions = shards.positions(sequence.group.rank());
-  const auto padding = std::find_if(
-      positions.begin(), positions.end(), [&](std::int64_t position) {
-        return position >= shards.length();
-      });
+  const auto padding = std::ranges::find_if(
+      positions,
+      [&](std::int64_t position) { return position >= shards.length(); });
   positions.erase(padding, positions.end());
   const auto device = mask.device();
   const at::Tensor queries = at::tensor(positions, at::kLong).to(device);

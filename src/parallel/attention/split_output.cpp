@@ -1,7 +1,6 @@
 #include "parallel/attention/split_output.h"
 
 #include <string>
-#include <utility>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

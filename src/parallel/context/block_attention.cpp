@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -163,10 +163,9 @@ ContextParallelScope::ContextParallelScope(
   check_padding(shards, buffers.size(), options);
   const auto is_among = [](const std::vector<at::Tensor>& tensors,
                            const at::Tensor& tensor) {
-    return std::any_of(
-        tensors.begin(), tensors.end(), [&](const at::Tensor& other) {
-          return other.is_same(tensor);
-        });
+    return std::ranges::any_of(tensors, [&](const at::Tensor& other) {
+      return other.is_same(tensor);
+    });
   };
   for (const at::Tensor& tensor : no_restore_buffers) {
     if (is_among(buffers, tensor)) continue;

@@ -14,7 +14,6 @@
 #include <accelerate/error.h>
 
 #include "activations/tape.h"
-#include "base/text/text.h"
 #include "parallel/context/attention_rules.h"
 #include "parallel/context/block_attention.h"
 #include "parallel/context/block_exchange.h"

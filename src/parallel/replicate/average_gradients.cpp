@@ -1,6 +1,5 @@
 #include "parallel/replicate/average_gradients.h"
 
-#include <cstdint>
 #include <map>
 #include <utility>
 

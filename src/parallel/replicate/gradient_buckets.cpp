@@ -1,7 +1,6 @@
 #include "parallel/replicate/gradient_buckets.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -24,7 +23,7 @@ GradientBuckets::GradientBuckets(
       places_(rows.tensors.size()) {
   auto [members, sizes] =
       c10d::compute_bucket_assignment_by_size(rows.tensors, limits_);
-  std::reverse(members.begin(), members.end());
+  std::ranges::reverse(members);
   for (std::vector<std::size_t>& each : members)
     buckets_.push_back({std::move(each), {}});
   allocate();

@@ -11,8 +11,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include <accelerate/error.h>
-
 #include "base/text/text.h"
 
 namespace accelerate::detail {

@@ -2,20 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 namespace accelerate::detail {
 

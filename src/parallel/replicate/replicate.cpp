@@ -1,7 +1,6 @@
 #include "parallel/replicate/replicate.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 #include <vector>
 

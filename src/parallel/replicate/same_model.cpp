@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -83,10 +82,8 @@ void broadcast_all(
   std::vector<at::Tensor> tensors;
   for (const at::Tensor& tensor : given)
     tensors.push_back(distinct_elements(tensor));
-  const bool is_on_host =
-      std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-        return tensor.is_cpu();
-      });
+  const bool is_on_host = std::ranges::all_of(
+      tensors, [](const at::Tensor& tensor) { return tensor.is_cpu(); });
   if (!is_on_host) {
     for (const at::Tensor& tensor : tensors) group.broadcast(tensor, from);
     return;

@@ -1,7 +1,6 @@
 #include "parallel/replicate/sparse_gradients.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -1,7 +1,6 @@
 #include "planning/layout/layer_program.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>

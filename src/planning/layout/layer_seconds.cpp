@@ -52,10 +52,8 @@ double value_at(
     std::span<const LayerSlowdown> known,
     double tokens,
     double LayerSlowdown::*value) {
-  const auto above =
-      std::find_if(known.begin(), known.end(), [&](const LayerSlowdown& each) {
-        return each.tokens >= tokens;
-      });
+  const auto above = std::ranges::find_if(
+      known, [&](const LayerSlowdown& each) { return each.tokens >= tokens; });
   if (above == known.end()) return known.back().*value;
   if (above == known.begin()) return (*above).*value;
   const LayerSlowdown& below = *(above - 1);

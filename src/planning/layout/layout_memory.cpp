@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "planning/layout/step_time.h"
-#include "planning/pipeline/schedule.h"
 #include "planning/pipeline/simulation.h"
 #include "planning/training_memory.h"
 

@@ -77,12 +77,7 @@ std::vector<Candidate> candidates_of(
     const double seconds = detail::estimate_step(of);
     candidates.push_back({std::move(layout), seconds});
   }
-  std::stable_sort(
-      candidates.begin(),
-      candidates.end(),
-      [](const Candidate& a, const Candidate& b) {
-        return a.seconds < b.seconds;
-      });
+  std::ranges::stable_sort(candidates, {}, &Candidate::seconds);
   return candidates;
 }
 
@@ -150,18 +145,16 @@ LayoutPlan plan_layout(
            .memory = detail::layout_memory({model, layout, options}, kept),
            .binds = "memory"});
     }
-    std::stable_sort(
-        others.begin(), others.end(), [](const auto& a, const auto& b) {
-          return a.memory.total() < b.memory.total();
-        });
+    std::ranges::stable_sort(others, [](const auto& a, const auto& b) {
+      return a.memory.total() < b.memory.total();
+    });
     others.resize(std::min<std::size_t>(others.size(), options.num_simulated));
   }
   for (PlannedLayout& each : others)
     each = simulate({model, each.layout, options}, each.memory);
-  std::stable_sort(
-      fitting.begin(), fitting.end(), [](const auto& a, const auto& b) {
-        return a.times.step_seconds < b.times.step_seconds;
-      });
+  std::ranges::stable_sort(fitting, [](const auto& a, const auto& b) {
+    return a.times.step_seconds < b.times.step_seconds;
+  });
   return {
       model.shape,
       options,

@@ -97,10 +97,8 @@ std::string why_too_large(
       {memory.optimizer_state, "optimizer state"},
       {memory.gathered, "gathered parameters"},
       {memory.activations, "activations"}};
-  const auto* const most = std::max_element(
-      std::begin(parts), std::end(parts), [](const auto& a, const auto& b) {
-        return a.first < b.first;
-      });
+  const auto* const most = std::ranges::max_element(
+      parts, [](const auto& a, const auto& b) { return a.first < b.first; });
   const std::uint64_t usable = usable_bytes(options);
   return format(
       "needs {} more; {} of {}",
@@ -136,10 +134,10 @@ std::vector<const PlannedLayout*> variety(
   }
   for (std::size_t i = skipped; i < layouts.size() && shown.size() < count;
        ++i) {
-    if (std::find(shown.begin(), shown.end(), &layouts[i]) == shown.end())
+    if (std::ranges::find(shown, &layouts[i]) == shown.end())
       shown.push_back(&layouts[i]);
   }
-  std::sort(shown.begin(), shown.end());
+  std::ranges::sort(shown);
   return shown;
 }
 

@@ -18,7 +18,7 @@ std::vector<int> divisors(int number) {
     found.push_back(i);
     if (i != number / i) found.push_back(number / i);
   }
-  std::sort(found.begin(), found.end());
+  std::ranges::sort(found);
   return found;
 }
 
@@ -246,10 +246,8 @@ void check_options(const LayoutPlanOptions& options) {
       options.context,
       options.tensor,
       options.pipeline};
-  const bool has_wrong_degree = std::any_of(
-      std::begin(degrees), std::end(degrees), [](const auto& degree) {
-        return degree && *degree < 1;
-      });
+  const bool has_wrong_degree = std::ranges::any_of(
+      degrees, [](const auto& degree) { return degree && *degree < 1; });
   const auto& slowdowns = cluster.measured.layer_slowdowns;
   bool has_wrong_slowdown = false;
   LayerSlowdown before{.tensor = 0};

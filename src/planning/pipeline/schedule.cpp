@@ -176,20 +176,18 @@ constexpr std::array<std::string_view, 8> kNames{
     "DualPipeV"};
 
 bool is_equal_but_for_case(std::string_view a, std::string_view b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(), [](char left, char right) {
-        return std::tolower(static_cast<unsigned char>(left)) ==
-            std::tolower(static_cast<unsigned char>(right));
-      });
+  return std::ranges::equal(a, b, [](char left, char right) {
+    return std::tolower(static_cast<unsigned char>(left)) ==
+        std::tolower(static_cast<unsigned char>(right));
+  });
 }
 
 }  // namespace
 
 PipelineScheduleKind parse_pipeline_schedule(std::string_view name) {
-  const auto found =
-      std::find_if(kNames.begin(), kNames.end(), [&](std::string_view known) {
-        return is_equal_but_for_case(known, name);
-      });
+  const auto found = std::ranges::find_if(kNames, [&](std::string_view known) {
+    return is_equal_but_for_case(known, name);
+  });
   if (found != kNames.end())
     return static_cast<PipelineScheduleKind>(found - kNames.begin());
   throw ConfigError(detail::format(

@@ -37,10 +37,7 @@ class TwoChunks {
   }
   /// Computes the oldest ones of a chunk, if any.
   bool weight(int chunk) {
-    const auto found =
-        std::find_if(owed_.begin(), owed_.end(), [&](const Owed& owed) {
-          return owed.chunk == chunk;
-        });
+    const auto found = std::ranges::find(owed_, chunk, &Owed::chunk);
     if (found == owed_.end()) return false;
     take(found);
     return true;

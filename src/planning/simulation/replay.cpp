@@ -50,9 +50,8 @@ class Replaying {
         blocked_since_(programs.ranks().size(), 0),
         messages_(programs.messages().size()),
         users_(programs.resources().size(), 0),
-        takes_turns_(std::any_of(
-            programs.resources().begin(),
-            programs.resources().end(),
+        takes_turns_(std::ranges::any_of(
+            programs.resources(),
             [](const SharedResource& each) { return each.turn > 0; })) {
     result_.ranks.resize(programs.ranks().size());
   }
@@ -159,9 +158,7 @@ class Replaying {
 
   void share_out() {
     if (takes_turns_) {
-      std::sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) {
-        return a.number < b.number;
-      });
+      std::ranges::sort(tasks_, {}, &Task::number);
     }
     std::vector<double> left;
     for (const SharedResource& each : programs_.resources())

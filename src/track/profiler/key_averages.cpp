@@ -223,14 +223,14 @@ std::string operator_table(
     totals.cpu_us += row.self_cpu_time_total_us;
     totals.device_us += row.self_device_time_total_us;
   }
-  std::stable_sort(rows.begin(), rows.end(), [&](const auto& a, const auto& b) {
+  std::ranges::stable_sort(rows, [&](const auto& a, const auto& b) {
     return is_before(a, b, options.sort_by);
   });
   detail::TextColumns table;
   std::vector<const Column*> columns;
   for (const Column& column : kColumns) {
     if (column.is_there != nullptr &&
-        std::none_of(rows.begin(), rows.end(), column.is_there)) {
+        std::ranges::none_of(rows, column.is_there)) {
       continue;
     }
     columns.push_back(&column);

@@ -22,18 +22,15 @@ std::vector<std::size_t> order_of(const std::vector<RecordedEvent>& events) {
         -event.end_ns,
         -static_cast<std::int64_t>(i));
   };
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return key(a) < key(b);
-  });
+  std::ranges::sort(
+      order, [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
   return order;
 }
 
 std::vector<RecordedMemory> in_order(std::vector<RecordedMemory> memory) {
-  std::stable_sort(
-      memory.begin(), memory.end(), [](const auto& a, const auto& b) {
-        return std::tuple(a.thread, a.time_ns) <
-            std::tuple(b.thread, b.time_ns);
-      });
+  std::ranges::stable_sort(memory, [](const auto& a, const auto& b) {
+    return std::tuple(a.thread, a.time_ns) < std::tuple(b.thread, b.time_ns);
+  });
   return memory;
 }
 

@@ -8,14 +8,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <filesystem>
 #include <sstream>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -29,7 +25,6 @@
 
 #include "base/text/text.h"
 #include "track/profiler/device_recorder.h"
-#include "track/profiler/recorded_cycle.h"
 
 namespace accelerate::detail {
 
@@ -65,7 +60,7 @@ bool is_of_program(const Place& place) {
       "ld-linux",
       "libpthread"};
   return !place.library.empty() &&
-      std::none_of(kOthers.begin(), kOthers.end(), [&](std::string_view other) {
+      std::ranges::none_of(kOthers, [&](std::string_view other) {
         return place.library.starts_with(other);
       });
 }
@@ -81,7 +76,7 @@ bool is_inlined(std::string_view function) {
       "decltype(auto) accelerate::",
       "__gnu_cxx::"};
   return function == "_start" ||
-      std::any_of(kOthers.begin(), kOthers.end(), [&](std::string_view other) {
+      std::ranges::any_of(kOthers, [&](std::string_view other) {
            return function.starts_with(other);
          });
 }
@@ -372,8 +367,7 @@ void OperatorRecorder::reportMemoryUsage(
 
 bool records(const ProfileOptions& options, ProfilerActivity activity) {
   return !options.activities ||
-      std::find(
-          options.activities->begin(), options.activities->end(), activity) !=
+      std::ranges::find(*options.activities, activity) !=
       options.activities->end();
 }
 

@@ -4,14 +4,12 @@
 #include <chrono>
 #include <filesystem>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
-#include "track/profiler/operator_recorder.h"
 
 namespace accelerate::detail {
 

@@ -13,7 +13,6 @@
 #include <accelerate/environment.h>
 #include <accelerate/error.h>
 
-#include "base/text/text.h"
 #include "checkpoint/components/states.h"
 #include "comm/collectives/any_rank.h"
 #include "comm/group/group_impl.h"

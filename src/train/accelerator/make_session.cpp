@@ -4,13 +4,10 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include <accelerate/error.h>
 #include <accelerate/world.h>
 
 #include "base/progress/progress_bar.h"
-#include "base/text/text.h"
 #include "checkpoint/run/save_target.h"
 #include "comm/group/group_impl.h"
 #include "config/user_variables.h"

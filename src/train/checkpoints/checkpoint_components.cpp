@@ -43,8 +43,7 @@ AnyStateful schedule_with_optimizer(
     ScheduleAdapter& schedule,
     const std::vector<torch::optim::Optimizer*>& optimizers) {
   AnyStateful object = stateful(schedule);
-  const auto found =
-      std::find(optimizers.begin(), optimizers.end(), schedule.optimizer());
+  const auto found = std::ranges::find(optimizers, schedule.optimizer());
   if (found == optimizers.end()) return object;
   object.state_dict = [&schedule, number = found - optimizers.begin()] {
     StateDict state = schedule.state_dict();

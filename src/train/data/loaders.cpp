@@ -126,10 +126,8 @@ detail::LoaderContext Accelerator::loader_context() const {
   context.defaults = session_->loading.config;
   context.places_by_default = session_->loading.device_placement;
   context.seeds_order =
-      std::find(
-          session_->loading.rng_types.begin(),
-          session_->loading.rng_types.end(),
-          RNGType::generator) != session_->loading.rng_types.end();
+      std::ranges::find(session_->loading.rng_types, RNGType::generator) !=
+      session_->loading.rng_types.end();
   exchange_batch_ranks(*session_, context);
   if (session_->loading.config.use_stateful_dataloader) {
     // Drops the slots of loaders that could not be prepared.

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -51,9 +50,8 @@ std::vector<FileInList> files_below(const fs::path& directory) {
         {entry.path().lexically_relative(directory).generic_string(),
          entry.file_size()});
   }
-  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
-    return a.name < b.name;
-  });
+  std::ranges::sort(
+      files, [](const auto& a, const auto& b) { return a.name < b.name; });
   return files;
 }
 

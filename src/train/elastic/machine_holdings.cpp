@@ -28,7 +28,7 @@ std::vector<std::string> names_in(const fs::path& directory) {
 }
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ MachineHoldings::MachineHoldings(const World& world, const fs::path& memory)
     firsts.insert(static_cast<int>(parse_int(each).value_or(0)));
   firsts_.assign(firsts.begin(), firsts.end());
   const auto machine = static_cast<std::size_t>(
-      std::find(firsts_.begin(), firsts_.end(), first) - firsts_.begin());
+      std::ranges::find(firsts_, first) - firsts_.begin());
   // States of other groups of machines are left alone.
   directory_ =
       memory_ / part_directory(machine, shape_of(firsts_, world.size()));

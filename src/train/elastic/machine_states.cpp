@@ -3,7 +3,6 @@
 #include <chrono>
 #include <map>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include <ATen/Functions.h>

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 #include <system_error>
 
 #include <accelerate/error.h>
@@ -80,7 +79,7 @@ std::vector<MemoryState> MemoryStates::list() const {
     if (entry.number && next)
       states.push_back({directory_ / name, *entry.number, *next});
   }
-  std::reverse(states.begin(), states.end());
+  std::ranges::reverse(states);
   return states;
 }
 
@@ -94,10 +93,8 @@ void MemoryStates::tidy(bool parts, std::size_t num_kept) const {
   for (; parts && !error && entries != fs::directory_iterator();
        entries.increment(error)) {
     const fs::path& path = entries->path();
-    const bool is_state = std::any_of(
-        states.begin(), states.end(), [&](const MemoryState& state) {
-          return state.path == path;
-        });
+    const bool is_state = std::ranges::any_of(
+        states, [&](const MemoryState& state) { return state.path == path; });
     if (!is_state && is_ours(path.filename().string())) removed.push_back(path);
   }
   for (const fs::path& path : removed) fs::remove_all(path, error);

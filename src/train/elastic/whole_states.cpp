@@ -34,7 +34,7 @@ std::vector<std::string> entries_of(const fs::path& directory) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error))
     names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -264,10 +264,8 @@ void WholeStates::make_on_first_rank(const std::string& name) const {
     if (problem.empty()) problem = found;
   }
   const auto& own = sources[self];
-  const bool has_whole =
-      std::any_of(own.begin(), own.end(), [](const StateSource& source) {
-        return !source.place;
-      });
+  const bool has_whole = std::ranges::any_of(
+      own, [](const StateSource& source) { return !source.place; });
   if (problem.empty() && !has_whole)
     link_files(journey.places, directory() / name, whole);
   fs::remove_all(memory_ / kFetched, ignored);

@@ -73,10 +73,8 @@ std::vector<MemoryRange> ArenaLayout::return_free(std::int64_t num_bytes) {
     ranges.push_back(range);
     resident += range.second - range.first;
   });
-  std::stable_sort(
-      ranges.begin(),
-      ranges.end(),
-      [](const MemoryRange& one, const MemoryRange& other) {
+  std::ranges::stable_sort(
+      ranges, [](const MemoryRange& one, const MemoryRange& other) {
         return one.second - one.first > other.second - other.first;
       });
   std::int64_t wanted = std::min(num_bytes, resident - kKeptFree);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <mutex>
 #include <unordered_map>
 #include <vector>

@@ -77,7 +77,7 @@ bool lacks_values(
     const torch::nn::Module& module,
     bool keeps_own) {
   const auto tensors = parameters_and_buffers(module);
-  const bool mine = std::any_of(tensors.begin(), tensors.end(), has_no_values);
+  const bool mine = std::ranges::any_of(tensors, has_no_values);
   const Group group = replica_group(Layout(), mesh);
   const auto all = group.all_gather_bytes(mine ? "empty" : "full");
   const int first = group.world_ranks()[0];

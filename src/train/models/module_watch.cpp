@@ -122,10 +122,9 @@ ModuleWatch::Named ModuleWatch::named_parameters(
 }
 
 bool ModuleWatch::is_registered(const at::Tensor& tensor) const {
-  return std::any_of(
-      parameters_.begin(), parameters_.end(), [&](const auto& item) {
-        return item.second == tensor.unsafeGetTensorImpl();
-      });
+  return std::ranges::any_of(parameters_, [&](const auto& item) {
+    return item.second == tensor.unsafeGetTensorImpl();
+  });
 }
 
 std::vector<std::string> ModuleWatch::changes(const torch::nn::Module& module) {
@@ -150,9 +149,8 @@ std::vector<std::string> ModuleWatch::changes(const torch::nn::Module& module) {
   if (is_same && count == tree_.size()) return changes;
   const Named now = named_parameters(module);
   const auto find = [](const Named& named, const std::string& name) {
-    return std::find_if(named.begin(), named.end(), [&](const auto& item) {
-      return item.first == name;
-    });
+    return std::ranges::find_if(
+        named, [&](const auto& item) { return item.first == name; });
   };
   for (const auto& [name, tensor] : now) {
     const auto before = find(parameters_, name);

@@ -19,7 +19,7 @@ namespace {
 
 template <class T>
 std::size_t count_repeated(std::vector<T> items) {
-  std::sort(items.begin(), items.end());
+  std::ranges::sort(items);
   return static_cast<std::size_t>(
       items.end() - std::unique(items.begin(), items.end()));
 }

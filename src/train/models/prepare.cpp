@@ -60,17 +60,15 @@ void require_sections(
         nullptr;
   };
   const auto& optimizers = request.optimizers;
-  if (training.optimizer &&
-      std::any_of(optimizers.begin(), optimizers.end(), is_own)) {
+  if (training.optimizer && std::ranges::any_of(optimizers, is_own)) {
     complaints.push_back(
         complaint_of("optimizer", "optimizer_from_deepspeed()"));
   }
   const auto& schedulers = request.schedulers;
   if (training.scheduler &&
-      std::any_of(
-          schedulers.begin(), schedulers.end(), [](const auto& scheduler) {
-            return !scheduler.schedule->is_from_deepspeed();
-          })) {
+      std::ranges::any_of(schedulers, [](const auto& scheduler) {
+        return !scheduler.schedule->is_from_deepspeed();
+      })) {
     complaints.push_back(
         complaint_of("scheduler", "scheduler_from_deepspeed()"));
   }

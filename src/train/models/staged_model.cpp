@@ -19,10 +19,8 @@ void add_buffers(const torch::nn::Module& module, ParameterTable& table) {
     const at::Tensor& buffer = item.value();
     if (!buffer.defined()) continue;
     const auto& rows = table.rows();
-    const bool is_known =
-        std::any_of(rows.begin(), rows.end(), [&](const Parameter& row) {
-          return row.tensor.is_same(buffer);
-        });
+    const bool is_known = std::ranges::any_of(
+        rows, [&](const Parameter& row) { return row.tensor.is_same(buffer); });
     if (is_known) continue;
     table.rows().push_back(
         {item.key(), buffer, buffer, Layout::unsharded(buffer.sizes().vec())});
@@ -46,10 +44,9 @@ std::vector<at::Tensor> own_tensors(
   const auto buffers = model.module->buffers();
   for (const Parameter& row : whole.rows()) {
     const Parameter* const mine = model.table.find(row.tensor);
-    const bool is_buffer = std::any_of(
-        buffers.begin(), buffers.end(), [&](const at::Tensor& buffer) {
-          return buffer.is_same(row.tensor);
-        });
+    const bool is_buffer = std::ranges::any_of(
+        buffers,
+        [&](const at::Tensor& buffer) { return buffer.is_same(row.tensor); });
     own.push_back(
         mine != nullptr
             ? (mine->layout.is_unsharded() ? mine->tensor : mine->local)

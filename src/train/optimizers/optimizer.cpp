@@ -63,10 +63,9 @@ bool can_step_directly(const detail::Session& session) {
       session.layout.report.num_reported ==
       session.layout.report.ignored.size() &&
       !session.services.steps->is_heard() &&
-      std::all_of(
-             session.prepared.models.begin(),
-             session.prepared.models.end(),
-             [](const auto& model) { return model->strategies.is_idle(); });
+      std::ranges::all_of(session.prepared.models, [](const auto& model) {
+           return model->strategies.is_idle();
+         });
 }
 
 // Refuses parameters whose shard or master weight the optimizer has as well.
@@ -178,10 +177,8 @@ void warn_untracked_parameters(
   std::vector<std::string> shapes;
   for (const auto& group : optimizer.inner->param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      const bool is_untracked = std::none_of(
-          session.prepared.models.begin(),
-          session.prepared.models.end(),
-          [&](const auto& model) {
+      const bool is_untracked =
+          std::ranges::none_of(session.prepared.models, [&](const auto& model) {
             return !model->evaluation_mode &&
                 (model->table.find(parameter) != nullptr ||
                  model->table.find_local(parameter) != nullptr);

@@ -39,8 +39,7 @@ bool is_elementwise(const Optimizer& optimizer) {
       typeid(optim::Adam),
       typeid(optim::AdamW),
       typeid(optim::Adagrad)};
-  return std::find(known.begin(), known.end(), typeid(optimizer)) !=
-      known.end() ||
+  return std::ranges::find(known, typeid(optimizer)) != known.end() ||
       dynamic_cast<const optim::Elementwise*>(&optimizer) != nullptr ||
       dynamic_cast<const MadeFromDeepSpeed*>(&optimizer) != nullptr ||
       // lomo_backward() makes its own checks.

@@ -110,8 +110,8 @@ const WatchableClass* find_class(const OptionsPointer& options) {
   if (!options) return nullptr;
   const OptimizerOptions& given = *options;
   const std::type_info& type = typeid(given);
-  const auto* const found = std::find_if(
-      classes.begin(), classes.end(), [&](const WatchableClass& row) {
+  const auto* const found =
+      std::ranges::find_if(classes, [&](const WatchableClass& row) {
         return type == row.options || type == row.watched_options;
       });
   return found == classes.end() ? nullptr : found;

@@ -22,10 +22,9 @@ using detail::PreparedScheduler;
 detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
   // A schedule refers to its optimizer.
   if (!prepared.optimizers.empty() &&
-      std::all_of(
-          prepared.optimizers.begin(),
-          prepared.optimizers.end(),
-          [](const auto* optimizer) { return optimizer->was_destroyed; })) {
+      std::ranges::all_of(prepared.optimizers, [](const auto* optimizer) {
+        return optimizer->was_destroyed;
+      })) {
     throw ConfigError(
         "[train] the optimizer of this schedule was destroyed; keep it as long "
         "as the schedule is used");
@@ -40,10 +39,9 @@ int steps_due(const PreparedScheduler& prepared) {
   if (!session.options.scheduling.step_with_optimizer) return 1;
   if (!session.clock.sync_gradients()) return 0;
   detail::settle_steps(*prepared.session);
-  if (std::any_of(
-          prepared.optimizers.begin(),
-          prepared.optimizers.end(),
-          [](const auto* one) { return one->step_was_skipped; })) {
+  if (std::ranges::any_of(prepared.optimizers, [](const auto* one) {
+        return one->step_was_skipped;
+      })) {
     return 0;
   }
   const bool counts_processes =

@@ -207,8 +207,8 @@ void Pipeline::Step::add_expert_losses(
     expert_losses_ = losses;
     return;
   }
-  const auto output = std::find_if(
-      outputs.tensors.begin(), outputs.tensors.end(), [](const auto& tensor) {
+  const auto output =
+      std::ranges::find_if(outputs.tensors, [](const auto& tensor) {
         return tensor.defined() && tensor.is_floating_point();
       });
   if (output == outputs.tensors.end()) {

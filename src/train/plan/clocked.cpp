@@ -37,7 +37,7 @@ double Clocked::seconds_of(const std::function<void()>& call) {
     seconds.push_back(round(count, call));
   } while (seconds.size() < kRounds &&
            left_ - count * seconds.back() > least_left);
-  std::sort(seconds.begin(), seconds.end());
+  std::ranges::sort(seconds);
   return (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
 }
 

@@ -188,11 +188,9 @@ bool has_large_scratch(const StepTrace& trace, std::int64_t samples) {
 }
 
 void limit_scratch(StepTrace& trace, const StepTrace& of_many) {
-  const bool are_alike = std::equal(
-      trace.events.begin(),
-      trace.events.end(),
-      of_many.events.begin(),
-      of_many.events.end(),
+  const bool are_alike = std::ranges::equal(
+      trace.events,
+      of_many.events,
       [](const TraceEvent& one, const TraceEvent& other) {
         return one.kind == other.kind && one.index == other.index &&
             one.last_operator == other.last_operator;

@@ -1,6 +1,5 @@
 #include "train/plan/record_step.h"
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -52,10 +52,9 @@ std::string describe(const IgnoredSetting& setting) {
 bool is_named(
     const std::vector<IgnoredSetting>& ignored,
     const GivenSetting& given) {
-  return std::any_of(
-      ignored.begin(), ignored.end(), [&](const IgnoredSetting& setting) {
-        return key_of(setting) == given.key && setting.origin == given.where;
-      });
+  return std::ranges::any_of(ignored, [&](const IgnoredSetting& setting) {
+    return key_of(setting) == given.key && setting.origin == given.where;
+  });
 }
 
 void note_ignored_settings(
@@ -64,8 +63,8 @@ void note_ignored_settings(
   session.step.is_direct = false;
   std::vector<IgnoredSetting>& ignored = session.layout.report.ignored;
   for (const IgnoredSetting& setting : settings) {
-    const bool is_known = std::any_of(
-        ignored.begin(), ignored.end(), [&](const IgnoredSetting& other) {
+    const bool is_known =
+        std::ranges::any_of(ignored, [&](const IgnoredSetting& other) {
           return other.name == setting.name && other.origin == setting.origin;
         });
     if (!is_known) ignored.push_back(setting);

@@ -39,7 +39,7 @@ void multiply_pending_gradients(Session& session, double factor) {
   for (const auto& model : session.prepared.models) {
     const auto& named = session.window.progress.models;
     if (!named.empty() &&
-        std::find(named.begin(), named.end(), model.get()) == named.end()) {
+        std::ranges::find(named, model.get()) == named.end()) {
       continue;
     }
     for (const detail::Parameter& row : model->table.rows()) {
@@ -335,10 +335,7 @@ void Accelerator::backward(
       return syncs(model) && !model->evaluation_mode;
     };
     if (session.world.size() > 1 &&
-        std::any_of(
-            session.prepared.models.begin(),
-            session.prepared.models.end(),
-            averages)) {
+        std::ranges::any_of(session.prepared.models, averages)) {
       ++*session.window.num_averaging_passes;
     }
     const std::optional<bool> retain_graph =

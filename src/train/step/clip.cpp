@@ -108,11 +108,10 @@ std::vector<std::vector<at::Tensor>> gradients_of(
   for (const auto& placed : rows) {
     const at::Tensor gradient = values_of(placed.row->local);
     if (!gradient.defined()) continue;
-    const auto list =
-        std::find_if(lists.begin(), lists.end(), [&](const auto& other) {
-          return other[0].scalar_type() == gradient.scalar_type() &&
-              other[0].device() == gradient.device();
-        });
+    const auto list = std::ranges::find_if(lists, [&](const auto& other) {
+      return other[0].scalar_type() == gradient.scalar_type() &&
+          other[0].device() == gradient.device();
+    });
     if (list == lists.end()) {
       lists.push_back({gradient});
     } else {

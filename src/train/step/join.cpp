@@ -169,10 +169,9 @@ void align_windows(Session& session) {
   const int position = clock.position();
   const auto positions =
       session.join.round->group().all_gather(at::full({}, position, at::kLong));
-  const bool are_equal =
-      std::all_of(positions.begin(), positions.end(), [&](const auto& other) {
-        return other.template item<std::int64_t>() == position;
-      });
+  const bool are_equal = std::ranges::all_of(positions, [&](const auto& other) {
+    return other.template item<std::int64_t>() == position;
+  });
   if (are_equal) return;
   clock.restart_window();
   session.window.progress = {};

@@ -5,7 +5,6 @@
 #include <accelerate/error.h>
 
 #include "base/require.h"
-#include "base/text/text.h"
 #include "train/session/session.h"
 #include "train/step/step_watch.h"
 

@@ -34,15 +34,11 @@ void multiply_gradients(
 }
 
 bool has_gradients(const torch::optim::Optimizer& optimizer) {
-  return std::any_of(
-      optimizer.param_groups().begin(),
-      optimizer.param_groups().end(),
-      [](const auto& group) {
-        return std::any_of(
-            group.params().begin(),
-            group.params().end(),
-            [](const auto& parameter) { return parameter.grad().defined(); });
-      });
+  return std::ranges::any_of(optimizer.param_groups(), [](const auto& group) {
+    return std::ranges::any_of(group.params(), [](const auto& parameter) {
+      return parameter.grad().defined();
+    });
+  });
 }
 
 // GradScaler::step() with the prepared optimizer's step. Returns whether it
@@ -139,12 +135,9 @@ void unscale_parameters(
   }
   for (PreparedOptimizer* optimizer : waiting(session)) {
     for (const auto& group : optimizer->inner->param_groups()) {
-      if (std::any_of(
-              group.params().begin(),
-              group.params().end(),
-              [&](const auto& parameter) {
-                return chosen.contains(parameter.unsafeGetTensorImpl());
-              })) {
+      if (std::ranges::any_of(group.params(), [&](const auto& parameter) {
+            return chosen.contains(parameter.unsafeGetTensorImpl());
+          })) {
         unscale(session, *optimizer);
         break;
       }
@@ -195,9 +188,8 @@ void Accelerator::unscale_gradients(
 
 bool Accelerator::optimizer_step_was_skipped() const {
   detail::settle_steps(*session_);
-  return std::any_of(
-      session_->prepared.optimizers.begin(),
-      session_->prepared.optimizers.end(),
+  return std::ranges::any_of(
+      session_->prepared.optimizers,
       [](const auto& optimizer) { return optimizer->step_was_skipped; });
 }
 

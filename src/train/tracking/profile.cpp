@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/text/text.h"
 #include "track/profiler/profile_session.h"
 #include "train/session/session.h"
 

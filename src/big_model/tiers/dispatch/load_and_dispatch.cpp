@@ -25,9 +25,8 @@ namespace fs = std::filesystem;
 
 bool uses_disk(const DeviceMap& map) {
   const auto places = map.places();
-  return std::any_of(places.begin(), places.end(), [](const auto& place) {
-    return place.is_disk();
-  });
+  return std::ranges::any_of(
+      places, [](const auto& place) { return place.is_disk(); });
 }
 
 // The device map to load with when the checkpoint's own files serve as the disk

@@ -29,8 +29,7 @@ void TierKeeper::plan_fetches() {
     if (is_kept[next] && !options_.keeps_fetched) return true;
     if (!options_.keeps_fetched && sum + units_.bytes_of(next) > limit)
       return false;
-    if (std::find(wanted.begin(), wanted.end(), next) == wanted.end())
-      want(next);
+    if (std::ranges::find(wanted, next) == wanted.end()) want(next);
     is_kept[next] = true;
     sum += units_.bytes_of(next);
     return true;

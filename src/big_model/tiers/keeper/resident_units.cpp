@@ -96,7 +96,7 @@ void UnitMemory::clear_buffers() {
 
 bool UnitPins::pin(std::size_t unit) {
   std::vector<std::size_t>& pins = pinned_[std::this_thread::get_id()];
-  if (std::find(pins.begin(), pins.end(), unit) != pins.end()) return false;
+  if (std::ranges::find(pins, unit) != pins.end()) return false;
   pins.push_back(unit);
   ++num_pins_[unit];
   return true;
@@ -106,7 +106,7 @@ void UnitPins::unpin(std::size_t unit) {
   const auto found = pinned_.find(std::this_thread::get_id());
   if (found == pinned_.end()) return;
   std::vector<std::size_t>& pins = found->second;
-  const auto place = std::find(pins.begin(), pins.end(), unit);
+  const auto place = std::ranges::find(pins, unit);
   if (place == pins.end()) return;
   pins.erase(place);
   --num_pins_[unit];
@@ -123,8 +123,7 @@ void UnitPins::unpin_all() {
 bool UnitPins::is_pinned_by_others(std::size_t unit) const {
   const auto found = pinned_.find(std::this_thread::get_id());
   const bool is_own = found != pinned_.end() &&
-      std::find(found->second.begin(), found->second.end(), unit) !=
-          found->second.end();
+      std::ranges::find(found->second, unit) != found->second.end();
   return num_pins_[unit] > (is_own ? 1 : 0);
 }
 

@@ -76,7 +76,7 @@ std::vector<std::size_t> TierKeeper::written_by(GatedCall& call) const {
 at::Tensor& TierKeeper::fetched_value(std::size_t tensor) {
   const std::size_t unit = weights_.tensors[tensor].unit;
   const std::vector<std::size_t>& tensors = weights_.units[unit].tensors;
-  const auto at = std::find(tensors.begin(), tensors.end(), tensor);
+  const auto at = std::ranges::find(tensors, tensor);
   return units_.fetched(unit)
       .values[static_cast<std::size_t>(at - tensors.begin())];
 }

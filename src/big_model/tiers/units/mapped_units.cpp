@@ -80,7 +80,7 @@ std::optional<std::vector<FileRun>> runs_of(const Tensors& tensors) {
     each.push_back(
         {box->file.get(), box->offset, box->offset + num_bytes, {i}});
   }
-  std::sort(each.begin(), each.end(), [](const FileRun& a, const FileRun& b) {
+  std::ranges::sort(each, [](const FileRun& a, const FileRun& b) {
     return std::tie(a.file, a.begin) < std::tie(b.file, b.begin);
   });
   std::vector<FileRun> runs;
@@ -94,10 +94,8 @@ std::optional<std::vector<FileRun>> runs_of(const Tensors& tensors) {
     runs.back().end = std::max(runs.back().end, next.end);
     runs.back().tensors.push_back(next.tensors.front());
   }
-  const auto num_copied =
-      std::count_if(runs.begin(), runs.end(), [](const FileRun& run) {
-        return !run.is_mapped();
-      });
+  const auto num_copied = std::ranges::count_if(
+      runs, [](const FileRun& run) { return !run.is_mapped(); });
   return num_copied <= kMostCopied ? std::optional(std::move(runs))
                                    : std::nullopt;
 }
@@ -108,7 +106,7 @@ bool is_known_and_cached(const FileRun& run, const Tensors& tensors) {
   const InputFile& file = *run.file;
   const bool is_known = file.record() != nullptr
       ? !file.has_changed() && file.is_verified(run.begin, run.end)
-      : std::all_of(run.tensors.begin(), run.tensors.end(), [&](std::size_t i) {
+      : std::ranges::all_of(run.tensors, [&](std::size_t i) {
           return tensors[i]->source.first->was_compared(
               versions_of(*tensors[i]));
         });
@@ -195,8 +193,7 @@ at::Tensor map_value(const MappableBox& place, const OffloadedTensor& tensor) {
 
 bool can_fetch_at_once(const Tensors& tensors) {
   const auto runs = runs_of(tensors);
-  return runs &&
-      std::all_of(runs->begin(), runs->end(), [&](const FileRun& run) {
+  return runs && std::ranges::all_of(*runs, [&](const FileRun& run) {
            return is_known_and_cached(run, tensors) &&
                (!run.is_mapped() || run.file->mappable().protect() != 0);
          });

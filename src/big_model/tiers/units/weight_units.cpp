@@ -69,7 +69,7 @@ BufferLayout layout_of(const std::vector<const OffloadedTensor*>& tensors) {
   std::vector<std::size_t> order;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i]->source.stored != nullptr) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) {
+  std::ranges::stable_sort(order, [&](auto a, auto b) {
     return place_in_file(*tensors[a]) < place_in_file(*tensors[b]);
   });
   const OffloadedTensor* last = nullptr;

@@ -1,4 +1,3 @@
-#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>

@@ -7,7 +7,6 @@
 
 #include <ATen/Functions.h>
 
-#include "base/text/text.h"
 #include "comm/transport/adapters/reduction_encoding.h"
 #include "comm/transport/disagreement.h"
 #include "comm/transport/shared_memory/memory/peers.h"

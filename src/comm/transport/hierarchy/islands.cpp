@@ -18,10 +18,9 @@ Islands::Islands(const std::vector<std::string>& keys) {
 }
 
 std::size_t Islands::num_lanes() const {
-  const auto smallest = std::min_element(
-      members_.begin(), members_.end(), [](const auto& a, const auto& b) {
-        return a.size() < b.size();
-      });
+  const auto smallest = std::ranges::min_element(
+      members_,
+      [](const auto& a, const auto& b) { return a.size() < b.size(); });
   return smallest->size();
 }
 

@@ -1,18 +1,13 @@
 #include "comm/transport/shared_memory/shared_memory_transport.h"
 
-#include <optional>
-#include <string>
 #include <string_view>
 #include <utility>
 
 #include <ATen/Parallel.h>
 
-#include <accelerate/error.h>
-
 #include "base/machine/processors.h"
 #include "base/text/text.h"
 #include "comm/transport/handshake.h"
-#include "comm/transport/shared_memory/shared_memory_connection.h"
 #include "comm/transport/shared_memory/waiting/progress_engine.h"
 
 namespace accelerate::detail {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,7 +61,7 @@ std::optional<SharedSegment> map_together(
   std::vector<std::uint8_t> all(static_cast<std::size_t>(engine.size()));
   run(engine, make_all_gather(bytes_in(all).memory, bytes_in(own)));
   if (segment) segment->close_ticket();
-  if (std::find(all.begin(), all.end(), 0) != all.end()) return std::nullopt;
+  if (std::ranges::find(all, 0) != all.end()) return std::nullopt;
   return segment;
 }
 

@@ -1,9 +1,7 @@
 #include "comm/transport/shared_memory/operations/collective.h"
 
 #include <array>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include <c10/core/ScalarType.h>
 

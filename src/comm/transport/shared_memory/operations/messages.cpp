@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "base/text/text.h"
 #include "comm/transport/shared_memory/waiting/failure.h"
@@ -90,10 +89,8 @@ void Mailbox::post(const std::shared_ptr<Message>& message) {
 // Gives the receiver a message that arrived before it was posted, or lets it
 // wait.
 void Mailbox::take_early(Peer& peer, const std::shared_ptr<Message>& receiver) {
-  const auto found = std::find_if(
-      peer.early.begin(), peer.early.end(), [&](const Incoming& each) {
-        return each.tag == receiver->tag_;
-      });
+  const auto found =
+      std::ranges::find(peer.early, receiver->tag_, &Incoming::tag);
   if (found != peer.early.end()) {
     if (found->bytes != receiver->bytes_) {
       throw_other_size(
@@ -229,10 +226,8 @@ void Mailbox::open_incoming(
     std::size_t bytes) {
   peer.incoming =
       std::make_unique<Incoming>(Incoming{.tag = tag, .bytes = bytes});
-  const auto found = std::find_if(
-      peer.receives.begin(), peer.receives.end(), [&](const auto& each) {
-        return each->tag_ == tag;
-      });
+  const auto found = std::ranges::find_if(
+      peer.receives, [&](const auto& each) { return each->tag_ == tag; });
   if (found == peer.receives.end()) {
     peer.incoming->kept.resize(bytes);
     return;
@@ -260,10 +255,8 @@ void Mailbox::complete(std::shared_ptr<Message> message) {
 
 Attention Mailbox::attention() const {
   if (num_pending_ == 0) return Attention::nothing;
-  const bool has_sends =
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
-        return !peer.sends.empty();
-      });
+  const bool has_sends = std::ranges::any_of(
+      peers_, [](const Peer& peer) { return !peer.sends.empty(); });
   return has_sends ? Attention::everything : Attention::full_channels;
 }
 

@@ -228,14 +228,12 @@ class AllToAll final : public Collective {
 
   Shape begin(Fabric& fabric) override {
     share_ = share_of_slot(fabric);
-    const std::size_t longest =
-        *std::max_element(input_bytes_.begin(), input_bytes_.end());
+    const std::size_t longest = *std::ranges::max_element(input_bytes_);
     return {.stamp = stamp_, .note = {.longest = longest}};
   }
 
   std::uint64_t settle(Fabric& fabric, std::uint64_t) override {
-    std::uint64_t longest =
-        *std::max_element(input_bytes_.begin(), input_bytes_.end());
+    std::uint64_t longest = *std::ranges::max_element(input_bytes_);
     for (int rank = 0; rank < fabric.size(); ++rank) {
       if (rank == fabric.rank()) continue;
       longest = std::max(longest, note_of(fabric, rank).longest);

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "comm/transport/shared_memory/operations/collective.h"
