@@ -304,7 +304,7 @@ void OffloadFolderWriter::publish() {
     if (file.parent_path() != directories.back())
       directories.push_back(file.parent_path());
   }
-  std::sort(directories.begin(), directories.end());
+  std::ranges::sort(directories);
   directories.erase(
       std::unique(directories.begin(), directories.end()), directories.end());
   for (const fs::path& directory : directories)

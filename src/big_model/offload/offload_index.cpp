@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <string>
 #include <utility>
 
 #include <nlohmann/json.hpp>

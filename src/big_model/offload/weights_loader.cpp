@@ -74,7 +74,7 @@ struct OffloadedWeightsLoader::State {
       tensor = at::empty(shape, at::TensorOptions().dtype(*dtype));
       const auto bytes = file->reader.bytes(
           weight.weight_name.empty() ? name : weight.weight_name);
-      std::copy(bytes.begin(), bytes.end(), detail::bytes_of(tensor).begin());
+      std::ranges::copy(bytes, detail::bytes_of(tensor).begin());
     }
     if (weight.dtype.empty()) return tensor;
     const auto wanted = detail::parse_torch_dtype(weight.dtype);

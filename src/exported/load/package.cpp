@@ -114,8 +114,7 @@ class LoadedPackage {
     const ExportedArchive archive(path);
     device_ = device_of(path, options);
     const auto models = archive.models();
-    if (std::find(models.begin(), models.end(), options.model) !=
-        models.end()) {
+    if (std::ranges::find(models, options.model) != models.end()) {
       graph_.emplace(archive, options.model);
       name_arguments(path);
     }
@@ -176,7 +175,7 @@ class LoadedPackage {
       }
     }
     if (!complaints.empty()) {
-      std::sort(complaints.begin(), complaints.end());
+      std::ranges::sort(complaints);
       throw CheckpointError(format(
           "[exported] weights must fit the package, but {}",
           join(complaints, "; ")));

@@ -21,12 +21,9 @@ Header lay_out(
   std::vector<const Declaration*> order;
   for (const Declaration& tensor : tensors) order.push_back(&tensor);
   // The reference writer's order: dtypes by width.
-  std::sort(
-      order.begin(),
-      order.end(),
-      [](const Declaration* a, const Declaration* b) {
-        return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
-      });
+  std::ranges::sort(order, [](const Declaration* a, const Declaration* b) {
+    return a->dtype != b->dtype ? a->dtype > b->dtype : a->name < b->name;
+  });
   Header header;
   header.has_metadata = !metadata.empty();
   header.metadata = std::move(metadata);

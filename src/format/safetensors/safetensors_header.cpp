@@ -291,10 +291,9 @@ std::vector<std::string> names_in_order(const Header& header) {
     const TensorInfo& info = entry->second;
     return std::tuple(info.begin, info.end, -static_cast<int>(info.dtype));
   };
-  std::stable_sort(
-      entries.begin(), entries.end(), [&](const Entry* a, const Entry* b) {
-        return place_of(a) < place_of(b);
-      });
+  std::ranges::stable_sort(entries, [&](const Entry* a, const Entry* b) {
+    return place_of(a) < place_of(b);
+  });
   std::vector<std::string> names;
   for (const Entry* entry : entries) names.push_back(entry->first);
   return names;

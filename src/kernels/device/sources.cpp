@@ -1,6 +1,5 @@
 #include "kernels/device/sources.h"
 
-#include <string>
 #include <utility>
 
 #include <accelerate/error.h>

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -144,8 +143,7 @@ class Float8 final : public Strategy, public StrategyState {
     const BypassGates bypass;
     module_ = &module;
     std::vector<Float8LayerChoice> choices;
-    const std::unordered_set<const torch::nn::Module*> own =
-        modules_of(module);
+    const std::unordered_set<const torch::nn::Module*> own = modules_of(module);
     std::size_t count = 0;
     for (LinearLayer& layer : choose_linear_layers(
              whole_model_ ? *whole_model_ : module, layer_rule_)) {

@@ -1,7 +1,6 @@
 #include "parallel/float8/float8_attention.h"
 
 #include <functional>
-#include <memory>
 #include <variant>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "parallel/float8/ms_amp.h"
 
-#include <memory>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -153,8 +152,7 @@ MeasuredMatrix Float8Layer::cast(
     if (use.of_positions && role != weight)
       all.push_back({0, agree_on_positions});
     return {
-        cast_with_others(matrix, how, dim, all, seed, use.also_transposed),
-        {}};
+        cast_with_others(matrix, how, dim, all, seed, use.also_transposed), {}};
   }
   return cast_and_measure(
       matrix,

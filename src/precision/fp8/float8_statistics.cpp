@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
-#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>

@@ -5,7 +5,6 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
-#include "precision/fp8/float8_matrix.h"
 #include "precision/fp8/operator_casts.h"
 
 namespace accelerate::detail {

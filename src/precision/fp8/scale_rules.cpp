@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 
 namespace accelerate::detail {
@@ -109,7 +108,7 @@ void DelayedScale::restore(
     std::int64_t num_updates) {
   scale_ = scale;
   num_updates_ = num_updates;
-  std::fill(history_.begin(), history_.end(), 0.0F);
+  std::ranges::fill(history_, 0.0F);
   // The first place belongs to the current step, so it is not copied.
   const std::size_t count =
       std::min(history.empty() ? 0 : history.size() - 1, history_.size() - 1);

@@ -162,10 +162,9 @@ std::vector<DeviceEvent> device_events_of(
     event.launch_begin_ns = launch->second->begin_ns - clock_shift_ns;
     event.launch_end_ns = launch->second->end_ns - clock_shift_ns;
   }
-  std::stable_sort(
-      events.begin(), events.end(), [](const auto& a, const auto& b) {
-        return a.begin_ns < b.begin_ns;
-      });
+  std::ranges::stable_sort(events, [](const auto& a, const auto& b) {
+    return a.begin_ns < b.begin_ns;
+  });
   return events;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include <accelerate/profiler.h>
 
@@ -51,9 +52,7 @@ constexpr DevicePart kDeviceParts[] = {
 std::string kernel_table(
     std::vector<KernelAverage> rows,
     std::size_t row_limit) {
-  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-    return a.time_total_us > b.time_total_us;
-  });
+  std::ranges::stable_sort(rows, std::greater(), &KernelAverage::time_total_us);
   double total_us = 0;
   for (const KernelAverage& row : rows) total_us += row.time_total_us;
   if (row_limit > 0 && rows.size() > row_limit) rows.resize(row_limit);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -24,7 +25,7 @@ std::map<std::uint64_t, ThreadEvents> events_by_thread(
       threads[events[i].thread].push_back(i);
   }
   for (auto& [thread, found] : threads) {
-    std::sort(found.begin(), found.end(), [&](std::size_t a, std::size_t b) {
+    std::ranges::sort(found, [&](std::size_t a, std::size_t b) {
       // The later record of two with the same times is the outer one.
       return std::tuple(events[a].begin_ns, -events[a].end_ns, b) <
           std::tuple(events[b].begin_ns, -events[b].end_ns, a);
@@ -76,7 +77,7 @@ void find_launchers(RecordedCycle& cycle) {
   for (std::size_t i = 0; i < cycle.device_events.size(); ++i) {
     if (cycle.device_events[i].launch_begin_ns != 0) launches.push_back(i);
   }
-  std::sort(launches.begin(), launches.end(), [&](auto a, auto b) {
+  std::ranges::sort(launches, [&](auto a, auto b) {
     return launch_time(cycle.device_events[a]) <
         launch_time(cycle.device_events[b]);
   });
@@ -135,15 +136,14 @@ class Claims {
   // claims of each kind to it.
   template <class Each>
   void settle(Each&& each) {
-    std::sort(changes_.begin(), changes_.end(), [](auto& a, auto& b) {
-      return a.time < b.time;
-    });
+    std::ranges::sort(
+        changes_, [](auto& a, auto& b) { return a.time < b.time; });
     std::array<int, kNumClaims> open{};
     std::int64_t last = begin_;
     for (const Change& change : changes_) {
       if (change.time > last) {
-        const auto first = std::find_if(
-            open.begin(), open.end(), [](int count) { return count > 0; });
+        const auto first =
+            std::ranges::find_if(open, [](int count) { return count > 0; });
         each(
             static_cast<Claim>(first - open.begin()), change.time - last, open);
         last = change.time;
@@ -291,9 +291,7 @@ std::vector<KernelAverage> ProfileResults::kernel_averages() const {
   }
   std::vector<KernelAverage> rows;
   for (auto& [key, row] : found) rows.push_back(std::move(row));
-  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-    return a.time_total_us > b.time_total_us;
-  });
+  std::ranges::stable_sort(rows, std::greater(), &KernelAverage::time_total_us);
   return rows;
 }
 

@@ -66,7 +66,7 @@ std::string_view obstacle_in(
       "aten::unique_consecutive"};
   if (inputs.empty()) return {};
   const auto is_one_of = [&](const auto& names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
+    return std::ranges::find(names, name) != names.end();
   };
   if (name == "aten::copy_" && inputs.size() > 1) {
     const bool is_target = is_on(inputs[0], device);
