@@ -88,7 +88,13 @@ struct DeviceUse {
 /// entry applies to everything below its name.
 class ACCELERATE_API DeviceMap {
  public:
-  DeviceMap() = default;
+  // Not inline, like StateDict's.
+  DeviceMap();
+  DeviceMap(const DeviceMap& other);
+  DeviceMap(DeviceMap&& other) noexcept;
+  DeviceMap& operator=(const DeviceMap& other);
+  DeviceMap& operator=(DeviceMap&& other) noexcept;
+  ~DeviceMap();
   /// A map written by hand: {{"embed", 0}, {"layers", "cpu"}, {"head",
   /// "disk"}}. Throws ConfigError for a duplicate name.
   DeviceMap(std::initializer_list<std::pair<std::string, MapDevice>> entries);

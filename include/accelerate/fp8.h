@@ -174,10 +174,12 @@ struct Float8LayerChoice {
 /// Returns, for every linear layer of a model in the order of named_modules(),
 /// whether a recipe makes it a float8 layer. Linear layers are torch::nn::Linear,
 /// classes derived from it, and modules of the class Linear of an exported
-/// program.
+/// program. The default recipe is AORecipeKwargs().
 ACCELERATE_API std::vector<Float8LayerChoice> choose_float8_layers(
     const torch::nn::Module& model,
-    const FP8Recipe& recipe = AORecipeKwargs());
+    const FP8Recipe& recipe);
+ACCELERATE_API std::vector<Float8LayerChoice> choose_float8_layers(
+    const torch::nn::Module& model);
 
 /// Describes the choices, one line per layer.
 ACCELERATE_API std::string explain_float8_layers(

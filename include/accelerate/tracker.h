@@ -38,7 +38,13 @@ class ACCELERATE_API TrackedValue {
       List,
       Map>;
 
-  TrackedValue() = default;
+  // Not inline, like StateDict's.
+  TrackedValue();
+  TrackedValue(const TrackedValue& other);
+  TrackedValue(TrackedValue&& other) noexcept;
+  TrackedValue& operator=(const TrackedValue& other);
+  TrackedValue& operator=(TrackedValue&& other) noexcept;
+  ~TrackedValue();
   template <std::same_as<bool> T>
   TrackedValue(T value) : content_(value) {}
   /// Throws ConfigError for an integer that does not fit into int64.
@@ -88,14 +94,6 @@ struct NamedValue {
 
   bool operator==(const NamedValue&) const = default;
 };
-
-// Defined here, since the type of the content is complete only now.
-inline TrackedValue::TrackedValue(const char* value)
-    : content_(std::string(value)) {}
-inline TrackedValue::TrackedValue(std::string_view value)
-    : content_(std::string(value)) {}
-inline TrackedValue::TrackedValue(std::string value)
-    : content_(std::move(value)) {}
 
 /// Named values in the order in which they were given.
 using TrackedValues = std::vector<NamedValue>;
@@ -225,33 +223,23 @@ class ACCELERATE_API GeneralTracker {
       const std::string& name,
       TrackedImages images,
       const LogTime& time,
-      const TrackedValues& options = {}) {
-    return log_named(name, std::move(images), time, options);
-  }
+      const TrackedValues& options = {});
   bool log_table(
       const std::string& name,
       TrackedTable table,
       const LogTime& time,
-      const TrackedValues& options = {}) {
-    return log_named(name, std::move(table), time, options);
-  }
+      const TrackedValues& options = {});
   bool log_histogram(
       const std::string& name,
       TrackedHistogram histogram,
       const LogTime& time,
-      const TrackedValues& options = {}) {
-    return log_named(name, std::move(histogram), time, options);
-  }
+      const TrackedValues& options = {});
   bool log_figure(
       const std::string& name,
       std::string svg,
       const LogTime& time,
-      const TrackedValues& options = {}) {
-    return log_named(name, TrackedFigure{std::move(svg)}, time, options);
-  }
-  bool log_artifact(const std::string& path, const std::string& directory) {
-    return log_item({.content = TrackedArtifact{path, directory}});
-  }
+      const TrackedValues& options = {});
+  bool log_artifact(const std::string& path, const std::string& directory);
 
  private:
   bool log_named(

@@ -23,8 +23,7 @@ namespace accelerate {
 /// steps, not in each. Throws ConfigError for an undefined or complex tensor.
 class ACCELERATE_API LogEntry {
  public:
-  LogEntry(std::string name, TrackedValue value)
-      : entry_{std::move(name), std::move(value)} {}
+  LogEntry(std::string name, TrackedValue value);
   LogEntry(std::string name, const at::Tensor& value);
 
   [[nodiscard]] const NamedValue& entry() const { return entry_; }
@@ -34,17 +33,14 @@ class ACCELERATE_API LogEntry {
 };
 
 /// Values that are logged together: {{"loss", loss}, {"lr", 1e-3}}.
-class LogValues {
+class ACCELERATE_API LogValues {
  public:
-  LogValues() = default;
-  LogValues(std::initializer_list<LogEntry> entries) {
-    values_.reserve(entries.size());
-    for (const LogEntry& each : entries) values_.push_back(each.entry());
-  }
-  LogValues(TrackedValues values) : values_(std::move(values)) {}
+  LogValues();
+  LogValues(std::initializer_list<LogEntry> entries);
+  LogValues(TrackedValues values);
 
   [[nodiscard]] const TrackedValues& values() const { return values_; }
-  [[nodiscard]] TrackedValues take() && { return std::move(values_); }
+  [[nodiscard]] TrackedValues take() &&;
 
  private:
   TrackedValues values_;

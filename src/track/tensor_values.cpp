@@ -92,11 +92,25 @@ detail::SvgSeries svg_series(const FigureSeries& series) {
 
 }  // namespace
 
+LogEntry::LogEntry(std::string name, TrackedValue value)
+    : entry_{std::move(name), std::move(value)} {}
+
 LogEntry::LogEntry(std::string name, const at::Tensor& value)
     : entry_{std::move(name), {}} {
   require_real(value, format("\"{}\"", detail::printable(entry_.name)).c_str());
   entry_.value = to_tracked_value(value);
 }
+
+LogValues::LogValues() = default;
+
+LogValues::LogValues(std::initializer_list<LogEntry> entries) {
+  values_.reserve(entries.size());
+  for (const LogEntry& each : entries) values_.push_back(each.entry());
+}
+
+LogValues::LogValues(TrackedValues values) : values_(std::move(values)) {}
+
+TrackedValues LogValues::take() && { return std::move(values_); }
 
 TrackedValue to_tracked_value(const at::Tensor& tensor) {
   require_real(tensor, "a value");

@@ -50,6 +50,44 @@ void GeneralTracker::finish() {}
 
 std::any GeneralTracker::tracker() { return {}; }
 
+bool GeneralTracker::log_images(
+    const std::string& item_name,
+    TrackedImages images,
+    const LogTime& time,
+    const TrackedValues& options) {
+  return log_named(item_name, std::move(images), time, options);
+}
+
+bool GeneralTracker::log_table(
+    const std::string& item_name,
+    TrackedTable table,
+    const LogTime& time,
+    const TrackedValues& options) {
+  return log_named(item_name, std::move(table), time, options);
+}
+
+bool GeneralTracker::log_histogram(
+    const std::string& item_name,
+    TrackedHistogram histogram,
+    const LogTime& time,
+    const TrackedValues& options) {
+  return log_named(item_name, std::move(histogram), time, options);
+}
+
+bool GeneralTracker::log_figure(
+    const std::string& item_name,
+    std::string svg,
+    const LogTime& time,
+    const TrackedValues& options) {
+  return log_named(item_name, TrackedFigure{std::move(svg)}, time, options);
+}
+
+bool GeneralTracker::log_artifact(
+    const std::string& path,
+    const std::string& directory) {
+  return log_item({.content = TrackedArtifact{path, directory}});
+}
+
 bool GeneralTracker::log_named(
     const std::string& item_name,
     TrackedItem::Content content,
@@ -125,6 +163,25 @@ std::string repr(const TrackedValue& value) {
 }
 
 }  // namespace
+
+TrackedValue::TrackedValue() = default;
+
+TrackedValue::TrackedValue(const TrackedValue& other) = default;
+
+TrackedValue::TrackedValue(TrackedValue&& other) noexcept = default;
+
+TrackedValue& TrackedValue::operator=(const TrackedValue& other) = default;
+
+TrackedValue& TrackedValue::operator=(TrackedValue&& other) noexcept = default;
+
+TrackedValue::~TrackedValue() = default;
+
+TrackedValue::TrackedValue(const char* value) : content_(std::string(value)) {}
+
+TrackedValue::TrackedValue(std::string_view value)
+    : content_(std::string(value)) {}
+
+TrackedValue::TrackedValue(std::string value) : content_(std::move(value)) {}
 
 TrackedValue::TrackedValue(List value) : content_(std::move(value)) {}
 

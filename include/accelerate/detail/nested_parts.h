@@ -225,7 +225,7 @@ class ACCELERATE_API PartsVisitor {
     if constexpr (detail::kHasOwnVisit<T> && !std::is_polymorphic_v<T>)
       find_gap(&object, sizeof object, alignof(T), num_visited);
   }
-  [[nodiscard]] detail::NestedParts take() { return std::move(parts_); }
+  [[nodiscard]] detail::NestedParts take();
 
  private:
   void note(const void* object, std::size_t size);

@@ -90,6 +90,18 @@ std::string MapDevice::name() const {
   return "meta";
 }
 
+DeviceMap::DeviceMap() = default;
+
+DeviceMap::DeviceMap(const DeviceMap& other) = default;
+
+DeviceMap::DeviceMap(DeviceMap&& other) noexcept = default;
+
+DeviceMap& DeviceMap::operator=(const DeviceMap& other) = default;
+
+DeviceMap& DeviceMap::operator=(DeviceMap&& other) noexcept = default;
+
+DeviceMap::~DeviceMap() = default;
+
 DeviceMap::DeviceMap(
     std::initializer_list<std::pair<std::string, MapDevice>> entries)
     : placements_(placements_of(entries.begin(), entries.size())) {}

@@ -309,6 +309,8 @@ void PartsVisitor::enter(std::string_view key, bool is_key) {
   place_ += detail::format("[{}]", detail::text_of(key));
 }
 
+detail::NestedParts PartsVisitor::take() { return std::move(parts_); }
+
 void PartsVisitor::leave() {
   place_.resize(entered_.back().first);
   entered_.pop_back();

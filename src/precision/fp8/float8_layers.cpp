@@ -32,12 +32,10 @@ std::string reason_to_spare(
   // The weight of a divided layer is smaller.
   const auto* const linear =
       dynamic_cast<const torch::nn::LinearImpl*>(layer.module);
-  const std::int64_t in_features = linear != nullptr
-      ? linear->options.in_features()
-      : layer.weight.size(1);
-  const std::int64_t out_features = linear != nullptr
-      ? linear->options.out_features()
-      : layer.weight.size(0);
+  const std::int64_t in_features =
+      linear != nullptr ? linear->options.in_features() : layer.weight.size(1);
+  const std::int64_t out_features =
+      linear != nullptr ? linear->options.out_features() : layer.weight.size(0);
   if (in_features % kMultipleOf != 0) {
     return format(
         "in_features {} is not a multiple of {}", in_features, kMultipleOf);
@@ -89,6 +87,11 @@ std::vector<Float8LayerChoice> choose_float8_layers(
        detail::choose_linear_layers(model, detail::layer_rule_of(recipe)))
     choices.push_back(std::move(layer.choice));
   return choices;
+}
+
+std::vector<Float8LayerChoice> choose_float8_layers(
+    const torch::nn::Module& model) {
+  return choose_float8_layers(model, AORecipeKwargs());
 }
 
 std::string explain_float8_layers(
