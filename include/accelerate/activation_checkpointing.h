@@ -2,13 +2,13 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/fully_sharded.h>
 
@@ -65,7 +65,7 @@ class ACCELERATE_API CheckpointScope {
   CheckpointScope& operator=(const CheckpointScope&) = delete;
 
  private:
-  std::unique_ptr<Recording> recording_;
+  OwnedPtr<Recording> recording_;
 };
 
 class HostKeeper;
@@ -115,7 +115,7 @@ class ACCELERATE_API SaveOnCpu {
   SaveOnCpu& operator=(const SaveOnCpu&) = delete;
 
  private:
-  std::unique_ptr<detail::HostKeeper> keeper_;
+  detail::OwnedPtr<detail::HostKeeper> keeper_;
 };
 
 }  // namespace accelerate

@@ -144,7 +144,7 @@ class ACCELERATE_API Dispatch {
   /// Called with the results of a forward.
   static void leave(const at::Tensor& result);
 
-  detail::MovedCheck<std::unique_ptr<State>, "Dispatch"> state_;
+  detail::MovedCheck<detail::OwnedPtr<State>, "Dispatch"> state_;
 };
 
 template <class Module, class... Args>
@@ -313,7 +313,7 @@ struct LoadAndDispatchOptions {
   /// A map, or a strategy of infer_auto_device_map(): "auto", "balanced",
   /// "balanced_low_0", "sequential". Empty: the weights are loaded, and nothing
   /// is dispatched.
-  std::variant<DeviceMap, std::string> device_map = DeviceMap();
+  std::variant<DeviceMap, std::string> device_map = {};
   /// The limits of a strategy.
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};

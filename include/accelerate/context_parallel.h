@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -96,7 +95,7 @@ class ACCELERATE_API ContextParallelScope {
  private:
   struct State;
 
-  detail::MovedCheck<std::unique_ptr<State>, "ContextParallelScope"> state_;
+  detail::MovedCheck<detail::OwnedPtr<State>, "ContextParallelScope"> state_;
 };
 
 }  // namespace accelerate

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include <c10/core/Device.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace torch::nn {
@@ -38,7 +38,7 @@ class ACCELERATE_API DeviceScope {
 
  private:
   struct Scope;
-  std::unique_ptr<Scope> scope_;
+  detail::OwnedPtr<Scope> scope_;
 };
 
 /// A DeviceScope of the meta device, where tensors have sizes and a dtype but

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/device_map.h>
 #include <accelerate/export.h>
 #include <accelerate/weights.h>
@@ -135,7 +135,7 @@ class ACCELERATE_API AlignModuleDevice {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  detail::OwnedPtr<State> state_;
 };
 
 /// Calls `function` inside such a scope and returns its result; Accelerate's

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -13,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 #include <accelerate/weights.h>
 
@@ -157,7 +157,7 @@ class ACCELERATE_API OffloadedWeightsLoader : public WeightMapping {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  detail::OwnedPtr<State> state_;
 };
 
 /// Returns the weights that are one of `submodule_names`, or below one, grouped

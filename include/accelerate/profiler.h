@@ -310,7 +310,7 @@ class ACCELERATE_API Profile {
   [[nodiscard]] std::vector<StepTimes> gather_step_times() const;
 
  private:
-  detail::MovedCheck<std::unique_ptr<detail::ProfileSession>, "Profile">
+  detail::MovedCheck<detail::OwnedPtr<detail::ProfileSession>, "Profile">
       session_;
 };
 

@@ -3,7 +3,6 @@
 #include <concepts>
 #include <cstdint>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 // Progress bars in the style of tqdm. Needs no LibTorch.
@@ -84,10 +84,6 @@ struct PostfixValue {
 
 namespace detail {
 class ProgressBar;
-
-struct ProgressBarDeleter {
-  ACCELERATE_API void operator()(ProgressBar* bar) const;
-};
 }  // namespace detail
 
 /// A progress bar on standard error. On a terminal, it is a line at the bottom
@@ -97,7 +93,7 @@ struct ProgressBarDeleter {
 class ACCELERATE_API Progress {
  public:
   explicit Progress(const ProgressOptions& options = {});
-  Progress(Progress&&) noexcept = default;
+  Progress(Progress&& other) noexcept;
   Progress& operator=(Progress&& other) noexcept;
   ~Progress();
 
@@ -126,7 +122,7 @@ class ACCELERATE_API Progress {
  private:
   void look();
 
-  std::unique_ptr<detail::ProgressBar, detail::ProgressBarDeleter> bar_;
+  detail::OwnedPtr<detail::ProgressBar> bar_;
   std::int64_t count_ = 0;
   std::int64_t initial_ = 0;
   std::int64_t num_until_look_ = 1;

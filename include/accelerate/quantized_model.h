@@ -125,7 +125,7 @@ struct LoadAndQuantizeOptions {
   /// weights on "cpu" and "disk" are fetched, as codes, before their modules
   /// need them. Unlike bitsandbytes, 4 bits work on the CPU and the disk as
   /// well.
-  std::variant<DeviceMap, std::string> device_map = DeviceMap();
+  std::variant<DeviceMap, std::string> device_map = {};
   /// The limits of a strategy.
   MaxMemory max_memory = {};
   std::vector<std::string> no_split_module_classes = {};
@@ -195,7 +195,7 @@ class ACCELERATE_API QuantizedModel {
       const LoadAndQuantizeOptions& options);
   explicit QuantizedModel(std::unique_ptr<State> state);
 
-  detail::MovedCheck<std::unique_ptr<State>, "QuantizedModel"> state_;
+  detail::MovedCheck<detail::OwnedPtr<State>, "QuantizedModel"> state_;
 };
 
 /// Quantises the weights of the Linear layers of a model, one after another as

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/export.h>
 
 namespace accelerate {
@@ -60,7 +60,7 @@ class ACCELERATE_API KeyedSampler final : public Sampler {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  detail::OwnedPtr<State> state_;
 };
 
 struct RandomSamplerOptions {

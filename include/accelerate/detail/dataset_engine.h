@@ -7,6 +7,7 @@
 #include <ATen/core/Generator.h>
 
 #include <accelerate/data_loader_options.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/loaded_batch.h>
 #include <accelerate/detail/loader_context.h>
 #include <accelerate/detail/loader_engine.h>
@@ -127,7 +128,7 @@ class ACCELERATE_API DatasetEngine final : public LoaderEngine {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  OwnedPtr<State> state_;
 };
 
 }  // namespace accelerate::detail

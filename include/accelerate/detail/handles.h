@@ -17,11 +17,38 @@ class KeptPtr : public std::shared_ptr<T> {
  public:
   using std::shared_ptr<T>::shared_ptr;
   KeptPtr() = default;
-  KeptPtr(std::shared_ptr<T> shared)
-      : std::shared_ptr<T>(std::move(shared)) {}
+  KeptPtr(std::shared_ptr<T> shared) : std::shared_ptr<T>(std::move(shared)) {}
   KeptPtr(const KeptPtr&) = default;
   KeptPtr& operator=(const KeptPtr&) = default;
   ~KeptPtr() = default;
+};
+
+/// The owner of an object whose class a header only declares. A
+/// std::unique_ptr would do, but makes each file of a program compile some
+/// ninety class templates per class.
+template <class T>
+class OwnedPtr {
+ public:
+  OwnedPtr() = default;
+  OwnedPtr(std::unique_ptr<T> owner) : object_(owner.release()) {}
+  OwnedPtr(OwnedPtr&& other) noexcept
+      : object_(std::exchange(other.object_, nullptr)) {}
+  OwnedPtr& operator=(OwnedPtr&& other) noexcept {
+    delete std::exchange(object_, std::exchange(other.object_, nullptr));
+    return *this;
+  }
+  ~OwnedPtr() {
+    static_assert(sizeof(T) > 0, "its class must be complete to be destroyed");
+    delete object_;
+  }
+
+  [[nodiscard]] T* get() const { return object_; }
+  T* operator->() const { return object_; }
+  T& operator*() const { return *object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  T* object_ = nullptr;
 };
 
 /// Throws ConfigError: an object of this class was used after it was moved
@@ -37,8 +64,8 @@ struct ClassName {
   char text[size];
 };
 
-/// The pointer of an object that has one owner: `Pointer` is a unique_ptr or a
-/// shared_ptr. Dereferencing it throws ConfigError once the object was moved
+/// The pointer of an object that has one owner: `Pointer` is an OwnedPtr, a
+/// unique_ptr or a shared_ptr. Dereferencing it throws ConfigError once the object was moved
 /// from.
 template <class Pointer, ClassName name>
 class MovedCheck : public Pointer {

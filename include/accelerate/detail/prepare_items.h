@@ -12,6 +12,7 @@
 
 #include <accelerate/data_loader.h>
 #include <accelerate/detail/dataset_concepts.h>
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
 #include <accelerate/model.h>
@@ -120,7 +121,7 @@ class ACCELERATE_API ModelConstruction {
 
  private:
   struct Scope;
-  std::unique_ptr<Scope> scope_;
+  OwnedPtr<Scope> scope_;
 };
 
 template <class T>

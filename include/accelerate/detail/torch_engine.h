@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/loaded_batch.h>
 #include <accelerate/detail/loader_context.h>
 #include <accelerate/detail/loader_engine.h>
@@ -65,7 +66,7 @@ class ACCELERATE_API TorchEngine final : public LoaderEngine {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  OwnedPtr<State> state_;
 };
 
 }  // namespace accelerate::detail

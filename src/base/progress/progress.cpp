@@ -154,8 +154,6 @@ void ProgressBar::close(std::int64_t count) {
   screen_.remove(number_, leaves_line ? line(true) : std::string());
 }
 
-void ProgressBarDeleter::operator()(ProgressBar* bar) const { delete bar; }
-
 ProgressOptions progress_options_of_rank(
     ProgressOptions options,
     bool is_local_main_process,
@@ -179,11 +177,13 @@ Progress::Progress(const ProgressOptions& options)
       initial_(options.initial),
       is_disabled_(options.disable) {
   if (options.disable) return;
-  bar_.reset(new detail::ProgressBar(
+  bar_ = std::make_unique<detail::ProgressBar>(
       options,
       detail::ProgressScreen::of_standard_error(),
-      detail::steady_seconds));
+      detail::steady_seconds);
 }
+
+Progress::Progress(Progress&& other) noexcept = default;
 
 Progress& Progress::operator=(Progress&& other) noexcept {
   if (this != &other) {
@@ -232,7 +232,7 @@ void Progress::reset() {
 void Progress::close() {
   if (!bar_) return;
   bar_->close(count_);
-  bar_.reset();
+  bar_ = {};
 }
 
 }  // namespace accelerate

@@ -71,7 +71,7 @@ Profile::Profile(std::unique_ptr<detail::ProfileSession> session)
 Profile::Profile(Profile&& other) noexcept = default;
 
 Profile::~Profile() {
-  if (session_ == nullptr || session_->has_ended()) return;
+  if (!session_ || session_->has_ended()) return;
   try {
     session_->end();
     session_->write_trace();
