@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <accelerate/detail/handles.h>
 #include <accelerate/detail/object_bytes.h>
 #include <accelerate/detail/standard_types.h>
 #include <accelerate/export.h>
@@ -29,29 +30,32 @@ struct SaveOptions {
 namespace detail {
 
 /// A value as Python sees it in a file.
-struct SavedValue {
-  struct List {
-    std::vector<SavedValue> items;
-  };
-  struct Tuple {
-    std::vector<SavedValue> items;
-  };
+class ACCELERATE_API SavedValue {
+ public:
+  struct Content;
+
+  SavedValue();  ///< None
+  explicit SavedValue(bool value);
+  explicit SavedValue(std::int64_t value);
+  explicit SavedValue(double value);
+  explicit SavedValue(std::string value);
+  explicit SavedValue(const at::Tensor& value);
+  explicit SavedValue(Content content);
+  SavedValue(SavedValue&& other) noexcept;
+  SavedValue& operator=(SavedValue&& other) noexcept;
+  ~SavedValue();
+
+  static SavedValue list(std::vector<SavedValue> items);
+  static SavedValue tuple(std::vector<SavedValue> items);
   /// As many keys as values.
-  struct Dict {
-    std::vector<SavedValue> keys;
-    std::vector<SavedValue> values;
-  };
-  std::variant<
-      std::monostate,
-      bool,
-      std::int64_t,
-      double,
-      std::string,
-      at::Tensor,
-      List,
-      Tuple,
-      Dict>
-      value = {};
+  static SavedValue dict(
+      std::vector<SavedValue> keys,
+      std::vector<SavedValue> values);
+
+  [[nodiscard]] const Content& content() const { return *content_; }
+
+ private:
+  OwnedPtr<Content> content_;
 };
 
 ACCELERATE_API SavedValue saved_state(const StateDict& state);
@@ -75,37 +79,37 @@ SavedValue saved_value(const T& object);
 
 template <class T>
 SavedValue saved_dict(const T& entries) {
-  SavedValue::Dict dict;
+  std::vector<SavedValue> keys;
+  std::vector<SavedValue> values;
   for_each_value(entries, [&](const auto& entry) {
-    dict.keys.push_back(saved_value(entry.first));
-    dict.values.push_back(saved_value(entry.second));
+    keys.push_back(saved_value(entry.first));
+    values.push_back(saved_value(entry.second));
   });
-  return {std::move(dict)};
+  return SavedValue::dict(std::move(keys), std::move(values));
 }
-template <class Items, class T>
-SavedValue saved_items(const T& values) {
-  Items saved;
-  for_each_value(values, [&](const auto& value) {
-    saved.items.push_back(saved_value(value));
-  });
-  return {std::move(saved)};
+template <class T>
+std::vector<SavedValue> saved_items(const T& values) {
+  std::vector<SavedValue> saved;
+  for_each_value(
+      values, [&](const auto& value) { saved.push_back(saved_value(value)); });
+  return saved;
 }
 template <class T>
 SavedValue saved_value(const T& object) {
   if constexpr (std::is_same_v<T, at::Tensor> || std::is_same_v<T, bool>) {
-    return {object};
+    return SavedValue(object);
   } else if constexpr (JsonObject<T>) {
     return saved_json(object.dump());
   } else if constexpr (std::is_unsigned_v<T>) {
     return saved_unsigned(object);
   } else if constexpr (std::is_enum_v<T> || std::is_integral_v<T>) {
-    return {static_cast<std::int64_t>(object)};
+    return SavedValue(static_cast<std::int64_t>(object));
   } else if constexpr (std::is_floating_point_v<T>) {
-    return {static_cast<double>(object)};
+    return SavedValue(static_cast<double>(object));
   } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
-    return {std::string(std::string_view(object))};
+    return SavedValue(std::string(std::string_view(object)));
   } else if constexpr (std::is_same_v<T, std::filesystem::path>) {
-    return {object.string()};
+    return SavedValue(object.string());
   } else if constexpr (std::is_same_v<T, StateDict>) {
     return saved_state(object);
   } else if constexpr (std::is_same_v<T, std::monostate>) {
@@ -120,9 +124,9 @@ SavedValue saved_value(const T& object) {
                        }) {
     return saved_dict(object);
   } else if constexpr (kIsArray<T> || Container<T>) {
-    return saved_items<SavedValue::List>(object);
+    return SavedValue::list(saved_items(object));
   } else if constexpr (PairOrTuple<T>) {
-    return saved_items<SavedValue::Tuple>(object);
+    return SavedValue::tuple(saved_items(object));
   } else {
     static_assert(
         kNever<T>,

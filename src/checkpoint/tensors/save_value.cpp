@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <system_error>
+#include <variant>
 
 #include <nlohmann/json.hpp>
 
@@ -16,6 +18,67 @@
 #include "format/torch/torch_writer.h"
 
 namespace accelerate::detail {
+
+struct SavedList {
+  std::vector<SavedValue> items;
+};
+struct SavedTuple {
+  std::vector<SavedValue> items;
+};
+struct SavedDict {
+  std::vector<SavedValue> keys;
+  std::vector<SavedValue> values;
+};
+
+struct SavedValue::Content {
+  std::variant<
+      std::monostate,
+      bool,
+      std::int64_t,
+      double,
+      std::string,
+      at::Tensor,
+      SavedList,
+      SavedTuple,
+      SavedDict>
+      value;
+};
+
+SavedValue::SavedValue() : SavedValue(Content{}) {}
+
+SavedValue::SavedValue(bool value) : SavedValue(Content{value}) {}
+
+SavedValue::SavedValue(std::int64_t value) : SavedValue(Content{value}) {}
+
+SavedValue::SavedValue(double value) : SavedValue(Content{value}) {}
+
+SavedValue::SavedValue(std::string value)
+    : SavedValue(Content{std::move(value)}) {}
+
+SavedValue::SavedValue(const at::Tensor& value) : SavedValue(Content{value}) {}
+
+SavedValue::SavedValue(Content content)
+    : content_(std::make_unique<Content>(std::move(content))) {}
+
+SavedValue::SavedValue(SavedValue&& other) noexcept = default;
+
+SavedValue& SavedValue::operator=(SavedValue&& other) noexcept = default;
+
+SavedValue::~SavedValue() = default;
+
+SavedValue SavedValue::list(std::vector<SavedValue> items) {
+  return SavedValue(Content{SavedList{std::move(items)}});
+}
+
+SavedValue SavedValue::tuple(std::vector<SavedValue> items) {
+  return SavedValue(Content{SavedTuple{std::move(items)}});
+}
+
+SavedValue SavedValue::dict(
+    std::vector<SavedValue> keys,
+    std::vector<SavedValue> values) {
+  return SavedValue(Content{SavedDict{std::move(keys), std::move(values)}});
+}
 
 namespace {
 
@@ -56,7 +119,8 @@ class StructureValues {
  public:
   TorchValue make(const SavedValue& saved) {
     return std::visit(
-        [this](const auto& value) { return from(value); }, saved.value);
+        [this](const auto& value) { return from(value); },
+        saved.content().value);
   }
 
  private:
@@ -71,14 +135,14 @@ class StructureValues {
     written.storage = memory_.number_of(tensor);
     return {std::move(written)};
   }
-  TorchValue from(const SavedValue::List& list) { return {items(list.items)}; }
-  TorchValue from(const SavedValue::Tuple& tuple) {
+  TorchValue from(const SavedList& list) { return {items(list.items)}; }
+  TorchValue from(const SavedTuple& tuple) {
     return {TorchValue::Tuple{items(tuple.items)}};
   }
-  TorchValue from(const SavedValue::Dict& dict) {
+  TorchValue from(const SavedDict& dict) {
     TorchValue::Dict made;
     for (std::size_t i = 0; i < dict.keys.size(); ++i) {
-      const auto& key = dict.keys[i].value;
+      const auto& key = dict.keys[i].content().value;
       if (!std::holds_alternative<std::string>(key) &&
           !std::holds_alternative<std::int64_t>(key)) {
         throw ConfigError(
@@ -105,14 +169,16 @@ std::map<std::string, TensorToWrite> named_tensors_in(const SavedValue& saved) {
         "[checkpoint] a safetensors file holds tensors by name and nothing "
         "else; give save() a map of them, or leave out safe_serialization");
   };
-  const auto* const dict = std::get_if<SavedValue::Dict>(&saved.value);
+  const auto* const dict = std::get_if<SavedDict>(&saved.content().value);
   if (dict == nullptr) throw refuse();
   std::map<std::string, TensorToWrite> tensors;
   SharedMemory memory;
   std::int64_t num_shared = 0;
   for (std::size_t i = 0; i < dict->keys.size(); ++i) {
-    const auto* const name = std::get_if<std::string>(&dict->keys[i].value);
-    const auto* const tensor = std::get_if<at::Tensor>(&dict->values[i].value);
+    const auto* const name =
+        std::get_if<std::string>(&dict->keys[i].content().value);
+    const auto* const tensor =
+        std::get_if<at::Tensor>(&dict->values[i].content().value);
     if (name == nullptr || tensor == nullptr || !tensor->defined())
       throw refuse();
     const std::int64_t number = memory.number_of(*tensor);
@@ -126,27 +192,28 @@ std::map<std::string, TensorToWrite> named_tensors_in(const SavedValue& saved) {
 SavedValue from_json_value(const OrderedJson& json) {
   switch (json.type()) {
     case OrderedJson::value_t::boolean:
-      return {json.get<bool>()};
+      return SavedValue(json.get<bool>());
     case OrderedJson::value_t::number_integer:
-      return {json.get<std::int64_t>()};
+      return SavedValue(json.get<std::int64_t>());
     case OrderedJson::value_t::number_unsigned:
       return saved_unsigned(json.get<std::uint64_t>());
     case OrderedJson::value_t::number_float:
-      return {json.get<double>()};
+      return SavedValue(json.get<double>());
     case OrderedJson::value_t::string:
-      return {json.get<std::string>()};
+      return SavedValue(json.get<std::string>());
     case OrderedJson::value_t::array: {
-      SavedValue::List list;
-      for (const auto& item : json) list.items.push_back(from_json_value(item));
-      return {std::move(list)};
+      std::vector<SavedValue> items;
+      for (const auto& item : json) items.push_back(from_json_value(item));
+      return SavedValue::list(std::move(items));
     }
     case OrderedJson::value_t::object: {
-      SavedValue::Dict dict;
+      std::vector<SavedValue> keys;
+      std::vector<SavedValue> values;
       for (const auto& [key, value] : json.items()) {
-        dict.keys.push_back({key});
-        dict.values.push_back(from_json_value(value));
+        keys.emplace_back(key);
+        values.push_back(from_json_value(value));
       }
-      return {std::move(dict)};
+      return SavedValue::dict(std::move(keys), std::move(values));
     }
     default:
       return {};
@@ -187,7 +254,7 @@ SavedValue saved_unsigned(std::uint64_t number) {
         "bits; save it as a string",
         number));
   }
-  return {static_cast<std::int64_t>(number)};
+  return SavedValue(static_cast<std::int64_t>(number));
 }
 
 void save_value(
