@@ -1,8 +1,10 @@
 #include "format/torch/pickle_reader.h"
 
+#include <limits>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
-
-#include <accelerate/error.h>
 
 #include "base/text/text.h"
 #include "format/torch/pickle_operations.h"
@@ -18,20 +20,66 @@ constexpr unsigned kNewestProtocol = 5;
 
 }  // namespace
 
+/// The stack and the memo of nodes. Operations add nodes to the tree and join
+/// those on the stack.
+class Pickle::Machine {
+ public:
+  explicit Machine(Pickle& tree) : tree_(tree) {}
+
+  /// Executes all operations, and returns the root.
+  std::uint32_t run();
+
+ private:
+  void step(unsigned char operation);
+  /// Each of these executes the operations of one subject.
+  void step_memo(unsigned char operation);
+  void step_number(unsigned char operation);
+  void step_text(unsigned char operation);
+  void step_container(unsigned char operation);
+  void step_stack(unsigned char operation);
+  void step_object(unsigned char operation);
+  void step_frame(unsigned char operation);
+  template <class Number>
+  Number take();
+  std::string_view take_bytes(std::uint64_t size);
+  void push(const Node& node) { stack_.push_back(tree_.add(node)); }
+  void push_text(Kind kind, std::uint64_t size);
+  /// Reads an integer of `size` bytes.
+  void push_long(std::uint64_t size);
+  void push_container(Kind kind, std::vector<std::uint32_t> items);
+  /// Reads a module and a name, one line each.
+  void push_global_in_lines();
+  void push_call();
+  /// Gives the state on top of the stack to the object below it.
+  void set_state();
+  /// Appends to the container on top of the stack, see Pickle::append().
+  void append(const std::vector<std::uint32_t>& items, Kind kind);
+  std::uint32_t top();
+  std::uint32_t pop();
+  /// Pops `count` values; the last one returned was on top.
+  std::vector<std::uint32_t> pop_several(std::size_t count);
+  std::vector<std::uint32_t> pop_to_mark();
+  void remember(std::uint64_t key);
+  void recall(std::uint64_t key);
+
+  Pickle& tree_;
+  std::optional<std::uint32_t> root_;
+  std::vector<std::uint32_t> stack_;
+  std::vector<std::size_t> marks_;
+  std::unordered_map<std::uint64_t, std::uint32_t> memo_;
+};
+
 Pickle::Pickle(
     std::span<const std::byte> input,
     std::string name,
     std::size_t most_bytes)
     : input_(input), name_(std::move(name)), most_bytes_(most_bytes) {
-  run();
-}
-
-void Pickle::fail(const std::string& what) const {
-  throw CheckpointError(format("[torch] {} at byte {}: {}", name_, at_, what));
+  root_ = Machine(*this).run();
+  measure();
 }
 
 template <class Number>
-Number Pickle::take() {
+Number Pickle::Machine::take() {
   const std::string_view bytes = take_bytes(sizeof(Number));
   Number value = 0;
   for (std::size_t i = sizeof(Number); i-- > 0;) {
@@ -41,32 +89,20 @@ Number Pickle::take() {
   return value;
 }
 
-std::string_view Pickle::take_bytes(std::uint64_t size) {
-  if (size > input_.size() - at_) fail("it is torn");
+std::string_view Pickle::Machine::take_bytes(std::uint64_t size) {
+  if (size > tree_.input_.size() - tree_.at_) tree_.fail("it is torn");
   const std::string_view bytes(
-      reinterpret_cast<const char*>(input_.data()) + at_, size);
-  at_ += size;
+      reinterpret_cast<const char*>(tree_.input_.data()) + tree_.at_, size);
+  tree_.at_ += size;
   return bytes;
 }
 
-std::string_view Pickle::take_line() {
-  const std::string_view rest(
-      reinterpret_cast<const char*>(input_.data()) + at_, input_.size() - at_);
-  const std::size_t end = rest.find('\n');
-  if (end == std::string_view::npos) fail("it is torn");
-  at_ += end + 1;
-  return rest.substr(0, end);
+std::uint32_t Pickle::Machine::run() {
+  while (!root_) step(take<unsigned char>());
+  return *root_;
 }
 
-void Pickle::run() {
-  while (!has_stopped_) {
-    if (at_ >= input_.size()) fail("it is torn");
-    step(take<unsigned char>());
-  }
-  measure();
-}
-
-void Pickle::step(unsigned char operation) {
+void Pickle::Machine::step(unsigned char operation) {
   switch (kSubjects[operation]) {
     case Subject::memo:
       return step_memo(operation);
@@ -83,13 +119,13 @@ void Pickle::step(unsigned char operation) {
     case Subject::frame:
       return step_frame(operation);
     case Subject::unknown:
-      fail(format(
+      tree_.fail(format(
           "operation {} is not one that data needs",
           static_cast<unsigned>(operation)));
   }
 }
 
-void Pickle::step_memo(unsigned char operation) {
+void Pickle::Machine::step_memo(unsigned char operation) {
   switch (operation) {
     case kBinPut:
       remember(take<unsigned char>());
@@ -109,7 +145,7 @@ void Pickle::step_memo(unsigned char operation) {
   }
 }
 
-void Pickle::step_number(unsigned char operation) {
+void Pickle::Machine::step_number(unsigned char operation) {
   switch (operation) {
     case kNone:
       push({Kind::none});
@@ -139,13 +175,17 @@ void Pickle::step_number(unsigned char operation) {
     case kLong4:
       push_long(take<std::uint32_t>());
       return;
-    case kBinFloat:
-      push_real();
+    case kBinFloat: {
+      std::uint64_t bits = 0;
+      for (const char byte : take_bytes(sizeof bits))
+        bits = bits << 8 | static_cast<unsigned char>(byte);
+      push({Kind::real, 0, bits});
       return;
+    }
   }
 }
 
-void Pickle::step_text(unsigned char operation) {
+void Pickle::Machine::step_text(unsigned char operation) {
   switch (operation) {
     case kShortBinString:
     case kShortBinUnicode:
@@ -171,7 +211,7 @@ void Pickle::step_text(unsigned char operation) {
   }
 }
 
-void Pickle::step_container(unsigned char operation) {
+void Pickle::Machine::step_container(unsigned char operation) {
   switch (operation) {
     case kEmptyList:
       push_container(Kind::list, {});
@@ -195,7 +235,7 @@ void Pickle::step_container(unsigned char operation) {
       push_container(Kind::set, pop_to_mark());
       return;
     case kDict:
-      push_dict(pop_to_mark());
+      push_container(Kind::dict, pop_to_mark());
       return;
     case kTuple1:
     case kTuple2:
@@ -220,10 +260,10 @@ void Pickle::step_container(unsigned char operation) {
   }
 }
 
-void Pickle::step_stack(unsigned char operation) {
+void Pickle::Machine::step_stack(unsigned char operation) {
   switch (operation) {
     case kMark:
-      charge(sizeof(std::size_t));
+      tree_.charge(sizeof(std::size_t));
       marks_.push_back(stack_.size());
       return;
     case kPop:
@@ -238,28 +278,34 @@ void Pickle::step_stack(unsigned char operation) {
       return;
     case kDup: {
       const std::uint32_t node = pop();
-      charge(sizeof node);
+      tree_.charge(sizeof node);
       stack_.insert(stack_.end(), {node, node});
       return;
     }
   }
 }
 
-void Pickle::step_object(unsigned char operation) {
+void Pickle::Machine::step_object(unsigned char operation) {
   switch (operation) {
     case kGlobal:
       push_global_in_lines();
       return;
-    case kStackGlobal:
-      push_global();
+    case kStackGlobal: {
+      const std::uint32_t name = pop();
+      stack_.push_back(tree_.add_global(pop(), name));
       return;
+    }
     case kReduce:
     case kNewObject:
       push_call();
       return;
-    case kNewObjectWithKeywords:
-      push_call_with_keywords();
+    case kNewObjectWithKeywords: {
+      const std::uint32_t keywords = pop();
+      push_call();
+      stack_.push_back(keywords);
+      set_state();
       return;
+    }
     case kBuild:
       set_state();
       return;
@@ -269,12 +315,13 @@ void Pickle::step_object(unsigned char operation) {
   }
 }
 
-void Pickle::step_frame(unsigned char operation) {
+void Pickle::Machine::step_frame(unsigned char operation) {
   switch (operation) {
     case kProtocol: {
       const unsigned protocol = take<unsigned char>();
       if (protocol > kNewestProtocol) {
-        fail(format("its protocol is {}, and 5 is the newest known", protocol));
+        tree_.fail(
+            format("its protocol is {}, and 5 is the newest known", protocol));
       }
       return;
     }
@@ -284,13 +331,12 @@ void Pickle::step_frame(unsigned char operation) {
     case kStop:
       root_ = pop();
       if (!stack_.empty() || !marks_.empty())
-        fail("it leaves values on the stack");
-      has_stopped_ = true;
+        tree_.fail("it leaves values on the stack");
       return;
   }
 }
 
-void Pickle::push_long(std::uint64_t size) {
+void Pickle::Machine::push_long(std::uint64_t size) {
   if (size > sizeof(std::int64_t)) {
     push_text(Kind::long_integer, size);
     return;
@@ -305,22 +351,96 @@ void Pickle::push_long(std::uint64_t size) {
   push({Kind::integer, 0, value});
 }
 
-void Pickle::push_real() {
-  std::uint64_t bits = 0;
-  for (const char byte : take_bytes(sizeof bits)) {
-    bits = bits << 8 | static_cast<unsigned char>(byte);
+void Pickle::Machine::push_text(Kind kind, std::uint64_t size) {
+  if (size > std::numeric_limits<std::uint32_t>::max()) {
+    tree_.fail("a string is longer than 4 GB");
   }
-  push({Kind::real, 0, bits});
+  const std::size_t begin = tree_.at_;
+  take_bytes(size);
+  push({kind, static_cast<std::uint32_t>(size), begin});
 }
 
-std::vector<Pickle::Value> Pickle::all(Kind kind) const {
-  std::vector<Value> found;
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (nodes_[i].kind == kind) {
-      found.push_back(Value(*this, static_cast<std::uint32_t>(i)));
-    }
+void Pickle::Machine::push_container(
+    Kind kind,
+    std::vector<std::uint32_t> items) {
+  stack_.push_back(tree_.add_container(kind, std::move(items)));
+}
+
+// "module
+// name
+// " is kept unchanged.
+void Pickle::Machine::push_global_in_lines() {
+  const std::string_view text(
+      reinterpret_cast<const char*>(tree_.input_.data()), tree_.input_.size());
+  const std::size_t begin = tree_.at_;
+  for (int line = 0; line < 2; ++line) {
+    const std::size_t end = text.find('\n', tree_.at_);
+    if (end == std::string_view::npos) tree_.fail("it is torn");
+    tree_.at_ = end + 1;
   }
-  return found;
+  const std::size_t size = tree_.at_ - begin - 1;
+  if (size > std::numeric_limits<std::uint32_t>::max()) {
+    tree_.fail("a name is too long");
+  }
+  push({Kind::global, static_cast<std::uint32_t>(size), begin});
+}
+
+void Pickle::Machine::push_call() {
+  const std::uint32_t arguments = pop();
+  stack_.push_back(tree_.add_call(pop(), arguments));
+}
+
+void Pickle::Machine::set_state() {
+  const std::uint32_t state = pop();
+  tree_.set_state(top(), state);
+}
+
+void Pickle::Machine::append(
+    const std::vector<std::uint32_t>& items,
+    Kind kind) {
+  tree_.append(top(), items, kind);
+}
+
+std::uint32_t Pickle::Machine::top() {
+  const std::size_t floor = marks_.empty() ? 0 : marks_.back();
+  if (stack_.size() <= floor)
+    tree_.fail("it takes a value from an empty stack");
+  return stack_.back();
+}
+
+std::uint32_t Pickle::Machine::pop() {
+  const std::uint32_t node = top();
+  stack_.pop_back();
+  return node;
+}
+
+std::vector<std::uint32_t> Pickle::Machine::pop_several(std::size_t count) {
+  std::vector<std::uint32_t> items(count);
+  for (std::size_t i = count; i-- > 0;) items[i] = pop();
+  return items;
+}
+
+std::vector<std::uint32_t> Pickle::Machine::pop_to_mark() {
+  if (marks_.empty()) tree_.fail("a mark is missing");
+  const auto begin =
+      stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+  std::vector<std::uint32_t> items(begin, stack_.end());
+  stack_.erase(begin, stack_.end());
+  marks_.pop_back();
+  return items;
+}
+
+void Pickle::Machine::remember(std::uint64_t key) {
+  const std::uint32_t node = top();
+  constexpr std::size_t kEntryBytes = 48;
+  if (memo_.insert_or_assign(key, node).second) tree_.charge(kEntryBytes);
+}
+
+void Pickle::Machine::recall(std::uint64_t key) {
+  const auto found = memo_.find(key);
+  if (found == memo_.end()) tree_.fail(format("the memo has no entry {}", key));
+  tree_.charge(sizeof(std::uint32_t));
+  stack_.push_back(found->second);
 }
 
 }  // namespace accelerate::detail

@@ -5,7 +5,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace accelerate::detail {
@@ -103,51 +102,21 @@ class Pickle {
     std::uint64_t payload = 0;
   };
 
-  void run();
-  void step(unsigned char operation);
-  /// Each of these executes the operations of one subject.
-  void step_memo(unsigned char operation);
-  void step_number(unsigned char operation);
-  void step_text(unsigned char operation);
-  void step_container(unsigned char operation);
-  void step_stack(unsigned char operation);
-  void step_object(unsigned char operation);
-  void step_frame(unsigned char operation);
-  template <class Number>
-  Number take();
-  std::string_view take_bytes(std::uint64_t size);
-  std::string_view take_line();
+  /// Executes the operations of the input.
+  class Machine;
+
   std::uint32_t add(const Node& node);
-  void push(const Node& node) { stack_.push_back(add(node)); }
-  void push_text(Kind kind, std::uint64_t size);
-  /// Reads an integer of `size` bytes.
-  void push_long(std::uint64_t size);
-  void push_real();
-  void push_container(Kind kind, std::vector<std::uint32_t> items);
-  void push_dict(std::vector<std::uint32_t> items);
-  /// Takes a module and a name from the top of the stack.
-  void push_global();
-  /// Reads a module and a name, one line each.
-  void push_global_in_lines();
-  /// Takes a callee and its arguments from the top of the stack.
-  void push_call();
-  /// Gives the state on top of the stack to the object below it.
-  void set_state();
-  std::uint32_t pop();
-  /// Pops `count` values; the last one returned was on top.
-  std::vector<std::uint32_t> pop_several(std::size_t count);
-  std::vector<std::uint32_t> pop_to_mark();
-  /// Appends to the container on top of the stack. `kind` is that of the
-  /// container, if it is the result of a call.
-  void append(std::vector<std::uint32_t> items, Kind kind);
-  /// Takes keyword arguments from the top of the stack, then makes a call.
-  void push_call_with_keywords();
-  void remember(std::uint64_t key);
-  void recall(std::uint64_t key);
+  std::uint32_t add_container(Kind kind, std::vector<std::uint32_t> items);
+  std::uint32_t add_global(std::uint32_t module, std::uint32_t name);
+  std::uint32_t add_call(std::uint32_t callee, std::uint32_t arguments);
+  /// Appends to a container. `kind` is that of the container, if it is the
+  /// result of a call.
+  void
+  append(std::uint32_t to, const std::vector<std::uint32_t>& items, Kind kind);
+  void set_state(std::uint32_t object, std::uint32_t state);
   void charge(std::size_t bytes);
   void measure();
   void measure_from(std::uint32_t start, std::uint64_t most_places);
-  [[nodiscard]] static bool is_container(Kind kind);
   [[noreturn]] void fail(const std::string& what) const;
 
   std::span<const std::byte> input_;
@@ -155,7 +124,6 @@ class Pickle {
   std::size_t most_bytes_;
   std::size_t used_bytes_ = 0;
   std::size_t at_ = 0;
-  bool has_stopped_ = false;
   std::uint32_t root_ = 0;
   std::vector<Node> nodes_;
   /// Bit that marks globals composed of two strings; the rest is an index into
@@ -164,9 +132,6 @@ class Pickle {
   std::vector<std::string> names_;
   /// The items of containers; for dicts, alternating keys and values.
   std::vector<std::vector<std::uint32_t>> containers_;
-  std::vector<std::uint32_t> stack_;
-  std::vector<std::size_t> marks_;
-  std::unordered_map<std::uint64_t, std::uint32_t> memo_;
 };
 
 /// Whether the text of a global, whose module ends with a newline, is `name`,
