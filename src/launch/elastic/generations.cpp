@@ -1,49 +1,23 @@
 #include "launch/elastic/generations.h"
 
-#include <algorithm>
+#include <span>
 
 namespace accelerate::detail {
 
 Generations::Generations(const Board& board, Options options)
     : board_(board),
       options_(options),
-      seats_(static_cast<std::size_t>(options.most)) {
-  for (const int seat : options_.absent)
-    seats_[static_cast<std::size_t>(seat)].state = State::empty;
-  int count = 0;
-  for (int seat = 0; seat < options_.most; ++seat) {
-    const bool is_rank =
-        seats_[static_cast<std::size_t>(seat)].state == State::member;
-    on_board(seat).rank.store(is_rank ? count++ : -1);
-  }
+      seats_(board, options.most, options.absent) {
   header().fewest_ranks.store(options_.fewest);
   header().most_ranks.store(options_.most);
-  header().num_ranks.store(count);
+  header().num_ranks.store(seats_.num_staying());
   header().target.store(current_);
   header().wanted.store(current_);
   header().generation.store(current_);
 }
 
-void Generations::add(int seat, pid_t process) {
-  seats_[static_cast<std::size_t>(seat)].process = process;
-}
-
-bool Generations::has_announced(int seat) const {
-  const Seat& own = seats_[static_cast<std::size_t>(seat)];
-  return own.process != 0 && on_board(seat).process.load() == own.process;
-}
-
-bool Generations::has_arrived(int seat) const {
-  return has_announced(seat) && on_board(seat).arrived.load() >= next();
-}
-
 bool Generations::all_announced() const {
-  for (int seat = 0; seat < options_.most; ++seat) {
-    const State state = seats_[static_cast<std::size_t>(seat)].state;
-    const bool is_rank = state == State::member || state == State::leaving;
-    if (is_rank && !has_announced(seat)) return false;
-  }
-  return !has_finished_;
+  return !has_finished_ && seats_.all_ranks_announced();
 }
 
 bool Generations::is_broken() const {
@@ -52,9 +26,7 @@ bool Generations::is_broken() const {
 
 bool Generations::is_changing() const {
   return header().wanted.load() > current_ || is_broken() ||
-      std::ranges::any_of(seats_, [](const Seat& seat) {
-           return seat.state == State::joining;
-         });
+      seats_.has_any(State::joining);
 }
 
 bool Generations::has_failed() const {
@@ -69,21 +41,10 @@ std::vector<int> Generations::late() const {
     return seats;
   // Joining processes may take as long to start as any program.
   for (int seat = 0; seat < options_.most; ++seat) {
-    const State state = seats_[static_cast<std::size_t>(seat)].state;
-    const bool is_rank = state == State::member || state == State::leaving;
-    if (is_rank && !has_arrived(seat)) seats.push_back(seat);
+    if (seats_[seat].is_rank() && !seats_.has_arrived(seat, next()))
+      seats.push_back(seat);
   }
   return seats;
-}
-
-int Generations::num_ranks() const { return header().num_ranks.load(); }
-
-int Generations::rank_of(int seat) const { return on_board(seat).rank.load(); }
-
-int Generations::num_staying() const {
-  return static_cast<int>(std::ranges::count_if(seats_, [](const Seat& seat) {
-    return seat.state == State::member || seat.state == State::joining;
-  }));
 }
 
 bool Generations::take_restart() {
@@ -92,20 +53,14 @@ bool Generations::take_restart() {
   return true;
 }
 
-void Generations::vacate(int seat) {
-  seats_[static_cast<std::size_t>(seat)] = {.state = State::empty};
-  on_board(seat).process.store(0);
-  on_board(seat).arrived.store(0);
-}
-
 Generations::Loss Generations::replace_or_shrink(int seat, bool may_replace) {
   if (may_replace) {
-    Seat& own = seats_[static_cast<std::size_t>(seat)];
-    own.state = State::joining;
-    own.replaces = true;
+    seats_[seat].state = State::joining;
+    seats_[seat].replaces = true;
     return Loss::replaced;
   }
-  return num_staying() >= options_.fewest ? Loss::smaller : Loss::ends_group;
+  return seats_.num_staying() >= options_.fewest ? Loss::smaller
+                                                 : Loss::ends_group;
 }
 
 void Generations::break_generation() {
@@ -117,23 +72,24 @@ void Generations::break_generation() {
 }
 
 Generations::Loss Generations::lose(int seat, bool may_replace) {
-  const Seat lost = seats_[static_cast<std::size_t>(seat)];
+  const SeatTable::Seat lost = seats_[seat];
   if (lost.state == State::departed || lost.state == State::empty) {
-    vacate(seat);
+    seats_.vacate(seat);
     return Loss::harmless;
   }
   if (lost.state == State::joining) {
-    vacate(seat);
+    seats_.vacate(seat);
     if (!lost.replaces) {
       // The group may have survived earlier losses only because this process
       // was to join.
-      return is_broken() && num_staying() < options_.fewest ? Loss::ends_group
-                                                            : Loss::harmless;
+      return is_broken() && seats_.num_staying() < options_.fewest
+          ? Loss::ends_group
+          : Loss::harmless;
     }
     return replace_or_shrink(seat, may_replace && take_restart());
   }
   if (!all_announced()) return Loss::ends_group;
-  vacate(seat);
+  seats_.vacate(seat);
   break_generation();
   if (lost.state == State::leaving) return Loss::smaller;
   if (may_replace) is_paid_ = is_paid_ || take_restart();
@@ -153,64 +109,58 @@ Generations::Loss Generations::lose_machine(int first_seat, int num_seats) {
 
 bool Generations::join(int first_seat, int num_seats) {
   if (is_changing() || !all_announced()) return false;
-  const auto begin = seats_.begin() + first_seat;
-  const bool is_free =
-      std::all_of(begin, begin + num_seats, [](const Seat& seat) {
-        return seat.state == State::empty;
-      });
-  if (!is_free) return false;
-  std::for_each(begin, begin + num_seats, [](Seat& seat) {
-    seat.state = State::joining;
-  });
+  const std::span<SeatTable::Seat> joining =
+      seats_.range(first_seat, num_seats);
+  for (const SeatTable::Seat& seat : joining) {
+    if (seat.state != State::empty) return false;
+  }
+  for (SeatTable::Seat& seat : joining) seat.state = State::joining;
   return true;
 }
 
 Generations::Leave Generations::leave(int first_seat, int num_seats) {
-  const auto begin = seats_.begin() + first_seat;
-  const auto num_leaving = static_cast<int>(
-      std::count_if(begin, begin + num_seats, [](const Seat& seat) {
-        return seat.state == State::member || seat.state == State::joining;
-      }));
+  const std::span<SeatTable::Seat> leaving =
+      seats_.range(first_seat, num_seats);
+  int num_leaving = 0;
+  for (const SeatTable::Seat& seat : leaving) num_leaving += seat.is_staying();
   bool has_any_announced = false;
   for (int seat = 0; seat < options_.most; ++seat)
-    has_any_announced = has_any_announced || has_announced(seat);
-  if (num_staying() - num_leaving < options_.fewest || has_finished_ ||
+    has_any_announced = has_any_announced || seats_.has_announced(seat);
+  if (seats_.num_staying() - num_leaving < options_.fewest || has_finished_ ||
       !has_any_announced)
     return Leave::refused;
   if (is_changing() || !all_announced()) return Leave::later;
-  std::for_each(begin, begin + num_seats, [](Seat& seat) {
+  for (SeatTable::Seat& seat : leaving) {
     if (seat.state == State::member) seat.state = State::leaving;
-  });
+  }
   header().wanted.store(next());
   return Leave::begun;
 }
 
 bool Generations::finish(int seat) {
-  const State state = seats_[static_cast<std::size_t>(seat)].state;
+  const State state = seats_[seat].state;
   has_finished_ = has_finished_ || state == State::member ||
       (state == State::joining && is_broken());
-  vacate(seat);
+  seats_.vacate(seat);
   return state == State::leaving || state == State::departed;
 }
 
 int Generations::take_request() {
   // Processes that left most recently may still be ending, in seats that others
   // need.
-  const bool has_departed = std::ranges::any_of(
-      seats_, [](const Seat& seat) { return seat.state == State::departed; });
-  if (header().asked_ranks.load() == 0 || is_changing() || has_departed ||
-      !all_announced())
+  if (header().asked_ranks.load() == 0 || is_changing() ||
+      seats_.has_any(State::departed) || !all_announced())
     return 0;
   const int asked = header().asked_ranks.exchange(0);
   const bool is_possible = asked >= options_.fewest && asked <= options_.most;
-  return is_possible && asked != num_staying() ? asked : 0;
+  return is_possible && asked != seats_.num_staying() ? asked : 0;
 }
 
 std::vector<int> Generations::resize(int num_ranks) {
   std::vector<int> started;
-  const int num_more = num_ranks - num_staying();
+  const int num_more = num_ranks - seats_.num_staying();
   for (int seat = 0; seat < options_.most; ++seat) {
-    Seat& own = seats_[static_cast<std::size_t>(seat)];
+    SeatTable::Seat& own = seats_[seat];
     if (static_cast<int>(started.size()) >= num_more ||
         own.state != State::empty)
       continue;
@@ -218,9 +168,9 @@ std::vector<int> Generations::resize(int num_ranks) {
     started.push_back(seat);
   }
   int num_fewer = -num_more;
-  for (auto own = seats_.rbegin(); own != seats_.rend(); ++own) {
-    if (num_fewer <= 0 || own->state != State::member) continue;
-    own->state = State::leaving;
+  for (int seat = options_.most; seat-- > 0 && num_fewer > 0;) {
+    if (seats_[seat].state != State::member) continue;
+    seats_[seat].state = State::leaving;
     --num_fewer;
   }
   if (num_more < 0) header().wanted.store(next());
@@ -230,35 +180,24 @@ std::vector<int> Generations::resize(int num_ranks) {
 bool Generations::advance() {
   if (!is_changing()) return false;
   for (int seat = 0; seat < options_.most; ++seat) {
-    const State state = seats_[static_cast<std::size_t>(seat)].state;
-    if (state == State::joining && !has_arrived(seat)) return false;
+    if (seats_[seat].state == State::joining &&
+        !seats_.has_arrived(seat, next()))
+      return false;
   }
   // Joining processes are ready; only now do the others need to interrupt
   // themselves.
   header().wanted.store(next());
   for (int seat = 0; seat < options_.most; ++seat) {
-    const State state = seats_[static_cast<std::size_t>(seat)].state;
-    const bool is_rank = state == State::member || state == State::leaving;
-    if (is_rank && !has_arrived(seat)) return false;
+    if (seats_[seat].is_rank() && !seats_.has_arrived(seat, next()))
+      return false;
   }
   begin_next();
   return true;
 }
 
 void Generations::begin_next() {
-  int count = 0;
-  for (int seat = 0; seat < options_.most; ++seat) {
-    Seat& own = seats_[static_cast<std::size_t>(seat)];
-    // All have left the generation, so no page is being written.
-    board_.clear_page(seat);
-    if (own.state == State::member || own.state == State::joining) {
-      own = {.state = State::member, .process = own.process};
-      on_board(seat).rank.store(count++);
-    } else {
-      if (own.state == State::leaving) own.state = State::departed;
-      on_board(seat).rank.store(-1);
-    }
-  }
+  // All have left the generation, so no page is being written.
+  const int count = seats_.begin_generation();
   ++current_;
   is_paid_ = false;
   header().num_ranks.store(count);

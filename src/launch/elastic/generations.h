@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "launch/board/board.h"
+#include "launch/elastic/seat_table.h"
 
 namespace accelerate::detail {
 
@@ -42,7 +43,7 @@ class Generations {
   Generations& operator=(const Generations&) = delete;
 
   /// Called when a process has been started for a seat.
-  void add(int seat, pid_t process);
+  void add(int seat, pid_t process) { seats_[seat].process = process; }
 
   /// What follows from the failure of a process.
   enum class Loss {
@@ -90,45 +91,25 @@ class Generations {
   [[nodiscard]] std::uint32_t current() const { return current_; }
   /// The generation in which a process that is started now would begin.
   [[nodiscard]] std::uint32_t next() const { return current_ + 1; }
-  [[nodiscard]] int num_ranks() const;
+  [[nodiscard]] int num_ranks() const { return header().num_ranks.load(); }
   /// The rank of a seat in the current generation; -1: none.
-  [[nodiscard]] int rank_of(int seat) const;
+  [[nodiscard]] int rank_of(int seat) const { return seats_.rank_of(seat); }
 
  private:
-  enum class State {
-    empty,
-    member,    ///< a rank
-    leaving,   ///< a rank for as long as the generation lasts
-    joining,   ///< a process that will be a rank of the next generation
-    departed,  ///< a process that is no longer a rank
-  };
-  struct Seat {
-    State state = State::member;
-    pid_t process = 0;
-    /// True for a joining process that replaces a dead one.
-    bool replaces = false;
-  };
+  using State = SeatTable::State;
 
   [[nodiscard]] BoardHeader& header() const { return board_.shared_header(); }
-  [[nodiscard]] BoardSeat& on_board(int seat) const {
-    return board_.page(seat).seat;
-  }
-  [[nodiscard]] bool has_announced(int seat) const;
-  [[nodiscard]] bool has_arrived(int seat) const;
   [[nodiscard]] bool all_announced() const;
   [[nodiscard]] bool is_broken() const;
-  // Number of ranks that the next generation would have now.
-  [[nodiscard]] int num_staying() const;
   Loss lose(int seat, bool may_replace);
   void break_generation();
   Loss replace_or_shrink(int seat, bool may_replace);
   bool take_restart();
-  void vacate(int seat);
   void begin_next();
 
   const Board& board_;
   Options options_;
-  std::vector<Seat> seats_;
+  SeatTable seats_;
   std::uint32_t current_ = 1;
   // A broken generation costs one restart, which covers all ranks that it takes
   // down.
