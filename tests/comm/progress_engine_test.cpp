@@ -1,5 +1,5 @@
 // When the thread that drives a connection in the background wakes up.
-#include "comm/transport/shared_memory/waiting/progress_engine.h"
+#include "comm/transport/shared_memory/progress/progress_engine.h"
 
 #include <algorithm>
 #include <atomic>

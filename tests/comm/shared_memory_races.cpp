@@ -18,7 +18,7 @@
 #include "comm/transport/shared_memory/memory/shared_blocks.h"
 #include "comm/transport/shared_memory/operations/collectives.h"
 #include "comm/transport/shared_memory/operations/messages.h"
-#include "comm/transport/shared_memory/waiting/progress_engine.h"
+#include "comm/transport/shared_memory/progress/progress_engine.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "comm/transport/shared_memory/memory/shared_tensor.h"
+#include "comm/transport/shared_memory/shared_tensor.h"
 #include "comm/transport/shared_memory/operations/messages.h"
 
 namespace accelerate::detail {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/transport/shared_memory/operations/collectives.h"
-#include "comm/transport/shared_memory/waiting/progress_engine.h"
+#include "comm/transport/shared_memory/progress/progress_engine.h"
 #include "comm/transport/transport.h"
 
 namespace accelerate::detail {

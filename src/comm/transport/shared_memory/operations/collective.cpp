@@ -6,7 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "base/text/text.h"
-#include "comm/transport/shared_memory/waiting/failure.h"
+#include "comm/transport/shared_memory/operations/failure.h"
 
 namespace accelerate::detail {
 

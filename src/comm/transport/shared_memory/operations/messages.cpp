@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/text/text.h"
-#include "comm/transport/shared_memory/waiting/failure.h"
+#include "comm/transport/shared_memory/operations/failure.h"
 
 namespace accelerate::detail {
 

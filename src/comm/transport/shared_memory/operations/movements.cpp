@@ -6,7 +6,7 @@
 #include "base/text/text.h"
 #include "comm/transport/shared_memory/operations/collective.h"
 #include "comm/transport/shared_memory/operations/steps.h"
-#include "comm/transport/shared_memory/waiting/failure.h"
+#include "comm/transport/shared_memory/operations/failure.h"
 
 namespace accelerate::detail {
 

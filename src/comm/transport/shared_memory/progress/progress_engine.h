@@ -13,7 +13,8 @@
 #include "comm/transport/shared_memory/memory/fabric.h"
 #include "comm/transport/shared_memory/memory/peers.h"
 #include "comm/transport/shared_memory/operations/operation.h"
-#include "comm/transport/shared_memory/waiting/operation_queue.h"
+#include "comm/transport/shared_memory/progress/operation_queue.h"
+#include "comm/transport/shared_memory/waiting/patience.h"
 
 namespace accelerate::detail {
 

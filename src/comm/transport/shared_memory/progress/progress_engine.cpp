@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/waiting/progress_engine.h"
+#include "comm/transport/shared_memory/progress/progress_engine.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/waiting/operation_queue.h"
+#include "comm/transport/shared_memory/progress/operation_queue.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "base/text/text.h"
 #include "comm/transport/disagreement.h"
-#include "comm/transport/shared_memory/waiting/failure.h"
+#include "comm/transport/shared_memory/operations/failure.h"
 
 namespace accelerate::detail {
 

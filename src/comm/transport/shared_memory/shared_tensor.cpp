@@ -1,4 +1,4 @@
-#include "comm/transport/shared_memory/memory/shared_tensor.h"
+#include "comm/transport/shared_memory/shared_tensor.h"
 
 #include <unistd.h>
 

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "comm/transport/shared_memory/waiting/progress_engine.h"
+#include "comm/transport/shared_memory/progress/progress_engine.h"
 
 namespace accelerate::detail {
 
