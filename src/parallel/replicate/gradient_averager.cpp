@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -19,51 +18,22 @@ namespace accelerate::detail {
 
 namespace {
 
-// A gradient's identity, and the number of times it was written to.
-std::pair<const void*, std::int64_t> state_of(const at::Tensor& parameter) {
-  const at::Tensor& gradient = parameter.grad();
-  if (!gradient.defined()) return {nullptr, 0};
-  return {
-      gradient.unsafeGetTensorImpl(),
-      gradient.is_inference() ? 0 : gradient._version()};
+void require_complete(const ReplicaReducer& reducer) {
+  const std::vector<std::string> missing = reducer.missing();
+  if (missing.empty()) return;
+  throw ConfigError(format(
+      "[parallel] the backward pass gave no gradient to \"{}\", so ranks would "
+      "wait for each other; use them in the loss, freeze them "
+      "(requires_grad_(false)) before prepare(), or set "
+      "ReplicateOptions::find_unused_parameters",
+      join(missing, "\", \"")));
+}
+
+bool has_hook(const ReplicateOptions& options) {
+  return options.comm_hook != CommHook::none || options.bucket_hook != nullptr;
 }
 
 }  // namespace
-
-void PendingGradients::begin_backward(
-    const std::vector<at::Tensor>& parameters) {
-  had_backward_ = true;
-  before_.clear();
-  for (const at::Tensor& parameter : parameters)
-    before_.push_back(state_of(parameter));
-}
-
-void PendingGradients::end_backward(const std::vector<at::Tensor>& parameters) {
-  for (std::size_t i = 0; i < before_.size(); ++i) {
-    if (state_of(parameters[i]) == before_[i]) continue;
-    changed_.resize(before_.size());
-    changed_[i] = true;
-  }
-  before_.clear();
-}
-
-void PendingGradients::add_backward(const std::vector<at::Tensor>& parameters) {
-  had_backward_ = true;
-  changed_.resize(parameters.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    changed_[i] = changed_[i] || parameters[i].grad().defined();
-}
-
-void PendingGradients::take(const std::vector<at::Tensor>& parameters) {
-  before_.clear();
-  changed_.clear();
-  if (had_backward_) add_backward(parameters);
-}
-
-void PendingGradients::clear() {
-  had_backward_ = false;
-  changed_.clear();
-}
 
 void guard_collective(
     const Group& group,
@@ -112,7 +82,9 @@ void GradientAverager::after_backward(bool sync_gradients) {
   if (is_step) {
     finish();
   } else if (reducer_->was_reached()) {
-    end_reduction();
+    require_complete(*reducer_);
+    finish();
+    join_.announce(JoinEvent::Kind::end_of_backward);
   } else {
     pass_by();
   }
@@ -121,11 +93,11 @@ void GradientAverager::after_backward(bool sync_gradients) {
 
 void GradientAverager::after_plain_backward(bool sync_gradients) {
   if (!sync_gradients) return pending_.add_backward(rows_.tensors);
-  if (has_hook() && round_ == nullptr) {
+  if (has_hook(options_) && join_.round() == nullptr) {
     before_last_gradients(rows_.tensors);
     finish();
   } else {
-    announce(JoinEvent::Kind::pending_gradients);
+    join_.announce(JoinEvent::Kind::pending_gradients);
     average_pending(rows_.tensors, /*has_gradients=*/true);
   }
   pending_.clear();
@@ -159,66 +131,50 @@ void GradientAverager::average_among(Group group) {
 
 // The join gets buckets of its own, which its ranks share.
 void GradientAverager::begin_join(JoinRound& round, int model) {
-  round_ = &round;
-  join_index_ = model;
-  was_announced_ = false;
+  join_.begin(round, model);
   connect(round.group());
-}
-
-bool GradientAverager::take_announced() {
-  return std::exchange(was_announced_, false);
 }
 
 void GradientAverager::shadow(const JoinEvent& event) {
   switch (event.kind) {
     case JoinEvent::Kind::bucket:
-      return shadow_bucket(event.bucket);
-    case JoinEvent::Kind::pending_gradients:
-      return shadow_pending_gradients();
+      return guard_collective(group(), "averaging gradients", [&] {
+        join_.shadow_bucket(
+            event.bucket,
+            *reducer_,
+            *reduction_,
+            {group().impl()->process_group, divisor()});
+      });
+    case JoinEvent::Kind::pending_gradients: {
+      // Stand-ins without gradients contribute nothing, and keep the result
+      // out of this rank's parameters.
+      std::vector<at::Tensor> stand_ins;
+      for (const at::Tensor& parameter : rows_.tensors)
+        stand_ins.push_back(parameter.detach());
+      return average_pending(stand_ins, /*has_gradients=*/false);
+    }
     case JoinEvent::Kind::end_of_backward:
       return;
   }
 }
 
 void GradientAverager::end_join() {
-  round_ = nullptr;
-  empty_buckets_.clear();
+  join_.end();
   connect(group_);
-}
-
-StepListener* GradientAverager::listener() const {
-  return group().impl()->world->steps->get();
 }
 
 void GradientAverager::finish() {
   guard_collective(group(), "averaging gradients", [&] { reducer_->finish(); });
-  if (StepListener* const to = listener()) {
+  if (StepListener* const to = group().impl()->world->steps->get()) {
     const ReductionTimes& times = reducer_->times();
     to->overlapped(times.hidden_ns, times.exposed_ns);
   }
 }
 
-void GradientAverager::end_reduction() {
-  require_complete();
-  finish();
-  announce(JoinEvent::Kind::end_of_backward);
-}
-
-void GradientAverager::require_complete() {
-  const std::vector<std::string> missing = reducer_->missing();
-  if (missing.empty()) return;
-  throw ConfigError(format(
-      "[parallel] the backward pass gave no gradient to \"{}\", so ranks would "
-      "wait for each other; use them in the loss, freeze them "
-      "(requires_grad_(false)) before prepare(), or set "
-      "ReplicateOptions::find_unused_parameters",
-      join(missing, "\", \"")));
-}
-
 void GradientAverager::pass_by() {
   reducer_->abandon();
   if (!pending_.had_backward()) return;
-  announce(JoinEvent::Kind::pending_gradients);
+  join_.announce(JoinEvent::Kind::pending_gradients);
   average_pending(rows_.tensors, pending_.any());
 }
 
@@ -235,30 +191,19 @@ void GradientAverager::average_pending(
       });
 }
 
-void GradientAverager::announce(JoinEvent::Kind kind, int bucket) {
-  if (round_ == nullptr) return;
-  was_announced_ = true;
-  round_->announce(JoinEvent{kind, join_index_, bucket});
-}
-
 double GradientAverager::divisor() const {
-  return round_ != nullptr ? round_->divisor() : group_.size();
-}
-
-bool GradientAverager::has_hook() const {
-  return options_.comm_hook != CommHook::none ||
-      options_.bucket_hook != nullptr;
+  return join_.round() != nullptr ? join_.round()->divisor() : group_.size();
 }
 
 const Group& GradientAverager::group() const {
-  return round_ != nullptr ? round_->group() : group_;
+  return join_.round() != nullptr ? join_.round()->group() : group_;
 }
 
 void GradientAverager::connect(const Group& group) {
   reducer_.reset();
   BucketMeans means{
       .reduce = [this](c10d::GradBucket& bucket) { return reduce(bucket); },
-      .arranges = round_ == nullptr};
+      .arranges = join_.round() == nullptr};
   if (sums_scaled()) means.scale = 1.0 / group.size();
   guard_collective(group, "making buckets of gradients", [&] {
     reducer_ = std::make_unique<ReplicaReducer>(
@@ -268,40 +213,14 @@ void GradientAverager::connect(const Group& group) {
 
 // In a join, the divisor depends on which ranks have data left.
 bool GradientAverager::sums_scaled() const {
-  return round_ == nullptr && !has_hook();
+  return join_.round() == nullptr && !has_hook(options_);
 }
 
 FutureTensor GradientAverager::reduce(c10d::GradBucket& bucket) {
-  announce(JoinEvent::Kind::bucket, static_cast<int>(bucket.getIndex()));
+  join_.announce(JoinEvent::Kind::bucket, static_cast<int>(bucket.getIndex()));
   const ReductionContext context{group().impl()->process_group, divisor()};
   if (sums_scaled()) return sum_over_ranks(bucket.getBuffer(), context);
   return reduction_->reduce(bucket, context);
-}
-
-void GradientAverager::shadow_bucket(int index) {
-  const at::NoGradGuard no_grad;
-  guard_collective(group(), "averaging gradients", [&] {
-    if (index == 0) {
-      futures_.clear();
-      empty_buckets_.clear();
-    }
-    c10d::GradBucket& bucket = empty_buckets_.emplace_back(
-        reducer_->zeros(static_cast<std::size_t>(index)));
-    futures_.push_back(
-        reduction_->reduce(bucket, {group().impl()->process_group, divisor()}));
-    if (!bucket.isLast()) return;
-    for (const FutureTensor& future : futures_) future->waitAndThrow();
-    reducer_->finish_without_gradients();
-  });
-}
-
-void GradientAverager::shadow_pending_gradients() {
-  // Stand-ins without gradients contribute nothing, and keep the result out of
-  // this rank's parameters.
-  std::vector<at::Tensor> stand_ins;
-  for (const at::Tensor& parameter : rows_.tensors)
-    stand_ins.push_back(parameter.detach());
-  average_pending(stand_ins, /*has_gradients=*/false);
 }
 
 }  // namespace accelerate::detail

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -15,45 +12,12 @@
 
 #include "parallel/join_round.h"
 #include "parallel/replicate/gradient_reduction.h"
+#include "parallel/replicate/pending_gradients.h"
+#include "parallel/replicate/replica_join.h"
 #include "parallel/replicate/replica_reducer.h"
 #include "parallel/replicate/trainable_rows.h"
 
 namespace accelerate::detail {
-
-class StepListener;
-
-/// Gradients of backward passes that were not averaged over the ranks: the
-/// earlier micro-steps of a window.
-class PendingGradients {
- public:
-  /// Called before and after a backward that is not averaged, with the same
-  /// parameters, which outlive the object.
-  void begin_backward(const std::vector<at::Tensor>& parameters);
-  void end_backward(const std::vector<at::Tensor>& parameters);
-  /// Called after a backward of whose beginning nobody knew: every gradient
-  /// that a parameter has may come from it.
-  void add_backward(const std::vector<at::Tensor>& parameters);
-  /// Called if the parameters are others from here on.
-  void take(const std::vector<at::Tensor>& parameters);
-  /// Called when all gradients have been averaged, or used.
-  void clear();
-
-  /// Whether there was such a backward: the same on all ranks, though it may
-  /// have reached this model only on some of them.
-  [[nodiscard]] bool had_backward() const { return had_backward_; }
-  [[nodiscard]] bool any() const { return !changed_.empty(); }
-  /// Whether parameter number `index` got a gradient.
-  [[nodiscard]] bool contains(std::size_t index) const {
-    return any() && changed_[index];
-  }
-
- private:
-  bool had_backward_ = false;
-  /// Each gradient's identity, and the number of times it was written to.
-  std::vector<std::pair<const void*, std::int64_t>> before_;
-  /// One entry per parameter; empty if none has changed.
-  std::vector<bool> changed_;
-};
 
 /// Calls `body`, a collective of `group`; `operation` is its name in errors.
 void guard_collective(
@@ -98,42 +62,30 @@ class GradientAverager {
   /// Called between steps, not inside a join; does not communicate.
   void average_among(Group group);
 
-  /// From here to end_join(), averages over the round's group, and announces
-  /// collectives in the round under model number `model`.
+  /// From here to end_join(), averages over the round's group.
   void begin_join(JoinRound& round, int model);
-  /// Whether a collective was announced since the last call.
-  bool take_announced();
+  [[nodiscard]] ReplicaJoin& join() { return join_; }
   /// Takes part in the collective that another rank has announced.
   void shadow(const JoinEvent& event);
   void end_join();
 
  private:
-  /// Ends the reduction of a backward that reached the parameters.
-  void end_reduction();
   /// Ends a backward that did not reach them. Earlier micro-steps of the window
   /// may have left gradients; the ranks agree on whether any rank has some.
   void pass_by();
-  void require_complete();
   void average_pending(
       const std::vector<at::Tensor>& parameters,
       bool has_gradients);
   /// Gives the parameters the means of their gradients.
   void finish();
-  /// Tells ranks without data about a collective, if there can be any.
-  void announce(JoinEvent::Kind kind, int bucket = 0);
   /// From now on, gradients are averaged among the ranks of `group`.
   void connect(const Group& group);
   FutureTensor reduce(c10d::GradBucket& bucket);
-  void shadow_bucket(int index);
-  void shadow_pending_gradients();
 
-  [[nodiscard]] bool has_hook() const;
   /// Whether buckets are plain sums of gradients that were divided before.
   [[nodiscard]] bool sums_scaled() const;
   [[nodiscard]] double divisor() const;
   [[nodiscard]] const Group& group() const;
-  /// Null unless a profiler is active.
-  [[nodiscard]] StepListener* listener() const;
 
   Group group_;
   ReplicateOptions options_;
@@ -141,14 +93,7 @@ class GradientAverager {
   std::unique_ptr<GradientReduction> reduction_;
   std::unique_ptr<ReplicaReducer> reducer_;
   PendingGradients pending_;
-
-  // Inside join_uneven_inputs only.
-  JoinRound* round_ = nullptr;
-  int join_index_ = 0;
-  /// True if ranks without data take part in this backward.
-  bool was_announced_ = false;
-  std::deque<c10d::GradBucket> empty_buckets_;
-  std::vector<FutureTensor> futures_;
+  ReplicaJoin join_;
 };
 
 }  // namespace accelerate::detail

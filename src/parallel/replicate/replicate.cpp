@@ -317,7 +317,7 @@ class Replicate final : public Strategy,
     }
     if (!sync_gradients || (!shared_ && !has_rows_apart_)) return;
     // In a join, ranks without data cannot know whether there was a forward.
-    const bool was_announced = shared_ && shared_->take_announced();
+    const bool was_announced = shared_ && shared_->join().take_announced();
     const bool sends_buffers = round_ != nullptr ? was_announced : had_forward_;
     had_forward_ = false;
     if (sends_buffers) send_buffers();
