@@ -87,7 +87,7 @@ void SplitPlanner::prepare(
     const std::optional<LayoutChange>& output) {
   if ((!input || input->from == input->to) &&
       (!output || output->from == output->to)) {
-    name_ = name;
+    layer_.name = name;
     return complain(
         "is prepared, but its layouts and the desired ones are the same; say "
         "what it gets and returns, or leave it out of the plan");
@@ -117,7 +117,7 @@ void SplitPlanner::add_preparation(
   }
   std::optional<LayoutChange>& side = is_input ? found->input : found->output;
   if (side && *side != change) {
-    name_ = found->name;
+    layer_.name = found->name;
     complain(format(
         "is given {} layouts twice, by patterns that differ",
         is_input ? "input" : "output"));
@@ -128,9 +128,7 @@ void SplitPlanner::add_preparation(
 bool SplitPlanner::merge(const Preparation& each) {
   for (StyledModule& styled : styled_) {
     if (styled.module != each.module) continue;
-    name_ = each.name;
-    module_ = each.module;
-    num_weight_dims_ = 2;
+    layer_ = Layer(each.name, *each.module);
     return std::visit(
         [&](auto& style) {
           using Style = std::decay_t<decltype(style)>;
@@ -164,7 +162,7 @@ void SplitPlanner::merge_into(Style& style, const Preparation& each) {
     }
     layout = outer;
   };
-  if (each.input && module_->as<torch::nn::EmbeddingImpl>() != nullptr) {
+  if (each.input && layer_.module->as<torch::nn::EmbeddingImpl>() != nullptr) {
     return complain(
         "is a split embedding, which takes the indices as they are; leave out "
         "the preparation of its input");
@@ -179,9 +177,8 @@ void SplitPlanner::merge_into(Style& style, const Preparation& each) {
 }
 
 void SplitPlanner::apply_preparation(const Preparation& each) {
-  name_ = each.name;
-  module_ = each.module;
-  const std::optional<PreparedModule> kind = prepared_module(*module_);
+  layer_ = Layer(each.name, *each.module);
+  const std::optional<PreparedModule> kind = prepared_module(*layer_.module);
   if (!kind) return complain(kUnseen);
   PreparedModule use = *kind;
   // A module that is not split returns the layout that it works on.
@@ -194,7 +191,7 @@ void SplitPlanner::apply_preparation(const Preparation& each) {
         "stays whole, so it returns slices if it is given slices, and only "
         "then; desired_input_layouts and output_layouts do not agree");
   }
-  if (use.works_on_slices() && !treats_positions_alone(*module_)) {
+  if (use.works_on_slices() && !treats_positions_alone(*layer_.module)) {
     return complain(
         "mixes positions, or computes statistics over them, so it cannot work "
         "on slices; give it desired_input_layouts Replicate{}");

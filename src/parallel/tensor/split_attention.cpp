@@ -70,13 +70,14 @@ void SplitPlanner::split_attention(const ColwiseParallel& style) {
   }
   const SplitProduct product{false, style.input_layouts, style.output_layouts};
   if (is_replicated(product.output)) {
-    if (!module_->as<torch::nn::MultiheadAttentionImpl>()->_qkv_same_embed_dim)
+    if (!layer_.module->as<torch::nn::MultiheadAttentionImpl>()
+             ->_qkv_same_embed_dim)
       return complain(kSeparateProjections);
     SplitParameter* const weight = take("in_proj_weight", 0);
     if (weight != nullptr) assign(*weight, weight->product, product);
     return;
   }
-  if (!is_features(product.output) ||
+  if (!layer_.is_features(product.output) ||
       (!is_replicated(product.input) &&
        product.input != TensorPlacement(accelerate::Shard{0}))) {
     return complain(
@@ -91,7 +92,8 @@ void SplitPlanner::split_attention(const ColwiseParallel& style) {
 // projections stay full, since the module's code compares their sizes with
 // those of its input.
 void SplitPlanner::split_heads(SplitProduct product) {
-  const auto& attention = *module_->as<torch::nn::MultiheadAttentionImpl>();
+  const auto& attention =
+      *layer_.module->as<torch::nn::MultiheadAttentionImpl>();
   const std::int64_t width = attention.options.embed_dim();
   const std::int64_t heads = attention.options.num_heads();
   const std::vector<std::int64_t> projections(3, width);
@@ -126,7 +128,7 @@ std::int64_t SplitPlanner::heads_of_attention() const {
         each.module->as<torch::nn::MultiheadAttentionImpl>();
     const auto* const style = std::get_if<ColwiseParallel>(&each.style);
     if (attention != nullptr && style != nullptr &&
-        attention->out_proj.get() == module_ &&
+        attention->out_proj.get() == layer_.module &&
         !is_replicated(style->output_layouts))
       return attention->options.num_heads();
   }

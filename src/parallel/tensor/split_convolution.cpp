@@ -17,10 +17,10 @@ bool SplitKeeper::convolve(GatedCall& call) {
   const WatchedSplit* const weight = find(call.arguments()[1]);
   if (weight == nullptr || !weight->split.product) return false;
   RegionEntrance entrance =
-      entrance_of(*weight, call.arguments().front().toTensor());
+      entrance_.of(*weight, call.arguments().front().toTensor(), group_);
   const auto bias = call.arguments()[2].toOptional<at::Tensor>();
   call.arguments().front() = entrance.enter();
-  if (!returns_slice_of(*weight)) call.arguments()[2] = c10::IValue();
+  if (!weight->returns_columns()) call.arguments()[2] = c10::IValue();
   call.run();
   add_up(
       call,

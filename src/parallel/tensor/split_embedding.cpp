@@ -11,9 +11,12 @@
 
 namespace accelerate::detail {
 
-at::Tensor SplitKeeper::look_up_vocabulary(
+namespace {
+
+at::Tensor look_up_vocabulary(
     GatedCall& call,
-    const WatchedSplit& table) const {
+    const WatchedSplit& table,
+    const Group& group) {
   const std::span<c10::IValue> arguments = call.arguments();
   const at::Tensor& indices = arguments[1].toTensor();
   const std::int64_t rows = table.global_shape[0];
@@ -29,7 +32,7 @@ at::Tensor SplitKeeper::look_up_vocabulary(
         indices.max().item<std::int64_t>(),
         rows - 1));
   }
-  const auto rank = static_cast<std::size_t>(group_.rank());
+  const auto rank = static_cast<std::size_t>(group.rank());
   const std::int64_t begin = table.begins[rank];
   const std::int64_t end = table.begins[rank + 1];
   const at::Tensor is_elsewhere =
@@ -44,9 +47,11 @@ at::Tensor SplitKeeper::look_up_vocabulary(
   const at::Tensor own = found.masked_fill(is_elsewhere.unsqueeze(-1), 0);
   const accelerate::Shard* const slice =
       slice_in(table.split.embedding->output);
-  return slice == nullptr ? reduce_from_region(own, group_)
-                          : reduce_scatter_to_region(own, slice->dim, group_);
+  return slice == nullptr ? reduce_from_region(own, group)
+                          : reduce_scatter_to_region(own, slice->dim, group);
 }
+
+}  // namespace
 
 // Handles an operator that looks up embeddings in a split table.
 bool SplitKeeper::look_up(GatedCall& call) {
@@ -59,7 +64,7 @@ bool SplitKeeper::look_up(GatedCall& call) {
       /*takes_slice=*/false,
       slice_in(table->split.embedding->output) != nullptr);
   if (table->split.embedding->is_vocabulary) {
-    call.replace(look_up_vocabulary(call, *table));
+    call.replace(look_up_vocabulary(call, *table, group_));
     return true;
   }
   call.run();

@@ -6,7 +6,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 
@@ -23,10 +22,25 @@ namespace accelerate::detail {
 
 namespace {
 
-// The dimension that a layer with this weight mixes, counted from the end: the
-// last one, or a convolution's channels.
-std::int64_t feature_dim(const WatchedSplit& weight) {
-  return 1 - static_cast<std::int64_t>(weight.global_shape.size());
+// Turns this rank's share of a product into the layer's result.
+at::Tensor output_of(
+    const WatchedSplit& weight,
+    const at::Tensor& partial,
+    const Group& group) {
+  const SplitProduct& how = *weight.split.product;
+  if (how.is_rowwise) {
+    const accelerate::Shard* const slice = slice_in(how.output);
+    return slice == nullptr
+        ? reduce_from_region(partial, group)
+        : reduce_scatter_to_region(partial, slice->dim, group);
+  }
+  if (weight.returns_columns()) return partial;
+  return gather_from_region(
+      partial,
+      weight.feature_dim(),
+      group,
+      GatheredGradient::equal,
+      weight.sizes());
 }
 
 }  // namespace
@@ -106,138 +120,6 @@ std::optional<SplitKeeper::Product> SplitKeeper::product_in(
   return Product{weight, *std::move(product)};
 }
 
-void SplitKeeper::require_size(
-    const WatchedSplit& weight,
-    const at::Tensor& input,
-    std::int64_t dim,
-    std::int64_t size,
-    std::string_view remedy) const {
-  if (input.dim() >= -dim && input.size(dim) == size) return;
-  throw ConfigError(format(
-      "[parallel] layer \"{}\", whose weight {} is split along dimension {} "
-      "over {} ranks, was given an input of shape {}, but its {} should be "
-      "{}; {}",
-      weight.split.module,
-      at::IntArrayRef(weight.global_shape),
-      *weight.split.dim,
-      group_.size(),
-      input.sizes(),
-      dim == -1 ? "last dimension" : "number of channels",
-      size,
-      remedy));
-}
-
-// The columns that a row-wise layer takes of an input that was divided along
-// another dimension. Other ranks have the gradients of the other columns.
-at::Tensor SplitKeeper::own_columns(
-    const WatchedSplit& weight,
-    const at::Tensor& gathered) const {
-  require_size(
-      weight,
-      gathered,
-      -1,
-      weight.global_shape[weight.input_dim()],
-      "this is its shape after it was gathered along the dimension of "
-      "input_layouts");
-  const auto rank = static_cast<std::size_t>(group_.rank());
-  return gathered.narrow(
-      -1, weight.begins[rank], weight.begins[rank + 1] - weight.begins[rank]);
-}
-
-RegionEntrance SplitKeeper::new_entrance(
-    const WatchedSplit& weight,
-    const at::Tensor& input) const {
-  const SplitProduct& how = *weight.split.product;
-  const std::int64_t dim = feature_dim(weight);
-  const auto require = [&](std::int64_t columns, std::string_view remedy) {
-    require_size(weight, input, dim, columns, remedy);
-  };
-  if (how.is_rowwise) {
-    const accelerate::Shard* const slice = slice_in(how.input);
-    if (slice != nullptr && slice->dim != dim) {
-      return RegionEntrance::as_it_is(own_columns(
-          weight,
-          gather_from_region(
-              as_autocast_product(input),
-              slice->dim,
-              group_,
-              GatheredGradient::partial)));
-    }
-    if (slice != nullptr) {
-      require(
-          weight.local_shape[weight.input_dim()],
-          "split the layer before it by ColwiseParallel, or, if every rank has "
-          "the full input, give input_layouts Replicate");
-      return RegionEntrance::as_it_is(as_autocast_product(input));
-    }
-    require(
-        weight.global_shape[weight.input_dim()],
-        "if the input is a slice already, leave input_layouts out");
-    return RegionEntrance::slice(as_autocast_product(input), dim, group_);
-  }
-  if (const accelerate::Shard* const slice = slice_in(how.input)) {
-    return RegionEntrance::gather(
-        as_autocast_product(input), slice->dim, group_);
-  }
-  require(
-      weight.global_shape[weight.input_dim()],
-      "gather the result of the layer before it (output_layouts Replicate), or "
-      "say in input_layouts how it is split");
-  return RegionEntrance::copy(as_autocast_product(input), group_);
-}
-
-// Layers that take the same input, such as query, key and value projections,
-// share the gathered input, and the message of its gradient.
-RegionEntrance SplitKeeper::entrance_of(
-    const WatchedSplit& weight,
-    const at::Tensor& input) {
-  const std::lock_guard lock(last_input_mutex_);
-  const SplitProduct& how = *weight.split.product;
-  LastInput input_now{
-      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(
-          input.getIntrusivePtr()),
-      input.is_inference() ? 0 : static_cast<std::int64_t>(input._version()),
-      how.is_rowwise,
-      how.input,
-      at::GradMode::is_enabled(),
-      at::autocast::is_autocast_enabled(input.device().type())};
-  if (!last_input_ || !last_input_->is_like(input_now)) {
-    last_entrance_.emplace(new_entrance(weight, input));
-    last_input_.emplace(std::move(input_now));
-  }
-  return *last_entrance_;
-}
-
-void SplitKeeper::forget_input() {
-  const std::lock_guard lock(last_input_mutex_);
-  last_input_.reset();
-  last_entrance_.reset();
-}
-
-at::Tensor SplitKeeper::output_of(
-    const WatchedSplit& weight,
-    const at::Tensor& partial) const {
-  const SplitProduct& how = *weight.split.product;
-  if (how.is_rowwise) {
-    const accelerate::Shard* const slice = slice_in(how.output);
-    return slice == nullptr
-        ? reduce_from_region(partial, group_)
-        : reduce_scatter_to_region(partial, slice->dim, group_);
-  }
-  if (returns_slice_of(weight)) return partial;
-  return gather_from_region(
-      partial,
-      feature_dim(weight),
-      group_,
-      GatheredGradient::equal,
-      weight.sizes());
-}
-
-bool SplitKeeper::returns_slice_of(const WatchedSplit& weight) {
-  const SplitProduct& how = *weight.split.product;
-  return !how.is_rowwise && slice_in(how.output) != nullptr;
-}
-
 bool SplitKeeper::is_in_model() const {
   return is_in_forward() || (is_in_backward() && !is_in_formula());
 }
@@ -248,8 +130,8 @@ at::Tensor SplitKeeper::multiply_locally(
     const Product& product,
     const at::Tensor& bias) {
   const WatchedSplit& weight = *product.weight;
-  RegionEntrance entrance = entrance_of(
-      weight, call.arguments()[product.factors.input_at].toTensor());
+  RegionEntrance entrance = entrance_.of(
+      weight, call.arguments()[product.factors.input_at].toTensor(), group_);
   if (!call.may_be_replaced_next())
     return linear_product(entrance, product.factors.weight, bias);
   if (bias.is_same(product.factors.bias)) {
@@ -270,7 +152,7 @@ void SplitKeeper::multiply(GatedCall& call, const Product& product) {
   // result of all ranks.
   const at::Tensor& bias = product.factors.bias;
   at::Tensor result = multiply_locally(
-      call, product, returns_slice_of(weight) ? bias : at::Tensor());
+      call, product, weight.returns_columns() ? bias : at::Tensor());
   add_up(call, weight, std::move(result), bias);
 }
 
@@ -282,10 +164,10 @@ void SplitKeeper::add_up(
     at::Tensor result,
     const at::Tensor& bias) {
   const SplitProduct& how = *weight.split.product;
-  if (returns_slice_of(weight)) {
+  if (weight.returns_columns()) {
     remember(weight, result);
   } else {
-    result = output_of(weight, result);
+    result = output_of(weight, result, group_);
     if (bias.defined()) {
       const WatchedSplit* const watched = find(bias);
       at::Tensor term = watched != nullptr && watched->split.sums_gradient
@@ -293,7 +175,7 @@ void SplitKeeper::add_up(
           : bias;
       term = term.to(result.scalar_type());
       // Channels come before the dimensions of a convolution's kernel.
-      for (std::int64_t dim = -1; dim > feature_dim(weight); --dim)
+      for (std::int64_t dim = -1; dim > weight.feature_dim(); --dim)
         term = term.unsqueeze(-1);
       result = result + term;
     }
@@ -314,7 +196,7 @@ bool SplitKeeper::gather_rows(GatedCall& call) const {
     return false;
   const WatchedSplit* const weight = find(call.arguments().front());
   if (weight == nullptr || !weight->split.product ||
-      weight->split.product->is_rowwise || returns_slice_of(*weight))
+      weight->split.product->is_rowwise || weight->returns_columns())
     return false;
   const at::Tensor& local = call.arguments().front().toTensor();
   if (local.sizes() != at::IntArrayRef(weight->local_shape)) return false;
@@ -386,7 +268,7 @@ void SplitKeeper::remember(
     const WatchedSplit& weight,
     const at::Tensor& output) {
   std::vector<std::int64_t> full = output.sizes().vec();
-  const auto num_features = -feature_dim(weight);
+  const auto num_features = -weight.feature_dim();
   if (output.dim() < num_features) return;
   full[static_cast<std::size_t>(output.dim() - num_features)] =
       weight.global_shape[static_cast<std::size_t>(*weight.split.dim)];

@@ -4,37 +4,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <accelerate/world.h>
 
-#include "comm/autograd/region_entrance.h"
 #include "gate/gate.h"
 #include "gate/weight_product.h"
-#include "parallel/tensor/split_layers.h"
+#include "parallel/tensor/shared_entrance.h"
+#include "parallel/tensor/watched_split.h"
 
 namespace accelerate::detail {
-
-/// A gated parameter of which this rank has a slice.
-struct WatchedSplit {
-  SplitParameter split;
-  std::vector<std::int64_t> global_shape;
-  std::vector<std::int64_t> local_shape;
-  /// The first index of each rank's slice, and the end.
-  std::vector<std::int64_t> begins;
-
-  [[nodiscard]] std::vector<std::int64_t> sizes() const;
-  /// The dimension of a product's weight that its inputs are.
-  [[nodiscard]] std::size_t input_dim() const {
-    return split.product && split.product->is_transposed ? 0 : 1;
-  }
-};
 
 /// Watches split parameters (gate/watched_tensor.h): where a module multiplies
 /// by one, or looks up embeddings in it, computes this rank's share, with the
@@ -55,7 +38,7 @@ class SplitKeeper final : public GateKeeper,
   void end_forward();
   void abandon_forward();
   /// Drops the input that layers share, which keeps a tensor alive.
-  void forget_input();
+  void forget_input() { entrance_.forget(); }
   [[nodiscard]] bool is_in_forward() const { return num_forwards_ > 0; }
 
   /// Describes the last slice that a layer returned, for messages; empty if no
@@ -81,22 +64,6 @@ class SplitKeeper final : public GateKeeper,
     WeightProduct factors;
   };
 
-  /// The input of a product, and how it was transformed.
-  struct LastInput {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
-    std::int64_t version = 0;
-    bool is_rowwise = false;
-    TensorPlacement placement;
-    bool grad_mode = true;
-    bool autocast = false;
-
-    [[nodiscard]] bool is_like(const LastInput& other) const {
-      return tensor == other.tensor && version == other.version &&
-          is_rowwise == other.is_rowwise && placement == other.placement &&
-          grad_mode == other.grad_mode && autocast == other.autocast;
-    }
-  };
-
   /// The parameter that a value is or is a view of; null if neither.
   [[nodiscard]] const WatchedSplit* find(const c10::IValue& value) const;
   [[nodiscard]] std::optional<Product> product_in(GatedCall& call) const;
@@ -109,38 +76,16 @@ class SplitKeeper final : public GateKeeper,
       GatedCall& call,
       const Product& product,
       const at::Tensor& bias);
-  [[nodiscard]] RegionEntrance new_entrance(
-      const WatchedSplit& weight,
-      const at::Tensor& input) const;
-  [[nodiscard]] RegionEntrance entrance_of(
-      const WatchedSplit& weight,
-      const at::Tensor& input);
-  [[nodiscard]] at::Tensor output_of(
-      const WatchedSplit& weight,
-      const at::Tensor& partial) const;
-  [[nodiscard]] static bool returns_slice_of(const WatchedSplit& weight);
-  void require_size(
-      const WatchedSplit& weight,
-      const at::Tensor& input,
-      std::int64_t dim,
-      std::int64_t size,
-      std::string_view remedy) const;
   void add_up(
       GatedCall& call,
       const WatchedSplit& weight,
       at::Tensor result,
       const at::Tensor& bias);
-  [[nodiscard]] at::Tensor own_columns(
-      const WatchedSplit& weight,
-      const at::Tensor& gathered) const;
   [[nodiscard]] bool convolve(GatedCall& call);
   [[nodiscard]] std::optional<WholeCall> whole_call_in(GatedCall& call) const;
   [[nodiscard]] bool call_whole_module(GatedCall& call);
   void sum_gradients_of_arguments(GatedCall& call) const;
   [[nodiscard]] bool look_up(GatedCall& call);
-  [[nodiscard]] at::Tensor look_up_vocabulary(
-      GatedCall& call,
-      const WatchedSplit& table) const;
   [[nodiscard]] bool gather_rows(GatedCall& call) const;
   [[nodiscard]] bool take_projections(GatedCall& call);
   void run_with_shared_gradients(GatedCall& call);
@@ -152,10 +97,7 @@ class SplitKeeper final : public GateKeeper,
   std::atomic<int> num_forwards_{0};
   bool is_full_ = false;
   std::string last_slice_;
-  /// Recomputed forwards run on backward threads.
-  std::mutex last_input_mutex_;
-  std::optional<LastInput> last_input_;
-  std::optional<RegionEntrance> last_entrance_;
+  SharedEntrance entrance_;
 };
 
 }  // namespace accelerate::detail

@@ -1,6 +1,7 @@
 #include "parallel/tensor/split_planner.h"
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include <torch/nn/modules/activation.h>
@@ -69,10 +70,7 @@ void SplitPlanner::add(
 }
 
 void SplitPlanner::apply_style(const StyledModule& each) {
-  name_ = each.name;
-  module_ = each.module;
-  num_weight_dims_ = 2;
-  is_transposed_ = linear_class_of(*module_) == LinearClass::transposed;
+  layer_ = Layer(each.name, *each.module);
   const std::size_t before = num_parameters_ + complaints_.size();
   std::visit([this](const auto& style) { apply(style); }, each.style);
   if (num_parameters_ + complaints_.size() == before) {
@@ -83,7 +81,7 @@ void SplitPlanner::apply_style(const StyledModule& each) {
 }
 
 void SplitPlanner::complain(std::string_view what) {
-  complaints_.push_back(format("[parallel] \"{}\" {}", name_, what));
+  complaints_.push_back(format("[parallel] \"{}\" {}", layer_.name, what));
 }
 
 std::vector<SplitParameter> SplitPlanner::finish() {
@@ -119,12 +117,35 @@ void SplitPlanner::complain_of_pattern(
       names.empty() ? std::string("no modules") : join(names, ", ")));
 }
 
-void SplitPlanner::find_convolution() {
+SplitPlanner::Layer::Layer(
+    std::string its_name,
+    const torch::nn::Module& its_module)
+    : name(std::move(its_name)),
+      module(&its_module),
+      is_transposed(linear_class_of(its_module) == LinearClass::transposed) {
   namespace nn = torch::nn;
-  const nn::Module& module = *module_;
-  if (module.as<nn::Conv1dImpl>() != nullptr) num_weight_dims_ = 3;
-  if (module.as<nn::Conv2dImpl>() != nullptr) num_weight_dims_ = 4;
-  if (module.as<nn::Conv3dImpl>() != nullptr) num_weight_dims_ = 5;
+  if (module->as<nn::Conv1dImpl>() != nullptr) num_weight_dims = 3;
+  if (module->as<nn::Conv2dImpl>() != nullptr) num_weight_dims = 4;
+  if (module->as<nn::Conv3dImpl>() != nullptr) num_weight_dims = 5;
+}
+
+bool SplitPlanner::Layer::is_features(const TensorPlacement& placement) const {
+  const accelerate::Shard* const slice = slice_in(placement);
+  return slice != nullptr && slice->dim == 1 - num_weight_dims;
+}
+
+TensorPlacement SplitPlanner::Layer::features_in(
+    const TensorPlacement& placement) const {
+  const accelerate::Shard* const slice = slice_in(placement);
+  if (!is_convolution() || slice == nullptr) return placement;
+  if (slice->dim != 1 && slice->dim != -1) return placement;
+  // Channels come before the dimensions of the kernel.
+  return accelerate::Shard{static_cast<int>(1 - num_weight_dims)};
+}
+
+void SplitPlanner::require_one_group() {
+  namespace nn = torch::nn;
+  const nn::Module& module = *layer_.module;
   if (has_groups<nn::Conv1dImpl>(module) ||
       has_groups<nn::Conv2dImpl>(module) ||
       has_groups<nn::Conv3dImpl>(module)) {
@@ -134,61 +155,47 @@ void SplitPlanner::find_convolution() {
   }
 }
 
-bool SplitPlanner::is_features(const TensorPlacement& placement) const {
-  const accelerate::Shard* const slice = slice_in(placement);
-  return slice != nullptr && slice->dim == 1 - num_weight_dims_;
-}
-
-TensorPlacement SplitPlanner::features_in(
-    const TensorPlacement& placement) const {
-  const accelerate::Shard* const slice = slice_in(placement);
-  if (!is_convolution() || slice == nullptr) return placement;
-  if (slice->dim != 1 && slice->dim != -1) return placement;
-  // Channels come before the dimensions of the kernel.
-  return accelerate::Shard{static_cast<int>(1 - num_weight_dims_)};
-}
-
-void SplitPlanner::apply_colwise_embedding(const ColwiseParallel& style) {
-  require_usual_embedding();
-  SplitParameter* const weight = take("weight", 1);
+void SplitPlanner::split_embedding(
+    bool is_vocabulary,
+    const TensorPlacement& output,
+    const TensorPlacement& logits) {
+  // A program's own call has its settings.
+  const auto* const embedding = layer_.module->as<torch::nn::EmbeddingImpl>();
+  if (embedding != nullptr &&
+      (embedding->options.max_norm() ||
+       embedding->options.scale_grad_by_freq())) {
+    complain(
+        "is an embedding with max_norm or scale_grad_by_freq, which need the "
+        "full table; leave it out of the plan");
+  }
+  SplitParameter* const weight = take("weight", is_vocabulary ? 0 : 1);
   if (weight == nullptr) return;
   tied_.emplace_back(
       weight->name,
-      SplitProduct{true, accelerate::Replicate{}, accelerate::Replicate{}});
-  assign(
-      *weight, weight->embedding, SplitEmbedding{false, style.output_layouts});
-}
-
-void SplitPlanner::apply_rowwise_embedding(const RowwiseParallel& style) {
-  require_usual_embedding();
-  SplitParameter* const weight = take("weight", 0);
-  if (weight == nullptr) return;
-  tied_.emplace_back(
-      weight->name,
-      SplitProduct{false, accelerate::Replicate{}, style.logits_layouts});
-  assign(
-      *weight, weight->embedding, SplitEmbedding{true, style.output_layouts});
+      SplitProduct{.is_rowwise = !is_vocabulary, .output = logits});
+  assign(*weight, weight->embedding, SplitEmbedding{is_vocabulary, output});
 }
 
 void SplitPlanner::apply(const ColwiseParallel& style) {
-  find_convolution();
-  const TensorPlacement output = features_in(style.output_layouts);
-  if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr)
+  require_one_group();
+  const TensorPlacement output = layer_.features_in(style.output_layouts);
+  if (layer_.module->as<torch::nn::MultiheadAttentionImpl>() != nullptr)
     return split_attention(style);
-  if (!is_replicated(output) && !is_features(output)) {
+  if (!is_replicated(output) && !layer_.is_features(output)) {
     return complain(
-        is_convolution()
+        layer_.is_convolution()
             ? kChannelsOnly
             : "is ColwiseParallel with output_layouts of another dimension "
               "than the last; give Shard{-1} or Replicate{}");
   }
-  if (is_embedding(*module_, programs_)) return apply_colwise_embedding(style);
+  if (is_embedding(*layer_.module, programs_))
+    return split_embedding(false, style.output_layouts, Replicate{});
   const SplitProduct product{
-      .input = features_in(style.input_layouts),
+      .input = layer_.features_in(style.input_layouts),
       .output = output,
-      .is_transposed = is_transposed_};
-  if (is_transposed_) {
-    if (!is_replicated(product.input) && !is_features(product.input))
+      .is_transposed = layer_.is_transposed};
+  if (layer_.is_transposed) {
+    if (!is_replicated(product.input) && !layer_.is_features(product.input))
       return complain(kFeaturesOnly);
     if (!style.projections.empty()) {
       return complain(
@@ -197,15 +204,15 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
           "result (output_layouts Replicate)");
     }
   }
-  if (is_convolution()) {
+  if (layer_.is_convolution()) {
     if (style.num_heads != 0 || !style.projections.empty())
       return complain("is a convolution; leave out num_heads and projections");
-    if (!is_replicated(product.input) && !is_features(product.input))
+    if (!is_replicated(product.input) && !layer_.is_features(product.input))
       return complain(kChannelsOnly);
   }
   if (!style.projections.empty() && style.num_heads == 0)
     return complain("has projections without num_heads; give both");
-  SplitParameter* const weight = take("weight", is_transposed_ ? 1 : 0);
+  SplitParameter* const weight = take("weight", layer_.is_transposed ? 1 : 0);
   if (weight == nullptr) return;
   assign(*weight, weight->product, product);
   // If results are gathered, the bias stays full and is added to them; they are
@@ -213,7 +220,8 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
   if (is_replicated(output)) return;
   const std::vector<std::int64_t>& shape =
       table_.find(weight->name)->layout.global_shape;
-  const std::int64_t outputs = is_transposed_ ? shape.back() : shape.front();
+  const std::int64_t outputs =
+      layer_.is_transposed ? shape.back() : shape.front();
   if (style.num_heads != 0)
     require_heads(style.num_heads, style.projections, outputs);
   SplitParameter* const bias = take("bias", 0);
@@ -225,29 +233,31 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
 }
 
 void SplitPlanner::apply(const RowwiseParallel& style) {
-  find_convolution();
-  const TensorPlacement input = features_in(style.input_layouts);
-  const TensorPlacement output = features_in(style.output_layouts);
-  if (is_embedding(*module_, programs_)) return apply_rowwise_embedding(style);
-  if (is_convolution() && !is_replicated(input) && !is_features(input))
+  require_one_group();
+  const TensorPlacement input = layer_.features_in(style.input_layouts);
+  const TensorPlacement output = layer_.features_in(style.output_layouts);
+  if (is_embedding(*layer_.module, programs_))
+    return split_embedding(true, style.output_layouts, style.logits_layouts);
+  if (layer_.is_convolution() && !is_replicated(input) &&
+      !layer_.is_features(input))
     return complain(kChannelsOnly);
-  if (module_->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
+  if (layer_.module->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
     return complain(
         "is a MultiheadAttention and cannot be RowwiseParallel; give it "
         "ColwiseParallel, and its out_proj RowwiseParallel");
   }
-  if (is_convolution()) {
+  if (layer_.is_convolution()) {
     if (style.num_heads != 0)
       return complain("is a convolution; leave out num_heads");
-    if (!is_replicated(output) && !is_features(output))
+    if (!is_replicated(output) && !layer_.is_features(output))
       return complain(kChannelsOnly);
   }
-  if (is_transposed_ &&
-      ((!is_replicated(input) && !is_features(input)) ||
-       (!is_replicated(output) && !is_features(output)))) {
+  if (layer_.is_transposed &&
+      ((!is_replicated(input) && !layer_.is_features(input)) ||
+       (!is_replicated(output) && !layer_.is_features(output)))) {
     return complain(kFeaturesOnly);
   }
-  SplitParameter* const weight = take("weight", is_transposed_ ? 0 : 1);
+  SplitParameter* const weight = take("weight", layer_.is_transposed ? 0 : 1);
   if (weight == nullptr) return;
   const std::int64_t heads =
       style.num_heads != 0 ? style.num_heads : heads_of_attention();
@@ -256,10 +266,11 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
         "has num_heads, but slices its input itself (input_layouts "
         "Replicate); leave one of them out");
   }
-  if (style.num_heads != 0 || (heads != 0 && is_features(input))) {
+  if (style.num_heads != 0 || (heads != 0 && layer_.is_features(input))) {
     const std::vector<std::int64_t>& shape =
         table_.find(weight->name)->layout.global_shape;
-    require_heads(heads, {}, is_transposed_ ? shape.front() : shape.back());
+    require_heads(
+        heads, {}, layer_.is_transposed ? shape.front() : shape.back());
     weight->num_heads = heads;
   }
   assign(
@@ -269,10 +280,10 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
           .is_rowwise = true,
           .input = input,
           .output = output,
-          .is_transposed = is_transposed_});
+          .is_transposed = layer_.is_transposed});
   // The bias is added to a slice of the results: a slice of columns, or of the
   // sequence.
-  if (is_features(output)) {
+  if (layer_.is_features(output)) {
     take("bias", 0);
   } else if (!is_replicated(output)) {
     share("bias");
@@ -280,7 +291,7 @@ void SplitPlanner::apply(const RowwiseParallel& style) {
 }
 
 void SplitPlanner::apply(const SequenceParallel&) {
-  for (const auto& item : module_->named_parameters(/*recurse=*/false))
+  for (const auto& item : layer_.module->named_parameters(/*recurse=*/false))
     share(item.key());
 }
 
@@ -315,20 +326,8 @@ void SplitPlanner::require_heads(
       size));
 }
 
-void SplitPlanner::require_usual_embedding() {
-  // A program's own call has its settings.
-  const auto* const embedding = module_->as<torch::nn::EmbeddingImpl>();
-  if (embedding == nullptr) return;
-  const auto& options = embedding->options;
-  if (options.max_norm() || options.scale_grad_by_freq()) {
-    complain(
-        "is an embedding with max_norm or scale_grad_by_freq, which need the "
-        "full table; leave it out of the plan");
-  }
-}
-
 SplitParameter* SplitPlanner::entry(const std::string& key) {
-  const auto parameters = module_->named_parameters(/*recurse=*/false);
+  const auto parameters = layer_.module->named_parameters(/*recurse=*/false);
   const at::Tensor* const tensor = parameters.find(key);
   const Parameter* const row =
       tensor == nullptr || !tensor->defined() ? nullptr : table_.find(*tensor);
@@ -338,7 +337,7 @@ SplitParameter* SplitPlanner::entry(const std::string& key) {
     if (each->name == row->name) return each.get();
   }
   splits_.push_back(std::make_unique<SplitParameter>(
-      SplitParameter{.name = row->name, .module = name_}));
+      SplitParameter{.name = row->name, .module = layer_.name}));
   return splits_.back().get();
 }
 
@@ -347,7 +346,7 @@ SplitParameter* SplitPlanner::take(const std::string& key, std::int64_t dim) {
   if (split == nullptr) return nullptr;
   const at::IntArrayRef shape = table_.find(split->name)->layout.global_shape;
   const auto num_dims = static_cast<std::int64_t>(shape.size());
-  if (num_dims <= dim || num_dims > num_weight_dims_) {
+  if (num_dims <= dim || num_dims > layer_.num_weight_dims) {
     complain(format(
         "has a {} of shape {}; only linear layers, embeddings and convolutions "
         "(not transposed ones) are split",

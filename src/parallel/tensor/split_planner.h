@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,27 @@ class SplitPlanner {
     std::optional<LayoutChange> output = std::nullopt;
   };
 
+  struct Layer {
+    Layer() = default;
+    Layer(std::string its_name, const torch::nn::Module& its_module);
+
+    [[nodiscard]] bool is_convolution() const { return num_weight_dims > 2; }
+    /// Whether a placement divides what the layer mixes: the last dimension, or
+    /// the channels of a convolution.
+    [[nodiscard]] bool is_features(const TensorPlacement& placement) const;
+    /// Returns the placement; for Shard{-1} and Shard{1} of a convolution, the
+    /// one of its channels, counted from the end.
+    [[nodiscard]] TensorPlacement features_in(
+        const TensorPlacement& placement) const;
+
+    std::string name;
+    const torch::nn::Module* module = nullptr;
+    /// The most dimensions that its weight can have: 2, or a convolution's.
+    std::int64_t num_weight_dims = 2;
+    /// Its weight is inputs x outputs.
+    bool is_transposed = false;
+  };
+
   void complain(std::string_view what);
 
   // Modules that are split, or that work on slices they are given.
@@ -59,21 +81,18 @@ class SplitPlanner {
   void apply(const RowwiseParallel& style);
   void apply(const SequenceParallel& style);
   // Preparations have been merged with other styles before.
-  void apply(const PrepareModuleInput&) {}
-  void apply(const PrepareModuleOutput&) {}
-  void apply(const PrepareModuleInputOutput&) {}
-  void apply_colwise_embedding(const ColwiseParallel& style);
-  void apply_rowwise_embedding(const RowwiseParallel& style);
-  /// Notes whether the module is a convolution; complains about groups.
-  void find_convolution();
-  [[nodiscard]] bool is_convolution() const { return num_weight_dims_ > 2; }
-  /// Whether a placement divides what the layer mixes: the last dimension, or
-  /// the channels of a convolution.
-  [[nodiscard]] bool is_features(const TensorPlacement& placement) const;
-  /// Returns the placement; for Shard{-1} and Shard{1} of a convolution, the
-  /// one of its channels, counted from the end.
-  [[nodiscard]] TensorPlacement features_in(
-      const TensorPlacement& placement) const;
+  template <class Preparation>
+    requires(
+        std::is_same_v<Preparation, PrepareModuleInput> ||
+        std::is_same_v<Preparation, PrepareModuleOutput> ||
+        std::is_same_v<Preparation, PrepareModuleInputOutput>)
+  void apply(const Preparation&) {}
+  /// `logits`: the layout of the results of a last layer that shares the table.
+  void split_embedding(
+      bool is_vocabulary,
+      const TensorPlacement& output,
+      const TensorPlacement& logits);
+  void require_one_group();
   void require_heads(
       std::int64_t heads,
       const std::vector<std::int64_t>& projections,
@@ -81,7 +100,6 @@ class SplitPlanner {
   void split_attention(const ColwiseParallel& style);
   void split_heads(SplitProduct product);
   [[nodiscard]] std::int64_t heads_of_attention() const;
-  void require_usual_embedding();
 
   // Modules that are not split, between changes of layout
   // (prepared_modules.cpp).
@@ -118,12 +136,7 @@ class SplitPlanner {
   int num_ranks_;
   DividedPrograms programs_;
   /// The module being planned.
-  std::string name_;
-  const torch::nn::Module* module_ = nullptr;
-  /// The most dimensions that its weight can have: 2, or a convolution's.
-  std::int64_t num_weight_dims_ = 2;
-  /// Its weight is inputs x outputs.
-  bool is_transposed_ = false;
+  Layer layer_;
   std::size_t num_parameters_ = 0;
   std::vector<StyledModule> styled_;
   std::vector<Preparation> preparations_;
