@@ -88,29 +88,18 @@ StepGraphs::StepGraphs(
   if (make_graph_) side_stream_ = side_stream_of(session_->world.device());
 }
 
-void StepGraphs::reset() {
-  graphs_.clear();
-  plain_.clear();
-  parameters_.clear();
-  pool_ = {0, 0};
-  num_micro_steps_ = 0;
-  num_wasted_ = 0;
-  num_models_asked_ = 0;
-  given_up_.clear();
-}
-
 std::string StepGraphs::obstacle_of_models() {
-  if (num_models_asked_ != session_->prepared.models.size()) {
-    num_models_asked_ = session_->prepared.models.size();
-    has_kept_weights_ = false;
+  if (learned_.num_models_asked != session_->prepared.models.size()) {
+    learned_.num_models_asked = session_->prepared.models.size();
+    learned_.has_kept_weights = false;
     for (const auto& model : session_->prepared.models) {
       if (!model->module) continue;
       for (const at::Tensor& parameter : model->module->parameters())
-        has_kept_weights_ =
-            has_kept_weights_ || is_offloaded_or_coded(parameter);
+        learned_.has_kept_weights =
+            learned_.has_kept_weights || is_offloaded_or_coded(parameter);
     }
   }
-  if (has_kept_weights_)
+  if (learned_.has_kept_weights)
     return "a model has weights that are fetched or decoded when they are used";
   for (const auto& model : session_->prepared.models) {
     if (!model->module || (model->strategies.is_idle() && !model->stage))
@@ -125,7 +114,7 @@ std::string StepGraphs::obstacle_of_models() {
 
 std::string StepGraphs::obstacle(const NestedParts& inputs) {
   const Session& session = *session_;
-  if (!given_up_.empty()) return given_up_;
+  if (!learned_.given_up.empty()) return learned_.given_up;
   if (!make_graph_) {
     return format(
         "LibTorch has no graphs for the device {}",
@@ -145,11 +134,11 @@ std::string StepGraphs::obstacle(const NestedParts& inputs) {
 }
 
 void StepGraphs::give_up(std::string reason) {
-  given_up_ = reason;
+  learned_.given_up = reason;
   reason_ = std::move(reason);
-  graphs_.clear();
-  plain_.clear();
-  pool_ = {0, 0};
+  learned_.graphs.clear();
+  learned_.plain.clear();
+  learned_.pool = {0, 0};
   warn();
 }
 
@@ -163,18 +152,21 @@ void StepGraphs::warn() {
 }
 
 StepKey StepGraphs::key_of_call(const NestedParts& inputs) {
-  StepKey key = key_of_step(*session_, inputs, parameters_, num_micro_steps_);
-  const auto known = plain_.find(key.kind);
-  if (known == plain_.end() || !known->second.drops_gradients) return key;
-  for (const at::Tensor& parameter : parameters_)
+  StepKey key = key_of_step(
+      *session_, inputs, learned_.parameters, learned_.num_micro_steps);
+  const auto known = learned_.plain.find(key.kind);
+  if (known == learned_.plain.end() || !known->second.drops_gradients)
+    return key;
+  for (const at::Tensor& parameter : learned_.parameters)
     parameter.mutable_grad().reset();
-  return key_of_step(*session_, inputs, parameters_, num_micro_steps_);
+  return key_of_step(
+      *session_, inputs, learned_.parameters, learned_.num_micro_steps);
 }
 
 StepGraph* StepGraphs::find(const StepKey& key) {
   const auto found = std::ranges::find_if(
-      graphs_, [&](const auto& graph) { return graph->key == key; });
-  return found == graphs_.end() ? nullptr : found->get();
+      learned_.graphs, [&](const auto& graph) { return graph->key == key; });
+  return found == learned_.graphs.end() ? nullptr : found->get();
 }
 
 // Gradients that a program zeroes in place stay the same tensors. Those that
@@ -182,7 +174,7 @@ StepGraph* StepGraphs::find(const StepKey& key) {
 bool StepGraphs::has_gradients(const std::vector<WeakTensor>& known) const {
   return std::ranges::equal(
       known,
-      parameters_,
+      learned_.parameters,
       {},
       &WeakTensor::_unsafe_get_target,
       [](const at::Tensor& parameter) {
@@ -192,15 +184,16 @@ bool StepGraphs::has_gradients(const std::vector<WeakTensor>& known) const {
 
 // Those that graphs have left stay where they are.
 bool StepGraphs::has_recorded_gradients() const {
-  return std::ranges::all_of(parameters_, [&](const at::Tensor& parameter) {
-    return !parameter.grad().defined() ||
-        std::ranges::any_of(graphs_, [&](const auto& graph) {
-          return std::ranges::any_of(
-              graph->gradients, [&](const auto& recorded) {
-                return recorded.second.is_same(parameter.grad());
-              });
-        });
-  });
+  return std::ranges::all_of(
+      learned_.parameters, [&](const at::Tensor& parameter) {
+        return !parameter.grad().defined() ||
+            std::ranges::any_of(learned_.graphs, [&](const auto& graph) {
+              return std::ranges::any_of(
+                  graph->gradients, [&](const auto& recorded) {
+                    return recorded.second.is_same(parameter.grad());
+                  });
+            });
+      });
 }
 
 bool StepGraphs::is_due(const Plain& plain, const StepKey& key) const {
@@ -215,7 +208,7 @@ std::shared_ptr<void> StepGraphs::run_plainly(const Run& run) {
 }
 
 std::shared_ptr<void> StepGraphs::warm_up(const StepKey& key, const Run& run) {
-  const int before = plain_[key.kind].num_calls;
+  const int before = learned_.plain[key.kind].num_calls;
   const int num_calls = std::min(before + 1, options_.warmup_steps);
   reason_ = before < options_.warmup_steps
       ? format(
@@ -225,13 +218,13 @@ std::shared_ptr<void> StepGraphs::warm_up(const StepKey& key, const Run& run) {
       : "options of an optimizer, or the memory of parameters, state or "
         "gradients, differ from those of the last call";
   std::vector<WeakTensor> gradients;
-  for (const at::Tensor& parameter : parameters_)
+  for (const at::Tensor& parameter : learned_.parameters)
     gradients.emplace_back(parameter.grad().getIntrusivePtr());
   const bool has_gradients_now = std::ranges::any_of(
-      parameters_,
+      learned_.parameters,
       [](const at::Tensor& parameter) { return parameter.grad().defined(); });
   CapturedRun watched;
-  const auto versions = versions_of(parameters_);
+  const auto versions = versions_of(learned_.parameters);
   std::shared_ptr<void> outputs;
   std::string read;
   {
@@ -241,8 +234,8 @@ std::shared_ptr<void> StepGraphs::warm_up(const StepKey& key, const Run& run) {
     outputs = run_plainly(run);
     read = reads.found();
   }
-  num_micro_steps_ = watched.num_micro_steps;
-  plain_[key.kind] = {
+  learned_.num_micro_steps = watched.num_micro_steps;
+  learned_.plain[key.kind] = {
       num_calls,
       key.places,
       std::move(gradients),
@@ -251,7 +244,8 @@ std::shared_ptr<void> StepGraphs::warm_up(const StepKey& key, const Run& run) {
   if (num_calls < options_.warmup_steps) return outputs;
   if (!read.empty()) {
     give_up("it calls " + read);
-  } else if (watched.num_steps == 0 && versions != versions_of(parameters_)) {
+  } else if (
+      watched.num_steps == 0 && versions != versions_of(learned_.parameters)) {
     give_up("parameters change without a step() of a prepared optimizer");
   }
   return outputs;
@@ -271,7 +265,7 @@ void StepGraphs::record_into(
   // Weights that are cast ahead of the step would not be cast in replays.
   at::autocast::clear_cache();
   try {
-    made.graph->begin(pool_);
+    made.graph->begin(learned_.pool);
     made.outputs = run();
     at::autocast::clear_cache();
     made.graph->end();
@@ -288,7 +282,7 @@ void StepGraphs::record_into(
 StepGraph*
 StepGraphs::record(StepKey key, const NestedParts& inputs, const Run& run) {
   make_room();
-  if (!given_up_.empty()) return nullptr;
+  if (!learned_.given_up.empty()) return nullptr;
   auto made = std::make_unique<StepGraph>();
   made->key = std::move(key);
   made->graph = make_graph_();
@@ -298,9 +292,10 @@ StepGraphs::record(StepKey key, const NestedParts& inputs, const Run& run) {
     if (tensor->defined()) *tensor = at::empty_like(*tensor).copy_(*tensor);
     made->inputs.push_back(*tensor);
   }
-  CapturedRun recorded(session_->world.device(), max_numbers(parameters_));
-  HostState before(*session_, parameters_);
-  const auto versions = versions_of(parameters_);
+  CapturedRun recorded(
+      session_->world.device(), max_numbers(learned_.parameters));
+  HostState before(*session_, learned_.parameters);
+  const auto versions = versions_of(learned_.parameters);
   std::string failure;
   try {
     record_into(*made, recorded, run);
@@ -310,17 +305,17 @@ StepGraphs::record(StepKey key, const NestedParts& inputs, const Run& run) {
     made->graph->reset();
     failure = "it throws";
   }
-  made->gradients = gradients_of(parameters_);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i]._version() != versions[i])
-      made->changed.push_back(parameters_[i]);
+  made->gradients = gradients_of(learned_.parameters);
+  for (std::size_t i = 0; i < learned_.parameters.size(); ++i) {
+    if (learned_.parameters[i]._version() != versions[i])
+      made->changed.push_back(learned_.parameters[i]);
   }
   before.restore();
   made->work = recorded.take();
   if (failure.empty()) {
     ++counts_.recorded;
-    pool_ = made->graph->pool();
-    return graphs_.emplace_back(std::move(made)).get();
+    learned_.pool = made->graph->pool();
+    return learned_.graphs.emplace_back(std::move(made)).get();
   }
   for (std::size_t i = 0; i < given.size(); ++i) *inputs.tensors[i] = given[i];
   give_up(std::move(failure));
@@ -328,17 +323,18 @@ StepGraphs::record(StepKey key, const NestedParts& inputs, const Run& run) {
 }
 
 void StepGraphs::make_room() {
-  if (graphs_.size() < static_cast<std::size_t>(options_.max_graphs)) return;
+  if (learned_.graphs.size() < static_cast<std::size_t>(options_.max_graphs))
+    return;
   const auto oldest = std::ranges::min_element(
-      graphs_, {}, [](const auto& graph) { return graph->last_call; });
-  if ((*oldest)->num_replays <= 1) ++num_wasted_;
-  graphs_.erase(oldest);
-  if (graphs_.empty()) pool_ = {0, 0};
-  if (num_wasted_ < options_.max_graphs) return;
+      learned_.graphs, {}, [](const auto& graph) { return graph->last_call; });
+  if ((*oldest)->num_replays <= 1) ++learned_.num_wasted;
+  learned_.graphs.erase(oldest);
+  if (learned_.graphs.empty()) learned_.pool = {0, 0};
+  if (learned_.num_wasted < options_.max_graphs) return;
   give_up(format(
       "it changes with nearly every call: {} graphs were recorded and not used "
       "again; raise max_graphs, or keep shapes and modes",
-      num_wasted_));
+      learned_.num_wasted));
 }
 
 std::shared_ptr<void> StepGraphs::replay(
@@ -381,15 +377,16 @@ std::shared_ptr<void> StepGraphs::call(
     move_to(device, inputs);
     return run_plainly(run);
   }
-  parameters_ = parameters_of(*session_);
+  learned_.parameters = parameters_of(*session_);
   StepKey key = key_of_call(inputs);
   std::vector<at::Tensor> given;
   for (const at::Tensor* const tensor : inputs.tensors)
     given.push_back(*tensor);
   if (StepGraph* const graph = find(key)) return replay(*graph, given);
   move_to(device, inputs);
-  if (plain_.size() >= kMaxKinds && !plain_.contains(key.kind)) plain_.clear();
-  if (!is_due(plain_[key.kind], key)) return warm_up(key, run);
+  if (learned_.plain.size() >= kMaxKinds && !learned_.plain.contains(key.kind))
+    learned_.plain.clear();
+  if (!is_due(learned_.plain[key.kind], key)) return warm_up(key, run);
   StepGraph* const graph = record(std::move(key), inputs, run);
   return graph != nullptr ? replay(*graph, given) : run_plainly(run);
 }

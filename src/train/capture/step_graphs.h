@@ -46,7 +46,7 @@ class StepGraphs {
   StepGraphs(std::shared_ptr<Session> session, const CaptureOptions& options);
 
   std::shared_ptr<void> call(const NestedParts& inputs, const Run& run);
-  void reset();
+  void reset() { learned_ = {}; }
 
   [[nodiscard]] const std::string& reason() const { return reason_; }
   [[nodiscard]] const CapturedStepCounts& counts() const { return counts_; }
@@ -63,6 +63,25 @@ class StepGraphs {
     std::vector<WeakTensor> gradients = {};
     /// True if the function drops these gradients before its first backward.
     bool drops_gradients = false;
+  };
+
+  /// What the calls have shown since the last reset().
+  struct Learned {
+    std::vector<at::Tensor> parameters = {};
+    std::vector<std::unique_ptr<StepGraph>> graphs = {};
+    std::map<std::vector<std::uint64_t>, Plain> plain = {};
+    /// The memory of all graphs.
+    c10::MempoolId_t pool = {0, 0};
+    /// How many micro-steps the function begins.
+    int num_micro_steps = 0;
+    /// Graphs that made room without having been replayed again.
+    int num_wasted = 0;
+    /// Why all calls run plainly; empty if they need not.
+    std::string given_up = {};
+    /// Whether weights are fetched or decoded when they are used, and the
+    /// number of models that were asked.
+    bool has_kept_weights = false;
+    std::size_t num_models_asked = 0;
   };
 
   /// Why this call cannot be captured; empty if it can.
@@ -94,22 +113,8 @@ class StepGraphs {
   const CaptureOptions options_;
   MakeGraph make_graph_ = nullptr;
   std::optional<c10::Stream> side_stream_ = std::nullopt;
-  std::vector<at::Tensor> parameters_ = {};
-  std::vector<std::unique_ptr<StepGraph>> graphs_ = {};
-  std::map<std::vector<std::uint64_t>, Plain> plain_ = {};
-  /// The memory of all graphs.
-  c10::MempoolId_t pool_ = {0, 0};
-  /// How many micro-steps the function begins.
-  int num_micro_steps_ = 0;
-  /// Graphs that made room without having been replayed again.
-  int num_wasted_ = 0;
-  /// Why all calls run plainly; empty if they need not.
-  std::string given_up_ = {};
+  Learned learned_;
   bool has_warned_ = false;
-  /// Whether weights are fetched or decoded when they are used, and the number
-  /// of models that were asked.
-  bool has_kept_weights_ = false;
-  std::size_t num_models_asked_ = 0;
   std::string reason_ = "it was not called yet";
   CapturedStepCounts counts_ = {};
 };

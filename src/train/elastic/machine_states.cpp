@@ -37,7 +37,7 @@ MachineStates::MachineStates(
       may_change_(may_change) {}
 
 MachineStates::~MachineStates() {
-  if (thread_.joinable()) thread_.join();
+  if (kept_.copier.joinable()) kept_.copier.join();
 }
 
 void MachineStates::make_directories() {
@@ -132,13 +132,13 @@ bool MachineStates::begin(
     const Accelerator& accelerator,
     const std::string& name,
     WhenBusy when_busy) {
-  if (phase_ != Phase::idle) return false;
+  if (kept_.phase != Phase::idle) return false;
   CheckpointState& checkpoints =
       *AcceleratorAccess::session(accelerator).services.checkpoints;
   const WholeStateScope whole(checkpoints);
   const MachinePartScope scope(checkpoints, holdings_.parts_directory());
   try {
-    ticket_ = accelerator.save_state(
+    kept_.ticket = accelerator.save_state(
         name, {.asynchronous = true, .when_busy = when_busy});
   } catch (const CheckpointError& error) {
     // All ranks get the same error.
@@ -146,53 +146,53 @@ bool MachineStates::begin(
         LogLevel::warning, "train", format("{} {}", kNotKept, error.what()));
     return false;
   }
-  if (ticket_->was_skipped()) return false;
-  kept_ = name;
-  outcome_.reset();
-  phase_ = Phase::saving;
+  if (kept_.ticket->was_skipped()) return false;
+  kept_.name = name;
+  kept_.outcome.reset();
+  kept_.phase = Phase::saving;
   return true;
 }
 
 MachineStates::Progress MachineStates::progress() {
-  if (phase_ == Phase::idle) return done;
-  if (outcome_) return *outcome_;
-  if (phase_ == Phase::saving) {
-    if (!ticket_->is_done()) return busy;
+  if (kept_.phase == Phase::idle) return done;
+  if (kept_.outcome) return *kept_.outcome;
+  if (kept_.phase == Phase::saving) {
+    if (!kept_.ticket->is_done()) return busy;
     try {
-      ticket_->wait();
-      outcome_ = done;
+      kept_.ticket->wait();
+      kept_.outcome = done;
     } catch (const CheckpointError& error) {
-      copy_problem_ = error.what();
-      outcome_ = failed;
+      kept_.problem = error.what();
+      kept_.outcome = failed;
     }
   } else {
-    if (holdings_.is_first() && !has_copied_) return busy;
-    if (thread_.joinable()) thread_.join();
-    if (copy_error_) std::rethrow_exception(std::exchange(copy_error_, {}));
-    outcome_ = copy_problem_.empty() ? done : failed;
+    if (holdings_.is_first() && !kept_.has_copied) return busy;
+    if (kept_.copier.joinable()) kept_.copier.join();
+    if (kept_.error) std::rethrow_exception(std::exchange(kept_.error, {}));
+    kept_.outcome = kept_.problem.empty() ? done : failed;
   }
-  if (outcome_ == failed && holdings_.is_first()) {
+  if (kept_.outcome == failed && holdings_.is_first()) {
     world_.logger().log(
         LogLevel::warning,
         "train",
-        format("{} {}", kNotKept, std::exchange(copy_problem_, {})));
+        format("{} {}", kNotKept, std::exchange(kept_.problem, {})));
   }
-  return *outcome_;
+  return *kept_.outcome;
 }
 
 void MachineStates::advance(Progress agreed) {
-  if (phase_ == Phase::idle || agreed == busy) return;
-  outcome_.reset();
+  if (kept_.phase == Phase::idle || agreed == busy) return;
+  kept_.outcome.reset();
   if (agreed == failed) {
-    holdings_.remove(kept_);
-    phase_ = Phase::idle;
-  } else if (phase_ == Phase::saving) {
-    phase_ = Phase::copying;
+    holdings_.remove(kept_.name);
+    kept_.phase = Phase::idle;
+  } else if (kept_.phase == Phase::saving) {
+    kept_.phase = Phase::copying;
     if (holdings_.is_first()) copy_in_background();
   } else {
     loaded_whole_ = false;
-    keep_only(kept_);
-    phase_ = Phase::idle;
+    keep_only(kept_.name);
+    kept_.phase = Phase::idle;
   }
 }
 
@@ -212,28 +212,28 @@ MachineStates::Progress MachineStates::wait_for_phase() {
 void MachineStates::keep_whole(
     const Accelerator& accelerator,
     const std::string& name) {
-  while (phase_ != Phase::idle) advance(wait_for_phase());
+  while (kept_.phase != Phase::idle) advance(wait_for_phase());
   if (!begin(accelerator, name, WhenBusy::wait))
     throw CheckpointError(format("[checkpoint] {} was not saved", name));
   const Progress agreed = wait_for_phase();
-  outcome_.reset();
-  phase_ = Phase::idle;
+  kept_.outcome.reset();
+  kept_.phase = Phase::idle;
   if (agreed == failed) {
-    holdings_.remove(kept_);
+    holdings_.remove(kept_.name);
     throw CheckpointError(format("[checkpoint] {} was not saved", name));
   }
   whole_->make(name);
 }
 
 void MachineStates::copy_in_background() {
-  has_copied_ = false;
-  thread_ = std::thread([this, name = kept_] {
+  kept_.has_copied = false;
+  kept_.copier = std::thread([this, name = kept_.name] {
     try {
-      copy_problem_ = holdings_.copy_all(name);
+      kept_.problem = holdings_.copy_all(name);
     } catch (...) {
-      copy_error_ = std::current_exception();
+      kept_.error = std::current_exception();
     }
-    has_copied_ = true;
+    kept_.has_copied = true;
   });
 }
 

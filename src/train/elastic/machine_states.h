@@ -88,6 +88,17 @@ class MachineStates {
 
  private:
   enum class Phase { idle, saving, copying };
+  /// The state that is being kept, and this rank's part in it.
+  struct KeptState {
+    Phase phase = Phase::idle;
+    std::string name;
+    std::optional<SaveTicket> ticket;
+    std::optional<Progress> outcome;
+    std::thread copier;
+    std::atomic<bool> has_copied{false};
+    std::string problem;
+    std::exception_ptr error;
+  };
 
   Progress wait_for_phase();
   // Removes all states of this machine except this one.
@@ -106,14 +117,7 @@ class MachineStates {
   // Whether the loaded state was reassembled by WholeStates.
   bool loaded_whole_ = false;
 
-  Phase phase_ = Phase::idle;
-  std::string kept_;
-  std::optional<SaveTicket> ticket_;
-  std::optional<Progress> outcome_;
-  std::thread thread_;
-  std::atomic<bool> has_copied_{false};
-  std::string copy_problem_;
-  std::exception_ptr copy_error_;
+  KeptState kept_;
 };
 
 }  // namespace accelerate::detail

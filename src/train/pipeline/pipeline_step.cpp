@@ -55,6 +55,12 @@ class Pipeline::Step {
   PipelineResult run();
 
  private:
+  /// What each micro-batch gave.
+  struct Results {
+    std::vector<at::Tensor> losses;
+    std::vector<PipelineValue> outputs;
+  };
+
   detail::StageCalls calls();
   /// Makes the backward from a chunk's outputs include its experts' losses.
   void add_expert_losses(int chunk, int micro_batch, PipelineValue& outputs);
@@ -86,8 +92,7 @@ class Pipeline::Step {
   /// Losses of the last stage's experts, between its forward and finish().
   at::Tensor expert_losses_;
   bool keeps_outputs_;
-  std::vector<at::Tensor> losses_;
-  std::vector<PipelineValue> outputs_;
+  Results results_;
 };
 
 namespace {
@@ -120,8 +125,9 @@ Pipeline::Step::Step(
   if (state.executor.rank() == 0)
     inputs_.inputs = detail::cut_micro_batches(batch.inputs, inputs_.num_rows);
   targets_ = detail::cut_micro_batches(batch.targets, inputs_.num_rows);
-  outputs_.resize(inputs_.num_rows.size());
-  if (batch.loss && state.is_last()) losses_.resize(inputs_.num_rows.size());
+  results_.outputs.resize(inputs_.num_rows.size());
+  if (batch.loss && state.is_last())
+    results_.losses.resize(inputs_.num_rows.size());
 }
 
 PipelineResult Pipeline::Step::run() {
@@ -170,16 +176,16 @@ at::Tensor Pipeline::Step::finish(
   const auto i = static_cast<std::size_t>(micro_batch);
   if (keeps_outputs_) {
     const PipelineValue kept = batch_.select ? batch_.select(outputs) : outputs;
-    outputs_[i].structure = kept.structure;
+    results_.outputs[i].structure = kept.structure;
     for (const at::Tensor& tensor : kept.tensors) {
-      outputs_[i].tensors.push_back(
+      results_.outputs[i].tensors.push_back(
           tensor.defined() ? tensor.detach() : tensor);
     }
   }
   if (!batch_.loss) return {};
   const at::Tensor loss = batch_.loss(outputs, targets_[i]);
   require_loss(loss, batch_.trains);
-  losses_[i] = loss.detach().clone();
+  results_.losses[i] = loss.detach().clone();
   if (!batch_.trains) return {};
   const at::Tensor own = weighted(loss, share_of(i));
   return expert_losses_.defined() ? own + std::exchange(expert_losses_, {})
@@ -225,15 +231,17 @@ void Pipeline::Step::collect(PipelineResult& result) {
   const at::NoGradGuard no_grad;
   const bool is_alone = state_.places.num_ranks == 1;
   if (batch_.loss && state_.options.losses_on_all_ranks && !is_alone)
-    state_.share_losses(losses_, outputs_.size());
-  for (std::size_t i = 0; i < losses_.size(); ++i) {
-    const at::Tensor share = losses_[i] * share_of(i);
+    state_.share_losses(results_.losses, results_.outputs.size());
+  for (std::size_t i = 0; i < results_.losses.size(); ++i) {
+    const at::Tensor share = results_.losses[i] * share_of(i);
     result.loss = result.loss.defined() ? result.loss + share : share;
   }
-  result.losses = std::move(losses_);
+  result.losses = std::move(results_.losses);
   if (!keeps_outputs_) return;
   PipelineValue outputs;
-  const auto join = [this] { return detail::join_micro_batches(outputs_); };
+  const auto join = [this] {
+    return detail::join_micro_batches(results_.outputs);
+  };
   if (options_.gather_outputs && !is_alone) {
     outputs = state_.executor.share(state_.places.last_rank(), join);
   } else if (state_.is_last()) {

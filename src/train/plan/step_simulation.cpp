@@ -22,6 +22,96 @@ constexpr int kRepeatedSteps = 2;
 // The size of an element in one tensor of an optimizer's state.
 constexpr std::int64_t kStateBytes = 4;
 
+// The parameters that are gathered, as by UnshardSchedule.
+class SimulatedUnits {
+  using Block = ResidentMemory::Block;
+
+ public:
+  SimulatedUnits(
+      const PlannedModel& model,
+      const PlannedSizes& sizes,
+      ResidentMemory& memory)
+      : model_(model),
+        sizes_(sizes),
+        memory_(memory),
+        is_full_(model.parameters.size(), false),
+        full_(model.parameters.size()) {}
+
+  void begin_forward() {
+    order_ = &forward_order_;
+    order_->begin();
+  }
+
+  void reshard_parameter(std::size_t p) {
+    if (!is_full_[p]) return;
+    is_full_[p] = false;
+    memory_.give(MemoryUse::units, full_[p]);
+  }
+  void reshard(std::size_t unit) {
+    for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+      if (model_.parameters[p].unit == unit) reshard_parameter(p);
+    }
+  }
+
+  void read(std::size_t p) {
+    const std::size_t unit = model_.parameters[p].unit;
+    if (unit == PlannedParameter::kUnsharded) return;
+    if (current_ == unit && is_full_[p]) return;
+    order_->touch(unit);
+    gather(unit);
+    const auto previous = std::exchange(current_, unit);
+    if (previous && *previous != unit && !is_due_soon(*previous))
+      reshard(*previous);
+    for (const std::size_t next : order_->next(1)) {
+      if (next != unit) gather(next);
+    }
+  }
+
+  [[nodiscard]] bool is_due_soon(std::size_t unit) const {
+    return order_->is_due_soon(unit, kKeptUnits);
+  }
+
+  void begin_backward() {
+    order_->end();
+    if (sizes_.shards_parameters()) {
+      for (std::size_t unit = 0; unit < model_.num_units; ++unit) {
+        if (current_ != unit) reshard(unit);
+      }
+    }
+    order_ = &backward_order_;
+    order_->begin();
+  }
+
+  void end_backward() {
+    order_->end();
+    for (std::size_t unit = 0;
+         sizes_.shards_parameters() && unit < model_.num_units;
+         ++unit)
+      reshard(unit);
+    current_.reset();
+  }
+
+ private:
+  void gather(std::size_t unit) {
+    for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+      if (model_.parameters[p].unit != unit || is_full_[p]) continue;
+      is_full_[p] = true;
+      full_[p] = memory_.take(
+          MemoryUse::units, sizes_.full_bytes(model_.parameters[p]));
+    }
+  }
+
+  const PlannedModel& model_;
+  const PlannedSizes& sizes_;
+  ResidentMemory& memory_;
+  std::vector<bool> is_full_;  // by parameter
+  std::vector<Block> full_;    // by parameter
+  ExecutionOrder forward_order_;
+  ExecutionOrder backward_order_;
+  ExecutionOrder* order_ = &forward_order_;
+  std::optional<std::size_t> current_;
+};
+
 class StepSimulation {
   using Block = ResidentMemory::Block;
 
@@ -36,8 +126,7 @@ class StepSimulation {
         at_(at),
         settings_(settings),
         sizes_(model, at, settings),
-        is_full_(model.parameters.size(), false),
-        full_(model.parameters.size()) {}
+        units_(model, sizes_, memory_) {}
 
   MemoryRow run() {
     hold_model();
@@ -97,8 +186,7 @@ class StepSimulation {
     gradients_.assign(model_.parameters.size(), {});
     if (at_.accumulation_steps > 1) hold_gradients();
     allocations_.assign(trace_.num_allocations, {});
-    order_ = &forward_order_;
-    order_->begin();
+    units_.begin_forward();
     for (const TraceEvent& event : trace_.events) play(event);
     end_backward();
     take_optimizer_step();
@@ -139,7 +227,7 @@ class StepSimulation {
         break;
       }
       case TraceEvent::Kind::read:
-        if (sizes_.shards_parameters()) read(event.index);
+        if (sizes_.shards_parameters()) units_.read(event.index);
         break;
       case TraceEvent::Kind::end_of_forward:
         end_forward();
@@ -158,51 +246,8 @@ class StepSimulation {
     return {.num_bytes = bytes};
   }
 
-  // Units: UnshardSchedule.
-
-  void gather(std::size_t unit) {
-    for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
-      if (model_.parameters[p].unit != unit || is_full_[p]) continue;
-      is_full_[p] = true;
-      full_[p] = memory_.take(
-          MemoryUse::units, sizes_.full_bytes(model_.parameters[p]));
-    }
-  }
-  void reshard_parameter(std::size_t p) {
-    if (!is_full_[p]) return;
-    is_full_[p] = false;
-    memory_.give(MemoryUse::units, full_[p]);
-  }
-  void reshard(std::size_t unit) {
-    for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
-      if (model_.parameters[p].unit == unit) reshard_parameter(p);
-    }
-  }
-
-  void read(std::size_t p) {
-    const std::size_t unit = model_.parameters[p].unit;
-    if (unit == PlannedParameter::kUnsharded) return;
-    if (current_ == unit && is_full_[p]) return;
-    order_->touch(unit);
-    gather(unit);
-    const auto previous = std::exchange(current_, unit);
-    if (previous && *previous != unit &&
-        !order_->is_due_soon(*previous, kKeptUnits))
-      reshard(*previous);
-    for (const std::size_t next : order_->next(1)) {
-      if (next != unit) gather(next);
-    }
-  }
-
   void end_forward() {
-    order_->end();
-    if (sizes_.shards_parameters()) {
-      for (std::size_t unit = 0; unit < model_.num_units; ++unit) {
-        if (current_ != unit) reshard(unit);
-      }
-    }
-    order_ = &backward_order_;
-    order_->begin();
+    units_.begin_backward();
     pending_.assign(model_.num_units, 0);
     for (const PlannedParameter& each : model_.parameters) {
       if (sizes_.is_shard(each) && each.is_trained) ++pending_[each.unit];
@@ -246,11 +291,11 @@ class StepSimulation {
 
   void reduce(std::size_t p, const Block& outgoing) {
     const PlannedParameter& parameter = model_.parameters[p];
-    const bool frees = sizes_.shards_parameters() &&
-        !order_->is_due_soon(parameter.unit, kKeptUnits);
+    const bool frees =
+        sizes_.shards_parameters() && !units_.is_due_soon(parameter.unit);
     Message message{.parameter = p, .outgoing = outgoing, .incoming = {}};
     if (sizes_.travels_alone(parameter)) {
-      if (frees) reshard_parameter(p);
+      if (frees) units_.reshard_parameter(p);
       finish_messages();
       const std::int64_t share = sizes_.local_elements(parameter) *
           sizes_.full_element_bytes(parameter);
@@ -258,7 +303,8 @@ class StepSimulation {
         message.incoming.push_back(memory_.take(MemoryUse::units, share));
     }
     in_flight_.push_back(std::move(message));
-    if (--pending_[parameter.unit] == 0 && frees) reshard(parameter.unit);
+    if (--pending_[parameter.unit] == 0 && frees)
+      units_.reshard(parameter.unit);
   }
 
   void finish_messages() {
@@ -298,13 +344,8 @@ class StepSimulation {
   }
 
   void end_backward() {
-    order_->end();
     finish_messages();
-    for (std::size_t unit = 0;
-         sizes_.shards_parameters() && unit < model_.num_units;
-         ++unit)
-      reshard(unit);
-    current_.reset();
+    units_.end_backward();
     if (sizes_.is_sharded() && at_.num_ranks > at_.num_shards) {
       const std::int64_t message =
           std::min(sizes_.local_gradients(), kMessageBytes);
@@ -362,16 +403,11 @@ class StepSimulation {
   const MemoryCase& at_;
   const StepSettings& settings_;
   PlannedSizes sizes_;
-  std::vector<bool> is_full_;  // by parameter
-  std::vector<Block> full_;    // by parameter
   ResidentMemory memory_;
+  SimulatedUnits units_;
   std::vector<Block> allocations_;
   std::vector<Block> gradients_;  // that are kept, by parameter
   bool has_state_ = false;
-  ExecutionOrder forward_order_;
-  ExecutionOrder backward_order_;
-  ExecutionOrder* order_ = &forward_order_;
-  std::optional<std::size_t> current_;
   std::vector<std::size_t> pending_;  // gradients, by unit
   std::vector<Message> in_flight_;
 };
