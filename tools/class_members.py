@@ -1,4 +1,4 @@
-"""Counts the methods of C++ classes, for check_layers.py."""
+"""Counts the methods and fields of C++ classes, for check_layers.py."""
 import re
 
 # Comments, literals, and preprocessor lines: nothing in them is code.
@@ -43,25 +43,41 @@ def without_template_arguments(text):
     return text
 
 
+def members(body):
+    """Yields the declarations in the body of a class, without access specifiers, attributes, and template arguments."""
+    for declaration in declarations(body):
+        text = re.sub(r"\b(public|private|protected)\s*:(?!:)|\[\[.*?\]\]|alignas\s*\([^)]*\)", "", declaration, flags=re.DOTALL)
+        text = re.sub(r"^\s*template\b", "", without_template_arguments(text)).strip()
+        if text and not NO_MEMBER.match(text):
+            yield text
+
+
+def called_in(text):
+    """Returns what a declaration of a function declares, or None for a field's: it has no parentheses before its
+    initialiser, but those of a pointer to a function."""
+    declared = text.split("=")[0]
+    found = re.search(r"(~?\w+)\s*\(", declared)
+    return found[1] if found and not re.search(r"\(\s*\*", declared) else None
+
+
 def own_methods(body, name):
     """Returns the names of the methods that a class declares: without constructors, operators, and functions that it has
     from an interface or is one with."""
     methods = []
-    for declaration in declarations(body):
-        text = re.sub(r"\b(public|private|protected)\s*:(?!:)|\[\[.*?\]\]|alignas\s*\([^)]*\)", "", declaration, flags=re.DOTALL)
-        text = re.sub(r"^\s*template\b", "", without_template_arguments(text)).strip()
-        if NO_MEMBER.match(text) or re.search(r"\b(virtual|override|operator)\b|=\s*(delete|default)$", text):
-            continue
-        # A field has no parentheses before its initialiser, but those of a pointer to a function.
-        found = re.search(r"(~?\w+)\s*\(", text.split("=")[0])
-        if found and found[1].lstrip("~") != name and not re.search(r"\(\s*\*", text.split("=")[0]):
-            methods.append(found[1])
+    for text in members(body):
+        method = called_in(text)
+        if method and method.lstrip("~") != name and not re.search(r"\b(virtual|override|operator)\b|=\s*(delete|default)$", text):
+            methods.append(method)
     return methods
 
 
-def methods_of_classes(text):
-    """Yields (class, names of its methods) for each class that is defined in a file."""
+def own_fields(body):
+    """Returns the declarations of the fields that an object of a class has of its own."""
+    return [text for text in members(body) if not re.search(r"\b(static|operator)\b", text) and not called_in(text)]
+
+
+def classes(text):
+    """Yields (class, its body) for each class that is defined in a file."""
     text = IGNORED.sub(lambda found: '""' if found[0][0] in "\"'R" else " ", text)
     for found in CLASS.finditer(text):
-        name = found[1].rpartition("::")[2]
-        yield name, own_methods(text[found.end():closing(text, found.end() - 1)], name)
+        yield found[1].rpartition("::")[2], text[found.end():closing(text, found.end() - 1)]

@@ -1,4 +1,4 @@
-struct Crowd {
+class Crowd {
   int number_0 = 0;
   int number_1 = 1;
   int number_2 = 2;

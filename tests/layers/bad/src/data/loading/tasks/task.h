@@ -1,0 +1,1 @@
+#include "data/loading/threads/thread.h"

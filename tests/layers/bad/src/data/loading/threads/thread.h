@@ -1,0 +1,1 @@
+#include "data/loading/tasks/task.h"
