@@ -115,8 +115,8 @@ class ACCELERATE_API Accelerator {
     };
     return detail::make_handle(result, std::forward<Loader>(loader));
   }
-  /// What prepared loaders do where their own options are unset. Changes apply
-  /// to loaders prepared afterwards; all ranks must make the same ones.
+  /// Defaults for options that prepared loaders leave unset. Changes apply to
+  /// loaders prepared afterwards; all ranks must make the same ones.
   [[nodiscard]] DataLoaderConfiguration& dataloader_config() const;
   /// The next pass over a prepared loader, without the first `num_batches`
   /// batches of each rank.
@@ -339,10 +339,10 @@ class ACCELERATE_API Accelerator {
     return detail::gather_samples(
         value, mesh().batch_group(), loader_remainder());
   }
-  /// The same for a list: tensors are gathered one by one. Objects (objects.h),
-  /// one for each sample, are joined into one list; so are tensors with
-  /// `use_gather_object`, which throws ConfigError for a type of your own that
-  /// has visit_tensors() but not object_to_bytes().
+  /// Gathers a list like gather_for_metrics(): tensors are gathered one by one.
+  /// Objects (objects.h), one for each sample, are joined into one list; so are
+  /// tensors with `use_gather_object`, which throws ConfigError for a type of
+  /// your own that has visit_tensors() but not object_to_bytes().
   template <class T>
   std::vector<T> gather_for_metrics(
       const std::vector<T>& values,
@@ -399,9 +399,9 @@ class ACCELERATE_API Accelerator {
   // passes it on. Pass steps, so that a resumed run can tell what it repeats.
 
   /// Creates and starts the trackers of AcceleratorOptions::log_with, and
-  /// passes them `config`; an empty one is passed on as well, std::nullopt is
-  /// not. `init_kwargs`: settings by tracker name. Throws whatever a tracker
-  /// that cannot start throws, and ConfigError if called before.
+  /// passes them `config`; an empty one as well, but not std::nullopt.
+  /// `init_kwargs` holds settings by tracker name. Throws whatever a tracker
+  /// that cannot start throws, and ConfigError if called twice.
   void init_trackers(
       const std::string& project_name,
       const LogValues& config,
@@ -410,7 +410,7 @@ class ACCELERATE_API Accelerator {
       const std::string& project_name,
       std::nullopt_t config = std::nullopt,
       const TrackerKwargs& init_kwargs = {}) const;
-  /// Logs values of a step to the journal and all trackers. `log_kwargs`:
+  /// Logs values of a step to the journal and all trackers. `log_kwargs` holds
   /// options by tracker name.
   void log(
       LogValues values,

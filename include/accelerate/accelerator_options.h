@@ -20,9 +20,8 @@ namespace accelerate {
 
 /// How micro-steps add up to a step.
 struct GradientAccumulationOptions {
-  /// The same as AcceleratorOptions::gradient_accumulation_steps, at the place
-  /// it has in Accelerate's plugin. Giving both different values above 1 is an
-  /// error.
+  /// AcceleratorOptions::gradient_accumulation_steps, where Accelerate's plugin
+  /// has it. Setting both, to different values above 1, is an error.
   std::optional<int> num_steps = std::nullopt;
   /// A loader's last batch ends the window, so that no gradient is carried into
   /// the next epoch.
@@ -32,13 +31,13 @@ struct GradientAccumulationOptions {
   bool sync_each_batch = false;
   /// Divide the losses of a window cut short by a loader's end by the full
   /// number of micro-steps, as Accelerate does, so that the step counts for
-  /// less. False: they are divided by the true number.
+  /// less. If false, they are divided by the true number.
   bool divide_by_full_window = false;
 };
 
 /// When prepared schedules step.
 struct SchedulerOptions {
-  /// Step only if the optimizer did. False: at every call.
+  /// Step only if the optimizer did. If false, step at every call.
   bool step_with_optimizer = true;
   /// Step once per process for each optimizer step, for schedules that count
   /// the steps of a single process. As in Accelerate, where this is the
@@ -52,8 +51,8 @@ struct AcceleratorOptions {
   // Precision.
 
   /// Autocast around every prepared model's forward; with `fp16`, losses are
-  /// scaled, too; with `fp8`, linear layers compute in float8, and everything
-  /// else as with `bf16`. Unset without a launcher: `no`.
+  /// scaled as well; with `fp8`, linear layers compute in float8, and
+  /// everything else as with `bf16`. Unset without a launcher: `no`.
   std::optional<Precision> mixed_precision = std::nullopt;
   /// How layers compute in float8; used with `fp8` only. Unset: the recipe of
   /// the launcher's `fp8_backend`, else torchao's.
@@ -108,7 +107,7 @@ struct AcceleratorOptions {
 
   // Loaders.
 
-  /// What prepared loaders do where their own options are unset.
+  /// Defaults for options that prepared loaders leave unset.
   DataLoaderConfiguration dataloader_config = {};
   /// The generators that take rank 0's state when a pass over a prepared loader
   /// begins. RNGType::generator, the default as in Accelerate, affects the
@@ -147,7 +146,7 @@ struct AcceleratorOptions {
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// The signals that announce that this process will soon be ended; see
   /// Accelerator::check_preemption(). Empty: SIGTERM, which launchers,
-  /// Kubernetes and Slurm send; Slurm can be asked to send another one as well
+  /// Kubernetes and Slurm send; Slurm can also be asked to send another one
   /// (`--signal=USR1@60`).
   std::vector<int> preemption_signals = {};
 

@@ -62,7 +62,7 @@ enum class AdapterInit {
   /// The product is zero: A as LibTorch initialises a layer, B zero; for
   /// embeddings A zero and B normal.
   standard,
-  /// The same with A normal, of standard deviation 1 / rank.
+  /// Like standard, but A is normal with standard deviation 1 / rank.
   gaussian,
   /// Both as LibTorch initialises layers: the first outputs differ from the
   /// model's.
@@ -86,7 +86,7 @@ struct AdapterOptions {
   /// named "lm_head", and "score" and "classifier" if `task_type` is
   /// "SEQ_CLS".
   ModulePattern target_modules = {};
-  /// Layers that do not.
+  /// Layers that do not get adapters.
   ModulePattern exclude_modules = {};
 
   // Training.
@@ -95,21 +95,21 @@ struct AdapterOptions {
   /// training mode (lora_dropout). At least 0, and less than 1.
   double dropout = 0;
   AdapterBias bias = AdapterBias::none;
-  /// Scales by alpha / sqrt(rank) (Kalajdzievski 2023).
+  /// Scales the product by alpha / sqrt(rank) (Kalajdzievski 2023).
   bool use_rslora = false;
   /// Trains the norms of the adapted weights' rows as well (DoRA, Liu et al.
   /// 2024). Slower.
   bool use_dora = false;
-  /// Modules that are trained in full, on copies of their own: a new head. What
-  /// ends with one of these names is meant.
+  /// Modules that are trained in full, on copies of their own, such as a new
+  /// head: all whose names end with one of these.
   std::vector<std::string> modules_to_save = {};
 
   // Details.
 
-  /// Weights of other classes than those above are [inputs, outputs]. For
-  /// Hugging Face's Conv1D this is known.
+  /// Weights of classes not listed above are [inputs, outputs]. For Hugging
+  /// Face's Conv1D this is known.
   bool fan_in_fan_out = false;
-  /// How values begin (init_lora_weights: true, "gaussian", false).
+  /// Initial values (init_lora_weights: true, "gaussian", false).
   AdapterInit init = AdapterInit::standard;
   /// Numbers of the layers whose modules get adapters; the first number in a
   /// dotted name counts. Only with names in `target_modules`.
@@ -132,13 +132,13 @@ struct AdapterOptions {
   std::string base_model_name_or_path = {};
 };
 
-/// A module as argument of the functions below: converts from a module, from a
-/// holder (ExportedModel, torch::nn::Linear), and from a pointer. Of a prepared
-/// model, pass module().
+/// The module argument of the functions below: converts from a module, a holder
+/// (ExportedModel, torch::nn::Linear) or a pointer. For a prepared model, pass
+/// module().
 class AdaptedModule {
  public:
   AdaptedModule(torch::nn::Module& module) : module_(&module) {}
-  // A constant handle refers to a module that can be changed.
+  // A const handle still refers to a mutable module.
   template <class Holder>
     requires requires(const Holder& holder) {
       { *holder } -> std::convertible_to<const torch::nn::Module&>;
@@ -246,8 +246,8 @@ ACCELERATE_API void delete_adapter(
 ACCELERATE_API void unload_adapters(const AdaptedModule& model);
 
 /// Writes an adapter as PEFT's save_pretrained() does: adapter_config.json and
-/// adapter_model.safetensors. `weights`: the tensors to write, by the names
-/// they have in the model, instead of the model's own; for a sharded model what
+/// adapter_model.safetensors. `weights` replaces the model's own tensors, by
+/// their names in the model: for a sharded model, pass what
 /// Accelerator::get_state_dict() returned on this rank. Creates `directory`.
 ACCELERATE_API void save_adapters(
     const AdaptedModule& model,
@@ -256,15 +256,15 @@ ACCELERATE_API void save_adapters(
     const WeightList& weights = {});
 
 struct LoadAdaptersOptions {
-  /// Trains the adapter whenever it is active. False: it is frozen.
+  /// Trains the adapter whenever it is active. If false, it stays frozen.
   bool is_trainable = false;
 };
 
-/// Reads an adapter that save_adapters() or PEFT wrote. One of this name that
-/// the model has gets its values; otherwise it is added, as add_adapters()
-/// does. Returns what PEFT's configuration says. Throws ConfigError for what is
-/// not supported there, and as add_adapters(); CheckpointError naming all
-/// tensors that are missing, or fit nothing.
+/// Reads an adapter that save_adapters() or PEFT wrote. If the model already
+/// has an adapter of this name, that one gets the values; otherwise one is
+/// added, as by add_adapters(). Returns what PEFT's configuration says. Throws
+/// ConfigError for what is not supported there, and as add_adapters();
+/// CheckpointError naming all tensors that are missing, or fit nothing.
 ACCELERATE_API AdapterOptions load_adapters(
     const AdaptedModule& model,
     const std::filesystem::path& directory,

@@ -54,7 +54,7 @@ struct SequenceAttentionOptions {
   std::int64_t first_head = 0;
   /// Factor of the scores; unset: 1 / sqrt(size of a head).
   std::optional<double> scale = std::nullopt;
-  /// Allows keys and values to have fewer heads than queries.
+  /// Allows fewer heads for keys and values than for queries.
   bool enable_gqa = false;
   /// How ring_attention exchanges keys and values; ulysses_attention ignores
   /// it.

@@ -8,8 +8,8 @@
 
 namespace accelerate {
 
-/// One pass over a loader. A pass goes on if the loader is moved; if the loader
-/// is gone, and at a batch beyond the end, it throws ConfigError. Leaving it
+/// One pass over a loader. A pass survives moving the loader; once the loader
+/// is gone, and beyond the last batch, it throws ConfigError. Leaving the loop
 /// early ends the pass.
 template <class Batch>
 class BatchIterator {

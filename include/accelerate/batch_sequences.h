@@ -12,7 +12,7 @@ namespace accelerate {
 /// `maybe_context_parallel({}, {}, {}, {.sequence_length = n})` with the same
 /// cut, where n is the length before the loader's padding.
 ///
-/// With one rank along `context`, batches stay whole. The loop gets a
+/// With one rank along `context`, batches stay whole. The loop throws
 /// ConfigError if a batch has more or fewer tensors than `dims`, or sequences
 /// of different lengths, or a length that does not divide among the ranks when
 /// there are no `pad_values`.

@@ -43,7 +43,7 @@ namespace accelerate {
     const std::string& strategy,
     InferAutoDeviceMapOptions options = {});
 
-/// What dispatching has moved so far.
+/// What has been moved so far for a dispatched model.
 struct DispatchStats {
   std::uint64_t bytes = 0;       ///< fetched weights now in memory
   std::uint64_t peak_bytes = 0;  ///< the most at any time
@@ -54,7 +54,7 @@ struct DispatchStats {
   /// How often an operator had to wait for a weight, and for how long.
   std::int64_t num_waits = 0;
   double wait_seconds = 0;
-  /// How often a weight other than the expected one was used.
+  /// How often the weight used was not the one expected.
   std::int64_t num_surprises = 0;
 };
 
@@ -64,7 +64,7 @@ struct DispatchOptions {
 
   /// Where each module is kept; names every tensor of the model.
   DeviceMap device_map = {};
-  /// Where modules on "cpu" and "disk" are computed. Unset: the first
+  /// Device that computes modules on "cpu" and "disk". Unset: the first
   /// accelerator of the map, else the CPU.
   std::optional<MapDevice> main_device = std::nullopt;
 
@@ -73,14 +73,14 @@ struct DispatchOptions {
   /// Values of weights; those missing here are the model's own. They are read
   /// in place, and never written to.
   WeightList state_dict = {};
-  /// Folder of the weights on "disk" (offload.h). Without an index.json, they
+  /// Folder of the weights on "disk" (offload.h). If it has no index.json, they
   /// are written there now.
   std::filesystem::path offload_dir = {};
-  /// Makes it an error if the folder's checksums do not match this model's
-  /// weights: it belongs to another model, or this one has been trained since.
-  /// False: a warning, and the folder's values are used.
+  /// If the folder's checksums do not match this model's weights (it belongs to
+  /// another model, or this one has been trained since), throw an error. If
+  /// false, warn and use the folder's values.
   bool strict_offload_dir = false;
-  /// Where weights on "disk" are, besides the folder.
+  /// Locations of weights on "disk" outside the folder.
   OffloadIndex offload_index = {};
 
   // What moves, and when.
@@ -115,7 +115,7 @@ class ACCELERATE_API Dispatch {
   Dispatch& operator=(Dispatch&&) noexcept;
   ~Dispatch();
 
-  /// The map that was given; Accelerate's `hf_device_map`.
+  /// The map passed in; Accelerate's `hf_device_map`.
   [[nodiscard]] const DeviceMap& device_map() const;
   /// Where modules on "cpu" and "disk" are computed, and where forwards begin.
   [[nodiscard]] c10::Device main_device() const;
@@ -237,8 +237,8 @@ struct OffloadOptions {
 [[nodiscard]] ACCELERATE_API Dispatch
 cpu_offload_module(torch::nn::Module& module, const OffloadOptions& options);
 
-/// Keeps all weights on disk, in a folder (offload.h), which is written unless
-/// it has an index.json.
+/// Keeps all weights on disk, in a folder (offload.h) that is written unless it
+/// already has an index.json.
 [[nodiscard]] ACCELERATE_API Dispatch disk_offload_module(
     torch::nn::Module& module,
     const std::filesystem::path& offload_dir,
@@ -304,8 +304,8 @@ cpu_offload_with_hook(
       std::move(hook)};
 }
 
-/// Arguments of load_checkpoint_and_dispatch(), as in LoadCheckpointOptions,
-/// InferAutoDeviceMapOptions and DispatchOptions.
+/// Arguments of load_checkpoint_and_dispatch(): those of
+/// load_checkpoint_in_model(), infer_auto_device_map() and dispatch_model().
 struct LoadAndDispatchOptions {
   // Places. Fields without a comment are those of infer_auto_device_map(),
   // LoadCheckpointOptions and DispatchOptions.
@@ -320,8 +320,8 @@ struct LoadAndDispatchOptions {
 
   // Weights on disk.
 
-  /// Where weights on "disk" are copied. Empty: they are read from the
-  /// checkpoint's own files; not allowed with broadcast_from_rank0.
+  /// Folder to which weights on "disk" are copied. Empty: they are read from
+  /// the checkpoint's own files, which broadcast_from_rank0 does not allow.
   std::filesystem::path offload_folder = {};
   bool strict_offload_folder = false;
   bool offload_buffers = false;

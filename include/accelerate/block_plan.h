@@ -11,7 +11,8 @@
 /// Placement of a model's blocks by the predicted time of a forward.
 namespace accelerate {
 
-/// Speeds from which a forward is predicted, given or from measure_speeds().
+/// Speeds from which a forward is predicted: estimates of your own, or the
+/// result of measure_speeds().
 struct MachineSpeeds {
   /// Multiplications and additions that the computing device does per second.
   double flops_per_second = 1e12;
@@ -40,7 +41,8 @@ struct PlanDeviceMapOptions {
   MachineSpeeds speeds = {};
   /// Tokens (rows) of a forward: each costs two operations per parameter.
   std::int64_t num_tokens = 1;
-  /// Compute times of named blocks in seconds, where better ones are known.
+  /// Compute times of named blocks, in seconds, that replace the predicted
+  /// ones.
   std::vector<std::pair<std::string, double>> block_seconds = {};
 };
 

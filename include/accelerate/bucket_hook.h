@@ -21,7 +21,7 @@ struct BucketContext {
   /// Valid during the call. LibTorch's own hooks take its address.
   c10d::ProcessGroup& process_group;
   /// Divisor that turns a sum over the ranks into their mean: the number of
-  /// ranks, or, inside join_uneven_inputs, what JoinOptions say.
+  /// ranks, or, inside join_uneven_inputs, the number that JoinOptions select.
   double divisor;
 };
 

@@ -20,17 +20,18 @@ namespace accelerate {
 /// Options of Accelerator::capture().
 struct CaptureOptions {
   /// Calls of each kind (shapes of the inputs, place in a window) that run
-  /// plainly before one is recorded; at least 1. LibTorch's libraries choose
-  /// and allocate in the first calls, and optimizers make their state.
+  /// plainly before one is recorded; at least 1. In the first calls, LibTorch's
+  /// libraries choose algorithms and allocate, and optimizers create their
+  /// state.
   int warmup_steps = 3;
-  /// Most recorded graphs that are kept, each with the memory of a step; at
-  /// least 1. The one that was used least recently makes room for a new one.
+  /// Maximum number of recorded graphs, each with the memory of a step; at
+  /// least 1. The least recently used one makes room for a new one.
   int max_graphs = 8;
-  /// Return copies of the outputs, which stay valid after the next call.
+  /// Return copies of the outputs, which remain valid after the next call.
   bool clone_outputs = false;
 };
 
-/// What the calls of a captured step did so far.
+/// What the calls of a captured step have done so far.
 struct CapturedStepCounts {
   /// Calls that ran the function itself.
   std::int64_t plain = 0;
@@ -50,13 +51,13 @@ ACCELERATE_API std::shared_ptr<StepGraphs> make_step_graphs(
     std::shared_ptr<Session> session,
     const CaptureOptions& options);
 /// Runs `run`, or replays what it did. `run` reads the inputs, whose tensors
-/// may be exchanged before it is called, and returns the outputs.
+/// may be replaced before the call, and returns the outputs.
 ACCELERATE_API std::shared_ptr<void> call_step(
     StepGraphs& graphs,
     const NestedParts& inputs,
     const std::function<std::shared_ptr<void>()>& run);
-/// Replace a tensor, unless it is undefined, by one without its graph, and by a
-/// copy.
+/// Replaces a tensor, unless it is undefined: by one detached from its graph,
+/// and by a copy.
 ACCELERATE_API void detach_output(at::Tensor& tensor);
 ACCELERATE_API void clone_output(at::Tensor& tensor);
 ACCELERATE_API const std::string& reason_of(const StepGraphs& graphs);
@@ -103,11 +104,11 @@ template <class Result, class... Args>
 class CapturedStep<Result(Args...)> {
   static_assert(
       (!std::is_rvalue_reference_v<Args> && ...),
-      "a captured step takes its arguments by value or by const reference");
+      "a captured step must take its arguments by value or const reference");
   using Outputs = std::remove_cvref_t<Result>;
   static_assert(
       std::is_void_v<Outputs> || NestedTensors<Outputs>,
-      "a captured step returns tensors, or nested values with tensors, or "
+      "a captured step must return tensors, nested values with tensors, or "
       "nothing");
 
  public:
@@ -120,7 +121,7 @@ class CapturedStep<Result(Args...)> {
             std::make_shared<std::function<Result(Args...)>>(std::move(step))),
         clone_outputs_(options.clone_outputs) {}
 
-  /// Takes the step. Throws what the function throws.
+  /// Runs or replays the step. Throws what the function throws.
   Outputs operator()(const std::remove_cvref_t<Args>&... args) const {
     std::tuple<std::remove_cvref_t<Args>...> values(args...);
     const std::shared_ptr<void> outputs = detail::call_step(

@@ -94,7 +94,7 @@ struct SaveStateOptions {
   /// Maximum host memory, in bytes, of an asynchronous save on this rank; a
   /// larger save is written before save_state returns. 0: no limit.
   std::uint64_t memory_limit = 0;
-  /// False: write models as torch files (pytorch_model.bin) instead of
+  /// If false, write models as torch files (pytorch_model.bin) instead of
   /// safetensors.
   bool safe_serialization = true;
   /// `accelerate` for checkpoints that Python continues from. Costs a second
@@ -103,8 +103,8 @@ struct SaveStateOptions {
 };
 
 struct LoadStateOptions {
-  /// Everything saved and everything prepared must match. False: what the
-  /// checkpoint lacks is left unchanged, and what it has in excess is ignored;
+  /// Everything saved and everything prepared must match. If false, what the
+  /// checkpoint lacks is left unchanged and what it has in excess is ignored;
   /// shapes must still match.
   bool strict = true;
   /// Names of parameters, buffers and optimizer state that are left unchanged;
@@ -115,7 +115,7 @@ struct LoadStateOptions {
   /// Verify checksums while reading. If the newest checkpoint turns out to be
   /// damaged, a call without a path warns and loads the one before it; a call
   /// with a path throws CheckpointError, and may leave prepared objects with a
-  /// mix of old and new state. False saves the time of hashing.
+  /// mix of old and new state. If false, the time of hashing is saved.
   bool verify = true;
 };
 
@@ -145,8 +145,8 @@ AnyStateful registered_state(T& object) {
   }
 }
 
-/// The state of a variable that it registers by name. Compiled for each
-/// CheckpointValue.
+/// The state of a variable that the program registers by name. Compiled for
+/// each CheckpointValue.
 template <CheckpointValue T>
 ACCELERATE_API AnyStateful registered_state(const std::string& name, T& value);
 

@@ -24,7 +24,7 @@ class ACCELERATE_API Checkpoints {
   explicit Checkpoints(std::shared_ptr<detail::Session> session)
       : session_(std::move(session)) {}
 
-  /// The one that load_state() without a path would load, if there is a
+  /// The checkpoint that load_state() without a path would load, if there is a
   /// complete one. Needs automatic_checkpoint_naming. All ranks must call it.
   [[nodiscard]] std::optional<std::filesystem::path> latest() const;
   [[nodiscard]] const ProjectConfiguration& project_configuration() const;

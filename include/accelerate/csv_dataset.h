@@ -15,7 +15,7 @@
 namespace accelerate {
 
 struct CsvOptions {
-  /// Not a quote, the end of a line or 0.
+  /// Must not be a quote, a line ending or 0.
   char delimiter = ',';
   /// The first row names the columns. Otherwise they are named "0", "1" …
   bool has_header = true;
@@ -49,11 +49,11 @@ class ACCELERATE_API CsvFile {
   [[nodiscard]] std::vector<std::string> row(std::int64_t index) const;
   /// [num_rows, columns.size()] of a floating-point or integer dtype, or kBool
   /// (0, 1, true, false). Spaces around a number are ignored. A missing value
-  /// is NaN: an empty field, or one that pandas takes for missing (NA, N/A, NaN,
+  /// is NaN: an empty field, or one that pandas reads as missing (NA, N/A, NaN,
   /// null, NULL, None, <NA>, #N/A ...); for an integer dtype it is an error.
   /// Throws ConfigError naming line and column of a field that is not a number,
-  /// or too large for the dtype, and for a column that does not exist or of
-  /// which there are several.
+  /// or is too large for the dtype, and for a column that does not exist or
+  /// whose name occurs twice.
   [[nodiscard]] at::Tensor numbers(
       const std::vector<std::string>& columns,
       at::ScalarType dtype = at::kFloat) const;

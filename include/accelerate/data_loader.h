@@ -41,10 +41,10 @@ class SkippedBatches {
 /// A dataset is one of two kinds:
 /// * random access: `size()`, and either `get_batch(std::span<const
 ///   std::int64_t> indices)`, returning a batch, or `get(index)`, returning a
-///   sample that `Collate` collates (torch::data datasets do). With
-///   `get(index, at::Generator&)`, or `get_batch(indices, at::Generator&)`, it
-///   gets a generator for its random numbers, which depends only on the seed,
-///   the epoch and the position in the order (for get_batch: that of the first
+///   sample that `Collate` collates (torch::data datasets do). With `get(index,
+///   at::Generator&)`, or `get_batch(indices, at::Generator&)`, it gets a
+///   generator for its random numbers, which depends only on the seed, the
+///   epoch and the position in the order (for get_batch: that of the first
 ///   sample), not on workers or on where a pass was resumed;
 /// * a stream: `next()`, returning an optional sample, empty at the end. If it
 ///   has `set_epoch(epoch)` or `reset()`, they are called, in that order,
@@ -52,7 +52,7 @@ class SkippedBatches {
 ///   must give the same samples on every rank, or be read by rank 0 alone
 ///   (dispatch_batches), and cannot be shuffled. It is resumed through
 ///   `state_dict()` and `load_state_dict()` if it has them, otherwise by
-///   reading on.
+///   reading up to that position.
 ///
 /// `size()` is called before each pass, so a dataset can grow between them. A
 /// dataset that holds one rank's shard says so with `bool is_sharded() const`.
@@ -69,12 +69,12 @@ class SkippedBatches {
 ///     for (auto& [inputs, labels] : loader) …
 ///
 /// One pass at a time; it can be left early, and a new one starts a new epoch.
-/// A pass goes on if the loader is moved; if the loader is gone, and at a batch
-/// beyond the end, it throws ConfigError.
-/// If rank 0 reads for all (dispatch_batches), all ranks must leave it after
-/// the same batch; otherwise those that stay get an Error at the next one.
-/// Exceptions of a dataset or collate function reach the loop as DataError. A
-/// loader must not be used by several threads at once.
+/// A pass survives moving the loader; once the loader is gone, and beyond the
+/// last batch, it throws ConfigError. If rank 0 reads for all
+/// (dispatch_batches), all ranks must leave it after the same batch; otherwise
+/// the others get an Error at the next one. Exceptions of a dataset or collate
+/// function reach the loop as DataError. A loader must not be used by several
+/// threads at once.
 template <class Dataset, class Collate = DefaultCollate>
 class DataLoader {
   using Typed = detail::TypedDataset<Dataset, Collate>;
@@ -146,8 +146,8 @@ class DataLoader {
   }
 
   /// With dispatch_batches: replaces the function by which rank 0 slices a
-  /// round. The default slices its tensors and lists by rows, all of which must
-  /// have as many; every rank gets other numbers and strings.
+  /// round. The default slices tensors and lists by rows, of which all must
+  /// have equally many; numbers and strings go to every rank.
   void slice_fn_for_dispatch(SliceFunction slice)
     requires detail::Dispatchable<Batch>
   {

@@ -7,8 +7,8 @@
 
 namespace accelerate {
 
-/// What an Accelerator's loaders do where their own DataLoaderOptions leave a
-/// field unset. The fields have the meanings of data_loader_options.h.
+/// Defaults for fields that the DataLoaderOptions of an Accelerator's loaders
+/// leave unset; data_loader_options.h describes them.
 struct DataLoaderConfiguration {
   bool split_batches = false;
   /// Unset: true for streams whose batches can be sent, unless even_batches is
@@ -20,8 +20,8 @@ struct DataLoaderConfiguration {
   std::optional<std::uint64_t> data_seed = std::nullopt;
   bool non_blocking = false;
   /// save_state() saves the positions of loaders, and load_state() continues
-  /// their passes. False: it leaves them out, and loaders begin a new pass
-  /// after load_state(). Accelerate's default is false.
+  /// their passes. If false, positions are not saved, and loaders begin a new
+  /// pass after load_state(). Accelerate's default is false.
   bool use_stateful_dataloader = true;
   BatchSequences sequences = {};
 };

@@ -10,9 +10,9 @@
 
 namespace accelerate {
 
-/// How a DataLoader forms batches, gives them to the ranks, and reads ahead.
-/// Fields that DataLoaderConfiguration also has are std::optional; unset, they
-/// are as AcceleratorOptions::dataloader_config says.
+/// How a DataLoader forms batches, distributes them over the ranks, and reads
+/// ahead. Fields that DataLoaderConfiguration also has are std::optional;
+/// unset, they follow AcceleratorOptions::dataloader_config.
 struct DataLoaderOptions {
   // Samples of a batch, and their order.
 
@@ -22,8 +22,8 @@ struct DataLoaderOptions {
   /// Reshuffle in every epoch by a keyed permutation, which takes constant
   /// memory and start-up time at any size.
   bool shuffle = false;
-  /// With `shuffle`: use PyTorch's order, which Accelerate's option of this
-  /// name gives for the same seed and epoch. Default: false.
+  /// With `shuffle`: use PyTorch's order, the one that Accelerate's option of
+  /// this name yields for the same seed and epoch. Default: false.
   std::optional<bool> use_seedable_sampler = std::nullopt;
   /// The order of a pass, in place of `shuffle`. Loaders must not share one.
   std::shared_ptr<Sampler> sampler = nullptr;
@@ -45,8 +45,8 @@ struct DataLoaderOptions {
   /// the loop would not match; it cannot be combined with dispatch_batches.
   /// Default: true.
   std::optional<bool> even_batches = std::nullopt;
-  /// Only rank 0 reads, and sends the other ranks their slices, for data that
-  /// only one process can read; the last round is cut evenly, filled up with
+  /// For data that only one process can read: rank 0 reads, and sends the other
+  /// ranks their slices. The last round is cut evenly, and filled up with
   /// samples of the first. Default: true for streams whose batches can be sent,
   /// unless even_batches is false.
   std::optional<bool> dispatch_batches = std::nullopt;
@@ -73,11 +73,11 @@ struct DataLoaderOptions {
   /// Copy to the device without waiting, for batches in pinned memory. Default:
   /// false.
   std::optional<bool> non_blocking = std::nullopt;
-  /// Number of threads that read and collate ahead; 0: the loop's own thread
-  /// does so when it needs a batch. Threads call `get` or `get_batch`, and the
-  /// collate function, concurrently, but never `next` of a stream. Without a
-  /// timeout, the loop's thread also makes batches, instead of sleeping, if one
-  /// takes less than 0.2 ms.
+  /// Number of threads that read and collate ahead. 0: the loop's own thread
+  /// reads each batch when it needs it. Threads call `get` or `get_batch`, and
+  /// the collate function, concurrently, but never `next` of a stream. Without
+  /// a timeout, the loop's thread also makes batches, instead of sleeping, if
+  /// one takes less than 0.2 ms.
   int num_workers = 0;
   /// Maximum number of batches per worker that are ready or being made. Unset:
   /// 2.

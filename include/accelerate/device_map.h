@@ -11,7 +11,7 @@
 #include <accelerate/byte_size.h>
 #include <accelerate/export.h>
 
-/// Where the modules of a model that is too big for one device are kept.
+/// The places of the modules of a model that is too big for one device.
 namespace accelerate {
 
 /// A place for weights: an accelerator device by its index, or "mps", "cpu",
@@ -111,7 +111,7 @@ class ACCELERATE_API DeviceMap {
   }
   [[nodiscard]] bool empty() const { return placements_.empty(); }
   [[nodiscard]] std::size_t size() const { return placements_.size(); }
-  /// What each device holds; empty for a given map.
+  /// What each device holds; empty for a map written by hand.
   [[nodiscard]] const std::vector<DeviceUse>& devices() const {
     return devices_;
   }
@@ -153,7 +153,7 @@ struct ModuleSizesOptions {
   std::string dtype = {};
   /// Overrides the dtypes of single tensors, by dotted name.
   std::vector<std::pair<std::string, std::string>> special_dtypes = {};
-  /// Leaves parameters out.
+  /// Leaves out parameters.
   bool buffers_only = false;
 };
 

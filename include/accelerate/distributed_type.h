@@ -40,7 +40,7 @@ struct AcceleratorState {
   Precision mixed_precision = Precision::no;
   /// The DeepSpeed configuration in force, as JSON; empty without one.
   std::string deepspeed_config = {};
-  /// DeepSpeed's options in force, each with its value; empty if DeepSpeed's
+  /// The DeepSpeed options in force, with their values; empty if DeepSpeed's
   /// settings are not in use.
   std::optional<DeepSpeedOptions> deepspeed_plugin = {};
   /// True if FSDP's settings are in use, with fsdp_version 2.
@@ -53,7 +53,8 @@ struct AcceleratorState {
   bool should_save_model = true;
 
   [[nodiscard]] bool use_distributed() const { return num_processes > 1; }
-  /// As in Accelerate: not on CPUs, nor with FSDP, DeepSpeed or Megatron-LM.
+  /// Follows Accelerate: false on CPUs, and with FSDP, DeepSpeed or
+  /// Megatron-LM.
   [[nodiscard]] bool multi_device() const {
     return distributed_type == DistributedType::multi_gpu;
   }

@@ -18,12 +18,13 @@ namespace detail {
 struct ElasticRun;
 }  // namespace detail
 
-/// Where ranks keep a state to fall back to, besides the project's checkpoints.
+/// Where ranks keep a state to fall back to, in addition to the project's
+/// checkpoints.
 enum class Redundancy {
   none,
-  /// In the machine's memory, outside the ranks' processes, so that it outlives
-  /// them. With several machines, each part is also kept in the next machine's
-  /// memory.
+  /// Memory of the machine, outside the ranks' processes, so that the state
+  /// outlives them. With several machines, each part is also kept in the next
+  /// machine's memory.
   neighbour,
 };
 
@@ -32,7 +33,7 @@ enum class ElasticBatch {
   /// The samples of a step on all ranks together.
   global,
   /// The samples of a step on each rank, so that the global batch grows and
-  /// shrinks with the number of ranks. The learning rate is left to the
+  /// shrinks with the number of ranks. Adapting the learning rate is up to the
   /// program.
   per_rank,
 };
@@ -107,13 +108,13 @@ class ACCELERATE_API ElasticContext {
   /// Call it at the end of each step, or of each micro-step, where it returns
   /// at once inside a window. Keeps a state in memory every redundancy_steps
   /// steps. Returns true on all ranks in the same call if run_elastic()'s
-  /// function must return: because the group changes its size (resizing()),
-  /// with the state kept in memory, or because a process was told to end
-  /// (preempted(); AcceleratorOptions::preemption_signals), with the state
-  /// saved as a checkpoint of the project, if that names its checkpoints.
-  /// Collective; communicates a few numbers. Where it saves, it throws the
-  /// error of an earlier asynchronous save of the program's own, as
-  /// save_state() does.
+  /// function must return: because the group changes its size (resizing()), in
+  /// which case the state is kept in memory, or because a process was told to
+  /// end (preempted(); AcceleratorOptions::preemption_signals), in which case
+  /// it is saved as a checkpoint of the project, if automatic_checkpoint_naming
+  /// is on. Collective; communicates a few numbers. If it saves, it throws the
+  /// error of an earlier asynchronous save of the program, as save_state()
+  /// does.
   [[nodiscard]] bool step_done(const Accelerator& accelerator) const;
 
   /// Why step_done() was true.

@@ -21,14 +21,14 @@ namespace accelerate {
 /// says.
 ///
 /// `include_buffers`: every tensor that a factory function (torch::empty,
-/// torch::randn ...) would make on the CPU is made on the device instead, except
-/// tensors of given values (torch::tensor), which stay and can be read, as in
-/// Accelerate; init_on_device() moves those that become buffers. Without it,
-/// tensors are made as usual, and a parameter moves once its module
-/// has registered it, one at a time, by the time the next tensor is made or an
+/// torch::randn ...) would make on the CPU is made on the device instead,
+/// except tensors of given values (torch::tensor), which stay and can be read,
+/// as in Accelerate; init_on_device() moves those that become buffers. Without
+/// it, tensors are made as usual, and a parameter moves once its module has
+/// registered it, one at a time, by the time the next tensor is made or an
 /// operator takes it. Buffers keep their values. A parameter registered without
-/// requires_grad looks like a buffer, and stays; init_on_device() moves those,
-/// too.
+/// requires_grad looks like a buffer, and stays; init_on_device() moves those
+/// as well.
 class ACCELERATE_API DeviceScope {
  public:
   DeviceScope(c10::Device device, bool include_buffers);

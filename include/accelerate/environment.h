@@ -9,8 +9,8 @@
 
 namespace accelerate {
 
-/// Changed environment variables, whose previous values the destructor
-/// restores, also when an exception ends the scope.
+/// Changes environment variables; the destructor restores their previous
+/// values, also when an exception ends the scope.
 ///
 /// The environment belongs to the whole process, and changing it is not safe
 /// while another thread reads it: open and close such scopes before threads
@@ -18,8 +18,8 @@ namespace accelerate {
 /// end in reverse order.
 class ACCELERATE_API EnvironmentScope {
  public:
-  /// Restores `previous` at the end; a variable without a value was not set.
-  /// With `clears`, every other variable is removed then as well.
+  /// The destructor restores `previous`; a variable without a value was not
+  /// set. With `clears`, it also removes every other variable.
   EnvironmentScope(
       std::map<std::string, std::optional<std::string>> previous,
       bool clears);

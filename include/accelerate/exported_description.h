@@ -8,7 +8,7 @@
 
 namespace accelerate {
 
-/// What is in a program of torch.export.
+/// The contents of a program of torch.export.
 struct ExportedDescription {
   struct Input {
     std::string name;

@@ -24,7 +24,8 @@
 namespace accelerate {
 
 struct ExportedOptions {
-  /// The program within the archive; torch.export.save() calls its one "model".
+  /// The program within the archive; torch.export.save() names its only one
+  /// "model".
   std::string model = "model";
   /// False leaves parameters and buffers on the meta device, as an archive
   /// without weights does; constants have their values.
@@ -120,7 +121,8 @@ class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl,
   ExportedOutputs forward(const Inputs&... inputs) {
     return forward(std::vector<c10::IValue>{input_value(inputs)...});
   }
-  /// The same by name. Throws ConfigError if the names are not input_names().
+  /// Runs the program with inputs by name. Throws ConfigError if the names are
+  /// not input_names().
   ExportedOutputs forward(const ExportedInputs& inputs);
 
   /// Names of the inputs: of Python's arguments, and of the tensors inside
@@ -144,7 +146,7 @@ class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl,
   /// those in branches and loops.
   [[nodiscard]] std::size_t num_instructions() const;
 
-  /// What forward() runs; the library reads it.
+  /// The program that forward() runs, for the library's own use.
   [[nodiscard]] const detail::LoadedProgram& program() const {
     return *program_;
   }

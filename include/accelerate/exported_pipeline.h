@@ -43,8 +43,8 @@ namespace accelerate {
     const PipelineOptions& options = {});
 
 /// Divides a model that Python exported among all ranks of `world`, for
-/// inference, as the function for layers does. Call model->eval() first if it
-/// has dropout.
+/// inference, like the function for layers (prepare_pippy.h). Call
+/// model->eval() first if it has dropout.
 ACCELERATE_API PippyModel prepare_pippy(
     const World& world,
     const ExportedModel& model,

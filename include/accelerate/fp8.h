@@ -30,7 +30,7 @@ enum class Float8LinearRecipeName {
   /// its own scale, a power of two. Everything is e4m3. More accurate, and
   /// slower.
   rowwise,
-  /// As rowwise, but gradients of weights are computed in high precision.
+  /// Like rowwise, but gradients of weights are computed in high precision.
   rowwise_with_gw_hp,
 };
 
@@ -61,8 +61,8 @@ struct ACCELERATE_API Float8LinearConfig {
   /// in the same way, and then multiplied in fp32.
   bool emulate = false;
   /// Not in torchao: gradients of outputs are rounded up or down at random,
-  /// with their own value as the expectation, so that small ones do not vanish.
-  /// Draws one number from LibTorch's CPU generator per cast.
+  /// with the value itself as the expectation, so that small ones do not
+  /// vanish. Draws one number from LibTorch's CPU generator per cast.
   bool stochastic_rounding = false;
 };
 
@@ -111,7 +111,7 @@ struct TERecipeKwargs {
   std::optional<std::int64_t> amax_history_len = std::nullopt;
   /// "max" of the history, or "most_recent". Unset: "most_recent".
   std::optional<std::string> amax_compute_algo = std::nullopt;
-  /// Unset: no product.
+  /// Unset: none.
   std::optional<OverrideLinearPrecision> override_linear_precision =
       std::nullopt;
   /// Unset: false. Not with amax_history_len or amax_compute_algo, which MXFP8

@@ -15,8 +15,8 @@ namespace accelerate {
 
 /// What is sharded over the ranks, and when full parameters are resharded.
 enum class ShardingStrategy {
-  /// Parameters, gradients and optimizer state; parameters are gathered for
-  /// each use (ZeRO-3).
+  /// Shard parameters, gradients and optimizer state; parameters are gathered
+  /// for each use (ZeRO-3).
   full_shard = 1,
   /// Gradients and optimizer state; parameters stay unsharded from a forward to
   /// the end of its backward (ZeRO-2).
@@ -31,11 +31,11 @@ enum class ShardingStrategy {
 
 /// When the backward pass gathers its next unit.
 enum class BackwardPrefetch {
-  /// When it is needed: slowest, but saves the memory of one unit.
+  /// Gather it when it is needed: slowest, but saves the memory of one unit.
   none,
-  /// Before the gradients of the current unit are computed: fastest.
+  /// Gather it before the gradients of the current unit are computed: fastest.
   backward_pre,
-  /// After them: less memory.
+  /// Gather it after them: less memory.
   backward_post,
 };
 

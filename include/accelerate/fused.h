@@ -31,8 +31,8 @@ struct FusedCrossEntropyOptions {
 };
 
 /// The softmax cross entropy of `logits`, [..., classes] in fp64, fp32, bf16 or
-/// fp16, for `targets`, [...] in int64, on the same device. As cross_entropy()
-/// computes it from fp32 logits, but no such copy is made, and no
+/// fp16, for `targets`, [...] in int64, on the same device. Equals
+/// cross_entropy() of fp32 logits, but makes neither such a copy nor
 /// probabilities: backward needs the logits and one number per row, and writes
 /// the gradient in the logits' dtype. On CUDA devices forward and backward are
 /// one kernel each where the run-time compiler can be found; see the guide on
@@ -110,7 +110,7 @@ enum class Activation {
 
 /// What the functions below return.
 struct NormalizedSum {
-  /// In the dtype of the inputs, as a layer of that dtype takes it.
+  /// The LayerNorm or RMSNorm, in the dtype of the inputs.
   at::Tensor normalized;
   /// input + residual: the residual of the next layer.
   at::Tensor sum;
@@ -133,7 +133,7 @@ struct NormalizedSum {
     const at::Tensor& bias = {},
     double epsilon = 1e-5);
 
-/// Adds and normalises with RMSNorm, which divides by the root of the mean
+/// Adds, and normalises with RMSNorm, which divides by the root of the mean
 /// square and has no bias.
 [[nodiscard]] ACCELERATE_API NormalizedSum fused_add_rms_norm(
     const at::Tensor& input,
@@ -143,12 +143,12 @@ struct NormalizedSum {
 
 /// Rotates pairs of features by angles that depend on the position (Su et al.,
 /// "RoFormer", 2021). `input`: [..., positions, features], such as queries of
-/// shape [batch, heads, positions, features]; `cosines` and `sines`: [positions,
-/// features / 2], in fp32 (fp64 for such an input), which get no gradients.
-/// `interleaved`: pairs are neighbouring features, as in RoFormer; otherwise
-/// feature i and i + features / 2, as in Llama. Returns a new tensor of the
-/// input's shape and dtype. Makes no tensors in between, forward and backward,
-/// and can be differentiated any number of times.
+/// shape [batch, heads, positions, features]; `cosines` and `sines`:
+/// [positions, features / 2], in fp32 (fp64 for such an input), which get no
+/// gradients. With `interleaved`, neighbouring features form pairs, as in
+/// RoFormer; otherwise features i and i + features / 2 do, as in Llama. Returns
+/// a new tensor of the input's shape and dtype. Makes no tensors in between,
+/// forward and backward, and can be differentiated any number of times.
 ///
 /// Throws ConfigError for arguments that do not fit.
 [[nodiscard]] ACCELERATE_API at::Tensor rotary_embedding(

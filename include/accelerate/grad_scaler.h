@@ -27,14 +27,14 @@ struct GradScalerOptions {
   double growth_factor = 2.0;
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;
-  /// False: every function passes its argument through.
+  /// If false, every function passes its argument through.
   bool enabled = true;
 };
 
-/// Keeps fp16 gradients from vanishing: losses are multiplied before the
-/// backward, gradients divided after it, and a step whose gradients have an
-/// infinity or NaN is skipped and the scale lowered. The numbers are those of
-/// torch.amp.GradScaler.
+/// Keeps fp16 gradients from vanishing: losses are multiplied by a scale before
+/// the backward, and gradients divided by it afterwards; a step whose gradients
+/// have an infinity or NaN is skipped, and the scale is lowered. Scales are
+/// those of torch.amp.GradScaler.
 ///
 /// An Accelerator with fp16 has one and calls it in backward(),
 /// clip_grad_norm_() and Optimizer::step(); use one directly in your own loop:
@@ -82,14 +82,14 @@ class ACCELERATE_API GradScaler {
   /// Ends the step of all optimizers: lowers or raises the scale, or sets it.
   void update(std::optional<double> new_scale = std::nullopt) const;
 
-  /// 1 if not enabled. Waits for the device.
+  /// The scale; 1 if not enabled. Waits for the device.
   [[nodiscard]] double get_scale() const;
   /// Number of steps without an infinity since the scale last changed.
   [[nodiscard]] std::int64_t growth_tracker() const;
   [[nodiscard]] bool is_enabled() const;
   [[nodiscard]] const GradScalerOptions& options() const;
 
-  /// Empty if not enabled. Keys are those of torch: scale, growth_factor,
+  /// Empty if not enabled. The keys are torch's: scale, growth_factor,
   /// backoff_factor, growth_interval, _growth_tracker.
   [[nodiscard]] StateDict state_dict() const;
   /// Throws CheckpointError, before changing anything, for a state that does

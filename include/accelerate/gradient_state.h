@@ -40,7 +40,7 @@ class ACCELERATE_API GradientState {
   /// Number of micro-steps of a full window.
   [[nodiscard]] int num_steps() const;
   /// Decides, until the next accumulate(), whether optimizers and schedules
-  /// step. Whether a backward is averaged is up to accumulate() and no_sync().
+  /// step. Whether gradients are averaged is up to accumulate() and no_sync().
   void set_sync_gradients(bool sync_gradients) const;
   /// Changes the length of future windows; the next accumulate() begins one.
   /// Throws ConfigError in the middle of a window, and for values below 1.

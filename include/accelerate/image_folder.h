@@ -17,12 +17,12 @@ namespace accelerate {
 
 /// Reads the image in a JPEG, PNG, BMP, GIF (first frame), TGA, PSD or PNM (P5,
 /// P6) file: [channels, height, width] kByte. `channels`: 1 (grey), 3 or 4;
-/// unset: as in the file. Pixels are those of Pillow, but for JPEG, where
-/// decoders differ by a few units; as there, the orientation that a camera
-/// noted is not applied. Colours of 16 bits become their high 8. Throws Error if
-/// the file cannot be read, ConfigError with the reason if it cannot be
-/// decoded: if it is truncated or damaged, or of a kind that would lose values
-/// (grey of 16 bits).
+/// unset: as in the file. Pixels equal Pillow's, except for JPEG, where
+/// decoders differ by a few units; as in Pillow, the orientation recorded by a
+/// camera is not applied. Of colours of 16 bits, the high 8 are kept. Throws
+/// Error if the file cannot be read, ConfigError with the reason if it cannot
+/// be decoded: if it is truncated or damaged, or would lose values (grey of 16
+/// bits).
 [[nodiscard]] ACCELERATE_API at::Tensor read_image(
     const std::string& path,
     std::optional<int> channels = std::nullopt);
@@ -40,10 +40,10 @@ struct ImageFolderOptions {
 };
 
 /// Images in one directory per class. A sample is a tuple of the image and its
-/// class, a 0-d kLong. As in torchvision, classes are all directories, hidden
-/// ones too, and are numbered in the order of their names; files are in the
-/// order of their directories and names; files that are not named as images are
-/// skipped. Images are decoded when they are read: use workers.
+/// class, a 0-d kLong. As in torchvision, classes are all directories,
+/// including hidden ones, and are numbered in the order of their names; files
+/// are in the order of their directories and names; files that are not named as
+/// images are skipped. Images are decoded when they are read: use workers.
 class ACCELERATE_API ImageFolder {
  public:
   /// Throws Error if the directory cannot be read, ConfigError naming class

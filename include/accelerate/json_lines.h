@@ -30,8 +30,8 @@ class ACCELERATE_API JsonRecord {
   [[nodiscard]] bool boolean(const std::string& key) const;
   [[nodiscard]] std::vector<std::string> texts(const std::string& key) const;
   /// A number or boolean gives a 0-d tensor; lists of lists give more
-  /// dimensions, with equal lengths within each. Numbers that the dtype does not
-  /// have are errors: they are not cut to it, nor become infinite.
+  /// dimensions, with equal lengths within each. Numbers that the dtype cannot
+  /// represent are errors: they are neither truncated nor made infinite.
   [[nodiscard]] at::Tensor tensor(
       const std::string& key,
       at::ScalarType dtype = at::kFloat) const;
@@ -46,12 +46,12 @@ class ACCELERATE_API JsonRecord {
 };
 
 /// A file with one JSON object per line, as Python's json module writes and
-/// reads them: UTF-8, with or without a byte order mark, and NaN, Infinity and
-/// -Infinity are numbers; of equal keys in an object the last one counts. Lines
-/// end with LF, CR LF or CR; blank ones are skipped. The file is memory-mapped
-/// and its lines are parsed when they are read; an index takes eight bytes of
-/// memory per line. The file must not change meanwhile. Copies share the
-/// mapping. Safe to read from several threads.
+/// reads them: UTF-8, with or without a byte order mark, with NaN, Infinity and
+/// -Infinity as numbers; if an object has a key twice, the last one counts.
+/// Lines end with LF, CR LF or CR; blank ones are skipped. The file is
+/// memory-mapped and its lines are parsed when they are read; an index takes
+/// eight bytes of memory per line. The file must not change meanwhile. Copies
+/// share the mapping. Safe to read from several threads.
 class ACCELERATE_API JsonLinesFile {
  public:
   /// Throws Error if the file cannot be read, ConfigError if it is UTF-16.

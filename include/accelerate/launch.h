@@ -15,21 +15,22 @@ struct LaunchFunctionOptions {
   /// Identifies this call of launch_function(). If a program has several calls,
   /// their names must differ.
   std::string name = "main";
-  /// Stay on the CPU even if there is an accelerator: ACCELERATE_USE_CPU=true,
-  /// unless `variables` say otherwise.
+  /// Stay on the CPU even if there is an accelerator. Sets
+  /// ACCELERATE_USE_CPU=true, unless `variables` say otherwise.
   bool cpu = false;
   /// Additional variables for the ranks, such as ACCELERATE_MIXED_PRECISION.
   /// They and `cpu` override the environment. If the function runs in this
   /// process, they are set while it runs and restored afterwards.
   std::map<std::string, std::string> variables = {};
   /// The ranks' arguments, without the program's name. Unset: this process's.
-  /// Without effect if the function runs in this process.
+  /// No effect if the function runs in this process.
   std::optional<std::vector<std::string>> arguments = std::nullopt;
 };
 
 /// Runs `function` once in each of `num_processes` processes on this node,
 /// which are ranks of one group: an Accelerator made in it finds the others.
-/// For programs that are started directly, not by `accelerate-cpp launch`.
+/// Meant for programs that are started directly, not by `accelerate-cpp
+/// launch`.
 ///
 /// The ranks are new processes of this program with the same arguments, not
 /// forks: each runs from the beginning of main() to this call, then the

@@ -22,15 +22,15 @@ namespace accelerate {
 struct LoadCheckpointOptions {
   // Places, and the folder of weights on disk.
 
-  /// Where each tensor goes. Empty: where it is now, or to the CPU if it is on
-  /// the meta device.
+  /// Where each tensor goes. Empty: it stays where it is, or goes to the CPU
+  /// from the meta device.
   DeviceMap device_map = {};
   /// Where weights with the place "disk" are written, in Accelerate's format
   /// (offload.h) and in the checkpoint's dtype. A folder that already holds
   /// them is not rewritten.
   std::filesystem::path offload_folder = {};
-  /// Makes it an error if the folder has other values for weights of the
-  /// checkpoint: it belongs to another model. False: they are replaced.
+  /// If the folder has other values for weights of the checkpoint (it belongs
+  /// to another model), throw an error. If false, replace them.
   bool strict_offload_folder = false;
 
   // Dtypes, and what is written to disk.
@@ -45,13 +45,13 @@ struct LoadCheckpointOptions {
   /// Buffers with the place "disk" are written as well. Otherwise they go to
   /// the CPU.
   bool offload_buffers = false;
-  /// Names of modules whose tensors are float32 where `dtype` is float16.
+  /// Names of modules whose tensors stay float32 if `dtype` is float16.
   std::vector<std::string> keep_in_fp32_modules = {};
 
   // What must be there, and which ranks read.
 
-  /// Every tensor of the module must be in the checkpoint, and vice versa.
-  /// False: those in only one of them are left out, with a warning about
+  /// Every tensor of the module must be in the checkpoint, and vice versa. If
+  /// false, those in only one of them are left out, with a warning about
   /// tensors that no module has.
   bool strict = false;
   /// False is rejected: a module that is not prepared has full tensors. See
@@ -67,8 +67,8 @@ struct LoadCheckpointOptions {
   /// Memory-map tensors that stay on the CPU in the dtype of a safetensors
   /// file, in a module on the meta device: their pages are read on first use.
   /// If another program is about to change the file, they are copied before it
-  /// can. With false, or if the kernel cannot announce changes (files of
-  /// another user, on a network, or open for writing), they are read now.
+  /// can. If false, or if the kernel cannot announce changes (files of another
+  /// user, on a network, or open for writing), they are read now.
   bool map_weights = true;
   /// Shows a progress bar of the bytes read, not counting mapped ones, on the
   /// ranks that read. Unset: none.

@@ -10,7 +10,7 @@ namespace accelerate {
 struct LocalSGDOptions {
   /// Number of optimizer steps between two averages.
   int local_sgd_steps = 1;
-  /// False: gradients are averaged in every step, as without LocalSGD.
+  /// If false, gradients are averaged in every step, as without LocalSGD.
   bool enabled = true;
 };
 

@@ -14,9 +14,9 @@ namespace accelerate {
 
 /// Which ranks log a message.
 struct LogOptions {
-  /// Only rank 0. False: every rank.
+  /// Only rank 0 logs. If false, every rank does.
   bool main_process_only = true;
-  /// Every rank, one after another, whatever `main_process_only` says.
+  /// Every rank logs, one after another, whatever `main_process_only` says.
   /// Collective: all ranks must make the call, with the same level in force.
   bool in_order = false;
 
@@ -121,8 +121,7 @@ class ACCELERATE_API NamedLogger {
     log(LogLevel::critical, options, message, values...);
   }
 
-  /// warning(), unless this logger has been given the same message with the
-  /// same options before.
+  /// Like warning(), but logs the same message with the same options only once.
   template <class... Values>
   void warning_once(
       const LogOptions& options,

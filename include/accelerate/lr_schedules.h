@@ -206,7 +206,8 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
   void apply() override;
 
  private:
-  /// A place in a cycle of `length` steps, after `step` steps of the schedule.
+  /// The position in a cycle of `length` steps, after `step` steps of the
+  /// schedule.
   struct Cycle {
     std::int64_t step;
     double position;
@@ -338,7 +339,7 @@ struct ReduceLROnPlateauOptions {
   std::vector<double> min_lr = {0};  ///< one, or one per group
   double eps = 1e-8;                 ///< smaller reductions are skipped
 };
-/// Multiplies by factor when the metric given to `step(metric)` no longer
+/// Multiplies by factor when the metric passed to `step(metric)` no longer
 /// improves. Give every rank the same metric, or their learning rates diverge.
 class ACCELERATE_API ReduceLROnPlateau : public LRScheduler {
  public:

@@ -30,7 +30,7 @@ namespace accelerate {
 /// that of the C library's heap.
 ACCELERATE_API void clear_device_cache();
 
-/// Empties tensors, module holders, pointers and containers, then calls
+/// Empties tensors, module holders, pointers and containers, and calls
 /// `clear_device_cache()`.
 template <class... Ts>
 void release_memory(Ts&... objects) {

@@ -14,7 +14,7 @@ namespace accelerate {
 
 /// What is sharded across ranks.
 enum class MemorySplit {
-  /// Nothing: each rank has a replica.
+  /// Nothing is sharded: each rank has a replica.
   replicated,
   /// Optimizer state (ZeRO-1). With gradient accumulation, each rank keeps full
   /// gradients.
@@ -23,8 +23,8 @@ enum class MemorySplit {
   zero_2,
   /// Parameters as well, over all ranks (ZeRO-3).
   full_shard,
-  /// Parameters as well, over groups of `num_shards` ranks, which are replicas
-  /// of each other.
+  /// Parameters as well, over groups of `num_shards` ranks; the groups are
+  /// replicas of each other.
   hybrid_shard,
 };
 
@@ -144,7 +144,7 @@ class ACCELERATE_API MemoryPlan {
 
   /// Throws ConfigError if a number is below 1.
   MemoryPlan(Facts facts, Estimate estimate);
-  // A move copies: a plan that was moved from is still one.
+  // Moving copies, so a moved-from plan stays valid.
   MemoryPlan(const MemoryPlan&) = default;
   MemoryPlan& operator=(const MemoryPlan&) = default;
   ~MemoryPlan() = default;
@@ -155,7 +155,7 @@ class ACCELERATE_API MemoryPlan {
   /// Returns the memory of any case. Throws ConfigError for an impossible one:
   /// a number below 1, or degrees that do not divide the number of ranks.
   [[nodiscard]] MemoryRow row(const MemoryCase& at) const;
-  /// Returns the row of rows() for this split, precision and recomputation.
+  /// Returns the entry of rows() for this split, precision and recomputation.
   /// Throws ConfigError if the ranks do not allow it.
   [[nodiscard]] MemoryRow row(
       MemorySplit split,

@@ -39,8 +39,8 @@ namespace accelerate {
 struct MetricRanks {
   /// Ranks that read different data.
   Group group = {};
-  /// GradientState::remainder() of the batch that update() is given; unset:
-  /// nothing is ever repeated.
+  /// GradientState::remainder() of the batch passed to update(); unset: samples
+  /// are never repeated.
   std::function<std::int64_t()> remainder = {};
 };
 

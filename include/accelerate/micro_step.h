@@ -28,7 +28,7 @@ class ACCELERATE_API MicroStep {
  public:
   /// A no-op scope.
   MicroStep() = default;
-  /// The models are the session's.
+  /// The models must be the session's.
   MicroStep(
       std::shared_ptr<detail::Session> session,
       std::initializer_list<detail::PreparedModel*> models,

@@ -41,7 +41,7 @@ template <class T>
 inline constexpr bool kIsTensor =
     std::is_same_v<std::remove_cvref_t<T>, at::Tensor>;
 
-/// The type with which a forward's argument of type T is passed on.
+/// The type in which a forward's argument of type T is passed on.
 template <class T>
 using Adapted = std::conditional_t<kIsTensor<T>, at::Tensor, T&&>;
 
@@ -287,13 +287,13 @@ inline constexpr bool kIsModel = false;
 template <class M>
 inline constexpr bool kIsModel<Model<M>> = true;
 
-/// The model that accumulate() or no_sync() is given.
+/// The model passed to accumulate() or no_sync().
 template <class T>
 PreparedModel* prepared_of(const T& model) {
   static_assert(
       kIsModel<T>,
-      "accumulate() and no_sync() take prepared models: give them what "
-      "prepare() returned");
+      "accumulate() and no_sync() take prepared models: pass what prepare() "
+      "returned");
   if constexpr (kIsModel<T>) {
     return model.prepared().get();
   } else {

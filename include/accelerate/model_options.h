@@ -7,9 +7,9 @@
 
 namespace accelerate {
 
-/// Options of one model if an Accelerator prepares several: a frozen teacher,
-/// say, that is sharded while the student is replicated. A field left unset is
-/// as in AcceleratorOptions, or as the launcher says.
+/// Options of one of an Accelerator's models: a frozen teacher, say, that is
+/// sharded while the student is replicated. An unset field follows
+/// AcceleratorOptions or the launcher.
 struct ModelOptions {
   /// Move the model to the accelerator's device. Unset: as
   /// AcceleratorOptions::device_placement says. On several ranks, a model can

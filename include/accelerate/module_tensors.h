@@ -40,7 +40,7 @@ struct NamedModuleTensorsOptions {
 
 struct NonPersistentBuffersOptions {
   bool recurse = false;
-  /// Dotted names instead of the last parts.
+  /// Return dotted names instead of their last parts.
   bool fqns = false;
 };
 
@@ -73,7 +73,7 @@ using TiedParamsMap =
 
 struct SetModuleTensorOptions {
   /// New contents, of the same shape; the module shares their memory if they
-  /// need no conversion. Undefined: the tensor's own.
+  /// need no conversion. Undefined: the tensor keeps its own.
   at::Tensor value = {};
   /// The tensor's new dtype, for floating-point values; others keep their own.
   /// Unset: the tensor keeps its dtype. Has no effect without a value.
@@ -115,9 +115,9 @@ ACCELERATE_API std::string check_tied_parameters_on_same_device(
 /// While it lives, the module's own tensors are on `execution_device`, and
 /// afterwards where they were; offloaded ones are fetched, and put back with
 /// any changes. For code that reads or changes weights of an offloaded model.
-/// Without a device, nothing moves, except that offloaded tensors are fetched
-/// to the device that uses them. The module must live as long; after a move of
-/// an accelerator's tensors, operators on them are not recorded in a graph that
+/// Without a device, only offloaded tensors move: they are fetched to the
+/// device that uses them. The module must outlive the scope; after a move of an
+/// accelerator's tensors, operators on them are not recorded in a graph that
 /// outlives the scope.
 ///
 ///     {
@@ -154,8 +154,8 @@ auto align_module_device(
 [[nodiscard]] ACCELERATE_API bool has_offloaded_params(
     const torch::nn::Module& module);
 
-/// Whether a device map with more than one entry has parts of the module
-/// offloaded, or on several devices.
+/// Whether a device map with more than one entry offloads parts of the module,
+/// or spreads it over several devices.
 [[nodiscard]] ACCELERATE_API bool verify_device_map(
     const torch::nn::Module& module);
 

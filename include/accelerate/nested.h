@@ -117,7 +117,7 @@ ACCELERATE_API void to_single(at::Tensor& tensor);
 
 template <class T, class Change>
 T with_parts(T value, Change&& change) {
-  // The callers refuse other types; the compiler need not repeat it.
+  // Callers reject other types; the compiler need not repeat that.
   if constexpr (NestedTensors<T>) change(parts_of(value));
   return value;
 }
@@ -134,7 +134,7 @@ T with_parts(T value, Change&& change) {
 /// This and the functions below that communicate first compare what the ranks
 /// pass, which costs a message of 8 bytes per rank; Group's collectives do so
 /// in debug mode only. If the numbers of tensors, dtypes, shapes or keys do not
-/// agree, they throw DistributedError on every rank, with what each rank
+/// agree, they throw DistributedError on every rank, saying what each rank
 /// passed; the group stays usable. A list that cannot be sent (objects.h)
 /// throws ConfigError.
 template <class T>
@@ -174,7 +174,7 @@ T reduce(
 
 /// Returns `value` with the values of rank `from_process` in every tensor.
 /// Shapes and dtypes must agree on all ranks. Returns new tensors. Lists,
-/// numbers and strings beside them become those of `from_process`, too.
+/// numbers and strings beside them also become those of `from_process`.
 template <class T>
 T broadcast(const T& value, const Group& group, int from_process = 0) {
   static_assert(

@@ -37,7 +37,7 @@ ACCELERATE_API std::optional<at::Device> device_of(
     const std::vector<at::Tensor>& tensors);
 }  // namespace detail
 
-/// The visitor of recursively_apply().
+/// The visitor behind recursively_apply().
 class ACCELERATE_API ApplyVisitor {
  public:
   ApplyVisitor(

@@ -40,12 +40,12 @@ class ACCELERATE_API Optimizer {
   at::Tensor step(const std::function<at::Tensor()>& closure = nullptr) const;
 
   /// Clips the gradients and steps, if this micro-step ends a window; otherwise
-  /// does nothing and returns an undefined tensor. Call it on all ranks. The
-  /// same as `clip_grad_norm_` and `step`, with one pass over the gradients
-  /// less where a fused kernel steps (AdamW, Adam, SGD, Adagrad; dense gradients
-  /// of at most 32 bits), whose gradients may then be the clipped or the
-  /// original ones. Returns the norm before clipping, as `clip_grad_norm_`
-  /// does. Throws ConfigError for a `max_norm` that is not above 0, and for an
+  /// does nothing and returns an undefined tensor. Call it on all ranks. Equals
+  /// `clip_grad_norm_` followed by `step`, but saves a pass over the gradients
+  /// where a fused kernel steps (AdamW, Adam, SGD, Adagrad; dense gradients of
+  /// at most 32 bits); whether the gradients are clipped afterwards is then
+  /// unspecified. Returns the norm before clipping, as `clip_grad_norm_` does.
+  /// Throws ConfigError for a `max_norm` that is not above 0, and for an
   /// infinite norm or NaN if `error_if_nonfinite`.
   ///
   ///     optimizer.step({.max_norm = 1.0});

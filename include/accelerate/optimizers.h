@@ -38,16 +38,16 @@ namespace accelerate::optim {
 /// `expert`), or only some of the parameters (`pipeline`), and the optimizer is
 /// neither declared here nor SGD, Adam, AdamW, Adagrad or RMSprop: a norm or a
 /// sum over what one rank holds would silently be wrong. Subclasses of those
-/// five count as the program's own, since they may override step(). What a
-/// class inherits it declares as well.
+/// five count as the program's own, since they may override step(). A derived
+/// class inherits the declaration.
 class ACCELERATE_API Elementwise {
  public:
   virtual ~Elementwise();
 };
 
-/// An optimizer that needs full parameters, but each of them alone, as LAMB and
-/// Muon do: it fits pipelines, whose ranks hold full parameters, but no
-/// slices.
+/// Base class of an optimizer that needs full parameters, but each of them
+/// alone, as LAMB and Muon do: it fits pipelines, whose ranks hold full
+/// parameters, but no slices.
 class ACCELERATE_API Parameterwise {
  public:
   virtual ~Parameterwise();

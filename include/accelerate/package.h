@@ -46,8 +46,8 @@ class ACCELERATE_API PackagedModelImpl : public torch::nn::Module {
   /// Runs the model, without gradients. Inputs are the tensors among the
   /// arguments of Python's forward, in this order, on device(). Throws
   /// ConfigError for other inputs: their number, dtypes or sizes, if
-  /// compile_for_cpp() made the package. Of another package, LibTorch checks
-  /// the number alone, and wrong sizes read foreign memory.
+  /// compile_for_cpp() made the package. For other packages, LibTorch checks
+  /// only the number, and wrong sizes read memory out of bounds.
   ExportedOutputs forward(std::vector<at::Tensor> inputs);
   template <class... Inputs>
     requires(
@@ -56,12 +56,13 @@ class ACCELERATE_API PackagedModelImpl : public torch::nn::Module {
   ExportedOutputs forward(const Inputs&... inputs) {
     return forward(std::vector<at::Tensor>{inputs...});
   }
-  /// The same by name. Throws ConfigError if the names are not input_names().
+  /// Runs the model with inputs by name. Throws ConfigError if the names are
+  /// not input_names().
   ExportedOutputs forward(const ExportedInputs& inputs);
 
   /// Replaces the weights by others with Python's names, converted to the dtype
   /// and device of the package: those of load_state_dict(), or of
-  /// Accelerator::get_state_dict(). Of several names of a tied tensor, one is
+  /// Accelerator::get_state_dict(). For a tied tensor, one of its names is
   /// enough. Throws a single CheckpointError with all names that are missing or
   /// unknown, and all shapes that differ; then nothing was replaced. Must not
   /// run beside a forward.
@@ -72,13 +73,13 @@ class ACCELERATE_API PackagedModelImpl : public torch::nn::Module {
         std::map<std::string, at::Tensor>(weights.begin(), weights.end()));
   }
 
-  /// As those of ExportedModelImpl; empty if compile_for_cpp() did not make the
+  /// Names as in ExportedModelImpl; empty if compile_for_cpp() did not make the
   /// package.
   [[nodiscard]] const std::vector<std::string>& input_names() const;
   [[nodiscard]] const std::vector<std::string>& output_names() const;
   [[nodiscard]] at::Device device() const;
 
-  /// Throw ConfigError, unless it is the device on which the model is.
+  /// Throws ConfigError, unless the model is already on that device.
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false)
       override;
   void to(at::ScalarType dtype, bool non_blocking = false) override;

@@ -55,8 +55,8 @@ class ACCELERATE_API Mesh {
   [[nodiscard]] const Group& gradient_group() const;
 
   /// This mesh's ranks as a grid for the parameters of experts: `expert` is a
-  /// dimension like any other, and `replicate` and `shard` are what it leaves
-  /// of theirs. With 2 replicas, 4 shards and 2 expert ranks, experts have 2
+  /// dimension like any other, and `replicate` and `shard` have the ranks that
+  /// it leaves. With 2 replicas, 4 shards and 2 expert ranks, experts have 2
   /// replicas and 2 shards. This mesh itself if the degree of `expert` is 1.
   [[nodiscard]] Mesh experts() const;
 

@@ -11,7 +11,7 @@ namespace accelerate {
 
 /// The mean cross entropy of logits whose classes are split over the ranks of
 /// `group`, without gathering them: ranks exchange three numbers per target.
-/// For the logits of a layer that tensor parallelism leaves split
+/// Use it for the logits of a layer that tensor parallelism leaves split
 /// (`output_layouts` or `logits_layouts` Shard{-1}), with
 /// `mesh().group(Axis::tensor)`.
 ///

@@ -90,8 +90,8 @@ struct ReplicateOptions {
 
   // Which parameters are used.
 
-  /// Set it if some parameters are not used in some steps; ranks may use
-  /// different ones, but at least one each. Costs a walk over the loss's graph
+  /// Set this if some parameters are not used in some steps; ranks may use
+  /// different ones, but each at least one. Costs a walk over the loss's graph
   /// before every backward that averages.
   bool find_unused_parameters = false;
   /// The set of used parameters never changes, so it is found once, in the

@@ -93,7 +93,7 @@ struct PipelineResult {
   /// The tensors that the last layer returned, with micro-batches concatenated
   /// along dimension 0; empty unless requested.
   PipelineTensors outputs = {};
-  /// How they were nested (outputs_as()).
+  /// How the outputs were nested (outputs_as()).
   std::string output_structure = {};
 
   /// The outputs as the last layer returned them: a map, say.
@@ -130,9 +130,9 @@ PipelineLoss pipeline_loss(Loss loss) {
     } else {
       static_assert(
           std::is_invocable_r_v<at::Tensor, Loss&, at::Tensor, at::Tensor>,
-          "the loss function takes what the last layer returns, and the "
-          "targets, and returns the loss; with several signatures, it takes "
-          "two tensors");
+          "the loss function must take what the last layer returns, and the "
+          "targets, and return the loss; if it has several signatures, it "
+          "takes two tensors");
       return call_loss(
           loss, outputs, targets, TypeList<at::Tensor, at::Tensor>());
     }

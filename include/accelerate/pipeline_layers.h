@@ -161,7 +161,8 @@ class ACCELERATE_API PipelineLayers {
         std::move(forward),
         detail::ParametersOf<Function>());
   }
-  /// Adds each module of a Sequential, named "name.0" and so on.
+  /// Adds each module of a Sequential, under the names "name.0", "name.1" and
+  /// so on.
   PipelineLayers& add_each(
       const std::string& name,
       const torch::nn::Sequential& modules);

@@ -22,14 +22,15 @@ enum class PipelineScheduleKind {
   looped_bfs,
   /// "ZBH1": 1F1B in which gradients of weights fill the idle time.
   zero_bubble,
-  /// "InterleavedZeroBubble": the same with num_chunks stages per rank.
+  /// "InterleavedZeroBubble": ZBH1 with num_chunks stages per rank.
   interleaved_zero_bubble,
-  /// "ZBVZeroBubble": the same with two stages per rank, the second ones in
-  /// reverse order, so that the last stage is on the first rank. Almost no idle
-  /// time if a forward takes as long as each half of a backward.
+  /// "ZBVZeroBubble": ZBH1 with two stages per rank, the second ones in reverse
+  /// order, so that the last stage is on the first rank. Almost no idle time if
+  /// a forward takes as long as each half of a backward.
   zero_bubble_v,
-  /// "DualPipeV": the same placement, with forwards of one stage paired with
-  /// backwards of the other. Needs at least one micro-batch per stage.
+  /// "DualPipeV": the placement of ZBVZeroBubble, with forwards of one stage
+  /// paired with backwards of the other. Needs at least one micro-batch per
+  /// stage.
   dual_pipe_v,
 };
 
@@ -37,7 +38,7 @@ enum class PipelineScheduleKind {
 /// names, for any other.
 ACCELERATE_API PipelineScheduleKind
 parse_pipeline_schedule(std::string_view name);
-/// Its name, such as "1F1B".
+/// Name of a kind, such as "1F1B".
 ACCELERATE_API std::string_view name_of(PipelineScheduleKind kind);
 
 }  // namespace accelerate

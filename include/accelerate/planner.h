@@ -59,9 +59,9 @@ template <detail::PreparableModule M>
     const MemoryPlanOptions& options = {}) {
   return detail::plan_memory(world, *module, loss_of, options);
 }
-/// The same with the mean of `module->forward(inputs...)` as the loss. `inputs`
-/// is a tensor or a tuple of them, with samples along dimension 0, which are
-/// repeated as needed.
+/// Estimates it with the mean of `module->forward(inputs...)` as the loss.
+/// `inputs` is a tensor or a tuple of them, with samples along dimension 0,
+/// which are repeated as needed.
 template <detail::PreparableModule M, detail::ExampleInputs Inputs>
 [[nodiscard]] MemoryPlan plan_memory(
     const World& world,

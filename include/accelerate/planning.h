@@ -58,7 +58,7 @@ struct TransformerShape {
 /// A connection between two ranks.
 struct LinkSpeed {
   double latency_seconds = 0;
-  /// Per rank, in one direction.
+  /// Bandwidth of one rank in one direction.
   double bytes_per_second = 0;
 };
 

@@ -20,8 +20,8 @@ ACCELERATE_API std::string_view name_of(Precision precision);
 ACCELERATE_API Precision parse_precision(std::string_view name);
 
 struct AutocastOptions {
-  /// False: full precision, whatever the enclosing scope, for a block that
-  /// needs it.
+  /// If false, the block computes in full precision, whatever the enclosing
+  /// scope.
   bool enabled = true;
   /// Keep low-precision copies of weights until the outermost scope ends, so
   /// that a weight used twice is converted once. Costs their memory. Unset:

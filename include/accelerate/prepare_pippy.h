@@ -23,7 +23,7 @@ struct PreparePippyOptions {
   /// equally if that would leave ranks without layers.
   std::vector<std::string> split_points = {};
   /// Classes of modules whose children stay together, for "auto". Layers always
-  /// do.
+  /// stay together.
   std::vector<std::string> no_split_module_classes = {};
   /// Number of micro-batches that a batch is divided into; a batch with fewer
   /// samples has one per sample. Unset: the number of ranks.
@@ -38,9 +38,9 @@ class ACCELERATE_API PippyModel {
  public:
   /// Computes a batch on all ranks; collective. The inputs, tensors with
   /// samples along dimension 0, are read on rank 0; other ranks need not pass
-  /// any. Returns the outputs on the last rank, or with gather_output on all;
-  /// elsewhere nothing. A batch that num_chunks does not divide is returned
-  /// without padding.
+  /// any. Returns the outputs on the last rank, or with gather_output on all
+  /// ranks; nothing elsewhere. Outputs have no padding, even if num_chunks does
+  /// not divide the batch.
   template <class... Inputs>
   PipelineTensors operator()(const Inputs&... inputs) const {
     detail::PipelineValue all;

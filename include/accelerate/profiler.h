@@ -85,7 +85,8 @@ struct ProfileOptions {
   /// or the operator it is part of, reads; else the prepared model in whose
   /// forward it runs.
   bool with_modules = false;
-  /// Directory of the traces, `profile_<rank>.json`; empty: none are written.
+  /// Directory of the traces, `profile_<rank>.json`; empty: no traces are
+  /// written.
   std::string output_trace_dir = {};
 };
 
@@ -115,7 +116,7 @@ struct OperatorAverage {
   std::string stack = {};
 };
 
-/// What calls must have in common, besides the name, to be taken together.
+/// What calls, besides their name, must have in common to be taken together.
 struct KeyAveragesOptions {
   bool group_by_input_shape = false;
   bool group_by_module = false;
@@ -190,14 +191,15 @@ struct DeviceTimes {
   /// Nothing runs, but work has been launched: it starts, or waits for another
   /// stream.
   std::int64_t queued_ns = 0;
-  /// Nothing runs or is queued, since the host waits for other ranks.
+  /// Nothing runs or is queued because the host waits for other ranks.
   std::int64_t ranks_ns = 0;
-  /// ... since the loop waits for the loader's next batch.
+  /// Nothing runs or is queued because the loop waits for the loader's next
+  /// batch.
   std::int64_t data_ns = 0;
-  /// ... while the host computes, steps or launches: the step is bound by its
-  /// launches.
+  /// Nothing runs or is queued while the host computes, steps or launches: the
+  /// step is bound by its launches.
   std::int64_t launch_ns = 0;
-  /// ... while the program does something else.
+  /// Nothing runs or is queued while the program does something else.
   std::int64_t idle_ns = 0;
   /// Communication, and copies, that ran while kernels computed; not part of
   /// `total_ns`.

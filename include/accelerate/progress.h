@@ -34,7 +34,7 @@ struct ProgressOptions {
   /// The step from one prefix to the next: 1000, or 1024 for bytes.
   double unit_divisor = 1000;
 
-  // When something is shown.
+  // When it is shown.
 
   /// Keep the line when the bar ends. False: remove it.
   bool leave = true;
@@ -51,9 +51,9 @@ struct ProgressOptions {
   std::optional<int> columns = std::nullopt;
   /// Draw with # and digits. Unset: unless the locale is UTF-8.
   std::optional<bool> ascii = std::nullopt;
-  /// Show nothing.
+  /// Show nothing at all.
   bool disable = false;
-  /// Show it on each node's first rank only; for Accelerator::progress().
+  /// Show the bar on each node's first rank only; for Accelerator::progress().
   bool main_process_only = true;
 };
 
@@ -190,7 +190,7 @@ class ProgressRange : public Progress {
         : inner_(std::move(inner)), progress_(&progress) {}
     decltype(auto) operator*() { return *inner_; }
     Iterator& operator++() {
-      // Counts first: the time to make the next element belongs to the next
+      // Count first: the time to make the next element belongs to the next
       // item.
       progress_->update();
       ++inner_;

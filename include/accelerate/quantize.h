@@ -67,8 +67,8 @@ class ACCELERATE_API QuantizedWeight {
   explicit QuantizedWeight(
       const at::Tensor& weight,
       const QuantizeWeightOptions& options = {});
-  // A move copies, which shares the tensors: a weight that was moved from is
-  // still one.
+  // Moving copies, which shares the tensors, so a moved-from weight stays
+  // valid.
   QuantizedWeight(const QuantizedWeight&) = default;
   QuantizedWeight& operator=(const QuantizedWeight&) = default;
   ~QuantizedWeight() = default;

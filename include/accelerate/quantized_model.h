@@ -33,7 +33,8 @@ struct QuantizationOptions {
   /// Weights in int8.
   bool load_in_8bit = false;
   /// Columns of inputs that reach this value are multiplied in full precision.
-  /// Only with `llm_int8_quantize_inputs`; otherwise all columns are.
+  /// Only with `llm_int8_quantize_inputs`; otherwise, all columns are
+  /// multiplied so.
   double llm_int8_threshold = 6.0;
 
   // 4 bits.
@@ -171,9 +172,9 @@ class ACCELERATE_API QuantizedModel {
   /// ConfigError for another name.
   [[nodiscard]] const QuantizedWeight& weight(
       const std::string& module_name) const;
-  /// The result of a device map: where forwards begin, and what was fetched;
-  /// empty without a map. Its call() runs the module with its arguments moved
-  /// to where forwards begin.
+  /// The dispatch of the device map: where forwards begin, and what was
+  /// fetched; empty without a map. Its call() runs the module with its
+  /// arguments moved to where forwards begin.
   [[nodiscard]] Dispatch& dispatch() const;
   /// Bytes of all tensors of the model as they are now, offloaded or not.
   [[nodiscard]] std::int64_t get_memory_footprint() const;

@@ -153,7 +153,7 @@ SavedValue saved_value(const T& object) {
 ///
 /// The file appears under its name, replacing another, once it is complete and
 /// durable. Call it on the ranks that are to write: each writes its own object
-/// to the path it is given. Throws ConfigError for what the format cannot hold,
+/// to the path it passes. Throws ConfigError for what the format cannot hold,
 /// Error if the file cannot be written.
 template <class T>
 void save(

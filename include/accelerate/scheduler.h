@@ -48,8 +48,8 @@ class ACCELERATE_API Scheduler {
   void step(double metric) const;
 
   /// One learning rate per parameter group, as the next step of the optimizer
-  /// uses it. LibTorch's ReduceLROnPlateauScheduler does not say which
-  /// optimizer it changes: throws ConfigError for it unless exactly one is
+  /// uses it. Throws ConfigError for LibTorch's ReduceLROnPlateauScheduler,
+  /// which does not say which optimizer it changes, unless exactly one is
   /// prepared.
   [[nodiscard]] std::vector<double> get_last_lr() const;
   /// The learning rate of the first parameter group.

@@ -34,8 +34,8 @@ class ACCELERATE_API StateDict {
       StateDict,
       std::vector<StateDict>>;
 
-  // Not inline: a program would compile the map and the variant in each of its
-  // files.
+  // Not inline, since a program would otherwise compile the map and the variant
+  // in each of its files.
   StateDict();
   StateDict(std::initializer_list<std::pair<const std::string, Value>> values);
   StateDict(const StateDict& other);

@@ -20,7 +20,7 @@ struct BackwardOptions {
   /// one or two all-reduces of one number per window.
   std::optional<std::int64_t> num_items = std::nullopt;
   /// The vector of the vector-Jacobian product, of the loss's shape, for a loss
-  /// that is not a scalar. Undefined: 1.
+  /// that is not a scalar. Undefined: ones.
   at::Tensor gradient = {};
   /// Leaf tensors in which gradients are accumulated; all others get none.
   /// Empty: all. On several ranks a backward that averages must reach every

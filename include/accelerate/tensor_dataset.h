@@ -31,8 +31,8 @@ class TensorDataset {
     requires(sizeof...(Tensors) == n && n > 0)
   explicit TensorDataset(Tensors... tensors)
       : tensors_{std::move(tensors)...}, size_(detail::common_rows(tensors_)) {}
-  // A move copies, which shares the tensors: a dataset that was moved from is
-  // still one.
+  // Moving copies, which shares the tensors, so a moved-from dataset stays
+  // valid.
   TensorDataset(const TensorDataset&) = default;
   TensorDataset& operator=(const TensorDataset&) = default;
   ~TensorDataset() = default;

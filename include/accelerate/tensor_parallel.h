@@ -114,10 +114,10 @@ struct SequenceParallel {
 /// one of LibTorch's that read theirs first: Linear, Embedding, a norm, a
 /// convolution; or a Sequential that begins with one. The style of a module
 /// that is split as well (the first layer of a Sequential) must take the layout
-/// desired here. A module that stays whole works on what it is given: with
+/// desired here. A module that stays whole works on whatever it gets: with
 /// slices, the gradients of its parameters are summed over the ranks, and it
 /// returns slices. Only Linear, Embedding and LayerNorm, which treat each
-/// position independently, can be given slices.
+/// position independently, can take slices.
 struct PrepareModuleInput {
   /// The layout that the code before the module passes.
   TensorPlacement input_layouts = Replicate{};
@@ -128,7 +128,7 @@ struct PrepareModuleInput {
 
 /// Changes the layout of a module's output, like PrepareModuleInput for its
 /// input; of a Sequential, the output of its last layer. With `output_layouts`
-/// Shard, the module was given slices, and the gradients of its parameters are
+/// Shard, the module got slices, and the gradients of its parameters are
 /// summed.
 struct PrepareModuleOutput {
   /// The layout that the module returns.

@@ -119,10 +119,10 @@ std::vector<TokenSequence> token_sequences(const std::vector<Sample>& samples) {
 }  // namespace detail
 
 /// A collate function that pads sequences of different lengths. The first
-/// tensor of a sample holds its tokens, the second, if there is one, its
-/// labels (by default, the tokens are the labels); both are 1-d. Labels are not
-/// shifted. Throws ConfigError for samples with anything else, which the batch
-/// would lose.
+/// tensor of a sample holds its tokens, the second, if there is one, its labels
+/// (by default, the tokens are the labels); both are 1-d. Labels are not
+/// shifted. Throws ConfigError for samples that contain anything else, which
+/// the batch would lose.
 class ACCELERATE_API PadCollate {
  public:
   /// Throws ConfigError for lengths below 1.

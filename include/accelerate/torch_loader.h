@@ -43,7 +43,8 @@ struct TorchLoaderFacts<torch::data::StatelessDataLoader<Dataset, Sampler>> {
   static constexpr bool kIsReproducible =
       std::is_same_v<Sampler, torch::data::samplers::RandomSampler> ||
       std::is_same_v<Sampler, torch::data::samplers::SequentialSampler>;
-  // A dataset of examples, or one mapped by a transform of single examples.
+  // True for a dataset of examples, or one mapped by a transform of single
+  // examples.
   static constexpr bool kGivesSamples = requires {
     typename Dataset::ExampleType;
   } || requires { typename Dataset::TransformType::OutputType; };

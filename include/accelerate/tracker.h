@@ -67,7 +67,8 @@ class ACCELERATE_API TrackedValue {
   /// The string; null if it is something else.
   [[nodiscard]] const std::string* text() const;
   [[nodiscard]] const Map* map() const;
-  /// As Python's str() writes it: "True", "1e-05", "[1, 2]", "{'a': 1}".
+  /// The value as Python's str() writes it: "True", "1e-05", "[1, 2]", "{'a':
+  /// 1}".
   [[nodiscard]] std::string str() const;
 
   bool operator==(const TrackedValue&) const;
@@ -201,7 +202,7 @@ class ACCELERATE_API GeneralTracker {
   /// Called once, after start(), with the run's configuration and
   /// hyperparameters.
   virtual void store_init_configuration(const TrackedValues& values);
-  /// `options`: log_kwargs of this tracker.
+  /// Logs values; `options` are the log_kwargs of this tracker.
   virtual void log(
       const TrackedValues& values,
       const LogTime& time,
@@ -217,7 +218,7 @@ class ACCELERATE_API GeneralTracker {
   /// The tool's own object or handle; empty if there is none.
   [[nodiscard]] virtual std::any tracker();
 
-  // These call log_item().
+  // Convenience functions that call log_item().
 
   bool log_images(
       const std::string& name,
@@ -269,7 +270,7 @@ using TrackerFactory =
     std::function<std::shared_ptr<GeneralTracker>(const TrackerArguments&)>;
 
 struct TrackerClassOptions {
-  /// Reject it if there is no ProjectConfiguration::logging_dir.
+  /// Reject the tracker if there is no ProjectConfiguration::logging_dir.
   bool requires_logging_directory = false;
 };
 

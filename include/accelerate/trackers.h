@@ -21,8 +21,8 @@ namespace detail {
 struct Session;
 }  // namespace detail
 
-/// An Accelerator's trackers and its run's journal: what they get besides
-/// Accelerator::log(), under the same rules. Cheap; made by
+/// An Accelerator's trackers and its run's journal, for everything that
+/// Accelerator::log() does not cover; the same rules apply. Cheap; made by
 /// Accelerator::trackers().
 class ACCELERATE_API Trackers {
  public:
@@ -50,7 +50,7 @@ class ACCELERATE_API Trackers {
       const std::string& name,
       const Figure& figure,
       std::optional<std::int64_t> step = std::nullopt) const;
-  /// `svg`: an SVG document.
+  /// Logs a figure as an SVG document, `svg`.
   void log_figure(
       const std::string& name,
       const std::string& svg,
@@ -63,7 +63,7 @@ class ACCELERATE_API Trackers {
       const std::filesystem::path& path,
       const std::string& directory = {}) const;
 
-  /// Those that init_trackers() started; none on other ranks.
+  /// The trackers that init_trackers() started; none on other ranks.
   [[nodiscard]] std::vector<std::shared_ptr<GeneralTracker>> all() const;
   /// The run's directory, which contains its journal; empty on other ranks,
   /// without a journal, and until something is logged.

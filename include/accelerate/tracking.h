@@ -49,7 +49,7 @@ class ACCELERATE_API LogValues {
 /// Converts a tensor as LogEntry does.
 ACCELERATE_API TrackedValue to_tracked_value(const at::Tensor& tensor);
 
-/// How images are laid out, and what trackers do with them.
+/// How images are laid out, and options of trackers.
 struct LogImagesOptions {
   /// The order of dimensions: "NHWC", "NCHW", "HWC", "CHW" or "HW". Empty:
   /// channels come first if that dimension has 1, 3 or 4 elements, else last.

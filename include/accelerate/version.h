@@ -1,8 +1,8 @@
 #pragma once
 
-// The version of this library: of the headers as macros, of the library that the
-// program has loaded by version(). What changes between versions:
-// docs/reference/versions.md.
+// The version of this library: macros give that of the headers, version() that
+// of the loaded library. docs/reference/versions.md says what changes between
+// versions.
 
 #include <string>
 

@@ -20,8 +20,8 @@
 namespace accelerate {
 
 namespace detail {
-// A type whose parts visit_tensors() itself knows. Others have a visit_tensors
-// of their own, of which only the members that it visits are known.
+// A type whose parts visit_tensors() knows by itself. For others, which have a
+// visit_tensors of their own, only the members that it visits are known.
 template <class T>
 concept VisitedByType = std::is_arithmetic_v<T> ||
     (std::is_base_of_v<at::Tensor, T> && !std::is_const_v<T>) ||
@@ -30,8 +30,8 @@ concept VisitedByType = std::is_arithmetic_v<T> ||
     kIsArray<T> || PairOrTuple<T> || kIs<T, std::map> ||
     kIs<T, std::unordered_map>;
 
-// True for types with tensors to visit: a vector of strings can be visited, but
-// has none.
+// True for types that hold tensors: a vector of strings can be visited, but
+// holds none.
 template <class T>
 consteval bool holds_tensors();
 template <class... Ts>

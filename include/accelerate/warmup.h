@@ -8,8 +8,8 @@
 
 namespace accelerate::optim {
 
-/// Factors for LambdaLR that rise from 0 to 1 in num_warmup_steps and then
-/// follow their name, as in Hugging Face Transformers.
+/// Factors for LambdaLR that rise from 0 to 1 in num_warmup_steps, and then
+/// change as their names say, as in Hugging Face Transformers.
 ///
 ///     optim::LambdaLR schedule(adamw, optim::linear_with_warmup(100, 1000));
 ACCELERATE_API LRLambda constant_with_warmup(std::int64_t num_warmup_steps);

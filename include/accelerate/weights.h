@@ -32,7 +32,7 @@ ACCELERATE_API WeightList get_state_dict(const torch::nn::Module& module);
 struct SaveModelOptions {
   /// Maximum size of each file, unless a single tensor is larger.
   ByteSize max_shard_size = "10GB";
-  /// False: pytorch_model.bin, a torch.save file, instead of safetensors.
+  /// If false, pytorch_model.bin, a torch.save file, instead of safetensors.
   bool safe_serialization = true;
 };
 
@@ -52,9 +52,9 @@ ACCELERATE_API std::vector<std::string> save_model(
 
 struct LoadModelOptions {
   /// Every tensor of the module must be in the files, and vice versa; numpy
-  /// arrays in the files, which are not read, count as tensors. False:
-  /// tensors that are in only one of them are left unchanged; shapes must still
-  /// match, and at least one name.
+  /// arrays in the files, which are not read, count as tensors. If false,
+  /// tensors that are in only one of them are left unchanged; shapes, and at
+  /// least one name, must still match.
   bool strict = true;
   /// Names of tensors that are left unchanged, and of those that may be
   /// missing; patterns with * and ?.
@@ -101,8 +101,8 @@ rename_prefixes(std::vector<std::pair<std::string, std::string>> prefixes);
 /// torch.save file, a TorchScript archive or one of LibTorch's torch::save(), a
 /// Hugging Face index, a directory that holds one of these, a checkpoint of
 /// save_state(), or a distributed checkpoint of torch. Nothing in the files is
-/// executed. Of several names of one tensor in the files, the last one in the
-/// module's order is taken, as in PyTorch. Throws a single CheckpointError with
+/// executed. If the files have several names of one tensor, the last one in the
+/// module's order counts, as in PyTorch. Throws a single CheckpointError with
 /// everything that does not fit, values included (integers out of range,
 /// complex numbers for a real tensor, different values for elements that share
 /// memory in an expanded view); then nothing was loaded.

@@ -65,18 +65,19 @@ class ACCELERATE_API Group {
   /// The members' ranks in the world, in the group's order.
   [[nodiscard]] const std::vector<int>& world_ranks() const;
 
-  /// In place: `tensor` becomes the reduction over all ranks.
+  /// Replaces `tensor` by the reduction over all ranks.
   void all_reduce(
       const at::Tensor& tensor,
       ReduceOp op = ReduceOp::sum,
       detail::CallSite site = detail::CallSite::current()) const;
-  /// In place on rank `dst`; elsewhere `tensor` keeps its values.
+  /// Replaces `tensor` by the reduction on rank `dst`; elsewhere it keeps its
+  /// values.
   void reduce(
       const at::Tensor& tensor,
       int dst,
       ReduceOp op = ReduceOp::sum,
       detail::CallSite site = detail::CallSite::current()) const;
-  /// In place: `tensor` takes the values of rank `src`.
+  /// Replaces the values of `tensor` by those of rank `src`.
   void broadcast(
       const at::Tensor& tensor,
       int src,
@@ -104,14 +105,15 @@ class ACCELERATE_API Group {
       ReduceOp op = ReduceOp::sum,
       detail::CallSite site = detail::CallSite::current()) const;
   /// Fills `output` with this rank's element of `parts` on rank `src`. `parts`
-  /// is read on `src` only: one tensor per rank, each of `output`'s shape.
+  /// is read on `src` only, and has one tensor per rank, each of `output`'s
+  /// shape.
   void scatter(
       const at::Tensor& output,
       std::span<const at::Tensor> parts,
       int src,
       detail::CallSite site = detail::CallSite::current()) const;
-  /// Sends `parts[r]` to rank r and returns what the ranks sent to this one.
-  /// Sizes along dimension 0 may differ; the other dimensions must agree.
+  /// Sends `parts[r]` to rank r, and returns what the ranks sent to this one.
+  /// Sizes may differ along dimension 0 only.
   [[nodiscard]] std::vector<at::Tensor> all_to_all(
       std::span<const at::Tensor> parts,
       detail::CallSite site = detail::CallSite::current()) const;

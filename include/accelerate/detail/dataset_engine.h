@@ -37,7 +37,7 @@ class ACCELERATE_API SampleGenerator {
 /// What follows from the types of a dataset and its batches.
 struct LoaderFacts {
   bool is_stream = false;
-  /// Whether the dataset gives batches, not samples.
+  /// Whether the dataset yields batches, not samples.
   bool gives_batches = false;
   bool is_sharded = false;
   bool has_tensors = false;
@@ -91,8 +91,8 @@ class ACCELERATE_API LoaderDataset {
   [[nodiscard]] virtual std::unique_ptr<LoadedBatch> copy_samples(
       const LoadedBatch& round) const = 0;
 
-  /// Rows [begin, end) of a round by the program's own function; null if there
-  /// is none.
+  /// Cuts rows [begin, end) out of a round with the program's own function;
+  /// null if there is none.
   [[nodiscard]] virtual std::unique_ptr<LoadedBatch> slice(
       const LoadedBatch& round,
       std::int64_t begin,
@@ -101,7 +101,7 @@ class ACCELERATE_API LoaderDataset {
   const LoaderFacts facts;
 };
 
-/// What a DataLoader does.
+/// The engine of a DataLoader.
 class ACCELERATE_API DatasetEngine final : public LoaderEngine {
  public:
   /// Throws ConfigError for options that are invalid or contradictory.

@@ -31,7 +31,7 @@ struct DividedParameter {
     /// The weight of a product is inputs x outputs.
     bool is_transposed = false;
   };
-  /// Set if code multiplies by it, or looks up its rows.
+  /// Set if code multiplies by it or looks up its rows.
   std::optional<Layer> product = std::nullopt;
   std::optional<Layer> embedding = std::nullopt;
   /// The plan says that gradients of the ranks are summands.
@@ -53,11 +53,11 @@ class ACCELERATE_API DividedProgram {
   /// The plan that the program's author has for it, with names of its own
   /// modules; empty if there is none.
   [[nodiscard]] virtual ParallelizePlan own_plan() const = 0;
-  /// From now on, layers with these parameters return what `rank` computes, as
-  /// their placements say. Returns the other parameters that code uses with
-  /// such results, so that the gradient of each rank is a summand. Throws
-  /// ConfigError naming the operator if code needs more than a rank has;
-  /// nothing has changed then.
+  /// From now on, layers with these parameters return what `rank` computes
+  /// according to their placements. Returns the other parameters that code
+  /// combines with such results, whose gradients must be summed over the ranks.
+  /// Throws ConfigError, naming the operator and changing nothing, if code
+  /// needs more than a rank has.
   virtual std::vector<at::Tensor> divide(
       const std::vector<DividedParameter>& parameters,
       int rank) = 0;

@@ -10,8 +10,8 @@
 
 namespace accelerate::detail {
 
-/// The pointer of a handle, which a move copies: a handle that was moved from
-/// still refers to its object.
+/// The pointer of a handle. Moving copies it, so a moved-from handle still
+/// refers to its object.
 template <class T>
 class KeptPtr : public std::shared_ptr<T> {
  public:
@@ -55,7 +55,7 @@ class OwnedPtr {
 /// from.
 [[noreturn]] ACCELERATE_API void throw_moved_from(std::string_view class_name);
 
-/// The name of a class as a template argument.
+/// The name of a class, as a template argument.
 template <std::size_t size>
 struct ClassName {
   consteval ClassName(const char (&name)[size]) {

@@ -67,7 +67,7 @@ class ACCELERATE_API LoadedBatch {
   BatchIndices read = {};
   /// Streams only: the number of samples that were read.
   std::int64_t num_samples = 0;
-  /// The stream's own state after it gave this batch's last sample.
+  /// The stream's own state after this batch's last sample.
   std::optional<StateDict> stream_state = std::nullopt;
   /// The copy to the device that is in progress.
   std::shared_ptr<void> sent = nullptr;

@@ -42,7 +42,7 @@ struct LoaderContext {
   std::function<void()> begin = nullptr;
   std::function<void(bool is_last, std::int64_t remainder)> on_batch = nullptr;
   std::function<void()> end = nullptr;
-  /// Pads the last round on a single rank, too, as Accelerate's
+  /// Also pads the last round on a single rank, as Accelerate's
   /// BatchSamplerShard does when used directly.
   bool fills_up_alone = false;
   /// Overrides the loader's own option for passes that begin now.
@@ -56,7 +56,7 @@ struct LoaderContext {
   Logger logger = {};
   /// How the progress bars of long waits look on this rank.
   ProgressOptions progress = {.disable = true};
-  /// Where a profile listens.
+  /// The slot through which a profile observes the loader.
   std::shared_ptr<const StepSlot> steps = nullptr;
   /// The slot through which checkpoints find the loader.
   std::shared_ptr<LoaderSlot> slot = nullptr;

@@ -12,15 +12,15 @@
 
 namespace accelerate::detail {
 
-/// What a loader does, whatever the type of its batches. The loader owns it;
-/// it stays where it is when the loader moves.
+/// The part of a loader that does not depend on the type of its batches. The
+/// loader owns it; it keeps its address when the loader moves.
 class ACCELERATE_API LoaderEngine
     : public std::enable_shared_from_this<LoaderEngine> {
  public:
   LoaderEngine();
   LoaderEngine(const LoaderEngine&) = delete;
   LoaderEngine& operator=(const LoaderEngine&) = delete;
-  /// Empties the slot.
+  /// Clears the loader's slot.
   virtual ~LoaderEngine();
 
   /// Throws ConfigError inside a pass.
@@ -39,14 +39,14 @@ class ACCELERATE_API LoaderEngine
       const StateDict& state) const;
 
  protected:
-  /// Makes the slot call this engine, instead of an earlier slot.
+  /// Points `slot` at this engine, and clears an earlier slot.
   void link(std::shared_ptr<LoaderSlot> slot);
 
  private:
   std::shared_ptr<LoaderSlot> slot_;
 };
 
-/// The rest of a pass over a loader, which goes on if the loader moves.
+/// The rest of a pass over a loader; it survives moving the loader.
 class ACCELERATE_API LoaderPass {
  public:
   LoaderPass(std::weak_ptr<LoaderEngine> loader, std::int64_t num_skipped);

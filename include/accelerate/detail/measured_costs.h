@@ -4,8 +4,9 @@
 
 namespace accelerate::detail {
 
-/// A layer's measured time over the time predicted from the speeds of its
-/// parts, for micro-batches of `tokens` tokens on each of `tensor` ranks.
+/// The ratio of a layer's measured time to the time predicted from the speeds
+/// of its parts, for micro-batches of `tokens` tokens on each of `tensor`
+/// ranks.
 struct LayerSlowdown {
   double tokens = 0;
   double factor = 1;

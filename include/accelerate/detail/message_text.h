@@ -25,11 +25,11 @@ class MessageText {
       if (text_[i] == '{' && next == '}') {
         ++num_places;
       } else if (next != text_[i]) {
-        throw "a brace alone: write {{ or }}";
+        throw "a single brace: write {{ or }}";
       }
       ++i;
     }
-    if (num_places != num_values) throw "there is one {} for each value";
+    if (num_places != num_values) throw "the format must have one {} per value";
   }
   [[nodiscard]] constexpr std::string_view text() const { return text_; }
 

@@ -19,8 +19,8 @@
 #include <accelerate/export.h>
 #include <accelerate/visit_tensors.h>
 
-/// Everything in a nested value, with types erased, so that functions cut, join
-/// and send its lists as well as its tensors.
+/// Everything in a nested value, with types erased, so that its lists can be
+/// cut, joined and sent like its tensors.
 namespace accelerate {
 
 namespace detail {
@@ -126,8 +126,8 @@ struct NestedParts {
   /// alternative.
   std::vector<std::string> structure = {};
   bool has_keys = false;
-  /// Where a type of the user's has members that its visit_tensors leaves out,
-  /// and how many bytes they take.
+  /// Place of a user's type with members that its visit_tensors leaves out, and
+  /// how many bytes they take.
   std::string unvisited_place = {};
   std::size_t num_unvisited_bytes = 0;
 };
@@ -284,8 +284,9 @@ NestedParts parts_of(T& value) {
 /// of the first list.
 ACCELERATE_API std::optional<std::int64_t> rows_of(const NestedParts& parts);
 
-/// Throws ConfigError naming the place of a list, or with `checks_tensors` of a
-/// tensor, that does not have `rows` rows. `function` is the subject.
+/// Throws ConfigError, naming the place, unless every list (and, with
+/// `checks_tensors`, every tensor) has `rows` rows. `function` is the subject
+/// of the message.
 ACCELERATE_API void require_rows(
     std::string_view function,
     const NestedParts& parts,
@@ -298,7 +299,7 @@ cut_rows(const NestedParts& parts, std::int64_t begin, std::int64_t end);
 
 struct JoinPartsOptions {
   std::int64_t dim = 0;
-  /// Keep the first value's numbers and strings even if the others' differ.
+  /// Keep the first value's numbers and strings even where the others differ.
   bool keeps_first_values = false;
 };
 /// Makes the first value the concatenation of all. Throws ConfigError for
@@ -316,8 +317,8 @@ ACCELERATE_API void require_same_parts(
     std::string_view subject,
     std::string_view advice);
 
-/// Lists and values as one string, and back into a value of the same structure.
-/// The second throws DistributedError for another number of them.
+/// Convert lists and values to one string, and back into a value of the same
+/// structure. The latter throws DistributedError if their number differs.
 ACCELERATE_API std::string leaves_to_bytes(const NestedParts& parts);
 ACCELERATE_API void leaves_from_bytes(
     std::string_view bytes,

@@ -44,14 +44,14 @@ ACCELERATE_API std::pair<std::size_t, std::string> read_alternative(
     std::size_t count);
 
 /// The bytes of an object in memory, and back. read_memory() and
-/// number_of_items() throw DistributedError for bytes of another size.
+/// number_of_items() throw DistributedError if the size does not match.
 ACCELERATE_API std::string memory_bytes(const void* object, std::size_t size);
 ACCELERATE_API void
 read_memory(std::string_view bytes, void* object, std::size_t size);
 ACCELERATE_API std::size_t number_of_items(
     std::string_view bytes,
     std::size_t width);
-/// These throw a DistributedError: the ranks run different programs.
+/// These throw a DistributedError saying that the ranks run different programs.
 [[noreturn]] ACCELERATE_API void throw_wrong_size(
     std::size_t found,
     std::size_t expected);
@@ -169,7 +169,7 @@ auto find_obstacle() {
   }
 }
 
-/// Names, in the compiler's message, the type that cannot be sent.
+/// Makes the compiler's message name the type that cannot be sent.
 template <class T>
 struct CannotTravel {
   static_assert(

@@ -127,7 +127,7 @@ void append_to(PipelineValue& all, const T& value) {
   } else {
     static_assert(
         NestedTensors<T>,
-        "a layer of a pipeline returns a tensor, or tuples, pairs, arrays, "
+        "a layer of a pipeline must return a tensor, or tuples, pairs, arrays, "
         "vectors, optionals or maps of tensors, with strings for keys");
     append_to(all, tensors_of(value));
   }
@@ -170,7 +170,7 @@ T read_nested(PipelineValueReader& reader) {
   } else {
     static_assert(
         std::is_convertible_v<at::Tensor, T>,
-        "a layer of a pipeline takes tensors, or tuples, pairs, arrays, "
+        "a layer of a pipeline must take tensors, or tuples, pairs, arrays, "
         "vectors, optionals or maps of them, with strings for keys: give the "
         "layer a function that does");
     return reader.tensor();

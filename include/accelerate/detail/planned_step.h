@@ -37,7 +37,7 @@ ACCELERATE_API at::Tensor mean_of(const at::Tensor& output);
 template <class T>
 concept ExampleInputs = std::is_same_v<T, at::Tensor> || kIs<T, std::tuple>;
 
-/// A loss for a module of whose output nothing is known. `M` is a holder or a
+/// A stand-in loss for a module whose output is arbitrary. `M` is a holder or a
 /// shared_ptr; the inputs are borrowed.
 template <class M, ExampleInputs Inputs>
 struct ForwardLoss {

@@ -77,7 +77,7 @@ struct ACCELERATE_API PrepareRequest {
     schedulers.emplace_back(schedule);
   }
   void add_loader(std::int64_t batch_size, std::optional<bool> splits_batches);
-  /// An argument that is prepared once the others are.
+  /// Counts an argument that is prepared after the others.
   void add_item() { ++num_items; }
 
   std::vector<RequestedModel> models;
@@ -93,7 +93,8 @@ struct ACCELERATE_API PrepareRequest {
 
 /// The prepared objects, each kind in the order of the request.
 struct ACCELERATE_API PrepareResult {
-  /// The next one. What `owner` owns lives as long as it is prepared.
+  /// The next prepared object. What `owner` owns lives as long as the object is
+  /// prepared.
   std::shared_ptr<PreparedModel> take_model();
   Optimizer take_optimizer(std::shared_ptr<void> owner = nullptr);
   Scheduler take_scheduler(std::shared_ptr<void> owner = nullptr);

@@ -11,8 +11,8 @@
 #include <variant>
 #include <vector>
 
-/// The structure of the standard library's types: what the functions that
-/// visit, send, save and nest values of any structure have in common.
+/// The structure of the standard library's types, shared by the functions that
+/// visit, send, save and nest values.
 namespace accelerate::detail {
 
 /// Whether T is an instance of a class template: kIs<T, std::optional>.
@@ -47,7 +47,7 @@ concept UnorderedContainer = Container<T> && requires {
   typename T::key_type;
 };
 
-/// Consists of values of other types.
+/// A value that consists of values of other types.
 template <class T>
 concept Composite = kIs<T, std::optional> || kIs<T, std::variant> ||
     PairOrTuple<T> || kIsArray<T> || Container<T>;

@@ -4,11 +4,11 @@
 
 namespace accelerate::detail {
 
-/// The part of a session that a backward reads if it needs only LibTorch's own
-/// functions.
+/// The part of a session that a backward reads when LibTorch's own functions
+/// are enough.
 struct StepState {
   /// True if steps need only LibTorch's own functions: one process, windows of
-  /// one micro-step, no strategies, no loss scaler, no clipping of their own,
+  /// one micro-step, no strategies, no loss scaler, no clipping in optimizers,
   /// nothing to report, no profile. Determined at the end of a step; valid
   /// until a model is prepared or released, the window changes, a setting is
   /// noted, or a profile begins.

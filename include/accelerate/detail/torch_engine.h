@@ -13,7 +13,7 @@
 
 namespace accelerate::detail {
 
-/// Throws the ConfigError for a loader whose workers return batches out of
+/// Throws the ConfigError about a loader whose workers return batches out of
 /// order.
 [[noreturn]] ACCELERATE_API void throw_unordered();
 
@@ -44,7 +44,7 @@ struct TorchFacts {
   bool has_tensors = false;
 };
 
-/// What a TorchLoader does.
+/// The engine of a TorchLoader.
 class ACCELERATE_API TorchEngine final : public LoaderEngine {
  public:
   TorchEngine(std::unique_ptr<TorchBatches> batches, const TorchFacts& facts);
