@@ -116,7 +116,7 @@ void Recording::enter(c10::ArrayRef<c10::IValue> arguments) {
 }
 
 void Recording::became(const at::Tensor& placeholder, const at::Tensor& value) {
-  // This recording may be within another, and do nothing.
+  // This recording may be inside another, in which case it does nothing.
   if (current != nullptr && current->tape_)
     current->tape_->rename(value, placeholder);
 }

@@ -91,8 +91,8 @@ at::Tensor Tape::outside_again(
       outside.counter.current_version() != *outside.version) {
     throw Error(format(
         "[activations] a tensor that {} took from outside was changed in place "
-        "before the backward: it was at version {} and is at {}; copy it "
-        "before the change",
+        "before the backward (from version {} to {}); copy it before the "
+        "change",
         name_,
         *outside.version,
         outside.counter.current_version()));
@@ -218,8 +218,8 @@ void Tape::compare(const Operator& entry) const {
     const Fingerprint again = fingerprint_of(saved.value);
     if (again.is_like(*saved.fingerprint)) continue;
     throw Error(format(
-        "[activations] what {} in {} saved for backward came out different "
-        "when it was recomputed (sum {}, now {}): memory of a tensor was "
+        "[activations] what {} in {} saved for backward must be the same when "
+        "recomputed, but its sum was {} and is {}: memory of a tensor was "
         "written without an operator; register that kernel with TORCH_LIBRARY, "
         "or leave this part out of checkpointing",
         entry.operation.schema().name(),

@@ -20,15 +20,15 @@ namespace {
 
 using nlohmann::json;
 
-/// A setting of PEFT that has one supported value, which is written too.
+/// A setting of PEFT with a single supported value, which is also written.
 struct FixedSetting {
   const char* name;
-  /// JSON.
+  /// The value as JSON.
   const char* value;
 };
 
-// Settings of PEFT 0.21 that change what an adapter computes, or which one it
-// is, with the value that leaves it as it is here.
+// Settings of PEFT 0.21 that change what an adapter computes or which kind it
+// is, with the value that matches what this library computes.
 constexpr FixedSetting kUnsupported[] = {
     {"alora_invocation_tokens", "null"},
     {"arrow_config", "null"},
@@ -43,7 +43,7 @@ constexpr FixedSetting kUnsupported[] = {
     {"use_qalora", "false"},
     {"velora_config", "null"}};
 
-// Settings that say nothing about a saved adapter.
+// Settings that do not affect a saved adapter.
 constexpr FixedSetting kIgnored[] = {
     {"auto_mapping", "null"},
     {"corda_config", "null"},
@@ -125,7 +125,7 @@ class ConfigReader {
     read(name, names);
     pattern = ModulePattern(std::move(names));
   }
-  // A list, or one value.
+  // Reads a list or a single value.
   template <class Value>
   void read_list(const char* name, std::vector<Value>& values) const {
     if (field(name).is_null() || field(name).is_array())
@@ -165,7 +165,7 @@ void read_init(const ConfigReader& reader, AdapterOptions& options) {
         init.get<bool>() ? AdapterInit::standard : AdapterInit::random;
     return;
   }
-  // The others change the model's weights as well.
+  // The other values also change the model's weights.
   if (init != "gaussian" && init != "eva" && init != "orthogonal")
     reader.require_supported("init_lora_weights", true);
   if (init == "gaussian") options.init = AdapterInit::gaussian;

@@ -46,7 +46,7 @@ bool is_cast(const c10::OperatorHandle& operation) {
   return name == "aten::to" || name == "aten::_to_copy";
 }
 
-// A view of `copy` as `used` is of its original.
+// A view of `own` with the same sizes and strides as `used`.
 at::Tensor viewed_like(const at::Tensor& own, const at::Tensor& used) {
   const at::Tensor copy = own.scalar_type() == used.scalar_type()
       ? own
@@ -148,7 +148,7 @@ AddedProducts::Layer AdapterKeeper::added_to(std::size_t unit) const {
   const Unit& found = units_[unit];
   Layer added;
   if (found.copied) {
-    added.complaint = "not have a copy that is trained (modules_to_save)";
+    added.complaint = "not have a trained copy (modules_to_save)";
     return added;
   }
   const AdaptedLayer& layer = *found.layer;
@@ -206,7 +206,7 @@ bool AdapterKeeper::may_use_copies(GatedCall& call) const {
   return false;
 }
 
-// The value with copies in the place of parameters; nothing if it has none.
+// The value with copies in place of parameters; nothing if it contains none.
 std::optional<c10::IValue> AdapterKeeper::with_copies(
     const c10::IValue& value) const {
   if (!value.isList()) {

@@ -20,7 +20,7 @@
 
 namespace accelerate::detail {
 
-/// An adapter as the model knows it.
+/// A model's adapter.
 struct KnownAdapter {
   AdapterOptions options;
   /// Whether it is trained while it is active.
@@ -36,24 +36,24 @@ struct MergedAdapter {
 
 /// A layer that has adapters.
 struct AdaptedLayer {
-  /// Dotted, within the model.
+  /// Dotted name within the model.
   std::string name;
   KnownLayer known;
   std::int64_t groups = 1;
   std::map<std::string, LayerAdapter> adapters = {};
-  /// In the order of merging.
+  /// The adapters in the weight, in the order of merging.
   std::vector<MergedAdapter> merged = {};
   /// Whether a forward has computed something else with the weight, as the head
   /// of a program does whose weight is the embedding's.
   bool has_other_use = false;
-  /// Set if ranks have slices of the weight, as which the layer is known then.
+  /// Set if ranks have slices of the weight.
   std::optional<DividedProducts> division = std::nullopt;
   KnownLayer known_slice = {};
 };
 
 /// A parameter of `modules_to_save`.
 struct CopiedParameter {
-  /// Dotted, within the model.
+  /// Dotted name within the model.
   std::string name;
   /// The module of `modules_to_save` that has it.
   std::string module_name;
@@ -64,7 +64,7 @@ struct CopiedParameter {
 /// The adapters of a model. It watches the weights of their layers
 /// (gate/watched_tensor.h) and adds their products to what operators compute
 /// with these, whichever operators the module's code calls. In a program's
-/// forward, copies of parameters take the place of these.
+/// forward, trained copies replace parameters.
 class AdapterKeeper final : public GateKeeper,
                             public RandomKeeper,
                             public AddedProducts,
@@ -87,12 +87,12 @@ class AdapterKeeper final : public GateKeeper,
   [[nodiscard]] CopiedParameter* copied(const std::string& name) const;
   [[nodiscard]] std::vector<AdaptedLayer*> layers() const;
   [[nodiscard]] std::vector<CopiedParameter*> all_copied() const;
-  /// Ends the watch of an entry without adapters.
+  /// Stops watching the tensor of an entry without adapters.
   void forget(const std::string& name, const at::Tensor& tensor);
 
   std::map<std::string, KnownAdapter> adapters;
   std::vector<std::string> active;
-  /// Number of DisableAdapters.
+  /// Number of live DisableAdapters scopes.
   int num_disabled = 0;
 
   [[nodiscard]] bool is_active(const std::string& name) const;
@@ -109,7 +109,7 @@ class AdapterKeeper final : public GateKeeper,
   }
 
  private:
-  /// What a watched tensor is; one of the two.
+  /// A watched tensor: a layer's weight or a copied parameter.
   struct Unit {
     std::unique_ptr<AdaptedLayer> layer;
     std::unique_ptr<CopiedParameter> copied;
@@ -132,7 +132,7 @@ class AdapterKeeper final : public GateKeeper,
       at::Tensor result) const;
 
   const torch::nn::Module* model_;
-  /// By number of the watch; empty ones are forgotten.
+  /// Indexed by the number of the watch; empty entries are no longer watched.
   std::vector<Unit> units_;
   bool is_full_ = false;
 };

@@ -49,7 +49,8 @@ void visit_modules(
   }
 }
 
-// A plain module with copies of the parameters, and of its children's.
+// Makes a plain module with copies of a module's parameters, its children's
+// included.
 std::shared_ptr<torch::nn::Module> copy_of(
     torch::nn::Module& module,
     const std::string& name,
@@ -137,7 +138,7 @@ std::shared_ptr<AdapterKeeper> keeper_in(torch::nn::Module& model) {
   if (keeper != nullptr && !keeper->is_of(model)) {
     throw ConfigError(format(
         "[adapters] the model must be the module to which the adapters were "
-        "added, but {} is another one: a part of it, or one around it",
+        "added, but {} is a part of it, or contains it",
         model.name()));
   }
   return keeper;

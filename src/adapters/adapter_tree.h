@@ -55,9 +55,9 @@ at::Tensor parameter_at(
     const torch::nn::Module& model,
     const std::string& name);
 
-/// "a.b" of "a" and "b"; names of the root are empty.
+/// Joins "a" and "b" to "a.b"; the root's name is empty.
 std::string joined(const std::string& module, const std::string& name);
-/// "a" of "a.b".
+/// The module's part of a dotted name: "a" of "a.b".
 std::string module_part(const std::string& name);
 
 /// Registers the tensors of a layer's adapter below the layer, under PEFT's

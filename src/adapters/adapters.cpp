@@ -105,7 +105,7 @@ std::vector<std::string> add_adapter(
   }
   for (const NamedModule& module : targets.saved)
     register_copies(module, name, keeper);
-  // Files name the layers that an expression such as "all-linear" meant.
+  // Files name the layers that an expression such as "all-linear" selected.
   if (to_lower(options.target_modules.expression()) == "all-linear")
     options.target_modules = names;
   keeper->adapters.emplace(

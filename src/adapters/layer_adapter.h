@@ -61,7 +61,7 @@ at::Tensor adapter_product(
 /// The norms of a weight that DoRA divides by: one per output of a layer.
 at::Tensor weight_norms(const at::Tensor& weight, LayerKind kind);
 
-/// The norms of DoRA in a shape that multiplies the weight.
+/// DoRA's norms in a shape that broadcasts with the weight.
 at::Tensor as_weight_factor(
     const at::Tensor& factor,
     LayerKind kind,

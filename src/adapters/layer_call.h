@@ -15,7 +15,7 @@
 
 namespace accelerate::detail {
 
-/// A layer as an operator that takes its weight is recognised by.
+/// What identifies a layer whose weight an operator takes.
 struct KnownLayer {
   LayerKind kind = LayerKind::linear;
   /// The weight's sizes.
@@ -27,10 +27,10 @@ struct LayerCall {
   LayerKind kind = LayerKind::linear;
   c10::OperatorHandle operation;
   at::Tensor input;
-  /// As the operator's kind takes it: [outputs, inputs] of a linear layer,
-  /// whichever view the program passed.
+  /// The weight in the layout of its kind: [outputs, inputs] for a linear
+  /// layer, whichever view the program passed.
   at::Tensor weight;
-  /// Undefined without one.
+  /// The bias; undefined without one.
   at::Tensor bias = {};
   /// All arguments of an embedding or a convolution.
   std::vector<c10::IValue> arguments = {};

@@ -34,7 +34,8 @@ at::Tensor scaled_product(const LayerAdapter& adapter, const Change& change) {
       adapter.scaling;
 }
 
-// The weight with the adapters, and what it was multiplied by.
+// Returns the weight with the adapters, and the factor that it was multiplied
+// by.
 at::Tensor merged_weight(
     Change& change,
     const std::vector<std::string>& names) {
@@ -79,8 +80,8 @@ std::string reason_against(
   if (keeper != nullptr && !entry->memory.defined())
     return "must be complete, but is sharded: merge inside full_parameters()";
   if (layer.has_other_use) {
-    return "must not be that of another module, but the program computes "
-           "something else with it too (tied weights)";
+    return "must not be tied, but the program also computes something else "
+           "with it";
   }
   if (layer.groups > 1)
     return format(
@@ -120,9 +121,7 @@ std::vector<Change> find_changes(
     const std::string reason = other.empty()
         ? reason_against(keeper, *layer, change.weight)
         : format(
-              "must not be that of another module, but is that of \"{}\" too "
-              "(tied weights)",
-              printable(other));
+              "must not be tied, but is also that of \"{}\"", printable(other));
     if (!reason.empty()) {
       complaints.push_back(
           format("the weight of \"{}\" {}", printable(layer->name), reason));
@@ -159,7 +158,7 @@ void require_finite(
     if (at::isfinite(merged_weight(tried, names)).all().item<bool>()) continue;
     throw Error(format(
         "[adapters] merged weights must be finite, but that of \"{}\" is not: "
-        "an adapter is broken",
+        "an adapter has extreme values",
         printable(change.layer->name)));
   }
 }
@@ -227,7 +226,7 @@ void merge_and_unload(
       parameter_at(*model, parameter->name).copy_(found->second);
     }
   }
-  // What is merged stays in the weights.
+  // Merged adapters stay in the weights.
   for (AdaptedLayer* const layer : keeper->layers()) layer->merged.clear();
   unload_adapters(model);
 }

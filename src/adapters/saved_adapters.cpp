@@ -1,4 +1,4 @@
-// Adapters in files as PEFT has them.
+// Adapters in PEFT's files.
 #include <map>
 #include <utility>
 
@@ -157,8 +157,8 @@ void write_tensors(
     const auto dtype = file_dtype(values.scalar_type());
     if (!dtype) {
       throw ConfigError(format(
-          "[adapters] the dtype of \"{}\" must be one of safetensors, but is "
-          "{}",
+          "[adapters] the dtype of \"{}\" must be one that safetensors has, "
+          "but is {}",
           printable(each.name),
           c10::toString(values.scalar_type())));
     }

@@ -24,8 +24,8 @@ struct Targets {
 /// Throws ConfigError with all complaints about the options.
 void require_valid(const AdapterOptions& options);
 
-/// Chooses the modules that the options mean. Throws ConfigError if there is no
-/// layer, or for layers that cannot have an adapter.
+/// Chooses the modules that the options select. Throws ConfigError if there is
+/// no layer, or for layers that cannot have an adapter.
 Targets find_targets(torch::nn::Module& model, const AdapterOptions& options);
 
 }  // namespace accelerate::detail

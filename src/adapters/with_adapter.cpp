@@ -1,5 +1,5 @@
-// What an adapter adds to the result of its layer: PEFT's formulas, in its order
-// of operations.
+// Computes what an adapter adds to the result of its layer, by PEFT's formulas
+// in PEFT's order of operations.
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -19,7 +19,7 @@ namespace {
 // Indices of a convolution's arguments.
 constexpr std::size_t kInput = 0, kWeight = 1, kBias = 2, kGroups = 6;
 
-// The adapter's input: where its matrices are, and of their dtype, unless
+// The adapter's input, on the device and in the dtype of its matrices, unless
 // autocast casts it anyway.
 at::Tensor adapter_input(
     const LayerCall& call,
@@ -69,7 +69,7 @@ at::Tensor convolved_at_points(
   }
 }
 
-// What comes between the two matrices, for layers that ranks divide.
+// The exchange between the two matrices, for layers that ranks divide.
 at::Tensor passed(const LayerCall& call, at::Tensor between) {
   return call.division != nullptr && call.division->pass
       ? call.division->pass(between)
@@ -130,7 +130,7 @@ at::Tensor output_factors(
   return is_single ? factors.squeeze(0) : factors;
 }
 
-// The layer's result without its bias, for the input that the adapter got.
+// The layer's result, without its bias, for the adapter's input.
 at::Tensor base_result(
     const LayerCall& call,
     const at::Tensor& x,

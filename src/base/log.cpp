@@ -123,8 +123,8 @@ LogLevel parse_log_level(std::string_view name) {
     if (lower == kNames[i]) return static_cast<LogLevel>(i);
   }
   throw ConfigError(detail::format(
-      "[config] \"{}\" is not a log level; use debug, info, warning, error, "
-      "critical or off",
+      "[config] a log level must be debug, info, warning, error, critical or "
+      "off, but is \"{}\"",
       detail::printable(name)));
 }
 
@@ -137,8 +137,8 @@ std::vector<NamedLogLevel> parse_log_levels(std::string_view text) {
     const std::string_view name = detail::trim(entry.substr(0, equals));
     if (equals == std::string_view::npos || name.empty()) {
       throw ConfigError(detail::format(
-          "[config] \"{}\" is not a name and its log level; write them as "
-          "comm=debug, with commas in between",
+          "[config] names and their log levels must be written as comm=debug, "
+          "with commas in between, but one is \"{}\"",
           detail::printable(entry)));
     }
     levels.push_back(

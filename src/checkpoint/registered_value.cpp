@@ -33,14 +33,14 @@ namespace {
       name));
 }
 
-// In place if shape and dtype are the same, otherwise as a new tensor on its
-// device.
+// Assigns in place if shape and dtype are the same, otherwise a new tensor on
+// the same device.
 void assign_saved(at::Tensor& tensor, const at::Tensor& saved) {
   const at::NoGradGuard no_grad;
   const bool is_alike = tensor.defined() && saved.defined() &&
       tensor.sizes() == saved.sizes() &&
       tensor.scalar_type() == saved.scalar_type();
-  // A view whose elements share memory may be unable to take the values.
+  // A view whose elements share memory may be unable to hold the values.
   if (is_alike && assign(tensor, saved)) return;
   const bool has_both = tensor.defined() && saved.defined();
   tensor = has_both ? saved.to(tensor.device()) : saved;

@@ -27,8 +27,8 @@ at::Tensor is_among_highest(
   const at::Tensor& scores = samples.predictions;
   if (scores.dim() != 2 || scores.size(1) < top_k) {
     throw ConfigError(detail::format(
-        "[metrics] Accuracy: top_k {} needs scores of at least as many "
-        "classes, in one more dimension than the labels",
+        "[metrics] Accuracy: with top_k {}, predictions must be scores of at "
+        "least as many classes, in one more dimension than the labels",
         top_k));
   }
   detail::require_classes("Accuracy", "label", samples.labels, scores.size(1));

@@ -18,7 +18,7 @@ namespace accelerate {
 
 namespace {
 
-// Behind the scores of a row.
+// Columns behind the scores of a row.
 constexpr std::int64_t kLabelAndWeight = 2;
 
 std::int64_t num_columns(const AUROCOptions& options) {
@@ -48,7 +48,8 @@ at::Tensor scores_of(
   if (predictions.dim() == 2 && predictions.size(1) == options.num_classes)
     return columns == 1 ? predictions.narrow(1, 1, 1) : predictions;
   throw ConfigError(detail::format(
-      "[metrics] AUROC: scores of {} classes were given, num_classes is {}",
+      "[metrics] AUROC: scores must have num_classes classes, but have {} "
+      "instead of {}",
       predictions.dim() == 2 ? predictions.size(1) : 1,
       options.num_classes));
 }
@@ -59,8 +60,8 @@ at::Tensor binned(const AUROCOptions& options, const at::Tensor& rows) {
   const at::Tensor scores = rows.narrow(1, 0, columns);
   if (!at::logical_and(scores >= 0, scores <= 1).all().item<bool>()) {
     throw ConfigError(
-        "[metrics] AUROC: a score is not between 0 and 1, as num_bins needs "
-        "it; give probabilities, or leave num_bins at 0");
+        "[metrics] AUROC: with num_bins, scores must be between 0 and 1, but "
+        "one is not; pass probabilities, or leave num_bins at 0");
   }
   const at::Tensor places = (scores * static_cast<double>(bins))
                                 .floor()
@@ -114,7 +115,7 @@ AUROC::AUROC(MetricRanks ranks, const AUROCOptions& options)
   detail::require_at_least("metrics", "num_bins", options.num_bins, 0);
   if (options.average == ClassAverage::micro) {
     throw ConfigError(
-        "[metrics] AUROC has no micro average; choose macro or weighted");
+        "[metrics] AUROC: average must be macro or weighted, but is micro");
   }
   reset();
 }
@@ -194,7 +195,7 @@ double AUROC::compute() const {
       ? is_known.to(at::kDouble)
       : all.weights * is_known.to(at::kDouble);
   const at::Tensor known = all.areas.nan_to_num(0);
-  // 0 by 0, not a number, if there is no class with an area.
+  // 0 / 0, so NaN, if no class has an area.
   return (known * weights).sum().item<double>() / weights.sum().item<double>();
 }
 

@@ -20,7 +20,7 @@ struct PredictedSamples {
   at::Tensor weights;
 };
 
-// Samples with classes instead of scores, all of them in range.
+// Samples with classes instead of scores, all in range.
 PredictedSamples predicted_samples(
     std::string_view metric,
     const detail::LabelledSamples& samples,
@@ -61,8 +61,8 @@ void ConfusionMatrix::update(
   const at::NoGradGuard no_grad;
   if (samples.weights.defined()) {
     throw ConfigError(
-        "[metrics] ConfusionMatrix counts samples and takes no weights; leave "
-        "out samples by a mask");
+        "[metrics] ConfusionMatrix counts samples, so weights must be "
+        "undefined; use a mask to leave out samples");
   }
   const std::int64_t size = options_.num_classes;
   const PredictedSamples counted = predicted_samples(

@@ -78,8 +78,8 @@ void Perplexity::update(
       request, logits, labels, samples, options_.ignore_index);
   if (tokens.predictions.dim() != 2) {
     throw ConfigError(
-        "[metrics] Perplexity: logits have the shape of the labels; they need "
-        "one more dimension, the vocabulary");
+        "[metrics] Perplexity: logits must have one more dimension than the "
+        "labels, the vocabulary, but have the same shape");
   }
   detail::require_classes(
       "Perplexity", "label", tokens.labels, tokens.predictions.size(1));
@@ -88,7 +88,7 @@ void Perplexity::update(
       : tokens.predictions.to(at::kFloat);
   const at::Tensor losses = scores.logsumexp({1}) -
       scores.gather(1, tokens.labels.unsqueeze(1)).squeeze(1);
-  // Repeated rows are gone already.
+  // Repeated rows have already been dropped.
   add(sums_of(detail::weighted_values(
       {"Perplexity", MetricRanks{}},
       losses,

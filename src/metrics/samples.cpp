@@ -19,7 +19,7 @@ at::Tensor first_rows_of(const at::Tensor& tensor, std::int64_t num_rows) {
       : tensor;
 }
 
-// A mask or weights, as large as `like`.
+// A mask or weights, expanded to the size of `like`.
 at::Tensor fitted_to(
     const SampleRequest& request,
     std::string_view what,
@@ -35,7 +35,7 @@ at::Tensor fitted_to(
     return tensor.view(shape).expand(like.sizes());
   }
   throw ConfigError(format(
-      "[metrics] {}: {} of shape {} fit neither shape {} nor its first "
+      "[metrics] {}: {} have shape {}, but must have shape {} or its first "
       "dimension",
       request.metric,
       what,
@@ -49,13 +49,12 @@ void require_real(
     const at::Tensor& given) {
   if (!given.is_complex()) return;
   throw ConfigError(format(
-      "[metrics] {}: {} are complex; give real ones, such as their absolute "
-      "values",
+      "[metrics] {}: {} must be real, such as absolute values, but are complex",
       request.metric,
       what));
 }
 
-// fp64, as large as `like`; 0 where the mask is false.
+// Weights in fp64, expanded to the size of `like`; 0 where the mask is false.
 at::Tensor weights_for(
     const SampleRequest& request,
     const MetricSamples& samples,
@@ -67,8 +66,8 @@ at::Tensor weights_for(
         fitted_to(request, "weights", samples.weights, like).to(at::kDouble);
     if (!(weights >= 0).all().item<bool>()) {
       throw ConfigError(format(
-          "[metrics] {}: a weight is negative or not a number; weights say how "
-          "much a value counts",
+          "[metrics] {}: weights must be at least 0, but one is negative or "
+          "NaN",
           request.metric));
     }
   } else {
@@ -77,8 +76,8 @@ at::Tensor weights_for(
   if (!samples.mask.defined()) return weights;
   if (samples.mask.scalar_type() != at::kBool) {
     throw ConfigError(format(
-        "[metrics] {}: the mask has dtype {}; give booleans, true for what "
-        "counts",
+        "[metrics] {}: the mask must be boolean, true for what counts, but has "
+        "dtype {}",
         request.metric,
         c10::toString(samples.mask.scalar_type())));
   }
@@ -103,7 +102,7 @@ void require_labels(
     const at::Tensor& labels) {
   if (!at::isIntegralType(labels.scalar_type(), true)) {
     throw ConfigError(format(
-        "[metrics] {}: labels have dtype {}; give classes as whole numbers",
+        "[metrics] {}: labels must be classes as integers, but have dtype {}",
         request.metric,
         c10::toString(labels.scalar_type())));
   }
@@ -112,8 +111,8 @@ void require_labels(
       (!shape.empty() && shape.slice(0, shape.size() - 1) == labels.sizes());
   if (fits) return;
   throw ConfigError(format(
-      "[metrics] {}: predictions of shape {} do not fit labels of shape {}; "
-      "they have the same shape, or one more dimension for the classes",
+      "[metrics] {}: predictions must have the labels' shape, or one more "
+      "dimension for the classes, but have shape {} for labels of shape {}",
       request.metric,
       shape,
       labels.sizes()));
@@ -146,7 +145,7 @@ WeightedValues weighted_values(
   const at::Tensor zero = at::zeros({}, values.options());
   if (nan == NanPolicy::ignore)
     weights = at::where(values.isnan(), zero, weights);
-  // Nothing times a value that is not a number would be none, either.
+  // Zero times NaN would be NaN as well.
   values = at::where(weights > 0, values, zero);
   if (nan == NanPolicy::refuse && values.isnan().any().item<bool>()) {
     throw ConfigError(format(
@@ -196,8 +195,8 @@ void require_classes(
   const auto most = classes.max().item<std::int64_t>();
   if (least >= 0 && most < num_classes) return;
   throw ConfigError(format(
-      "[metrics] {}: {} {} is none of {} classes, which are numbered from 0; "
-      "samples without a class have the label ignore_index",
+      "[metrics] {}: {} {} is not one of {} classes, which are numbered from "
+      "0; give samples without a class the label ignore_index",
       metric,
       what,
       least < 0 ? least : most,
@@ -212,8 +211,8 @@ without_nan(std::string_view metric, LabelledSamples samples, bool ignore_nan) {
   if (!is_nan.any().item<bool>()) return samples;
   if (!ignore_nan) {
     throw ConfigError(format(
-        "[metrics] {}: a score is not a number; set ignore_nan to leave out "
-        "such samples",
+        "[metrics] {}: a score is NaN; set ignore_nan to leave out such "
+        "samples",
         metric));
   }
   return chosen(samples, at::logical_not(is_nan));
@@ -237,9 +236,8 @@ void require_state_of(std::string_view metric, const StateDict& state) {
   const auto saved = state.get<std::string>("metric");
   if (saved == metric) return;
   throw CheckpointError(format(
-      "[metrics] the state is one of \"{}\", and was given to \"{}\"; metrics "
-      "are registered in the same order, with the same options, as when they "
-      "were saved",
+      "[metrics] the state of \"{}\" was passed to \"{}\"; register metrics in "
+      "the same order, with the same options, as when they were saved",
       printable(saved),
       metric));
 }

@@ -24,7 +24,7 @@ struct LabelledSamples {
   at::Tensor weights;
 };
 
-/// `metric` begins what errors say.
+/// What is sampled; `metric` is the beginning of error messages.
 struct SampleRequest {
   std::string_view metric;
   const MetricRanks& ranks;
@@ -42,7 +42,7 @@ WeightedValues weighted_values(
     const MetricSamples& samples,
     NanPolicy nan);
 
-/// Predictions and labels without those rows; scores keep their dtype.
+/// Predictions and labels, likewise; scores keep their dtype.
 LabelledSamples labelled_samples(
     const SampleRequest& request,
     const at::Tensor& predictions,

@@ -49,7 +49,7 @@ void SummedMetric::load_state_dict(const StateDict& state) {
   const at::Tensor sums =
       detail::state_tensor(kind_, state, "sums", present(sums_).sizes())
           .to(sums_.scalar_type());
-  // One rank continues what all had.
+  // One rank continues with the sums of all.
   sums_ = ranks_.group.rank() == 0 ? sums.clone() : at::zeros_like(sums);
 }
 

@@ -24,7 +24,7 @@ struct ModuleTensor {
 struct ModuleNode {
   std::string name;        ///< within its parent; empty for the root
   std::string class_name;  ///< may be qualified, and end in Impl
-  /// The module's own, without those of its children.
+  /// The module's own tensors, without those of its children.
   std::vector<ModuleTensor> parameters;
   std::vector<ModuleTensor> buffers;
   std::vector<ModuleNode> children;

@@ -141,8 +141,8 @@ void DirectReader::await(Slot& slot) {
   slot.is_done = true;
 }
 
-// What the file system refuses to read directly, and the rest after a short
-// read, comes through the page cache; that call also reports errors.
+// Reads through the page cache whatever the file system refuses to read
+// directly, and the rest after a short read; that call also reports errors.
 int DirectReader::complete(Slot& slot) const {
   if (slot.target == nullptr) return ENOMEM;
   const std::uint64_t known = slot.first_block +
@@ -225,7 +225,7 @@ void DirectReader::read(const NextRange& next) {
           {piece.target + (piece.begin - piece.first_block),
            piece.end - piece.begin});
     } else {
-      // No more of it is requested.
+      // Request no more of this range.
       active.next = active.range.end;
     }
     if (!active.is_requested() || active.num_in_flight > 0) continue;

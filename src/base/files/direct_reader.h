@@ -68,10 +68,10 @@ class DirectReader {
   DirectReader& operator=(const DirectReader&) = delete;
   ~DirectReader();
 
-  /// Reads the bytes [begin, end) and gives them to `take` in order, in pieces.
-  /// Complete blocks go where `place` says; `place` may be null. Returns 0, the
-  /// error number of a failure, or kEndOfFile. Nothing is left in flight when
-  /// it returns, or when it throws what `take` threw.
+  /// Reads the bytes [begin, end) and passes them to `take` in order, in
+  /// pieces. Complete blocks go where `place` says; `place` may be null.
+  /// Returns 0, the error number of a failure, or kEndOfFile. Nothing is left
+  /// in flight when it returns, or when it throws what `take` threw.
   int read(
       const File& file,
       std::uint64_t begin,
@@ -100,8 +100,8 @@ class DirectReader {
   int complete(Slot& slot) const;
 
   std::array<std::unique_ptr<Slot>, kMostPieces> slots_;
-  /// Memory of pieces without a place of their own, one after another; null
-  /// until one is read.
+  /// Memory for pieces without a destination of their own, one after another;
+  /// null until one is read.
   void* memory_ = nullptr;
   std::unique_ptr<IoRing> ring_;  // null: io_uring is unavailable
   std::size_t num_in_flight_ = 0;

@@ -200,7 +200,7 @@ int open_regular_file(const std::filesystem::path& path, int flags) {
   if (opened < 0) {
     const int code = errno;
     require_regular_or_missing(path, (flags & O_NOFOLLOW) != 0);
-    // Another program holds a lease on the file, and gives it up.
+    // Another program holds a lease on the file, and is giving it up.
     if (code == EWOULDBLOCK) {
       opened = open_descriptor(path.c_str(), flags);
     } else {

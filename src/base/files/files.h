@@ -33,7 +33,7 @@ std::string read_file(
     const std::filesystem::path& path,
     std::uint64_t most_bytes = kMostTextBytes);
 
-/// Reads what a command line names, which may also be a pipe, such as the
+/// Reads a file named on a command line, which may also be a pipe, such as the
 /// shell's <(command), and waits for the pipe's end.
 std::string read_file_or_pipe(const std::filesystem::path& path);
 

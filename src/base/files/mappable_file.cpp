@@ -142,8 +142,8 @@ struct MappedBytes::File {
       if (bytes->begin_ == nullptr) continue;
       all = replace_by_copies(bytes->begin_, bytes->size_) && all;
     }
-    // If memory for copies runs out, the other processes wait as long as the
-    // kernel makes them.
+    // If memory for copies runs out, the other processes have to wait until the
+    // kernel breaks the lease.
     if (!all) return;
     ::fcntl(descriptor, F_SETLEASE, F_UNLCK);
     is_leased = false;

@@ -6,9 +6,9 @@
 
 namespace accelerate::detail {
 
-/// Bytes of RAM that programs can still take without swapping, within the
-/// limits of the process's control group and its ancestors. Nothing if the
-/// system does not report it. `root` is where /proc and /sys are.
+/// Bytes of RAM that programs can still use without swapping, within the limits
+/// of the process's control group and its ancestors. Nothing if the system does
+/// not report it. `root` is where /proc and /sys are.
 std::optional<std::uint64_t> available_memory(
     const std::filesystem::path& root = "/");
 

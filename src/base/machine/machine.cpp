@@ -39,7 +39,8 @@ class TcpSocket {
 bool is_port_in_use(int port) {
   if (port < 1 || port > 65535) {
     throw ConfigError(detail::format(
-        "[base] is_port_in_use was asked for port {}; ports are 1 to 65535",
+        "[base] the port passed to is_port_in_use() must be from 1 to 65535, "
+        "but is {}",
         port));
   }
   const detail::Addresses addresses("localhost", port);
@@ -63,7 +64,7 @@ int get_free_port() {
       ::bind(socket.get(), reinterpret_cast<sockaddr*>(&any), sizeof any) !=
           0) {
     throw Error(detail::format(
-        "[base] the system gives no free port: {}", std::strerror(errno)));
+        "[base] the system has no free port: {}", std::strerror(errno)));
   }
   return detail::own_port(socket.get());
 }

@@ -75,7 +75,7 @@ class VersionReader {
   }
   [[noreturn]] void fail() const {
     throw ConfigError(format(
-        "[base] \"{}\" is not a version, such as 2.6, 2.6.1 or 2.6rc1",
+        "[base] a version must be like 2.6, 2.6.1 or 2.6rc1, but is \"{}\"",
         whole_));
   }
   bool take(std::string_view word) {
@@ -185,13 +185,11 @@ bool compare_versions(
   if (operation == "<=") return order <= 0;
   if (operation == "<") return order < 0;
   throw ConfigError(format(
-      "[base] compare_versions was given the operation \"{}\"; it must be one "
-      "of > >= == != <= <",
+      "[base] the operation of compare_versions() must be one of > >= == != <= "
+      "<, but is \"{}\"",
       operation));
 }
 
-std::string version() {
-  return ACCELERATE_VERSION;
-}
+std::string version() { return ACCELERATE_VERSION; }
 
 }  // namespace accelerate

@@ -17,7 +17,7 @@ class SignalFlag {
   explicit SignalFlag(std::span<const int> signals);
   SignalFlag(const SignalFlag&) = delete;
   SignalFlag& operator=(const SignalFlag&) = delete;
-  /// The last object for a signal restores the handler that was there before.
+  /// The last object for a signal restores the previous handler.
   ~SignalFlag();
 
   /// The signal that has arrived, the last in the list if there are several; 0

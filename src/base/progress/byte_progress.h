@@ -31,8 +31,8 @@ class ByteProgress {
   std::uint64_t num_left_;
 };
 
-/// Wraps `disk` so that its files report the bytes they are given to
-/// `progress`. Returns `disk` itself if `progress` is null.
+/// Wraps `disk` so that its files report the bytes written to `progress`.
+/// Returns `disk` itself if `progress` is null.
 std::shared_ptr<FileSystem> count_writes(
     std::shared_ptr<FileSystem> disk,
     std::shared_ptr<ByteProgress> progress);

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 /// Decides when a bar is drawn, and measures its rate.
 class ProgressBar {
  public:
-  /// Seconds since some moment.
+  /// Returns the seconds since some fixed moment.
   using Clock = std::function<double()>;
 
   ProgressBar(

@@ -63,7 +63,8 @@ std::string random_token() {
   } while (count < 0 && errno == EINTR);
   if (count != static_cast<ssize_t>(bytes.size())) {
     throw ConfigError(format(
-        "[base] the system gives no random numbers: {}", std::strerror(errno)));
+        "[base] the system provides no random numbers: {}",
+        std::strerror(errno)));
   }
   return hexadecimal({bytes.data(), bytes.size()});
 }

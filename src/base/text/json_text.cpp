@@ -49,7 +49,7 @@ ParsedJson parse_json(std::string_view text) {
     return {
         nullptr,
         format(
-            "lists and objects are nested {} deep; at most {} are read",
+            "lists and objects are nested {} deep, but only {} levels are read",
             depth,
             kMostJsonDepth)};
   }

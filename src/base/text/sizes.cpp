@@ -32,8 +32,8 @@ constexpr std::array<Unit, 6> kUnits{{
 
 [[noreturn]] void refuse(std::string_view text) {
   throw ConfigError(format(
-      "[config] \"{}\" is not a size; write a number and one of KB, MB, GB, "
-      "KiB, MiB and GiB, such as 10GB or 1.5GiB",
+      "[config] a size must be a number and one of KB, MB, GB, KiB, MiB and "
+      "GiB, such as 10GB or 1.5GiB, but is \"{}\"",
       text));
 }
 
@@ -109,8 +109,8 @@ namespace accelerate {
 
 ByteSize::ByteSize(std::int64_t bytes) : bytes_(bytes) {
   if (bytes < 0) {
-    throw ConfigError(
-        detail::format("[base] a size of {} bytes is negative", bytes));
+    throw ConfigError(detail::format(
+        "[base] a size must be at least 0 bytes, but is {}", bytes));
   }
 }
 

@@ -39,8 +39,8 @@ class LayerwiseCastingHook : public ModelHook {
       if (!parameter.defined() || !parameter.is_floating_point()) continue;
       if (detail::keeper_of(parameter) != nullptr) {
         throw ConfigError(detail::format(
-            "[big_model] weights of {} are offloaded or sharded, and cannot be "
-            "stored in another dtype; cast them first",
+            "[big_model] weights of {} must not be offloaded or sharded to be "
+            "stored in another dtype, but are; cast them first",
             module.name()));
       }
       detail::replace_in_place(
@@ -88,8 +88,8 @@ std::vector<std::regex> patterns_of(const std::vector<std::string>& texts) {
       patterns.emplace_back(text, std::regex::ECMAScript);
     } catch (const std::regex_error& error) {
       throw ConfigError(detail::format(
-          "[big_model] skip_modules_pattern \"{}\" is not a regular "
-          "expression: {}",
+          "[big_model] skip_modules_pattern must contain regular expressions, "
+          "but has \"{}\": {}",
           detail::printable(text),
           error.what()));
     }
@@ -134,8 +134,7 @@ void attach_layerwise_casting_hooks(
   for (const c10::ScalarType dtype : {storage_dtype, compute_dtype}) {
     if (at::isFloatingType(dtype)) continue;
     throw ConfigError(detail::format(
-        "[big_model] weights are cast to {}, which is not a floating-point "
-        "dtype",
+        "[big_model] dtypes must be floating-point, but one is {}",
         c10::toString(dtype)));
   }
   attach(

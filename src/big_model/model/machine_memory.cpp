@@ -18,11 +18,11 @@ int num_accelerators() {
 }
 
 // Bytes that are free on an accelerator, and those that LibTorch keeps unused.
-// Nothing, with a message, for a device that does not say.
+// Nothing, with a message, for a device that does not report them.
 template <class Index>
 std::optional<std::int64_t> free_on_device(Index index) {
   try {
-    // Versions of LibTorch before 2.10 cannot ask a device.
+    // Versions of LibTorch before 2.10 cannot query a device.
     if constexpr (requires { at::accelerator::getMemoryInfo(index); }) {
       return static_cast<std::int64_t>(
           at::accelerator::getMemoryInfo(index).first);
@@ -32,8 +32,8 @@ std::optional<std::int64_t> free_on_device(Index index) {
         LogLevel::info,
         "big_model",
         detail::format(
-            "device {} is left out, since it does not say how much memory it "
-            "has free: {}",
+            "device {} is left out, since it does not report its free memory: "
+            "{}",
             static_cast<int>(index),
             error.what_without_backtrace()));
   }
@@ -73,13 +73,13 @@ MaxMemory get_max_memory(
           LogLevel::warning,
           "big_model",
           detail::format(
-              "max_memory names the device {}, and this machine has {} "
+              "max_memory names the device {}, but this machine has {} "
               "accelerators",
               device.name(),
               count));
     }
   }
-  // What is given counts.
+  // A limit in max_memory takes precedence.
   disk.insert(disk.end(), max_memory.begin(), max_memory.end());
   return detail::normalised_memory(disk);
 }

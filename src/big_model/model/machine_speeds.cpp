@@ -23,7 +23,7 @@ namespace {
 
 using detail::synchronize;
 
-// Seconds of the fastest of several calls, after one that does not count.
+// Seconds of the fastest of several calls; the first is not measured.
 double fastest_seconds(const std::function<void()>& call) {
   constexpr int kCalls = 5;
   double fastest = 0;
@@ -68,8 +68,8 @@ class ScratchFile {
  private:
   [[noreturn]] void fail() const {
     throw Error(detail::format(
-        "[big_model] cannot write {}, by which the disk's speed is measured; "
-        "name a folder with 64 MB of free space",
+        "[big_model] cannot write {} to measure the disk's speed; name a "
+        "folder with 64 MB of free space",
         path_));
   }
 
@@ -85,7 +85,8 @@ double disk_speed(const std::filesystem::path& folder) {
   if (file.direct >= 0) {
     file.memory_alignment = detail::direct_memory_alignment(file.direct);
   } else {
-    // Such as tmpfs before Linux 6.6: what is measured is the cache then.
+    // Without direct reads (tmpfs before Linux 6.6), the speed of the cache is
+    // measured.
     file.direct = ::dup(file.plain);
   }
   detail::DirectReader reader;

@@ -16,8 +16,8 @@ c10::Device torch_device(const MapDevice& place) {
       at::accelerator::deviceCount() > place.index().value_or(0);
   if (!has_devices) {
     throw ConfigError(format(
-        "[big_model] the device map has the device {}, and this machine has {} "
-        "accelerators",
+        "[big_model] the device map names the device {}, but this machine has "
+        "{} accelerators",
         place.name(),
         kind ? static_cast<int>(at::accelerator::deviceCount()) : 0));
   }

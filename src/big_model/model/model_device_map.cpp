@@ -21,7 +21,7 @@ void log_lines(LogLevel level, const std::vector<std::string>& lines) {
   for (const std::string& line : lines) Logger().log(level, "big_model", line);
 }
 
-// Devices on which nothing was put, with the memory that would change that.
+// Devices that stay empty, with the memory that would change that.
 std::vector<std::string> unused_devices(const DeviceMap& map) {
   std::vector<std::string> lines;
   for (const DeviceUse& use : map.devices()) {

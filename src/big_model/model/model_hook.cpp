@@ -33,7 +33,8 @@ SequentialHook::SequentialHook(std::vector<std::shared_ptr<ModelHook>> hooks)
     : hooks_(std::move(hooks)) {
   for (const auto& hook : hooks_)
     if (!hook)
-      throw ConfigError("[big_model] a hook of a SequentialHook is null");
+      throw ConfigError(
+          "[big_model] hooks of a SequentialHook must not be null, but one is");
 }
 
 void SequentialHook::init_hook(torch::nn::Module& module) {

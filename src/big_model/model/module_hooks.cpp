@@ -201,8 +201,8 @@ class HookKeeper : public GateKeeper,
       const char* function) const {
     if (replacements.size() != tensors.values.size()) {
       throw ConfigError(format(
-          "[big_model] {} of the hook of {} got {} tensors and returned {}; it "
-          "must return as many",
+          "[big_model] {} of the hook of {} must return as many tensors as it "
+          "gets, but got {} and returned {}",
           function,
           module_->name(),
           tensors.values.size(),
@@ -250,10 +250,10 @@ void watch_module(
       tensors, [](const at::Tensor& tensor) { return !can_watch(tensor); });
   if (tensors.empty()) {
     throw ConfigError(format(
-        "[big_model] {} cannot have a hook: a hook is called for operators on "
-        "a module's own parameters and buffers, and it has none that are in "
+        "[big_model] {} cannot have a hook: hooks are called for operators on "
+        "a module's own parameters and buffers, but it has none that are in "
         "memory or offloaded, dense, and not shared with a module that has a "
-        "hook; hook the modules below it or beside it that have weights",
+        "hook; hook the modules below or beside it that have weights",
         module.name()));
   }
   for (const at::Tensor& tensor : tensors)
@@ -268,7 +268,7 @@ void add_hook_to_module(
     torch::nn::Module& module,
     std::shared_ptr<ModelHook> hook,
     bool append) {
-  if (!hook) throw ConfigError("[big_model] a module's hook is null");
+  if (!hook) throw ConfigError("[big_model] a module's hook must not be null");
   const auto keeper = detail::find_keeper(module);
   if (!keeper) {
     hook->init_hook(module);

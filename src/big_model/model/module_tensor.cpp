@@ -17,7 +17,7 @@ namespace {
 
 struct TensorSearch {
   ModuleTensorHandle found;
-  /// The module in which the search ended, and what it was to have.
+  /// The module in which the search ended, and what it lacks.
   const torch::nn::Module* module = nullptr;
   std::string wanted;
   bool wanted_is_module = false;
@@ -59,8 +59,7 @@ ModuleTensorHandle require_module_tensor(
   const TensorSearch result = search(module, name);
   if (result.found.tensor.defined()) return result.found;
   throw ConfigError(format(
-      "[big_model] \"{}\" is not a tensor of the model: {} has no {} named "
-      "\"{}\"",
+      "[big_model] the model has no tensor \"{}\": {} has no {} named \"{}\"",
       printable(name),
       result.module->name(),
       result.wanted_is_module ? "module" : "parameter or buffer",

@@ -100,7 +100,7 @@ void set_module_tensor_to_device(
   const at::Tensor tensor = detail::require_module_tensor(module, name).tensor;
   if (detail::keeper_of(tensor) != nullptr) {
     throw ConfigError(format(
-        "[big_model] \"{}\" is offloaded or sharded and cannot be replaced; "
+        "[big_model] \"{}\" is offloaded or sharded, so it cannot be replaced; "
         "change it inside an AlignModuleDevice or full_parameters()",
         name));
   }
@@ -109,7 +109,7 @@ void set_module_tensor_to_device(
   if (tensor.is_meta() && !device.is_meta() && !value.defined()) {
     throw ConfigError(format(
         "[big_model] \"{}\" is on the meta device and has no contents to put "
-        "on {}; give a value",
+        "on {}; pass a value",
         name,
         device.str()));
   }
@@ -147,8 +147,8 @@ void retie_parameters(
       if (!tensors[i].is_meta() &&
           tensors[i].scalar_type() != shared.scalar_type()) {
         throw ConfigError(format(
-            "[big_model] \"{}\" is of another dtype than the parameters that "
-            "it should share memory with",
+            "[big_model] \"{}\" must have the dtype of the parameters with "
+            "which it is to share memory",
             group[i]));
       }
     }
@@ -178,8 +178,8 @@ std::string check_tied_parameters_on_same_device(
   }
   if (warnings.empty()) return {};
   std::string warning = format(
-      "tied parameters are on different devices: {}; give them one place in "
-      "the device map, or use \"auto\"",
+      "tied parameters are on different devices: {}; give them the same place "
+      "in the device map, or use \"auto\"",
       detail::join(warnings, "; "));
   Logger().log(LogLevel::warning, "big_model", warning);
   return warning;

@@ -12,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// A keeper of offloaded weights, as code sees it that is not about running
-/// models. It returns itself from GateKeeper::as_offload_keeper().
+/// A keeper of offloaded weights, for code that does not run models. It returns
+/// itself from GateKeeper::as_offload_keeper().
 class OffloadKeeper : public GateKeeper {
  public:
   OffloadKeeper* as_offload_keeper() final { return this; }
@@ -27,14 +27,15 @@ class OffloadKeeper : public GateKeeper {
   /// Puts a held tensor back, with the changes that were made to it.
   virtual void put_back(std::size_t unit) = 0;
 
-  /// Has the tensor's values in memory until end_use(), for this thread.
-  /// Returns false if they were already in use by it, or the tensor is not
-  /// offloaded: then there is nothing to end.
+  /// Keeps the tensor's values in memory for this thread until end_use().
+  /// Returns false, with nothing to end, if the thread already uses them or the
+  /// tensor is not offloaded.
   virtual bool begin_use(std::size_t unit) = 0;
   virtual void end_use(std::size_t unit) = 0;
 };
 
-/// The tensor's keeper, if that keeps offloaded weights, and its number there.
+/// The tensor's keeper, if it keeps offloaded weights, and the tensor's number
+/// there.
 struct OffloadedUnit {
   OffloadKeeper* keeper = nullptr;
   std::size_t unit = 0;
@@ -43,9 +44,9 @@ struct OffloadedUnit {
 /// Finds the keeper of an offloaded tensor; its `keeper` is null for others.
 OffloadedUnit offloaded_unit(const at::Tensor& tensor);
 
-/// Has those of some tensors that are offloaded in memory for as long as it
-/// lives, for code of this thread that reads memory without LibTorch's
-/// operators. Throws what fetching throws.
+/// While it lives, keeps the offloaded ones of some tensors in memory, for code
+/// of this thread that reads memory without LibTorch's operators. Throws what
+/// fetching throws.
 class OffloadedUse {
  public:
   explicit OffloadedUse(std::initializer_list<at::Tensor> tensors);

@@ -46,7 +46,7 @@ WeightList get_state_dict_offloaded_model(const torch::nn::Module& model) {
         LogLevel::warning,
         "big_model",
         detail::format(
-            "the state dict is without {}, which are on the meta device",
+            "the state dict lacks {}, which are on the meta device",
             detail::name_list(lost)));
   }
   return values;

@@ -17,7 +17,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Bytes on their way at a time, unless a row, or a tensor on its way to disk, is
+// Maximum bytes in transit, unless a row, or a tensor on its way to disk, is
 // larger.
 constexpr std::uint64_t kMostBytesOnTheWay = 32U << 20U;
 // Where values begin in the buffer.
@@ -56,7 +56,7 @@ bool is_filled_in_place(const TensorToLoad& item) {
       at::has_internal_overlap(item.tensor) != at::MemOverlap::Yes;
 }
 
-// Whether it gets other memory instead of what it has.
+// Whether it gets new memory in place of its own.
 bool is_replaced(const TensorToLoad& item) {
   return item.stays && !item.tensor.is_meta() && !is_filled_in_place(item);
 }
@@ -65,8 +65,8 @@ std::string explain_overwriting(
     const std::exception& error,
     const TensorToLoad& first) {
   return format(
-      "{}; values were read over those that the model had, from {} on: load it "
-      "again before it is used",
+      "{}; values of the model were already overwritten, from {} on: load it "
+      "again before using it",
       error.what(),
       first.name);
 }
@@ -103,7 +103,7 @@ void CheckpointLoader::load(const std::vector<TensorToLoad>& plan) {
 }
 
 // Ranks that send each other tensors read them in the same order, whatever
-// their own modules have.
+// their own modules hold.
 std::vector<CheckpointLoader::Need> CheckpointLoader::needs_of(
     const std::vector<TensorToLoad>& plan) {
   std::vector<std::uint8_t> own;
@@ -147,7 +147,7 @@ bool CheckpointLoader::map(const TensorToLoad& item) {
   const auto [place, is_new] = mappings_.try_emplace(box.file->path());
   auto& mapping = place->second;
   if (is_new) mapping = FileMapping::open_protected(box.file->path());
-  // What others could shorten or change is read.
+  // A file that others could shorten or change is read instead.
   if (!mapping) return false;
   values_.emplace_back(
       &item, mapping->tensor(box.offset, item.dtype, item.shape));
@@ -163,10 +163,9 @@ bool CheckpointLoader::is_read_in_place(const TensorToLoad& item) const {
   return !buffers_all_ && item.tensor.is_contiguous();
 }
 
-// What is read in place takes no memory on its way: all of it is read at once,
-// unless it takes the place of other memory, which is freed group by group.
-// Ranks that send each other tensors have the same groups, wherever the tensors
-// go on each of them.
+// Tensors read in place need no buffer: all are read at once, unless they
+// replace other memory, which is freed group by group. Ranks that send each
+// other tensors have the same groups, wherever the tensors go on each of them.
 std::vector<CheckpointLoader::RowGroup> CheckpointLoader::groups_of(
     const std::vector<const TensorToLoad*>& items) const {
   std::vector<RowGroup> groups;
@@ -183,7 +182,7 @@ std::vector<CheckpointLoader::RowGroup> CheckpointLoader::groups_of(
     const bool is_on_the_way =
         reader_.sends() || !is_read_in_place(*item) || is_replaced(*item);
     const std::uint64_t bytes = num_bytes(*item);
-    // Elements smaller than a byte are not cut.
+    // Tensors with elements smaller than a byte are not divided.
     const bool is_whole = !is_on_the_way || item->to_disk ||
         bytes <= kMostBytesOnTheWay ||
         item->file_dtype == at::ScalarType::Float4_e2m1fn_x2;
@@ -212,9 +211,9 @@ void CheckpointLoader::load_group(const RowGroup& group) {
   });
 }
 
-// Everything that can be checked was, so that only a disk or a rank that fails
-// meanwhile leaves some of the values replaced. What fits into the buffer is
-// replaced when all of it is there.
+// Everything that can be checked has been, so only a disk or rank that fails
+// meanwhile leaves some of the values replaced. Values that fit into the buffer
+// are replaced once all of them have arrived.
 void CheckpointLoader::overwrite(
     const std::vector<const TensorToLoad*>& items) {
   if (items.empty()) return;
@@ -233,7 +232,7 @@ void CheckpointLoader::overwrite(
   }
 }
 
-// The memory that rows are read to, before anything is read.
+// Memory into which rows will be read.
 std::vector<at::Tensor> CheckpointLoader::prepare(const RowGroup& group) {
   std::vector<std::uint64_t> offsets;
   std::uint64_t size = 0;

@@ -60,14 +60,14 @@ class CheckpointLoader {
   std::optional<ProgressOptions> progress_;
   std::map<std::filesystem::path, std::shared_ptr<FileMapping>> mappings_;
   std::optional<OffloadFolderWriter> writer_;
-  /// Bytes on their way, of one group after another.
+  /// Buffer of one group after another.
   at::Tensor buffer_;
-  /// All values pass through the buffer, so that the module's stay as they are
-  /// until all of the group is there.
+  /// All values pass through the buffer, so that the module's values stay until
+  /// the whole group has arrived.
   bool buffers_all_ = false;
   /// Memory of tensors that are partly read.
   std::unordered_map<const TensorToLoad*, at::Tensor> targets_;
-  /// What the module's tensors without memory get in the end.
+  /// Final values of the module's tensors that have no memory.
   std::vector<std::pair<const TensorToLoad*, at::Tensor>> values_;
 };
 

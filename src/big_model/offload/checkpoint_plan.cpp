@@ -51,14 +51,14 @@ class Planner {
     loaded_.insert(tensor.unsafeGetTensorImpl());
     if (tensor.sizes() != at::IntArrayRef(saved.shape)) {
       complaints_.push_back(format(
-          "{} has shape {} in the checkpoint and {} in the model",
+          "{} has shape {} in the checkpoint, but {} in the model",
           saved.name,
           at::IntArrayRef(saved.shape),
           tensor.sizes()));
     }
     if (keeper_of(tensor) != nullptr) {
       complaints_.push_back(format(
-          "{} is offloaded or sharded already: load before the model is "
+          "{} is already offloaded or sharded: load before the model is "
           "dispatched or prepared",
           saved.name));
     }
@@ -188,7 +188,7 @@ std::vector<TensorInCheckpoint> tensors_in_order(const StoredTensors& saved) {
     const auto dtype = torch_dtype(stored.dtype);
     if (!dtype) {
       throw CheckpointError(format(
-          "[big_model] \"{}\" of {} has dtype {}, which LibTorch does not have",
+          "[big_model] \"{}\" of {} has dtype {}, which LibTorch lacks",
           printable(name),
           std::get<0>(key),
           safetensors::name_of(stored.dtype)));

@@ -14,7 +14,7 @@
 
 namespace accelerate::detail {
 
-/// A tensor of a checkpoint, and what becomes of it.
+/// A tensor of a checkpoint and its destination.
 struct TensorToLoad {
   std::string name;
   /// The module's tensor; undefined if another name of it stays in memory.
@@ -23,7 +23,7 @@ struct TensorToLoad {
   const StoredTensor* stored = nullptr;
   std::vector<std::int64_t> shape = {};
   c10::ScalarType file_dtype = c10::ScalarType::Undefined;
-  /// What the module's tensor has afterwards.
+  /// Final dtype of the module's tensor.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::Device device = c10::kCPU;
   /// Written to the offload folder. The module's tensor is then on the meta

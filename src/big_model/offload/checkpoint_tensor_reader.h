@@ -46,16 +46,16 @@ class CheckpointTensorReader {
   /// Null on ranks that do not read.
   [[nodiscard]] const StoredTensor* find(const std::string& name) const;
 
-  /// Has a bar show the bytes that are read from now on, if one is wanted.
+  /// Shows the bytes read from now on in a progress bar, if one is wanted.
   void show(
       std::uint64_t num_bytes,
       const std::optional<ProgressOptions>& options) const;
 
-  /// The greatest of the ranks' values, for each element of the list.
+  /// The element-wise maximum of the ranks' lists.
   [[nodiscard]] std::vector<std::uint8_t> greatest(
       const std::vector<std::uint8_t>& values) const;
 
-  /// Does what may fail on one rank only. If it fails, all ranks throw.
+  /// Runs code that may fail on a single rank; if it does, all ranks throw.
   void together(const std::function<void()>& body) const;
 
   /// Compares tensors with their checksums, where the checkpoint has some. If

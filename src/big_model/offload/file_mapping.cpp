@@ -102,8 +102,8 @@ at::Tensor FileMapping::tensor(
   if (num_bytes == 0) return at::empty(shape, options);
   if (offset > size_ || num_bytes > size_ - offset) {
     throw CheckpointError(format(
-        "[big_model] {} has {} bytes, and a tensor of {} bytes should begin at "
-        "byte {}: the file is not complete",
+        "[big_model] {} has {} bytes, but a tensor of {} bytes should begin at "
+        "byte {}: the file is incomplete",
         file_.string(),
         size_,
         num_bytes,

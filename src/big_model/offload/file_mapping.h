@@ -22,7 +22,7 @@ class FileMapping : public std::enable_shared_from_this<FileMapping> {
   /// cannot be mapped.
   static std::shared_ptr<FileMapping> open(const std::filesystem::path& file);
   /// A file that others may change or shorten: its pages become copies before
-  /// that (MappableFile). Null where the kernel does not promise to tell.
+  /// that (MappableFile). Null where the kernel does not announce changes.
   static std::shared_ptr<FileMapping> open_protected(
       const std::filesystem::path& file);
   FileMapping(const FileMapping&) = delete;

@@ -34,12 +34,11 @@ void require_usable(const LoadCheckpointOptions& options) {
   if (options.broadcast_from_rank0 && !options.group) {
     throw ConfigError(
         "[big_model] broadcast_from_rank0 needs the ranks that load together: "
-        "give their group, such as accelerator.world().group()");
+        "pass their group, such as accelerator.world().group()");
   }
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw ConfigError(format(
-        "[big_model] weights cannot be loaded as {}: dtype is a floating-point "
-        "one",
+        "[big_model] dtype must be floating-point, but is {}",
         c10::toString(*options.dtype)));
   }
 }

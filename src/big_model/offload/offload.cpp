@@ -27,8 +27,8 @@ c10::ScalarType require_dtype(const std::string& name) {
   const auto dtype = detail::parse_torch_dtype(name);
   if (!dtype) {
     throw CheckpointError(format(
-        "[big_model] an offloaded weight has dtype \"{}\", which LibTorch does "
-        "not have",
+        "[big_model] an offloaded weight has dtype \"{}\", which LibTorch "
+        "lacks",
         detail::printable(name)));
   }
   return *dtype;
@@ -52,7 +52,7 @@ at::Tensor load_offloaded_weight(
     const OffloadedWeight& weight) {
   if (!weight.safetensors_file.empty()) {
     throw ConfigError(format(
-        "[big_model] {} is not the file of a weight that is in {}; use an "
+        "[big_model] {} does not hold the weight, which is in {}; use an "
         "OffloadedWeightsLoader",
         file.string(),
         weight.safetensors_file.string()));

@@ -79,7 +79,7 @@ std::uint64_t offloaded_file_size(const OffloadedWeight& weight) {
   if (!size) {
     throw CheckpointError(format(
         "[big_model] an offloaded weight has dtype \"{}\" and {} dimensions, "
-        "which is not a tensor that can be read",
+        "which cannot be read",
         printable(weight.dtype),
         weight.shape.size()));
   }
@@ -100,8 +100,8 @@ StoredTensor stored_in_dat_file(
   const bool is_other = record != nullptr && record->num_bytes != expected;
   if (missing || found != expected || is_other) {
     throw CheckpointError(format(
-        "[big_model] {} {}, and the index says {} bytes: the folder is not "
-        "completely filled, or was changed; remove it, and it is filled again",
+        "[big_model] {} {}, but the index says {} bytes: the folder is "
+        "incomplete or was changed; remove it, and it will be filled again",
         file.string(),
         !missing               ? format("has {} bytes", found)
             : fs::exists(file) ? std::string("is not a regular file")
@@ -132,8 +132,8 @@ void require_space(
   const auto free = free_disk_space(folder);
   if (!free || needed <= *free) return;
   throw ConfigError(format(
-      "[big_model] {} needs {} more, and its disk has {} free: give a folder "
-      "on another disk, or keep more of the model in memory (max_memory)",
+      "[big_model] {} needs {} more, but its disk has {} free: use a folder on "
+      "another disk, or keep more of the model in memory (max_memory)",
       folder.string(),
       format_size(static_cast<double>(needed)),
       format_size(static_cast<double>(*free))));
@@ -223,7 +223,7 @@ void OffloadFolderWriter::put_file(
     }
   }
   if (there_.index.find(name) != nullptr) others_.push_back(name);
-  // What is refused in the end needs no file.
+  // Weights that will be rejected need no file.
   if (replaces_ || others_.empty()) stage(name, weight);
 }
 
@@ -264,8 +264,8 @@ void OffloadFolderWriter::commit() {
   if (!replaces_ && !others_.empty()) {
     throw ConfigError(format(
         "[big_model] {} has other values for {}: it is the offload folder of "
-        "another model; give another folder, or remove it, and it is filled "
-        "again",
+        "another model; use another folder, or remove it, and it will be "
+        "filled again",
         folder_.string(),
         name_list(others_)));
   }
@@ -280,7 +280,7 @@ void OffloadFolderWriter::commit() {
     after.index.set(name, weight);
   for (const auto& [name, record] : wanted_.records)
     after.records[name] = record;
-  // From here on, an interruption leaves an index without what is replaced.
+  // From here on, an interruption leaves an index without the replaced weights.
   if (replaces) replace_text(kOffloadIndexName, offload_index_text(meanwhile));
   publish();
   if (after.records != there_.records)
@@ -312,8 +312,8 @@ void OffloadFolderWriter::publish() {
   staged_.clear();
 }
 
-// Names of weights may have slashes. Returns the directories that have new
-// ones.
+// Creates the directories of weights whose names have slashes. Returns those
+// with new files.
 std::vector<fs::path> OffloadFolderWriter::make_directories(
     const fs::path& directory) {
   if (fs::is_directory(directory)) return {};

@@ -20,7 +20,7 @@ namespace accelerate::detail {
 inline constexpr std::string_view kOffloadIndexName = "index.json";
 /// Sizes and checksums of a folder's .dat files, by the names of weights.
 inline constexpr std::string_view kOffloadChecksumsName = "checksums.json";
-/// What is not complete yet.
+/// Directory of files that are not complete yet.
 inline constexpr std::string_view kOffloadStagingName = ".filling";
 
 /// The file of a weight. Throws ConfigError for names that are not paths inside
@@ -32,9 +32,9 @@ std::filesystem::path offloaded_file(
 /// Bytes of such a file: those of the elements, but one if there are none.
 std::uint64_t offloaded_file_size(const OffloadedWeight& weight);
 
-/// A .dat file as something to read. With `record`, its contents are compared
-/// with the checksums when they are read. Throws CheckpointError for a dtype
-/// that is unknown or a file of another size, Error if it cannot be opened.
+/// A .dat file to be read. With `record`, its contents are compared with the
+/// checksums on reading. Throws CheckpointError for a dtype that is unknown or
+/// a file of another size, Error if it cannot be opened.
 StoredTensor stored_in_dat_file(
     const std::filesystem::path& file,
     const OffloadedWeight& weight,
@@ -43,22 +43,21 @@ StoredTensor stored_in_dat_file(
 /// The size and checksums of the file of a weight.
 FileRecord offload_record_of(const TensorToWrite& weight);
 
-/// Throws ConfigError if a folder's disk has no room for these weights, of
-/// which those that it may have already do not count.
+/// Throws ConfigError if a folder's disk has no room for these weights, not
+/// counting those that it may already have.
 void require_space(
     const std::filesystem::path& folder,
     const std::vector<std::pair<std::string, std::uint64_t>>& bytes_by_name);
 
-/// A folder as it is on disk.
+/// The contents of a folder on disk.
 struct OffloadFolder {
   OffloadIndex index;
   /// Sizes and checksums of the weights that this library wrote.
   std::map<std::string, FileRecord> records;
 };
 
-/// The files beside the weights; what is missing is empty. Throws
-/// CheckpointError for an index that is none. Unreadable checksums count as
-/// missing.
+/// Reads the files beside the weights; missing ones give empty members. Throws
+/// CheckpointError for an invalid index. Unreadable checksums count as missing.
 OffloadFolder read_offload_folder(const std::filesystem::path& folder);
 
 /// All weights of a folder's index, to be read by read_boxes(), which compares
@@ -66,14 +65,14 @@ OffloadFolder read_offload_folder(const std::filesystem::path& folder);
 /// that says.
 StoredTensors stored_in_offload_folder(const std::filesystem::path& folder);
 
-/// Fills a folder. All or nothing: weights are put beside those that are there,
+/// Fills a folder. All or nothing: weights are written beside existing ones,
 /// and commit() gives them their names.
 class OffloadFolderWriter {
  public:
-  /// Creates the folder, waits until no other writer has it, and removes what
-  /// one that was killed left.
-  /// `replaces`: weights that the folder has with other contents are replaced;
-  /// otherwise commit() throws ConfigError, and the folder is as before.
+  /// Creates the folder, waits until no other writer uses it, and removes what
+  /// a killed writer left. `replaces`: weights that the folder has with other
+  /// contents are replaced; otherwise commit() throws ConfigError, and the
+  /// folder is as before.
   OffloadFolderWriter(
       std::shared_ptr<FileSystem> disk,
       std::filesystem::path folder,
@@ -92,8 +91,8 @@ class OffloadFolderWriter {
   void put_file(const std::string& name, const TensorToWrite& weight);
   /// Adds an entry without a file to write.
   void put_entry(const std::string& name, OffloadedWeight weight);
-  /// Gives the files their names and writes the index: it names no file that is
-  /// not complete at any time.
+  /// Gives the files their names and writes the index, which never names an
+  /// incomplete file.
   void commit();
 
  private:

@@ -60,11 +60,11 @@ OffloadedWeight parse_entry(
     fail_index(name, format("{} of \"{}\"", what, printable(weight)));
   };
   OffloadedWeight entry;
-  if (!json.is_object()) complain("no object is the entry");
+  if (!json.is_object()) complain("an object is missing in the entry");
   const auto text_of = [&](const char* key) -> std::string {
     const auto found = json.find(key);
     if (found == json.end() || found->is_null()) return {};
-    if (!found->is_string()) complain("a field that must be a text is none:");
+    if (!found->is_string()) complain("a field that must be a string is not:");
     return found->get<std::string>();
   };
   entry.dtype = text_of("dtype");

@@ -24,7 +24,7 @@ using detail::format;
 }  // namespace
 
 struct OffloadedWeightsLoader::State {
-  /// A safetensors file that was opened.
+  /// An open safetensors file.
   struct File {
     safetensors::Reader reader;
     std::shared_ptr<detail::FileMapping> mapping;
@@ -59,7 +59,7 @@ struct OffloadedWeightsLoader::State {
     const auto dtype = detail::torch_dtype(info.dtype);
     if (!dtype) {
       throw CheckpointError(format(
-          "[big_model] \"{}\" of {} has dtype {}, which LibTorch does not have",
+          "[big_model] \"{}\" of {} has dtype {}, which LibTorch lacks",
           detail::printable(name),
           weight.safetensors_file.string(),
           safetensors::name_of(info.dtype)));
@@ -80,7 +80,8 @@ struct OffloadedWeightsLoader::State {
     const auto wanted = detail::parse_torch_dtype(weight.dtype);
     if (!wanted) {
       throw CheckpointError(format(
-          "[big_model] the index wants \"{}\" as \"{}\", which is not a dtype",
+          "[big_model] the dtype of \"{}\" in the index must be one of "
+          "PyTorch's, but is \"{}\"",
           detail::printable(name),
           detail::printable(weight.dtype)));
     }

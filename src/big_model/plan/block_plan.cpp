@@ -31,7 +31,7 @@ void require_speeds(const PlanDeviceMapOptions& options) {
   for (const auto& [name, value] : named) {
     if (!(value > 0)) {
       throw ConfigError(
-          format("[big_model] {} is {}; state a positive speed", name, value));
+          format("[big_model] {} must be above 0, but is {}", name, value));
     }
   }
   if (!(speeds.switch_seconds >= 0) || options.num_tokens < 1) {
@@ -160,9 +160,9 @@ class PlanReport {
     std::vector<BlockPlace> places = places_;
     places[i] = limits_.host ? kFromHost : kFromDisk;
     const double more = seconds_of(places) - seconds;
-    if (more <= 0) return "resident: there is room for it";
+    if (more <= 0) return "resident: it fits";
     return format(
-        "resident: to fetch it would take {} more", seconds_text(more));
+        "resident: fetching it would take {} more", seconds_text(more));
   }
 
   std::string fetched_note(std::size_t i, double waited) const {
@@ -272,9 +272,9 @@ PlannedDeviceMap plan_map(
     for (const PlanBlock& block : blocks)
       largest = std::max(largest, block.num_bytes_fetched);
     throw ConfigError(format(
-        "[big_model] no places for the model's blocks keep the limits of "
-        "memory: to fetch its largest block while another one computes takes "
-        "{} on the first device{}; raise max_memory, or name smaller blocks in "
+        "[big_model] no placement of the model's blocks fits into memory: "
+        "fetching its largest block while another one computes takes {} on the "
+        "first device{}; raise max_memory, or name smaller blocks in "
         "no_split_module_classes",
         format_size(2 * largest),
         limits.has_accelerator ? " and in host memory" : ""));

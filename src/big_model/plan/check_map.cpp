@@ -71,7 +71,7 @@ class MapCheck {
         name.resize(size);
       }
     };
-    // With thousands of entries in a map, most modules need no look inside.
+    // With thousands of entries in a map, most modules need not be entered.
     if (!has_place || has_entries_below(name)) {
       visit_tensors(module.parameters);
       visit_tensors(module.buffers);

@@ -45,7 +45,7 @@ std::vector<Placement> placements_of(
 MapDevice::MapDevice(int index) : kind_(Kind::device), index_(index) {
   if (index < 0) {
     throw ConfigError(detail::format(
-        "[big_model] {} is not a device; indexes of devices begin at 0",
+        "[big_model] the index of a device must be at least 0, but is {}",
         index));
   }
 }
@@ -64,8 +64,8 @@ MapDevice::MapDevice(const std::string& name) {
     index_ = *index;
   } else {
     throw ConfigError(detail::format(
-        "[big_model] \"{}\" is not a place for weights; give the index of a "
-        "device, or mps, cpu, disk or meta",
+        "[big_model] a place for weights must be the index of a device, or "
+        "mps, cpu, disk or meta, but is \"{}\"",
         detail::printable(name)));
   }
 }

@@ -49,7 +49,7 @@ std::vector<Filling> fillings_of(const MaxMemory& max_memory) {
   return list;
 }
 
-// The items that must be placed together with another one, and the size of all.
+// Items that must be placed together with another one, and their total size.
 struct Company {
   std::vector<int> holders;
   double num_bytes = 0;
@@ -292,7 +292,7 @@ class Inference {
       }
     }
     return {format(
-        "[big_model] buffers of offloaded modules take {}, and no accelerator "
+        "[big_model] buffers of offloaded modules take {}, but no accelerator "
         "device has room for them; set offload_buffers, so that they travel "
         "with their modules",
         format_size(buffers))};

@@ -9,8 +9,8 @@ namespace accelerate::detail {
 /// Accelerate's infer_auto_device_map on a module tree. Devices are filled in
 /// order; the first accelerator and the CPU keep room for the largest layer
 /// among what is not placed yet. `options.max_memory` is what
-/// normalised_memory() returned, not empty. Logs nothing: what callers should
-/// know is in DeviceMap::warnings().
+/// normalised_memory() returned, not empty. Logs nothing; warnings are in
+/// DeviceMap::warnings().
 ///
 /// Unlike the original it also works if a module has members of several groups
 /// of tied parameters; all those groups get one place.

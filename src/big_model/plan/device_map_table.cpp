@@ -57,7 +57,7 @@ std::string reason_text(const Placement& placement) {
     case PlacementReason::tied:
       return "shares a parameter with the module before it";
     case PlacementReason::fallback:
-      return "fits where what comes before it does not";
+      return "fits where the modules before it do not";
     case PlacementReason::last:
       return "no room elsewhere";
     case PlacementReason::planned:

@@ -30,7 +30,7 @@ double ForwardTimeline::add(
     start = std::max(start, arrival);
     free_buffer = other_buffer;
     other_buffer = start + block.seconds;
-    // What ends before the next fetch may begin no longer matters.
+    // Reads that end before the next fetch may begin no longer matter.
     disk = std::max(disk, free_buffer);
     link = std::max(link, free_buffer);
   }

@@ -14,7 +14,7 @@ struct PlanBlock {
   /// Bytes in memory if it is resident. A tied tensor counts in the first of
   /// its blocks.
   double num_bytes = 0;
-  /// Bytes that are fetched if it is not.
+  /// Bytes to fetch if it is not resident.
   double num_bytes_fetched = 0;
   /// Seconds of compute.
   double seconds = 0;
@@ -39,8 +39,8 @@ struct PlanLimits {
   bool has_accelerator = false;
 };
 
-/// When everything is done, in seconds from the start of a forward. Blocks are
-/// fetched in order into two buffers on the first device, each while the
+/// Times at which work is done, in seconds from the start of a forward. Blocks
+/// are fetched in order into two buffers on the first device, each while the
 /// previous one computes.
 struct ForwardTimeline {
   double compute = 0;       ///< the last block's end

@@ -16,7 +16,8 @@ void with_float_type(c10::ScalarType dtype, Function&& function) {
   if (dtype == c10::ScalarType::Float) return function(float{});
   if (dtype == c10::ScalarType::Half) return function(c10::Half{});
   if (dtype == c10::ScalarType::BFloat16) return function(c10::BFloat16{});
-  throw InternalError("[big_model] a quantised weight has no such dtype");
+  throw InternalError(
+      "[big_model] a quantised weight cannot be converted to such a dtype");
 }
 
 }  // namespace

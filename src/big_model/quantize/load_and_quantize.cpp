@@ -79,7 +79,7 @@ LoadAndQuantizeOptions resolved(
          .no_split_module_classes = options.no_split_module_classes,
          .offload_buffers = options.offload_buffers});
   }
-  // A missing accelerator is an error before anything is changed.
+  // Reject a missing accelerator before anything is changed.
   if (!map_of(options).empty())
     static_cast<void>(
         detail::main_device_of(map_of(options), options.main_device));
@@ -116,8 +116,8 @@ QuantizationPlan plan_quantization(
     tensors.emplace(name, tensor);
     if (options.weights_location.empty() && tensor.is_meta()) {
       throw ConfigError(format(
-          "[big_model] {} has no values: give weights_location, where the "
-          "weights are",
+          "[big_model] {} has no values: set weights_location to the place of "
+          "the weights",
           name));
     }
   }
@@ -130,7 +130,7 @@ QuantizationPlan plan_quantization(
     if (!known.insert(weight.parameter.unsafeGetTensorImpl()).second) continue;
     if (detail::keeper_of(weight.parameter) != nullptr) {
       throw ConfigError(format(
-          "[big_model] {} is offloaded, sharded or quantised already: quantise "
+          "[big_model] {} is already offloaded, sharded or quantised: quantise "
           "before the model is dispatched or prepared",
           weight.name()));
     }
@@ -139,8 +139,8 @@ QuantizationPlan plan_quantization(
   }
   if (plan.weights.empty()) {
     throw ConfigError(
-        "[big_model] the model has no Linear layer to quantise; skip_modules "
-        "and keep_in_fp32_modules leave none");
+        "[big_model] the model must have a Linear layer that skip_modules and "
+        "keep_in_fp32_modules do not exclude, but has none");
   }
   return plan;
 }
@@ -210,7 +210,7 @@ void load_others(
 }
 
 // Writes the parameters on "disk" that are not quantised, for a model that has
-// its values. What the folder holds of another model must not be taken for
+// its values. Files of another model in the folder must not be mistaken for
 // them.
 void put_others(
     const torch::nn::Module& model,

@@ -31,14 +31,14 @@ c10::ScalarType float_dtype(const char* field, const std::string& name) {
 std::vector<std::string> QuantizationOptions::check() const {
   if (load_in_8bit == load_in_4bit) {
     throw ConfigError(detail::format(
-        "[big_model] load_in_8bit and load_in_4bit are both {}; set one of "
-        "them",
+        "[big_model] exactly one of load_in_8bit and load_in_4bit must be set, "
+        "but both are {}",
         load_in_8bit ? "true" : "false"));
   }
   if (!std::isfinite(llm_int8_threshold)) {
     throw ConfigError(
-        "[big_model] llm_int8_threshold must be a finite number; 0 "
-        "disables the threshold");
+        "[big_model] llm_int8_threshold must be finite; 0 disables the "
+        "threshold");
   }
   if (bnb_4bit_quant_type != "fp4" && bnb_4bit_quant_type != "nf4") {
     throw ConfigError(detail::format(

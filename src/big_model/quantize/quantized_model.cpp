@@ -36,9 +36,8 @@ const QuantizedWeight& QuantizedModel::weight(
       return state_->keeper.weight(unit);
   }
   throw ConfigError(format(
-      "[big_model] \"{}\" is not a layer with a quantised weight; "
-      "module_names() "
-      "lists them",
+      "[big_model] \"{}\" must be a layer with a quantised weight; "
+      "module_names() lists them",
       module_name));
 }
 
@@ -66,7 +65,7 @@ std::vector<std::string> QuantizedModel::save_model(
   if (std::filesystem::exists(directory) &&
       !std::filesystem::is_directory(directory)) {
     throw ConfigError(format(
-        "[big_model] {} is a file; a model is saved in a directory",
+        "[big_model] a model must be saved in a directory, but {} is a file",
         directory.string()));
   }
   detail::WriteModelOptions writing;

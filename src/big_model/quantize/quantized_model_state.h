@@ -12,7 +12,7 @@ struct QuantizedModel::State {
   explicit State(detail::ProductKind kind) : keeper(kind) {}
 
   detail::QuantizedWeightKeeper keeper;
-  /// Holds codes of the keeper, so it must be destroyed first.
+  /// Must be destroyed first, since it holds codes of the keeper.
   Dispatch dispatch;
   /// Handles to the module's tensors.
   WeightList tensors;

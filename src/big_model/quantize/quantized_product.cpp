@@ -59,7 +59,8 @@ at::Tensor product_of_matrices(
   return multiply_by_rows(floats, weight);
 }
 
-// Below autograd and autocast, which would otherwise see the operators inside.
+// Runs below autograd and autocast, which would otherwise see the operators
+// inside.
 at::Tensor product_of(
     const at::Tensor& input,
     const QuantizedWeight& weight,
@@ -77,7 +78,7 @@ at::Tensor product_of(
   return at::_unsafe_view(product_of_matrices(matrix, weight, kind), sizes);
 }
 
-/// What a product's backward needs.
+/// What the backward of a product needs.
 struct SavedProduct : torch::CustomClassHolder {
   SavedProduct(QuantizedWeight saved_weight, ProductKind saved_kind)
       : weight(std::move(saved_weight)), kind(saved_kind) {}
@@ -112,14 +113,14 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
 void require_columns(const at::Tensor& input, const QuantizedWeight& weight) {
   if (weight.sizes().size() != 2) {
     throw ConfigError(format(
-        "[big_model] a quantised weight of {} dimensions is not a matrix to "
-        "multiply by",
+        "[big_model] a quantised weight must be a matrix to multiply by, but "
+        "has {} dimensions",
         weight.sizes().size()));
   }
   if (input.dim() == 0 || input.size(-1) != weight.sizes().back()) {
     throw ConfigError(format(
-        "[big_model] an input of {} columns does not fit a quantised weight "
-        "of {}",
+        "[big_model] an input must have as many columns as the quantised "
+        "weight, but has {} instead of {}",
         input.dim() == 0 ? 0 : input.size(-1),
         weight.sizes().back()));
   }
@@ -163,8 +164,7 @@ at::Tensor llm_int8_linear(
     const at::Tensor& bias) {
   if (weight.type() != QuantizationType::int8) {
     throw ConfigError(detail::format(
-        "[big_model] llm_int8_linear() multiplies by int8 weights, but this "
-        "one is {}",
+        "[big_model] the weight of llm_int8_linear() must be int8, but is {}",
         detail::name_of(weight.type())));
   }
   return detail::quantized_linear(

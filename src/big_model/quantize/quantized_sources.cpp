@@ -20,7 +20,7 @@ at::Tensor read_stored(const std::string& name, const StoredTensor& stored) {
   const auto dtype = torch_dtype(stored.dtype);
   if (!dtype) {
     throw CheckpointError(format(
-        "[big_model] \"{}\" has dtype {}, which LibTorch does not have",
+        "[big_model] \"{}\" has dtype {}, which LibTorch lacks",
         printable(name),
         safetensors::name_of(stored.dtype)));
   }
@@ -98,8 +98,8 @@ void QuantizedSources::require_finite() const {
   for (const QuantizedSource& source : sources_) {
     if (at::isfinite(source.parameter).all().item<bool>()) continue;
     throw ConfigError(format(
-        "[big_model] {}.weight has values that are infinite or not a number, "
-        "and cannot be quantised; look for the step that made them",
+        "[big_model] {}.weight must be finite to be quantised, but has "
+        "infinite or NaN values; look for the step that made them",
         source.module_name));
   }
 }

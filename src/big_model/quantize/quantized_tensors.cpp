@@ -36,7 +36,8 @@ std::string state_name_of(c10::ScalarType dtype) {
   for (const auto& [name, known] : state_dtypes()) {
     if (known == dtype) return name;
   }
-  throw InternalError("[big_model] a quantised weight has no such dtype");
+  throw InternalError(
+      "[big_model] a quantised weight cannot be converted to such a dtype");
 }
 
 // Written as Python's json.dumps does, so that files are equal byte for byte.

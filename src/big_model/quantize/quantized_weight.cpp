@@ -29,8 +29,8 @@ at::Tensor contiguous_on_cpu(const at::Tensor& tensor) {
 
 [[noreturn]] void throw_not_finite() {
   throw ConfigError(
-      "[big_model] a weight with values that are infinite or not a number "
-      "cannot be quantised; look for the step that made them");
+      "[big_model] a weight must be finite to be quantised, but has infinite "
+      "or NaN values; look for the step that made them");
 }
 
 at::Tensor floats(std::int64_t count) {
@@ -184,21 +184,21 @@ void require_quantizable(
   const c10::ScalarType dtype = weight.scalar_type();
   if (dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
     throw ConfigError(format(
-        "[big_model] quantisation takes 16- and 32-bit floats, but the weight "
-        "is {}",
+        "[big_model] a weight must have 16- or 32-bit floats to be quantised, "
+        "but is {}",
         detail::torch_name_of(dtype)));
   }
   detail::require_at_least("big_model", "block_size", options.block_size, 1);
   if (options.type == QuantizationType::int8 && weight.dim() != 2) {
     throw ConfigError(format(
-        "[big_model] int8 quantises the rows of a matrix, but the weight has "
-        "{} dimensions; use nf4 or fp4",
+        "[big_model] a weight must be a matrix for int8, but has {} "
+        "dimensions; use nf4 or fp4",
         weight.dim()));
   }
   if (weight.is_meta()) {
     throw ConfigError(
         "[big_model] a weight on the meta device has no values to quantise; "
-        "give load_and_quantize_model() the location of its weights");
+        "pass the location of its weights to load_and_quantize_model()");
   }
 }
 

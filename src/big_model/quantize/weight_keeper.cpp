@@ -31,8 +31,8 @@ at::Tensor cast_for_product(const at::Tensor& input) {
   return input.to(at::autocast::get_autocast_dtype(device));
 }
 
-// A weight on an accelerator computes there; a weight in host memory is sent,
-// as codes, to the input's device.
+// Products with a weight on an accelerator are computed there; a weight in host
+// memory is sent, as codes, to the input's device.
 std::pair<at::Tensor, QuantizedWeight> brought_together(
     const at::Tensor& input,
     const QuantizedWeight& weight) {
@@ -63,7 +63,7 @@ std::unique_ptr<GatedTensor> QuantizedWeightKeeper::make_gate(
       format("[big_model] the weight of \"{}\" is quantised; ", name);
   UnavailableMessages messages;
   messages.while_kept = subject +
-      "read it by LibTorch's operators, or get its codes from "
+      "read it with LibTorch's operators, or get its codes from "
       "QuantizedModel::weight()";
   messages.afterwards = subject +
       "keep the QuantizedModel that load_and_quantize_model() returned as long "

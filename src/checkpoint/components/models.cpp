@@ -151,7 +151,7 @@ std::vector<std::string> ModelComponent::check(
   const std::string next = numbered("model", models_.size());
   if (source.sections.contains(next) && rules.strict) {
     complaints.push_back(format(
-        "the checkpoint has {} too, but only {}{} prepared",
+        "the checkpoint also has {}, but only {}{} prepared",
         next,
         models_.size(),
         models_.size() == 1 ? " model is" : " models are"));

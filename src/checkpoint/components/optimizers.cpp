@@ -121,9 +121,8 @@ class StateTensors {
     const StoredTensor& tensor = found->second;
     const auto dtype = torch_dtype(tensor.dtype);
     if (!dtype) {
-      throw CheckpointError(format(
-          "[checkpoint] \"{}\" is of a dtype that LibTorch does not have",
-          name));
+      throw CheckpointError(
+          format("[checkpoint] \"{}\" has a dtype that LibTorch lacks", name));
     }
     const std::vector<std::int64_t> shape =
         torch_shape(tensor.dtype, tensor.shape);

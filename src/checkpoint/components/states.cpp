@@ -24,7 +24,10 @@ Complaints count_complaints(
   const std::size_t saved = state.get<std::vector<StateDict>>(key).size();
   if (saved == present) return {};
   return {format(
-      "the checkpoint has {} {}, this program has {}", saved, key, present)};
+      "the checkpoint has {} {}, but this program has {}",
+      saved,
+      key,
+      present)};
 }
 
 // Null if the checkpoint has no states of this rank.

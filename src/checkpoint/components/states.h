@@ -21,7 +21,7 @@
 
 namespace accelerate::detail {
 
-/// How a checkpoint has a state.
+/// How a checkpoint holds a state.
 enum class StateUse {
   required,  ///< the same on all ranks
   /// The same on all ranks. A checkpoint may lack it, because its feature is

@@ -50,7 +50,7 @@ StateDict CheckpointReader::state(const std::string& file) const {
     const auto dtype = torch_dtype(info.dtype);
     if (!dtype) {
       throw CheckpointError(format(
-          "[checkpoint] \"{}\" of {} has a dtype that LibTorch does not have",
+          "[checkpoint] \"{}\" of {} has a dtype that LibTorch lacks",
           name,
           what));
     }

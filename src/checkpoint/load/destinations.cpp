@@ -153,7 +153,7 @@ bool can_hold(
   return true;
 }
 
-// Returns why a destination cannot have the values of a saved tensor of its
+// Returns why a destination cannot hold the values of a saved tensor of its
 // shape; empty if it can. All ranks that hold shards find the same.
 std::string value_complaint(
     const StoredTensor& saved,
@@ -198,7 +198,7 @@ std::string tensor_complaint(
   const auto dtype = torch_dtype(saved.dtype);
   if (!dtype) {
     return format(
-        "is of dtype {}, which LibTorch does not have",
+        "has dtype {}, which LibTorch lacks",
         safetensors::name_of(saved.dtype));
   }
   return value_complaint(saved, *dtype, destination);

@@ -35,9 +35,9 @@ bool matches_any(
 /// Returns why `saved` does not fit, each complaint prefixed with `section`:
 /// missing tensors, unexpected tensors, different shapes, values that a tensor
 /// cannot have (integers out of range, complex numbers, different values for
-/// elements that share memory), and that no name matches at all, strict or not.
-/// `aliases` are further names, which need no tensor of their own. Reads values
-/// only where they may not fit.
+/// elements that share memory), and, strict or not, that no name matches at
+/// all. `aliases` are further names, which need no tensor of their own. Reads
+/// values only where they may not fit.
 std::vector<std::string> mismatches(
     const std::string& section,
     const StoredTensors& saved,

@@ -22,8 +22,7 @@ at::Tensor tensor_from(const TorchTensor& tensor) {
   const auto dtype = torch_dtype(tensor.dtype);
   if (!dtype) {
     throw CheckpointError(format(
-        "[checkpoint] the file has a tensor of dtype {}, which LibTorch does "
-        "not have",
+        "[checkpoint] the file has a tensor of dtype {}, which LibTorch lacks",
         safetensors::name_of(tensor.dtype)));
   }
   const at::Tensor made = at::empty(
@@ -51,8 +50,8 @@ at::Tensor PythonState::load(const TorchTensor& tensor) const {
       safetensors::bytes_of(tensor.dtype, tensor.sizes).value_or(0);
   if (num_bytes > bytes_left_) {
     fail(format(
-        "its tensors repeat their storages to more than {} bytes, which is "
-        "not read of a file of {} bytes",
+        "its tensors repeat their storages to more than {} bytes, too many for "
+        "a file of {} bytes",
         file_.most_tensor_bytes(),
         file_.num_bytes()));
   }
@@ -87,7 +86,7 @@ double PythonState::number(const Value& value) const {
   }
   if (value.kind() == Kind::boolean) return value.integer() != 0 ? 1 : 0;
   if (value.kind() != Kind::integer && value.kind() != Kind::real) {
-    fail("a value that should be a number is not one");
+    fail("a value must be a number, but is not");
   }
   return value.real();
 }
@@ -133,9 +132,8 @@ void PythonState::add(
     add_list(state, name, value);
   } else if (value.kind() != Kind::none) {
     fail(format(
-        "\"{}\" is of a type that only Python can load; register an object "
-        "whose state has only numbers, strings, lists, tensors and "
-        "dictionaries",
+        "\"{}\" has a type that only Python can load; register an object whose "
+        "state has only numbers, strings, lists, tensors and dictionaries",
         name));
   }
 }

@@ -59,7 +59,7 @@ struct CheckpointState {
   HookList<std::function<void(SaveHookContext&)>> save_hooks;
   HookList<std::function<void(LoadHookContext&)>> load_hooks;
   std::int64_t next_hook = 0;
-  /// What another layout leaves out and was already reported.
+  /// What another layout leaves out and has already been reported.
   std::shared_ptr<std::set<std::string>> known_left_out =
       std::make_shared<std::set<std::string>>();
   /// The ranks that write one directory: all, or those of this node.
@@ -104,8 +104,8 @@ struct CheckpointState {
   const std::vector<std::shared_ptr<LoaderSlot>>& live_loaders();
 };
 
-/// While it lives, saves and loads are of whole states: those that a run keeps
-/// for itself.
+/// While it lives, saves and loads concern whole states, which a run keeps for
+/// itself.
 class WholeStateScope {
  public:
   explicit WholeStateScope(CheckpointState& checkpoints)
@@ -120,7 +120,7 @@ class WholeStateScope {
   CheckpointState& checkpoints_;
 };
 
-/// While it lives, saves and loads are of the parts of a state that machines
+/// While it lives, saves and loads concern the parts of a state that machines
 /// keep: each machine writes and reads its own directory, which holds what its
 /// ranks hold, sharded or not, and which they can load without other machines.
 /// Only the name of the directory passed to a call counts.
@@ -160,8 +160,8 @@ std::vector<bool> load_checkpoint(
     const std::vector<std::shared_ptr<torch::nn::Module>>& models,
     const ListComponents& components);
 
-/// Implements resume(): the same for the project's newest checkpoint. Returns
-/// nothing if there is none.
+/// Implements resume(): load_state() with the project's newest checkpoint.
+/// Returns nothing if there is none.
 std::optional<std::vector<bool>> resume_checkpoint(
     CheckpointState& checkpoints,
     const LoadStateOptions& options,

@@ -83,8 +83,8 @@ void require_directory(
   }
   if (std::filesystem::is_directory(input_dir)) return;
   throw CheckpointError(format(
-      "[checkpoint] {} is not a directory; give load_state() the directory of "
-      "a checkpoint",
+      "[checkpoint] {} is not a directory; pass the directory of a checkpoint "
+      "to load_state()",
       input_dir.string()));
 }
 
@@ -115,12 +115,13 @@ std::filesystem::path agree_on_path(
   if (!checkpoints.is_per_node()) return decided;
   const bool is_same = path.filename() == decided.filename();
   checkpoints.agreement.require_success(
-      is_same ? ""
-              : format(
-                    "[checkpoint] this node has \"{}\", rank 0's has \"{}\"; "
-                    "give load_state() a directory that every node has",
-                    path.string(),
-                    decided.string()),
+      is_same
+          ? ""
+          : format(
+                "[checkpoint] this node has \"{}\", but rank 0's has \"{}\"; "
+                "pass a directory to load_state() that every node has",
+                path.string(),
+                decided.string()),
       call,
       "");
   return path;
@@ -134,7 +135,7 @@ void drop_other_ranks_state(const World& world, CheckpointSource& source) {
       LogLevel::info,
       "checkpoint",
       format(
-          "{} was saved by {} processes and is loaded by {}; random states "
+          "{} was saved by {} processes, but is loaded by {}; random states "
           "stay unchanged",
           source.directory.string(),
           source.num_processes,
@@ -238,7 +239,7 @@ CheckpointSource Loading::open(const std::filesystem::path& path) const {
   return source;
 }
 
-// How much of sharded tensors several ranks read is not known yet.
+// It is not known yet how much of sharded tensors several ranks read.
 void Loading::show_reads_of(const CheckpointSource& source) const {
   std::optional<std::uint64_t> num_bytes;
   if (checkpoints_.world.size() == 1) {
@@ -330,7 +331,7 @@ std::optional<std::vector<bool>> Loading::load_newest() const {
           LogLevel::warning,
           "checkpoint",
           format(
-              "{} is passed over, and the one before it is loaded: {}",
+              "{} is skipped, and the one before it is loaded: {}",
               path.string(),
               error.what()));
     }

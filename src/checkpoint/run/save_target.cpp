@@ -49,12 +49,12 @@ std::int64_t next_iteration(
   const std::int64_t highest = *entries.back().number;
   if (highest < kHighestIteration) return highest + 1;
   throw ConfigError(format(
-      "[checkpoint] {} has the highest number there is, so no checkpoint can "
+      "[checkpoint] {} has the highest possible number, so no checkpoint can "
       "follow it; rename it, or set ProjectConfiguration::iteration",
       (base / entries.back().name).string()));
 }
 
-// Leaves out numbers that files have taken which are not directories.
+// Skips numbers that are taken by files, not directories.
 void pass_over_files(
     SaveTarget& target,
     const std::filesystem::path& base,

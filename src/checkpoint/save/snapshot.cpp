@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kHugePage = 2U << 20U;
-// Number of bytes that a thread copies at a time.
+// Number of bytes that a thread copies in one piece.
 constexpr std::size_t kPiece = 8U << 20U;
 
 std::size_t aligned(std::size_t size) {

@@ -146,8 +146,8 @@ class StructureValues {
       if (!std::holds_alternative<std::string>(key) &&
           !std::holds_alternative<std::int64_t>(key)) {
         throw ConfigError(
-            "[checkpoint] save() was given a map whose keys are neither "
-            "strings nor integers; a file of torch.save holds no others");
+            "[checkpoint] the keys of a map must be strings or integers for "
+            "save(), but are neither");
       }
       made.add(make(dict.keys[i]), make(dict.values[i]));
     }
@@ -167,7 +167,7 @@ std::map<std::string, TensorToWrite> named_tensors_in(const SavedValue& saved) {
   const auto refuse = [] {
     return ConfigError(
         "[checkpoint] a safetensors file holds tensors by name and nothing "
-        "else; give save() a map of them, or leave out safe_serialization");
+        "else; pass a map of them to save(), or leave out safe_serialization");
   };
   const auto* const dict = std::get_if<SavedDict>(&saved.content().value);
   if (dict == nullptr) throw refuse();
@@ -242,7 +242,8 @@ SavedValue saved_state(const StateDict& state) {
 SavedValue saved_json(const std::string& text) {
   const OrderedJson json = OrderedJson::parse(text, nullptr, false);
   if (json.is_discarded())
-    throw ConfigError("[checkpoint] save() was given invalid JSON");
+    throw ConfigError(
+        "[checkpoint] save() must get valid JSON, but got invalid JSON");
   return from_json_value(json);
 }
 
@@ -250,8 +251,8 @@ SavedValue saved_unsigned(std::uint64_t number) {
   if (number >
       static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
     throw ConfigError(format(
-        "[checkpoint] save() was given the number {}, which needs more than 63 "
-        "bits; save it as a string",
+        "[checkpoint] numbers must fit into 63 bits for save(), but one is {}; "
+        "save it as a string",
         number));
   }
   return SavedValue(static_cast<std::int64_t>(number));

@@ -27,8 +27,8 @@ std::vector<std::int64_t> torch_shape(
     safetensors::Dtype dtype,
     const safetensors::Shape& shape);
 
-/// What tensors have in common that begin at the same place of the same memory;
-/// also of tensors that are offloaded or held as codes.
+/// Identifies where a tensor's memory begins, also for tensors that are
+/// offloaded or held as codes.
 const void* memory_of(const at::Tensor& tensor);
 
 /// Describes a tensor to be written. Its bytes are read in place if it is

@@ -85,7 +85,7 @@ void load_model(
     const LoadModelOptions& options) {
   if (options.broadcast_from_rank0.value_or(false)) {
     throw ConfigError(
-        "[checkpoint] broadcast_from_rank0 needs other ranks; give it to "
+        "[checkpoint] broadcast_from_rank0 needs other ranks; pass it to "
         "Accelerator::load_model()");
   }
   StoredTensors saved = detail::open_renamed(path, options);
@@ -114,8 +114,8 @@ void load_model(
   for (const std::string& name : offloaded) {
     if (!saved.contains(name)) continue;
     complaints.push_back(format(
-        "{} is offloaded or quantised, and cannot be changed: load before the "
-        "model is dispatched, or name it in skip",
+        "{} is offloaded or quantised, so it cannot be changed: load before "
+        "the model is dispatched, or name it in skip",
         name));
   }
   detail::require_fit(path, complaints);
@@ -146,8 +146,7 @@ std::map<std::string, at::Tensor> load_state_dict(
     const auto dtype = detail::torch_dtype(stored.dtype);
     if (!dtype) {
       throw CheckpointError(format(
-          "[checkpoint] \"{}\" of {} has dtype {}, which LibTorch does not "
-          "have",
+          "[checkpoint] \"{}\" of {} has dtype {}, which LibTorch lacks",
           name,
           path.string(),
           safetensors::name_of(stored.dtype)));
@@ -211,7 +210,7 @@ std::vector<std::string> write_module(
   if (std::filesystem::exists(directory) &&
       !std::filesystem::is_directory(directory)) {
     throw ConfigError(format(
-        "[checkpoint] {} is a file; a model is saved in a directory",
+        "[checkpoint] a model must be saved in a directory, but {} is a file",
         directory.string()));
   }
   std::vector<NamedTensor> tensors;
@@ -265,7 +264,8 @@ StoredTensors open_renamed(
     if (new_name.empty()) continue;
     if (!tensors.emplace(new_name, tensor).second) {
       throw ConfigError(format(
-          "[checkpoint] LoadModelOptions::rename gives two tensors the name {}",
+          "[checkpoint] LoadModelOptions::rename must give each tensor its own "
+          "name, but gives two the name {}",
           new_name));
     }
   }

@@ -92,7 +92,7 @@ std::vector<std::string> offloaded_in(
   for (const std::string& name : table.left_out()) {
     if (!saved.contains(name) || matches_any(rules.skip, name)) continue;
     complaints.push_back(format(
-        "{} is offloaded or quantised, and cannot be changed: load it before "
+        "{} is offloaded or quantised, so it cannot be changed: load it before "
         "the model is dispatched, or name it in skip",
         name));
   }
@@ -104,7 +104,7 @@ void broadcast_full(const World& world, WeightList& weights) {
 }
 
 // Rank 0 reads one box at a time and sends it to its owner. Returns the error,
-// if any; after an error, boxes are still sent, so that no rank waits forever.
+// if any. Boxes are sent even after an error, so that no rank waits forever.
 std::string read_and_send(
     const World& world,
     const StoredTensors& saved,
@@ -304,7 +304,7 @@ std::vector<bool> saved_on_rank_0(
   return std::vector<bool>(values, values + shared.numel());
 }
 
-// What `section` needs from a file, except what is skipped.
+// The destinations of `section` in a file, except skipped ones.
 std::vector<Destination> destinations_of(
     const Section& section,
     const MatchRules& rules) {

@@ -97,7 +97,7 @@ void require_values(const std::vector<std::string>& lost) {
 void require_plain(const std::string& name, const at::Tensor& tensor) {
   if (keeper_of(tensor) != nullptr) {
     throw ConfigError(format(
-        "[big_model] {} is offloaded or sharded already: release() its "
+        "[big_model] {} is already offloaded or sharded: release() its "
         "dispatched model first",
         name));
   }
@@ -113,8 +113,8 @@ void require_same_shape(const OffloadedTensor& kept) {
   const auto shape = torch_shape(stored.dtype, stored.shape);
   if (kept.tensor.sizes() == at::IntArrayRef(shape)) return;
   throw ConfigError(format(
-      "[big_model] {} has shape {} on the disk and {} in the model: the "
-      "weights are those of another model",
+      "[big_model] {} has shape {} on the disk, but {} in the model: the "
+      "weights belong to another model",
       kept.name,
       at::IntArrayRef(shape),
       kept.tensor.sizes()));
@@ -196,8 +196,8 @@ void Dispatcher::use_disk(
     std::vector<std::string> names;
     for (const auto& [name, value] : to_write) names.push_back(name);
     throw ConfigError(format(
-        "[big_model] the device map puts {} on the disk: give a folder for "
-        "them (offload_dir), or an index of where they are",
+        "[big_model] the device map puts {} on the disk: pass a folder for "
+        "them (offload_dir), or an index of their locations",
         name_list(names)));
   }
   offload_state_dict(folder, to_write);
@@ -252,8 +252,8 @@ void Dispatcher::look_for_others(const fs::path& folder, bool refuses_others)
     if (all.empty()) return;
     throw ConfigError(format(
         "[big_model] {} has other values for {}: it is the offload folder of "
-        "another model, or this one was trained since; give another folder, "
-        "or remove it, and it is filled again",
+        "another model, or this one was trained since; use another folder, or "
+        "remove it, and it will be filled again",
         folder.string(),
         name_list(all)));
   }
@@ -263,8 +263,8 @@ void Dispatcher::look_for_others(const fs::path& folder, bool refuses_others)
       "big_model",
       format(
           "{} has other values for {}, which are used: it is the offload "
-          "folder of another model, or this one was trained since; give "
-          "another folder, or remove it, and it is filled again",
+          "folder of another model, or this one was trained since; use another "
+          "folder, or remove it, and it will be filled again",
           folder.string(),
           name_list(others)));
 }

@@ -111,13 +111,13 @@ Dispatch load_checkpoint_and_dispatch_module(
   const bool reads_in_place = has_disk && options.offload_folder.empty();
   if (reads_in_place && options.broadcast_from_rank0) {
     throw ConfigError(
-        "[big_model] the device map puts modules on the disk, and with "
+        "[big_model] the device map puts modules on the disk, but with "
         "broadcast_from_rank0 only rank 0 has the checkpoint: give each rank "
         "an offload_folder of its own");
   }
   if (!map.empty()) {
     check_device_map(module, map);
-    // Throws before anything is loaded.
+    // Throw before anything is loaded.
     static_cast<void>(detail::main_device_of(map, options.main_device));
   }
   load_checkpoint_in_model(

@@ -20,8 +20,8 @@ DeviceMap infer_auto_device_map(
          .low_zero = low_zero});
   } else if (strategy != "sequential") {
     throw ConfigError(detail::format(
-        "[big_model] \"{}\" is not a strategy for a device map: there are "
-        "auto, balanced, balanced_low_0 and sequential",
+        "[big_model] a strategy for a device map must be auto, balanced, "
+        "balanced_low_0 or sequential, but is \"{}\"",
         detail::printable(strategy)));
   }
   return infer_auto_device_map(model, options);

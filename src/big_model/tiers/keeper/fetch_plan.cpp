@@ -1,5 +1,5 @@
-// Decides which units TierKeeper has in memory: units expected next are kept or
-// fetched, the rest evicted.
+// Decides which units TierKeeper keeps in memory: units expected next are kept
+// or fetched, the rest evicted.
 #include <algorithm>
 
 #include "big_model/tiers/keeper/tier_keeper.h"

@@ -33,9 +33,9 @@ class UnitMemory {
 
   /// Counts a unit whose fetch begins.
   void add(std::uint64_t num_bytes);
-  /// Counts a unit out whose fetch failed.
+  /// Subtracts a unit whose fetch failed.
   void remove(std::uint64_t num_bytes) { bytes_ -= num_bytes; }
-  /// Counts an evicted unit out, whose memory is in use until its device has
+  /// Subtracts an evicted unit, whose memory stays in use until its device has
   /// finished the queued work.
   void release(std::uint64_t num_bytes, c10::Device device);
   /// If memory is short, unlocks `lock` and waits until the device has finished

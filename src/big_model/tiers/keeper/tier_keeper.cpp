@@ -75,10 +75,10 @@ std::unique_ptr<GatedTensor> TierKeeper::make_gate(std::size_t tensor) {
       UnavailableMessages{
           .while_kept = format(
               "[big_model] {} is offloaded and has no memory between forwards; "
-              "read or change it inside of align_module_device()",
+              "read or change it inside align_module_device()",
               kept.name),
           .afterwards = format(
-              "[big_model] {} was offloaded, and what dispatched its model no "
+              "[big_model] {} is offloaded, but the Dispatch of its model no "
               "longer exists: keep the dispatched model, or call its release() "
               "first",
               kept.name)},

@@ -32,7 +32,7 @@ struct TierOptions {
   std::function<void()> before_first = nullptr;
 };
 
-/// Keeps offloaded weights behind gates: says which units are fetched and
+/// Keeps offloaded weights behind gates: decides which units are fetched and
 /// evicted, in the order in which it expects them, and fills their tensors when
 /// an operator uses one. An operator runs on the device of its first offloaded
 /// weight; its other tensors are moved there.

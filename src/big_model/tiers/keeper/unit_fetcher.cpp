@@ -58,7 +58,7 @@ void UnitFetcher::queue(const std::vector<std::size_t>& units) {
 void UnitFetcher::await(std::size_t unit, Lock& lock) {
   if (units_.state(unit) == State::fetched) return;
   if (units_.is_instant(unit)) {
-    // Reads nothing.
+    // Stays empty, since nothing is read.
     DeviceCopies copies;
     units_.arrive(unit, fetch(requests_for({unit}), copies).front());
     return;

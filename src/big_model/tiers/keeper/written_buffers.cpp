@@ -65,7 +65,7 @@ std::vector<std::size_t> TierKeeper::written_by(GatedCall& call) const {
     if (weights_.tensors[tensor].is_buffer) continue;
     throw Error(format(
         "[big_model] {} would change \"{}\", which is offloaded, and the "
-        "change would be lost: change it inside of align_module_device(); only "
+        "change would be lost: change it inside align_module_device(); only "
         "weights that are not offloaded can be trained",
         call.operation().operator_name().name,
         weights_.tensors[tensor].name));

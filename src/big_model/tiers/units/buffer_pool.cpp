@@ -32,7 +32,7 @@ at::Tensor BufferPool::take(std::uint64_t num_bytes) {
     const std::int64_t size = buffer.memory.numel();
     return size >= wanted && size <= wanted * kMostSpare;
   };
-  // A value that someone still holds may live in the buffer.
+  // A value that is still held may live in the buffer.
   std::erase_if(buffers_, [](const Buffer& each) {
     return !is_in_use(each.last_use) && each.memory.storage().use_count() > 1;
   });

@@ -156,7 +156,7 @@ at::Tensor value_in(
   const auto dtype = torch_dtype(stored.dtype);
   if (!dtype) {
     throw CheckpointError(format(
-        "[big_model] {} has dtype {} in its file, which LibTorch does not have",
+        "[big_model] {} has dtype {} in its file, which LibTorch lacks",
         tensor.name,
         safetensors::name_of(stored.dtype)));
   }
