@@ -147,7 +147,7 @@ std::vector<int> mesh_ranks(
 
 struct MeshImpl {
   World world;
-  /// The degrees as given.
+  /// The degrees as requested.
   Degrees degrees;
   /// The product of its sizes is the number of ranks.
   Degrees grid;

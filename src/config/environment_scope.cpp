@@ -46,8 +46,8 @@ EnvironmentScope patch_environment(
   for (const auto& [name, value] : variables) {
     if (name.empty() || name.find('=') != std::string::npos) {
       throw ConfigError(detail::format(
-          "[config] patch_environment was given the name \"{}\"; the name of a "
-          "variable is not empty and has no =",
+          "[config] the name of a variable must not be empty or contain \"=\", "
+          "but is \"{}\" (patch_environment)",
           name));
     }
     upper.insert_or_assign(detail::to_upper(name), value);

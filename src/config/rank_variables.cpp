@@ -88,8 +88,10 @@ class VariableReader {
     if (!text) return std::nullopt;
     const auto value = parse_int(*text);
     if (!value || *value < -1 || *value > 1'000'000'000) {
-      complain(
-          format("{}=\"{}\" is not a rank or a number of ranks", name, *text));
+      complain(format(
+          "{} must be a rank or a number of ranks, but is \"{}\"",
+          name,
+          *text));
       return std::nullopt;
     }
     // Some launchers write "unset" as -1.
@@ -353,7 +355,7 @@ ChosenFamily choose_family(
     if (family.launcher == "Slurm") chosen.is_slurm_task = true;
   }
   if (chosen.family != nullptr) {
-    // What is wrong in itself would be told again.
+    // Values that are wrong by themselves would be reported twice.
     if (reader.has_complaints()) return chosen;
     require_both(reader, *chosen.family, chosen.values);
     check(reader, chosen.values);
@@ -378,8 +380,8 @@ RankVariables read_rank_variables(const Environment& environment) {
     if (number && *number >= 0 && *number <= 65535) {
       result.port = static_cast<int>(*number);
     } else {
-      reader.complain(
-          format("MASTER_PORT=\"{}\" is not a port; use 0 to 65535", *port));
+      reader.complain(format(
+          "MASTER_PORT must be a port from 0 to 65535, but is \"{}\"", *port));
     }
   }
   reader.finish();
@@ -438,8 +440,8 @@ std::string read_store_secret(const Environment& environment) {
     return secret;
   }
   throw ConfigError(format(
-      "[launch] {} has {} characters{}; use {} to {} random letters, digits, - "
-      "and _, for example those of `openssl rand -hex 16`",
+      "[launch] {} has {} characters{}, but must have {} to {} random letters, "
+      "digits, - and _, for example those of `openssl rand -hex 16`",
       kStoreSecretVariable,
       secret.size(),
       is_plain ? "" : ", some of them other than letters, digits, - and _",

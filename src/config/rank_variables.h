@@ -8,7 +8,7 @@
 namespace accelerate::detail {
 
 /// The variable with the secret of a launch. Launchers pass it to their ranks;
-/// a user may give one to the launchers of several machines.
+/// a user may pass one to the launchers of several machines.
 inline constexpr const char* kStoreSecretVariable =
     "ACCELERATE_CPP_STORE_SECRET";
 
@@ -26,7 +26,7 @@ inline constexpr const char* kBoardPageVariable = "ACCELERATE_CPP_BOARD_PAGE";
 inline constexpr const char* kMemoryDirectoryVariable =
     "ACCELERATE_CPP_MEMORY_DIRECTORY";
 
-/// The rank of this process, the number of ranks, and the address at which rank
+/// The rank of this process, the number of ranks, and the address on which rank
 /// 0 listens.
 struct RankVariables {
   int rank = 0;
@@ -61,9 +61,9 @@ struct RankVariables {
 /// Reads the variables of accelerate-cpp, torchrun, Accelerate, Kubernetes
 /// training operators (RANK, WORLD_SIZE ...), Open MPI, MVAPICH, Intel MPI and
 /// MPICH (PMI), PALS, and Slurm steps, in this order; a single process if none
-/// is set. What the first of them leaves out (the local rank, the host of rank
-/// 0 ...) comes from others that describe the same rank: srun with PMI-2 or
-/// PMIx sets PMI_RANK or PMIX_RANK beside Slurm's variables. Throws one
+/// is set. Values that the first of them leaves out (the local rank, the host
+/// of rank 0 ...) come from others that describe the same rank: srun with PMI-2
+/// or PMIx sets PMI_RANK or PMIX_RANK beside Slurm's variables. Throws one
 /// ConfigError listing all variables that are missing, invalid or
 /// contradictory.
 RankVariables read_rank_variables(const Environment& environment);

@@ -113,7 +113,7 @@ bool Settings::is_without_effect(const OptionSpec& spec, const Resolved& value)
       if (reads_->was_read(spec)) return false;
       break;
     case OptionUse::launches:
-      // Our launcher has already acted on what it passes on.
+      // This project's launcher has already acted on what it passes on.
       if (value.origin != Origin::environment) return false;
       break;
     case OptionUse::carried:
@@ -148,7 +148,7 @@ void Settings::put(
     std::string where) {
   const OptionKind kind = option_called(key).kind;
   std::string text = format_option(value);
-  // Fields have types of their own where the launcher has a word.
+  // Fields have enumerations where the launcher has words.
   if (kind == OptionKind::text || kind == OptionKind::choice) value = text;
   values_[std::string(key)] = {
       std::move(value), std::move(text), origin, std::move(where)};
@@ -204,8 +204,8 @@ std::optional<std::pair<std::string, std::string>> read_range(
   const std::string most(trim(text.substr(colon + 1)));
   if (!parse_int(fewest) || !parse_int(most)) {
     throw ConfigError(format(
-        "[config] num_processes is \"{}\"; it must be a number, or the fewest "
-        "and the most, such as 2:8",
+        "[config] num_processes must be a number, or the fewest and the most, "
+        "such as 2:8, but is \"{}\"",
         text));
   }
   return std::pair(fewest, most);
@@ -310,8 +310,8 @@ Source source_from_handover(const Environment& environment) {
   const nlohmann::json object = nlohmann::json::parse(*text, nullptr, false);
   if (!object.is_object()) {
     throw ConfigError(format(
-        "[config] {} is not a JSON object: \"{}\"; unset it, or start the "
-        "program with accelerate-cpp launch",
+        "[config] {} must be a JSON object, but is \"{}\"; unset it, or start "
+        "the program with accelerate-cpp launch",
         kHandoverVariable,
         *text));
   }
@@ -322,8 +322,8 @@ Source source_from_handover(const Environment& environment) {
     if (key == "origins" || key == "reported") continue;
     if (find_option(key) == nullptr) {
       complaints.push_back(format(
-          "[config] {} has \"{}\", which this library does not know; use a "
-          "launcher and a program of the same version",
+          "[config] {} contains \"{}\", which this library does not know; use "
+          "a launcher and a program of the same version",
           kHandoverVariable,
           key));
       continue;

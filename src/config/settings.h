@@ -125,7 +125,7 @@ class Settings {
   /// Sets the value in force of an option that no source gives.
   void settle(std::string_view key, OptionValue value, std::string where);
 
-  /// Whether the option's value asks for something: it is neither a default nor
+  /// Whether the option's value requests something: it is neither a default nor
   /// what Accelerate writes into its files unasked.
   [[nodiscard]] bool is_requested(std::string_view key) const;
 

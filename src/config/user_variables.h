@@ -7,7 +7,7 @@
 
 namespace accelerate::detail {
 
-/// What environment variables say about the terminal.
+/// The terminal's properties, from environment variables.
 struct TerminalVariables {
   /// True if the locale's character set (LC_ALL, else LC_CTYPE, else LANG) is
   /// UTF-8.
@@ -23,7 +23,7 @@ TerminalVariables terminal_variables(const Environment& environment);
 /// for a value that is not a boolean.
 bool init_includes_buffers(const Environment& environment);
 
-/// The directory for what can be made again: `accelerate_cpp` below
+/// The directory for files that can be recreated: `accelerate_cpp` below
 /// XDG_CACHE_HOME, else below HOME's `.cache`. Nothing if neither variable is
 /// set to an absolute path.
 std::optional<std::filesystem::path> cache_directory(

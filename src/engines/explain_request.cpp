@@ -17,7 +17,7 @@ std::string line(std::string_view subject, std::string_view text) {
   return format("  {}{}\n", padded, text);
 }
 
-// What make_plan chooses for a degree that is not given.
+// What make_plan() chooses for an unset degree.
 std::string_view
 open_degree(Axis axis, ShardSpan span, bool replicate_is_open) {
   if (axis == Axis::replicate) return "the ranks that are left";
@@ -216,7 +216,9 @@ std::string explain(const TrainingRequest& request) {
     if (!leaves.empty()) {
       text += line(
           "whole units",
-          format("modules of class {} with all in them", join(leaves, ", ")));
+          format(
+              "modules of class {} with everything in them",
+              join(leaves, ", ")));
     }
   }
   if (request.degree(Axis::tensor).value_or(1) > 1) {

@@ -48,8 +48,8 @@ std::string known_word(std::string_view key, const std::string& given) {
 
 bool truth_of(std::string_view subject, std::string_view text) {
   if (const auto truth = parse_bool(trim(text))) return *truth;
-  throw ConfigError(
-      format("[config] {} is \"{}\"; write true or false", subject, text));
+  throw ConfigError(format(
+      "[config] {} must be true or false, but is \"{}\"", subject, text));
 }
 
 bool variable_is_true(const Environment& environment, std::string_view name) {
@@ -70,8 +70,8 @@ OverrideLinearPrecision launched_override(
   const std::vector<std::string> words = split(list, ',');
   if (words.size() != fields.size()) {
     throw ConfigError(format(
-        "[config] {} is \"{}\"; write three booleans, for fprop, dgrad and "
-        "wgrad",
+        "[config] {} must be three booleans, for fprop, dgrad and wgrad, but "
+        "is \"{}\"",
         kKey,
         text));
   }
@@ -101,13 +101,13 @@ void require_no_amax(const TERecipeKwargs& given, const Settings& settings) {
       settings.is_given("fp8_amax_compute_algo");
   if (!is_given) return;
   throw ConfigError(
-      "[precision] amax_history_len and amax_compute_algo are not for MXFP8 "
-      "block scaling, which has no history; leave them out, or "
+      "[precision] amax_history_len and amax_compute_algo do not apply to "
+      "MXFP8 block scaling, which has no history; leave them out, or "
       "use_mxfp8_block_scaling");
 }
 
-// The recipe that applies, which is never FP8RecipeKwargs: that stands for one
-// of two others.
+// The recipe that applies; never FP8RecipeKwargs, which stands for one of two
+// others.
 FP8Recipe recipe_of_backend(
     const std::optional<FP8Recipe>& given,
     const Settings& settings) {
@@ -128,8 +128,8 @@ FP8Recipe recipe_of_backend(
 Float8Request request_of(const TERecipeKwargs& resolved) {
   if (*resolved.use_mxfp8_block_scaling && *resolved.fp8_format == "E5M2") {
     throw ConfigError(
-        "[precision] fp8_format E5M2 is not for MXFP8 block scaling; use E4M3 "
-        "or HYBRID");
+        "[precision] fp8_format must be E4M3 or HYBRID for MXFP8 block "
+        "scaling, but is E5M2");
   }
   return {resolved};
 }
@@ -152,15 +152,15 @@ AORecipeKwargs resolve_recipe(
         .enable_fsdp_float8_all_gather = *recipe.enable_fsdp_float8_all_gather};
   } else if (given.pad_inner_dim || given.enable_fsdp_float8_all_gather) {
     throw ConfigError(
-        "[precision] AORecipeKwargs has a config, and pad_inner_dim or "
-        "enable_fsdp_float8_all_gather besides; give them in the config");
+        "[precision] AORecipeKwargs has a config as well as pad_inner_dim or "
+        "enable_fsdp_float8_all_gather; set them in the config");
   }
   if (recipe.config->enable_fsdp_float8_all_gather &&
       recipe.config->recipe != Float8LinearRecipeName::tensorwise) {
     throw ConfigError(
-        "[precision] enable_fsdp_float8_all_gather is for the tensorwise "
-        "recipe, whose two products of a weight have one cast; leave it out, "
-        "or use that recipe");
+        "[precision] enable_fsdp_float8_all_gather needs the tensorwise "
+        "recipe, in which both products of a weight share one cast; leave it "
+        "out, or use that recipe");
   }
   return recipe;
 }
@@ -217,7 +217,7 @@ std::string backend_of(const FP8RecipeKwargs& given, const Settings& settings) {
   if (backend == "TE" || backend == "MSAMP") return backend;
   throw ConfigError(format(
       "[precision] backend of FP8RecipeKwargs must be TE or MSAMP, but is "
-      "\"{}\"; for torchao there is AORecipeKwargs",
+      "\"{}\"; use AORecipeKwargs for torchao",
       backend));
 }
 

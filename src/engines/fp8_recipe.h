@@ -13,7 +13,8 @@
 namespace accelerate::detail {
 
 // Recipes with every field set: from the code, then the launcher, then
-// Accelerate's defaults. These throw ConfigError for what Accelerate refuses.
+// Accelerate's defaults. These functions throw ConfigError for what Accelerate
+// rejects.
 
 AORecipeKwargs resolve_recipe(
     const AORecipeKwargs& given,
@@ -36,8 +37,7 @@ struct Float8Request {
   Float8Attention attention = Float8Attention::none;
   /// Steps between measurements of casts and products; 0 for never.
   std::int64_t statistics_interval = 0;
-  /// True if the code asks for enable_fsdp_float8_all_gather, rather than a
-  /// default.
+  /// True if the code, not a default, sets enable_fsdp_float8_all_gather.
   bool float8_all_gather_is_given = false;
 };
 

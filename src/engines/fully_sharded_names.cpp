@@ -62,7 +62,10 @@ T parse_spelling(
     if (!spelling.name.starts_with('_')) names.emplace_back(spelling.name);
   }
   throw ConfigError(format(
-      "[config] {} is \"{}\"; it must be {}", option, text, join(names, ", ")));
+      "[config] {} is \"{}\", but must be {}",
+      option,
+      text,
+      join(names, ", ")));
 }
 
 template <class T>

@@ -25,7 +25,7 @@ template <class Options, class T>
 OptionField(const char*, std::optional<T> Options::*)
     -> OptionField<Options, T>;
 
-/// The value as the option table has it: enumerators by name, lists with
+/// The value in the option table's form: enumerators by name, lists with
 /// commas.
 template <class T>
 OptionValue option_value(const T& value) {
@@ -69,8 +69,7 @@ void record_fields(
     const Options& found) {
   std::apply(
       [&](const auto&... field) {
-        (record(
-             settings, field.key, given.*field.member, found.*field.member),
+        (record(settings, field.key, given.*field.member, found.*field.member),
          ...);
       },
       fields);

@@ -63,7 +63,7 @@ class ParallelismResolution {
       const std::vector<std::string>& allowed) {
     if (std::ranges::find(allowed, value) != allowed.end()) return;
     complaints_.push_back(format(
-        "[config] {} is \"{}\"; it must be {}",
+        "[config] {} is \"{}\", but must be {}",
         name,
         value,
         join(allowed, " or ")));
@@ -86,7 +86,7 @@ class ParallelismResolution {
       if (length) config_.sp_seq_length = static_cast<int>(*length);
       if (!length && text != "None") {
         complaints_.push_back(format(
-            "[config] sp_seq_length is \"{}\"; it must be a number", text));
+            "[config] sp_seq_length must be a number, but is \"{}\"", text));
       }
     }
     if (!*config_.sp_seq_length_is_variable && !config_.sp_seq_length) {
@@ -108,7 +108,7 @@ class ParallelismResolution {
       return;
     }
     complaints_.push_back(format(
-        "[config] sp_attn_implementation is \"{}\"; it must be sdpa, "
+        "[config] sp_attn_implementation is \"{}\", but must be sdpa, "
         "flash_attention_2, flash_attention_3 or a kernel of Hugging Face's "
         "hub such as kernels-community/flash-attn2",
         name));

@@ -114,7 +114,7 @@ struct ExpertRequest {
 struct StepRequest {
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   std::optional<double> gradient_clipping = std::nullopt;
-  /// True if this clipping was not asked for: it is the engine's default.
+  /// True if this clipping is the engine's default, not requested.
   bool clips_by_default = false;
   /// Micro-steps are weighted by their items where backward() is given their
   /// number; otherwise equally.
@@ -130,7 +130,7 @@ struct PrecisionRequest {
   bool master_weights = false;
 };
 
-/// What checkpoints hold, and which of it is loaded.
+/// What checkpoints hold, and what is loaded from them.
 struct CheckpointRequest {
   /// save_state() saves optimizers and schedules.
   bool saves_optimizers = true;

@@ -24,8 +24,9 @@ class TrafficCounter {
     double bytes = 0;
   };
 
-  /// `operation`: "all_reduce", "reduce", "broadcast", "all_gather", "gather",
-  /// "reduce_scatter", "scatter", "all_to_all", "barrier" or "send".
+  /// Returns the count of an operation: "all_reduce", "reduce", "broadcast",
+  /// "all_gather", "gather", "reduce_scatter", "scatter", "all_to_all",
+  /// "barrier" or "send".
   [[nodiscard]] Count of(const std::string& operation) const;
   /// The sums over all operations.
   [[nodiscard]] Count total() const;

@@ -118,7 +118,7 @@ void DesyncDetector::ask(const std::string& call) {
       continue;
     const bool has_passed = theirs->passes > mine.passes;
     std::string message = format(
-        "[comm] {} was called on rank {}, but rank {} has gone on without it, "
+        "[comm] {} was called on rank {}, but rank {} has moved on without it, "
         "to {}{}; all ranks must call {}, not only some of them",
         call,
         world_.rank(),

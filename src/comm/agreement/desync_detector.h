@@ -15,8 +15,8 @@ namespace accelerate::detail {
 
 /// Tells a rank that waits in a call whether the others will ever make that
 /// call. A thread per rank publishes the rank's position through the store; a
-/// rank that has begun more collective work than the waiting one has passed the
-/// call by. Each rank polls the store every half second.
+/// rank that has begun more collective work than the waiting one has moved past
+/// the call. Each rank polls the store every half second.
 class DesyncDetector {
  public:
   /// Counts that are equal on all ranks at the same point of the program.
@@ -34,8 +34,8 @@ class DesyncDetector {
   /// Asks the other ranks for their positions; called repeatedly by a rank that
   /// waits in `call`. Throws DistributedError, naming `call`, the rank and its
   /// newest collective, if an answer to the previous question shows that a rank
-  /// has moved on. That is proof if what this rank waits for has not come by
-  /// then.
+  /// has moved on. That is proof, unless what this rank waits for has arrived
+  /// by then.
   void ask(const std::string& call);
 
  private:

@@ -47,8 +47,8 @@ void RankAgreement::require_same_call(
   }
   if (are_equal) return;
   throw DistributedError(format(
-      "[checkpoint] the ranks made different calls; all must make the same:\n  "
-      "{}",
+      "[checkpoint] all ranks must make the same call, but they made different "
+      "ones:\n  {}",
       join(lines, "\n  ")));
 }
 

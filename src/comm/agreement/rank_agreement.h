@@ -24,7 +24,7 @@ class RankAgreement {
       std::function<DesyncDetector::Position()> position);
 
   /// Starts the thread that answers ranks waiting in a call that this rank has
-  /// passed by. The calls below do this themselves; call it early if a rank may
+  /// skipped. The calls below do this themselves; call it early if a rank may
   /// never make any of them.
   void start_detector();
 

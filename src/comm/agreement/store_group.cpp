@@ -59,7 +59,8 @@ StoreGroup::StoreGroup(
       rank_(world.rank()) {
   const auto me = std::ranges::find(ranks_, world.rank());
   if (me == ranks_.end()) {
-    throw InternalError("[comm] this rank is not in its own store group");
+    throw InternalError(
+        "[comm] this rank must be in its own store group, but is not");
   }
   prefix_ = format("store_group/{}", std::move(name));
   place_ = static_cast<std::size_t>(me - ranks_.begin());
@@ -90,7 +91,7 @@ std::string StoreGroup::wait_for(
       if (std::chrono::steady_clock::now() >= deadline) break;
       if (is_cancelled_) {
         throw DistributedError(
-            format("[comm] the wait in {} was cancelled on this rank", what));
+            format("[comm] waiting in {} was cancelled on this rank", what));
       }
       look_at_others(key, world_rank, what, waits);
     }
@@ -98,8 +99,8 @@ std::string StoreGroup::wait_for(
     throw;
   } catch (const std::exception& error) {
     throw DistributedError(format(
-        "[comm] the store is gone in {}; rank 0, which keeps it, has probably "
-        "ended ({})",
+        "[comm] the store was lost in {}; rank 0, which serves it, has "
+        "probably ended ({})",
         what,
         std::string_view(error.what()).substr(0, 200)));
   }
@@ -120,7 +121,7 @@ void StoreGroup::look_at_others(
     require_no_circle(awaited, what, waits);
     if (check_) check_(what);
   } catch (const DistributedError& error) {
-    // The other rank wrote it, and went on, after this one had last looked.
+    // The other rank wrote it, and moved on, after this one had last looked.
     if (store_->check({key})) return;
     if (board_ != nullptr) board_->writer().fail(error.what());
     throw;
@@ -145,7 +146,7 @@ void StoreGroup::forget(const std::string& key) {
   try {
     store_->deleteKey(key);
   } catch (const std::exception&) {
-    // A store that cannot delete keys just keeps a few more bytes.
+    // A store that cannot delete keys keeps a few more bytes.
   }
 }
 

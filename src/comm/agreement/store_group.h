@@ -37,20 +37,20 @@ class StoreGroup {
   [[nodiscard]] bool is_leader() const { return place_ == 0; }
   [[nodiscard]] const std::vector<int>& ranks() const { return ranks_; }
 
-  /// Has a rank that waits for others call `check` about twice a second. If
-  /// `check` throws DistributedError, and what is waited for has still not come,
-  /// the wait ends with that error.
+  /// Makes a rank that waits for others call `check` about twice a second. If
+  /// `check` throws DistributedError, and the awaited key has still not
+  /// arrived, the wait ends with that error.
   void while_waiting(std::function<void(const std::string& what)> check) {
     check_ = std::move(check);
   }
-  /// Makes waits that cannot end, because the rank that is waited for waits for
-  /// this one in a collective, throw DistributedError with both calls within
-  /// about a second. For a group in which ranks write only from the threads
-  /// that made their worlds.
+  /// Makes waits that cannot end, because the awaited rank waits for this one
+  /// in a collective, throw DistributedError with both calls within about a
+  /// second. Only for groups in which ranks write from the threads that made
+  /// their worlds.
   void end_circular_waits() { ends_circular_waits_ = true; }
 
-  /// Makes current and later waiting calls throw DistributedError soon. For a
-  /// rank that fails and must not wait for others. Thread-safe.
+  /// Makes current and later waiting calls throw DistributedError soon. Meant
+  /// for a rank that fails and must not wait for others. Thread-safe.
   void cancel() { is_cancelled_ = true; }
 
   /// Returns every rank's `value` on the leader, in the order of `ranks`; an

@@ -71,8 +71,8 @@ at::Tensor receive_rows(RowsInTransit& transit) {
 void require_first_derivative(const RowsInTransit& transit) {
   if (!at::GradMode::is_enabled()) return;
   throw ConfigError(format(
-      "[comm] a second derivative was asked for through {} on several ranks "
-      "(create_graph), which this version does not compute",
+      "[comm] second derivatives through {} on several ranks (create_graph) "
+      "are not supported in this version",
       transit.route.rows));
 }
 
@@ -100,7 +100,7 @@ struct BeginRows : torch::autograd::Function<BeginRows> {
     require_first_derivative(*transit);
     const InTransit gradients = std::exchange(transit->gradients, nullptr);
     // The second half of a split backward (SplitBackward) gets here for the
-    // anchor; the rows' gradients came in the first half.
+    // anchor; the rows' gradients arrived in the first half.
     if (!gradients) return {at::Tensor(), at::Tensor(), at::Tensor()};
     return {receive_rows(*gradients), at::Tensor(), at::Tensor()};
   }
@@ -139,10 +139,9 @@ void check_sizes(
           tensor.size(dims.concat_dim);
   if (fits) return;
   throw ConfigError(format(
-      "[comm] an all-to-all of {} among {} ranks was asked to give away {} of "
-      "dimension {} and to take {} in dimension {}; sizes along the first must "
-      "add up to the tensor's, and this rank's along the second must be the "
-      "tensor's",
+      "[comm] an all-to-all of {} among {} ranks cannot send {} of dimension "
+      "{} and receive {} in dimension {}: sizes along the first must add up to "
+      "the tensor's, and this rank's along the second must be the tensor's",
       tensor.sizes(),
       group.size(),
       at::IntArrayRef(dims.split_sizes),

@@ -23,9 +23,10 @@ struct RowCounts {
 /// (BegunExchange) in the same order.
 struct RowRoute {
   Group group = {};
-  /// For errors, such as "exchanging the tokens of blocks.0.experts".
+  /// What the exchange is in errors, such as "exchanging the tokens of
+  /// blocks.0.experts".
   std::string what = {};
-  /// The rows in errors, such as "the tokens of experts".
+  /// What the rows are in errors, such as "the tokens of experts".
   std::string rows = {};
 };
 
@@ -33,15 +34,15 @@ struct RowRoute {
 struct RowsInTransit;
 
 /// An all-to-all that autograd records, in two halves between which the rank
-/// computes. `rows`: those for the first rank, then those for the second, and so
-/// on, along dimension 0; on any device. Differentiable once: gradients are
-/// sent back while backward computes what forward computed between begin and
-/// finish.
+/// computes. `rows` has those for the first rank, then those for the second,
+/// and so on, along dimension 0; on any device. Differentiable once: gradients
+/// are sent back while backward computes what forward computed between begin
+/// and finish.
 ///
 /// All ranks of the group call it alike, and run its backward alike. Recorded
-/// operators cannot replay other ranks' messages, so it must not be called while
-/// a segment is recorded. Throws DistributedError naming the ranks that are gone
-/// or silent.
+/// operators cannot replay other ranks' messages, so it must not be called
+/// while a segment is recorded. Throws DistributedError naming the ranks that
+/// are gone or silent.
 class RowExchange {
  public:
   RowExchange(RowRoute route, RowCounts counts);

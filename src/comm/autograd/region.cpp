@@ -50,8 +50,8 @@ c10::intrusive_ptr<RegionCall> gather_call(
   if (all.size() != static_cast<std::size_t>(group.size()) ||
       all[rank] != own) {
     throw ConfigError(format(
-        "[comm] a tensor of shape {} was to be gathered along dimension {}, "
-        "where this rank should have {} indices",
+        "[comm] a tensor of shape {} cannot be gathered along dimension {}, "
+        "where this rank must have {} indices",
         tensor.sizes(),
         dim,
         rank < all.size() ? all[rank] : 0));

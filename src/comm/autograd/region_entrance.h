@@ -22,8 +22,8 @@ namespace accelerate::detail {
 /// everything.
 class RegionEntrance {
  public:
-  /// Like copy_to_region(), gather_from_region() with partial gradients, and
-  /// slice_to_region().
+  /// Correspond to copy_to_region(), gather_from_region() with partial
+  /// gradients, and slice_to_region().
   static RegionEntrance copy(const at::Tensor& tensor, const Group& group);
   static RegionEntrance gather(
       const at::Tensor& tensor,
@@ -47,7 +47,7 @@ class RegionEntrance {
   struct State;
   explicit RegionEntrance(std::shared_ptr<State> state);
 
-  /// Shared by copies, which are the same entrance.
+  /// Copies share it and act as one entrance.
   std::shared_ptr<State> state_;
 };
 

@@ -98,7 +98,8 @@ std::vector<at::Tensor> Group::all_gather_uneven(
     CallSite site) const {
   detail::require_dense("all_gather_uneven", tensor);
   if (size() == 1) return {tensor.detach()};
-  // Shapes first, as bytes, since even the number of dimensions can differ.
+  // Exchange shapes first, as bytes, since even the number of dimensions can
+  // differ.
   const std::string dtype = c10::toString(tensor.scalar_type());
   std::string shape = dtype + ":";
   for (const std::int64_t extent : tensor.sizes())
@@ -117,8 +118,8 @@ std::vector<at::Tensor> Group::all_gather_uneven(
           const std::size_t colon = text.find(':');
           if (text.substr(0, colon) != dtype) {
             throw DistributedError(format(
-                "[comm] all_gather_uneven was given {} on this rank and {} on "
-                "rank {}; convert one of them",
+                "[comm] tensors of all_gather_uneven must have one dtype, but "
+                "have {} on this rank and {} on rank {}; convert one of them",
                 dtype,
                 text.substr(0, colon),
                 world_ranks()[extents.size()]));
@@ -175,8 +176,8 @@ at::Tensor Group::reduce_scatter(
   detail::require_meaning("reduce_scatter", op, tensor.scalar_type());
   if (tensor.dim() == 0 || tensor.size(0) % size() != 0) {
     throw ConfigError(format(
-        "[comm] reduce_scatter was given a tensor of shape {} for {} ranks; "
-        "dimension 0 must divide evenly, so pad it",
+        "[comm] dimension 0 of a tensor of shape {} must divide evenly among "
+        "{} ranks for reduce_scatter, so pad it",
         tensor.sizes(),
         size()));
   }
@@ -204,8 +205,8 @@ void Group::scatter(
       if (part.sizes() != output.sizes() ||
           part.scalar_type() != output.scalar_type()) {
         throw ConfigError(format(
-            "[comm] scatter was given a part of {} for an output of {}; dtype "
-            "and shape must be equal",
+            "[comm] dtype and shape of scatter's parts must be those of the "
+            "output, but a part has {} for an output of {}",
             detail::text_of(part),
             detail::text_of(output)));
       }
@@ -234,8 +235,8 @@ std::vector<at::Tensor> Group::all_to_all(
         part.sizes().slice(1) == parts[0].sizes().slice(1);
     if (!alike) {
       throw ConfigError(format(
-          "[comm] all_to_all was given parts of {} and {}; they may differ in "
-          "dimension 0 only, and must have one",
+          "[comm] parts of all_to_all must have a dimension 0 and differ only "
+          "there, but are {} and {}",
           detail::text_of(parts[0]),
           detail::text_of(part)));
     }
@@ -292,8 +293,8 @@ void Group::send(const at::Tensor& tensor, int dst, int tag) const {
   detail::require_rank(*impl_, "send", dst);
   detail::require_tag("send", tag);
   if (dst == rank()) {
-    throw ConfigError(format(
-        "[comm] rank {} was asked to send to itself; copy instead", dst));
+    throw ConfigError(
+        format("[comm] rank {} cannot send to itself; copy instead", dst));
   }
   if (tensor.numel() == 0) return;
   detail::run_message(*impl_, "send", dst, [&] {
@@ -306,8 +307,8 @@ void Group::recv(const at::Tensor& tensor, int src, int tag) const {
   detail::require_rank(*impl_, "recv", src);
   detail::require_tag("recv", tag);
   if (src == rank()) {
-    throw ConfigError(format(
-        "[comm] rank {} was asked to receive from itself; copy instead", src));
+    throw ConfigError(
+        format("[comm] rank {} cannot receive from itself; copy instead", src));
   }
   if (tensor.numel() == 0) return;
   detail::run_message(*impl_, "recv", src, [&] {

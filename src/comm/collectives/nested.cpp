@@ -48,8 +48,8 @@ std::int64_t hash_of(std::string_view text) {
   return static_cast<std::int64_t>(hash);
 }
 
-/// What ranks compare of lists, numbers and strings beside tensors, in addition
-/// to where they are.
+/// What ranks compare about lists, numbers and strings beside tensors, in
+/// addition to their places.
 struct Compared {
   bool list_sizes = false;
   bool list_items = false;
@@ -136,13 +136,13 @@ void require_same(
   for (std::size_t peer = 0; peer < all.size(); ++peer)
     all[peer] = format("rank {}: {}", group.world_ranks()[peer], all[peer]);
   throw DistributedError(format(
-      "[comm] {} was given different values on different ranks; {}:\n  {}",
+      "[comm] {} got different values on different ranks; {}:\n  {}",
       function,
       advice,
       join(all, "\n  ")));
 }
 
-// Joins the lists of all ranks.
+// Joins the ranks' lists.
 void gather_lists(const NestedParts& parts, const Group& group) {
   if (parts.lists.empty()) return;
   const std::vector<std::string> all =
@@ -219,7 +219,7 @@ void reduce_in_place(
             "{} of {}",
             kOperations[static_cast<std::size_t>(*op)],
             list_of(parts, dtype_and_shape, kEverything)),
-        "give it the same dtypes and shapes");
+        "pass the same dtypes and shapes");
   }
   for (at::Tensor* const tensor : parts.tensors) {
     if (!tensor->defined()) continue;
@@ -247,7 +247,7 @@ void broadcast_in_place(
         group,
         "broadcast",
         format("{} from {}", list_of(parts, dtype_and_shape, {}), from_process),
-        "give it the same dtypes and shapes, or use broadcast_object");
+        "pass the same dtypes and shapes, or use broadcast_object");
   }
   for (at::Tensor* const tensor : parts.tensors) {
     if (!tensor->defined()) continue;
@@ -292,7 +292,7 @@ void pad_in_place(
             (complaint.empty()
                  ? ""
                  : format(" with {} in {}", pad_index, complaint)),
-        "give it tensors with the same numbers of dimensions");
+        "pass tensors with the same numbers of dimensions");
   }
   if (!complaint.empty()) {
     throw ConfigError(format(

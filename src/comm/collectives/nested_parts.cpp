@@ -25,7 +25,7 @@ std::string shortest(Number number) {
   return {text.data(), end};
 }
 
-// Where a leaf is; what is visited alone has no place.
+// The place of a leaf; a value visited alone has none.
 std::string place_text(const std::string& place) {
   return place.empty() ? "" : format(" at {}", place);
 }
@@ -53,8 +53,8 @@ std::int64_t rows_or_none(const NestedParts& parts) {
 
 [[noreturn]] void throw_other_structure() {
   throw ConfigError(
-      "[nested] concatenate was given nothing, or values of different "
-      "structure; give it values with the same tensors in the same places");
+      "[nested] concatenate must get values with the same tensors in the same "
+      "places, but got none, or values of different structure");
 }
 
 bool is_same_kind(
@@ -155,9 +155,9 @@ void require_rows(
     bool checks_tensors) {
   const auto refuse = [&](const std::string& place, const std::string& what) {
     throw ConfigError(format(
-        "{} takes values of which every tensor and list has one row per "
-        "sample, but beside {} rows there is {}{}; a std::array, a number or a "
-        "string holds what belongs to no sample",
+        "{} takes values whose tensors and lists all have one row per sample, "
+        "but beside {} rows there is {}{}; put what belongs to no sample into "
+        "a std::array, a number or a string",
         function,
         rows,
         what,
@@ -183,8 +183,8 @@ void cut_rows(const NestedParts& parts, std::int64_t begin, std::int64_t end) {
     if (!tensor.defined()) continue;
     if (tensor.dim() == 0) {
       throw ConfigError(format(
-          "[nested] slice_tensors was given a tensor without dimensions{}; "
-          "give it batches",
+          "[nested] tensors must have dimensions for slice_tensors, but one "
+          "has none{}; pass batches",
           place_text(parts.places[i])));
     }
     tensor = tensor.slice(0, begin, end);
@@ -236,7 +236,7 @@ void join_parts(
     require_same_parts(
         all,
         /*compares_lists=*/options.dim != 0,
-        "[nested] the values that concatenate was given",
+        "[nested] the values passed to concatenate",
         "it joins tensors, and along dimension 0 lists; make the rest equal");
   }
   if (options.dim == 0) {

@@ -50,7 +50,8 @@ void pad_rows(
     std::int64_t dim) {
   if (num_processes < 1 || batch_size < 0) {
     throw ConfigError(format(
-        "[nested] pad_input_tensors was given a batch of {} for {} processes",
+        "[nested] pad_input_tensors cannot divide a batch of {} among {} "
+        "processes",
         batch_size,
         num_processes));
   }
@@ -80,7 +81,7 @@ void copy_numbers(
   if (!tensor.defined()) return;
   if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
     throw ConfigError(format(
-        "[nested] listify was asked for integers of a tensor of {}; ask for "
+        "[nested] listify cannot return integers for a tensor of {}; ask for "
         "double",
         tensor.scalar_type()));
   }
@@ -92,8 +93,8 @@ void copy_numbers(
         return number < 0;
       })) {
     throw ConfigError(
-        "[nested] listify was given a UInt64 tensor with 2^63 or more, which "
-        "no std::int64_t holds");
+        "[nested] listify cannot return a UInt64 of 2^63 or more as "
+        "std::int64_t");
   }
   numbers.insert(numbers.end(), data, data + size);
 }
@@ -159,8 +160,8 @@ void require_equal_lengths(
   for (const std::int64_t length : lengths) {
     if (length != lengths.front()) {
       throw ConfigError(format(
-          "[nested] split_between_processes was given values of {} and {} "
-          "items; give it values of equal length",
+          "[nested] values of split_between_processes must have equal lengths, "
+          "but have {} and {} items",
           lengths.front(),
           length));
     }

@@ -66,7 +66,7 @@ void ApplyVisitor::operator()(at::Tensor& tensor) const {
 void ApplyVisitor::visit_other(const char* kind) const {
   if (!options_.error_on_other_type) return;
   throw ConfigError(detail::format(
-      "[nested] recursively_apply found {} that its test refuses; take it out "
+      "[nested] recursively_apply found {} that its test rejects; take it out "
       "of the value, or leave error_on_other_type false",
       kind));
 }
@@ -89,9 +89,9 @@ at::Tensor copy_tensor_to_devices(
   }
   if (owners.size() != 1) {
     throw ConfigError(detail::format(
-        "[nested] copy_tensor_to_devices was given a tensor on {} of {} ranks; "
-        "give it one on exactly one rank, and an undefined tensor on the "
-        "others",
+        "[nested] copy_tensor_to_devices must get a tensor on exactly one "
+        "rank, and undefined tensors on the others, but got one on {} of {} "
+        "ranks",
         owners.size(),
         group.size()));
   }

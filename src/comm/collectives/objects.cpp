@@ -94,7 +94,7 @@ std::size_t number_of_items(std::string_view bytes, std::size_t width) {
 
 void throw_wrong_size(std::size_t found, std::size_t expected) {
   throw DistributedError(format(
-      "[comm] an object from another rank has size {} where {} was expected; "
+      "[comm] an object from another rank has a wrong size, {} instead of {}; "
       "run the same program on all ranks",
       found,
       expected));

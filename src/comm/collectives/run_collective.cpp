@@ -13,8 +13,7 @@ std::string text_of(const at::Tensor& tensor) {
 void require_rank(const GroupImpl& group, const char* operation, int rank) {
   if (rank >= 0 && rank < group.size) return;
   throw ConfigError(format(
-      "[comm] {} was asked for rank {} of a group of {}; ranks count from 0 to "
-      "{}",
+      "[comm] {} got rank {} of a group of {}, whose ranks count from 0 to {}",
       operation,
       rank,
       group.size,
@@ -24,7 +23,7 @@ void require_rank(const GroupImpl& group, const char* operation, int rank) {
 void require_tag(const char* operation, int tag) {
   if (tag >= 0 && tag < kFirstReservedTag) return;
   throw ConfigError(format(
-      "[comm] {} was given the tag {}; tags count from 0 to {}",
+      "[comm] {} got the tag {}, but tags count from 0 to {}",
       operation,
       tag,
       kFirstReservedTag - 1));
@@ -36,7 +35,7 @@ void require_parts(
     std::size_t count) {
   if (count == static_cast<std::size_t>(group.size)) return;
   throw ConfigError(format(
-      "[comm] {} was given {} parts for {} ranks; give it one per rank",
+      "[comm] {} must get one part per rank, but got {} parts for {} ranks",
       operation,
       count,
       group.size));

@@ -23,7 +23,7 @@ namespace accelerate::detail {
 std::string text_of(const at::Tensor& tensor);
 inline std::string text_of(const std::string& detail) { return detail; }
 
-/// What the board shows of a call.
+/// The entry of a call on the board.
 struct CollectiveCall {
   const char* operation;
   CallSite site;
@@ -54,8 +54,8 @@ inline const at::Tensor* tensor_in(const std::string&) { return nullptr; }
 
 /// Runs one collective: numbers it, notes it on the board, compares it between
 /// ranks in debug mode, and turns failures into errors that name the peers.
-/// `detail`: a tensor of the same shape on all ranks, or a string; only used in
-/// debug mode and on the board.
+/// `detail` is a tensor of the same shape on all ranks, or a string; only used
+/// in debug mode and on the board.
 template <class Detail, class Body>
 auto run_collective(
     const GroupImpl& group,

@@ -236,7 +236,7 @@ void BegunExchange::wait_for_receives() {
 }
 
 void BegunExchange::wait() {
-  // Gone even if it fails; the group then keeps the rest.
+  // The state ends even if the wait fails; the group then keeps the rest.
   const std::unique_ptr<State> state = std::move(state_);
   if (!state) return;
   state->wait_for(state->begun.receives);

@@ -24,7 +24,7 @@ using ThrowFailure = std::function<void(const std::exception&)>;
 /// beginning or by wait(). Used by one thread at a time; movable.
 class BegunExchange {
  public:
-  /// Nothing to wait for.
+  /// An exchange with nothing to wait for.
   BegunExchange();
   BegunExchange(BegunExchange&&) noexcept;
   BegunExchange& operator=(BegunExchange&&) noexcept;
@@ -43,9 +43,10 @@ class BegunExchange {
       std::vector<PeerMessage> receives,
       ThrowFailure throw_failure = nullptr);
   /// Begins an exchange, which all ranks of the group begin in the same order,
-  /// even those without messages in it. Tensors of a device go from device to
-  /// device if the transport can do that. Two ranks have the same messages for each
-  /// other in the same order, at most 4, and no tags. Tensors are contiguous.
+  /// even those without messages in it. Tensors on devices go from device to
+  /// device if the transport can do that. Two ranks have the same messages for
+  /// each other in the same order, at most 4, and no tags. Tensors are
+  /// contiguous.
   static BegunExchange exchange(
       const Group& group,
       std::string what,
@@ -70,8 +71,8 @@ class BegunExchange {
 
   /// Whether wait() would not wait.
   [[nodiscard]] bool is_complete() const;
-  /// Lets a collective proceed while no thread waits; call it if wait() comes
-  /// much later. Messages always do.
+  /// Lets a collective proceed while no thread waits, as messages always do;
+  /// call it if wait() comes much later.
   void run_in_background();
   /// Waits until received tensors can be read; sent ones are still in use.
   void wait_for_receives();

@@ -93,7 +93,7 @@ Reports exchange_reports(const GroupImpl& group, std::uint64_t sequence) {
   return reports;
 }
 
-// Empty if all ranks made the same call, or some do not say.
+// Empty if all ranks made the same call, or some do not report theirs.
 std::string list_of_different_calls(
     const GroupImpl& group,
     const Reports& reports) {
@@ -185,7 +185,7 @@ void note_calls(GroupImpl& group) {
 }
 
 GroupImpl::~GroupImpl() {
-  // Peers that lose the connection look for the rank that has gone.
+  // Peers that lose the connection look for the rank that has left.
   BoardWriter* const notes = world == nullptr ? nullptr : world->notes();
   if (notes != nullptr && name == "world") notes->finish();
   // ProcessGroup first: it refers to the connection.
@@ -272,7 +272,7 @@ void fail_collective(
           first_line_of(error));
   // Other exceptions are this rank's own: it runs out of memory, say.
   const bool is_of_ranks = is_communication_failure(group, error);
-  std::string cause = format("an exception of its own: {}", text);
+  std::string cause = format("its own exception: {}", text);
   if (is_of_ranks) {
     cause = diagnose(group, sequence, text);
     // A list of all ranks' calls says more than the transport does.

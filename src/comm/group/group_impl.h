@@ -35,7 +35,7 @@ struct WorldCore {
   Settings settings = {};
   /// The thread that made the world, from which the program calls it.
   std::thread::id program_thread = std::this_thread::get_id();
-  /// Where profilers and the board's monitor listen.
+  /// The slot through which profilers and the board's monitor listen.
   std::shared_ptr<StepSlot> steps = std::make_shared<StepSlot>();
   /// Null in a world of one rank without a launcher, and if memory cannot be
   /// shared.
@@ -60,8 +60,7 @@ struct GroupImpl {
 
   /// Takes any dense tensor; null for a group of one.
   std::shared_ptr<Connection> connection;
-  /// The connection in the form that hooks of buckets take; null for a group of
-  /// one.
+  /// The connection as hooks of buckets take it; null for a group of one.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
 
   /// Number of the current collective, counted from 1, equal on all ranks.
@@ -101,8 +100,8 @@ bool is_communication_failure(
 
 /// Throws a DistributedError for a transport's exception, naming the operation,
 /// its number if it has one, and the peers that are gone or silent. Reports to
-/// the other ranks first, so that their errors do not name this one. At
-/// `sequence`, the group's, ranks that fail find each other.
+/// the other ranks first, so that their errors do not name this one. Failing
+/// ranks find each other's reports by `sequence`, the group's number.
 [[noreturn]] void fail_collective(
     const GroupImpl& group,
     const char* operation,

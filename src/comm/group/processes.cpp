@@ -61,7 +61,7 @@ void World::wait_for_everyone() const {
 void World::on_process(int index, const std::function<void()>& function) const {
   if (index < 0 || index >= size()) {
     throw ConfigError(detail::format(
-        "[comm] on_process was asked for rank {} of {}; ranks count from 0",
+        "[comm] on_process() got rank {} of {}, but ranks count from 0",
         index,
         size()));
   }
@@ -80,8 +80,8 @@ void World::on_local_process(int index, const std::function<void()>& function)
     const {
   if (index < 0) {
     throw ConfigError(detail::format(
-        "[comm] on_local_process was asked for rank {} of a node; ranks count "
-        "from 0",
+        "[comm] on_local_process() got rank {} of a node, but ranks count from "
+        "0",
         index));
   }
   if (local_rank() == index) function();

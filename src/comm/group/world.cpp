@@ -41,8 +41,8 @@ RankVariables find_identity(
   if (is_explicit) {
     if (!options.rank || !options.size) {
       throw ConfigError(
-          "[launch] WorldOptions names only one of rank and size; name both, "
-          "or neither");
+          "[launch] WorldOptions must set both rank and size, or neither, but "
+          "sets one");
     }
     identity.launcher = "options";
     identity.rank = *options.rank;
@@ -59,8 +59,8 @@ RankVariables find_identity(
       identity.local_size < 1 || identity.local_rank >= identity.local_size ||
       identity.local_size > identity.size) {
     throw ConfigError(format(
-        "[launch] rank {} of {} with local rank {} of {} is not possible; "
-        "ranks count from 0",
+        "[launch] rank {} of {} with local rank {} of {} is impossible; ranks "
+        "count from 0",
         identity.rank,
         identity.size,
         identity.local_rank,
@@ -76,8 +76,8 @@ std::optional<at::Device> device_of_launcher(const Settings& settings) {
     return at::Device(*name);
   } catch (const std::exception&) {
     throw ConfigError(format(
-        "[launch] device \"{}\" ({}) is not a LibTorch device; use cpu, cuda "
-        "or cuda:1",
+        "[launch] the device must be one of LibTorch's, such as cpu, cuda or "
+        "cuda:1, but is \"{}\" ({})",
         *name,
         settings.find("device")->where));
   }
@@ -223,8 +223,8 @@ HangMonitorOptions hang_monitor_options(
     const Environment& environment) {
   if (options.hang_seconds && !(*options.hang_seconds >= 0)) {
     throw ConfigError(format(
-        "[launch] WorldOptions::hang_seconds is {}; give a number of seconds, "
-        "or 0 for no reports",
+        "[launch] WorldOptions::hang_seconds must be a number of seconds, or 0 "
+        "for no reports, but is {}",
         *options.hang_seconds));
   }
   const double seconds =
@@ -273,7 +273,7 @@ void use_board(
     core.board->start_hang_monitor(std::move(monitoring), core.logger);
 }
 
-// Makes the logger that log_level, log_levels and log_format ask for.
+// Makes the logger that log_level, log_levels and log_format describe.
 Logger logger_of(const Settings& settings, const Environment& environment) {
   const bool has_colors = ProgressScreen::of_standard_error().is_terminal() &&
       terminal_variables(environment).wants_colors;
@@ -390,17 +390,15 @@ Group World::new_group(const std::vector<int>& world_ranks) const {
   for (const int member : world_ranks) {
     if (member < 0 || member >= size()) {
       throw ConfigError(detail::format(
-          "[comm] new_group was given rank {} of a world of {}",
-          member,
-          size()));
+          "[comm] new_group() got rank {} of a world of {}", member, size()));
     }
     names.push_back(std::to_string(member));
   }
   const auto found = std::ranges::find(world_ranks, rank());
   if (found == world_ranks.end()) {
     throw ConfigError(detail::format(
-        "[comm] rank {} asked for a group of the ranks {}, to which it does "
-        "not belong; only its members may ask",
+        "[comm] rank {} called new_group() for the ranks {}, to which it does "
+        "not belong; only members may call it",
         rank(),
         detail::join(names, ", ")));
   }
@@ -408,7 +406,7 @@ Group World::new_group(const std::vector<int>& world_ranks) const {
   std::ranges::sort(sorted);
   if (std::ranges::adjacent_find(sorted) != sorted.end()) {
     throw ConfigError(detail::format(
-        "[comm] new_group was given a rank twice: {}",
+        "[comm] new_group() must get each rank once, but got {}",
         detail::join(names, ", ")));
   }
   const int number = impl_->group_counts[world_ranks]++;

@@ -26,7 +26,7 @@ std::string where(const RankActivity& rank, const std::string& group) {
   return text;
 }
 
-// A rank that is a thread, or has destroyed its World, is gone before its
+// A rank that is a thread, or has destroyed its World, leaves before its
 // process ends.
 bool is_gone(const RankActivity& rank) {
   const bool is_other = rank.process != 0 && rank.process != ::getpid();

@@ -11,15 +11,15 @@ namespace accelerate::detail {
 /// A rank, and the call in which its program waits.
 using WaitingCall = std::pair<int, GroupCall>;
 
-/// The waits by which `awaited` waits for `own_rank`, which is on the same
+/// The chain of waits by which `awaited` waits for `own_rank`, on the same
 /// machine: the first is `awaited`'s call, which cannot end before the next
 /// rank, or in the end `own_rank`, has made its own. Empty if there is no such
-/// chain. `own_rank` waits outside of collectives for something that `awaited`
+/// chain. `own_rank` waits outside collectives for something that `awaited`
 /// does next.
 ///
 /// Only calls in which the program's thread is blocked count, and only ranks
 /// that such a call certainly needs. A chain is proven if a later look finds
-/// the same one and what `own_rank` waits for had not come in between.
+/// the same one, and what `own_rank` waits for has not arrived in between.
 std::vector<WaitingCall> find_circular_wait(
     const std::vector<RankActivity>& ranks,
     int own_rank,

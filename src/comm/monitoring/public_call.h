@@ -12,7 +12,7 @@ class PublicCall {
   PublicCall& operator=(const PublicCall&) = delete;
   ~PublicCall();
 
-  /// Null outside of all.
+  /// Null outside all of them.
   static const char* current() noexcept;
 
  private:

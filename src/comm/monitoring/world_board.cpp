@@ -46,7 +46,8 @@ std::shared_ptr<WorldBoard> open_board(
     logger.log(
         LogLevel::info,
         "comm",
-        format("what this rank does is not shown to others: {}", error.what()));
+        format(
+            "this rank's activity is not visible to others: {}", error.what()));
     return nullptr;
   }
 }
@@ -221,7 +222,7 @@ std::shared_ptr<WorldBoard> make_world_board(
     logger.log(
         LogLevel::info,
         "comm",
-        format("what ranks do is not shown to others: {}", error.what()));
+        format("ranks' activity is not visible to others: {}", error.what()));
   }
   store.set(key_of(identity), ticket);
   return made;

@@ -23,7 +23,7 @@ class WorldBoard {
 
   [[nodiscard]] BoardWriter& writer() const { return *writer_; }
   [[nodiscard]] const Board& board() const { return writer_->board(); }
-  /// Notes phases and steps.
+  /// Returns a listener that records phases and steps on the board.
   [[nodiscard]] std::shared_ptr<StepListener> monitor() const;
 
   /// Monitors the ranks for hangs on a thread of its own, for the lifetime of

@@ -20,8 +20,8 @@ GenerationStore::GenerationStore(
 void GenerationStore::require_whole() const {
   if (!is_broken_()) return;
   throw DistributedError(
-      "[comm] another rank has ended; the ranks begin the next generation of "
-      "their group");
+      "[comm] another rank has ended; the ranks are beginning the next "
+      "generation of their group");
 }
 
 c10::intrusive_ptr<c10d::Store> GenerationStore::clone() {

@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// A process can listen at a port only once, however many worlds it makes.
+// A process can listen on a port only once, however many Worlds it creates.
 struct HostedStores {
   std::mutex mutex;
   std::map<int, Store> by_port;

@@ -112,7 +112,7 @@ TcpStore::TcpStore(
   } catch (const c10::DistError&) {
     if (socket_ >= 0) ::close(socket_);
     throw DistributedError(format(
-        "[comm] what listens at {}:{} does not answer as a store; is "
+        "[comm] the process at {}:{} does not answer as a store; is "
         "main_process_port that of rank 0?",
         host_,
         port_));

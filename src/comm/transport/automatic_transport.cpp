@@ -99,7 +99,8 @@ class AutomaticTransport final : public Transport {
       own.world_ranks.push_back(
           request.world_ranks[static_cast<std::size_t>(member)]);
     }
-    // Lets a rank that waits for other islands fail first, since it knows why.
+    // Lets a rank that waits for other islands fail first, since it knows the
+    // reason.
     if (islands.count() > 1) own.timeout += std::chrono::seconds(1);
     try {
       return memory_.share(own);
@@ -127,8 +128,7 @@ class AutomaticTransport final : public Transport {
         LogLevel::warning,
         "comm",
         format(
-            "group \"{}\": ranks of one machine talk to each other through "
-            "Gloo: {}",
+            "group \"{}\": ranks on one machine communicate through Gloo: {}",
             request.name,
             reason_.empty() ? "[comm] they cannot share memory: they are in "
                               "different containers, or run as different users"

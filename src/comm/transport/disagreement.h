@@ -5,7 +5,7 @@
 
 namespace accelerate::detail {
 
-/// A rank's name, and what it called.
+/// A rank's name, and its call.
 struct RankCall {
   std::string rank;
   std::string call;

@@ -11,14 +11,15 @@ namespace accelerate::detail {
 /// connect.
 class Handshake {
  public:
-  /// `purpose`: distinguishes its keys from those of other handshakes.
+  /// `purpose` distinguishes its keys from those of other handshakes.
   Handshake(const ConnectRequest& request, const std::string& purpose);
 
   void tell(const std::string& key, const std::string& value);
-  /// Waits until `rank` has told `key`; throws DistributedError if it does not.
+  /// Waits until `rank` has published `key`; throws DistributedError if it does
+  /// not.
   std::string ask(const std::string& key, int rank);
 
-  /// Tells `value`, and returns the values of all ranks, by rank.
+  /// Publishes `value`, and returns the values of all ranks, by rank.
   std::vector<std::string> exchange(
       const std::string& key,
       const std::string& value);

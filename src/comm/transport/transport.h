@@ -24,7 +24,7 @@ namespace accelerate::detail {
 /// `tagged`: by the tag that both sides pass.
 enum class PointToPoint { none, ordered, tagged };
 
-/// What a transport can do by itself. Adapters (adapters.h) supply the rest.
+/// What a transport supports by itself. Adapters (adapters.h) supply the rest.
 struct TransportFacts {
   std::string name;
   /// Devices whose memory it can read and write.
@@ -56,7 +56,7 @@ struct PeerMessage {
   int tag = 0;
 };
 
-/// Messages on their way. Null works are complete; if `sends` is null, it ends
+/// Messages in flight. Null works are complete; if `sends` is null, it ends
 /// with `receives`.
 struct BegunMessages {
   Work receives = {};

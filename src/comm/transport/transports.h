@@ -14,7 +14,8 @@
 
 namespace accelerate::detail {
 
-/// Whether a rank, by its number in the world, has ended. Any thread may ask.
+/// Whether a rank, by its number in the world, has ended. May be called on any
+/// thread.
 using RankIsGone = std::function<bool(int rank)>;
 
 /// Facts about the nodes that a transport may need when it starts.
@@ -26,11 +27,11 @@ struct TransportSettings {
   int local_size = 1;
   /// Address of rank 0's node.
   std::string main_address = {};
-  /// Where this rank computes.
+  /// The device of this rank.
   std::optional<c10::Device> device = std::nullopt;
   Environment environment = {};
-  /// Returns a way to ask for ranks that have ended, or null while the world
-  /// does not know. Called while a group of the world is used.
+  /// Returns a function that detects ranks that have ended, or null while the
+  /// world cannot know. Called while a group of the world is used.
   std::function<RankIsGone()> watch_ranks = nullptr;
 };
 

@@ -9,7 +9,7 @@
 
 namespace accelerate::detail {
 
-/// False also if a device has failed, so that nobody knows.
+/// Also false if a device has failed, so that completion is unknown.
 inline bool is_known_to_be_complete(const Work& work) noexcept {
   try {
     return work->isCompleted();

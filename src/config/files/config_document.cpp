@@ -42,8 +42,8 @@ class Converter {
   ConfigJson convert(const YAML::Node& root) { return convert(root, "", 0); }
 
  private:
-  // Aliases are followed, so a node may be visited many times, or endlessly if
-  // it contains itself; the bounds apply to the expanded text.
+  // Aliases are followed, so a node may be visited many times, or forever if it
+  // contains itself; the bounds apply to the expanded text.
   ConfigJson
   convert(const YAML::Node& node, const std::string& name, int depth) {
     if (depth > kMaxDepth) {
@@ -58,8 +58,8 @@ class Converter {
       refuse(
           node,
           format(
-              "holds more than {} values, aliases written out; give a file "
-              "with settings only",
+              "holds more than {} values, including aliases; use a file with "
+              "settings only",
               kMaxValues));
     }
     if (node.IsMap()) return convert_map(node, name, depth);
@@ -86,8 +86,8 @@ class Converter {
       if (!entry.first.IsScalar()) {
         refuse(
             entry.first,
-            "has a list, a map or nothing as a key; write \"key: value\" with "
-            "a plain word as the key");
+            "a key must be a plain word, as in \"key: value\", but is a list, "
+            "a map or empty");
       }
       check_text(entry.first);
       const std::string& key = entry.first.Scalar();
@@ -116,7 +116,8 @@ class Converter {
   // The file may be written again, and is passed to ranks as JSON.
   void check_text(const YAML::Node& scalar) {
     if (!is_utf8(scalar.Scalar()))
-      refuse(scalar, "holds bytes that are not UTF-8; save the file as UTF-8");
+      refuse(
+          scalar, "contains bytes that are not UTF-8; save the file as UTF-8");
     num_bytes_ += scalar.Scalar().size();
     if (num_bytes_ > document_.text.size() + kMaxAliasBytes) {
       refuse(
@@ -155,13 +156,13 @@ std::string read_bounded(const std::filesystem::path& path) {
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file.eof() && file.gcount() == 0) {
     refuse(format(
-        "cannot be read: {}; give another one by --config_file",
+        "cannot be read: {}; pass another one with --config_file",
         std::strerror(errno == 0 ? EIO : errno)));
   }
   text.resize(static_cast<std::size_t>(file.gcount()));
   if (text.size() > kMaxBytes) {
     refuse(format(
-        "is longer than {} bytes; give a file with settings only", kMaxBytes));
+        "is longer than {} bytes; use a file with settings only", kMaxBytes));
   }
   return text;
 }
@@ -218,8 +219,8 @@ ConfigDocument read_config_document(const std::filesystem::path& path) {
   std::error_code problem;
   if (!std::filesystem::exists(path, problem) && !problem) {
     throw ConfigError(format(
-        "[config] config file {} does not exist; give the path of one, or "
-        "leave --config_file out",
+        "[config] config file {} does not exist; pass the path of one, or "
+        "leave out --config_file",
         path));
   }
   return parse_config(read_bounded(path), path);

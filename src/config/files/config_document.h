@@ -34,8 +34,8 @@ ConfigDocument read_config_document(const std::filesystem::path& path);
 /// "file run.yaml, line 3", or without the line if there is none.
 std::string place_of(const ConfigDocument& document, const std::string& name);
 
-/// Complaints about keys that a file should not have. Names the first of them,
-/// each with the nearest known key.
+/// Complaints about keys that a file should not have. Names the first few, each
+/// with the nearest known key.
 class UnknownKeys {
  public:
   UnknownKeys(
@@ -48,7 +48,7 @@ class UnknownKeys {
       const std::string& name,
       const std::string& key,
       const std::vector<std::string>& known);
-  /// Says how many more there were.
+  /// Adds how many more there were.
   void finish();
 
  private:

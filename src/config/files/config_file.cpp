@@ -80,7 +80,7 @@ class Reader {
       return;
     }
     // Accelerate writes -1 to leave the number to the command line, and [] for
-    // a list that was not asked for.
+    // a list that the user did not set.
     const bool is_unset = value.is_null() ||
         (value.is_array() && value.empty()) ||
         (key == "num_processes" && value.is_number() && value == -1);
@@ -157,7 +157,7 @@ ConfigJson default_config(const std::string& mixed_precision, int num_devices) {
   const std::vector<std::string> known{"no", "fp16", "bf16", "fp8"};
   if (std::ranges::find(known, precision) == known.end()) {
     throw ConfigError(format(
-        "[config] mixed_precision is \"{}\"; it must be one of {}",
+        "[config] mixed_precision is \"{}\", but must be one of {}",
         mixed_precision,
         join(known, ", ")));
   }
@@ -188,8 +188,8 @@ bool write_default_config(
   if (std::filesystem::exists(path, problem)) return false;
   if (problem) {
     throw ConfigError(format(
-        "[config] {} cannot be written: {}; give --config_file, or set HF_HOME "
-        "to a directory that can be",
+        "[config] {} cannot be written: {}; pass --config_file, or set HF_HOME "
+        "to a writable directory",
         path.string(),
         problem.message()));
   }

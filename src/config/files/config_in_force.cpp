@@ -191,7 +191,7 @@ class Resolver {
     const std::string name = text("compute_environment", "LOCAL_MACHINE");
     if (name == "LOCAL_MACHINE" || name == "AMAZON_SAGEMAKER") return;
     complaints_.push_back(format(
-        "[config] compute_environment is \"{}\"; it must be LOCAL_MACHINE or "
+        "[config] compute_environment is \"{}\", but must be LOCAL_MACHINE or "
         "AMAZON_SAGEMAKER ({})",
         name,
         where("compute_environment")));
@@ -212,7 +212,7 @@ class Resolver {
       return;
     }
     complaints_.push_back(format(
-        "[config] distributed_type is \"{}\"; it must be one of {} ({})",
+        "[config] distributed_type is \"{}\", but must be one of {} ({})",
         type,
         join(known, ", "),
         where("distributed_type")));
@@ -225,7 +225,7 @@ class Resolver {
     ConfigJson& value = values[key];
     value = given_.value(key, default_value);
     if (!default_value.is_object() || value.is_object()) return;
-    // A section without a value is an empty one.
+    // A section without a value is empty.
     if (!value.is_null() && !(value.is_array() && value.empty())) {
       complaints_.push_back(format(
           "[config] {} must be a map, but is {} ({})",

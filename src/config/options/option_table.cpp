@@ -132,7 +132,7 @@ OptionValue parse_option(const OptionSpec& spec, std::string_view text) {
   if (number && !fits(spec, *number))
     wanted += format(", at most {}", std::numeric_limits<int>::max());
   throw ConfigError(
-      format("[config] {} is \"{}\"; it must be {}", spec.key, text, wanted));
+      format("[config] {} is \"{}\", but must be {}", spec.key, text, wanted));
 }
 
 std::string format_option(const OptionValue& value) {
@@ -148,34 +148,30 @@ std::string format_option(const OptionValue& value) {
 namespace {
 
 constexpr std::string_view kPageBegin =
-    "# Options\n\n"
-    "Every setting has one name in the config file and, where given, a flag "
-    "of `accelerate-cpp launch` and an\n"
-    "environment variable. Code wins over the command line, the command line "
-    "over the environment, the\n"
-    "environment over the file, the file over the default; every resolved "
-    "value knows which of them it came from.\n\n"
-    "This page is printed by `accelerate-cpp options`; a test keeps the two "
-    "equal, and another compares the marks with what\n"
-    "reads the settings. No mark: the library acts on the setting, under any "
-    "launcher, or refuses what it cannot do. `l`: only\n"
-    "`accelerate-cpp launch` acts on it. `py` is handed to Python programs "
-    "and has no effect on programs of this library yet,\n"
-    "`py!` never will. `-`: nobody acts on it; it is taken because "
-    "Accelerate's files and command lines have it. What was given\n"
-    "and has no effect is reported once, by the launcher or at the first "
-    "step of the optimizer.\n\n"
-    "The default is this library's; Python programs get Accelerate's where "
-    "that is another one.\n";
+    "# Options\n\nEvery setting has one name in the config file and, where "
+    "given, a flag of `accelerate-cpp launch` and an\nenvironment variable. "
+    "Code wins over the command line, the command line over the environment, "
+    "the\nenvironment over the file, the file over the default; every resolved "
+    "value knows which of them it came from.\n\nThis page is printed by "
+    "`accelerate-cpp options`; a test keeps the two equal, and another "
+    "compares the marks with what\nreads the settings. No mark: the library "
+    "acts on the setting, under any launcher, or rejects what it does not "
+    "support. `l`: only\n`accelerate-cpp launch` acts on it. `py` is passed to "
+    "Python programs and has no effect on programs of this library yet,\n`py!` "
+    "never will. `-`: it has no effect, and is accepted because Accelerate's "
+    "files and command lines have it. A setting\nwithout effect is reported "
+    "once, by the launcher or at the first step of the optimizer.\n\nThe "
+    "default is this library's; Python programs get Accelerate's where it "
+    "differs.\n";
 
 constexpr std::string_view kPageEnd =
     "\nIn the file, keys that begin with `parallelism_config_`, `fsdp_`, "
-    "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
-    "that name, as in Accelerate's files, and DeepSpeed's in "
-    "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
-    "neither knows, such as one for a single launch (`use_fsdp`: there it is "
-    "`distributed_type`), is an error that names the\n"
-    "nearest one. The schema, config.schema.json, lists those of a file.\n";
+    "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\nthat name, as in "
+    "Accelerate's files, and DeepSpeed's in `deepspeed_config`, MPI's in "
+    "`mpirun_config`. A key that\nneither knows, such as one for a single "
+    "launch (`use_fsdp`; files have `distributed_type`), is an error that "
+    "names the\nnearest one. The schema, config.schema.json, lists those of a "
+    "file.\n";
 
 std::string as_code(std::string_view content) {
   return content.empty() ? std::string() : format("`{}`", content);

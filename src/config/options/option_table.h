@@ -41,8 +41,8 @@ struct OptionSpec {
   /// What Accelerate's launcher passes to Python programs, where that differs
   /// from `default_value`; empty: nothing.
   std::optional<std::string_view> python_default = std::nullopt;
-  /// Values, separated by |, that `accelerate config` writes for whoever accepts
-  /// its answers, and that ask for nothing: "true|false".
+  /// Values, separated by |, that `accelerate config` writes if its defaults
+  /// are accepted, and that request nothing: "true|false".
   std::string_view written_by_default = "";
 
   [[nodiscard]] std::string_view default_for_python() const {

@@ -19,7 +19,7 @@ at::Tensor as_tokens(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.dim() != 1 ||
       !at::isIntegralType(tensor.scalar_type(), false)) {
     throw ConfigError(
-        "[data] a sequence of tokens is a 1-d tensor of whole numbers; a "
+        "[data] a sequence of tokens must be a 1-d tensor of integers, but a "
         "sample has something else");
   }
   return tensor.to(at::kLong).contiguous();
@@ -37,8 +37,8 @@ TokenSequence token_sequence(const NestedParts& sample) {
   const std::vector<at::Tensor*>& tensors = sample.tensors;
   if (tensors.empty() || tensors.size() > 2) {
     throw ConfigError(format(
-        "[data] a sample has {} tensors; a sequence is one of tokens and, if "
-        "wanted, one of labels",
+        "[data] a sample must have one tensor of tokens and at most one of "
+        "labels, but has {} tensors",
         tensors.size()));
   }
   const std::size_t num_others = sample.lists.size() + sample.values.size();
@@ -51,8 +51,8 @@ TokenSequence token_sequence(const NestedParts& sample) {
   TokenSequence sequence{as_tokens(*tensors[0]), as_tokens(*tensors.back())};
   if (sequence.first.numel() != sequence.second.numel()) {
     throw ConfigError(format(
-        "[data] a sample has {} tokens and {} labels; give one label per "
-        "token",
+        "[data] a sample must have one label per token, but has {} tokens and "
+        "{} labels",
         sequence.first.numel(),
         sequence.second.numel()));
   }
@@ -117,8 +117,8 @@ std::vector<TokenPiece> pieces_of(
     const auto labels = values(sequences[i].second);
     if (tokens.size() > room && options.long_sequences == Long::refuse) {
       throw ConfigError(format(
-          "[data] sequence {} of a batch has {} tokens and a row has {}; raise "
-          "row_length, or set long_sequences to cut or split it",
+          "[data] sequence {} of a batch has {} tokens, but a row has {}; "
+          "raise row_length, or set long_sequences to cut or split it",
           i,
           tokens.size(),
           room));
@@ -174,7 +174,7 @@ PackedBatch pack(
   const std::int64_t count = options.num_rows.value_or(needed);
   if (needed > count) {
     throw ConfigError(format(
-        "[data] a batch of {} sequences needs {} rows of {} tokens and "
+        "[data] a batch of {} sequences needs {} rows of {} tokens, but "
         "num_rows is {}; raise it, or lower batch_size",
         sequences.size(),
         needed,
@@ -249,8 +249,8 @@ namespace {
 void require_ids(const at::Tensor& sequence_ids) {
   if (!sequence_ids.defined() || sequence_ids.dim() != 2) {
     throw ConfigError(
-        "[data] sequence_ids is a tensor of [rows, length], as PackCollate "
-        "makes it");
+        "[data] sequence_ids must be a tensor of [rows, length], as "
+        "PackCollate makes it, but is not");
   }
 }
 

@@ -114,8 +114,8 @@ struct CsvFile::State {
         break;
       default:
         throw ConfigError(format(
-            "[data] numbers of {} were asked for as {}; possible are Float, "
-            "Double, Byte, Short, Int, Long and Bool",
+            "[data] numbers of {} cannot be read as {}; use Float, Double, "
+            "Byte, Short, Int, Long or Bool",
             table.path(),
             dtype));
     }
@@ -182,7 +182,7 @@ Categories CsvFile::categories(const std::string& column) const {
 
 CsvDataset::CsvDataset(const std::string& path, CsvDatasetOptions options)
     : file_(path, options.csv), options_(std::move(options)) {
-  // Throws for columns that are not in the file.
+  // Throw for columns that are not in the file.
   static_cast<void>(get_batch({}));
 }
 

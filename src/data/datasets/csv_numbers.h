@@ -6,8 +6,8 @@
 namespace accelerate::detail {
 
 /// A decimal number as Python's float() reads it, without underscores: spaces
-/// around it, a sign, "inf", "infinity" and "nan" in any case. What is too
-/// large is infinite, what is too small is 0. Nothing for other text.
+/// around it, a sign, "inf", "infinity" and "nan" in any case. Too large a
+/// number is infinite, too small a one is 0. Nothing for other text.
 std::optional<double> decimal_of(std::string_view text);
 
 /// A whole number as Python's int() reads it, without underscores. Nothing for

@@ -101,7 +101,7 @@ void CsvTable::find_rows() {
       fail(
           row,
           format(
-              "this row has {} fields and the first has {}",
+              "this row has {} fields, but the first has {}",
               num_fields,
               columns_.size()));
     }
@@ -172,7 +172,7 @@ void CsvTable::fail_in_row(std::int64_t row, const std::string& what) const {
 std::size_t CsvTable::row_at(std::int64_t row) const {
   if (row < 0 || row >= num_rows()) {
     throw ConfigError(format(
-        "[data] {} has {} rows and no row {}", path(), rows_.size(), row));
+        "[data] {} has {} rows, but no row {}", path(), rows_.size(), row));
   }
   return rows_[static_cast<std::size_t>(row)];
 }

@@ -32,7 +32,7 @@ class CsvTable {
   [[nodiscard]] std::vector<std::string> fields_of(
       std::string_view text,
       std::int64_t row) const;
-  /// The indices of columns. Throws ConfigError for names that there are not
+  /// The indices of columns. Throws ConfigError for names that do not occur
   /// exactly once.
   [[nodiscard]] std::vector<std::size_t> places_of(
       const std::vector<std::string>& names) const;

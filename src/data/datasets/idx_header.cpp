@@ -43,7 +43,7 @@ std::size_t width_of(int type_code, const std::string& path) {
 }
 
 // LibTorch counts elements and strides in 64 bits, and strides treat an empty
-// dimension as one of size 1.
+// dimension like one of size 1.
 bool fits_into_a_tensor(
     const std::vector<std::int64_t>& sizes,
     std::size_t width) {
@@ -97,16 +97,16 @@ IdxHeader parse_idx_header(
   }
   if (!is_complete || count * header.width != file_size - header.num_bytes) {
     throw ConfigError(format(
-        "[data] {} has {} bytes, more or fewer than its header says: it is "
+        "[data] {} has {} bytes, which its header contradicts: it is "
         "truncated, or not an IDX file",
         path,
         file_size));
   }
   if (!fits_into_a_tensor(header.sizes, header.width)) {
     throw ConfigError(format(
-        "[data] {} is of {} dimensions, whose sizes no tensor can have: a "
-        "tensor has at most {} dimensions and 2^63 - 1 bytes, an empty "
-        "dimension counting as one",
+        "[data] {} has {} dimensions, whose sizes no tensor can have: a tensor "
+        "has at most {} dimensions and 2^63 - 1 bytes, an empty dimension "
+        "counting as one",
         path,
         num_dims,
         kMostDimensions));

@@ -116,8 +116,8 @@ ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
   }
   if (files_.empty()) {
     throw ConfigError(format(
-        "[data] {} has no images in class directories; expected files such as "
-        "{}/CLASS/IMAGE.png",
+        "[data] {} must have images in class directories, such as "
+        "{}/CLASS/IMAGE.png, but has none",
         path,
         path));
   }
@@ -133,7 +133,7 @@ ImageFolder::ImageFolder(const std::string& path, ImageFolderOptions options)
 const ImageFolder::File& ImageFolder::at(std::int64_t index) const {
   if (index < 0 || index >= size()) {
     throw ConfigError(format(
-        "[data] an ImageFolder has {} images and no image {}", size(), index));
+        "[data] an ImageFolder has {} images, but no image {}", size(), index));
   }
   return files_[static_cast<std::size_t>(index)];
 }

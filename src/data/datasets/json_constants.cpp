@@ -23,7 +23,8 @@ constexpr std::array<std::pair<std::string_view, double>, 3> kConstants{
 constexpr char kMark = '\x01';
 constexpr std::string_view kEscapedMark = "\\u0001";
 
-// The constants replaced by marked strings; as it was if there are none.
+// The text with constants replaced by marked strings; unchanged if there are
+// none.
 std::string with_marked_constants(std::string_view text) {
   std::string marked;
   bool is_in_string = false;

@@ -65,7 +65,8 @@ bool JsonRecord::contains(const std::string& key) const {
 std::string JsonRecord::text(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_string())
-    state_->fail(key, format("is {}, not a string", json_type_of(value)));
+    state_->fail(
+        key, format("must be a string, but is {}", json_type_of(value)));
   return value.get<std::string>();
 }
 
@@ -75,21 +76,23 @@ std::int64_t JsonRecord::integer(const std::string& key) const {
       !(value.is_number_unsigned() &&
         value.get<std::uint64_t>() >
             std::uint64_t{std::numeric_limits<std::int64_t>::max()});
-  if (!fits) state_->fail(key, "is not a whole number of 64 bits");
+  if (!fits) state_->fail(key, "must be a 64-bit integer, but is not");
   return value.get<std::int64_t>();
 }
 
 double JsonRecord::number(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_number())
-    state_->fail(key, format("is {}, not a number", json_type_of(value)));
+    state_->fail(
+        key, format("must be a number, but is {}", json_type_of(value)));
   return value.get<double>();
 }
 
 bool JsonRecord::boolean(const std::string& key) const {
   const json& value = state_->value(key);
   if (!value.is_boolean()) {
-    state_->fail(key, format("is {}, not true or false", json_type_of(value)));
+    state_->fail(
+        key, format("must be true or false, but is {}", json_type_of(value)));
   }
   return value.get<bool>();
 }
@@ -98,7 +101,8 @@ std::vector<std::string> JsonRecord::texts(const std::string& key) const {
   const json& value = state_->value(key);
   std::vector<std::string> strings;
   for (const json& item : value.is_array() ? value : json::array({nullptr})) {
-    if (!item.is_string()) state_->fail(key, "is not a list of strings");
+    if (!item.is_string())
+      state_->fail(key, "must be a list of strings, but is not");
     strings.push_back(item.get<std::string>());
   }
   return strings;
@@ -137,7 +141,7 @@ std::optional<detail::IntegerRange> range_of(at::ScalarType dtype) {
   }
 }
 
-// The words after "is not a" for a dtype whose integers have this range.
+// The kind of number, in messages, of a dtype whose integers have this range.
 std::string kind_of(at::ScalarType dtype, const detail::IntegerRange& range) {
   if (dtype == at::kLong) return "whole number of 64 bits";
   return format("whole number from {} to {}", range.least, range.most);
@@ -203,15 +207,17 @@ at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
     state_->fail(
         key,
         format(
-            "has more than {} lists inside each other; a tensor has at most "
-            "that many dimensions",
+            "must have at most {} levels of lists, the most dimensions of a "
+            "tensor, but has more",
             detail::kMostDimensions));
   }
   const auto refuse = [&](const std::string& kind) {
     state_->fail(
         key,
         format(
-            "is not a {} or a list of them, nested with equal lengths", kind));
+            "must be a {} or lists of them, nested with equal lengths, but is "
+            "not",
+            kind));
   };
   // A double would lose digits of 64-bit integers.
   if (const auto range = range_of(dtype)) {
@@ -267,7 +273,7 @@ std::int64_t JsonLinesFile::size() const {
 std::string_view JsonLinesFile::line(std::int64_t index) const {
   if (index < 0 || index >= size()) {
     throw ConfigError(format(
-        "[data] {} has {} lines and no line {}",
+        "[data] {} has {} lines, but no line {}",
         state_->file.path(),
         size(),
         index));
@@ -297,7 +303,7 @@ JsonRecord JsonLinesFile::record(std::int64_t index) const {
       JsonRecord::State{*this, index, std::move(parsed.value)});
   if (!state->object.is_object()) {
     throw ConfigError(format(
-        "[data] {}: a line of a JSON lines file is an object, this is {}",
+        "[data] {}: a line of a JSON lines file must be an object, but is {}",
         place(index),
         json_type_of(state->object)));
   }

@@ -71,8 +71,8 @@ void OpenFile::require_size() const {
 
 void OpenFile::throw_shortened() const {
   throw Error(format(
-      "[data] {} has become shorter than the {} bytes it had when it was "
-      "opened; files must not change while they are read",
+      "[data] {} must not change while it is read, but is shorter than the {} "
+      "bytes it had when it was opened",
       path_,
       size_));
 }

@@ -17,7 +17,7 @@ at::Tensor read_image(const std::string& path, std::optional<int> channels) {
   using detail::format;
   if (channels && *channels != 1 && *channels != 3 && *channels != 4) {
     throw ConfigError(format(
-        "[data] {} was asked for with {} channels; an image has 1, 3 or 4",
+        "[data] the number of channels of {} must be 1, 3 or 4, but is {}",
         path,
         *channels));
   }

@@ -26,7 +26,7 @@ at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
   if (num_undefined > 0) {
     throw ConfigError(format(
         "[data] {} of {} samples of a batch lack a tensor that the others "
-        "have, so they cannot be stacked; give the loader a collate function",
+        "have, so they cannot be stacked; pass the loader a collate function",
         num_undefined,
         rows.size()));
   }
@@ -34,7 +34,7 @@ at::Tensor stack_rows(const std::vector<at::Tensor>& rows) {
     if (rows[i].sizes() != rows[0].sizes()) {
       throw ConfigError(format(
           "[data] the samples of a batch have different shapes, {} first and "
-          "{} at place {}, so they cannot be stacked; make them equal, or give "
+          "{} at place {}, so they cannot be stacked; make them equal, or pass "
           "the loader a collate function such as PadCollate",
           rows[0].sizes(),
           rows[i].sizes(),
@@ -52,22 +52,22 @@ void stack_samples(const std::vector<NestedParts>& samples) {
     if (sample.tensors.size() == first.tensors.size()) continue;
     throw ConfigError(format(
         "[data] the samples of a batch have different numbers of tensors, {} "
-        "and {}, so they cannot be stacked; give the loader a collate function",
+        "and {}, so they cannot be stacked; pass the loader a collate function",
         first.tensors.size(),
         sample.tensors.size()));
   }
   if (first.num_unvisited_bytes > 0 && samples.size() > 1) {
     throw ConfigError(format(
         "[data] samples have {} bytes of members that their visit_tensors() "
-        "does not visit, of which stacking keeps the first sample's only; "
-        "visit them, or give the loader a collate function",
+        "does not visit, of which stacking would keep only the first sample's; "
+        "visit them, or pass the loader a collate function",
         first.num_unvisited_bytes));
   }
   require_same_parts(
       samples,
       /*compares_lists=*/true,
       "[data] the samples of a batch",
-      "only tensors are stacked: make it a tensor, or give the loader a "
+      "only tensors are stacked: make it a tensor, or pass the loader a "
       "collate function");
   for (std::size_t i = 0; i < first.tensors.size(); ++i) {
     std::vector<at::Tensor> rows;
@@ -81,14 +81,14 @@ std::int64_t common_rows(std::span<const at::Tensor> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined() || tensors[i].dim() == 0) {
       throw ConfigError(format(
-          "[data] tensor {} of a TensorDataset has no dimension; dimension 0 "
-          "counts samples",
+          "[data] tensor {} of a TensorDataset must have a dimension, which "
+          "counts samples, but has none",
           i));
     }
     if (tensors[i].size(0) != tensors[0].size(0)) {
       throw ConfigError(format(
-          "[data] the tensors of a TensorDataset have {} and {} rows; give "
-          "them equally many",
+          "[data] the tensors of a TensorDataset must have equally many rows, "
+          "but have {} and {}",
           tensors[0].size(0),
           tensors[i].size(0)));
     }
@@ -139,7 +139,7 @@ at::Tensor take_rows(
   for (const std::int64_t i : indices) {
     if (i < 0 || i >= size) {
       throw ConfigError(format(
-          "[data] a TensorDataset has {} samples and no sample {}", size, i));
+          "[data] a TensorDataset has {} samples, but no sample {}", size, i));
     }
     if (row_bytes > 0)
       std::memcpy(

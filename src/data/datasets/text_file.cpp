@@ -10,13 +10,13 @@ TextFile::TextFile(const std::string& path) : mapping_(path), file_(path) {
   text_ = {
       reinterpret_cast<const char*>(mapping_.bytes().data()),
       mapping_.bytes().size()};
-  // Its name may mean another file since it was mapped.
+  // Since it was mapped, its name may refer to another file.
   if (file_.size() < text_.size())
     throw Error(format("[data] {} changed while it was opened", path));
   if (text_.starts_with("\xff\xfe") || text_.starts_with("\xfe\xff")) {
     throw ConfigError(format(
-        "[data] {} is UTF-16, and only UTF-8 is read; convert it: iconv -f "
-        "UTF-16 -t UTF-8",
+        "[data] {} must be UTF-8, but is UTF-16; convert it: iconv -f UTF-16 "
+        "-t UTF-8",
         path));
   }
   if (text_.starts_with(kByteOrderMark))

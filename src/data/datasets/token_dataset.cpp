@@ -40,8 +40,8 @@ void TokenDataset::State::add(const std::string& path) {
       static_cast<std::int64_t>(file.size()) - options.header_bytes;
   if (bytes < 0 || bytes % width != 0) {
     throw ConfigError(format(
-        "[data] {} has {} bytes, which is not a header of {} bytes and tokens "
-        "of {} bytes; set dtype or header_bytes",
+        "[data] {} has {} bytes, which do not divide into a header of {} bytes "
+        "and tokens of {} bytes; set dtype or header_bytes",
         path,
         file.size(),
         options.header_bytes,
@@ -84,7 +84,7 @@ TokenDataset::TokenDataset(
       options.dtype == at::kByte;
   if (!is_known) {
     throw ConfigError(format(
-        "[data] a TokenDataset was given dtype {}; tokens are UInt16, UInt32, "
+        "[data] the dtype of a TokenDataset is {}, but must be UInt16, UInt32, "
         "Int, Long, Short or Byte",
         options.dtype));
   }
@@ -126,7 +126,7 @@ std::tuple<at::Tensor, at::Tensor> TokenDataset::get_batch(
   for (const std::int64_t index : indices) {
     if (index < 0 || index >= state.num_samples) {
       throw ConfigError(format(
-          "[data] a TokenDataset has {} samples and no sample {}",
+          "[data] a TokenDataset has {} samples, but no sample {}",
           state.num_samples,
           index));
     }

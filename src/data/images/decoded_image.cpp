@@ -57,7 +57,7 @@ DecodedImage decode_image(ImageBytes bytes, bool is_tga) {
     }
   }
   throw ImageFault{
-      "it is not a JPEG, PNG, BMP, GIF, PSD or PNM file, nor named .tga"};
+      "it is not a JPEG, PNG, BMP, GIF, PSD or PNM file, and not named .tga"};
 }
 
 DecodedImage with_channels(DecodedImage pixels, int channels) {

@@ -80,7 +80,7 @@ void check_segments(ImageBytes bytes) {
   }
 }
 
-/// What the chunks of a PNG say.
+/// The contents of a PNG's chunks.
 struct PngChunks {
   std::uint32_t depth = 0;
   std::uint32_t colour_type = 0;
@@ -103,7 +103,7 @@ PngChunks check_chunks(ImageBytes bytes) {
         reinterpret_cast<const char*>(&bytes[at + 4]), 4);
     if (::crc32(0, &bytes[at + 4], static_cast<uInt>(length + 4)) != checksum) {
       throw ImageFault{
-          format("its chunk {} does not have its checksum", printable(type))};
+          format("the checksum of its chunk {} is wrong", printable(type))};
     }
     if (type == "IHDR") {
       require_image_size(
@@ -141,7 +141,7 @@ std::vector<std::uint8_t> with_full_palette(
 
 /// The first frame of a GIF.
 struct GifFrame {
-  /// Where the flags of its transparency are, if it has any.
+  /// Position of its transparency flags, if it has any.
   std::optional<std::size_t> transparency = std::nullopt;
   bool covers_image = false;
 };

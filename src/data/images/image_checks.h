@@ -11,8 +11,8 @@ inline constexpr std::string_view kWideGrey =
     "it is a grey image of 16 bits per pixel, of which only 8 would be kept; "
     "convert it to 8 bits";
 
-/// Decode what the decoder would accept although it is damaged, or decode
-/// differently than Pillow: they check the file first.
+/// Decode files after checks of their own, since the decoder would accept
+/// damaged ones, or decode some differently from Pillow.
 DecodedImage decode_jpeg(ImageBytes bytes);
 DecodedImage decode_png(ImageBytes bytes);
 DecodedImage decode_gif(ImageBytes bytes);

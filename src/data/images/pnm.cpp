@@ -34,7 +34,7 @@ class HeaderReader {
     const auto value = parse_int(digits);
     if (!value) {
       throw ImageFault{format(
-          "its header has '{}' in the place of a number", printable(digits))};
+          "its header has '{}' in place of a number", printable(digits))};
     }
     return *value;
   }

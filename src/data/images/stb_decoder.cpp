@@ -80,8 +80,8 @@ namespace accelerate::detail {
 
 namespace {
 
-/// Gives the decoder a file, and throws ImageFault if it wants more than there
-/// is: it would continue with zeros, for as many pixels as the file announces.
+/// Feeds the decoder a file, and throws ImageFault if it reads beyond the end:
+/// it would continue with zeros, for as many pixels as the file announces.
 class WatchedBytes {
  public:
   WatchedBytes(ImageBytes bytes, std::string_view format_name)
@@ -104,8 +104,8 @@ class WatchedBytes {
  private:
   [[nodiscard]] std::size_t left() const { return bytes_.size() - at_; }
   int read(char* out, int size) {
-    // The decoder fills its buffer, which it does first of all, as far as the
-    // file goes, but needs all of what it reads elsewhere.
+    // The decoder first fills its buffer, as far as the file goes, but needs
+    // all of what it reads elsewhere.
     if (buffer_ == nullptr) buffer_ = out;
     const std::size_t count = std::min(left(), static_cast<std::size_t>(size));
     const bool is_enough =
@@ -146,7 +146,7 @@ DecodedImage decode_with_stb(ImageBytes bytes, std::string_view format_name) {
           &callbacks, &header, &image.width, &image.height, &image.channels) ==
       0)
     fail();
-  // That of a BMP may be negative here.
+  // The height of a BMP may be negative here.
   image.height = std::abs(image.height);
   require_image_size(image.width, image.height);
   WatchedBytes file(bytes, format_name);

@@ -33,8 +33,8 @@ class BatchFetcher : public std::enable_shared_from_this<BatchFetcher> {
   /// at the end. Must not be called concurrently.
   std::unique_ptr<LoadedBatch> claim(Worker& worker);
   void skip(std::int64_t num_batches);
-  /// Uses nothing that a pass changes: a worker that was left behind may run
-  /// this during the next pass.
+  /// Uses nothing that a pass changes, since a worker that was left behind may
+  /// run this during the next pass.
   void make(LoadedBatch& batch, Worker& worker);
 
   std::unique_ptr<LoaderDataset> dataset;

@@ -44,7 +44,7 @@ std::vector<at::Tensor> make_described(const std::string& bytes) {
 }
 
 // Throws on a rank that left its pass, or stays in it, while rank 0 did not.
-// Otherwise it would take another round's samples for its own.
+// Otherwise it would mistake another round's samples for its own.
 void require_same_round(
     const RoundHeader& mine,
     std::int64_t pass,
@@ -147,8 +147,8 @@ void unpack_slice(const RoundSlice& slice, const NestedParts& parts) {
   if (parts.tensors.size() != slice.tensors.size()) {
     throw ConfigError(format(
         "[data] dispatch_batches sent a batch of {} tensors, but a "
-        "default-constructed one has {}: a batch type of your own needs a "
-        "fixed number of tensors, or visits containers of them with "
+        "default-constructed one has {}: a batch type of your own must have a "
+        "fixed number of tensors, or visit containers of them with "
         "accelerate::visit_tensors(batch.tensors, visitor)",
         slice.tensors.size(),
         parts.tensors.size()));

@@ -48,7 +48,7 @@ std::unique_ptr<LoadedBatch> received_batch(
 /// The description of a round that rank 0 sends before its tensors.
 struct RoundHeader {
   /// The pass, and the round within it, that a rank is about to send or
-  /// receive, both counted from 0. Given by every rank, since they must agree.
+  /// receive, both counted from 0. Every rank passes it, since they must agree.
   std::int64_t pass = 0;
   std::int64_t round = 0;
   bool has_batch = false;
@@ -61,7 +61,7 @@ struct RoundHeader {
 
 /// Sends each rank of `group` its slice from rank 0, the only rank that passes
 /// `slices`. All slices must have the same shapes. Returns this rank's slice.
-/// Throws rank 0's error on the other ranks, too, and Error on a rank that is
+/// Also throws rank 0's error on the other ranks, and Error on a rank that is
 /// in a different round than rank 0.
 RoundSlice scatter_round(
     const Group& group,

@@ -72,42 +72,42 @@ void throw_batch_error(
 
 void throw_shrunk(std::int64_t sample, std::int64_t size) {
   throw DataError(format(
-      "[data] sample {} is to be read, but the dataset has only {} now: it has "
-      "shrunk since the pass began; let its size() change between passes only",
+      "[data] sample {} cannot be read, because the dataset now has only {}: "
+      "it has shrunk since the pass began; let its size() change between "
+      "passes only",
       sample,
       size));
 }
 
 void throw_not_dispatchable() {
   throw ConfigError(
-      "[data] dispatch_batches needs batches that can be cut and sent: nested "
-      "tensors (nested.h) "
-      "or a vector of objects (objects.h), default-constructible; this "
-      "loader's are neither");
+      "[data] dispatch_batches needs batches that can be cut and sent, "
+      "default-constructible: nested tensors (nested.h) or a vector of objects "
+      "(objects.h), but this loader's are neither");
 }
 
 void require_sequences(const BatchSequences& sequences, bool has_tensors) {
   if (sequences.dims.empty() || has_tensors) return;
   throw ConfigError(
-      "[data] sequences were given for a loader whose batches are not nested "
-      "tensors (nested.h); give this loader sequences without dims");
+      "[data] sequences are set for a loader whose batches are not nested "
+      "tensors (nested.h); pass this loader sequences without dims");
 }
 
 void throw_loader_gone() {
   throw ConfigError(
-      "[data] a loop goes on over a loader that is gone; the loader must "
-      "live until its last loop has ended");
+      "[data] a loop continues over a loader that no longer exists; the loader "
+      "must live until its last loop has ended");
 }
 
 void throw_no_batch() {
   throw ConfigError(
-      "[data] an iterator was asked for a batch after the end of its pass; "
-      "compare it with end() first");
+      "[data] an iterator was dereferenced after the end of its pass; compare "
+      "it with end() first");
 }
 
 void throw_stuck(const std::string& where) {
   throw Error(format(
-      "[data] a worker of an earlier pass over this loader has not come back, "
+      "[data] a worker of an earlier pass over this loader has not returned, "
       "it is {}; a stream is read by one thread at a time, so no new pass can "
       "begin: end the process",
       where));
@@ -118,7 +118,7 @@ void warn_left_behind(const Logger& logger, const std::string& where) {
       LogLevel::warning,
       "data",
       format(
-          "a worker did not come back within the timeout, it is {}; its thread "
+          "a worker did not return within the timeout, it is {}; its thread "
           "was left behind",
           where));
 }

@@ -22,9 +22,11 @@ namespace accelerate::detail {
 [[noreturn]] void throw_not_dispatchable();
 /// Throws ConfigError if batches without tensors are to be divided.
 void require_sequences(const BatchSequences& sequences, bool has_tensors);
-/// Throws ConfigError: a loop goes on although its loader is gone.
+/// Throws ConfigError about a loop that continues although its loader no longer
+/// exists.
 [[noreturn]] void throw_loader_gone();
-/// Throws ConfigError: an iterator has no batch, since its pass has ended.
+/// Throws ConfigError about an iterator without a batch, since its pass has
+/// ended.
 [[noreturn]] void throw_no_batch();
 /// Throws the Error for a new pass while a worker that was left behind is still
 /// inside the stream or sampler.

@@ -39,7 +39,7 @@ void SkipProgress::update() {
       format(
           "the first {} samples of a stream are read again, since it has no "
           "state of its own; give the dataset state_dict() and "
-          "load_state_dict() to go on at once",
+          "load_state_dict() to continue at once",
           num_samples_));
 }
 

@@ -63,7 +63,7 @@ void TorchEngine::State::fetch_round() {
     if (place == mine) next = std::move(batch);
   }
   if (place == 0 || place == count || !fills_up) return;
-  // Fills up the ranks that remain with the first batches, in order.
+  // Gives the remaining ranks the first batches, in order.
   next_remainder = num_samples;
   if (place <= mine) {
     next = batches->copy(

@@ -19,7 +19,7 @@ std::int64_t rank_batch_size_of(const BatchSamplerShardOptions& options) {
   }
   if (options.rank < 0 || options.rank >= options.count) {
     throw ConfigError(format(
-        "[data] batch rank {} of {} is not possible",
+        "[data] batch rank {} of {} is impossible",
         options.rank,
         options.count));
   }

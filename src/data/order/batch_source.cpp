@@ -141,8 +141,8 @@ BatchSource::~BatchSource() = default;
 void BatchSource::attach(LoaderContext context, bool dispatches) {
   if (state_->is_attached) {
     throw ConfigError(
-        "[data] this loader was prepared already, so its ranks read shards of "
-        "the data; prepare it only once");
+        "[data] this loader has already been prepared, so its ranks read "
+        "shards of the data; prepare it only once");
   }
   State now{
       .dataset = state_->dataset,
@@ -153,7 +153,7 @@ void BatchSource::attach(LoaderContext context, bool dispatches) {
   require_attachable(now.dataset, now.given, now.options, dispatches);
   now.make_sampler();
   const bool is_sharded = now.options.already_sharded;
-  // Throws for sizes that do not fit.
+  // Throw for sizes that do not fit.
   make_batch_shard(
       now.sampler->size(),
       now.options,
@@ -173,7 +173,7 @@ void BatchSource::attach(LoaderContext context, bool dispatches) {
     context.logger.log_once_per_world(
         LogLevel::info,
         "data",
-        "pin_memory changes nothing: there is no accelerator whose copies it "
+        "pin_memory has no effect: there is no accelerator whose copies it "
         "would speed up");
   }
   now.context = std::move(context);
@@ -243,13 +243,13 @@ void BatchSource::load_state_dict(const StateDict& state) {
       state.contains("num_shards") ? state.get<std::int64_t>("num_shards") : 0;
   if (state_->is_reading) {
     throw ConfigError(
-        "[data] load_state_dict was called inside a pass over this loader; "
+        "[data] load_state_dict() was called inside a pass over this loader; "
         "leave the loop first");
   }
   if (epoch < 0 || position < 0) {
     throw CheckpointError(format(
-        "[data] the state of a loader says epoch {} and position {}; neither "
-        "can be below 0",
+        "[data] the epoch and the position in the state of a loader must be at "
+        "least 0, but are {} and {}",
         epoch,
         position));
   }
@@ -257,8 +257,8 @@ void BatchSource::load_state_dict(const StateDict& state) {
       state_->options.already_sharded ? state_->context.batch_count : 0;
   if (num_shards != shards_now && position > 0) {
     throw CheckpointError(format(
-        "[data] the state of a loader was taken with data sharded by the user "
-        "over {} ranks (0: by the loader), and now there are {}; resume such "
+        "[data] the state of a loader was saved with data sharded by the user "
+        "over {} ranks (0: by the loader), but now there are {}; resume such "
         "data in the middle of a pass on the same number of ranks",
         num_shards,
         shards_now));
@@ -325,8 +325,8 @@ BatchIndices BatchSource::at(std::int64_t index) const {
   for (const std::int64_t i : batch.indices) {
     if (i < 0 || (size >= 0 && i >= size)) {
       throw ConfigError(format(
-          "[data] the sampler gave index {} for batch {}, and the dataset has "
-          "{} samples; indices are at least 0 and below that number",
+          "[data] the sampler returned index {} for batch {}, but the dataset "
+          "has {} samples, whose indices begin at 0",
           i,
           index,
           size));

@@ -107,7 +107,7 @@ void require_agreement(
       const std::int64_t of_first =
           all[0].const_data_ptr<std::int64_t>()[value];
       if (theirs == of_first) return;
-      // These values would not tell a reader anything.
+      // These values would mean nothing to a reader.
       const std::string numbers = value == kOrder || value == kFlags
           ? std::string()
           : format(": {} and {}", of_first, theirs);

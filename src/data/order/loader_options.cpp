@@ -14,7 +14,7 @@ namespace {
 void require_dispatchable(const DataLoaderOptions& options) {
   if (options.batch_sampler) {
     throw ConfigError(
-        "[data] dispatch_batches cuts rounds evenly, but a batch_sampler gives "
+        "[data] dispatch_batches cuts rounds evenly, but a batch_sampler makes "
         "batches of varying sizes; unset one of them");
   }
   if (!*options.even_batches && !options.drop_last) {
@@ -38,25 +38,24 @@ void require_consistent(
   };
   complain(
       options.sampler && options.shuffle,
-      "both shuffle and a sampler were given; the sampler decides the order: "
+      "shuffle and a sampler are both set, but the sampler decides the order: "
       "unset shuffle");
   complain(
       options.batch_sampler &&
           (options.sampler || options.shuffle || splits ||
            options.batch_size != 1),
-      "a batch_sampler was given together with batch_size, shuffle, sampler or "
-      "split_batches; it alone "
-      "decides which samples form a batch: unset them");
+      "a batch_sampler is set together with batch_size, shuffle, sampler or "
+      "split_batches, but it alone decides which samples form a batch: unset "
+      "them");
   complain(
       options.use_seedable_sampler.value_or(false) && !options.shuffle,
-      "use_seedable_sampler was given without shuffle, whose order it decides; "
+      "use_seedable_sampler is set without shuffle, whose order it decides; "
       "set shuffle");
   complain(
       dataset.is_stream &&
           (options.shuffle || options.sampler || options.batch_sampler),
-      "shuffle or a sampler was given, but a stream gives its samples in its "
-      "own order; shuffle in the dataset's next(), or offer size() and "
-      "get(index)");
+      "shuffle or a sampler is set, but a stream has its own order; shuffle in "
+      "the dataset's next(), or offer size() and get(index)");
   complain(
       options.num_workers < 0,
       format("num_workers must be at least 0, but is {}", options.num_workers));
@@ -74,8 +73,8 @@ void require_consistent(
       options.num_workers == 0 &&
           (options.prefetch_factor || options.timeout.count() > 0 ||
            !options.in_order),
-      "prefetch_factor, timeout or in_order was given without workers, to "
-      "which it applies; set num_workers");
+      "prefetch_factor, timeout or in_order is set without workers, to which "
+      "it applies; set num_workers");
   complain(
       options.already_sharded && options.dispatch_batches.value_or(false),
       "already_sharded says that each rank reads its own shard, "
@@ -99,9 +98,9 @@ void require_attachable(
   if (dispatches) require_dispatchable(options);
   if (dataset.is_sharded && !options.already_sharded) {
     throw ConfigError(
-        "[data] this dataset says that it is sharded already (is_sharded()), "
-        "and the loader would "
-        "shard it again; set already_sharded, or give the entire dataset");
+        "[data] this dataset says that it is already sharded (is_sharded()), "
+        "but the loader would shard it again; set already_sharded, or pass the "
+        "entire dataset");
   }
 }
 

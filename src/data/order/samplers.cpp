@@ -25,8 +25,8 @@ struct KeyedSampler::State {
 void detail::require_position(std::int64_t position, std::int64_t size) {
   if (position >= 0 && position < size) return;
   throw DataError(format(
-      "[data] a sampler was asked for position {}, but its pass has {}; call "
-      "begin_pass() first, and ask for positions from 0 to size() - 1",
+      "[data] position {} of a sampler was requested, but its pass has {}; "
+      "call begin_pass() first, and ask for positions from 0 to size() - 1",
       position,
       size));
 }

@@ -115,7 +115,7 @@ StateDict TorchOrder::state_dict() const {
         LogLevel::warning,
         "data",
         "a checkpoint is saved in the middle of a pass over a torch::data "
-        "loader whose order cannot be drawn again, so load_state() will refuse "
+        "loader whose order cannot be drawn again, so load_state() will reject "
         "it; save between passes, or use accelerate::DataLoader");
   }
   return {
@@ -143,7 +143,7 @@ std::string TorchOrder::load_complaint(const StateDict& state) const {
 void TorchOrder::load_state_dict(const StateDict& state) {
   if (is_reading_) {
     throw ConfigError(
-        "[data] load_state_dict was called inside a pass over this loader; "
+        "[data] load_state_dict() was called inside a pass over this loader; "
         "leave the loop first");
   }
   const auto epoch = state.get<std::int64_t>("epoch");
@@ -151,8 +151,8 @@ void TorchOrder::load_state_dict(const StateDict& state) {
   const auto seed = state.get<std::int64_t>("seed");
   if (epoch < 0 || position < 0) {
     throw CheckpointError(format(
-        "[data] the state of a loader says epoch {} and position {}; neither "
-        "can be below 0",
+        "[data] the epoch and the position in the state of a loader must be at "
+        "least 0, but are {} and {}",
         epoch,
         position));
   }

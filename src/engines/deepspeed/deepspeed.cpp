@@ -63,8 +63,8 @@ Json read_configuration(const std::string& given) {
   }
   if (parsed.value.is_object()) return std::move(parsed.value);
   throw ConfigError(format(
-      "[config] the DeepSpeed configuration must be the path of a JSON file, "
-      "a JSON object or one in base64; found {}\"{}\"{}{}",
+      "[config] the DeepSpeed configuration must be the path of a JSON file, a "
+      "JSON object or one in base64, but is {}\"{}\"{}{}",
       is_path ? "a file that is not a JSON object: " : "",
       printable(given),
       complaint.empty() ? "" : ": ",
@@ -88,7 +88,7 @@ int accumulation_steps(const Json& value) {
   if (!value.is_number_integer() || value < 1 || value > kMost) {
     throw ConfigError(format(
         "[config] gradient_accumulation_steps of the DeepSpeed configuration "
-        "is {}; it must be a whole number from 1 to {}, or \"auto\"",
+        "is {}, but must be a whole number from 1 to {}, or \"auto\"",
         printable(value.dump(-1, ' ', false, Json::error_handler_t::replace)),
         kMost));
   }
@@ -116,7 +116,7 @@ std::string device_complaint(
     std::string_view field,
     const std::string& device) {
   return format(
-      "[config] {} is \"{}\"; it must be none, cpu or nvme", field, device);
+      "[config] {} must be none, cpu or nvme, but is \"{}\"", field, device);
 }
 
 }  // namespace
@@ -202,7 +202,7 @@ void DeepSpeedConfig::read_options(
   }
   if (*options_.zero_stage < 0 || *options_.zero_stage > 3) {
     complaints.push_back(format(
-        "[config] zero_stage is {}; it must be 0, 1, 2 or 3",
+        "[config] zero_stage must be 0, 1, 2 or 3, but is {}",
         *options_.zero_stage));
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
@@ -285,8 +285,8 @@ void DeepSpeedConfig::find_stage() {
       (stage->is_number_integer() && *stage >= 0 && *stage <= 3);
   if (!is_stage) {
     throw ConfigError(format(
-        "[config] zero_optimization.stage of the DeepSpeed configuration is "
-        "{}; it must be 0, 1, 2 or 3",
+        "[config] zero_optimization.stage of the DeepSpeed configuration must "
+        "be 0, 1, 2 or 3, but is {}",
         printable(stage->dump())));
   }
   stage_ = stage == nullptr ? -1 : stage->get<int>();

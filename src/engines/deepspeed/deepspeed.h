@@ -21,7 +21,7 @@ struct DeepSpeedFields : DeepSpeedOptions {
 
 /// Calls `visit(key, member, path)` for every field that the launcher has: the
 /// launcher's key, and the path in DeepSpeed's configuration, which is empty
-/// for what only Accelerate knows.
+/// for fields that only Accelerate knows.
 template <class Visit>
 void visit_deepspeed_fields(const Visit& visit) {
   using O = DeepSpeedFields;
@@ -97,10 +97,10 @@ class DeepSpeedConfig {
   bool uses_msamp_ = false;
 };
 
-/// The precision that the program or its launcher asks for.
+/// The precision that the program or its launcher requests.
 struct RequestedPrecision {
   std::string_view name;
-  /// True if neither asks for one, so that the engine may choose.
+  /// True if neither requests one, so that the engine may choose.
   bool is_open = false;
 };
 

@@ -29,7 +29,7 @@ std::optional<std::int64_t> number_at(
     return std::nullopt;
   if (!found->is_number_integer() || found->get<std::int64_t>() < 1) {
     throw ConfigError(format(
-        "[config] {} of the DeepSpeed configuration is {}; it must be a whole "
+        "[config] {} of the DeepSpeed configuration is {}, but must be a whole "
         "number of at least 1, or \"auto\"",
         key,
         found->dump()));
@@ -42,7 +42,7 @@ void fill(Json& config, std::string_view key, std::int64_t value) {
   if (found != config.end() && *found == "auto") *found = value;
 }
 
-// The micro-batch that the configuration asks for; unset if it does not say.
+// The micro-batch that the configuration requests; unset if it requests none.
 std::optional<std::int64_t> requested_micro_batch(
     const Json& config,
     std::int64_t batches_per_step) {
@@ -80,9 +80,9 @@ std::string fill_batch_sizes(
     std::vector<std::string> sizes;
     for (const std::int64_t size : given) sizes.push_back(format("{}", size));
     throw ConfigError(format(
-        "[config] the DeepSpeed configuration asks for micro-batches of {} on "
-        "each rank, but the loaders given to prepare() have {}; correct {}, or "
-        "write \"auto\"",
+        "[config] the DeepSpeed configuration requests micro-batches of {} on "
+        "each rank, but the loaders passed to prepare() have {}; correct {}, "
+        "or write \"auto\"",
         *micro,
         join(sizes, ", "),
         number_at(config, kMicro) ? kMicro : kTotal));
@@ -92,7 +92,7 @@ std::string fill_batch_sizes(
   if (micro) {
     if (*micro > std::numeric_limits<std::int64_t>::max() / batches_per_step) {
       throw ConfigError(format(
-          "[config] {} of the DeepSpeed configuration is {}, and {} "
+          "[config] {} of the DeepSpeed configuration is {}, but {} "
           "micro-batches make a step: more samples than can be counted; make "
           "it smaller",
           kMicro,

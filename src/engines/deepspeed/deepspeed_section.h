@@ -33,7 +33,7 @@ class DeepSpeedSectionReader {
       const std::string& key,
       const std::tuple<double, double>& default_value);
 
-  /// Ignores a parameter that affects how DeepSpeed computes but not the
+  /// Ignores a parameter that affects how DeepSpeed computes, but not the
   /// result.
   void pass_over(const std::string& key) { unknown_.erase(key); }
 

@@ -70,7 +70,7 @@ void DeepSpeedConfig::fill_node(
   const auto value = values.find(std::string(path));
   if (value == values.end()) {
     throw ConfigError(format(
-        "[config] {} of the DeepSpeed configuration is \"auto\", and the "
+        "[config] {} of the DeepSpeed configuration is \"auto\", but the "
         "program does not determine it; write a value",
         printable(path)));
   }

@@ -110,7 +110,7 @@ void list_ignored_fields(
         false,
         "zero3_save_16bit_model",
         "zero3_save_16bit_model",
-        "get_state_dict and save_model always give full weights");
+        "get_state_dict and save_model always use full weights");
   }
   const bool shards_as_made = given.zero3_init_flag
       ? *given.zero3_init_flag
@@ -173,8 +173,8 @@ void require_offload_devices(const DeepSpeedOptions& options) {
         std::pair("parameters", *options.offload_param_device)}) {
     if (device == "none" || device == "cpu") continue;
     complaints.push_back(format(
-        "[parallel] offloading the {} to {} was asked for, which this version "
-        "does not have; use cpu, leave it out, or shard over more ranks",
+        "[parallel] offloading the {} to {} is not supported in this version; "
+        "use cpu, leave it out, or shard over more ranks",
         what,
         device));
   }
@@ -242,7 +242,7 @@ TrainingRequest read_deepspeed(
   DeepSpeedConfig config(given, settings, environment);
   const std::string mixed_precision = choose_precision(config, precision);
   config.set_mixed_precision(mixed_precision);
-  // Accelerate's values for what it leaves open until prepare().
+  // Accelerate's values for fields that it leaves open until prepare().
   config.fill_known(
       {{"gradient_clipping", 1.0},
        {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}});

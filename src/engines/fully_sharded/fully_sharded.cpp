@@ -17,7 +17,7 @@ std::variant<bool, int, ShardingStrategy> parse_reshard(std::string_view text) {
     return static_cast<int>(*number);
   if (const auto value = parse_bool(text)) return *value;
   throw ConfigError(format(
-      "[config] fsdp_reshard_after_forward is \"{}\"; with fsdp_version 2 it "
+      "[config] fsdp_reshard_after_forward is \"{}\", but with fsdp_version 2 "
       "must be true, false or a number of ranks",
       text));
 }
@@ -29,7 +29,7 @@ std::vector<std::string> trimmed_names(std::string_view names) {
   return trimmed;
 }
 
-// PyTorch's defaults; version 2 has one of the three fields.
+// Sets PyTorch's defaults; version 2 has one of the three fields.
 void fill_casts(MixedPrecisionPolicy& policy, int version) {
   const bool is_2 = version == 2;
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = is_2;
@@ -81,7 +81,7 @@ class FullyShardedResolution {
     is_2_ = *options_.fsdp_version == 2;
     if (*options_.fsdp_version != 1 && !is_2_) {
       throw ConfigError(format(
-          "[config] fsdp_version is {}; it must be 1 or 2",
+          "[config] fsdp_version must be 1 or 2, but is {}",
           *options_.fsdp_version));
     }
   }
@@ -100,13 +100,13 @@ class FullyShardedResolution {
     if (is_2_ && (!reshard || names_strategy)) {
       throw ConfigError(
           "[config] fsdp_version 2 replaces sharding_strategy by "
-          "reshard_after_forward (true, false or a number of ranks): give true "
+          "reshard_after_forward (true, false or a number of ranks): use true "
           "for FULL_SHARD, false for SHARD_GRAD_OP");
     }
     if (!is_2_ && reshard && !names_strategy) {
       throw ConfigError(
-          "[config] reshard_after_forward is true, false or a number of ranks, "
-          "which only fsdp_version 2 has; set fsdp_version to 2 or give "
+          "[config] only fsdp_version 2 has reshard_after_forward as true, "
+          "false or a number of ranks; set fsdp_version to 2, or "
           "sharding_strategy");
     }
     if (is_2_ && std::holds_alternative<int>(*reshard) &&

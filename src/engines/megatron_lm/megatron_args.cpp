@@ -69,7 +69,7 @@ class ArgumentReader {
     if (read(name, out_.schedule.*field)) out_.schedule_names.push_back(name);
   }
 
-  // Arguments that ask for what this library does anyway are not reported.
+  // Does not report arguments that request what this library does anyway.
   void pass_over(const std::string& name, const std::set<std::string>& values) {
     const auto found = arguments_.find(name);
     if (found != arguments_.end() && found->is_string() &&
@@ -117,8 +117,8 @@ MegatronArguments read_megatron_arguments(const MegatronLMOptions& given) {
       *given.other_megatron_args, nullptr, /*allow_exceptions=*/false);
   if (!arguments.is_object()) {
     out.complaints.push_back(format(
-        "[config] megatron_lm.other_megatron_args is \"{}\"; it must be a "
-        "JSON object",
+        "[config] megatron_lm.other_megatron_args must be a JSON object, but "
+        "is \"{}\"",
         *given.other_megatron_args));
     return out;
   }

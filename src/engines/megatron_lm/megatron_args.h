@@ -23,7 +23,7 @@ struct MegatronArguments {
   /// The options, with the fields that it gives replaced.
   MegatronLMOptions options;
   MegatronScheduleArguments schedule = {};
-  /// The names of `schedule` that it gives.
+  /// The names of fields of `schedule` that it sets.
   std::vector<std::string> schedule_names = {};
   /// The names that have no meaning here.
   std::vector<std::string> unknown = {};

@@ -77,7 +77,7 @@ class MegatronCheck {
       const std::vector<std::string>& allowed) {
     if (!value || std::ranges::find(allowed, *value) != allowed.end()) return;
     complaints_.push_back(format(
-        "[config] megatron_lm.{} is \"{}\"; it must be one of {}",
+        "[config] megatron_lm.{} is \"{}\", but must be one of {}",
         name,
         *value,
         join(allowed, ", ")));

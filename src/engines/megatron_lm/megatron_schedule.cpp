@@ -58,10 +58,10 @@ class ScheduleReader {
  private:
   static constexpr std::string_view kSamples =
       "counts samples, but the schedule counts iterations, since train_iters, "
-      "lr_decay_iters or total_num_steps is given; leave one of them out";
+      "lr_decay_iters or total_num_steps is set; leave one of them out";
   static constexpr std::string_view kIterations =
       "counts iterations, but the schedule counts samples; leave it out, or "
-      "give train_iters";
+      "set train_iters";
 
   // Refuses a length that does not belong to this schedule; 0 asks for nothing.
   void refuse(
@@ -92,8 +92,8 @@ class ScheduleReader {
   void read_samples() {
     if (lengths_.global_batch_size < 1) {
       complain(
-          "train_samples counts samples, but global_batch_size is not given; "
-          "give it, or train_iters");
+          "train_samples counts samples, but global_batch_size is not set; set "
+          "it, or train_iters");
     }
     refuse(options_.lr_warmup_iters, "lr_warmup_iters", kIterations);
     refuse(more_.lr_wsd_decay_iters, "lr_wsd_decay_iters", kIterations);
@@ -111,7 +111,7 @@ class ScheduleReader {
     if (!options_.lr_warmup_fraction) return;
     if (length > 0) {
       complain(
-          "lr_warmup_fraction is given beside another length of the warm-up; "
+          "lr_warmup_fraction is set beside another length of the warm-up; "
           "leave one of them out");
     }
     found_.warmup = *options_.lr_warmup_fraction * found_.decay;
@@ -141,8 +141,8 @@ class ScheduleReader {
         "exponential", "linear", "cosine", "minus_sqrt"};
     if (std::ranges::find(kStyles, found_.wsd_style) == kStyles.end()) {
       complain(format(
-          "lr_wsd_decay_style is \"{}\"; it must be one of exponential, "
-          "linear, cosine, minus_sqrt",
+          "lr_wsd_decay_style must be one of exponential, linear, cosine, "
+          "minus_sqrt, but is \"{}\"",
           found_.wsd_style));
     }
   }
@@ -154,8 +154,8 @@ class ScheduleReader {
     if (found_.weight_decay_style == "constant") {
       if (start || end) {
         complain(
-            "start_weight_decay and end_weight_decay are for a weight decay "
-            "that changes, but weight_decay_incr_style is constant; leave them "
+            "start_weight_decay and end_weight_decay describe a changing "
+            "weight decay, but weight_decay_incr_style is constant; leave them "
             "out, or set it to linear or cosine");
       }
       return;
@@ -169,15 +169,15 @@ class ScheduleReader {
     }
     if (*start < 0 || *end < *start) {
       complain(format(
-          "weight decay goes from {} to {}; it begins at 0 or more and does "
-          "not fall",
+          "weight decay must begin at 0 or more and must not fall, but goes "
+          "from {} to {}",
           *start,
           *end));
     }
     if (!(found_.weight_decay_length > 0)) {
       complain(
           "weight decay changes over the training, whose length is unknown; "
-          "give train_iters or total_num_steps");
+          "set train_iters or total_num_steps");
     }
     found_.start_weight_decay = *start;
     found_.end_weight_decay = *end;
@@ -186,11 +186,12 @@ class ScheduleReader {
   void check_lengths() {
     if (!(found_.decay > 0)) {
       complain(
-          "the length of the schedule is unknown; give total_num_steps, "
+          "the length of the schedule is unknown; set total_num_steps, "
           "train_iters or lr_decay_iters");
     } else if (!(found_.warmup < found_.decay)) {
       complain(format(
-          "the warm-up takes {} of the schedule's {} {}; it must be shorter",
+          "the warm-up must be shorter than the schedule, but takes {} of {} "
+          "{}",
           found_.warmup,
           found_.decay,
           found_.increment > 1 ? "samples" : "iterations"));

@@ -14,7 +14,7 @@ namespace accelerate::detail {
 namespace {
 
 constexpr std::string_view kMegatronSchedule =
-    "make the schedule by scheduler_from_megatron_lm()";
+    "make the schedule with scheduler_from_megatron_lm()";
 
 // Why a field does not act, with what to use instead; unset if it does.
 std::optional<std::string> void_reason(

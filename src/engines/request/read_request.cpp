@@ -209,7 +209,7 @@ void take_autotp_size(
   }
 }
 
-// What the program's options say beside the engine's.
+// Reads the program's options beside the engine's.
 void read_other_options(
     TrainingRequest& request,
     const ParallelOptions& options,
@@ -261,7 +261,7 @@ TrainingRequest read_training_request(const RequestSources& sources) {
     auto found = resolve_megatron_lm(given, settings);
     megatron = {std::move(given), std::move(found)};
   });
-  // read_degrees() reads what the launcher alone says, but for this degree,
+  // read_degrees() reads what only the launcher says, except for this degree,
   // which is not an axis.
   const bool gives_degrees =
       config && (options.parallelism_config || config->sp_size.value_or(1) > 1);

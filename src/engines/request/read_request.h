@@ -18,11 +18,11 @@ struct RequestSources {
   ParallelOptions parallel = {};
   /// "no", "fp16" or "bf16".
   std::string mixed_precision = "no";
-  /// True if that precision was not asked for, so that a DeepSpeed
+  /// True if that precision was not requested, so that a DeepSpeed
   /// configuration may choose another.
   bool precision_is_open = false;
   int num_local_ranks = 1;
-  /// The launcher's.
+  /// The launcher's settings.
   Settings settings = resolve({});
   Environment environment = {};
 };

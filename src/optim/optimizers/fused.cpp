@@ -19,14 +19,14 @@ bool has_gradient(const at::Tensor& parameter) {
   if (!parameter.grad().defined()) return false;
   if (parameter.grad().is_sparse()) {
     throw ConfigError(
-        "[optim] a fused optimizer was given a sparse gradient; use the "
-        "torch::optim class of the same name, or an embedding without sparse "
-        "gradients");
+        "[optim] gradients must be dense for a fused optimizer, but one is "
+        "sparse; use the torch::optim class of the same name, or an embedding "
+        "without sparse gradients");
   }
   return true;
 }
 
-// State that is made while a step is recorded would be made in each replay.
+// State created while a step is recorded would be created in each replay.
 [[noreturn]] void throw_state_is_missing() {
   throw ConfigError(
       "[optim] a step was recorded before the optimizer had its state for all "
@@ -53,8 +53,8 @@ at::Tensor run_closure(const LossClosure& closure) {
   return closure();
 }
 
-// Steps of LibTorch's own classes stay LibTorch's for tensors that it treats in
-// its own way.
+// LibTorch's own classes keep LibTorch's step for tensors that it treats
+// specially.
 bool has_unusual_tensors(const Optimizer& optimizer) {
   return std::ranges::any_of(optimizer.param_groups(), [](const auto& group) {
     return std::ranges::any_of(group.params(), [](const at::Tensor& parameter) {
@@ -89,7 +89,7 @@ at::Tensor step_like_libtorch(
     if (StepHooks::recording() != nullptr) {
       throw ConfigError(
           "[optim] a step with sparse gradients or complex parameters cannot "
-          "be recorded, since LibTorch takes it one parameter at a time");
+          "be recorded, since LibTorch steps one parameter at a time");
     }
     optimizer.step();
   } else {

@@ -16,7 +16,7 @@ struct Batch {
   at::ScalarType dtype;
   at::Device device;
   std::int64_t step;
-  /// What gradients are divided by.
+  /// The divisor of gradients.
   std::optional<at::Tensor> divisor = std::nullopt;
   std::vector<at::Tensor> parameters = {}, gradients = {};
   std::vector<at::Tensor> first = {}, second = {}, largest = {};

@@ -30,12 +30,12 @@ void step_rmsprop(
 /// Whether step_sgd() computes in fp32 instead of by LibTorch's kernel.
 bool needs_float_sgd(const at::Tensor& parameter);
 
-// What these have in common.
+// Functions that these steps share.
 
 /// Throws ConfigError for a sparse gradient.
 bool has_gradient(const at::Tensor& parameter);
 
-/// Throws ConfigError: state that is made while a step is recorded would be made
+/// Throws ConfigError: state created while a step is recorded would be created
 /// again in each replay.
 [[noreturn]] void throw_state_is_missing();
 
@@ -92,7 +92,7 @@ std::pair<std::int64_t, std::function<double()>> count_step(
 }
 
 /// Calls a kernel with a group's learning rate as a number; in a recorded step,
-/// as a tensor. If the step may be skipped, the kernel gets what says so.
+/// as a tensor. If the step may be skipped, the kernel also gets found_inf().
 template <class Options, class Kernel>
 void run_with_rate(
     torch::optim::Optimizer& optimizer,

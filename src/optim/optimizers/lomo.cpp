@@ -88,8 +88,8 @@ FusedBackwardOptimizer::FusedBackwardOptimizer(
   if ((clip_grad_norm_ && !(*clip_grad_norm_ > 0)) ||
       (clip_grad_value_ && !(*clip_grad_value_ > 0))) {
     throw ConfigError(
-        "[optim] a clipping bound of 0 or less was given; leave it unset to "
-        "disable clipping");
+        "[optim] the clipping bound must be above 0, but is not; leave it "
+        "unset to disable clipping");
   }
   for (const auto& group : param_groups()) {
     for (const at::Tensor& parameter : group.params()) {

@@ -99,7 +99,7 @@ void append_groups(const torch::optim::Optimizer& optimizer, Facts& facts) {
       facts.push_back(reinterpret_cast<std::uintptr_t>(state));
       if (state == nullptr) continue;
       append_state(*state, facts);
-      // One that is frozen is not stepped, and counts on its own.
+      // Frozen parameters are not stepped, and count by themselves.
       if (!parameter.requires_grad()) continue;
       if constexpr (requires { state->step(); }) {
         if (!first_step) first_step = state->step();

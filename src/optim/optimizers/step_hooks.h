@@ -8,9 +8,9 @@ namespace accelerate::detail {
 
 class RecordingHooks;
 
-/// What fused steps call if the host does not know yet whether they are
-/// skipped, or if the device records them to be replayed later without the
-/// host: which changes of the host's state belong to a step.
+/// Called by fused steps if the host does not know yet whether they are
+/// skipped, or if the device records them to be replayed without the host.
+/// Tracks which changes of the host's state belong to a step.
 class StepHooks {
  public:
   /// `make` is called before each replay, or else now; `undo` afterwards if the
@@ -19,12 +19,12 @@ class StepHooks {
       std::function<void()> make,
       std::function<void()> undo) = 0;
   /// Float [1], not 0 if gradients are not finite, in which case the kernels
-  /// must change nothing; undefined if that is not to be looked at.
+  /// must change nothing; undefined if kernels need not check.
   [[nodiscard]] virtual const at::Tensor& found_inf() const = 0;
 
   /// The hooks of this thread's steps; null if they have none.
   [[nodiscard]] static StepHooks* current();
-  /// Those of this thread's steps if they are recorded, else null.
+  /// The hooks of this thread's steps if they are recorded, else null.
   [[nodiscard]] static RecordingHooks* recording();
 
  protected:

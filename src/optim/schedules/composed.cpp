@@ -15,10 +15,12 @@ using accelerate::detail::format;
 
 void require_schedules(const LRSchedulers& schedules, const char* name) {
   if (schedules.empty())
-    throw ConfigError(format("[optim] {} was given no schedules", name));
+    throw ConfigError(
+        format("[optim] {} must get schedules, but got none", name));
   for (const auto& schedule : schedules) {
     if (!schedule)
-      throw ConfigError(format("[optim] {} was given an empty schedule", name));
+      throw ConfigError(
+          format("[optim] {} must not get a null schedule, but got one", name));
     if (dynamic_cast<const ReduceLROnPlateau*>(schedule.get()) != nullptr) {
       throw ConfigError(format(
           "[optim] {} cannot combine ReduceLROnPlateau, which needs a metric; "
@@ -33,7 +35,7 @@ void load_schedules(const StateDict& state, const LRSchedulers& schedules) {
   const auto states = state.get<std::vector<StateDict>>("parts");
   if (states.size() != schedules.size()) {
     throw CheckpointError(format(
-        "[optim] the state is for {} combined schedules, but there are {}",
+        "[optim] the state has {} combined schedules, but there are {}",
         states.size(),
         schedules.size()));
   }
@@ -63,7 +65,7 @@ void ComposedSchedule::begin() {
   if (schedules_.front()->optimizer() != nullptr) {
     for (const auto& schedule : schedules_) {
       std::vector<double>& base = schedule->base_lrs_;
-      // The optimizer has got groups.
+      // The optimizer has gained groups.
       base.insert(
           base.end(),
           base_lrs_.begin() + static_cast<std::ptrdiff_t>(base.size()),
@@ -115,14 +117,15 @@ SequentialLR::SequentialLR(
       milestones_(std::move(milestones)) {
   if (milestones_.size() + 1 != schedules_.size()) {
     throw ConfigError(format(
-        "[optim] SequentialLR was given {} milestones for {} schedules; there "
-        "must be one milestone between two schedules",
+        "[optim] SequentialLR got {} milestones for {} schedules, but must get "
+        "one between each two schedules",
         milestones_.size(),
         schedules_.size()));
   }
   if (!std::ranges::is_sorted(milestones_)) {
     throw ConfigError(
-        "[optim] the milestones of SequentialLR are not in ascending order");
+        "[optim] the milestones of SequentialLR must be in ascending order, "
+        "but are not");
   }
 }
 SequentialLR::SequentialLR(

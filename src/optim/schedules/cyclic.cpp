@@ -69,8 +69,8 @@ void require_momentum(
   for (auto& group : optimizer.param_groups()) {
     if (!set_known(group.options(), nullptr)) {
       throw ConfigError(format(
-          "[optim] {} was asked to cycle the momentum of an optimizer without "
-          "a known one; set cycle_momentum to false, or give set_momentum",
+          "[optim] {} cannot cycle the momentum of an optimizer without a "
+          "known one; set cycle_momentum to false, or pass set_momentum",
           schedule));
     }
   }

@@ -11,8 +11,7 @@ using accelerate::detail::format;
 
 namespace {
 
-// Returns as many values as there are groups; those added since come from
-// `present`.
+// Returns a value per group; values for groups added since come from `present`.
 std::vector<double> completed(
     std::vector<double> values,
     const std::vector<double>& present) {
@@ -23,9 +22,9 @@ std::vector<double> completed(
 
 // Gives access to protected members.
 struct OpenSchedule : LRScheduler {
-  // Groups that the optimizer has got since bind() have their present learning
-  // rates as their base. Schedules with values of their own per group refuse
-  // them in begin(), or spread their only value.
+  // Groups added to the optimizer since bind() take their present learning
+  // rates as base. Schedules with values of their own per group refuse them in
+  // begin(), or spread their only value.
   static void adopt_groups(LRScheduler& schedule) {
     std::vector<double>& base = schedule.*(&OpenSchedule::base_lrs_);
     const std::vector<double> present =
@@ -59,9 +58,9 @@ LRScheduler& LRScheduler::operator=(LRScheduler&&) noexcept = default;
 void LRScheduler::bind(torch::optim::Optimizer& optimizer) {
   if (optimizer_ != nullptr) {
     throw ConfigError(
-        "[optim] a schedule was given to a second optimizer, or combined after "
-        "it had one; make schedules for SequentialLR and ChainedScheduler "
-        "without an optimizer");
+        "[optim] a schedule must have one optimizer, but was bound to a second "
+        "one, or combined after it had one; make schedules for SequentialLR "
+        "and ChainedScheduler without an optimizer");
   }
   optimizer_ = &optimizer;
   base_lrs_ = present_lrs();
@@ -75,8 +74,8 @@ void LRScheduler::step() {
   OpenSchedule::adopt_groups(*this);
   if (const auto total = total_steps(); total && step_ >= *total) {
     throw ConfigError(format(
-        "[optim] step {} of a schedule of {} steps; raise its total_steps, or "
-        "stop stepping it",
+        "[optim] step {} is beyond a schedule's {} steps; raise its "
+        "total_steps, or stop stepping it",
         step_ + 1,
         *total));
   }
@@ -86,8 +85,8 @@ void LRScheduler::step() {
 
 void LRScheduler::step(double) {
   throw ConfigError(
-      "[optim] step() was given a metric, which only ReduceLROnPlateau uses; "
-      "call step()");
+      "[optim] step() got a metric, which only ReduceLROnPlateau uses; call "
+      "step() without one");
 }
 
 std::optional<std::int64_t> LRScheduler::total_steps() const {
@@ -111,8 +110,8 @@ void LRScheduler::restart() {
 void LRScheduler::require_bound() const {
   if (optimizer_ != nullptr) return;
   throw ConfigError(
-      "[optim] this schedule has no optimizer; give it one when you make it, "
-      "or combine it by SequentialLR or ChainedScheduler");
+      "[optim] this schedule has no optimizer; pass one to its constructor, or "
+      "combine it in a SequentialLR or ChainedScheduler");
 }
 
 std::vector<double> LRScheduler::present_lrs() const {
@@ -150,7 +149,7 @@ void LRScheduler::load_state_dict(const StateDict& state) {
   const auto last_lrs = state.get<std::vector<double>>("last_lrs");
   if (base_lrs.size() != num_groups() || last_lrs.size() != num_groups()) {
     throw CheckpointError(format(
-        "[optim] the state of a schedule is for {} parameter groups, but the "
+        "[optim] the state of a schedule has {} parameter groups, but the "
         "optimizer has {}",
         base_lrs.size(),
         num_groups()));

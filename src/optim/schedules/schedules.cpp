@@ -23,14 +23,15 @@ void require_lambdas(
     std::size_t num_groups) {
   if (lambdas.size() != 1 && lambdas.size() != num_groups) {
     throw ConfigError(format(
-        "[optim] a schedule was given {} functions for {} parameter groups; "
-        "give one, or one per group",
+        "[optim] a schedule must get one function, or one per group, but got "
+        "{} for {} parameter groups",
         lambdas.size(),
         num_groups));
   }
   for (const LRLambda& lambda : lambdas) {
     if (!lambda)
-      throw ConfigError("[optim] a schedule was given an empty function");
+      throw ConfigError(
+          "[optim] the functions of a schedule must not be empty, but one is");
   }
 }
 

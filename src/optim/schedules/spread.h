@@ -13,7 +13,7 @@
 namespace accelerate::detail {
 
 /// Expands values to one per group, from one for all groups or one per group.
-/// Equal values may be too few: the optimizer has got groups since.
+/// Equal values may be too few if the optimizer has gained groups since.
 inline void spread(
     std::vector<double>& values,
     std::size_t num_groups,
@@ -24,8 +24,8 @@ inline void spread(
     values.resize(num_groups, values[0]);
   if (values.size() == num_groups) return;
   throw ConfigError(format(
-      "[optim] {} values of {} were given for {} parameter groups; give one, "
-      "or one per group",
+      "[optim] {} values of {} do not fit {} parameter groups; pass one, or "
+      "one per group",
       values.size(),
       name,
       num_groups));

@@ -116,7 +116,8 @@ class ConnectionBackend final : public c10d::Backend {
   static const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
     if (tensors.size() != 1) {
       throw std::invalid_argument(format(
-          "a transport takes one tensor at a time, not {}", tensors.size()));
+          "a transport must get one tensor at a time, but got {}",
+          tensors.size()));
     }
     return tensors.front();
   }

@@ -90,8 +90,8 @@ class OneThreadConnection final : public ConnectionAdapter {
     if (call.owns_lock()) return call;
     throw DistributedError(format(
         "[comm] two threads of rank {} use one group at once, which the "
-        "transport \"{}\" cannot do; give each thread a group of its own "
-        "with new_group()",
+        "transport \"{}\" does not support; make a group per thread with "
+        "new_group()",
         rank(),
         facts().name));
   }

@@ -91,8 +91,8 @@ class HostStaging final : public ConnectionAdapter {
     return facts().has_device(tensor.device().type());
   }
 
-  // Both return the tensor itself if the transport can access it. Other tensors
-  // get pinned memory, which devices copy to and from fastest.
+  // Both return the tensor itself if the transport can access it; otherwise a
+  // copy in pinned memory, which devices copy to and from fastest.
   [[nodiscard]] at::Tensor copy_of(const at::Tensor& tensor) const {
     if (is_native(tensor)) return tensor;
     return room_for(tensor).copy_(tensor.detach());

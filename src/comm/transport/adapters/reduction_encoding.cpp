@@ -30,8 +30,7 @@ bool is_bit_op(ReduceOp op) {
     at::ScalarType dtype,
     std::string_view advice) {
   throw ConfigError(format(
-      "[comm] {} with {} was asked for {} values, for which it is not defined; "
-      "{}",
+      "[comm] {} with {} is not defined for {} values; {}",
       operation,
       name_of(op),
       c10::toString(dtype),
@@ -95,19 +94,19 @@ constexpr std::int64_t kSignBit = std::numeric_limits<std::int64_t>::min();
 
 void require_dense(const char* operation, const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    throw ConfigError(
-        format("[comm] {} was given an undefined tensor", operation));
+    throw ConfigError(format(
+        "[comm] {} must get a defined tensor, but got an undefined one",
+        operation));
   }
   if (tensor.layout() != at::kStrided || tensor.is_nested()) {
     throw ConfigError(format(
-        "[comm] {} was given a {} tensor; only dense ones can be sent: use "
-        "to_dense()",
+        "[comm] {} must get a dense tensor, but got a {} one: use to_dense()",
         operation,
         tensor.layout()));
   }
   if (tensor.is_quantized()) {
     throw ConfigError(format(
-        "[comm] {} was given a quantized tensor; use dequantize() or "
+        "[comm] {} cannot take a quantized tensor; use dequantize() or "
         "int_repr()",
         operation));
   }
@@ -132,7 +131,7 @@ void require_meaning(const char* operation, ReduceOp op, at::ScalarType dtype) {
   const bool is_ordered_or_scaled = op != ReduceOp::sum && op != ReduceOp::mean;
   if (c10::isComplexType(dtype) && is_ordered_or_scaled) {
     refuse(
-        operation, op, dtype, "complex values can be summed and averaged only");
+        operation, op, dtype, "complex values can only be summed and averaged");
   }
 }
 

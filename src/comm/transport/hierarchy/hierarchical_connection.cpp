@@ -131,7 +131,7 @@ class HierarchicalConnection final : public Connection {
     std::shared_ptr<Connection> network;
   };
 
-  // Otherwise the other ranks of the island would wait for this one.
+  // Without this, the other ranks of the island would wait for this one.
   static void tell(
       const std::shared_ptr<SharedMemoryConnection>& island,
       int own,

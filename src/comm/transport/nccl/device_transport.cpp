@@ -18,8 +18,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// Names a device as NCCL tells them apart: a rank may claim another host, so
-// that ranks share a device.
+// Names a device in the way that NCCL tells them apart: a rank may claim
+// another host, so that ranks share a device.
 std::string name_of_device(const TransportSettings& settings) {
   const Environment& environment = settings.environment;
   return format(
@@ -84,7 +84,8 @@ class DeviceTransport final : public Transport {
   }
 
  private:
-  // The same on all ranks; empty if NCCL can connect them.
+  // Returns why NCCL cannot connect the ranks, the same on all; empty if it
+  // can.
   [[nodiscard]] std::string complaint_about(
       const std::vector<std::string>& versions,
       const std::vector<std::string>& devices) const {
@@ -93,8 +94,8 @@ class DeviceTransport final : public Transport {
         return reason_.empty() ? format("rank {} has no NCCL", rank) : reason_;
       if (versions[rank] != versions[0]) {
         return format(
-            "the ranks must have one version of NCCL, but rank 0 has {}, and "
-            "rank {} has {}",
+            "the ranks must have the same version of NCCL, but rank 0 has {}, "
+            "and rank {} has {}",
             versions[0],
             rank,
             versions[rank]);

@@ -21,8 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How often NCCL is asked whether it has taken a call; it calls nobody. It takes
-// most calls in microseconds, and connects in seconds.
+// How often NCCL is polled for whether it has accepted a call, since it has no
+// callbacks. It accepts most calls in microseconds, and connects in seconds.
 constexpr milliseconds kPollInterval{1};
 constexpr milliseconds kMostSpinning{2};
 // How often a rank that waits for the first one's id looks for ranks that ended.
@@ -63,7 +63,7 @@ NcclUniqueId NcclCommunicator::agree_on_id() {
   if (request_.rank == 0) {
     NcclUniqueId id{};
     const int code = library_->get_unique_id(&id);
-    // The others wait for an answer, even a bad one.
+    // The others wait for an answer, even for a failure.
     request_.store->set(
         kKey, code == NcclLibrary::kSuccess ? as_text(id) : std::string());
     library_->check(code, "ncclGetUniqueId");

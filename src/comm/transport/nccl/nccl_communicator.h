@@ -37,7 +37,7 @@ class NcclCommunicator {
   [[nodiscard]] std::chrono::milliseconds timeout() const {
     return request_.timeout;
   }
-  /// Where operations run. Only after begin().
+  /// The stream on which operations run; valid after begin().
   [[nodiscard]] const c10::Stream& stream() const { return *stream_; }
 
   /// Issues an operation, which runs once the work that the current stream has
@@ -49,23 +49,24 @@ class NcclCommunicator {
   /// Why operations will not end: NCCL's reason, or a rank that has gone.
   /// Nothing while all is well.
   [[nodiscard]] std::optional<std::string> failure();
-  /// Ends all operations, those of other ranks too. Later ones throw `reason`.
+  /// Ends all operations, including those of other ranks. Later ones throw
+  /// `reason`.
   void abort(const std::string& reason);
-  /// Lets operations that were begun end, unless that takes long; other ranks'
+  /// Waits for begun operations to end, unless that takes long; other ranks'
   /// operations that wait for this one then fail. No others may follow.
   void leave();
   void throw_if_failed();
 
  private:
   void connect();
-  /// The first rank's id, by the store.
+  /// Shares the first rank's id through the store.
   NcclUniqueId agree_on_id();
   /// Throws NcclError if a rank has ended that the others wait for.
   void require_all_ranks();
   [[nodiscard]] std::optional<int> gone_rank() const;
-  /// A rank that is gone and awaited no longer.
+  /// A rank that has ended and can no longer be awaited.
   [[nodiscard]] std::optional<int> lost_rank();
-  /// Waits until NCCL has taken the operation.
+  /// Waits until NCCL has accepted the operation.
   void finish_call(int code, const char* operation);
 
   std::shared_ptr<const NcclLibrary> library_;
@@ -74,9 +75,9 @@ class NcclCommunicator {
   std::function<RankIsGone()> watch_ranks_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> ready_;
-  /// Null if nothing knows of ranks that end. Constant once connected.
+  /// Null if ranks that end go unnoticed. Constant once connected.
   RankIsGone is_gone_;
-  /// Guards what follows.
+  /// Guards the members below.
   std::mutex mutex_;
   NcclLibrary::Communicator communicator_ = nullptr;
   std::optional<std::string> failure_;

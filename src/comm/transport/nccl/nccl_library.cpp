@@ -19,7 +19,7 @@ namespace accelerate::detail {
 namespace {
 
 constexpr const char* kName = "libnccl.so.2";
-// The first with ncclCommInitRankConfig's fields as NcclConfig has them.
+// The first version with ncclCommInitRankConfig's fields as in NcclConfig.
 constexpr int kOldestVersion = 21800;
 
 // Beside the wheel of torch, pip installs "nvidia/nccl/lib".
@@ -50,8 +50,8 @@ void* open_library(const std::optional<std::string>& path) {
         format("\"{}\" ({})", candidate, reason != nullptr ? reason : "?"));
   }
   throw ConfigError(format(
-      "[comm] NCCL could not be opened; it was looked for as {}; install it, "
-      "or set ACCELERATE_NCCL_LIBRARY to its path",
+      "[comm] NCCL could not be opened; tried {}; install it, or set "
+      "ACCELERATE_NCCL_LIBRARY to its path",
       join(failures, ", ")));
 }
 
@@ -60,8 +60,7 @@ void find(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
   if (function != nullptr) return;
   throw ConfigError(format(
-      "[comm] NCCL must have the function \"{}\", but does not: version 2.18 "
-      "or newer is needed",
+      "[comm] NCCL lacks the function \"{}\": version 2.18 or newer is needed",
       name));
 }
 
@@ -78,7 +77,7 @@ NcclLibrary::NcclLibrary(const std::optional<std::string>& path) {
   check(get_version(&version_), "ncclGetVersion");
   if (version_ < kOldestVersion) {
     throw ConfigError(format(
-        "[comm] NCCL must be of version {} or newer, but is {}",
+        "[comm] NCCL must have version {} or newer, but has {}",
         text_of(kOldestVersion),
         text_of(version_)));
   }

@@ -55,7 +55,7 @@ class NcclLibrary {
   /// does not block, in progress.
   void check(int code, const char* what) const;
 
-  // Results of functions.
+  // Result codes of functions.
   static constexpr int kSuccess = 0;
   static constexpr int kInProgress = 7;
 
@@ -67,8 +67,8 @@ class NcclLibrary {
       NcclUniqueId id,
       int rank,
       NcclConfig* config) = nullptr;
-  /// Ends operations that were issued; destroy() may follow once
-  /// get_async_error() says that they have.
+  /// Ends issued operations; destroy() may follow once get_async_error()
+  /// reports that they have ended.
   int (*finalize)(Communicator) = nullptr;
   int (*destroy)(Communicator) = nullptr;
   int (*abort)(Communicator) = nullptr;

@@ -243,7 +243,7 @@ class NcclConnection final : public Connection {
   }
 
  private:
-  // Each with the rank that it goes to or comes from.
+  // Tensors, each with the rank that it goes to or comes from.
   using Parts = std::vector<std::pair<at::Tensor, int>>;
   struct Messages {
     Parts sends, receives;

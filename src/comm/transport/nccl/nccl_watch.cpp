@@ -49,13 +49,13 @@ void NcclWatch::run() {
     lock.unlock();
     look_at(all);
     lock.lock();
-    // New ones were added behind them.
+    // New ones were added at the end.
     watched_.splice(watched_.begin(), all);
   }
 }
 
 void NcclWatch::look_at(std::list<Watched>& all) {
-  // Operations of a group end in their order, so only its first is asked.
+  // Operations of a group end in their order, so only its first is queried.
   std::set<const NcclCommunicator*> pending;
   std::erase_if(all, [&](const Watched& watched) {
     NcclCommunicator& communicator = *watched.communicator;

@@ -13,9 +13,9 @@
 
 namespace accelerate::detail {
 
-/// Looks after operations that nobody waits for on the host: ends groups whose
-/// operations take too long or that NCCL reports broken, and frees the memory of
-/// finished ones. Its thread lives while operations run. Thread-safe.
+/// Watches operations for which the host does not wait: ends groups whose
+/// operations take too long or that NCCL reports broken, and frees the memory
+/// of finished ones. Its thread lives while operations run. Thread-safe.
 class NcclWatch {
  public:
   NcclWatch() = default;

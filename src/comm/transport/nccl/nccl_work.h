@@ -25,12 +25,12 @@ class NcclOperation {
       std::shared_ptr<c10::Event> end,
       std::vector<at::Tensor> memory);
 
-  /// Whether the device is done. Any thread may ask.
+  /// Whether the device is done. May be called on any thread.
   [[nodiscard]] bool is_done() const { return end_->query(); }
-  /// Has the current stream of the device wait. Throws NcclError if the group
+  /// Makes the current stream of the device wait. Throws NcclError if the group
   /// has failed.
   void join_current_stream();
-  /// Also has this thread wait.
+  /// Also makes this thread wait.
   void synchronize();
   /// Returns a future of `results`, which is complete for the host; streams that
   /// use it wait.

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 
 class SharedMemoryConnection final : public Connection {
  public:
-  /// `engine`: all ranks have entered it.
+  /// All ranks have entered `engine`.
   explicit SharedMemoryConnection(std::shared_ptr<ProgressEngine> engine);
   SharedMemoryConnection(const SharedMemoryConnection&) = delete;
   SharedMemoryConnection& operator=(const SharedMemoryConnection&) = delete;

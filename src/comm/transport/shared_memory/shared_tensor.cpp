@@ -53,8 +53,8 @@ std::optional<SharedSegment> map_together(
     if (engine.rank() != 0 && ticket[0] != '\0')
       segment.emplace(SharedSegment::open(ticket.data()));
   } catch (const SegmentError&) {
-    // In this case rank 0 has not sent its ticket yet, but must, even though it
-    // is empty.
+    // In this case rank 0 has not sent its ticket yet, and must send it, even
+    // though it is empty.
     if (engine.rank() == 0) run(engine, make_broadcast(bytes_in(ticket), 0));
   }
   std::array<std::uint8_t, 1> own{segment ? std::uint8_t{1} : std::uint8_t{0}};

@@ -53,8 +53,8 @@ class Fabric {
     tell(reader, least);
   }
 
-  /// Wakes a peer's sleeping thread if it waits, or sleeps with at least this
-  /// attention. Sequentially consistent, as are the sleeper's stores of
+  /// Wakes a peer's sleeping thread if it waits, or if its attention is at
+  /// least `least`. Sequentially consistent, as are the sleeper's stores of
   /// is_asleep and `attention` before it checks once more: at least one side
   /// sees the other.
   void tell(int peer, Attention least) const {

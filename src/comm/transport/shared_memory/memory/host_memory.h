@@ -12,9 +12,9 @@ namespace accelerate::detail {
 /// an element. Owns nothing.
 class HostMemory {
  public:
-  /// No bytes.
+  /// An empty range.
   HostMemory() = default;
-  /// Contiguous bytes.
+  /// A range of contiguous bytes.
   HostMemory(std::byte* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
   /// `strides` are in elements; 0 repeats an element, which is valid for memory
   /// that is only read.

@@ -29,8 +29,8 @@ struct CollectiveStamp {
       default;
 };
 
-/// What the others need to know about a rank's part in a collective, and what
-/// can differ per rank.
+/// What other ranks need to know about a rank's part in a collective, and what
+/// may differ between ranks.
 struct CollectiveNote {
   /// Location of the values in memory that all ranks map (SharedBlocks); a
   /// negative block if they are not there.

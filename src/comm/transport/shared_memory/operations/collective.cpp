@@ -43,7 +43,7 @@ std::string describe(const CollectiveStamp& stamp) {
   std::string text(kKinds[stamp.kind]);
   const auto kind = static_cast<CollectiveKind>(stamp.kind);
   if (kind == CollectiveKind::barrier) return text;
-  // In an all_to_all, ranks may send different amounts.
+  // In an all_to_all, ranks may send different numbers of bytes.
   if (kind != CollectiveKind::all_to_all)
     text += format(" of {} bytes", stamp.bytes);
   text +=

@@ -227,7 +227,7 @@ CombineFunction function_for(at::ScalarType dtype, ReduceOp op) {
     case at::kFloat8_e8m0fnu:
       return of_numbers<c10::Float8_e8m0fnu>(op);
     case at::kComplexHalf:
-      // Twice as many halves: see element_bytes below.
+      // Complex numbers count as two halves: see element_bytes below.
       return op == ReduceOp::sum ? of_numbers<c10::Half>(op) : nullptr;
     case at::kComplexFloat:
       return of_complex<c10::complex<float>>(op);

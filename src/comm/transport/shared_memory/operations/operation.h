@@ -23,8 +23,8 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
   virtual ~Operation() = default;
 
-  /// Does what can be done without waiting. Returns whether it made progress.
-  /// Throws DistributedError if the ranks disagree.
+  /// Advances as far as possible without waiting. Returns whether it made
+  /// progress. Throws DistributedError if the ranks disagree.
   virtual bool advance(Fabric& fabric) = 0;
   /// Whether it is a Message rather than a collective.
   [[nodiscard]] virtual bool is_message() const { return false; }

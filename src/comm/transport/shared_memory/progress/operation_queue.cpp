@@ -139,7 +139,7 @@ void OperationQueue::fail(const std::string& reason) {
     failed.insert(failed.end(), collectives_.begin(), collectives_.end());
     failed.insert(failed.end(), inbox_.begin(), inbox_.end());
     for (const auto& operation : failed) operation->failure_ = failure_;
-    // These had already completed.
+    // These operations had already completed.
     failed.insert(failed.end(), finished_.begin(), finished_.end());
     collectives_.clear();
     inbox_.clear();
@@ -164,7 +164,7 @@ void OperationQueue::check_peers() {
   last_check_ = now;
   if (has_failed_.load()) return;
   const std::vector<int> gone = peers_.find_gone(fabric_);
-  // What they did before they left still counts.
+  // Data that they wrote before they left still counts.
   if (!gone.empty() && advance()) return;
   Operations pending = mailbox_.pending();
   if (!collectives_.empty()) pending.push_back(collectives_.front());

@@ -20,7 +20,8 @@ namespace accelerate::detail {
 /// The interval at which a sleeper checks that the ranks it awaits are alive.
 inline constexpr std::chrono::milliseconds kPeerCheckInterval{10};
 
-/// Where threads of this process that use one connection wait for each other.
+/// The monitor on which threads of this process that use one connection wait
+/// for each other.
 struct Monitor {
   std::mutex mutex;
   std::condition_variable changed;
@@ -48,36 +49,36 @@ class OperationQueue {
         monitor_(monitor),
         mailbox_(fabric.size()) {}
 
-  // For any thread that holds the monitor's mutex.
+  // Functions for any thread that holds the monitor's mutex.
 
   /// Throws std::runtime_error if the connection has failed.
   void check() const;
   /// Leaves an operation to the driving thread.
   void post(const std::shared_ptr<Operation>& operation);
-  /// Leaves it to the driving thread to fail for this reason.
+  /// Asks the driving thread to fail with this reason.
   void request_end(const std::string& reason);
   /// Calls `listener` when an unfinished operation finishes, on the thread that
   /// finishes it.
   void listen(Operation& operation, std::function<void()> listener);
 
-  // Any thread may call these.
+  // Functions for any thread.
 
   [[nodiscard]] bool has_failed() const { return has_failed_.load(); }
   [[nodiscard]] bool has_requests() const {
     return has_inbox_.load() || is_ending_.load();
   }
 
-  // For the driving thread, without the mutex.
+  // Functions for the driving thread, without the mutex.
 
   /// Adds a collective or a message; also for a thread that holds the mutex
   /// while none drives.
   void add(const std::shared_ptr<Operation>& operation);
-  /// Does what can be done without waiting, requests included. Returns whether
-  /// anything moved.
+  /// Advances operations and requests as far as possible without waiting.
+  /// Returns whether anything moved.
   bool advance();
   /// Fails if end() was requested.
   void take_ending();
-  /// Has all operations fail, and the other ranks with the same reason.
+  /// Makes all operations fail, and the other ranks with the same reason.
   void fail(const std::string& reason);
   /// Fails if a rank that an operation awaits is gone or late. Looks at most
   /// every kPeerCheckInterval, unless a rank has left.

@@ -193,7 +193,7 @@ void ProgressEngine::sleep_in_background(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
     futex_wait(page.background_bell, seen, kPeerCheckInterval);
     lock.lock();
-    // Otherwise the thread that drives or waits does all there is to do.
+    // Otherwise the thread that drives or waits does all the work.
     if (page.background_bell.load() != seen || (!is_driven_ && !has_waiter_))
       break;
   }

@@ -102,8 +102,8 @@ class ProgressEngine {
   void wait(
       Operation& operation,
       std::chrono::milliseconds timeout = std::chrono::milliseconds::zero());
-  /// Does what can be done without waiting, and returns whether `operation` has
-  /// finished.
+  /// Advances as far as possible without waiting, and returns whether
+  /// `operation` has finished.
   [[nodiscard]] bool test(Operation& operation);
   /// Lets begun operations proceed while no thread waits.
   void run_in_background();
@@ -134,7 +134,7 @@ class ProgressEngine {
   // ranks. Does not drive while asleep.
   void sleep();
   void sleep_in_background(std::unique_lock<std::mutex>& lock);
-  // Does what can be done without waiting, if no thread drives.
+  // Advances as far as possible without waiting, if no thread drives.
   void advance_once(std::unique_lock<std::mutex>& lock);
   // Lets another thread drive, and leaves unfinished operations to the worker.
   void stop_driving(std::unique_lock<std::mutex>& lock);
