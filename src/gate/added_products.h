@@ -10,10 +10,10 @@
 
 namespace accelerate::detail {
 
-/// Which side of a layer ranks divide, as its added products see it.
+/// Which side of a layer ranks divide, from the view of its added products.
 enum class AddedDivision {
-  /// Every rank has the layer's input and result in full, whatever it has of
-  /// the weight, and computes added products in full.
+  /// Every rank has the layer's input and result in full, whatever part of the
+  /// weight it has, and computes added products in full.
   none,
   /// Ranks have the full input and a slice of the result each.
   outputs,
@@ -25,9 +25,8 @@ enum class AddedDivision {
 struct DividedProducts {
   /// The sizes of this rank's slice of the weight.
   std::vector<std::int64_t> weight_sizes;
-  /// Takes what comes between the two matrices of a product from the side of
-  /// the input to that of the result: sums it over the ranks, or its gradient.
-  /// Null if nothing is divided.
+  /// Passes the intermediate between a product's two matrices on: sums it, or
+  /// its gradient, over the ranks. Null if nothing is divided.
   std::function<at::Tensor(const at::Tensor&)> pass = nullptr;
   /// Drops elements of the layer's input with this probability: the same ones
   /// on all ranks that have the same input.
@@ -42,7 +41,8 @@ class AddedProducts {
   AddedProducts(const AddedProducts&) = delete;
   AddedProducts& operator=(const AddedProducts&) = delete;
 
-  /// What the weight with this number of the watch is, and what is added.
+  /// The layer of the weight with this number of the watch, and its added
+  /// products.
   struct Layer {
     /// Looks up rows instead of multiplying.
     bool is_embedding = false;

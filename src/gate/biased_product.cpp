@@ -80,8 +80,8 @@ bool BiasedProduct::settle(const at::Tensor& tensor, bool adds_bias) {
     become(tensor, self->sum_);
     return true;
   }
-  // A layer with both uses goes on, so that results do not depend on what came
-  // before.
+  // A layer with both uses keeps its first one, so that results do not depend
+  // on what came before.
   LayerProduct::Use unknown = LayerProduct::Use::unknown;
   self->layer_->use.compare_exchange_strong(
       unknown, LayerProduct::Use::keeps_product);

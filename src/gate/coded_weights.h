@@ -16,13 +16,13 @@ struct CodeTensor {
   /// Continues the name of the layer: "weight", "weight.absmax".
   std::string name;
   at::Tensor tensor;
-  /// It is large, and so may be offloaded. Others stay where the weight is
-  /// computed with.
+  /// True for large tensors, which may be offloaded; others stay on the
+  /// weight's device.
   bool may_be_offloaded = false;
 };
 
-/// A keeper of weights that are held as codes, as code sees it that moves
-/// models. It returns itself from GateKeeper::as_coded_keeper().
+/// A keeper of weights that are held as codes, for code that moves models. It
+/// returns itself from GateKeeper::as_coded_keeper().
 class CodedWeightKeeper : public GateKeeper {
  public:
   CodedWeightKeeper* as_coded_keeper() final { return this; }
@@ -30,18 +30,19 @@ class CodedWeightKeeper : public GateKeeper {
   /// All tensors of weight number `unit`, as files hold them.
   [[nodiscard]] virtual std::vector<CodeTensor> code_tensors(
       std::size_t unit) const = 0;
-  /// Moves a weight, which is computed with there from now on.
+  /// Moves a weight, whose products are computed there from now on.
   virtual void move(std::size_t unit, c10::Device device) = 0;
   /// The parts of a weight that may be offloaded, in the order of
-  /// code_tensors(), as handles that nobody else has: the caller keeps their
-  /// memory from now on. The weight is computed with on `device`, where the
-  /// other parts are moved.
+  /// code_tensors(), as handles that nothing else holds: the caller keeps their
+  /// memory from now on. Products with the weight are computed on `device`,
+  /// where the other parts are moved.
   virtual std::vector<at::Tensor> take_tensors(
       std::size_t unit,
       c10::Device device) = 0;
 };
 
-/// The tensor's keeper, if that keeps it as codes, and its number there.
+/// The tensor's keeper, if it keeps the tensor as codes, and the tensor's
+/// number there.
 struct CodedUnit {
   CodedWeightKeeper* keeper = nullptr;
   std::size_t unit = 0;

@@ -203,7 +203,8 @@ void GatedCall::forget_keys() { state_.has_moved = true; }
 
 void GatedCall::run() {
   if (state_.has_results)
-    throw InternalError("[gate] a keeper ran an operator a second time");
+    throw InternalError(
+        "[gate] a keeper must run an operator once, but ran it twice");
   if (state_.next_keeper == state_.keepers.size()) {
     if (!state_.has_device && Following::is_on())
       GateFallback::follow_arguments(state_);
@@ -309,7 +310,7 @@ GatedTensor::~GatedTensor() {
 void GatedTensor::fill(const at::Tensor& memory) {
   if (memory.nbytes() != storage_.nbytes()) {
     throw InternalError(format(
-        "[gate] a tensor of {} bytes was filled with memory of {} bytes",
+        "[gate] a tensor of {} bytes cannot be filled with memory of {} bytes",
         storage_.nbytes(),
         memory.nbytes()));
   }

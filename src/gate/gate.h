@@ -77,7 +77,7 @@ class GatedCall {
 ///
 /// It is called above autograd and autocast, once for each operator that a
 /// program or a backward calls, not for operators inside those. So autograd
-/// records what call() runs in an operator's place, on the arguments that it
+/// records what call() runs in place of an operator, on the arguments that it
 /// chose: moving an argument moves its gradient back; a copy computed without a
 /// graph (a dequantised weight) gets no gradient, while the input gets its own.
 /// An operation with another gradient must be a torch::autograd::Function.

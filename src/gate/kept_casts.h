@@ -21,7 +21,7 @@ class KeptCasts {
  public:
   explicit KeptCasts(const torch::nn::Module& module);
 
-  /// Returns what autocast makes of a parameter, or of a parameter's transpose;
+  /// Returns autocast's cast of a parameter, or of a parameter's transpose;
   /// undefined for other tensors, and where autocast would keep nothing. A
   /// parameter is cast anew if it was changed in place, or lies elsewhere.
   at::Tensor cast_of(const at::Tensor& used);
@@ -38,7 +38,7 @@ class KeptCasts {
   };
 
   static bool is_valid(const Kept& kept, at::ScalarType dtype);
-  /// The parameter that has this storage.
+  /// Finds the parameter that has this storage.
   Kept* find(const at::Tensor& used);
   void index();
 

@@ -29,8 +29,8 @@ class LayerProducts {
   LayerProducts(const LayerProducts&) = delete;
   LayerProducts& operator=(const LayerProducts&) = delete;
 
-  /// False if there is nothing to do: there is no such pair, or no forward has
-  /// multiplied one of them with more than two dimensions so far. True before
+  /// False if there is nothing to do: there is no such pair, or no forward so
+  /// far has multiplied one of them with more than two dimensions. True before
   /// the first forward.
   [[nodiscard]] bool has_work() const {
     return !layers_.empty() && found_ != Found::none;
@@ -42,8 +42,7 @@ class LayerProducts {
 
   using Layer = std::shared_ptr<LayerProduct>;
 
-  /// The layer of whose weight a factor is the transpose; null if there is
-  /// none.
+  /// The layer whose weight a factor transposes; null if there is none.
   [[nodiscard]] Layer find(const at::Tensor& transposed);
   [[nodiscard]] Layer look_up(const at::Tensor& transposed) const;
   /// Notices weights whose memory has been replaced.
@@ -53,7 +52,7 @@ class LayerProducts {
   /// The place of each weight's memory, and the layers by place.
   std::vector<std::size_t> places_;
   std::unordered_map<std::size_t, Layer> by_place_;
-  /// Whether weights were looked at in the current forward.
+  /// Whether weights were indexed in the current forward.
   bool is_indexed_ = false;
   /// What forwards have found so far.
   enum class Found { unknown, none, layers };

@@ -4,13 +4,14 @@
 
 namespace accelerate::detail {
 
-/// Makes a placeholder (gate/watched_tensor.h) the same tensor as `value`: its
+/// Turns a placeholder (gate/watched_tensor.h) into `value`: it takes over its
 /// memory, version and place in the graph. The program holds the placeholder,
 /// so it cannot be replaced.
 void become(const at::Tensor& placeholder, at::Tensor value);
 
-/// While alive, is told what placeholders become on this thread; the innermost
-/// only. Must be destroyed on the thread that made it, the innermost first.
+/// While alive, is notified when placeholders on this thread become tensors;
+/// only the innermost one is. Must be destroyed on the thread that made it, the
+/// innermost first.
 class PlaceholderListener {
  public:
   PlaceholderListener();

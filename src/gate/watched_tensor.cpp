@@ -95,7 +95,7 @@ void watch_tensor(const at::Tensor& tensor, TensorWatch watch) {
     return;
   }
   if (!tensor.is_non_overlapping_and_dense())
-    throw InternalError("[gate] only dense tensors are watched");
+    throw InternalError("[gate] a watched tensor must be dense, but is not");
   register_gate_fallback();
   auto made = std::make_unique<GateEntry>();
   // See GatedTensor's constructor.

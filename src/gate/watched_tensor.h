@@ -48,8 +48,8 @@ void unwatch_tensor(const at::Tensor& tensor, const void* owner);
 
 /// Makes a tensor use the memory of `other`, which is dense, of the same sizes
 /// and of any dtype: every handle to the tensor shows it. The watches stay. If
-/// a keeper has the tensor's memory, it is not called until the tensor is given
-/// back what this returns: what the tensor was, for another call.
+/// a keeper has the tensor's memory, it is not called until another call gives
+/// back the tensor that this one returns.
 at::Tensor exchange_memory(const at::Tensor& tensor, const at::Tensor& other);
 
 /// Returns this owner's watch on a tensor, or on the tensor that it is a view
@@ -69,7 +69,7 @@ bool is_offloaded(const at::Tensor& tensor);
 /// and has no values to send.
 bool is_offloaded_or_coded(const at::Tensor& tensor);
 
-/// The keeper of the tensor's memory; null if it has none.
+/// The keeper of the tensor's memory; null if there is none.
 GateKeeper* keeper_of(const at::Tensor& tensor);
 
 }  // namespace accelerate::detail

@@ -34,7 +34,7 @@ at::Tensor weight_under(
   return transposed.t();
 }
 
-// Where an operator takes a matrix of inputs x outputs.
+// The argument at which an operator takes a matrix of inputs x outputs.
 struct MatrixProduct {
   std::size_t weight_at = 0;
   bool has_bias = false;

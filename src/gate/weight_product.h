@@ -38,7 +38,7 @@ std::optional<WeightProduct> weight_product_in(
 
 /// Returns the product with the weight itself, of inputs x outputs, that the
 /// operator computes, if any: aten::addmm, aten::matmul or aten::mm, as Conv1D
-/// of Hugging Face writes it. `shape_of` as above.
+/// of Hugging Face writes it. `shape_of` as in weight_product_in().
 std::optional<WeightProduct> transposed_product_in(
     GatedCall& call,
     c10::function_ref<const std::vector<std::int64_t>*(const c10::IValue&)>

@@ -305,7 +305,9 @@ void report(int pipe, Kind kind, const std::string& text) {
     report(pipe, Kind::other, error.what());
   } catch (...) {
     report(
-        pipe, Kind::other, "something that is not a std::exception was thrown");
+        pipe,
+        Kind::other,
+        "an exception that is not a std::exception was thrown");
   }
   std::exit(code);
 }
@@ -317,8 +319,8 @@ void launch_function(
     const LaunchFunctionOptions& options) {
   if (options.num_processes < 1) {
     throw ConfigError(format(
-        "[launch] launch_function() was asked for {} processes; it takes at "
-        "least one",
+        "[launch] num_processes of launch_function() must be at least 1, but "
+        "is {}",
         options.num_processes));
   }
   const auto environment = detail::Environment::current();

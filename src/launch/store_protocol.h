@@ -23,9 +23,9 @@ enum class StoreQuery : std::uint8_t {
   multi_set,
   cancel_wait,
   ping,
-  /// Ours alone: the launcher of another machine, with its 32-bit rank and the
-  /// secret it was given (or an empty string), asks to join. The answer is a
-  /// StoreJoinAnswer and the secret.
+  /// Only in this project: the launcher of another machine asks to join, with
+  /// its 32-bit rank and the secret it was given (or an empty string). The
+  /// answer is a StoreJoinAnswer and the secret.
   join = 0x80
 };
 
@@ -49,7 +49,7 @@ inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
 /// the protocol has no error answer.
 struct StoreLimits {
   std::uint64_t max_key_bytes = 64ULL << 10U;
-  /// As in LibTorch's own server.
+  /// The limit of LibTorch's own server.
   std::uint64_t max_keys_per_message = 128ULL << 10U;
   /// Size of one message, one value and one answer.
   std::uint64_t max_message_bytes = 256ULL << 20U;

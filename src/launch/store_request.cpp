@@ -141,7 +141,7 @@ void StoreRequestReader::begin_next_field() {
 void StoreRequestReader::begin_list() {
   if (integer_ > limits_.max_keys_per_message) {
     throw StoreRefusal(format(
-        "sent a message of {} keys; the store takes at most {} at once",
+        "sent a message of {} keys, but the store accepts at most {} at once",
         integer_,
         limits_.max_keys_per_message));
   }
@@ -158,13 +158,13 @@ void StoreRequestReader::begin_text() {
       (field_ == Field::pairs && strings_left_ % 2 == 0);
   if (is_key && integer_ > limits_.max_key_bytes) {
     throw StoreRefusal(format(
-        "sent a key of {} bytes; the store takes at most {}",
+        "sent a key of {} bytes, but the store accepts at most {}",
         integer_,
         limits_.max_key_bytes));
   }
   if (integer_ > limits_.max_message_bytes - message_bytes_) {
     throw StoreRefusal(format(
-        "sent a message of more than {} bytes, the most that the store takes "
+        "sent a message of more than {} bytes, the most that the store accepts "
         "at once",
         limits_.max_message_bytes));
   }

@@ -179,7 +179,7 @@ class Server {
     for (const auto& client : clients_) {
       if (client->session.is_admitted() || client->session.admit_if_trusted())
         continue;
-      report(*client, "was not admitted, and its place was needed");
+      report(*client, "was not admitted, and its slot was needed");
       close(*client);
       std::erase_if(
           clients_, [](const auto& each) { return each->socket < 0; });
@@ -208,7 +208,7 @@ class Server {
   void report_shortage(int problem) {
     if (!options_.report || std::exchange(has_reported_shortage_, true)) return;
     options_.report(format(
-        "the store has to let a connection wait: {}{}",
+        "the store has to keep a connection waiting: {}{}",
         std::strerror(problem),
         problem == EMFILE ? "; raise the limit, \"ulimit -n\"" : ""));
   }
@@ -252,7 +252,7 @@ class Server {
       report(client, refusal.what());
       close(client);
     } catch (const std::bad_alloc&) {
-      report(client, "asked for more memory than the launcher can have");
+      report(client, "requested more memory than the launcher can have");
       close(client);
     }
   }
@@ -351,8 +351,8 @@ StoreServer::StoreServer(
       options_.is_open ? "" : address, port, SOCK_STREAM, AI_PASSIVE);
   if (found.first() == nullptr) {
     throw ConfigError(format(
-        "[launch] main_process_ip is \"{}\", which is not an address of "
-        "this machine ({}); use 127.0.0.1, or the host name of rank 0",
+        "[launch] main_process_ip must be an address of this machine, but is "
+        "\"{}\" ({}); use 127.0.0.1, or the host name of rank 0",
         address,
         found.problem()));
   }
@@ -374,7 +374,7 @@ StoreServer::StoreServer(
   }
   if (socket < 0) {
     throw ConfigError(format(
-        "[launch] cannot listen at {} port {}: {}",
+        "[launch] cannot listen on {} port {}: {}",
         address,
         port,
         std::strerror(-socket)));

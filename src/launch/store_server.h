@@ -9,7 +9,7 @@
 namespace accelerate::detail {
 
 struct StoreServerOptions {
-  /// True to listen at all addresses of this machine. Only for several
+  /// True to listen on all addresses of this machine. Only for several
   /// machines.
   bool is_open = false;
   /// Clients must show the secret in their keys ("/SECRET/..."), belong to this
@@ -44,7 +44,7 @@ struct StoreServerOptions {
 /// end. A request for which there is no memory closes only its own connection.
 class StoreServer {
  public:
-  /// Listens at `port` (0: any free one) of `address`. Throws ConfigError if
+  /// Listens on `port` (0: any free one) of `address`. Throws ConfigError if
   /// the port is taken or the address is not one of this machine's.
   StoreServer(
       const std::string& address,

@@ -94,8 +94,7 @@ void StoreService::account(StoreSession& session) {
 void StoreService::require_room(std::uint64_t num_bytes) const {
   if (memory() + num_bytes <= options_.limits.max_total_bytes) return;
   throw StoreRefusal(format(
-      "asked for more memory than is left of the {} bytes that the store holds "
-      "at most",
+      "requested more memory than is left of the store's limit of {} bytes",
       options_.limits.max_total_bytes));
 }
 
@@ -119,8 +118,8 @@ void StoreService::admit(StoreSession& session) const {
       session.is_trusted_();
   if (!session.is_admitted_) {
     throw StoreRefusal(
-        "did not show the secret of this launch, and is not a process of this "
-        "user on one of its machines");
+        "did not present the secret of this launch, and is not a process of "
+        "this user on one of its machines");
   }
 }
 
@@ -229,7 +228,7 @@ void StoreService::append(const StoreRequest& request) {
   if (value_of(key).size() + more.size() > options_.limits.max_message_bytes) {
     throw StoreRefusal(format(
         "appended to the key \"{}\" until its value has more than {} bytes, "
-        "the most that the store takes",
+        "the most that the store accepts",
         shown(key),
         options_.limits.max_message_bytes));
   }
@@ -282,7 +281,7 @@ void StoreService::get_all(
   }
   if (size > options_.limits.max_message_bytes + sizeof(std::uint64_t)) {
     throw StoreRefusal(format(
-        "asked for {} bytes of values; the store sends at most {} at once",
+        "requested {} bytes of values, but the store sends at most {} at once",
         size,
         options_.limits.max_message_bytes));
   }

@@ -72,8 +72,8 @@ at::Tensor gradient_norm(
     double norm_type) {
   if (!(norm_type > 0)) {
     throw ConfigError(format(
-        "[params] a gradient norm of type {} was asked for; use a number above "
-        "0, or infinity",
+        "[params] the type of a gradient norm must be above 0, or infinity, "
+        "but is {}",
         norm_type));
   }
   const at::NoGradGuard no_grad;

@@ -260,7 +260,7 @@ std::vector<std::string> optimizer_complaints(
   const std::string present = known == nullptr ? "archive" : known->name;
   if (present != state.algorithm) {
     complaints.push_back(format(
-        "the state is that of {}, the optimizer is {}",
+        "the state is of {}, but the optimizer is {}",
         state.algorithm,
         present));
     return complaints;
@@ -268,7 +268,7 @@ std::vector<std::string> optimizer_complaints(
   const auto names = names_by_group(optimizer, name_of);
   if (names.size() != state.groups.size()) {
     complaints.push_back(format(
-        "the state has {} parameter groups, the optimizer {}",
+        "the state has {} parameter groups, but the optimizer has {}",
         state.groups.size(),
         names.size()));
     return complaints;

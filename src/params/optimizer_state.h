@@ -44,9 +44,9 @@ OptimizerState read_optimizer_state(
     const torch::optim::Optimizer& optimizer,
     const NameOfParameter& name_of);
 
-/// What would go wrong in write_optimizer_state: a different algorithm or
-/// number of groups, or parameters that only one side has, unless
-/// `may_be_missing` returns true for their names. Empty if nothing would.
+/// Why write_optimizer_state() would fail: a different algorithm or number of
+/// groups, or parameters that only one side has, unless `may_be_missing`
+/// returns true for their names. Empty if nothing would.
 std::vector<std::string> optimizer_complaints(
     const torch::optim::Optimizer& optimizer,
     const OptimizerState& state,

@@ -28,7 +28,7 @@ std::vector<int> DividedCall::tensors() const {
   std::vector<int> slots;
   for (const Operand& operand : instruction_.arguments)
     append_tensors(operand, code_, slots);
-  // They take the dtype of their second tensor.
+  // These operators take only the dtype of their second tensor.
   const bool has_example = name() == "aten::type_as" || name() == "aten::to";
   if (has_example && slots.size() > 1) slots.resize(1);
   return slots;
@@ -104,7 +104,9 @@ void DividedCall::set_size(
   const auto local = [&](bool is_constant, std::int64_t full) {
     if (is_constant && full == -1) return full;
     if (!is_constant || split.begins.empty()) {
-      refuse(split, "whole, since a size of its result is computed elsewhere");
+      refuse(
+          split,
+          "whole, since a size of its result is computed by the program");
     }
     const auto rank = static_cast<std::size_t>(rank_);
     return split.begins[rank + 1] - split.begins[rank];

@@ -6,17 +6,17 @@
 #include <string_view>
 #include <vector>
 
-#include "exported/graph/instruction.h"
 #include "exported/divide/value_split.h"
+#include "exported/graph/instruction.h"
 
 namespace accelerate::detail {
 
-/// What a rank has of a value of a graph.
+/// A rank's part of a value of a graph.
 struct DividedValue {
   /// Unset: every rank has all of it.
   std::optional<ValueSplit> split = std::nullopt;
   /// Index of the parameter that it is, or from which alone it is computed;
-  /// negative for others.
+  /// negative for other values.
   int parameter = -1;
   /// The parameter is divided; the value is it, or its transpose.
   bool is_slice = false;
@@ -45,7 +45,7 @@ class DividedCall {
   [[nodiscard]] const std::string& place() const { return instruction_.place; }
   [[nodiscard]] const Instruction& instruction() const { return instruction_; }
 
-  /// Slots of the tensors among its arguments, in order; without those of which
+  /// Slots of the tensors among its arguments, in order, without those of which
   /// only the dtype matters.
   [[nodiscard]] std::vector<int> tensors() const;
   /// The slot of a tensor that is an argument; negative without one.
@@ -68,11 +68,12 @@ class DividedCall {
   [[nodiscard]] std::int64_t number(
       std::string_view argument,
       std::int64_t otherwise) const;
-  /// The dimension that the argument says, of `num_dims`, from the front.
+  /// The dimension that the argument names, of `num_dims`, counted from the
+  /// front.
   [[nodiscard]] std::int64_t dim(
       std::string_view argument,
       std::int64_t num_dims) const;
-  /// The dimensions that the argument says, of `num_dims`; empty for None.
+  /// The dimensions that the argument names, of `num_dims`; empty for None.
   [[nodiscard]] std::vector<std::int64_t> dims(
       std::string_view argument,
       std::int64_t num_dims) const;
@@ -83,7 +84,7 @@ class DividedCall {
   /// Whether the graph computes the argument.
   [[nodiscard]] bool is_computed(std::string_view argument) const;
 
-  /// The sizes of a result, in the example.
+  /// The sizes of a result in the example of the export.
   [[nodiscard]] const std::vector<std::int64_t>& result_sizes(
       std::size_t result = 0) const;
   [[nodiscard]] bool has_result_sizes(std::size_t result) const {
@@ -91,15 +92,15 @@ class DividedCall {
   }
   /// All results are divided like this.
   void set_results(const ValueSplit& split);
-  /// Replaces size `dim` in a list of sizes, which is of the full tensor, by
-  /// that of the rank's slice. Leaves -1 as it is.
+  /// Replaces size `dim` of the full tensor, in a list of sizes, by that of the
+  /// rank's slice. Leaves -1 unchanged.
   void set_size(
       std::string_view argument,
       std::int64_t dim,
       const ValueSplit& split);
 
-  /// Throws the ConfigError that it must get a divided value otherwise: "whole
-  /// along dimension 3".
+  /// Throws ConfigError saying how the operator must get a divided value:
+  /// "whole along dimension 3".
   [[noreturn]] void refuse(const ValueSplit& split, std::string_view how) const;
 
  private:
@@ -114,9 +115,9 @@ class DividedCall {
   int rank_;
 };
 
-/// Decides how the results of an operator are divided, of whose arguments at
-/// least one is, and changes constants that are sizes. Throws ConfigError if
-/// the operator on slices would not compute slices.
+/// Decides how the results of an operator with a divided argument are divided,
+/// and changes constants that are sizes. Throws ConfigError if the operator on
+/// slices would not compute slices.
 void divide_results(DividedCall& call);
 
 }  // namespace accelerate::detail

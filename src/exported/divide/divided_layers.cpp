@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Where slices begin of a size that is divided evenly.
+// Where the slices of an evenly divided size begin.
 std::vector<std::int64_t> even_begins(
     std::int64_t size,
     std::size_t num_ranks) {

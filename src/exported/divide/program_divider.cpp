@@ -12,13 +12,13 @@ namespace accelerate::detail {
 
 namespace {
 
-// Operators whose results have values of their own, whatever they get.
+// Operators whose results do not depend on the values of their arguments.
 bool loses_gradients(const std::string& name) {
   return name == "aten::detach" || name.ends_with("_like") ||
       name.starts_with("aten::new_");
 }
 
-// Operators that change the form of one tensor, or its values one by one.
+// Operators that change the shape of one tensor, or its values one by one.
 bool keeps_elements(const DividedCall& call) {
   static constexpr std::string_view kViews[] = {
       "aten::_unsafe_view",
@@ -180,7 +180,7 @@ void ProgramDivider::call_operator(
       slots, [&](int slot) { return call.value(slot).split.has_value(); });
   if (has_split) {
     if (call.name() == "aten::sym_size") {
-      // Sizes of what is not divided are the same on all ranks.
+      // Sizes along other dimensions are the same on all ranks.
       const int slot = slots.front();
       const ValueSplit& split = *call.value(slot).split;
       if (call.dim("dim", call.num_dims(slot)) == split.dim)
@@ -193,7 +193,7 @@ void ProgramDivider::call_operator(
   set_gradients(call, values, records_gradients);
 }
 
-// Notes that parameters which every rank has meet what ranks divide.
+// Notes that parameters which every rank has are combined with divided values.
 void ProgramDivider::meet(DividedCall& call) {
   const std::vector<int> slots = call.tensors();
   std::optional<ValueSplit> split;
@@ -208,8 +208,8 @@ void ProgramDivider::meet(DividedCall& call) {
     } else if (value.has_gradient) {
       call.refuse(
           *split,
-          "divided alike, or whole, since the gradient of what each rank has "
-          "would be a part");
+          "divided alike, or whole, since each rank would otherwise have a "
+          "part of the gradient");
     }
   }
 }
@@ -265,7 +265,7 @@ void ProgramDivider::set_gradients(
   const auto* const alias =
       arguments.empty() ? nullptr : arguments.front().alias_info();
   if (alias == nullptr || !alias->isWrite() || !has_gradient) return;
-  // What shares the memory that it writes.
+  // Values that share the memory that it writes.
   const int written = slots.front();
   const int base = values[written].base < 0 ? written : values[written].base;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -280,19 +280,19 @@ void ProgramDivider::require_one_use() const {
     if (!each.tensor.requires_grad() || each.with_full.empty()) continue;
     if (!each.with_slices.empty()) {
       throw ConfigError(format(
-          "[exported] parameter \"{}\" must be used either with what tensor "
-          "parallelism divides or with what it does not, but is used with "
-          "both: by {}, and by {}",
+          "[exported] parameter \"{}\" must be used either with values that "
+          "tensor parallelism divides or with others, but is used with both: "
+          "by {}, and by {}",
           each.name,
           each.with_slices,
           each.with_full));
     }
     if (each.divided != nullptr && each.divided->sums_gradient) {
       throw ConfigError(format(
-          "[exported] parameter \"{}\" must be used with what tensor "
+          "[exported] parameter \"{}\" must be used with values that tensor "
           "parallelism divides, since the plan sums its gradient "
-          "(SequenceParallel), but {} uses it with what every rank has; leave "
-          "\"{}\" out of parallelize_plan",
+          "(SequenceParallel), but {} uses it with values that every rank has; "
+          "leave \"{}\" out of parallelize_plan",
           each.name,
           each.with_full,
           each.divided->module));

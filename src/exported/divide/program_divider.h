@@ -22,7 +22,7 @@ class ProgramDivider {
  public:
   ProgramDivider(const std::vector<DividedParameter>& parameters, int rank);
 
-  /// A tensor among a graph's inputs.
+  /// A tensor that is an input of a graph.
   struct Input {
     /// Undefined for inputs that are not parameters.
     at::Tensor parameter;
@@ -36,18 +36,18 @@ class ProgramDivider {
       const std::vector<Input>& inputs,
       const std::vector<std::string>& results);
 
-  /// The parameters that every rank has, and whose gradients are summands, in
-  /// all graphs so far.
+  /// The parameters that every rank has in full, and whose gradients must be
+  /// summed, in all graphs so far.
   [[nodiscard]] std::vector<at::Tensor> summed() const;
 
  private:
   struct Parameter {
     at::Tensor tensor;
     std::string name;
-    /// Null if every rank has it and only its own gradient.
+    /// Null if every rank has it in full.
     const DividedParameter* divided = nullptr;
-    /// Where it is used with what ranks divide, and with what they do not;
-    /// empty if it is not.
+    /// Where it is used with divided values, and with others; empty if it is
+    /// not.
     std::string with_slices = {};
     std::string with_full = {};
   };

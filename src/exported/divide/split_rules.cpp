@@ -1,4 +1,4 @@
-// Rules of operators: how results are divided if arguments are.
+// Rules of operators: how their results are divided if their arguments are.
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
@@ -20,7 +20,7 @@ bool contains(const std::vector<std::int64_t>& dims, std::int64_t dim) {
   return std::ranges::find(dims, dim) != dims.end();
 }
 
-// How many of the dimensions are before `dim`.
+// Number of the dimensions before `dim`.
 std::int64_t num_before(
     const std::vector<std::int64_t>& dims,
     std::int64_t dim) {
@@ -34,7 +34,7 @@ std::int64_t num_before(
   call.refuse(split, "whole along the dimension on which it works");
 }
 
-// The first tensor of an operator, which alone may be divided.
+// For operators of which only the first tensor may be divided.
 struct Only {
   ValueSplit split;
   std::vector<std::int64_t> sizes;
@@ -46,7 +46,8 @@ Only only_tensor(const DividedCall& call) {
   const int first = slots.front();
   for (const int slot : slots) {
     const auto& found = call.value(slot).split;
-    if (found && slot != first) call.refuse(*found, "whole, but for the first");
+    if (found && slot != first)
+      call.refuse(*found, "whole, except for the first");
   }
   return {*call.value(first).split, call.sizes(first), call.num_dims(first)};
 }
@@ -396,11 +397,12 @@ void divide_results(DividedCall& call) {
   const Rule rule = rule_of(call);
   for (std::size_t i = 0; i < call.instruction().results.size(); ++i) {
     if (call.instruction().results[i] >= 0 && !call.has_result_sizes(i))
-      call.refuse(*split, "whole, since the file lacks sizes of its result");
+      call.refuse(
+          *split, "whole, since the file lacks the sizes of its result");
   }
   if (rule == nullptr) {
     call.refuse(
-        *split, "whole, since there is no rule for slices of this operator's");
+        *split, "whole, since there is no rule for slices of this operator");
   }
   try {
     rule(call);

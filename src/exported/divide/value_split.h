@@ -34,9 +34,9 @@ struct ViewedDim {
   std::int64_t to_stride = 1;
 };
 
-/// Finds the dimension that slices of `dim` are slices of. `from` and `to` are
-/// the sizes before and after, of which none may be below 1. Unset if slices
-/// are no slices any more, as where (batch, heads) becomes one dimension.
+/// Finds the dimension of the result that slices of `dim` slice. `from` and
+/// `to` are the sizes before and after, none below 1. Unset if the result has
+/// no such dimension, as when (batch, heads) becomes one dimension.
 std::optional<ViewedDim> viewed_dim(
     std::int64_t dim,
     const std::vector<std::int64_t>& from,

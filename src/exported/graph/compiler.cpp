@@ -94,8 +94,8 @@ std::string place_of(const ExportedNode& node) {
   return place;
 }
 
-// A number where the operator takes a dtype, layout or memory format, which
-// LibTorch does not check.
+// True for a number where the operator takes a dtype, layout or memory format,
+// which LibTorch does not check.
 bool is_unnamed_enumerator(
     const ExportedArgument& argument,
     const c10::Argument& wanted) {
@@ -111,7 +111,7 @@ bool is_unnamed_enumerator(
        argument.reference() != nullptr);
 }
 
-// Operators that act on files, which a model has no use for.
+// True for operators that access files, which a model does not need.
 bool touches_files(std::string_view name) { return name == "aten::from_file"; }
 
 // Marks the last use of each slot, from the end of the graph.
@@ -245,7 +245,7 @@ class Compiler::Graph {
       compiler_.complain(format(
           "the operator {}{}",
           printable(node.target.substr(kOperators.size())),
-          op ? ", which acts on files"
+          op ? ", which accesses files"
              : ", which no library of this program defines"));
       return false;
     }

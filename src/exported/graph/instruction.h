@@ -16,14 +16,14 @@
 
 namespace accelerate::detail {
 
-/// Where an argument comes from: a constant, a slot, or a list of these.
+/// The source of an argument: a constant, a slot, or a list of these.
 struct Operand {
   c10::IValue constant;
   /// The slot that holds the value; negative for constants and lists.
   int slot = -1;
   /// Nothing reads the slot afterwards, so the value is moved.
   bool is_last_use = false;
-  /// What becomes of a number in the slot.
+  /// How a number in the slot is converted.
   enum class Conversion { none, wrapped_tensor, floating };
   Conversion conversion = Conversion::none;
   /// A list that is not constant.
@@ -56,7 +56,7 @@ struct Instruction {
   /// The result is a list, each element of which has a slot.
   bool unpacks = false;
 
-  // How the module that calls it changes it in eval().
+  // How eval() of the module that calls it changes it.
 
   /// Null for the root, which would otherwise own itself.
   std::shared_ptr<torch::nn::Module> module = nullptr;
@@ -77,7 +77,7 @@ struct Instruction {
   std::string place;
 };
 
-/// What the file says about the value in a slot.
+/// The file's description of the value in a slot.
 struct KnownTensor {
   /// False for numbers, and for tensors of which the file says nothing.
   bool is_known = false;
@@ -93,7 +93,7 @@ struct Code {
   std::vector<Instruction> instructions;
   std::vector<Operand> outputs;
   int num_slots = 0;
-  /// What the file says of the values, by slot.
+  /// The file's descriptions of the values, by slot.
   std::vector<KnownTensor> tensors;
 };
 

@@ -185,7 +185,8 @@ class Interpreter {
     return run(instruction.branches[branch], std::move(inputs));
   }
 
-  // A graph within the program that does not return what its caller needs.
+  // Throws ConfigError about a graph within the program that does not return
+  // what its caller needs.
   static void
   require(bool is_met, const Instruction& instruction, std::string_view what) {
     if (is_met) return;
@@ -195,7 +196,8 @@ class Interpreter {
         what));
   }
 
-  // A condition and a body; what is carried, and what all iterations read.
+  // Arguments: a condition and a body; carried values, and values that all
+  // iterations read.
   Stack run_while(const Instruction& instruction, const Stack& stack) const {
     const std::size_t num_carried = instruction.groups[0];
     Stack carried(
@@ -214,7 +216,8 @@ class Interpreter {
     }
   }
 
-  // scan: what is carried, sequences, what all rows read. map: the last two.
+  // scan takes carried values, sequences, and values that all rows read; map
+  // takes the last two.
   Stack run_over_rows(const Instruction& instruction, const Stack& stack)
       const {
     const bool carries = instruction.kind == Instruction::Kind::scan;

@@ -31,13 +31,14 @@ class Slots {
   std::unordered_map<std::string, int> slots_;
 };
 
-/// The argument as the operator's schema wants it: numbers as 0-d tensors that
-/// do not promote other operands, lists with the schema's element type.
+/// The argument in the form that the operator's schema requires: numbers as 0-d
+/// tensors that do not promote other operands, lists with the schema's element
+/// type.
 Operand operand_for(
     const ExportedArgument& argument,
     const c10::Argument& wanted,
     Slots& slots);
-/// The argument of anything else.
+/// The argument in a form that does not depend on a schema.
 Operand plain_operand(const ExportedArgument& argument, Slots& slots);
 
 /// A number as Python passes it to an operator on tensors.

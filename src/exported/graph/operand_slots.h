@@ -13,7 +13,7 @@ void visit_slots(const Operand& operand, Visit&& visit) {
   if (operand.slot >= 0) visit(operand.slot);
 }
 
-/// The same for the arguments of an instruction.
+/// Calls `visit(slot)` for each slot that an instruction's arguments read.
 template <class Visit>
 void visit_slots(const Instruction& instruction, Visit&& visit) {
   for (const Operand& argument : instruction.arguments) {

@@ -29,15 +29,15 @@ std::vector<std::string> export_warnings(
     const std::string name = printable(program->name());
     if (!program->is_described()) {
       warnings.push_back(format(
-          "{} was not exported by accelerate_cpp_export.py, so nobody has "
-          "compared its gradients with Python's, or knows its autocast, and "
+          "{} was not exported by accelerate_cpp_export.py, so its gradients "
+          "have not been compared with Python's, its autocast is unknown, and "
           "eval() changes only dropout and normalisation",
           name));
     } else if (program->autocast_dtype() != autocast) {
       warnings.push_back(format(
-          "{} was exported {} but runs {}: the casts in its own code are those "
-          "of the export; export it as it is to be trained "
-          "(export_for_cpp(..., autocast=))",
+          "{} was exported {} but runs {}: its own code keeps the casts of the "
+          "export; export it as it is to be trained (export_for_cpp(..., "
+          "autocast=))",
           name,
           autocast_text(program->autocast_dtype()),
           autocast_text(autocast)));

@@ -95,7 +95,8 @@ class Loader {
     return classes;
   }
 
-  // Tensors of an archive have values, or, if it is a graph alone, have none.
+  // Either all tensors of an archive have values or, if it holds only a graph,
+  // none has.
   void require_values(const ExportedTensors& tensors, bool may_have_none)
       const {
     const std::string* without = nullptr;
@@ -109,8 +110,7 @@ class Loader {
     }
     if (without == nullptr || !has_values) return;
     throw CheckpointError(format(
-        "[exported] {} cannot be read: it must have the values of '{}', but "
-        "has not",
+        "[exported] {} cannot be read: it lacks the values of '{}'",
         path_,
         printable(*without)));
   }
@@ -166,8 +166,8 @@ class Loader {
     return plan;
   }
 
-  // Follows init_empty_weights() and other scopes, which see tensors of
-  // factory functions, not those of files: a probe tells what they want.
+  // Follows init_empty_weights() and other scopes, which act on factory
+  // functions, not on tensors of files: a probe shows what they would do.
   static void move_to_scope(const torch::nn::Module& module) {
     if (FactoryScope::innermost() == nullptr) return;
     torch::nn::Module probe;
@@ -216,7 +216,7 @@ class Loader {
     if (loaded.evaluation->input_names() != loaded.training.input_names()) {
       throw CheckpointError(format(
           "[exported] {} cannot be read: its graph for eval() must have the "
-          "inputs of the other ({}), but has {}",
+          "inputs of the training graph ({}), but has {}",
           path_,
           printable(join(loaded.training.input_names(), ", ")),
           printable(join(loaded.evaluation->input_names(), ", "))));
@@ -241,7 +241,7 @@ ExportedModel load_exported(
   try {
     return Loader(path, options).load();
   } catch (const c10::Error& error) {
-    // What LibTorch refuses: two tensors of one name, say.
+    // LibTorch rejects two tensors of one name, for example.
     throw CheckpointError(format(
         "[exported] {} cannot be read: {}",
         path.string(),

@@ -18,15 +18,14 @@ const at::Tensor& tensor_named(
   const auto found = tensors.find(name);
   if (found != tensors.end()) return found->second;
   throw CheckpointError(format(
-      "[exported] the program cannot be read: it must have the tensor '{}', "
-      "but has not",
+      "[exported] the program cannot be read: it lacks the tensor '{}'",
       printable(name)));
 }
 
 // Moves a tensor that belongs to a program to the model's device.
 at::Tensor moved(at::Tensor& tensor, c10::Device device) {
   if (tensor.device() == device) return tensor;
-  // Its values would be lost on meta.
+  // Moving it to meta would lose its values.
   if (device.is_meta()) return tensor.to(device);
   const c10::InferenceMode training_tensors(false);
   tensor = tensor.to(device);

@@ -9,17 +9,17 @@
 
 #include <accelerate/exported_model.h>
 
+#include "exported/divide/program_divider.h"
 #include "exported/graph/compiler.h"
 #include "exported/graph/input_sizes.h"
 #include "exported/graph/instruction.h"
 #include "exported/graph/interpreter.h"
-#include "exported/divide/program_divider.h"
 #include "exported/load/weights.h"
 #include "format/exported/exported_archive.h"
 
 namespace accelerate::detail {
 
-/// What stands at an input of a graph.
+/// What a graph reads at one of its inputs.
 struct BoundInput {
   /// Undefined for an argument of forward(). Module::to() and the library
   /// change a parameter's data, never its handle.
@@ -31,11 +31,11 @@ struct BoundInput {
   bool is_given = false;
   /// The name of a parameter; empty for others.
   std::string parameter = {};
-  /// An earlier stage made it, so a gradient may flow through it.
+  /// Computed by an earlier stage, so a gradient may flow through it.
   bool has_gradient = false;
 };
 
-/// A graph with the tensors that it reads.
+/// A graph together with the tensors that it reads.
 class BoundGraph {
  public:
   BoundGraph() = default;
@@ -54,13 +54,13 @@ class BoundGraph {
       Code code,
       const LoadedTensors& tensors);
 
-  /// `given`: the inputs that forward() got, as many as the graph has.
+  /// `given` has the inputs of forward(), as many as the graph takes.
   std::vector<c10::IValue> run(
       std::vector<c10::IValue> given,
       RunContext context);
   /// Whether an operator looks up rows of the parameter.
   [[nodiscard]] bool is_embedding(const at::Tensor& parameter) const;
-  /// The graph of what a rank has (program_divider.h).
+  /// The graph that one rank runs (program_divider.h).
   [[nodiscard]] Code divided(ProgramDivider& divider) const;
   /// Runs this graph, which it borrows, instead; null: its own.
   void replace_code(const Code* code) { other_code_ = code; }
@@ -103,7 +103,7 @@ class BoundGraph {
 /// Everything that the root module of an exported program holds.
 class LoadedProgram {
  public:
-  /// See DividedProgram.
+  /// Implements DividedProgram::divide().
   std::vector<at::Tensor> divide(
       const std::vector<DividedParameter>& parameters,
       int rank);
@@ -117,7 +117,7 @@ class LoadedProgram {
   /// Whether accelerate_cpp_export.py wrote it.
   bool is_described = false;
   std::optional<at::ScalarType> autocast;
-  /// Hugging Face's, of modules that have parameters.
+  /// Hugging Face's plan, for modules that have parameters.
   std::vector<std::pair<std::string, std::string>> tp_plan;
 
   /// Runs the graph of this mode of the root.
@@ -126,7 +126,7 @@ class LoadedProgram {
       bool is_training);
 
  private:
-  /// What a rank has, of `training` and `evaluation`.
+  /// One rank's graphs for `training` and `evaluation`.
   struct Divided {
     Code training;
     std::optional<Code> evaluation;
@@ -134,8 +134,8 @@ class LoadedProgram {
   std::optional<Divided> divided_;
 };
 
-/// A result as a tensor: a number has no dimensions, None and a string are
-/// undefined.
+/// A result as a tensor: a number becomes a 0-d tensor, None and strings an
+/// undefined one.
 at::Tensor result_tensor(const c10::IValue& value);
 
 }  // namespace accelerate::detail

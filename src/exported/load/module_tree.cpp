@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-// Deeper trees are refused: LibTorch visits modules recursively.
+// Deeper trees are rejected, since LibTorch visits modules recursively.
 constexpr std::ptrdiff_t kMostLevels = 256;
 
 std::string parent_of(const std::string& name) {

@@ -18,10 +18,10 @@ class ExportedTree {
       torch::nn::Module& root,
       std::map<std::string, std::string> classes);
 
-  /// The module with a dotted name, made with its parents where it is missing.
-  /// The root is not in it.
+  /// Returns the module with a dotted name, after creating it and its parents
+  /// where missing. The root is not included.
   std::shared_ptr<torch::nn::Module> add(const std::string& name);
-  /// A module that exists; null for the root and other names.
+  /// An existing module; null for the root and other names.
   [[nodiscard]] std::shared_ptr<torch::nn::Module> find(
       const std::string& name) const;
   /// Registers a tensor under its dotted name.

@@ -28,7 +28,8 @@ using Constants = std::unordered_map<std::string, at::Tensor>;
 
 constexpr const char* kDeviceKey = "AOTI_DEVICE_KEY";
 
-// What LibTorch says in C10 and in standard exceptions, without its trace.
+// Runs `body`; rethrows LibTorch's exceptions with their messages, without
+// traces.
 template <class Body>
 auto explained(const std::filesystem::path& path, Body&& body) {
   try {
@@ -168,7 +169,7 @@ class LoadedPackage {
             c10::str(tensor.sizes()),
             c10::str(given->sizes())));
       } else if (complaints.empty()) {
-        // Its memory is copied as it is.
+        // The package copies memory as it lies, so strides must match.
         loaded[name] = at::empty_strided(
                            tensor.sizes(), tensor.strides(), tensor.options())
                            .copy_(*given);
@@ -326,7 +327,7 @@ void PackagedModelImpl::to(at::Device device, at::ScalarType dtype, bool) {
 
 void PackagedModelImpl::to(at::ScalarType dtype, bool) {
   throw ConfigError(format(
-      "[exported] the dtype of a package must be that for which it was "
+      "[exported] the dtype of a package must stay that for which it was "
       "compiled, but is to become {}",
       c10::toString(dtype)));
 }
@@ -334,8 +335,8 @@ void PackagedModelImpl::to(at::ScalarType dtype, bool) {
 void PackagedModelImpl::to(at::Device device, bool) {
   if (device == this->device()) return;
   throw ConfigError(format(
-      "[exported] the device of a package must be that on which it was loaded "
-      "('{}'), but is to become '{}': PackageOptions::device chooses it",
+      "[exported] the device of a package must stay that on which it was "
+      "loaded ('{}'), but is to become '{}': PackageOptions::device chooses it",
       this->device().str(),
       device.str()));
 }

@@ -38,7 +38,7 @@ class TensorLoader::Files {
     if (mapping_ && offset % alignof(std::max_align_t) == 0) {
       return mapping_->tensor(offset, at::kByte, shape);
     }
-    // Entries of a zip may lie upon each other.
+    // Entries of a zip may overlap.
     copied_ += bytes.size();
     if (copied_ > archive_.bytes().size()) {
       throw CheckpointError(format(
@@ -71,10 +71,10 @@ LoadedTensors TensorLoader::load(
     const ExportedTensors& tensors,
     bool has_values) {
   const c10::InferenceMode training_tensors(false);
-  // A FactoryScope would put them elsewhere before they have values.
+  // A FactoryScope would move them elsewhere before they have values.
   const c10::impl::ExcludeDispatchKeyGuard as_usual(kGateKey);
   LoadedTensors loaded;
-  // By file and place in it: tied tensors are one.
+  // Keyed by file and place in it: tied tensors are one tensor.
   using Place = std::tuple<
       std::string,
       ExportedDtype,

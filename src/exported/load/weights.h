@@ -15,8 +15,8 @@ namespace accelerate::detail {
 using LoadedTensors = std::map<std::string, at::Tensor>;
 
 /// Makes the tensors of an archive. Their memory is the mapped file where the
-/// kernel promises to tell of changes to it, otherwise a copy; without
-/// `has_values`, and where the archive has none, they are on meta.
+/// kernel promises to announce changes, otherwise a copy; without `has_values`,
+/// and where the archive has none, they are on meta.
 class TensorLoader {
  public:
   /// Borrows `archive`, which was read from `path`.

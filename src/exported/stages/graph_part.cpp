@@ -29,7 +29,7 @@ void copy_lists(std::vector<Operand>& operands) {
 
 }  // namespace
 
-/// What a part runs, and what it must be given.
+/// What a part runs, and which values it needs.
 struct DividedGraph::Chosen {
   /// In order; those before the part's first one are repeated.
   std::vector<std::size_t> instructions;
@@ -156,7 +156,7 @@ BoundGraph DividedGraph::part(std::size_t begin, std::size_t end) const {
     part.code.instructions.push_back(graph_.code().instructions[i]);
     Instruction& added = part.code.instructions.back();
     copy_lists(added.arguments);
-    // What is repeated has no mode, and needs no module.
+    // Repeated instructions have no mode, and need no module.
     if (i < begin) added.module = nullptr;
   }
   add_outputs(part, begin, end);

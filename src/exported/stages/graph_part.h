@@ -3,16 +3,16 @@
 #include <cstddef>
 #include <vector>
 
-#include "exported/stages/graph_values.h"
 #include "exported/load/loaded_program.h"
+#include "exported/stages/graph_values.h"
 
 namespace accelerate::detail {
 
 /// A graph that is divided into consecutive parts, each of which is a graph
 /// that gets values from the part before it and returns what later parts need.
-/// A number or tensor that only the first part can know goes through all parts
-/// up to the last that needs it; masks, rotary embeddings and positions, which
-/// depend on numbers, arguments and constants alone, are computed again.
+/// A number or tensor that only the first part can know passes through all
+/// parts up to the last that needs it; masks, rotary embeddings and positions,
+/// which depend only on numbers, arguments and constants, are recomputed.
 class DividedGraph {
  public:
   /// Borrows `graph`.

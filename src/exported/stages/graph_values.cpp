@@ -36,8 +36,8 @@ bool changes_something(const Instruction& instruction) {
   });
 }
 
-// Calls `visit(slot)` for the values that the instruction changes in place; of
-// a block, all that it gets.
+// Calls `visit(slot)` for the values that the instruction changes in place; for
+// a block, all its arguments.
 template <class Visit>
 void visit_changed(const Instruction& instruction, Visit&& visit) {
   if (!changes_something(instruction)) return;
@@ -126,7 +126,7 @@ int GraphValues::alias_of(int slot) {
 void GraphValues::join(int a, int b) { alias_[alias_of(a)] = alias_of(b); }
 
 void GraphValues::join_aliases() {
-  // Tied tensors are one.
+  // Tied tensors are one tensor.
   std::unordered_map<const void*, int> bound;
   for (std::size_t i = 0; i < code_.inputs.size(); ++i) {
     const at::Tensor& tensor = graph_.inputs()[i].tensor;

@@ -7,10 +7,9 @@
 
 namespace accelerate::detail {
 
-/// What a graph does with its values, as far as it matters for dividing it:
-/// where they are made, which of them a later stage can make again, and which
-/// instructions must stay together because one changes in place what the other
-/// made.
+/// What a graph does with its values, as far as dividing it needs: where they
+/// are made, which of them a later stage can make again, and which instructions
+/// must stay together because one changes the other's result in place.
 class GraphValues {
  public:
   /// The place of a value that is an input of the graph.
@@ -29,9 +28,9 @@ class GraphValues {
   [[nodiscard]] bool is_repeatable(std::size_t instruction) const {
     return is_repeatable_[instruction];
   }
-  /// The instruction because of which no stage can begin at `instruction`: it
-  /// changes a tensor in place that is made, or used, on the other side. Null
-  /// if one can.
+  /// The instruction that keeps a stage from beginning at `instruction`, since
+  /// it changes a tensor in place that is made or used on the other side. Null
+  /// if there is none.
   [[nodiscard]] const Instruction* obstacle(std::size_t instruction) const {
     return obstacles_[instruction];
   }
@@ -56,7 +55,7 @@ class GraphValues {
   std::vector<bool> is_bound_;
   /// Slots that may share memory lead to the same one.
   std::vector<int> alias_;
-  /// By the slot that its aliases lead to.
+  /// Indexed by the slot that aliases lead to.
   std::vector<bool> is_changed_;
   std::vector<bool> is_repeatable_;
   std::vector<const Instruction*> obstacles_;

@@ -34,8 +34,8 @@ class ModuleNames {
     return name.empty() || divided_.contains(name);
   }
   [[nodiscard]] bool has_children(const std::string& name) const;
-  /// The unit that a module or tensor is in, or is; empty for divided modules
-  /// and their own tensors.
+  /// The unit that contains, or is, a module or tensor; empty for divided
+  /// modules and their own tensors.
   [[nodiscard]] std::string unit_of(const std::string& name) const;
   /// All units, in order.
   [[nodiscard]] std::vector<std::string> units() const;
@@ -51,7 +51,7 @@ class ModuleNames {
 /// its outermost lists (a transformer's blocks), and what is beside them.
 std::vector<std::string> blocks_of(const torch::nn::Module& root);
 
-/// "a.b" of "a.b.c"; empty for "a".
+/// The owner in a dotted name: "a.b" of "a.b.c"; empty for "a".
 std::string owner_in(const std::string& name);
 
 }  // namespace accelerate::detail

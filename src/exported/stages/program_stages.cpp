@@ -72,8 +72,7 @@ ProgramStages::ProgramStages(const ExportedModelImpl& model)
     graphs_.emplace_back(*model.program().evaluation, names_, blocks);
 }
 
-// What is wrong with a stage that begins at a module in one graph; completes
-// "must".
+// Why no stage can begin at a module in one graph; completes "must".
 std::string ProgramStages::complaint_of(
     const Graph& graph,
     const std::string& point,
@@ -115,7 +114,7 @@ std::string ProgramStages::complaint(
     const std::string& previous) const {
   if (!names_.contains(point)) {
     return format(
-        "be a module of the program, but is none; {} are",
+        "be a module of the program, such as {}",
         printable(join(points(), ", ")));
   }
   for (const Graph& graph : graphs_) {
@@ -144,7 +143,7 @@ std::vector<std::string> ProgramStages::points() const {
   return points;
 }
 
-/// A division in the making.
+/// The state of a division in progress.
 class ProgramStages::Division {
  public:
   Division(const ProgramStages& stages, const std::vector<std::string>& points)
@@ -242,7 +241,8 @@ class ProgramStages::Division {
   }
 
   // A stage that only reads a tensor of another stage's module (a tied
-  // embedding) gets the module that owns it, not all that is around it.
+  // embedding) gets the module that owns it, not those that contain that
+  // module.
   void divide_around_shared_tensors() {
     for (bool has_changed = true; has_changed;) {
       has_changed = false;
@@ -309,8 +309,8 @@ class ProgramStages::Division {
     used_tensors_.insert(name);
   }
 
-  // What no operator uses stays beside its neighbour, so that saved weights are
-  // complete.
+  // Tensors that no operator uses stay beside their neighbours, so that saved
+  // weights are complete.
   void add_unused() {
     std::size_t stage = 0;
     for (const std::string& unit : names_.units()) {
@@ -329,7 +329,8 @@ class ProgramStages::Division {
     }
   }
 
-  // Divided modules are on no stage, so their operators follow a module that is.
+  // Divided modules are on no stage, so their operators follow the mode of one
+  // that is.
   void set_modes(ProgramStage& stage) const {
     const bool is_training = model_.is_training();
     for (const auto& [name, module] : stage.modules) {

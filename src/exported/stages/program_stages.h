@@ -18,9 +18,9 @@
 
 namespace accelerate::detail {
 
-/// A part of an exported program, with what it has of the model.
+/// A part of an exported program, with its share of the model.
 struct ProgramStage {
-  /// The module at whose first operator it begins; of the first stage, the
+  /// The module at whose first operator it begins; for the first stage, the
   /// first module that is called.
   std::string name;
   /// The modules that it calls, or whose tensors it reads, and those that
@@ -29,9 +29,9 @@ struct ProgramStage {
       modules;
   /// Parameters of modules that stages share: of the root, say.
   std::vector<std::pair<std::string, at::Tensor>> parameters;
-  /// Likewise buffers. One that several stages read never changes.
+  /// Buffers of such modules. One that several stages read never changes.
   std::vector<std::pair<std::string, at::Tensor>> buffers;
-  /// A module whose mode is that of the root.
+  /// A module whose mode stands for the root's.
   std::shared_ptr<torch::nn::Module> mode;
   LoadedProgram program;
 };
@@ -43,7 +43,7 @@ class ProgramStages {
   explicit ProgramStages(const ExportedModelImpl& model);
 
   /// The first modules of all stages but the first, if a stage begins wherever
-  /// one is useful: at each block of a transformer, say.
+  /// that is useful: at each block of a transformer, say.
   [[nodiscard]] std::vector<std::string> points() const;
   /// The stages that begin at these modules, and the one before them. Throws
   /// ConfigError if no stage can begin at one of them, or if they are not in
@@ -63,9 +63,10 @@ class ProgramStages {
     DividedGraph divided;
     /// The first operator of each module.
     std::map<std::string, std::size_t> first_calls;
-    /// By module, a block (control flow, autocast) that has operators of it.
+    /// For each module, a block (control flow, autocast) that contains
+    /// operators of it.
     std::map<std::string, const Instruction*> blocks;
-    /// The first operator of those whose module comes first.
+    /// The first operator of the module that comes first.
     std::size_t first = 0;
   };
   class Division;
@@ -80,7 +81,7 @@ class ProgramStages {
 
   const ExportedModelImpl& model_;
   ModuleNames names_;
-  /// That of training, and the one for eval() if there is one.
+  /// The graph for training, and the one for eval() if there is one.
   std::vector<Graph> graphs_;
 };
 

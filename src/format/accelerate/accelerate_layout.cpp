@@ -130,9 +130,10 @@ class Conversion {
     }
   }
 
-  // What the constructors of PyTorch's schedules add to their optimizer's
-  // groups, where OneCycleLR reads it at every step. Loading an optimizer
-  // replaces its groups, so entries missing from a file would be lost.
+  // The entries that the constructors of PyTorch's schedules add to their
+  // optimizer's groups, where OneCycleLR reads them at every step. Loading an
+  // optimizer replaces its groups, so entries missing from a file would be
+  // lost.
   [[nodiscard]] ScheduleEntries schedule_entries(std::int64_t optimizer) const {
     ScheduleEntries entries;
     for (const Json& scheduler : list("schedulers")) {
@@ -232,8 +233,8 @@ class Conversion {
     if (!is_own && saved.contains("metrics") &&
         !saved["metrics"].value("doubles", Json::array()).empty()) {
       left_out_.push_back(format(
-          "what LibTorch's ReduceLROnPlateauScheduler (\"{}\") knows of its "
-          "metrics, which it does not tell; "
+          "what LibTorch's ReduceLROnPlateauScheduler (\"{}\") remembers of "
+          "its metrics, which it does not reveal; "
           "accelerate::optim::ReduceLROnPlateau does",
           name));
     }

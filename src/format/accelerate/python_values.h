@@ -15,9 +15,9 @@ using ScheduleEntries = std::map<std::string, std::vector<double>>;
 /// Converts one optimizer of a checkpoint to the state_dict() of PyTorch's
 /// class: parameters are numbered in group order, steps are tensors, and groups
 /// have every option of the class and the entries of its schedules. `name` and
-/// `tensors` are the section's name and tensors. Appends what has no
-/// counterpart to `left_out`. Throws ConfigError for classes other than AdamW,
-/// Adam, SGD, Adagrad and RMSprop.
+/// `tensors` are the section's name and tensors. Appends descriptions of values
+/// without a counterpart to `left_out`. Throws ConfigError for classes other
+/// than AdamW, Adam, SGD, Adagrad and RMSprop.
 TorchValue python_optimizer(
     const SavedState& state,
     const SavedState::Json& optimizer,

@@ -36,7 +36,7 @@ SavedState::SavedState(const std::filesystem::path& file)
 
 void SavedState::fail() const {
   throw CheckpointError(format(
-      "[checkpoint] {} holds no state, or one that this version does not know",
+      "[checkpoint] {} holds no state, or one of a newer version",
       file_.string()));
 }
 
@@ -74,9 +74,8 @@ TorchValue SavedState::tagged(const Json& value, const std::string& what)
   if (kind == "state") return dict(inner, what);
   if (kind == "bytes") {
     throw ConfigError(format(
-        "[checkpoint] \"{}\" is a string that is not UTF-8, which a string of "
-        "Python cannot be; save it as a tensor of bytes, or in the native "
-        "layout",
+        "[checkpoint] \"{}\" must be UTF-8 to become a string of Python, but "
+        "is not; save it as a tensor of bytes, or in the native layout",
         what));
   }
   if (kind == "tensor") {

@@ -47,7 +47,7 @@ std::vector<CheckpointEntry> list_checkpoints(
 /// The last entry that is usable and has a number; null if there is none.
 const CheckpointEntry* newest_of(const std::vector<CheckpointEntry>& entries);
 
-/// What a save under `name` does to other checkpoints.
+/// The effect of a save under `name` on other checkpoints.
 struct RetentionPlan {
   /// It replaces a checkpoint of that name.
   bool replaces = false;
@@ -59,7 +59,7 @@ struct RetentionPlan {
 /// including the new one, are kept, and those with the lowest numbers are
 /// deleted. Never deletes unusable entries or entries without a number. Returns
 /// nothing if a directory named `name` exists and is not to be deleted: such a
-/// save must be refused.
+/// save must be rejected.
 std::optional<RetentionPlan> plan_retention(
     const std::vector<CheckpointEntry>& entries,
     const std::string& name,

@@ -159,9 +159,9 @@ std::optional<std::string> manifest_under(const path& target) {
 
 [[noreturn]] void refuse_to_replace(const path& target) {
   throw CheckpointError(format(
-      "[checkpoint] {} was written by another program while this one was about "
-      "to; it stays as it is, and this save is dropped. Give each program a "
-      "directory of its own",
+      "[checkpoint] {} was written by another program just before this one; it "
+      "stays as it is, and this save is dropped. Give each program a directory "
+      "of its own",
       target.string()));
 }
 
@@ -188,8 +188,8 @@ path resolved(const path& target) {
   return followed;
 }
 
-// `directory` must be hidden, so that if a crash leaves some of it, no reader
-// takes that for a checkpoint.
+// `directory` must be hidden, so that no reader mistakes what a crash leaves of
+// it for a checkpoint.
 void discard(FileSystem& disk, const path& directory) {
   const DirectoryLock lock(directory);
   remove_tree(disk, directory);
@@ -223,7 +223,8 @@ void adopt_files(FileSystem& disk, const path& directory, Manifest& manifest) {
       if (manifest.files.contains(name)) continue;
       if (!std::filesystem::is_regular_file(entry)) {
         throw Error(format(
-            "[checkpoint] {}, put there by a hook, is not a regular file",
+            "[checkpoint] {}, which a hook wrote, must be a regular file, but "
+            "is not",
             entry.string()));
       }
       disk.sync_file(entry);
@@ -349,8 +350,8 @@ std::optional<path> PendingCheckpoint::take_name(
   }
   if (disk_->exchange(directory_, target_)) {
     if (manifest_under(directory_) == replaceable) return directory_;
-    // Another program got in first. If moving it back fails, its checkpoint
-    // must not be removed with the directory.
+    // Another program took the name first. If moving its checkpoint back fails,
+    // it must not be removed with the directory.
     is_committed_ = true;
     is_committed_ = !disk_->exchange(directory_, target_);
     refuse_to_replace(target_);

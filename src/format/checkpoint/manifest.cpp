@@ -60,7 +60,7 @@ class Parser {
       } else if (digit >= 'a' && digit <= 'f') {
         value += static_cast<std::uint64_t>(digit - 'a' + 10);
       } else {
-        fail("a checksum has other characters than 0-9 and a-f");
+        fail("a checksum has characters other than 0-9 and a-f");
       }
     }
     return value;
@@ -107,7 +107,7 @@ class Parser {
     const std::uint64_t chunks = record.num_bytes / kChunkBytes +
         (record.num_bytes % kChunkBytes == 0 ? 0 : 1);
     if (checksums.size() != chunks) {
-      fail("a file does not have one checksum per chunk");
+      fail("a file must have one checksum per chunk, but does not");
     }
     for (const Json& each : checksums) {
       if (!each.is_string()) fail("a checksum is not a string");
@@ -126,7 +126,7 @@ class Parser {
     tensor.dtype = *dtype;
     tensor.shape = shape(json, "shape");
     if (!safetensors::bytes_of(tensor.dtype, tensor.shape)) {
-      fail("a tensor's size is impossible");
+      fail("a tensor has an impossible size");
     }
     const Json& boxes = member(json, "boxes");
     if (!boxes.is_array()) fail("\"boxes\" is not a list");
@@ -307,8 +307,8 @@ Manifest parse_manifest(std::string_view text, const std::string& name) {
       parser.number(parser.member(json, "version"), "version");
   if (version != static_cast<std::uint64_t>(kManifestVersion)) {
     throw CheckpointError(format(
-        "[checkpoint] {} has format version {}, written by {}; this program "
-        "reads version {}{}",
+        "[checkpoint] {} has format version {}, written by {}, but this "
+        "program reads version {}{}",
         name,
         version,
         printable(parser.text(json, "writer")),
@@ -317,7 +317,7 @@ Manifest parse_manifest(std::string_view text, const std::string& name) {
   }
   if (parser.number(parser.member(json, "chunk_bytes"), "chunk_bytes") !=
       kChunkBytes) {
-    parser.fail("chunks have another size than this version's");
+    parser.fail("chunks have a size other than this version's");
   }
   return manifest_of(json, Parser(name, !is_part(json, parser)));
 }
@@ -362,7 +362,7 @@ Manifest read_manifest(const std::filesystem::path& directory) {
   if (!std::filesystem::is_regular_file(path, code)) {
     throw CheckpointError(format(
         "[checkpoint] {} has no {}: it is not a checkpoint of this library, or "
-        "it was not finished",
+        "was not finished",
         directory.string(),
         kManifestName));
   }

@@ -244,7 +244,7 @@ std::string ArgumentParser::read_module_stack(const std::string& stack) {
     if (first == std::string::npos || first == last) continue;
     const std::string name = dotted_name_in(
         std::string_view(entry).substr(first + 1, last - first - 1));
-    // What torch.export writes for a node outside of all modules.
+    // torch.export writes this for a node outside all modules.
     if (name == "_empty_nn_module_stack_from_metadata_hook") continue;
     const std::string type = entry.substr(last + 1);
     if (name.size() > kMostNameBytes || type.size() > kMostNameBytes) continue;

@@ -10,19 +10,19 @@
 
 namespace accelerate::detail {
 
-/// Reads the graphs of an exported program, and remembers what cannot be run.
+/// Reads the graphs of an exported program, and lists what cannot be run.
 /// Throws nlohmann::json::exception for JSON of another structure.
 class ArgumentParser {
  public:
   ExportedGraph graph(const nlohmann::json& graph);
-  /// `node`: what has the argument, for complaints.
+  /// `node` is the owner of the argument, for complaints.
   ExportedArgument argument(
       const nlohmann::json& tagged,
       const std::string& node);
 
   /// Class names of the modules whose forward calls the nodes read so far.
   std::map<std::string, std::string> classes;
-  /// By what cannot be run: the first node that has it.
+  /// The first node with each thing that cannot be run.
   std::map<std::string, std::string> unsupported;
 
  private:
@@ -53,7 +53,7 @@ class ArgumentParser {
 std::int64_t exported_integer(const nlohmann::json& number);
 
 /// The place in a Python stack trace that a user would look at: the last call
-/// outside of PyTorch, or the last one: "model.py:12: return self.head(x)".
+/// outside PyTorch, or else the last one: "model.py:12: return self.head(x)".
 /// Empty if there is none.
 std::string source_line(std::string_view stack_trace);
 

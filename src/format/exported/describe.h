@@ -15,8 +15,8 @@ std::string symbol_in(const std::string& expression);
 /// "16", "2 to 64", "2 or more".
 std::string range_text(const ExportedRange& range);
 
-/// Describes a program. Which operators a program of LibTorch has is not known
-/// here. Throws what ExportedArchive throws.
+/// Describes a program, without checking which operators LibTorch has. Throws
+/// what ExportedArchive throws.
 ExportedDescription describe_exported(
     const ExportedArchive& archive,
     const std::string& model);

@@ -52,21 +52,21 @@ struct ExportedArchive::State {
     }
     if (root.empty() || text("archive_format") != "pt2") {
       throw CheckpointError(format(
-          "[exported] {} must be an archive of torch.export.save(), but is "
-          "another archive",
+          "[exported] {} must be an archive of torch.export.save(), but is a "
+          "different one",
           path));
     }
     if (const auto order = optional_text("byteorder");
         order && *order != "little") {
       throw CheckpointError(format(
-          "[exported] {} must have little byte order, but has {}",
+          "[exported] {} must be little-endian, but is {}",
           path,
           printable(*order)));
     }
     if (const auto version = optional_text("archive_version");
         version && trim(*version) != "0") {
       throw ConfigError(format(
-          "[exported] {} must be an archive of version 0, but is of version {}",
+          "[exported] {} must have archive version 0, but has version {}",
           path,
           printable(*version)));
     }
@@ -177,8 +177,8 @@ std::optional<ExportedFacts> ExportedArchive::facts() const {
       if (const auto version = parsed.value.value("format", kFactsFormat);
           version > kFactsFormat) {
         throw ConfigError(format(
-            "[exported] extra/accelerate.json of {} must be of format {}, but "
-            "is of format {}: a newer accelerate_cpp_export.py wrote it",
+            "[exported] extra/accelerate.json of {} must have format {}, but "
+            "has format {}: a newer accelerate_cpp_export.py wrote it",
             state_->path,
             kFactsFormat,
             version));

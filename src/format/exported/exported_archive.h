@@ -22,12 +22,12 @@ struct ExportedTensor {
   ExportedDtype dtype = ExportedDtype::float32;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
-  /// In elements, from the beginning of `bytes`.
+  /// Counted in elements, from the beginning of `bytes`.
   std::int64_t offset = 0;
   bool requires_grad = false;
   bool is_parameter = false;
-  /// The contents of the file, inside the archive; unset if the archive has
-  /// the graph alone.
+  /// The contents of the file, inside the archive; unset if the archive holds
+  /// only the graph.
   std::optional<std::span<const std::byte>> bytes;
 };
 using ExportedTensors = std::map<std::string, ExportedTensor>;
@@ -51,7 +51,7 @@ struct ExportedFacts {
 class ExportedArchive {
  public:
   /// Throws Error if the file cannot be read, CheckpointError if it is not such
-  /// an archive, or of another byte order.
+  /// an archive, or has another byte order.
   explicit ExportedArchive(const std::filesystem::path& path);
   /// Borrows `bytes`. `name` is used in messages.
   ExportedArchive(std::span<const std::byte> bytes, const std::string& name);

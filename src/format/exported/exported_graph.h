@@ -107,7 +107,7 @@ struct ExportedNode {
     ExportedArgument argument;
   };
   std::vector<Input> inputs;
-  /// A list stands for an operator's one result, a list of tensors.
+  /// A nested list stands for a single result that is a list of tensors.
   ExportedList outputs;
   /// The dotted name of the module whose forward calls it; empty for the root.
   std::string module;
@@ -116,7 +116,7 @@ struct ExportedNode {
   std::string source;
 };
 
-/// What the file says about a tensor of a graph.
+/// The file's description of a tensor of a graph.
 struct ExportedValue {
   /// Unset for dtypes that are not read.
   std::optional<ExportedDtype> dtype;

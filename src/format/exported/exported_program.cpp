@@ -64,7 +64,8 @@ class ProgramParser {
     if (result_.inputs.size() != result_.graph.inputs.size() ||
         result_.outputs.size() != result_.graph.outputs.size()) {
       fail(format(
-          "its graph has {} inputs and {} outputs, its signature {} and {}",
+          "its graph has {} inputs and {} outputs, but its signature has {} "
+          "and {}",
           result_.graph.inputs.size(),
           result_.graph.outputs.size(),
           result_.inputs.size(),
@@ -210,8 +211,8 @@ void require_version(const json& program, const std::string& name) {
   const std::int64_t major = exported_integer(version.at("major"));
   if (major == kMajorVersion) return;
   throw ConfigError(format(
-      "[exported] {} must be in version {} of torch.export's format, which "
-      "torch 2.11 to 2.15 write, but is in version {}.{}, written by torch {}",
+      "[exported] {} must have version {} of torch.export's format, which "
+      "torch 2.11 to 2.15 write, but has version {}.{}, written by torch {}",
       name,
       kMajorVersion,
       major,

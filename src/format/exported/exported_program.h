@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// What stands at a place among the graph's inputs.
+/// What the graph takes at one of its inputs.
 struct ExportedInput {
   enum class Kind {
     parameter,
@@ -48,7 +48,7 @@ struct ExportedSize {
   std::string expression;
 };
 
-/// What is known of a tensor that is an argument of forward().
+/// What is known about a tensor argument of forward().
 struct ExportedInputTensor {
   /// Position among the graph's inputs.
   std::size_t input = 0;
@@ -68,7 +68,7 @@ struct ExportedProgram {
   std::vector<ExportedInput> inputs;
   std::vector<ExportedOutput> outputs;
   std::vector<ExportedInputTensor> input_tensors;
-  /// By symbol: "s77".
+  /// The range of each symbol, such as "s77".
   std::map<std::string, ExportedRange> ranges;
   /// Python's class names by the modules' dotted names: "layers.0" to
   /// "LlamaDecoderLayer". Modules without operators are missing.
@@ -81,9 +81,8 @@ struct ExportedProgram {
 };
 
 /// Reads the JSON of a program. `name` is used in messages. Throws
-/// CheckpointError for what is not such a program, ConfigError naming the
-/// version for other major versions of the schema. What cannot be run is listed
-/// in the result.
+/// CheckpointError for anything else, ConfigError naming the version for other
+/// major versions of the schema. What cannot be run is listed in the result.
 ExportedProgram parse_exported_program(
     std::string_view text,
     const std::string& name);

@@ -75,11 +75,11 @@ class TensorParser {
     return numbers;
   }
 
-  // Its elements must be numbered without overflow, and lie inside its file if
-  // that is there.
+  // Indices of elements must not overflow, and must lie inside the file, if
+  // present.
   void check_extent(const ExportedTensor& tensor) const {
     if (tensor.sizes.size() != tensor.strides.size() || tensor.offset < 0) {
-      fail("its sizes, strides and offset do not belong together");
+      fail("its sizes, strides and offset do not fit together");
     }
     std::int64_t count = 1;
     std::int64_t end = tensor.offset;
@@ -100,7 +100,7 @@ class TensorParser {
         tensor.bytes->size() / element_bytes(tensor.dtype);
     if (static_cast<std::size_t>(end) >= available) {
       fail(format(
-          "it reaches to element {} of its file '{}', which has {}",
+          "it reaches to element {} of its file '{}', which has only {}",
           end,
           printable(tensor.file),
           available));

@@ -15,7 +15,7 @@ namespace {
 
 // Out of line, so that its callers stay small.
 [[noreturn]] void throw_beyond() {
-  throw Error("[format] an entry of a journal runs beyond its frame");
+  throw Error("[format] an entry of a journal extends beyond its frame");
 }
 
 inline std::string_view take(std::string_view& bytes, std::uint64_t size) {
@@ -97,8 +97,8 @@ void JournalDecoder::read_content(char mark) {
       break;
     default:
       throw Error(format(
-          "[format] a journal has an entry of an unknown kind ({}); a later "
-          "version wrote it",
+          "[format] a journal has an entry of an unknown kind ({}), which a "
+          "later version wrote",
           static_cast<int>(mark)));
   }
 }

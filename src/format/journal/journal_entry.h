@@ -22,7 +22,8 @@ struct JournalScalars {
   bool operator==(const JournalScalars&) const = default;
 };
 
-/// Anything but figures: the configuration of a run, a text, an image, a table.
+/// Anything but figures, such as the configuration of a run, a text, an image
+/// or a table.
 struct JournalEvent {
   std::string kind;        ///< "config", "text", "image", "warning", ...
   std::string name;        ///< may be empty
@@ -54,8 +55,8 @@ struct JournalEntry {
   bool operator==(const JournalEntry&) const = default;
 };
 
-/// The step of what follows `step` and was logged without one. The last step
-/// that there is comes again.
+/// The step of an entry that follows `step` and was logged without one; the
+/// largest step repeats.
 constexpr std::int64_t step_after(std::int64_t step) {
   return step < std::numeric_limits<std::int64_t>::max() ? step + 1 : step;
 }

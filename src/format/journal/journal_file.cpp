@@ -82,7 +82,7 @@ throw_unusable(const fs::path& path, const char* what, int problem) {
       std::strerror(problem)));
 }
 
-// Others may write in the directory as well, so that links are not followed.
+// Others may write to the directory as well, so links are not followed.
 int open_for_writing(const fs::path& path) {
   constexpr std::string_view kArea = "[files] ";
   try {
@@ -99,8 +99,8 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-// Failures, and files that other processes create meanwhile, are noticed when
-// the file is opened.
+// Ignores failures, and files that other processes create meanwhile: opening
+// the file will notice them.
 template <class Make>
 void make_unless_refused(const Make& make) {
   try {
@@ -110,8 +110,8 @@ void make_unless_refused(const Make& make) {
 }
 
 // Creates what is missing. Returns the directories that contain the names of
-// the journal and of its directories: as absolute paths, since programs change
-// their working directory.
+// the journal and of its directories: as absolute paths, since programs may
+// change their working directory.
 std::vector<fs::path> make_names(const fs::path& given, FileSystem& disk) {
   std::error_code ignored;
   const fs::path absolute = fs::absolute(given, ignored);
@@ -146,8 +146,8 @@ std::unique_ptr<JournalFile> open_journal_file(
   ::close(file);
   if (problem != EWOULDBLOCK) throw_unusable(path, "locked", problem);
   throw Error(format(
-      "[format] another process writes the journal {}; give this run a name "
-      "of its own",
+      "[format] another process is writing the journal {}; give this run a "
+      "name of its own",
       path.string()));
 }
 

@@ -33,7 +33,7 @@ struct JournalHeader {
   [[nodiscard]] bool describes(std::string_view payload) const;
 };
 
-/// What bytes that should be a frame begin with.
+/// What the bytes at the expected place of a frame begin with.
 enum class FrameStart {
   frame,  ///< a valid header, or its beginning if there are no more bytes
   other_version,  ///< the magic number of another version's frames

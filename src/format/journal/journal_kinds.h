@@ -40,7 +40,7 @@ inline constexpr std::string_view kFigure = "figure";
 /// The name is the path of a file or directory that was kept; the body is its
 /// directory in the run, which may be empty.
 inline constexpr std::string_view kArtifact = "artifact";
-/// The name is the one given to init_trackers().
+/// The name is the one passed to init_trackers().
 inline constexpr std::string_view kProject = "project";
 /// The name is the path of the checkpoint.
 inline constexpr std::string_view kCheckpoint = "checkpoint";
@@ -90,9 +90,7 @@ JournalEvent profile_event(const TrackedTable& table);
 JournalEvent histogram_event(
     std::string_view name,
     const TrackedHistogram& histogram);
-JournalEvent artifact_event(
-    std::string_view path,
-    std::string_view directory);
+JournalEvent artifact_event(std::string_view path, std::string_view directory);
 JournalEvent project_event(std::string_view name);
 JournalEvent checkpoint_event(std::string_view path);
 JournalEvent system_event(const std::vector<JournalScalars::Scalar>& figures);
@@ -109,7 +107,7 @@ struct JournalRank {
 
 JournalEvent ranks_event(const std::vector<JournalRank>& ranks);
 
-/// What a session's description says about its process.
+/// A session's description of its process.
 struct JournalSessionInfo {
   std::vector<std::string> command = {};
   TrackedValues versions = {};
@@ -133,8 +131,8 @@ std::vector<JournalRank> read_ranks(std::string_view body);
 /// Nothing if the body is not a histogram.
 std::optional<TrackedHistogram> read_histogram(std::string_view body);
 
-// These are inline because the values' constructors belong to the trackers'
-// library, which this room does not link.
+// Inline, because the values' constructors belong to the trackers' library,
+// which this room does not link.
 
 inline TrackedValue to_tracked_value(const JournalJson& json);
 

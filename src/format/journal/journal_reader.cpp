@@ -21,12 +21,13 @@ namespace {
 
 constexpr std::size_t kBlock = std::size_t{1} << 20U;
 
-// What a writer may leave unfinished at the end; the next one may cut it off.
+// Bytes that a writer may leave unfinished at the end; the next one may cut
+// them off.
 constexpr std::uint64_t kMostTornBytes =
     kJournalHeaderBytes + kMostJournalFrameBytes;
 
-// Payloads that fail their checksums may have this many times the bytes that
-// were read. Damage has no more than once.
+// Payloads that fail their checksums may total this many times the bytes that
+// were read. Mere damage totals at most once.
 constexpr std::uint64_t kMostFailures = 8;
 
 [[noreturn]] void throw_unreadable(const std::filesystem::path& path) {
@@ -142,8 +143,8 @@ void JournalReader::count_failure(std::size_t num_bytes) {
   if (num_failed_bytes_ <= kMostTornBytes + kMostFailures * (position_ - end_))
     return;
   throw Error(format(
-      "[format] the journal {} cannot be read: from byte {} on it has "
-      "headers of frames that overlap",
+      "[format] the journal {} cannot be read: from byte {} on, headers of its "
+      "frames overlap",
       path_.string(),
       end_));
 }
@@ -151,7 +152,7 @@ void JournalReader::count_failure(std::size_t num_bytes) {
 bool JournalReader::read(const TakeFrame& take, std::uint64_t most_bytes) {
   const State now = state();
   const std::uint64_t begin = position_;
-  // Looking for frames in a long end takes time.
+  // Searching a long unfinished end for frames takes time.
   if (now == seen_ && now.size > end_ + kBlock) return false;
   bytes_.clear();
   num_failed_bytes_ = 0;

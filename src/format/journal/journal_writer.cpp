@@ -34,9 +34,9 @@ bool is_all_zero(
   return true;
 }
 
-// Whether the bytes from `begin` to `end` may be what a process or machine left
-// of a frame that it was writing when it died: its beginning, or, where the
-// file system had extended the file only, zeros.
+// Whether the bytes from `begin` to `end` may be the remains of a frame that a
+// process or machine was writing when it died: its beginning, or zeros where
+// the file system had only extended the file.
 bool is_torn_frame(
     const JournalReader& reader,
     std::uint64_t begin,
@@ -71,7 +71,7 @@ std::uint64_t place_of_next_frame(
   }
   if (options.report) {
     options.report(format(
-        "the last {} bytes of the journal {} are not a frame; they are "
+        "the last {} bytes of the journal {} are not a valid frame; they are "
         "kept, and this run continues after them",
         size - end,
         path.string()));
@@ -180,7 +180,8 @@ void JournalWriter::add(
   const std::size_t size = event.body.size() + event.name.size() + 1024;
   if (size > kMostJournalFrameBytes / 2) {
     throw Error(format(
-        "[format] \"{}\" has {} bytes; a journal takes at most {} at once",
+        "[format] \"{}\" has {} bytes, but a journal accepts at most {} at "
+        "once",
         event.name,
         event.body.size(),
         kMostJournalFrameBytes / 2));
@@ -227,7 +228,7 @@ void JournalWriter::run() {
   report_losses();
 }
 
-// What waited is lost now as well. There is nobody left to write it later.
+// Waiting entries are now lost as well, since no writer is left.
 void JournalWriter::report_losses() const {
   std::uint64_t num_waiting = 0;
   for (const Frame& each : frames_) num_waiting += each.num_logged;
@@ -285,12 +286,11 @@ void JournalWriter::write_pending(std::unique_lock<std::mutex>& lock) {
 void JournalWriter::report(bool was_failing, int problem) const {
   if (!options_.report || was_failing == (problem != 0)) return;
   options_.report(
-      was_failing
-          ? "the journal can be written again"
-          : format(
-                "the journal cannot be written: {}; training continues, "
-                "and what is logged waits in memory",
-                std::strerror(problem)));
+      was_failing ? "the journal can be written again"
+                  : format(
+                        "the journal cannot be written: {}; training "
+                        "continues, and logged entries wait in memory",
+                        std::strerror(problem)));
 }
 
 int JournalWriter::write_frame(const std::string& frame) {

@@ -34,7 +34,7 @@ struct JournalWriterOptions {
   /// Receives a line when the file cannot be written, when it can be again, and
   /// at the end if anything was lost; called on the writer's thread, before
   /// flush() returns. Must not wait for the writer. Also receives, in the
-  /// constructor, what is wrong with the end of a journal that is continued.
+  /// constructor, complaints about the end of a journal that is continued.
   std::function<void(const std::string& line)> report = {};
 };
 
@@ -56,13 +56,13 @@ class JournalWriter {
       const std::filesystem::path& path,
       std::string description,
       Options options = {});
-  /// For tests: the same with a file that open_journal_file() opened.
+  /// For tests: writes to a file that open_journal_file() opened.
   JournalWriter(
       std::unique_ptr<JournalFile> file,
       const std::filesystem::path& path,
       std::string description,
       Options options);
-  /// For tests: a file whose frames end at `offset`.
+  /// For tests: writes to a file whose frames end at `offset`.
   JournalWriter(
       std::unique_ptr<JournalFile> file,
       std::uint64_t offset,
@@ -70,11 +70,11 @@ class JournalWriter {
       Options options);
   JournalWriter(const JournalWriter&) = delete;
   JournalWriter& operator=(const JournalWriter&) = delete;
-  /// Writes what is still pending.
+  /// Writes the pending entries.
   ~JournalWriter();
 
-  /// Costs about as much as copying the names and values. `time`, in seconds
-  /// since 1970: when they were logged, if not now.
+  /// Costs about as much as copying the names and values. `time` is when they
+  /// were logged, in seconds since 1970; unset: now.
   void log(
       std::span<const std::pair<std::string_view, double>> scalars,
       std::optional<std::int64_t> step,
@@ -110,9 +110,9 @@ class JournalWriter {
 
   Options options_;
   std::unique_ptr<JournalFile> file_;
-  std::uint64_t offset_ = 0;    // the end of what is known to be in the file
-  std::uint64_t sequence_ = 0;  // of the next frame
-  std::deque<Frame> frames_;    // not written yet
+  std::uint64_t offset_ = 0;       // the end of what is known to be in the file
+  std::uint64_t sequence_ = 0;     // of the next frame
+  std::deque<Frame> frames_;       // not written yet
   std::uint64_t num_written_ = 0;  // calls of log() and add()
 
   mutable std::mutex mutex_;

@@ -122,7 +122,7 @@ void RunHistory::drop_last(Points& points) {
   late.erase(last);
 }
 
-// What an earlier process logged for this step and later ones was repeated, or
+// Entries of an earlier process for this step and later ones were repeated, or
 // will be. Within a process an earlier step may have been skipped, and the
 // second value for a step is the better one.
 void RunHistory::drop_repeated(Points& points, std::int64_t step) {

@@ -61,9 +61,8 @@ class RunHistory {
   RunHistory(RunHistory&&) = default;
   RunHistory& operator=(RunHistory&&) = default;
 
-  /// Adds entries in journal order; may be called again for later ones. Takes
-  /// time in proportion to their number, and its logarithm, whatever is in
-  /// them.
+  /// Adds entries in journal order; may be called again for later ones. Takes n
+  /// log n time in their number, whatever they contain.
   void add(const std::vector<JournalEntry>& entries);
   /// The functions below add single entries. What they change is seen once
   /// settle() has been called.
@@ -84,8 +83,9 @@ class RunHistory {
   [[nodiscard]] const std::vector<Session>& sessions() const {
     return sessions_;
   }
-  /// In the order in which they were noticed. Samples of the system and of
-  /// ranks, which have no steps, are dropped if they were taken in one of them.
+  /// Intervals in the order in which they were noticed. Samples of the system
+  /// and of ranks, which have no steps, are dropped if they were taken during
+  /// one.
   [[nodiscard]] const std::vector<LostTime>& lost_times() const {
     return lost_times_;
   }

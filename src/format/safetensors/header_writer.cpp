@@ -52,7 +52,7 @@ Header lay_out(
             .second;
     if (!is_new) {
       throw CheckpointError(format(
-          "[safetensors] '{}' was given twice to be written",
+          "[safetensors] '{}' must be written once, but was declared twice",
           printable(tensor->name)));
     }
     at += *bytes;

@@ -41,7 +41,7 @@ class HeaderReader {
   bool boolean(bool) { return wrong("a truth value"); }
   bool number_integer(number_integer_t) { return wrong("a negative number"); }
   bool number_float(number_float_t, const string_t&) {
-    return wrong("a number that is not whole, or beyond 64 bits");
+    return wrong("a number is fractional, or beyond 64 bits");
   }
   bool binary(binary_t&) { return wrong("bytes"); }
   bool number_unsigned(number_unsigned_t value) {
@@ -104,7 +104,7 @@ class HeaderReader {
     }
     if (place_ == Place::metadata) {
       if (header_.metadata.contains(text)) {
-        return fail(format("key '{}' is given twice", printable(text)));
+        return fail(format("key '{}' occurs twice", printable(text)));
       }
       key_ = std::move(text);
       has_key_ = true;
@@ -118,7 +118,7 @@ class HeaderReader {
       return fail(format("field '{}' is not known", printable(text)));
     }
     return seen_.insert(field_).second ||
-        fail(format("field '{}' is given twice", text));
+        fail(format("field '{}' occurs twice", text));
   }
   bool end_object() {
     if (place_ == Place::header) {
@@ -172,7 +172,7 @@ class HeaderReader {
     return false;
   }
   bool wrong(std::string_view found) {
-    return fail(format("{} is where something else belongs", found));
+    return fail(format("unexpected {}", found));
   }
 
   Header& header_;
@@ -209,7 +209,7 @@ std::uint64_t checked_header_length(
     refuse_file(
         name,
         format(
-            "its header would have {} bytes; at most {} are read",
+            "its header would have {} bytes, but at most {} are read",
             length,
             kMostHeaderBytes));
   }
@@ -251,8 +251,8 @@ void check_tensors_cover(
       refuse_file(
           name,
           format(
-              "the data of '{}' is from {} to {}, and the one before it ends "
-              "at {}: a hole, an overlap, or bounds the wrong way round",
+              "the data of '{}' is from {} to {}, but the tensor before it "
+              "ends at {}: a hole, an overlap, or swapped bounds",
               printable(tensor),
               info.begin,
               info.end,
@@ -263,7 +263,7 @@ void check_tensors_cover(
       refuse_file(
           name,
           format(
-              "'{}' has {} bytes, which is not what its shape and dtype take",
+              "'{}' has {} bytes, which do not match its shape and dtype",
               printable(tensor),
               info.num_bytes()));
     }
@@ -273,8 +273,8 @@ void check_tensors_cover(
     refuse_file(
         name,
         format(
-            "its tensors take {} bytes and {} follow the header: it is torn, "
-            "or something was added",
+            "its tensors take {} bytes, but {} follow the header: it is torn, "
+            "or something was appended",
             covered,
             data_size));
   }

@@ -91,14 +91,14 @@ std::string_view slice_complaint(
   const int bits = bits_of(tensor.dtype);
   if (bits % 8 != 0) return "its elements are smaller than a byte";
   if (box.begin.size() != shape.size() || box.size.size() != shape.size())
-    return "the slice has another number of dimensions";
+    return "the slice has a different number of dimensions";
   auto count = static_cast<std::uint64_t>(bits) / 8;
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (box.size[i] > shape[i] || box.begin[i] > shape[i] - box.size[i])
       return "the slice is not inside the tensor";
     count *= box.size[i];
   }
-  return count == num_bytes ? "" : "the buffer has another number of bytes";
+  return count == num_bytes ? "" : "the buffer has a different number of bytes";
 }
 
 }  // namespace

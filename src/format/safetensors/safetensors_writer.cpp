@@ -52,8 +52,7 @@ const std::vector<std::string>& Writer::order() const { return state_->order; }
 void Writer::write(std::span<const std::byte> bytes) {
   if (bytes.size() > state_->num_bytes - state_->num_written) {
     throw CheckpointError(format(
-        "[safetensors] more data was given for {} than its tensors take: {} "
-        "bytes",
+        "[safetensors] data for {} exceeds the {} bytes of its tensors",
         state_->path.string(),
         state_->num_bytes));
   }
@@ -65,12 +64,13 @@ void Writer::write(std::span<const std::byte> bytes) {
 void Writer::finish() {
   if (state_->file == nullptr) {
     throw CheckpointError(format(
-        "[safetensors] finish() was called before for {}; call it once",
+        "[safetensors] finish() must be called once for {}, but was called "
+        "twice",
         state_->path.string()));
   }
   if (state_->num_written != state_->num_bytes) {
     throw CheckpointError(format(
-        "[safetensors] {} of {} bytes were given for {}",
+        "[safetensors] only {} of {} bytes were written for {}",
         state_->num_written,
         state_->num_bytes,
         state_->path.string()));

@@ -160,7 +160,7 @@ std::optional<std::string> complaint_of_boxes(
   std::vector<const Box*> filled;
   for (const Box* box : boxes) {
     if (box->begin.size() != shape.size() || box->size.size() != shape.size()) {
-      return "a box has another number of dimensions than its tensor";
+      return "a box and its tensor have different numbers of dimensions";
     }
     if (!is_inside(*box, shape)) return "a box is not inside its tensor";
     const std::uint64_t volume = volume_of(box->size);

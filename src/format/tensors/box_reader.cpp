@@ -70,7 +70,7 @@ class BoxReader::Lists {
     }
   }
 
-  // Asks for the next list. Returns whether there was one.
+  // Requests the next list. Returns whether there was one.
   bool ask(Lock& lock) {
     is_asking_ = true;
     lock.unlock();
@@ -197,7 +197,7 @@ class BoxReader::Lists {
   /// Unfinished lists, in order.
   std::list<ActiveList> lists_;
   bool is_asking_ = false;
-  /// Set once no further list may be asked for.
+  /// Set once no further list may be requested.
   bool is_ended_ = false;
   std::vector<std::thread> threads_;
 };

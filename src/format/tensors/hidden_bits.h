@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// Operations that torch puts off until a view is read. The storage has the
-/// values from before them.
+/// Operations that torch defers until a view is read; the storage has the
+/// values before them.
 struct HiddenBits {
   bool is_conjugate = false;
   bool is_negative = false;

@@ -47,8 +47,8 @@ class InputFile {
   /// Open for reading as long as this object lives; still the same file if
   /// another one has taken its name.
   [[nodiscard]] int descriptor() const { return file_; }
-  /// Differs after any change of the file; a new name or owner may change it,
-  /// too.
+  /// Differs after any change of the file, and possibly after a new name or
+  /// owner.
   struct Version {
     std::int64_t size = -1;
     std::int64_t written_seconds = 0;
@@ -61,7 +61,7 @@ class InputFile {
   /// Whether version_now() differs from when the file was opened or
   /// accept_changes() was called. Thread-safe.
   [[nodiscard]] bool has_changed() const;
-  /// Whether has_changed() for another reason than a new name, owner or mode.
+  /// Whether has_changed() for a reason other than a new name, owner or mode.
   [[nodiscard]] bool was_written_to() const;
   /// Accepts the file as it is now; its chunks count as unverified. No other
   /// thread may be reading.
@@ -69,8 +69,8 @@ class InputFile {
   /// Throws CheckpointError if the file is too short, Error if it cannot be
   /// read.
   void read_at(std::uint64_t offset, std::span<std::byte> out) const;
-  /// Throws what read_at() throws for this result of a DirectReader; nothing if
-  /// it is 0.
+  /// Throws the error of read_at() for this result of a DirectReader, unless it
+  /// is 0.
   void require_read(int result) const;
   /// All bytes of the file, mapped on first use.
   [[nodiscard]] std::span<const std::byte> bytes() const;
@@ -86,8 +86,8 @@ class InputFile {
       std::uint64_t begin,
       std::uint64_t end) const;
 
-  /// Says that other processes on this machine read the same bytes, so that
-  /// they should come from the disk once, through the page cache.
+  /// Declares that other processes on this machine read the same bytes, so that
+  /// they come from the disk once, through the page cache.
   void set_shared() const { is_shared_ = true; }
   [[nodiscard]] bool is_shared() const { return is_shared_; }
 

@@ -218,7 +218,8 @@ void add_runs(
   const auto bits = safetensors::bits_of(wanted.tensor->dtype);
   if (bits % 8 != 0) {
     throw CheckpointError(
-        "[checkpoint] a tensor of elements smaller than a byte cannot be cut");
+        "[checkpoint] a tensor with elements smaller than a byte cannot be "
+        "sliced");
   }
   const auto width = static_cast<std::uint64_t>(bits) / 8;
   std::uint64_t run_bytes = 0;
@@ -264,7 +265,7 @@ void add_box(Wanted& all, const BoxToRead& wanted) {
   }
   if (missing == 0) return;
   throw CheckpointError(
-      "[checkpoint] a slice of a tensor was requested of which not all was "
+      "[checkpoint] a slice of a tensor was requested that was not fully "
       "saved: the state is one machine's part, for the ranks that it had");
 }
 

@@ -118,8 +118,7 @@ StoredTensors stored_in_checkpoint(
           info->second.dtype != tensor.dtype ||
           !holds(info->second.shape, saved_box)) {
         throw CheckpointError(format(
-            "[checkpoint] {} is damaged: its \"{}\" is not what the manifest "
-            "says",
+            "[checkpoint] {} is damaged: its \"{}\" contradicts the manifest",
             (directory / saved_box.file).string(),
             printable(name)));
       }

@@ -47,8 +47,8 @@ using StoredTensors = std::map<std::string, StoredTensor>;
 struct SavedBox {
   std::string file;
   safetensors::Box box;
-  /// The first row, along dimension 0, of this slice in what the file holds
-  /// under that name, if that is several slices; unset if it is only this one.
+  /// The first row, along dimension 0, of this slice in the file's tensor of
+  /// that name, if it holds several slices; unset if it holds only this one.
   std::optional<std::uint64_t> row = std::nullopt;
 };
 
@@ -64,15 +64,15 @@ using SavedTensors = std::map<std::string, SavedTensor>;
 
 /// The tensors of one section of a checkpoint. With `records`, from the
 /// manifest, bytes are compared with their checksums when they are read. Throws
-/// CheckpointError if a file is not what the manifest says, Error if a file
-/// cannot be read.
+/// CheckpointError if a file contradicts the manifest, Error if a file cannot
+/// be read.
 StoredTensors stored_in_checkpoint(
     const std::filesystem::path& directory,
     const SavedTensors& saved,
     const std::map<std::string, FileRecord>* records = nullptr);
 
-/// Says that other processes on this machine read the files of these tensors,
-/// too (InputFile::set_shared).
+/// Declares that other processes on this machine also read the files of these
+/// tensors (InputFile::set_shared).
 void share_files(const StoredTensors& tensors);
 
 /// Shows how many bytes of these tensors' files read_boxes() reads.

@@ -39,8 +39,8 @@ class ChunkHash {
   ~ChunkHash();
 
   void add(std::span<const std::byte> bytes);
-  /// Notes that the chunk is what was written. Throws DamagedCheckpoint if it
-  /// is not.
+  /// Marks the chunk as verified. Throws DamagedCheckpoint if its checksum
+  /// differs.
   void finish();
 
  private:

@@ -41,7 +41,7 @@ Pickle::Kind Pickle::Value::kind() const { return pickle_->nodes_[node_].kind; }
 
 void Pickle::Value::wrong(std::string_view wanted) const {
   throw CheckpointError(format(
-      "[torch] {}: expected {}, found {}",
+      "[torch] {}: expected {}, but found {}",
       pickle_->name_,
       wanted,
       name_of(kind())));

@@ -94,7 +94,7 @@ class MetadataReader {
     const std::string_view name = value.text();
     if (name.size() > kMostNameBytes) {
       fail(format(
-          "the name {} has {} bytes; at most {} are read",
+          "the name {} has {} bytes, but at most {} are read",
           printable(name.substr(0, kMostNameBytes)),
           name.size(),
           kMostNameBytes));
@@ -138,8 +138,7 @@ class MetadataReader {
     const auto known = torch_dtype_of(dtype);
     if (!known) {
       fail(format(
-          "a dtype that safetensors does not have: {}",
-          printable(dtype.text())));
+          "a dtype that safetensors lacks: {}", printable(dtype.text())));
     }
     tensor.dtype = *known;
     tensor.shape = sizes(member(dict, "size"));

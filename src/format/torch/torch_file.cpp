@@ -44,7 +44,7 @@ std::string storage_key_in(
     fail_legacy(
         name,
         format(
-            "the key of a storage has {} bytes; at most {} are read",
+            "the key of a storage has {} bytes, but at most {} are read",
             value.text().size(),
             kMostNameBytes));
   }
@@ -196,7 +196,7 @@ struct TorchFile::State {
     const std::string_view key = storage.item(2).text();
     if (key.size() > kMostNameBytes) {
       place.fail(format(
-          "the key of its storage has {} bytes; at most {} are read",
+          "the key of its storage has {} bytes, but at most {} are read",
           key.size(),
           kMostNameBytes));
     }
@@ -207,8 +207,8 @@ struct TorchFile::State {
         static_cast<std::uint64_t>(count) >
             found.size() / (dtype ? element_bytes(*dtype) : 1)) {
       place.fail(format(
-          "its storage '{}' has {} bytes, which is less than its {} elements "
-          "take: the file is torn",
+          "its storage '{}' has {} bytes, too few for its {} elements: the "
+          "file is torn",
           printable(key),
           found.size(),
           count));
@@ -263,7 +263,8 @@ std::string extent_complaint(
         "it reaches beyond its storage '{}'", printable(tensor.storage));
   if (*size > most_bytes) {
     return format(
-        "it repeats its storage to {} bytes; at most {} are read of this file",
+        "it repeats its storage to {} bytes, but at most {} are read from this "
+        "file",
         *size,
         most_bytes);
   }
@@ -288,7 +289,7 @@ std::optional<TorchTensor> TorchFile::tensor(
   const std::optional<Dtype> dtype = torch_dtype_of(named);
   if (!dtype) {
     place.fail(format(
-        "its dtype is not one that safetensors has: {}",
+        "its dtype is one that safetensors lacks: {}",
         printable(named.text())));
   }
   TorchTensor found;
@@ -296,7 +297,7 @@ std::optional<TorchTensor> TorchFile::tensor(
   found.hidden_bits = call->hidden_bits;
   if (found.hidden_bits.is_negative && !has_negatives(*dtype)) {
     place.fail(format(
-        "it is to be negated, which {} cannot be",
+        "it has a pending negation, which {} does not support",
         safetensors::name_of(*dtype)));
   }
   found.bytes = state_->bytes_of(storage, place);

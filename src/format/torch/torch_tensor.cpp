@@ -111,8 +111,8 @@ std::optional<TensorCall> tensor_call(
   const bool is_global = function.kind() == Kind::global;
   if (is_global && function.text().starts_with("torch._utils\n_rebuild_")) {
     place.fail(format(
-        "it was made by {}, so it is sparse, quantised, without values or of "
-        "another kind that is not read; save a dense tensor in its place",
+        "it was made by {}, so it is sparse, quantised, without values or "
+        "otherwise unsupported; save a dense tensor in its place",
         printable(function.text().substr(function.text().find('\n') + 1))));
   }
   return std::nullopt;
@@ -136,8 +136,8 @@ Value without_type(const Value& value) {
   if (value.kind() != Kind::call || value.item(0).kind() != Kind::global)
     return value;
   const std::string_view function = value.item(0).text();
-  const bool is_typed = function.starts_with("torch.jit._pickle\n") &&
-      value.item(1).size() > 0;
+  const bool is_typed =
+      function.starts_with("torch.jit._pickle\n") && value.item(1).size() > 0;
   return is_typed ? without_type(value.item(1).item(0)) : value;
 }
 
@@ -158,7 +158,7 @@ Shape torch_shape_in(const Value& value, const TensorPlace& place) {
   Shape shape;
   if (value.size() > kMostDimensions) {
     place.fail(format(
-        "it has {} sizes or strides; at most {} are read",
+        "it has {} sizes or strides, but at most {} are read",
         value.size(),
         kMostDimensions));
   }

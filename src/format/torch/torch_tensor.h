@@ -22,7 +22,7 @@ struct TorchTensor {
   std::string storage;
   /// The full storage, little-endian, in the file's mapping.
   std::span<const std::byte> bytes;
-  /// Counted in elements.
+  /// Offset in elements.
   std::uint64_t offset = 0;
   safetensors::Shape sizes;
   safetensors::Shape strides;
@@ -45,7 +45,7 @@ std::size_t element_bytes(safetensors::Dtype dtype);
 /// numbers or tensors that it writes as calls become lists.
 Pickle::Value without_type(const Pickle::Value& value);
 
-/// Where a tensor was found, for messages.
+/// The place of a tensor, for messages.
 struct TensorPlace {
   std::string_view path;
   /// Its name in the file; empty if unknown.
@@ -55,8 +55,8 @@ struct TensorPlace {
   [[noreturn]] void fail(std::string_view what) const;
 };
 
-/// The call that makes a tensor of a storage, and what other calls, which make
-/// a parameter or a buffer of it, add.
+/// The call that makes a tensor from a storage, and what enclosing calls, which
+/// make it a parameter or buffer, add.
 struct TensorCall {
   /// (storage, offset, sizes, strides, requires_grad, hooks, ...)
   Pickle::Value arguments;

@@ -137,8 +137,8 @@ class TorchTensors {
       fail(
           name,
           format(
-              "the list of tensors would take more than {} times the file's "
-              "size: it repeats dictionaries",
+              "the list of tensors would exceed {} times the file's size: the "
+              "file repeats dictionaries",
               kListingPerByte));
     }
     listing_left_ -= num_bytes;
@@ -234,7 +234,9 @@ class TorchTensors {
     if (name.size() + step.size() >= kMostNameBytes) {
       fail(
           format("{}.{}", name, step.substr(0, kMostNameBytes)),
-          format("a name has at most {} bytes", kMostNameBytes));
+          format(
+              "a name must have at most {} bytes, but has more",
+              kMostNameBytes));
     }
     return name.empty() ? std::string(step) : format("{}.{}", name, step);
   }
@@ -276,7 +278,7 @@ class TorchTensors {
           name,
           format(
               "with it, the tensors repeat their storages to more than {} "
-              "bytes, which is not read of a file of {} bytes",
+              "bytes, too many for a file of {} bytes",
               file_.most_tensor_bytes(),
               file_.num_bytes()));
     }

@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Told the names of numpy arrays, which are not read.
+/// Receives the names of numpy arrays, which are not read.
 using OnArray = std::function<void(const std::string& name)>;
 
 /// The tensors anywhere in a torch.save file, in LibTorch's archives of modules

@@ -19,7 +19,7 @@ class ZipReader {
   ZipReader(std::span<const std::byte> file, std::string name);
 
   struct Entry {
-    /// As they are in the file.
+    /// The bytes as stored in the file.
     std::span<const std::byte> bytes;
     std::uint32_t crc32 = 0;
     /// False if compressed or encrypted.
@@ -28,8 +28,8 @@ class ZipReader {
   [[nodiscard]] const std::map<std::string, Entry>& entries() const {
     return entries_;
   }
-  /// Throws CheckpointError if there is no entry of this name, or if it is
-  /// compressed or encrypted.
+  /// Returns an entry. Throws CheckpointError if there is none of this name, or
+  /// if it is compressed or encrypted.
   [[nodiscard]] const Entry& at(const std::string& entry) const;
   /// Throws CheckpointError if the contents do not match their checksum.
   void verify(const std::string& entry) const;

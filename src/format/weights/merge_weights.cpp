@@ -54,7 +54,7 @@ std::size_t merge_weights(const MergeRequest& request) {
       lies_inside(request.output, request.checkpoint_dir)) {
     throw ConfigError(format(
         "[checkpoint] the output {} is inside the checkpoint that is to be "
-        "removed; give another directory, or keep the checkpoint",
+        "removed; choose another directory, or keep the checkpoint",
         request.output.string()));
   }
   WriteModelOptions options;

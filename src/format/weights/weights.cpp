@@ -132,7 +132,7 @@ StoredTensors open_directory(
       directory.string(),
       indices.empty() ? " holds no model: no model.safetensors, "
                         "pytorch_model.bin, index, manifest.json or .metadata"
-                      : " holds several indices of models; name one"));
+                      : " holds several indices of models; pass one of them"));
 }
 
 // A file written under a temporary name beside its own.

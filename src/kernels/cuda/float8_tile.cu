@@ -3,7 +3,7 @@
 // VALUE: the dtype of the values. FORMAT: E4m3 or E5m2. ROUNDING: ToNearest or
 // Randomly.
 
-// From which numbers a scale is computed.
+// The numbers from which a scale is computed.
 enum ScaleKind {
   kGivenScale = 0,    // scales[0] is the scale of all
   kAmaxOfAll = 1,     // scales[0] is the bits of the amax of all
@@ -67,7 +67,7 @@ DEVICE void cast_tile_of(
   const int place = thread % kVectors * kVector;
   const i64 column = first_column + place;
   u32 largest = 0;
-UNROLL
+  UNROLL
   for (int pass = 0; pass < kSize / kRows; ++pass) {
     const int row_of_tile = pass * kRows + thread / kVectors;
     const i64 row = first_row + row_of_tile;
@@ -77,12 +77,12 @@ UNROLL
     float values[kVector];
     load<Type>(from + first, count, aligned, values);
     u32 codes[kVector / 4];
-UNROLL
+    UNROLL
     for (int i = 0; i < kVector; ++i) {
       largest = Larger()(largest, magnitude_of(values[i]));
       values[i] *= scales[place + i];
     }
-UNROLL
+    UNROLL
     for (int i = 0; i < kVector / 4; ++i) {
       codes[i] = round.four(values + 4 * i, (u64)(first + 4 * i));
       words[row_of_tile][place / 4 + i] = codes[i];
@@ -114,10 +114,10 @@ UNROLL
   const i64 left = tile.rows - first_row - own_row;
   if (first_column + own_column >= tile.columns || left <= 0) return;
   u32 gathered[4];
-UNROLL
+  UNROLL
   for (int i = 0; i < 4; ++i) {
     gathered[i] = 0;
-UNROLL
+    UNROLL
     for (int j = 0; j < 4; ++j) {
       const u32 word = words[own_row + 4 * i + j][own_column / 4];
       gathered[i] |= (word >> own_column % 4 * 8 & 0xffu) << 8 * j;

@@ -1,4 +1,4 @@
-// What all kernels share. NVRTC has no standard headers.
+// Definitions that all kernels share. NVRTC has no standard headers.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -80,30 +80,27 @@ DEVICE void load(
   if (aligned && count == Type::kVector) {
     Vector<Type> vector;
     vector.words = *reinterpret_cast<const uint4*>(from);
-UNROLL
+    UNROLL
     for (int i = 0; i < Type::kVector; ++i)
       values[i] = Type::widen(vector.values[i]);
   } else {
-UNROLL
+    UNROLL
     for (int i = 0; i < Type::kVector; ++i)
       values[i] = i < count ? Type::widen(from[i]) : 0.0f;
   }
 }
 
 template <class Type>
-DEVICE void store(
-    const float* values,
-    int count,
-    bool aligned,
-    typename Type::Stored* to) {
+DEVICE void
+store(const float* values, int count, bool aligned, typename Type::Stored* to) {
   if (aligned && count == Type::kVector) {
     Vector<Type> vector;
-UNROLL
+    UNROLL
     for (int i = 0; i < Type::kVector; ++i)
       vector.values[i] = Type::narrow(values[i]);
     *reinterpret_cast<uint4*>(to) = vector.words;
   } else {
-UNROLL
+    UNROLL
     for (int i = 0; i < Type::kVector; ++i)
       if (i < count) to[i] = Type::narrow(values[i]);
   }
@@ -138,7 +135,7 @@ struct Plus {
 template <class Value, class Join>
 DEVICE Value join_block(Value value, Join join) {
   __shared__ Value of_warps[kWarps];
-UNROLL
+  UNROLL
   for (int mask = 16; mask > 0; mask >>= 1)
     value = join(value, __shfl_xor_sync(0xffffffffu, value, mask));
   // The values of an earlier call have been read by all.
@@ -146,7 +143,7 @@ UNROLL
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
   __syncthreads();
   value = of_warps[0];
-UNROLL
+  UNROLL
   for (int warp = 1; warp < kWarps; ++warp) value = join(value, of_warps[warp]);
   return value;
 }

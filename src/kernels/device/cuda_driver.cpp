@@ -19,16 +19,14 @@ template <class Function>
 void find_driver_symbol(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
   if (function != nullptr) return;
-  throw Error(format(
-      "[kernels] CUDA's driver must have the function \"{}\", but does not",
-      name));
+  throw Error(
+      format("[kernels] CUDA's driver lacks the function \"{}\"", name));
 }
 
 void* open_driver() {
   if (void* const library = ::dlopen("libcuda.so.1", RTLD_NOW)) return library;
   throw Error(format(
-      "[kernels] CUDA's driver must be \"libcuda.so.1\", but that cannot be "
-      "opened: {}",
+      "[kernels] CUDA's driver, \"libcuda.so.1\", cannot be opened: {}",
       ::dlerror()));
 }
 
@@ -54,7 +52,7 @@ struct CudaDriver::Functions {
     const char* text = nullptr;
     error_string(code, &text);
     throw Error(format(
-        "[kernels] CUDA's driver must {}, but fails with code {}: {}",
+        "[kernels] CUDA's driver failed to {}, with code {}: {}",
         what,
         code,
         text != nullptr ? text : "unknown"));
@@ -99,7 +97,8 @@ struct CudaDriver::Functions {
 class CudaDriver::ContextScope {
  public:
   ContextScope(const Functions& functions, int index) : functions_(functions) {
-    // LibTorch never gives it back either; retaining it again only counts.
+    // LibTorch never releases it either; retaining it again only increments a
+    // count.
     void* context = nullptr;
     functions.check(
         functions.retain_context(&context, functions.ordinal(index)),

@@ -26,7 +26,8 @@ constexpr std::int64_t kMostBlocks = (1LL << 31U) - 1;
 // Blocks per multiprocessor of kernels that take further pieces themselves.
 constexpr std::int64_t kBlocksAtOnce = 8;
 
-/// What the process has compiled and loaded, and what is missing.
+/// The kernels that the process has compiled and loaded, and the reason for
+/// missing ones.
 class LoadedKernels {
  public:
   // Lives as long as the process: its kernels may still be running.
@@ -106,7 +107,7 @@ class LoadedKernels {
   const CudaDriver& driver_of() { return tried(driver_, driver_problem_); }
   const Nvrtc& compiler_of() { return tried(compiler_, compiler_problem_); }
 
-  // Makes the object at the first call; later calls repeat its error.
+  // Makes the object at the first call; later calls rethrow its error.
   template <class Made>
   const Made& tried(std::optional<Made>& made, std::string& problem) {
     if (!problem.empty()) throw Error(problem);
@@ -132,7 +133,7 @@ class LoadedKernels {
   std::map<int, std::int64_t> multiprocessors_;
 };
 
-// Thread-local: other threads compute on, while a test emulates.
+// Thread-local, since other threads compute as usual while a test emulates.
 thread_local const EmulatedKernels::Find* emulated_kernels = nullptr;
 
 }  // namespace

@@ -36,8 +36,8 @@ class DeviceKernel {
 };
 
 /// While it lives, the kernels for tensors in host memory on this thread come
-/// from a function: tests run the text of the kernels on the processor. It
-/// returns null for programs that it lacks.
+/// from a function: tests run the text of the kernels on the processor. The
+/// function returns null for programs that it lacks.
 class EmulatedKernels {
  public:
   using Find = std::function<const DeviceKernel*(
@@ -70,7 +70,7 @@ const DeviceKernel* find_kernel(
 std::string missing_kernels();
 void note_missing_kernels(const std::string& reason);
 
-/// Whether kernels may read and write a tensor's memory as it is: not if
+/// Whether kernels may read and write a tensor's memory directly: not if
 /// something intercepts its operators, such as the gate, whose weights' memory
 /// comes and goes, or if its values are conjugated or negated lazily.
 bool has_plain_memory(const at::Tensor& tensor);

@@ -21,8 +21,7 @@ void find_symbol(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
   if (function != nullptr) return;
   throw Error(format(
-      "[kernels] the run-time compiler must have the function \"{}\", but does "
-      "not: {}",
+      "[kernels] the run-time compiler lacks the function \"{}\": {}",
       name,
       ::dlerror()));
 }
@@ -65,7 +64,7 @@ struct Nvrtc::Functions {
   void check(int code, std::string_view what) const {
     if (code == 0) return;
     throw Error(format(
-        "[kernels] the run-time compiler must {}, but fails: {}",
+        "[kernels] the run-time compiler failed to {}: {}",
         what,
         error_string(code)));
   }
@@ -137,8 +136,8 @@ std::string Nvrtc::compile(const KernelProgram& program, int capability) const {
     if (each <= capability) newest = std::max(newest, each);
   if (newest == 0) {
     throw Error(format(
-        "[kernels] the run-time compiler {} must know devices of compute "
-        "capability {}.{} or older ones, but knows none",
+        "[kernels] the run-time compiler {} must support devices of compute "
+        "capability {}.{} or older ones, but supports none",
         version(),
         capability / 10,
         capability % 10));
@@ -168,7 +167,7 @@ std::string Nvrtc::compile(const KernelProgram& program, int capability) const {
       functions_->compile(made, static_cast<int>(texts.size()), texts.data());
   if (code != 0) {
     throw Error(format(
-        "[kernels] {} must compile for compute capability {}.{}, but {}:\n{}",
+        "[kernels] {} did not compile for compute capability {}.{}: {}:\n{}",
         program.text(),
         newest / 10,
         newest % 10,

@@ -7,8 +7,8 @@
 
 namespace accelerate::detail {
 
-/// NVIDIA's run-time compiler. LibTorch's CUDA library brings it along; no CUDA
-/// headers are needed, and no device to compile for one.
+/// NVIDIA's run-time compiler. It comes with LibTorch's CUDA library; compiling
+/// for a device needs neither CUDA headers nor the device.
 class Nvrtc {
  public:
   /// The names under which the system's loader is asked for it, in order.

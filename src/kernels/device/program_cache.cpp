@@ -95,7 +95,7 @@ std::string ProgramCache::problem() const {
         status.st_uid);
   if ((status.st_mode & kWritableByOthers) != 0)
     return format(
-        "{} must be writable for its user only, but others may write it",
+        "{} must be writable by its user only, but others may write to it",
         directory_);
   return "";
 }
@@ -113,7 +113,7 @@ std::string ProgramCache::get(
     try {
       replace_file(path, file_of(key, program));
     } catch (const Error&) {
-      // A full or read-only disk: the program is compiled again next time.
+      // On a full or read-only disk, the program is compiled again next time.
     }
   }
   return program;

@@ -21,7 +21,7 @@ class ProgramCache {
       std::string_view key,
       const std::function<std::string()>& make) const;
 
-  /// Where the program of a key is kept.
+  /// The path at which the program of a key is kept.
   [[nodiscard]] std::filesystem::path path_of(std::string_view key) const;
   /// Why nothing is kept or read; empty if the directory can be used. Creates
   /// it, for this user only.

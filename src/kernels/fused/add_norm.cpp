@@ -26,7 +26,7 @@ using detail::format;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Which norm, of what.
+/// The norm to compute, and the tensors to add.
 struct Norm {
   std::string_view function;
   bool centers = false;
@@ -36,7 +36,7 @@ struct Norm {
 const DeviceKernel*
 find_norm(const at::Tensor& input, bool centers, const char* entry) {
   const char* const value = detail::kernel_value(input.scalar_type());
-  // As in add_norm.cu: rows are whole vectors, at most four per thread.
+  // Matches add_norm.cu: rows are whole vectors, at most four per thread.
   const std::int64_t vector =
       16 / static_cast<std::int64_t>(input.element_size());
   if (value == nullptr || input.numel() == 0 || input.size(-1) % vector != 0 ||
@@ -136,7 +136,7 @@ struct FusedAddNorm : torch::autograd::Function<FusedAddNorm> {
     const std::int64_t rows = sum.numel() / columns;
     const std::int64_t blocks = detail::num_blocks_for(sum.device(), rows);
     const at::Tensor made = at::empty_like(sum);
-    // Autograd counts only the parameters that there are.
+    // Autograd counts only the parameters that are defined.
     const bool has_weight = saved[3].defined();
     const auto partial = [&](bool exists, std::size_t input) {
       return exists && context->needs_input_grad(input)

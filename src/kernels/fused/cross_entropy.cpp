@@ -102,7 +102,7 @@ void require_logits(const at::Tensor& logits) {
     complaints = detail::complain_about_dtype("logits", logits);
     if (logits.dim() == 0)
       complaints +=
-          "logits must have a dimension of classes, but is a scalar; ";
+          "logits must have a dimension of classes, but are a scalar; ";
   }
   detail::throw_complaints(kName, complaints);
 }
@@ -128,7 +128,7 @@ at::Tensor fused_cross_entropy(
   if (options.overwrite_logits && !matrix.is_contiguous()) {
     throw ConfigError(format(
         "[kernels] {}(): logits must be contiguous if overwrite_logits is set, "
-        "but has strides {}",
+        "but have strides {}",
         kName,
         logits.strides()));
   }

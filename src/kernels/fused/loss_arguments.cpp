@@ -58,7 +58,7 @@ std::string complain_about_targets(
   return complaints;
 }
 
-// Looks only where looking does not wait for a device.
+// Checks values only where that does not wait for a device.
 std::string complain_about_classes(
     const LossCall& call,
     const at::Tensor& targets,

@@ -57,7 +57,7 @@ Board Board::checked(SharedSegment segment) {
   if (header == nullptr || header->version != BoardHeader::kVersion ||
       header->num_pages < 0 || segment.size() != bytes_of(header->num_pages)) {
     throw SegmentError(
-        "[launch] the board of the launcher is another version's; use the "
+        "[launch] the launcher's board has another version; use the "
         "accelerate-cpp of the library that the program was linked with");
   }
   return Board(std::move(segment));
@@ -80,7 +80,7 @@ std::vector<Board> Board::of_process(pid_t process) {
     try {
       boards.push_back(checked(SharedSegment::open_file(files->path())));
     } catch (const SegmentError&) {
-      // Another user's, or another version's.
+      // The board belongs to another user or version.
     }
   }
   return boards;

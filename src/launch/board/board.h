@@ -19,17 +19,17 @@ struct BoardOptions {
   int world_size = 1;
   int attempt = 0;
   int machine = 0;
-  /// Shown to people who list what is running.
+  /// The command, shown in lists of what is running.
   std::string command = {};
   /// The name by which the process's boards are found; a different one for a
   /// board that is not about processes of this machine.
   const char* name = "accelerate-board";
 };
 
-/// Shared memory in which the ranks of one machine note what they do, one page
-/// per local rank. Observers read it instead of asking a rank, which may no
-/// longer answer. It has no name in a file system and disappears with the last
-/// process that maps it.
+/// Shared memory in which the ranks of one machine record what they do, one
+/// page per local rank. Observers read it instead of asking a rank, which may
+/// no longer respond. It has no name in a file system and disappears with the
+/// last process that maps it.
 class Board {
  public:
   /// Throws SegmentError if the system provides no memory.

@@ -80,8 +80,8 @@ struct BoardSeat {
   std::atomic<std::int32_t> rank;
 };
 
-/// One rank's activity. All but the last part is written by the rank and read
-/// by its observers. Zeroed memory is a valid page.
+/// One rank's activity. The rank writes all but the last part; observers read
+/// it. Zeroed memory is a valid page.
 struct BoardPage {
   static constexpr std::size_t kMostLanes = 32;
   static constexpr std::size_t kMostWaits = 4;
@@ -109,7 +109,7 @@ struct BoardPage {
   std::array<BoardWait, kMostWaits> waits;
   std::array<PhaseDurations, kNumRankPhases> durations;
 
-  /// Why the rank fails, by its own account; valid once `state` is failed.
+  /// The rank's own reason for its failure; valid once `state` is failed.
   BoardText<504> failure;
 
   /// The rest is written by the process that supervises the rank.
@@ -120,14 +120,15 @@ struct BoardPage {
   /// How it ended, as in "exited with code 3".
   BoardText<504> ending;
   /// The process that the ranks' monitor kills for holding up the others;
-  /// written before.
+  /// written before the kill.
   std::atomic<std::int32_t> killed_for_hang;
 
   /// The place of its process in an elastic group; see BoardSeat.
   alignas(64) BoardSeat seat;
 };
 
-/// The first page: what is running. Written before any rank can read the board.
+/// The first page, which describes the run. Written before any rank can read
+/// the board.
 struct BoardHeader {
   static constexpr std::uint64_t kVersion = 4;
 

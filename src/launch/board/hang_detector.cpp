@@ -53,7 +53,7 @@ std::string_view describe_process_state(char process_state) {
 }
 
 std::string describe(const BlockingRank& rank) {
-  // It may be loading its program.
+  // The process may still be loading its program.
   if (rank.process == 0) return format("rank {} has not joined yet", rank.rank);
   std::string text = format(
       "rank {} (process {}): {} for {}, step {}",

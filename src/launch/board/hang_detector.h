@@ -17,7 +17,7 @@ namespace accelerate::detail {
 /// A rank that waits for others.
 struct WaitingRank {
   int rank = 0;
-  /// Describes what it waits in.
+  /// Describes the call in which it waits.
   std::string in;
   std::chrono::milliseconds time{};
 };

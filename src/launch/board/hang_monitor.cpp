@@ -47,8 +47,8 @@ OnHang parse_on_hang(std::string_view text) {
   if (text == "warn") return OnHang::warn;
   if (text == "stacks") return OnHang::stacks;
   if (text == "kill") return OnHang::kill;
-  throw ConfigError(
-      format("[launch] on_hang is \"{}\"; write warn, stacks or kill", text));
+  throw ConfigError(format(
+      "[launch] on_hang must be warn, stacks or kill, but is \"{}\"", text));
 }
 
 HangMonitor::HangMonitor(const Board& board, HangMonitorOptions options)

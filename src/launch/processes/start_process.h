@@ -61,7 +61,7 @@ StartedProcess start_process(ProcessStart start);
 /// A process that may not run its program yet: a slow disk can hold it up.
 struct BegunProcess {
   pid_t pid = -1;
-  /// The errno with which no process could be made; otherwise 0.
+  /// The errno if no process could be made; otherwise 0.
   int problem = 0;
   /// Ends without a message once the program runs; otherwise an int, the errno
   /// of the failed start, after which the process exits with kNotStarted.

@@ -39,15 +39,15 @@ class Supervisor {
     EventSource* event = nullptr;
     /// True if every rank leads a process group; signals then go to the groups.
     bool has_groups = false;
-    /// Whether a rank that ended with this status cannot have been brought down
-    /// by a peer, so there is no other cause to wait for. Null: always waits.
+    /// Whether a peer cannot have brought down a rank that ended with this
+    /// status, so that there is no other cause to wait for. Null: always waits.
     bool (*is_surely_the_cause)(int wait_status) = nullptr;
     /// Called with a rank's index in ranks() when it has ended and its output
     /// has been read. May be empty.
     std::function<void(std::size_t index)> on_end = {};
-    /// Called when a rank has failed; returns true if that is not a failure of
-    /// the group, because another process replaces it or the others continue
-    /// without it. May call add(). May be empty.
+    /// Called when a rank has failed; returns true if the group has not failed,
+    /// because another process replaces the rank or the others continue without
+    /// it. May call add(). May be empty.
     std::function<bool(std::size_t index)> is_made_good = {};
     /// True while ranks may still be added even though none is running. May be
     /// empty.
@@ -82,7 +82,7 @@ class Supervisor {
 
   /// Called when the process has ended and no longer belongs to the group.
   void forget(std::size_t index) { ranks_[index].has_left = true; }
-  /// Counts an earlier failure as one of the group after all, and ends the
+  /// Treats an earlier failure as one of the group after all, and ends the
   /// group.
   void give_up(std::size_t index);
   /// Changes Options::interval.

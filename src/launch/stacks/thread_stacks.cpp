@@ -126,8 +126,8 @@ std::string why_refused(pid_t process, const std::string& output) {
   const std::string said =
       output.empty() ? std::string("nothing was printed") : output;
   return format(
-      "the stacks of process {} cannot be taken ({}): be root or its user, "
-      "and let it be traced: sysctl kernel.yama.ptrace_scope=0, or for a "
+      "the stacks of process {} cannot be taken ({}): run as root or as its "
+      "user, and allow tracing: sysctl kernel.yama.ptrace_scope=0, or for a "
       "container --cap-add SYS_PTRACE",
       process,
       printable(trim(said)));
@@ -159,7 +159,7 @@ ProcessStacks StackTaker::take(pid_t process, std::chrono::milliseconds timeout)
   stacks.problem = output.is_complete
       ? why_refused(process, output.text)
       : format(
-            "the stacks of process {} did not come within {} ms",
+            "the stacks of process {} did not arrive within {} ms",
             process,
             timeout.count());
   return stacks;
