@@ -24,9 +24,8 @@ std::shared_ptr<void> FullScope::enter() {
 void FullScope::require_closed() const {
   if (handle_.expired()) return;
   throw ConfigError(
-      "[parallel] backward() was called while full_parameters() lives, whose "
-      "parameters are not those that gradients belong to; end its scope "
-      "before");
+      "[parallel] backward() must not be called while full_parameters() lives, "
+      "whose parameters do not receive gradients; end its scope before");
 }
 
 }  // namespace accelerate::detail

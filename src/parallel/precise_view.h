@@ -8,7 +8,7 @@ namespace accelerate::detail {
 
 /// Shows the values of which a parameter is a rounded copy (a shard's, a master
 /// weight's) in the parameter itself, inside full_parameters(). Forwards of the
-/// model see it rounded as ever.
+/// model still see it rounded.
 class PreciseView {
  public:
   /// `values`: dense, of the parameter's sizes and on its device; until hide(),
@@ -26,16 +26,16 @@ class PreciseView {
   [[nodiscard]] bool is_changed() const;
   void forget_changes();
 
-  /// Makes the parameter what it was; `values()` are those that it showed last.
-  /// Without this call, it goes on to show them.
+  /// Restores the parameter; `values()` are those that it showed last. Without
+  /// this call, it continues to show them.
   void hide();
 
  private:
   at::Tensor parameter_;
   at::Tensor values_;
-  /// What the parameter was before it showed the values.
+  /// The parameter's tensor before it showed the values.
   at::Tensor before_;
-  /// What it showed before a forward; undefined outside.
+  /// The tensor that it showed before a forward; undefined outside.
   at::Tensor before_forward_ = {};
   std::int64_t version_ = 0;
   std::int64_t version_in_forward_ = 0;

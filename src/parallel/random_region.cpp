@@ -101,8 +101,8 @@ Stream& numbers_of(std::size_t level) {
   return *region.numbers;
 }
 
-// Takes the seeds of the innermost region and of the enclosing ones for good if
-// an operator has used them; a dropout of an empty tensor has not.
+// Keeps the seeds of the innermost region and of the enclosing ones if an
+// operator has used them; a dropout of an empty tensor has not.
 void take_seeds(bool has_drawn) {
   for (std::size_t level = regions.size(); level-- > 0;) {
     Region& region = regions[level];
@@ -164,7 +164,7 @@ void run_random_operator(
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   const std::size_t num_arguments = operation.schema().arguments().size();
-  // Recomputed operators are given the state they had the first time.
+  // Recomputed operators get the state that they had the first time.
   if (regions.empty() ||
       c10::impl::tls_is_dispatch_key_excluded(kRecordingKey) ||
       has_generator(*stack, num_arguments)) {

@@ -11,9 +11,9 @@ std::uint64_t random_stream_of(Axis axis, int rank);
 
 /// From here to leave_random_region() with the same owner, random operators on
 /// this thread draw from the region's generators; different streams are
-/// independent. For computations on this rank's slice, such as dropout between
-/// a column-wise and a row-wise layer. Outside, generators stay the same on all
-/// ranks.
+/// independent. Meant for computations on this rank's slice, such as dropout
+/// between a column-wise and a row-wise layer. Outside, generators stay the
+/// same on all ranks.
 ///
 /// Regions have no state to checkpoint: the first random operator in a region
 /// draws the region's seed from the CPU's default generator, one number on
@@ -33,9 +33,9 @@ bool is_in_random_region(const void* owner);
 /// Ends the region and those opened inside it; a no-op if there is none.
 void leave_random_region(const void* owner);
 
-/// While alive, the region of this owner is open, or not, as wanted. Afterwards
-/// it is open, or not, as before, but a region that was closed meanwhile begins
-/// anew.
+/// While alive, keeps the region of this owner open or closed, as requested.
+/// Afterwards the previous state is restored, but a region that was closed
+/// meanwhile begins anew.
 class RandomNumbersOf {
  public:
   RandomNumbersOf(const void* owner, std::uint64_t stream, bool is_open);

@@ -25,7 +25,7 @@ class Optimizer;
 
 namespace accelerate::detail {
 
-/// What a forward returned: its tensors, or unknown for a type that
+/// The outputs of a forward: its tensors, or unknown for a type that
 /// visit_tensors cannot open.
 struct ForwardOutputs {
   bool is_known = false;
@@ -55,7 +55,7 @@ struct StrategyTraits {
   /// unset if it can.
   std::optional<std::string> sliced_lomo_complaint = std::nullopt;
   /// True if events have no effect: a single-process stand-in for a strategy of
-  /// several ranks, which refuses what that one refuses.
+  /// several ranks, which rejects what that one rejects.
   bool is_idle = false;
 };
 
@@ -161,8 +161,8 @@ class Strategy {
   /// its state is read or replaced: puts the state into the form that the
   /// optimizer's class expects.
   virtual void unpack_optimizer_state(torch::optim::Optimizer&) {}
-  /// Called afterwards: the state may be kept in another form until the next
-  /// call.
+  /// Called afterwards; the state may be kept in another form until the next
+  /// unpack_optimizer_state().
   virtual void pack_optimizer_state(torch::optim::Optimizer&) {}
   /// Takes the metrics of the last step, if any; only the main process's are
   /// used. Called after after_step().

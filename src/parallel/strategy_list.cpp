@@ -48,8 +48,10 @@ void StrategyList::add(
     std::string_view name,
     std::unique_ptr<Strategy> strategy) {
   if (find(name) != nullptr) {
-    throw InternalError(
-        format("[parallel] two strategies are called \"{}\"", name));
+    throw InternalError(format(
+        "[parallel] strategies must have different names, but two are called "
+        "\"{}\"",
+        name));
   }
   entries_.push_back({std::string(name), std::move(strategy)});
   merge_traits();

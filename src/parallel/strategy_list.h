@@ -37,7 +37,7 @@ class StrategyList {
 
   void prepare(torch::nn::Module& module, ParameterTable& table);
   /// If `optimizer` steps on parameters of `table`, after_step() passes its
-  /// steps on from now on. May be called again when it has got parameters.
+  /// steps on from now on. May be called again after it has gained parameters.
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table);
   void before_forward();
   void after_forward(const ForwardOutputs& outputs);
@@ -50,8 +50,8 @@ class StrategyList {
   void average_gradient(const at::Tensor& gradient);
   void drop_gradient(const at::Tensor& parameter) const;
   void before_step();
-  /// The next three ignore optimizers that were not bound to parameters of this
-  /// model.
+  /// The next three functions ignore optimizers that were not bound to
+  /// parameters of this model.
   void unpack_optimizer_state(torch::optim::Optimizer& optimizer);
   void pack_optimizer_state(torch::optim::Optimizer& optimizer);
   void after_step(const torch::optim::Optimizer& optimizer);

@@ -139,7 +139,7 @@ PipelineValue PipelineExecutor::share(
 void PipelineExecutor::guard(const std::function<void()>& body) {
   if (!broken_.empty()) {
     throw DistributedError(format(
-        "[pipeline] the pipeline cannot be used any more, since {}", broken_));
+        "[pipeline] the pipeline can no longer be used, since {}", broken_));
   }
   place_ = format("rank {}", world_rank());
   try {
@@ -315,7 +315,7 @@ void PipelineExecutor::report(const std::string& reason) noexcept {
   try {
     if (store_.add(kNumReports, 1) == 1) store_.set(kReason, reason);
   } catch (const std::exception&) {
-    // Rank 0, which hosts the store, is gone: the others will notice.
+    // Rank 0, which hosts the store, has ended: the others will notice.
   }
 }
 

@@ -8,12 +8,12 @@
 
 namespace accelerate::detail {
 
-/// The modules of an exported program that PipelineOptions::split_points is
-/// chosen from if a program leaves it empty.
+/// Names the modules at which an exported program can be split, for a program
+/// that leaves PipelineOptions::split_points empty.
 std::vector<std::string> exported_split_points(const ExportedModel& model);
 
-/// An exported program as layers: one from each split point to the next. Throws
-/// what ProgramStages::divide() throws.
+/// Returns an exported program as layers: one from each split point to the
+/// next. Throws what ProgramStages::divide() throws.
 PipelineLayers exported_layers(
     const ExportedModel& model,
     const std::vector<std::string>& split_points);

@@ -27,9 +27,8 @@ std::string number_text(const c10::IValue& number) {
     return "f" + std::to_string(bits);
   }
   throw ConfigError(format(
-      "[exported] what one stage of a program gives to the next must be "
-      "tensors "
-      "and numbers, but is a {}; split it elsewhere",
+      "[exported] values that one stage of a program passes to the next must "
+      "be tensors and numbers, but one is a {}; split it elsewhere",
       number.tagKind()));
 }
 

@@ -56,9 +56,9 @@ PipelineValue value_in(const std::string& layer, AnyValue any) {
     return value;
   }
   throw ConfigError(format(
-      "[pipeline] layer \"{}\" of the Sequential returns neither a tensor nor "
-      "a tuple of up to {}, a vector or a map of them; add it with a function "
-      "that does (PipelineLayers::add)",
+      "[pipeline] layer \"{}\" of the Sequential must return a tensor, or a "
+      "tuple of up to {}, a vector or a map of them, but does not; add it with "
+      "a function that does (PipelineLayers::add)",
       layer,
       kMostInTuple));
 }
@@ -105,8 +105,8 @@ AnyValue forward_any(
       with_tuple(in.tensors, call, std::make_index_sequence<kMostInTuple>());
   if (result) return *std::move(result);
   throw ConfigError(format(
-      "[pipeline] layer \"{}\" of the Sequential is given {} tensors; at most "
-      "{} are possible",
+      "[pipeline] layer \"{}\" of the Sequential gets {} tensors, but can take "
+      "at most {}",
       layer,
       in.tensors.size(),
       kMostInTuple));
@@ -123,7 +123,7 @@ std::string subject_of(std::string_view layer) {
 namespace detail {
 
 // Beyond the last tensor, tensor() returns an undefined one: finish() then
-// knows how many were asked for.
+// knows how many were requested.
 at::Tensor PipelineValueReader::tensor() {
   if (ignores_nesting_) {
     const std::size_t place = num_tensors_++;
@@ -183,8 +183,8 @@ void PipelineValueReader::finish() {
     const std::size_t given = value_.tensors.size();
     if (num_tensors_ == given) return;
     throw ConfigError(format(
-        "[pipeline] {} takes {} tensor{}, but is given {}; let the layer "
-        "before it return as many",
+        "[pipeline] {} takes {} tensor{}, but gets {}; let the layer before it "
+        "return as many",
         subject_of(layer_),
         num_tensors_,
         num_tensors_ == 1 ? "" : "s",
@@ -205,8 +205,8 @@ void PipelineValueReader::complain(const char* wanted) const {
       : found == '{'                    ? "a map"
                                         : "the end";
   throw ConfigError(format(
-      "[pipeline] {} takes {} where {} is given; parameters with vectors or "
-      "maps are nested as the layer before returns them",
+      "[pipeline] {} takes {}, but gets {}; parameters with vectors or maps "
+      "must be nested as the layer before returns them",
       subject_of(layer_),
       wanted,
       what));
@@ -247,7 +247,7 @@ PipelineLayers& PipelineLayers::uses(
         "[pipeline] uses(\"{}\") {}",
         name,
         layers_.empty() ? "comes before the layer; call add() first"
-                        : "was given an undefined tensor"));
+                        : "got an undefined tensor"));
   }
   layers_.back().parameters.emplace_back(std::move(name), parameter);
   return *this;
@@ -261,7 +261,7 @@ PipelineLayers& PipelineLayers::use(
         "[pipeline] uses(\"{}\") {}",
         name,
         layers_.empty() ? "comes before the layer; call add() first"
-                        : "was given an empty module"));
+                        : "got an empty module"));
   }
   layers_.back().modules.emplace_back(std::move(name), std::move(module));
   return *this;
@@ -275,7 +275,8 @@ PipelineLayers& PipelineLayers::add(detail::PipelineLayer layer) {
   if (layer.name.empty()) {
     wrong = "has no name; give it its name in the model";
   } else if (std::any_of(layers_.begin(), layers_.end(), has_name)) {
-    wrong = "was added before; names are different";
+    wrong =
+        "must have a name of its own, but one of that name was added before";
   } else if (std::any_of(
                  layer.modules.begin(),
                  layer.modules.end(),

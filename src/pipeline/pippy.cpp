@@ -70,8 +70,8 @@ std::int64_t PippyModel::agree_on_rows(
   if (!wrong.empty()) throw ConfigError(wrong);
   if (rows == 0) {
     throw ConfigError(
-        "[pipeline] a model that prepare_pippy() divided needs a batch of at "
-        "least one sample on rank 0, whose tensors have samples along "
+        "[pipeline] the batch of a model that prepare_pippy() divided must "
+        "have at least one sample on rank 0, and tensors with samples along "
         "dimension 0");
   }
   return rows;

@@ -72,7 +72,8 @@ std::vector<std::size_t> find_points(
     const auto found = std::find(layers.begin(), layers.end(), point);
     if (found == layers.end()) {
       throw ConfigError(format(
-          "[pipeline] split point \"{}\" is not a layer; the layers are {}",
+          "[pipeline] split point \"{}\" must be a layer, but the layers are "
+          "{}",
           point,
           join(layers, ", ")));
     }
@@ -124,8 +125,8 @@ std::vector<std::size_t> divide_layers(
     int num_stages) {
   if (layers.size() < static_cast<std::size_t>(num_stages)) {
     throw ConfigError(format(
-        "[pipeline] {} layers cannot be divided into {} stages; give more "
-        "layers, or set pipeline (or num_chunks) lower",
+        "[pipeline] {} layers cannot be divided into {} stages; add layers, or "
+        "lower pipeline (or num_chunks)",
         layers.size(),
         num_stages));
   }
@@ -135,15 +136,16 @@ std::vector<std::size_t> divide_layers(
   }
   if (costs.size() != layers.size()) {
     throw ConfigError(format(
-        "[pipeline] {} costs were given for {} layers; give one per layer",
+        "[pipeline] there must be one cost per layer, but there are {} for {} "
+        "layers",
         costs.size(),
         layers.size()));
   }
   for (std::size_t i = 0; i < costs.size(); ++i) {
     if (!(costs[i] >= 0) || costs[i] == kUnreached) {
       throw ConfigError(format(
-          "[pipeline] layer \"{}\" was given a cost of {}; costs are finite "
-          "and at least 0",
+          "[pipeline] the cost of layer \"{}\" is {}, but must be finite and "
+          "at least 0",
           layers[i],
           costs[i]));
     }

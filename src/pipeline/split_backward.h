@@ -16,8 +16,8 @@ namespace accelerate::detail {
 /// gradients of its parameters, which no stage waits for (Qi et al., "Zero
 /// Bubble Pipeline Parallelism", 2023). Nothing is computed twice: a node that
 /// both halves need, such as a linear layer's, computes one of its products in
-/// each, from the gradient that the first half left there. What only the input
-/// gradients need is freed after the first half.
+/// each, from the gradient that the first half left there. Tensors that only
+/// the input gradients need are freed after the first half.
 ///
 /// It works on autograd's graph, so it does not depend on kinds of layers. A
 /// node that always computes both gradients at once (a
@@ -55,7 +55,7 @@ class SplitBackward {
   /// Where the second half begins.
   Edges weight_roots_;
   PipelineTensors weight_gradients_;
-  /// Tells of every node of the graph whether it leads to an input.
+  /// Whether each node of the graph leads to an input.
   std::unordered_map<const Node*, bool> leads_;
 };
 

@@ -61,8 +61,8 @@ class StageTree {
     if (!is_new) {
       if (place->second == module) return;
       throw ConfigError(format(
-          "[pipeline] two modules of the model are called \"{}\"; give each "
-          "layer its own name",
+          "[pipeline] each layer must have its own name, but two modules of "
+          "the model are called \"{}\"",
           name));
     }
     const auto [parent, last] = place_of(name);
@@ -77,7 +77,9 @@ class StageTree {
     if (!is_new) {
       if (place->second.is_same(tensor)) return;
       throw ConfigError(format(
-          "[pipeline] two parameters of the model are called \"{}\"", name));
+          "[pipeline] each parameter must have its own name, but two are "
+          "called \"{}\"",
+          name));
     }
     const auto [parent, last] = place_of(name);
     if (is_buffer) {
@@ -104,8 +106,8 @@ class StageTree {
     if (found != nodes_.end()) return found->second;
     if (modules_.contains(name)) {
       throw ConfigError(format(
-          "[pipeline] \"{}\" is a layer, and the name of other layers begins "
-          "with it; give one of them another name",
+          "[pipeline] \"{}\" is a layer, but names of other layers begin with "
+          "it; rename one of them",
           name));
     }
     const auto made = std::make_shared<torch::nn::Module>(class_of_node(child));
@@ -219,7 +221,7 @@ std::vector<std::size_t> begins_with_last_rank(
         "[pipeline] decoder_last_pipeline_num_layers is {}, but the model has "
         "{} layers of one class, for {} ranks with {} stages each; stages of "
         "the last rank must be equal, and so must those of the others, of at "
-        "least one layer each; give another number, or "
+        "least one layer each; set another number, or "
         "PipelineOptions::split_points",
         of_last_rank,
         count,

@@ -123,8 +123,8 @@ std::vector<PeerMessage> StageTransfers::announce(
   if (known->second == signature) return {};
   throw ConfigError(format(
       "[pipeline] stage {} returned {} for micro-batch {}, but {} for the "
-      "first one of {} rows{}; set PipelineOptions::shapes_may_change, or give "
-      "all micro-batches the same shapes",
+      "first one of {} rows{}; set PipelineOptions::shapes_may_change, or pad "
+      "all micro-batches to the same shapes",
       value.stage,
       text_of(signature),
       value.micro_batch,
@@ -278,7 +278,7 @@ std::vector<PeerMessage> StageTransfers::signature_messages(
     int peer) const {
   if (signature.tensors.size() > static_cast<std::size_t>(kMostTensors)) {
     throw ConfigError(format(
-        "[pipeline] stage {} returned {} tensors; at most {} can be handed on: "
+        "[pipeline] stage {} returned {} tensors, but can pass on at most {}: "
         "stack some, or split the model elsewhere",
         value.stage,
         signature.tensors.size(),

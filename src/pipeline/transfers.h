@@ -25,8 +25,8 @@ struct TensorSignature {
   /// True if its gradient is sent back.
   bool requires_grad = false;
   std::vector<std::int64_t> sizes;
-  /// How its values lie in memory, without gaps. The next stage gets them so,
-  /// since kernels may round differently in another layout.
+  /// Strides of the values in memory, without gaps. The next stage gets the
+  /// same layout, since kernels may round differently in another one.
   std::vector<std::int64_t> strides;
 
   /// Ignores strides: values of other strides are sent in those of the first.
@@ -77,7 +77,8 @@ struct StepMode {
   bool trains = true;
   /// True to send shapes with every micro-batch.
   bool shapes_may_change = false;
-  /// True if the model is in eval(), in which its layers may return others.
+  /// True if the model is in eval(), in which its layers may return other
+  /// shapes.
   bool is_evaluation = false;
 };
 
@@ -91,7 +92,7 @@ struct StageValue {
 /// The messages between the stages of a pipeline: outputs to the next stage,
 /// gradients to the previous one. A stage sends the signature of its outputs
 /// with its first micro-batch of each number of rows; it must stay the same
-/// afterwards. Stages on the same rank hand tensors over directly. Used by one
+/// afterwards. Stages on the same rank pass tensors directly. Used by one
 /// thread.
 class StageTransfers {
  public:

@@ -78,9 +78,9 @@ PipelineValue join_micro_batches(const std::vector<PipelineValue>& parts) {
   for (const PipelineValue& part : parts) {
     if (part.structure == whole.structure) continue;
     throw ConfigError(
-        "[pipeline] the last layer returned values nested in one way for some "
-        "micro-batches and in another for others, which cannot be put "
-        "together; leave out return_outputs and gather_outputs");
+        "[pipeline] the last layer must nest values alike for all "
+        "micro-batches, but does not, so they cannot be joined; leave out "
+        "return_outputs and gather_outputs");
   }
   for (std::size_t i = 0; i < parts[0].tensors.size(); ++i) {
     std::vector<at::Tensor> pieces;
@@ -103,14 +103,14 @@ std::int64_t num_rows_of(
     for (const at::Tensor& tensor : value->tensors) {
       if (has_undefined || (tensor.defined() && tensor.dim() == 0)) {
         throw ConfigError(
-            "[pipeline] a batch has an undefined tensor or a number; give "
-            "tensors with samples along dimension 0");
+            "[pipeline] a batch must have tensors with samples along dimension "
+            "0, but has an undefined tensor or a number");
       }
       if (!tensor.defined()) continue;
       if (rows.value_or(tensor.size(0)) != tensor.size(0)) {
         throw ConfigError(format(
-            "[pipeline] a batch has tensors of {} and of {} samples (dimension "
-            "0); all are divided into micro-batches alike",
+            "[pipeline] all tensors of a batch must have the same number of "
+            "samples (dimension 0), but have {} and {}",
             *rows,
             tensor.size(0)));
       }

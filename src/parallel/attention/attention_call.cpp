@@ -253,8 +253,8 @@ void AttentionCall::attend(GatedCall& call) {
   const std::int64_t size = queries_.layer->head_size;
   if (values == nullptr) {
     throw ConfigError(format(
-        "[parallel] \"{}\" was given values that are not projected as its keys "
-        "are; set context and tensor to 1",
+        "[parallel] \"{}\" got values that are not projected like its keys; "
+        "set context and tensor to 1",
         queries_.layer->name));
   }
   at::Tensor output = exchanges_

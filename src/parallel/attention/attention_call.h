@@ -27,7 +27,8 @@ class AttentionCall final : public GateKeeper,
   void call(GatedCall& call) override;
 
  private:
-  /// What a placeholder stands for; the last three are returned.
+  /// The result that a placeholder stands for; the module returns the last
+  /// three.
   enum class Stage : std::size_t { scores, weights, summed, averaged };
 
   [[nodiscard]] at::Tensor

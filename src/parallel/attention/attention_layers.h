@@ -26,7 +26,7 @@ class Strategy;
 
 /// Lets ranks compute torch::nn::MultiheadAttention together. The module's code
 /// computes attention itself, with sizes from its options and its input, so it
-/// is given placeholders with the sizes of a single process (Projection,
+/// gets placeholders with the sizes of a single process (Projection,
 /// AttentionCall), and returns what this rank computed.
 ///
 /// If ranks divide the sequence, queries, keys and values are those of this

@@ -77,9 +77,9 @@ void AttentionRules::take_mask(
       (keys != 1 && !is_whole(keys))) {
     throw ConfigError(format(
         "[parallel] attn_mask is {}, which does not fit a sequence of {} "
-        "positions, {} of them on each rank; give it one column per position "
-        "of the whole sequence, and one row per position of the sequence or "
-        "of this rank",
+        "positions, {} of them on each rank; it must have one column per "
+        "position of the whole sequence, and one row per position of the "
+        "sequence or of this rank",
         sizes_of(mask),
         shards.length(),
         shards.local_length()));
@@ -102,8 +102,8 @@ void AttentionRules::take_documents(
   if (documents_.dim() != 2 || documents_.size(1) < length ||
       !c10::isIntegralType(ids.scalar_type(), /*includeBool=*/false)) {
     throw ConfigError(format(
-        "[parallel] document_ids are {} of {}; give integers, one per position "
-        "of the whole sequence, which has {}",
+        "[parallel] document_ids are {} of {}, but must be integers, one per "
+        "position of the whole sequence, which has {}",
         sizes_of(ids),
         c10::toString(ids.scalar_type()),
         length));
@@ -116,8 +116,8 @@ void AttentionRules::take_padding(const at::Tensor& mask, std::int64_t length) {
   if (mask.dim() != 2 || mask.size(1) < length ||
       mask.scalar_type() != at::kBool) {
     throw ConfigError(format(
-        "[parallel] key_padding_mask is {} of {}; give batch x length of bool, "
-        "one per position of the whole sequence, which has {}",
+        "[parallel] key_padding_mask is {} of {}, but must be batch x length "
+        "of bool, one per position of the whole sequence, which has {}",
         sizes_of(mask),
         c10::toString(mask.scalar_type()),
         length));
@@ -193,16 +193,16 @@ void check_attention(
       query.size(2) != key.size(2) || key.size(2) != value.size(2) ||
       key.size(1) != value.size(1) || query.size(3) != key.size(3))
     refuse(
-        "sizes must agree but for the heads of the query and the elements "
+        "sizes must agree except for the heads of the query and the elements "
         "of the value");
   if (query.scalar_type() != key.scalar_type() ||
       query.scalar_type() != value.scalar_type() || !query.is_floating_point())
-    refuse("the three need one floating dtype");
+    refuse("all three must have the same floating dtype");
   if (query.device() != key.device() || query.device() != value.device())
-    refuse("the three need one device");
+    refuse("all three must be on the same device");
   if (query.size(1) != key.size(1)) {
     if (!options.enable_gqa)
-      refuse("keys have another number of heads; set enable_gqa");
+      refuse("keys have a different number of heads; set enable_gqa");
     if (key.size(1) == 0 || query.size(1) % key.size(1) != 0)
       refuse("heads of the query must be a multiple of those of the keys");
   }

@@ -29,8 +29,8 @@ std::int64_t length_of(
     const ContextParallelOptions& options) {
   if (buffers.size() != dims.size()) {
     throw ConfigError(format(
-        "[parallel] maybe_context_parallel was given {} buffers and {} "
-        "dimensions; give one dimension per buffer",
+        "[parallel] maybe_context_parallel must get one dimension per buffer, "
+        "but got {} buffers and {} dimensions",
         buffers.size(),
         dims.size()));
   }
@@ -40,13 +40,13 @@ std::int64_t length_of(
     if (buffer.requires_grad()) {
       throw ConfigError(format(
           "[parallel] buffer {} requires a gradient, so it cannot be divided "
-          "in place; give inputs and labels only",
+          "in place; pass only inputs and labels",
           i));
     }
     if (dims[i] < -buffer.dim() || dims[i] >= buffer.dim()) {
       throw ConfigError(format(
-          "[parallel] buffer {} has {} dimensions, but its sequence was said "
-          "to be along dimension {}",
+          "[parallel] buffer {} has {} dimensions, but its sequence is "
+          "declared along dimension {}",
           i,
           buffer.dim(),
           dims[i]));
@@ -55,7 +55,7 @@ std::int64_t length_of(
     if (*length == buffer.size(dims[i])) continue;
     throw ConfigError(format(
         "[parallel] buffer {} has {} positions along dimension {}, but the "
-        "sequence has {}; all buffers need the same length",
+        "sequence has {}; all buffers must have the same length",
         i,
         buffer.size(dims[i]),
         dims[i],
@@ -63,8 +63,8 @@ std::int64_t length_of(
   }
   if (length) return *length;
   throw ConfigError(
-      "[parallel] maybe_context_parallel was given no buffers; give it the "
-      "inputs and labels, or sequence_length if they are cut already");
+      "[parallel] maybe_context_parallel got no buffers; pass the inputs and "
+      "labels, or sequence_length if they are already cut");
 }
 
 void check_padding(
@@ -73,7 +73,8 @@ void check_padding(
     const ContextParallelOptions& options) {
   if (!options.pad_values.empty() && options.pad_values.size() != num_buffers) {
     throw ConfigError(format(
-        "[parallel] there are {} pad_values for {} buffers; give one for each",
+        "[parallel] there must be one of pad_values per buffer, but there are "
+        "{} for {} buffers",
         options.pad_values.size(),
         num_buffers));
   }
@@ -81,7 +82,7 @@ void check_padding(
       !options.pad_values.empty())
     return;
   throw ConfigError(format(
-      "[parallel] {} positions do not divide evenly among {} ranks; give "
+      "[parallel] {} positions do not divide evenly among {} ranks; pass "
       "pad_values (for labels the ignore_index of the loss), or {} positions",
       shards.length(),
       shards.num_ranks(),
@@ -124,8 +125,8 @@ at::Tensor shift_labels(
     std::int64_t ignore_index) {
   if (dim < -labels.dim() || dim >= labels.dim()) {
     throw ConfigError(format(
-        "[parallel] shift_labels() was given {} dimensions, and dimension {} "
-        "of them; give that of the sequence",
+        "[parallel] shift_labels() got a tensor of {} dimensions, and "
+        "dimension {} of it; pass that of the sequence",
         labels.dim(),
         dim));
   }
@@ -170,8 +171,8 @@ ContextParallelScope::ContextParallelScope(
   for (const at::Tensor& tensor : no_restore_buffers) {
     if (is_among(buffers, tensor)) continue;
     throw ConfigError(
-        "[parallel] a tensor of no_restore_buffers is not among the buffers; "
-        "give it in both");
+        "[parallel] a tensor of no_restore_buffers must be among the buffers, "
+        "but is not; pass it in both");
   }
   if (group.size() > 1 || options.document_ids) {
     state_->attention.emplace(detail::DividedSequence{
@@ -219,8 +220,8 @@ at::Tensor ContextParallelScope::gather(
     std::int64_t dim) const {
   if (dim < -tensor.dim() || dim >= tensor.dim()) {
     throw ConfigError(format(
-        "[parallel] gather() was given a tensor of shape {}, and dimension {} "
-        "of it; give that of the sequence",
+        "[parallel] gather() got a tensor of shape {}, and dimension {} of it; "
+        "pass that of the sequence",
         tensor.sizes(),
         dim));
   }
@@ -236,8 +237,8 @@ at::Tensor ContextParallelScope::mean(
     const at::Tensor& count) const {
   if (sum.numel() != 1 || count.numel() != 1) {
     throw ConfigError(format(
-        "[parallel] mean() takes a sum and a count, scalars both, but got {} "
-        "and {} values",
+        "[parallel] the sum and the count of mean() must be scalars, but have "
+        "{} and {} values",
         sum.numel(),
         count.numel()));
   }

@@ -222,8 +222,8 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
       const variable_list& grads) {
     if (at::GradMode::is_enabled()) {
       throw Error(
-          "[parallel] attention over a divided sequence has no second "
-          "gradient; leave out create_graph");
+          "[parallel] attention over a divided sequence does not support "
+          "second gradients; leave out create_graph");
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         c10::autocast_dispatch_keyset);

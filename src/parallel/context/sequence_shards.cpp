@@ -22,7 +22,7 @@ SequenceShards::SequenceShards(
   if (length < 0 || num_ranks < 1) {
     throw ConfigError(detail::format(
         "[parallel] a sequence of {} positions cannot be divided among {} "
-        "ranks; give a length of at least 0 and at least 1 rank",
+        "ranks; pass a length of at least 0 and at least 1 rank",
         length,
         num_ranks));
   }

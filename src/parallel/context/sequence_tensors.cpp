@@ -25,7 +25,7 @@ at::Tensor with_heads(const at::Tensor& tensor) {
     default:
       throw ConfigError(format(
           "[parallel] attention over a divided sequence takes tensors of 2, 3 "
-          "or 4 dimensions, not of {}; flatten those before the heads",
+          "or 4 dimensions, but got {}; flatten those before the heads",
           tensor.dim()));
   }
 }
@@ -43,7 +43,7 @@ void check_local_length(
   }
   if (length == shards.local_length()) return;
   throw ConfigError(format(
-      "[parallel] attention got {} positions, but of a sequence of {} each of "
+      "[parallel] attention got {} positions, but for a sequence of {} each of "
       "{} ranks has {}; cut the inputs (maybe_context_parallel)",
       length,
       shards.length(),

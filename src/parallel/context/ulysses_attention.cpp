@@ -98,7 +98,8 @@ std::optional<at::Tensor> mask_of(
   if (!mask || mask->dim() < 4 || mask->size(kHeads) == 1) return mask;
   if (mask->size(kHeads) != num_heads) {
     throw ConfigError(detail::format(
-        "[parallel] attn_mask has {} heads where the query has {}",
+        "[parallel] attn_mask must have as many heads as the query, but has {} "
+        "instead of {}",
         mask->size(kHeads),
         num_heads));
   }
@@ -116,8 +117,8 @@ at::Tensor ulysses_attention(
     const SequenceAttentionOptions& options) {
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) {
     throw ConfigError(
-        "[parallel] attention by exchanging heads takes tensors of 4 "
-        "dimensions: batch, heads, positions, elements");
+        "[parallel] tensors must have 4 dimensions to exchange heads: batch, "
+        "heads, positions, elements");
   }
   detail::check_attention(query, key, value, options);
   detail::check_local_length(query.size(kPositions), group, shards);

@@ -38,7 +38,8 @@ struct ExpertListImpl : torch::nn::Module {
       experts.push_back(options.make_expert(i));
       if (experts.back().is_empty()) {
         throw ConfigError(format(
-            "[parallel] make_expert({}) returned an empty AnyModule", i));
+            "[parallel] make_expert({}) must not return an empty AnyModule",
+            i));
       }
       register_module(std::to_string(i), experts.back().ptr());
     }
@@ -59,7 +60,7 @@ struct ExpertListImpl : torch::nn::Module {
       if (results.back().sizes() == by_expert[e].sizes()) continue;
       throw ConfigError(format(
           "[parallel] expert {} returned a tensor of shape {} for tokens of "
-          "shape {}; it returns one row per token",
+          "shape {}, but must return one row per token",
           number,
           results.back().sizes(),
           by_expert[e].sizes()));
@@ -113,19 +114,19 @@ void check_layer(const ExpertLayerOptions& options) {
   std::vector<std::string> complaints;
   if (options.mlp.has_value() == (options.make_expert != nullptr)) {
     complaints.emplace_back(
-        "[parallel] the experts of an ExpertLayer are an `mlp` or modules by "
-        "`make_expert`; give one of them");
+        "[parallel] an ExpertLayer must have either an `mlp` or `make_expert`; "
+        "set exactly one of them");
   }
   if (options.shared_mlp && options.make_shared_expert) {
     complaints.emplace_back(
-        "[parallel] an ExpertLayer has one shared expert; give shared_mlp or "
-        "make_shared_expert");
+        "[parallel] an ExpertLayer has at most one shared expert; set "
+        "shared_mlp or make_shared_expert, not both");
   }
   if (options.shared_expert_gate && !options.shared_mlp &&
       !options.make_shared_expert) {
     complaints.emplace_back(
-        "[parallel] shared_expert_gate was given without a shared expert; give "
-        "shared_mlp or make_shared_expert as well");
+        "[parallel] shared_expert_gate needs a shared expert; set shared_mlp "
+        "or make_shared_expert as well");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
 }
@@ -258,7 +259,7 @@ void ExpertLayerImpl::reset() {
     shared_ = options_.make_shared_expert();
     if (shared_.is_empty()) {
       throw ConfigError(
-          "[parallel] make_shared_expert() returned an empty AnyModule");
+          "[parallel] make_shared_expert() must not return an empty AnyModule");
     }
   }
   if (!shared_.is_empty()) register_module("shared_expert", shared_.ptr());
@@ -300,8 +301,8 @@ at::Tensor ExpertLayerImpl::expert_results(
 at::Tensor ExpertLayerImpl::forward(const at::Tensor& x) {
   if (x.dim() < 1 || x.size(-1) != options_.hidden_size) {
     throw ConfigError(format(
-        "[parallel] an ExpertLayer of hidden_size {} was given a tensor of "
-        "shape {}; the last dimension is that of a token's features",
+        "[parallel] the last dimension of an ExpertLayer's input must be "
+        "hidden_size = {}, but its shape is {}",
         options_.hidden_size,
         x.sizes()));
   }
@@ -383,9 +384,9 @@ at::Tensor auxiliary_loss(const torch::nn::Module& model) {
       });
   if (has_losses) {
     throw ConfigError(
-        "[parallel] auxiliary_loss() was called before a forward, or twice "
-        "after one; call it once after each forward, in a statement of its "
-        "own: C++ computes the operands of + in any order");
+        "[parallel] auxiliary_loss() must be called once after each forward, "
+        "but was called before a forward, or twice after one; call it in a "
+        "statement of its own: C++ evaluates the operands of + in any order");
   }
   const auto parameters = model.parameters();
   return at::zeros(

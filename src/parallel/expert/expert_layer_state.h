@@ -27,7 +27,7 @@ struct ExpertRanks {
 
 /// The state of an ExpertLayer besides its modules.
 struct ExpertLayerState {
-  /// In errors and loads, such as "blocks.0.experts".
+  /// The layer's name in errors and loads, such as "blocks.0.experts".
   std::string name = {};
   ExpertRanks ranks = {};
   /// The first expert of each rank along `experts`, and the end.
@@ -38,7 +38,7 @@ struct ExpertLayerState {
   at::Tensor balance_loss = {};
   at::Tensor z_loss = {};
 
-  /// Counted since they were last taken.
+  /// Counts since they were last taken.
   std::vector<std::int64_t> assigned = {};
   std::int64_t num_dropped = 0;
 

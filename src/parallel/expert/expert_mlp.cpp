@@ -139,7 +139,7 @@ void ExpertMlpImpl::reset() {
                        std::vector<std::int64_t> sizes,
                        std::int64_t fan_in) {
     const at::Tensor tensor = register_parameter(name, at::empty(sizes));
-    // As torch::nn::Linear does: each slice is one linear layer.
+    // Initialise as torch::nn::Linear does: each slice is one linear layer.
     const double bound = 1 / std::sqrt(static_cast<double>(fan_in));
     torch::nn::init::uniform_(tensor, -bound, bound);
     return tensor;
@@ -170,8 +170,8 @@ at::Tensor ExpertMlpImpl::forward(
   if (tokens.dim() != 2 || tokens.size(0) != total ||
       static_cast<std::int64_t>(counts.size()) != up_proj.size(0)) {
     throw ConfigError(detail::format(
-        "[parallel] an ExpertMlp of {} experts was given tokens of shape {} "
-        "and counts {}; it takes one count per expert, which add up to the "
+        "[parallel] an ExpertMlp of {} experts got tokens of shape {} and "
+        "counts {}, but must get one count per expert, which add up to the "
         "rows",
         up_proj.size(0),
         tokens.sizes(),

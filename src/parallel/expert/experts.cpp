@@ -30,10 +30,10 @@ namespace {
 
 constexpr std::string_view kNoJoin =
     "[parallel] the ranks of a model with divided experts send each other "
-    "tokens in every step, so all of them need all steps; use even_batches";
+    "tokens in every step, so all must take every step; use even_batches";
 constexpr std::string_view kNoLocalSgd =
-    "[parallel] with LocalSGD the parameters of ranks differ between averages, "
-    "but ranks that share experts need the same ones; set expert to 1";
+    "[parallel] with LocalSGD, parameters differ between ranks between "
+    "averages, but ranks that share experts need equal ones; set expert to 1";
 
 /// A parameter of a layer's experts, and how its dimensions are divided.
 struct ExpertParameter {
@@ -59,7 +59,7 @@ class Experts final : public Strategy {
 
   [[nodiscard]] StrategyTraits traits() const override {
     StrategyTraits traits{
-        // `shard` gives memory to parameters that this strategy does not
+        // `shard` allocates memory for parameters that this strategy does not
         // divide.
         .takes_empty = mesh_.degree(Axis::shard) > 1};
     if (num_expert_ranks_ == 1) return traits;
@@ -111,7 +111,7 @@ class Experts final : public Strategy {
         LogLevel::warning,
         "parallel",
         format(
-            "expert is {}, but a model has no ExpertLayer, so that nothing is "
+            "expert is {}, but a model has no ExpertLayer, so nothing is "
             "divided; build its experts as one (experts.h)",
             num_expert_ranks_));
   }
@@ -144,7 +144,7 @@ class Experts final : public Strategy {
       if (row.name == name) return row;
     }
     throw ConfigError(format(
-        "[parallel] \"{}\" shares its tensor with a parameter outside of its "
+        "[parallel] \"{}\" shares its tensor with a parameter outside its "
         "expert, which no other rank would have; give each expert parameters "
         "of its own, or set expert to 1",
         name));
@@ -188,8 +188,8 @@ class Experts final : public Strategy {
       const std::vector<std::int64_t>& first_experts) {
     if (parameter.dim() == 0) {
       throw ConfigError(format(
-          "[parallel] parameter \"{}\" of an expert is a single number, which "
-          "cannot be divided among ranks; give it a dimension",
+          "[parallel] parameter \"{}\" of an expert must have a dimension to "
+          "be divided among ranks, but is a single number",
           name));
     }
     const auto number = parse_int(name.substr(0, name.find('.')));

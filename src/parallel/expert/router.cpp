@@ -71,8 +71,8 @@ void check_router(
   }
   if (options.noise == RouterNoise::jitter && options.noise_scale >= 1) {
     complaints.push_back(format(
-        "[parallel] noise_scale must be below 1, or jitter could turn inputs "
-        "around, but is {}",
+        "[parallel] noise_scale must be below 1, since jitter could otherwise "
+        "flip signs of inputs, but is {}",
         options.noise_scale));
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
@@ -100,7 +100,7 @@ RouterImpl::RouterImpl(
 void RouterImpl::reset() {
   weight =
       register_parameter("weight", at::empty({num_experts_, hidden_size_}));
-  // As torch::nn::Linear does.
+  // Initialise as torch::nn::Linear does.
   torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0));
 }
 

@@ -129,7 +129,7 @@ class Float8 final : public Strategy, public StrategyState {
     if (!rules_.delayed) return traits;
     traits.join_complaint =
         "[parallel] the ranks of a model with delayed fp8 scaling agree on "
-        "scales at each step, so all of them need all steps; use even_batches, "
+        "scales at each step, so all must take every step; use even_batches, "
         "or another recipe";
     return traits;
   }
@@ -162,7 +162,7 @@ class Float8 final : public Strategy, public StrategyState {
             "{} of {} linear layers compute in float8{}\n{}",
             count,
             choices.size(),
-            is_none ? ", so mixed_precision fp8 is no more than bf16" : "",
+            is_none ? ", so mixed_precision fp8 amounts to bf16" : "",
             lines));
     figures_.begin_step(keeper_->layers());
   }
@@ -175,8 +175,8 @@ class Float8 final : public Strategy, public StrategyState {
     keeper_->abandon_forward();
   }
 
-  // The program may step the optimizer itself, which after_step() does not
-  // tell; nor do versions, since torch::optim::SGD changes `data()`.
+  // The program may step the optimizer itself, without after_step(); versions
+  // do not show it either, since torch::optim::SGD changes `data()`.
   void after_backward(bool sync_gradients) override {
     if (sync_gradients) forget_weights();
   }
@@ -299,7 +299,7 @@ class Float8 final : public Strategy, public StrategyState {
   void update_tensors(const at::Tensor& amaxes) const {
     const at::Tensor values = amaxes.contiguous();
     const auto* value = values.const_data_ptr<float>();
-    // With a second optimizer of the model, there is nothing left to add.
+    // A second optimizer of the model finds nothing left to add.
     if (std::all_of(value, value + values.numel(), [](float amax) {
           return amax == 0;
         }))

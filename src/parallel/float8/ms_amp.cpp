@@ -26,11 +26,11 @@ class MsAmp final : public Strategy {
     return {
         .join_complaint =
             "[parallel] the ranks of a model that trains by MS-AMP's recipe "
-            "agree on scales of gradients at each step, so all of them need "
-            "all steps; use even_batches, or another recipe",
+            "agree on scales of gradients at each step, so all must take every "
+            "step; use even_batches, or another recipe",
         .lomo_complaint =
             "[parallel] lomo_backward() keeps no gradients, but MS-AMP's "
-            "recipe is about how they are kept; use AORecipeKwargs or "
+            "recipe defines how they are kept; use AORecipeKwargs or "
             "TERecipeKwargs"};
   }
 

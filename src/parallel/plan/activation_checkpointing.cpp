@@ -34,9 +34,9 @@ class ActivationCheckpointing final : public Strategy {
     }
     if (num_chosen == 0 && !chooses_some_elsewhere()) {
       throw ConfigError(
-          "[parallel] activation checkpointing was asked for, but its policy "
-          "chose no module of the model; name classes of modules that it has, "
-          "or give a smaller number of parameters");
+          "[parallel] activation checkpointing is on, but its policy chose no "
+          "module of the model; name classes that the model has, or set a "
+          "smaller number of parameters");
     }
   }
 

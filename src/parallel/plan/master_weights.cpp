@@ -27,7 +27,7 @@ class MasterWeights final : public Strategy {
     if (masters_.empty()) return traits;
     traits.lomo_complaint =
         "[parallel] lomo_backward() updates the model's own parameters, but "
-        "master_weights would overwrite them; leave master_weights out: LOMO "
+        "master_weights would overwrite them; leave out master_weights: LOMO "
         "computes updates in full precision";
     return traits;
   }
@@ -56,7 +56,7 @@ class MasterWeights final : public Strategy {
     bind_locals(optimizer, table);
   }
 
-  // Weights of which ranks hold slices are loaded into the masters.
+  // Sharded weights are loaded into the masters.
   void after_load() override {
     const at::NoGradGuard no_grad;
     const BypassGates bypass;

@@ -39,7 +39,7 @@ bool has_replicas(const ParallelPlan& plan) {
 
 // The only list of techniques, in the order of application.
 constexpr Technique kTechniques[] = {
-    // The others divide, copy and average what this one leaves.
+    // The other techniques divide, copy and average what this one leaves.
     {"tensor",
      [](const ParallelPlan& plan) {
        return plan.degree(Axis::tensor) > 1 &&
@@ -232,7 +232,7 @@ bool would_shard_if_several(const PlanRequest& request) {
       !training.shard_degree_is_given;
 }
 
-// Adds to `complaints` what sharding cannot do over `shards` ranks.
+// Adds complaints about requests that sharding over `shards` ranks cannot meet.
 void check_sharding(
     const ShardingRequest& sharding,
     const PlanRequest& request,
@@ -242,15 +242,15 @@ void check_sharding(
   if (group_size < 0 || (group_size > 1 && shards % group_size != 0)) {
     complaints.push_back(format(
         "[parallel] reshard_after_forward is {} ranks, which do not divide the "
-        "{} that share the parameters; give a divisor, true or false",
+        "{} that share the parameters; use a divisor, true or false",
         group_size,
         shards));
   }
   if (sharding.cpu_offload && shards == 1 && !request.device.is_cpu()) {
     complaints.push_back(format(
-        "[parallel] offload to the CPU was asked for on {}, but nothing is "
-        "sharded, so there are no shards to keep there; shard over several "
-        "ranks, or leave it out",
+        "[parallel] offload to the CPU is on, on {}, but nothing is sharded, "
+        "so there are no shards to keep there; shard over several ranks, or "
+        "leave it out",
         request.device.str()));
   }
   if (sharding.span == ShardSpan::none && shards > 1) {

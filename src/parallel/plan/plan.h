@@ -57,7 +57,7 @@ struct ParallelPlan {
   Degrees degrees{};
   TechniqueOptions techniques = {};
   /// True for a single process that would shard if there were several; it
-  /// refuses what they would refuse.
+  /// rejects what they would reject.
   bool would_shard = false;
   /// True if freed memory of large CPU tensors is kept while a model is alive.
   bool keeps_freed_blocks = false;
@@ -77,8 +77,8 @@ struct ParallelPlan {
 struct PlanRequest {
   TrainingRequest training = {};
   ReplicateOptions replicate = {};
-  /// True for a model that takes `replicate` from the Accelerator, where it may
-  /// be meant for other models.
+  /// True for a model that inherits `replicate` from the Accelerator, where it
+  /// may be meant for other models.
   bool replicate_is_inherited = false;
   bool master_weights = false;
   /// Set if mixed_precision is fp8.
@@ -102,8 +102,8 @@ ParallelPlan make_plan(const PlanRequest& request);
 /// The names of all techniques, in the order of application.
 std::vector<std::string_view> technique_names();
 
-/// Returns the strategies that the plan asks for, in order of application, for
-/// `model` on `mesh`, which has the plan's degrees.
+/// Returns the plan's strategies, in order of application, for `model` on
+/// `mesh`, which has the plan's degrees.
 StrategyList make_strategies(
     const Mesh& mesh,
     const ParallelPlan& plan,

@@ -17,7 +17,7 @@ struct AverageOptions {
   /// Narrower dtype in which gradients are sent and summed; they are divided
   /// before being narrowed, so that sums do not overflow. Replaces `sum_in`.
   std::optional<at::ScalarType> send_in = std::nullopt;
-  /// What the sums are divided by; unset: the number of ranks.
+  /// The divisor of the sums; unset: the number of ranks.
   std::optional<double> divisor = std::nullopt;
   /// Gradients are sent in messages of about this size.
   std::int64_t message_bytes = 25 << 20;

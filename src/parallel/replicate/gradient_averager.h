@@ -54,9 +54,9 @@ class GradientAverager {
   void after_step() { pending_.clear(); }
 
   [[nodiscard]] const TrainableRows& rows() const { return rows_; }
-  /// From now on, averages the gradients of these parameters. What earlier
-  /// micro-steps left in other parameters is averaged now. Collective, between
-  /// backwards, not inside a join.
+  /// From now on, averages the gradients of these parameters. Gradients that
+  /// earlier micro-steps left in other parameters are averaged now. Collective,
+  /// between backwards, not inside a join.
   void average_rows(TrainableRows rows);
   /// From now on, averages among the ranks of `group`, which must be several.
   /// Called between steps, not inside a join; does not communicate.

@@ -46,7 +46,7 @@ class GradientBuckets {
   }
   /// Bucket `index` as hooks see it.
   [[nodiscard]] c10d::GradBucket message(std::size_t index) const;
-  /// The same with zeros, in memory of its own.
+  /// Bucket `index` as hooks see it, with zeros in memory of its own.
   [[nodiscard]] c10d::GradBucket zeros(std::size_t index) const;
 
  private:

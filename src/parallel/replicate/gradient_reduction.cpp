@@ -70,8 +70,8 @@ class HookReduction final : public GradientReduction {
         hook_->reduce(bucket, {*context.process_group, context.divisor});
     if (!future) {
       throw ConfigError(
-          "[parallel] the bucket_hook returned no future; return the one of "
-          "the bucket's reduction, or a completed one");
+          "[parallel] the bucket_hook must return a future, but did not; "
+          "return that of the bucket's reduction, or a completed one");
     }
     return future->then(
         [buffer](c10::ivalue::Future& done) -> c10::IValue {
@@ -103,8 +103,8 @@ class HookReduction final : public GradientReduction {
       return mean;
     }
     throw ConfigError(format(
-        "[parallel] the bucket_hook's future holds {}, where a tensor of {} "
-        "elements of {} is expected, as the bucket's buffer has",
+        "[parallel] the bucket_hook's future holds {}, but must hold a tensor "
+        "of {} elements of {}, like the bucket's buffer",
         !mean.defined() ? value.tagKind()
                         : format(
                               "{} elements of {}",
@@ -170,21 +170,20 @@ std::unique_ptr<GradientReduction> make_hook(
 
 std::optional<std::string> validate_reduction(const ReplicateOptions& options) {
   if (options.bucket_hook && options.comm_hook != CommHook::none) {
-    return "[parallel] bucket_hook and comm_hook were both given, but a bucket "
-           "is reduced once; leave one of them out";
+    return "[parallel] bucket_hook and comm_hook are both set, but a bucket is "
+           "reduced once; leave one of them out";
   }
   if (options.bucket_hook) {
     const BucketHook& hook = *options.bucket_hook;
     if (!hook.reduce || !hook.state_dict != !hook.load_state_dict) {
-      return "[parallel] a BucketHook needs the function `reduce`, and "
-             "state_dict and load_state_dict together or not at all";
+      return "[parallel] a BucketHook must have the function `reduce`, and "
+             "both or neither of state_dict and load_state_dict";
     }
   }
   if (options.comm_wrapper != CommWrapper::none && !options.bucket_hook &&
       options.comm_hook == CommHook::none) {
-    return "[parallel] comm_wrapper was given without a comm_hook to wrap; "
-           "choose a comm_hook, or comm_hook fp16 or bf16 for compression "
-           "alone";
+    return "[parallel] comm_wrapper is set without a comm_hook to wrap; choose "
+           "a comm_hook, or comm_hook fp16 or bf16 for compression alone";
   }
   const PowerSGDOptions& power = options.power_sgd;
   if (power.matrix_approximation_rank < 1 || power.start_power_sgd_iter < 0 ||

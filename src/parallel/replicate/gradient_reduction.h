@@ -49,7 +49,7 @@ using NameOf = std::function<const std::string&(const at::Tensor&)>;
 /// Returns what is wrong with the options; nothing if they can be honoured.
 std::optional<std::string> validate_reduction(const ReplicateOptions& options);
 
-/// Returns the reduction that the options ask for; plain averaging for
+/// Returns the reduction that the options select; plain averaging for
 /// CommHook::none.
 std::unique_ptr<GradientReduction> make_reduction(
     const ReplicateOptions& options,

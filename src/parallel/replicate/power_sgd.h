@@ -17,7 +17,8 @@ std::unique_ptr<GradientReduction> make_power_sgd(
     const PowerSGDOptions& options,
     NameOf name_of);
 
-/// PowerSGD of each bucket as one square matrix, padded with zeros.
+/// Makes PowerSGD that treats each bucket as one square matrix, padded with
+/// zeros.
 std::unique_ptr<GradientReduction> make_batched_power_sgd(
     const PowerSGDOptions& options,
     NameOf name_of);

@@ -131,8 +131,8 @@ void ReplicaReducer::arrange(const at::Tensor& loss) {
   std::vector<std::int64_t> order(state_.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::sort(order, std::greater<>(), key_of);
-  // Rank 0's order. A sender of a broadcast would not wait for ranks that do
-  // something else.
+  // Adopts rank 0's order by a sum, since the sender of a broadcast would not
+  // wait for ranks that do something else.
   if (group_.rank() != 0) std::ranges::fill(order, 0);
   const at::Tensor agreed = at::tensor(order, at::kLong);
   group_.all_reduce(agreed);

@@ -32,7 +32,7 @@ struct ReductionTimes {
   std::int64_t exposed_ns = 0;  ///< after that
 };
 
-/// How a ReplicaReducer gets the means of its buckets.
+/// How a ReplicaReducer obtains the means of its buckets.
 struct BucketMeans {
   /// Returns the mean of a bucket over the ranks. Called for buckets in order,
   /// on the thread that computes gradients.
@@ -81,7 +81,8 @@ class ReplicaReducer {
 
   /// Called before a backward that is the last one of a step for `parameters`.
   void begin_last(const std::vector<at::Tensor>& parameters);
-  /// Called after it: what it did not reach is complete as well.
+  /// Called after that backward: parameters that it did not reach are complete
+  /// as well.
   void end_last();
   /// Whether a step of several backwards has begun.
   [[nodiscard]] bool has_begun_step() const { return is_step_; }
@@ -118,7 +119,7 @@ class ReplicaReducer {
   void add_hook(std::size_t row);
   void arrange(const at::Tensor& loss);
   void complete_unused(const at::Tensor& loss);
-  /// With a static graph: what no backward uses.
+  /// Completes, with a static graph, the parameters that no backward uses.
   void complete_never_used();
   void on_gradient(std::size_t row);
   void complete(std::size_t row);

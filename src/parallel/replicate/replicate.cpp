@@ -135,9 +135,8 @@ class Replicate final : public Strategy,
   void step_locally(bool is_local) override {
     const Group& wanted =
         is_local ? mesh_.group(Axis::context) : mesh_.gradient_group();
-    // With replicas only, no backward syncs in the meantime; with divided
-    // sequences only, the ranks that share samples are those that average
-    // gradients.
+    // With replicas only, no backward syncs in the meantime; with only divided
+    // sequences, the ranks that share samples are those that average gradients.
     if (mesh_.degree(Axis::context) == 1 || wanted.size() == group_.size())
       return;
     group_ = wanted;
@@ -168,7 +167,7 @@ class Replicate final : public Strategy,
       experts_->reduction().load_state_dict(state.get<StateDict>("experts"));
   }
 
-  // Models with divided experts cannot be joined (Experts), so these concern
+  // Models with divided experts cannot be joined (Experts), so joins concern
   // only parameters that all ranks share.
   void begin_join(JoinRound& round, int model) override {
     round_ = &round;
@@ -242,10 +241,9 @@ class Replicate final : public Strategy,
       if (row.is_averaged_apart || !gradient.defined() || !gradient.is_sparse())
         continue;
       throw ConfigError(format(
-          "[parallel] the gradient of \"{}\" is sparse, but the parameter is "
-          "the weight of no torch::nn::Embedding or EmbeddingBag with "
-          "`sparse`, whose sparse gradients alone are averaged; use one of "
-          "these, or a dense gradient",
+          "[parallel] a sparse gradient must be that of a torch::nn::Embedding "
+          "or EmbeddingBag with `sparse` to be averaged, but is that of "
+          "\"{}\"; use one of these layers, or a dense gradient",
           row.name));
     }
   }
@@ -348,7 +346,7 @@ class Replicate final : public Strategy,
   SparseGradients sparse_;
   /// Where the table's tensors were when the model was prepared.
   std::vector<at::Device> devices_;
-  /// True if some parameters are averaged otherwise, here or by another
+  /// True if some parameters are averaged in another way, here or by another
   /// strategy.
   bool has_rows_apart_ = false;
   std::vector<at::Tensor> buffers_;
@@ -362,14 +360,14 @@ class Replicate final : public Strategy,
 std::optional<std::string> validate_replicate(const ReplicateOptions& options) {
   if (options.bucket_bytes < 1 || options.first_bucket_bytes < 1) {
     return format(
-        "[parallel] bucket_bytes and first_bucket_bytes must be at least "
-        "1, but are {} and {}",
+        "[parallel] bucket_bytes and first_bucket_bytes must be at least 1, "
+        "but are {} and {}",
         options.bucket_bytes,
         options.first_bucket_bytes);
   }
   if (options.find_unused_parameters && options.static_graph) {
-    return "[parallel] find_unused_parameters and static_graph were both asked "
-           "for; a static graph finds unused parameters by itself in the first "
+    return "[parallel] find_unused_parameters and static_graph are both set, "
+           "but a static graph finds unused parameters by itself in the first "
            "step: unset find_unused_parameters";
   }
   return validate_reduction(options);

@@ -331,7 +331,8 @@ class Shard final : public Strategy, public GateKeeper {
 
   [[nodiscard]] bool may_replace() const override { return false; }
 
-  // A backward that nobody announced reads a parameter, or has its gradient.
+  // Called when an unannounced backward reads a parameter, or has computed its
+  // gradient.
   void notice_plain_backward() const {
     if (phase_ == Phase::idle && begin_plain_backward_ &&
         torch::autograd::get_current_graph_task_id() >= 0) {
@@ -345,8 +346,8 @@ class Shard final : public Strategy, public GateKeeper {
     const LockedScope lock(mutex_);
     if (phase_ == Phase::forward) {
       throw ConfigError(
-          "[parallel] a backward reached a sharded model inside one of its "
-          "forwards; end the forward (Model::call()) first");
+          "[parallel] a backward must not run inside a sharded model's "
+          "forward, but did; end the forward (Model::call()) first");
     }
     if (phase_ != Phase::backward) return;
     backward_.was_reached = true;
@@ -382,8 +383,8 @@ class Shard final : public Strategy, public GateKeeper {
   void require_no_scope(std::string_view event) const {
     if (!is_held_open()) return;
     throw ConfigError(format(
-        "[parallel] {} while full_parameters() lives, whose parameters would "
-        "not be those of the step; end its scope before",
+        "[parallel] {} while full_parameters() lives, whose parameters are not "
+        "those of the step; end its scope before",
         event));
   }
 

@@ -99,12 +99,12 @@ std::unique_ptr<ShardTraffic> make_host_traffic(
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options);
-/// A single-process stand-in that shards nothing: only refuses what several
-/// processes would refuse.
+/// Makes a single-process stand-in that shards nothing, and only rejects what
+/// several processes would reject.
 std::unique_ptr<Strategy> make_shard_of_one(const ShardOptions& options);
 /// Returns the reasons why some functions cannot be used with a sharded model.
 StrategyTraits refusals_of_shard();
-/// Makes a shard as above, with traffic other than messages between hosts.
+/// Makes the strategy with traffic other than messages between hosts.
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options,

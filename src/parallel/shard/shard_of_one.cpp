@@ -44,7 +44,7 @@ class ShardOfOne final : public Strategy {
 StrategyTraits refusals_of_shard() {
   return {
       .join_complaint =
-          "[parallel] a sharded model needs all ranks in every step; use "
+          "[parallel] all ranks of a sharded model must take every step; use "
           "even_batches, or replicate the model",
       .local_sgd_complaint =
           "[parallel] LocalSGD averages full models, but this one is sharded; "

@@ -123,7 +123,7 @@ void ShardUnit::start_open() {
       [](const ShardedParameter& parameter) {
         return parameter.is_rounded_copy();
       });
-  // What is full already is rounded.
+  // Parameters that are already full are rounded.
   if (has_rounded) reshard();
   is_open_ = true;
   start_gather();

@@ -54,15 +54,15 @@ class ShardUnit {
   /// Frees the memory of one parameter, if it travels alone; the next gather
   /// fills it again.
   void reshard_parameter(std::size_t i);
-  /// Begins to gather the full parameters for full_parameters(): those of which
-  /// the shards are more precise show the shards' values (PreciseView).
-  /// finish_gather() ends it.
+  /// Begins to gather the full parameters for full_parameters(): those with
+  /// more precise shards show the shards' values (PreciseView). finish_gather()
+  /// ends it.
   void start_open();
   /// Writes changes made to the full parameters since finish_gather(), or since
   /// forget_changes(), to the shards. Gated parameters must be resharded next.
   void close();
   void forget_changes();
-  /// Around a forward inside full_parameters().
+  /// Called around a forward inside full_parameters().
   void begin_forward();
   void end_forward();
   /// Called when the model is prepared: parameters that keep their memory have

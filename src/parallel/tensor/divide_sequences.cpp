@@ -211,7 +211,7 @@ class SequenceDivision {
     return Attention{projections, out};
   }
 
-  // Passes slices on from layer to layer of a stack, up to its last norm.
+  // Passes slices from layer to layer of a stack, up to its last norm.
   void join_layers(const std::string& stack, const LayerNorms& norms) {
     const std::string layers = dotted_name(stack, "layers");
     const auto name_of = [&](int i) {

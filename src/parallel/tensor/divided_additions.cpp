@@ -25,8 +25,7 @@ bool is_last_dim(const TensorPlacement& placement) {
   return slice != nullptr && slice->dim == -1;
 }
 
-// What ranks have of the input and the result of a layer, one of which is
-// divided; unset if it is a sequence.
+// Which of a layer's input and result ranks divide; unset if it is a sequence.
 std::optional<AddedDivision> division_of(const SplitProduct& product) {
   const bool takes_all = is_replicated(product.input);
   const bool returns_all = is_replicated(product.output);
@@ -97,7 +96,7 @@ std::vector<DividedAddition> divide_additions(
             "\"{}\" must {}",
             split.module,
             layer.complaint.empty()
-                ? "take and return full tensors, or slices of features, "
+                ? "must take and return full tensors, or slices of features, "
                   "rather than of a sequence"
                 : layer.complaint));
         continue;

@@ -24,9 +24,9 @@ bool is_embedding_of(
     const DividedPrograms& programs,
     const torch::nn::Module& module);
 
-/// Lets programs compute with what `rank` has of the parameters in `splits`,
-/// and adds the parameters whose gradients must be summed therefore. Throws
-/// ConfigError if a program needs more.
+/// Lets programs compute with the slices that `rank` has of the parameters in
+/// `splits`, and adds the parameters whose gradients must then be summed.
+/// Throws ConfigError if a program needs more.
 void divide_programs(
     const DividedPrograms& programs,
     const ParameterTable& table,

@@ -229,8 +229,8 @@ InferredPlan infer_parallelize_plan(
     bool sequence_parallel) {
   if (num_ranks < 1) {
     throw ConfigError(detail::format(
-        "[parallel] infer_parallelize_plan() was given {} ranks; give 1 or "
-        "more",
+        "[parallel] the number of ranks of infer_parallelize_plan() must be at "
+        "least 1, but is {}",
         num_ranks));
   }
   InferredPlan inferred = detail::PlanInference(module, num_ranks).infer();

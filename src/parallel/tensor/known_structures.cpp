@@ -184,7 +184,7 @@ void PlanInference::divide_sequential(std::size_t i) {
 // Feed-forward blocks in modules of other classes, recognized only by names
 // and shapes.
 void PlanInference::divide_names(std::size_t i) {
-  // Those that can be divided have already been.
+  // Layers that can be divided have already been.
   if (is_one_of_types<
           nn::TransformerEncoderLayerImpl,
           nn::TransformerDecoderLayerImpl>(*entries_[i].module))

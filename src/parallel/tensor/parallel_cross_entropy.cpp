@@ -112,9 +112,9 @@ void require_fitting(const at::Tensor& logits, const at::Tensor& targets) {
     return;
   }
   throw ConfigError(format(
-      "[parallel] parallel_cross_entropy() was given {} logits of shape {} and "
-      "{} targets of shape {}; logits are floating-point and have the shape of "
-      "the targets, which are 64-bit integers, and one more dimension",
+      "[parallel] logits must be floating-point, targets int64, and logits "
+      "must have the targets' shape plus a last dimension, but are {} of shape "
+      "{} with {} targets of shape {}",
       c10::toString(logits.scalar_type()),
       logits.sizes(),
       c10::toString(targets.scalar_type()),
@@ -139,13 +139,13 @@ at::Tensor parallel_cross_entropy(
         is_counted.logical_and(rows.lt(0).logical_or_(rows.ge(classes.total)));
     if (beyond.any().item<bool>()) {
       throw ConfigError(format(
-          "[parallel] parallel_cross_entropy() was given the target {}; "
-          "classes count from 0 to {}",
+          "[parallel] targets of parallel_cross_entropy() must be classes, but "
+          "one is {}; classes count from 0 to {}",
           rows.masked_select(beyond)[0].item<std::int64_t>(),
           classes.total - 1));
     }
   }
-  // There is nobody to agree with.
+  // A single rank has no other to agree with.
   if (group.size() == 1)
     return fused_cross_entropy(logits, targets, {.ignore_index = ignore_index});
   const at::ScalarType summed_in =

@@ -119,7 +119,7 @@ void SplitPlanner::add_preparation(
   if (side && *side != change) {
     layer_.name = found->name;
     complain(format(
-        "is given {} layouts twice, by patterns that differ",
+        "gets {} layouts from two patterns, which differ",
         is_input ? "input" : "output"));
   }
   side = change;
@@ -138,7 +138,7 @@ bool SplitPlanner::merge(const Preparation& each) {
             merge_into(style, each);
           } else {
             complain(
-                "is SequenceParallel and prepared as well; leave out "
+                "is both SequenceParallel and prepared; leave out "
                 "SequenceParallel");
           }
           return true;
@@ -188,13 +188,13 @@ void SplitPlanner::apply_preparation(const Preparation& each) {
   use.output = each.output.value_or(LayoutChange{within, within});
   if (use.works_on_slices() != (slice_in(use.output.from) != nullptr)) {
     return complain(
-        "stays whole, so it returns slices if it is given slices, and only "
-        "then; desired_input_layouts and output_layouts do not agree");
+        "stays whole, so it returns slices if and only if it gets slices, but "
+        "desired_input_layouts and output_layouts differ in that");
   }
   if (use.works_on_slices() && !treats_positions_alone(*layer_.module)) {
     return complain(
         "mixes positions, or computes statistics over them, so it cannot work "
-        "on slices; give it desired_input_layouts Replicate{}");
+        "on slices; set its desired_input_layouts to Replicate{}");
   }
   const std::size_t before = num_parameters_;
   for (const char* const key : {"weight", "bias"}) {
@@ -203,8 +203,8 @@ void SplitPlanner::apply_preparation(const Preparation& each) {
     if (split->is_watched() || split->dim) {
       if (split->prepared != use) {
         complain(format(
-            "uses \"{}\" in another way than \"{}\", which shares it; give "
-            "both the same style",
+            "uses \"{}\" in another way than \"{}\", which shares it; use the "
+            "same style for both",
             split->name,
             split->module));
       }

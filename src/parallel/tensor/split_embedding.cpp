@@ -24,8 +24,8 @@ at::Tensor look_up_vocabulary(
       (indices.min().item<std::int64_t>() < 0 ||
        indices.max().item<std::int64_t>() >= rows)) {
     throw ConfigError(format(
-        "[parallel] embedding \"{}\" of {} rows was given indices from {} to "
-        "{}; they count from 0 to {}",
+        "[parallel] embedding \"{}\" of {} rows got indices from {} to {}, but "
+        "they count from 0 to {}",
         table.split.module,
         rows,
         indices.min().item<std::int64_t>(),

@@ -252,9 +252,9 @@ void SplitKeeper::require_slice(GatedCall& call) {
     if (value.isTensor() && find(value) == nullptr) {
       throw ConfigError(format(
           "[parallel] {} takes \"{}\" of shape {}, of which this rank has a "
-          "slice of shape {}, and tensor parallelism knows how to do only "
-          "products with its transpose, convolutions and embeddings on slices; "
-          "leave module \"{}\" out of parallelize_plan",
+          "slice of shape {}, but tensor parallelism supports only products "
+          "with its transpose, convolutions and embeddings on slices; leave "
+          "module \"{}\" out of parallelize_plan",
           call.operation().operator_name().name,
           split->split.name,
           at::IntArrayRef(split->global_shape),
@@ -274,7 +274,7 @@ void SplitKeeper::remember(
       weight.global_shape[static_cast<std::size_t>(*weight.split.dim)];
   last_slice_ = format(
       "layer \"{}\" is split over {} ranks, and returned {} where one process "
-      "has {}",
+      "returns {}",
       weight.split.module,
       group_.size(),
       output.sizes(),

@@ -61,7 +61,7 @@ struct LayoutChange {
   bool operator==(const LayoutChange&) const = default;
 };
 
-/// Which operators a module that is not split calls with its weight.
+/// The operators that a module which is not split calls with its weight.
 enum class WholeModuleKind { product, embedding, norm, convolution };
 
 /// How a module that is not split is called: with its input and result in other

@@ -32,11 +32,11 @@ bool is_embedding(
 }
 
 constexpr std::string_view kChannelsOnly =
-    "is a convolution, of which only channels are split; give Shard{-1} or "
+    "is a convolution, of which only channels are split; use Shard{-1} or "
     "Replicate{}";
 constexpr std::string_view kFeaturesOnly =
     "is a Conv1D, which multiplies tokens of all sequences as rows of one "
-    "matrix, so only features are split; give Shard{-1} or Replicate{}";
+    "matrix, so only features are split; use Shard{-1} or Replicate{}";
 
 }  // namespace
 
@@ -185,8 +185,8 @@ void SplitPlanner::apply(const ColwiseParallel& style) {
     return complain(
         layer_.is_convolution()
             ? kChannelsOnly
-            : "is ColwiseParallel with output_layouts of another dimension "
-              "than the last; give Shard{-1} or Replicate{}");
+            : "is ColwiseParallel with output_layouts of a dimension other "
+              "than the last; use Shard{-1} or Replicate{}");
   }
   if (is_embedding(*layer_.module, programs_))
     return split_embedding(false, style.output_layouts, Replicate{});
@@ -301,7 +301,7 @@ void SplitPlanner::require_heads(
     std::int64_t size) {
   if (heads < num_ranks_) {
     return complain(format(
-        "has {} heads, which cannot be divided over {} ranks; give a number of "
+        "has {} heads, which cannot be divided over {} ranks; set a number of "
         "heads that is at least theirs, or leave it out and gather results "
         "(output_layouts Replicate)",
         heads,
@@ -362,8 +362,8 @@ SplitParameter* SplitPlanner::take(const std::string& key, std::int64_t dim) {
         num_ranks_));
   } else if (split->sums_gradient || (split->dim && *split->dim != dim)) {
     complain(format(
-        "splits \"{}\" otherwise than \"{}\", which shares it; give both "
-        "modules styles that split the same dimension",
+        "splits \"{}\" differently from \"{}\", which shares it; use styles "
+        "that split the same dimension for both modules",
         split->name,
         split->module));
   }
@@ -376,7 +376,7 @@ void SplitPlanner::share(const std::string& key) {
   if (split == nullptr) return;
   if (split->dim) {
     complain(format(
-        "leaves \"{}\" whole, which \"{}\" splits; give both the same style",
+        "leaves \"{}\" whole, which \"{}\" splits; use the same style for both",
         split->name,
         split->module));
   }
@@ -390,8 +390,8 @@ void SplitPlanner::assign(
     const Use& wanted) {
   if (use && *use != wanted) {
     complain(format(
-        "uses \"{}\" in another way than \"{}\", which shares it; give both "
-        "the same style",
+        "uses \"{}\" in another way than \"{}\", which shares it; use the same "
+        "style for both",
         split.name,
         split.module));
   }

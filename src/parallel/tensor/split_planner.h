@@ -75,7 +75,7 @@ class SplitPlanner {
 
   void complain(std::string_view what);
 
-  // Modules that are split, or that work on slices they are given.
+  // Modules that are split, or that work on slices they get.
   void apply_style(const StyledModule& each);
   void apply(const ColwiseParallel& style);
   void apply(const RowwiseParallel& style);

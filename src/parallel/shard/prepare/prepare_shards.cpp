@@ -105,16 +105,16 @@ void require_unchanged(const std::vector<std::unique_ptr<ShardUnit>>& units) {
     for (const ShardedParameter& parameter : unit->parameters()) {
       if (parameter.full.requires_grad() && !parameter.local.requires_grad()) {
         throw ConfigError(format(
-            "[parallel] parameter \"{}\" was frozen when it was prepared and "
-            "is not any more, so its gradients would not be reduced; unfreeze "
-            "it before prepare(), or prepare the model anew",
+            "[parallel] parameter \"{}\" was frozen when it was prepared, but "
+            "no longer is, so its gradients would not be reduced; unfreeze it "
+            "before prepare(), or prepare the model anew",
             parameter.name));
       }
       if (parameter.is_in_place()) continue;
       throw ConfigError(format(
           "[parallel] the data of parameter \"{}\" was replaced after "
-          "prepare() (by Module::to or set_data), so its shards are not known "
-          "any more; do that before prepare()",
+          "prepare() (by Module::to or set_data), so its shards are no longer "
+          "known; do that before prepare()",
           parameter.name));
     }
   }

@@ -33,8 +33,8 @@ std::string policy_of(
 /// Returns the errors for reading a sharded parameter that is not gathered.
 UnavailableMessages sharded_messages(const std::string& parameter);
 
-/// Throws ConfigError with the first line of `error` if it is such an error; in
-/// LibTorch's message the stack follows.
+/// Throws ConfigError with the first line of `error`, without LibTorch's stack
+/// trace, if it is such an error.
 void explain_unavailable(const c10::Error& error);
 
 /// Returns this rank's reshard group: the `count` consecutive ranks that share

@@ -91,7 +91,8 @@ std::vector<std::string> matching_modules(
     pattern = std::regex(expression);
   } catch (const std::regex_error& error) {
     throw ConfigError(format(
-        "[parallel] ignored_modules \"{}\" is not a regular expression: {}",
+        "[parallel] ignored_modules must be a regular expression, but is "
+        "\"{}\": {}",
         expression,
         error.what()));
   }
