@@ -30,8 +30,8 @@ void complain(const char* message) {
       accelerate::detail::printable_lines(message).c_str());
 }
 
-// Keeps files that are opened later from taking the place of standard streams
-// that are closed, and getting what is printed.
+// Keeps files opened later from taking the descriptors of closed standard
+// streams, and so receiving printed text.
 void open_standard_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
     if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);

@@ -34,7 +34,10 @@ using Units = std::initializer_list<std::pair<std::string_view, double>>;
     const std::string& text,
     std::string_view wanted) {
   throw ConfigError(detail::format(
-      "[cli] {} is \"{}\"; give {}", flag, detail::printable(text), wanted));
+      "[cli] {} is \"{}\", but must be {}",
+      flag,
+      detail::printable(text),
+      wanted));
 }
 
 // A number above 0 followed by one of the units, in any case.
@@ -190,7 +193,7 @@ fs::path config_file_of(const std::string& named) {
       detail::default_config_path(detail::Environment::current());
   if (usual) return *usual;
   throw ConfigError(
-      "[config] neither HF_HOME, XDG_CACHE_HOME nor HOME is set; give "
+      "[config] none of HF_HOME, XDG_CACHE_HOME and HOME is set; pass "
       "--config_file");
 }
 

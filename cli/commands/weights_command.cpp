@@ -96,7 +96,7 @@ int convert(const ConvertFlags& flags) {
         ".pth, or name a directory",
         output.string()));
   }
-  // Removed before the message, so that the bar is not below it.
+  // Remove the bar before the message, so that it is not below it.
   disk.reset();
   std::printf(
       "%zu tensors written to %s\n", tensors.size(), shown(output).c_str());

@@ -45,7 +45,7 @@ fs::path path_of(
   const auto usual = detail::default_config_path(environment);
   if (!usual) {
     throw ConfigError(
-        "[config] neither HF_HOME, XDG_CACHE_HOME nor HOME is set; give "
+        "[config] none of HF_HOME, XDG_CACHE_HOME and HOME is set; pass "
         "--config_file");
   }
   return *usual;
@@ -60,8 +60,8 @@ std::optional<fs::path> existing_path(
   const detail::DefaultConfig usual = detail::find_default_config(environment);
   if (!usual.problem.empty()) {
     throw ConfigError(format(
-        "[config] the default config file {} cannot be read: {}; give "
-        "--config_file, or set HF_HOME to a directory that can be",
+        "[config] the default config file {} cannot be read: {}; pass "
+        "--config_file, or set HF_HOME to a readable directory",
         usual.path.string(),
         usual.problem));
   }
@@ -91,7 +91,7 @@ int write_default(const std::string& file, const std::string& precision) {
       path, precision, look_at_machine(environment).num_devices);
   std::printf(
       is_written ? "written: %s\n"
-                 : "%s exists already and was left unchanged; change it with "
+                 : "%s already exists and was left unchanged; change it with "
                    "accelerate-cpp config, or remove it\n",
       path.c_str());
   return 0;
@@ -104,7 +104,7 @@ int update(const std::string& file) {
   return 0;
 }
 
-// The settings that a launched program gets: the launcher translates
+// The settings that a launched program gets; the launcher translates
 // distributed_type into an engine's flag.
 detail::Source source_of_launch(const detail::ConfigDocument& document) {
   detail::Source source = detail::source_from_config(document);
@@ -121,7 +121,7 @@ detail::Source source_of_launch(const detail::ConfigDocument& document) {
   return source;
 }
 
-// Prints every setting in force, and what the engines' settings ask for.
+// Prints every setting in force, and what the engines' settings request.
 void print_meaning(
     const detail::Settings& settings,
     detail::Environment environment,
@@ -230,8 +230,8 @@ int print_tpu_command(TpuFlags flags) {
   std::vector<std::string> commands = tpu_commands(flags, file);
   if (commands.empty()) {
     throw ConfigError(
-        "[tpu-config] no commands to run; give --command or "
-        "--command_file, or put commands into the config file");
+        "[tpu-config] no commands to run; pass --command or --command_file, or "
+        "put commands into the config file");
   }
   if (flags.installs) {
     commands.insert(

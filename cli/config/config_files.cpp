@@ -49,7 +49,7 @@ Fsdp2Conversion to_fsdp2(const ConfigJson& values) {
   }
   if (old.value("fsdp_version", ConfigJson(1)) == 2) {
     out.notes.emplace_back(
-        "fsdp_version is 2 already: nothing was converted; if the keys are of "
+        "fsdp_version is already 2: nothing was converted; if the keys are of "
         "version 1, set it to 1 and run this again");
     return out;
   }
@@ -80,14 +80,14 @@ std::vector<std::string> convert_file_to_fsdp2(
   const ConfigDocument document = detail::read_config_document(input);
   if (!overwrite && !output) {
     throw ConfigError(
-        "[config] no output was given; give --output_file FILE, or --overwrite "
+        "[config] no output was named; pass --output_file FILE, or --overwrite "
         "to replace the input");
   }
   const std::filesystem::path target = output.value_or(input);
   std::error_code ignored;  // writing reports what is wrong
   if (!overwrite && std::filesystem::exists(target, ignored)) {
     throw ConfigError(format(
-        "[config] {} exists already; give another --output_file, or "
+        "[config] {} already exists; pass another --output_file, or "
         "--overwrite",
         target));
   }

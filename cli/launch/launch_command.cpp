@@ -194,7 +194,7 @@ std::vector<std::string> retired_warnings(const detail::ConfigDocument& file) {
       format("no longer in Accelerate, ignored: {}", detail::join(keys, ", "))};
 }
 
-// One line, whatever a config file has of what does nothing here.
+// Prints one line, however many settings of a config file have no effect here.
 void warn_of_idle_settings(
     const std::vector<std::vector<std::string>>& warnings) {
   std::vector<std::string> all;
@@ -224,8 +224,8 @@ int launch_on_hosts(
   if (settings.is_given("min_processes")) {
     throw ConfigError(
         "[launch] the launchers of a host file are started and ended together, "
-        "and with --num_processes MIN:MAX they may come and go; start one on "
-        "each machine, with --num_machines and --machine_rank, or give one "
+        "but with --num_processes MIN:MAX they may come and go; start one on "
+        "each machine, with --num_machines and --machine_rank, or pass one "
         "number");
   }
   HostLaunch launch;
@@ -236,7 +236,7 @@ int launch_on_hosts(
   const auto given = settings.integer("num_processes");
   if (!given && slots == 0) {
     throw ConfigError(
-        "[launch] the host file does not give slots=N; add them, or give "
+        "[launch] the host file lacks slots=N; add them, or pass "
         "--num_processes for all hosts together");
   }
   launch.num_processes = given ? static_cast<int>(*given) : hosts * slots;
@@ -248,7 +248,7 @@ int launch_on_hosts(
   if (hosts > 1 && launch.address == "localhost") {
     throw ConfigError(
         "[launch] the first host of the file is localhost, which means another "
-        "machine on the others; give its name, or --main_process_ip");
+        "machine on the others; use its name, or pass --main_process_ip");
   }
   launch.port =
       static_cast<int>(settings.integer("main_process_port").value_or(29500));

@@ -25,7 +25,7 @@ class Signals {
   [[nodiscard]] std::optional<signalfd_siginfo> next() const;
   /// Whether next() has returned a signal that ends the launcher.
   [[nodiscard]] bool is_told_to_end() const { return is_told_to_end_; }
-  /// Handles pending signals while no ranks run: throws Stopped for signals
+  /// Handles pending signals while no ranks run. Throws Stopped for signals
   /// that end the launcher.
   void heed() const;
 

@@ -12,8 +12,8 @@ namespace accelerate::cli {
 
 std::string describe_start_problem(int error_number) {
   if (error_number != EAGAIN) return std::strerror(error_number);
-  return "no more processes or threads can be started; raise the limit "
-         "(ulimit -u, or the container's), or end other programs";
+  return "no more processes or threads can be started; raise the limit (ulimit "
+         "-u, or the container's), or end other programs";
 }
 
 std::string describe_failure(const std::exception_ptr& failure) {
@@ -22,7 +22,7 @@ std::string describe_failure(const std::exception_ptr& failure) {
     std::rethrow_exception(failure);
   } catch (const std::bad_alloc&) {
     return "out of memory; raise the limit (ulimit -v, or the container's), or "
-           "give a smaller input";
+           "use a smaller input";
   } catch (const std::filesystem::filesystem_error& error) {
     const std::string reason = error.code().message();
     return error.path1().empty()

@@ -5,9 +5,9 @@
 
 namespace accelerate::cli {
 
-/// What went wrong, and what to do about it, for an error reported by the
-/// system or the standard library: no more processes, no memory, a file that
-/// cannot be used. Our own errors describe themselves.
+/// Describes an error reported by the system or the standard library (no more
+/// processes, no memory, a file that cannot be used), and what to do about it.
+/// This project's own errors describe themselves.
 std::string describe_failure(const std::exception_ptr& failure);
 
 /// The reason why a process or thread could not be started, and what to do.

@@ -232,8 +232,8 @@ int ask_for_size(const ResizeFlags& flags) {
   }
   if (most > header.num_pages) {
     throw ConfigError(format(
-        "[launch] the group of process {} is on several machines, and changes "
-        "its size with them: start a launcher on another machine, or end one "
+        "[launch] the group of process {} is on several machines, and its size "
+        "changes with them: start a launcher on another machine, or end one "
         "with SIGTERM",
         flags.process));
   }

@@ -37,7 +37,7 @@ RunPlace only_run(const std::string& path) {
   std::vector<RunPlace> runs = find_runs({path});
   if (runs.size() == 1) return std::move(runs.front());
   throw ConfigError(format(
-      "{} has {} runs; name the directory of one of them",
+      "{} has {} runs; pass the directory of one of them",
       detail::printable(path),
       runs.size()));
 }

@@ -98,7 +98,7 @@ std::vector<RunPlace> find_in(
     add_runs_below(place, kMostLevels, found);
     if (found.empty() && must) {
       throw ConfigError(format(
-          "no runs in {}; give the directory of a run or of its project, which "
+          "no runs in {}; pass the directory of a run or of its project, which "
           "holds RUN/journal",
           path == "." ? place.string() : path));
     }

@@ -155,7 +155,8 @@ void RunRecord::drop_lost_samples() {
 
 double RunRecord::duration() const {
   if (sessions().empty()) return end_ - begin_;
-  // What was logged before the first process said that it began counts as well.
+  // Entries logged before the first process reported its beginning count as
+  // well.
   double seconds = std::max(sessions().front().begin - begin_, 0.0);
   for (const auto& session : sessions())
     seconds += std::max(session.end - session.begin, 0.0);

@@ -189,7 +189,7 @@ void compare_settings(const Runs& runs) {
     std::set<std::string> values;
     for (const auto& own : settings) {
       const auto found = own.find(name);
-      // An empty text is a value.
+      // An empty text also counts as a value.
       row.push_back(found == own.end() ? "-" : found->second);
       values.insert(found == own.end() ? "missing" : "=" + found->second);
     }
@@ -240,7 +240,7 @@ void compare_figures(const Runs& runs) {
 int compare(const RunsFlags& flags) {
   const Runs runs = read_runs(flags.paths, print_warning);
   if (runs.size() < 2)
-    throw ConfigError("there is one run only; give two or more to compare");
+    throw ConfigError("there is only one run; pass two or more to compare");
   compare_settings(runs);
   compare_figures(runs);
   return 0;

@@ -130,8 +130,8 @@ std::string StoreClient::join(
   }
   if (answer == detail::StoreJoinAnswer::wrong_secret) {
     throw ConfigError(format(
-        "[launch] the launcher of machine 0 at {} has another {}; set it to "
-        "the same value for the launchers of all machines, or for none",
+        "[launch] the launcher of machine 0 at {} has a different {}; set it "
+        "to the same value for the launchers of all machines, or for none",
         peer_,
         detail::kStoreSecretVariable));
   }
@@ -139,8 +139,8 @@ std::string StoreClient::join(
     throw ConfigError(format(
         "[launch] another launcher has joined {} as machine {}; give every "
         "machine its own --machine_rank, and every launch its own "
-        "--main_process_port. If there is no such launcher, somebody else on "
-        "the network was faster: set {} for all launchers",
+        "--main_process_port. If there is no such launcher, another program on "
+        "the network joined first: set {} for all launchers",
         peer_,
         machine,
         detail::kStoreSecretVariable));

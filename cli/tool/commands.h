@@ -14,8 +14,8 @@ namespace accelerate::cli {
 /// Runs the command that was parsed, and returns the tool's exit code.
 using RunCommand = std::function<int()>;
 
-// Each of these adds a command to the tool. What it returns is called if the
-// command was given.
+// Each of these functions adds a command to the tool, and returns the function
+// that runs it.
 
 /// `config` with default, update, show and schema.
 RunCommand add_config_command(CLI::App& tool);
@@ -71,9 +71,9 @@ std::vector<std::string> without_separator(
     const CLI::App& tool,
     std::vector<std::string> words);
 
-/// For a command line that did not parse: an error that names the word in the
-/// place of a subcommand of `tool`, and the nearest subcommand. Nothing if
-/// there is no such word.
+/// Describes a command line that did not parse: names the word in place of a
+/// subcommand of `tool`, and the nearest subcommand. Returns nothing if there
+/// is no such word.
 std::optional<std::string> describe_unknown_command(
     CLI::App& tool,
     const std::vector<std::string>& words);

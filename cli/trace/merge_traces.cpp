@@ -90,8 +90,7 @@ std::int64_t rank_of(const Json& trace, const fs::path& path) {
   }
   if (const auto rank = rank_in_name(path)) return *rank;
   throw ConfigError(format(
-      "{} does not say which rank it is of; call it profile_<rank>.json",
-      shown(path)));
+      "{} does not name its rank; call it profile_<rank>.json", shown(path)));
 }
 
 Trace head_of(const fs::path& path, const Json& trace) {
@@ -185,7 +184,7 @@ std::vector<Trace> heads_of(const std::vector<fs::path>& paths) {
     const auto [other, is_new] = by_rank.emplace(head.rank, head);
     if (!is_new) {
       throw ConfigError(format(
-          "{} and {} are both of rank {}; merge the traces of one run",
+          "{} and {} are both from rank {}; merge the traces of one run",
           shown(other->second.path),
           shown(path),
           head.rank));
@@ -209,7 +208,7 @@ std::vector<fs::path> traces_in(const fs::path& directory) {
   }
   if (found.empty()) {
     throw ConfigError(format(
-        "{} has no traces profile_<rank>.json; name the output_trace_dir of a "
+        "{} has no traces profile_<rank>.json; pass the output_trace_dir of a "
         "profile",
         shown(directory)));
   }
@@ -239,8 +238,8 @@ MergedTraces merge_traces(
     }
     if (!head.was_compared && heads.size() > 1) {
       merged.warnings.push_back(format(
-          "{} does not say how its clock relates to rank 0's; it may be "
-          "shifted against the others",
+          "{} does not relate its clock to rank 0's; it may be shifted against "
+          "the others",
           shown(head.path)));
     }
   }

@@ -10,8 +10,8 @@ namespace {
 
 using Point = RunRecord::Point;
 
-// Keeps the least and the greatest value of a column, in step order. If all are
-// NaN, keeps one.
+// Keeps the least and the greatest value of a column, in step order. If all
+// values are NaN, keeps one.
 void add_extremes(std::span<const Point> column, std::vector<Point>& kept) {
   const Point* least = nullptr;
   const Point* greatest = nullptr;

@@ -88,7 +88,7 @@ void WatchedRuns::open_new_runs(const std::vector<RunPlace>& places) {
   }
 }
 
-// Nothing if the run is as it was.
+// Returns nothing if the run has not changed.
 std::optional<RunChange> WatchedRuns::look(std::size_t index) {
   RunRecord& run = *runs_[index];
   if (given_up_.contains(index)) return std::nullopt;

@@ -11,7 +11,7 @@
 
 namespace accelerate::cli {
 
-/// What was added to a run since the last update.
+/// The additions to a run since the last update.
 struct RunChange {
   struct Figure {
     std::string name;
@@ -36,9 +36,10 @@ class WatchedRuns {
   /// Throws ConfigError if a path holds no run.
   explicit WatchedRuns(std::vector<std::string> paths);
 
-  /// Reads what was added, about 64 MiB of each run at most. A journal that can
-  /// no longer be read stays as it was, and its run has a problem(); if memory
-  /// was too small for it, it is not read again. Throws nothing for one run.
+  /// Reads additions, at most about 64 MiB per run. The run of a journal that
+  /// can no longer be read stays as it was and has a problem(); if memory was
+  /// too small for it, it is not read again. Failures of single runs do not
+  /// throw.
   std::vector<RunChange> update();
   /// Whether the last update() left something unread.
   [[nodiscard]] bool has_more() const;
@@ -56,7 +57,7 @@ class WatchedRuns {
   std::vector<std::string> paths_;
   std::vector<std::unique_ptr<RunRecord>> runs_;
   std::set<std::size_t> given_up_;  // runs that are read no further
-  std::size_t num_reported_ = 0;  // runs already reported by update()
+  std::size_t num_reported_ = 0;    // runs already reported by update()
 };
 
 }  // namespace accelerate::cli

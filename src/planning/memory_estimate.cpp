@@ -127,8 +127,8 @@ MemoryEstimate estimate_memory(
     divisor = 8;
   } else if (dtype != "float32") {
     throw ConfigError(format(
-        "[planning] \"{}\" is not a known dtype; give float32, float16, "
-        "bfloat16, int8 or int4",
+        "[planning] the dtype must be float32, float16, bfloat16, int8 or "
+        "int4, but is \"{}\"",
         dtype));
   }
   MemoryEstimate estimate{
@@ -241,9 +241,8 @@ MemoryPlan plan_transformer(
   if (!model.transformer) {
     throw ConfigError(
         "[estimate-memory] --fits needs the shape of a transformer, which "
-        "activations depend on, but there is no config.json with it; give a "
-        "directory that has one, or plan in the program "
-        "(plan_memory())");
+        "activations depend on, but there is no config.json with it; pass a "
+        "directory that has one, or plan in the program (plan_memory())");
   }
   if (training.sequence_length < 1) {
     throw ConfigError(

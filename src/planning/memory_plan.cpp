@@ -114,8 +114,9 @@ MemoryPlan::MemoryPlan(Facts facts, Estimate estimate)
       facts_.num_ranks % (facts_.tensor * facts_.context * facts_.pipeline) !=
           0) {
     throw ConfigError(detail::format(
-        "[planning] a plan of memory was asked for {} ranks with tensor {}, "
-        "context {} and pipeline {}, whose product must divide the ranks",
+        "[planning] the product of tensor, context and pipeline must divide "
+        "the ranks, but a memory plan has {} ranks with tensor {}, context {} "
+        "and pipeline {}",
         facts_.num_ranks,
         facts_.tensor,
         facts_.context,
@@ -202,9 +203,9 @@ MemoryPlan::row(MemorySplit split, FloatType precision, bool recomputes) const {
       return row;
   }
   throw ConfigError(detail::format(
-      "[planning] the plan has no row for {} with precision {}: it is one for "
-      "{} ranks, {} of them on a node; give other numbers in its options, or "
-      "ask for a MemoryCase",
+      "[planning] the plan has no row for {} with precision {}: it is for {} "
+      "ranks, {} of them on a node; change its options, or call row() with a "
+      "MemoryCase",
       name_of(split),
       name_of_precision(precision),
       facts_.num_ranks,

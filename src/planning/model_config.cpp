@@ -266,8 +266,8 @@ ModelTree read_model_config(const fs::path& path) {
     return llama_tree(config, kind);
   }
   throw ConfigError(format(
-      "[estimate-memory] {} has model_type \"{}\"; known are bert, gpt2, "
-      "llama, mistral and qwen2; for others give the safetensors files",
+      "[estimate-memory] model_type of {} is \"{}\", but must be bert, gpt2, "
+      "llama, mistral or qwen2; for others, pass the safetensors files",
       config.where(),
       printable(kind)));
 }

@@ -50,8 +50,8 @@ ModelTree model_of(ModuleNode root) {
 ModelTree read_model_tree(const fs::path& path, const OnOpenedFile& on_file) {
   if (!fs::exists(path)) {
     throw ConfigError(format(
-        "[estimate-memory] {} does not exist; give a directory, a safetensors "
-        "file or a config.json on this machine (nothing is fetched)",
+        "[estimate-memory] {} does not exist; pass a directory, a safetensors "
+        "file or a config.json on this machine (nothing is downloaded)",
         path.string()));
   }
   const bool is_directory = fs::is_directory(path);
@@ -81,8 +81,8 @@ TransformerShape read_transformer_shape(const std::string& given) {
                                          : path.parent_path() / "config.json";
   if (!fs::exists(path) || !fs::exists(config)) {
     throw ConfigError(detail::format(
-        "[planning] {} has no config.json, which the layers, heads and sizes "
-        "of the model are read from; give a directory that has one",
+        "[planning] {} has no config.json, from which the layers, heads and "
+        "sizes of the model are read; pass a directory that has one",
         given));
   }
   const auto shape = detail::find_transformer_shape(config);

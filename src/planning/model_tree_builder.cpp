@@ -57,8 +57,8 @@ std::size_t ModelTreeBuilder::at(std::string_view path) {
   const auto num_dots = static_cast<std::size_t>(std::ranges::count(path, '.'));
   if (num_dots >= kMostDepth) {
     throw ConfigError(format(
-        "[estimate-memory] {}: a tensor in {} is inside {} modules; at most {} "
-        "are read",
+        "[estimate-memory] {}: a tensor in {} is inside {} modules, but at "
+        "most {} are read",
         where_,
         printable(path),
         num_dots + 1,
@@ -107,8 +107,8 @@ ModuleTensor ModelTreeBuilder::tensor_of(
       safetensors::bytes_of(safetensors::Dtype::U8, shape);
   if (!num_elements || *num_elements > kMostElements - num_elements_) {
     throw ConfigError(format(
-        "[estimate-memory] {}: with \"{}\" the model has more than 2^56 "
-        "elements; larger ones are not read",
+        "[estimate-memory] {}: with \"{}\", the model exceeds 2^56 elements, "
+        "the most that are read",
         where_,
         printable(name)));
   }

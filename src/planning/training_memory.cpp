@@ -19,8 +19,8 @@ std::uint64_t bytes_of_weights(const std::string& dtype) {
   if (dtype == "float32") return 4;
   if (dtype == "bfloat16" || dtype == "float16") return 2;
   throw ConfigError(format(
-      "[estimate-memory] weights are trained as float32, bfloat16 or float16, "
-      "not as \"{}\"",
+      "[estimate-memory] weights must be trained as float32, bfloat16 or "
+      "float16, but the dtype is \"{}\"",
       dtype));
 }
 
@@ -97,8 +97,8 @@ std::uint64_t optimizer_state_bytes(const std::string& optimizer) {
   const auto found = known.find(optimizer);
   if (found == known.end()) {
     throw ConfigError(format(
-        "[estimate-memory] the optimizer \"{}\" is not one of adamw, adam, "
-        "momentum, adagrad, sgd, lomo",
+        "[estimate-memory] the optimizer must be adamw, adam, momentum, "
+        "adagrad, sgd or lomo, but is \"{}\"",
         optimizer));
   }
   return found->second;

@@ -36,7 +36,7 @@ using GradientLists = std::map<
     DeviceOrder>;
 
 // Complex gradients become pairs of real numbers. If a conjugation or a sign is
-// still due, what lies in memory is multiplied just as well.
+// still pending, multiplying the memory is equally correct.
 GradientLists gradients_of(const torch::optim::Optimizer& optimizer) {
   GradientLists lists;
   for (const auto& group : optimizer.param_groups()) {
@@ -139,8 +139,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) const {
   if (!is_enabled()) return;
   if (is_unscaled(optimizer)) {
     throw ConfigError(
-        "[precision] unscale_() was called twice for one optimizer since the "
-        "last update()");
+        "[precision] unscale_() must be called once per optimizer and "
+        "update(), but was called twice");
   }
   const at::NoGradGuard no_grad;
   const GradientLists lists = gradients_of(optimizer);
@@ -197,9 +197,9 @@ bool GradScaler::step(
   if (is_enabled()) {
     if (closure) {
       throw ConfigError(
-          "[precision] an optimizer was stepped with a closure while gradients "
-          "are scaled, which cannot unscale the closure's gradients; use bf16 "
-          "or no");
+          "[precision] an optimizer cannot step with a closure while gradients "
+          "are scaled, since the closure's gradients would not be unscaled; "
+          "use bf16 or no");
     }
     if (!is_unscaled(optimizer)) unscale_(optimizer);
     if (found_inf(optimizer)) return false;
@@ -213,7 +213,7 @@ void GradScaler::update(std::optional<double> new_scale) const {
   if (new_scale) {
     if (!(*new_scale > 0)) {
       throw ConfigError(format(
-          "[precision] update() was given the scale {}; it must be above 0",
+          "[precision] the scale passed to update() must be above 0, but is {}",
           *new_scale));
     }
     state_->scale.fill_(*new_scale);
@@ -263,9 +263,8 @@ void GradScaler::load_state_dict(const StateDict& state) const {
   if (!is_enabled()) return;
   if (state.empty()) {
     throw CheckpointError(
-        "[precision] the state is that of a scaler that was not enabled; train "
-        "with the precision it was saved with, or leave the scaler's state "
-        "out");
+        "[precision] the state is of a disabled scaler; train with the "
+        "precision it was saved with, or leave out the scaler's state");
   }
   GradScalerOptions options = state_->options;
   options.growth_factor = state.get<double>("growth_factor");

@@ -26,7 +26,7 @@ std::optional<std::string> precision_complaint(
   if (precision == Precision::no) return std::nullopt;
   if (!at::autocast::is_autocast_available(device.type())) {
     return format(
-        "[precision] mixed precision {} was asked for on {}, for which "
+        "[precision] mixed precision {} is not possible on {}, for which "
         "LibTorch has no autocast; use no",
         name_of(precision),
         device.str());

@@ -12,8 +12,8 @@ ProfilerAction profiler_action(
   if (schedule.wait < 0 || schedule.warmup < 0 || schedule.active < 1 ||
       schedule.repeat < 0 || schedule.skip_first < 0 || step < 0) {
     throw ConfigError(
-        "[track] a profile schedule counts steps: wait, warmup, repeat and "
-        "skip_first must be at least 0, active must be at least 1");
+        "[track] wait, warmup, repeat and skip_first of a profile schedule "
+        "must be at least 0, and active at least 1, but are not");
   }
   if (step < schedule.skip_first) return ProfilerAction::none;
   const std::int64_t cycle = schedule.wait + schedule.warmup + schedule.active;
@@ -32,7 +32,7 @@ ProfilerActivity parse_profiler_activity(std::string_view name) {
   if (name == "cpu") return ProfilerActivity::cpu;
   if (name == "cuda") return ProfilerActivity::cuda;
   throw ConfigError(detail::format(
-      "[track] \"{}\" is not a profiler activity; use \"cpu\" or \"cuda\"",
+      "[track] a profiler activity must be \"cpu\" or \"cuda\", but is \"{}\"",
       name));
 }
 

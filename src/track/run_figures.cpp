@@ -53,7 +53,8 @@ void RunSampler::leave_on_board() {
   try {
     options_.board->put(mine_);
   } catch (const std::exception&) {
-    // Rank 0, whose store it may be, has ended, or will say it.
+    // Rank 0, which may serve the store, has ended or will report the failure
+    // itself.
     options_.board = nullptr;
   }
 }
@@ -121,7 +122,7 @@ void RunFigures::run() {
       sampler.report();
     }
   } catch (const std::exception&) {
-    // Training needs none of this.
+    // Training does not depend on this.
   }
 }
 

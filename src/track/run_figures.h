@@ -15,8 +15,8 @@
 
 namespace accelerate::detail {
 
-/// Where ranks leave their figures for rank 0. Neither call waits for another
-/// rank; both may throw.
+/// The board on which ranks leave their figures for rank 0. Neither call waits
+/// for another rank; both may throw.
 class RankBoard {
  public:
   RankBoard() = default;
@@ -24,10 +24,10 @@ class RankBoard {
   RankBoard& operator=(const RankBoard&) = delete;
   virtual ~RankBoard() = default;
 
-  /// Replaces what this rank has left.
+  /// Replaces this rank's figures.
   virtual void put(const JournalRank& mine) = 0;
-  /// What the other ranks have left, in their order. Those that have left
-  /// nothing yet are missing.
+  /// The other ranks' figures, in rank order. Ranks that have left none yet are
+  /// missing.
   virtual std::vector<JournalRank> others() = 0;
 };
 
@@ -49,12 +49,12 @@ struct RunFiguresOptions {
   /// What was reported since the last call about ranks that hang or are slow;
   /// may be empty.
   std::function<std::vector<std::string>()> rank_reports = {};
-  /// Gets one warning if the board can no longer be read.
+  /// Receives one warning if the board can no longer be read.
   std::function<void(const std::string& text)> warn = {};
 };
 
-/// Makes journal events of how a run goes: figures of the machine with the
-/// steps per second, and where each rank is.
+/// Makes journal events about a run's progress: figures of the machine with the
+/// steps per second, and the step of each rank.
 class RunSampler {
  public:
   /// `seconds`: the time now, since 1970, as below.
@@ -63,7 +63,8 @@ class RunSampler {
   /// Reads this rank's figures. A rank without a journal leaves them on the
   /// board.
   void sample(double seconds);
-  /// Reports the last sample, and what the other ranks have left by now.
+  /// Reports the last sample, and the figures that the other ranks have left by
+  /// now.
   void report();
   [[nodiscard]] bool reports() const { return bool(options_.report); }
   [[nodiscard]] bool has_board() const { return options_.board != nullptr; }
@@ -86,7 +87,7 @@ std::chrono::milliseconds time_to_sample(
     std::chrono::milliseconds interval);
 
 /// Samples and reports at intervals on a thread of its own, until it is
-/// destroyed. Nothing that fails there leaves it.
+/// destroyed. Failures do not leave that thread.
 class RunFigures {
  public:
   explicit RunFigures(RunFiguresOptions options);

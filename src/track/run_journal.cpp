@@ -85,7 +85,7 @@ void RunJournal::warn_of(const std::string& what, const std::exception& error)
   options_.logger.log(
       LogLevel::warning,
       "track",
-      format("{}: {}; training goes on", what, error.what()));
+      format("{}: {}; training continues", what, error.what()));
 }
 
 void RunJournal::open() {
@@ -140,7 +140,7 @@ RunFiguresOptions RunJournal::figures_options() const {
       .rank_reports = options_.rank_reports};
   if (!options_.is_main_process) return options;
   options.make_reader = [] { return SystemReader("/", Nvml::load()); };
-  // The feed does this where the journal is by then.
+  // The feed calls this wherever the journal is by then.
   options.report = [feed = feed_.get(), journal = journal_](
                        JournalEvent event, double seconds) {
     const std::size_t num_bytes = event.body.size();

@@ -23,7 +23,7 @@
 
 namespace accelerate::detail {
 
-/// Takes warnings from any thread to wherever they are wanted at the moment.
+/// Forwards warnings from any thread to their current target.
 class WarningTap {
  public:
   using Target = std::function<void(const std::string&)>;
@@ -45,16 +45,16 @@ struct RunTrackingOptions {
   bool opens_at_once = false;
   /// Empty if there is none.
   std::filesystem::path logging_dir = {};
-  /// The name that was asked for.
+  /// The requested name.
   std::optional<std::string> run_name = std::nullopt;
   Environment environment = {};
   Logger logger = {};
   std::shared_ptr<WarningTap> warnings = std::make_shared<WarningTap>();
-  /// Describes this process when a journal is opened, all but the run.
+  /// Describes this process, except the run's name, when a journal is opened.
   std::function<JournalSessionInfo()> describe = {};
-  /// From one set of figures of the machine and the ranks to the next; 0: none.
+  /// Time between samples of the machine's and the ranks' figures; 0: none.
   std::chrono::milliseconds figures_interval{0};
-  /// Number of this rank's steps so far; any thread calls it.
+  /// Number of this rank's steps so far; called on any thread.
   std::function<std::int64_t()> num_steps = [] { return std::int64_t{0}; };
   std::int64_t rank = 0;
   /// Null in a world of one rank.
@@ -63,7 +63,7 @@ struct RunTrackingOptions {
   std::function<std::vector<std::string>()> rank_reports = {};
 };
 
-/// Where a run was when a checkpoint was made.
+/// The position of a run when a checkpoint was made.
 struct RunPosition {
   std::string run;
   /// The largest step that was logged; nothing without steps.
@@ -93,15 +93,17 @@ class RunJournal {
   /// Opens the journal if there is to be one and it is not open. A journal that
   /// cannot be opened is a warning.
   void open();
-  /// The same; the run has the project's name from now on unless its own is
-  /// known outside.
+  /// Opens the journal like open(); from now on, the run has the project's
+  /// name, unless its own is already known outside.
   void open_for(const std::string& project_name);
   /// Whether this process has a journal, or would open it.
   [[nodiscard]] bool is_wanted() const { return is_wanted_; }
-  /// What writes it, also when it is finished; null before it is opened.
+  /// The feed that writes the journal, even once it is finished; null before it
+  /// is opened.
   [[nodiscard]] TrackerFeed* feed() const { return feed_.get(); }
   [[nodiscard]] const std::string& run() const { return run_; }
-  /// The same, for a checkpoint or the program: the run keeps this name.
+  /// The run's name, for a checkpoint or the program; from now on, the run
+  /// keeps it.
   [[nodiscard]] const std::string& show_run() const;
   /// Empty without a journal.
   [[nodiscard]] std::filesystem::path run_dir() const;

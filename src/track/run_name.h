@@ -13,8 +13,8 @@ std::string make_run_name(std::string_view subject);
 /// Throws ConfigError unless the name is that of a directory.
 void require_run_name(const std::string& name);
 
-/// The words with which this process was started; none if the system does not
-/// say.
+/// The command line of this process, by words; empty if the system does not
+/// report it.
 std::vector<std::string> command_of_process();
 
 /// The program's name, without its directories.

@@ -11,14 +11,14 @@ namespace accelerate::detail {
 
 namespace {
 
-// What programs get where there is no tracker.
+// The tracker that programs get where there is none.
 class BlankTracker final : public GeneralTracker {
  public:
   [[nodiscard]] std::string name() const override { return "blank"; }
 };
 
-// A package that was asked for by name is missed when it is started; "all" has
-// what needs none.
+// A package requested by name is only found missing when it is started; "all"
+// selects trackers that need none.
 IsInstalled is_installed(const std::vector<LogWith>& log_with) {
   return [&log_with](const TrackerClass& each) {
     if (!each.needs_python) return true;
@@ -36,8 +36,8 @@ RunTracking::RunTracking(RunTrackingOptions options)
   if (options_.run_name) require_run_name(*options_.run_name);
   if (options_.figures_interval.count() < 0) {
     throw ConfigError(format(
-        "[track] figures_interval is {} ms; give the time between two samples, "
-        "or 0 for none",
+        "[track] figures_interval must be the time between two samples, or 0 "
+        "for none, but is {} ms",
         options_.figures_interval.count()));
   }
   chosen_ = filter_trackers(
@@ -53,7 +53,7 @@ void RunTracking::init_trackers(
     const TrackerKwargs& init_kwargs) {
   if (has_project_) {
     throw ConfigError(
-        "[track] init_trackers() was called before; call it once");
+        "[track] init_trackers() must be called once, but was called twice");
   }
   has_project_ = true;
   if (!options_.is_main_process) return;
@@ -101,7 +101,7 @@ bool RunTracking::is_active() const {
   return !has_finished_ && (feed_ || journal_.is_wanted());
 }
 
-// Sets the time. Returns false if nobody gets what is pushed.
+// Sets the time. Returns false if no tracker or journal receives pushed items.
 bool RunTracking::begin_push(LogTime& time) {
   if (!is_active()) return false;
   if (!journal_.feed()) journal_.open();
@@ -114,8 +114,8 @@ bool RunTracking::begin_push(LogTime& time) {
   return true;
 }
 
-// A program that counts its steps from the start again makes void what it logged
-// before, without having meant it.
+// A program that counts its steps from the start again unintentionally voids
+// what it logged before.
 void RunTracking::check_first_step(std::int64_t step) {
   const std::int64_t last = *std::exchange(resumed_after_, std::nullopt);
   if (step > last) return;

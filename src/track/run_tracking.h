@@ -24,7 +24,7 @@ namespace accelerate::detail {
 /// one thread.
 class RunTracking {
  public:
-  /// Throws ConfigError for what cannot be tracked with. A journal that cannot
+  /// Throws ConfigError for trackers that cannot be used. A journal that cannot
   /// be opened is a warning.
   explicit RunTracking(RunTrackingOptions options);
   RunTracking(const RunTracking&) = delete;
@@ -36,7 +36,8 @@ class RunTracking {
       const std::string& project_name,
       const std::optional<TrackedValues>& config,
       const TrackerKwargs& init_kwargs);
-  /// Whether anybody gets what is logged; if not, it need not be made.
+  /// Whether a tracker or journal receives logged items; if not, they need not
+  /// be made.
   [[nodiscard]] bool is_active() const;
   /// Sets the item's time. The item is not to be changed afterwards.
   void push(const std::shared_ptr<TrackedItem>& item);

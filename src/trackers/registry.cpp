@@ -175,8 +175,8 @@ void register_tracker_class(
     const TrackerClassOptions& options) {
   if (name.empty() || name == detail::kAll || !factory) {
     throw ConfigError(detail::format(
-        "[trackers] \"{}\" cannot be registered: a class of trackers has a "
-        "name other than \"all\" and a function that makes them",
+        "[trackers] \"{}\" cannot be registered: a tracker class must have a "
+        "name other than \"all\", and a function that makes trackers",
         detail::printable(name)));
   }
   if (detail::find_tracker_class(name)) {
@@ -254,7 +254,8 @@ class GuardedTracker final : public GeneralTracker {
   }
   void finish() override {
     if (state_ != State::started) return;
-    // This holds even if it throws: some of what it needs may be gone by then.
+    // The state changes even if it throws, since some of what it needs may be
+    // gone by then.
     state_ = State::ended;
     tracker_->finish();
   }

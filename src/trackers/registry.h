@@ -48,9 +48,9 @@ std::vector<ChosenTracker> filter_trackers(
     const IsInstalled& is_installed,
     const std::function<void(const std::string&)>& note = {});
 
-/// The tracker, which then only gets calls between a start() that succeeds and
-/// the first finish(): others throw ConfigError, or do nothing where there is
-/// nothing to do (flush() and finish()). A start() that threw may be repeated.
+/// Wraps a tracker so that it only gets calls between a successful start() and
+/// the first finish(): others throw ConfigError, or do nothing (flush() and
+/// finish()). A start() that threw may be repeated.
 std::unique_ptr<GeneralTracker> guard_tracker(
     std::unique_ptr<GeneralTracker> tracker);
 

@@ -199,8 +199,8 @@ std::int64_t TrackedValue::whole(std::uint64_t value) {
   if (value <= std::uint64_t{std::numeric_limits<std::int64_t>::max()})
     return static_cast<std::int64_t>(value);
   throw ConfigError(detail::format(
-      "[trackers] {} does not fit into 64 bits with a sign, which is what "
-      "trackers take; log it as a real number or a text",
+      "[trackers] integers for trackers must fit into int64, but one is {}; "
+      "log it as a real number or a text",
       value));
 }
 

@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// What a tracker is made from.
+/// The inputs from which a tracker is made.
 struct TrackerRequest {
   /// The project or run name given to init_trackers().
   std::string project_name;
@@ -41,7 +41,7 @@ std::unique_ptr<GeneralTracker> make_wandb(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_mlflow(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_dvclive(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request);
-// These go through the tool's own Python package.
+// These trackers use the tool's own Python package.
 std::unique_ptr<GeneralTracker> make_comet_ml(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_aim(const TrackerRequest& request);
 std::unique_ptr<GeneralTracker> make_clearml(const TrackerRequest& request);

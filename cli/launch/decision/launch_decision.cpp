@@ -79,7 +79,7 @@ class Decider {
     complaints_.push_back("[launch] " + text);
   }
 
-  // The number of ranks or machines, which must be small enough to start.
+  // The number of ranks or machines, which must be at most kMostProcesses.
   int count(std::string_view key, std::int64_t value) {
     if (value <= kMostProcesses) return static_cast<int>(value);
     complain(format("{} is {}; at most {} start", key, value, kMostProcesses));
@@ -113,7 +113,7 @@ class Decider {
     }
     if (given.size() > 1) {
       complain(format(
-          "{} exclude each other; give one of them",
+          "{} exclude each other; pass one of them",
           detail::join(given, ", ")));
     }
   }
@@ -124,14 +124,14 @@ class Decider {
       decision_.num_processes = count("num_processes", *given);
     } else if (has_file_) {
       complain(
-          "the config file does not say how many processes to start; give "
+          "the config file does not say how many processes to start; pass "
           "--num_processes");
     } else {
       decision_.num_processes = num_devices_;
     }
     if (is_flag("multi_gpu") && given && *given < 2) {
       complain(
-          "--multi_gpu takes at least two processes; give --num_processes");
+          "--multi_gpu needs at least two processes; pass --num_processes");
     }
   }
 
@@ -188,7 +188,7 @@ class Decider {
     if (decision_.num_machines > 1 && decision_.paradigm == Paradigm::simple &&
         !decision_.mpi_hostfile && (!decision_.address || !decision_.port)) {
       complain(
-          "several machines need the address and port of rank 0; give "
+          "several machines need the address and port of rank 0; pass "
           "--main_process_ip and --main_process_port");
     }
     if (decision_.machine_rank >= decision_.num_machines) {

@@ -11,7 +11,7 @@
 
 namespace accelerate::cli {
 
-/// Larger launches, or more ranks on a machine, are refused.
+/// Larger launches, or more ranks on a machine, are rejected.
 inline constexpr int kMostProcesses = 1'000'000;
 inline constexpr int kMostProcessesHere = 4096;
 
@@ -24,7 +24,7 @@ enum class ProgramKind {
   native,  ///< any other program, such as one of this library
 };
 
-/// The launch that the settings ask for, by Accelerate's rules.
+/// The launch that the settings describe, by Accelerate's rules.
 struct LaunchDecision {
   Paradigm paradigm = Paradigm::simple;
   ProgramKind kind = ProgramKind::python;

@@ -121,7 +121,7 @@ std::vector<std::string> LaunchFlags::program() const {
     refuse(arguments.front());
   if (arguments.empty()) {
     throw ConfigError(
-        "[launch] no program was given; write accelerate-cpp launch [flags] "
+        "[launch] the program is missing; write accelerate-cpp launch [flags] "
         "PROGRAM [arguments]");
   }
   return arguments;
@@ -159,7 +159,7 @@ detail::Source LaunchFlags::source() const {
     // Files may use any case, but flags must match exactly, as in Accelerate.
     if (is_choice_in_wrong_case(spec, text)) {
       complaints.push_back(format(
-          "[launch] {} is \"{}\"; it must be one of {}",
+          "[launch] {} is \"{}\", but must be one of {}",
           spec.flag,
           text,
           detail::join(detail::split(spec.limits, '|'), ", ")));

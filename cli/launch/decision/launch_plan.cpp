@@ -33,8 +33,8 @@ Shown shown_of(const std::string& digit) {
   if (digit == "2") return {false, true};
   if (digit == "3") return {true, true};
   throw ConfigError(format(
-      "[launch] tee has \"{}\"; write 0 (nothing), 1 (stdout), 2 (stderr) or 3 "
-      "(both), or by local rank, such as 0:3,1:2",
+      "[launch] tee must be 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), "
+      "or by local rank, such as 0:3,1:2, but has \"{}\"",
       digit));
 }
 
@@ -52,7 +52,8 @@ std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
     if (colon == std::string::npos || !rank || *rank < 0 ||
         *rank >= num_ranks) {
       throw ConfigError(format(
-          "[launch] tee has \"{}\"; write LOCAL_RANK:WHAT with ranks 0 to {}",
+          "[launch] tee has \"{}\", but must be LOCAL_RANK:WHAT with ranks 0 "
+          "to {}",
           part,
           num_ranks - 1));
     }
@@ -143,8 +144,8 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
   std::vector<std::string> complaints;
   if (fewest && *fewest > plan.num_processes) {
     complaints.push_back(format(
-        "[launch] at least {} processes were asked for, and at most {}; write "
-        "--num_processes MIN:MAX, for example {}:{}",
+        "[launch] num_processes asks for at least {} processes and at most {}; "
+        "write --num_processes MIN:MAX, for example {}:{}",
         *fewest,
         plan.num_processes,
         plan.num_processes,
@@ -154,7 +155,7 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
   const auto refuse_for_python = [&](std::string_view flag,
                                      std::string_view remedy) {
     complaints.push_back(format(
-        "[launch] {} is for programs with run_elastic(), and this is a Python "
+        "[launch] {} is for programs with run_elastic(), but this is a Python "
         "program; {}",
         flag,
         remedy));
@@ -170,7 +171,7 @@ void make_elastic(LaunchPlan& plan, const Settings& settings) {
   if (plan.has_elastic_machines() && plan.checks_machines) {
     complaints.push_back(
         "[launch] --check measures the connections of all machines before the "
-        "start, and with --num_processes MIN:MAX some may come later; leave "
+        "start, but with --num_processes MIN:MAX some may join later; leave "
         "one of them out");
   }
   if (!complaints.empty()) throw ConfigError(detail::join(complaints, "\n"));
@@ -266,7 +267,7 @@ void check_counts(const LaunchDecision& decision) {
   }
   if (decision.processes_here() > kMostProcessesHere) {
     throw ConfigError(format(
-        "[launch] {} processes would start on one machine; at most {} do",
+        "[launch] {} processes would start on one machine, but at most {} can",
         decision.processes_here(),
         kMostProcessesHere));
   }
@@ -325,7 +326,7 @@ LaunchPlan make_launch_plan(
   if (plan.num_machines > 1 && (!decision.address || plan.port == 0)) {
     throw ConfigError(
         "[launch] several machines must all know the address and port of rank "
-        "0, and the port cannot be a free one; give --main_process_ip and "
+        "0, and the port cannot be a free one; pass --main_process_ip and "
         "--main_process_port");
   }
   if (plan.num_machines > 1)
@@ -456,7 +457,7 @@ std::vector<std::string> launch_warnings(
     if (!words.empty())
       lines.push_back(format("{}: {}", problem, detail::join(words, ", ")));
   };
-  add("passed on, but without effect on a program of this version of the "
+  add("passed on, but without effect on programs of this version of the "
       "library",
       later);
   add("only for Python programs, which this is not", never);

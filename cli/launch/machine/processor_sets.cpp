@@ -49,8 +49,8 @@ std::vector<int> parse_set(
         : detail::parse_int(detail::trim(word.substr(dash + 1)));
     if (!first || !last || *first < 0 || *last < *first || *last > 65535) {
       throw ConfigError(format(
-          "[launch] cpu_affinity has \"{}\"; write processors as 0-3,8 and a "
-          "semicolon between ranks",
+          "[launch] cpu_affinity must have processors as 0-3,8 and a semicolon "
+          "between ranks, but has \"{}\"",
           word));
     }
     for (auto i = *first; i <= *last; ++i) {
@@ -117,8 +117,8 @@ std::vector<std::vector<int>> parse_processors(
   }
   if (sets.size() != static_cast<std::size_t>(num_ranks)) {
     throw ConfigError(format(
-        "[launch] cpu_affinity is \"{}\", which is for {} ranks; {} start on "
-        "this machine",
+        "[launch] cpu_affinity is \"{}\", which is for {} ranks, but {} start "
+        "on this machine",
         text,
         sets.size(),
         num_ranks));

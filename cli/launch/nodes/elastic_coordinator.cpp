@@ -41,7 +41,7 @@ void ElasticCoordinator::keep(StoreClient& client) {
     read(client, machine, gone);
   if (!keeper_) begin();
   if (!keeper_) return;
-  // What a launcher reported before it went away still counts.
+  // Reports of a launcher that has since left still count.
   keeper_->keep();
   for (const int machine : gone) keeper_->lose(machine);
   if (!gone.empty()) keeper_->keep();

@@ -80,7 +80,7 @@ class ElasticMachines::Exchange {
     const std::int64_t number = member_.num_reports();
     if (number > num_written_) {
       client.set(report_key(attempt, machine), member_.report());
-      // The answer arrives after the report was stored.
+      // The answer arrives only after the report was stored.
       (void)client.get(kAttemptKey);
       num_written_ = number;
     }
@@ -177,7 +177,7 @@ ElasticMember& ElasticMachines::begin(int num_restarts_left) {
       output_.say(format(
           "accelerate-cpp: waiting for {}\n",
           plan_.machine_rank == 0 ? "other machines"
-                                  : "the group to take this machine in"));
+                                  : "the group to admit this machine"));
     }
     std::this_thread::sleep_for(kExchangePause);
   }

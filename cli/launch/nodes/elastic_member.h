@@ -28,7 +28,7 @@ class ElasticMember {
   /// Readable when there is news from machine 0.
   [[nodiscard]] int descriptor() const { return news_; }
 
-  // What the supervising thread calls.
+  // Functions for the supervising thread.
 
   /// The board of this machine's ranks, which must outlive all calls of
   /// exchange().
@@ -56,7 +56,7 @@ class ElasticMember {
   [[nodiscard]] int rank_of(int seat) const;
   [[nodiscard]] int num_ranks() const;
 
-  // What both threads call.
+  // Functions for both threads.
 
   /// Whether machine 0 has admitted this machine.
   [[nodiscard]] bool belongs() const;
@@ -66,7 +66,7 @@ class ElasticMember {
   [[nodiscard]] bool is_refused() const;
   [[nodiscard]] std::optional<GroupOutcome> outcome() const;
 
-  // What the exchanging thread calls.
+  // Functions for the exchanging thread.
 
   [[nodiscard]] std::string report() const;
   /// Number of times report() has changed.

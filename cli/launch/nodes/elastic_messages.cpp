@@ -18,8 +18,8 @@ auto read_message(const std::string& text, Read&& read) {
     return read(Json::parse(text));
   } catch (const Json::exception& error) {
     throw DistributedError(detail::format(
-        "[launch] the launcher of another machine wrote what this one does not "
-        "understand; use one version on all machines: {}",
+        "[launch] a message from another machine's launcher cannot be read; "
+        "use the same version on all machines: {}",
         error.what()));
   }
 }

@@ -19,7 +19,7 @@ std::string multinode_launcher(const detail::Settings& settings) {
   return settings.text("deepspeed_multinode_launcher").value_or("pdsh");
 }
 
-/// What starts the ranks.
+/// The program that starts the ranks.
 enum class Starter { this_launcher, mpi, deepspeed, remote_shell };
 
 struct StartRow {
@@ -121,8 +121,8 @@ MpiLauncher find_mpi(const detail::Environment& environment) {
     return found;
   }
   throw ConfigError(
-      "[launch] mpirun_hostfile asks for MPI, but neither mpirun nor mpiexec "
-      "is on PATH; install Open MPI or MPICH, or give --hostfile instead");
+      "[launch] mpirun_hostfile needs MPI, but neither mpirun nor mpiexec is "
+      "on PATH; install Open MPI or MPICH, or pass --hostfile instead");
 }
 
 std::vector<std::string> mpi_command(

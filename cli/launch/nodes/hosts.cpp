@@ -162,14 +162,14 @@ std::vector<Host> parse_hosts(const std::string& text) {
     }
     if (!is_valid) {
       complaints.push_back(format(
-          "[launch] line {} of the host file is \"{}\"; write HOST or HOST "
-          "slots=N",
+          "[launch] line {} of the host file is \"{}\", but must be HOST or "
+          "HOST slots=N",
           number,
           printable(bare)));
     } else if (!is_host_name(host.name)) {
       complaints.push_back(format(
-          "[launch] line {} of the host file names the host \"{}\"; a name "
-          "does not begin with - and has only letters, digits and -._:@%",
+          "[launch] line {} of the host file names the host \"{}\", but a name "
+          "must not begin with - and must have only letters, digits and -._:@%",
           number,
           printable(host.name)));
     } else if (!names.insert(host.name).second) {
@@ -182,8 +182,8 @@ std::vector<Host> parse_hosts(const std::string& text) {
   for (const Host& host : hosts) {
     if (host.slots != hosts.front().slots) {
       complaints.push_back(format(
-          "[launch] {} has {} slots and {} {}; every machine runs the same "
-          "number of ranks",
+          "[launch] every machine must run the same number of ranks, but {} "
+          "has {} slots and {} has {}",
           host.name,
           host.slots,
           hosts.front().name,

@@ -21,9 +21,9 @@ inline constexpr std::chrono::seconds kTimeToLeave{5};
 /// The number of the current attempt.
 inline constexpr const char* kAttemptKey = "accelerate-cpp/attempt";
 
-/// What a launcher does between its attempts to connect to machine 0 at
-/// `address`: it heeds signals, which may throw Stopped, and after a while says
-/// once why it cannot connect.
+/// Returns the function that a launcher calls between attempts to connect to
+/// machine 0 at `address`: it handles signals, which may throw Stopped, and
+/// after a while reports once why it cannot connect.
 std::function<void(const std::string& problem)> while_connecting(
     const Signals& signals,
     const LaunchOutput& output,
@@ -32,7 +32,7 @@ std::function<void(const std::string& problem)> while_connecting(
 
 /// Joins machine 0's launch as the launcher of `plan.machine_rank`, and returns
 /// the launch's secret. With `waits`, first waits for a launcher that still
-/// holds the place to end, and says so after a while. Throws as
+/// holds the place to end, and reports that after a while. Throws as
 /// StoreClient::join(), or Stopped.
 std::string join_launch(
     StoreClient& client,

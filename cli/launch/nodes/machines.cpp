@@ -75,7 +75,7 @@ void Machines::take_place(const LaunchPlan& plan) {
   }
   if (first_attempt_ <= plan.max_restarts) return;
   throw DistributedError(format(
-      "[launch] machine {} comes back, but the group was already started again "
+      "[launch] machine {} returns, but the group has already been restarted "
       "as often as --max_restarts ({}) allows; start the launchers of all "
       "machines again",
       machine_,

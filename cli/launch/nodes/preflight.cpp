@@ -85,7 +85,7 @@ class Listener {
         ::bind(socket_, reinterpret_cast<sockaddr*>(&any), sizeof any) != 0 ||
         ::listen(socket_, SOMAXCONN) != 0) {
       throw ConfigError(format(
-          "[launch] this machine cannot listen at a port: {}",
+          "[launch] this machine cannot listen on a port: {}",
           std::strerror(errno)));
     }
     port_ = detail::own_port(socket_);

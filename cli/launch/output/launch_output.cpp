@@ -38,7 +38,7 @@ bool are_same_file(int first, int second) {
       std::strerror(problem)));
 }
 
-// Makes sure that nothing that is printed later waits for the reader.
+// Ensures that later output does not wait for the reader.
 void replace_by_nothing(int descriptor) {
   const int nothing = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   if (nothing < 0) return;

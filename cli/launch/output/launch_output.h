@@ -48,18 +48,19 @@ class LaunchOutput {
   LaunchOutput& operator=(const LaunchOutput&) = delete;
   /// Waits until all is written: as long as readers continue to read, and a
   /// minute when they do not, a terminal excepted; two seconds once a signal
-  /// has told the launcher to end. Says how much is lost, if that can be said.
+  /// has told the launcher to end. Reports how much is lost, if that is
+  /// possible.
   ~LaunchOutput();
 
   /// Prints a line of the launcher on standard error, among the ranks' lines.
   void say(const std::string& text) const { err_.write(text); }
   /// Standard output or standard error.
   [[nodiscard]] const OutputTarget& of(int descriptor) const;
-  /// Makes a rank's log. If it can no longer be written, a warning says so.
-  /// With `must_open`, waits until it is open, and throws ConfigError if that
-  /// fails, or Stopped if a signal tells the launcher to end meanwhile. If that
-  /// takes too long, a warning says so, and neither this nor a later log is
-  /// waited for: what ranks write is kept until their logs are open.
+  /// Makes a rank's log. Warns if it can no longer be written. With
+  /// `must_open`, waits until it is open, and throws ConfigError if that fails,
+  /// or Stopped if a signal tells the launcher to end meanwhile. If that takes
+  /// too long, it warns, and waits for neither this nor a later log: ranks'
+  /// output is kept until their logs are open.
   [[nodiscard]] OutputTarget open_log(const std::string& path, bool must_open);
 
  private:

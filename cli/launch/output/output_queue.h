@@ -48,8 +48,8 @@ class OutputFile {
 };
 
 /// Writes texts to files on a thread of its own, in the order in which they
-/// were added: a reader that does not read and a disk that does not answer hold
-/// up this thread, and nobody else. Thread-safe.
+/// were added: a reader that does not read and a disk that does not respond
+/// hold up only this thread. Thread-safe.
 class OutputQueue {
  public:
   /// With this many unwritten bytes the gate closes.

@@ -1,4 +1,4 @@
-// What a RankGroup does if its ranks may be replaced, leave and join.
+// The part of RankGroup for ranks that may be replaced, leave and join.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -15,8 +15,8 @@ namespace {
 
 // Polling interval while generations change.
 constexpr std::chrono::milliseconds kWhileChanging{2};
-// Polling interval until all ranks have called run_elastic(), which few
-// programs never do.
+// Polling interval until all ranks have called run_elastic(), which most
+// programs do.
 constexpr std::chrono::milliseconds kWhileStarting{20};
 
 }  // namespace

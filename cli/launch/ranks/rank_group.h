@@ -43,7 +43,7 @@ class RankGroup {
     StorePlace store;
     /// A descriptor that becomes readable when ranks elsewhere fail; or -1.
     int stop = -1;
-    /// How many more processes may be started to replace others.
+    /// Number of processes that may still be started to replace others.
     int* num_restarts_left = nullptr;
     /// Set for a group whose machines come and go, where machine 0 decides
     /// about ranks; otherwise null. Must outlive this object.

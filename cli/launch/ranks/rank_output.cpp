@@ -76,7 +76,7 @@ void LastOutput::append(std::string_view piece) {
       continue;
     }
     if (unfinished_.find("made different calls") != std::string::npos ||
-        unfinished_.find("has gone on without it") != std::string::npos) {
+        unfinished_.find("has moved on without it") != std::string::npos) {
       shows_different_calls_ = blames_others_ = true;
     }
     if (unfinished_.find("[comm]") != std::string::npos ||

@@ -43,13 +43,13 @@ class LastOutput {
   [[nodiscard]] const std::deque<std::string>& lines() const { return lines_; }
   /// True if a line reports a lost peer: the rank is a victim, not the cause.
   [[nodiscard]] bool blames_others() const { return blames_others_; }
-  /// True if a line reports that the ranks made different calls, which none of
-  /// them is to blame for.
+  /// True if a line reports that the ranks made different calls, for which no
+  /// single rank is to blame.
   [[nodiscard]] bool shows_different_calls() const {
     return shows_different_calls_;
   }
-  /// The exception that nobody caught, as the C++ runtime prints it before it
-  /// aborts: "std::runtime_error: no such file". Empty if there is none.
+  /// The uncaught exception, as the C++ runtime prints it before it aborts:
+  /// "std::runtime_error: no such file". Empty if there is none.
   [[nodiscard]] std::string uncaught_exception() const;
 
  private:
@@ -62,7 +62,7 @@ class LastOutput {
 /// Forwards one of a rank's two output streams to ours and to a file.
 class RankStream final : public detail::EventSource {
  public:
-  /// Where a stream goes.
+  /// The destinations of a stream.
   struct Targets {
     OutputTarget shown;
     OutputTarget log;

@@ -13,7 +13,7 @@ struct ScreenSize {
   std::size_t num_rows = 24;
 };
 
-/// What a key asks for.
+/// The action that a key requests.
 enum class WatchKey {
   next_figure,
   previous_figure,

@@ -75,8 +75,9 @@ class ThreadPerTask final : public httplib::TaskQueue {
 
 }  // namespace
 
-// What httplib reads requests from and writes answers to. Reading the head of a
-// request takes a limited time altogether, anything else as long as it moves.
+// The stream from which httplib reads requests, and to which it writes answers.
+// Reading the head of a request has a time limit; anything else may take as
+// long as it makes progress.
 class PageServer::Connection final : public httplib::Stream {
  public:
   Connection(PageServer& server, socket_t socket)

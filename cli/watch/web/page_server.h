@@ -20,9 +20,9 @@ struct PageServerLimits {
   std::size_t most_streams = 256;
 };
 
-/// httplib's server with a thread for each connection, so that none keeps others
-/// from being answered: not one that never sends a request, however slowly it
-/// does so, nor one that is a stream.
+/// httplib's server with a thread for each connection, so that none keeps
+/// others from being answered: neither one that never sends a complete request
+/// nor one that is a stream.
 class PageServer final : public httplib::Server {
  public:
   using Limits = PageServerLimits;

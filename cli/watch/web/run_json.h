@@ -10,7 +10,7 @@
 
 namespace accelerate::cli {
 
-// What the page receives, as JSON. Times are in seconds since 1970, except
+// The JSON that the page receives. Times are in seconds since 1970, except
 // those of points, which are in seconds since the run began. Values that JSON
 // lacks are null.
 
@@ -36,7 +36,7 @@ std::string ranks_json(const RunRecord& run, std::size_t most);
 /// All events except settings. The bodies of images and figures are left out,
 /// or with `inline_media` are data: URLs.
 std::string events_json(const RunRecord& run, bool inline_media);
-/// What the page receives when runs have grown.
+/// The JSON that the page receives when runs have grown.
 std::string changes_json(
     const WatchedRuns& runs,
     const std::vector<RunChange>& changes);

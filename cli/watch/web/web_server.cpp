@@ -217,7 +217,7 @@ void WebServer::Impl::bind(int port) {
                     : (server_.bind_to_port(host, port) ? port : -1);
   if (port_ <= 0)
     throw ConfigError(format(
-        "port {} cannot be used; give another one with --port, or 0 for any",
+        "port {} cannot be used; pass another one with --port, or 0 for any",
         port));
   server_.lengthen_queue();
 }
@@ -399,7 +399,7 @@ void WebServer::Impl::look(int interval_ms) {
       if (!changes.empty()) message = changes_json(runs_, changes);
       has_more = runs_.has_more();
     } catch (const std::exception&) {
-      // Memory is short. Pages ask for everything again.
+      // Out of memory: pages request everything again.
       messages_.miss();
       continue;
     }

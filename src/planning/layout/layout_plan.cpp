@@ -88,8 +88,8 @@ void require_layouts(
   if (!too_large.empty() || !candidates.empty()) return;
   throw ConfigError(format(
       "[planning] no layout of {} ranks divides the layers, heads, sequence of "
-      "{} and batch of {} samples of this model; give fewer degrees, another "
-      "number of ranks, or more samples per step",
+      "{} and batch of {} samples of this model; fix fewer degrees, or use "
+      "another number of ranks or more samples per step",
       options.num_ranks,
       options.sequence_length,
       detail::samples_of_step(options)));
@@ -179,8 +179,8 @@ const PlannedLayout& LayoutPlan::best() const {
   if (!fitting_.empty()) return fitting_.front();
   if (not_fitting_.empty()) {
     throw ConfigError(
-        "[planning] this plan has no layouts: none was given, or it was moved "
-        "from");
+        "[planning] this plan must have layouts, but has none: it was made "
+        "without any, or moved from");
   }
   throw ConfigError(format(
       "[planning] no layout of {} ranks fits into {}: the smallest, {}, needs "

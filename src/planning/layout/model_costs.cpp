@@ -104,8 +104,8 @@ TransformerShape complete_shape(TransformerShape shape) {
       shape.num_dense_layers < 0 || shape.shared_intermediate_size < 0;
   if (is_wrong && shape.num_experts + shape.top_k > 0) {
     throw ConfigError(format(
-        "[planning] a transformer with {} experts, {} per token, of size {} "
-        "was to be planned; a token uses 1 to all of them",
+        "[planning] a token must use from 1 to all experts, but the "
+        "transformer has {} experts, {} per token, of size {}",
         shape.num_experts,
         shape.top_k,
         shape.expert_intermediate_size));

@@ -214,7 +214,7 @@ std::string layout_complaint(
   if (std::int64_t{layout.pipeline} * layout.num_chunks >
       model.shape.num_layers) {
     return format(
-        "{} stages were asked for of {} layers",
+        "{} stages cannot be made of {} layers",
         layout.pipeline * layout.num_chunks,
         model.shape.num_layers);
   }
@@ -281,11 +281,11 @@ void check_options(const LayoutPlanOptions& options) {
       !(options.expert_imbalance >= 1);
   if (!is_wrong) return;
   throw ConfigError(format(
-      "[planning] a plan was asked for {} ranks, {} on a node, with {} tokens "
-      "per sample and {} per step; these, degrees and num_simulated must be at "
-      "least 1, speeds and memory above 0, usable_memory at most 1, latencies "
-      "at least 0, the imbalance of experts at least 1, and layer_slowdowns in "
-      "ascending order of tokens",
+      "[planning] a plan cannot be made for {} ranks, {} on a node, with {} "
+      "tokens per sample and {} per step: these, degrees and num_simulated "
+      "must be at least 1, speeds and memory above 0, usable_memory at most 1, "
+      "latencies at least 0, the imbalance of experts at least 1, and "
+      "layer_slowdowns in ascending order of tokens",
       options.num_ranks,
       cluster.ranks_per_node,
       options.sequence_length,

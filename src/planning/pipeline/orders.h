@@ -53,8 +53,8 @@ std::vector<PipelineSlots> with_waits(
 /// 6).
 PipelineSlots zero_bubble_v_order(int rank, int p, int m);
 
-/// DualPipeV (DeepSeek-AI, 2024): the same placement, with forwards of one
-/// chunk beside backwards of the other. Needs at least 2 p micro-batches.
+/// DualPipeV (DeepSeek-AI, 2024): placed like ZB-V, with forwards of one chunk
+/// beside backwards of the other. Needs at least 2 p micro-batches.
 PipelineSlots dual_pipe_v_order(int rank, int p, int m);
 
 }  // namespace accelerate::detail

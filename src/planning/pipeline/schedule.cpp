@@ -29,7 +29,7 @@ void require_sizes(
   const std::optional<int> fixed = fixed_chunks_of(kind);
   if (num_chunks != fixed.value_or(num_chunks)) {
     throw ConfigError(format(
-        "[planning] {} gives each rank {} of layers, not {}; use {}, or set "
+        "[planning] {} needs {} of layers per rank, not {}; use {}, or set "
         "num_chunks to {}",
         name_of(kind),
         *fixed == 1 ? "one chunk" : "two chunks",
@@ -42,7 +42,7 @@ void require_sizes(
       num_micro_batches < num_stages) {
     throw ConfigError(format(
         "[planning] DualPipeV needs at least as many micro-batches as there "
-        "are stages, which are {}, not {}; give more, or use ZBVZeroBubble",
+        "are stages, which are {}, not {}; use more, or ZBVZeroBubble",
         num_stages,
         num_micro_batches));
   }
@@ -72,7 +72,7 @@ order_of(PipelineScheduleKind kind, int rank, int p, int m, int num_chunks) {
     case PipelineScheduleKind::dual_pipe_v:
       return dual_pipe_v_order(rank, p, m);
   }
-  throw InternalError("[planning] a schedule has no order");
+  throw InternalError("[planning] a schedule must have an order, but has none");
 }
 
 }  // namespace
@@ -191,7 +191,7 @@ PipelineScheduleKind parse_pipeline_schedule(std::string_view name) {
   if (found != kNames.end())
     return static_cast<PipelineScheduleKind>(found - kNames.begin());
   throw ConfigError(detail::format(
-      "[planning] \"{}\" is not a schedule of pipelines; use {}",
+      "[planning] \"{}\" is not a pipeline schedule; use {}",
       name,
       detail::join(
           std::vector<std::string>(kNames.begin(), kNames.end()), ", ")));

@@ -71,7 +71,7 @@ struct PipelineSchedule : PipelineStagePlaces {
 /// (Lamy-Poirier, 2023), so that shards are gathered and gradients averaged
 /// once per chunk. zero_bubble: ZB-H1 (Qi et al., 2023), 1F1B in which
 /// gradients of weights fill idle time; every rank keeps as many activations as
-/// the first rank of 1F1B. interleaved_zero_bubble: the same with chunks.
+/// the first rank of 1F1B. interleaved_zero_bubble: zero_bubble with chunks.
 /// zero_bubble_v: ZB-V of the same paper, with two chunks in V placement, and
 /// no idle time if forwards and both halves of backwards take equally long.
 /// dual_pipe_v: DualPipeV (DeepSeek-AI, 2024), forwards of one chunk beside

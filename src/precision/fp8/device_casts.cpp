@@ -28,7 +28,7 @@ std::int64_t pieces(std::int64_t size, std::int64_t piece) {
   return (size + piece - 1) / piece;
 }
 
-/// A matrix as kernels read it, and which of them cast it.
+/// A matrix as kernels read it, and the kernels that cast it.
 class DeviceCast {
  public:
   DeviceCast(const at::Tensor& matrix, at::ScalarType dtype, RoundingSeed seed)
@@ -243,7 +243,7 @@ bool device_casts_are_right(
   const auto options = like.options().dtype(at::kFloat);
   constexpr std::int64_t kRows = 80, kColumns = 100;
   const at::Tensor numbers = at::arange(kRows * kColumns, options);
-  // All are finite in fp16: an infinity would make the scale 0.
+  // Use values that are finite in fp16: an infinity would make the scale 0.
   const at::Tensor matrix =
       ((numbers * 37).remainder(1009) - 504)
           .mul_(at::exp2((numbers * 11).remainder(41) - 34))
@@ -267,8 +267,8 @@ bool device_casts_are_right(
 
 namespace {
 
-// Whether kernels cast this tensor so. The first call for a device and each
-// kind of cast compares them with operators.
+// Whether kernels can cast this tensor in this way. The first call for a device
+// and each kind of cast compares them with operators.
 bool has_cast(
     const at::Tensor& tensor,
     at::ScalarType dtype,
@@ -302,8 +302,8 @@ bool has_cast(
         device_casts_are_right(tensor, dtype, granularity, seed.has_value());
     if (!found->second) {
       note_missing_kernels(format(
-          "[kernels] casts of {} to {} on {} must have the results of "
-          "LibTorch's operators, but have others, or are missing",
+          "[kernels] casts of {} to {} on {} must equal LibTorch's operators, "
+          "but differ or are missing",
           c10::toString(tensor.scalar_type()),
           c10::toString(dtype),
           tensor.device()));

@@ -13,7 +13,7 @@ namespace accelerate::detail {
 /// computes them on the host, which need not wait for it.
 class DeviceScales {
  public:
-  /// Begins where `scales` are.
+  /// Begins with the values and on the device of `scales`.
   DeviceScales(
       const std::vector<const DelayedScale*>& scales,
       const DelayedScaleOptions& options,

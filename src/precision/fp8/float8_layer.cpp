@@ -214,7 +214,7 @@ at::Tensor Float8Layer::multiply(
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {
-    // A failure that the small product of the same types did not reveal.
+    // The small product of the same types did not reveal this failure.
     if (ways[product].exchange(Way::emulation) != Way::emulation && warn) {
       warn(format(
           "layer \"{}\": {} of {} times {} is emulated from now on, since the "

@@ -67,8 +67,8 @@ class DelayedTensor {
   std::pair<float, at::Tensor> take_amax();
   /// Ends a step, given the amax of all ranks.
   void update(float amax);
-  /// From now on the scale is what the last call was given, a scalar on a
-  /// device; update() tells only scale().
+  /// From now on, the scale is the argument of the last call, a scalar on a
+  /// device; update() only affects scale().
   void use(at::Tensor scale_on_device);
   void restore(
       float scale,
@@ -97,7 +97,7 @@ struct Float8Layer : torch::CustomClassHolder {
   /// Finds out by trying how `device` multiplies the operands of each product.
   void probe(c10::Device device);
 
-  /// What a cast of an operand serves.
+  /// The purpose of a cast of an operand.
   struct OperandUse {
     /// Whether has_positions() was true in the forward.
     bool of_positions = false;

@@ -21,7 +21,7 @@ struct BelowAutocast {
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-/// What the caller knows and the function does not: inside it, nothing requires
+/// What only the caller knows, since inside the function nothing requires
 /// gradients.
 struct Uses {
   /// True if the weight gets a gradient.
@@ -65,12 +65,11 @@ class Float8Gradients {
     const at::Tensor weight = saved_[0].t();
     if (!rules.grad_output || !rules.weight_for_grad_input)
       return at::mm(grad_output_, weight.to(grad_output_.scalar_type()));
-    const MeasuredMatrix cast_weight =
-        layer_.cast_weight(
-            weight,
-            *rules.weight_for_grad_input,
-            0,
-            /*also_transposed=*/true);
+    const MeasuredMatrix cast_weight = layer_.cast_weight(
+        weight,
+        *rules.weight_for_grad_input,
+        0,
+        /*also_transposed=*/true);
     layer_.note(Float8Layer::weight, cast_weight.amax);
     at::Tensor grad_input = layer_.multiply(
         Float8Layer::grad_input,
@@ -323,8 +322,7 @@ at::Tensor float8_product(
           has_backward,
           records,
           layer->has_positions && layer->has_positions()});
-  // As matmul() does, so that a result without a graph may be changed in place
-  // where there is one.
+  // Like matmul(), so that the result may be changed in place.
   return at::_unsafe_view(product, sizes);
 }
 

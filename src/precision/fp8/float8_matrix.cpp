@@ -20,7 +20,7 @@ namespace {
 std::int64_t checked_dim(const at::Tensor& matrix, std::int64_t dim) {
   if (matrix.dim() != 2 || dim < -2 || dim > 1) {
     throw InternalError(format(
-        "[precision] a float8 cast along dimension {} was asked for of a "
+        "[precision] a float8 cast along dimension {} is not possible for a "
         "tensor of shape {}",
         dim,
         matrix.sizes()));
@@ -75,8 +75,8 @@ Float8Format float8_format(at::ScalarType dtype) {
       return Float8Format::e5m2fnuz;
     default:
       throw ConfigError(format(
-          "[precision] {} is not a float8 dtype; use float8_e4m3fn or "
-          "float8_e5m2",
+          "[precision] the dtype must be float8_e4m3fn or float8_e5m2, but is "
+          "{}",
           c10::toString(dtype)));
   }
 }

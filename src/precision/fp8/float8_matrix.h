@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// How many values share a scale.
+/// Which values share a scale.
 enum class Float8Granularity {
   tensorwise,  ///< all
   axiswise,    ///< those that a product sums over: a row or a column
@@ -44,7 +44,7 @@ struct Float8Matrix {
   at::Tensor scale;
   /// The dimension along which blocks extend; unset for other granularities.
   std::optional<std::int64_t> block_dim = std::nullopt;
-  /// [columns, rows], dense: the transposed values, if they were asked for and
+  /// [columns, rows], dense: the transposed values, if they were requested and
   /// a kernel wrote them in the same pass; else undefined.
   at::Tensor transposed_values = {};
 

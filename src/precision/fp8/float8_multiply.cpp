@@ -85,7 +85,7 @@ bool has_device_sizes(const Float8Matrix& a, const Float8Matrix& b) {
       b.values.size(0) % kMultipleOfSizes == 0;
 }
 
-/// The operands in the form that the device takes.
+/// The operands in the form that the device requires.
 struct DeviceOperands {
   DeviceOperands(const Float8Matrix& a, const Float8Matrix& b) {
     const std::int64_t inner = missing_to(
@@ -265,7 +265,7 @@ Float8Multiplier::Way probe_multiplication(
     try {
       if (is_right(way, left, right)) return way;
     } catch (const std::exception&) {
-      // LibTorch has no function that tells which devices and layouts it
+      // LibTorch has no function that reports which devices and layouts it
       // supports.
     }
   }

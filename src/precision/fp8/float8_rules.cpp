@@ -12,8 +12,8 @@ Float8LinearConfig Float8LinearConfig::from_recipe_name(std::string_view name) {
   if (name == "rowwise") return {.recipe = rowwise};
   if (name == "rowwise_with_gw_hp") return {.recipe = rowwise_with_gw_hp};
   throw ConfigError(detail::format(
-      "[precision] the float8 recipe \"{}\" was asked for; use tensorwise, "
-      "rowwise or rowwise_with_gw_hp",
+      "[precision] the float8 recipe must be tensorwise, rowwise or "
+      "rowwise_with_gw_hp, but is \"{}\"",
       name));
 }
 

@@ -39,8 +39,8 @@ at::Tensor powers_of_2_for(const at::Tensor& amax, at::ScalarType dtype) {
   const at::Tensor found = amax.to(at::kFloat);
   const at::Tensor ratio = at::full_like(found, largest_of(dtype))
                                .div_(found.clamp_min(kSmallestAmax));
-  // The power of two below the ratio has its exponent and no mantissa. It is
-  // normal, since an fp32 is below 2^128.
+  // The power of two below the ratio has the ratio's exponent and no mantissa.
+  // It is normal, since an fp32 is below 2^128.
   const at::Tensor scale =
       ratio.view(at::kInt).bitwise_and_(kExponent).view(at::kFloat);
   return at::where(found == 0, at::ones_like(found), scale)

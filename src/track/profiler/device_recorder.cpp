@@ -97,7 +97,7 @@ DeviceRecorder::~DeviceRecorder() {
   try {
     if (profiler_ != nullptr) (void)stop(at::kCPU, 0);
   } catch (const std::exception&) {
-    // Nobody wants the records.
+    // The records are not needed.
   }
   is_taken = false;
 }
@@ -118,7 +118,7 @@ std::vector<DeviceEvent> DeviceRecorder::stop(
     c10::Device device,
     std::int64_t wall_base_ns) {
   const void* const profiler = std::exchange(profiler_, nullptr);
-  // LibTorch ends whatever is there, and takes it for its own.
+  // LibTorch ends whatever profiler is there, and mistakes it for its own.
   if (profiler == nullptr || profiler != profiler_of_this_thread()) return {};
   synchronize_device(device);
   const auto result = libtorch::disableProfiler();

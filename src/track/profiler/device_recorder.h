@@ -12,8 +12,9 @@
 namespace accelerate::detail {
 
 /// Records what CUDA devices do, with LibTorch's profiler (Kineto), of which a
-/// process has one. Used on one thread. An OperatorRecorder is to be started
-/// after start() and stopped before stop(): LibTorch keeps both in one place.
+/// process has one. Used on one thread. An OperatorRecorder must be started
+/// after start() and stopped before stop(), since LibTorch keeps both in one
+/// place.
 class DeviceRecorder {
  public:
   /// True if this process has a CUDA device.
@@ -42,8 +43,8 @@ class DeviceRecorder {
   const void* profiler_ = nullptr;
 };
 
-/// What LibTorch's profiler says about a piece of work of a device, or about
-/// the host's call that launched it.
+/// LibTorch's profiler's record of work on a device, or of the host's call that
+/// launched it.
 struct DeviceActivity {
   enum class Kind : std::uint8_t { kernel, copy, launch };
 

@@ -34,7 +34,7 @@ struct DevicePart {
   std::int64_t DeviceTimes::*time;
 };
 
-// Those that add up to the step, then what happens beside them.
+// The parts that add up to the step, then those that overlap with them.
 constexpr DevicePart kDeviceParts[] = {
     {"compute", &DeviceTimes::compute_ns},
     {"communication", &DeviceTimes::communication_ns},

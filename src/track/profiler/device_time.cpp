@@ -93,8 +93,8 @@ void find_launchers(RecordedCycle& cycle) {
             return;
           }
           if (is_known[launch] || around == EventNode::kNone) return;
-          // A thread that LibTorch gives another name: what began last on any
-          // thread, since the others wait for it.
+          // For a thread to which LibTorch gives another name, takes what began
+          // last on any thread, since the others wait for it.
           if (event.launcher == EventNode::kNone ||
               cycle.events[event.launcher].begin_ns <
                   cycle.events[around].begin_ns) {
@@ -104,7 +104,8 @@ void find_launchers(RecordedCycle& cycle) {
   }
 }
 
-// What a moment of a device counts for: the first of these that applies.
+// The part to which a moment of a device is attributed: the first of these that
+// applies.
 enum Claim : std::size_t {
   kComputing,
   kCommunicating,

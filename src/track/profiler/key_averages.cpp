@@ -93,7 +93,7 @@ bool is_before(
   return a.name < b.name;
 }
 
-// The sums that percentages are of.
+// The totals that percentages refer to.
 struct Totals {
   double cpu_us = 0;
   double device_us = 0;
@@ -112,7 +112,7 @@ struct Column {
   bool (*is_there)(const Average& row) = nullptr;
 };
 
-// These make columns of a field.
+// These functions make columns of a field.
 
 template <auto kField>
 bool is_set(const Average& row) {

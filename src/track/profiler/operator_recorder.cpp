@@ -65,7 +65,7 @@ bool is_of_program(const Place& place) {
       });
 }
 
-// What programs have inside them of headers and of static libraries.
+// True for functions that programs contain from headers and static libraries.
 bool is_inlined(std::string_view function) {
   constexpr std::array<std::string_view, 7> kOthers{
       "at::",
@@ -106,7 +106,7 @@ std::vector<torch::unwind::Frame> symbolize(const std::vector<void*>& all) {
   try {
     return torch::unwind::symbolize(all, torch::unwind::Mode::fast);
   } catch (const std::exception&) {
-    // Not on this kind of processor, or for these debug sections.
+    // Not available on this kind of processor, or for these debug sections.
     return {};
   }
 }
@@ -120,8 +120,8 @@ std::vector<void*> addresses_here() {
   return std::vector<void*>(addresses.begin(), addresses.begin() + count);
 }
 
-// What the addresses in the events' stacks are called: "file.cpp(12): name"
-// where debug information tells, else "name" as far as it is exported, else
+// Names for the addresses in the events' stacks: "file.cpp(12): name" where
+// debug information tells, else "name" as far as it is exported, else
 // "program+0x1234". Leaves out addresses inside LibTorch, this library and the
 // system's libraries.
 std::unordered_map<void*, std::string> describe_stacks(
@@ -232,8 +232,8 @@ OperatorRecorder* OperatorRecorder::of_this_thread() {
 void OperatorRecorder::start() {
   if (of_this_thread() != nullptr) {
     throw ConfigError(
-        "[track] a profile was begun on a thread that another one records; end "
-        "that first, with stop()");
+        "[track] only one profile can record a thread, but another one records "
+        "it; end that first, with stop()");
   }
   c10::ThreadLocalDebugInfo::_push(kState, shared_from_this());
   is_running_ = true;
@@ -379,8 +379,8 @@ void check_profile(const ProfileOptions& options) {
     return;
   }
   throw ConfigError(
-      "[track] a profile was asked for the activity \"cuda\", but this process "
-      "has no CUDA device, or has not loaded LibTorch's CUDA library; valid "
+      "[track] a profile has the activity \"cuda\", but this process has no "
+      "CUDA device, or has not loaded LibTorch's CUDA library; valid "
       "activities: \"cpu\"");
 }
 

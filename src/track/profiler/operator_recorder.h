@@ -84,8 +84,8 @@ class OperatorRecorder final
 /// that this process cannot record.
 void check_profile(const ProfileOptions& options);
 
-/// True if a profile with these options records the activity. Of `cuda`, says
-/// nothing about whether there is a device if activities are unset.
+/// True if a profile with these options records the activity. For `cuda` with
+/// unset activities, does not say whether there is a device.
 bool records(const ProfileOptions& options, ProfilerActivity activity);
 
 }  // namespace accelerate::detail

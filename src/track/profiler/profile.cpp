@@ -106,9 +106,8 @@ ProfilerAction Profile::current_action() const { return session_->action(); }
 ProfileResults Profile::results() const {
   if (session_->cycle() == nullptr) {
     throw ConfigError(
-        "[track] the results of a profile were asked for before it had "
-        "recorded any: stop() it, or wait for the end of a cycle of its "
-        "schedule");
+        "[track] a profile has no results before it has recorded any: stop() "
+        "it, or wait for the end of a cycle of its schedule");
   }
   return ProfileResults(session_->cycle());
 }

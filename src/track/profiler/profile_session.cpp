@@ -50,7 +50,7 @@ std::int64_t wall_base() {
 ProfileClock make_clock(const World& world, bool compares) {
   ProfileClock clock{.wall_base_ns = wall_base()};
   if (!compares || world.size() == 1) return clock;
-  // The number of a collective is the same on all ranks, and never comes again.
+  // The number of a collective is the same on all ranks, and never repeats.
   world.group().barrier();
   const std::uint64_t number = world.group().impl()->sequence.load();
   const ClockOffset offset = measure_clock_offset(
@@ -96,8 +96,8 @@ ProfileSession::ProfileSession(ProfileRequest request)
   StepListener* none = nullptr;
   if (!slot_->listener.compare_exchange_strong(none, &steps_)) {
     throw ConfigError(
-        "[track] a profile was begun while another one of this accelerator "
-        "runs; end that first, with stop()");
+        "[track] an accelerator can run only one profile at a time, but "
+        "another one is running; end that first, with stop()");
   }
   try {
     clock_ = make_clock(world_, writes_trace());
@@ -125,8 +125,8 @@ ProfilerAction ProfileSession::action_at(std::int64_t step) const {
 void ProfileSession::step() {
   if (has_ended_) {
     throw ConfigError(
-        "[track] step() was called on a profile that has ended; begin another "
-        "one with profile()");
+        "[track] step() must not be called on a profile that has ended; begin "
+        "another one with profile()");
   }
   close_step();
   const ProfilerAction previous = action_;
@@ -137,7 +137,7 @@ void ProfileSession::step() {
 
 void ProfileSession::end() {
   if (std::exchange(has_ended_, true)) return;
-  // The handler may throw; what is recorded has an end then as well.
+  // The handler may throw, and recording must then end as well.
   struct Unlisten {
     StepSlot& slot;
     ~Unlisten() { slot.listener = nullptr; }

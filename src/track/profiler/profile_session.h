@@ -22,20 +22,20 @@ namespace accelerate::detail {
 struct ProfileRequest {
   ProfileOptions options;
   World world;
-  /// Where the accelerator's calls find the profile.
+  /// The slot in which the accelerator's calls find the profile.
   std::shared_ptr<StepSlot> slot;
-  /// What models, the subjects of forwards, are called.
+  /// Names of models, the subjects of forwards.
   std::unordered_map<const void*, std::string> models = {};
   ParameterOwners owners = {};
-  /// Gets this rank's times when a cycle ends, and those of all ranks when they
-  /// are gathered.
+  /// Receives this rank's times when a cycle ends, and those of all ranks when
+  /// they are gathered.
   std::function<void(const std::vector<StepTimes>&)> report = {};
   /// Whether there are devices to record.
   bool has_device = DeviceRecorder::has_device();
 };
 
-/// Runs a profile's schedule: what is recorded from one step to the next, and
-/// what becomes of it.
+/// Runs a profile's schedule: decides what is recorded from one step to the
+/// next, and what is done with it.
 class ProfileSession {
  public:
   /// Begins with step 0. All ranks must call it.
@@ -85,7 +85,7 @@ class ProfileSession {
   const bool has_device_;
   StepRecorder steps_;
   std::shared_ptr<OperatorRecorder> operators_;
-  // While a cycle records devices.
+  // Set while a cycle records devices.
   std::unique_ptr<DeviceRecorder> devices_;
   std::shared_ptr<const RecordedCycle> cycle_;
   ProfilerAction action_ = ProfilerAction::none;

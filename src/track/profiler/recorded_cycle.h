@@ -102,9 +102,9 @@ struct DeviceEvent {
   std::size_t launcher = EventNode::kNone;
 };
 
-/// The rank's clock, and how it relates to others.
+/// The rank's clock, and its relation to other ranks' clocks.
 struct ProfileClock {
-  /// What profile_now() needs to become nanoseconds since 1970.
+  /// Added to profile_now(), gives nanoseconds since 1970.
   std::int64_t wall_base_ns = 0;
   /// How far this rank's wall clock is ahead of rank 0's, and how wrong that
   /// may be.
@@ -112,7 +112,7 @@ struct ProfileClock {
   std::int64_t offset_error_ns = 0;
 };
 
-/// What was recorded from a cycle's first step to its last.
+/// The records of a cycle, from its first step to its last.
 struct RecordedCycle {
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
@@ -126,8 +126,8 @@ struct RecordedCycle {
   std::vector<DeviceEvent> device_events = {};
   /// One per event.
   std::vector<EventNode> nodes = {};
-  /// What return addresses are called; addresses inside LibTorch and this
-  /// library are missing.
+  /// Names of return addresses; addresses inside LibTorch and this library are
+  /// missing.
   std::unordered_map<void*, std::string> functions = {};
 };
 

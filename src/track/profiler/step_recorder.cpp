@@ -12,9 +12,9 @@ namespace accelerate::detail {
 
 namespace {
 
-// The clock of a thread is a system call of about a microsecond, so that it is
-// asked in gaps only that were at least this long in the step before. The time
-// of shorter ones counts as used.
+// The clock of a thread is a system call of about a microsecond, so it is read
+// only in gaps that were at least this long in the previous step. The time of
+// shorter ones counts as used.
 constexpr std::int64_t kLongGapNs = 100'000;
 
 std::int64_t thread_cpu_now() {
@@ -125,7 +125,7 @@ void StepRecorder::begin(StepPart part, const void* subject) noexcept {
   if (std::this_thread::get_id() != thread_) return;
   settle(now);
   if (is_outside()) end_gap();
-  // What is nested deeper counts for the parts around it.
+  // Parts nested deeper count for the parts around them.
   if (num_open_ < kMostOpen) open_[num_open_] = {part, now, subject};
   num_open_ = std::min(num_open_ + 1, kMostOpen);
 }
@@ -168,7 +168,7 @@ void StepRecorder::add_event(const OpenPart& part, std::int64_t now) noexcept {
     }
     operators_->add_here(std::move(event));
   } catch (const std::bad_alloc&) {
-    // The step is worth more than its trace.
+    // A step matters more than its trace, so errors are ignored.
   }
 }
 

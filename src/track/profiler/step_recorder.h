@@ -22,17 +22,18 @@ class OperatorRecorder;
 /// other ranks also by those that run its backward.
 class StepRecorder final : public StepListener {
  public:
-  /// `models`: what the subjects of forwards are called.
+  /// `models` has the names of the subjects of forwards.
   explicit StepRecorder(
       std::unordered_map<const void*, std::string> models = {})
       : models_(std::move(models)) {}
 
-  /// Begins a step, forgetting what it was told meanwhile. Parts become events
+  /// Begins a step, forgetting reports since the last one. Parts become events
   /// of `operators`, which may be null.
   void start(std::shared_ptr<OperatorRecorder> operators);
   /// Ends the step under way and begins the next.
   void end_step();
-  /// What has come since the last step counts as one only if there was none.
+  /// Ends recording. The time since the last step counts as a step only if
+  /// there was none.
   void stop();
   [[nodiscard]] StepTimes times() const;
 
@@ -87,10 +88,11 @@ class StepRecorder final : public StepListener {
   // Number of the current gap in its step, and its time so far.
   std::size_t gap_ = 0;
   std::int64_t gap_ns_ = 0;
-  // Whether gaps were long in the step before; all are taken to be at first.
+  // Whether gaps were long in the previous step; initially, all are assumed to
+  // be.
   std::array<bool, kMostGaps> was_long_ = all_gaps();
   // Time that the thread had used of a processor at last_ns_, in gaps that are
-  // taken to be long.
+  // assumed to be long.
   std::optional<std::int64_t> last_cpu_ns_ = std::nullopt;
 };
 

@@ -16,7 +16,7 @@ struct Part {
   std::int64_t StepTimes::*time;
 };
 
-// Those that add up to the step, then what happens beside them.
+// The parts that add up to the step, then those that overlap with them.
 constexpr Part kParts[] = {
     {"data", "data", &StepTimes::data_ns},
     {"forward", "forward", &StepTimes::forward_ns},

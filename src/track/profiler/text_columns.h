@@ -15,7 +15,7 @@ struct TextColumns {
 /// right; each line ends with a line break.
 std::string to_text(const TextColumns& table);
 
-/// The number with so many digits after the point, in any locale.
+/// The number with this many digits after the point, in any locale.
 std::string fixed(double value, int num_digits);
 
 /// Microseconds as torch.profiler's tables show times: "1.500ms".

@@ -110,8 +110,8 @@ void DvcliveFiles::read_earlier_run() {
     summary_ = parse_journal_json(read_file(path)).value_or(ordered_json());
     if (!summary_.is_object()) {
       throw ConfigError(format(
-          "[trackers] {} is not a JSON object, so DVCLive cannot resume from "
-          "it; remove it, or start without resume",
+          "[trackers] {} must be a JSON object for DVCLive to resume from it, "
+          "but is not; remove it, or start without resume",
           path.string()));
     }
     const auto step = summary_.find("step");
@@ -124,8 +124,8 @@ void DvcliveFiles::read_earlier_run() {
       if (params.map()) params_ = *params.map();
     } catch (const YAML::Exception& error) {
       throw ConfigError(format(
-          "[trackers] {} is not YAML ({}), so DVCLive cannot resume from it; "
-          "remove it, or start without resume",
+          "[trackers] {} must be YAML for DVCLive to resume from it, but is "
+          "not ({}); remove it, or start without resume",
           path.string(),
           printable(error.what())));
     }
@@ -167,7 +167,7 @@ void DvcliveFiles::add_metric(
   }
   ordered_json* place = &summary_;
   for (const std::string& part : parts) {
-    // "loss/a" after "loss" replaces it.
+    // A value "loss/a" replaces an earlier value "loss".
     if (!place->is_object()) *place = ordered_json::object();
     place = &(*place)[part];
   }

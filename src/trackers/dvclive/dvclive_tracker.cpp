@@ -33,8 +33,8 @@ struct DvcliveOptions {
   fs::path dvc_yaml;
 };
 
-/// Writes DVCLive's files. What needs DVC itself (reports, experiments in git,
-/// its cache) is left to `dvc` and the Python package.
+/// Writes DVCLive's files. Everything that needs DVC itself (reports,
+/// experiments in git, its cache) is left to `dvc` and the Python package.
 class DvcliveTracker final : public GeneralTracker {
  public:
   DvcliveTracker(
@@ -205,8 +205,8 @@ std::unique_ptr<GeneralTracker> make_dvclive(const TrackerRequest& request) {
     }
     if (fs::exists(options.dvc_yaml)) {
       throw ConfigError(format(
-          "[trackers] dvclive's dvcyaml {} exists, and is not changed; add the "
-          "files of {} to it and leave dvcyaml out",
+          "[trackers] dvclive's dvcyaml {} already exists and is not changed; "
+          "add the files of {} to it and leave out dvcyaml",
           options.dvc_yaml.string(),
           options.directory.string()));
     }

@@ -37,8 +37,8 @@ void TrackerCalls::start(const std::optional<TrackedValues>& config) {
   for (const auto& tracker : trackers_) tracker->log_item(item);
 }
 
-// Whether a tracker takes part at the moment. At the end, each call gets its own
-// time to wait.
+// Whether a tracker may be called at the moment. At the end, each call gets its
+// own time to wait.
 bool TrackerCalls::may_call(const Fed& fed) const {
   if (!fed.is_running || fed.is_given_up) return false;
   if (!options_.patience) return true;
@@ -51,7 +51,7 @@ bool TrackerCalls::may_call(const Fed& fed) const {
   return true;
 }
 
-// Returns false if the tracker does not take part at the moment.
+// Returns false if the tracker may not be called at the moment.
 template <class Function>
 bool TrackerCalls::call(
     std::size_t index,
@@ -112,7 +112,7 @@ void TrackerCalls::note_failure(
   fed.is_given_up = is_ending && options_.patience->is_over();
   if (++fed.num_failures > 1) return;
   warn(format(
-      "[trackers] {} failed ({}): {}; training goes on, and {}",
+      "[trackers] {} failed ({}): {}; training continues, and {}",
       trackers_[index]->name(),
       what,
       message_of(std::current_exception()),
@@ -130,8 +130,8 @@ void TrackerCalls::report_totals() const {
     }
     if (fed.is_running && fed.num_missed > 0) {
       warn(format(
-          "[trackers] {} values, images and the like were not given to {}, "
-          "which did not answer in time; {}",
+          "[trackers] {} values, images and the like were not passed to {}, "
+          "which did not respond in time; {}",
           fed.num_missed,
           trackers_[i]->name(),
           options_.where_else));

@@ -20,9 +20,9 @@
 
 namespace accelerate::detail {
 
-/// A feed's trackers, and what each has cost: one that fails is warned about
-/// once and continues to be called; one that makes the feed wait rests first,
-/// and at the end is given up. For one thread, except begin_end().
+/// A feed's trackers, and the time that each has cost: a failing tracker causes
+/// one warning and continues to be called; one that makes the feed wait pauses
+/// first, and is given up at the end. For one thread, except begin_end().
 class TrackerCalls {
  public:
   using Trackers = std::vector<std::shared_ptr<GeneralTracker>>;
@@ -33,7 +33,7 @@ class TrackerCalls {
   [[nodiscard]] const Trackers& trackers() const { return trackers_; }
   /// See TrackerFeed::start().
   void start(const std::optional<TrackedValues>& config);
-  /// Gives an item to all trackers, and counts those that miss it.
+  /// Passes an item to all trackers, and counts those that miss it.
   void log_item(const TrackedItem& item);
   /// Calls a function with each tracker; `what` names it in warnings.
   void for_each(
@@ -41,7 +41,7 @@ class TrackerCalls {
       std::string_view what);
   /// Finishes the trackers, and reports how often they failed.
   void finish();
-  /// Begins the time that the options leave to what is still to be done.
+  /// Begins the time that the options allow for the remaining work.
   void begin_end();
 
  private:

@@ -41,8 +41,8 @@ bool TrackerFeed::has_room(
   if (num_dropped_++ == 0 && options_.warn) {
     lock.unlock();
     options_.warn(format(
-        "[trackers] trackers are slower than what is logged; training goes on, "
-        "but they lose values while there is no room; {}",
+        "[trackers] trackers are slower than the program logs; training "
+        "continues, but they lose values while there is no room; {}",
         options_.where_else));
     lock.lock();
   }

@@ -21,9 +21,8 @@
 namespace accelerate::detail {
 
 /// Owns trackers and calls them on one thread with what was logged, in order
-/// (TrackerCalls says what follows when one fails). Trackers are flushed whenever
-/// the queue is empty. After start(), only those that have started are called.
-/// Thread-safe.
+/// (TrackerCalls handles failures). Trackers are flushed whenever the queue is
+/// empty. After start(), only those that have started are called. Thread-safe.
 class TrackerFeed {
  public:
   using Options = TrackerFeedOptions;
@@ -39,13 +38,14 @@ class TrackerFeed {
   /// returns once they are done. Throws the first tracker's exception.
   void start(const std::optional<TrackedValues>& config);
   void push(std::shared_ptr<const TrackedItem> item);
-  /// The same for real numbers, which are copied into the queue: the caller
-  /// shares no memory with the thread, since sharing is what costs most.
+  /// Queues real numbers, which are copied: the caller shares no memory with
+  /// the thread, since sharing costs most.
   void push_numbers(const TrackedValues& numbers, const LogTime& time);
   /// Calls a function in its turn, once per tracker. What it throws counts as
   /// the tracker's failure.
   void push_call(std::function<void()> function, std::size_t num_bytes);
-  /// The same if there is room for it; otherwise drops it silently.
+  /// Calls a function in its turn if there is room for it; otherwise drops it
+  /// silently.
   void push_call_if_room(std::function<void()> function, std::size_t num_bytes);
   /// Runs a function on the feed's thread after everything pushed before, and
   /// waits for it. Throws what it throws. Trackers must not call it.
@@ -82,8 +82,8 @@ class TrackerFeed {
   void take(Entry& entry);
   void give_numbers(std::size_t end);
 
-  // What push_numbers() touches comes first and spans as few cache lines as
-  // possible: a training step evicts all of them.
+  // Members that push_numbers() touches come first and span as few cache lines
+  // as possible, since a training step evicts all of them.
   alignas(64) mutable std::mutex mutex_;
   bool has_ended_ = false;
   std::size_t num_waiting_bytes_ = 0;

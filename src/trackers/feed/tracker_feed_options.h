@@ -10,7 +10,7 @@
 
 namespace accelerate::detail {
 
-/// What a feed does with an item for which there is no room.
+/// How a feed treats an item for which there is no room.
 enum class WhenFull {
   drop,  ///< it is lost to these trackers and counted; one warning
   wait,  ///< the caller waits until there is room
@@ -23,14 +23,14 @@ struct TrackerFeedOptions {
   /// How often the thread polls for items. It is not woken for each one: that
   /// would cost the training loop ten times as much as everything else.
   std::chrono::milliseconds interval{50};
-  /// What warnings say about values that are lost to these trackers.
+  /// The end of warnings about values that these trackers lose.
   std::string where_else = "what it lost is in the run's journal";
   /// Receives warnings, on any thread.
   std::function<void(const std::string&)> warn = {};
-  /// That of the trackers, if the feed is to bound their waits. A tracker whose
-  /// call fails after `slow` then gets nothing for `rest_factor` times as long,
-  /// and finish() takes at most `most_end`, of which waits for others that do not
-  /// answer take at most `most_end_wait` each. Null: no bounds.
+  /// The trackers' patience, if the feed is to bound their waits. A tracker
+  /// whose call fails after `slow` then gets nothing for `rest_factor` times as
+  /// long, and finish() takes at most `most_end`, of which waits for others
+  /// that do not answer take at most `most_end_wait` each. Null: no bounds.
   std::shared_ptr<TrackerPatience> patience = nullptr;
   std::chrono::milliseconds slow{1000};
   int rest_factor = 10;

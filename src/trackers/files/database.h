@@ -26,7 +26,7 @@ using DatabaseRow = std::vector<DatabaseValue>;
 class Database {
  public:
   /// Creates the file and its directory if they are missing. Throws ConfigError
-  /// if it cannot be opened, and Error if there is something else than a file.
+  /// if it cannot be opened, and Error if the path is not a regular file.
   explicit Database(
       std::filesystem::path path,
       std::shared_ptr<const TrackerPatience> patience =

@@ -152,7 +152,7 @@ void GrowingFiles::append(const fs::path& path, std::string_view text) {
   try {
     flush();
   } catch (const Error&) {
-    // It is still pending, and the next flush() tells of it.
+    // The text is still pending, and the next flush() reports the failure.
   }
 }
 
@@ -168,7 +168,7 @@ void GrowingFiles::flush() {
       each = waiting_.erase(each);
     } catch (const Error&) {
       if (!failure) failure = std::current_exception();
-      // The first lines are kept, and no line in part.
+      // The first lines are kept, without a partial one.
       if (rest.size() > kMostWaitingBytes)
         rest = rest.substr(0, rest.rfind('\n', kMostWaitingBytes - 1) + 1);
       text = std::string(rest);

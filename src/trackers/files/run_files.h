@@ -17,8 +17,8 @@ std::filesystem::path path_below(
     std::string_view name);
 
 /// Writes `contents` over what is there, without syncing. Creates missing
-/// directories. Throws Error naming the path, also if there is something else
-/// than a regular file, such as a link.
+/// directories. Throws Error naming the path, also if it is not a regular file,
+/// such as a link.
 void write_run_file(
     const std::filesystem::path& path,
     std::string_view contents);
@@ -30,13 +30,14 @@ void copy_run_file(
     const std::filesystem::path& target);
 
 /// Copies a file, or a directory with everything in it, into `directory`, which
-/// is created if it is missing. Links in the source are followed; links where
-/// its files and directories go are refused. Throws Error naming the paths.
+/// is created if it is missing. Links in the source are followed; links at the
+/// destinations of files and directories are rejected. Throws Error naming the
+/// paths.
 void copy_into(
     const std::filesystem::path& source,
     const std::filesystem::path& directory);
 
-/// Calls all of them, and then throws the first Error, if any.
+/// Calls all functions, and then throws the first Error, if any.
 void attempt_all(std::initializer_list<std::function<void()>> calls);
 
 /// Files that grow line by line. Lines are held in memory until flush(), so
@@ -47,7 +48,7 @@ class GrowingFiles {
   void append(const std::filesystem::path& path, std::string_view text);
   /// Writes the pending lines of all files. Creates missing directories. Throws
   /// the Error of the first file that cannot be written at the end; the first
-  /// MiB of what was not written to a file remains pending.
+  /// MiB of each file's unwritten text remains pending.
   void flush();
   /// Whether text for this file is pending.
   [[nodiscard]] bool has(const std::filesystem::path& path) const {

@@ -181,7 +181,7 @@ HttpAnswer HttpClient::with_retries(
   }
 }
 
-// Whether there is time for another try.
+// Whether there is time for another attempt.
 bool HttpClient::wait_before(int retry) const {
   constexpr double kLongest = 3600;
   const std::chrono::duration<double> pause(std::clamp(

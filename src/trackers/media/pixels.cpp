@@ -62,8 +62,8 @@ ImageStrides image_strides(const TrackedImages& images) {
   if (!is_image_layout(images.layout) ||
       images.layout.size() != images.shape.size()) {
     throw Error(format(
-        "[trackers] images of shape {} have the layout \"{}\"; a layout has "
-        "one letter per dimension: H, W, and optionally N and C",
+        "[trackers] images of shape {} have the layout \"{}\", but a layout "
+        "must have one letter per dimension: H, W, and optionally N and C",
         shape_text(images.shape),
         printable(images.layout)));
   }
@@ -86,8 +86,8 @@ ImageStrides image_strides(const TrackedImages& images) {
       static_cast<std::size_t>(num_values) * (images.is_float ? 4 : 1);
   if (images.values.size() != num_bytes || result.sizes[1] > 4) {
     throw Error(format(
-        "[trackers] images of shape {} and layout {} have {} bytes of values; "
-        "these would be {}, and 1 to 4 channels",
+        "[trackers] images of shape {} and layout {} have {} bytes of values, "
+        "but must have {}, and 1 to 4 channels",
         shape_text(images.shape),
         images.layout,
         images.values.size(),

@@ -15,7 +15,8 @@ namespace accelerate::detail {
 
 namespace {
 
-// What YAML 1.1 reads as a boolean, null, number, date or merge key.
+// True for text that YAML 1.1 reads as a boolean, null, number, date or merge
+// key.
 bool reads_as_other_type(const std::string& text) {
   static const std::regex pattern(
       "~|null|Null|NULL|<<|=|"
@@ -30,8 +31,8 @@ bool reads_as_other_type(const std::string& text) {
   return text.empty() || (text.size() < 64 && std::regex_match(text, pattern));
 }
 
-// A character that YAML refuses as it is, or takes for a line break, and how it
-// is written between quotes.
+// A character that YAML rejects unescaped, or takes for a line break, and its
+// escape between quotes.
 struct Escape {
   std::size_t num_bytes = 0;
   std::string text = {};

@@ -111,7 +111,7 @@ fs::path mlflow_artifact_path(
   if (directory.empty()) {
     throw Error(format(
         "[trackers] MLflow's artifacts of this run go to {}, which only its "
-        "Python package can write; give a local artifact location, or use a "
+        "Python package can write; set a local artifact location, or use a "
         "tracking server that serves artifacts",
         printable(artifact_uri)));
   }
@@ -136,9 +136,9 @@ std::unique_ptr<MlflowStore> open_mlflow_store(
   const fs::path directory = path_of_uri(uri);
   if (!directory.empty()) return open_mlflow_files(directory);
   throw ConfigError(format(
-      "[trackers] MLFLOW_TRACKING_URI is \"{}\"; use a directory, file:, "
-      "sqlite:///, http:// or https://, or start \"mlflow server\" in front of "
-      "another store",
+      "[trackers] MLFLOW_TRACKING_URI is \"{}\", which is not supported; use a "
+      "directory, file:, sqlite:///, http:// or https://, or start \"mlflow "
+      "server\" in front of another store",
       printable(uri)));
 }
 
@@ -160,15 +160,16 @@ bool is_key_letter(char letter) {
 std::string complaint_about_mlflow_key(std::string_view key) {
   if (key.empty() || key.size() > kMostMlflowKeyBytes) {
     return format(
-        "MLflow's names have 1 to {} bytes; \"{}\" has {}, and is not logged",
+        "names for MLflow must have 1 to {} bytes, but \"{}\" has {}; it is "
+        "not logged",
         kMostMlflowKeyBytes,
         printable(key),
         key.size());
   }
   if (!is_utf8(key) || !std::ranges::all_of(key, is_key_letter)) {
     return format(
-        "MLflow's names consist of letters, digits, spaces and / _ . - :, "
-        "unlike \"{}\", which is not logged",
+        "names for MLflow must consist of letters, digits, spaces and / _ . - "
+        ":, unlike \"{}\", which is not logged",
         printable(key));
   }
   // Names become paths, which must differ for different names.
@@ -177,8 +178,8 @@ std::string complaint_about_mlflow_key(std::string_view key) {
   if (path != key || key.front() == '/' || key.back() == '/' || key == "." ||
       key == ".." || key.starts_with("../")) {
     return format(
-        "MLflow's names are paths without \".\", \"..\" and double slashes, "
-        "unlike \"{}\", which is not logged",
+        "names for MLflow must be paths without \".\", \"..\" and double "
+        "slashes, unlike \"{}\", which is not logged",
         printable(key));
   }
   return "";

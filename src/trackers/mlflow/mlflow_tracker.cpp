@@ -33,8 +33,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Limit of what waits while a store does not answer; the oldest are then
-// dropped.
+// Maximum number of values that wait while a store does not respond; beyond
+// that, the oldest are dropped.
 constexpr std::size_t kMostWaitingMetrics = 1'000'000;
 
 struct MlflowOptions {
@@ -343,8 +343,8 @@ std::unique_ptr<GeneralTracker> make_mlflow(const TrackerRequest& request) {
     for (const MlflowText& each : options.tags) {
       if (each.key != kNote) continue;
       throw ConfigError(
-          "[trackers] mlflow has a description and the tag "
-          "mlflow.note.content, which are the same; leave one of them out");
+          "[trackers] mlflow has both a description and the tag "
+          "mlflow.note.content, which mean the same; leave one of them out");
     }
     options.tags.push_back(
         {std::string(kNote),

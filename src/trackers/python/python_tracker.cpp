@@ -45,7 +45,7 @@ const PackageFacts& facts_of(std::string_view package) {
     if (each.name == package) return each;
   }
   throw InternalError(
-      format("[trackers] no calls are known for the package {}", package));
+      format("[trackers] no calls are defined for the package {}", package));
 }
 
 TrackedValue step_of(const LogTime& time) {
@@ -58,7 +58,7 @@ TrackedValue::List numbers(const std::vector<double>& values) {
 
 constexpr std::string_view kFinish = "finish";
 
-// A package may put anything into its answers.
+// A package's answers may contain anything.
 std::string text_of(const nlohmann::json& value) {
   return value.is_string()
       ? value.get<std::string>()

@@ -30,7 +30,7 @@ class SpawnSetup {
   SpawnSetup() {
     posix_spawn_file_actions_init(&actions_);
     posix_spawnattr_init(&attributes_);
-    // Otherwise a package that asks for a key would wait forever.
+    // Without this, a package that asks for a key would wait forever.
     posix_spawn_file_actions_addopen(
         &actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     sigset_t none, pipe;
@@ -133,7 +133,8 @@ TrackerProcess::~TrackerProcess() {
 
 std::string TrackerProcess::ask(std::string_view line) {
   if (!is_running())
-    throw Error("[trackers] the tracker's Python process has ended");
+    throw Error(
+        "[trackers] the tracker's Python process has ended unexpectedly");
   waiting_since_ = TrackerPatience::Clock::now();
   send_line(line);
   return receive_line();
@@ -200,13 +201,13 @@ void TrackerProcess::give_up(const std::string& reason) {
   end();
   throw Error(format(
       "[trackers] the tracker's Python process {}; nothing more is logged to "
-      "it (what it printed may tell why)",
+      "it (its output may tell why)",
       reason));
 }
 
 void TrackerProcess::wait() {
-  // The socket does not reveal the end: a package's own processes may hold it,
-  // too.
+  // The socket does not reveal the end, since a package's own processes may
+  // hold it as well.
   constexpr timespec kPause{.tv_sec = 0, .tv_nsec = 5'000'000};
   const auto deadline =
       std::chrono::steady_clock::now() + options_.longest_wait;

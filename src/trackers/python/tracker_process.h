@@ -42,7 +42,7 @@ class TrackerProcess {
   /// ended, does not answer in time, or answers without end; both end the
   /// process.
   std::string ask(std::string_view line);
-  /// Like ask(), for the last line: packages upload what is left then, which
+  /// Like ask(), for the last line: packages then upload what is left, which
   /// may take as long as `longest_wait`.
   std::string ask_last(std::string_view line);
   /// Waits until the process exits by itself; kills it if that takes too long.

@@ -14,7 +14,8 @@ namespace accelerate::detail {
 namespace {
 
 constexpr double kMegabyte = 1e6;
-// What is read here lies within this many bytes of a /proc file.
+// The values read here lie within the first bytes of a /proc file, up to this
+// number.
 constexpr std::size_t kMostProcBytes = 1 << 18;
 
 // Three decimals are enough for readers and journals.
@@ -134,7 +135,7 @@ std::vector<JournalScalars::Scalar> SystemReader::figures() {
   return figures;
 }
 
-// As in nvml.h, whose interface is stable; 0 means success.
+// Declarations from nvml.h, whose interface is stable; 0 means success.
 struct Nvml::Library {
   struct Memory {
     unsigned long long total = 0, free = 0, used = 0;

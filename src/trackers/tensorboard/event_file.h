@@ -13,7 +13,7 @@ struct EventFileOptions {
   /// When the run began, in seconds since 1970.
   double begin = 0;
   std::string name_suffix = {};
-  /// Makes what other files in the directory have from this step on void.
+  /// Voids entries of other files in the directory from this step on.
   std::optional<std::int64_t> purge_step = std::nullopt;
 };
 
@@ -28,7 +28,7 @@ class EventFile {
       const EventFileOptions& options);
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
-  /// Writes what is pending, if it can.
+  /// Writes pending events, if possible.
   ~EventFile();
 
   /// `summary`: a Summary message.

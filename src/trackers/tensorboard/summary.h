@@ -29,7 +29,7 @@ std::string histogram_summary(
     std::string_view tag,
     const TrackedHistogram& histogram);
 
-/// A value without data: the plugin's `content` says everything.
+/// A value without data: the plugin's `content` has everything.
 std::string plugin_summary(
     std::string_view tag,
     std::string_view plugin,

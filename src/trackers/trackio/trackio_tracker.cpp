@@ -288,7 +288,7 @@ fs::path trackio_directory(const Environment& environment) {
   const auto home = environment.get("HOME");
   if (!home) {
     throw ConfigError(
-        "[trackers] Trackio's directory is unknown, as HOME is not set; set "
+        "[trackers] Trackio's directory is unknown, since HOME is not set; set "
         "TRACKIO_DIR");
   }
   return fs::path(*home) / ".cache/huggingface/trackio";

@@ -17,7 +17,7 @@ class WandbLog {
   explicit WandbLog(std::filesystem::path path);
   WandbLog(const WandbLog&) = delete;
   WandbLog& operator=(const WandbLog&) = delete;
-  /// Writes what is pending, if it can.
+  /// Writes pending records, if possible.
   ~WandbLog();
 
   void append(std::string_view record);

@@ -77,8 +77,8 @@ WandbMedia write_wandb_images(
   const std::vector<Pixels> separate = separate_images(images);
   if (!captions.empty() && captions.size() != separate.size()) {
     throw Error(format(
-        "[trackers] wandb: there are {} captions for {} images of \"{}\"; give "
-        "one for each image",
+        "[trackers] wandb: there must be one caption per image, but there are "
+        "{} for {} images of \"{}\"",
         captions.size(),
         separate.size(),
         printable(name)));

@@ -42,7 +42,7 @@ WandbMedia write_wandb_html(
     std::int64_t step,
     const std::string& html);
 
-/// Needs no file.
+/// Returns W&B's object for a histogram, which needs no file.
 nlohmann::ordered_json wandb_histogram(const TrackedHistogram& histogram);
 
 }  // namespace accelerate::detail

@@ -88,9 +88,9 @@ std::int64_t Accelerator::loader_remainder() const {
 
 void detail::refuse_gather_object() {
   throw ConfigError(
-      "[train] gather_for_metrics was given use_gather_object for values that "
-      "cannot be sent as objects; define object_to_bytes() and "
-      "object_from_bytes() for their type, or leave the option out");
+      "[train] gather_for_metrics has use_gather_object for values that cannot "
+      "be sent as objects; define object_to_bytes() and object_from_bytes() "
+      "for their type, or leave the option out");
 }
 
 void detail::keep_first_rows(const NestedParts& parts, std::int64_t rows) {
@@ -153,7 +153,7 @@ std::optional<std::filesystem::path> write_basic_config(
         detail::default_config_path(detail::Environment::current());
     if (!usual) {
       throw ConfigError(
-          "[config] neither HF_HOME, XDG_CACHE_HOME nor HOME is set; give "
+          "[config] none of HF_HOME, XDG_CACHE_HOME and HOME is set; pass "
           "write_basic_config() a save_location");
     }
     path = *usual;

@@ -36,7 +36,7 @@ void apply_window_of_engine(
       options.gradient_accumulation.num_steps;
   if (is_set && decisions.window != *steps) {
     complaints.push_back(format(
-        "[train] gradient_accumulation_steps is {}, and {} in the DeepSpeed "
+        "[train] gradient_accumulation_steps is {}, but {} in the DeepSpeed "
         "configuration; correct it there, or write \"auto\"",
         decisions.window,
         *steps));
@@ -61,8 +61,8 @@ void read_float8(
   const std::int64_t statistics_interval = options.fp8_statistics_interval;
   if (statistics_interval < 0) {
     throw ConfigError(format(
-        "[train] fp8_statistics_interval is {}; it must be a number of steps, "
-        "or 0 for none",
+        "[train] fp8_statistics_interval must be a number of steps, or 0 for "
+        "none, but is {}",
         statistics_interval));
   }
   if (decisions.precision == Precision::fp8) {
@@ -100,7 +100,7 @@ std::optional<GradScaler> make_scaler(
       world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
 }
 
-// The precision that code and launcher ask for, which an engine may change.
+// The precision that code and launcher request, which an engine may change.
 Precision requested_precision(
     const AcceleratorOptions& options,
     const Settings& settings) {
@@ -201,7 +201,7 @@ PlanRequest plan_request_of(
       .added = added};
 }
 
-// Collects what has no effect: for the engine, for the plan, or beside a
+// Collects settings without effect: for the engine, for the plan, or beside a
 // DeepSpeed configuration.
 void collect_ignored(Decisions& decisions) {
   TrainingRequest& training = decisions.plan_request.training;
@@ -228,8 +228,8 @@ int accumulation_window(
   const auto& num_steps = options.gradient_accumulation.num_steps;
   if (steps && num_steps && *steps != 1 && *steps != *num_steps) {
     throw ConfigError(format(
-        "[train] gradient_accumulation_steps is {} and "
-        "gradient_accumulation.num_steps {}; give one of them",
+        "[train] gradient_accumulation_steps is {}, but "
+        "gradient_accumulation.num_steps is {}; set only one of them",
         *steps,
         *num_steps));
   }

@@ -13,7 +13,8 @@
 
 namespace accelerate::detail {
 
-/// What the options, the launcher and other engines' settings resolve to.
+/// The result of resolving the options, the launcher's and other engines'
+/// settings.
 struct Decisions {
   Precision precision = Precision::no;
   int window = 1;
@@ -22,10 +23,10 @@ struct Decisions {
   RequestSources request_sources;
   PlanRequest plan_request;
   ParallelPlan plan;
-  /// What code and launcher give, and what was chosen where they leave something
-  /// open.
+  /// The settings of code and launcher, and the choices where they leave
+  /// something open.
   Settings settings;
-  /// What was given and has no effect.
+  /// Settings that were given but have no effect.
   std::vector<IgnoredSetting> ignored;
 };
 

@@ -131,7 +131,7 @@ void add_services(
         return DesyncDetector::Position{
             passes->load(), static_cast<std::int64_t>(group->sequence.load())};
       });
-  // Elsewhere the board shows what the other ranks do.
+  // In other worlds, the board shows what the other ranks do.
   const bool sees_all_ranks =
       session.world.group().impl()->world->board != nullptr &&
       session.world.local_size() == session.world.size();

@@ -113,8 +113,8 @@ BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {
   if (batch_size_ < 0) {
     throw ConfigError(detail::format(
-        "[train] a search for a batch size was asked to start at {}; start at "
-        "1 or more",
+        "[train] a search for a batch size must start at 1 or more, but starts "
+        "at {}",
         batch_size_));
   }
 }
@@ -154,7 +154,8 @@ bool BatchSizeSearch::attempt(
       : batch_size_ * 9 / 10;
   if (next >= batch_size_) {
     throw ConfigError(detail::format(
-        "[train] reduce_batch_size returned {} for {}; it must return less",
+        "[train] reduce_batch_size must return less than its argument, but "
+        "returned {} for {}",
         next,
         batch_size_));
   }

@@ -24,8 +24,8 @@ void seed_everything(std::uint64_t seed, bool deterministic) {
 void set_seed(std::uint64_t seed, const SeedOptions& options) {
   if (options.device_specific) {
     throw ConfigError(
-        "[train] set_seed was given device_specific without the rank; give it "
-        "accelerator.world(), too");
+        "[train] set_seed() needs the rank for device_specific; also pass "
+        "accelerator.world()");
   }
   seed_everything(seed, options.deterministic);
 }
@@ -57,8 +57,8 @@ void synchronize_rng_states(
   for (const RNGType type : types) {
     if (type == RNGType::generator) {
       throw ConfigError(
-          "[train] synchronize_rng_states was given RNGType::generator without "
-          "a generator; call synchronize_rng_state with it");
+          "[train] synchronize_rng_states() does not take RNGType::generator; "
+          "call synchronize_rng_state() with the generator");
     }
     if (type == RNGType::device && world.device().is_cpu()) continue;
     const at::Device device =

@@ -29,7 +29,8 @@ at::Tensor CapturedRun::number(
   const std::size_t index = work_.numbers->size();
   if (device != work_.memory.device()) {
     throw ConfigError(
-        "[train] a captured step must step on parameters of one device");
+        "[train] parameters of a captured step must be on one device, but are "
+        "on several");
   }
   if (has_skippable_step_) {
     throw ConfigError(
@@ -81,7 +82,7 @@ CapturedRun* recorded_run(const Session& session) {
 CapturedRunScope::CapturedRunScope(Session& session, CapturedRun& run)
     : session_(session) {
   session.capture.run = &run;
-  // The shortcuts tell nobody what they do.
+  // The shortcuts do not report what they do.
   session.step.is_direct = false;
 }
 

@@ -30,18 +30,18 @@ struct HostWork {
   at::Tensor memory = {};
 };
 
-/// One run of a captured step's function, which the library's functions tell
-/// what they do on the host. While it is recorded, they leave to replays what
-/// another run would undo or repeat.
+/// One run of a captured step's function, to which the library's functions
+/// report their work on the host. While it is recorded, they leave to replays
+/// what another run would undo or repeat.
 class CapturedRun final : public RecordingHooks {
  public:
-  /// A plain run, of which only the counts below are wanted.
+  /// A plain run, of which only the counts below are needed.
   CapturedRun() = default;
   /// A recorded run on `device`, with at most `max_numbers` numbers.
   CapturedRun(at::Device device, std::size_t max_numbers);
 
   [[nodiscard]] bool is_recording() const { return work_.memory.defined(); }
-  /// Has `action` run in each replay: before the kernels are launched, but
+  /// Makes `action` run in each replay: before the kernels are launched, but
   /// after them once one of the steps may be skipped. Only while recording.
   void repeat(std::function<void()> action);
 
@@ -92,7 +92,7 @@ void record_step(
     const LossClosure& closure,
     const at::Tensor& divisor);
 
-/// While alive, the session's functions tell `run` what they do.
+/// While alive, the session's functions report to `run`.
 class CapturedRunScope {
  public:
   CapturedRunScope(Session& session, CapturedRun& run);

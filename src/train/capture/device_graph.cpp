@@ -16,7 +16,8 @@ namespace accelerate::detail {
 namespace {
 
 #ifdef ACCELERATE_HAS_GRAPH_REGISTRY
-// What at::accelerator::Graph wraps, for a device that need not be current.
+// The graph that at::accelerator::Graph wraps, for a device that need not be
+// current.
 class RegisteredGraph final : public DeviceGraph {
  public:
   explicit RegisteredGraph(c10::DeviceType type)
@@ -38,7 +39,7 @@ class RegisteredGraph final : public DeviceGraph {
     try {
       if (is_open_) end();
     } catch (const std::exception&) {
-      // What was recorded is not wanted.
+      // The recording is being discarded.
     }
     try {
       graph_->reset();
@@ -123,7 +124,7 @@ class CudaGraph final : public DeviceGraph {
     try {
       if (is_open_) end();
     } catch (const std::exception&) {
-      // What was recorded is not wanted.
+      // The recording is being discarded.
     }
     try {
       f_.reset(memory_.data());

@@ -25,7 +25,7 @@ class DeviceGraph {
   virtual void end() = 0;
   /// Queues the kernels on the current stream.
   virtual void replay() = 0;
-  /// Gives up what was recorded or is being recorded. Does not throw.
+  /// Discards what was or is being recorded. Does not throw.
   virtual void reset() noexcept = 0;
   [[nodiscard]] virtual c10::MempoolId_t pool() = 0;
 };

@@ -40,8 +40,8 @@ namespace {
 // LibTorch has two kinds of this information for programs that need their own.
 const auto info_kind = c10::DebugInfoKind::TEST_INFO_2;
 
-// The operators that this thread is inside of: their number, and the name of
-// the outermost, which is the one that the program called.
+// The operators in progress on this thread: their number, and the name of the
+// outermost, which the program called.
 thread_local int num_open = 0;
 thread_local std::string outermost_operator;
 
@@ -50,7 +50,7 @@ bool is_on(const c10::IValue& value, c10::DeviceType device) {
       value.toTensor().device().type() == device;
 }
 
-// What keeps the operator out of graphs; empty if nothing does.
+// Why the operator cannot be in a graph; empty if it can.
 std::string_view obstacle_in(
     std::string_view name,
     c10::ArrayRef<const c10::IValue> inputs,

@@ -11,8 +11,8 @@ namespace accelerate::detail {
 
 /// While alive, looks among the operators of this thread, and of backwards that
 /// it starts, for the first that a graph of the device cannot contain: one that
-/// gives the host a value, copies between the device and the host, or makes a
-/// result whose shape depends on values.
+/// returns a value to the host, copies between the device and the host, or
+/// makes a result whose shape depends on values.
 class HostReads {
  public:
   explicit HostReads(c10::DeviceType device);

@@ -63,7 +63,7 @@ HostState::HostState(
 }
 
 void HostState::restore() {
-  // The scaler forgets what it found, and multiplies no gradients.
+  // The scaler forgets the infinities it found, and multiplies no gradients.
   for (const auto& [parameter, gradient] : gradients_)
     parameter.mutable_grad().reset();
   for (const Steps& steps : steps_) {

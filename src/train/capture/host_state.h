@@ -24,7 +24,7 @@ using Gradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
 [[nodiscard]] Gradients gradients_of(const std::vector<at::Tensor>& parameters);
 void set_gradients(const Gradients& gradients);
 
-/// What a recorded run changes on the host of a session, as it was before.
+/// The earlier values of what a recorded run changes in a session on the host.
 class HostState {
  public:
   HostState(Session& session, const std::vector<at::Tensor>& parameters);

@@ -169,8 +169,8 @@ StepGraph* StepGraphs::find(const StepKey& key) {
   return found == learned_.graphs.end() ? nullptr : found->get();
 }
 
-// Gradients that a program zeroes in place stay the same tensors. Those that
-// are made anew may lie where others lay before, but need not.
+// Gradients that a program zeroes in place stay the same tensors. New ones may,
+// but need not, lie where others lay before.
 bool StepGraphs::has_gradients(const std::vector<WeakTensor>& known) const {
   return std::ranges::equal(
       known,
@@ -182,7 +182,7 @@ bool StepGraphs::has_gradients(const std::vector<WeakTensor>& known) const {
       });
 }
 
-// Those that graphs have left stay where they are.
+// Gradients that graphs have left stay where they are.
 bool StepGraphs::has_recorded_gradients() const {
   return std::ranges::all_of(
       learned_.parameters, [&](const at::Tensor& parameter) {
@@ -396,8 +396,8 @@ std::shared_ptr<StepGraphs> make_step_graphs(
     const CaptureOptions& options) {
   if (options.warmup_steps < 1 || options.max_graphs < 1) {
     throw ConfigError(format(
-        "[train] capture() was given warmup_steps {} and max_graphs {}; each "
-        "must be at least 1",
+        "[train] warmup_steps and max_graphs of capture() must be at least 1, "
+        "but are {} and {}",
         options.warmup_steps,
         options.max_graphs));
   }

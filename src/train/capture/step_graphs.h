@@ -25,7 +25,7 @@ namespace accelerate::detail {
 struct StepGraph {
   StepKey key = {};
   std::unique_ptr<DeviceGraph> graph = nullptr;
-  /// What the kernels read and write.
+  /// Tensors that the kernels read and write.
   std::vector<at::Tensor> inputs = {};
   std::shared_ptr<void> outputs = nullptr;
   /// The gradients that the step leaves.
@@ -57,9 +57,9 @@ class StepGraphs {
   /// The plain calls of one kind of step.
   struct Plain {
     int num_calls = 0;
-    /// The key's at the last one.
+    /// The key's places at the last call.
     std::vector<std::uint64_t> places = {};
-    /// The parameters' gradients when the last one began.
+    /// The parameters' gradients when the last call began.
     std::vector<WeakTensor> gradients = {};
     /// True if the function drops these gradients before its first backward.
     bool drops_gradients = false;

@@ -81,8 +81,8 @@ void append_modes(Facts& facts, const Session& session) {
   facts.push_back(static_cast<std::uint64_t>(options.growth_interval));
 }
 
-// What backward() and the optimizers decide by, as it will be when the function
-// has begun its micro-steps.
+// Appends what decides about backward() and the optimizers, as it will be once
+// the function has begun its micro-steps.
 void append_window(Facts& facts, const Session& session, int num_micro_steps) {
   StepClock clock = session.clock;
   const LoaderProgress* const loader = session.active_loader();

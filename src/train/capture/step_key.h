@@ -11,8 +11,8 @@ namespace accelerate::detail {
 
 struct Session;
 
-/// What a recorded step depends on: it may be replayed while nothing of this
-/// has changed.
+/// The dependencies of a recorded step, which may be replayed while none of
+/// them has changed.
 struct StepKey {
   /// Which kernels run: shapes, modes, the place in a window.
   std::vector<std::uint64_t> kind = {};

@@ -76,8 +76,8 @@ void add_tensors(
       add_tensors(contents, name + ".", *inner);
     } else {
       throw ConfigError(format(
-          "[checkpoint] \"{}\" is not a tensor, and safetensors holds tensors "
-          "only; leave safe_serialization off",
+          "[checkpoint] \"{}\" is not a tensor, but safetensors holds only "
+          "tensors; leave safe_serialization off",
           name));
     }
   }
@@ -98,7 +98,7 @@ void Accelerator::save(
   if (!writes_files(*session_)) return;
   if (safe_serialization) {
     throw ConfigError(
-        "[checkpoint] a safetensors file holds tensors by name; give save() a "
+        "[checkpoint] a safetensors file holds tensors by name; pass save() a "
         "StateDict, or leave safe_serialization off");
   }
   write_torch(

@@ -89,7 +89,7 @@ void divide(
       (!sequences.pad_values.empty() && sequences.pad_values.size() != count)) {
     throw ConfigError(detail::format(
         "[train] sequences of a loader have {} dims and {} pad_values, but a "
-        "batch has {} tensors; give one of each per tensor, and an unset dim "
+        "batch has {} tensors; set one of each per tensor, and an unset dim "
         "for a tensor without a sequence",
         count,
         sequences.pad_values.size(),

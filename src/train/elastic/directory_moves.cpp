@@ -140,8 +140,8 @@ class SentDirectory {
   std::uint64_t num_left_ = 0;
 };
 
-/// Receives a stream into a hidden directory, which gets its name at the end.
-/// After a failure it reads and discards the rest.
+/// Receives a stream into a hidden directory, renamed to its final name at the
+/// end. After a failure it reads and discards the rest.
 class ReceivedDirectory {
  public:
   explicit ReceivedDirectory(fs::path target)
@@ -177,8 +177,7 @@ class ReceivedDirectory {
     attempt([&] {
       skip_complete();
       if (!is_listed_ || file_ != files_.size() || files_.empty())
-        throw Error(
-            format("[files] not all of {} has arrived", target_.string()));
+        throw Error(format("[files] not all of {} arrived", target_.string()));
       fs::remove_all(target_);
       fs::rename(hidden_, target_);
     });
@@ -215,7 +214,7 @@ class ReceivedDirectory {
       std::getline(lines, file.name);
       if (!stays_below_directory(file.name))
         throw Error(format(
-            "[files] another rank sent \"{}\", which is not a file below {}",
+            "[files] another rank sent \"{}\", which is not inside {}",
             printable(file.name),
             target_.string()));
       files_.push_back(file);
@@ -227,8 +226,9 @@ class ReceivedDirectory {
 
   std::uint64_t write(const char* bytes, std::uint64_t count) {
     if (file_ == files_.size())
-      throw Error(
-          format("[files] more than all of {} has arrived", target_.string()));
+      throw Error(format(
+          "[files] more than the announced bytes of {} arrived",
+          target_.string()));
     const FileInList& file = files_[file_];
     const std::uint64_t taken = std::min(count, file.num_bytes - written_);
     errno = 0;

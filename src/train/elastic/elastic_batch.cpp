@@ -44,7 +44,7 @@ int ElasticContext::gradient_accumulation_steps(
   if (samples < 1) {
     throw ConfigError(format(
         "[train] gradient_accumulation_steps() needs "
-        "ElasticOptions::global_batch_size, which is {}; give the number of "
+        "ElasticOptions::global_batch_size, which is {}; set the number of "
         "samples of a step on all ranks",
         samples));
   }
@@ -53,9 +53,9 @@ int ElasticContext::gradient_accumulation_steps(
   if (batch_size < 1 || ranks_per_batch < 1 ||
       num_ranks % ranks_per_batch != 0) {
     throw ConfigError(format(
-        "[train] gradient_accumulation_steps() was given batches of {} for {} "
-        "of {} ranks each; batches have 1 sample or more, and the ranks that "
-        "share one divide all ranks",
+        "[train] gradient_accumulation_steps() got batches of {} for {} of {} "
+        "ranks each, but batches must have 1 sample or more, and the ranks "
+        "that share one must divide all ranks",
         batch_size,
         ranks_per_batch,
         num_ranks));
@@ -72,8 +72,8 @@ int ElasticContext::gradient_accumulation_steps(
         at_once);
   } else if (is_per_rank && hides_first_size(*run_)) {
     run_->remark = format(
-        "ElasticBatch::per_rank needs to know with how many ranks the group "
-        "began, and {} does not say it; the {} ranks that there are now read "
+        "ElasticBatch::per_rank needs the number of ranks with which the group "
+        "began, but {} does not give it; the {} ranks of now read "
         "ElasticOptions::global_batch_size samples per step",
         run_->identity.launcher,
         num_ranks);

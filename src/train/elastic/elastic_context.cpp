@@ -45,9 +45,9 @@ void require_directory(const ElasticRun& run) {
   if (run.kept.steps_between == 0) return;
   if (!memory_directory(run).empty()) return;
   throw ConfigError(
-      "[train] Redundancy::neighbour needs a directory in memory, which this "
-      "launcher does not name; give ElasticOptions::memory_dir one, or start "
-      "the program with accelerate-cpp launch");
+      "[train] Redundancy::neighbour needs a directory in memory, but this "
+      "launcher provides none; set ElasticOptions::memory_dir, or start the "
+      "program with accelerate-cpp launch");
 }
 
 // The states that several machines keep; null on a single machine that no other
@@ -196,8 +196,8 @@ detail::Saver& saver_of(const Accelerator& accelerator) {
       .services.checkpoints->saver;
 }
 
-// A state that cannot be kept must not end what it protects. Makes room for the
-// next one.
+// A state that cannot be kept must not end the training that it protects. Makes
+// room for the next one.
 void warn_of_unkept_state(
     const ElasticRun& run,
     const Accelerator& accelerator,
@@ -270,12 +270,13 @@ void save_to_leave(ElasticRun& run, const Accelerator& accelerator) {
 // What all ranks decide after a step.
 struct Verdict {
   bool is_preempted = false;
-  /// The generation for which the ranks must leave; 0 if none but the current
-  /// one was ever wanted.
+  /// The generation for which the ranks must leave; 0 if only the current one
+  /// was ever requested.
   std::int64_t generation = 0;
   /// How far the slowest rank is with the state being kept on machines.
   MachineStates::Progress progress = MachineStates::done;
-  /// Whether rank 0 still writes its part of a save; others may then, too.
+  /// Whether rank 0 still writes its part of a save; other ranks may still
+  /// write theirs as well.
   bool is_saving = false;
 };
 
@@ -321,7 +322,7 @@ bool load_first(
       accelerator.world().logger().log_once_per_world(
           LogLevel::warning,
           "train",
-          format("a state in memory is passed over: {}", error.what()));
+          format("a state in memory is skipped: {}", error.what()));
     }
   }
   return false;

@@ -17,7 +17,7 @@ class MachineStates;
 
 /// The states that a run keeps in memory.
 struct KeptStates {
-  /// Steps from one state to the next; 0 if none are kept.
+  /// Number of steps between two states; 0 if none are kept.
   int steps_between = 0;
   /// The number of the next save in memory.
   std::int64_t num_saves = 0;
@@ -26,7 +26,7 @@ struct KeptStates {
   /// True once the ranks know that the directory in memory exists.
   bool has_directory = false;
   std::optional<SaveTicket> newest = std::nullopt;
-  /// Those of several machines; null if there is only one.
+  /// The states of several machines; null if there is only one machine.
   std::shared_ptr<MachineStates> machines = nullptr;
 };
 

@@ -12,12 +12,12 @@
 
 namespace accelerate::detail {
 
-/// What machines hold of the states in their memories: each the part of every
-/// state that its own ranks have, and a copy of the part of the machine before
-/// it, so that a machine may be lost with its memory. Only the first rank of a
-/// machine touches files.
+/// The parts of states that machines hold in memory: each holds the part of
+/// every state that its own ranks have, and a copy of the previous machine's
+/// part, so that a machine may be lost with its memory. Only the first rank of
+/// a machine touches files.
 ///
-/// Used by all ranks in the same order, but for copy_all().
+/// Used by all ranks in the same order, except for copy_all().
 class MachineHoldings {
  public:
   /// `memory`: a directory in this machine's memory. Collective.

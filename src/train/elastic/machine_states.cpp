@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kNotKept =
-    "a state is not kept in memory, and the one before it stays:";
+    "a state could not be kept in memory, and the one before it stays:";
 
 }  // namespace
 
@@ -67,8 +67,8 @@ std::vector<MemoryState> MachineStates::survey() {
     }
     if (lost_.empty() && states.empty()) {
       lost_ = format(
-          "state {} in memory cannot be used: nobody holds what machine {} had "
-          "of it",
+          "state {} in memory cannot be used: no machine holds machine {}'s "
+          "part of it",
           number,
           join(missing, ", "));
     }

@@ -82,8 +82,8 @@ class MachineStates {
   /// of them may leave. Waits for a state that is being kept. Throws
   /// CheckpointError if that is impossible. Collective.
   void keep_whole(const Accelerator& accelerator, const std::string& name);
-  /// Continues with what is due when the largest progress of all ranks is
-  /// `agreed`. Throws DistributedError if another machine was lost.
+  /// Does the next part of a save, given that the largest progress of all ranks
+  /// is `agreed`. Throws DistributedError if another machine was lost.
   void advance(Progress agreed);
 
  private:

@@ -23,8 +23,8 @@ constexpr std::string_view kPrefix = "generation_";
 constexpr std::string_view kNextCheckpoint = "_before_checkpoint_";
 constexpr std::string_view kNumber = "_state_";
 
-// Includes what an interrupted save left, under a hidden name. Anything else in
-// the directory is not ours.
+// Includes what an interrupted save left, under a hidden name. Other files in
+// the directory do not belong to this run.
 bool is_ours(std::string_view name) {
   return name.starts_with(kPrefix) || name.starts_with(format(".{}", kPrefix));
 }
@@ -39,14 +39,13 @@ void MemoryStates::make_directory() const {
   const bool is_own = problem == EEXIST &&
       ::lstat(directory_.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode) &&
       facts.st_uid == ::geteuid();
-  // A save into a full directory says so on all ranks.
+  // A save into a full directory reports that on all ranks.
   if (is_own || problem == ENOSPC || problem == EDQUOT) return;
   throw ConfigError(format(
-      "[train] states cannot be kept in {}: {}; give "
-      "ElasticOptions::memory_dir "
-      "a directory of your own",
+      "[train] states cannot be kept in {}: {}; set ElasticOptions::memory_dir "
+      "to a directory of your own",
       directory_.string(),
-      problem == EEXIST ? "it is another user's, or no directory"
+      problem == EEXIST ? "it is another user's, or not a directory"
                         : std::strerror(problem)));
 }
 

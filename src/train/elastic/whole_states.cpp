@@ -53,7 +53,7 @@ struct StateSource {
   }
 };
 
-// What a machine keeps below its memory, by directory.
+// The parts that a machine keeps in memory, by directory.
 std::map<std::string, std::optional<PartPlace>> places_in(
     const fs::path& memory) {
   std::map<std::string, std::optional<PartPlace>> places{
@@ -132,7 +132,7 @@ Manifest merge_manifests(const std::vector<std::vector<StateSource>>& sources) {
   throw Error("a part of it is lost");
 }
 
-/// What has to be moved, and where this machine finds each file afterwards.
+/// The files to move, and where this machine finds each of them afterwards.
 struct Journey {
   /// Each round has at most one move from one machine to another.
   std::vector<std::vector<DirectoryMove>> rounds;

@@ -10,7 +10,7 @@
 namespace accelerate::detail {
 
 /// States in memory whose parts were kept by other machines, or with other
-/// numbers of ranks, than now. From the parts that are left, every machine
+/// numbers of ranks, than now. From the remaining parts, every machine
 /// assembles the whole state as its own checkpoint. Files that several parts
 /// share are sent once, and only to machines that lack them.
 ///

@@ -12,7 +12,7 @@ namespace {
 // glibc's.
 constexpr std::int64_t kStep = 128 << 10;
 constexpr std::int64_t kShrinkingFrom = 64 << 10;
-// return_free() leaves shorter ranges alone, and this much memory in all.
+// return_free() leaves shorter ranges alone, and keeps this much memory in all.
 constexpr std::int64_t kShortestReturned = 64 << 10;
 constexpr std::int64_t kKeptFree = 1 << 20;
 

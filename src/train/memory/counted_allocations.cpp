@@ -99,8 +99,8 @@ class CountingAllocator final : public c10::Allocator {
   std::atomic<c10::Allocator*> inner_{nullptr};
   std::mutex mutex_;
   int num_users_ = 0;
-  /// An allocator that the program registered while this one was; it may
-  /// forward to this one.
+  /// An allocator that the program registered while this one was registered; it
+  /// may forward to this one.
   c10::Allocator* successor_ = nullptr;
   std::unordered_map<void*, Block> blocks_;
 };
@@ -131,7 +131,7 @@ void CountingAllocator::give(void* memory) {
 CountedAllocations::CountedAllocations(
     std::shared_ptr<AllocationListener> listener) {
   if (heard_by != nullptr) {
-    throw InternalError("allocations of this thread are being counted already");
+    throw InternalError("allocations of this thread are already being counted");
   }
   counting_allocator().begin();
   heard_by = std::move(listener);

@@ -23,7 +23,7 @@ enum class MemoryUse : std::uint8_t {
 inline constexpr std::size_t kNumMemoryUses = 7;
 
 /// A simulated region of memory, whose blocks lie as in ArenaLayout, and its
-/// pages that have been used since the system gave them.
+/// pages that have been touched since the system provided them.
 class ResidentRegion {
  public:
   MemoryRange take(std::int64_t num_bytes);

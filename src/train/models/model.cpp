@@ -27,8 +27,8 @@ KeptCasts* casts_to_keep(PreparedModel& model) {
       session.capture.run != nullptr)
     model.forward.kept_casts->drop();
   if (session.capture.run != nullptr) return nullptr;
-  // The last micro-step keeps nothing new; what follows it is not told apart
-  // from it.
+  // The last micro-step keeps nothing new, since forwards that follow it cannot
+  // be told apart from it.
   const bool is_open =
       clock.position() != 0 || !model.forward.kept_casts->is_empty();
   return is_open ? model.forward.kept_casts.get() : nullptr;

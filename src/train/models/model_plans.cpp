@@ -29,7 +29,7 @@ void require_same_step(
   const auto steps = step.gradient_accumulation_steps;
   if (steps && *steps != session.clock.window()) {
     complaints.push_back(format(
-        "gradient_accumulation_steps is {}, and {} for the other models, which "
+        "gradient_accumulation_steps is {}, but {} for the other models, which "
         "step together with this one; leave it out",
         *steps,
         session.clock.window()));
@@ -37,7 +37,7 @@ void require_same_step(
   if (step.gradient_clipping && !step.clips_by_default &&
       step.gradient_clipping != session.scaling.max_gradient_norm) {
     complaints.push_back(format(
-        "gradient_clipping is {}, but applies to all models; give it in "
+        "gradient_clipping is {}, but applies to all models; set it in "
         "AcceleratorOptions, or call clip_grad_norm_()",
         *step.gradient_clipping));
   }
@@ -107,7 +107,7 @@ void read_model_options(
   if (options->evaluation_mode) {
     complaints.emplace_back(
         "evaluation_mode prepares a model that is neither replicated nor "
-        "sharded, but options for that were given; leave them out, or "
+        "sharded, but options for that are set; leave them out, or "
         "evaluation_mode");
     return;
   }
@@ -144,7 +144,7 @@ std::vector<ModelPlan> plans_of(
     }
     if (found.empty()) continue;
     complaints.push_back(format(
-        "[train] the options of model {} of prepare() are not valid:\n{}",
+        "[train] the options of model {} of prepare() are invalid:\n{}",
         plans.size(),
         join(found, "\n")));
   }

@@ -26,7 +26,7 @@ struct ModelPlan {
   std::vector<IgnoredSetting> ignored = {};
 };
 
-/// Throws ConfigError for everything that prepare() refuses whatever the plans
+/// Throws ConfigError for everything that prepare() rejects whatever the plans
 /// are, before anything is changed.
 void require_preparable(const Session& session, const PrepareRequest& request);
 

@@ -29,8 +29,8 @@ auto weak(const Pointer& pointer) {
   }
 }
 
-// Moves a tensor in place, so that every handle sees it, as Module::to() does,
-// which refuses some devices.
+// Moves a tensor in place, visible through every handle, like Module::to(),
+// which rejects some devices.
 void move_tensor(at::Tensor tensor, const at::Device& device) {
   const at::Tensor moved = tensor.detach().to(device);
   if (at::_has_compatible_shallow_copy_type(tensor, moved))

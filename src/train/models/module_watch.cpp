@@ -181,7 +181,7 @@ void follow_modules(Session& session) {
           "model before prepare(), or call free_memory() and prepare it anew",
           join(changes, ", ")));
     }
-    // LibTorch alone trains the model, so only names have changed.
+    // LibTorch alone trains the model, so only names matter.
     model->table = ParameterTable(*model->module, {}, &is_offloaded_or_coded);
     *model->watches.module = ModuleWatch(*model->module);
   }

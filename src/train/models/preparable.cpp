@@ -37,7 +37,7 @@ void require_stage(
   complaints.push_back(format(
       "[train] pipeline is {}, but argument {} of prepare() is a whole model; "
       "make a Pipeline of it (pipeline.h), set pipeline to 1, or, if it is "
-      "never trained, give it evaluation_mode",
+      "never trained, set evaluation_mode",
       num_stages,
       model.position));
 }
@@ -49,8 +49,8 @@ void require_watchable(
   if (requested.is_owned || can_watch(*requested.optimizer)) return;
   complaints.push_back(format(
       "[train] argument {} of prepare() is an optimizer whose options are {}, "
-      "a class of the program's own, so that its handle could not tell when it "
-      "is destroyed; move it in as a std::unique_ptr, or share it as a "
+      "a class of the program's own, so its handle could not notice its "
+      "destruction; move it in as a std::unique_ptr, or share it as a "
       "std::shared_ptr",
       requested.position,
       name_of_options(*requested.optimizer)));
@@ -64,8 +64,8 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
   for (const RequestedModel& model : request.models) {
     if (!model.module) {
       complaints.push_back(format(
-          "[train] argument {} of prepare() is an empty module holder, or a "
-          "null pointer to a module; make the module first",
+          "[train] argument {} of prepare() must be a module, but is an empty "
+          "holder or a null pointer; make the module first",
           model.position));
     } else {
       modules.push_back(model.module.get());
@@ -93,8 +93,8 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
           count_repeated(schedulers) >
       0) {
     complaints.emplace_back(
-        "[train] prepare() was given something twice, or something prepared "
-        "before; keep the first handle");
+        "[train] arguments of prepare() must not be repeated or already "
+        "prepared, but one is; keep the first handle");
   }
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }

@@ -45,8 +45,7 @@ namespace {
 std::string complaint_of(std::string_view what, std::string_view function) {
   return format(
       "[train] the DeepSpeed configuration has the section \"{}\", but "
-      "prepare() was given one made in code; make it by {}, or remove the "
-      "section",
+      "prepare() got one made in code; make it with {}, or remove the section",
       what,
       function);
 }
@@ -126,8 +125,8 @@ const Mesh& mesh_of(Session& session, const ParallelPlan& plan) {
       detail::with_degrees(session.layout.mesh, plan.degrees));
 }
 
-// Warns of programs that were exported for another precision, and refuses to
-// shard them in a dtype that is not theirs.
+// Warns about programs that were exported for another precision, and refuses to
+// shard them in another dtype.
 void check_export(
     const Session& session,
     const PreparedModel& model,
@@ -194,7 +193,8 @@ std::unique_ptr<PreparedModel> make_prepared_model(
     for (const detail::Parameter* row : model->table.trainable())
       gradient_bytes += static_cast<std::int64_t>(row->local.nbytes());
     model->placement.freed_blocks = detail::keep_freed_blocks(gradient_bytes);
-    // Later tensors do not use the places of full parameters in the heap.
+    // Return the heap's pages of full parameters, which later tensors would not
+    // reuse.
     if (model->placement.freed_blocks != nullptr) detail::return_free_memory();
   }
   return model;

@@ -36,7 +36,7 @@ std::vector<Axis> dividing_axes(const Mesh& mesh) {
   return axes;
 }
 
-// What this rank has of each tensor; undefined for tensors of other stages.
+// This rank's part of each tensor; undefined for tensors of other stages.
 std::vector<at::Tensor> own_tensors(
     const PreparedModel& model,
     const ParameterTable& whole) {

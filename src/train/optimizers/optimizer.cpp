@@ -35,7 +35,7 @@ void require_prepared(const detail::PreparedOptimizer& prepared) {
 }
 
 // A manual window (no_sync, then one backward outside) must have as many
-// backward passes as the number by which losses are divided.
+// backward passes as the divisor of losses.
 void warn_without_windows(detail::Session& session) {
   const int window = session.clock.window();
   const int num_backwards =
@@ -68,8 +68,8 @@ bool can_step_directly(const detail::Session& session) {
          });
 }
 
-// Refuses parameters whose shard or master weight the optimizer has as well.
-// Tied weights may be there once per name.
+// Rejects parameters whose shard or master weight the optimizer also has. Tied
+// weights may occur once per name.
 void require_added_once(
     const torch::optim::Optimizer& optimizer,
     const detail::ParameterTable& table) {
@@ -86,9 +86,9 @@ void require_added_once(
         continue;
       }
       throw ConfigError(detail::format(
-          "[train] an optimizer was given the parameter \"{}\" after prepare() "
-          "that it steps on already, as a shard or master weight; leave one of "
-          "them out",
+          "[train] an optimizer got the parameter \"{}\" after prepare(), but "
+          "already steps on it as a shard or master weight; leave one of them "
+          "out",
           row->name));
     }
   }
@@ -219,7 +219,7 @@ void warn_untracked_parameters(
   warn_untracked_parameters(session, prepared);
   detail::complete_gradients(session);
   detail::drop_kept_casts(session);
-  // Gradients of a closure are clipped when they are there.
+  // Gradients of a closure are clipped once they exist.
   const detail::StepClipping clipping =
       closure ? detail::StepClipping() : clip_for_step(prepared, clipped);
   if (detail::recorded_run(session) != nullptr) {
@@ -246,8 +246,7 @@ bool has_window_ended(const detail::Session& session) {
       : clock.length() == 1;
 }
 
-// Drops what strategies keep of the gradient of a tensor on which an optimizer
-// steps.
+// Drops strategies' gradients of a tensor on which an optimizer steps.
 void drop_kept_gradient(
     const detail::Session& session,
     const at::Tensor& parameter) {
@@ -306,7 +305,7 @@ void detail::watch_steps(
       for (const auto& model : session.prepared.models) {
         const Parameter* const row = model->table.find_local(parameter);
         if (row == nullptr || row->local.is_same(row->tensor)) continue;
-        // A keeper takes the values of such a tensor anew in each pass.
+        // A keeper reads the values of such a tensor anew in each pass.
         const bool follows_local = keeper_of(row->tensor) != nullptr;
         if (follows_local && !session.scaling.max_gradient_norm &&
             !session.scaling.scaler)

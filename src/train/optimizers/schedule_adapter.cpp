@@ -68,7 +68,7 @@ class CountedSchedule : public ScheduleAdapter {
     const auto metrics = state.get<std::vector<double>>("metrics");
     if (num_steps < num_steps_) {
       throw CheckpointError(format(
-          "[checkpoint] a LibTorch schedule has made {} steps and cannot go "
+          "[checkpoint] a LibTorch schedule has taken {} steps and cannot go "
           "back to {}; load before training, or use a schedule of "
           "accelerate::optim",
           num_steps_,
@@ -109,8 +109,8 @@ class TorchSchedule final : public CountedSchedule {
   void require_accepts(bool has_metric) const override {
     if (!has_metric) return;
     throw ConfigError(
-        "[train] step() was given a metric, which only ReduceLROnPlateau uses; "
-        "call step()");
+        "[train] step() got a metric, which only ReduceLROnPlateau uses; call "
+        "step() without one");
   }
   [[nodiscard]] torch::optim::LRScheduler& torch_schedule() const override {
     return schedule_;
@@ -136,7 +136,7 @@ class PlateauSchedule final : public CountedSchedule {
   void require_accepts(bool has_metric) const override {
     if (has_metric) return;
     throw ConfigError(
-        "[train] ReduceLROnPlateauScheduler was stepped without a metric; call "
+        "[train] ReduceLROnPlateauScheduler needs a metric, but got none; call "
         "step(metric), with the same metric on every rank");
   }
 
@@ -155,7 +155,7 @@ class PlateauSchedule final : public CountedSchedule {
 torch::optim::LRScheduler& ScheduleAdapter::torch_schedule() const {
   throw ConfigError(
       "[train] inner() is for schedules of torch::optim; use the variable "
-      "given to prepare()");
+      "passed to prepare()");
 }
 
 SchedulerReference::SchedulerReference(optim::LRScheduler* borrowed)

@@ -72,9 +72,9 @@ std::vector<double> rates_of_only_optimizer(const PreparedScheduler& prepared) {
   }
   if (num_optimizers == 1) return rates;
   throw ConfigError(detail::format(
-      "[train] a LibTorch ReduceLROnPlateauScheduler does not say which of {} "
-      "prepared optimizers it changes; read the optimizer's learning_rate(), "
-      "or use the schedule of accelerate::optim",
+      "[train] a LibTorch ReduceLROnPlateauScheduler does not reveal which of "
+      "{} prepared optimizers it changes; read the optimizer's "
+      "learning_rate(), or use the schedule of accelerate::optim",
       num_optimizers));
 }
 

@@ -37,7 +37,7 @@ int chunks_of(
   throw ConfigError(format(
       "[pipeline] num_layers_per_virtual_pipeline_stage is {}, but the model "
       "has {} layers of one class, which {} ranks cannot divide into stages of "
-      "so many{}; give another number, or PipelineOptions::num_chunks",
+      "so many{}; set another number, or PipelineOptions::num_chunks",
       *request.layers_per_chunk,
       count,
       num_ranks,

@@ -19,7 +19,7 @@ namespace {
 
 using namespace detail;
 
-// The first modules of the stages that the options ask for, but the first.
+// The first modules of all requested stages but the first.
 std::vector<std::string> split_points_of(
     const PipelineOptions& options,
     const Accelerator& accelerator,

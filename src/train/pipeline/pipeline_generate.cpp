@@ -23,9 +23,9 @@ using detail::PipelineValue;
 PipelineValue most_likely(const PipelineValue& output) {
   if (output.tensors.size() != 1 || output.tensors[0].dim() != 3) {
     throw ConfigError(format(
-        "[pipeline] generate() takes logits of shape [sequences, tokens, "
-        "vocabulary] from the last layer, which returned {}; give it a "
-        "function that returns the next tokens",
+        "[pipeline] the last layer must return logits of shape [sequences, "
+        "tokens, vocabulary] for generate(), but returned {}; pass a function "
+        "that returns the next tokens",
         output.tensors.size() == 1
             ? format("a tensor of shape {}", output.tensors[0].sizes())
             : format("{} tensors", output.tensors.size())));
@@ -39,8 +39,8 @@ void require_tokens(
     const PipelineGenerateOptions& options) {
   if (!tokens.defined() || tokens.dim() != 2 || tokens.numel() == 0) {
     throw ConfigError(format(
-        "[pipeline] generate() takes tokens of shape [sequences, length], not "
-        "{}",
+        "[pipeline] tokens of generate() must have shape [sequences, length], "
+        "but have {}",
         tokens.defined() ? format("{}", tokens.sizes())
                          : std::string("an undefined tensor")));
   }
@@ -77,8 +77,8 @@ at::Tensor Pipeline::generate_tokens(
     if (result.outputs.size() != 1 ||
         result.outputs[0].numel() != tokens.size(0)) {
       throw ConfigError(format(
-          "[pipeline] the function of generate() returned {} for {} sequences; "
-          "return one token for each",
+          "[pipeline] the function of generate() must return one token per "
+          "sequence, but returned {} for {} sequences",
           result.outputs.size() == 1
               ? format("a tensor of shape {}", result.outputs[0].sizes())
               : format("{} tensors", result.outputs.size()),

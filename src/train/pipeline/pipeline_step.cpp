@@ -32,16 +32,16 @@ using detail::Session;
 void require_loss(const at::Tensor& loss, bool trains) {
   if (!loss.defined() || loss.numel() != 1) {
     throw ConfigError(format(
-        "[pipeline] the loss function returned {}; reduce the loss to one "
-        "number (mean, sum)",
+        "[pipeline] the loss function must return one number, but returned {}; "
+        "reduce the loss (mean, sum)",
         loss.defined() ? format("{} numbers", loss.numel())
                        : std::string("an undefined tensor")));
   }
   if (trains && !loss.requires_grad()) {
     throw ConfigError(
-        "[pipeline] the loss function returned a loss without a graph; "
-        "compute it from the outputs, outside of NoGradGuard and detach(), "
-        "and leave some parameter trainable");
+        "[pipeline] the loss function must return a loss with a graph, but "
+        "returned one without; compute it from the outputs, outside "
+        "NoGradGuard and detach(), and leave some parameter trainable");
   }
 }
 
@@ -103,8 +103,8 @@ std::int64_t rows_of(
   const std::int64_t rows = detail::num_rows_of(inputs, targets);
   if (rows > 0) return rows;
   throw ConfigError(
-      "[pipeline] a step needs a batch of at least one sample, of which "
-      "every rank knows the size: give inputs or targets on all ranks");
+      "[pipeline] a step needs a batch of at least one sample, whose size "
+      "every rank knows: pass inputs or targets on all ranks");
 }
 
 }  // namespace
@@ -219,9 +219,9 @@ void Pipeline::Step::add_expert_losses(
       });
   if (output == outputs.tensors.end()) {
     throw ConfigError(format(
-        "[pipeline] stage {} returns no tensor of floating point, so no "
-        "gradient comes back for the losses of its experts; return one, or set "
-        "balance_loss_coefficient and z_loss_coefficient to 0",
+        "[pipeline] stage {} must return a floating-point tensor, so that the "
+        "losses of its experts get a gradient, but does not; return one, or "
+        "set balance_loss_coefficient and z_loss_coefficient to 0",
         stage));
   }
   *output = detail::with_loss(*output, losses);

@@ -374,8 +374,8 @@ ClusterSpeeds measure_cluster(
     double seconds) {
   if (!(seconds >= 0)) {
     throw ConfigError(detail::format(
-        "[train] speeds were to be measured for {} seconds; give 0 or more, or "
-        "speeds (LayoutPlanOptions::cluster) for no measurement",
+        "[train] measuring_seconds must be at least 0, but is {}; pass speeds "
+        "(LayoutPlanOptions::cluster) to avoid a measurement",
         seconds));
   }
   const at::NoGradGuard no_grad;

@@ -163,8 +163,8 @@ class PlannedSteps {
   [[nodiscard]] MemoryRow simulate(const MemoryCase& at) const {
     if (at.uses_fp8 || at.tensor > 1 || at.context > 1 || at.pipeline > 1) {
       throw ConfigError(
-          "[train] plan_memory() measures replicas and shards, in fp32, fp16 "
-          "and bf16; accelerate-cpp estimate-memory --fits computes the "
+          "[train] plan_memory() measures only replicas and shards, in fp32, "
+          "fp16 and bf16; accelerate-cpp estimate-memory --fits computes the "
           "memory of other splits, and of fp8, from a transformer's shape");
     }
     const bool is_16_bits = at.precision != FloatType::fp32;
@@ -172,7 +172,7 @@ class PlannedSteps {
         Key{is_16_bits, is_16_bits && at.num_shards > 1, at.recomputes});
     if (trace == traces_.end()) {
       throw ConfigError(
-          "[train] the plan of memory has no such precision; name it in "
+          "[train] the memory plan does not have this precision; add it to "
           "MemoryPlanOptions::precisions");
     }
     return simulate_step(model_, trace->second, at, settings_);

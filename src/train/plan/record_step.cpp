@@ -372,9 +372,9 @@ StepTrace record_step(
     few = std::move(more);
   }
   throw ConfigError(format(
-      "[train] the step calls other operators with {} samples than with {}, so "
-      "its memory cannot be extrapolated; give plan_memory() a step that takes "
-      "one way whatever the number of samples",
+      "[train] the step calls different operators with {} samples than with "
+      "{}, so its memory cannot be extrapolated; pass plan_memory() a step "
+      "that does the same for any number of samples",
       kMostSamples / 2,
       kMostSamples));
 }

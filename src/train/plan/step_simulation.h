@@ -8,7 +8,7 @@
 
 namespace accelerate::detail {
 
-/// Settings of a simulated step that the trace does not determine.
+/// Settings of a simulated step that its trace does not determine.
 struct StepSettings {
   /// Bytes of optimizer state per trained element.
   std::int64_t state_bytes = 8;

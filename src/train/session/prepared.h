@@ -38,13 +38,13 @@ struct StagedModel {
   std::shared_ptr<torch::nn::Module> module;
 };
 
-/// What a model's forwards use.
+/// The state that a model's forwards use.
 struct ModelForward {
   /// The layers whose products include their bias; null if none do.
   std::unique_ptr<LayerProducts> layer_products = nullptr;
   /// Set if forwards run under autocast.
   std::optional<c10::ScalarType> autocast_dtype = std::nullopt;
-  /// What autocast makes of the parameters within a window, and the number of
+  /// Autocast's casts of the parameters within a window, and the number of
   /// micro-steps before that window; null if casts are not kept.
   std::unique_ptr<KeptCasts> kept_casts = nullptr;
   std::int64_t window_of_casts = 0;
@@ -61,8 +61,8 @@ struct ModelPlacement {
   std::shared_ptr<void> freed_blocks = nullptr;
 };
 
-/// What notices that a program changes a model, or runs its backwards itself.
-/// Null after free_memory().
+/// Watches that notice if a program changes a model, or runs its backwards
+/// itself. Null after free_memory().
 struct ModelWatches {
   std::shared_ptr<ModuleWatch> module = nullptr;
   std::shared_ptr<PlainBackwards> plain_backwards = nullptr;
@@ -135,7 +135,7 @@ struct PreparedScheduler {
   std::vector<SchedulerStep> journal = {};
 };
 
-/// What prepare() was given, in the order of preparation.
+/// The arguments of prepare(), in the order of preparation.
 struct PreparedItems {
   std::vector<std::unique_ptr<PreparedModel>> models;
   std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;

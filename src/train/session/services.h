@@ -35,7 +35,7 @@ struct LoaderProgress {
   std::int64_t remainder = 0;
 };
 
-/// The loaders, and what new ones get.
+/// The loaders, and the defaults of new ones.
 struct LoaderState {
   /// Loaders being read, the innermost last.
   std::vector<LoaderProgress*> active = {};
@@ -55,11 +55,11 @@ struct Capturing {
   CapturedRun* run = nullptr;
   /// Makes graphs of the device; unset: as graphs_of() says.
   std::function<std::unique_ptr<DeviceGraph>()> make_graph = nullptr;
-  /// Those whose graphs free_memory() frees.
+  /// The captured steps whose graphs free_memory() frees.
   std::vector<std::weak_ptr<StepGraphs>> steps = {};
 };
 
-/// When training ends before its data.
+/// State for training that ends before its data.
 struct Ending {
   bool trigger = false;
   /// Signals after which check_preemption() is true, and, since its first call,
@@ -68,7 +68,7 @@ struct Ending {
   std::unique_ptr<SignalFlag> preemption = nullptr;
 };
 
-/// What serves a run from its beginning to its end.
+/// Services of a run from its beginning to its end.
 struct Services {
   std::unique_ptr<RankAgreement> agreement = nullptr;
   /// The world's slot on which a profile listens.

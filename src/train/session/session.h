@@ -65,7 +65,7 @@ struct AcceleratorAccess {
   }
 };
 
-// What one sub-directory does when another one asks for it, so that neither
+// Functions that one sub-directory provides to another, so that neither
 // includes the other.
 
 /// Whether a backward has left gradients that no step has used yet.
@@ -78,7 +78,8 @@ void finish_step(PreparedOptimizer& optimizer);
 void settle_step(PreparedOptimizer& optimizer);
 /// Settles the steps of all optimizers.
 void settle_steps(const Session& session);
-/// Marks its gradients as used or dropped; returns whether there were any.
+/// Marks the optimizer's gradients as used or dropped; returns whether there
+/// were any.
 bool use_gradients(PreparedOptimizer& optimizer);
 
 /// Steps the user's optimizer itself, whether or not a step is due. `divisor`
@@ -95,17 +96,17 @@ void take_step(PreparedScheduler& prepared, const SchedulerStep& step);
 void drop_kept_casts(Session& session);
 
 /// Notices what the program has changed since prepare(). Strategies bind
-/// parameters that optimizers have got, and the tables of models that need no
-/// strategy follow the modules. Throws ConfigError that names what cannot be
+/// parameters that optimizers have gained, and the tables of models that need
+/// no strategy follow the modules. Throws ConfigError that names what cannot be
 /// adapted to.
 void notice_changes(Session& session);
-/// The part of it that is about modules.
+/// The part of notice_changes() that concerns modules.
 void follow_modules(Session& session);
 /// Warns once, on the main process, about every setting from code, flags,
-/// variables or a file that neither took effect nor was refused, with its
+/// variables or a file that neither took effect nor was rejected, with its
 /// origin. Must be called once everything that reads settings has had the
-/// chance to: when a step begins, in end_training(), and when the last handle of a
-/// program that did neither is destroyed. Later calls only report what was
+/// chance to: when a step begins, in end_training(), and when the last handle
+/// of a program that did neither is destroyed. Later calls only report what was
 /// noted in between.
 void report_settings_without_effect(Session& session);
 

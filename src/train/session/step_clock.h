@@ -76,7 +76,7 @@ class StepClock {
   void load_state_dict(const StateDict& state) {
     const auto micro_step = state.get<std::int64_t>("micro_step");
     serial_ = state.get<std::int64_t>("serial");
-    // Earlier versions did not save it.
+    // Earlier versions did not save this value.
     constexpr const char* kPerBatch = "micro_steps_per_batch";
     micro_steps_per_batch_ =
         state.contains(kPerBatch) ? state.get<std::int64_t>(kPerBatch) : 1;

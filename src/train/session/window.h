@@ -40,7 +40,7 @@ struct WindowProgress {
   std::int64_t backward_serial = 0;
 };
 
-/// What backwards leave behind until the next step and beyond.
+/// State that backwards leave for the next step and beyond.
 struct StepWindow {
   WindowProgress progress = {};
   /// True inside Accelerator::backward() and a pipeline's step.
@@ -58,7 +58,7 @@ struct StepWindow {
   bool has_warned_of_steps = false;
 };
 
-/// What changes gradients before a step.
+/// State of the changes made to gradients before a step.
 struct Scaling {
   /// Set only with fp16.
   std::optional<GradScaler> scaler;

@@ -96,7 +96,7 @@ void report_settings_without_effect(Session& session) {
       LogLevel::warning,
       "config",
       format(
-          "settings that were given and do nothing in this program: {}",
+          "settings that have no effect in this program: {}",
           join(listed, ", ")));
 }
 

@@ -74,9 +74,8 @@ double weight_of_items(Session& session, std::int64_t num_items) {
     // Another loss of the same micro-step.
     if (num_items != items.in_micro_step) {
       throw ConfigError(format(
-          "[train] backward() was given num_items {} after {} in the same "
-          "micro-step; losses of one micro-batch are means over equally many "
-          "items",
+          "[train] num_items must be the same for all losses of a micro-step, "
+          "but is {} after {}",
           num_items,
           items.in_micro_step));
     }
@@ -104,19 +103,19 @@ double weight_of_items(Session& session, std::int64_t num_items) {
 void require_loss(const at::Tensor& loss, const BackwardOptions& options) {
   if (!loss.defined()) {
     throw ConfigError(
-        "[train] backward() was given an undefined loss; give it the model's "
-        "loss");
+        "[train] the loss of backward() must be defined, but is not; pass the "
+        "model's loss");
   }
   if (!options.gradient.defined() && loss.numel() != 1) {
     throw ConfigError(format(
-        "[train] backward() was given a loss of {} numbers; reduce it to one "
-        "(mean, sum), or give the option `gradient`",
+        "[train] the loss of backward() must be one number, but has {}; reduce "
+        "it (mean, sum), or set the option `gradient`",
         loss.numel()));
   }
   if (options.gradient.defined() && options.gradient.sizes() != loss.sizes()) {
     throw ConfigError(format(
-        "[train] backward() was given a loss of shape {} and a gradient of "
-        "shape {}; they must be equal",
+        "[train] the loss and the gradient of backward() must have the same "
+        "shape, but have {} and {}",
         loss.sizes(),
         options.gradient.sizes()));
   }
@@ -139,8 +138,8 @@ void require_same_weighting(
       session.window.progress.items.serial == clock.serial() - 1;
   if (had_items != options.num_items.has_value()) {
     throw ConfigError(
-        "[train] backward() was given num_items in some micro-steps of a "
-        "window and not in others; give it in all or in none");
+        "[train] num_items must be passed to backward() in all micro-steps of "
+        "a window or in none, but was passed in some");
   }
 }
 
@@ -172,9 +171,9 @@ void run_backward(
   try {
     if (!loss.requires_grad()) {
       throw ConfigError(
-          "[train] backward() was given a loss without a graph; compute it "
-          "from the model's outputs, outside of NoGradGuard and detach(), and "
-          "leave some parameter trainable");
+          "[train] the loss of backward() must have a graph, but has none; "
+          "compute it from the model's outputs, outside NoGradGuard and "
+          "detach(), and leave some parameter trainable");
     }
     for (const auto& model : session.prepared.models) {
       if (model->watches.plain_backwards)
@@ -190,7 +189,8 @@ void run_backward(
   }
 }
 
-// What only the handle's step does; empty if it does what the optimizer's does.
+// What only the handle's step does, for messages; empty if it does the same as
+// the optimizer's.
 std::string extras_of_steps(const Session& session) {
   std::vector<std::string> extras;
   if (session.scaling.scaler && session.scaling.scaler->is_enabled())
@@ -363,9 +363,9 @@ void Accelerator::lomo_backward(const at::Tensor& loss, double learning_rate)
   }
   if (found.size() != 1) {
     throw ConfigError(format(
-        "[train] lomo_backward() was called with {} optimizers prepared that "
-        "update inside the backward; prepare an optim::Lomo or optim::AdaLomo, "
-        "and name it where there are several",
+        "[train] lomo_backward() needs one prepared optimizer that updates "
+        "inside the backward, but there are {}; prepare an optim::Lomo or "
+        "optim::AdaLomo, and pass it if there are several",
         found.size()));
   }
   lomo_backward(loss, learning_rate, Optimizer(found[0]));
@@ -381,17 +381,17 @@ void Accelerator::lomo_backward(
   std::vector<std::string> complaints;
   if (detail::recorded_run(session) != nullptr) {
     complaints.emplace_back(
-        "[train] lomo_backward() cannot be captured: it gets its learning rate "
-        "as a number");
+        "[train] lomo_backward() cannot be captured, since its learning rate "
+        "is a number on the host");
   }
   if (lomo == nullptr) {
     complaints.emplace_back(
-        "[train] lomo_backward() was given an optimizer that does not update "
-        "inside the backward; use backward() and step()");
+        "[train] the optimizer of lomo_backward() must update inside the "
+        "backward, but does not; use backward() and step()");
   }
   if (!loss.defined())
     complaints.emplace_back(
-        "[train] lomo_backward() was given an undefined loss");
+        "[train] the loss of lomo_backward() must be defined, but is not");
   if (session.clock.window() > 1) {
     complaints.push_back(format(
         "[train] lomo_backward() keeps no gradients to add to, but "
@@ -451,7 +451,7 @@ MicroStep Accelerator::begin_micro_step(
       begin_on_host(session, models);
     });
   }
-  // No vector is made where none is wanted.
+  // Avoids making a vector where none is needed.
   if (session.step.is_direct) {
     begin_on_host(session, {});
     return {};

@@ -30,7 +30,8 @@ using detail::Parameter;
 /// Rows of the models' tables, and unsharded rows for other tensors.
 struct Rows {
   std::vector<detail::PlacedParameter> all;
-  /// The norm leaves out rows that another pipeline stage also has and counts.
+  /// Rows that count in the norm: without those that another pipeline stage
+  /// also has and counts.
   std::vector<detail::PlacedParameter> counted;
   std::vector<std::unique_ptr<Parameter>> own;
 };
@@ -61,7 +62,7 @@ Rows rows_for(
           detail::Layout::unsharded(parameter.sizes().vec())}));
       row = rows.own.back().get();
     }
-    // A tied tensor may be given twice but counts once.
+    // A tied tensor may be passed twice but counts once.
     if (!seen.insert(row->tensor.unsafeGetTensorImpl()).second) continue;
     rows.all.push_back({row, mesh});
     if (is_counted) rows.counted.push_back({row, mesh});
@@ -85,8 +86,8 @@ at::Tensor norm_over_stages(
   return all.to(norm.device(), norm.scalar_type());
 }
 
-// What lies in a gradient's memory if its conjugation or sign is still due,
-// which makes no difference to clipping, but is refused by kernels.
+// Returns the memory of a gradient whose conjugation or sign is still pending,
+// which makes no difference to clipping, but which kernels reject.
 at::Tensor in_memory(const at::Tensor& gradient) {
   if (gradient.is_conj()) return in_memory(gradient.conj());
   return gradient.is_neg() ? at::_neg_view(gradient) : gradient;
@@ -142,8 +143,8 @@ MeasuredNorm measure_norm(
       options.norm_type);
   if (options.error_if_nonfinite && !at::isfinite(measured.norm).item<bool>()) {
     throw ConfigError(detail::format(
-        "[train] the gradient norm is {}; skip this step, lower the learning "
-        "rate, or unset error_if_nonfinite",
+        "[train] the gradient norm must be finite, but is {}; skip this step, "
+        "lower the learning rate, or unset error_if_nonfinite",
         measured.norm.item<double>()));
   }
   return measured;

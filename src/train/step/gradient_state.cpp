@@ -64,9 +64,9 @@ void GradientState::set_num_steps(int num_steps) const {
   detail::StepClock& clock = session_->clock;
   if (!clock.sync_gradients()) {
     throw ConfigError(detail::format(
-        "[train] set_num_steps({}) was called in the middle "
-        "of a window of {}, whose losses were divided by that; call it after "
-        "the window's step",
+        "[train] set_num_steps({}) must not be called in the middle of a "
+        "window of {}, whose losses were divided by that; call it after the "
+        "window's step",
         num_steps,
         clock.window()));
   }

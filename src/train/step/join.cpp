@@ -21,7 +21,7 @@ void detail::require_no_join(const Session& session, std::string_view what) {
   if (!session.join.is_open) return;
   throw ConfigError(format(
       "[train] {} over all ranks, but inside join_uneven_inputs() some may "
-      "have run out of data; do it outside",
+      "have run out of data; call it outside",
       what));
 }
 
@@ -35,7 +35,7 @@ void require_joinable(const Session& session) {
   std::vector<std::string> complaints;
   if (session.join.is_open) {
     complaints.emplace_back(
-        "[train] join_uneven_inputs() was called inside itself");
+        "[train] join_uneven_inputs() must not be called inside itself");
   }
   if (session.scaling.scaler) {
     complaints.emplace_back(

@@ -19,7 +19,7 @@ LocalSGD::LocalSGD(
   if (!options.enabled) return;
   if (const auto& complaint = model_->strategies.traits().local_sgd_complaint)
     throw ConfigError(*complaint);
-  // A single rank averages nothing, but refuses the same models.
+  // A single rank averages nothing, but rejects the same models.
   is_active_ = true;
   before_ = model_->sync_gradients;
   // Ranks that share sequences take the same steps.

@@ -99,8 +99,8 @@ void PlainBackwards::hook_tensor(std::size_t row) {
   const bool is_frozen = !tensor.requires_grad();
   const bool may_train = tensor.is_floating_point() || tensor.is_complex();
   if (is_frozen && (!may_train || tensor.is_inference())) return;
-  // LibTorch hooks only what is trained, but the hook of a parameter that is
-  // unfrozen later has to be there.
+  // LibTorch hooks only what is trained, but a parameter that is unfrozen later
+  // needs its hook.
   tensor.set_requires_grad(true);
   const unsigned key = tensor.register_hook(
       [this, row](const at::Tensor&) { before_gradient(row); });
@@ -116,7 +116,7 @@ void PlainBackwards::before_gradient(std::size_t row) {
     const auto accumulator = torch::autograd::impl::grad_accumulator(tensor);
     if (watched_[row].accumulator == accumulator.get()) return;
   }
-  // Without a handle's call since the change, nothing else has noticed it.
+  // If no handle was called since the change, nothing else has noticed it.
   hook_accumulators();
 }
 

@@ -12,8 +12,8 @@ namespace accelerate::detail {
 
 struct PreparedModel;
 
-/// While alive, backwards are those of Accelerator::backward() or of a pipeline,
-/// which tell strategies themselves.
+/// While alive, backwards are those of Accelerator::backward() or of a
+/// pipeline, which notify strategies themselves.
 class OwnBackward {
  public:
   explicit OwnBackward(StepWindow& window)
@@ -28,10 +28,10 @@ class OwnBackward {
 };
 
 /// Notices the plain backwards of one model, those that the program runs itself
-/// (`loss.backward()`), and tells its strategies, which average gradients at
-/// their end. A plain backward begins with the first gradient of a parameter,
-/// or earlier if a strategy says so, and ends with its graph. (A strategy may
-/// also notice torch::autograd::grad(), which leaves no gradients.)
+/// (`loss.backward()`), and notifies its strategies, which average gradients at
+/// the end. A plain backward begins with the first gradient of a parameter, or
+/// earlier if a strategy says so, and ends with its graph. (A strategy may also
+/// notice torch::autograd::grad(), which leaves no gradients.)
 class PlainBackwards {
  public:
   explicit PlainBackwards(PreparedModel& model);

@@ -40,7 +40,7 @@ at::Tensor scaled_step(
 /// the host need not wait to find out.
 class DeferredStep final : public StepHooks {
  public:
-  /// `found_inf`: float [1] on a device. Its value begins its way to the host.
+  /// `found_inf`: float [1] on a device. Starts copying its value to the host.
   explicit DeferredStep(at::Tensor found_inf);
 
   void change(std::function<void()> make, std::function<void()> undo) override;

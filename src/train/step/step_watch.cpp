@@ -53,7 +53,7 @@ struct StepWatch::State {
 
 namespace {
 
-// A gradient that tells of its readers. It lives as long as its tensor, which
+// A gradient that reports its readers. It lives as long as its tensor, which
 // may be longer than the watch.
 template <class State>
 class WatchedGradient final : public torch::autograd::AutogradMeta {
@@ -96,9 +96,9 @@ class WatchedGradient final : public torch::autograd::AutogradMeta {
     const auto tensor = tensor_.lock();
     if (!tensor || !at::Tensor(tensor).grad().defined()) return;
     throw ConfigError(format(
-        "[train] an optimizer was used itself, not by the handle that "
+        "[train] an optimizer was called directly, not through the handle that "
         "prepare() returned: the gradient of \"{}\" is still with the model's "
-        "parameter, in whose place the optimizer has another tensor; call "
+        "parameter, in place of which the optimizer has another tensor; call "
         "step() and zero_grad() of the handle",
         name_of_row_));
   }
@@ -131,10 +131,10 @@ void StepWatch::require_steps_of_handles() {
   for (const State::Read& read : reads) {
     if (at::equal(read.local, read.before)) continue;
     throw ConfigError(format(
-        "[train] an optimizer was stepped itself, not by the handle that "
-        "prepare() returned: \"{}\" was changed where the optimizer has it, "
-        "but the model's parameter is not the same tensor and was not; call "
-        "step() of the handle",
+        "[train] an optimizer was stepped directly, not through the handle "
+        "that prepare() returned: the optimizer's tensor for \"{}\" changed, "
+        "but the model's parameter, another tensor, did not; call step() of "
+        "the handle",
         read.name));
   }
 }

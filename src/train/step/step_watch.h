@@ -17,14 +17,14 @@ class LibraryCall {
   LibraryCall& operator=(const LibraryCall&) = delete;
 };
 
-/// Notices steps that the program takes by the optimizer itself (`sgd.step()`)
-/// where only the handle's step keeps the model and the tensors on which the
-/// optimizer steps equal: full parameters of ZeRO-1 and 2 are gathered after
-/// it, and master weights take their gradients before it.
+/// Notices direct steps of the optimizer (`sgd.step()`) where only the handle's
+/// step keeps the model equal to the tensors on which the optimizer steps: full
+/// parameters of ZeRO-1 and 2 are gathered after it, and master weights take
+/// their gradients before it.
 ///
 /// Implementation: an optimizer reads a tensor's gradient before it changes the
 /// tensor, and LibTorch reads gradients through a virtual function. Versions of
-/// tensors do not tell, since torch::optim::SGD changes `data()`.
+/// tensors do not reveal steps, since torch::optim::SGD changes `data()`.
 class StepWatch {
  public:
   StepWatch();

@@ -11,7 +11,7 @@
 
 namespace accelerate::detail {
 
-/// What a journal says about this process, except the run's name.
+/// A journal's description of this process, except the run's name.
 std::function<JournalSessionInfo()> describe_process(
     const World& world,
     const Mesh& mesh);

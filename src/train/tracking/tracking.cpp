@@ -145,7 +145,8 @@ void Trackers::log_table(
   for (const auto& row : table.rows) {
     if (row.size() == table.columns.size()) continue;
     throw ConfigError(detail::format(
-        "[track] the table \"{}\" has {} columns and a row of {} values",
+        "[track] each row of a table must have a value per column, but the "
+        "table \"{}\" has {} columns and a row of {} values",
         detail::printable(name),
         table.columns.size(),
         row.size()));
