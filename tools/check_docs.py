@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the docs: every relative link, and every path of this repository that a page or a comment names, leads to a file
 and its heading; every C++ block with a main() compiles; every case of `make bench` that a page names exists; and every
-benchmark program belongs to a case. `prose` checks the form of pages: lines, paragraphs, cells of tables and the changelog
-have the lengths that docs/develop/extending.md states; with --write, it wraps what can be wrapped.
+benchmark program belongs to a case. `prose` checks the form of pages: lines, paragraphs, cells of tables, the changelog
+and docs/benchmarks.md have the lengths that docs/develop/extending.md states; with --write, it wraps what can be wrapped.
 
 usage: check_docs.py ROOT links
        check_docs.py ROOT cases
@@ -162,6 +162,7 @@ COLUMNS = 120
 PARAGRAPH_WORDS = 120
 CELL_WORDS = 30
 RELEASE_LINES = 60
+BENCHMARK_ROWS = 50
 # Pages that programs of this repository write.
 GENERATED = {f"docs/reference/{name}.md" for name in ("names", "command_line", "options", "config_questions")}
 MARKER = re.compile(r"(?:[*+-]|\d+\.) +")
@@ -254,6 +255,14 @@ def faults_of_changelog(text):
             yield number, f"an entry of the changelog is one line of at most {CELL_WORDS} words"
 
 
+def faults_of_benchmarks(text):
+    """Yields (line number, complaint) if the tables of figures, which have eight columns, have too many rows."""
+    rows = [number for number, line in enumerate(text.splitlines(), 1)
+            if line.startswith("| ") and line.count("|") == 9 and not line.startswith(("| case |", "| --- |"))]
+    if len(rows) > BENCHMARK_ROWS:
+        yield rows[BENCHMARK_ROWS], f"the page has {len(rows)} figures; at most {BENCHMARK_ROWS}"
+
+
 def check_prose(root, write=False):
     found = [page for page in pages(root) + sorted((root / "tests").rglob("*.md"))
              if page.relative_to(root).as_posix() not in GENERATED and not {"planted", "fragments"} & set(page.relative_to(root).parts)]
@@ -263,6 +272,7 @@ def check_prose(root, write=False):
         if write and name != "CHANGELOG.md":
             page.write_text(wrap(page.read_text()))
         faults = faults_of_changelog(page.read_text()) if name == "CHANGELOG.md" else faults_of_prose(page, name)
+        faults = [*faults, *(faults_of_benchmarks(page.read_text()) if name == "docs/benchmarks.md" else [])]
         bad += [f"{page}:{line}: {complaint}" for line, complaint in sorted(faults)]
     print(*bad, sep="\n")
     print(f"{len(found)} pages, {len(bad)} faults")
@@ -270,6 +280,8 @@ def check_prose(root, write=False):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[2] not in ("links", "cases", "prose", "programs"):
+        sys.exit(__doc__)
     root = Path(sys.argv[1])
     checks = {"links": check_links, "cases": check_cases, "prose": lambda root: check_prose(root, "--write" in sys.argv)}
     sys.exit(1 if (checks[sys.argv[2]](root) if sys.argv[2] in checks else check_programs(root, sys.argv[3:])) else 0)

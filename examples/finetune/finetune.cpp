@@ -242,7 +242,7 @@ void finetune(const Flags& flags) {
   }
   evaluate(accelerator, model, evaluation);
   if (!flags.output.empty()) save(accelerator, model, flags);
-  accelerator.finish();
+  accelerator.end_training();
 }
 
 }  // namespace
