@@ -303,7 +303,8 @@ TEST(Checkpoint, NamesTheOperatorAfterWhichMemoryWasWrittenOtherwise) {
     const Tensor y = checkpoint(forward);
     expect_error<Error>(
         [&] { y.sum().backward(); },
-        "aten::mul in checkpoint() saved for backward came out different");
+        "aten::mul in checkpoint() saved for backward must be the same when "
+        "recomputed");
   }
   const Tensor y = checkpoint(forward, {.compare = CompareRecomputed::never});
   EXPECT_NO_THROW(y.sum().backward());

@@ -437,7 +437,8 @@ TEST(Adapters, RefuseOptionsWithTheReason) {
            {with_targets({"q_proj"}),
             "target_modules must match layers of the model, but matches none; "
             "its linear layers are: fc, head"},
-           {with_targets("fc("), "must be a regular expression, but \"fc(\""},
+           {with_targets("fc("),
+            "must be a regular expression, but is \"fc(\""},
            {with_targets(""), "target_modules must name layers"},
            {with_pattern,
             "target_modules must be names if layers_to_transform is set"},

@@ -36,7 +36,7 @@ TEST(JsonText, RefusesDeepNesting) {
   EXPECT_EQ(parse_json(nested(kMostJsonDepth)).complaint, "");
   EXPECT_EQ(
       parse_json(nested(kMostJsonDepth + 1)).complaint,
-      "lists and objects are nested 513 deep; at most 512 are read");
+      "lists and objects are nested 513 deep, but only 512 levels are read");
   EXPECT_NE(parse_json(nested(1'000'000)).complaint, "");
   // Brackets in strings do not count.
   EXPECT_EQ(

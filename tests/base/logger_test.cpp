@@ -129,8 +129,8 @@ TEST(LogLevels, DecideWhichAreasAreLogged) {
       LogLevel::warning);
   logger.set_levels({{"comm", LogLevel::debug}, {"train", LogLevel::off}});
   logger.log(LogLevel::debug, "comm", "shown");
-  logger.log(LogLevel::info, "data", "not shown");
-  logger.log(LogLevel::critical, "train", "not shown");
+  logger.log(LogLevel::info, "data", "not visible");
+  logger.log(LogLevel::critical, "train", "not visible");
   EXPECT_EQ(seen, Lines{"shown"});
 }
 

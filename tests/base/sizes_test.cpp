@@ -34,7 +34,7 @@ TEST(SizesTest, RefusesWhatIsNotASize) {
         "1_GB",
         "1__0GB"}) {
     testing::expect_error<ConfigError>(
-        [&] { parse_size(text); }, "is not a size");
+        [&] { parse_size(text); }, "a size must be a number and one of KB");
   }
 }
 

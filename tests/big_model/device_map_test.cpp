@@ -201,7 +201,7 @@ TEST(MapDevice, ReadsNamesAndIndexes) {
 
 TEST(MapDevice, RefusesOtherNames) {
   testing::expect_error<ConfigError>(
-      [] { MapDevice("gpu"); }, "\"gpu\" is not a place for weights");
+      [] { MapDevice("gpu"); }, "but is \"gpu\"");
   testing::expect_error<ConfigError>([] { MapDevice("cuda:"); }, "cuda:");
   testing::expect_error<ConfigError>([] { MapDevice(-1); }, "begin at 0");
 }

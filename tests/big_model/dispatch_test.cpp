@@ -220,7 +220,7 @@ TEST_F(DispatchModel, RefusesWhatHasNoValuesAndChangesNothing) {
       [&] {
         static_cast<void>(dispatch_model(net_, {.device_map = {{"", "disk"}}}));
       },
-      "give a folder");
+      "use a folder");
   expect_error<ConfigError>(
       [&] {
         static_cast<void>(dispatch_model(
@@ -786,7 +786,7 @@ TEST_F(DispatchModel, NamesTheWeightThatAnOperatorWouldChange) {
   expect_error<Error>(
       [&] { net_->head->bias.add_(1); },
       "aten::add_ would change \"head.bias\", which is offloaded, and the "
-      "change would be lost: change it inside of align_module_device()");
+      "change would be lost: change it inside align_module_device()");
 }
 
 }  // namespace accelerate::dispatch_test

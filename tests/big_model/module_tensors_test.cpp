@@ -100,7 +100,7 @@ TEST(SetModuleTensor, GoesToTheMetaDeviceAndBack) {
   EXPECT_TRUE(net->first->bias.requires_grad());
   testing::expect_error<ConfigError>(
       [&] { set_module_tensor_to_device(*net, "first.bias", torch::kCPU); },
-      "give a value");
+      "pass a value");
   set_module_tensor_to_device(
       *net, "first.bias", torch::kCPU, {.value = torch::ones({3})});
   EXPECT_EQ(net->first->bias.sum().item<float>(), 3);

@@ -427,7 +427,7 @@ TEST_F(RunningModel, SaysThatItsFileWasTruncated) {
   fs::resize_file(folder() / "middle.weight.dat", 100);
   expect_error<CheckpointError>(
       [&] { static_cast<void>(big(x_)); },
-      "middle.weight.dat is shorter than it should be");
+      "middle.weight.dat is shorter than it must be");
 }
 
 TEST_F(RunningModel, ComparesAFolderThatWasTouched) {
@@ -481,7 +481,7 @@ TEST_F(RunningModel, WarnsOfTheFolderOfAnotherModel) {
   model->push_back("first", narrow);
   expect_error<ConfigError>(
       [&] { static_cast<void>(disk_offload(model, folder())); },
-      "weights are those of another model");
+      "weights belong to another model");
 }
 
 TEST_F(RunningModel, RefusesTheFolderOfAnotherModelIfAsked) {

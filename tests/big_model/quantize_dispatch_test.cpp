@@ -171,7 +171,7 @@ TEST_F(QuantizedDispatch, DispatchesAModelThatIsQuantised) {
         static_cast<void>(dispatch_model(
             whole_, {.device_map = {{"", "disk"}}, .offload_dir = folder()}));
       },
-      "is offloaded or sharded already");
+      "is already offloaded or sharded");
   big.dispatch().release();
   EXPECT_TRUE(whole_(x_).equal(wanted));
   auto again = cpu_offload(whole_);
@@ -454,7 +454,8 @@ TEST_F(QuantizedDispatch, CodesWithoutTheirDispatchSayWhatIsMissing) {
   }
   expect_error<c10::Error>(
       [&] { static_cast<void>(whole_->last(torch::ones({1, 64}))); },
-      "last.weight was offloaded, and what dispatched its model no longer");
+      "last.weight is offloaded, but the Dispatch of its model no longer "
+      "exists");
 }
 
 TEST_F(QuantizedDispatch, WeightsTravelToAcceleratorsAsCodes) {

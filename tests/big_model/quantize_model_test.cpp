@@ -256,8 +256,7 @@ TEST(QuantizedModels, TheLastSaveIsLoadedWhateverFormatTheOneBeforeHad) {
         .save_model(directory.path(), {.safe_serialization = is_safe});
     Net young = net_with(2);
     const QuantizedModel quantized = load_and_quantize_model(*young, int8());
-    quantized.save_model(
-        directory.path(), {.safe_serialization = !is_safe});
+    quantized.save_model(directory.path(), {.safe_serialization = !is_safe});
     EXPECT_EQ(
         std::filesystem::exists(directory / "model.safetensors"), !is_safe);
     EXPECT_EQ(
@@ -421,11 +420,11 @@ TEST(QuantizedModels, ErrorsLeaveTheModelAsItWas) {
         static_cast<void>(load_and_quantize_model(
             *net, nf4(), {.weights_location = directory.path()}));
       },
-      "blocks.0.up.weight has shape [64, 64] in the checkpoint and [128, 64]");
+      "blocks.0.up.weight has shape [64, 64] in the checkpoint, but [128, 64]");
   EXPECT_TRUE(net->head->weight.is_meta());
   expect_error<ConfigError>(
       [&] { static_cast<void>(load_and_quantize_model(*net, nf4())); },
-      "has no values: give weights_location");
+      "has no values: set weights_location");
   Net bad = net_with(1);
   {
     const torch::NoGradGuard no_grad;
@@ -434,7 +433,8 @@ TEST(QuantizedModels, ErrorsLeaveTheModelAsItWas) {
   const Tensor before = bad->blocks->at<BlockImpl>(0).up->weight.clone();
   expect_error<ConfigError>(
       [&] { static_cast<void>(load_and_quantize_model(*bad, nf4())); },
-      "blocks.1.down.weight has values that are infinite");
+      "blocks.1.down.weight must be finite to be quantised, but has infinite "
+      "or NaN values");
   EXPECT_TRUE(at::equal(bad->blocks->at<BlockImpl>(0).up->weight, before));
 }
 
@@ -443,7 +443,7 @@ TEST(QuantizedModels, QuantisingTwiceIsRefused) {
   const QuantizedModel quantized = load_and_quantize_model(*net, nf4());
   expect_error<ConfigError>(
       [&] { static_cast<void>(load_and_quantize_model(*net, nf4())); },
-      "quantised already");
+      "is already offloaded, sharded or quantised");
 }
 
 TEST(QuantizedModels, WeightsWithoutTheirModelSayWhatIsMissing) {
@@ -459,8 +459,8 @@ TEST(QuantizedModels, ConfigurationsAreChecked) {
     expect_error<ConfigError>(
         [&] { static_cast<void>(config.check()); }, phrase);
   };
-  refuses({}, "both false");
-  refuses({.load_in_8bit = true, .load_in_4bit = true}, "both true");
+  refuses({}, "both are false");
+  refuses({.load_in_8bit = true, .load_in_4bit = true}, "both are true");
   refuses({.load_in_4bit = true, .bnb_4bit_quant_type = "nf3"}, "fp4 or nf4");
   refuses(
       {.load_in_4bit = true, .bnb_4bit_compute_dtype = "half"},
@@ -469,7 +469,9 @@ TEST(QuantizedModels, ConfigurationsAreChecked) {
       {.load_in_4bit = true, .torch_dtype = "float32"},
       "torch_dtype must be fp32, fp16 or bf16");
   refuses({.load_in_4bit = true, .bnb_4bit_blocksize = 0}, "at least 1");
-  refuses({.load_in_8bit = true, .llm_int8_threshold = NAN}, "a finite number");
+  refuses(
+      {.load_in_8bit = true, .llm_int8_threshold = NAN},
+      "llm_int8_threshold must be finite");
   refuses(
       {.load_in_4bit = true, .llm_int8_quantize_inputs = true},
       "needs load_in_8bit");

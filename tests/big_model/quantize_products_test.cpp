@@ -241,14 +241,15 @@ TEST(LlmInt8, OtherWeightsAreRefused) {
         static_cast<void>(llm_int8_linear(
             at::ones({1, 4}), QuantizedWeight(at::ones({4, 4}))));
       },
-      "multiplies by int8 weights, but this one is nf4");
+      "must be int8, but is nf4");
 }
 
 TEST(QuantizedProducts, InputsOfAnotherSizeAreRefused) {
   const QuantizedWeight weight(at::ones({4, 6}));
   testing::expect_error<ConfigError>(
       [&] { static_cast<void>(weight.linear(at::ones({2, 5}))); },
-      "an input of 5 columns does not fit a quantised weight of 6");
+      "an input must have as many columns as the quantised weight, but has 5 "
+      "instead of 6");
 }
 
 }  // namespace quantize_products_test

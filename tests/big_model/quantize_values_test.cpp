@@ -216,7 +216,7 @@ TEST(QuantizedValues, WhatCannotBeQuantisedIsRefused) {
   using testing::expect_error;
   expect_error<ConfigError>(
       [] { QuantizedWeight(at::zeros({2, 2}, at::kDouble)); },
-      "the weight is torch.float64");
+      "to be quantised, but is torch.float64");
   expect_error<ConfigError>(
       [] { QuantizedWeight(at::zeros({2, 2}), {.block_size = 0}); },
       "block_size must be at least 1, but is 0");
@@ -228,7 +228,7 @@ TEST(QuantizedValues, WhatCannotBeQuantisedIsRefused) {
     for (const auto type : {QuantizationType::int8, QuantizationType::nf4}) {
       expect_error<ConfigError>(
           [&] { QuantizedWeight(at::full({2, 3}, bad), {.type = type}); },
-          "infinite or not a number");
+          "infinite or NaN values");
     }
   }
 }

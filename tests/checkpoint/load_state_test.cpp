@@ -53,13 +53,13 @@ TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
   } catch (const CheckpointError& error) {
     const std::string text = error.what();
     for (const char* phrase :
-         {"first.weight has shape [8, 4] in the checkpoint and [9, 4] here",
+         {"first.weight has shape [8, 4] in the checkpoint, but [9, 4] here",
           "not in the checkpoint: third.weight, third.bias",
           "in the checkpoint only: norm.bias",
-          "the state is that of Adam, the optimizer is SGD",
-          "1 schedulers, this program has 0",
-          "1 loaders, this program has 0",
-          "1 objects, this program has 0",
+          "the state is of Adam, but the optimizer is SGD",
+          "1 schedulers, but this program has 0",
+          "1 loaders, but this program has 0",
+          "1 objects, but this program has 0",
           "nothing was loaded"}) {
       EXPECT_NE(text.find(phrase), std::string::npos) << phrase << "\n" << text;
     }

@@ -125,8 +125,8 @@ struct Views : torch::nn::Module {
     transposed =
         register_buffer("transposed", numbers.clone().reshape({2, 2}).t());
     steps = register_buffer("steps", numbers.clone().slice(0, 0, 4, 2));
-    conjugate = register_buffer(
-        "conjugate", at::complex(numbers, numbers + 1).conj());
+    conjugate =
+        register_buffer("conjugate", at::complex(numbers, numbers + 1).conj());
     negative = register_buffer("negative", numbers.clone()._neg_view());
     expanded_conjugate = register_buffer(
         "expanded_conjugate",
@@ -400,7 +400,7 @@ TEST(ModelFiles, AnotherShapeUnderAnotherNameIsNamed) {
   Tied net;
   expect_error<CheckpointError>(
       [&] { load_model(net, directory / "x.bin"); },
-      "model: a has shape [3] in the checkpoint and [2] here");
+      "model: a has shape [3] in the checkpoint, but [2] here");
 }
 
 TEST(ModelFiles, AFileWithANumberOfACheckpointIsPassedOver) {

@@ -109,9 +109,9 @@ TEST(Save, RefusesWhatAFormatCannotHold) {
       "tensors by name and nothing else");
   expect_error<ConfigError>(
       [&] { save(std::map<double, int>{{0.5, 1}}, file); },
-      "neither strings nor integers");
+      "must be strings or integers for save(), but are neither");
   expect_error<ConfigError>(
-      [&] { save(~std::uint64_t{0}, file); }, "more than 63 bits");
+      [&] { save(~std::uint64_t{0}, file); }, "numbers must fit into 63 bits");
   expect_error<ConfigError>(
       [&] { save(torch::empty({2}, at::kMeta), file); }, "no values");
   expect_error<Error>([&] { save(1, directory / "none" / "f"); }, "none");

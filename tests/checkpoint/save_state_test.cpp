@@ -223,7 +223,7 @@ TEST(SaveState, RefusesNumbersThatNoCheckpointCanFollow) {
   Adam training(automatic_checkpoints(kAlone, directory.path()), kAdam, 1);
   expect_error<ConfigError>(
       [&] { static_cast<void>(training.accelerator().save_state()); },
-      "checkpoint_9223372036854775807 has the highest number there is");
+      "checkpoint_9223372036854775807 has the highest possible number");
   training.accelerator().checkpoints().set_iteration(3);
   EXPECT_EQ(
       training.accelerator().save_state().path().filename(), "checkpoint_3");
@@ -324,7 +324,7 @@ TEST(SaveState, FailsIfOnlyOneRankCallsIt) {
           });
         });
       },
-      "save_state() was called on rank 0, but rank 1 has gone on without it, "
+      "save_state() was called on rank 0, but rank 1 has moved on without it, "
       "to backward pass 3");
 }
 

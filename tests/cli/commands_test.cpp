@@ -44,7 +44,7 @@ TEST_F(ConfigCommand, DefaultIsWrittenOnceAndWhereAccelerateLooks) {
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   const ToolResult second = run_tool({"config", "default"}, home);
   EXPECT_EQ(second.code, 0);
-  EXPECT_THAT(second.out, HasSubstr("exists already"));
+  EXPECT_THAT(second.out, HasSubstr("already exists"));
   EXPECT_THAT(detail::read_file(file), HasSubstr("mixed_precision: bf16\n"));
   // `launch` accepts the file.
   EXPECT_THAT(
@@ -337,12 +337,12 @@ TEST(EstimateMemory, ShowsHowManyFilesOfAModelItHasRead) {
 TEST(EstimateMemory, NamesModelsThatItCannotRead) {
   EXPECT_THAT(
       run_tool({"estimate-memory", "bert-base-cased"}).err,
-      HasSubstr("nothing is fetched"));
+      HasSubstr("nothing is downloaded"));
   const testing::TemporaryDirectory directory;
   std::ofstream(directory / "config.json") << R"({"model_type": "mamba"})";
   EXPECT_THAT(
       run_tool({"estimate-memory", directory.path()}).err,
-      HasSubstr("known are bert, gpt2, llama"));
+      HasSubstr("but must be bert, gpt2, llama"));
 }
 
 TEST(Completion, ScriptsAreValidInTheirShells) {

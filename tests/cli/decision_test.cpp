@@ -116,7 +116,7 @@ TEST(OptionOfOneChoice, RefusesEverythingElse) {
     keys.emplace_back(spec.key);
     expect_error<ConfigError>(
         [&] { detail::parse_option(spec, "other"); },
-        std::string(spec.key) + " is \"other\"; it must be one of " +
+        std::string(spec.key) + " is \"other\", but must be one of " +
             std::string(spec.limits));
   }
   EXPECT_THAT(

@@ -346,7 +346,7 @@ TEST(ElasticMember, BringsItsBoardUpToWhatWasDecided) {
 TEST(ElasticMessages, RefuseWhatTheyDoNotUnderstand) {
   for (const char* const text : {"", "{}", "[1]", "{\"launcher\":\"x\"}"}) {
     testing::expect_error<DistributedError>(
-        [&] { parse_report(text); }, "use one version on all machines");
+        [&] { parse_report(text); }, "use the same version on all machines");
   }
 }
 

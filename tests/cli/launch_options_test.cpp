@@ -96,7 +96,7 @@ TEST(LaunchOption, MultiGpuTakesSeveralProcesses) {
   const ToolResult one =
       run_tool({"launch", "--multi_gpu", "--num_processes", "1", "true"});
   EXPECT_EQ(one.code, 2);
-  EXPECT_THAT(one.err, HasSubstr("--multi_gpu takes at least two processes"));
+  EXPECT_THAT(one.err, HasSubstr("--multi_gpu needs at least two processes"));
   EXPECT_THAT(
       sorted(ranks_with({"--multi_gpu"}, "echo $WORLD_SIZE").out),
       ElementsAre("[0] 2", "[1] 2"));

@@ -201,8 +201,9 @@ TEST_F(LaunchSettings, OfAFileThatDoNothingAreOneLine) {
           where("5") +
           "; without effect, since this launcher itself starts the ranks: "
           "deepspeed_multinode_launcher" +
-          where("9") + "; no longer in Accelerate, ignored: ipex_config (file " +
-          file + ")\n");
+          where("9") +
+          "; no longer in Accelerate, ignored: ipex_config (file " + file +
+          ")\n");
 }
 
 TEST_F(LaunchSettings, ShardOnTheCpu) {
@@ -276,7 +277,7 @@ TEST_F(LaunchSettings, LaunchWithoutADefaultFileThatCannotBeRead) {
         result.err,
         AllOf(
             HasSubstr("Too many levels of symbolic links"),
-            HasSubstr("give --config_file"),
+            HasSubstr("pass --config_file"),
             Not(HasSubstr("filesystem error"))));
   }
   EXPECT_THAT(

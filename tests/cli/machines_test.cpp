@@ -225,10 +225,11 @@ TEST(Machines, RefuseALauncherWithAnotherSecret) {
   EXPECT_EQ(other.code, 2);
   EXPECT_THAT(
       other.err,
-      HasSubstr("has another ACCELERATE_CPP_STORE_SECRET; set it to the same"));
+      HasSubstr(
+          "has a different ACCELERATE_CPP_STORE_SECRET; set it to the same"));
   const ToolResult weak = run_tool(words_of("1"), {{kSecretVariable, "weak"}});
   EXPECT_EQ(weak.code, 2);
-  EXPECT_THAT(weak.err, HasSubstr("has 4 characters; use 16 to 256"));
+  EXPECT_THAT(weak.err, HasSubstr("has 4 characters, but must have 16 to 256"));
 }
 
 TEST(Machines, CanBeEndedWhileTheyWait) {

@@ -173,13 +173,14 @@ TEST_F(Runs, SayWhatToGiveWhereThereIsNone) {
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(
       result.err,
-      HasSubstr("give the directory of a run or of its project, which holds "
+      HasSubstr("pass the directory of a run or of its project, which holds "
                 "RUN/journal"));
   EXPECT_THAT(
       runs({"list", directory_ / "missing"}).err,
       HasSubstr("No such file or directory"));
   EXPECT_THAT(
-      runs({"compare", project() + "/a"}).err, HasSubstr("one run only"));
+      runs({"compare", project() + "/a"}).err,
+      HasSubstr("there is only one run"));
 }
 
 TEST_F(Runs, WithOneNameInTwoProjectsAreToldApart) {

@@ -107,7 +107,7 @@ TEST_F(TraceMerge, TakesTracesOfTorchAndSaysThatClocksWereNotCompared) {
   const ToolResult result = merge();
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(
-      result.err, HasSubstr("profile_1.json does not say how its clock"));
+      result.err, HasSubstr("profile_1.json does not relate its clock"));
   const Json events = merged();
   EXPECT_EQ(events[1].at("pid"), 1);
   EXPECT_EQ(events[1].at("tid"), "4711 1");
@@ -123,7 +123,7 @@ TEST_F(TraceMerge, RefusesWhatItCannotMerge) {
   write("profile_1.json", trace(0, 0, 1));
   const ToolResult result = merge();
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("are both of rank 0"));
+  EXPECT_THAT(result.err, HasSubstr("are both from rank 0"));
   EXPECT_FALSE(fs::exists(output_));
 }
 
@@ -167,7 +167,7 @@ TEST_F(TraceMerge, TakesClocksThatAreFarApart) {
   other["baseTimeNanoseconds"] = std::numeric_limits<std::uint64_t>::max();
   other["clockOffsetNanoseconds"] = 0;
   write("profile_1.json", other);
-  EXPECT_THAT(merge().err, HasSubstr("does not say how its clock"));
+  EXPECT_THAT(merge().err, HasSubstr("does not relate its clock"));
 }
 
 TEST_F(TraceMerge, MayBeRepeated) {

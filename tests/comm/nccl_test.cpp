@@ -410,18 +410,17 @@ TEST(Nccl, NamesRanksThatDoNotConnect) {
 TEST(NcclLibrary, MustBeThereAndNewEnough) {
   expect_error<ConfigError>(
       [] { NcclLibrary::open("/no/such/libnccl.so.2"); },
-      "[comm] NCCL could not be opened; it was looked for as "
-      "\"/no/such/libnccl.so.2\" (");
+      "[comm] NCCL could not be opened; tried \"/no/such/libnccl.so.2\" (");
   expect_error<ConfigError>(
       [] { NcclLibrary::open("/no/such/libnccl.so.2"); },
       "; install it, or set ACCELERATE_NCCL_LIBRARY to its path");
   expect_error<ConfigError>(
       [] { NcclLibrary::open("libm.so.6"); },
-      "[comm] NCCL must have the function \"ncclGetVersion\", but does not");
+      "[comm] NCCL lacks the function \"ncclGetVersion\"");
   const FakeNcclFaultScope faults({.version = 21505});
   expect_error<ConfigError>(
       [] { NcclLibrary::open(testing::fake_nccl_path()); },
-      "[comm] NCCL must be of version 2.18.0 or newer, but is 2.15.5");
+      "[comm] NCCL must have version 2.18.0 or newer, but has 2.15.5");
 }
 
 TEST(NcclLibrary, TellsItsVersion) {

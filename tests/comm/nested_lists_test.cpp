@@ -45,7 +45,7 @@ TEST(NestedLists, AreCutWithTheTensors) {
       torch::ones({4, 2}), {"cat", "dog"}};
   expect_error<ConfigError>(
       [&] { slice_tensors(names, 0, 2); },
-      "[nested] slice_tensors takes values of which every tensor and list has "
+      "[nested] slice_tensors takes values whose tensors and lists all have "
       "one row per sample, but beside 4 rows there is a list of 2 items at "
       "[1]");
   const std::pair<torch::Tensor, torch::Tensor> with_none{
@@ -55,7 +55,7 @@ TEST(NestedLists, AreCutWithTheTensors) {
       [] {
         slice_tensors(std::array{torch::ones({4}), torch::ones({})}, 0, 1);
       },
-      "without dimensions at [1]");
+      "one has none at [1]");
 }
 
 TEST(NestedLists, AreJoinedWithTheTensors) {
@@ -66,7 +66,7 @@ TEST(NestedLists, AreJoinedWithTheTensors) {
   std::get<3>(other) = 0.1;
   expect_error<ConfigError>(
       [&] { concatenate<Batch>({batch_of(0, 2), other}); },
-      "that concatenate was given differ at [3]: 0.5 and 0.1");
+      "the values passed to concatenate differ at [3]: 0.5 and 0.1");
   other = batch_of(2, 1);
   std::get<1>(other).clear();
   expect_error<ConfigError>(

@@ -40,7 +40,7 @@ TEST(RecursivelyApply, LeavesOrRefusesWhatItsTestRefuses) {
             value,
             {.test_type = is_integer, .error_on_other_type = true});
       },
-      "found a tensor that its test refuses");
+      "found a tensor that its test rejects");
   expect_error<ConfigError>(
       [&] {
         recursively_apply(

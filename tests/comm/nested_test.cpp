@@ -62,7 +62,7 @@ TEST(Listify, KeepsEveryDigitOrRefuses) {
       (std::vector<double>{1.5, 2, 3, 4, 7}));
   testing::expect_error<ConfigError>(
       [&] { listify<std::int64_t>(torch::tensor({1.5F})); },
-      "integers of a tensor of Float");
+      "integers for a tensor of Float");
 }
 
 // Calls `body` on three ranks, each of which must throw and be able to

@@ -41,7 +41,7 @@ TEST(WorldProcesses, TakesRankAndSizeFromItsOptions) {
   const World alone({.rank = 0, .size = 1});
   EXPECT_EQ(alone.size(), 1);
   expect_error<ConfigError>(
-      [] { const World refused({.size = 2}); }, "only one of rank and size");
+      [] { const World refused({.size = 2}); }, "must set both rank and size");
   expect_error<ConfigError>(
       [] { const World refused({.rank = 2, .size = 2}); }, "rank 2 of 2");
 }

@@ -330,11 +330,10 @@ TEST(WorldBoard, IsNotMadeForASingleRank) {
 
 TEST(WorldOptions, RefuseTimesAndActionsThatDoNotExist) {
   expect_error<ConfigError>(
-      [] { World({.rank = 0, .size = 1, .hang_seconds = -1.0}); },
-      "hang_seconds is -1");
+      [] { World({.rank = 0, .size = 1, .hang_seconds = -1.0}); }, "but is -1");
   expect_error<ConfigError>(
       [] { World({.rank = 0, .size = 1, .on_hang = "shout"}); },
-      "write warn, stacks or kill");
+      "must be warn, stacks or kill");
 }
 
 }  // namespace world_board_test

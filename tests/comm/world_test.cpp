@@ -27,7 +27,8 @@ TEST(World, IsOneRankByItself) {
 TEST(World, RefusesImpossibleRanks) {
   expect_error<ConfigError>(
       [] { World({.rank = 2, .size = 2}); }, "rank 2 of 2");
-  expect_error<ConfigError>([] { World({.rank = 0}); }, "name both");
+  expect_error<ConfigError>(
+      [] { World({.rank = 0}); }, "must set both rank and size, or neither");
 }
 
 TEST(World, ConnectsThroughAFile) {

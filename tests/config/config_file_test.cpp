@@ -319,7 +319,8 @@ TEST_F(ConfigFileTest, RefusesKeysThatAreNotWords) {
   }
   expect_error<ConfigError>(
       [&] { read("? [a, b]\n: 1\n"); },
-      "has a list, a map or nothing as a key");
+      "a key must be a plain word, as in \"key: value\", but is a list, a map "
+      "or empty");
 }
 
 TEST_F(ConfigFileTest, RefusesTextThatIsNotUtf8) {

@@ -73,7 +73,7 @@ TEST_F(EnvironmentScopeTest, RefusesInvalidNames) {
           const auto scope =
               patch_environment({{name, "1"}, {"ACCELERATE_TEST_UNSET", "1"}});
         },
-        "patch_environment was given the name");
+        "the name of a variable must not be empty or contain \"=\"");
   }
   EXPECT_EQ(variable("ACCELERATE_TEST_UNSET"), std::nullopt);
 }

@@ -60,7 +60,7 @@ TEST(RankVariables, PutTheSecretInFrontOfAllKeys) {
     variables["ACCELERATE_CPP_STORE_SECRET"] = bad;
     expect_error<ConfigError>(
         [&] { static_cast<void>(read(variables)); },
-        "use 16 to 256 random letters, digits, - and _");
+        "but must have 16 to 256 random letters, digits, - and _");
   }
 }
 
@@ -185,11 +185,12 @@ TEST(RankVariables, RefuseContradictionsAllTogether) {
          {"MASTER_PORT", "99999"}});
   };
   expect_error<ConfigError>(wrong, "RANK=4 but WORLD_SIZE=2");
-  expect_error<ConfigError>(wrong, "MASTER_PORT=\"99999\"");
+  expect_error<ConfigError>(
+      wrong, "MASTER_PORT must be a port from 0 to 65535, but is \"99999\"");
   expect_error<ConfigError>([] { read({{"RANK", "0"}}); }, "WORLD_SIZE is not");
   expect_error<ConfigError>(
       [] { read({{"RANK", "x"}, {"WORLD_SIZE", "2"}}); },
-      "not a rank or a number");
+      "must be a rank or a number");
   expect_error<ConfigError>(
       [] {
         read(
@@ -216,7 +217,7 @@ TEST(RankVariables, AreBlamedOnceAndByTheirOwnNames) {
        "[launch] RANK=0 and WORLD_SIZE=4 contradict PMI_RANK=1 and "
        "PMI_SIZE=2; unset the ones that are left over"},
       {{{"PMI_RANK", "x"}, {"PMI_SIZE", "2"}},
-       "[launch] PMI_RANK=\"x\" is not a rank or a number of ranks"},
+       "[launch] PMI_RANK must be a rank or a number of ranks, but is \"x\""},
       {{{"PMI_RANK", "1"},
         {"PMI_SIZE", "4"},
         {"PMI_LOCAL_RANK", "2"},
@@ -233,7 +234,7 @@ TEST(RankVariables, AreBlamedOnceAndByTheirOwnNames) {
        "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank must be at least its "
        "local rank"},
       {{{"RANK", "5"}, {"PMI_RANK", "5"}, {"PMI_SIZE", "4"}},
-       "[launch] PMI_RANK=5 but PMI_SIZE=4; ranks count from 0 to 3"},
+       "[launch] PMI_RANK=5 but PMI_SIZE=4, whose ranks count from 0 to 3"},
       {slurm_task_with({{"RANK", "3"}, {"LOCAL_RANK", "2"}}),
        "[launch] LOCAL_RANK=2 but SLURM_STEP_TASKS_PER_NODE=2; local ranks "
        "count from 0 to 1"}};

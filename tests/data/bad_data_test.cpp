@@ -66,7 +66,7 @@ TEST_P(BadData, ShrinksInAPass) {
           *dataset.count = 20;
         }
       },
-      "but the dataset has only 20 now: it has shrunk");
+      "because the dataset now has only 20: it has shrunk");
 }
 
 TEST_P(BadData, EmptyDatasetGivesNoBatches) {
@@ -176,7 +176,8 @@ TEST_P(BadData, RefusesIndicesThatDoNotExist) {
     DataLoader loader(growing(10), how);
     expect_error<ConfigError>(
         [&] { read(loader); },
-        std::string("the sampler gave index ").append(std::to_string(wrong)));
+        std::string("the sampler returned index ")
+            .append(std::to_string(wrong)));
   }
 }
 
@@ -274,7 +275,7 @@ TEST(ShardedTwice, IsKnownFromADatasetThatSaysSo) {
       return {torch::tensor(i)};
     }
   };
-  expect_refusal("says that it is sharded already", [](int) {
+  expect_refusal("says that it is already sharded", [](int) {
     return DataLoader(Part());
   });
 }
@@ -285,7 +286,7 @@ TEST(ShardedTwice, IsRefusedForALoaderPreparedBefore) {
     auto loader = accelerator.prepare(DataLoader(growing(4)));
     expect_error<ConfigError>(
         [&] { auto again = accelerator.prepare(std::move(loader)); },
-        "prepared already");
+        "already been prepared");
   });
 }
 

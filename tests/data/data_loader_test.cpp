@@ -143,9 +143,9 @@ TEST(DataLoader, TakesACollateFunction) {
 TEST(TensorDataset, RefusesTensorsOfDifferentLength) {
   expect_error<ConfigError>(
       [] { TensorDataset(torch::ones({3}), torch::ones({4})); },
-      "3 and 4 rows");
+      "but have 3 and 4");
   expect_error<ConfigError>(
-      [] { TensorDataset(torch::ones({})); }, "has no dimension");
+      [] { TensorDataset(torch::ones({})); }, "must have a dimension");
 }
 
 TEST(TorchLoader, GivesEachRankItsBatchesAndFillsUpTheLastRound) {
@@ -206,7 +206,7 @@ TEST(TensorDataset, TakesRowsAsIndexSelectDoes) {
   for (const std::int64_t wrong : {-1, 4}) {
     expect_error<ConfigError>(
         [&] { (void)TensorDataset{plain}.get_batch(std::vector{wrong}); },
-        "4 samples and no sample");
+        "4 samples, but no sample");
   }
 }
 

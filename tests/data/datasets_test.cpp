@@ -100,15 +100,15 @@ TEST_F(Csv, NamesTheLineOfWhatIsWrong) {
       "'' is not a whole number");
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"n"}, torch::kHalf)); },
-      "were asked for as Half");
+      "cannot be read as Half");
   expect_error<ConfigError>(
       [&] { static_cast<void>(csv.numbers({"N"})); },
       "has no column 'N'; it has n, m");
   expect_error<ConfigError>(
-      [&] { static_cast<void>(csv.row(3)); }, "3 rows and no row 3");
+      [&] { static_cast<void>(csv.row(3)); }, "3 rows, but no row 3");
   expect_error<ConfigError>(
       [&] { CsvFile(write("b.csv", "a,b\n1,2\n1,2,3\n")); },
-      ":3: this row has 3 fields and the first has 2");
+      ":3: this row has 3 fields, but the first has 2");
   expect_error<ConfigError>(
       [&] { CsvFile(write("c.csv", "a,b\n1,\"2\n")); },
       ":2: a quote is opened");
@@ -309,13 +309,13 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
       "'f' is not a whole number");
   refuse(
       [&] { static_cast<void>(record.text("t")); },
-      "'t' is a number, not a string");
+      "'t' must be a string, but is a number");
   refuse(
       [&] { static_cast<void>(record.number("a")); },
-      "'a' is an array, not a number");
+      "'a' must be a number, but is an array");
   refuse(
       [&] { static_cast<void>(record.boolean("t")); },
-      "'t' is a number, not true or false");
+      "'t' must be true or false, but is a number");
   refuse(
       [&] { static_cast<void>(record.texts("a")); },
       "'a' is not a list of strings");
@@ -331,9 +331,10 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
   refuse([&] { static_cast<void>(record.text("z")); }, "'z' is missing");
   refuse(
       [&] { static_cast<void>(file.record(1)); },
-      path + ":3: a line of a JSON lines file is an object, this is an array");
+      path +
+          ":3: a line of a JSON lines file must be an object, but is an array");
   refuse([&] { static_cast<void>(file.record(2)); }, path + ":4: ");
-  refuse([&] { static_cast<void>(file.record(3)); }, "3 lines and no line 3");
+  refuse([&] { static_cast<void>(file.record(3)); }, "3 lines, but no line 3");
 }
 
 TEST_F(JsonLines, LimitsNestingAndShowsNoEscapes) {
@@ -352,17 +353,17 @@ TEST_F(JsonLines, LimitsNestingAndShowsNoEscapes) {
   };
   refuse(
       [&] { static_cast<void>(file.record(1).tensor("a")); },
-      path + ":2: 'a' has more than 64 lists inside each other");
+      path + ":2: 'a' must have at most 64 levels of lists");
   refuse(
       [&] { static_cast<void>(file.record(2)); },
-      path + ":3: lists and objects are nested 100001 deep; at most 512");
+      path + ":3: lists and objects are nested 100001 deep, but only 512");
   refuse(
       [&] { static_cast<void>(file.record(3)); },
       path + ":4: column 7: syntax error");
   // It would be negative as a signed 64-bit integer.
   refuse(
       [&] { static_cast<void>(file.record(4).tensor("a", torch::kLong)); },
-      "not a whole number of 64 bits");
+      "must be a 64-bit integer");
   EXPECT_EQ(file.record(4).tensor("a", torch::kDouble).item<double>(), 0x1p63);
 }
 
@@ -542,10 +543,9 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
   refuse("hello", "does not begin with two zeros");
   refuse("\x1f\x8b compressed", "gunzip");
   refuse(std::string("\0\0\x07\x01\0\0\0\x01.", 9), "type code is 7");
-  refuse(
-      std::string("\0\0\x08\x02\0\0", 6), "more or fewer than its header says");
-  refuse(std::string("\0\0\x08\x01\0\0\0\x02.", 9), "more or fewer");
-  refuse(std::string("\0\0\x08\x01\0\0\0\x01..", 10), "more or fewer");
+  refuse(std::string("\0\0\x08\x02\0\0", 6), "which its header contradicts");
+  refuse(std::string("\0\0\x08\x01\0\0\0\x02.", 9), "header contradicts");
+  refuse(std::string("\0\0\x08\x01\0\0\0\x01..", 10), "header contradicts");
   // The file has no elements, but the other sizes are too large for LibTorch to
   // count.
   refuse(
@@ -553,7 +553,7 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
       "whose sizes no tensor can have");
   refuse(
       std::string("\0\0\x08\x41", 4) + std::string(65 * 4, '\0'),
-      "is of 65 dimensions");
+      "has 65 dimensions");
   EXPECT_EQ(
       read_idx(
           write(
@@ -563,7 +563,7 @@ TEST_F(Idx, RefusesFilesOfOtherFormats) {
   // The product of the sizes overflows.
   refuse(
       std::string("\0\0\x08\x03", 4) + std::string(12, '\xff') + "...",
-      "more or fewer");
+      "header contradicts");
 }
 
 class Images : public Files {
@@ -606,7 +606,7 @@ TEST_F(Images, AreDecodedToChannelsHeightAndWidth) {
           .view({3, 1, 2})));
   expect_error<ConfigError>(
       [&] { static_cast<void>(read_image(path("a.png"), 2)); },
-      "with 2 channels");
+      "must be 1, 3 or 4, but is 2");
   expect_error<ConfigError>(
       [&] { static_cast<void>(read_image(write("c.png", "no image"))); },
       "cannot be decoded");
@@ -678,7 +678,7 @@ TEST_F(Images, AreTransformedWithTheirOwnRandomNumbers) {
 TEST_F(Images, NeedADirectoryThatHasImages) {
   write("empty/cat/notes.txt", "");
   expect_error<ConfigError>(
-      [&] { ImageFolder(path("empty")); }, "has no images");
+      [&] { ImageFolder(path("empty")); }, "must have images");
   expect_error<Error>(
       [&] { ImageFolder(path("none")); }, "none cannot be read");
 }
@@ -753,7 +753,8 @@ TEST_F(Files, ThatBecomeShorterAreErrors) {
            [&] { static_cast<void>(lines.line(0)); },
            [&] { static_cast<void>(lines.record(0)); },
            [&] { static_cast<void>(tokens.get_batch(last)); }})
-    expect_error<Error>(read, "has become shorter than the");
+    expect_error<Error>(
+        read, "must not change while it is read, but is shorter than the");
 }
 
 // A file of arbitrary bytes is either read or refused with one of our errors.

@@ -254,9 +254,9 @@ TEST(DispatchedLists, AreRefusedByPlaceIfTheyAreNotRows) {
         return std::pair{batch_of<torch::Tensor>(ids), Texts{"cat", "dog"}};
       }),
       ::testing::HasSubstr(
-          "[data] dispatch_batches takes values of which every tensor and list "
-          "has one row per sample, but beside 4 rows there is a list of 2 "
-          "items at [1]; a std::array"));
+          "[data] dispatch_batches takes values whose tensors and lists all "
+          "have one row per sample, but beside 4 rows there is a list of 2 "
+          "items at [1]; put what belongs to no sample into a std::array"));
   EXPECT_THAT(
       error_of_dispatching([](const Ids& ids) {
         return std::map<std::string, torch::Tensor>{

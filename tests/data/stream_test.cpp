@@ -64,8 +64,8 @@ TEST(SkipProgress, WarnsOnceThatTheStartOfAStreamIsReadAgain) {
   EXPECT_EQ(
       said[0],
       "the first 10 samples of a stream are read again, since it has no state "
-      "of its own; give the dataset state_dict() and load_state_dict() to go "
-      "on at once");
+      "of its own; give the dataset state_dict() and load_state_dict() to "
+      "continue at once");
 }
 
 TEST(SkipProgress, ShowsABarOfSkippedSamples) {

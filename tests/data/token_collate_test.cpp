@@ -75,10 +75,9 @@ TEST(PadCollate, RefusesTensorsThatAreNotSequences) {
         [&] { PadCollate()(std::vector{sample}); }, phrase);
   };
   refuse(
-      Sample(torch::zeros({2, 2}, torch::kLong)),
-      "a 1-d tensor of whole numbers");
-  refuse(Sample(torch::zeros({2})), "a 1-d tensor of whole numbers");
-  refuse(Sample(torch::Tensor()), "a 1-d tensor of whole numbers");
+      Sample(torch::zeros({2, 2}, torch::kLong)), "a 1-d tensor of integers");
+  refuse(Sample(torch::zeros({2})), "a 1-d tensor of integers");
+  refuse(Sample(torch::Tensor()), "a 1-d tensor of integers");
   refuse(
       std::pair{torch::arange(2), torch::arange(3)}, "2 tokens and 3 labels");
   refuse(
@@ -125,7 +124,7 @@ TEST(PackCollate, RefusesCutsOrSplitsLongSequences) {
   const auto samples = samples_of({{1, 2, 3, 4, 5}});
   expect_error<ConfigError>(
       [&] { PackCollate({.row_length = 2})(samples); },
-      "has 5 tokens and a row has 2");
+      "has 5 tokens, but a row has 2");
   expect_rows(
       PackCollate({.row_length = 2, .long_sequences = LongSequences::cut})(
           samples)
@@ -143,7 +142,7 @@ TEST(PackCollate, RefusesCutsOrSplitsLongSequences) {
              .num_rows = 2,
              .long_sequences = LongSequences::split})(samples);
       },
-      "needs 3 rows of 2 tokens and num_rows is 2");
+      "needs 3 rows of 2 tokens, but num_rows is 2");
   expect_error<ConfigError>(
       [] { PackCollate({.row_length = 0}); }, "at least 1, but are 0 and 1");
 }

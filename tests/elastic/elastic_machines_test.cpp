@@ -325,7 +325,7 @@ TEST(ElasticMachines, RefuseWhatIsNotPossible) {
   EXPECT_THAT(
       complaint(
           {"--num_machines", "2", "--main_process_ip", "127.0.0.1", "--check"}),
-      HasSubstr("with --num_processes MIN:MAX some may come later"));
+      HasSubstr("with --num_processes MIN:MAX some may join later"));
   EXPECT_THAT(
       complaint({"--num_machines", "3", "--main_process_ip", "127.0.0.1"}),
       HasSubstr("4 processes cannot be divided equally among 3 machines"));
@@ -335,8 +335,7 @@ TEST(ElasticMachines, RefuseWhatIsNotPossible) {
   const ToolResult result =
       testing::run_tool({"resize", group.process(0), "1"});
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(
-      result.err, HasSubstr("is on several machines, and changes its size"));
+  EXPECT_THAT(result.err, HasSubstr("is on several machines, and its size"));
   group.signal(0, SIGINT);
   EXPECT_EQ(group.wait(0).code, 128 + SIGINT);
   EXPECT_NE(group.wait(1).code, 0);

@@ -72,8 +72,8 @@ TEST(DeepSpeedBatches, RefuseContradictions) {
   EXPECT_THAT(
       fill("train_micro_batch_size_per_gpu", 5),
       ThrowsMessage<ConfigError>(
-          HasSubstr("micro-batches of 5 on each rank, but the loaders given to "
-                    "prepare() have 4, 8")));
+          HasSubstr("micro-batches of 5 on each rank, but the loaders passed "
+                    "to prepare() have 4, 8")));
   EXPECT_THAT(
       fill("train_batch_size", 30),
       ThrowsMessage<ConfigError>(HasSubstr("correct train_batch_size")));

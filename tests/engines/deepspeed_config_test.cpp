@@ -36,10 +36,10 @@ TEST(DeepSpeedConfigText, IsRefusedInWords) {
   refuse(R"({"a": x})", "line 1, column 7: syntax error");
   refuse(
       R"({"a": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}",
-      "nested 100001 deep; at most 512 are read");
+      "nested 100001 deep, but only 512 levels are read");
   refuse(
       R"({"zero_optimization": {"stage": 99999999999}})",
-      "is 99999999999; it must be 0, 1, 2 or 3");
+      "must be 0, 1, 2 or 3, but is 99999999999");
   refuse(
       R"({"zero_optimization": {"stage": 1}, "gradient_clipping": []})",
       "has the wrong type: type must be number, but is array");
@@ -64,7 +64,7 @@ TEST(DeepSpeedConfigText, HasStepsThatAnIntCanHold) {
     SCOPED_TRACE(steps);
     expect_error<ConfigError>(
         [&] { static_cast<void>(with_steps(steps)); },
-        "it must be a whole number from 1 to 2147483647, or \"auto\"");
+        "but must be a whole number from 1 to 2147483647, or \"auto\"");
   }
   EXPECT_EQ(
       with_steps("2147483647").options().gradient_accumulation_steps,

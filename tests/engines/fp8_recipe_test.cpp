@@ -105,7 +105,8 @@ TEST(Fp8Recipe, TakesOverridesFromAFileAsAList) {
       (OverrideLinearPrecision{.fprop = true, .wgrad = true}));
   EXPECT_EQ(with("false,true,false"), (OverrideLinearPrecision{.dgrad = true}));
   expect_error<ConfigError>(
-      [&] { static_cast<void>(with("true, false")); }, "write three booleans");
+      [&] { static_cast<void>(with("true, false")); },
+      "must be three booleans");
 }
 
 TEST(Fp8Recipe, HasE4M3InMxUnlessAFormatIsGiven) {
@@ -122,10 +123,11 @@ TEST(Fp8Recipe, HasE4M3InMxUnlessAFormatIsGiven) {
 TEST(Fp8Recipe, RefusesContradictions) {
   expect_error<ConfigError>(
       [] { te({.amax_history_len = 16, .use_mxfp8_block_scaling = true}); },
-      "amax_history_len and amax_compute_algo are not for MXFP8 block scaling");
+      "amax_history_len and amax_compute_algo do not apply to MXFP8 block "
+      "scaling");
   expect_error<ConfigError>(
       [] { te({.fp8_format = "E5M2", .use_mxfp8_block_scaling = true}); },
-      "fp8_format E5M2 is not for MXFP8");
+      "fp8_format must be E4M3 or HYBRID for MXFP8");
   expect_error<ConfigError>(
       [] { te({.fp8_format = "E3M4"}); }, "fp8_format is \"E3M4\"");
   expect_error<ConfigError>(
@@ -145,7 +147,7 @@ TEST(Fp8Recipe, RefusesContradictions) {
         requested(AORecipeKwargs{
             .config = Float8LinearConfig(), .pad_inner_dim = true});
       },
-      "give them in the config");
+      "set them in the config");
 }
 
 TEST(Fp8Recipe, GathersInFloat8UnlessToldOtherwise) {
@@ -173,7 +175,7 @@ TEST(Fp8Recipe, RefusesToGatherRowsInFloat8) {
       .enable_fsdp_float8_all_gather = true};
   expect_error<ConfigError>(
       [&] { requested(AORecipeKwargs{.config = config}); },
-      "enable_fsdp_float8_all_gather is for the tensorwise recipe");
+      "enable_fsdp_float8_all_gather needs the tensorwise recipe");
 }
 
 TEST(Fp8Recipe, HasMsAmpsLevels) {

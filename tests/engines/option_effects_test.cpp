@@ -133,7 +133,7 @@ std::vector<Effect> effects() {
       {"deepspeed_moe_layer_cls_names",
        kDeepSpeed3,
        "Experts, Moe",
-       "modules of class Experts, Moe with all in them"},
+       "modules of class Experts, Moe with everything in them"},
       {"zero_stage", kDeepSpeed, "0", "every rank has a replica"},
       {"zero_stage", kDeepSpeed, "1", "(ZeRO stage 1)"},
       {"zero_stage", kDeepSpeed, "3", "(ZeRO stage 3)"},

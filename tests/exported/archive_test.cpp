@@ -163,7 +163,7 @@ TEST(ExportedArchive, RefusesFactsOfANewerHelper) {
   const detail::ExportedArchive archive(std::as_bytes(std::span(bytes)), "x");
   expect_error<ConfigError>(
       [&] { static_cast<void>(archive.facts()); },
-      "must be of format 1, but is of format 2");
+      "must have format 1, but has format 2");
 }
 
 TEST(ExportedArchive, IsReadOrRefusedWhateverByteIsDamaged) {

@@ -534,8 +534,7 @@ TEST(ExportedPipeline, RefusesOptionsThatDoNotFit) {
   expect_refused(
       {.split_points = {"model.layers.0", "model.layers.1"}},
       "2 split points make 3 stages, but there are 2");
-  expect_refused(
-      {.costs = {1, 1}}, "2 costs were given for 5 layers; give one per layer");
+  expect_refused({.costs = {1, 1}}, "there are 2 for 5 layers");
 }
 
 TEST(ExportedPippy, ComputesWhatTheProgramDoes) {

@@ -112,11 +112,11 @@ TEST_F(ExportedRefusals, RefusesAnotherMajorVersionByName) {
   archive.edit([](json& program) { program["schema_version"]["major"] = 9; });
   expect_error<ConfigError>(
       [&] { load(); },
-      "must be in version 8 of torch.export's format, which torch 2.11 to 2.15 "
-      "write, but is in version 9.17");
+      "must have version 8 of torch.export's format, which torch 2.11 to 2.15 "
+      "write, but has version 9.17");
   archive.edit([](json& program) { program["schema_version"]["major"] = 8; });
   archive["archive_version"] = "1";
-  expect_error<ConfigError>([&] { load(); }, "but is of version 1");
+  expect_error<ConfigError>([&] { load(); }, "but has version 1");
 }
 
 TEST_F(ExportedRefusals, AcceptsUnknownFieldsOfALaterMinorVersion) {
@@ -151,9 +151,9 @@ TEST_F(ExportedRefusals, RefusesWeightsOutsideTheirFiles) {
   set("storage_offset", {{"as_int", 1}});
   expect_error<CheckpointError>(
       [&] { load(); },
-      "it reaches to element 64 of its file 'weight_0', which has 64");
+      "it reaches to element 64 of its file 'weight_0', which has only 64");
   set("storage_offset", {{"as_int", -1}});
-  expect_error<CheckpointError>([&] { load(); }, "do not belong together");
+  expect_error<CheckpointError>([&] { load(); }, "do not fit together");
   set("storage_offset", {{"as_int", 0}});
   set("sizes", {{{"as_int", std::int64_t{1} << 62}}, {{"as_int", 8}}});
   expect_error<CheckpointError>([&] { load(); }, "it is too large");
@@ -161,7 +161,7 @@ TEST_F(ExportedRefusals, RefusesWeightsOutsideTheirFiles) {
 
 TEST_F(ExportedRefusals, RefusesAnArchiveWithSomeOfItsValues) {
   archive.erase("data/weights/weight_1");
-  expect_error<CheckpointError>([&] { load(); }, "must have the values of '");
+  expect_error<CheckpointError>([&] { load(); }, "lacks the values of '");
 }
 
 TEST_F(ExportedRefusals, RefusesFilesThatLieUponEachOther) {
@@ -199,7 +199,7 @@ TEST_F(ExportedRefusals, RefusesDamage) {
   archive["models/model.json"] = program;
   archive["byteorder"] = "big";
   expect_error<CheckpointError>(
-      [&] { load(); }, "must have little byte order, but has big");
+      [&] { load(); }, "must be little-endian, but is big");
   archive["byteorder"] = "little";
   archive.erase("archive_format");
   expect_error<CheckpointError>(

@@ -414,7 +414,7 @@ TEST(ExportedTensorParallel, RefusesLayersWithoutTheirPartner) {
       HasSubstr("cross_entropy_loss"));
   EXPECT_THAT(
       refusal_of("qwen3", {{"model.norm", SequenceParallel{}}}),
-      HasSubstr("must be used with what tensor parallelism divides"));
+      HasSubstr("must be used with values that tensor parallelism divides"));
 }
 
 TEST(ExportedTensorParallel, RefusesHeadsThatAllRanksNeed) {

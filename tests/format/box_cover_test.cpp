@@ -42,7 +42,7 @@ TEST(BoxCover, NeedsEveryElementOnce) {
       "a box is not inside its tensor");
   EXPECT_EQ(
       complaint({4}, {{{0, 0}, {4, 1}}}),
-      "a box has another number of dimensions than its tensor");
+      "a box and its tensor have different numbers of dimensions");
 }
 
 // Boxes that cover `shape`, made by repeatedly cutting a box in two anywhere.

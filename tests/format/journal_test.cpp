@@ -287,7 +287,8 @@ TEST(Journal, HasOneWriter) {
   const fs::path path = directory.path() / "journal";
   const JournalWriter writer(path, "{}", kPatient);
   expect_error<Error>(
-      [&] { JournalWriter(path, "{}", kPatient); }, "another process writes");
+      [&] { JournalWriter(path, "{}", kPatient); },
+      "another process is writing");
   expect_error<Error>(
       [&] { JournalWriter(path / "journal", "{}", kPatient); },
       "cannot be opened");

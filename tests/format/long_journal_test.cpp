@@ -119,7 +119,7 @@ TEST(LongJournal, IsRefusedIfItsHeadersOverlap) {
     for (std::size_t i = 0; i < 2 * kBytes; i += header.size()) file << header;
   }
   testing::expect_error<Error>(
-      [&] { JournalReader(path).read(); }, "headers of frames that overlap");
+      [&] { JournalReader(path).read(); }, "headers of its frames overlap");
 }
 
 std::size_t peak_kilobytes() {

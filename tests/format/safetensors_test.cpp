@@ -118,42 +118,40 @@ TEST(Safetensors, SaysWhatIsWrong) {
   expect_refused(
       entry(all(dtype, shape, offsets) + R"(,"x":1)"),
       "field 'x' is not known");
-  expect_refused(
-      entry(all(dtype, shape, dtype)), "field 'dtype' is given twice");
+  expect_refused(entry(all(dtype, shape, dtype)), "field 'dtype' occurs twice");
   expect_refused(
       entry(all(dtype, R"("shape":[-1])", offsets)), "a negative number");
-  expect_refused(entry(all(dtype, R"("shape":[1.0])", offsets)), "not whole");
+  expect_refused(entry(all(dtype, R"("shape":[1.0])", offsets)), "fractional");
   expect_refused(
-      entry(all(dtype, R"("shape":[[1]])", offsets)), "a list is where");
+      entry(all(dtype, R"("shape":[[1]])", offsets)), "a list is in");
   expect_refused(
-      entry(all(dtype, R"("shape":["1"])", offsets)), "a string is where");
+      entry(all(dtype, R"("shape":["1"])", offsets)), "a string is in");
   expect_refused(
-      entry(all(dtype, R"("shape":{})", offsets)), "an object is where");
+      entry(all(dtype, R"("shape":{})", offsets)), "an object is in");
   expect_refused(
-      entry(all(dtype, R"("shape":1)", offsets)), "a number is where");
-  expect_refused(entry(all(dtype, "\"shape\":null", offsets)), "null is where");
+      entry(all(dtype, R"("shape":1)", offsets)), "a number is in");
+  expect_refused(entry(all(dtype, "\"shape\":null", offsets)), "null is in");
   expect_refused(
       entry(all(dtype, shape, R"("data_offsets":[0])")), "fewer than two");
   expect_refused(
       entry(all(dtype, shape, R"("data_offsets":[0,4,4])")), "more than two");
   expect_refused(
       entry(all(dtype, R"("shape":[2])", offsets)),
-      "not what its shape and dtype take");
+      "do not match its shape and dtype");
   expect_refused(
-      entry(all(dtype, shape, R"("data_offsets":[4,0])")),
-      "the wrong way round");
+      entry(all(dtype, shape, R"("data_offsets":[4,0])")), "swapped bounds");
   expect_refused(
       entry(all(dtype, shape, R"("data_offsets":[1,5])")),
       "a hole, an overlap");
   expect_refused(
-      entry(all(dtype, shape, offsets)) + "x", "or something was added");
-  expect_refused(file_of(R"({"w":null})", 0), "null is where");
-  expect_refused(file_of(R"({"w":[]})", 0), "a list is where");
+      entry(all(dtype, shape, offsets)) + "x", "or something was appended");
+  expect_refused(file_of(R"({"w":null})", 0), "null is in");
+  expect_refused(file_of(R"({"w":[]})", 0), "a list is in");
   expect_refused(
-      file_of(R"({"__metadata__":{"a":1}})", 0), "a number is where");
+      file_of(R"({"__metadata__":{"a":1}})", 0), "a number is in");
   expect_refused(
       file_of(R"({"__metadata__":{"a":"1","a":"1"}})", 0),
-      "key 'a' is given twice");
+      "key 'a' occurs twice");
   expect_refused(
       file_of(R"({"__metadata__":{},"__metadata__":{}})", 0),
       "it is given twice");
@@ -161,7 +159,7 @@ TEST(Safetensors, SaysWhatIsWrong) {
       file_of(std::string(100'000, '['), 0), "followed by blanks at most");
   expect_refused(
       file_of("{\"a\":" + std::string(100'000, '[') + "}", 0),
-      "a list is where");
+      "a list is in");
 }
 
 TEST(Safetensors, LimitsDimensionsAndShowsNamesOnly) {
@@ -252,7 +250,7 @@ TEST_F(SafetensorsFile, RefusesToWriteWhatCannotBeRead) {
   refuse({{"a", Dtype::F64, {std::uint64_t{1} << 60}}}, "too many bytes");
   Writer writer(path(), {{"a", Dtype::U8, {2}}});
   expect_error<CheckpointError>(
-      [&] { writer.write(as_bytes("abc")); }, "more data");
+      [&] { writer.write(as_bytes("abc")); }, "exceeds the 2 bytes");
   writer.write(as_bytes("a"));
   expect_error<CheckpointError>([&] { writer.finish(); }, "1 of 2 bytes");
   EXPECT_FALSE(std::filesystem::exists(path()));
@@ -305,10 +303,10 @@ TEST_F(SafetensorsFile, RefusesInvalidSlices) {
                           const std::string& phrase) {
     expect_error<CheckpointError>([&] { reader.read(name, box, out); }, phrase);
   };
-  refuse("t", {{0}, {2}}, "another number of dimensions");
+  refuse("t", {{0}, {2}}, "a different number of dimensions");
   refuse("t", {{0, 2}, {1, 2}}, "not inside");
   refuse("t", {{0, ~std::uint64_t{0}}, {1, 2}}, "not inside");
-  refuse("t", {{0, 0}, {1, 3}}, "another number of bytes");
+  refuse("t", {{0, 0}, {1, 3}}, "a different number of bytes");
   refuse("f", {{0}, {4}}, "smaller than a byte");
   refuse("T", {{0}, {4}}, "has no tensor 'T'");
 }

@@ -152,18 +152,18 @@ TEST_F(TorchFiles, RefuseTensorsThatReachOutside) {
           0,
           std::vector<std::uint64_t>(65, 1),
           std::vector<std::uint64_t>(65, 1)),
-      "65 sizes or strides; at most 64 are read");
+      "65 sizes or strides, but at most 64 are read");
   refuse(
       tensor_op(
           storage_op("ShortStorage", std::string(5000, '9')), 0, {1}, {1}),
-      "has 5000 bytes; at most 4096 are read");
+      "has 5000 bytes, but at most 4096 are read");
   refuse(tensor_op(storage, 0, {0xffffffff}, {1}), "is negative");
   refuse(
       tensor_op(storage_op("ShortStorage", "1"), 0, {1}, {1}),
       "no entry 'm/data/1'");
   refuse(
       tensor_op(storage_op("QInt8Storage", "0"), 0, {1}, {1}),
-      "not one that safetensors has");
+      "one that safetensors lacks");
   refuse(tensor_op("N", 0, {1}, {1}), "its storage is not in the file");
 }
 
@@ -239,7 +239,7 @@ TEST_F(TorchFiles, BoundNamesAndWhatTheyList) {
         static_cast<void>(list(
             format("}}({}}}({}{}uu", text_op(name), text_op(name), tensor)));
       },
-      "a name has at most 4096 bytes");
+      "a name must have at most 4096 bytes");
   // Each dict contains the previous one sixteen times.
   std::string root = format(
       "}}({}{}{}{}u",
@@ -257,7 +257,7 @@ TEST_F(TorchFiles, BoundNamesAndWhatTheyList) {
     root += "u";
   }
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(list(root)); }, "it repeats dictionaries");
+      [&] { static_cast<void>(list(root)); }, "the file repeats dictionaries");
 }
 
 TEST_F(TorchFiles, RefuseOtherFiles) {

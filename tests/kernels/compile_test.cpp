@@ -91,11 +91,11 @@ TEST_F(KernelSources, ShowTheCompilersMessages) {
   EXPECT_THAT(compiler_->version(), ::testing::MatchesRegex("1[0-9]\\.[0-9]+"));
   expect_error<Error>(
       [&] { (void)compiler_->compile({"float8_amax", {}}, 90); },
-      "float8_amax () must compile for compute capability 9.0, but "
+      "float8_amax () did not compile for compute capability 9.0: "
       "NVRTC_ERROR_COMPILATION");
   expect_error<Error>(
       [&] { (void)compiler_->compile({"float8_amax", {}}, 10); },
-      "must know devices of compute capability 1.0 or older ones");
+      "must support devices of compute capability 1.0 or older ones");
 }
 
 TEST(Kernels, NameWhatIsMissing) {
@@ -106,7 +106,7 @@ TEST(Kernels, NameWhatIsMissing) {
   // A library that is not the compiler.
   expect_error<Error>(
       [] { (void)Nvrtc({"libm.so.6"}); },
-      "must have the function \"nvrtcVersion\", but does not");
+      "lacks the function \"nvrtcVersion\"");
   expect_error<InternalError>(
       [] { (void)detail::kernel_source("none"); },
       "there is no kernel source \"none\"");

@@ -127,7 +127,8 @@ TEST_F(Programs, AreNotKeptWhereOthersMayWrite) {
   ::chmod(directory().c_str(), 0770);
   EXPECT_THAT(
       cache().problem(),
-      HasSubstr("must be writable for its user only, but others may write it"));
+      HasSubstr(
+          "must be writable by its user only, but others may write to it"));
   EXPECT_EQ(get("key", "own"), "own");
   ::chmod(directory().c_str(), 0700);
   EXPECT_EQ(get("key", "unused"), "binary");

@@ -146,7 +146,7 @@ int main(int argc, char** argv) {
       "anything",
       2,
       [] { throw 5; },
-      "something that is not a std::exception was thrown");
+      "an exception that is not a std::exception was thrown");
 
   debug_launcher([&] {
     const World world;

@@ -140,7 +140,7 @@ TEST(StoreLimits, TooMuchClosesTheClientThatAsked) {
       AllOf(
           HasSubstr("the store closed a connection from 127.0.0.1: it sent"),
           HasSubstr("more than 1048576 bytes")));
-  EXPECT_THAT(lines[1], HasSubstr("of the 4194304 bytes"));
+  EXPECT_THAT(lines[1], HasSubstr("limit of 4194304 bytes"));
 }
 
 TEST(StoreLimits, ReportsAreFew) {
@@ -272,7 +272,7 @@ TEST(StoreLimits, LeavesDescriptorsToTheLauncher) {
   EXPECT_THAT(
       reports.lines(),
       ::testing::ElementsAre(AllOf(
-          HasSubstr("the store has to let a connection wait"),
+          HasSubstr("the store has to keep a connection waiting"),
           HasSubstr("ulimit -n"))));
   clients.pop_back();
   EXPECT_EQ(late.receive<std::int64_t>(), 21);

@@ -231,7 +231,7 @@ TEST(StoreServer, RefusesAnAddressOfAnotherMachine) {
       [] { const StoreServer server("192.0.2.1", 0); }, "cannot listen");
   expect_error<ConfigError>(
       [] { const StoreServer server("no.such.host.invalid", 0); },
-      "not an address of this machine");
+      "must be an address of this machine");
 }
 
 }  // namespace store_server_test

@@ -141,10 +141,10 @@ TEST(StoreService, RefusesWhatIsBeyondItsLimits) {
   };
   EXPECT_THAT(
       refusal(StoreMessage(Query::get).length(11)),
-      HasSubstr("a key of 11 bytes; the store takes at most 10"));
+      HasSubstr("a key of 11 bytes, but the store accepts at most 10"));
   EXPECT_THAT(
       refusal(StoreMessage(Query::check).length(4)),
-      HasSubstr("4 keys; the store takes at most 3"));
+      HasSubstr("4 keys, but the store accepts at most 3"));
   EXPECT_THAT(
       refusal(StoreMessage(Query::set).text("key").length(98)),
       HasSubstr("more than 100 bytes"));
@@ -176,7 +176,7 @@ TEST(StoreService, BoundsValuesThatGrowAndAnswersOfManyValues) {
   EXPECT_THAT(
       clients.refusal_of(
           other, StoreMessage(Query::multi_get).length(2).text("k").text("k")),
-      HasSubstr("asked for 1616 bytes of values"));
+      HasSubstr("requested 1616 bytes of values"));
 }
 
 TEST(StoreService, BoundsTheSumOfAllValues) {
@@ -192,7 +192,7 @@ TEST(StoreService, BoundsTheSumOfAllValues) {
         *client,
         StoreMessage(Query::set).text(std::to_string(num_set)).text(value));
   }
-  EXPECT_THAT(refusal, HasSubstr("the 1048576 bytes that the store holds"));
+  EXPECT_THAT(refusal, HasSubstr("the store's limit of 1048576 bytes"));
   EXPECT_GT(num_set, 500);
   EXPECT_LE(clients.service().memory(), (1U << 20U) + 10000);
   // Deleting a key makes room again.
@@ -300,7 +300,7 @@ TEST(StoreService, AdmitsByTheFirstKeyOnly) {
     StoreSession& other_client = clients.connect();
     EXPECT_THAT(
         clients.refusal_of(other_client, message),
-        HasSubstr("did not show the secret"));
+        HasSubstr("did not present the secret"));
     EXPECT_EQ(other_client.unsent().size(), 0U);
   }
   clients.send(rank, StoreMessage(Query::get).text("other"));

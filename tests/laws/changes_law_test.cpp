@@ -274,7 +274,7 @@ AcceleratorOptions options_of(
 }
 
 constexpr const char* kStepped =
-    "an optimizer was stepped itself, not by the handle";
+    "an optimizer was stepped directly, not through the handle";
 
 // Whether the optimizer itself steps where only the handle gathers parameters.
 // A rank whose shards are empty does not notice, and may name a later change.

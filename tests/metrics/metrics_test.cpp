@@ -254,7 +254,7 @@ TEST(ConfusionMatrix, HasARowForEachLabel) {
       [&] { matrix.update(wholes({3}), wholes({0})); }, "prediction 3");
   testing::expect_error<ConfigError>(
       [&] { matrix.update(wholes({0}), wholes({0}), {.weights = reals({1})}); },
-      "no weights");
+      "weights must be undefined");
 }
 
 TEST(F1, HasThreeAverages) {

@@ -224,10 +224,11 @@ TEST(MegatronScheduler, RefusesWhatMegatronRefuses) {
   refused({}, "the length of the schedule is unknown");
   refused(
       {.train_iters = 3, .lr_warmup_iters = 3},
-      "the warm-up takes 3 of the schedule's 3 iterations");
+      "the warm-up must be shorter than the schedule, but takes 3 of 3 "
+      "iterations");
   refused(
       {.train_iters = 3, .lr_warmup_iters = 1, .lr_warmup_fraction = 0.1},
-      "lr_warmup_fraction is given beside");
+      "lr_warmup_fraction is set beside");
   refused(
       {.train_iters = 3, .lr_decay_style = "WSD"}, "needs lr_wsd_decay_iters");
   refused(
@@ -235,7 +236,7 @@ TEST(MegatronScheduler, RefusesWhatMegatronRefuses) {
        .lr_decay_style = "WSD",
        .other_megatron_args =
            R"({"lr_wsd_decay_iters": 4, "lr_wsd_decay_style": "cubic"})"},
-      "lr_wsd_decay_style is \"cubic\"");
+      "but is \"cubic\"");
   refused(
       {.train_iters = 3,
        .lr_decay_style = "WSD",
@@ -252,7 +253,7 @@ TEST(MegatronScheduler, RefusesWhatMegatronRefuses) {
        .weight_decay_incr_style = "linear",
        .start_weight_decay = 0.2,
        .end_weight_decay = 0.1},
-      "weight decay goes from 0.2 to 0.1");
+      "goes from 0.2 to 0.1");
   refused(
       {.train_iters = 3, .train_samples = 30}, "train_samples counts samples");
   refused(

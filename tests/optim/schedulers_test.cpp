@@ -234,8 +234,7 @@ TEST(Schedulers, RefuseInvalidOptions) {
   refuses([&] { optim::LinearLR({.start_factor = 0}); }, "start_factor");
   refuses([&] { optim::ExponentialLR(0.5).step(); }, "no optimizer");
   refuses(
-      [&] { optim::ExponentialLR(f.sgd, 0.5).bind(f.sgd); },
-      "second optimizer");
+      [&] { optim::ExponentialLR(f.sgd, 0.5).bind(f.sgd); }, "a second one");
   refuses([&] { optim::ExponentialLR(f.sgd, 0.5).step(0.5); }, "metric");
   refuses([&] { optim::ReduceLROnPlateau(f.sgd).step(); }, "step(metric)");
   refuses(
@@ -250,7 +249,7 @@ TEST(Schedulers, RefuseInvalidOptions) {
       "ascending");
   refuses(
       [&] { optim::SequentialLR(f.sgd, {5}, optim::ExponentialLR(1)); },
-      "one milestone between");
+      "one between each");
   refuses(
       [&] { optim::ChainedScheduler(f.sgd, optim::ReduceLROnPlateau()); },
       "ReduceLROnPlateau");
@@ -530,13 +529,13 @@ TEST(Schedulers, NameGroupsThatTheyHaveNoValuesFor) {
   const optim::LRLambda same = [](std::int64_t) { return 1.0; };
   const std::vector<std::pair<MakeSchedule, std::string>> cases{
       {makes<optim::LambdaLR>(std::vector<optim::LRLambda>{same, same}),
-       "given 2 functions for 3 parameter groups"},
+       "got 2 for 3 parameter groups"},
       {makes<optim::OneCycleLR>(optim::OneCycleLROptions{
            .max_lr = {1, 2}, .total_steps = 5, .cycle_momentum = false}),
-       "2 values of max_lr were given for 3 parameter groups"},
+       "2 values of max_lr do not fit 3 parameter groups"},
       {makes<optim::CyclicLR>(optim::CyclicLROptions{
            .base_lr = {1, 2}, .max_lr = {3}, .cycle_momentum = false}),
-       "2 values of base_lr were given for 3 parameter groups"}};
+       "2 values of base_lr do not fit 3 parameter groups"}};
   for (const auto& [make, phrase] : cases) {
     Fixture f;
     add_group(f.sgd, 2);

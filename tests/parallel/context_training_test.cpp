@@ -442,11 +442,13 @@ TEST(ContextParallelScope, RefusesWhatItCannotDivide) {
     refuse({ids}, {}, "1 buffers and 0 dimensions");
     refuse({ids}, {2}, "along dimension 2");
     refuse(
-        {ids, torch::zeros({6})}, {1, 0}, "all buffers need the same length");
-    refuse({torch::zeros({6})}, {0}, "give pad_values");
+        {ids, torch::zeros({6})},
+        {1, 0},
+        "all buffers must have the same length");
+    refuse({torch::zeros({6})}, {0}, "pass pad_values");
     refuse(
         {torch::zeros({8}).requires_grad_(true)}, {0}, "requires a gradient");
-    refuse({ids}, {1}, "not among the buffers", {torch::zeros({8})});
+    refuse({ids}, {1}, "must be among the buffers", {torch::zeros({8})});
     refuse({}, {}, "no buffers");
     EXPECT_THAT(ids.sizes().vec(), ElementsAre(2, 8));
   });

@@ -55,7 +55,7 @@ TEST(GatheredSequences, RefuseOtherTensors) {
         accelerator.maybe_context_parallel({}, {}, {}, {.sequence_length = 8});
     expect_error<ConfigError>(
         [&] { (void)sequence.gather(torch::ones({4}), 1); },
-        "gather() was given a tensor of shape [4], and dimension 1 of it");
+        "gather() got a tensor of shape [4], and dimension 1 of it");
     expect_error<ConfigError>(
         [&] { (void)sequence.gather(torch::ones({3}), 0); }, "3 positions");
   });

@@ -262,7 +262,7 @@ TEST(InferredPlan, LeavesTheRestWholeAndSaysWhy) {
   EXPECT_THAT(text, HasSubstr("bounded: whole (has max_norm"));
   EXPECT_THAT(text, HasSubstr("few: whole (2 rows are fewer than 3 ranks)"));
   expect_error<ConfigError>(
-      [] { (void)infer_parallelize_plan(Odd(), 0); }, "give 1 or more");
+      [] { (void)infer_parallelize_plan(Odd(), 0); }, "must be at least 1");
 }
 
 /// Counts as an activation; keeps the size of its last input.

@@ -54,7 +54,7 @@ void prepare_stepped(
 }
 
 std::vector<Case> sharding_cases() {
-  const std::string needs_all = "a sharded model needs all ranks in every step";
+  const std::string needs_all = "a sharded model must take every step";
   const std::string full = "LocalSGD averages full models";
   const auto join = [](const ParallelOptions& parallel,
                        const ModelOptions& own = {}) {
@@ -116,7 +116,7 @@ std::vector<Case> sharding_cases() {
          static_cast<void>(accelerator.prepare(two_layers()));
        }},
       {"IgnoredModulesThatAreNoExpression",
-       "is not a regular expression",
+       "must be a regular expression",
        [](const WorldOptions& world) {
          const Accelerator accelerator(
              {.parallel = sharded({.ignored_modules = "("}), .world = world});
@@ -162,7 +162,7 @@ std::vector<Case> other_cases() {
          local.step();
        })},
       {"LoaderPreparedTwice",
-       "prepared already",
+       "already been prepared",
        [](const WorldOptions& world) {
          const Accelerator accelerator({.world = world});
          auto loader = accelerator.prepare(DataLoader(
@@ -170,13 +170,13 @@ std::vector<Case> other_cases() {
          static_cast<void>(accelerator.prepare(std::move(loader)));
        }},
       {"GatherOfSparseTensors",
-       "only dense ones can be sent",
+       "must get a dense tensor",
        [](const WorldOptions& world) {
          const Accelerator accelerator({.world = world});
          static_cast<void>(accelerator.gather(torch::eye(2).to_sparse()));
        }},
       {"ReduceOfSparseTensors",
-       "only dense ones can be sent",
+       "must get a dense tensor",
        [](const WorldOptions& world) {
          const Accelerator accelerator({.world = world});
          static_cast<void>(

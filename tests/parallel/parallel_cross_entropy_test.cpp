@@ -99,10 +99,10 @@ TEST(ParallelCrossEntropy, RefusesWhatDoesNotFit) {
   };
   expect_error<ConfigError>(
       given(torch::ones({2, 3}), torch::zeros({3}, torch::kLong)),
-      "logits of shape [2, 3] and Long targets of shape [3]");
+      "of shape [2, 3] with Long targets of shape [3]");
   expect_error<ConfigError>(
       given(torch::ones({2, 3}), torch::full({2}, 6)),
-      "was given the target 6; classes count from 0 to 5");
+      "must be classes, but one is 6; classes count from 0 to 5");
 }
 
 }  // namespace parallel_cross_entropy_test

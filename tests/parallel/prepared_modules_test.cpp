@@ -261,7 +261,7 @@ TEST(PreparedModules, RefuseWhatDoesNotFit) {
       {{"norm1",
         PrepareModuleInputOutput{
             Replicate{}, kSequence, Replicate{}, kSequence}}},
-      "desired_input_layouts and output_layouts do not agree");
+      "desired_input_layouts and output_layouts differ in that");
   expect_refused<Mixing>(
       {{"mix", slices}}, "\"mix\" mixes positions, or computes statistics");
   expect_refused<Net>(

@@ -383,7 +383,7 @@ TEST(RingAttention, RefusesWhatDoesNotFit) {
         phrase);
   };
   refuse(ones, ones.narrow(2, 0, 3), {}, "sizes must agree");
-  refuse(ones, ones.to(at::kDouble), {}, "one floating dtype");
+  refuse(ones, ones.to(at::kDouble), {}, "have the same floating dtype");
   refuse(ones, ones.narrow(1, 0, 1), {}, "set enable_gqa");
   refuse(
       ones.narrow(1, 0, 1), ones, {.enable_gqa = true}, "must be a multiple");
@@ -406,7 +406,7 @@ TEST(RingAttention, RefusesWhatDoesNotFit) {
       "document_ids are 4 of Float");
   const at::Tensor longer = at::ones({1, 2, 5, 8});
   refuse(longer, longer, {}, "got 5 positions");
-  refuse(at::ones({1, 1, 1, 4, 8}), at::ones({1, 1, 1, 4, 8}), {}, "not of 5");
+  refuse(at::ones({1, 1, 1, 4, 8}), at::ones({1, 1, 1, 4, 8}), {}, "but got 5");
   expect_error<ConfigError>(
       [&] { ring_attention(ones, ones, ones, Group(), SequenceShards(8, 2)); },
       "divided among 2 ranks");

@@ -221,7 +221,7 @@ TEST(StrategyList, RefusesTwoWithOneName) {
         recorded.list.add(
             "a", std::make_unique<RecordingStrategy>("a", recorded.events));
       },
-      "two strategies are called \"a\"");
+      "two are called \"a\"");
 }
 
 // The techniques of a model with two linear layers on two ranks.

@@ -618,7 +618,7 @@ TEST(TensorParallel, RefusesPlansThatDoNotFit) {
       {{"mlp.1", ColwiseParallel{}}}, "\"mlp.1\" has no weight to split");
   expect_refused<Mlp>(
       {{"up", ColwiseParallel{.output_layouts = Shard{1}}}},
-      "give Shard{-1} or Replicate{}");
+      "use Shard{-1} or Replicate{}");
   expect_refused<Mlp>(
       {{"head", ColwiseParallel{}}},
       "has a weight of shape [3, 6], which cannot be split along dimension 0 "
@@ -634,8 +634,7 @@ TEST(TensorParallel, RefusesLayersThatDoNotFollowEachOther) {
   expect_refused<Mlp>(
       {{"down", RowwiseParallel{}}},
       "layer \"down\", whose weight [6, 10] is split along dimension 1 over 2 "
-      "ranks, was given an input of shape [4, 10], but its last dimension "
-      "should be 5");
+      "ranks, got an input of shape [4, 10], but its last dimension must be 5");
   expect_refused<GatheredMlp>(
       {{"layers.0", ColwiseParallel{}}, {"layers.1", ColwiseParallel{}}},
       "layer \"layers.1\"");
@@ -645,7 +644,7 @@ TEST(TensorParallel, NamesTheLayerBeforeAViewWithGlobalSizes) {
   expect_refused<Gpt>(
       {{"qkv", ColwiseParallel{}}},
       "layer \"qkv\" is split over 2 ranks, and returned [4, 5, 12] where one "
-      "process has [4, 5, 24]");
+      "process returns [4, 5, 24]");
 }
 
 /// Reads a weight outside a product.
@@ -665,7 +664,7 @@ TEST(TensorParallel, RefusesIndicesBeyondTheVocabulary) {
     static Tensor inputs(int, int) { return torch::full({4, 5}, 11); }
   };
   expect_refused<Beyond>(
-      Gpt::plan(), "embedding \"tokens\" of 11 rows was given indices");
+      Gpt::plan(), "embedding \"tokens\" of 11 rows got indices");
 }
 
 TEST(TensorParallel, NeedsAPlan) {
@@ -676,7 +675,7 @@ TEST(TensorParallel, NeedsAPlan) {
               {.parallel = {.tensor = 2}, .world = world});
         });
       },
-      "tensor was asked for, but nothing says which layers are split");
+      "tensor is above 1, but nothing says which layers are split");
 }
 
 TEST(TensorParallel, RefusesAModelThatIsSplitAlready) {

@@ -189,7 +189,7 @@ TEST(Ulysses, NeedsAHeadForEachRank) {
           ulysses_attention(
               ones[0], ones[0], ones[0], world.group(), SequenceShards(12, 3));
         },
-        "takes tensors of 4 dimensions");
+        "tensors must have 4 dimensions");
   });
 }
 

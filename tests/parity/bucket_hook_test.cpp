@@ -102,14 +102,14 @@ TEST(BucketHook, MustReturnAMeanOfTheBucketsSize) {
       [&] {
         with([](c10d::GradBucket&, const BucketContext&) { return Future(); });
       },
-      "returned no future");
+      "must return a future");
   expect_error<ConfigError>(
       [&] {
         with([](c10d::GradBucket&, const BucketContext&) {
           return completed(at::zeros({5}));
         });
       },
-      "holds 5 elements of Float, where a tensor of 2");
+      "holds 5 elements of Float, but must hold a tensor of 2");
   expect_error<ConfigError>(
       [&] {
         with([](c10d::GradBucket& bucket, const BucketContext&) {

@@ -433,7 +433,7 @@ TEST(ChangedModel, BindsParametersThatAreAddedToTheOptimizer) {
         sgd.add_param_group({{net->parameters()[0]}});
         expect_error<ConfigError>(
             [&, &optimizer = optimizer] { optimizer.step(); },
-            "given the parameter \"0.weight\" after prepare() that it");
+            "got the parameter \"0.weight\" after prepare(), but already");
       }
     });
   }
@@ -499,7 +499,7 @@ TEST(ChangedModel, NamesOptimizersThatAreUsedThemselves) {
           [&, &model = model] {
             static_cast<void>(accelerator.get_state_dict(model));
           },
-          "an optimizer was stepped itself, not by the handle");
+          "an optimizer was stepped directly, not through the handle");
     });
   }
 }

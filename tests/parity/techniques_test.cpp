@@ -177,7 +177,7 @@ TEST(Techniques, TrainByTheOptimizersOwnStepsOrNameThem) {
     if (refusing.contains(technique.name)) {
       testing::expect_error<ConfigError>(
           [&] { train_parity_net(run); },
-          "an optimizer was stepped itself, not by the handle");
+          "an optimizer was stepped directly, not through the handle");
       continue;
     }
     expect_same(

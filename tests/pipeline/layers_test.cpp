@@ -201,14 +201,14 @@ TEST(PipelineLayers, RefuseWhatDoesNotFit) {
         layers.add("a", linear);
         run(layers, {torch::ones({1, 2}), torch::ones({1, 2})});
       },
-      "layer \"a\" takes 1 tensor, but is given 2");
+      "layer \"a\" takes 1 tensor, but gets 2");
   expect_error<ConfigError>(
       [&] {
         PipelineLayers layers;
         layers.add("a", Add());
         run(layers, {torch::ones({1, 2})});
       },
-      "layer \"a\" takes 2 tensors, but is given 1");
+      "layer \"a\" takes 2 tensors, but gets 1");
 }
 
 std::vector<std::string> names_of(const torch::nn::Module& module) {
@@ -318,7 +318,7 @@ TEST(PipelineStages, RefuseTwoModulesOfOneName) {
   inner.add("a", torch::nn::Linear(2, 2)).add("a.b", torch::nn::Linear(2, 2));
   expect_error<ConfigError>(
       [&] { detail::make_stages(inner.layers(), {0}, {}, 0); },
-      "\"a\" is a layer, and the name of other layers begins with it");
+      "\"a\" is a layer, but names of other layers begin with it");
 }
 
 }  // namespace layers_test

@@ -124,7 +124,7 @@ TEST(PipelineFaults, NameTheRankThatHasEnded) {
         [&] { step(pipeline); }, "[pipeline] rank 1, which stage ");
     expect_error<DistributedError>(
         [&] { step(pipeline); },
-        "the pipeline cannot be used any more, since rank 1, which stage ");
+        "the pipeline can no longer be used, since rank 1, which stage ");
     ++num_victims;
   });
   EXPECT_EQ(num_victims, kStages - 1);

@@ -154,7 +154,8 @@ TEST(PipelineGenerate, RefusesTensorsThatAreNotTokens) {
     const Pipeline pipeline(accelerator, net.layers());
     expect_error<ConfigError>(
         [&] { pipeline.generate(torch::zeros({3}, torch::kLong)); },
-        "generate() takes tokens of shape [sequences, length], not [3]");
+        "tokens of generate() must have shape [sequences, length], but have "
+        "[3]");
     expect_error<ConfigError>(
         [&] {
           pipeline.generate(

@@ -503,7 +503,7 @@ TEST(Pipeline, NamesTheStageThatThrows) {
         ++num_victims;
       }
       expect_error<DistributedError>(
-          step, "the pipeline cannot be used any more, since stage");
+          step, "the pipeline can no longer be used, since stage");
     });
     EXPECT_EQ(num_victims, 2);
   }
@@ -555,10 +555,7 @@ TEST(Pipeline, RefusesBatchesThatCannotBeDivided) {
       expect_error<ConfigError>([&] { pipeline.step(x, y, loss); }, why);
     };
     refused(
-        torch::ones({4, 4}),
-        torch::ones({3}),
-        &loss_of,
-        "tensors of 4 and of 3 samples");
+        torch::ones({4, 4}), torch::ones({3}), &loss_of, "but have 4 and 3");
     refused(Tensor(), torch::ones({3}), &loss_of, "undefined tensor");
     refused(torch::ones({0, 4}), torch::ones({0}), &loss_of, "at least one");
     // Fewer samples than micro-batches.
@@ -582,7 +579,7 @@ TEST(Pipeline, RefusesBatchesThatCannotBeDivided) {
               [](Tensor x, Tensor) { return x; });
         });
       },
-      "the loss function returned 12 numbers");
+      "the loss function must return one number, but returned 12 numbers");
 }
 
 TEST(Pipeline, RefusesAWholeModelWhereThereAreStages) {

@@ -382,7 +382,7 @@ TEST(PreparePippy, TakesSplitPoints) {
         [&] {
           prepare_pippy(world, linear_layers(), {.split_points = {"nowhere"}});
         },
-        "split point \"nowhere\" is not a layer");
+        "split point \"nowhere\" must be a layer");
     expect_error<ConfigError>(
         [&] { prepare_pippy(world, linear_layers(), {.num_chunks = 0}); },
         "num_chunks must be at least 1, but is 0");

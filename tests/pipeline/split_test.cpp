@@ -51,17 +51,20 @@ TEST(PipelineSplit, RefusesWhatCannotBeDivided) {
   refused({}, {1, 1, 1}, 4, "3 layers cannot be divided into 4 stages");
   refused({"b"}, {}, 3, "1 split points make 2 stages, but there are 3");
   refused(
-      {"x"}, {}, 2, "split point \"x\" is not a layer; the layers are a, b, c");
+      {"x"},
+      {},
+      2,
+      "split point \"x\" must be a layer, but the layers are a, b, c");
   refused({"a"}, {}, 2, "split point \"a\" is the first layer");
   refused(
       {"c", "b"}, {}, 3, "split point \"b\" does not come after the others");
-  refused({}, {1, 2}, 2, "2 costs were given for 3 layers");
-  refused({}, {1, -2, 1}, 2, "layer \"b\" was given a cost of -2");
+  refused({}, {1, 2}, 2, "there are 2 for 3 layers");
+  refused({}, {1, -2, 1}, 2, "the cost of layer \"b\" is -2");
   refused(
       {},
       {1, std::numeric_limits<double>::quiet_NaN(), 1},
       2,
-      "layer \"b\" was given a cost of nan");
+      "the cost of layer \"b\" is nan");
 }
 
 }  // namespace split_test

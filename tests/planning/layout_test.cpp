@@ -148,8 +148,7 @@ TEST(ClusterSpeeds, SlowLayersDownByTokens) {
   options.cluster->measured.layer_slowdowns = {
       {.tokens = 4 * tokens, .factor = 3}, {.tokens = tokens, .factor = 1}};
   expect_error<ConfigError>(
-      [&] { computing(1); },
-      "layer_slowdowns in ascending order of tokens");
+      [&] { computing(1); }, "layer_slowdowns in ascending order of tokens");
 }
 
 TEST(ClusterSpeeds, SlowSplitLayersDownByTheirDegree) {
@@ -906,7 +905,8 @@ TEST(Plan, RefusesWhatMakesNoSense) {
       "must be at least 1, but are 0, ");
   LayoutPlanOptions options = options_of(0);
   expect_error<ConfigError>(
-      [&] { plan_layout(llama(), options); }, "a plan was asked for 0 ranks");
+      [&] { plan_layout(llama(), options); },
+      "a plan cannot be made for 0 ranks");
   options = options_of(8);
   options.tensor = 0;
   expect_error<ConfigError>(
@@ -918,7 +918,7 @@ TEST(Plan, RefusesWhatMakesNoSense) {
   options = options_of(8);
   options.optimizer = "magic";
   expect_error<ConfigError>(
-      [&] { plan_layout(llama(), options); }, "\"magic\" is not one of");
+      [&] { plan_layout(llama(), options); }, "but is \"magic\"");
   expect_error<ConfigError>(
       [&] { simulate_layout(llama(), {.replicate = 4}, options_of(8)); },
       "the layout has 4 ranks, but there are 8");
@@ -950,7 +950,8 @@ TEST(Plan, RefusesWhatMakesNoSense) {
   TransformerShape shape = mixture();
   shape.top_k = 64;
   expect_error<ConfigError>(
-      [&] { plan_layout(shape, options_of(8)); }, "a token uses 1 to all");
+      [&] { plan_layout(shape, options_of(8)); },
+      "a token must use from 1 to all");
 }
 
 }  // namespace layout_test

@@ -168,7 +168,7 @@ TEST(TransformerPlan, CountsWhatDevicesSplitOfALayerASequenceAndTheLayers) {
           .activations,
       2U * 4 * 8 * 39 * 2);
   expect_error<ConfigError>(
-      [&] { plan_with(3, 1, 1); }, "whose product must divide the ranks");
+      [&] { plan_with(3, 1, 1); }, "must divide the ranks");
 }
 
 TEST(TransformerPlan, KeepsInputsOfLinearLayersInFloat8) {

@@ -97,10 +97,10 @@ TEST_F(ModelTrees, NameWhatIsWrongInConfigs) {
       R"("model_type": "\u001b[2J")", R"(has model_type "\x1b[2J"; known are)");
   changed(
       R"("hidden_size": 2147483648, "vocab_size": 2147483648)",
-      "more than 2^56 elements");
+      "exceeds 2^56 elements");
   refuse("[1]", "is not a JSON object");
   refuse("{\n\"a\": x}", "is not a JSON object: line 2, column 6: syntax");
-  refuse(std::string(100'000, '['), "nested 100000 deep; at most 512");
+  refuse(std::string(100'000, '['), "nested 100000 deep, but only 512");
 }
 
 TEST_F(ModelTrees, AreBuiltForTheMostLayers) {
@@ -156,7 +156,7 @@ TEST_F(ModelTrees, RefuseDeepNames) {
   EXPECT_EQ(weights({name_of(128)}).num_parameters, 1U);
   expect_error<ConfigError>(
       [&] { static_cast<void>(weights({name_of(129)})); },
-      "is inside 129 modules; at most 128 are read");
+      "is inside 129 modules, but at most 128 are read");
   expect_error<ConfigError>(
       [&] { static_cast<void>(weights({std::string(2'000'000, '.')})); },
       "x.safetensors: a tensor in .....");

@@ -261,10 +261,10 @@ TEST(PipelineSchedule, RefusesWhatIsNotPossible) {
       "must be at least 1, but are 0, 1 and 4");
   expect_error<ConfigError>(
       [] { make_pipeline_schedule(Schedules::one_f_one_b, 2, 4, 2); },
-      "1F1B gives each rank one chunk of layers, not 2; use Interleaved1F1B");
+      "1F1B needs one chunk of layers per rank, not 2; use Interleaved1F1B");
   expect_error<ConfigError>(
       [] { make_pipeline_schedule(Schedules::zero_bubble_v, 2, 4, 3); },
-      "ZBVZeroBubble gives each rank two chunks of layers, not 3");
+      "ZBVZeroBubble needs two chunks of layers per rank, not 3");
   expect_error<ConfigError>(
       [] { make_pipeline_schedule(Schedules::dual_pipe_v, 4, 6, 2); },
       "DualPipeV needs at least as many micro-batches as there are stages, "

@@ -274,7 +274,7 @@ TEST(Float8Figures, RefuseANegativeInterval) {
         const Accelerator accelerator(
             {.fp8_statistics_interval = -1, .journal = false});
       },
-      "fp8_statistics_interval is -1; it must be a number of steps");
+      "fp8_statistics_interval must be a number of steps");
 }
 
 // The stages are on different ranks, and the main process has the journal.

@@ -383,7 +383,7 @@ TEST(Float8Layers, AreListedWithReasons) {
 TEST(Float8Layers, ComeFromRecipesThatAreKnown) {
   expect_error<ConfigError>(
       [] { Float8LinearConfig::from_recipe_name("blockwise"); },
-      "the float8 recipe \"blockwise\"");
+      "but is \"blockwise\"");
 }
 
 TEST(Float8Training, NamesALayerWhoseScaleDoesNotFit) {

@@ -192,7 +192,7 @@ TEST(OperatorRecorder, RefusesAThreadThatAnotherOneRecords) {
   const auto one = make();
   one->start();
   testing::expect_error<ConfigError>(
-      [&] { make()->start(); }, "a thread that another one records");
+      [&] { make()->start(); }, "another one records");
   one->stop();
   const auto other = make();
   other->start();

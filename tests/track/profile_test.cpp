@@ -228,13 +228,13 @@ TEST(Profile, RefusesWhatItCannotDo) {
         (void)accelerator.profile(
             {.schedule_option = ProfileSchedule{.active = 0}});
       },
-      "active must be at least 1");
+      "active at least 1");
   auto profile = accelerator.profile(ProfileOptions{});
   expect_error<ConfigError>(
       [&] { (void)accelerator.profile(ProfileOptions{}); },
-      "another one of this accelerator runs");
+      "another one is running");
   expect_error<ConfigError>(
-      [&] { (void)profile.results(); }, "before it had recorded any");
+      [&] { (void)profile.results(); }, "before it has recorded any");
   profile.stop();
   profile.stop();
   expect_error<ConfigError>([&] { profile.step(); }, "has ended");

@@ -166,8 +166,7 @@ TEST_F(TrackedFigures, RefuseAnIntervalBelowZero) {
   RunTrackingOptions below = options("r");
   below.figures_interval = std::chrono::milliseconds(-5);
   testing::expect_error<ConfigError>(
-      [&] { const RunTracking tracking(below); },
-      "[track] figures_interval is -5 ms");
+      [&] { const RunTracking tracking(below); }, "but is -5 ms");
 }
 
 }  // namespace tracked_figures_test

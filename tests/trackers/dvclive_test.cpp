@@ -101,7 +101,7 @@ TEST_F(Dvclive, WarnsOnceAboutWhatItCannotLog) {
   const auto tracker = started();
   for (int i = 0; i < 3; ++i)
     tracker->log({{"both", TrackedValues{{"a", 1}}}, {"loss", i}}, {}, {});
-  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("\"both\" is something else")));
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("unlike \"both\"")));
 }
 
 TEST_F(Dvclive, TimestampsAndValuesWithoutPlot) {
@@ -215,7 +215,7 @@ TEST_F(Dvclive, TellsDvcOfItsFilesOnRequest) {
       "params:\n- live/params.yaml\nmetrics:\n- live/metrics.json\n"
       "plots:\n- live/plots/metrics:\n    x: step\n");
   expect_error<ConfigError>(
-      [&] { make({{"dvcyaml", path}}); }, "exists, and is not changed");
+      [&] { make({{"dvcyaml", path}}); }, "exists and is not changed");
 }
 
 TEST_F(Dvclive, SaysWhatNeedsDvc) {

@@ -108,7 +108,7 @@ TEST_F(MlflowDatabase, ResumesARunAndKeepsItsParameters) {
   const auto second = started({{"tags", TrackedValues{{"t", "x"}}}});
   expect_error<Error>(
       [&] { second->store_init_configuration({{"lr", 2}}); },
-      "had another value, which it keeps");
+      "keeps its earlier value");
   second->finish();
   EXPECT_EQ(rows("SELECT count(*) FROM runs"), (std::vector<DatabaseRow>{{1}}));
   EXPECT_EQ(

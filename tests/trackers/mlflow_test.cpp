@@ -162,7 +162,7 @@ TEST_F(Mlflow, DropsParametersThatAreTooLong) {
   EXPECT_EQ(run().at("params").size(), 1U);
   EXPECT_THAT(
       warnings_,
-      ElementsAre(HasSubstr("at most 6000 characters; \"long\" has 6001")));
+      ElementsAre(HasSubstr("at most 6000 characters, but \"long\" has 6001")));
 }
 
 TEST_F(Mlflow, ManyParametersAndMetrics) {

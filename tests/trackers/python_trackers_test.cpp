@@ -77,8 +77,8 @@ TEST_F(PythonTrackers, MayAnswerWithAnyJson) {
       {R"({"error": 7})", "failed (log): 7"},
       {R"({"error": ["a", null]})", R"(failed (log): ["a",null])"},
       {R"({"missing": {"a": 1}})", "needs the Python package {\"a\":1}"},
-      {"[]", "something else than JSON"},
-      {"{", "something else than JSON"}};
+      {"[]", "must answer with JSON"},
+      {"{", "must answer with JSON"}};
   for (const auto& [answer, phrase] : table) {
     SCOPED_TRACE(answer);
     // An interpreter that answers everything but the start with this line.
@@ -170,9 +170,10 @@ TEST_F(PythonTrackers, SayWhichPackageIsMissing) {
   const auto tracker = make("comet_ml");
   expect_error<ConfigError>(
       [&] { tracker->start(); },
-      "[trackers] comet_ml needs the Python package comet_ml: " +
+      "[trackers] comet_ml needs the Python package comet_ml, which " +
           testing::python_for_tests() +
-          " has none (pip install comet_ml), or name another interpreter with");
+          " lacks (pip install comet_ml); install it, or name another "
+          "interpreter with");
 }
 
 TEST_F(PythonTrackers, WandbIsAskedForRunsThatAreOnline) {

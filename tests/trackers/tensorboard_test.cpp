@@ -242,7 +242,7 @@ TEST_F(Tensorboard, RefusesImagesOfAnotherShape) {
       "shape [2, 2] have the layout \"HWC\"");
   testing::expect_error<Error>(
       [&] { made->log_images("x", {{2, 3}, "HW", false, "1234"}, kTime, {}); },
-      "have 4 bytes of values; these would be 6");
+      "have 4 bytes of values, but must have 6");
 }
 
 TEST_F(Tensorboard, WarnsOnceAboutWhatItCannotLog) {
@@ -254,8 +254,8 @@ TEST_F(Tensorboard, WarnsOnceAboutWhatItCannotLog) {
   made->flush();
   EXPECT_TRUE(events().empty());
   ASSERT_EQ(warnings_.size(), 2U);
-  EXPECT_THAT(warnings_[0], HasSubstr("\"list\" is something else"));
-  EXPECT_THAT(warnings_[1], HasSubstr("\"none\" is something else"));
+  EXPECT_THAT(warnings_[0], HasSubstr("unlike \"list\""));
+  EXPECT_THAT(warnings_[1], HasSubstr("unlike \"none\""));
 }
 
 TEST_F(Tensorboard, ListsTheArgumentsThereAre) {

@@ -62,7 +62,7 @@ TEST(TrackedValue, RefusesNumbersBeyond64Bits) {
   EXPECT_EQ(TrackedValue(std::uint64_t{INT64_MAX}), TrackedValue(INT64_MAX));
   testing::expect_error<ConfigError>(
       [] { TrackedValue(std::uint64_t{INT64_MAX} + 1); },
-      "9223372036854775808 does not fit");
+      "but one is 9223372036854775808");
 }
 
 TEST(TrackedValue, CountsTruthValuesAsNumbersButNotTexts) {

@@ -212,7 +212,7 @@ TEST_F(Feed, WarnsOnceOfATrackerThatFailsAndGoesOn) {
   EXPECT_THAT(
       warnings(),
       ElementsAre(
-          HasSubstr("failing failed (values): no network; training goes on"),
+          HasSubstr("failing failed (values): no network; training continues"),
           HasSubstr("failing failed 5 times")));
 }
 
@@ -256,7 +256,7 @@ TEST_F(Feed, DropsWhatThereIsNoRoomForAndCountsIt) {
   EXPECT_THAT(
       warnings(),
       ElementsAre(
-          HasSubstr("slower than what is logged"),
+          HasSubstr("slower than the program logs"),
           HasSubstr("6 values, images and the like were lost")));
 }
 

@@ -186,10 +186,10 @@ TEST_F(Waiting, GivesTheTrackerARestThatIsReported) {
   EXPECT_THAT(
       warnings_,
       ElementsAre(
-          HasSubstr("slow failed (values): no answer; training goes on, and "
+          HasSubstr("slow failed (values): no answer; training continues, and "
                     "look into the journal"),
-          HasSubstr("399 values, images and the like were not given to slow, "
-                    "which did not answer in time; look into the journal")));
+          HasSubstr("399 values, images and the like were not passed to slow, "
+                    "which did not respond in time; look into the journal")));
 }
 
 TEST_F(Waiting, DoesNotRestForAFailureThatTakesNoTime) {

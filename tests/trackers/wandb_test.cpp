@@ -297,7 +297,8 @@ TEST_F(Wandb, RefusesCaptionsThatAreTooFew) {
         made->log_images(
             "x", {{2, 1, 1}, "NHW", false, "ab"}, at(0), {{"caption", "one"}});
       },
-      "there are 1 captions for 2 images of \"x\"");
+      "there must be one caption per image, but there are 1 for 2 images of "
+      "\"x\"");
 }
 
 TEST_F(Wandb, WritesTablesHistogramsAndFigures) {
@@ -372,7 +373,8 @@ TEST_F(Wandb, SaysWhetherTheServerIsWanted) {
   EXPECT_FALSE(detail::wandb_wants_online(request_));
   request_.init_kwargs = {{"mode", "sometimes"}};
   testing::expect_error<ConfigError>(
-      [&] { detail::make_wandb(request_); }, "the mode is \"sometimes\"");
+      [&] { detail::make_wandb(request_); },
+      "the mode must be offline, online or disabled, but is \"sometimes\"");
 }
 
 TEST_F(Wandb, RefusesNamesThatWandbRefuses) {
@@ -396,7 +398,7 @@ TEST_F(Wandb, WarnsThatOfflineRunsAreNotResumed) {
   request_.init_kwargs = {{"resume", "allow"}};
   started()->finish();
   ASSERT_EQ(warnings_.size(), 1U);
-  EXPECT_THAT(warnings_[0], HasSubstr("resumes runs while online only"));
+  EXPECT_THAT(warnings_[0], HasSubstr("resumes runs only online"));
 }
 
 }  // namespace wandb_test

@@ -174,12 +174,14 @@ TEST(Accelerator, RefusesTheSameThingTwice) {
   torch::nn::Linear net(1, 1);
   auto model = accelerator.prepare(net);
   expect_error<ConfigError>(
-      [&] { accelerator.prepare(net); }, "something prepared before");
+      [&] { accelerator.prepare(net); },
+      "must not be repeated or already prepared");
   const std::shared_ptr<torch::nn::LinearImpl> empty;
   expect_error<ConfigError>(
       [&] { accelerator.prepare(empty); }, "an empty module holder");
   expect_error<ConfigError>(
-      [&] { accelerator.backward(at::Tensor()); }, "undefined loss");
+      [&] { accelerator.backward(at::Tensor()); },
+      "the loss of backward() must be defined");
 }
 
 TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
@@ -189,7 +191,7 @@ TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
   torch::optim::SGD sgd(net->parameters(), 0.1);
   expect_error<ConfigError>(
       [&] { accelerator.prepare(empty); },
-      "argument 1 of prepare() is an empty module holder");
+      "argument 1 of prepare() must be a module, but is an empty holder");
   const std::shared_ptr<torch::nn::LinearImpl> null;
   try {
     accelerator.prepare(net, sgd, with_options(empty, {}), null);
@@ -198,8 +200,8 @@ TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
     EXPECT_THAT(
         error.what(),
         ::testing::AllOf(
-            ::testing::HasSubstr("argument 3 of prepare() is an empty module"),
-            ::testing::HasSubstr("argument 4 of prepare() is an empty module"),
+            ::testing::HasSubstr("argument 3 of prepare() must be a module"),
+            ::testing::HasSubstr("argument 4 of prepare() must be a module"),
             ::testing::Not(::testing::HasSubstr("twice"))));
   }
   expect_error<ConfigError>(
@@ -207,7 +209,7 @@ TEST(Accelerator, SaysWhichArgumentOfPrepareIsEmpty) {
       "argument 2 of prepare() is an empty pointer to an optimizer");
   expect_error<ConfigError>(
       [&] { static_cast<void>(accelerator.prepare(empty)); },
-      "argument 1 of prepare() is an empty module holder");
+      "argument 1 of prepare() must be a module, but is an empty holder");
   // The failed call prepared nothing.
   EXPECT_NO_THROW(accelerator.prepare(net, sgd));
 }
@@ -348,7 +350,7 @@ TEST(Accelerator, ClipsTheNormOfTheAveragedGradient) {
         [&] {
           accelerator.clip_grad_norm_(model, 1.0, {.error_if_nonfinite = true});
         },
-        "the gradient norm is nan");
+        "the gradient norm must be finite, but is nan");
   });
 }
 

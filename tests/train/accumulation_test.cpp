@@ -76,8 +76,8 @@ TEST(Accumulation, TakesTheWindowAsOneOfItsOptions) {
   EXPECT_THAT(weights, ::testing::ElementsAre(0, 0, -3));
   expect_error<ConfigError>(
       [] { weights_of_a_pass(3, {.num_steps = 3}); },
-      "gradient_accumulation_steps is 2 and gradient_accumulation.num_steps 3; "
-      "give one of them");
+      "gradient_accumulation_steps is 2, but gradient_accumulation.num_steps "
+      "is 3; set only one of them");
 }
 
 // Windows of 3 over 5 batches: the second has only 2.
@@ -295,13 +295,13 @@ TEST(Accumulation, RefusesItemCountsInPartOfAWindow) {
     accelerator.backward(loss(), {.num_items = 3});
     expect_error<ConfigError>(
         [&] { accelerator.backward(loss(), {.num_items = 4}); },
-        "equally many items");
+        "num_items must be the same");
     expect_error<ConfigError>(
         [&] { accelerator.backward(loss(), {.num_items = -1}); }, "at least 0");
   }
   auto micro_step = accelerator.accumulate(model);
   expect_error<ConfigError>(
-      [&] { accelerator.backward(loss()); }, "in all or in none");
+      [&] { accelerator.backward(loss()); }, "of a window or in none");
 }
 
 }  // namespace accumulation_test

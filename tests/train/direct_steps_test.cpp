@@ -77,8 +77,8 @@ TEST(DirectSteps, AreNotTakenWhereSomethingElseIsNeeded) {
 TEST(DirectSteps, EndWhileAProfileListens) {
   Direct direct;
   direct.step();
-  auto profile =
-      direct.accelerator.profile({.activities = std::vector<ProfilerActivity>{}});
+  auto profile = direct.accelerator.profile(
+      {.activities = std::vector<ProfilerActivity>{}});
   EXPECT_FALSE(direct.is_direct());
   for (int i = 0; i < 2; ++i) {
     direct.step();
@@ -156,7 +156,8 @@ TEST(DirectSteps, EndWithTheRelease) {
 TEST(DirectSteps, StillRefuseALossThatCannotBe) {
   const Direct direct;
   expect_error<ConfigError>(
-      [&] { direct.accelerator.backward(at::Tensor()); }, "undefined loss");
+      [&] { direct.accelerator.backward(at::Tensor()); },
+      "the loss of backward() must be defined");
   expect_error<ConfigError>(
       [&] { direct.accelerator.backward(at::ones({})); }, "without a graph");
   expect_error<ConfigError>(

@@ -93,7 +93,7 @@ TEST(DirectoryMoves, RefuseNamesThatLeadOutOfTheDirectory) {
                 group,
                 {DirectoryMove{
                     1, 0, directory / "source", directory / "target"}}),
-            HasSubstr("which is not a file below"));
+            HasSubstr("which is not inside"));
         return;
       }
       const at::Tensor rounds = at::ones({1}, at::kLong);

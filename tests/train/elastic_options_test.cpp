@@ -139,7 +139,7 @@ TEST(RunElastic, WindowsMakeUpTheGlobalBatch) {
   expect_error<ConfigError>(
       [] { window(0, 4); }, "needs ElasticOptions::global_batch_size");
   expect_error<ConfigError>(
-      [] { window(12, 0); }, "was given batches of 0 for 1 of 1 ranks");
+      [] { window(12, 0); }, "got batches of 0 for 1 of 1 ranks");
   expect_error<ConfigError>(
       [] { window(12, 4, 0); }, "batches of 4 for 0 of 1 ranks");
 }
@@ -185,7 +185,7 @@ TEST(RunElastic, SaysThatALauncherDoesNotTellHowManyRanksThereWere) {
        {"MASTER_PORT", "29500"}});
   EXPECT_THAT(
       warnings(4, per_rank),
-      Contains(HasSubstr("with how many ranks the group began")));
+      Contains(HasSubstr("the number of ranks with which the group began")));
   EXPECT_THAT(warnings(4, {.global_batch_size = 12}), IsEmpty());
 }
 
@@ -483,7 +483,7 @@ TEST(RunElastic, RefusesWhatCannotBeKept) {
              .redundancy_steps = 1,
              .memory_dir = directory.path() / "link"});
       },
-      "it is another user's, or no directory");
+      "it is another user's, or not a directory");
 }
 
 }  // namespace elastic_options_test

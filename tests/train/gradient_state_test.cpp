@@ -262,10 +262,10 @@ TEST(Backward, TakesTheVectorOfALossThatIsNoScalar) {
       loss(), {.gradient = torch::tensor({{10.}, {100.}}, at::kFloat)});
   EXPECT_EQ(net->weight.grad().item<double>(), 210);
   expect_error<ConfigError>(
-      [&] { accelerator.backward(loss()); }, "a loss of 2 numbers");
+      [&] { accelerator.backward(loss()); }, "must be one number, but has 2");
   expect_error<ConfigError>(
       [&] { accelerator.backward(loss(), {.gradient = torch::ones({2})}); },
-      "shape [2, 1] and a gradient of shape [2]");
+      "but have [2, 1] and [2]");
 }
 
 TEST(Backward, RefusesALossWithoutAGraph) {
@@ -274,7 +274,7 @@ TEST(Backward, RefusesALossWithoutAGraph) {
   auto model = accelerator.prepare(net);
   const auto refuse = [&](const at::Tensor& loss) {
     expect_error<ConfigError>(
-        [&] { accelerator.backward(loss); }, "a loss without a graph");
+        [&] { accelerator.backward(loss); }, "must have a graph, but has none");
   };
   refuse(model(input(1)).sum().detach());
   {

@@ -66,7 +66,7 @@ TEST(OwnedOptimizer, StaysTheUsersIfPrepareThrows) {
   auto sgd = std::make_unique<torch::optim::SGD>(net->parameters(), 0.1);
   expect_error<ConfigError>(
       [&] { accelerator.prepare(net, std::move(sgd)); },
-      "something prepared before");
+      "must not be repeated or already prepared");
   EXPECT_NE(sgd, nullptr);
   expect_error<ConfigError>(
       [&] { accelerator.prepare(std::unique_ptr<torch::optim::SGD>()); },

@@ -120,7 +120,7 @@ TEST(OptionsWithoutEffect, AreThoseOfALongerWindow) {
     EXPECT_THAT(
         warnings_of({.gradient_accumulation = accumulation}),
         HasSubstr(
-            "do nothing in this program: gradient_accumulation." + name +
+            "have no effect in this program: gradient_accumulation." + name +
             " (code; gradient_accumulation_steps is 1)"));
     EXPECT_THAT(
         warnings_of(
@@ -202,7 +202,7 @@ TEST(OptionsWithoutEffect, AreReportedByTheProgram) {
       warnings_of(
           {.parallel =
                {.replicate_options = {.power_sgd = {.warm_start = false}}}}),
-      HasSubstr("do nothing in this program: replicate_options.power_sgd"));
+      HasSubstr("have no effect in this program: replicate_options.power_sgd"));
   EXPECT_THAT(
       warnings_of(
           {.parallel =
@@ -217,7 +217,7 @@ TEST(OptionsWithoutEffect, AreCheckedLikeOthers) {
   options.profile =
       ProfileOptions{.schedule_option = ProfileSchedule{.active = 0}};
   expect_error<ConfigError>(
-      [&] { const Accelerator refused(options); }, "active must be at least 1");
+      [&] { const Accelerator refused(options); }, "active at least 1");
   options.profile =
       ProfileOptions{.activities = std::vector{ProfilerActivity::cuda}};
   expect_error<ConfigError>(

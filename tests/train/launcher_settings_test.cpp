@@ -56,8 +56,8 @@ TEST(LauncherSettings, DeviceIsThatOfEveryRank) {
   const auto scope = patch_environment({{"ACCELERATE_TORCH_DEVICE", "abacus"}});
   expect_error<ConfigError>(
       [&] { const World refused(one); },
-      "device \"abacus\" (environment variable ACCELERATE_TORCH_DEVICE) is "
-      "not a LibTorch device");
+      "must be one of LibTorch's, such as cpu, cuda or cuda:1, but is "
+      "\"abacus\" (environment variable ACCELERATE_TORCH_DEVICE)");
 }
 
 TEST(LauncherSettings, MixedPrecisionIsThatOfForwards) {
@@ -158,7 +158,7 @@ std::string logged_as(const Variables& variables) {
     const Accelerator accelerator({.world = alone()});
     accelerator.world().logger("train").info("first");
     accelerator.world().logger("train.data").warning("second {}", 2);
-    accelerator.world().logger("train", LogLevel::error).warning("not shown");
+    accelerator.world().logger("train", LogLevel::error).warning("not visible");
     accelerator.finish();
   }
   return ::testing::internal::GetCapturedStderr();
@@ -175,7 +175,7 @@ TEST(LoggerOfTheWorld, WritesAsTheSettingsSay) {
                 "\"message\":\"[RANK 0] second 2\"}\n"));
   expect_error<ConfigError>(
       [] { logged_as({{"ACCELERATE_CPP_LOG", "train"}}); },
-      "\"train\" is not a name and its log level");
+      "but one is \"train\"");
 }
 
 TEST(LoggerOfTheWorld, LogsInTheOrderOfRanks) {
@@ -231,16 +231,16 @@ std::vector<Refusal> refusals() {
       "[parallel] pipeline (2) = 2 ranks, but the launcher started 1; set "
       "pipeline to 1 or launch 2 processes";
   const std::string no_plan =
-      "[parallel] tensor was asked for, but nothing says which layers are "
-      "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
+      "[parallel] tensor is above 1, but nothing says which layers are split; "
+      "set ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
       {"PARALLELISM_CONFIG_CP_BACKEND",
        {},
-       "is \"2\"; it must be one of torch"},
+       "is \"2\", but must be one of torch"},
       {"PARALLELISM_CONFIG_SP_BACKEND",
        {},
-       "is \"2\"; it must be one of deepspeed"},
+       "is \"2\", but must be one of deepspeed"},
       {"PARALLELISM_CONFIG_PP_SIZE", {}, too_many},
       {"MEGATRON_LM_PP_DEGREE", megatron, too_many},
       {"MEGATRON_LM_EXPERT_MODEL_PARALLEL_SIZE",
@@ -293,7 +293,7 @@ TEST_P(VariableWithoutEffect, IsReportedWithItsOrigin) {
   const OptionSpec& spec = *detail::find_option(GetParam());
   const std::string variable(spec.variable);
   const std::string report =
-      "settings that were given and do nothing in this program: " + GetParam() +
+      "settings that have no effect in this program: " + GetParam() +
       " (environment variable " + variable + ")";
   {
     const auto scope = patch_environment({{variable, sample_of(spec)}});

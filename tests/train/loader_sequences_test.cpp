@@ -89,7 +89,7 @@ TEST(LoaderSequences, ArePaddedWithGivenValues) {
         {.batch_size = 4, .sequences = BatchSequences{.dims = {1, {}}}}));
     expect_error<ConfigError>(
         [&] { static_cast<void>(bare.begin()); },
-        "7 positions do not divide evenly among 2 ranks; give pad_values");
+        "7 positions do not divide evenly among 2 ranks; pass pad_values");
   });
 }
 
@@ -200,7 +200,7 @@ TEST(ShiftLabels, MovesThemOnePositionForward) {
   EXPECT_EQ(shift_labels(torch::zeros({2, 0}, torch::kLong)).numel(), 0);
   expect_error<ConfigError>(
       [&] { static_cast<void>(shift_labels(labels, 2)); },
-      "give that of the sequence");
+      "pass that of the sequence");
 }
 
 }  // namespace loader_sequences_test

@@ -261,8 +261,8 @@ TEST(MachineStates, SayWhatNobodyHolds) {
     EXPECT_THAT(rank.found(), IsEmpty());
     EXPECT_EQ(
         rank.states().lost(),
-        "state 0 in memory cannot be used: nobody holds what machine 1 had of "
-        "it");
+        "state 0 in memory cannot be used: no machine holds machine 1's part "
+        "of it");
     EXPECT_EQ(rank.states().next_number(), 1);
     rank.states().settle();
   });
@@ -315,7 +315,7 @@ TEST(MachineStates, StayAsTheyAreWhenTheNextOneCannotBeKept) {
       const bool breaks = rank.accelerator().process_index() == 2;
       if (breaks) {
         fs::rename(place, aside);
-        std::ofstream(place) << "no directory";
+        std::ofstream(place) << "not a directory";
       }
       rank.accelerator().wait_for_everyone();
       if (kind == std::string("copies")) {

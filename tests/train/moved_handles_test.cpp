@@ -52,11 +52,9 @@ TEST(MovedFrom, HandlesOfAnAcceleratorStillReferToIt) {
   torch::nn::Linear net(2, 1);
   torch::optim::SGD sgd(net->parameters(), 0.1);
   optim::StepLR step_lr(sgd, {.step_size = 10, .gamma = 0.5});
-  auto [model, optimizer, scheduler] =
-      accelerator.prepare(net, sgd, step_lr);
-  expect_kept(accelerator, [](const Accelerator& it) {
-    return it.num_processes();
-  });
+  auto [model, optimizer, scheduler] = accelerator.prepare(net, sgd, step_lr);
+  expect_kept(
+      accelerator, [](const Accelerator& it) { return it.num_processes(); });
   expect_kept(accelerator, [](Accelerator& it) { return it.device().str(); });
   expect_kept(model, [](auto& it) {
     return it(torch::ones({1, 2})).template item<float>();
@@ -71,7 +69,7 @@ TEST(MovedFrom, HandlesOfAnAcceleratorStillReferToIt) {
   expect_kept(state, [](GradientState& it) { return it.num_steps(); });
   NamedLogger logger = accelerator.world().logger("test");
   expect_kept(logger, [](NamedLogger& it) {
-    it.debug("not shown");
+    it.debug("not visible");
     return 0;
   });
   Mesh mesh = accelerator.mesh();

@@ -72,7 +72,7 @@ TEST(OptimizerHandle, FindsNoLomoThatIsGone) {
       [&, &model = model] {
         accelerator.lomo_backward(model(torch::ones({1, 2})).sum(), 0.5);
       },
-      "0 optimizers");
+      "there are 0");
   EXPECT_EQ(net->weight[0][0].item<float>(), -0.5F);
 }
 

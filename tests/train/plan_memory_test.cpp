@@ -114,7 +114,7 @@ TEST(PlanMemory, HonoursItsOptions) {
       "with precision no");
   expect_error<ConfigError>(
       [&] { static_cast<void>(plan({.optimizer = "adamx"})); },
-      "the optimizer \"adamx\" is not one of");
+      "but is \"adamx\"");
   expect_error<ConfigError>(
       [&] { static_cast<void>(plan({.unit_classes = {"Nothing"}})); },
       "Nothing");
@@ -240,7 +240,7 @@ TEST(PlanMemory, NamesStepsThatItCannotPlan) {
           return y.sum();
         });
       },
-      "calls other operators with 8 samples than with 16");
+      "calls different operators with 8 samples than with 16");
   expect_error<std::logic_error>(
       [&] {
         plan(

@@ -200,8 +200,8 @@ TEST_P(ReportedField, IsNamedInTheWarning) {
   const Accelerator accelerator(options);
   accelerator.end_training();
   const std::string start =
-      "settings that were given and do nothing in this program: " +
-      GetParam().name + " (code";
+      "settings that have no effect in this program: " + GetParam().name +
+      " (code";
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_THAT(warnings[0], ::testing::StartsWith(start));
   // No other field is named.

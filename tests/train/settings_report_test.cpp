@@ -83,8 +83,7 @@ void step(const Accelerator& accelerator) {
   optimizer.step();
 }
 
-const std::string kPrefix =
-    "settings that were given and do nothing in this program: ";
+const std::string kPrefix = "settings that have no effect in this program: ";
 
 TEST(SettingsReport, NamesWhatNobodyReadWhenTheFirstStepBegins) {
   const Variables variables(

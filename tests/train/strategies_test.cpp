@@ -83,8 +83,7 @@ TEST(StrategyEvents, EndABackwardInReverseForEveryOptimizer) {
       expected.end(), {"first.a:average_gradient", "first.b:average_gradient"});
   expected.insert(expected.end(), ends.begin(), ends.end());
   // The backward is also a step of the model whose parameters it updates.
-  expected.insert(
-      expected.end(), {"first.a:after_step", "first.b:after_step"});
+  expected.insert(expected.end(), {"first.a:after_step", "first.b:after_step"});
   EXPECT_EQ(models.take_events(), expected);
 }
 
@@ -129,7 +128,7 @@ TEST(StrategyEvents, ReportAFailedBackwardToAllStrategies) {
       }
     };
     models.take_events();
-    expect_error<c10::Error>(fail, "a second time");
+    expect_error<c10::Error>(fail, "but ran it twice");
     EXPECT_THAT(failures_in(models.take_events()), all);
     models.strategies[0]->explains_failures = true;
     models.strategies[2]->explains_failures = true;

@@ -272,7 +272,7 @@ TEST(TorchLoader, RefusesToResumeInsideAPassOfAnUnknownSampler) {
       });
   EXPECT_THAT(
       said,
-      ::testing::Contains(::testing::HasSubstr("load_state() will refuse it")));
+      ::testing::Contains(::testing::HasSubstr("load_state() will reject it")));
   const Accelerator accelerator(seeded(alone()));
   auto loader = accelerator.prepare(numbers<Backwards>(10, 1));
   expect_error<CheckpointError>(

@@ -148,30 +148,35 @@ std::string format_option(const OptionValue& value) {
 namespace {
 
 constexpr std::string_view kPageBegin =
-    "# Options\n\nEvery setting has one name in the config file and, where "
-    "given, a flag of `accelerate-cpp launch` and an\nenvironment variable. "
-    "Code wins over the command line, the command line over the environment, "
-    "the\nenvironment over the file, the file over the default; every resolved "
-    "value knows which of them it came from.\n\nThis page is printed by "
-    "`accelerate-cpp options`; a test keeps the two equal, and another "
-    "compares the marks with what\nreads the settings. No mark: the library "
-    "acts on the setting, under any launcher, or rejects what it does not "
-    "support. `l`: only\n`accelerate-cpp launch` acts on it. `py` is passed to "
-    "Python programs and has no effect on programs of this library yet,\n`py!` "
-    "never will. `-`: it has no effect, and is accepted because Accelerate's "
-    "files and command lines have it. A setting\nwithout effect is reported "
-    "once, by the launcher or at the first step of the optimizer.\n\nThe "
-    "default is this library's; Python programs get Accelerate's where it "
+    "# Options\n\n"
+    "Every setting has one name in the config file and, where given, a flag of "
+    "`accelerate-cpp launch` and an environment\n"
+    "variable. Code wins over the command line, the command line over the "
+    "environment, the environment over the file, the\n"
+    "file over the default; every resolved value knows which of them it came "
+    "from.\n\n"
+    "This page is printed by `accelerate-cpp options`; a test keeps the two "
+    "equal, and another compares the marks with what\n"
+    "reads the settings. No mark: the library acts on the setting, under any "
+    "launcher, or rejects what it does not support.\n"
+    "`l`: only `accelerate-cpp launch` acts on it. `py` is passed to Python "
+    "programs and has no effect on programs of this\n"
+    "library yet, `py!` never will. `-`: it has no effect, and is accepted "
+    "because Accelerate's files and command lines have\n"
+    "it. A setting without effect is reported once, by the launcher or at the "
+    "first step of the optimizer.\n\n"
+    "The default is this library's; Python programs get Accelerate's where it "
     "differs.\n";
 
 constexpr std::string_view kPageEnd =
-    "\nIn the file, keys that begin with `parallelism_config_`, `fsdp_`, "
-    "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\nthat name, as in "
-    "Accelerate's files, and DeepSpeed's in `deepspeed_config`, MPI's in "
-    "`mpirun_config`. A key that\nneither knows, such as one for a single "
-    "launch (`use_fsdp`; files have `distributed_type`), is an error that "
-    "names the\nnearest one. The schema, config.schema.json, lists those of a "
-    "file.\n";
+    "\n"
+    "In the file, keys that begin with `parallelism_config_`, `fsdp_`, "
+    "`megatron_lm_`, `dynamo_` and `fp8_` live in a map of\n"
+    "that name, as in Accelerate's files, and DeepSpeed's in "
+    "`deepspeed_config`, MPI's in `mpirun_config`. A key that\n"
+    "neither knows, such as one for a single launch (`use_fsdp`; files have "
+    "`distributed_type`), is an error that names the\n"
+    "nearest one. The schema, config.schema.json, lists those of a file.\n";
 
 std::string as_code(std::string_view content) {
   return content.empty() ? std::string() : format("`{}`", content);
@@ -211,8 +216,10 @@ std::string options_page() {
     if (spec.group != group) {
       group = spec.group;
       page += format(
-          "\n## {}\n\n| key | flag | variable | value | default | | meaning "
-          "|\n| --- | --- | --- | --- | --- | --- | --- |\n",
+          "\n"
+          "## {}\n\n"
+          "| key | flag | variable | value | default | | meaning |\n"
+          "| --- | --- | --- | --- | --- | --- | --- |\n",
           group);
     }
     page += format(

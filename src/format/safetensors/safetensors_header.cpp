@@ -172,7 +172,7 @@ class HeaderReader {
     return false;
   }
   bool wrong(std::string_view found) {
-    return fail(format("unexpected {}", found));
+    return fail(format("{} is in a wrong place", found));
   }
 
   Header& header_;

@@ -31,7 +31,7 @@ at::Tensor shuffled(
     const at::Tensor& slots,
     const at::Tensor& assigned,
     std::int64_t capacity) {
-  // Draw on the host, with the generator of the CPU, once per expert.
+  // On the host: the CPU's generator draws, once per expert.
   const at::Tensor counts = assigned.cpu();
   std::vector<at::Tensor> places;
   std::int64_t first = 0;
@@ -103,7 +103,7 @@ TokenPlan plan_tokens(
   plan.counts_of_ranks = at::stack(ranks.all_gather(kept));
   const at::Tensor all =
       at::cat({plan.num_assigned.unsqueeze(0), plan.counts_of_ranks});
-  // Read on the host, since these are sizes of tensors.
+  // On the host: these are sizes of tensors.
   const at::Tensor read = all.cpu();
   const auto* const values = read.const_data_ptr<std::int64_t>();
   const auto row = [&](std::int64_t number) {

@@ -112,8 +112,8 @@ void ScaledGradients::average() {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(mutex_);
   const at::Tensor scales = agree_on_scales();
-  // Read on the host, since sizes of messages depend on them. This is the only
-  // point where a step waits for the device.
+  // On the host: sizes of messages depend on them. This is the only point where
+  // a step waits for the device.
   const at::Tensor on_host = scales.cpu();
   const float* const smallest = on_host.const_data_ptr<float>();
   Message message;

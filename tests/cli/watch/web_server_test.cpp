@@ -296,7 +296,7 @@ TEST_F(Web, SaysThatAPortIsTaken) {
         const WebServer other(
             {directory_.path().string()}, {.port = server_->port()});
       },
-      "give another one with --port");
+      "pass another one with --port");
 }
 
 TEST_F(Web, ReportsAreOneFileWithAllData) {

@@ -210,9 +210,9 @@ def json_corpus():
     add("escaped_key", b'{"\\u0061": 1}\n')
     add("del", b'{"a": "\x7f"}\n')
     refuse = {
-        "number": (b"1\n", "is an object"),
-        "array": (b"[1]\n", "is an object"),
-        "constant": (b"NaN\n", "is an object"),
+        "number": (b"1\n", "must be an object"),
+        "array": (b"[1]\n", "must be an object"),
+        "constant": (b"NaN\n", "must be an object"),
         "two_values": (b'{"a": 1} {"b": 2}\n', "column"),
         "open_object": (b'{"a": 1\n', "column"),
         "split_over_lines": (b'{"a":\n1}\n', "column"),
@@ -356,7 +356,7 @@ def image_corpus():
     add("png_no_pixels", png(0, 3, 8, 0, b""), refused="pixels")
     damaged = bytearray(whole)
     damaged[whole.index(b"IDAT") + 10] ^= 1
-    add("png_checksum", bytes(damaged), refused="its chunk IDAT does not have its checksum")
+    add("png_checksum", bytes(damaged), refused="the checksum of its chunk IDAT is wrong")
     add("png_few_rows", png(5, 3, 8, 0, b"\0" * 12), refused="as PNG")
     for mode in ("L", "RGB"):
         for quality in (50, 95):
@@ -384,7 +384,7 @@ def image_corpus():
         for compression in (None, "tga_rle"):
             data = saved(picture(mode), "TGA", compression=compression)
             add(f"tga_{mode}_{compression}", data, ending=".tga")
-    add("tga_not_named", saved(picture("RGB"), "TGA"), refused="nor named .tga")
+    add("tga_not_named", saved(picture("RGB"), "TGA"), refused="and not named .tga")
     add("tga_palette", saved(picture("RGB", 16, 16).quantize(16), "TGA"), ending=".tga")
     for mode in ("L", "RGB"):
         kind = "5" if mode == "L" else "6"

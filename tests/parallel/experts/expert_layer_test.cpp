@@ -104,7 +104,7 @@ TEST(ExpertLayer, TakesAnyShape) {
   EXPECT_EQ(none.sizes(), (std::vector<std::int64_t>{0, kHidden}));
   expect_error<ConfigError>(
       [&] { layer->forward(torch::zeros({2, 3})); },
-      "an ExpertLayer of hidden_size 6 was given a tensor of shape [2, 3]");
+      "must be hidden_size = 6, but its shape is [2, 3]");
 }
 
 TEST(ExpertLayer, GivesGradientsToTokensExpertsAndRouter) {
@@ -327,14 +327,14 @@ TEST(ExpertLayer, RefusesWhatMakesNoSense) {
   };
   ExpertLayerOptions options = options_of(4);
   options.make_expert = [](std::int64_t) { return nn::AnyModule(); };
-  refuse(options, "an `mlp` or modules by `make_expert`; give one of them");
+  refuse(options, "an `mlp` or `make_expert`; set exactly one of them");
   options.mlp.reset();
-  refuse(options, "make_expert(0) returned an empty AnyModule");
+  refuse(options, "make_expert(0) must not return an empty AnyModule");
   options.make_expert = nullptr;
   refuse(options, "give one of them");
   options = options_of(4);
   options.shared_expert_gate = true;
-  refuse(options, "without a shared expert");
+  refuse(options, "needs a shared expert");
   options = options_of(4);
   options.mlp->intermediate_size = 0;
   refuse(options, "intermediate_size of experts must be at least 1");

@@ -126,7 +126,8 @@ TEST(Router, RefusesWhatMakesNoSense) {
   refuse({.eval_capacity_factor = -1}, "eval_capacity_factor must be above 0");
   refuse({.min_capacity = -1}, "min_capacity must be at least 0, but is -1");
   refuse({.balance_loss_coefficient = -1}, "but they are -1, ");
-  refuse({.noise = RouterNoise::jitter, .noise_scale = 1}, "turn inputs");
+  refuse(
+      {.noise = RouterNoise::jitter, .noise_scale = 1}, "flip signs of inputs");
   expect_error<ConfigError>(
       [] { Router(0, 4); }, "at least 1, but are 0 and 4");
 }

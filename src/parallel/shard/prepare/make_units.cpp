@@ -119,7 +119,7 @@ class UnitMaker {
         !options_.offloads_shards && kept == computed &&
         row.tensor.is_contiguous();
     if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
-    // Move to the host, where offloaded shards stay.
+    // On the host: offloaded shards stay there.
     if (options_.offloads_shards && !own.is_cpu()) own = own.cpu().pin_memory();
     const bool is_trained = row.tensor.requires_grad();
     make_dense(row.tensor, computed);

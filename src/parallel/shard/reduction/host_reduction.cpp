@@ -100,8 +100,7 @@ void HostReduction::send_rest(
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
     const ShardedParameter& parameter = unit.trained(place);
     if (!is_small(parameter)) continue;
-    // Take it to the host, since small gradients travel in one pack between
-    // hosts.
+    // On the host: small gradients travel in one pack, between hosts.
     const at::Tensor gradient = take_gradient(unit, place).cpu();
     for (int rank = 0; rank < group_.size(); ++rank) {
       rows[static_cast<std::size_t>(rank)].push_back(
