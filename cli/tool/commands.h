@@ -45,7 +45,7 @@ RunCommand add_runs_command(CLI::App& tool);
 RunCommand add_replay_command(CLI::App& tool);
 /// `watch`: runs as they happen, in the terminal or in a browser.
 RunCommand add_watch_command(CLI::App& tool);
-/// `report`: a page about runs as one file.
+/// `report`: writes a page about runs as one file.
 RunCommand add_run_report_command(CLI::App& tool);
 /// `trace` with merge: works with the traces of profiles.
 RunCommand add_trace_command(CLI::App& tool);

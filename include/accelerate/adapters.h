@@ -173,8 +173,8 @@ ACCELERATE_API std::vector<std::string> add_adapters(
     const AdapterOptions& options,
     const std::string& name = "default");
 
-/// Names of a model's adapters, in alphabetical order; empty for a model that
-/// has none, as in the functions below that return names.
+/// Names of a model's adapters, in alphabetical order, as in the functions
+/// below; empty if it has none.
 [[nodiscard]] ACCELERATE_API std::vector<std::string> adapter_names(
     const AdaptedModule& model);
 /// Names of the adapters with which the model computes.

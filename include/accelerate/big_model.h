@@ -344,7 +344,7 @@ struct LoadAndDispatchOptions {
   std::vector<std::string> preload_module_classes = {};
   bool force_hooks = false;
 
-  // Strictness, and which ranks read.
+  // How strictly the checkpoint must match, and which ranks read.
 
   bool strict = false;
   bool full_state_dict = true;

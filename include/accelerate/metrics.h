@@ -295,8 +295,8 @@ class ACCELERATE_API AUROC {
   AUROCOptions options_;
   /// Exact: one row per sample, its scores, label and weight.
   std::vector<at::Tensor> rows_;
-  /// Binned: weights of samples by column, by whether they are of the class,
-  /// and by bin.
+  /// With bins: the samples' weights by column, by whether they are of the
+  /// class, and by bin.
   at::Tensor bins_;
 };
 

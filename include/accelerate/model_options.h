@@ -21,9 +21,9 @@ struct ModelOptions {
   /// below.
   bool evaluation_mode = false;
   /// Numbers of replicas of this model and of ranks that shard each; the
-  /// product is the number of ranks. One left unset takes what the other
-  /// leaves. Both unset: as for the other models, unless the options below ask
-  /// for something else.
+  /// product is the number of ranks. If one is unset, it is derived from the
+  /// other. If both are unset, those of the other models apply, unless the
+  /// options below say otherwise.
   std::optional<int> replicate = std::nullopt;
   std::optional<int> shard = std::nullopt;
   /// How the model is sharded, or, with ShardingStrategy::no_shard or

@@ -72,7 +72,7 @@ struct Resolved {
   std::string where;
 };
 
-/// A setting that was given.
+/// A setting with a value from some source.
 struct GivenSetting {
   std::string key;
   std::string where;

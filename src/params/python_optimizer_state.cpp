@@ -59,8 +59,8 @@ OptimizerState adapt_python_state(
   if (names.size() != numbers.size() ||
       state.groups.size() != present.groups.size()) {
     throw CheckpointError(format(
-        "[checkpoint] the state has {} parameters in {} groups, the optimizer "
-        "has {} in {}",
+        "[checkpoint] the state has {} parameters in {} groups, but the "
+        "optimizer has {} in {}",
         numbers.size(),
         state.groups.size(),
         names.size(),

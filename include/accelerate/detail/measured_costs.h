@@ -44,9 +44,9 @@ struct MeasuredCosts {
   /// Sharding, rings and pipelines send such messages. 0: the latency of the
   /// link.
   double seconds_per_message = 0;
-  /// Where ranks share processors: fixed cost in a forward of each block of
+  /// If ranks share processors: the fixed cost in a forward of each block of
   /// keys and values that a ring passes around, besides its bytes and the
-  /// operations of attention; a backward costs twice that. 0:
+  /// operations of attention. A backward costs twice that. 0:
   /// seconds_per_message.
   double seconds_per_ring_block = 0;
 };

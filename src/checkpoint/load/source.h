@@ -20,8 +20,8 @@ struct CheckpointSource {
   /// The common state, as save_state() writes it: "optimizers", "schedulers",
   /// "objects", "loaders", "step", "scaler".
   StateDict state;
-  /// "random", "loaders" and "strategies" of this rank, if a rank with this
-  /// number saved.
+  /// The states "random", "loaders" and "strategies" that the rank of this
+  /// number saved; unset if there was none.
   std::optional<StateDict> rank_state;
   /// True if Python's Accelerate wrote it: an optimizer's parameters are
   /// numbered, its groups' options are those of Python's class, and state that

@@ -102,7 +102,7 @@ RandomSampler::RandomSampler(
   const std::int64_t count = options.num_samples.value_or(dataset_size);
   if (dataset_size < 0 || count < 0 || (dataset_size == 0 && count > 0)) {
     throw ConfigError(format(
-        "[data] RandomSampler cannot draw {} samples of {}",
+        "[data] RandomSampler cannot draw {} samples from {}",
         count,
         dataset_size));
   }

@@ -12,7 +12,7 @@
 
 namespace accelerate::detail {
 
-/// What the graph takes at one of its inputs.
+/// One input of the graph.
 struct ExportedInput {
   enum class Kind {
     parameter,

@@ -205,7 +205,7 @@ PlanRequest plan_request_of(
 // DeepSpeed configuration.
 void collect_ignored(Decisions& decisions) {
   TrainingRequest& training = decisions.plan_request.training;
-  // The program overrules the launcher by itself.
+  // Code overrules the launcher anyway.
   std::erase_if(training.overruled, [&](const IgnoredSetting& setting) {
     return decisions.settings.find(setting.name)->where == "code";
   });

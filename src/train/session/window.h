@@ -50,11 +50,11 @@ struct StepWindow {
   /// Backward passes that average gradients over ranks; read by another thread.
   std::shared_ptr<std::atomic<std::int64_t>> num_averaging_passes =
       std::make_shared<std::atomic<std::int64_t>>(0);
-  /// True once the warning that a plain backward divides nothing was given.
+  /// True after the warning that a plain backward divides nothing.
   bool has_warned_of_plain_backward = false;
-  /// True once the warning that no accumulate() is open was given.
+  /// True after the warning that no accumulate() is open.
   bool has_warned_of_window = false;
-  /// True once the warning that no handle steps was given.
+  /// True after the warning that no handle steps.
   bool has_warned_of_steps = false;
 };
 

@@ -49,7 +49,7 @@ at::Tensor BufferPool::take(std::uint64_t num_bytes) {
     }
   }
   if (best == buffers_.end() && num_in_use >= kMostInUse) {
-    // The buffer that was given back first becomes free first.
+    // The buffer that was returned first becomes free first.
     for (auto each = buffers_.begin(); each != buffers_.end(); ++each) {
       if (!fits(*each)) continue;
       each->last_use->synchronize();

@@ -37,7 +37,7 @@ class BufferPool {
   at::Tensor make(std::int64_t num_bytes) const;
 
   bool is_pinned_;
-  /// Oldest first, in the order in which they were given back.
+  /// In the order in which they were returned, oldest first.
   std::vector<Buffer> buffers_;
 };
 
