@@ -435,11 +435,11 @@ RunCommand add_checkpoint_command(CLI::App& tool) {
       "--dry_run,--dry-run",
       flags->is_dry_run,
       "only print what would be deleted");
-  CLI::App* const convert_command = add(
-      "convert",
-      "write a checkpoint as Python's Accelerate does, which its load_state "
-      "reads",
-      "a checkpoint, or a directory (its newest checkpoint)");
+  CLI::App* const convert_command =
+      add("convert",
+          "write a checkpoint as Python's Accelerate does, "
+          "which its load_state reads",
+          "a checkpoint, or a directory (its newest checkpoint)");
   convert_command
       ->add_option("output", flags->output, "a directory, which is created")
       ->required();

@@ -182,8 +182,8 @@ int self_check(
   const int code = run_shown(command);
   std::printf(
       code == 0 ? "All is well: programs can train on this layout.\n"
-                : "Something does not work; see the line above that says "
-                  "FAILED.\n");
+                : "Something does not work; see the line "
+                  "above that says FAILED.\n");
   return code;
 }
 
@@ -204,8 +204,8 @@ RunCommand add_test_command(CLI::App& tool) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = tool.add_subcommand(
       "test",
-      "check collectives, data, training and checkpoints on the configured "
-      "layout");
+      "check collectives, data, training and checkpoints "
+      "on the configured layout");
   command
       ->add_option(
           "--config_file,--config-file",

@@ -244,8 +244,8 @@ int print_tpu_command(TpuFlags flags) {
   }
   commands.insert(commands.begin(), "cd /usr/share");
   std::printf(
-      "gcloud%s compute tpus tpu-vm ssh %s --zone %s --command \"%s\" --worker "
-      "all\n",
+      "gcloud%s compute tpus tpu-vm ssh %s --zone %s "
+      "--command \"%s\" --worker all\n",
       flags.uses_alpha ? " alpha" : "",
       flags.name.c_str(),
       flags.zone.c_str(),
@@ -267,8 +267,8 @@ RunCommand add_config_command(CLI::App& tool) {
   add_file_option(*config, flags->file);
   CLI::App* by_default = config->add_subcommand(
       "default",
-      "write a file without asking: all accelerators of this machine, or the "
-      "CPU");
+      "write a file without asking: all accelerators of "
+      "this machine, or the CPU");
   add_file_option(*by_default, flags->file);
   by_default
       ->add_option(

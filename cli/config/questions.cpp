@@ -106,8 +106,8 @@ Answers ask(
     std::string line;
     if (!std::getline(in, line)) {
       throw ConfigError(
-          "[config] the answers ended before the questions; nothing was "
-          "written");
+          "[config] the answers ended before the "
+          "questions; nothing was written");
     }
     const std::string text(detail::trim(line));
     if (text == kBack) {

@@ -225,8 +225,8 @@ int launch_on_hosts(
     throw ConfigError(
         "[launch] the launchers of a host file are started and ended together, "
         "but with --num_processes MIN:MAX they may come and go; start one on "
-        "each machine, with --num_machines and --machine_rank, or pass one "
-        "number");
+        "each machine, with --num_machines and "
+        "--machine_rank, or pass one number");
   }
   HostLaunch launch;
   launch.hosts =

@@ -142,8 +142,8 @@ std::string describe(const GroupOutcome& outcome) {
   if (outcome.machine < 0)
     return detail::format("accelerate-cpp: {}\n", outcome.reason);
   return detail::format(
-      "accelerate-cpp: {} failed with exit code {}; the ranks here were "
-      "ended\n",
+      "accelerate-cpp: {} failed with exit code {}; the "
+      "ranks here were ended\n",
       outcome.reason,
       outcome.code);
 }
@@ -206,8 +206,8 @@ int run_elastic_attempts(
       machines.finish(/*is_last=*/true);
       output.say(describe(*member.outcome()));
       output.say(
-          "accelerate-cpp: the group has ended before this machine joined "
-          "it\n");
+          "accelerate-cpp: the group has ended before "
+          "this machine joined it\n");
       return member.outcome()->code;
     }
     const ElasticAttempt attempt = run_elastic_attempt(

@@ -286,8 +286,8 @@ RunCommand add_runs_command(CLI::App& tool) {
       ->add_option(
           "--format",
           flags->format,
-          "csv: run,name,step,time,value; json: settings, sessions and events "
-          "as well")
+          "csv: run,name,step,time,value; json: settings, "
+          "sessions and events as well")
       ->check(CLI::IsMember({"csv", "json"}))
       ->capture_default_str();
   export_command->add_option(

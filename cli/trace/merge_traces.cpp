@@ -208,8 +208,8 @@ std::vector<fs::path> traces_in(const fs::path& directory) {
   }
   if (found.empty()) {
     throw ConfigError(format(
-        "{} has no traces profile_<rank>.json; pass the output_trace_dir of a "
-        "profile",
+        "{} has no traces profile_<rank>.json; pass the "
+        "output_trace_dir of a profile",
         shown(directory)));
   }
   std::vector<fs::path> paths;

@@ -108,8 +108,8 @@ class CapturedStep<Result(Args...)> {
   using Outputs = std::remove_cvref_t<Result>;
   static_assert(
       std::is_void_v<Outputs> || NestedTensors<Outputs>,
-      "a captured step must return tensors, nested values with tensors, or "
-      "nothing");
+      "a captured step must return tensors, nested values "
+      "with tensors, or nothing");
 
  public:
   CapturedStep(

@@ -292,8 +292,8 @@ template <class T>
 PreparedModel* prepared_of(const T& model) {
   static_assert(
       kIsModel<T>,
-      "accumulate() and no_sync() take prepared models: pass what prepare() "
-      "returned");
+      "accumulate() and no_sync() take prepared models: pass "
+      "what prepare() returned");
   if constexpr (kIsModel<T>) {
     return model.prepared().get();
   } else {

@@ -91,8 +91,8 @@ at::Tensor Tape::outside_again(
       outside.counter.current_version() != *outside.version) {
     throw Error(format(
         "[activations] a tensor that {} took from outside was changed in place "
-        "before the backward (from version {} to {}); copy it before the "
-        "change",
+        "before the backward (from version {} to {}); "
+        "copy it before the change",
         name_,
         *outside.version,
         outside.counter.current_version()));

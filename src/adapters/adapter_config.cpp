@@ -136,8 +136,8 @@ class ConfigReader {
   }
   [[noreturn]] void fail(const char* name, std::string_view found) const {
     throw CheckpointError(format(
-        "[adapters] {} cannot be read: \"{}\" must be what PEFT writes, but is "
-        "{}",
+        "[adapters] {} cannot be read: \"{}\" must be what "
+        "PEFT writes, but is {}",
         path_.string(),
         name,
         found));

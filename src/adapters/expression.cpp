@@ -18,8 +18,8 @@ std::regex compiled(const std::string& expression) {
     return std::regex(expression);
   } catch (const std::regex_error& error) {
     throw ConfigError(format(
-        "[adapters] a pattern of modules must be a regular expression, but is "
-        "\"{}\": {}",
+        "[adapters] a pattern of modules must be a regular "
+        "expression, but is \"{}\": {}",
         printable(expression),
         error.what()));
   }

@@ -80,8 +80,8 @@ std::string reason_against(
   if (keeper != nullptr && !entry->memory.defined())
     return "must be complete, but is sharded: merge inside full_parameters()";
   if (layer.has_other_use) {
-    return "must not be tied, but the program also computes something else "
-           "with it";
+    return "must not be tied, but the program also computes "
+           "something else with it";
   }
   if (layer.groups > 1)
     return format(

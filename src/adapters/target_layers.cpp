@@ -177,14 +177,14 @@ std::vector<NamedModule> find_saved(
     saved.push_back(each);
     if (each.module->parameters().empty()) {
       complaints.push_back(format(
-          "the module \"{}\" of modules_to_save must have parameters, but has "
-          "none",
+          "the module \"{}\" of modules_to_save must have "
+          "parameters, but has none",
           printable(each.name)));
     }
     if (!each.module->buffers().empty()) {
       complaints.push_back(format(
-          "the module \"{}\" of modules_to_save must have no buffers, but has "
-          "some",
+          "the module \"{}\" of modules_to_save must have "
+          "no buffers, but has some",
           printable(each.name)));
     }
   }
@@ -244,8 +244,8 @@ Targets find_targets(torch::nn::Module& model, const AdapterOptions& options) {
     }
     const bool has_weight = own_parameter(*each.module, "weight").defined();
     complaints.push_back(format(
-        "\"{}\" must be a linear, embedding or convolution layer{}, but is a "
-        "{}",
+        "\"{}\" must be a linear, embedding or "
+        "convolution layer{}, but is a {}",
         printable(each.name),
         has_weight ? ""
                    : " with a weight of its own (tied weights are those of "

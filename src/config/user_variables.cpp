@@ -29,8 +29,8 @@ bool init_includes_buffers(const Environment& environment) {
   const auto value = parse_bool(*text);
   if (!value) {
     throw ConfigError(format(
-        "[config] ACCELERATE_INIT_INCLUDE_BUFFERS must be true or false, but "
-        "is \"{}\"",
+        "[config] ACCELERATE_INIT_INCLUDE_BUFFERS must be true "
+        "or false, but is \"{}\"",
         *text));
   }
   return *value;

@@ -96,8 +96,8 @@ std::string describe_policy(const ModuleSelection& selection) {
     case WrapPolicy::Kind::remainder:
       if (policy.min_num_params <= 0) break;
       return format(
-          "modules with at least {} parameters besides those of chosen "
-          "children",
+          "modules with at least {} parameters besides "
+          "those of chosen children",
           policy.min_num_params);
     case WrapPolicy::Kind::size:
       return format(

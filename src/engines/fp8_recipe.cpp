@@ -70,8 +70,8 @@ OverrideLinearPrecision launched_override(
   const std::vector<std::string> words = split(list, ',');
   if (words.size() != fields.size()) {
     throw ConfigError(format(
-        "[config] {} must be three booleans, for fprop, dgrad and wgrad, but "
-        "is \"{}\"",
+        "[config] {} must be three booleans, for fprop, dgrad "
+        "and wgrad, but is \"{}\"",
         kKey,
         text));
   }

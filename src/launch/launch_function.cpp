@@ -319,8 +319,8 @@ void launch_function(
     const LaunchFunctionOptions& options) {
   if (options.num_processes < 1) {
     throw ConfigError(format(
-        "[launch] num_processes of launch_function() must be at least 1, but "
-        "is {}",
+        "[launch] num_processes of launch_function() must "
+        "be at least 1, but is {}",
         options.num_processes));
   }
   const auto environment = detail::Environment::current();

@@ -164,8 +164,8 @@ void StoreRequestReader::begin_text() {
   }
   if (integer_ > limits_.max_message_bytes - message_bytes_) {
     throw StoreRefusal(format(
-        "sent a message of more than {} bytes, the most that the store accepts "
-        "at once",
+        "sent a message of more than {} bytes, the most that "
+        "the store accepts at once",
         limits_.max_message_bytes));
   }
   message_bytes_ += integer_;

@@ -66,8 +66,8 @@ at::Tensor weights_for(
         fitted_to(request, "weights", samples.weights, like).to(at::kDouble);
     if (!(weights >= 0).all().item<bool>()) {
       throw ConfigError(format(
-          "[metrics] {}: weights must be at least 0, but one is negative or "
-          "NaN",
+          "[metrics] {}: weights must be at least 0, but "
+          "one is negative or NaN",
           request.metric));
     }
   } else {
@@ -76,8 +76,8 @@ at::Tensor weights_for(
   if (!samples.mask.defined()) return weights;
   if (samples.mask.scalar_type() != at::kBool) {
     throw ConfigError(format(
-        "[metrics] {}: the mask must be boolean, true for what counts, but has "
-        "dtype {}",
+        "[metrics] {}: the mask must be boolean, true for what "
+        "counts, but has dtype {}",
         request.metric,
         c10::toString(samples.mask.scalar_type())));
   }
@@ -149,8 +149,8 @@ WeightedValues weighted_values(
   values = at::where(weights > 0, values, zero);
   if (nan == NanPolicy::refuse && values.isnan().any().item<bool>()) {
     throw ConfigError(format(
-        "[metrics] {}: a value is NaN, which NanPolicy::refuse "
-        "refuses",
+        "[metrics] {}: a value is NaN, which "
+        "NanPolicy::refuse refuses",
         request.metric));
   }
   return {values, weights};
@@ -211,8 +211,8 @@ without_nan(std::string_view metric, LabelledSamples samples, bool ignore_nan) {
   if (!is_nan.any().item<bool>()) return samples;
   if (!ignore_nan) {
     throw ConfigError(format(
-        "[metrics] {}: a score is NaN; set ignore_nan to leave out such "
-        "samples",
+        "[metrics] {}: a score is NaN; set ignore_nan to "
+        "leave out such samples",
         metric));
   }
   return chosen(samples, at::logical_not(is_nan));

@@ -49,8 +49,8 @@ void StrategyList::add(
     std::unique_ptr<Strategy> strategy) {
   if (find(name) != nullptr) {
     throw InternalError(format(
-        "[parallel] strategies must have different names, but two are called "
-        "\"{}\"",
+        "[parallel] strategies must have different names, "
+        "but two are called \"{}\"",
         name));
   }
   entries_.push_back({std::string(name), std::move(strategy)});

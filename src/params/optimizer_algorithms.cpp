@@ -80,8 +80,8 @@ struct Restore {
     const auto two = state.get<std::vector<double>>(key);
     if (two.size() != 2) {
       throw CheckpointError(format(
-          "[checkpoint] \"{}\" of the optimizer must have two values, but does "
-          "not",
+          "[checkpoint] \"{}\" of the optimizer must have "
+          "two values, but does not",
           key));
     }
     value = {two[0], two[1]};

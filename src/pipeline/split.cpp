@@ -72,8 +72,8 @@ std::vector<std::size_t> find_points(
     const auto found = std::find(layers.begin(), layers.end(), point);
     if (found == layers.end()) {
       throw ConfigError(format(
-          "[pipeline] split point \"{}\" must be a layer, but the layers are "
-          "{}",
+          "[pipeline] split point \"{}\" must be a "
+          "layer, but the layers are {}",
           point,
           join(layers, ", ")));
     }
@@ -136,8 +136,8 @@ std::vector<std::size_t> divide_layers(
   }
   if (costs.size() != layers.size()) {
     throw ConfigError(format(
-        "[pipeline] there must be one cost per layer, but there are {} for {} "
-        "layers",
+        "[pipeline] there must be one cost per layer, but "
+        "there are {} for {} layers",
         costs.size(),
         layers.size()));
   }

@@ -246,8 +246,8 @@ MemoryPlan plan_transformer(
   }
   if (training.sequence_length < 1) {
     throw ConfigError(
-        "[estimate-memory] --fits needs --sequence_length, the tokens per "
-        "sample");
+        "[estimate-memory] --fits needs --sequence_length, "
+        "the tokens per sample");
   }
   const auto shared = std::make_shared<const ModelTree>(model);
   facts.batch_size = training.batch_size;

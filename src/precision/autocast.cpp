@@ -28,8 +28,8 @@ Precision parse_precision(std::string_view name) {
     if (lower == name_of(precision)) return precision;
   }
   throw ConfigError(detail::format(
-      "[precision] mixed precision must be no, fp16, bf16 or fp8, but is "
-      "\"{}\"",
+      "[precision] mixed precision must be no, fp16, "
+      "bf16 or fp8, but is \"{}\"",
       name));
 }
 

@@ -143,8 +143,8 @@ TrackedImages to_tracked_images(
     host = host_copy(images, at::kByte);
   } else {
     throw ConfigError(
-        "[track] images are floats of 0 to 1 or bytes (uint8); convert the "
-        "tensor");
+        "[track] images are floats of 0 to 1 or bytes "
+        "(uint8); convert the tensor");
   }
   result.values.assign(
       static_cast<const char*>(host.const_data_ptr()), host.nbytes());

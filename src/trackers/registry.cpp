@@ -101,8 +101,8 @@ class Choice {
     }
     if (known->requires_logging_directory && logging_dir_.empty()) {
       throw ConfigError(format(
-          "[trackers] Logging with `{}` requires a `logging_dir` to be passed "
-          "in.",
+          "[trackers] Logging with `{}` requires a "
+          "`logging_dir` to be passed in.",
           name));
     }
     chosen_.push_back({name});

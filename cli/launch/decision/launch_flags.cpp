@@ -83,14 +83,14 @@ LaunchFlags::LaunchFlags(CLI::App& command) : command_(command) {
       .add_option(
           "--config_file,--config-file",
           config_file_,
-          "YAML or JSON file of settings; else Accelerate's own, if there is "
-          "one")
+          "YAML or JSON file of settings; else "
+          "Accelerate's own, if there is one")
       ->type_name("FILE");
   command.add_flag(
       "--dry_run,--dry-run",
       is_dry_run_,
-      "print command, variables and where each setting came from, and start "
-      "nothing");
+      "print command, variables and where each setting came "
+      "from, and start nothing");
 }
 
 bool LaunchFlags::was_given(std::string_view key) const {

@@ -52,8 +52,8 @@ std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
     if (colon == std::string::npos || !rank || *rank < 0 ||
         *rank >= num_ranks) {
       throw ConfigError(format(
-          "[launch] tee has \"{}\", but must be LOCAL_RANK:WHAT with ranks 0 "
-          "to {}",
+          "[launch] tee has \"{}\", but must be "
+          "LOCAL_RANK:WHAT with ranks 0 to {}",
           part,
           num_ranks - 1));
     }
@@ -457,8 +457,8 @@ std::vector<std::string> launch_warnings(
     if (!words.empty())
       lines.push_back(format("{}: {}", problem, detail::join(words, ", ")));
   };
-  add("passed on, but without effect on programs of this version of the "
-      "library",
+  add("passed on, but without effect on programs of this "
+      "version of the library",
       later);
   add("only for Python programs, which this is not", never);
   add("without effect, since this launcher does not work as torchrun does",

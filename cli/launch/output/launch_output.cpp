@@ -90,15 +90,15 @@ OutputTarget LaunchOutput::open_log(const std::string& path, bool must_open) {
   if (log_queue_ == nullptr) log_queue_ = std::make_shared<OutputQueue>();
   // The side that clears it says that the file cannot be opened.
   const auto is_awaited = std::make_shared<std::atomic<bool>>(must_open);
-  auto file = std::make_shared<
-      OutputFile>(path, [path, err = err_, is_awaited](int problem) {
-    if (is_awaited->exchange(false)) return;
-    err.write(detail::format(
-        "accelerate-cpp: warning: cannot write {}: {}; further output is not "
-        "logged\n",
-        path,
-        std::strerror(problem)));
-  });
+  auto file = std::make_shared<OutputFile>(
+      path, [path, err = err_, is_awaited](int problem) {
+        if (is_awaited->exchange(false)) return;
+        err.write(detail::format(
+            "accelerate-cpp: warning: cannot write {}: {}; further "
+            "output is not logged\n",
+            path,
+            std::strerror(problem)));
+      });
   log_queue_->add(file, {});
   if (must_open) {
     require_open(*file, path);
@@ -121,8 +121,8 @@ void LaunchOutput::require_open(
     if (!has_slow_disk_) continue;
     say(detail::format(
         "accelerate-cpp: warning: {} of --log_dir does not open: its disk does "
-        "not answer; the ranks start, and what they print is logged once it "
-        "does\n",
+        "not answer; the ranks start, and what they print "
+        "is logged once it does\n",
         path));
   }
 }

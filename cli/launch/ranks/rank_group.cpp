@@ -217,8 +217,8 @@ std::string RankGroup::describe_ending(std::size_t index) const {
   const bool was_killed_for_hang =
       board_ && detail::was_killed_for_hang(board_->page(rank.seat));
   if (signal == SIGKILL && rank.is_late && !was_killed_for_hang) {
-    return "was ended because it had not left the group's last generation in "
-           "time";
+    return "was ended because it had not left the group's "
+           "last generation in time";
   }
   if (signal == SIGABRT) {
     const std::string exception = rank.last_output.uncaught_exception();

@@ -188,8 +188,8 @@ consteval bool must_be_preparable() {
   constexpr bool is_handle = PreparedHandle<Item>;
   static_assert(
       !is_handle,
-      "prepare() was given a handle that it returned before: use the handle as "
-      "it is");
+      "prepare() was given a handle that it returned before: "
+      "use the handle as it is");
   constexpr bool is_temporary_optimizer = !is_named && OptimizerLike<Item>;
   static_assert(
       !is_temporary_optimizer,

@@ -80,8 +80,8 @@ std::vector<int> set_numa_affinity(int local_process_index) {
   }
   if (::sched_setaffinity(0, sizeof set, &set) != 0) {
     throw Error(detail::format(
-        "[base] this thread cannot be restricted to the processors of GPU {}: "
-        "{}",
+        "[base] this thread cannot be restricted to the "
+        "processors of GPU {}: {}",
         local_process_index,
         std::strerror(errno)));
   }

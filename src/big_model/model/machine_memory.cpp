@@ -32,8 +32,8 @@ std::optional<std::int64_t> free_on_device(Index index) {
         LogLevel::info,
         "big_model",
         detail::format(
-            "device {} is left out, since it does not report its free memory: "
-            "{}",
+            "device {} is left out, since it does not "
+            "report its free memory: {}",
             static_cast<int>(index),
             error.what_without_backtrace()));
   }

@@ -92,8 +92,8 @@ class Planner {
           LogLevel::warning,
           "big_model",
           format(
-              "{} has tensors that the model does not have, which are not "
-              "used: {}",
+              "{} has tensors that the model does not have, "
+              "which are not used: {}",
               path,
               name_list(unexpected_)));
     }

@@ -27,8 +27,8 @@ c10::ScalarType require_dtype(const std::string& name) {
   const auto dtype = detail::parse_torch_dtype(name);
   if (!dtype) {
     throw CheckpointError(format(
-        "[big_model] an offloaded weight has dtype \"{}\", which LibTorch "
-        "lacks",
+        "[big_model] an offloaded weight has dtype "
+        "\"{}\", which LibTorch lacks",
         detail::printable(name)));
   }
   return *dtype;

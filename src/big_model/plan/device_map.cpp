@@ -31,8 +31,8 @@ std::vector<Placement> placements_of(
     const auto& [name, device] = begin[i];
     if (!names.insert(name).second) {
       throw ConfigError(detail::format(
-          "[big_model] the device map has \"{}\" twice; give each module one "
-          "place",
+          "[big_model] the device map has \"{}\" twice; "
+          "give each module one place",
           detail::printable(name)));
     }
     list.push_back({name, device});

@@ -127,8 +127,8 @@ std::vector<std::string> ModelComponent::check(
     if (saved == source.sections.end()) {
       if (!rules.strict) continue;
       complaints.push_back(format(
-          "the checkpoint has no {}; it was saved with fewer models, or a hook "
-          "saved it",
+          "the checkpoint has no {}; it was saved with fewer "
+          "models, or a hook saved it",
           section.name));
       continue;
     }

@@ -100,8 +100,8 @@ Complaints ScalerComponent::check(
   const bool is_saved = source.state.contains("scaler");
   if (!rules.strict || is_saved == scaler_.has_value()) return {};
   return {format(
-      "the checkpoint was saved {} a loss scaler; mixed_precision must be the "
-      "same",
+      "the checkpoint was saved {} a loss scaler; "
+      "mixed_precision must be the same",
       is_saved ? "with" : "without")};
 }
 

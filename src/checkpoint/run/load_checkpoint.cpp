@@ -297,8 +297,8 @@ std::vector<bool> Loading::load(const std::filesystem::path& path) const {
     }
   });
   constexpr std::string_view kHalfWay =
-      "[checkpoint] loading failed half-way; prepared objects have old and new "
-      "states:\n";
+      "[checkpoint] loading failed half-way; prepared objects "
+      "have old and new states:\n";
   require_undamaged(agreement_, damage, kHalfWay);
   agreement_.require_success(failure, "load_state", std::string(kHalfWay));
   return context.load_weights;

@@ -81,8 +81,8 @@ void copy_numbers(
   if (!tensor.defined()) return;
   if (!at::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
     throw ConfigError(format(
-        "[nested] listify cannot return integers for a tensor of {}; ask for "
-        "double",
+        "[nested] listify cannot return integers for a "
+        "tensor of {}; ask for double",
         tensor.scalar_type()));
   }
   const at::Tensor flat = tensor.detach().to(at::kCPU, at::kLong).contiguous();

@@ -90,8 +90,8 @@ at::Tensor copy_tensor_to_devices(
   if (owners.size() != 1) {
     throw ConfigError(detail::format(
         "[nested] copy_tensor_to_devices must get a tensor on exactly one "
-        "rank, and undefined tensors on the others, but got one on {} of {} "
-        "ranks",
+        "rank, and undefined tensors on the others, but "
+        "got one on {} of {} ranks",
         owners.size(),
         group.size()));
   }

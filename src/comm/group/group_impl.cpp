@@ -160,8 +160,8 @@ std::string diagnose(
         kUnevenLoops);
   }
   return format(
-      "{}{} ended or closed the connection; look at its own output for the "
-      "reason",
+      "{}{} ended or closed the connection; look at its "
+      "own output for the reason",
       peers,
       missing.size() == 1 ? " has" : " have");
 }

@@ -43,8 +43,8 @@ void first_rank_first(
   if (failure) std::rethrow_exception(failure);
   if (!reason.empty()) {
     throw DistributedError(detail::format(
-        "[comm] rank {} went first and failed, so this rank does not follow: "
-        "{}",
+        "[comm] rank {} went first and failed, so this "
+        "rank does not follow: {}",
         group.world_ranks()[0],
         reason.substr(1)));
   }
@@ -80,8 +80,8 @@ void World::on_local_process(int index, const std::function<void()>& function)
     const {
   if (index < 0) {
     throw ConfigError(detail::format(
-        "[comm] on_local_process() got rank {} of a node, but ranks count from "
-        "0",
+        "[comm] on_local_process() got rank {} of a node, "
+        "but ranks count from 0",
         index));
   }
   if (local_rank() == index) function();

@@ -41,8 +41,8 @@ RankVariables find_identity(
   if (is_explicit) {
     if (!options.rank || !options.size) {
       throw ConfigError(
-          "[launch] WorldOptions must set both rank and size, or neither, but "
-          "sets one");
+          "[launch] WorldOptions must set both rank and size, "
+          "or neither, but sets one");
     }
     identity.launcher = "options";
     identity.rank = *options.rank;

@@ -21,8 +21,8 @@ std::string Handshake::ask(const std::string& key, int rank) {
   if (wait_for_key(*store_, key, request_.timeout))
     return store_->get_to_str(key);
   throw DistributedError(format(
-      "[comm] rank {} is gone or stuck while the ranks of group \"{}\" "
-      "connect",
+      "[comm] rank {} is gone or stuck while the ranks "
+      "of group \"{}\" connect",
       request_.world_ranks[static_cast<std::size_t>(rank)],
       request_.name));
 }

@@ -201,8 +201,8 @@ ConfigDocument parse_config(std::string text, std::filesystem::path path) {
     if (root.IsNull()) return document;
     if (!root.IsMap()) {
       throw ConfigError(format(
-          "[config] file {} must hold keys and values, one \"key: value\" per "
-          "line",
+          "[config] file {} must hold keys and values, one "
+          "\"key: value\" per line",
           document.path.string()));
     }
     document.values = Converter(document).convert(root);

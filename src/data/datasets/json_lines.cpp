@@ -215,8 +215,8 @@ at::Tensor JsonRecord::tensor(const std::string& key, at::ScalarType dtype)
     state_->fail(
         key,
         format(
-            "must be a {} or lists of them, nested with equal lengths, but is "
-            "not",
+            "must be a {} or lists of them, nested with "
+            "equal lengths, but is not",
             kind));
   };
   // A double would lose digits of 64-bit integers.

@@ -15,8 +15,8 @@ TextFile::TextFile(const std::string& path) : mapping_(path), file_(path) {
     throw Error(format("[data] {} changed while it was opened", path));
   if (text_.starts_with("\xff\xfe") || text_.starts_with("\xfe\xff")) {
     throw ConfigError(format(
-        "[data] {} must be UTF-8, but is UTF-16; convert it: iconv -f UTF-16 "
-        "-t UTF-8",
+        "[data] {} must be UTF-8, but is UTF-16; convert it: "
+        "iconv -f UTF-16 -t UTF-8",
         path));
   }
   if (text_.starts_with(kByteOrderMark))

@@ -93,8 +93,8 @@ TokenDataset::TokenDataset(
       paths.empty()) {
     throw ConfigError(format(
         "[data] a TokenDataset's number of files, block_size and stride must "
-        "be at least 1 and header_bytes at least 0, but they are {}, {}, {} "
-        "and {}",
+        "be at least 1 and header_bytes at least 0, but "
+        "they are {}, {}, {} and {}",
         paths.size(),
         options.block_size,
         stride,

@@ -64,8 +64,8 @@ DecodedImage decode_pnm(ImageBytes bytes) {
   const char kind = static_cast<char>(bytes[1]);
   if (kind != '5' && kind != '6') {
     throw ImageFault{format(
-        "it is a PNM file of kind P{}; only binary PGM and PPM, P5 and P6, are "
-        "read",
+        "it is a PNM file of kind P{}; only binary PGM and "
+        "PPM, P5 and P6, are read",
         kind)};
   }
   HeaderReader header(bytes);

@@ -45,8 +45,8 @@ void require_consistent(
           (options.sampler || options.shuffle || splits ||
            options.batch_size != 1),
       "a batch_sampler is set together with batch_size, shuffle, sampler or "
-      "split_batches, but it alone decides which samples form a batch: unset "
-      "them");
+      "split_batches, but it alone decides which samples "
+      "form a batch: unset them");
   complain(
       options.use_seedable_sampler.value_or(false) && !options.shuffle,
       "use_seedable_sampler is set without shuffle, whose order it decides; "

@@ -50,8 +50,8 @@ void TorchOrder::attach(LoaderContext context, bool is_reproducible) {
     throw ConfigError(
         "[data] dataloader_config sets split_batches or dispatch_batches, but "
         "every rank reads all of a torch::data loader and keeps entire "
-        "batches; prepare an accelerate::DataLoader of its dataset, or unset "
-        "them");
+        "batches; prepare an accelerate::DataLoader of its "
+        "dataset, or unset them");
   }
   context_ = std::move(context);
   is_reproducible_ = is_reproducible;

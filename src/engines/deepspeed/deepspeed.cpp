@@ -236,8 +236,8 @@ void DeepSpeedConfig::merge() {
         });
   } catch (const Json::exception& error) {
     throw ConfigError(format(
-        "[config] a value of the DeepSpeed configuration has the wrong type: "
-        "{}",
+        "[config] a value of the DeepSpeed configuration "
+        "has the wrong type: {}",
         json_complaint(error)));
   }
 }

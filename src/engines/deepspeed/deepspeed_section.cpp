@@ -95,8 +95,8 @@ void DeepSpeedSectionReader::require_all_known() const {
 
 void DeepSpeedSectionReader::refuse_type(std::string_view known) const {
   throw ConfigError(format(
-      "[optim] {} {} of the DeepSpeed configuration is not supported; use one "
-      "of {}",
+      "[optim] {} {} of the DeepSpeed configuration is not "
+      "supported; use one of {}",
       name_,
       printable(type_),
       known));

@@ -117,8 +117,8 @@ MegatronArguments read_megatron_arguments(const MegatronLMOptions& given) {
       *given.other_megatron_args, nullptr, /*allow_exceptions=*/false);
   if (!arguments.is_object()) {
     out.complaints.push_back(format(
-        "[config] megatron_lm.other_megatron_args must be a JSON object, but "
-        "is \"{}\"",
+        "[config] megatron_lm.other_megatron_args must be a "
+        "JSON object, but is \"{}\"",
         *given.other_megatron_args));
     return out;
   }

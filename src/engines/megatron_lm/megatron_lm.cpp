@@ -49,8 +49,8 @@ class MegatronCheck {
     const double warmup = options_.lr_warmup_fraction.value_or(0);
     if (!(warmup >= 0 && warmup <= 1)) {
       complaints_.push_back(format(
-          "[config] megatron_lm.lr_warmup_fraction must be from 0 to 1, but "
-          "is {}",
+          "[config] megatron_lm.lr_warmup_fraction must be "
+          "from 0 to 1, but is {}",
           warmup));
     }
   }

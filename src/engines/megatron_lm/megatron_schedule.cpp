@@ -190,8 +190,8 @@ class ScheduleReader {
           "train_iters or lr_decay_iters");
     } else if (!(found_.warmup < found_.decay)) {
       complain(format(
-          "the warm-up must be shorter than the schedule, but takes {} of {} "
-          "{}",
+          "the warm-up must be shorter than the "
+          "schedule, but takes {} of {} {}",
           found_.warmup,
           found_.decay,
           found_.increment > 1 ? "samples" : "iterations"));

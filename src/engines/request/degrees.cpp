@@ -127,8 +127,8 @@ void translate_megatron_lm(
   if (split != 1 && split != *found.tp_degree) {
     translation.complain(format(
         "[parallel] expert_tensor_parallel_size is {}, but tp_degree is {}; "
-        "experts are split over all tensor-parallel ranks or over none: set it "
-        "to {}",
+        "experts are split over all tensor-parallel ranks or "
+        "over none: set it to {}",
         split,
         *found.tp_degree,
         *found.tp_degree == 1 ? "1" : format("1 or {}", *found.tp_degree)));

@@ -174,8 +174,8 @@ void view(DividedCall& call) {
         split,
         format(
             "divided between indices of dimension {} of its result (attention "
-            "heads, say), whose number must be divisible by {} ranks, but is "
-            "{}",
+            "heads, say), whose number must be divisible "
+            "by {} ranks, but is {}",
             found->dim,
             split.num_ranks(),
             to.at(static_cast<std::size_t>(found->dim))));

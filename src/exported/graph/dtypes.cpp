@@ -47,8 +47,8 @@ c10::Device device_of(const ExportedDevice& device) {
                      : device.type);
   } catch (const c10::Error&) {
     throw ConfigError(format(
-        "[exported] a device of the program must be known to LibTorch, but is "
-        "'{}'",
+        "[exported] a device of the program must be known "
+        "to LibTorch, but is '{}'",
         printable(device.type)));
   }
 }

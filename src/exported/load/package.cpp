@@ -191,8 +191,8 @@ class LoadedPackage {
       input_names_.push_back(graph_->program.inputs[place].name);
     if (graph_->program.input_tensors.size() != graph_->places.size()) {
       throw ConfigError(format(
-          "[exported] the inputs of {} must be tensors, but one of {} is a "
-          "number",
+          "[exported] the inputs of {} must be tensors, "
+          "but one of {} is a number",
           path.string(),
           printable(join(input_names_, ", "))));
     }

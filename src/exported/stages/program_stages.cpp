@@ -102,8 +102,8 @@ std::string ProgramStages::complaint_of(
   }
   if (const Instruction* obstacle = graph.divided.values().obstacle(begin)) {
     return format(
-        "not come between a tensor and its change in place, but comes before "
-        "{}",
+        "not come between a tensor and its change in "
+        "place, but comes before {}",
         obstacle->place);
   }
   return {};

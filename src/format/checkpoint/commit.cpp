@@ -223,8 +223,8 @@ void adopt_files(FileSystem& disk, const path& directory, Manifest& manifest) {
       if (manifest.files.contains(name)) continue;
       if (!std::filesystem::is_regular_file(entry)) {
         throw Error(format(
-            "[checkpoint] {}, which a hook wrote, must be a regular file, but "
-            "is not",
+            "[checkpoint] {}, which a hook wrote, must be a "
+            "regular file, but is not",
             entry.string()));
       }
       disk.sync_file(entry);

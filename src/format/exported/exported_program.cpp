@@ -64,8 +64,8 @@ class ProgramParser {
     if (result_.inputs.size() != result_.graph.inputs.size() ||
         result_.outputs.size() != result_.graph.outputs.size()) {
       fail(format(
-          "its graph has {} inputs and {} outputs, but its signature has {} "
-          "and {}",
+          "its graph has {} inputs and {} outputs, but its "
+          "signature has {} and {}",
           result_.graph.inputs.size(),
           result_.graph.outputs.size(),
           result_.inputs.size(),

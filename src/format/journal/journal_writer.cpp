@@ -180,8 +180,8 @@ void JournalWriter::add(
   const std::size_t size = event.body.size() + event.name.size() + 1024;
   if (size > kMostJournalFrameBytes / 2) {
     throw Error(format(
-        "[format] \"{}\" has {} bytes, but a journal accepts at most {} at "
-        "once",
+        "[format] \"{}\" has {} bytes, but a journal "
+        "accepts at most {} at once",
         event.name,
         event.body.size(),
         kMostJournalFrameBytes / 2));

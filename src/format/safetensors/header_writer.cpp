@@ -84,8 +84,8 @@ std::string header_bytes(const Header& header) {
   text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
   if (text.size() > kMostHeaderBytes) {
     throw CheckpointError(format(
-        "[safetensors] a header of {} bytes cannot be written; readers take at "
-        "most {}",
+        "[safetensors] a header of {} bytes cannot be written; "
+        "readers take at most {}",
         text.size(),
         kMostHeaderBytes));
   }

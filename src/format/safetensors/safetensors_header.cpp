@@ -218,8 +218,8 @@ std::uint64_t checked_header_length(
     refuse_file(
         name,
         format(
-            "its header would have {} bytes, more than the file has: it is "
-            "torn",
+            "its header would have {} bytes, more than "
+            "the file has: it is torn",
             length));
   }
   return length;

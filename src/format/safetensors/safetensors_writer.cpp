@@ -64,8 +64,8 @@ void Writer::write(std::span<const std::byte> bytes) {
 void Writer::finish() {
   if (state_->file == nullptr) {
     throw CheckpointError(format(
-        "[safetensors] finish() must be called once for {}, but was called "
-        "twice",
+        "[safetensors] finish() must be called once for "
+        "{}, but was called twice",
         state_->path.string()));
   }
   if (state_->num_written != state_->num_bytes) {

@@ -218,8 +218,8 @@ void add_runs(
   const auto bits = safetensors::bits_of(wanted.tensor->dtype);
   if (bits % 8 != 0) {
     throw CheckpointError(
-        "[checkpoint] a tensor with elements smaller than a byte cannot be "
-        "sliced");
+        "[checkpoint] a tensor with elements smaller than "
+        "a byte cannot be sliced");
   }
   const auto width = static_cast<std::uint64_t>(bits) / 8;
   std::uint64_t run_bytes = 0;

@@ -343,8 +343,8 @@ TorchDistributed read_torch_distributed(
     const std::filesystem::path& directory) {
   if (!is_torch_distributed(directory)) {
     throw CheckpointError(format(
-        "[torch] {} has no .metadata: it is not a distributed checkpoint of "
-        "torch",
+        "[torch] {} has no .metadata: it is not a "
+        "distributed checkpoint of torch",
         directory.string()));
   }
   return MetadataReader(directory).read();

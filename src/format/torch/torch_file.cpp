@@ -263,8 +263,8 @@ std::string extent_complaint(
         "it reaches beyond its storage '{}'", printable(tensor.storage));
   if (*size > most_bytes) {
     return format(
-        "it repeats its storage to {} bytes, but at most {} are read from this "
-        "file",
+        "it repeats its storage to {} bytes, but at most {} "
+        "are read from this file",
         *size,
         most_bytes);
   }

@@ -192,8 +192,8 @@ void require_no_checkpoint(
       is_torch_distributed(directory) && !options.has_same_weights;
   if (!is_ours && !is_other) return;
   throw ConfigError(format(
-      "[checkpoint] {} is a checkpoint{}; save the model in a directory of its "
-      "own",
+      "[checkpoint] {} is a checkpoint{}; save the model in "
+      "a directory of its own",
       directory.string(),
       is_ours ? ", whose files would be overwritten" : " of torch"));
 }

@@ -145,8 +145,8 @@ ProcessStacks StackTaker::take(pid_t process, std::chrono::milliseconds timeout)
   stacks.process = process;
   if (eu_stack_.empty() && gdb_.empty()) {
     stacks.problem =
-        "no stacks, since neither eu-stack nor gdb is on PATH; install "
-        "elfutils";
+        "no stacks, since neither eu-stack nor gdb is on "
+        "PATH; install elfutils";
     return stacks;
   }
   const std::string number = std::to_string(process);

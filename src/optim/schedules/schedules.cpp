@@ -136,8 +136,8 @@ ConstantLR::ConstantLR(const ConstantLROptions& options) : options_(options) {
   require_not_negative(options_.total_iters, "total_iters");
   if (!(options_.factor > 0 && options_.factor <= 1)) {
     throw ConfigError(format(
-        "[optim] the factor of ConstantLR must be above 0 and at most 1, but "
-        "is {}",
+        "[optim] the factor of ConstantLR must be above 0 "
+        "and at most 1, but is {}",
         options_.factor));
   }
 }

@@ -171,8 +171,8 @@ at::Tensor ExpertMlpImpl::forward(
       static_cast<std::int64_t>(counts.size()) != up_proj.size(0)) {
     throw ConfigError(detail::format(
         "[parallel] an ExpertMlp of {} experts got tokens of shape {} and "
-        "counts {}, but must get one count per expert, which add up to the "
-        "rows",
+        "counts {}, but must get one count per expert, "
+        "which add up to the rows",
         up_proj.size(0),
         tokens.sizes(),
         at::IntArrayRef(counts)));

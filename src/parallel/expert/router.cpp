@@ -44,8 +44,8 @@ void check_router(
         num_experts));
   } else if (options.top_k < 1 || options.top_k > num_experts) {
     complaints.push_back(format(
-        "[parallel] top_k must be from 1 to {}, the number of experts, but is "
-        "{}",
+        "[parallel] top_k must be from 1 to {}, the "
+        "number of experts, but is {}",
         num_experts,
         options.top_k));
   }

@@ -169,8 +169,8 @@ class MasterWeights final : public Strategy {
       throw ConfigError(format(
           "[parallel] parameter \"{}\" is trained in 16 bits, but was not when "
           "it was prepared (it was frozen, or in another dtype), so it has no "
-          "master weight; change it before prepare(), or prepare the model "
-          "anew",
+          "master weight; change it before prepare(), or "
+          "prepare the model anew",
           row.name));
     }
   }

@@ -101,8 +101,8 @@ void PlanInference::divide_attention(std::size_t i) {
     return decide(
         attention,
         std::nullopt,
-        "is the model itself, which a plan cannot name; put it into a "
-        "module");
+        "is the model itself, which a plan cannot "
+        "name; put it into a module");
   }
   if (const Entry* const other = sharer_of(attention)) {
     decide(

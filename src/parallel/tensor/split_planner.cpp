@@ -354,8 +354,8 @@ SplitParameter* SplitPlanner::take(const std::string& key, std::int64_t dim) {
         shape));
   } else if (shape[static_cast<std::size_t>(dim)] < num_ranks_) {
     complain(format(
-        "has a {} of shape {}, which cannot be split along dimension {} over "
-        "{} ranks",
+        "has a {} of shape {}, which cannot be split along "
+        "dimension {} over {} ranks",
         key,
         shape,
         dim,

@@ -154,8 +154,8 @@ std::string size_complaint(
     const LayoutPlanOptions& options) {
   if (!divides_heads(shape, layout.tensor)) {
     return format(
-        "tensor is {}, which does not divide {} heads, and {} of keys and "
-        "values",
+        "tensor is {}, which does not divide {} heads, "
+        "and {} of keys and values",
         layout.tensor,
         shape.num_heads,
         shape.num_kv_heads);
@@ -222,8 +222,8 @@ std::string layout_complaint(
       (layout.shard % layout.expert != 0 &&
        layout.expert % layout.shard != 0)) {
     return format(
-        "expert is {}, which does not divide replicate {} x shard {} in whole "
-        "shards",
+        "expert is {}, which does not divide replicate {} x "
+        "shard {} in whole shards",
         layout.expert,
         layout.replicate,
         layout.shard);

@@ -75,8 +75,8 @@ Float8Format float8_format(at::ScalarType dtype) {
       return Float8Format::e5m2fnuz;
     default:
       throw ConfigError(format(
-          "[precision] the dtype must be float8_e4m3fn or float8_e5m2, but is "
-          "{}",
+          "[precision] the dtype must be float8_e4m3fn or "
+          "float8_e5m2, but is {}",
           c10::toString(dtype)));
   }
 }

@@ -192,8 +192,8 @@ void ProfileSession::prepare_cycle() {
       world_.logger().log(
           LogLevel::warning,
           "track",
-          "a profile records no device, since another profile of this process "
-          "does");
+          "a profile records no device, since another "
+          "profile of this process does");
     }
   }
   operators_ = std::make_shared<OperatorRecorder>(options_, owners_);

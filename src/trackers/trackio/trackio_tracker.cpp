@@ -319,8 +319,8 @@ std::unique_ptr<GeneralTracker> make_trackio(const TrackerRequest& request) {
   if (options.resume != "never" && options.resume != "allow" &&
       options.resume != "must") {
     throw ConfigError(format(
-        "[trackers] trackio's \"resume\" must be never, allow or must, but is "
-        "\"{}\"",
+        "[trackers] trackio's \"resume\" must be never, allow "
+        "or must, but is \"{}\"",
         printable(options.resume)));
   }
   if (const auto group = arguments.text("group")) options.group = *group;

@@ -27,8 +27,8 @@ WandbMode wandb_mode(
     return WandbMode::online;
   if (*mode == "disabled") return WandbMode::disabled;
   throw ConfigError(format(
-      "[trackers] wandb: the mode must be offline, online or disabled, but is "
-      "\"{}\"",
+      "[trackers] wandb: the mode must be offline, online or "
+      "disabled, but is \"{}\"",
       printable(*mode)));
 }
 

@@ -113,8 +113,8 @@ BatchSizeSearch::BatchSizeSearch(BatchSizeSearchOptions options)
     : options_(std::move(options)), batch_size_(options_.starting_batch_size) {
   if (batch_size_ < 0) {
     throw ConfigError(detail::format(
-        "[train] a search for a batch size must start at 1 or more, but starts "
-        "at {}",
+        "[train] a search for a batch size must start at 1 or "
+        "more, but starts at {}",
         batch_size_));
   }
 }

@@ -87,8 +87,8 @@ void require_added_once(
       }
       throw ConfigError(detail::format(
           "[train] an optimizer got the parameter \"{}\" after prepare(), but "
-          "already steps on it as a shard or master weight; leave one of them "
-          "out",
+          "already steps on it as a shard or master "
+          "weight; leave one of them out",
           row->name));
     }
   }

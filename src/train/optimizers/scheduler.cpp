@@ -100,8 +100,8 @@ void Scheduler::step(double metric) const {
   if (detail::recorded_run(*prepared_->session) != nullptr) {
     throw ConfigError(
         "[train] a schedule's step with a metric cannot be captured, since the "
-        "metric is a number on the host; step the schedule after the captured "
-        "step");
+        "metric is a number on the host; step the schedule "
+        "after the captured step");
   }
   if (steps_due(*prepared_) == 0) return;
   // One step for any number of processes, since the metric is a single

@@ -101,8 +101,8 @@ void require_on_cpu(const torch::nn::Module& module) {
     throw ConfigError(format(
         "[train] plan_memory() runs a few samples on the CPU, but \"{}\" is on "
         "{}; plan before prepare(), with a model that is on the CPU and has "
-        "memory (LibTorch has no meta kernels for most operators of C++ "
-        "modules)",
+        "memory (LibTorch has no meta kernels for most "
+        "operators of C++ modules)",
         item.key(),
         tensor.device().str()));
   }

@@ -79,8 +79,8 @@ std::unique_ptr<GatedTensor> TierKeeper::make_gate(std::size_t tensor) {
               kept.name),
           .afterwards = format(
               "[big_model] {} is offloaded, but the Dispatch of its model no "
-              "longer exists: keep the dispatched model, or call its release() "
-              "first",
+              "longer exists: keep the dispatched model, or "
+              "call its release() first",
               kept.name)},
       *this,
       tensor,

@@ -328,8 +328,8 @@ std::shared_ptr<Connection> GlooTransport::connect(
       const std::string key = format("is_connected/{}", peer);
       if (!wait_for_key(*store, key, 10 * connect_timeout)) {
         throw DistributedError(format(
-            "[comm] rank {} is gone or stuck while the ranks of group \"{}\" "
-            "connect",
+            "[comm] rank {} is gone or stuck while the ranks "
+            "of group \"{}\" connect",
             request.world_ranks[static_cast<std::size_t>(peer)],
             request.name));
       }

@@ -91,8 +91,8 @@ std::vector<std::string> matching_modules(
     pattern = std::regex(expression);
   } catch (const std::regex_error& error) {
     throw ConfigError(format(
-        "[parallel] ignored_modules must be a regular expression, but is "
-        "\"{}\": {}",
+        "[parallel] ignored_modules must be a regular "
+        "expression, but is \"{}\": {}",
         expression,
         error.what()));
   }
