@@ -42,7 +42,7 @@ TEST(Replay, AddsUpWhatARankComputes) {
   ranks.compute(0, 2);
   const Replay run = replay(ranks.programs);
   EXPECT_NEAR(run.time, 3.5, kTolerance);
-  EXPECT_NEAR(run.computing(0), 3.5, kTolerance);
+  EXPECT_NEAR(run.computing_seconds(0), 3.5, kTolerance);
   EXPECT_NEAR(run.bubble(), 0, kTolerance);
   ASSERT_EQ(run.ranks[0].size(), 2);
   EXPECT_NEAR(run.ranks[0][1].begin, 1.5, kTolerance);

@@ -13,7 +13,7 @@ Handshake::Handshake(const ConnectRequest& request, const std::string& purpose)
     : request_(request),
       store_(c10::make_intrusive<c10d::PrefixStore>(purpose, request.store)) {}
 
-void Handshake::tell(const std::string& key, const std::string& value) {
+void Handshake::publish(const std::string& key, const std::string& value) {
   store_->set(key, value);
 }
 
@@ -30,7 +30,7 @@ std::string Handshake::ask(const std::string& key, int rank) {
 std::vector<std::string> Handshake::exchange(
     const std::string& key,
     const std::string& value) {
-  tell(format("{}/{}", key, request_.rank), value);
+  publish(format("{}/{}", key, request_.rank), value);
   std::vector<std::string> all;
   for (std::size_t peer = 0; peer < request_.world_ranks.size(); ++peer)
     all.push_back(ask(format("{}/{}", key, peer), static_cast<int>(peer)));

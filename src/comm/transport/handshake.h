@@ -14,7 +14,7 @@ class Handshake {
   /// `purpose` distinguishes its keys from those of other handshakes.
   Handshake(const ConnectRequest& request, const std::string& purpose);
 
-  void tell(const std::string& key, const std::string& value);
+  void publish(const std::string& key, const std::string& value);
   /// Waits until `rank` has published `key`; throws DistributedError if it does
   /// not.
   std::string ask(const std::string& key, int rank);

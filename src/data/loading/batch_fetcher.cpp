@@ -43,7 +43,7 @@ void BatchFetcher::begin_pass(const std::optional<StateDict>& stream_state) {
   num_read_ = 0;
   ahead_.reset();
   first_samples_.reset();
-  if (dataset->facts.is_stream && reads()) begin_stream(stream_state);
+  if (dataset->facts.is_stream && reads_dataset()) begin_stream(stream_state);
 }
 
 void BatchFetcher::begin_stream(const std::optional<StateDict>& stream_state) {
@@ -61,7 +61,7 @@ bool BatchFetcher::places_batches() const {
   return options.device_placement.value_or(true);
 }
 
-bool BatchFetcher::reads() const {
+bool BatchFetcher::reads_dataset() const {
   return !source.is_dispatching() || source.context().group.rank() == 0;
 }
 

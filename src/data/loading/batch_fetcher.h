@@ -28,7 +28,7 @@ class BatchFetcher : public std::enable_shared_from_this<BatchFetcher> {
   /// Whether batches go to the accelerator's device.
   [[nodiscard]] bool places_batches() const;
   /// Whether this rank reads the dataset.
-  [[nodiscard]] bool reads() const;
+  [[nodiscard]] bool reads_dataset() const;
   /// The next batch of this rank, or round if rank 0 reads for all ranks; null
   /// at the end. Must not be called concurrently.
   std::unique_ptr<LoadedBatch> claim(Worker& worker);

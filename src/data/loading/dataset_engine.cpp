@@ -129,7 +129,7 @@ std::unique_ptr<LoadedBatch> DatasetEngine::State::receive_round() {
   RoundHeader header{.pass = num_passes - 1, .round = report.num_batches};
   std::vector<RoundSlice> slices;
   std::exception_ptr failure;
-  if (fetcher->reads()) {
+  if (fetcher->reads_dataset()) {
     try {
       slices = slice_next_round(header);
     } catch (const std::exception& error) {
@@ -219,7 +219,7 @@ void DatasetEngine::skip(std::int64_t num_batches) {
   if (num_batches <= 0) return;
   now.pass.num_skipped = num_batches;
   BatchFetcher& fetcher = *now.fetcher;
-  if (!fetcher.reads()) return;
+  if (!fetcher.reads_dataset()) return;
   if (now.source().is_dispatching()) {
     // Reads the first round anyway: it fills up the last one.
     if (auto round = fetcher.claim(fetcher.self)) {

@@ -143,7 +143,7 @@ double least_bytes(const LayoutCase& of) {
       static_cast<double>(shape.num_layers) / stages;
 }
 
-const KeptMicroBatches::Kept& KeptMicroBatches::of(
+const KeptMicroBatches::Counts& KeptMicroBatches::of(
     const TrainingLayout& layout) {
   const auto [place, is_new] = known_.try_emplace(
       {layout.schedule,
@@ -167,7 +167,7 @@ const KeptMicroBatches::Kept& KeptMicroBatches::of(
 
 LayoutMemory layout_memory(const LayoutCase& of, KeptMicroBatches& kept) {
   const std::vector<LayerRange> stages = stages_of(of);
-  const KeptMicroBatches::Kept& micro_batches = kept.of(of.layout);
+  const KeptMicroBatches::Counts& micro_batches = kept.of(of.layout);
   LayoutMemory most;
   for (int rank = 0; rank < of.layout.pipeline; ++rank) {
     const LayoutMemory memory = memory_of(

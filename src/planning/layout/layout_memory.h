@@ -15,15 +15,15 @@ namespace accelerate::detail {
 /// share a schedule.
 class KeptMicroBatches {
  public:
-  struct Kept {
+  struct Counts {
     PipelineStagePlaces places;
     /// Per rank, counted per chunk.
     std::vector<int> most;
   };
-  const Kept& of(const TrainingLayout& layout);
+  const Counts& of(const TrainingLayout& layout);
 
  private:
-  std::map<std::tuple<PipelineScheduleKind, int, std::int64_t, int>, Kept>
+  std::map<std::tuple<PipelineScheduleKind, int, std::int64_t, int>, Counts>
       known_;
 };
 

@@ -136,7 +136,7 @@ class PipelineRun {
     times.exposed[traffic::kPipeline] = 0;
     // Counts waits for the slowest rank as the price of dividing the layers.
     times.bubble =
-        whole.time - whole.computing(static_cast<std::size_t>(slowest));
+        whole.time - whole.computing_seconds(static_cast<std::size_t>(slowest));
     const auto travelling = whole.travelling.find(traffic::kPipeline);
     if (travelling != whole.travelling.end())
       times.travelling[traffic::kPipeline] = travelling->second;

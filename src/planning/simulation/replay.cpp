@@ -240,7 +240,7 @@ class Replaying {
 
 }  // namespace
 
-double Replay::computing(std::size_t rank) const {
+double Replay::computing_seconds(std::size_t rank) const {
   double sum = 0;
   for (const ReplaySpan& span : ranks[rank]) {
     if (!span.is_wait) sum += span.end - span.begin;
@@ -261,7 +261,7 @@ double Replay::bubble() const {
   if (time <= 0 || ranks.empty()) return 0;
   double busy = 0;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
-    busy += computing(rank);
+    busy += computing_seconds(rank);
   return 1 - busy / (time * static_cast<double>(ranks.size()));
 }
 

@@ -30,7 +30,7 @@ struct Replay {
   std::string deadlock;
 
   /// Seconds that the rank computes.
-  [[nodiscard]] double computing(std::size_t rank) const;
+  [[nodiscard]] double computing_seconds(std::size_t rank) const;
   /// Seconds that the rank waits for messages of this kind; of any, if empty.
   [[nodiscard]] double waiting(std::size_t rank, const std::string& kind = {})
       const;

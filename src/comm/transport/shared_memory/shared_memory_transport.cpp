@@ -27,7 +27,7 @@ std::optional<SharedSegment> map_segment(
     if (request.rank == 0) {
       SharedSegment made =
           SharedSegment::create(SegmentLayout(size).total_bytes());
-      handshake.tell("ticket", format("{} {}", node, made.ticket()));
+      handshake.publish("ticket", format("{} {}", node, made.ticket()));
       return made;
     }
     const std::string told = handshake.ask("ticket", 0);
@@ -41,7 +41,7 @@ std::optional<SharedSegment> map_segment(
     return SharedSegment::open(told.substr(space + 1));
   } catch (const SegmentError& error) {
     complaint = error.what();
-    if (request.rank == 0) handshake.tell("ticket", "");
+    if (request.rank == 0) handshake.publish("ticket", "");
     return std::nullopt;
   }
 }

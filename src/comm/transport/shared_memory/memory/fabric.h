@@ -40,7 +40,8 @@ class Fabric {
   /// it.
   void publish(std::atomic<std::uint64_t>& counter, std::uint64_t value) const {
     counter.store(value);
-    for (int peer = 0; peer < size_; ++peer) tell(peer, Attention::everything);
+    for (int peer = 0; peer < size_; ++peer)
+      notify(peer, Attention::everything);
   }
   /// Publishes a counter that only `reader` reads, which is woken if it sleeps
   /// with at least this attention.
@@ -50,14 +51,14 @@ class Fabric {
       std::uint64_t value,
       Attention least) const {
     counter.store(value);
-    tell(reader, least);
+    notify(reader, least);
   }
 
   /// Wakes a peer's sleeping thread if it waits, or if its attention is at
   /// least `least`. Sequentially consistent, as are the sleeper's stores of
   /// is_asleep and `attention` before it checks once more: at least one side
   /// sees the other.
-  void tell(int peer, Attention least) const {
+  void notify(int peer, Attention least) const {
     if (peer == rank_) return;
     const RankPage& other = page(peer);
     if (other.is_asleep.load() != 0) {

@@ -180,7 +180,7 @@ bool Mailbox::send_some(Fabric& fabric, int to) {
 // slept through everything in the channel.
 bool Mailbox::ask_for_room(const Fabric& fabric, Message& message) {
   if (!std::exchange(message.has_asked_for_room_, true))
-    fabric.tell(message.peer_, Attention::full_channels);
+    fabric.notify(message.peer_, Attention::full_channels);
   return false;
 }
 
