@@ -203,7 +203,8 @@ TEST(MapDevice, RefusesOtherNames) {
   testing::expect_error<ConfigError>(
       [] { MapDevice("gpu"); }, "but is \"gpu\"");
   testing::expect_error<ConfigError>([] { MapDevice("cuda:"); }, "cuda:");
-  testing::expect_error<ConfigError>([] { MapDevice(-1); }, "begin at 0");
+  testing::expect_error<ConfigError>(
+      [] { MapDevice(-1); }, "must be at least 0");
 }
 
 TEST(DeviceMap, FindsThePlaceOfATensorByItsLongestName) {

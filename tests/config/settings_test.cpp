@@ -71,7 +71,7 @@ TEST(Settings, RefusesAHandoverOfAnotherVersion) {
       [&] { launch_settings(environment); }, "\"warp_drive\"");
   environment.set(std::string(kHandoverVariable), "[1, 2");
   expect_error<ConfigError>(
-      [&] { launch_settings(environment); }, "is not a JSON object");
+      [&] { launch_settings(environment); }, "must be a JSON object");
 }
 
 std::vector<std::string> unread(const Settings& settings) {

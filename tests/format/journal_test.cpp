@@ -110,7 +110,7 @@ TEST(JournalFrame, RefusesAnyPayloadWithoutACrash) {
       [] {
         (void)read_journal_payload(std::string("X") + std::string(9, '\0'));
       },
-      "a later version wrote it");
+      "which a later version wrote");
 }
 
 TEST(Journal, IsContinuedByLaterProcesses) {

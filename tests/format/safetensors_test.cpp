@@ -128,8 +128,7 @@ TEST(Safetensors, SaysWhatIsWrong) {
       entry(all(dtype, R"("shape":["1"])", offsets)), "a string is in");
   expect_refused(
       entry(all(dtype, R"("shape":{})", offsets)), "an object is in");
-  expect_refused(
-      entry(all(dtype, R"("shape":1)", offsets)), "a number is in");
+  expect_refused(entry(all(dtype, R"("shape":1)", offsets)), "a number is in");
   expect_refused(entry(all(dtype, "\"shape\":null", offsets)), "null is in");
   expect_refused(
       entry(all(dtype, shape, R"("data_offsets":[0])")), "fewer than two");
@@ -147,8 +146,7 @@ TEST(Safetensors, SaysWhatIsWrong) {
       entry(all(dtype, shape, offsets)) + "x", "or something was appended");
   expect_refused(file_of(R"({"w":null})", 0), "null is in");
   expect_refused(file_of(R"({"w":[]})", 0), "a list is in");
-  expect_refused(
-      file_of(R"({"__metadata__":{"a":1}})", 0), "a number is in");
+  expect_refused(file_of(R"({"__metadata__":{"a":1}})", 0), "a number is in");
   expect_refused(
       file_of(R"({"__metadata__":{"a":"1","a":"1"}})", 0),
       "key 'a' occurs twice");
@@ -158,8 +156,7 @@ TEST(Safetensors, SaysWhatIsWrong) {
   expect_refused(
       file_of(std::string(100'000, '['), 0), "followed by blanks at most");
   expect_refused(
-      file_of("{\"a\":" + std::string(100'000, '[') + "}", 0),
-      "a list is in");
+      file_of("{\"a\":" + std::string(100'000, '[') + "}", 0), "a list is in");
 }
 
 TEST(Safetensors, LimitsDimensionsAndShowsNamesOnly) {
@@ -243,7 +240,7 @@ TEST_F(SafetensorsFile, RefusesToWriteWhatCannotBeRead) {
                           const std::string& phrase) {
     expect_error<CheckpointError>([&] { lay_out(tensors); }, phrase);
   };
-  refuse({{"a", Dtype::U8, {1}}, {"a", Dtype::F32, {1}}}, "given twice");
+  refuse({{"a", Dtype::U8, {1}}, {"a", Dtype::F32, {1}}}, "declared twice");
   refuse({{"__metadata__", Dtype::U8, {1}}}, "the format's own");
   refuse({{"a", Dtype::F4, {1}}}, "not a whole number");
   refuse({{"a", Dtype::U8, Shape(65, 1)}}, "more than 64 dimensions");

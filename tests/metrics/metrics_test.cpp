@@ -211,9 +211,9 @@ TEST(Accuracy, RefusesWhatHasNoClass) {
       [&] { accuracy.update(rows({1, kNan}, 2), wholes({1})); }, "ignore_nan");
   testing::expect_error<ConfigError>(
       [&] { accuracy.update(rows({1, 2}, 2), wholes({1, 1, 1})); },
-      "do not fit");
+      "must have the labels' shape");
   testing::expect_error<ConfigError>(
-      [&] { accuracy.update(rows({1, 2}, 2), reals({1})); }, "whole numbers");
+      [&] { accuracy.update(rows({1, 2}, 2), reals({1})); }, "as integers");
   testing::expect_error<ConfigError>(
       [] { Accuracy({}, {.top_k = 0}); }, "top_k");
 }

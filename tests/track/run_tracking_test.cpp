@@ -439,7 +439,7 @@ TEST_F(Tracking, RefusesASecondStart) {
   RunTracking tracking(named("r"));
   tracking.init_trackers("p", {}, {});
   testing::expect_error<ConfigError>(
-      [&] { tracking.init_trackers("p", {}, {}); }, "was called before");
+      [&] { tracking.init_trackers("p", {}, {}); }, "must be called once");
 }
 
 TEST_F(Tracking, CallsCustomTrackersAsAccelerateDid) {

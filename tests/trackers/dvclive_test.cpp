@@ -156,14 +156,14 @@ TEST_F(Dvclive, ResumesAtTheLastStepThatThereIs) {
 TEST_F(Dvclive, RefusesToResumeFromSomethingElse) {
   detail::replace_file(directory_ / "live" / "metrics.json", "[1");
   expect_error<ConfigError>(
-      [&] { started({{"resume", true}}); }, "is not a JSON object");
+      [&] { started({{"resume", true}}); }, "must be a JSON object");
   // Writing it again would take more stack than there is.
   constexpr std::size_t kDepth = 1'000'000;
   detail::replace_file(
       directory_ / "live" / "metrics.json",
       "{\"a\":" + std::string(kDepth, '[') + std::string(kDepth, ']') + "}");
   expect_error<ConfigError>(
-      [&] { started({{"resume", true}}); }, "is not a JSON object");
+      [&] { started({{"resume", true}}); }, "must be a JSON object");
 }
 
 TEST_F(Dvclive, ImagesAndFigures) {

@@ -178,7 +178,8 @@ TEST(Accelerator, RefusesTheSameThingTwice) {
       "must not be repeated or already prepared");
   const std::shared_ptr<torch::nn::LinearImpl> empty;
   expect_error<ConfigError>(
-      [&] { accelerator.prepare(empty); }, "an empty module holder");
+      [&] { accelerator.prepare(empty); },
+      "must be a module, but is an empty holder");
   expect_error<ConfigError>(
       [&] { accelerator.backward(at::Tensor()); },
       "the loss of backward() must be defined");

@@ -159,10 +159,10 @@ TEST(DirectSteps, StillRefuseALossThatCannotBe) {
       [&] { direct.accelerator.backward(at::Tensor()); },
       "the loss of backward() must be defined");
   expect_error<ConfigError>(
-      [&] { direct.accelerator.backward(at::ones({})); }, "without a graph");
+      [&] { direct.accelerator.backward(at::ones({})); }, "must have a graph");
   expect_error<ConfigError>(
       [&] { direct.accelerator.backward(direct.model()(at::ones({2, 1}))); },
-      "2 numbers");
+      "but has 2");
 }
 
 TEST(DirectSteps, TakeTheOptionsOfABackward) {

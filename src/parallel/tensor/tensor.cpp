@@ -53,9 +53,9 @@ class TensorParallel final : public Strategy {
         .takes_empty = mesh_.degree(Axis::shard) > 1,
         .join_complaint =
             "[parallel] the ranks of a tensor-parallel model compute each "
-            "layer together, so all of them need all steps; use even_batches",
+            "layer together, so all must take every step; use even_batches",
         .sliced_lomo_complaint =
-            "[parallel] lomo_backward() was given an optimizer that needs "
+            "[parallel] lomo_backward() got an optimizer that needs "
             "full parameters, or all gradients at once, but ranks hold slices "
             "of this tensor-parallel model's; use Lomo without clip_grad_norm"};
   }

@@ -331,7 +331,7 @@ TEST(ExpertLayer, RefusesWhatMakesNoSense) {
   options.mlp.reset();
   refuse(options, "make_expert(0) must not return an empty AnyModule");
   options.make_expert = nullptr;
-  refuse(options, "give one of them");
+  refuse(options, "set exactly one of them");
   options = options_of(4);
   options.shared_expert_gate = true;
   refuse(options, "needs a shared expert");

@@ -555,7 +555,7 @@ TEST(ExpertTraining, RefusesWhatItCannotDo) {
       [](const auto& accelerator, auto& model, auto& optimizer) {
         expect_error<ConfigError>(
             [&] { accelerator.join_uneven_inputs([] {}); },
-            "all of them need all steps; use even_batches");
+            "all must take every step; use even_batches");
         expect_error<ConfigError>(
             [&] { LocalSGD(accelerator, model, {.local_sgd_steps = 2}); },
             "ranks that share experts need equal ones; set expert to 1");
