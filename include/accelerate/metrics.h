@@ -293,7 +293,7 @@ class ACCELERATE_API AUROC {
 
   MetricRanks ranks_;
   AUROCOptions options_;
-  /// Exact: one row per sample, its scores, label and weight.
+  /// Without bins: one row per sample, with its scores, label and weight.
   std::vector<at::Tensor> rows_;
   /// With bins: the samples' weights by column, by whether they are of the
   /// class, and by bin.

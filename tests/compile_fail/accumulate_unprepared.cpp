@@ -1,4 +1,4 @@
-// Refused: accumulate\(\) and no_sync\(\) take prepared models: give them what
+// Refused: accumulate\(\) and no_sync\(\) take prepared models: pass what
 #include <torch/nn/modules/linear.h>
 
 #include <accelerate/accelerator.h>

@@ -33,8 +33,8 @@ void require_image_size(std::int64_t width, std::int64_t height);
 /// Throws ImageFault for anything that is not complete and sound.
 DecodedImage decode_image(ImageBytes bytes, bool is_tga);
 
-/// The image with 1, 3 or 4 channels: grey as Pillow computes it, alpha 255 or
-/// dropped.
+/// The image with 1, 3 or 4 channels. Grey is computed as in Pillow; alpha is
+/// 255, or dropped.
 DecodedImage with_channels(DecodedImage pixels, int channels);
 
 }  // namespace accelerate::detail

@@ -136,7 +136,7 @@ DeepSpeedConfig::DeepSpeedConfig(
     if (!json_.contains("zero_optimization")) {
       throw ConfigError(
           "[config] the DeepSpeed configuration has no \"zero_optimization\"; "
-          "add it, at least {\"stage\": 0}");
+          "add it, with at least {\"stage\": 0}");
     }
     const std::vector<std::string> duplicates =
         settings_beside_configuration(environment);

@@ -45,7 +45,7 @@ ModelShards split_model(
     std::uint64_t max_bytes,
     ModelFormat file_format) {
   ModelShards shards;
-  // Names by storage, the first name first.
+  // The names of each storage, beginning with the first.
   std::map<std::int64_t, std::vector<std::string>> names;
   std::vector<std::vector<std::int64_t>> files;
   std::vector<std::int64_t> open;
