@@ -170,7 +170,8 @@ TEST_F(PlanCommand, RefusesWhatMakesNoSense) {
     return result.err;
   };
   EXPECT_THAT(
-      complaint({"--link", "fast"}), HasSubstr("--link is \"fast\", but must be"));
+      complaint({"--link", "fast"}),
+      HasSubstr("--link is \"fast\", but must be"));
   EXPECT_THAT(complaint({"--compute", "-1TF"}), HasSubstr("--compute is"));
   EXPECT_THAT(complaint({"--batch", "0"}), HasSubstr("--batch is \"0\""));
   EXPECT_THAT(complaint({"--sharding", "half"}), HasSubstr("--sharding"));

@@ -83,7 +83,8 @@ TEST(ParseProcessors, ReadsASetForEachRank) {
       parse_processors("0-3,8;4-5", 2, allowed),
       ElementsAre(ElementsAre(0, 1, 2, 3, 8), ElementsAre(4, 5)));
   expect_error<ConfigError>(
-      [&] { parse_processors("0-3", 2, allowed); }, "is for 1 ranks, but 2 start");
+      [&] { parse_processors("0-3", 2, allowed); },
+      "is for 1 ranks, but 2 start");
   expect_error<ConfigError>(
       [&] { parse_processors("0;9", 2, allowed); },
       "names processor 9, but this process may use 0-8");
