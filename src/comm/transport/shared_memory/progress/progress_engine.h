@@ -14,7 +14,6 @@
 #include "comm/transport/shared_memory/memory/peers.h"
 #include "comm/transport/shared_memory/operations/operation.h"
 #include "comm/transport/shared_memory/progress/operation_queue.h"
-#include "comm/transport/shared_memory/waiting/patience.h"
 
 namespace accelerate::detail {
 
