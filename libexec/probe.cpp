@@ -8,7 +8,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/empty.h>
 #include <torch/headeronly/version.h>
+
+#include "base/machine/gpu_links.h"
+#include "config/environment.h"
 
 namespace {
 
@@ -31,6 +35,14 @@ int main() {
             std::to_string(at::get_num_interop_threads()) + " between");
     say("Processor's instructions", at::get_cpu_capability());
     say("MKL in LibTorch", at::hasMKL() ? "yes" : "no");
+    using accelerate::detail::Environment;
+    for (const auto& [name, value] : accelerate::detail::nvidia_facts(
+             accelerate::detail::open_nccl(
+                 Environment::current().get("ACCELERATE_NCCL_LIBRARY"),
+                 reinterpret_cast<const void*>(
+                     &at::_ops::empty_memory_format::call)),
+             accelerate::detail::open_nvml_links()))
+      say(name.c_str(), value);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -14,6 +14,9 @@
 
 #include <accelerate/accelerate.h>
 
+#include "base/machine/gpu_links.h"
+#include "config/environment.h"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -169,6 +172,19 @@ void check_checkpoint(const Accelerator& accelerator) {
   if (accelerator.is_main_process()) fs::remove_all(directory);
 }
 
+// What connects GPUs, for users whose collectives are slow or fail.
+void print_devices(const Accelerator& accelerator) {
+  using accelerate::detail::Environment;
+  if (!accelerator.is_local_main_process()) return;
+  const auto facts = accelerate::detail::nvidia_facts(
+      accelerate::detail::open_nccl(
+          Environment::current().get("ACCELERATE_NCCL_LIBRARY"),
+          reinterpret_cast<const void*>(&at::_ops::empty_memory_format::call)),
+      accelerate::detail::open_nvml_links());
+  for (const auto& [name, value] : facts)
+    accelerator.print(name + ": " + value);
+}
+
 }  // namespace
 
 int main() {
@@ -178,7 +194,11 @@ int main() {
     accelerator.print(
         std::to_string(accelerator.num_processes()) + " ranks, device " +
         accelerator.device().str() + ", precision " +
-        std::string(name_of(accelerator.state().mixed_precision)));
+        std::string(name_of(accelerator.state().mixed_precision)) +
+        (accelerator.state().backend.empty()
+             ? ""
+             : ", connected by " + accelerator.state().backend));
+    print_devices(accelerator);
     const std::vector<
         std::pair<const char*, std::function<void(const Accelerator&)>>>
         checks{

@@ -23,8 +23,9 @@ namespace accelerate {
 /// any, else AMD's, including those that CUDA_VISIBLE_DEVICES hides. Call it
 /// first in each rank, with its local rank. Returns the processors; an empty
 /// list, with nothing changed, if the machine has no such GPU or does not
-/// report where it is. Throws Error if the system refuses. For ranks without
-/// GPUs, `accelerate-cpp launch` does the same (--cpu_affinity).
+/// report where it is. Throws Error if the system refuses. `accelerate-cpp
+/// launch --cpu_affinity auto` does the same for its ranks, each of which it
+/// binds near the GPU that it sees.
 ACCELERATE_API std::vector<int> set_numa_affinity(int local_process_index);
 
 /// Compares two version numbers as Python does (PEP 440): "2.10" is above

@@ -383,7 +383,16 @@ TEST(Env, ReportsVersionsAndSettings) {
           HasSubstr("- accelerate.cpp: 0."),
           HasSubstr("- LibTorch: 2."),
           HasSubstr("- Memory: "),
+          // Its version, or that it is not here.
+          HasSubstr("\n- NCCL"),
           HasSubstr("- mixed_precision: bf16 (environment variable")));
+}
+
+TEST(Env, SaysWhereNcclIsNot) {
+  EXPECT_THAT(
+      run_tool({"env"}, {{"ACCELERATE_NCCL_LIBRARY", "/no/libnccl.so"}}).out,
+      HasSubstr("NCCL could not be opened; it was looked for as "
+                "\"/no/libnccl.so\" ("));
 }
 
 TEST(SelfTest, PassesOnTwoRanks) {
@@ -392,7 +401,8 @@ TEST(SelfTest, PassesOnTwoRanks) {
   EXPECT_THAT(
       result.out,
       AllOf(
-          HasSubstr("[0] 2 ranks, device cpu"),
+          HasSubstr("[0] 2 ranks, device cpu, precision no, connected by "),
+          HasSubstr("\n[0] NCCL"),
           HasSubstr("[0] training as in one process: ok"),
           HasSubstr("[0] checkpoint and back: ok"),
           HasSubstr("All is well")));

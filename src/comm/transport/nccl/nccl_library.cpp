@@ -2,58 +2,21 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
-#include <map>
-#include <mutex>
-#include <string_view>
-#include <vector>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
 #include <accelerate/error.h>
 
+#include "base/machine/nccl_file.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-constexpr const char* kName = "libnccl.so.2";
-// The first version with ncclCommInitRankConfig's fields as in NcclConfig.
+// The first with ncclCommInitRankConfig's fields as NcclConfig has them.
 constexpr int kOldestVersion = 21800;
-
-// Beside the wheel of torch, pip installs "nvidia/nccl/lib".
-std::string path_beside_torch() {
-  Dl_info info{};
-  if (::dladdr(
-          reinterpret_cast<void*>(&at::_ops::empty_memory_format::call),
-          &info) == 0 ||
-      info.dli_fname == nullptr) {
-    return {};
-  }
-  const std::filesystem::path packages =
-      std::filesystem::path(info.dli_fname).parent_path() / ".." / "..";
-  return (packages / "nvidia" / "nccl" / "lib" / kName).string();
-}
-
-void* open_library(const std::optional<std::string>& path) {
-  const std::vector<std::string> candidates = path
-      ? std::vector{*path}
-      : std::vector<std::string>{kName, path_beside_torch()};
-  std::vector<std::string> failures;
-  for (const std::string& candidate : candidates) {
-    if (candidate.empty()) continue;
-    if (void* const library = ::dlopen(candidate.c_str(), RTLD_NOW))
-      return library;
-    const char* const reason = ::dlerror();
-    failures.push_back(
-        format("\"{}\" ({})", candidate, reason != nullptr ? reason : "?"));
-  }
-  throw ConfigError(format(
-      "[comm] NCCL could not be opened; tried {}; install it, or set "
-      "ACCELERATE_NCCL_LIBRARY to its path",
-      join(failures, ", ")));
-}
 
 template <class Function>
 void find(void* library, const char* name, Function*& function) {
@@ -64,22 +27,25 @@ void find(void* library, const char* name, Function*& function) {
       name));
 }
 
-std::string text_of(int version) {
-  return format(
-      "{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 }  // namespace
 
-NcclLibrary::NcclLibrary(const std::optional<std::string>& path) {
-  void* const library = open_library(path);
+NcclLibrary::NcclLibrary(
+    const std::optional<std::string>& path,
+    std::string variables)
+    : variables_(std::move(variables)) {
+  // A function of LibTorch, to know where its library is.
+  const NcclFile file = open_nccl(
+      path,
+      reinterpret_cast<const void*>(&at::_ops::empty_memory_format::call));
+  void* const library = file.handle;
+  if (library == nullptr) throw ConfigError(format("[comm] {}", file.problem));
   find(library, "ncclGetVersion", get_version);
   check(get_version(&version_), "ncclGetVersion");
   if (version_ < kOldestVersion) {
     throw ConfigError(format(
-        "[comm] NCCL must have version {} or newer, but has {}",
-        text_of(kOldestVersion),
-        text_of(version_)));
+        "[comm] NCCL must be of version {} or newer, but is {}",
+        nccl_version_text(kOldestVersion),
+        nccl_version_text(version_)));
   }
   find(library, "ncclGetUniqueId", get_unique_id);
   find(library, "ncclCommInitRankConfig", init);
@@ -101,23 +67,29 @@ NcclLibrary::NcclLibrary(const std::optional<std::string>& path) {
 }
 
 std::shared_ptr<const NcclLibrary> NcclLibrary::open(
-    const std::optional<std::string>& path) {
-  return std::shared_ptr<const NcclLibrary>(new NcclLibrary(path));
+    const std::optional<std::string>& path,
+    std::string variables) {
+  return std::shared_ptr<const NcclLibrary>(
+      new NcclLibrary(path, std::move(variables)));
 }
 
-std::string NcclLibrary::version_text() const { return text_of(version_); }
+std::string NcclLibrary::version_text() const {
+  return nccl_version_text(version_);
+}
 
 void NcclLibrary::check(int code, const char* what) const {
   if (code == kSuccess || code == kInProgress) return;
   const char* const text = error_text != nullptr ? error_text(code) : nullptr;
   const char* const detail = last_error != nullptr ? last_error(nullptr) : "";
   throw NcclError(format(
-      "NCCL's {} failed with code {}: {}{}{}",
+      "NCCL's {} failed with code {}: {}{}{}{}",
       what,
       code,
       text != nullptr ? text : "unknown",
       detail != nullptr && *detail != '\0' ? "; " : "",
-      detail != nullptr ? detail : ""));
+      detail != nullptr ? detail : "",
+      variables_.empty() ? variables_
+                         : format("; its variables are {}", variables_)));
 }
 
 }  // namespace accelerate::detail

@@ -42,9 +42,11 @@ class NcclLibrary {
 
   /// Opens `path`, or, if unset, the library that LibTorch uses. Throws
   /// ConfigError, saying where it looked, if it cannot be opened, lacks a
-  /// function, or is older than 2.18, the first with all of them.
+  /// function, or is older than 2.18, the first with all of them. `variables`
+  /// are those that NCCL reads from the environment, for errors.
   static std::shared_ptr<const NcclLibrary> open(
-      const std::optional<std::string>& path);
+      const std::optional<std::string>& path,
+      std::string variables = {});
 
   /// The number that NCCL gives itself, such as 22809.
   [[nodiscard]] int version() const { return version_; }
@@ -133,8 +135,9 @@ class NcclLibrary {
       void* stream) = nullptr;
 
  private:
-  explicit NcclLibrary(const std::optional<std::string>& path);
+  NcclLibrary(const std::optional<std::string>& path, std::string variables);
 
+  std::string variables_;
   int version_ = 0;
 };
 
