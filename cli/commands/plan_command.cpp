@@ -118,9 +118,9 @@ struct PlanFlags {
   std::string compute = "400TF";
   std::string memory_bandwidth = "2.5TB/s";
   std::string link = "400Gb/s";
-  std::string link_latency = "8us";
+  std::string link_latency;
   std::string node_link = "300GB/s";
-  std::string node_link_latency = "3us";
+  std::string node_link_latency;
   std::string operator_time = "4us";
   std::optional<int> replicate, shard, expert, context, tensor, pipeline;
   std::string sharding;
@@ -128,6 +128,7 @@ struct PlanFlags {
   double expert_imbalance = 1.1;
   std::size_t top = 8;
   bool prints_scaling = false;
+  std::vector<int> scaling_ranks;
   bool applies = false;
   std::string config_file;
 };
@@ -138,6 +139,24 @@ double rate_of(const std::string& flag, const std::string& text) {
   if (unit == std::string::npos) return parse_rate(flag, text);
   return 1000 *
       parse_rate(flag, text.substr(0, unit) + "GB" + text.substr(unit + 2));
+}
+
+// The link that `text` names, or of that speed; `latency`, if given, replaces
+// the one it has otherwise.
+LinkSpeed link_of(
+    const std::string& flag,
+    const std::string& text,
+    const std::string& latency,
+    double usual_latency) {
+  LinkSpeed link{usual_latency, 0};
+  try {
+    link = link_named(detail::to_lower(text));
+  } catch (const ConfigError&) {
+    link.bytes_per_second = rate_of(flag, text);
+  }
+  if (!latency.empty())
+    link.latency_seconds = parse_seconds(flag + "_latency", latency);
+  return link;
 }
 
 FloatType precision_of(const std::string& name) {
@@ -168,12 +187,10 @@ LayoutPlanOptions options_of(const PlanFlags& flags) {
   cluster.flops = parse_flops("--compute", flags.compute);
   cluster.memory_bytes_per_second =
       rate_of("--memory_bandwidth", flags.memory_bandwidth);
-  cluster.between_nodes = {
-      parse_seconds("--link_latency", flags.link_latency),
-      rate_of("--link", flags.link)};
-  cluster.inside_node = {
-      parse_seconds("--node_link_latency", flags.node_link_latency),
-      rate_of("--node_link", flags.node_link)};
+  cluster.between_nodes =
+      link_of("--link", flags.link, flags.link_latency, 8e-6);
+  cluster.inside_node =
+      link_of("--node_link", flags.node_link, flags.node_link_latency, 3e-6);
   cluster.seconds_per_operator =
       parse_seconds("--operator_time", flags.operator_time);
   options.replicate = flags.replicate;
@@ -201,8 +218,10 @@ int run_plan(const PlanFlags& flags) {
   const TransformerShape shape = read_transformer_shape(flags.model);
   const LayoutPlanOptions options = options_of(flags);
   if (flags.prints_scaling) {
-    std::vector<int> ranks;
-    for (int count = 8; count <= 16'384; count *= 2) ranks.push_back(count);
+    std::vector<int> ranks = flags.scaling_ranks;
+    for (int count = 8; flags.scaling_ranks.empty() && count <= 16'384;
+         count *= 2)
+      ranks.push_back(count);
     std::fputs(scaling_table(shape, options, ranks).c_str(), stdout);
     return 0;
   }
@@ -233,13 +252,26 @@ void add_cluster_options(CLI::App& command, PlanFlags& flags) {
       ->type_name("FLOPS");
   option("--memory_bandwidth", flags.memory_bandwidth, "of a rank [2.5TB/s]")
       ->type_name("RATE");
-  option("--link", flags.link, "of a rank to other nodes [400Gb/s]")
+  option(
+      "--link",
+      flags.link,
+      "of a rank to other nodes: a speed, or hdr, ndr or xdr [400Gb/s]")
       ->type_name("RATE");
-  option("--link_latency", flags.link_latency, "of that link [8us]")
+  option(
+      "--link_latency",
+      flags.link_latency,
+      "of that link [8us, or as it is named]")
       ->type_name("TIME");
-  option("--node_link", flags.node_link, "of a rank within its node [300GB/s]")
+  option(
+      "--node_link",
+      flags.node_link,
+      "of a rank within its node: a speed, or nvlink3, nvlink4, nvlink5, pcie4 "
+      "or pcie5 [300GB/s]")
       ->type_name("RATE");
-  option("--node_link_latency", flags.node_link_latency, "of that link [3us]")
+  option(
+      "--node_link_latency",
+      flags.node_link_latency,
+      "of that link [3us, or as it is named]")
       ->type_name("TIME");
   option(
       "--operator_time",
@@ -314,6 +346,14 @@ RunCommand add_plan_command(CLI::App& tool) {
       "--scaling",
       flags->prints_scaling,
       "a page of figures for 8 to 16384 ranks");
+  option(
+      "--scaling_ranks",
+      flags->scaling_ranks,
+      "these numbers of ranks instead, such as 8,64,512")
+      ->type_name("N,...")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(scaling);
   CLI::Option* const apply = command->add_flag(
       "--apply", flags->applies, "write the best layout to the config file");
   apply->excludes(scaling);

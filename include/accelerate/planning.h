@@ -62,6 +62,13 @@ struct LinkSpeed {
   double bytes_per_second = 0;
 };
 
+/// The link of a GPU, as fast as large collectives usually are on it: 0.8 of
+/// the data sheet for "nvlink3" (A100), "nvlink4" (H100, H200), "nvlink5"
+/// (B200), "pcie4" and "pcie5" (16 lanes), 0.9 for a port of InfiniBand, "hdr",
+/// "ndr" or "xdr" (200, 400 and 800 Gb/s). Throws ConfigError listing the names
+/// for another one. Assumptions, not measurements.
+[[nodiscard]] ACCELERATE_API LinkSpeed link_named(std::string_view name);
+
 /// Speeds of the ranks and of the links between them. The defaults roughly
 /// describe nodes of eight H100s with 400 Gb/s for each GPU.
 struct ClusterSpeeds {

@@ -1,4 +1,5 @@
 // `accelerate-cpp plan`: what it prints, writes and refuses.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -157,10 +158,37 @@ TEST_F(PlanCommand, PrintsAPageForUpTo16384Ranks) {
     EXPECT_THAT(result.out, HasSubstr("\n" + std::to_string(ranks) + " "));
 }
 
+TEST_F(PlanCommand, PrintsAPageForTheRanksThatAreGiven) {
+  const ToolResult page = plan({"--scaling", "--scaling_ranks", "8,24"});
+  EXPECT_EQ(page.code, 0) << page.err;
+  EXPECT_THAT(page.out, AllOf(HasSubstr("\n8 "), HasSubstr("\n24 ")));
+  EXPECT_EQ(std::count(page.out.begin(), page.out.end(), '\n'), 3);
+  EXPECT_NE(plan({"--scaling_ranks", "8"}).code, 0);
+}
+
 TEST_F(PlanCommand, FailsIfNothingFits) {
   const ToolResult result = plan({"--ranks", "2", "--memory", "1GB"});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("Nothing fits. The smallest:"));
+}
+
+TEST_F(PlanCommand, KnowsLinksByName) {
+  const auto with = [&](const std::vector<std::string>& links) {
+    std::vector<std::string> flags{"--ranks", "16"};
+    flags.insert(flags.end(), links.begin(), links.end());
+    const ToolResult result = plan(flags);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(
+      with({"--link", "NDR", "--node_link", "nvlink4"}),
+      with({"--link", "45GB/s", "--node_link", "360GB/s"}));
+  EXPECT_EQ(
+      with({"--node_link", "pcie5"}),
+      with({"--node_link", "50.4GB/s", "--node_link_latency", "5us"}));
+  EXPECT_EQ(
+      with({"--node_link", "pcie5", "--node_link_latency", "3us"}),
+      with({"--node_link", "50.4GB/s"}));
 }
 
 TEST_F(PlanCommand, RefusesWhatMakesNoSense) {

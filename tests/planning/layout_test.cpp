@@ -284,6 +284,17 @@ TEST(ClusterSpeeds, ChangeTheStep) {
   EXPECT_LT(wide(400e12), 0.8 * wide(0));
 }
 
+TEST(Links, HaveTheSpeedsOfTheirNames) {
+  EXPECT_NEAR(link_named("nvlink4").bytes_per_second, 360e9, 1);
+  EXPECT_NEAR(link_named("nvlink4").latency_seconds, 3e-6, 1e-12);
+  EXPECT_NEAR(link_named("ndr").bytes_per_second, 45e9, 1);
+  EXPECT_NEAR(link_named("ndr").latency_seconds, 8e-6, 1e-12);
+  testing::expect_error<ConfigError>(
+      [] { static_cast<void>(link_named("ethernet")); },
+      "[planning] the link must be one of nvlink3, nvlink4, nvlink5, pcie4, "
+      "pcie5, hdr, ndr, xdr, but is \"ethernet\"");
+}
+
 TEST(Collectives, TakeWhatTheirRingsTake) {
   ClusterSpeeds cluster;
   cluster.ranks_per_node = 4;
