@@ -19,6 +19,7 @@
 #include "cli/launch/machine/machine.h"
 #include "cli/tool/commands.h"
 #include "config/files/config_file.h"
+#include "config/user_variables.h"
 #include "engines/explain_request.h"
 #include "engines/request/read_request.h"
 
@@ -77,7 +78,7 @@ void save(const fs::path& path, const ConfigJson& values) {
 int ask_and_save(const std::string& file) {
   const auto environment = detail::Environment::current();
   const fs::path path = path_of(file, environment);
-  const int devices = look_at_machine(environment).num_devices;
+  const int devices = look_at_machine(environment).num_devices();
   std::cout << "An empty line takes the answer in brackets, < goes back.\n";
   const Answers answers = ask(config_questions(devices), std::cin, std::cout);
   save(path, config_of_answers(answers));
@@ -88,7 +89,7 @@ int write_default(const std::string& file, const std::string& precision) {
   const auto environment = detail::Environment::current();
   const fs::path path = path_of(file, environment);
   const bool is_written = detail::write_default_config(
-      path, precision, look_at_machine(environment).num_devices);
+      path, precision, look_at_machine(environment).num_devices());
   std::printf(
       is_written ? "written: %s\n"
                  : "%s already exists and was left unchanged; change it with "
@@ -140,6 +141,8 @@ void print_meaning(
   const detail::TrainingRequest request =
       detail::read_training_request(sources);
   std::fputs(request.settings.explain().c_str(), stdout);
+  std::fputs(
+      detail::explain_nccl_variables(sources.environment).c_str(), stdout);
   std::printf("\nwhich asks for\n");
   std::fputs(detail::explain(request).c_str(), stdout);
 }

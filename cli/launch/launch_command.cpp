@@ -274,6 +274,15 @@ int launch_on_hosts(
   return run_commands(commands);
 }
 
+// The launcher's variables, with the devices that --gpu_ids leaves to ranks.
+detail::Environment ranks_see(
+    const detail::Settings& settings,
+    detail::Environment environment) {
+  const std::string ids = settings.text("gpu_ids").value_or("all");
+  if (ids != "all") environment.set("CUDA_VISIBLE_DEVICES", ids);
+  return environment;
+}
+
 int launch_program(const LaunchFlags& flags) {
   const std::vector<std::string> command = flags.program();
   const detail::Environment environment = detail::Environment::current();
@@ -286,11 +295,15 @@ int launch_program(const LaunchFlags& flags) {
   if (settings.text("hostfile")) {
     return launch_on_hosts(flags, settings, command);
   }
-  const Machine machine = look_at_machine(environment);
-  const int devices =
-      settings.boolean("use_cpu") ? 1 : std::max(machine.num_devices, 1);
   const bool is_for_python =
       settings.boolean("module") || is_python(command.front());
+  const Machine machine = look_at_machine(ranks_see(settings, environment));
+  // Accelerate counts the devices that its launcher sees.
+  const int num_devices = is_for_python
+      ? look_at_machine(environment).num_devices()
+      : machine.num_devices();
+  const int devices =
+      settings.boolean("use_cpu") ? 1 : std::max(num_devices, 1);
   const LaunchDecision decision = decide_launch(
       settings,
       file ? &*file : nullptr,

@@ -531,7 +531,8 @@ class ACCELERATE_API Accelerator {
 
   /// Every option in force, one per line, with its value and where it comes
   /// from. Settings of an engine (FSDP, DeepSpeed, Megatron-LM) that is not in
-  /// use are listed only if they were given, as "without effect".
+  /// use are listed only if they were given, as "without effect". NCCL's own
+  /// variables, which it reads itself, come last.
   [[nodiscard]] std::string explain_settings() const;
   /// Forgets everything that was prepared, and frees the strategies' memory,
   /// such as communication buckets; the count of micro-steps restarts. Earlier

@@ -23,6 +23,32 @@ TerminalVariables terminal_variables(const Environment& environment) {
   return terminal;
 }
 
+std::vector<std::string> nccl_variables(const Environment& environment) {
+  std::vector<std::string> found;
+  for (const auto& [name, value] : environment.all()) {
+    if (name.starts_with("NCCL_"))
+      found.push_back(format("{}={}", name, printable(value)));
+  }
+  return found;
+}
+
+std::string explain_nccl_variables(const Environment& environment) {
+  std::string out;
+  const auto add = [&](const std::string& variable, std::string_view remark) {
+    const std::size_t sign = variable.find('=');
+    out += format(
+        "{} = {}  (environment variable{})\n",
+        variable.substr(0, sign),
+        variable.substr(sign + 1),
+        remark);
+  };
+  if (const auto path = environment.get("ACCELERATE_NCCL_LIBRARY"))
+    add(format("ACCELERATE_NCCL_LIBRARY={}", printable(*path)), "");
+  for (const std::string& variable : nccl_variables(environment))
+    add(variable, "; NCCL reads it itself");
+  return out;
+}
+
 bool init_includes_buffers(const Environment& environment) {
   const auto text = environment.get("ACCELERATE_INIT_INCLUDE_BUFFERS");
   if (!text) return false;

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "config/environment.h"
 
@@ -17,6 +19,12 @@ struct TerminalVariables {
 };
 
 TerminalVariables terminal_variables(const Environment& environment);
+
+/// NCCL's own variables, which it reads itself, as NAME=VALUE.
+std::vector<std::string> nccl_variables(const Environment& environment);
+/// The same and the variable that names NCCL's library, one line each, in the
+/// form of Settings::explain().
+std::string explain_nccl_variables(const Environment& environment);
 
 /// Whether models made without memory have no memory for buffers either
 /// (ACCELERATE_INIT_INCLUDE_BUFFERS; false if it is unset). Throws ConfigError

@@ -6,6 +6,8 @@
 
 #include <accelerate/error.h>
 
+#include "base/text/text.h"
+#include "config/user_variables.h"
 #include "support/expect_error.h"
 
 namespace accelerate::detail {
@@ -221,6 +223,20 @@ TEST(Settings, ExplainLeavesOutEnginesThatAreNotInUse) {
           ::testing::HasSubstr("fsdp_version = 2  (environment variable "
                                "FSDP_VERSION; without effect)\n"),
           ::testing::Not(::testing::HasSubstr("max_restarts"))));
+}
+
+TEST(NcclVariables, AreListedInTheFormOfSettings) {
+  Environment environment;
+  environment.set("NCCL_DEBUG", "INFO");
+  environment.set("NCCL_IB_HCA", "mlx5\n");
+  environment.set("NCCLX", "1");
+  EXPECT_EQ(
+      explain_nccl_variables(environment),
+      "NCCL_DEBUG = INFO  (environment variable; NCCL reads it itself)\n"
+      "NCCL_IB_HCA = " +
+          printable("mlx5\n") +
+          "  (environment variable; NCCL reads it itself)\n");
+  EXPECT_EQ(explain_nccl_variables({}), "");
 }
 
 }  // namespace settings_test

@@ -1,5 +1,6 @@
 #include "cli/launch/decision/launch_decision.h"
 
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +16,22 @@ using detail::ConfigJson;
 using detail::format;
 using detail::Origin;
 using detail::Settings;
+
+// As Accelerate sets it for the devices that it finds.
+std::string devices_variable_of(std::string_view distributed_type) {
+  static constexpr std::array<std::pair<std::string_view, const char*>, 7>
+      kVariables{
+          {{"MULTI_XPU", "ZE_AFFINITY_MASK"},
+           {"MULTI_MLU", "MLU_VISIBLE_DEVICES"},
+           {"MULTI_SDAA", "SDAA_VISIBLE_DEVICES"},
+           {"MULTI_MUSA", "MUSA_VISIBLE_DEVICES"},
+           {"MULTI_NPU", "ASCEND_RT_VISIBLE_DEVICES"},
+           {"MULTI_HPU", "HABANA_VISIBLE_MODULES"},
+           {"MULTI_NEURON", "NEURON_RT_VISIBLE_CORES"}}};
+  for (const auto& [type, variable] : kVariables)
+    if (type == distributed_type) return variable;
+  return "CUDA_VISIBLE_DEVICES";
+}
 
 class Decider {
  public:
@@ -150,6 +167,7 @@ class Decider {
       megatron = type == "MEGATRON_LM";
       tpu = type == "XLA";
       multi_device = type.starts_with("MULTI_") && type != "MULTI_CPU";
+      decision_.devices_variable = devices_variable_of(type);
       decision_.uses_parallelism_config =
           !values_.value("parallelism_config", ConfigJson::object()).empty();
     }
@@ -157,6 +175,8 @@ class Decider {
       multi_device = true;
     }
     checks_ids_ = multi_device;
+    decision_.asks_for_devices =
+        multi_device && (is_flag("multi_gpu") || (has_file_ && !by_flag));
     // The flag --cpu takes precedence over devices in a file.
     if (is_flag("use_cpu")) {
       if (kind_ == ProgramKind::python) return;

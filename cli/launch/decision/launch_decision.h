@@ -43,6 +43,10 @@ struct LaunchDecision {
   /// 0: any free port.
   std::optional<int> port;
   std::string gpu_ids = "all";
+  /// The variable by which ranks see only these devices.
+  std::string devices_variable = "CUDA_VISIBLE_DEVICES";
+  /// True if a flag or the file says that ranks compute on devices.
+  bool asks_for_devices = false;
   std::optional<std::string> mpi_hostfile;
   /// Keys of the file's deepspeed_config, for ACCELERATE_CONFIG_DS_FIELDS.
   std::vector<std::string> deepspeed_fields;

@@ -12,6 +12,7 @@
 #include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
 #include "config/rank_variables.h"
+#include "config/user_variables.h"
 
 namespace accelerate::cli {
 
@@ -62,6 +63,49 @@ std::vector<Shown> parse_tee(const std::string& text, int num_ranks) {
   return shown;
 }
 
+// Whether ranks of this machine compute on the GPUs that the launcher sees.
+bool uses_gpus(
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const Machine& machine) {
+  if (decision.uses_cpu || machine.gpus.empty()) return false;
+  return decision.processes_here() <= machine.num_devices() ||
+      settings.boolean("share_devices");
+}
+
+// Refuses more ranks than GPUs where the launch names GPUs, and lets them share
+// if it asks for that. Other programs may compute on the CPU; their ranks
+// refuse, if they do not.
+void share_gpus(
+    LaunchPlan& plan,
+    const LaunchDecision& decision,
+    const Settings& settings,
+    const Machine& machine) {
+  const int here = plan.processes_here();
+  const int gpus = machine.num_devices();
+  const bool names_gpus =
+      gpus > 0 && (decision.asks_for_devices || decision.gpu_ids != "all");
+  if (is_python(plan.program) || decision.uses_cpu || here <= std::max(gpus, 1))
+    return;
+  // Where the launcher sees none, a container may hide them from it.
+  if (settings.boolean("share_devices")) {
+    if (const auto given = plan.environment.get("NCCL_HOSTID")) {
+      throw ConfigError(format(
+          "[launch] NCCL_HOSTID must be unset with --share_devices, which "
+          "gives each rank its own, but is \"{}\"",
+          *given));
+    }
+    plan.shares_gpus = true;
+  } else if (names_gpus) {
+    throw ConfigError(format(
+        "[launch] each rank must have a GPU of its own, but {} ranks would "
+        "start here, which has {}; start fewer, add --cpu, or, for tests, "
+        "--share_devices",
+        here,
+        gpus));
+  }
+}
+
 void share_cores(
     LaunchPlan& plan,
     const LaunchDecision& decision,
@@ -71,7 +115,15 @@ void share_cores(
   const int here = plan.processes_here();
   const std::string affinity = *settings.text("cpu_affinity");
   if (affinity == "auto" || settings.boolean("enable_cpu_affinity")) {
-    plan.processors = share_processors(with_topology(machine.processors), here);
+    const auto processors = with_topology(machine.processors);
+    if (uses_gpus(decision, settings, machine)) {
+      std::vector<std::vector<int>> nearby;
+      for (std::size_t rank = 0; rank < static_cast<std::size_t>(here); ++rank)
+        nearby.push_back(machine.gpus[rank % machine.gpus.size()].processors);
+      plan.processors = share_processors_nearby(nearby, processors);
+    }
+    if (plan.processors.empty())
+      plan.processors = share_processors(processors, here);
   } else if (affinity != "none") {
     plan.processors = parse_processors(affinity, here, machine.processors);
   }
@@ -350,6 +402,7 @@ LaunchPlan make_launch_plan(
       static_cast<std::int64_t>(*settings.number("hang_seconds") * 1000));
   plan.on_hang = detail::parse_on_hang(*settings.text("on_hang"));
   set_variables(plan, decision, settings, environment);
+  share_gpus(plan, decision, settings, machine);
   return plan;
 }
 
@@ -366,6 +419,11 @@ std::vector<std::string> rank_variables(
     own.push_back(format("{}={}", name, value));
   };
   if (plan.is_alone) return own;
+  // A process of an elastic group keeps it when ranks are numbered anew.
+  if (plan.shares_gpus) {
+    add("NCCL_HOSTID",
+        format("machine{}-process{}", plan.machine_rank, local_rank));
+  }
   const int rank = place ? place->rank : plan.rank_of(local_rank);
   const int num_ranks = place ? place->num_ranks : plan.num_processes;
   add("RANK", rank);
@@ -429,7 +487,8 @@ std::string describe(const LaunchPlan& plan, const Settings& settings) {
     }
     out += describe_rank(plan, i);
   }
-  return out + "settings:\n" + settings.explain();
+  return out + "settings:\n" + settings.explain() +
+      detail::explain_nccl_variables(plan.environment);
 }
 
 std::vector<std::string> launch_warnings(

@@ -47,6 +47,10 @@ struct LaunchPlan {
   /// Processors to which each rank of this node is bound. Empty: not bound.
   std::vector<std::vector<int>> processors;
 
+  /// Gives each rank here a name of its own for NCCL's machine, so that ranks
+  /// may share a GPU.
+  bool shares_gpus = false;
+
   std::string role;
   std::optional<std::string> log_dir;
   std::vector<Shown> shown;  ///< per rank of this machine

@@ -183,7 +183,7 @@ std::map<std::string, std::string> python_variables(
   exporter.set("ACCELERATE_MIXED_PRECISION", *settings.text("mixed_precision"));
   if (settings.boolean("debug")) exporter.set("ACCELERATE_DEBUG_MODE", "true");
   if (decision.gpu_ids != "all") {
-    exporter.set("CUDA_VISIBLE_DEVICES", decision.gpu_ids);
+    exporter.set(decision.devices_variable, decision.gpu_ids);
   }
   if (*settings.text("mixed_precision") == "fp8") add_fp8(exporter, settings);
   const Resolved* const affinity = settings.find("enable_cpu_affinity");
@@ -227,17 +227,18 @@ std::map<std::string, std::string> native_variables(
     const LaunchDecision& decision,
     const Settings& settings,
     const detail::Environment& environment) {
-  static constexpr std::array<std::string_view, 6> kDecided{
+  const std::array<std::string_view, 6> decided{
       "ACCELERATE_USE_FSDP",
       "ACCELERATE_USE_DEEPSPEED",
       "ACCELERATE_USE_MEGATRON_LM",
       "ACCELERATE_USE_PARALLELISM_CONFIG",
       "ACCELERATE_CONFIG_DS_FIELDS",
-      "CUDA_VISIBLE_DEVICES"};
+      decision.devices_variable};
   auto variables = python_variables(decision, settings, environment);
   std::erase_if(variables, [&](const auto& entry) {
     const std::string& name = entry.first;
-    if (std::ranges::find(kDecided, name) != kDecided.end()) return false;
+    if (std::find(decided.begin(), decided.end(), name) != decided.end())
+      return false;
     if (name.starts_with("ACCELERATE_FP8_OVERRIDE_"))
       return !settings.is_given("fp8_override_linear_precision");
     const detail::OptionSpec* const spec =

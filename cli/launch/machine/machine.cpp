@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -72,35 +73,28 @@ int cgroup_cores(int limit) {
   return quota && period ? std::min(limit, cores_of(*quota, *period)) : limit;
 }
 
-int count_devices(const detail::Environment& environment) {
+// A variable that is set but empty hides all of them.
+std::vector<detail::Gpu> seen_gpus(
+    const detail::Environment& environment,
+    const fs::path& root) {
   const auto& all = environment.all();
   const auto visible = all.find("CUDA_VISIBLE_DEVICES");
-  int count = 0;
-  std::error_code ignored;
-  for (const auto& entry :
-       fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
-    static_cast<void>(entry);
-    ++count;
-  }
-  if (visible == all.end()) return count;
-  int named = 0;
-  for (const std::string& id : detail::split(visible->second, ',')) {
-    // CUDA ignores all devices after an invalid one.
-    if (detail::trim(id).empty() || detail::trim(id) == "-1") break;
-    ++named;
-  }
-  return std::min(count, named);
+  return detail::visible_gpus(
+      detail::nvidia_gpus(root),
+      visible == all.end() ? std::nullopt : std::optional(visible->second));
 }
 
 }  // namespace
 
-Machine look_at_machine(const detail::Environment& environment) {
+Machine look_at_machine(
+    const detail::Environment& environment,
+    const fs::path& root) {
   Machine machine;
   machine.processors = allowed_processors();
   machine.physical_cores = physical_cores(machine.processors);
   machine.usable_cores =
       cgroup_cores(std::max(static_cast<int>(machine.processors.size()), 1));
-  machine.num_devices = count_devices(environment);
+  machine.gpus = seen_gpus(environment, root);
   return machine;
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <filesystem>
 #include <vector>
 
+#include "base/machine/gpus.h"
 #include "config/environment.h"
 
 namespace accelerate::cli {
@@ -10,14 +12,21 @@ namespace accelerate::cli {
 struct Machine {
   /// Number of cores, not counting hyperthreads.
   int physical_cores = 1;
-  /// Number of NVIDIA devices, as counted by the kernel module.
-  int num_devices = 0;
+  /// The GPUs that ranks see, in the order in which they count them.
+  std::vector<detail::Gpu> gpus;
   /// Processors that this process may run on; usable_cores also respects the
   /// quota of its cgroup.
   std::vector<int> processors;
   int usable_cores = 1;
+
+  [[nodiscard]] int num_devices() const {
+    return static_cast<int>(gpus.size());
+  }
 };
 
-Machine look_at_machine(const detail::Environment& environment);
+/// `root` is where the files are that describe GPUs.
+Machine look_at_machine(
+    const detail::Environment& environment,
+    const std::filesystem::path& root = "/");
 
 }  // namespace accelerate::cli

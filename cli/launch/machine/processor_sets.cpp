@@ -107,6 +107,31 @@ std::vector<std::vector<int>> share_processors(
   return sets;
 }
 
+std::vector<std::vector<int>> share_processors_nearby(
+    const std::vector<std::vector<int>>& nearby,
+    const std::vector<Processor>& allowed) {
+  std::map<std::vector<int>, std::vector<std::size_t>> ranks_near;
+  for (std::size_t rank = 0; rank < nearby.size(); ++rank)
+    ranks_near[nearby[rank]].push_back(rank);
+  std::vector<std::vector<int>> sets(nearby.size());
+  for (const auto& [numbers, ranks] : ranks_near) {
+    std::vector<Processor> usable;
+    for (const Processor& each : allowed) {
+      if (std::find(numbers.begin(), numbers.end(), each.number) !=
+          numbers.end())
+        usable.push_back(each);
+    }
+    if (usable.empty()) return {};
+    const auto shares =
+        share_processors(usable, static_cast<int>(ranks.size()));
+    std::vector<int> all;
+    for (const Processor& each : usable) all.push_back(each.number);
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      sets[ranks[i]] = shares.empty() ? all : shares[i];
+  }
+  return sets;
+}
+
 std::vector<std::vector<int>> parse_processors(
     const std::string& text,
     int num_ranks,

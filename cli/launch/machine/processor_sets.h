@@ -22,6 +22,14 @@ std::vector<std::vector<int>> share_processors(
     std::vector<Processor> processors,
     int num_ranks);
 
+/// Disjoint sets for ranks that each have processors nearby: those of its GPU.
+/// Ranks near the same processors share them; with fewer than one for each,
+/// all of these ranks get all of them. Empty if a rank's are unknown or not
+/// `allowed`.
+std::vector<std::vector<int>> share_processors_nearby(
+    const std::vector<std::vector<int>>& nearby,
+    const std::vector<Processor>& allowed);
+
 /// Parses lists such as "0-3,8;4-7" for two ranks. Throws ConfigError for
 /// invalid lists, a wrong number of sets, or a processor that is not `allowed`.
 std::vector<std::vector<int>> parse_processors(

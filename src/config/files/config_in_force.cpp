@@ -50,13 +50,14 @@ const ConfigJson& sagemaker_fields() {
 }
 
 // Keys of this library that Accelerate does not know.
-constexpr std::array<std::string_view, 10> kOwnKeys{
+constexpr std::array<std::string_view, 11> kOwnKeys{
     "timeout_seconds",
     "transport",
     "log_level",
     "log_levels",
     "log_format",
     "device",
+    "share_devices",
     "gradient_accumulation_steps",
     "num_cpu_threads_per_process",
     "cpu_affinity",

@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // The table's rows, in help-page order.
 // clang-format off
-constexpr std::array<OptionSpec, 152> kRows{{
+constexpr std::array<OptionSpec, 153> kRows{{
     // Options that the launcher itself acts on.
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. 2:8 starts 8, and a program with run_elastic() can continue with as few as 2. Unset: one for each accelerator here, or one"},
@@ -23,8 +23,10 @@ constexpr std::array<OptionSpec, 152> kRows{{
      "several processes on accelerators, as --num_processes alone means here"},
     {"gpu_ids", "", "--gpu_ids", "", text, "", "", launches, "Training",
      "accelerators that the ranks may see, such as 0,2, or all"},
+    {"share_devices", "", "--share_devices", "ACCELERATE_CPP_SHARE_DEVICES", boolean, "false", "", acts, "Training",
+     "let several ranks compute on one accelerator, slowly, for tests; otherwise more ranks than accelerators are refused"},
     {"device", "", "", "ACCELERATE_TORCH_DEVICE", text, "", "", acts, "Training",
-     "the device of every rank, such as cpu or cuda:1, instead of the one chosen by local rank"},
+     "what ranks compute on: a kind of device, such as cpu, cuda, xpu or npu, of which each rank takes the one of its local rank, or one for all, such as cuda:1. Unset: the accelerator that LibTorch has, else the CPU"},
     {"mixed_precision", "", "--mixed_precision", "ACCELERATE_MIXED_PRECISION", choice, "no", "no|fp16|bf16|fp8", acts, "Training",
      "precision of the forward pass"},
     {"gradient_accumulation_steps", "", "--gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", integer, "1", "1..", acts, "Training",

@@ -18,6 +18,7 @@
 #include "comm/group/group_impl.h"
 #include "config/environment.h"
 #include "config/files/config_file.h"
+#include "config/user_variables.h"
 #include "params/layout.h"
 #include "precision/support.h"
 #include "train/accelerator/make_session.h"
@@ -78,7 +79,8 @@ bool Accelerator::check_preemption() const {
 }
 
 std::string Accelerator::explain_settings() const {
-  return session_->layout.settings.explain(detail::ExplainedRows::of_program);
+  return session_->layout.settings.explain(detail::ExplainedRows::of_program) +
+      detail::explain_nccl_variables(detail::Environment::current());
 }
 
 std::int64_t Accelerator::loader_remainder() const {

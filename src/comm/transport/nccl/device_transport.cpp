@@ -13,6 +13,7 @@
 #include "comm/transport/handshake.h"
 #include "comm/transport/nccl/nccl_library.h"
 #include "comm/transport/nccl/nccl_transport.h"
+#include "config/user_variables.h"
 
 namespace accelerate::detail {
 
@@ -38,7 +39,8 @@ class DeviceTransport final : public Transport {
       : host_(std::move(host)), device_(name_of_device(settings)), use_(use) {
     try {
       library_ = NcclLibrary::open(
-          settings.environment.get("ACCELERATE_NCCL_LIBRARY"));
+          settings.environment.get("ACCELERATE_NCCL_LIBRARY"),
+          join(nccl_variables(settings.environment), ", "));
       nccl_ =
           make_nccl_transport(library_, *settings.device, settings.watch_ranks);
     } catch (const ConfigError& error) {
