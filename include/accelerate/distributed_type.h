@@ -16,15 +16,24 @@ namespace accelerate {
 enum class DistributedType {
   no,  ///< one process
   multi_cpu,
-  multi_gpu,  ///< on accelerators of any kind
+  /// On CUDA devices, and on accelerators of kinds that have no name below.
+  multi_gpu,
   /// Models are sharded, by FSDP's settings or a degree of `shard`; unlike in
   /// Accelerate, also on CPUs.
   fsdp,
   deepspeed,
   megatron_lm,
+  // Several processes on accelerators of other vendors.
+  multi_xpu,
+  multi_hpu,
+  multi_npu,
+  multi_mlu,
+  multi_musa,
+  multi_sdaa,
+  multi_neuron,
 };
 
-/// "NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED" or "MEGATRON_LM".
+/// The type as Accelerate spells it: "NO", "MULTI_CPU", "FSDP" ...
 ACCELERATE_API std::string_view name_of(DistributedType type);
 
 /// Facts about an Accelerator, which do not change (Accelerate's
@@ -56,7 +65,8 @@ struct AcceleratorState {
   /// Follows Accelerate: false on CPUs, and with FSDP, DeepSpeed or
   /// Megatron-LM.
   [[nodiscard]] bool multi_device() const {
-    return distributed_type == DistributedType::multi_gpu;
+    return distributed_type == DistributedType::multi_gpu ||
+        distributed_type >= DistributedType::multi_xpu;
   }
   /// The lines that Python prints for `accelerator.state`.
   [[nodiscard]] ACCELERATE_API std::string text() const;

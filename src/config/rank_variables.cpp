@@ -368,6 +368,15 @@ ChosenFamily choose_family(
   return chosen;
 }
 
+// Variables of a job that Accelerate started on SageMaker. A job of one process
+// has the type NO.
+bool uses_smdistributed(const Environment& environment) {
+  return parse_bool(environment.get("ACCELERATE_USE_SAGEMAKER").value_or("no"))
+             .value_or(false) &&
+      environment.get("ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE").value_or("NO") !=
+      "NO";
+}
+
 }  // namespace
 
 RankVariables read_rank_variables(const Environment& environment) {
@@ -383,6 +392,12 @@ RankVariables read_rank_variables(const Environment& environment) {
       reader.complain(format(
           "MASTER_PORT must be a port from 0 to 65535, but is \"{}\"", *port));
     }
+  }
+  if (uses_smdistributed(environment)) {
+    reader.complain(
+        "ACCELERATE_USE_SAGEMAKER asks for SageMaker's data parallelism "
+        "(smdistributed), which exists for Python alone; start the program "
+        "with torchrun or mpirun there");
   }
   reader.finish();
   if (chosen == nullptr) return result;

@@ -527,6 +527,76 @@ TEST(DeviceTransport, RefusesRanksThatShareADeviceOrLackNccl) {
       "/no/such/libnccl.so.2");
 }
 
+// Transports of two ranks, made one after the other.
+std::vector<std::shared_ptr<detail::Transport>> transports_with(
+    const std::vector<std::string>& libraries,
+    const std::vector<int>& versions) {
+  std::vector<std::shared_ptr<detail::Transport>> made;
+  for (std::size_t rank = 0; rank < libraries.size(); ++rank) {
+    const FakeNcclFaultScope faults({.version = versions[rank]});
+    const auto settings = settings_with(
+        testing::pretend_device(static_cast<int>(rank)), libraries[rank]);
+    made.push_back(detail::with_nccl(
+        detail::make_automatic_transport(settings),
+        settings,
+        detail::NcclUse::if_possible,
+        at::kPrivateUse1));
+  }
+  return made;
+}
+
+TEST(DeviceTransport, NeedsOneVersionOnAllRanks) {
+  std::mutex mutex;
+  const auto warning_with = [&](const std::vector<std::string>& libraries,
+                                const std::vector<int>& versions) {
+    const auto transports = transports_with(libraries, versions);
+    std::string warnings;
+    run_on_nccl_ranks(2, [&](WorldOptions options) {
+      options.own_transport =
+          transports[static_cast<std::size_t>(*options.rank)];
+      options.logger = Logger(
+          [&](const LogRecord& record) {
+            const std::lock_guard lock(mutex);
+            warnings += record.message;
+          },
+          LogLevel::warning);
+      const World world(options);
+      const at::Tensor value = on(world, torch::full({3}, 1));
+      world.group().all_reduce(value);
+      expect_values(value, torch::full({3}, 2));
+    });
+    return warnings;
+  };
+  const std::string fake = testing::fake_nccl_path();
+  const std::string beginning =
+      "group \"world\": tensors on devices travel through host memory: ";
+  EXPECT_EQ(
+      warning_with({fake, fake}, {22809, 22703}),
+      beginning +
+          "the ranks must have one version of NCCL, but rank 0 has 2.28.9, and "
+          "rank 1 has 2.27.3");
+  EXPECT_EQ(
+      warning_with({fake, "/no/such/libnccl.so.2"}, {22809, 0}),
+      beginning + "rank 1 has no NCCL");
+}
+
+TEST(NcclLibrary, NamesItsVariablesInErrors) {
+  const FakeNcclFaultScope faults({.fails_to_connect = true});
+  run_on_nccl_ranks(2, [](WorldOptions options) {
+    auto settings = settings_with(*options.device, testing::fake_nccl_path());
+    settings.environment.set("NCCL_SOCKET_IFNAME", "nonsense");
+    options.own_transport = detail::with_nccl(
+        detail::make_automatic_transport(settings),
+        settings,
+        detail::NcclUse::required,
+        at::kPrivateUse1);
+    const World world(options);
+    expect_error<DistributedError>(
+        [&] { world.group().all_reduce(on(world, torch::ones({2}))); },
+        "; its variables are NCCL_SOCKET_IFNAME=nonsense");
+  });
+}
+
 TEST(DeviceTransport, FallsBackToHostMemoryWithOneWarning) {
   std::mutex mutex;
   std::vector<std::string> warnings;

@@ -248,6 +248,26 @@ TEST(RankVariables, AreBlamedOnceAndByTheirOwnNames) {
   }
 }
 
+TEST(RankVariables, RefuseSageMakersDataParallelism) {
+  try {
+    static_cast<void>(read(
+        {{"ACCELERATE_USE_SAGEMAKER", "true"},
+         {"ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", "DATA_PARALLEL"}}));
+    ADD_FAILURE() << "not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "[launch] ACCELERATE_USE_SAGEMAKER asks for SageMaker's data "
+        "parallelism (smdistributed), which exists for Python alone; start the "
+        "program with torchrun or mpirun there");
+  }
+  EXPECT_EQ(
+      read({{"ACCELERATE_USE_SAGEMAKER", "true"},
+            {"ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", "NO"}})
+          .size,
+      1);
+}
+
 TEST(RankVariables, KnowWhichVariablesBelongToOneRank) {
   EXPECT_TRUE(is_rank_variable("OMPI_COMM_WORLD_LOCAL_RANK"));
   EXPECT_TRUE(is_rank_variable("TORCHELASTIC_RUN_ID"));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
@@ -17,6 +18,9 @@ namespace accelerate::testing {
 /// Registers the devices with LibTorch, once per process; they remain the
 /// process's accelerator. `index` is 0 or 1.
 at::Device pretend_device(int index = 0);
+/// What LibTorch calls them: a vendor's name that the environment gives, else
+/// "pretend".
+std::string pretend_device_name();
 
 struct PretendCounts {
   /// Copies that were queued on a stream other than the default one.
@@ -45,9 +49,7 @@ class PretendCapture {
  public:
   virtual ~PretendCapture() = default;
   /// Must leave the operator's results on the stack.
-  virtual void run(
-      const c10::OperatorHandle& op,
-      torch::jit::Stack* stack) = 0;
+  virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
   virtual void copy(const at::Tensor& from, const at::Tensor& to) = 0;
 };
 /// Null ends it. While it is set, copies from and to the host and reads of

@@ -13,6 +13,7 @@
 #include "base/progress/screen.h"
 #include "base/text/text.h"
 #include "comm/group/group_impl.h"
+#include "comm/group/rank_device.h"
 #include "comm/group/world_impl.h"
 #include "comm/monitoring/board_diagnosis.h"
 #include "comm/rendezvous/generation_store.h"
@@ -69,44 +70,15 @@ RankVariables find_identity(
   return identity;
 }
 
-std::optional<at::Device> device_of_launcher(const Settings& settings) {
-  const auto name = settings.text("device");
-  if (!name || name->empty()) return std::nullopt;
-  try {
-    return at::Device(*name);
-  } catch (const std::exception&) {
-    throw ConfigError(format(
-        "[launch] the device must be one of LibTorch's, such as cpu, cuda or "
-        "cuda:1, but is \"{}\" ({})",
-        *name,
-        settings.find("device")->where));
-  }
-}
-
-// This process's place among the processes of its machine that choose devices.
 // In an elastic group, ranks are renumbered when some leave or are replaced,
 // but a process keeps its seat, and so its device.
-int device_place(const WorldOptions& options, const RankVariables& identity) {
-  return identity.generation > 0 && !options.local_rank ? identity.board_page
-                                                        : identity.local_rank;
-}
-
-at::Device choose_device(
+DevicePlace device_place(
     const WorldOptions& options,
-    const Settings& settings,
-    int place) {
-  if (options.device) return *options.device;
-  if (options.cpu.value_or(false)) return at::kCPU;
-  if (const auto named = device_of_launcher(settings)) {
-    // Code that rules out the CPU overrides a launcher that names it.
-    if (!options.cpu || !named->is_cpu()) return *named;
-  }
-  const bool keeps_to_cpu = options.cpu.value_or(settings.boolean("use_cpu"));
-  const auto accelerator = at::accelerator::getAccelerator();
-  if (keeps_to_cpu || !accelerator) return at::kCPU;
-  const auto count = at::accelerator::deviceCount();
-  if (count == 0) return at::kCPU;
-  return {*accelerator, static_cast<at::DeviceIndex>(place % count)};
+    const RankVariables& identity) {
+  const bool has_seat = identity.generation > 0 && !options.local_rank;
+  return {
+      .index = has_seat ? identity.board_page : identity.local_rank,
+      .num_processes = identity.local_size};
 }
 
 void make_current(at::Device device) {
@@ -333,7 +305,7 @@ World::World(const WorldOptions& options)
   core.logger.set_rank(identity.size > 1 ? identity.rank : -1);
   core.debug = options.debug.value_or(settings.boolean("debug"));
   impl_->device = detail::choose_device(
-      options, settings, detail::device_place(options, identity));
+      options, settings, environment, detail::device_place(options, identity));
   detail::make_current(impl_->device);
   core.timeout = detail::choose_timeout(options, settings, impl_->device);
 

@@ -1,6 +1,9 @@
 #include <accelerate/accelerator.h>
 
 #include <array>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include <accelerate/distributed_type.h>
 
@@ -11,8 +14,20 @@
 namespace accelerate {
 
 std::string_view name_of(DistributedType type) {
-  constexpr std::array<std::string_view, 6> names{
-      "NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"};
+  constexpr std::array<std::string_view, 13> names{
+      "NO",
+      "MULTI_CPU",
+      "MULTI_GPU",
+      "FSDP",
+      "DEEPSPEED",
+      "MEGATRON_LM",
+      "MULTI_XPU",
+      "MULTI_HPU",
+      "MULTI_NPU",
+      "MULTI_MLU",
+      "MULTI_MUSA",
+      "MULTI_SDAA",
+      "MULTI_NEURON"};
   return names[static_cast<std::size_t>(type)];
 }
 
@@ -35,6 +50,25 @@ std::string AcceleratorState::text() const {
 
 namespace {
 
+// Several ranks on devices of this kind, as Accelerate calls them.
+DistributedType type_of_ranks_on(at::Device device) {
+  using enum DistributedType;
+  constexpr std::array<std::pair<std::string_view, DistributedType>, 8> types{
+      {{"cpu", multi_cpu},
+       {"xpu", multi_xpu},
+       {"hpu", multi_hpu},
+       {"npu", multi_npu},
+       {"mlu", multi_mlu},
+       {"musa", multi_musa},
+       {"sdaa", multi_sdaa},
+       {"neuron", multi_neuron}}};
+  const std::string kind =
+      c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  for (const auto& [name, type] : types)
+    if (name == kind) return type;
+  return multi_gpu;
+}
+
 DistributedType type_of(const detail::Session& session) {
   if (session.world.size() == 1) return DistributedType::no;
   switch (session.layout.plan_request.training.engine) {
@@ -48,8 +82,7 @@ DistributedType type_of(const detail::Session& session) {
       break;
   }
   if (session.layout.mesh.degree(Axis::shard) > 1) return DistributedType::fsdp;
-  return session.world.device().is_cpu() ? DistributedType::multi_cpu
-                                         : DistributedType::multi_gpu;
+  return type_of_ranks_on(session.world.device());
 }
 
 bool must_save_model(const Mesh& mesh) {
