@@ -39,6 +39,21 @@ exit 1
 """
 
 
+# Stands for the launcher: every rank passes one case, and skips another.
+LAUNCHER = """#!/bin/sh
+echo "$LD_PRELOAD $ACCELERATE_TEST_RANKS $@" >> arguments.txt
+case "$*" in
+  *hang_rank*forward*) echo "nobody is named"; exit 3 ;;
+  *hang_rank*) echo "accelerate-cpp: rank 1 ended"; exit 137 ;;
+  *_tests*)
+    for rank in $(seq 0 $(($3 - 1))); do
+      echo "[$rank] [       OK ] A.Passes (3 ms)"
+      echo "[$rank] [  SKIPPED ] A.Skips (0 ms)"
+    done ;;
+esac
+"""
+
+
 class Clock:
     def __init__(self):
         self.now = 100.0
@@ -74,6 +89,13 @@ class Pieces(unittest.TestCase):
         self.assertEqual(gpu_check.cases_of(output), (["A.One"], ["A.Three/1"], ["A.Two/x"], "A.Four"))
         self.assertEqual(gpu_check.cases_of(""), ([], [], [], ""))
 
+    def test_a_case_of_several_ranks_passes_on_all_or_fails(self):
+        output = "\n".join([
+            "[0] [ RUN      ] A.One", "[1] [ RUN      ] A.One", "[1] [       OK ] A.One (1 ms)", "[0] [       OK ] A.One (2 ms)",
+            "[0] [       OK ] A.Two (1 ms)", "[1] [  FAILED  ] A.Two (1 ms)", "[0] [  SKIPPED ] A.Three (0 ms)", "[1] [  SKIPPED ] A.Three (0 ms)",
+            "[0] [       OK ] A.Four (1 ms)"])
+        self.assertEqual(gpu_check.cases_of_ranks(output, 2), ({"A.One"}, {"A.Two"}, {"A.Three"}))
+
     def test_lines_of_json_are_found_among_others(self):
         self.assertEqual(list(gpu_check.json_lines('a\n{"x": 1}\n{broken\n {"y": 2}\n{"z": 3}')), [{"x": 1}, {"z": 3}])
 
@@ -92,7 +114,7 @@ class Pieces(unittest.TestCase):
 
     def test_parts_that_do_not_exist_are_refused(self):
         self.assertEqual(gpu_check.parts_of("gpt,tests"), ["gpt", "tests"])
-        with self.assertRaisesRegex(Exception, "unknown: speed; parts: tests, gpt, fused, where, steps, bench"):
+        with self.assertRaisesRegex(Exception, "unknown: speed; parts: tests, ranks, gpt, fused, where, steps, bench"):
             gpu_check.parts_of("speed")
 
 
@@ -133,6 +155,22 @@ class Unpacked(unittest.TestCase):
 
     def arguments(self):
         return (self.directory / "gpu_check_results" / "arguments.txt").read_text().splitlines()
+
+    def test_ranks_are_launched_as_processes_and_named_when_they_die(self):
+        self.program("accelerate-cpp", LAUNCHER)
+        report, _ = self.report("--parts", "ranks", code=1)
+        rows = {row["name"]: row for row in report["rows"]}
+        self.assertEqual(len(rows), 4 + 3 + 12)
+        self.assertEqual(rows["parity of 2 processes"]["figures"], {"passed": 1, "failed": 0, "skipped": 1})
+        self.assertEqual(rows["pipeline of 4 processes"]["status"], "ok")
+        self.assertEqual(rows["checkpoint, loaded on CPUs"]["figures"], {"ranks": 3})
+        self.assertEqual(rows["rank stopped, data"]["status"], "ok")
+        self.assertEqual((rows["rank killed, forward"]["status"], rows["rank killed, forward"]["detail"]),
+                         ("failed", "failed: exit code 3; nobody is named"))
+        self.assertEqual(report["counts"], {"failed": 2, "ok": 17})
+        suites = [line for line in self.arguments() if "_tests" in line]
+        self.assertRegex(suites[0], r"^ processes launch --num_processes 2 --num_cpu_threads_per_process 1 --cpu --timeout_seconds 60 ")
+        self.assertIn("/bin/parity_tests --gtest_filter=All/TechniqueParity*_no_window3_ranks2:", suites[0])
 
     def test_models_are_compared_and_missing_packages_skipped(self):
         report, output = self.report("--parts", "gpt")

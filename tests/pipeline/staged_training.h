@@ -202,10 +202,14 @@ inline Trained train_in_stages(const Setting& setting) {
 
 inline void expect_same(const Trained& found, const Trained& expected) {
   EXPECT_EQ(found.losses, expected.losses);
-  ASSERT_EQ(found.weights.size(), expected.weights.size());
-  for (const auto& [name, weight] : expected.weights) {
-    ASSERT_TRUE(found.weights.contains(name)) << name;
-    EXPECT_TRUE(found.weights.at(name).equal(weight)) << name;
+  // Ranks that are processes check the weights of their own stages.
+  if (!testing::ranks_are_processes()) {
+    ASSERT_EQ(found.weights.size(), expected.weights.size());
+  }
+  ASSERT_FALSE(found.weights.empty());
+  for (const auto& [name, weight] : found.weights) {
+    ASSERT_TRUE(expected.weights.contains(name)) << name;
+    EXPECT_TRUE(weight.equal(expected.weights.at(name))) << name;
   }
 }
 

@@ -22,6 +22,14 @@ void run_on_ranks(
 /// `nccl`, it is a pretend device.
 at::Device device_of_ranks();
 
+/// Whether this process is one of several ranks, which a launcher started with
+/// ACCELERATE_TEST_RANKS=processes: run_on_ranks() then runs only its own rank,
+/// on the device and by the transport that the launcher gives it. Results that
+/// ranks leave in the test's variables are only those of this rank.
+bool ranks_are_processes();
+/// False where the ranks are processes, but not as many.
+bool can_run_on(int num_ranks);
+
 /// Whether thread_transport.h connects the ranks. Other transports take longer;
 /// suites with very many combinations can try only some of them there.
 bool ranks_connect_as_threads();
