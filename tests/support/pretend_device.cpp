@@ -65,6 +65,8 @@ struct Machine {
   std::condition_variable progress;
   std::map<Stream, Queue> queues;
   std::map<const void*, Stream> allocated;
+  std::map<const void*, std::size_t> sizes;
+  std::int64_t bytes[kDevices] = {}, peak_bytes[kDevices] = {};
   std::set<const void*> pinned;
   c10::StreamId next_stream = 1;
   PretendCounts counts;
@@ -95,6 +97,8 @@ struct Machine {
     const Queue& queue = queues[stream];
     return queue.num_done == queue.num_queued;
   }
+
+  void note_host_wait();
 
   std::int64_t num_queued(const Stream& stream) {
     const std::lock_guard lock(mutex);
@@ -146,6 +150,14 @@ Machine& machine() {
 std::atomic<PretendCapture*> current_capture = nullptr;
 // True while this thread computes an operator, whose copies are its own.
 thread_local bool is_computing = false;
+// The same, outside of captures.
+thread_local bool is_in_operator = false;
+
+void Machine::note_host_wait() {
+  if (is_in_operator) return;
+  const std::lock_guard lock(mutex);
+  ++counts.host_waits;
+}
 
 PretendCapture* capture_of_thread() {
   return is_computing ? nullptr : current_capture.load();
@@ -173,6 +185,11 @@ class Memory final : public c10::DeviceAllocator {
     std::memset(data, kGarbage, size + 1);
     const std::lock_guard lock(machine().mutex);
     machine().allocated[data] = current_stream(current_device);
+    machine().sizes[data] = size;
+    std::int64_t& bytes = machine().bytes[current_device];
+    bytes += static_cast<std::int64_t>(size);
+    std::int64_t& peak = machine().peak_bytes[current_device];
+    peak = std::max(peak, bytes);
     return {
         data, data, &release, c10::Device(c10::kPrivateUse1, current_device)};
   }
@@ -194,6 +211,10 @@ class Memory final : public c10::DeviceAllocator {
   static void release(void* data) {
     const std::lock_guard lock(machine().mutex);
     const auto found = machine().allocated.extract(data);
+    if (found) {
+      machine().bytes[found.mapped().first] -=
+          static_cast<std::int64_t>(machine().sizes.extract(data).mapped());
+    }
     if (!found || machine().is_idle(found.mapped())) return std::free(data);
     machine().enqueue(found.mapped(), [data] { std::free(data); });
   }
@@ -289,6 +310,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
+    machine().note_host_wait();
     const Event& found = *static_cast<Event*>(event);
     machine().run(found.stream, found.number);
   }
@@ -416,6 +438,7 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
     target.copy_(source);
   };
   if (!non_blocking || (to.is_cpu() && !to.is_pinned())) {
+    if (from.is_cpu() || to.is_cpu()) machine().note_host_wait();
     machine().run(stream);
     copy();
     return to;
@@ -498,6 +521,10 @@ std::optional<c10::Device> common_device(
 // On the host, of which the program's observers see nothing.
 void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::DisableRecordFunctionGuard unobserved;
+  const std::shared_ptr<void> end(
+      nullptr, [was = std::exchange(is_in_operator, true)](void*) {
+        is_in_operator = was;
+      });
   at::native::cpu_fallback(op, stack);
 }
 
@@ -547,6 +574,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       });
   library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {
     if (capture_of_thread() != nullptr) refuse_in_capture();
+    machine().note_host_wait();
     machine().run(current_stream(tensor.get_device()));
     return on_host(tensor).item();
   });
@@ -604,6 +632,11 @@ void run_on_pretend_device(
   is_computing = true;
   const std::shared_ptr<void> end(nullptr, [](void*) { is_computing = false; });
   compute(op, stack);
+}
+
+std::int64_t take_peak_of_pretend_memory(int device) {
+  const std::lock_guard lock(machine().mutex);
+  return std::exchange(machine().peak_bytes[device], machine().bytes[device]);
 }
 
 PretendCounts pretend_counts() {

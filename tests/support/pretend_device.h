@@ -31,8 +31,14 @@ struct PretendCounts {
   std::int64_t waits = 0;
   /// Calls that recorded the use of memory on another stream.
   std::int64_t recorded = 0;
+  /// Times that the host waited for a device: for an event, or for a copy.
+  std::int64_t host_waits = 0;
 };
 PretendCounts pretend_counts();
+
+/// The largest number of bytes allocated on a device since the last call.
+/// Memory counts until it is given back, even if streams still use it.
+std::int64_t take_peak_of_pretend_memory(int device);
 
 /// How fast the devices are, in real time: operations sleep until they would be
 /// done. 0 means as fast as the host.

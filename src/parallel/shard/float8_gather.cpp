@@ -5,6 +5,20 @@
 
 namespace accelerate::detail {
 
+namespace {
+constexpr at::ScalarType kGathered = at::kFloat8_e4m3fn;
+}  // namespace
+
+at::Tensor float8_bytes(const at::Tensor& rows, const at::Tensor& scale) {
+  return cast_with_scale(rows.detach(), kGathered, scale)
+      .values.view(at::kByte);
+}
+
+at::Tensor float8_values(const at::Tensor& bytes, const at::Tensor& scale) {
+  return Float8Matrix{bytes.view(kGathered), scale.to(bytes.device())}
+      .dequantize();
+}
+
 std::shared_ptr<at::Tensor> GatheredScales::add(const at::Tensor& local) {
   weights_.push_back({local.detach(), std::make_shared<at::Tensor>()});
   return weights_.back().scale;

@@ -25,6 +25,11 @@ struct Float8Gather {
       weights_of;
 };
 
+/// Returns the bytes in which rows of a weight are gathered.
+at::Tensor float8_bytes(const at::Tensor& rows, const at::Tensor& scale);
+/// Returns the values of such bytes in fp32, on their device.
+at::Tensor float8_values(const at::Tensor& bytes, const at::Tensor& scale);
+
 /// The scales of weights that are gathered in float8. A scale covers the values
 /// of all ranks, and every rank needs it before the gather. (torchao's
 /// precompute_float8_dynamic_scale_for_fsdp also computes them once per step,

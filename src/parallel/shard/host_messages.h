@@ -2,12 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/world.h>
-
+#include "parallel/shard/peers.h"
 #include "parallel/shard/unshard/block_pool.h"
 
 namespace accelerate::detail {
@@ -33,15 +31,6 @@ class HostTags {
  private:
   int first_;
 };
-
-/// The other ranks of a group, beginning after this one, so that the ranks do
-/// not all begin with the same peer.
-inline std::vector<int> peers_of(const Group& group) {
-  std::vector<int> others;
-  for (int step = 1; step < group.size(); ++step)
-    others.push_back((group.rank() + step) % group.size());
-  return others;
-}
 
 /// Takes pinned memory for copies to or from a device.
 inline at::Tensor

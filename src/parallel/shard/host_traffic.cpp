@@ -32,7 +32,7 @@ void HostShardTraffic::keep_memory(std::int64_t up_to_bytes) {
 }
 
 bool HostShardTraffic::is_sent_alone(const ShardedParameter& parameter) const {
-  return !is_small(parameter);
+  return !parameter.is_small();
 }
 
 void HostShardTraffic::start_unshard(

@@ -20,7 +20,6 @@
 #include "comm/mesh.h"
 #include "parallel/replicate/average_gradients.h"
 #include "parallel/replicate/same_model.h"
-#include "parallel/shard/host_traffic.h"
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
 #include "parallel/shard/prepare/make_units.h"
@@ -138,6 +137,8 @@ class Shard final : public Strategy, public GateKeeper {
           records ? UnshardSchedule::Pass::forward
                   : UnshardSchedule::Pass::evaluation);
     }
+    traffic_->begin_forward(records);
+    if (expert_traffic_) expert_traffic_->begin_forward(records);
     phase_ = Phase::forward;
   }
 
@@ -159,6 +160,7 @@ class Shard final : public Strategy, public GateKeeper {
     require_unchanged(units_);
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
     backward_.was_reached = false;
+    backward_.knows_reached = false;
     for (std::size_t u = 0; u < units_.size(); ++u)
       backward_.pending[u] = units_[u]->num_trainable();
     reducer_->begin();
@@ -317,6 +319,7 @@ class Shard final : public Strategy, public GateKeeper {
     // must not wait for them.
     if (phase_ == Phase::idle) return;
     const LockedScope lock(mutex_);
+    learn_what_is_reached();
     if (!is_held_open()) schedule_of(unit).before_read(unit, is_filled);
   }
 
@@ -350,6 +353,7 @@ class Shard final : public Strategy, public GateKeeper {
           "forward, but did; end the forward (Model::call()) first");
     }
     if (phase_ != Phase::backward) return;
+    learn_what_is_reached();
     backward_.was_reached = true;
     if (backward_.pending[unit] == 0) return;
     // This backward no longer reads the parameter.
@@ -366,6 +370,31 @@ class Shard final : public Strategy, public GateKeeper {
     if (backward_.reduces) reducer_->complete(unit);
     if (options_.prefetches_after_gradients && options_.shards_parameters)
       schedule_of(unit).prefetch(unit);
+  }
+
+  // Finds out which parameters this backward will reach, so that no reduction
+  // waits for a gradient that does not come. (One that comes from a backward
+  // inside this one is reduced at its end.)
+  void learn_what_is_reached() {
+    if (phase_ != Phase::backward ||
+        std::exchange(backward_.knows_reached, true)) {
+      return;
+    }
+    const auto* const nodes =
+        torch::autograd::get_current_graph_task_nodes_in_graph();
+    if (nodes == nullptr) return;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const auto& trainable = units_[u]->trainable();
+      const auto num_reached = static_cast<std::size_t>(
+          std::count_if(trainable.begin(), trainable.end(), [&](std::size_t i) {
+            const auto accumulator =
+                torch::autograd::impl::try_get_grad_accumulator(
+                    units_[u]->parameters()[i].full);
+            return accumulator != nullptr && nodes->contains(accumulator.get());
+          }));
+      if (num_reached > 0 || (backward_.reduces && reducer_->pass_by(u)))
+        backward_.pending[u] = num_reached;
+    }
   }
 
   [[nodiscard]] bool is_held_open() const { return num_scopes_ > 0; }
@@ -467,6 +496,8 @@ class Shard final : public Strategy, public GateKeeper {
     bool reduces = false;
     /// True if a parameter of this model got a gradient.
     bool was_reached = false;
+    /// True once `pending` counts only what this backward reaches.
+    bool knows_reached = false;
     /// Number of trainable parameters without a gradient so far, by unit.
     std::vector<std::size_t> pending = {};
   };
@@ -519,7 +550,7 @@ class Shard final : public Strategy, public GateKeeper {
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options) {
-  return make_shard(mesh, options, &make_host_traffic);
+  return make_shard(mesh, options, &make_shard_traffic);
 }
 
 std::unique_ptr<Strategy> make_shard(
@@ -527,13 +558,6 @@ std::unique_ptr<Strategy> make_shard(
     const ShardOptions& options,
     const MakeShardTraffic& make_traffic) {
   return std::make_unique<Shard>(mesh, options, make_traffic);
-}
-
-std::unique_ptr<ShardTraffic> make_host_traffic(
-    const Mesh& mesh,
-    const Group& reshard_group,
-    const std::shared_ptr<BlockPool>& pool) {
-  return std::make_unique<HostShardTraffic>(mesh, reshard_group, pool);
 }
 
 }  // namespace accelerate::detail

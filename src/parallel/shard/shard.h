@@ -84,6 +84,12 @@ using MakeShardTraffic = std::function<std::unique_ptr<ShardTraffic>(
     const Group& reshard_group,
     const std::shared_ptr<BlockPool>& pool)>;
 
+/// Makes a DeviceShardTraffic if the ranks' devices are connected, else a
+/// HostShardTraffic. The same on all ranks of the world.
+std::unique_ptr<ShardTraffic> make_shard_traffic(
+    const Mesh& mesh,
+    const Group& reshard_group,
+    const std::shared_ptr<BlockPool>& pool);
 /// Makes a HostShardTraffic.
 std::unique_ptr<ShardTraffic> make_host_traffic(
     const Mesh& mesh,
@@ -104,7 +110,7 @@ std::unique_ptr<Strategy> make_shard(
 std::unique_ptr<Strategy> make_shard_of_one(const ShardOptions& options);
 /// Returns the reasons why some functions cannot be used with a sharded model.
 StrategyTraits refusals_of_shard();
-/// Makes the strategy with traffic other than messages between hosts.
+/// Makes a shard as above, with other traffic.
 std::unique_ptr<Strategy> make_shard(
     const Mesh& mesh,
     const ShardOptions& options,

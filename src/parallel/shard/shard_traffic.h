@@ -9,11 +9,6 @@
 
 namespace accelerate::detail {
 
-/// The ranks from which a unit's full parameters are gathered: all ranks of the
-/// shard group, or those of the reshard group, which keep a replica among
-/// themselves (ShardedParameter::kept_rows) from a forward to its backward.
-enum class ShardSource { all_ranks, reshard_group };
-
 /// The communication of one model's shards: gathers full parameters, and
 /// reduces gradients to the ranks that keep their shards. ShardUnit,
 /// UnshardSchedule and GradientReducer decide when, and which unit is full. All
@@ -21,9 +16,9 @@ enum class ShardSource { all_ranks, reshard_group };
 ///
 /// All ranks start the same unshards in the same order. Reductions may start in
 /// different orders if ranks use different parameters: traffic that needs one
-/// order on all ranks defers early ones. A rank waits for a reduction only if
-/// all ranks have started it, or will start it regardless of what that rank
-/// does (ReductionOrder).
+/// order on all ranks defers early ones (has_one_order()). A rank waits for a
+/// reduction only if all ranks have started it, or will start it regardless of
+/// what that rank does (ReductionOrder).
 class ShardTraffic {
  public:
   ShardTraffic() = default;
@@ -41,6 +36,11 @@ class ShardTraffic {
   [[nodiscard]] virtual bool is_sent_alone(
       const ShardedParameter& parameter) const = 0;
 
+  /// Called when a forward begins. `records`: a backward may follow.
+  virtual void begin_forward(bool /*records*/) {}
+  /// Called when a backward begins.
+  virtual void begin_backward() {}
+
   /// Starts gathering the parameters into `memory`: one tensor per parameter of
   /// the unit, of the full shape, on the model's device; undefined for
   /// parameters that are already full. At most one unshard per unit at a time.
@@ -53,6 +53,10 @@ class ShardTraffic {
   /// Called before the unit's full parameters lose their memory.
   virtual void before_reshard(const UnitShards& unit) = 0;
 
+  /// True if the traffic begins reductions in an order of its own, the same on
+  /// all ranks, when the gradients that come before are there; it then also
+  /// decides when to wait, and finish_reduce() and finish_rest() do nothing.
+  [[nodiscard]] virtual bool has_one_order() const { return false; }
   /// True if take_gradient() only starts a copy to the host. start_reduce()
   /// waits for that copy, so it is better called later.
   [[nodiscard]] virtual bool stages_gradients() const = 0;
@@ -72,6 +76,10 @@ class ShardTraffic {
   /// taken in rank order, so results do not depend on timing. Returns whether
   /// the hashes of all ranks are equal. Afterwards the next backward may begin.
   virtual bool finish_rest(const UnitShards& unit) = 0;
+  /// Called when all reductions of a backward have been finished. Traffic with
+  /// an order of its own now does what finish_rest() says, with sums in the
+  /// order of its collectives.
+  virtual void end_backward() {}
 
   /// Called after a failure: drops the unit's communication in flight.
   virtual void abandon(const UnitShards& unit) = 0;

@@ -2,6 +2,10 @@
 
 namespace accelerate::detail {
 
+namespace {
+constexpr std::size_t kSmallBytes = 32 << 10;
+}  // namespace
+
 std::vector<std::int64_t> row_begins(std::int64_t num_rows, int num_ranks) {
   std::vector<std::int64_t> begins;
   for (int rank = 0; rank <= num_ranks; ++rank)
@@ -20,6 +24,8 @@ at::Tensor rows_between(
 at::Tensor ShardedParameter::rows_of(const at::Tensor& tensor, int rank) const {
   return rows_between(tensor, row_begins, rank);
 }
+
+bool ShardedParameter::is_small() const { return full.nbytes() < kSmallBytes; }
 
 bool ShardedParameter::is_in_place() const {
   if (gate) return !gate->is_bypassed();

@@ -16,6 +16,11 @@
 
 namespace accelerate::detail {
 
+/// The ranks from which a unit's full parameters are gathered: all ranks of the
+/// shard group, or those of the reshard group, which keep a replica among
+/// themselves (ShardedParameter::kept_rows) from a forward to its backward.
+enum class ShardSource { all_ranks, reshard_group };
+
 /// A parameter of which each rank keeps some rows. Rank r of R keeps rows
 /// floor(n r / R) to floor(n (r + 1) / R) of n; there may be none.
 struct ShardedParameter {
@@ -48,6 +53,18 @@ struct ShardedParameter {
 
   /// Returns the rows that `rank` keeps, out of a tensor of the full shape.
   [[nodiscard]] at::Tensor rows_of(const at::Tensor& tensor, int rank) const;
+  /// The first row of each rank of the source's group, and the end.
+  [[nodiscard]] const std::vector<std::int64_t>& begins_in(
+      ShardSource source) const {
+    return source == ShardSource::reshard_group ? reshard_group_begins
+                                                : row_begins;
+  }
+  /// The rows that this rank contributes to a gather.
+  [[nodiscard]] const at::Tensor& own_rows_in(ShardSource source) const {
+    return source == ShardSource::reshard_group ? kept_rows : local;
+  }
+  /// Whether the parameter shares messages with others of its unit.
+  [[nodiscard]] bool is_small() const;
   /// Whether `full`, unless it shows `precise`, is a rounded copy.
   [[nodiscard]] bool is_rounded_copy() const {
     return precise != nullptr || local.scalar_type() != full.scalar_type();

@@ -35,9 +35,16 @@ GradientReducer::GradientReducer(
       order_(silent_among(units), partial_among(units, comparing)),
       progress_(units.size()) {}
 
+std::set<ShardTraffic*> GradientReducer::traffics() const {
+  std::set<ShardTraffic*> all;
+  for (const auto& unit : units_) all.insert(&unit->traffic());
+  return all;
+}
+
 void GradientReducer::begin() {
   order_.begin();
   all_alike_ = true;
+  for (ShardTraffic* const each : traffics()) each->begin_backward();
 }
 
 bool GradientReducer::is_sent_alone(std::size_t unit, std::size_t place) const {
@@ -90,6 +97,13 @@ void GradientReducer::complete(std::size_t unit) {
   note({unit, GradientMessage::kRest});
 }
 
+bool GradientReducer::pass_by(std::size_t unit) {
+  // Elsewhere it would only take memory for zeros early.
+  if (!traffic(unit).has_one_order()) return false;
+  complete(unit);
+  return true;
+}
+
 void GradientReducer::make_room(std::size_t unit) {
   std::erase_if(in_flight_, [&](const GradientMessage& message) {
     if (!order_.may_wait_for(message, unit)) return false;
@@ -118,6 +132,8 @@ void GradientReducer::wait_for_all() {
 
 void GradientReducer::finish(bool is_usual) {
   wait_for_all();
+  const at::NoGradGuard no_grad;
+  for (ShardTraffic* const each : traffics()) each->end_backward();
   order_.end(all_alike_ && is_usual);
 }
 

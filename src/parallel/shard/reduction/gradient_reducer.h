@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "parallel/shard/reduction/reduction_order.h"
@@ -32,6 +33,9 @@ class GradientReducer {
   /// Called when the remaining parameters of `unit` get no gradients on this
   /// rank.
   void complete(std::size_t unit);
+  /// Called early in a backward that will give `unit` no gradients. Returns
+  /// whether the unit is now complete.
+  bool pass_by(std::size_t unit);
   /// Called before a gradient of `unit`: bounds the memory of reductions in
   /// flight, by waiting for those that cannot cause a deadlock.
   void make_room(std::size_t unit);
@@ -54,6 +58,8 @@ class GradientReducer {
   [[nodiscard]] ShardTraffic& traffic(std::size_t unit) const {
     return units_[unit]->traffic();
   }
+  /// The model's traffic, and that of its experts if there is one.
+  [[nodiscard]] std::set<ShardTraffic*> traffics() const;
   [[nodiscard]] bool is_sent_alone(std::size_t unit, std::size_t place) const;
   void take(std::size_t unit, std::size_t place);
   void flush_staged();

@@ -9,7 +9,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text/text.h"
-#include "parallel/shard/unshard/host_unshard.h"
 
 namespace accelerate::detail {
 
@@ -99,7 +98,7 @@ void HostReduction::send_rest(
   std::vector<std::vector<at::Tensor>> rows(num_ranks);
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
     const ShardedParameter& parameter = unit.trained(place);
-    if (!is_small(parameter)) continue;
+    if (!parameter.is_small()) continue;
     // On the host: small gradients travel in one pack, between hosts.
     const at::Tensor gradient = take_gradient(unit, place).cpu();
     for (int rank = 0; rank < group_.size(); ++rank) {
@@ -191,7 +190,7 @@ std::vector<at::Tensor> HostReduction::unpack(
 
 bool HostReduction::finish_rest(const UnitShards& unit) {
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
-    if (!is_small(unit.trained(place))) finish(unit, place);
+    if (!unit.trained(place).is_small()) finish(unit, place);
   }
   means_.resize(unit.trainable.size());
   rest_->wait();
@@ -207,7 +206,7 @@ bool HostReduction::finish_rest(const UnitShards& unit) {
   std::int64_t begin = kHashBytes + count;
   for (std::size_t place = 0; place < unit.trainable.size(); ++place) {
     const ShardedParameter& parameter = unit.trained(place);
-    if (is_small(parameter)) {
+    if (parameter.is_small()) {
       const std::int64_t num_bytes = parameter.local.numel() *
           static_cast<std::int64_t>(c10::elementSize(parameter.reduced_in()));
       std::vector<at::Tensor> shards = unpack(parameter, begin, num_bytes);

@@ -8,27 +8,9 @@
 
 #include "base/text/text.h"
 #include "comm/group/begun_exchange.h"
-#include "precision/fp8/float8_matrix.h"
+#include "parallel/shard/float8_gather.h"
 
 namespace accelerate::detail {
-
-namespace {
-
-constexpr std::size_t kSmallBytes = 32 << 10;
-// The dtype of float8 messages.
-constexpr at::ScalarType kGathered = at::kFloat8_e4m3fn;
-
-// Returns the values in fp32, on the device of `bytes`.
-at::Tensor values_of(const at::Tensor& bytes, const at::Tensor& scale) {
-  return Float8Matrix{bytes.view(kGathered), scale.to(bytes.device())}
-      .dequantize();
-}
-
-}  // namespace
-
-bool is_small(const ShardedParameter& parameter) {
-  return parameter.full.nbytes() < kSmallBytes;
-}
 
 namespace {
 
@@ -59,17 +41,6 @@ struct HostUnshard::Gather {
   std::vector<at::Tensor> scales = {};
   /// Bytes of the small parameters, one tensor per rank.
   std::vector<at::Tensor> packs = {};
-
-  [[nodiscard]] const std::vector<std::int64_t>& begins_of(
-      const ShardedParameter& parameter) const {
-    return source == ShardSource::reshard_group ? parameter.reshard_group_begins
-                                                : parameter.row_begins;
-  }
-  [[nodiscard]] const at::Tensor& own_rows_of(
-      const ShardedParameter& parameter) const {
-    return source == ShardSource::reshard_group ? parameter.kept_rows
-                                                : parameter.local;
-  }
 };
 
 HostUnshard::HostUnshard(HostTags tags, std::shared_ptr<BlockPool> pool)
@@ -103,16 +74,15 @@ void HostUnshard::start(
     const at::Tensor on_host = host_memory(
         gather_->memory[i],
         scale.defined() ? at::kByte : gather_->memory[i].scalar_type());
-    const auto& begins = gather_->begins_of(parameter);
+    const auto& begins = parameter.begins_in(gather_->source);
     const at::Tensor own = rows_between(on_host, begins, group.rank());
-    const at::Tensor& kept = gather_->own_rows_of(parameter);
+    const at::Tensor& kept = parameter.own_rows_in(source);
     if (scale.defined()) {
-      own.copy_(cast_with_scale(kept.detach(), kGathered, scale)
-                    .values.view(at::kByte));
+      own.copy_(float8_bytes(kept, scale));
     } else if (!own.is_alias_of(kept)) {
       own.copy_(kept);
     }
-    if (is_small(parameter)) {
+    if (parameter.is_small()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         small_rows[static_cast<std::size_t>(rank)].push_back(
             rows_between(on_host, begins, rank).reshape(-1).view(at::kByte));
@@ -155,9 +125,10 @@ void HostUnshard::unpack(const UnitShards& unit) {
     std::int64_t at = 0;
     for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
       const ShardedParameter& parameter = unit.parameters[i];
-      if (!is_small(parameter) || !gather_->on_host[i].defined()) continue;
+      if (!parameter.is_small() || !gather_->on_host[i].defined()) continue;
       const at::Tensor rows =
-          rows_between(gather_->on_host[i], gather_->begins_of(parameter), rank)
+          rows_between(
+              gather_->on_host[i], parameter.begins_in(gather_->source), rank)
               .reshape(-1);
       const auto size = static_cast<std::int64_t>(rows.nbytes());
       rows.view(at::kByte).copy_(
@@ -180,7 +151,7 @@ void HostUnshard::restore() {
   for (std::size_t i = 0; i < gather_->memory.size(); ++i) {
     const at::Tensor& memory = gather_->memory[i];
     if (!gather_->scales[i].defined() || !memory.is_cpu()) continue;
-    memory.copy_(values_of(gather_->on_host[i], gather_->scales[i]));
+    memory.copy_(float8_values(gather_->on_host[i], gather_->scales[i]));
     pool_->give(std::exchange(gather_->on_host[i], {}));
   }
 }
@@ -194,7 +165,7 @@ void HostUnshard::queue_copies() {
     device = memory.device();
     const at::Tensor& on_host = gather_->on_host[i];
     if (gather_->scales[i].defined()) {
-      memory.copy_(values_of(
+      memory.copy_(float8_values(
           on_host.to(device, /*non_blocking=*/true), gather_->scales[i]));
     } else {
       memory.copy_(on_host, /*non_blocking=*/true);

@@ -57,7 +57,4 @@ class HostUnshard {
   std::optional<c10::Event> copied_;
 };
 
-/// Whether the parameter shares messages with others of its unit.
-bool is_small(const ShardedParameter& parameter);
-
 }  // namespace accelerate::detail

@@ -1,0 +1,169 @@
+#include "parallel/shard/unshard/device_unshard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "base/text/text.h"
+#include "comm/group/begun_exchange.h"
+#include "parallel/shard/float8_gather.h"
+#include "parallel/shard/peers.h"
+#include "parallel/shard/row_pack.h"
+
+namespace accelerate::detail {
+
+struct DeviceUnshard::Gather {
+  Gather(Group among, ShardSource from, std::vector<at::Tensor> into)
+      : group(std::move(among)),
+        source(from),
+        memory(std::move(into)),
+        bytes(memory.size()),
+        scales(memory.size()),
+        layout(group.size()) {}
+
+  Group group;
+  ShardSource source;
+  std::vector<at::Tensor> memory;
+  /// Of parameters that travel in float8, and their scales.
+  std::vector<at::Tensor> bytes, scales;
+  /// Of small parameters.
+  RowPack layout;
+  std::vector<std::size_t> small = {};
+  at::Tensor pack = {};
+  std::vector<BegunExchange> exchanges = {};
+};
+
+DeviceUnshard::DeviceUnshard(std::shared_ptr<BlockPool> pool)
+    : pool_(std::move(pool)) {}
+
+DeviceUnshard::~DeviceUnshard() = default;
+
+void DeviceUnshard::start(
+    const UnitShards& unit,
+    const Group& group,
+    ShardSource source,
+    std::vector<at::Tensor> memory) {
+  gather_ = std::make_unique<Gather>(group, source, std::move(memory));
+  for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
+    if (!gather_->memory[i].defined()) continue;
+    if (unit.parameters[i].is_small()) {
+      gather_->small.push_back(i);
+    } else {
+      start_large(unit.parameters[i], i);
+    }
+  }
+  start_small(unit);
+  note_copies(unit);
+}
+
+void DeviceUnshard::start_large(
+    const ShardedParameter& parameter,
+    std::size_t i) {
+  Gather& gather = *gather_;
+  const Group& group = gather.group;
+  const auto& begins = parameter.begins_in(gather.source);
+  const at::Tensor& rows = parameter.own_rows_in(gather.source);
+  at::Tensor into = gather.memory[i];
+  if (parameter.travels_in_float8()) {
+    gather.scales[i] = *parameter.gathered_scale;
+    into = pool_->take(into.sizes(), into.options().dtype(at::kByte));
+    gather.bytes[i] = into;
+  }
+  const at::Tensor own = rows_between(into, begins, group.rank());
+  const at::Tensor& scale = gather.scales[i];
+  copy_own(own, scale.defined() ? float8_bytes(rows, scale) : rows.detach());
+  if (are_even(begins)) {
+    gather.exchanges.push_back(BegunExchange::all_gather(group, into, own));
+    return;
+  }
+  // Without padding, so that rows arrive in place.
+  std::vector<PeerMessage> sends, receives;
+  for (const int peer : peers_of(group)) {
+    sends.push_back({own, peer});
+    receives.push_back({rows_between(into, begins, peer), peer});
+  }
+  gather.exchanges.push_back(BegunExchange::exchange(
+      group,
+      format("gathering {}", parameter.name),
+      std::move(sends),
+      std::move(receives)));
+}
+
+void DeviceUnshard::start_small(const UnitShards& unit) {
+  Gather& gather = *gather_;
+  if (gather.small.empty()) return;
+  for (const std::size_t i : gather.small) {
+    gather.layout.add(
+        gather.memory[i].sizes(),
+        gather.memory[i].scalar_type(),
+        unit.parameters[i].begins_in(gather.source));
+  }
+  gather.pack =
+      gather.layout.make(gather.memory[gather.small.front()].device());
+  const int mine = gather.group.rank();
+  const at::Tensor part = gather.pack.select(0, mine);
+  for (std::size_t place = 0; place < gather.small.size(); ++place) {
+    const ShardedParameter& parameter = unit.parameters[gather.small[place]];
+    copy_own(
+        gather.layout.rows_in(part, place, mine),
+        parameter.own_rows_in(gather.source).detach().reshape(-1));
+  }
+  gather.exchanges.push_back(
+      BegunExchange::all_gather(gather.group, gather.pack, part));
+}
+
+void DeviceUnshard::copy_own(const at::Tensor& to, const at::Tensor& rows) {
+  if (to.is_alias_of(rows)) return;
+  // The device casts: a cast on the host would have to wait for the copy.
+  to.copy_(
+      rows.is_cpu() && rows.scalar_type() != to.scalar_type()
+          ? rows.to(to.device(), /*non_blocking=*/true)
+          : rows,
+      /*non_blocking=*/true);
+}
+
+void DeviceUnshard::note_copies(const UnitShards& unit) {
+  const bool copies_shards = gather_->source == ShardSource::all_ranks &&
+      std::any_of(unit.parameters.begin(),
+                  unit.parameters.end(),
+                  [](const ShardedParameter& parameter) {
+                    return parameter.local.is_cpu();
+                  });
+  if (!copies_shards) return;
+  const c10::Device device = unit.parameters.front().full.device();
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  copied_.emplace(device.type());
+  copied_->record(guard.getStream(device));
+}
+
+std::vector<at::Tensor> DeviceUnshard::finish(const UnitShards&) {
+  // Gone even if waiting fails; the group then keeps memory in use.
+  const std::unique_ptr<Gather> gather = std::move(gather_);
+  for (BegunExchange& exchange : gather->exchanges) exchange.wait();
+  for (std::size_t place = 0; place < gather->small.size(); ++place) {
+    gather->layout.unpack(
+        gather->pack, place, gather->memory[gather->small[place]]);
+  }
+  for (std::size_t i = 0; i < gather->bytes.size(); ++i) {
+    if (!gather->bytes[i].defined()) continue;
+    gather->memory[i].copy_(float8_values(gather->bytes[i], gather->scales[i]));
+    pool_->give(std::exchange(gather->bytes[i], {}));
+  }
+  return std::move(gather->memory);
+}
+
+void DeviceUnshard::finish_copies() {
+  if (!copied_) return;
+  copied_->synchronize();
+  copied_.reset();
+}
+
+void DeviceUnshard::abandon() {
+  gather_.reset();
+  finish_copies();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <accelerate/world.h>
+
+#include "parallel/shard/shard_traffic.h"
+#include "parallel/shard/unshard/block_pool.h"
+
+namespace accelerate::detail {
+
+/// Gathers the full parameters of one unit from device to device: large ones in
+/// place, small ones in one pack. Nothing waits but the current stream, in whose
+/// order memory is taken and given back.
+class DeviceUnshard {
+ public:
+  /// `pool`: memory for parameters that travel in float8.
+  explicit DeviceUnshard(std::shared_ptr<BlockPool> pool);
+  DeviceUnshard(const DeviceUnshard&) = delete;
+  DeviceUnshard& operator=(const DeviceUnshard&) = delete;
+  ~DeviceUnshard();
+
+  void start(
+      const UnitShards& unit,
+      const Group& group,
+      ShardSource source,
+      std::vector<at::Tensor> memory);
+  std::vector<at::Tensor> finish(const UnitShards& unit);
+  /// Has the host wait until no copy reads shards in its memory.
+  void finish_copies();
+  void abandon();
+
+ private:
+  struct Gather;
+
+  void start_large(const ShardedParameter& parameter, std::size_t i);
+  void start_small(const UnitShards& unit);
+  /// Copies this rank's rows to where they are gathered.
+  void copy_own(const at::Tensor& to, const at::Tensor& rows);
+  void note_copies(const UnitShards& unit);
+
+  std::shared_ptr<BlockPool> pool_;
+  std::unique_ptr<Gather> gather_;
+  /// When the last copy from host memory ends.
+  std::optional<c10::Event> copied_;
+};
+
+}  // namespace accelerate::detail
