@@ -85,7 +85,7 @@ struct Training {
   ShardOptions options = {};
   Forward forward = &use_all;
   int num_blocks = 3;
-  int num_steps = 4;
+  int num_steps = 3;
   /// Backwards of a step; only the last one reduces.
   int num_backwards = 1;
   bool is_half = false;
@@ -234,6 +234,15 @@ TEST(ShardOverNccl, EqualsShardsOverTheHostBitForBit) {
   }
 }
 
+std::vector<Tensor> matrices_of(const nn::Module& module) {
+  std::vector<Tensor> found;
+  for (const Tensor& parameter : module.parameters()) {
+    if (parameter.size(0) > 90 && parameter.dim() == 2)
+      found.push_back(parameter);
+  }
+  return found;
+}
+
 TEST(ShardOverNccl, TakesEveryOptionOfSharding) {
   const std::map<std::string, Training> trainings{
       {"until backward", {.options = {.reshards_after_forward = false}}},
@@ -254,6 +263,8 @@ TEST(ShardOverNccl, TakesEveryOptionOfSharding) {
       {"two dtypes", {.is_half = true}},
       {"master weights",
        {.options = {.param_dtype = at::kBFloat16}, .is_half = true}},
+      {"gathered in float8",
+       {.options = {.float8 = Float8Gather{{}, &matrices_of}}}},
       {"reduced in bf16", {.options = {.reduce_dtype = at::kBFloat16}}},
       {"reduced in fp16", {.options = {.reduce_dtype = at::kHalf}}},
   };
@@ -271,7 +282,7 @@ TEST(ShardOverNccl, GathersInReshardGroups) {
 TEST(ShardOverNccl, TakesDifferentParametersOnDifferentRanks) {
   const auto forward = [](int rank, int step, Tensor h, const RunBlock& block) {
     for (std::size_t i = 0; i < 6; ++i)
-      h = block(i, h, i == 5 ? step < 20 && rank == 0 : (rank + step) % 3 > 0);
+      h = block(i, h, i == 5 ? step < 2 && rank == 0 : (rank + step) % 3 > 0);
     return block(1, h, rank == 1);
   };
   for (const bool shards_parameters : {true, false}) {
@@ -393,6 +404,49 @@ TEST(ShardOverNccl, EndsWithAnErrorWhenARankIsGone) {
           }
         },
         "failed on rank 0");
+  });
+}
+
+TEST(ShardOverNccl, KeepsChangesMadeToOneOfSeveralModels) {
+  run_on_nccl_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = {.fully_sharded = FullyShardedDataParallelOptions()},
+         .world = world});
+    testing::DeviceNet student, teacher, fresh;
+    for (const auto& net : {student, teacher, fresh}) {
+      const torch::NoGradGuard no_grad;
+      net->factor.fill_(1);
+    }
+    torch::optim::SGD sgd(student->parameters(), torch::optim::SGDOptions(0.1));
+    auto [model, optimizer, other] = accelerator.prepare(student, sgd, teacher);
+    {
+      const auto full = other.full_parameters();
+      const torch::NoGradGuard no_grad;
+      for (Tensor& parameter : teacher->parameters()) parameter.mul_(0.5);
+    }
+    const Tensor x = torch::ones({2, 96}).to(accelerator.device());
+    std::vector<double> losses;
+    for (int step = 0; step < 3; ++step) {
+      Tensor target;
+      {
+        const torch::NoGradGuard no_grad;
+        target = other(x);
+      }
+      const Tensor loss = (model(x) - target).pow(2).mean();
+      losses.push_back(loss.item<double>());
+      optimizer.zero_grad();
+      accelerator.backward(loss);
+      optimizer.step();
+    }
+    EXPECT_LT(losses[2], losses[1]);
+    EXPECT_LT(losses[1], losses[0]);
+    const auto full = other.full_parameters();
+    for (const auto& item : teacher->named_parameters()) {
+      EXPECT_TRUE(torch::equal(
+          item.value().detach().cpu(),
+          fresh->named_parameters()[item.key()].detach() * 0.5))
+          << item.key();
+    }
   });
 }
 

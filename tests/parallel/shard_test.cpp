@@ -484,8 +484,8 @@ TEST(Shard, SavesAFullModel) {
 
 // Its weights are large enough to be sent one by one.
 struct ExpertsImpl : nn::Module {
-  ExpertsImpl() {
-    for (int i = 0; i < 4; ++i) {
+  explicit ExpertsImpl(int num_blocks = 4) {
+    for (int i = 0; i < num_blocks; ++i) {
       const auto block = std::make_shared<nn::Module>();
       for (const char* const name : {"a", "b", "c"})
         block->register_parameter(name, torch::zeros({96, 96}));
@@ -564,6 +564,24 @@ TEST(Shard, TakesGradientsOfDifferentParametersOnDifferentRanks) {
       }
     });
   }
+}
+
+// The rank that uses everything waits for the other's gradients in the middle of
+// its backward, while the other needs it to gather the units that follow.
+TEST(Shard, DoesNotWaitForARankThatSkipsAParameter) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.parallel = sharded(), .world = world});
+    Experts net(8);
+    torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.1));
+    const auto [model, optimizer] = accelerator.prepare(net, inner);
+    std::vector<std::string> uses(8, "abc");
+    if (accelerator.process_index() == 1) uses.back() = "ab";
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      accelerator.backward(model(torch::ones({2, 96}), uses).pow(2).mean());
+      optimizer.step();
+    }
+  });
 }
 
 TEST(Shard, AveragesGradientsOfAWindowWhoseLastBackwardDoesNotReachTheModel) {

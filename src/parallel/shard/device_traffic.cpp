@@ -132,6 +132,8 @@ void DeviceShardTraffic::end_backward() {
     throw InternalError("[parallel] a reduction of gradients was not begun");
   for (const auto& unit : units_) {
     for (DeviceReduction& reduction : unit->reductions) reduction.settle();
+    // Frees sums in another dtype than the shards'.
+    unit->reductions.clear();
   }
   end_turns();
   has_reduced_ = true;

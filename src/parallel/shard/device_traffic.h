@@ -58,7 +58,7 @@ class DeviceShardTraffic final : public ShardTraffic {
   struct Unit {
     const UnitShards* shards;
     DeviceUnshard unshard;
-    /// Of this backward; more than one if a unit's gradients come twice.
+    /// Those of this backward; more than one if a unit's gradients come twice.
     std::deque<DeviceReduction> reductions = {};
     /// Gathered more than once in a forward.
     bool recurs = false;

@@ -197,15 +197,12 @@ std::vector<at::Tensor> DeviceReduction::means() const {
 std::vector<bool> DeviceReduction::used_by_any() const {
   const Pack& pack = packs_[flags_pack_];
   const auto count = static_cast<std::int64_t>(taken_.size());
-  const at::Tensor flags =
-      pack.sum
-          .narrow(
-              0,
-              flags_begin_ /
-                  static_cast<std::int64_t>(c10::elementSize(pack.dtype)),
-              count)
-          .to(at::kFloat)
-          .cpu();  // Whether a shard gets a gradient is known to the host.
+  const at::Tensor sums = pack.sum.narrow(
+      0,
+      flags_begin_ / static_cast<std::int64_t>(c10::elementSize(pack.dtype)),
+      count);
+  // On the host: it decides which shards get gradients.
+  const at::Tensor flags = sums.to(at::kFloat).cpu();
   std::vector<bool> used;
   for (std::int64_t place = 0; place < count; ++place)
     used.push_back(flags.const_data_ptr<float>()[place] > 0);
@@ -219,9 +216,9 @@ void DeviceReduction::settle() {
   for (std::size_t place = 0; place < all.size(); ++place) {
     if (!unit_.trained(place).local.is_cpu()) continue;
     goes_to_host = true;
-    all[place] = at::empty(
-                     all[place].sizes(),
-                     all[place].options().device(at::kCPU).pinned_memory(true))
+    // On the host: its optimizers step on offloaded shards.
+    const auto options = all[place].options().device(at::kCPU);
+    all[place] = at::empty(all[place].sizes(), options.pinned_memory(true))
                      .copy_(all[place], /*non_blocking=*/true);
   }
   if (goes_to_host) {

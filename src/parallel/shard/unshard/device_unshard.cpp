@@ -27,9 +27,9 @@ struct DeviceUnshard::Gather {
   Group group;
   ShardSource source;
   std::vector<at::Tensor> memory;
-  /// Of parameters that travel in float8, and their scales.
+  /// What arrives of parameters that travel in float8, and their scales.
   std::vector<at::Tensor> bytes, scales;
-  /// Of small parameters.
+  /// Places of small parameters in `pack`.
   RowPack layout;
   std::vector<std::size_t> small = {};
   at::Tensor pack = {};
