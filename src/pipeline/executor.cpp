@@ -76,12 +76,14 @@ void fill_up(PipelineTensors& gradients, const PipelineTensors& inputs) {
 PipelineExecutor::PipelineExecutor(
     Group&& group,
     Store store,
-    at::Device device)
+    at::Device device,
+    const PipelineStagePlaces& places,
+    bool trains)
     : device_(device),
       world_ranks_(group.world_ranks()),
       rank_(group.rank()),
       store_(std::move(store)),
-      transfers_(std::move(group), device) {}
+      transfers_(std::move(group), device, places, trains) {}
 
 void PipelineExecutor::run(
     const PipelineSchedule& schedule,
@@ -90,17 +92,16 @@ void PipelineExecutor::run(
     const StepMode& mode) {
   guard([&] {
     schedule_ = &schedule;
-    num_rows_ = &inputs.num_rows;
     trains_ = mode.trains;
-    transfers_.begin_step(schedule, mode);
+    transfers_.begin_step(schedule, inputs.num_rows, mode);
     const at::AutoGradMode records(mode.trains);
     run_actions(calls, inputs);
-    transfers_.end_step();
+    transfers_.messenger().end_step();
   });
 }
 
 void PipelineExecutor::broadcast(const at::Tensor& tensor, int src) {
-  guard([&] { transfers_.broadcast(tensor, src); });
+  guard([&] { transfers_.messenger().broadcast(tensor, src); });
 }
 
 PipelineValue PipelineExecutor::share(
@@ -112,24 +113,23 @@ PipelineValue PipelineExecutor::share(
     if (gives) value = make();
     std::vector<std::int64_t> numbers;
     if (gives) numbers = numbers_of(signature_of(value, /*trains=*/false));
+    // In host memory, so that no host waits for its device.
     const at::Tensor count =
-        at::full({}, static_cast<std::int64_t>(numbers.size()), at::kLong)
-            .to(device_);
-    transfers_.broadcast(count, src);
+        at::full({}, static_cast<std::int64_t>(numbers.size()), at::kLong);
+    transfers_.messenger().broadcast(count, src);
     numbers.resize(static_cast<std::size_t>(count.item<std::int64_t>()));
-    const at::Tensor told = at::tensor(numbers, at::kLong).to(device_);
-    transfers_.broadcast(told, src);
-    const at::Tensor found = told.cpu();
-    const auto* const first = found.const_data_ptr<std::int64_t>();
+    const at::Tensor told = at::tensor(numbers, at::kLong);
+    transfers_.messenger().broadcast(told, src);
+    const auto* const first = told.const_data_ptr<std::int64_t>();
     const ValueSignature signature =
-        signature_in({first, first + found.numel()});
+        signature_in({first, first + told.numel()});
     if (!gives) value.structure = signature.structure;
     value.tensors.resize(signature.tensors.size());
     for (std::size_t i = 0; i < value.tensors.size(); ++i) {
       at::Tensor& tensor = value.tensors[i];
       if (!gives) tensor = empty_like(signature.tensors[i], device_);
       if (!tensor.defined()) continue;
-      transfers_.broadcast(
+      transfers_.messenger().broadcast(
           in_memory_order(tensor, signature.tensors[i]).contiguous(), src);
     }
   });
@@ -197,10 +197,8 @@ void PipelineExecutor::expect(const PipelineAction& action) {
     if (!is_first(value.stage)) transfers_.expect_inputs(value);
     return;
   }
-  const bool has_gradients = action.kind != Kind::backward_weight;
-  const auto kept = kept_.find({action.chunk, action.micro_batch});
-  if (!has_gradients || is_last(value.stage) || kept == kept_.end()) return;
-  transfers_.expect_gradients(value, kept->second.roots);
+  if (action.kind != Kind::backward_weight && !is_last(value.stage))
+    transfers_.expect_gradients(value);
 }
 
 void PipelineExecutor::forward(
@@ -233,14 +231,13 @@ void PipelineExecutor::backward(
     const PipelineAction& action,
     const StageCalls& calls) {
   const StageValue value = value_of(action);
-  Activation& activation = kept_.at({action.chunk, action.micro_batch});
-  const PipelineTensors inputs = requiring_grad(activation.inputs);
+  const PipelineTensors inputs =
+      requiring_grad(kept_.at({action.chunk, action.micro_batch}).inputs);
   PipelineTensors gradients = compute_gradients(
       action,
       calls,
-      is_last(value.stage)
-          ? PipelineTensors(1)
-          : transfers_.receive_gradients(value, activation.roots));
+      is_last(value.stage) ? PipelineTensors(1)
+                           : transfers_.receive_gradients(value));
   if (!is_first(value.stage)) {
     fill_up(gradients, inputs);
     transfers_.send_gradients(value, gradients);
@@ -292,10 +289,7 @@ StagePass PipelineExecutor::pass_of(
 }
 
 StageValue PipelineExecutor::value_of(const PipelineAction& action) const {
-  return {
-      schedule_->stage(rank_, action.chunk),
-      action.micro_batch,
-      (*num_rows_)[static_cast<std::size_t>(action.micro_batch)]};
+  return {schedule_->stage(rank_, action.chunk), action.micro_batch};
 }
 
 std::string PipelineExecutor::describe(const PipelineAction& action) const {

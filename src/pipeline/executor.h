@@ -56,13 +56,20 @@ class PipelineExecutor {
  public:
   /// `group`: the ranks of the pipeline in order; must be the only handle,
   /// since the group is closed when a rank fails. `store` holds the reason, and
-  /// must not be used for anything else.
-  PipelineExecutor(Group&& group, Store store, at::Device device);
+  /// must not be used for anything else. `places`: those of all schedules;
+  /// `trains`: whether some steps do. Collective.
+  PipelineExecutor(
+      Group&& group,
+      Store store,
+      at::Device device,
+      const PipelineStagePlaces& places,
+      bool trains);
 
   /// Computes one step: the whole schedule, or its forwards alone, without
   /// autograd. An exception from `calls` ends the step on all ranks: it is
   /// rethrown here, and the other ranks throw DistributedError, naming the
-  /// stage and the reason. The executor cannot be used afterwards.
+  /// stage and the reason. The executor cannot be used afterwards. The host
+  /// waits for the other hosts, but for no device that NCCL connects.
   void run(
       const PipelineSchedule& schedule,
       const StageCalls& calls,
@@ -126,7 +133,6 @@ class PipelineExecutor {
   Store store_;
   StageTransfers transfers_;
   const PipelineSchedule* schedule_ = nullptr;
-  const std::vector<std::int64_t>* num_rows_ = nullptr;
   bool trains_ = true;
   /// The number of each chunk's backwards that this step has yet to end.
   std::map<int, int> num_backwards_left_;

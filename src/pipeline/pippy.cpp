@@ -55,7 +55,7 @@ using detail::layer_names;
 std::int64_t PippyModel::agree_on_rows(
     State& state,
     const detail::PipelineValue& inputs) {
-  at::Tensor told = at::zeros({}, at::kLong);
+  const at::Tensor told = at::zeros({}, at::kLong);
   std::string wrong;
   if (state.executor.rank() == 0) {
     try {
@@ -64,7 +64,7 @@ std::int64_t PippyModel::agree_on_rows(
       wrong = error.what();
     }
   }
-  told = told.to(state.device);
+  // In host memory, so that no host waits for its device.
   state.executor.broadcast(told, 0);
   const std::int64_t rows = told.item<std::int64_t>();
   if (!wrong.empty()) throw ConfigError(wrong);
@@ -171,7 +171,12 @@ PippyModel prepare_pippy(
       options.gather_output,
       num_ranks,
       world.device(),
-      detail::PipelineExecutor(std::move(messages), store, world.device()),
+      detail::PipelineExecutor(
+          std::move(messages),
+          store,
+          world.device(),
+          {.num_ranks = num_ranks},
+          /*trains=*/false),
       module});
   return model;
 }

@@ -67,10 +67,9 @@ void TiedGradients::sum(const ParameterTable& table) {
       has_gradient.push_back(
           accumulated_in(table, entry.tensor).grad().defined() ? 1 : 0);
     }
-    const at::Device device = tie.entries.front().tensor.device();
-    const at::Tensor owners = at::tensor(has_gradient, at::kLong).to(device);
-    tie.group.all_reduce(owners);
-    const at::Tensor num_owners = owners.cpu();
+    // In host memory, so that no host waits for its device.
+    const at::Tensor num_owners = at::tensor(has_gradient, at::kLong);
+    tie.group.all_reduce(num_owners);
     for (std::size_t i = 0; i < tie.entries.size(); ++i) {
       Entry& entry = tie.entries[i];
       if (num_owners.const_data_ptr<std::int64_t>()[i] == 0) continue;

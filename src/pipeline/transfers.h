@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <stdexcept>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,62 +14,12 @@
 #include <accelerate/world.h>
 
 #include "comm/group/begun_exchange.h"
+#include "pipeline/message_order.h"
+#include "pipeline/signature.h"
+#include "pipeline/stage_messenger.h"
 #include "planning/pipeline/schedule.h"
 
 namespace accelerate::detail {
-
-/// What is known about a tensor before it arrives. An optional without a value
-/// has dtype Undefined.
-struct TensorSignature {
-  at::ScalarType dtype = at::kFloat;
-  /// True if its gradient is sent back.
-  bool requires_grad = false;
-  std::vector<std::int64_t> sizes;
-  /// Strides of the values in memory, without gaps. The next stage gets the
-  /// same layout, since kernels may round differently in another one.
-  std::vector<std::int64_t> strides;
-
-  /// Ignores strides: values of other strides are sent in those of the first.
-  bool operator==(const TensorSignature& other) const {
-    return dtype == other.dtype && requires_grad == other.requires_grad &&
-        sizes == other.sizes;
-  }
-};
-
-/// What must be known about a value in order to receive it.
-struct ValueSignature {
-  std::vector<TensorSignature> tensors;
-  std::string structure;
-
-  bool operator==(const ValueSignature&) const = default;
-};
-
-/// `trains`: tensors that require a gradient get theirs sent back.
-ValueSignature signature_of(const PipelineValue& value, bool trains);
-
-/// Encodes a signature as a message, and decodes it.
-std::vector<std::int64_t> numbers_of(const ValueSignature& signature);
-ValueSignature signature_in(const std::vector<std::int64_t>& numbers);
-
-/// Formats a signature, as in "Float [2, 3], Long [2] without gradient".
-std::string text_of(const ValueSignature& signature);
-
-/// Views a tensor with its dimensions in the order of the signature's strides:
-/// contiguous if it has these strides.
-at::Tensor in_memory_order(
-    const at::Tensor& tensor,
-    const TensorSignature& signature);
-
-/// Returns a tensor to receive into, with the signature's strides.
-at::Tensor empty_like(const TensorSignature& signature, at::Device device);
-
-/// Thrown if a message to or from a rank of the pipeline did not arrive.
-struct LostPeer : std::runtime_error {
-  LostPeer(int peer_rank, const std::string& text)
-      : std::runtime_error(text), peer(peer_rank) {}
-
-  int peer;  ///< its rank in the pipeline
-};
 
 /// The mode of a step.
 struct StepMode {
@@ -86,20 +36,32 @@ struct StepMode {
 struct StageValue {
   int stage = 0;
   int micro_batch = 0;
-  std::int64_t num_rows = 0;
 };
 
-/// The messages between the stages of a pipeline: outputs to the next stage,
+/// What the stages of a pipeline send each other: outputs to the next stage,
 /// gradients to the previous one. A stage sends the signature of its outputs
 /// with its first micro-batch of each number of rows; it must stay the same
 /// afterwards. Stages on the same rank pass tensors directly. Used by one
 /// thread.
+///
+/// Over a device's edge, the receiver begins to receive in the order in which
+/// the sender sends, and keeps what it needs later. Signatures go through host
+/// memory, so no host waits for its device.
 class StageTransfers {
  public:
-  StageTransfers(Group&& group, at::Device device);
+  /// `places`: those of all schedules. `trains`: whether some steps do.
+  StageTransfers(
+      Group&& group,
+      at::Device device,
+      const PipelineStagePlaces& places,
+      bool trains);
 
   /// Begins a step; its messages do not mix with the previous step's.
-  void begin_step(const PipelineSchedule& schedule, const StepMode& mode);
+  /// `num_rows`: that of each micro-batch.
+  void begin_step(
+      const PipelineSchedule& schedule,
+      const std::vector<std::int64_t>& num_rows,
+      const StepMode& mode);
 
   /// Sends the outputs of a stage to the next one. Throws ConfigError if they
   /// are not like those of earlier micro-batches.
@@ -115,73 +77,84 @@ class StageTransfers {
   void send_gradients(
       const StageValue& value,
       const PipelineTensors& gradients);
-  /// Begins to receive the gradients of a stage's outputs. `like`: the outputs
-  /// that require gradients.
-  void expect_gradients(const StageValue& value, const PipelineTensors& like);
-  PipelineTensors receive_gradients(
-      const StageValue& value,
-      const PipelineTensors& like);
+  /// Begins to receive the gradients of a stage's outputs, if it has sent them.
+  void expect_gradients(const StageValue& value);
+  /// Returns one per output that requires one.
+  PipelineTensors receive_gradients(const StageValue& value);
 
-  /// Gives all ranks the values of `src`, in place.
-  void broadcast(const at::Tensor& tensor, int src);
-
-  /// Waits until all sends have completed.
-  void end_step();
+  [[nodiscard]] StageMessenger& messenger() { return messenger_; }
   /// Drops messages in flight.
-  void abandon();
+  void abandon() noexcept;
 
  private:
-  enum class Direction { outputs, gradients };
+  using Kind = StageMessage::Kind;
   struct Expected {
     PipelineTensors tensors;
     BegunExchange messages;
+    /// Null for gradients.
+    std::shared_ptr<const ValueSignature> signature = nullptr;
+  };
+  /// A gradient that comes back.
+  struct Room {
+    std::vector<std::int64_t> sizes;
+    at::TensorOptions options;
   };
   /// (stage, rows, whether it trains, whether the model is in eval())
   using SignatureKey = std::tuple<int, std::int64_t, bool, bool>;
-  /// (stage, micro-batch, direction)
-  using ValueKey = std::tuple<int, int, Direction>;
+  using Signatures =
+      std::map<SignatureKey, std::shared_ptr<const ValueSignature>>;
 
+  static StageMessage outputs_of(int stage, const StageValue& value) {
+    return {stage, value.micro_batch, Kind::outputs};
+  }
+  static StageMessage gradients_of(int stage, const StageValue& value) {
+    return {stage, value.micro_batch, Kind::gradients};
+  }
   [[nodiscard]] int rank_of(int stage) const {
     return schedule_->rank_of(stage);
   }
-  [[nodiscard]] int tag_of(const StageValue& value, Direction direction) const;
-  /// Sends to one rank.
-  void send(std::string what, std::vector<PeerMessage> messages);
-  /// `first_tag`: that of the first tensor.
-  [[nodiscard]] Expected receive(
-      std::string what,
-      PipelineTensors tensors,
-      int peer,
-      int first_tag) const;
-  /// Returns the messages that tell the other rank the signature, unless it
-  /// knows it already.
-  [[nodiscard]] std::vector<PeerMessage>
-  announce(const StageValue& value, const ValueSignature& signature, int peer);
-  [[nodiscard]] std::vector<PeerMessage> signature_messages(
-      const StageValue& value,
-      const ValueSignature& signature,
-      int peer) const;
-  ValueSignature receive_signature(const StageValue& value, int peer);
-  const ValueSignature& known_signature(const StageValue& value, int peer);
-  [[nodiscard]] Expected receive_like(
-      const ValueSignature& signature,
-      const StageValue& value,
-      int peer) const;
-  [[nodiscard]] SignatureKey key_of(const StageValue& value) const {
-    return {value.stage, value.num_rows, mode_.trains, mode_.is_evaluation};
+  [[nodiscard]] SignatureKey key_of(const StageMessage& message) const;
+
+  [[nodiscard]] std::int64_t rows_of(const StageMessage& message) const {
+    return num_rows_[static_cast<std::size_t>(message.micro_batch)];
   }
 
-  Group group_;
+  /// Returns the signature that the first values had, of which the other rank
+  /// is told unless it knows.
+  std::shared_ptr<const ValueSignature> announce(
+      const StageMessage& message,
+      const std::shared_ptr<const ValueSignature>& signature,
+      int peer);
+  void require_like(
+      const ValueSignature& known,
+      const ValueSignature& found,
+      const StageMessage& message) const;
+
+  /// Begins to receive a message, on devices after those that precede it. With
+  /// `waits`, the host waits for shapes that it does not know; otherwise it may
+  /// leave the message for later.
+  void expect(const StageMessage& message, bool waits);
+  bool begin_to_receive(const StageMessage& message, bool waits);
+  Expected take(const StageMessage& message);
+  [[nodiscard]] std::shared_ptr<const ValueSignature> signature_for(
+      const StageMessage& message,
+      bool waits);
+  [[nodiscard]] std::shared_ptr<const ValueSignature> receive_signature(
+      const StageMessage& message) const;
+
   at::Device device_;
+  StageMessenger messenger_;
   const PipelineSchedule* schedule_ = nullptr;
+  std::vector<std::int64_t> num_rows_;
   StepMode mode_;
-  std::int64_t num_steps_ = 0;
-  std::map<SignatureKey, ValueSignature> sent_;
-  std::map<SignatureKey, ValueSignature> received_;
+  Signatures sent_;
+  Signatures received_;
   /// Values passed between stages of this rank.
-  std::map<ValueKey, PipelineValue> handed_over_;
-  std::map<ValueKey, Expected> expected_;
-  std::deque<BegunExchange> leaving_;
+  std::map<StageMessage, PipelineValue> handed_over_;
+  std::map<StageMessage, std::vector<Room>> awaited_;
+  std::map<StageMessage, Expected> expected_;
+  /// Per rank that sends over an edge, the messages that are not expected yet.
+  std::map<int, std::deque<StageMessage>> coming_;
 };
 
 }  // namespace accelerate::detail

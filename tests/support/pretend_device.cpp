@@ -159,6 +159,8 @@ void Machine::note_host_wait() {
   ++counts.host_waits;
 }
 
+thread_local std::int64_t host_waits = 0;
+
 PretendCapture* capture_of_thread() {
   return is_computing ? nullptr : current_capture.load();
 }
@@ -310,7 +312,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
-    machine().note_host_wait();
+    ++host_waits;
     const Event& found = *static_cast<Event*>(event);
     machine().run(found.stream, found.number);
   }
@@ -438,7 +440,7 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
     target.copy_(source);
   };
   if (!non_blocking || (to.is_cpu() && !to.is_pinned())) {
-    if (from.is_cpu() || to.is_cpu()) machine().note_host_wait();
+    if (from.is_cpu() || to.is_cpu()) ++host_waits;
     machine().run(stream);
     copy();
     return to;
@@ -479,6 +481,32 @@ double seconds_of(
 bool takes_indices(const std::string& name) {
   return name == "aten::index" || name == "aten::index_put_" ||
       name == "aten::_index_put_impl_";
+}
+
+// Whether CUDA's host waits to learn the sizes or the value of the result.
+bool waits_for_values(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  static const std::set<std::string> names{
+      "aten::bincount",
+      "aten::equal",
+      "aten::masked_select",
+      "aten::nonzero",
+      "aten::_unique2",
+      "aten::unique_consecutive",
+      "aten::unique_dim"};
+  const std::string& name = op.operator_name().name;
+  if (names.contains(name)) return true;
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  if (name == "aten::repeat_interleave")
+    return values.front().isTensor() && values.back().isNone();
+  if (!takes_indices(name)) return false;
+  return std::ranges::any_of(values[1].toListRef(), [](const auto& index) {
+    return index.isTensor() && index.toTensor().defined() &&
+        (index.toTensor().scalar_type() == at::kBool ||
+         index.toTensor().scalar_type() == at::kByte);
+  });
 }
 
 // The device of an operator's tensors. Refuses what CUDA refuses: tensors on
@@ -534,10 +562,14 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return;
   }
   const auto device = common_device(op, *stack);
+  if (waits_for_values(op, *stack)) ++host_waits;
   machine().run(current_stream(device ? device->index() : current_device));
   const Clock::time_point start = Clock::now();
   const double seconds = seconds_of(op, *stack);
+  const std::int64_t waits = host_waits;
   compute(op, stack);
+  // The copies with which it computes on the host are its own.
+  host_waits = waits;
   if (seconds > 0) {
     std::this_thread::sleep_until(
         start +
@@ -574,7 +606,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       });
   library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {
     if (capture_of_thread() != nullptr) refuse_in_capture();
-    machine().note_host_wait();
+    ++host_waits;
     machine().run(current_stream(tensor.get_device()));
     return on_host(tensor).item();
   });
@@ -634,10 +666,7 @@ void run_on_pretend_device(
   compute(op, stack);
 }
 
-std::int64_t take_peak_of_pretend_memory(int device) {
-  const std::lock_guard lock(machine().mutex);
-  return std::exchange(machine().peak_bytes[device], machine().bytes[device]);
-}
+std::int64_t pretend_host_waits() { return host_waits; }
 
 PretendCounts pretend_counts() {
   const std::lock_guard lock(machine().mutex);

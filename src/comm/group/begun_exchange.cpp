@@ -123,7 +123,10 @@ void BegunExchange::State::begin(
     std::erase_if(*each, [](const PeerMessage& message) {
       return message.tensor.numel() == 0;
     });
-    if (exchange) number(*each, *exchange);
+    const bool has_tags = exchange &&
+        !(impl.connection->facts().has_exchange && !each->empty() &&
+          !each->front().tensor.is_cpu());
+    if (has_tags) number(*each, *exchange);
     for (const PeerMessage& message : *each) {
       const int peer = impl.peer_in_world(message.peer);
       if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
@@ -156,8 +159,10 @@ BegunExchange BegunExchange::exchange(
     const Group& group,
     std::string what,
     std::vector<PeerMessage> sends,
-    std::vector<PeerMessage> receives) {
+    std::vector<PeerMessage> receives,
+    ThrowFailure throw_failure) {
   auto state = std::make_unique<State>(group, std::move(what));
+  state->throw_failure = std::move(throw_failure);
   state->begin(sends, receives, group.impl()->num_exchanges++);
   return BegunExchange(std::move(state));
 }

@@ -43,15 +43,16 @@ class BegunExchange {
       std::vector<PeerMessage> receives,
       ThrowFailure throw_failure = nullptr);
   /// Begins an exchange, which all ranks of the group begin in the same order,
-  /// even those without messages in it. Tensors on devices go from device to
-  /// device if the transport can do that. Two ranks have the same messages for
-  /// each other in the same order, at most 4, and no tags. Tensors are
+  /// even those without messages in it. Tensors of a device go from device to
+  /// device if the transport can do that. Two ranks have the same messages for each
+  /// other in the same order, in host memory at most 4, and no tags. Tensors are
   /// contiguous.
   static BegunExchange exchange(
       const Group& group,
       std::string what,
       std::vector<PeerMessage> sends,
-      std::vector<PeerMessage> receives);
+      std::vector<PeerMessage> receives,
+      ThrowFailure throw_failure = nullptr);
 
   // Collectives, which all ranks of the group begin in the same order; others of
   // the group may be begun, and waited for, in the meantime.

@@ -141,6 +141,10 @@ class Connection {
   /// Otherwise a transport may do everything in `wait()`.
   virtual void run_in_background() {}
 
+  /// Ends the connection without waiting for what was begun, on other ranks too.
+  /// Does nothing where operations end by themselves after a rank has left.
+  virtual void abort() noexcept {}
+
   /// Returns memory, as bytes, that all_reduce() can reduce without copies.
   /// Called like a collective, by all ranks with equal sizes. Undefined, on all
   /// ranks, if the transport has no such memory.

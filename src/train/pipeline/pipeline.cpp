@@ -111,7 +111,12 @@ Pipeline::Pipeline(
       schedule.num_micro_batches,
       std::move(stages),
       std::move(model),
-      PipelineExecutor(std::move(messages), store, world.device()),
+      PipelineExecutor(
+          std::move(messages),
+          store,
+          world.device(),
+          schedule,
+          /*trains=*/true),
       std::move(tied)});
 }
 

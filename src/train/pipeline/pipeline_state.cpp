@@ -159,19 +159,21 @@ void Pipeline::State::end_backwards() {
 void Pipeline::State::share_losses(
     std::vector<at::Tensor>& losses,
     std::size_t count) {
-  at::Tensor numbers = at::zeros(
-      {static_cast<std::int64_t>(count) + 1}, at::TensorOptions(at::kDouble));
-  const at::Device device = prepared().session->world.device();
+  const at::Tensor numbers = at::zeros(
+      {static_cast<std::int64_t>(count)},
+      at::TensorOptions(at::kDouble)
+          .device(prepared().session->world.device()));
+  // In host memory, where it is read, so that no host waits for its device.
+  const at::Tensor type = at::zeros({}, at::kLong);
   if (is_last()) {
     for (std::size_t i = 0; i < count; ++i)
       numbers[static_cast<std::int64_t>(i)].copy_(losses[i]);
-    numbers[-1].fill_(static_cast<double>(losses[0].scalar_type()));
+    type.fill_(static_cast<std::int64_t>(losses[0].scalar_type()));
   }
-  numbers = numbers.to(device);
+  executor.broadcast(type, places.last_rank());
   executor.broadcast(numbers, places.last_rank());
   if (is_last()) return;
-  const auto dtype =
-      static_cast<at::ScalarType>(static_cast<int>(numbers[-1].item<double>()));
+  const auto dtype = static_cast<at::ScalarType>(type.item<std::int64_t>());
   losses.clear();
   for (std::size_t i = 0; i < count; ++i)
     losses.push_back(numbers[static_cast<std::int64_t>(i)].to(dtype));

@@ -72,6 +72,7 @@ class ConnectionAdapter : public Connection {
                                : begin_each(sends, receives);
   }
   void run_in_background() override { inner_->run_in_background(); }
+  void abort() noexcept override { inner_->abort(); }
   [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override {
     return inner_->reducible_memory(bytes);
   }

@@ -91,6 +91,10 @@ class DeviceRouting final : public Connection {
         .exchange(sends, receives);
   }
   void run_in_background() override { host_->run_in_background(); }
+  void abort() noexcept override {
+    host_->abort();
+    device_->abort();
+  }
   [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override {
     return host_->reducible_memory(bytes);
   }

@@ -235,6 +235,10 @@ class NcclConnection final : public Connection {
     return work_of(operation, {}, /*waits_on_host=*/true);
   }
 
+  void abort() noexcept override {
+    communicator_->abort("this rank has left the group");
+  }
+
   void monitored_barrier(std::chrono::milliseconds timeout) override {
     ConnectRequest request = request_;
     request.timeout = timeout;
