@@ -1,5 +1,6 @@
 // Exchanges of tensors on devices: over NCCL they stay there, and what nobody
 // waits for is garbage.
+#include <algorithm>
 #include <cstdint>
 #include <future>
 #include <vector>
@@ -178,31 +179,82 @@ TEST(DeviceExchanges, OfRowsThatNobodyWaitsForAreGarbage) {
   });
 }
 
+// The rows that are not there to fill up.
+std::vector<at::Tensor> rows_of(const detail::TokenPlan& plan, int num_slots) {
+  const at::Tensor slots = plan.slots.cpu();
+  const at::Tensor is_row = slots < num_slots;
+  return {slots.masked_select(is_row), plan.tokens.cpu().masked_select(is_row)};
+}
+
+// A device's plan with a capacity has as many rows as fit; the host's has those
+// that there are. Ranks have different numbers of tokens, one of them none.
 TEST(DeviceExchanges, PlanTokensWhereTheyLie) {
   run_in_nccl_worlds(3, [](const World& world) {
-    torch::manual_seed(7);
+    const std::int64_t num_tokens = 10 * world.rank();
+    auto generator = at::detail::createCPUGenerator(7);
     const Routing host{
-        torch::randint(5, {20, 2}, at::kLong), torch::rand({20, 2}), {}, {}};
+        at::argsort(
+            torch::rand({num_tokens, 5}, generator), std::int64_t{1}, false)
+            .narrow(1, 0, 2),
+        torch::rand({num_tokens, 2}, generator),
+        {},
+        {}};
     const Routing device{
         on(world, host.experts), on(world, host.weights), {}, {}};
+    const auto num_slots = static_cast<int>(2 * num_tokens);
     for (const std::int64_t capacity : {-1, 0, 3, 7}) {
       for (const TokenDrop drop :
            {TokenDrop::lowest_weight,
             TokenDrop::last_position,
             TokenDrop::random}) {
-        const auto plan = [&](const Routing& routing) {
-          return detail::plan_tokens(routing, 5, capacity, drop, world.group());
-        };
-        // Random tokens are drawn from one generator of the process.
-        const bool is_drawn = drop == TokenDrop::random && capacity >= 0;
-        const detail::TokenPlan expected = plan(host), found = plan(device);
-        EXPECT_EQ(found.counts, expected.counts);
-        EXPECT_EQ(found.assigned, expected.assigned);
-        EXPECT_EQ(found.host_counts_of_ranks, expected.host_counts_of_ranks);
-        expect_values(found.counts_of_ranks, expected.counts_of_ranks);
-        if (is_drawn) continue;
-        expect_values(found.slots, expected.slots);
-        expect_values(found.tokens, expected.tokens);
+        RouterOptions options{.min_capacity = capacity, .drop = drop};
+        if (capacity >= 0) options.capacity_factor = 0;
+        const detail::TokenPlan expected =
+            detail::plan_tokens(host, 5, options, true, world.group());
+        const std::int64_t before = testing::pretend_host_waits();
+        const detail::TokenPlan found =
+            detail::plan_tokens(device, 5, options, true, world.group());
+        EXPECT_EQ(testing::pretend_host_waits() - before, capacity < 0 ? 1 : 0);
+        EXPECT_EQ(found.is_padded, capacity >= 0);
+        expect_values(found.num_assigned, expected.num_assigned);
+        expect_values(found.num_kept, expected.num_kept);
+        const std::int64_t most = std::min(capacity, num_tokens);
+        if (capacity >= 0) {
+          EXPECT_EQ(found.slots.numel(), 5 * most);
+          for (std::int64_t rank = 0; rank < 3; ++rank) {
+            const std::vector<std::int64_t> counts(
+                5, std::min(capacity, 10 * rank));
+            EXPECT_EQ(
+                found.host_counts_of_ranks[static_cast<std::size_t>(rank)],
+                counts);
+            expect_values(found.counts_of_ranks[rank], torch::tensor(counts));
+          }
+        } else {
+          EXPECT_EQ(found.host_counts_of_ranks, expected.host_counts_of_ranks);
+          expect_values(found.counts_of_ranks, expected.counts_of_ranks);
+        }
+        const auto rows = rows_of(found, num_slots);
+        // Random tokens are drawn where they lie.
+        const auto wanted = rows_of(expected, num_slots);
+        EXPECT_EQ(rows[0].numel(), wanted[0].numel());
+        if (drop == TokenDrop::random) {
+          EXPECT_TRUE(torch::equal(rows[1], rows[0].floor_divide(2)));
+          EXPECT_EQ(
+              std::get<0>(at::_unique2(rows[0])).numel(), rows[0].numel());
+        } else {
+          EXPECT_TRUE(torch::equal(rows[0], wanted[0]));
+          EXPECT_TRUE(torch::equal(rows[1], wanted[1]));
+        }
+        // Each expert's rows are at its place.
+        for (std::int64_t e = 0; capacity > 0 && most > 0 && e < 5; ++e) {
+          const at::Tensor own = found.slots.cpu().narrow(0, e * most, most);
+          const at::Tensor kept = own.masked_select(own < num_slots);
+          EXPECT_TRUE(host.experts.reshape({-1})
+                          .index_select(0, kept)
+                          .eq(e)
+                          .all()
+                          .item<bool>());
+        }
       }
     }
   });

@@ -209,12 +209,27 @@ at::Tensor combine(
     const TokenPlan& plan,
     const at::Tensor& weights) {
   const std::int64_t num_tokens = weights.size(0), top_k = weights.size(1);
-  const at::Tensor by_slot =
-      at::zeros({num_tokens * top_k, rows.size(1)}, rows.options())
-          .index_copy(0, plan.slots, rows)
-          .view({num_tokens, top_k, rows.size(1)});
-  return at::bmm(weights.to(rows.scalar_type()).unsqueeze(1), by_slot)
+  const std::int64_t num_slots = num_tokens * top_k;
+  // Rows that fill up go to a slot of their own.
+  at::Tensor by_slot =
+      at::zeros(
+          {num_slots + (plan.is_padded ? 1 : 0), rows.size(1)}, rows.options())
+          .index_copy(0, plan.slots, rows);
+  if (plan.is_padded) by_slot = by_slot.narrow(0, 0, num_slots);
+  return at::bmm(
+             weights.to(rows.scalar_type()).unsqueeze(1),
+             by_slot.view({num_tokens, top_k, rows.size(1)}))
       .squeeze(1);
+}
+
+// Where the tokens are, so that the host reads counts only when it is asked.
+void add_load(const TokenPlan& plan, ExpertLayerState& state) {
+  const at::NoGradGuard no_grad;
+  const detail::Unrecorded unrecorded;
+  const at::Tensor counts = at::stack({plan.num_assigned, plan.num_kept});
+  state.load = state.load.defined()
+      ? state.load.to(counts.device()).add_(counts)
+      : counts;
 }
 
 }  // namespace
@@ -270,7 +285,6 @@ void ExpertLayerImpl::reset() {
   }
   state_ = std::make_shared<ExpertLayerState>();
   state_->begins = {0, options_.num_experts};
-  state_->assigned.assign(static_cast<std::size_t>(options_.num_experts), 0);
 }
 
 void ExpertLayerImpl::pretty_print(std::ostream& stream) const {
@@ -312,13 +326,10 @@ at::Tensor ExpertLayerImpl::forward(const at::Tensor& x) {
   const TokenPlan plan = detail::plan_tokens(
       routing,
       options_.num_experts,
-      detail::capacity_of(
-          options_.router, options_.num_experts, tokens.size(0), is_training()),
-      options_.router.drop,
+      options_.router,
+      is_training(),
       state.ranks.experts);
-  for (std::size_t e = 0; e < plan.assigned.size(); ++e)
-    state.assigned[e] += plan.assigned[e];
-  state.num_dropped += plan.num_dropped();
+  add_load(plan, state);
   if (is_training())
     detail::compute_losses(options_.router, routing, plan.num_assigned, state);
 
@@ -357,9 +368,19 @@ const at::Tensor& ExpertLayerImpl::z_loss() const { return state_->z_loss; }
 ExpertLoad ExpertLayerImpl::take_load() {
   ExpertLoad load{
       state_->name,
-      std::vector<std::int64_t>(state_->assigned.size()),
-      std::exchange(state_->num_dropped, 0)};
-  load.assigned.swap(state_->assigned);
+      std::vector<std::int64_t>(
+          static_cast<std::size_t>(options_.num_experts))};
+  if (!state_->load.defined()) return load;
+  const at::Tensor taken = state_->load.clone();
+  // In place: a captured step goes on adding there.
+  state_->load.zero_();
+  // On the host: numbers for the program.
+  const at::Tensor counts = taken.cpu();
+  const auto* const values = counts.const_data_ptr<std::int64_t>();
+  for (std::int64_t e = 0; e < options_.num_experts; ++e) {
+    load.assigned[static_cast<std::size_t>(e)] = values[e];
+    load.dropped += values[e] - values[options_.num_experts + e];
+  }
   return load;
 }
 

@@ -38,9 +38,9 @@ struct ExpertLayerState {
   at::Tensor balance_loss = {};
   at::Tensor z_loss = {};
 
-  /// Counts since they were last taken.
-  std::vector<std::int64_t> assigned = {};
-  std::int64_t num_dropped = 0;
+  /// Assignments, by expert, since they were last taken: all, and those that
+  /// were not dropped. Undefined before the first.
+  at::Tensor load = {};
 
   [[nodiscard]] std::int64_t first_expert() const {
     return begins[static_cast<std::size_t>(ranks.experts.rank())];

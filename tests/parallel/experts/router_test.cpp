@@ -132,21 +132,31 @@ TEST(Router, RefusesWhatMakesNoSense) {
       [] { Router(0, 4); }, "at least 1, but are 0 and 4");
 }
 
+using Counts = std::vector<std::int64_t>;
+
 Routing routing_of(const Tensor& experts, const Tensor& weights) {
   return {experts, weights, {}, {}};
+}
+
+// An expert takes so many tokens at most.
+RouterOptions with_capacity(
+    std::int64_t capacity,
+    TokenDrop drop = TokenDrop::lowest_weight) {
+  return {.capacity_factor = 0, .min_capacity = capacity, .drop = drop};
 }
 
 TEST(TokenPlan, SortsAssignmentsByExpert) {
   const auto plan = plan_tokens(
       routing_of(torch::tensor({{0, 2}, {2, 3}, {0, 2}}), torch::ones({3, 2})),
       5,
-      -1,
-      TokenDrop::lowest_weight);
-  EXPECT_EQ(plan.counts, (std::vector<std::int64_t>{2, 0, 3, 1, 0}));
-  EXPECT_EQ(plan.assigned, plan.counts);
+      {},
+      true);
+  const Counts counts{2, 0, 3, 1, 0};
+  EXPECT_EQ(plan.host_counts_of_ranks, std::vector<Counts>{counts});
+  EXPECT_TRUE(torch::equal(plan.num_assigned, torch::tensor(counts)));
+  EXPECT_TRUE(torch::equal(plan.num_kept, torch::tensor(counts)));
   EXPECT_TRUE(torch::equal(plan.slots, torch::tensor({0, 4, 1, 2, 5, 3})));
   EXPECT_TRUE(torch::equal(plan.tokens, torch::tensor({0, 2, 0, 1, 2, 1})));
-  EXPECT_EQ(plan.num_dropped(), 0);
 }
 
 TEST(TokenPlan, DropsWhatExceedsTheCapacity) {
@@ -154,9 +164,10 @@ TEST(TokenPlan, DropsWhatExceedsTheCapacity) {
       torch::tensor({{0}, {0}, {1}, {0}, {0}}),
       torch::tensor({{0.2}, {0.9}, {0.5}, {0.7}, {0.7}}, torch::kFloat));
   const auto slots = [&](TokenDrop drop, std::int64_t capacity) {
-    const auto plan = plan_tokens(routing, 2, capacity, drop);
-    EXPECT_EQ(plan.assigned, (std::vector<std::int64_t>{4, 1}));
-    EXPECT_EQ(plan.num_dropped(), 5 - plan.slots.numel());
+    const auto plan =
+        plan_tokens(routing, 2, with_capacity(capacity, drop), true);
+    EXPECT_TRUE(torch::equal(plan.num_assigned, torch::tensor(Counts{4, 1})));
+    EXPECT_EQ(plan.num_kept.sum().item<std::int64_t>(), plan.slots.numel());
     return plan.slots;
   };
   // Among equal weights, the first is kept.
@@ -182,9 +193,9 @@ TEST(TokenPlan, TakesNoTokens) {
   const auto plan = plan_tokens(
       routing_of(torch::empty({0, 2}, torch::kLong), torch::empty({0, 2})),
       3,
-      1,
-      TokenDrop::lowest_weight);
-  EXPECT_EQ(plan.counts, (std::vector<std::int64_t>{0, 0, 0}));
+      with_capacity(1),
+      true);
+  EXPECT_EQ(plan.host_counts_of_ranks, std::vector<Counts>{Counts(3)});
   EXPECT_EQ(plan.slots.numel(), 0);
 }
 
