@@ -106,12 +106,16 @@ class Trained {
       const World& world,
       const Training& training,
       const MakeShardTraffic& make_traffic)
-      : world_(world),
+      : Trained(mesh_of_shards(world), training, make_traffic) {}
+  Trained(
+      const Mesh& mesh,
+      const Training& training,
+      const MakeShardTraffic& make_traffic)
+      : world_(mesh.world()),
         training_(training),
         net_(training.num_blocks),
-        shard_(
-            make_shard(mesh_of_shards(world), training.options, make_traffic)) {
-    move_to_device(*net_, world.device());
+        shard_(make_shard(mesh, training.options, make_traffic)) {
+    move_to_device(*net_, world_.device());
     if (training.is_half) net_->blocks[1]->to(at::kBFloat16);
     if (training.freezes) {
       net_->blocks[0]->as<Block>()->first->weight.requires_grad_(false);
@@ -129,11 +133,7 @@ class Trained {
             .view({4, 96}) +
         step + 7 * rank);
     const auto block = [&](std::size_t i, const Tensor& h, bool uses_second) {
-      auto& module = *net_->blocks[i]->as<Block>();
-      const Tensor in = module.scale.scalar_type() == at::kFloat
-          ? h
-          : h.to(module.scale.scalar_type());
-      return module.forward(in, uses_second).to(at::kFloat);
+      return run_block(i, h, uses_second);
     };
     shard_->before_forward();
     const Tensor h = training_.forward(rank, step, x, block);
@@ -143,6 +143,13 @@ class Trained {
                             .mean();
     shard_->after_forward({});
     return loss;
+  }
+  Tensor run_block(std::size_t i, const Tensor& h, bool uses_second) {
+    auto& module = *net_->blocks[i]->as<Block>();
+    const Tensor in = module.scale.scalar_type() == at::kFloat
+        ? h
+        : h.to(module.scale.scalar_type());
+    return module.forward(in, uses_second).to(at::kFloat);
   }
   void backward(const Tensor& loss, bool sync_gradients) {
     shard_->before_backward(sync_gradients, loss);
@@ -294,6 +301,46 @@ TEST(ShardOverNccl, TakesDifferentParametersOnDifferentRanks) {
            .num_blocks = 6});
     }
   }
+}
+
+// Two models alternate in one backward. Ranks use a layer of one of them in
+// different places.
+std::vector<Tensor> train_two(
+    const World& world,
+    const MakeShardTraffic& make_traffic) {
+  const Mesh mesh = mesh_of_shards(world);
+  Trained second(mesh, {}, make_traffic);
+  const auto forward = [&](int rank, int, Tensor h, const RunBlock& block) {
+    second.strategy().before_forward();
+    for (std::size_t i = 0; i < 3; ++i) {
+      h = block(i, h, i != 1 || rank == 1);
+      h = second.run_block(i, h, true);
+    }
+    second.strategy().after_forward({});
+    return block(1, h, rank == 0);
+  };
+  Trained first(mesh, {.forward = forward}, make_traffic);
+  for (int step = 0; step < 3; ++step) {
+    const Tensor loss = first.forward(step);
+    second.strategy().before_backward(true, loss);
+    first.backward(loss, true);
+    second.strategy().after_backward(true);
+    first.descend();
+    second.descend();
+  }
+  std::vector<Tensor> shards = first.shards();
+  for (const Tensor& shard : second.shards()) shards.push_back(shard);
+  return shards;
+}
+
+TEST(ShardOverNccl, ReducesTwoModelsInOneBackward) {
+  run_in_nccl_worlds(2, [](const World& world) {
+    const auto expected = train_two(world, &make_host_traffic);
+    const auto found = train_two(world, &make_shard_traffic);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_TRUE(torch::equal(found[i], expected[i])) << "parameter " << i;
+  });
 }
 
 // Units run in another order than the model lists them, and one not at all.

@@ -9,12 +9,24 @@
 
 namespace accelerate::detail {
 
+namespace {
+
+// A group for one model's reductions: models that share a backward may begin
+// theirs in any order among each other.
+Group group_of_its_own(const Mesh& mesh) {
+  const Group& group = mesh.group(Axis::shard);
+  return group.size() == 1 ? group
+                           : mesh.world().new_group(group.world_ranks());
+}
+
+}  // namespace
+
 DeviceShardTraffic::DeviceShardTraffic(
     const Mesh& mesh,
     Group reshard_group,
     std::shared_ptr<BlockPool> pool)
     : gather_group_(mesh.group(Axis::shard)),
-      reduce_group_(dedicated_group(mesh, Axis::shard, "gradients")),
+      reduce_group_(group_of_its_own(mesh)),
       reshard_group_(std::move(reshard_group)),
       pool_(std::move(pool)) {}
 
