@@ -379,6 +379,58 @@ TEST(Nccl, NamesAnOperationThatTakesTooLong) {
   EXPECT_EQ(testing::num_nccl_communicators(), 0);
 }
 
+TEST(Nccl, NamesTheRankThatHasNotBegunAnOperation) {
+  const FakeNcclFaultScope faults({.hides_aborts = true});
+  std::promise<void> first, second;
+  run_on_nccl_ranks(3, [&](WorldOptions options) {
+    options.timeout = std::chrono::seconds(3);
+    const World world(options);
+    const at::Tensor value = on(world, torch::ones({2}));
+    detail::Connection& connection = *world.group().impl()->connection;
+    connection.all_reduce(value, ReduceOp::sum)->wait();
+    value.cpu();
+    if (world.rank() == 1) {
+      first.get_future().get();
+      second.get_future().get();
+      return;
+    }
+    const detail::Work work = connection.all_reduce(value, ReduceOp::sum);
+    work->wait();
+    value.cpu();
+    expect_error<detail::NcclError>(
+        [&] { work->wait(); },
+        "NCCL's all_reduce, operation 2 of the group on devices, timed out "
+        "after 3000 ms: rank 1 has not begun it");
+    (world.rank() == 0 ? first : second).set_value();
+  });
+}
+
+// The others are not told by NCCL, but by the store.
+TEST(Nccl, EndsTheGroupWhenARankAborts) {
+  const FakeNcclFaultScope faults({.hides_aborts = true});
+  std::promise<void> has_ended;
+  run_on_nccl_ranks(2, [&](WorldOptions options) {
+    options.timeout = std::chrono::seconds(60);
+    const World world(options);
+    const at::Tensor value = on(world, torch::ones({2}));
+    detail::Connection& connection = *world.group().impl()->connection;
+    connection.all_reduce(value, ReduceOp::sum)->wait();
+    value.cpu();
+    if (world.rank() == 1) {
+      connection.abort();
+      has_ended.get_future().get();
+      return;
+    }
+    const detail::Work work = connection.all_reduce(value, ReduceOp::sum);
+    work->wait();
+    value.cpu();
+    expect_error<detail::NcclError>(
+        [&] { work->wait(); },
+        "rank 1 has ended the group: this rank has left the group");
+    has_ended.set_value();
+  });
+}
+
 TEST(Nccl, EndsTheGroupWhenNcclReportsAFailure) {
   const FakeNcclFaultScope faults({.failing_operation = 2});
   std::atomic<int> num_failed = 0;

@@ -15,6 +15,9 @@ struct FakeNcclFaults {
   int failing_operation = 0;
   /// The operation with this number never ends. 0 for none.
   int hanging_operation = 0;
+  /// Nothing is reported to ranks that wait for one that has aborted, as between
+  /// devices of one machine.
+  bool hides_aborts = false;
 };
 
 /// The fake library's own functions, beside NCCL's.

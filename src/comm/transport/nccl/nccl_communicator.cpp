@@ -25,12 +25,19 @@ using std::chrono::steady_clock;
 // callbacks. It accepts most calls in microseconds, and connects in seconds.
 constexpr milliseconds kPollInterval{1};
 constexpr milliseconds kMostSpinning{2};
+// How often a rank that waits for NCCL looks whether another has aborted.
+constexpr milliseconds kLookInterval{100};
 // How often a rank that waits for the first one's id looks for ranks that ended.
 constexpr milliseconds kRankInterval{20};
 // A rank may have ended before its last operation ends on other ranks' devices.
 constexpr milliseconds kGoneGrace{1000};
 // How long a rank that leaves waits for its device.
 constexpr milliseconds kMostLeaving{5000};
+
+// In the group's store: why a rank has aborted, and the newest operation that
+// each has begun, if it takes long.
+constexpr const char* kAborted = "nccl/aborted";
+std::string begun_key(int rank) { return format("nccl/begun/{}", rank); }
 
 std::string as_text(const NcclUniqueId& id) {
   return {id.bytes, sizeof(id.bytes)};
@@ -72,6 +79,7 @@ NcclUniqueId NcclCommunicator::agree_on_id() {
   const auto deadline = steady_clock::now() + request_.timeout;
   while (!wait_for_key(*request_.store, kKey, kRankInterval)) {
     require_all_ranks();
+    if (const auto reason = reason_of_others()) throw NcclError(*reason);
     if (steady_clock::now() < deadline) continue;
     throw NcclError(format(
         "rank {} did not connect to NCCL: it timed out after {} ms",
@@ -104,6 +112,7 @@ void NcclCommunicator::connect() {
 
 void NcclCommunicator::finish_call(int code, const char* operation) {
   const auto begin = steady_clock::now();
+  auto next_look = begin + kLookInterval;
   while (code == NcclLibrary::kInProgress) {
     {
       const std::lock_guard lock(mutex_);
@@ -123,13 +132,17 @@ void NcclCommunicator::finish_call(int code, const char* operation) {
       std::this_thread::yield();
     } else {
       require_all_ranks();
+      if (steady_clock::now() >= next_look) {
+        next_look += kLookInterval;
+        if (const auto reason = reason_of_others()) throw NcclError(*reason);
+      }
       std::this_thread::sleep_for(kPollInterval);
     }
   }
   library_->check(code, operation);
 }
 
-std::shared_ptr<c10::Event> NcclCommunicator::begin(
+NcclCommunicator::Begun NcclCommunicator::begin(
     const char* operation,
     const std::function<int(NcclLibrary::Communicator, void* stream)>& issue) {
   throw_if_failed();
@@ -149,7 +162,7 @@ std::shared_ptr<c10::Event> NcclCommunicator::begin(
     finish_call(code, operation);
     auto done = std::make_shared<c10::Event>(device_.type());
     done->record(*stream_);
-    return done;
+    return {++num_begun_, std::move(done)};
   } catch (const std::exception& error) {
     abort(first_line_of(error));
     throw;
@@ -219,10 +232,60 @@ void NcclCommunicator::leave() {
 }
 
 void NcclCommunicator::abort(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = reason;
-  if (communicator_ == nullptr) return;
-  library_->abort(std::exchange(communicator_, nullptr));
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = reason;
+    if (communicator_ != nullptr)
+      library_->abort(std::exchange(communicator_, nullptr));
+  }
+  // NCCL need not tell the others, which may also still wait to connect.
+  try {
+    if (request_.store->check({kAborted})) return;
+    request_.store->set(
+        kAborted,
+        format(
+            "rank {} has ended the group: {}",
+            request_.world_ranks[static_cast<std::size_t>(request_.rank)],
+            reason));
+  } catch (const std::exception&) {
+    // The store has gone, which the others notice.
+  }
+}
+
+std::optional<std::string> NcclCommunicator::reason_of_others() const {
+  if (!request_.store->check({kAborted})) return std::nullopt;
+  return request_.store->get_to_str(kAborted);
+}
+
+std::optional<std::string> NcclCommunicator::look_for_others(
+    std::uint64_t number) {
+  try {
+    if (std::exchange(num_told_, number) != number)
+      request_.store->set(begun_key(request_.rank), std::to_string(number));
+    return reason_of_others();
+  } catch (const std::exception& error) {
+    return format("the store has gone: {}", first_line_of(error));
+  }
+}
+
+std::string NcclCommunicator::describe_late(std::uint64_t number) {
+  std::vector<std::string> late;
+  for (int rank = 0; rank < std::ssize(request_.world_ranks); ++rank) {
+    if (rank == request_.rank) continue;
+    const std::string key = begun_key(rank);
+    const bool has_begun = request_.store->check({key}) &&
+        std::stoull(request_.store->get_to_str(key)) >= number;
+    if (!has_begun) {
+      late.push_back(format(
+          "rank {}", request_.world_ranks[static_cast<std::size_t>(rank)]));
+    }
+  }
+  if (late.empty()) return "all ranks have begun it";
+  return format(
+      "{} {} not begun it",
+      join(late, ", "),
+      late.size() == 1 ? "has" : "have");
 }
 
 void NcclCommunicator::throw_if_failed() {

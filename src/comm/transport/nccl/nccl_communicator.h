@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -40,17 +41,27 @@ class NcclCommunicator {
   /// The stream on which operations run; valid after begin().
   [[nodiscard]] const c10::Stream& stream() const { return *stream_; }
 
+  /// An operation's number in the group, from 1, and the event at its end.
+  struct Begun {
+    std::uint64_t number = 0;
+    std::shared_ptr<c10::Event> end;
+  };
   /// Issues an operation, which runs once the work that the current stream has
-  /// now is done. Returns the event at its end. Throws NcclError.
-  std::shared_ptr<c10::Event> begin(
+  /// now is done. Throws NcclError.
+  Begun begin(
       const char* operation,
       const std::function<int(NcclLibrary::Communicator, void* stream)>& issue);
 
   /// Why operations will not end: NCCL's reason, or a rank that has gone.
   /// Nothing while all is well.
   [[nodiscard]] std::optional<std::string> failure();
-  /// Ends all operations, including those of other ranks. Later ones throw
-  /// `reason`.
+  /// Called for an operation that takes long: tells the other ranks that this
+  /// one has begun it. Returns why it will not end if another rank has aborted.
+  [[nodiscard]] std::optional<std::string> look_for_others(
+      std::uint64_t number);
+  /// Names the ranks that have not told that they have begun the operation.
+  [[nodiscard]] std::string describe_late(std::uint64_t number);
+  /// Ends all operations, those of other ranks too. Later ones throw `reason`.
   void abort(const std::string& reason);
   /// Waits for begun operations to end, unless that takes long; other ranks'
   /// operations that wait for this one then fail. No others may follow.
@@ -63,6 +74,8 @@ class NcclCommunicator {
   NcclUniqueId agree_on_id();
   /// Throws NcclError if a rank has ended that the others wait for.
   void require_all_ranks();
+  /// Why another rank has aborted, if one has.
+  [[nodiscard]] std::optional<std::string> reason_of_others() const;
   [[nodiscard]] std::optional<int> gone_rank() const;
   /// A rank that has ended and can no longer be awaited.
   [[nodiscard]] std::optional<int> lost_rank();
@@ -77,7 +90,10 @@ class NcclCommunicator {
   std::optional<c10::Event> ready_;
   /// Null if ranks that end go unnoticed. Constant once connected.
   RankIsGone is_gone_;
-  /// Guards the members below.
+  std::uint64_t num_begun_ = 0;
+  /// The newest operation that the others know; used by one thread.
+  std::uint64_t num_told_ = 0;
+  /// Guards what follows.
   std::mutex mutex_;
   NcclLibrary::Communicator communicator_ = nullptr;
   std::optional<std::string> failure_;

@@ -11,6 +11,8 @@ namespace accelerate::detail {
 namespace {
 // Bounds how long a rank waits on the device after another has gone.
 constexpr std::chrono::milliseconds kInterval{20};
+// How often the other ranks are looked for by the store, which has a cost.
+constexpr std::chrono::milliseconds kStoreInterval{500};
 }  // namespace
 
 NcclWatch::~NcclWatch() {
@@ -27,11 +29,13 @@ void NcclWatch::add(
     const std::shared_ptr<NcclCommunicator>& communicator,
     std::shared_ptr<NcclOperation> operation) {
   const std::lock_guard lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
   watched_.push_back(
       {.name = name,
        .communicator = communicator,
        .operation = std::move(operation),
-       .deadline = std::chrono::steady_clock::now() + communicator->timeout()});
+       .begun = now,
+       .next_look = now + kStoreInterval});
   if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   changed_.notify_all();
 }
@@ -54,21 +58,34 @@ void NcclWatch::run() {
   }
 }
 
+std::optional<std::string> NcclWatch::failure_of(Watched& watched) {
+  NcclCommunicator& communicator = *watched.communicator;
+  if (auto failure = communicator.failure()) return failure;
+  const std::uint64_t number = watched.operation->number();
+  const auto now = std::chrono::steady_clock::now();
+  const bool is_over = now >= watched.begun + communicator.timeout();
+  if (!is_over && now < watched.next_look) return std::nullopt;
+  watched.next_look = now + kStoreInterval;
+  if (auto failure = communicator.look_for_others(number)) return failure;
+  if (!is_over) return std::nullopt;
+  return format(
+      "NCCL's {}, operation {} of the group on devices, timed out after {} ms: "
+      "{}",
+      watched.name,
+      number,
+      communicator.timeout().count(),
+      communicator.describe_late(number));
+}
+
 void NcclWatch::look_at(std::list<Watched>& all) {
   // Operations of a group end in their order, so only its first is queried.
   std::set<const NcclCommunicator*> pending;
-  std::erase_if(all, [&](const Watched& watched) {
+  std::erase_if(all, [&](Watched& watched) {
     NcclCommunicator& communicator = *watched.communicator;
     if (pending.contains(&communicator)) return false;
     try {
       if (watched.operation->is_done()) return true;
-      auto failure = communicator.failure();
-      if (!failure && std::chrono::steady_clock::now() >= watched.deadline) {
-        failure = format(
-            "NCCL's {} timed out after {} ms",
-            watched.name,
-            communicator.timeout().count());
-      }
+      const auto failure = failure_of(watched);
       if (!failure) {
         pending.insert(&communicator);
         return false;

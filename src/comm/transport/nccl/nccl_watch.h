@@ -5,6 +5,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -13,9 +14,10 @@
 
 namespace accelerate::detail {
 
-/// Watches operations for which the host does not wait: ends groups whose
-/// operations take too long or that NCCL reports broken, and frees the memory
-/// of finished ones. Its thread lives while operations run. Thread-safe.
+/// Looks after operations that nobody waits for on the host: ends groups whose
+/// operations take too long, saying which ranks have not begun them, that NCCL
+/// reports broken, or that another rank has ended; frees the memory of finished
+/// ones. Its thread lives while operations run. Thread-safe.
 class NcclWatch {
  public:
   NcclWatch() = default;
@@ -33,10 +35,14 @@ class NcclWatch {
     std::string name;
     std::shared_ptr<NcclCommunicator> communicator;
     std::shared_ptr<NcclOperation> operation;
-    std::chrono::steady_clock::time_point deadline;
+    std::chrono::steady_clock::time_point begun;
+    /// When the other ranks are looked for.
+    std::chrono::steady_clock::time_point next_look;
   };
 
   void run();
+  /// Why the operation, the first of its group, will not end.
+  static std::optional<std::string> failure_of(Watched& watched);
   /// Removes operations that have ended or failed.
   static void look_at(std::list<Watched>& all);
 

@@ -17,11 +17,12 @@ c10::Stream current_stream_of(c10::Device device) {
 
 NcclOperation::NcclOperation(
     std::shared_ptr<NcclCommunicator> communicator,
-    std::shared_ptr<c10::Event> end,
+    NcclCommunicator::Begun begun,
     std::vector<at::Tensor> memory)
     : communicator_(std::move(communicator)),
       begun_by_(current_stream_of(communicator_->device())),
-      end_(std::move(end)),
+      number_(begun.number),
+      end_(std::move(begun.end)),
       memory_(std::move(memory)) {}
 
 void NcclOperation::join_current_stream() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -22,10 +23,12 @@ class NcclOperation {
   /// Begun by the current stream.
   NcclOperation(
       std::shared_ptr<NcclCommunicator> communicator,
-      std::shared_ptr<c10::Event> end,
+      NcclCommunicator::Begun begun,
       std::vector<at::Tensor> memory);
 
-  /// Whether the device is done. May be called on any thread.
+  /// Its number in the group, from 1.
+  [[nodiscard]] std::uint64_t number() const { return number_; }
+  /// Whether the device is done. Any thread may ask.
   [[nodiscard]] bool is_done() const { return end_->query(); }
   /// Makes the current stream of the device wait. Throws NcclError if the group
   /// has failed.
@@ -40,6 +43,7 @@ class NcclOperation {
  private:
   std::shared_ptr<NcclCommunicator> communicator_;
   c10::Stream begun_by_;
+  std::uint64_t number_;
   std::shared_ptr<c10::Event> end_;
   std::mutex mutex_;
   std::vector<at::Tensor> memory_;
