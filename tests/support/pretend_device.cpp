@@ -153,13 +153,14 @@ thread_local bool is_computing = false;
 // The same, outside of captures.
 thread_local bool is_in_operator = false;
 
+thread_local std::int64_t host_waits = 0;
+
 void Machine::note_host_wait() {
   if (is_in_operator) return;
+  ++host_waits;
   const std::lock_guard lock(mutex);
   ++counts.host_waits;
 }
-
-thread_local std::int64_t host_waits = 0;
 
 PretendCapture* capture_of_thread() {
   return is_computing ? nullptr : current_capture.load();
@@ -312,7 +313,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
-    ++host_waits;
+    machine().note_host_wait();
     const Event& found = *static_cast<Event*>(event);
     machine().run(found.stream, found.number);
   }
@@ -440,7 +441,7 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
     target.copy_(source);
   };
   if (!non_blocking || (to.is_cpu() && !to.is_pinned())) {
-    if (from.is_cpu() || to.is_cpu()) ++host_waits;
+    if (from.is_cpu() || to.is_cpu()) machine().note_host_wait();
     machine().run(stream);
     copy();
     return to;
@@ -562,14 +563,11 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return;
   }
   const auto device = common_device(op, *stack);
-  if (waits_for_values(op, *stack)) ++host_waits;
+  if (waits_for_values(op, *stack)) machine().note_host_wait();
   machine().run(current_stream(device ? device->index() : current_device));
   const Clock::time_point start = Clock::now();
   const double seconds = seconds_of(op, *stack);
-  const std::int64_t waits = host_waits;
   compute(op, stack);
-  // The copies with which it computes on the host are its own.
-  host_waits = waits;
   if (seconds > 0) {
     std::this_thread::sleep_until(
         start +
@@ -606,7 +604,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       });
   library.impl("_local_scalar_dense", [](const at::Tensor& tensor) {
     if (capture_of_thread() != nullptr) refuse_in_capture();
-    ++host_waits;
+    machine().note_host_wait();
     machine().run(current_stream(tensor.get_device()));
     return on_host(tensor).item();
   });

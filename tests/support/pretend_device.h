@@ -31,7 +31,7 @@ struct PretendCounts {
   std::int64_t waits = 0;
   /// Calls that recorded the use of memory on another stream.
   std::int64_t recorded = 0;
-  /// Times that the host waited for a device: for an event, or for a copy.
+  /// pretend_host_waits() of all threads.
   std::int64_t host_waits = 0;
 };
 PretendCounts pretend_counts();
