@@ -41,7 +41,8 @@ void plan_launch(
       cli::decide_launch(settings, file, kNumDevices);
   detail::Environment environment;
   environment.set("PATH", "/usr/bin:/bin");
-  const cli::Machine machine{4, kNumDevices, {0, 1, 2, 3}, 4};
+  const cli::Machine machine{
+      4, std::vector<detail::Gpu>(kNumDevices), {0, 1, 2, 3}, 4};
   const cli::LaunchPlan plan =
       cli::make_launch_plan(decision, settings, environment, machine, command);
   static_cast<void>(cli::describe(plan, settings));

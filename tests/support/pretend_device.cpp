@@ -664,6 +664,11 @@ void run_on_pretend_device(
   compute(op, stack);
 }
 
+std::int64_t take_peak_of_pretend_memory(int device) {
+  const std::lock_guard lock(machine().mutex);
+  return std::exchange(machine().peak_bytes[device], machine().bytes[device]);
+}
+
 std::int64_t pretend_host_waits() { return host_waits; }
 
 PretendCounts pretend_counts() {

@@ -36,6 +36,10 @@ struct PretendCounts {
 };
 PretendCounts pretend_counts();
 
+/// The largest number of bytes allocated on a device since the last call.
+/// Memory counts until it is given back, even if streams still use it.
+std::int64_t take_peak_of_pretend_memory(int device);
+
 /// Times that this thread, as the host, has waited for a device where it would for
 /// CUDA: reads of values, operators whose results have sizes that depend on
 /// values, copies from and to the host that are not queued, events and streams.
