@@ -518,8 +518,8 @@ TEST(Adapters, OfTiedWeightsActOnTheirOwnLayer) {
       difference(net.heads[0]->forward(rows), torch::linear(rows, rows)), 0);
   expect_error<ConfigError>(
       [&] { merge_adapters(net); },
-      "the weight of \"embed\" must not be that of another module, but is that "
-      "of \"head0\" too (tied weights)");
+      "the weight of \"embed\" must not be tied, but is also that of "
+      "\"head0\"");
 }
 
 TEST(Adapters, RefuseTiedLayersOfOneKindAndOtherLayers) {

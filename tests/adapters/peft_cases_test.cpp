@@ -170,8 +170,8 @@ TEST_P(PeftCase, ComputesTheSameMerged) {
     static_cast<void>(net.run(record));
     expect_error<ConfigError>(
         [&] { merge_adapters(*net); },
-        "the weight of \"net.transformer.wte\" must not be that of another "
-        "module, but the program computes something else with it too");
+        "the weight of \"net.transformer.wte\" must not be tied, but the "
+        "program also computes something else with it");
     return;
   }
   merge_adapters(*net);

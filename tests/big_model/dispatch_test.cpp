@@ -220,7 +220,7 @@ TEST_F(DispatchModel, RefusesWhatHasNoValuesAndChangesNothing) {
       [&] {
         static_cast<void>(dispatch_model(net_, {.device_map = {{"", "disk"}}}));
       },
-      "use a folder");
+      "pass a folder");
   expect_error<ConfigError>(
       [&] {
         static_cast<void>(dispatch_model(

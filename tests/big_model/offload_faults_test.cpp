@@ -427,7 +427,7 @@ TEST_F(RunningModel, SaysThatItsFileWasTruncated) {
   fs::resize_file(folder() / "middle.weight.dat", 100);
   expect_error<CheckpointError>(
       [&] { static_cast<void>(big(x_)); },
-      "middle.weight.dat is shorter than it must be");
+      "middle.weight.dat is shorter than it should be");
 }
 
 TEST_F(RunningModel, ComparesAFolderThatWasTouched) {

@@ -115,14 +115,14 @@ TEST(CheckpointComponent, KeepsAllOthersFromLoadingIfItDoesNotFit) {
   const at::Tensor weight = other_mean.net->weight.clone();
   expect_error<CheckpointError>(
       [&] { other_mean.accelerator.load_state(directory / "out"); },
-      "nothing was loaded:\n  averages: mean has shape [6] in the checkpoint, "
-      "but [5] here");
+      "nothing was loaded:\n  averages: mean has shape [6] in the checkpoint "
+      "and [5] here");
   EXPECT_TRUE(other_mean.net->weight.equal(weight));
 
   Program other_model(kAlone, at::zeros(6), 3);
   expect_error<CheckpointError>(
       [&] { other_model.accelerator.load_state(directory / "out"); },
-      "model: weight has shape [2, 4] in the checkpoint, but [3, 4] here");
+      "model: weight has shape [2, 4] in the checkpoint and [3, 4] here");
   EXPECT_TRUE(other_model.averages->mean.equal(at::zeros(6)));
 }
 

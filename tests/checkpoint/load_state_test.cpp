@@ -53,7 +53,7 @@ TEST(LoadState, ListsEverythingThatDoesNotFitAndLoadsNothing) {
   } catch (const CheckpointError& error) {
     const std::string text = error.what();
     for (const char* phrase :
-         {"first.weight has shape [8, 4] in the checkpoint, but [9, 4] here",
+         {"first.weight has shape [8, 4] in the checkpoint and [9, 4] here",
           "not in the checkpoint: third.weight, third.bias",
           "in the checkpoint only: norm.bias",
           "the state is of Adam, but the optimizer is SGD",

@@ -400,7 +400,7 @@ TEST(ModelFiles, AnotherShapeUnderAnotherNameIsNamed) {
   Tied net;
   expect_error<CheckpointError>(
       [&] { load_model(net, directory / "x.bin"); },
-      "model: a has shape [3] in the checkpoint, but [2] here");
+      "model: a has shape [3] in the checkpoint and [2] here");
 }
 
 TEST(ModelFiles, AFileWithANumberOfACheckpointIsPassedOver) {

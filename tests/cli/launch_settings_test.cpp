@@ -191,7 +191,7 @@ TEST_F(LaunchSettings, OfAFileThatDoNothingAreOneLine) {
   };
   EXPECT_EQ(
       result.err,
-      "accelerate-cpp: warning: passed on, but without effect on a program of "
+      "accelerate-cpp: warning: passed on, but without effect on programs of "
       "this version of the library: zero3_save_16bit_model" +
           where("8") +
           "; only for Python programs, which this is not: dynamo_backend" +

@@ -407,8 +407,7 @@ TEST(Launch, ReportsAllWrongSettingsTogether) {
   EXPECT_EQ(result.code, 2);
   EXPECT_THAT(
       result.err,
-      AllOf(
-          HasSubstr("but is \"0\""), HasSubstr("fp12"), HasSubstr("perhaps")));
+      AllOf(HasSubstr("is \"0\""), HasSubstr("fp12"), HasSubstr("perhaps")));
 }
 
 TEST(Launch, NamesAnUnknownKeyOfTheFile) {

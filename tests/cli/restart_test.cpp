@@ -268,7 +268,7 @@ TEST(OtherPrograms, GetWarningsOfSettingsWithoutEffect) {
   EXPECT_THAT(
       result.err,
       AllOf(
-          HasSubstr("without effect on a program of this version of the "
+          HasSubstr("without effect on programs of this version of the "
                     "library: fsdp_state_dict_type (flag "
                     "--fsdp_state_dict_type); "),
           HasSubstr("only for Python programs, which this is not: "

@@ -462,7 +462,8 @@ TEST(Nccl, NamesRanksThatDoNotConnect) {
 TEST(NcclLibrary, MustBeThereAndNewEnough) {
   expect_error<ConfigError>(
       [] { NcclLibrary::open("/no/such/libnccl.so.2"); },
-      "[comm] NCCL could not be opened; tried \"/no/such/libnccl.so.2\" (");
+      "[comm] NCCL could not be opened; it was looked for as "
+      "\"/no/such/libnccl.so.2\" (");
   expect_error<ConfigError>(
       [] { NcclLibrary::open("/no/such/libnccl.so.2"); },
       "; install it, or set ACCELERATE_NCCL_LIBRARY to its path");
@@ -472,7 +473,7 @@ TEST(NcclLibrary, MustBeThereAndNewEnough) {
   const FakeNcclFaultScope faults({.version = 21505});
   expect_error<ConfigError>(
       [] { NcclLibrary::open(testing::fake_nccl_path()); },
-      "[comm] NCCL must have version 2.18.0 or newer, but has 2.15.5");
+      "[comm] NCCL must be of version 2.18.0 or newer, but is 2.15.5");
 }
 
 TEST(NcclLibrary, TellsItsVersion) {
@@ -625,8 +626,8 @@ TEST(DeviceTransport, NeedsOneVersionOnAllRanks) {
   EXPECT_EQ(
       warning_with({fake, fake}, {22809, 22703}),
       beginning +
-          "the ranks must have one version of NCCL, but rank 0 has 2.28.9, and "
-          "rank 1 has 2.27.3");
+          "the ranks must have the same version of NCCL, but rank 0 has "
+          "2.28.9, and rank 1 has 2.27.3");
   EXPECT_EQ(
       warning_with({fake, "/no/such/libnccl.so.2"}, {22809, 0}),
       beginning + "rank 1 has no NCCL");

@@ -279,8 +279,8 @@ TEST(WorldBoard, ShowsAnExceptionOfOneRankInsideACollective) {
                 world.group().impl()->connection->barrier()->wait();
               });
         },
-        "all_reduce number 1 of group \"world\" failed on rank 1: an exception "
-        "of its own: disk is full");
+        "all_reduce number 1 of group \"world\" failed on rank 1: its own "
+        "exception: disk is full");
   });
 }
 

@@ -328,7 +328,7 @@ TEST_F(ConfigFileTest, RefusesTextThatIsNotUtf8) {
        {"log_dir: caf\xe9\n", "l\xe9g: 1\n", "fsdp_config: {a: [\xe9]}\n"}) {
     expect_error<ConfigError>(
         [&] { read("distributed_type: FSDP\n" + line); },
-        "line 2, holds bytes that are not UTF-8");
+        "line 2, contains bytes that are not UTF-8");
   }
   EXPECT_EQ(
       settings("distributed_type: 'NO'\nmain_process_ip: caf\u00e9\n")

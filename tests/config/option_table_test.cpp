@@ -55,7 +55,7 @@ TEST(OptionTable, RefusesNumbersThatAnIntCannotHold) {
   EXPECT_EQ(parse_option(steps, "2147483647"), OptionValue(2147483647L));
   expect_error<ConfigError>(
       [&] { parse_option(steps, "4294967297"); },
-      "gradient_accumulation_steps is \"4294967297\"; it must be a whole "
+      "gradient_accumulation_steps is \"4294967297\", but must be a whole "
       "number of at least 1, at most 2147483647");
   // Models can have more parameters than an int holds.
   EXPECT_EQ(

@@ -234,7 +234,7 @@ TEST(RankVariables, AreBlamedOnceAndByTheirOwnNames) {
        "[launch] PMI_LOCAL_RANK=2 but PMI_RANK=1; a rank must be at least its "
        "local rank"},
       {{{"RANK", "5"}, {"PMI_RANK", "5"}, {"PMI_SIZE", "4"}},
-       "[launch] PMI_RANK=5 but PMI_SIZE=4, whose ranks count from 0 to 3"},
+       "[launch] PMI_RANK=5 but PMI_SIZE=4; ranks count from 0 to 3"},
       {slurm_task_with({{"RANK", "3"}, {"LOCAL_RANK", "2"}}),
        "[launch] LOCAL_RANK=2 but SLURM_STEP_TASKS_PER_NODE=2; local ranks "
        "count from 0 to 1"}};

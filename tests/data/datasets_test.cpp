@@ -303,10 +303,10 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
   };
   refuse(
       [&] { static_cast<void>(record.tensor("a")); },
-      path + ":2: 'a' is not a number");
+      path + ":2: 'a' must be a number");
   refuse(
       [&] { static_cast<void>(record.tensor("f", torch::kLong)); },
-      "'f' is not a whole number");
+      "'f' must be a whole number");
   refuse(
       [&] { static_cast<void>(record.text("t")); },
       "'t' must be a string, but is a number");
@@ -318,16 +318,16 @@ TEST_F(JsonLines, NamesLineAndKeyOfWhatIsWrong) {
       "'t' must be true or false, but is a number");
   refuse(
       [&] { static_cast<void>(record.texts("a")); },
-      "'a' is not a list of strings");
+      "'a' must be a list of strings");
   refuse(
       [&] { static_cast<void>(record.texts("t")); },
-      "'t' is not a list of strings");
+      "'t' must be a list of strings");
   refuse(
       [&] { static_cast<void>(record.integer("f")); },
-      "'f' is not a whole number of 64 bits");
+      "'f' must be a 64-bit integer");
   refuse(
       [&] { static_cast<void>(record.integer("big")); },
-      "'big' is not a whole number of 64 bits");
+      "'big' must be a 64-bit integer");
   refuse([&] { static_cast<void>(record.text("z")); }, "'z' is missing");
   refuse(
       [&] { static_cast<void>(file.record(1)); },
@@ -363,7 +363,7 @@ TEST_F(JsonLines, LimitsNestingAndShowsNoEscapes) {
   // It would be negative as a signed 64-bit integer.
   refuse(
       [&] { static_cast<void>(file.record(4).tensor("a", torch::kLong)); },
-      "must be a 64-bit integer");
+      "must be a whole number of 64 bits");
   EXPECT_EQ(file.record(4).tensor("a", torch::kDouble).item<double>(), 0x1p63);
 }
 

@@ -146,7 +146,7 @@ TEST(Resume, RefusesInvalidStates) {
              {"position", std::int64_t{0}},
              {"seed", std::int64_t{0}}});
       },
-      "below 0");
+      "least 0");
   for (auto& batch : loader) {
     static_cast<void>(batch);
     expect_error<ConfigError>(

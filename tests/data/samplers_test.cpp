@@ -79,7 +79,7 @@ TEST(WeightedRandomSampler, DrawsByWeight) {
 
 TEST(Samplers, RefuseSamplesThatCannotBeDrawn) {
   expect_error<ConfigError>(
-      [] { RandomSampler sampler(0, {.num_samples = 3}); }, "3 samples of 0");
+      [] { RandomSampler sampler(0, {.num_samples = 3}); }, "3 samples from 0");
   expect_error<ConfigError>(
       [] { WeightedRandomSampler sampler({0, 0}, 1); }, "0 are above 0");
   expect_error<ConfigError>(

@@ -186,7 +186,7 @@ TEST(MachineLoss, FallsBackToTheCheckpointIfTheNeighbourIsLostToo) {
   }
   EXPECT_THAT(
       results[0].err,
-      HasSubstr("nobody holds what machine 1 had of it; resuming from the "
+      HasSubstr("no machine holds machine 1's part of it; resuming from the "
                 "newest checkpoint of the project"));
   const Curve curve = read_curve(directory.path());
   expect_each_sample_once(curve);

@@ -177,7 +177,7 @@ TEST(DeepSpeedRequest, ListsFieldsThatDeepSpeedActsOn) {
            {"ACCELERATE_FP8_BACKEND", "MSAMP"},
            {"ACCELERATE_FP8_OPT_LEVEL", "O2"}}),
       ElementsAre(
-          "zero3_save_16bit_model (get_state_dict and save_model always give "
+          "zero3_save_16bit_model (get_state_dict and save_model always use "
           "full weights)",
           "transformer_moe_cls_names (only zero_stage 3 gathers layers)",
           "enable_msamp"));

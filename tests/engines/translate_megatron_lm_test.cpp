@@ -39,7 +39,7 @@ TEST(MegatronRequest, ListsWhatHasNoCounterpart) {
       names_of(found.ignored),
       ElementsAre(
           "num_micro_batches (use gradient_accumulation_steps)",
-          "min_lr (make the schedule by scheduler_from_megatron_lm())"));
+          "min_lr (make the schedule with scheduler_from_megatron_lm())"));
   EXPECT_EQ(found.ignored.front().origin, "code");
 }
 
@@ -162,7 +162,7 @@ TEST(MegatronRequest, TakesOtherArgumentsByName) {
           "lr_wsd_decay_style": "cosine", "seq_length": 9})"})
                    .ignored),
       ElementsAre(
-          "other_megatron_args.lr_wsd_decay_style (make the schedule by "
+          "other_megatron_args.lr_wsd_decay_style (make the schedule with "
           "scheduler_from_megatron_lm())",
           "other_megatron_args.exp_avg_dtype",
           "other_megatron_args.seq_length"));
@@ -196,8 +196,9 @@ TEST(MegatronRequest, ListsItsOwnLoopAndSchedule) {
   EXPECT_THAT(
       names_of(found.ignored),
       ElementsAre(
-          "train_iters (make the schedule by scheduler_from_megatron_lm())",
-          "lr_decay_style (make the schedule by scheduler_from_megatron_lm())",
+          "train_iters (make the schedule with scheduler_from_megatron_lm())",
+          "lr_decay_style (make the schedule with "
+          "scheduler_from_megatron_lm())",
           "other_megatron_args.consumed_samples (use save_state and "
           "load_state)",
           "other_megatron_args.log_interval",
@@ -237,7 +238,7 @@ TEST(MegatronRequest, RefusesWhatMegatronWouldNotUnderstand) {
         "train_iters must be at least 0, but is -1",
         "lr_decay_style is \"steep\"",
         "lr_warmup_fraction must be from 0 to 1, but is 1.5",
-        "other_megatron_args is \"[1]\""}) {
+        "other_megatron_args must be a JSON object, but is \"[1]\""}) {
     EXPECT_THAT(found.complaints[0], HasSubstr(phrase));
   }
 }

@@ -326,8 +326,8 @@ TEST(ProgramStages, RefuseSplitPointsThatCannotBeOnes) {
   expect_refused(
       "llama",
       {"model.layers.7"},
-      "the split point 'model.layers.7' must be a module of the program, but "
-      "is none; model.layers.0, model.layers.1");
+      "the split point 'model.layers.7' must be a module of the program, such "
+      "as model.layers.0, model.layers.1");
   expect_refused(
       "llama",
       {"model.layers.1", "model.layers.0"},

@@ -60,7 +60,7 @@ TEST_F(ExportedRefusals, ListsEverythingThatIsNotSupported) {
           "the operator torchvision.nms.default, which no library of this "
           "program defines",
           "the higher-order operator higher_order.flex_attention",
-          "the operator aten.from_file.default, which acts on files",
+          "the operator aten.from_file.default, which accesses files",
           "the function math.gcd"}) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(what));
     }

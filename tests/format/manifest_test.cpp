@@ -116,7 +116,8 @@ TEST(ManifestText, NamesNothingThatATerminalObeys) {
 TEST(ManifestText, RefusesDeepJson) {
   const std::string body = std::string(100'000, '[');
   expect_error<CheckpointError>(
-      [&] { static_cast<void>(parse_fragment(body)); }, "at most 512 are read");
+      [&] { static_cast<void>(parse_fragment(body)); },
+      "only 512 levels are read");
 }
 
 TEST(Retention, KeepsTheHighestNumbersAndUnknownDirectories) {

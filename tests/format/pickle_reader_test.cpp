@@ -139,19 +139,18 @@ TEST(Pickle, RefusesMalformedInput) {
       "not a container");
   refuse(PICKLE("\x80\x02K\x01)R."), "not of a class or function");
   refuse(PICKLE("\x80\x02N}b."), "not an object");
-  refuse(
-      PICKLE("\x80\x02i"), "operation 105 is not one that pickled data needs");
+  refuse(PICKLE("\x80\x02i"), "operation 105 is not one that data needs");
   refuse(
       PICKLE("\x80\x02"
              "cos\nsystem"),
       "it is torn");
   expect_error<CheckpointError>(
       [] { read("\x80\x02" + std::string(1000, ']') + ".", 4000); },
-      "exceed 4000 bytes of memory");
+      "more than 4000 bytes of memory");
   const Pickle number = read(PICKLE("\x80\x02K\x01."));
   expect_error<CheckpointError>(
       [&] { static_cast<void>(number.root().text()); },
-      "expected a string, found a whole number");
+      "expected a string, but found a whole number");
   expect_error<CheckpointError>(
       [&] { static_cast<void>(number.root().size()); }, "a list, tuple");
   expect_error<CheckpointError>(

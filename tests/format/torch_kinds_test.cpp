@@ -53,9 +53,10 @@ std::vector<std::byte> written_bytes(const StoredTensor& tensor) {
 std::vector<std::byte> read_bytes(const StoredTensor& tensor) {
   std::vector<std::byte> bytes(
       *safetensors::bytes_of(tensor.dtype, tensor.shape));
-  read_boxes({{&tensor,
-               {safetensors::Shape(tensor.shape.size(), 0), tensor.shape},
-               bytes}});
+  read_boxes(
+      {{&tensor,
+        {safetensors::Shape(tensor.shape.size(), 0), tensor.shape},
+        bytes}});
   return bytes;
 }
 
@@ -69,9 +70,7 @@ json described(const StoredTensors& tensors) {
   return found;
 }
 
-json expected() {
-  return json::parse(read_file(kFiles / "expected.json"));
-}
+json expected() { return json::parse(read_file(kFiles / "expected.json")); }
 
 TEST(TorchKinds, AreReadAsPythonReadsThem) {
   const json files = expected();
@@ -117,7 +116,7 @@ TEST(TorchKinds, AreRefusedByName) {
   refuse("meta.pt", "\"m\" of ");
   refuse(
       "complex128.pt",
-      "complex128.pt: its dtype is not one that safetensors has: "
+      "complex128.pt: its dtype is one that safetensors lacks: "
       "torch\\nComplexDoubleStorage");
   refuse("complex128.pt", "\"z\" of ");
   refuse("storage.pt", "storage.pt: it is a storage, which has no shape");

@@ -120,22 +120,21 @@ TEST(Metrics, RefuseComplexNumbers) {
   const at::Tensor numbers = at::complex(reals({1, 2}), reals({3, 4}));
   const at::Tensor labels = wholes({0, 1});
   const auto refuse = [](const std::string& text, const auto& update) {
-    testing::expect_error<ConfigError>(update, text + " complex");
+    testing::expect_error<ConfigError>(update, text + " must be real");
   };
   Mean mean;
-  refuse("values are", [&] { mean.update(numbers); });
-  refuse(
-      "weights are", [&] { mean.update(reals({1, 2}), {.weights = numbers}); });
+  refuse("values", [&] { mean.update(numbers); });
+  refuse("weights", [&] { mean.update(reals({1, 2}), {.weights = numbers}); });
   Accuracy accuracy;
-  refuse("predictions are", [&] { accuracy.update(numbers, labels); });
+  refuse("predictions", [&] { accuracy.update(numbers, labels); });
   ConfusionMatrix matrix;
-  refuse("predictions are", [&] { matrix.update(numbers, labels); });
+  refuse("predictions", [&] { matrix.update(numbers, labels); });
   F1 f1;
-  refuse("predictions are", [&] { f1.update(numbers, labels); });
+  refuse("predictions", [&] { f1.update(numbers, labels); });
   AUROC auroc;
-  refuse("predictions are", [&] { auroc.update(numbers, labels); });
+  refuse("predictions", [&] { auroc.update(numbers, labels); });
   Perplexity perplexity;
-  refuse("predictions are", [&] {
+  refuse("predictions", [&] {
     perplexity.update(numbers.view({1, 2}), wholes({0}));
   });
 }
@@ -159,12 +158,13 @@ TEST(Mean, RefusesWeightsThatDoNotFit) {
   Mean mean;
   testing::expect_error<ConfigError>(
       [&] { mean.update(reals({1, 2}), {.weights = reals({1, 2, 3})}); },
-      "weights of shape [3]");
+      "weights have shape [3]");
   testing::expect_error<ConfigError>(
       [&] { mean.update(reals({1, 2}), {.weights = reals({1, -1})}); },
       "negative");
   testing::expect_error<ConfigError>(
-      [&] { mean.update(reals({1}), {.mask = wholes({1})}); }, "booleans");
+      [&] { mean.update(reals({1}), {.mask = wholes({1})}); },
+      "must be boolean");
 }
 
 TEST(Metrics, LeaveOutRepeatedRows) {

@@ -345,8 +345,8 @@ TEST(ParallelOptions, AreRefusedWhereNoTechniqueDoesWhatTheyAsk) {
     return ParallelOptions{.megatron_lm = options};
   };
   const std::vector<std::pair<ParallelOptions, std::string>> refused{
-      {{.tensor = 2}, "tensor is above 1, but nothing says which"},
-      {degrees({.tp_size = 2}), "tensor is above 1"},
+      {{.tensor = 2}, "tensor was asked for, but nothing says which"},
+      {degrees({.tp_size = 2}), "tensor was asked for"},
       {degrees({.cp_backend = "other"}), "cp_backend is \"other\""},
       {degrees({.sp_backend = "other"}), "sp_backend is \"other\""},
       {megatron({.expert_model_parallel_size = 3}),

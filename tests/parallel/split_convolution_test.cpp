@@ -176,8 +176,8 @@ TEST(SplitConvolution, NamesTheChannelsThatDoNotFit) {
   expect_refused<Net2d>(
       {{"layers.0", ColwiseParallel{}}, {"layers.1", ColwiseParallel{}}},
       "layer \"layers.1\", whose weight [5, 7, 3, 3] is split along dimension "
-      "0 over 2 ranks, got an input of shape [4, 3, 4, 4], but its number of "
-      "channels must be 7");
+      "0 over 2 ranks, was given an input of shape [4, 3, 4, 4], but its "
+      "number of channels should be 7");
 }
 
 }  // namespace split_convolution_test

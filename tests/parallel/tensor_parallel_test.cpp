@@ -634,7 +634,8 @@ TEST(TensorParallel, RefusesLayersThatDoNotFollowEachOther) {
   expect_refused<Mlp>(
       {{"down", RowwiseParallel{}}},
       "layer \"down\", whose weight [6, 10] is split along dimension 1 over 2 "
-      "ranks, got an input of shape [4, 10], but its last dimension must be 5");
+      "ranks, was given an input of shape [4, 10], but its last dimension "
+      "should be 5");
   expect_refused<GatheredMlp>(
       {{"layers.0", ColwiseParallel{}}, {"layers.1", ColwiseParallel{}}},
       "layer \"layers.1\"");
@@ -675,7 +676,7 @@ TEST(TensorParallel, NeedsAPlan) {
               {.parallel = {.tensor = 2}, .world = world});
         });
       },
-      "tensor is above 1, but nothing says which layers are split");
+      "tensor was asked for, but nothing says which layers are split");
 }
 
 TEST(TensorParallel, RefusesAModelThatIsSplitAlready) {

@@ -75,7 +75,7 @@ TEST(DevicePipeline, NamesTheStageThatThrows) {
         ++num_victims;
       }
       expect_error<DistributedError>(
-          step, "the pipeline cannot be used any more, since stage");
+          step, "the pipeline can no longer be used, since stage");
     });
     EXPECT_EQ(num_victims, 2);
     EXPECT_EQ(testing::num_nccl_communicators(), 0);

@@ -119,7 +119,7 @@ TEST(PipelineLayers, HandOnMapsAndOptionals) {
             detail::pipeline_value(torch::ones({2})));
         layers.layers()[1].forward(map);
       },
-      "layer \"both\" takes several values where a map is given");
+      "layer \"both\" takes several values, but gets a map; parameters with");
 }
 
 TEST(PipelineLayers, HandOnTuplesOfAnySize) {
@@ -186,7 +186,8 @@ TEST(PipelineLayers, RefuseWhatDoesNotFit) {
   const torch::nn::Linear linear(2, 2);
   expect_error<ConfigError>(
       [&] { PipelineLayers().add("a", linear).add("a", linear); },
-      "layer 2 (\"a\") was added before");
+      "layer 2 (\"a\") must have a name of its own, but one of that name was "
+      "added before");
   expect_error<ConfigError>(
       [&] { PipelineLayers().add("", linear); }, "layer 1 (\"\") has no name");
   expect_error<ConfigError>(

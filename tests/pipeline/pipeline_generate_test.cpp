@@ -167,7 +167,7 @@ TEST(PipelineGenerate, RefusesTensorsThatAreNotTokens) {
     const Pipeline other(accelerator, flat);
     expect_error<ConfigError>(
         [&] { other.generate(prompts()); },
-        "which returned a tensor of shape [5, 3]");
+        "but returned a tensor of shape [5, 3]");
   });
 }
 

@@ -271,7 +271,7 @@ TEST(PipelineSchedule, RefusesWhatIsNotPossible) {
       "which are 8, not 6");
   expect_error<ConfigError>(
       [] { parse_pipeline_schedule("1b1f"); },
-      "\"1b1f\" is not a schedule of pipelines; use GPipe, 1F1B, "
+      "\"1b1f\" is not a pipeline schedule; use GPipe, 1F1B, "
       "Interleaved1F1B, LoopedBFS, ZBH1, InterleavedZeroBubble, "
       "ZBVZeroBubble, DualPipeV");
   EXPECT_EQ(parse_pipeline_schedule("ZBH1"), Schedules::zero_bubble);

@@ -56,8 +56,8 @@ TEST(LauncherSettings, DeviceIsThatOfEveryRank) {
   const auto scope = patch_environment({{"ACCELERATE_TORCH_DEVICE", "abacus"}});
   expect_error<ConfigError>(
       [&] { const World refused(one); },
-      "must be one of LibTorch's, such as cpu, cuda or cuda:1, but is "
-      "\"abacus\" (environment variable ACCELERATE_TORCH_DEVICE)");
+      "must be one that this LibTorch has, but is \"abacus\" (environment "
+      "variable ACCELERATE_TORCH_DEVICE)");
 }
 
 TEST(LauncherSettings, MixedPrecisionIsThatOfForwards) {
@@ -231,8 +231,8 @@ std::vector<Refusal> refusals() {
       "[parallel] pipeline (2) = 2 ranks, but the launcher started 1; set "
       "pipeline to 1 or launch 2 processes";
   const std::string no_plan =
-      "[parallel] tensor is above 1, but nothing says which layers are split; "
-      "set ParallelOptions::parallelize_plan, or set tensor to 1";
+      "[parallel] tensor was asked for, but nothing says which layers are "
+      "split; set ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
       {"PARALLELISM_CONFIG_CP_BACKEND",

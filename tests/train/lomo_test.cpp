@@ -72,7 +72,7 @@ TEST(LomoBackward, RefusesUnsupportedSettings) {
       [&] { accelerator.lomo_backward(loss(), 0.1); }, "set it to 1");
   expect_error<ConfigError>(
       [&] { accelerator.lomo_backward({}, 0.1); },
-      "the loss of backward() must be defined");
+      "the loss of lomo_backward() must be defined");
   expect_error<ConfigError>(
       [&] { accelerator.lomo_backward(loss(), 0.1); }, "use bf16 or no");
 }

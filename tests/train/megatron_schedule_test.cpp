@@ -51,11 +51,11 @@ TEST(MegatronSchedule, StepsWithTheOptimizerAndIsNotReported) {
       if (follows) continue;
       EXPECT_EQ(
           warnings[0],
-          "settings that were given and do nothing in this program: "
-          "train_iters (code; make the schedule by "
+          "settings that have no effect in this program: "
+          "train_iters (code; make the schedule with "
           "scheduler_from_megatron_lm()), lr_decay_style (code; make the "
-          "schedule by scheduler_from_megatron_lm()), min_lr (code; make the "
-          "schedule by scheduler_from_megatron_lm())");
+          "schedule with scheduler_from_megatron_lm()), min_lr (code; make the "
+          "schedule with scheduler_from_megatron_lm())");
     }
   });
 }

@@ -128,7 +128,7 @@ TEST(StrategyEvents, ReportAFailedBackwardToAllStrategies) {
       }
     };
     models.take_events();
-    expect_error<c10::Error>(fail, "but ran it twice");
+    expect_error<c10::Error>(fail, "a second time");
     EXPECT_THAT(failures_in(models.take_events()), all);
     models.strategies[0]->explains_failures = true;
     models.strategies[2]->explains_failures = true;

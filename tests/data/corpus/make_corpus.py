@@ -409,7 +409,7 @@ def image_corpus():
         add(f"pnm_{mode}_negative", f"P{kind} -2 1 255 ".encode() + body, refused="-2 by 1 pixels")
         add(f"pnm_{mode}_largest", f"P{kind} 2 1 65536 ".encode() + body, refused="largest value")
         add(f"pnm_{mode}_none", f"P{kind} 2 1 0 ".encode() + body, refused="largest value")
-        add(f"pnm_{mode}_word", f"P{kind} 2 one 255 ".encode() + body, refused="in the place of a number")
+        add(f"pnm_{mode}_word", f"P{kind} 2 one 255 ".encode() + body, refused="in place of a number")
     add("pnm_rgb_16", b"P6 2 1 65535 " + random.bytes(12))
     add("pnm_rgb_10_bits", b"P6 2 1 1023 " + b"".join(struct.pack(">H", int(v)) for v in random.randint(0, 1024, 6)))
     add("pnm_grey_16", b"P5 2 1 65535 " + random.bytes(4), refused="grey image of 16 bits")
