@@ -195,7 +195,7 @@ TEST_F(VerifiedRead, SaysThatAColdFileIsTooShort) {
     std::vector<std::byte> out(kSize - 10);
     expect_error<CheckpointError>(
         [&] { read_boxes({{&tensor, {{0}, {out.size()}}, out}}); },
-        "file is shorter than it must be");
+        "file is shorter than it should be");
   }
 }
 

@@ -316,7 +316,7 @@ TEST(StoreAdmission, RefusesOtherClients) {
   ASSERT_EQ(reports.lines().size(), 1U);
   EXPECT_THAT(
       reports.lines()[0],
-      HasSubstr("it did not show the secret of this launch"));
+      HasSubstr("it did not present the secret of this launch"));
 }
 
 TEST(StoreAdmission, AdmitsProcessesOfThisUser) {

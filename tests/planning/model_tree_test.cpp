@@ -93,8 +93,7 @@ TEST_F(ModelTrees, NameWhatIsWrongInConfigs) {
   changed(R"("num_key_value_heads": [])", "num_key_value_heads is [], not");
   changed(R"("vocab_size": null)", "has no vocab_size");
   changed(R"("model_type": 3)", "model_type is 3, not a string");
-  changed(
-      R"("model_type": "\u001b[2J")", R"(has model_type "\x1b[2J"; known are)");
+  changed(R"("model_type": "\u001b[2J")", R"(is "\x1b[2J", but must be bert)");
   changed(
       R"("hidden_size": 2147483648, "vocab_size": 2147483648)",
       "exceeds 2^56 elements");

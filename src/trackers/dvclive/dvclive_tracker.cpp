@@ -136,8 +136,8 @@ class DvcliveTracker final : public GeneralTracker {
   void warn_once(const std::string& name) {
     if (!warn_ || !not_logged_.insert(name).second) return;
     warn_(format(
-        "[trackers] DVCLive has numbers and strings only; \"{}\" is something "
-        "else, and is not logged",
+        "[trackers] values for DVCLive must be numbers or strings, unlike "
+        "\"{}\", which is not logged",
         printable(name)));
   }
 

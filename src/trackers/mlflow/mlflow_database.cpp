@@ -109,7 +109,7 @@ class MlflowDatabase final : public MlflowStore {
     if (changed.empty()) return;
     throw Error(format(
         "[trackers] MLflow does not change parameters of a run: {} of run {} "
-        "had another value, which it keeps",
+        "keeps its earlier value",
         join(changed, ", "),
         run_id_));
   }

@@ -174,7 +174,7 @@ class MlflowFiles final : public MlflowStore {
     if (changed.empty()) return;
     throw Error(format(
         "[trackers] MLflow does not change parameters of a run: {} of run {} "
-        "had another value, which it keeps",
+        "keeps its earlier value",
         join(changed, ", "),
         meta_.id));
   }

@@ -95,8 +95,8 @@ class MlflowTracker final : public GeneralTracker {
         warn_once(
             each.name,
             format(
-                "MLflow's parameters have at most {} characters; \"{}\" has "
-                "{}, and is not logged",
+                "parameters for MLflow must have at most {} characters, but "
+                "\"{}\" has {}; it is not logged",
                 kMostMlflowParamCharacters,
                 printable(each.name),
                 num_characters(text)));
@@ -123,8 +123,8 @@ class MlflowTracker final : public GeneralTracker {
         warn_once(
             each.name,
             format(
-                "MLflow's metrics are numbers; \"{}\" is something else, and "
-                "is not logged",
+                "metrics for MLflow must be numbers, unlike \"{}\", which is "
+                "not logged",
                 printable(each.name)));
         continue;
       }

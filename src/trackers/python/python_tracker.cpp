@@ -158,7 +158,7 @@ class PythonTracker final : public GeneralTracker {
         false);
     if (!answer.is_object()) {
       throw Error(format(
-          "[trackers] {} answered with something else than JSON", facts_.name));
+          "[trackers] {} must answer with JSON, but did not", facts_.name));
     }
     if (const auto missing = answer.find("missing"); missing != answer.end())
       refuse_missing(text_of(*missing));
@@ -183,9 +183,10 @@ class PythonTracker final : public GeneralTracker {
   }
   [[noreturn]] void refuse_missing(const std::string& package) const {
     throw ConfigError(format(
-        "[trackers] {} needs the Python package {}: {} has none (pip install "
-        "{}), or name another interpreter with \"python\" in its init_kwargs "
-        "or with ACCELERATE_PYTHON{}",
+        "[trackers] {} needs the Python package {}, which {} lacks (pip "
+        "install "
+        "{}); install it, or name another interpreter with \"python\" in its "
+        "init_kwargs or with ACCELERATE_PYTHON{}",
         facts_.name,
         package,
         options_.python,

@@ -172,8 +172,8 @@ class TensorBoardTracker final : public GeneralTracker {
   void warn_once(const std::string& name) {
     if (!warn_ || !not_logged_.insert(name).second) return;
     warn_(format(
-        "[trackers] TensorBoard has numbers, strings and named numbers only; "
-        "\"{}\" is something else, and is not logged",
+        "[trackers] values for TensorBoard must be numbers, strings or named "
+        "numbers, unlike \"{}\", which is not logged",
         printable(name)));
   }
 

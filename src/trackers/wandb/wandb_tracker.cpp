@@ -82,8 +82,8 @@ class WandbTracker final : public GeneralTracker {
   void start() override {
     if (settings_.resume && warn_) {
       warn_(format(
-          "[trackers] wandb resumes runs while online only; this is another "
-          "part of run {}, for `wandb sync --append`",
+          "[trackers] wandb resumes runs only online; this is another part "
+          "of run {}, for `wandb sync --append`",
           settings_.run_id));
     }
     try {
