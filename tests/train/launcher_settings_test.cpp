@@ -232,7 +232,7 @@ std::vector<Refusal> refusals() {
       "pipeline to 1 or launch 2 processes";
   const std::string no_plan =
       "[parallel] tensor was asked for, but nothing says which layers are "
-      "split; set ParallelOptions::parallelize_plan, or set tensor to 1";
+      "split; give ParallelOptions::parallelize_plan, or set tensor to 1";
   return {
       {"PARALLELISM_CONFIG_TP_SIZE", {}, no_plan},
       {"PARALLELISM_CONFIG_CP_BACKEND",
