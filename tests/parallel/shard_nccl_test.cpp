@@ -371,37 +371,65 @@ TEST(ShardOverNccl, HasTheHostWaitForNothingInAStep) {
   });
 }
 
+// Bytes of a net whose blocks are used one after another, and the most that a
+// step has in use.
+struct Usage {
+  std::int64_t full = 0, shards = 0, unit = 0, largest = 0;
+  std::int64_t activations = 0, peak = 0;
+};
+
+Usage usage_of_step(const World& world, const ShardOptions& options) {
+  constexpr int kBlocks = 12;
+  const Training training{
+      .options = options,
+      .forward =
+          [](int, int, Tensor h, const RunBlock& block) {
+            for (std::size_t i = 0; i < kBlocks; ++i) h = block(i, h, true);
+            return h;
+          },
+      .num_blocks = kBlocks};
+  Trained trained(world, training, &make_shard_traffic);
+  Usage usage;
+  for (const Parameter& row : trained.table().rows()) {
+    const auto bytes = static_cast<std::int64_t>(
+        row.tensor.numel() * row.tensor.element_size());
+    usage.full += bytes;
+    usage.shards += static_cast<std::int64_t>(row.local.nbytes());
+    if (row.name.starts_with("blocks.0.")) usage.unit += bytes;
+    usage.largest = std::max(usage.largest, bytes);
+  }
+  trained.step(0);
+  const int device = world.device().index();
+  // Each step begins and ends with the shards alone, and the memory of a unit
+  // that is kept for the next, or with full parameters.
+  testing::take_peak_of_pretend_memory(device);
+  trained.step(1);
+  usage.peak = testing::take_peak_of_pretend_memory(device);
+  usage.activations = std::int64_t{13} * kBlocks * 4 * 120 * 4;
+  return usage;
+}
+
 TEST(ShardOverNccl, HoldsTwoUnitsAndTheGradientsOnTheirWay) {
   run_in_nccl_worlds(2, [](const World& world) {
-    constexpr int kBlocks = 12;
-    const Training training{
-        .forward =
-            [](int, int, Tensor h, const RunBlock& block) {
-              for (std::size_t i = 0; i < kBlocks; ++i) h = block(i, h, true);
-              return h;
-            },
-        .num_blocks = kBlocks};
-    Trained trained(world, training, &make_shard_traffic);
-    std::int64_t shards = 0, unit = 0, largest = 0;
-    for (const Parameter& row : trained.table().rows()) {
-      const auto bytes = static_cast<std::int64_t>(
-          row.tensor.numel() * row.tensor.element_size());
-      shards += static_cast<std::int64_t>(row.local.nbytes());
-      if (row.name.starts_with("blocks.0.")) unit += bytes;
-      largest = std::max(largest, bytes);
-    }
-    trained.step(0);
-    const int device = world.device().index();
-    // Each step begins and ends with the shards alone, and the memory of a unit
-    // that is kept for the next.
-    testing::take_peak_of_pretend_memory(device);
-    trained.step(1);
-    const std::int64_t peak = testing::take_peak_of_pretend_memory(device);
-    constexpr std::int64_t kActivations = 13 * kBlocks * 4 * 120 * 4;
+    const Usage usage = usage_of_step(world, {});
+    const std::int64_t bound = 2 * usage.shards + 2 * usage.unit +
+        2 * usage.largest + usage.activations;
+    EXPECT_LE(
+        static_cast<double>(usage.peak), 1.05 * static_cast<double>(bound));
+    EXPECT_GT(usage.peak, 2 * usage.shards + 2 * usage.unit);
+  });
+}
+
+// Gradients leave while others are computed, though no forward gathers a unit.
+// The shards lie in the full parameters, and have gradients at the end.
+TEST(ShardOverNccl, HoldsFewGradientsWhereParametersStayFull) {
+  run_in_nccl_worlds(2, [](const World& world) {
+    const Usage usage = usage_of_step(world, {.shards_parameters = false});
     const std::int64_t bound =
-        2 * shards + 2 * unit + 2 * largest + kActivations;
-    EXPECT_LE(static_cast<double>(peak), 1.05 * static_cast<double>(bound));
-    EXPECT_GT(peak, 2 * shards + 2 * unit);
+        usage.full + usage.shards + 2 * usage.unit + 2 * usage.largest;
+    EXPECT_LE(
+        static_cast<double>(usage.peak), 1.05 * static_cast<double>(bound));
+    EXPECT_GT(usage.peak, usage.full + usage.shards);
   });
 }
 

@@ -1,6 +1,5 @@
 #include "parallel/shard/device_traffic.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <accelerate/error.h>
@@ -63,31 +62,28 @@ void DeviceShardTraffic::begin_forward(bool records) {
   notes_gathers_ = records;
   if (!records || !std::exchange(has_reduced_, false)) return;
   gathered_.clear();
-  for (const auto& unit : units_) unit->recurs = false;
+  for (const auto& unit : units_) unit->was_gathered = unit->recurs = false;
 }
 
 // A backward goes through the operators of its forwards in reverse, so the
 // gradients of a unit are complete once it is back at the unit's first use.
 void DeviceShardTraffic::note_gather(std::size_t unit) {
   if (!notes_gathers_) return;
-  if (std::find(gathered_.begin(), gathered_.end(), unit) == gathered_.end()) {
-    gathered_.push_back(unit);
-  } else {
-    units_[unit]->recurs = true;
-  }
+  Unit& state = *units_[unit];
+  state.recurs = state.was_gathered;
+  if (!std::exchange(state.was_gathered, true)) gathered_.push_back(unit);
 }
 
 void DeviceShardTraffic::begin_backward() {
   end_turns();
   notes_gathers_ = false;
-  std::vector<std::size_t> order = gathered_;
-  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    if (std::find(order.begin(), order.end(), unit) == order.end())
-      order.insert(order.begin(), unit);
+  const auto add = [this](Unit& unit) {
+    if (!unit.shards->trainable.empty()) add_turn(unit);
+  };
+  for (std::size_t i = gathered_.size(); i-- > 0;) add(*units_[gathered_[i]]);
+  for (std::size_t i = units_.size(); i-- > 0;) {
+    if (!units_[i]->was_gathered) add(*units_[i]);
   }
-  std::for_each(order.rbegin(), order.rend(), [&](std::size_t unit) {
-    if (!units_[unit]->shards->trainable.empty()) add_turn(*units_[unit]);
-  });
 }
 
 void DeviceShardTraffic::add_turn(Unit& unit) {

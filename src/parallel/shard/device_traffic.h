@@ -60,7 +60,8 @@ class DeviceShardTraffic final : public ShardTraffic {
     DeviceUnshard unshard;
     /// Those of this backward; more than one if a unit's gradients come twice.
     std::deque<DeviceReduction> reductions = {};
-    /// Gathered more than once in a forward.
+    /// Gathered since the last reductions ended; more than once.
+    bool was_gathered = false;
     bool recurs = false;
   };
   struct Turn {
