@@ -8,21 +8,11 @@
 
 namespace accelerate::detail {
 
-namespace {
-
-bool connects_devices(const Group& ranks, at::Device device) {
-  if (ranks.size() == 1 || device.is_cpu()) return false;
-  const TransportFacts& facts = ranks.impl()->connection->facts();
-  return facts.has_exchange && facts.has_device(device.type());
-}
-
-}  // namespace
-
 DeviceEdges::DeviceEdges(
     const Group& ranks,
     at::Device device,
     const std::set<StageEdge>& all) {
-  if (!connects_devices(ranks, device)) return;
+  if (ranks.size() == 1 || !connects_devices(ranks, device)) return;
   // Both ends connect an edge at the same time. All ranks go through their edges
   // in the order of the set, so the first that is not connected has both.
   for (const StageEdge& edge : all) {

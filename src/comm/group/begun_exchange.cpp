@@ -248,4 +248,11 @@ void BegunExchange::wait() {
   state->wait_for(state->begun.sends);
 }
 
+bool connects_devices(const Group& group, at::Device device) {
+  const std::shared_ptr<Connection>& connection = group.impl()->connection;
+  return !device.is_cpu() && connection != nullptr &&
+      connection->facts().has_exchange &&
+      connection->facts().has_device(device.type());
+}
+
 }  // namespace accelerate::detail

@@ -93,4 +93,8 @@ class BegunExchange {
   std::unique_ptr<State> state_;
 };
 
+/// Whether exchanges of tensors on `device` go from device to device: not on the
+/// CPU, nor where the transport takes host memory only, or stages through it.
+bool connects_devices(const Group& group, at::Device device);
+
 }  // namespace accelerate::detail

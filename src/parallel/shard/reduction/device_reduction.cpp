@@ -6,8 +6,8 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "parallel/shard/copy_event.h"
 
 namespace accelerate::detail {
 
@@ -57,18 +57,16 @@ DeviceReduction::DeviceReduction(const UnitShards& unit, Group group)
   }
 }
 
-void DeviceReduction::take_gradient(std::size_t place) {
+void DeviceReduction::take(std::size_t place) {
   Taken& taken = taken_[place];
   taken.gradient = unit_.trained(place).take_gradient();
   taken.was_used = taken.gradient.defined();
   taken.is_taken = true;
 }
 
-void DeviceReduction::take(std::size_t place) { take_gradient(place); }
-
 void DeviceReduction::take_rest() {
   for (std::size_t place = 0; place < taken_.size(); ++place) {
-    if (!taken_[place].is_taken) take_gradient(place);
+    if (!taken_[place].is_taken) take(place);
   }
   is_rest_taken_ = true;
 }
@@ -221,12 +219,7 @@ void DeviceReduction::settle() {
     all[place] = at::empty(all[place].sizes(), options.pinned_memory(true))
                      .copy_(all[place], /*non_blocking=*/true);
   }
-  if (goes_to_host) {
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    c10::Event copied(device_.type());
-    copied.record(guard.getStream(device_));
-    copied.synchronize();
-  }
+  if (goes_to_host) event_after_copies(device_).synchronize();
   const bool used_all =
       std::all_of(taken_.begin(), taken_.end(), [](const Taken& taken) {
         return taken.was_used;

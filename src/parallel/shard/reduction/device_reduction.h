@@ -24,7 +24,7 @@ class DeviceReduction {
   /// `unit` must outlive the object.
   DeviceReduction(const UnitShards& unit, Group group);
 
-  /// Takes the large gradient at `place`, if there is one.
+  /// Takes the gradient at `place`, if there is one.
   void take(std::size_t place);
   /// Takes the small gradients. Everything is taken then.
   void take_rest();
@@ -62,7 +62,6 @@ class DeviceReduction {
     at::Tensor sum = {};
   };
 
-  void take_gradient(std::size_t place);
   [[nodiscard]] at::Tensor gradient_of(std::size_t place);
   void begin_large(std::size_t place);
   void begin_rest();

@@ -6,9 +6,9 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text/text.h"
+#include "parallel/shard/copy_event.h"
 
 namespace accelerate::detail {
 
@@ -59,10 +59,7 @@ void HostReduction::take(const UnitShards& unit, std::size_t place) {
   large.outgoing =
       take_pinned(*pool_, gradient.sizes(), gradient.scalar_type());
   large.outgoing.copy_(gradient, /*non_blocking=*/true);
-  const c10::Device device = gradient.device();
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  large.copied.emplace(device.type());
-  large.copied->record(guard.getStream(device));
+  large.copied = event_after_copies(gradient.device());
   large.on_device = gradient;
 }
 

@@ -5,10 +5,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text/text.h"
 #include "comm/group/begun_exchange.h"
+#include "parallel/shard/copy_event.h"
 #include "parallel/shard/float8_gather.h"
 #include "parallel/shard/peers.h"
 #include "parallel/shard/row_pack.h"
@@ -133,10 +133,7 @@ void DeviceUnshard::note_copies(const UnitShards& unit) {
                     return parameter.local.is_cpu();
                   });
   if (!copies_shards) return;
-  const c10::Device device = unit.parameters.front().full.device();
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  copied_.emplace(device.type());
-  copied_->record(guard.getStream(device));
+  copied_ = event_after_copies(unit.parameters.front().full.device());
 }
 
 std::vector<at::Tensor> DeviceUnshard::finish(const UnitShards&) {

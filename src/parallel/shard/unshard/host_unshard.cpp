@@ -4,10 +4,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "base/text/text.h"
 #include "comm/group/begun_exchange.h"
+#include "parallel/shard/copy_event.h"
 #include "parallel/shard/float8_gather.h"
 
 namespace accelerate::detail {
@@ -173,9 +173,7 @@ void HostUnshard::queue_copies() {
     pending_copies_.push_back(std::move(gather_->on_host[i]));
   }
   if (pending_copies_.empty()) return;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  copied_.emplace(device.type());
-  copied_->record(guard.getStream(device));
+  copied_ = event_after_copies(device);
 }
 
 void HostUnshard::finish_copies() {
