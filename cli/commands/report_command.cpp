@@ -15,6 +15,7 @@
 #include <accelerate/error.h>
 #include <accelerate/version.h>
 
+#include "base/machine/gpus.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
 #include "cli/launch/decision/launch_flags.h"
@@ -63,12 +64,8 @@ void print_devices() {
     return;
   }
   say("NVIDIA driver", line.substr(line.find(':') + 1));
-  std::error_code ignored;
-  for (const auto& entry :
-       fs::directory_iterator("/proc/driver/nvidia/gpus", ignored)) {
-    say(format("Device {}", entry.path().filename().string()),
-        proc_value(entry.path() / "information", "Model"));
-  }
+  for (const detail::Gpu& gpu : detail::nvidia_gpus())
+    say(format("Device {}", gpu.address), gpu.model);
 }
 
 // Runs a separate process: LibTorch takes long to load, and a broken driver may

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -222,6 +224,11 @@ std::string read_file(
     std::uint64_t most_bytes) {
   const Descriptor file(open_regular_file(path, O_RDONLY));
   return read_descriptor(file.get(), path, most_bytes);
+}
+
+std::string read_system_file(const std::filesystem::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
 }
 
 std::string read_file_or_pipe(const std::filesystem::path& path) {

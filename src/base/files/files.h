@@ -33,6 +33,10 @@ std::string read_file(
     const std::filesystem::path& path,
     std::uint64_t most_bytes = kMostTextBytes);
 
+/// The contents of a file of /proc or /sys, whose size is not known before;
+/// empty if it cannot be read.
+std::string read_system_file(const std::filesystem::path& path);
+
 /// Reads a file named on a command line, which may also be a pipe, such as the
 /// shell's <(command), and waits for the pipe's end.
 std::string read_file_or_pipe(const std::filesystem::path& path);

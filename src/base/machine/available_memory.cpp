@@ -1,23 +1,17 @@
 #include "base/machine/available_memory.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <system_error>
 #include <vector>
 
+#include "base/files/files.h"
 #include "base/machine/control_groups.h"
 #include "base/machine/proc_text.h"
 
 namespace accelerate::detail {
 
 namespace {
-
-std::string text_of(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 /// The files of one version of Linux's interface.
 struct MemoryFiles {
@@ -30,12 +24,12 @@ struct MemoryFiles {
 std::optional<std::uint64_t> left_in_group(
     const MemoryFiles& files,
     const std::filesystem::path& group) {
-  const auto limit = lone_number(text_of(group / files.limit));
-  const auto used = lone_number(text_of(group / files.used));
+  const auto limit = lone_number(read_system_file(group / files.limit));
+  const auto used = lone_number(read_system_file(group / files.used));
   if (!limit || !used) return std::nullopt;
   // Cached files can be evicted for programs, as in MemAvailable.
   const std::uint64_t cached =
-      keyed_number(text_of(group / "memory.stat"), files.cached_key)
+      keyed_number(read_system_file(group / "memory.stat"), files.cached_key)
           .value_or(0);
   const std::uint64_t needed = *used - std::min(*used, cached);
   return *limit - std::min(*limit, needed);
@@ -46,7 +40,7 @@ std::optional<std::uint64_t> left_in_group(
 std::optional<std::uint64_t> available_memory(
     const std::filesystem::path& root) {
   auto available =
-      meminfo_bytes(text_of(root / "proc/meminfo"), "MemAvailable");
+      meminfo_bytes(read_system_file(root / "proc/meminfo"), "MemAvailable");
   if (!available) return std::nullopt;
   const ControlGroups groups = control_groups(root, "memory");
   const auto look = [&](const std::vector<std::filesystem::path>& directories,

@@ -1,9 +1,8 @@
 #include "base/machine/control_groups.h"
 
-#include <fstream>
-#include <iterator>
 #include <string>
 
+#include "base/files/files.h"
 #include "base/machine/proc_text.h"
 
 namespace accelerate::detail {
@@ -26,8 +25,7 @@ std::vector<std::filesystem::path> from_own_to_top(
 ControlGroups control_groups(
     const std::filesystem::path& root,
     std::string_view controller) {
-  std::ifstream stream(root / "proc/self/cgroup", std::ios::binary);
-  const std::string own{std::istreambuf_iterator<char>(stream), {}};
+  const std::string own = read_system_file(root / "proc/self/cgroup");
   const std::filesystem::path mounted = root / "sys/fs/cgroup";
   return {
       from_own_to_top(mounted, cgroup_path(own).value_or("")),

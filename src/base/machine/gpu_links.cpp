@@ -22,7 +22,7 @@ constexpr int kPeersOk = 0, kPeersUnknown = 6;
 constexpr int kSwitches = 20, kHostBridge = 30, kProcessor = 40, kSystem = 50;
 
 template <class Function>
-void find_of_nvml(void* library, const char* name, Function*& function) {
+void find_function(void* library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(::dlsym(library, name));
 }
 
@@ -142,7 +142,7 @@ std::string describe_peers(const std::vector<GpuPair>& pairs) {
 std::string version_of_nccl(void* library) {
   int (*version)(int*) = nullptr;
   int number = 0;
-  find_of_nvml(library, "ncclGetVersion", version);
+  find_function(library, "ncclGetVersion", version);
   if (version == nullptr || version(&number) != 0)
     return "of an unknown version";
   return nccl_version_text(number);
@@ -154,17 +154,17 @@ std::optional<NvmlLinkFunctions> open_nvml_links() {
   void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return std::nullopt;
   NvmlLinkFunctions nvml;
-  find_of_nvml(library, "nvmlInit_v2", nvml.init);
-  find_of_nvml(library, "nvmlShutdown", nvml.shutdown);
-  find_of_nvml(library, "nvmlDeviceGetCount_v2", nvml.count);
-  find_of_nvml(library, "nvmlDeviceGetHandleByIndex_v2", nvml.device);
-  find_of_nvml(library, "nvmlDeviceGetNvLinkState", nvml.nvlink_state);
-  find_of_nvml(
+  find_function(library, "nvmlInit_v2", nvml.init);
+  find_function(library, "nvmlShutdown", nvml.shutdown);
+  find_function(library, "nvmlDeviceGetCount_v2", nvml.count);
+  find_function(library, "nvmlDeviceGetHandleByIndex_v2", nvml.device);
+  find_function(library, "nvmlDeviceGetNvLinkState", nvml.nvlink_state);
+  find_function(
       library, "nvmlDeviceGetTopologyCommonAncestor", nvml.common_ancestor);
-  find_of_nvml(library, "nvmlDeviceGetP2PStatus", nvml.peer_status);
-  find_of_nvml(
+  find_function(library, "nvmlDeviceGetP2PStatus", nvml.peer_status);
+  find_function(
       library, "nvmlDeviceGetMaxPcieLinkGeneration", nvml.pcie_generation);
-  find_of_nvml(library, "nvmlDeviceGetMaxPcieLinkWidth", nvml.pcie_lanes);
+  find_function(library, "nvmlDeviceGetMaxPcieLinkWidth", nvml.pcie_lanes);
   return nvml;
 }
 

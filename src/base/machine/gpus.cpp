@@ -1,10 +1,9 @@
 #include "base/machine/gpus.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 
+#include "base/files/files.h"
 #include "base/machine/processors.h"
 #include "base/text/text.h"
 
@@ -13,11 +12,6 @@ namespace accelerate::detail {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string text_of_gpu_file(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
 
 // The value of a line "Name: value".
 std::string value_of_line(const std::string& text, std::string_view name) {
@@ -31,13 +25,13 @@ std::string value_of_line(const std::string& text, std::string_view name) {
 }
 
 Gpu read_gpu(const fs::path& root, const std::string& address) {
-  const std::string information = text_of_gpu_file(
+  const std::string information = read_system_file(
       root / "proc/driver/nvidia/gpus" / address / "information");
   Gpu gpu{
       .address = address,
       .uuid = value_of_line(information, "GPU UUID"),
       .model = value_of_line(information, "Model"),
-      .processors = parse_processor_list(text_of_gpu_file(
+      .processors = parse_processor_list(read_system_file(
           root / "sys/bus/pci/devices" / address / "local_cpulist"))};
   // The driver writes question marks for a UUID that it does not tell.
   if (gpu.uuid.find('?') != std::string::npos) gpu.uuid.clear();

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -21,11 +19,6 @@ namespace accelerate::detail {
 
 namespace {
 
-std::string file_text(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 std::optional<double> positive(std::string_view text) {
   const auto number = parse_int(trim(text));
   if (!number || *number <= 0) return std::nullopt;
@@ -35,15 +28,15 @@ std::optional<double> positive(std::string_view text) {
 // Number of processors' time per period: "200000 100000" is two; "max", or -1
 // in version 1, means no limit.
 std::optional<double> quota_of(const std::filesystem::path& group) {
-  const std::string text = file_text(group / "cpu.max");
+  const std::string text = read_system_file(group / "cpu.max");
   const std::size_t space = text.find(' ');
   auto quota = positive(text.substr(0, space));
   auto period = space == std::string::npos
       ? std::nullopt
       : positive(std::string_view(text).substr(space));
   if (text.empty()) {
-    quota = positive(file_text(group / "cpu.cfs_quota_us"));
-    period = positive(file_text(group / "cpu.cfs_period_us"));
+    quota = positive(read_system_file(group / "cpu.cfs_quota_us"));
+    period = positive(read_system_file(group / "cpu.cfs_period_us"));
   }
   if (!quota || !period) return std::nullopt;
   return *quota / *period;
