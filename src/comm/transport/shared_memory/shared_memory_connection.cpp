@@ -6,8 +6,8 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "comm/transport/shared_memory/shared_tensor.h"
 #include "comm/transport/shared_memory/operations/messages.h"
+#include "comm/transport/shared_memory/shared_tensor.h"
 
 namespace accelerate::detail {
 

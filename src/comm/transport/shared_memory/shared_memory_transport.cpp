@@ -8,8 +8,8 @@
 #include "base/machine/processors.h"
 #include "base/text/text.h"
 #include "comm/transport/handshake.h"
-#include "comm/transport/shared_memory/shared_memory_connection.h"
 #include "comm/transport/shared_memory/progress/progress_engine.h"
+#include "comm/transport/shared_memory/shared_memory_connection.h"
 
 namespace accelerate::detail {
 

@@ -5,8 +5,8 @@
 
 #include "base/text/text.h"
 #include "comm/transport/shared_memory/operations/collective.h"
-#include "comm/transport/shared_memory/operations/steps.h"
 #include "comm/transport/shared_memory/operations/failure.h"
+#include "comm/transport/shared_memory/operations/steps.h"
 
 namespace accelerate::detail {
 
