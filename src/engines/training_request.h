@@ -41,6 +41,35 @@ struct ModuleSelection {
   ModulePredicate custom = nullptr;
 };
 
+/// Shards of a training run that are kept in files between uses.
+struct DiskRequest {
+  /// Moments, master weights and gradients of shards.
+  bool keeps_optimizer_state = false;
+  /// Shards of parameters.
+  bool keeps_parameters = false;
+  /// The directory of the files; each rank has files of its own there.
+  std::string directory = {};
+  /// The directory of the parameters' files, where it is another; empty:
+  /// `directory`.
+  std::string parameter_directory = {};
+  /// The directories may be in memory (tmpfs, ramfs), where files save none.
+  bool may_be_in_memory = false;
+  /// Elements of one buffer: what one read or write, and one part of a step,
+  /// moves at a time; 0: the library chooses.
+  std::int64_t buffer_elements = 0;
+  /// Number of buffers; 0: the library chooses.
+  int buffer_count = 0;
+  /// Reads of the next part of a step overlap the current part; likewise writes
+  /// of the previous one.
+  bool overlaps_reads = true;
+  bool overlaps_writes = true;
+  /// Elements of parameters that stay in host memory; unset: none beyond what
+  /// the buffers hold.
+  std::optional<std::int64_t> elements_in_memory = std::nullopt;
+
+  bool operator==(const DiskRequest&) const = default;
+};
+
 struct ShardingRequest {
   ShardSpan span = ShardSpan::none;
   ModuleSelection units = {};
@@ -67,6 +96,8 @@ struct ShardingRequest {
   bool prefetch_after_gradients = false;
   /// Shards, their gradients and optimizer state stay in host memory.
   bool cpu_offload = false;
+  /// What stays in files instead; unset: nothing.
+  std::optional<DiskRequest> disk = std::nullopt;
   /// Only rank 0 creates initial values, or reads weights, for all ranks.
   bool make_on_rank_0 = false;
   bool read_on_rank_0 = false;

@@ -100,6 +100,10 @@ class GateKeeper {
   /// by the run() of the previous one. The keeper's own operators bypass gates.
   virtual void call(GatedCall& call) { call.run(); }
 
+  /// True if the memory of its tensors comes and goes with the operators that
+  /// take them, so that code reads and writes them through operators only.
+  [[nodiscard]] virtual bool brings_memory() const { return false; }
+
   /// False if call() always runs the operator unchanged.
   [[nodiscard]] virtual bool may_replace() const { return true; }
 

@@ -189,6 +189,12 @@ bool is_offloaded_or_coded(const at::Tensor& tensor) {
       (keeper != nullptr && keeper->as_coded_keeper() != nullptr);
 }
 
+bool is_behind_operators(const at::Tensor& tensor) {
+  GateKeeper* const keeper = keeper_of(tensor);
+  return keeper != nullptr &&
+      (keeper->brings_memory() || is_offloaded_or_coded(tensor));
+}
+
 GateKeeper* keeper_of(const at::Tensor& tensor) {
   const GateEntry* const entry = entry_of(tensor);
   return entry == nullptr ? nullptr : entry->keeper;

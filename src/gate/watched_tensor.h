@@ -69,6 +69,11 @@ bool is_offloaded(const at::Tensor& tensor);
 /// and has no values to send.
 bool is_offloaded_or_coded(const at::Tensor& tensor);
 
+/// Whether the tensor is offloaded, kept as codes, or has a keeper that brings
+/// its memory (GateKeeper::brings_memory): its memory has no address to read
+/// from.
+bool is_behind_operators(const at::Tensor& tensor);
+
 /// The keeper of the tensor's memory; null if there is none.
 GateKeeper* keeper_of(const at::Tensor& tensor);
 

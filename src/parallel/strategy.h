@@ -54,6 +54,8 @@ struct StrategyTraits {
   /// Why LOMO cannot update if it needs more than each element's own gradient;
   /// unset if it can.
   std::optional<std::string> sliced_lomo_complaint = std::nullopt;
+  /// True if optimizers step in parts (Strategy::step_parts).
+  bool steps_in_parts = false;
   /// True if events have no effect: a single-process stand-in for a strategy of
   /// several ranks, which rejects what that one rejects.
   bool is_idle = false;
@@ -64,6 +66,9 @@ struct StepFigure {
   std::string name;
   double value = 0;
 };
+
+/// Parameters on which an optimizer steps at a time.
+using ParameterPart = std::vector<at::Tensor>;
 
 /// Interface of strategies that take part in join_uneven_inputs.
 class JoinParticipant {
@@ -164,6 +169,21 @@ class Strategy {
   /// Called afterwards; the state may be kept in another form until the next
   /// unpack_optimizer_state().
   virtual void pack_optimizer_state(torch::optim::Optimizer&) {}
+  /// The parts in which an optimizer must step, because its state is not in
+  /// memory all at once; none: it steps at once. Called before each step.
+  [[nodiscard]] virtual std::vector<ParameterPart> step_parts(
+      const torch::optim::Optimizer&) {
+    return {};
+  }
+  /// Called around the step on a part. `next`: the part that follows; null
+  /// after the last one.
+  virtual void before_part(
+      const torch::optim::Optimizer&,
+      const ParameterPart& /*part*/,
+      const ParameterPart* /*next*/) {}
+  virtual void after_part(
+      const torch::optim::Optimizer&,
+      const ParameterPart& /*part*/) {}
   /// Takes the metrics of the last step, if any; only the main process's are
   /// used. Called after after_step().
   [[nodiscard]] virtual std::vector<StepFigure> take_figures() { return {}; }

@@ -152,6 +152,17 @@ void StrategyList::after_step(const torch::optim::Optimizer& optimizer) {
   for (const Entry& entry : entries_) entry.strategy->after_step();
 }
 
+std::vector<StrategyList::OwnedPart> StrategyList::step_parts(
+    const torch::optim::Optimizer& optimizer) {
+  std::vector<OwnedPart> parts;
+  if (!bound_.contains(&optimizer)) return parts;
+  for (const Entry& entry : entries_) {
+    for (ParameterPart& part : entry.strategy->step_parts(optimizer))
+      parts.push_back({entry.strategy.get(), std::move(part)});
+  }
+  return parts;
+}
+
 std::vector<StepFigure> StrategyList::take_figures() {
   std::vector<StepFigure> all;
   for (const Entry& entry : entries_) {
@@ -283,6 +294,7 @@ void StrategyList::merge_traits() {
     append_line(traits_.local_sgd_complaint, own.local_sgd_complaint);
     append_line(traits_.lomo_complaint, own.lomo_complaint);
     append_line(traits_.sliced_lomo_complaint, own.sliced_lomo_complaint);
+    traits_.steps_in_parts = traits_.steps_in_parts || own.steps_in_parts;
     traits_.is_idle = traits_.is_idle && own.is_idle;
   }
 }

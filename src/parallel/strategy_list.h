@@ -55,6 +55,14 @@ class StrategyList {
   void unpack_optimizer_state(torch::optim::Optimizer& optimizer);
   void pack_optimizer_state(torch::optim::Optimizer& optimizer);
   void after_step(const torch::optim::Optimizer& optimizer);
+  /// The parts in which the optimizer must step, with their strategies. Ignores
+  /// optimizers like the functions above.
+  struct OwnedPart {
+    Strategy* strategy = nullptr;
+    ParameterPart parameters;
+  };
+  [[nodiscard]] std::vector<OwnedPart> step_parts(
+      const torch::optim::Optimizer& optimizer);
   /// Takes the metrics of all strategies.
   [[nodiscard]] std::vector<StepFigure> take_figures();
   void step_locally(bool is_local);

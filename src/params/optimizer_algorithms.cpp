@@ -201,6 +201,21 @@ void visit(torch::optim::LBFGSParamState& s, const Visit& field) {
   field("al", s.al());
 }
 
+int num_moments(const torch::optim::AdamWOptions& o) {
+  return o.amsgrad() ? 3 : 2;
+}
+int num_moments(const torch::optim::AdamOptions& o) {
+  return o.amsgrad() ? 3 : 2;
+}
+int num_moments(const torch::optim::SGDOptions& o) {
+  return o.momentum() != 0 ? 1 : 0;
+}
+int num_moments(const torch::optim::AdagradOptions&) { return 1; }
+int num_moments(const torch::optim::RMSpropOptions& o) {
+  return 1 + (o.momentum() > 0 ? 1 : 0) + (o.centered() ? 1 : 0);
+}
+int num_moments(const torch::optim::LBFGSOptions&) { return 0; }
+
 template <class T, class Base>
 StateDict collect(Base& object) {
   StateDict state;
@@ -228,6 +243,9 @@ constexpr OptimizerAlgorithm algorithm(const char* name) {
         auto made = std::make_unique<State>();
         visit(*made, Restore{state});
         return made;
+      },
+      [](const torch::optim::OptimizerOptions& options) {
+        return num_moments(static_cast<const Options&>(options));
       }};
 }
 

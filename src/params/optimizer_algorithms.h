@@ -24,6 +24,9 @@ struct OptimizerAlgorithm {
   void (*set_options)(torch::optim::OptimizerOptions&, const StateDict&);
   std::unique_ptr<torch::optim::OptimizerParamState> (*make_state)(
       const StateDict&);
+  /// Number of tensors of a parameter's size in the state of each parameter;
+  /// 0 for LBFGS, whose state is one parameter's.
+  int (*num_moments)(const torch::optim::OptimizerOptions&);
 };
 
 /// The algorithm whose option and state types an optimizer uses; null for a

@@ -15,6 +15,7 @@
 
 #include "base/text/text.h"
 #include "checkpoint/tensors/tensor_bytes.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
@@ -333,10 +334,13 @@ void read_into(
     if (found == saved.end() || matches_any(rules.skip, destination.name)) {
       continue;
     }
-    const at::Tensor target = destination.tensor.detach();
+    // detach() is an operator, which would bring memory.
+    const bool is_away = is_behind_operators(destination.tensor);
+    const at::Tensor target = is_away ? destination.tensor.variable_data()
+                                      : destination.tensor.detach();
     const c10::ScalarType dtype = *torch_dtype(found->second.dtype);
-    const bool has_hidden_bits = target.is_conj() || target.is_neg();
-    if (target.is_cpu() && target.is_contiguous() && !has_hidden_bits &&
+    const bool has_address = !target.is_conj() && !target.is_neg() && !is_away;
+    if (target.is_cpu() && target.is_contiguous() && has_address &&
         target.scalar_type() == dtype) {
       add_boxes(direct, found->second, destination.layout, target);
       continue;

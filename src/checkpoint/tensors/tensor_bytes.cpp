@@ -185,7 +185,7 @@ TensorToWrite described(const std::string& name, const at::Tensor& tensor) {
 }
 
 const void* memory_of(const at::Tensor& tensor) {
-  return is_offloaded_or_coded(tensor)
+  return is_behind_operators(tensor)
       ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
       : tensor.const_data_ptr();
 }
@@ -199,7 +199,7 @@ TensorToWrite to_write(const std::string& name, const at::Tensor& given) {
   }
   TensorToWrite wanted = described(name, given);
   // Operators fetch offloaded tensors, and give the values of codes.
-  const bool is_fetched = is_offloaded_or_coded(given);
+  const bool is_fetched = is_behind_operators(given);
   const at::Tensor tensor = is_fetched
       ? given.variable_data()
       : given.detach().resolve_conj().resolve_neg();

@@ -37,6 +37,12 @@ bool has_replicas(const ParallelPlan& plan) {
   return plan.degree(Axis::replicate) > 1 || plan.degree(Axis::context) > 1;
 }
 
+// Whether one rank or several have shards. One rank has them where they lie in
+// files.
+bool has_shards(const ParallelPlan& plan) {
+  return plan.degree(Axis::shard) > 1 || plan.techniques.shard.disk;
+}
+
 // The only list of techniques, in the order of application.
 constexpr Technique kTechniques[] = {
     // The other techniques divide, copy and average what this one leaves.
@@ -83,21 +89,22 @@ constexpr Technique kTechniques[] = {
     // averaged in the model's own dtype. Shards already are in full precision.
     {"master_weights",
      [](const ParallelPlan& plan) {
-       return plan.techniques.master_weights && plan.degree(Axis::shard) == 1;
+       return plan.techniques.master_weights && !has_shards(plan);
      },
      [](const Mesh&, const TechniqueOptions&) {
        return make_master_weights();
      }},
     {"shard",
      [](const ParallelPlan& plan) {
-       return plan.degree(Axis::shard) > 1 || plan.would_shard;
+       return has_shards(plan) || plan.would_shard;
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
        ShardOptions shard = options.shard;
        if (options.float8)
          shard.float8 = float8_gather_of(*options.float8, options.whole_model);
-       return mesh.degree(Axis::shard) > 1 ? make_shard(mesh, shard)
-                                           : make_shard_of_one(shard);
+       return mesh.degree(Axis::shard) > 1 || shard.disk
+           ? make_shard(mesh, shard)
+           : make_shard_of_one(shard);
      }},
     {"context",
      [](const ParallelPlan& plan) { return plan.degree(Axis::context) > 1; },
@@ -105,7 +112,7 @@ constexpr Technique kTechniques[] = {
     // If a model is sharded, `shard` also averages gradients over its replicas.
     {"replicate",
      [](const ParallelPlan& plan) {
-       return has_replicas(plan) && plan.degree(Axis::shard) == 1;
+       return has_replicas(plan) && !has_shards(plan);
      },
      [](const Mesh& mesh, const TechniqueOptions& options) {
        return make_replicate(mesh, options.replicate);
@@ -270,7 +277,7 @@ void apply_replicate_options(
   ShardOptions& shard = plan.techniques.shard;
   shard.broadcast_buffers = given.broadcast_buffers;
   const bool is_alone = plan.would_shard;
-  if (plan.degree(Axis::shard) == 1 && !is_alone) return;
+  if (!has_shards(plan) && !is_alone) return;
   const bool is_replicated = has_replicas(plan) || is_alone;
   ShardedReplicas replicas = read_replicate_options(given, is_replicated);
   shard.replica_dtype = replicas.dtype;
@@ -307,7 +314,7 @@ void check_ms_amp(
 
 // Reports that weights were to be gathered in float8, if nothing gathers them.
 void note_unused_gather(const PlanRequest& request, ParallelPlan& plan) {
-  const bool is_sharded = plan.degree(Axis::shard) > 1 || plan.would_shard;
+  const bool is_sharded = has_shards(plan) || plan.would_shard;
   if (!request.float8 || !request.float8->float8_all_gather_is_given ||
       (is_sharded && plan.techniques.shard.shards_parameters)) {
     return;

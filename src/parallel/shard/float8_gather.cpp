@@ -3,6 +3,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include "gate/stop_at_gates.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -27,6 +29,8 @@ std::shared_ptr<at::Tensor> GatheredScales::add(const at::Tensor& local) {
 void GatheredScales::compute() {
   if (is_known_ || weights_.empty()) return;
   const at::NoGradGuard no_grad;
+  // Weights may lie in files.
+  const StopAtGates brings;
   std::vector<at::Tensor> found;
   for (const Weight& weight : weights_)
     found.push_back(amax_of(weight.local).to(at::kFloat));

@@ -18,13 +18,13 @@
 
 #include "base/text/text.h"
 #include "comm/mesh.h"
-#include "parallel/replicate/average_gradients.h"
 #include "parallel/replicate/same_model.h"
 #include "parallel/shard/prepare/bind_locals.h"
 #include "parallel/shard/prepare/initial_values.h"
 #include "parallel/shard/prepare/make_units.h"
 #include "parallel/shard/prepare/prepare_shards.h"
 #include "parallel/shard/prepare/units.h"
+#include "parallel/shard/reduction/average_replicas.h"
 #include "parallel/shard/reduction/gradient_reducer.h"
 #include "parallel/shard/shard_unit.h"
 #include "parallel/shard/unshard/unshard_schedule.h"
@@ -72,6 +72,7 @@ class Shard final : public Strategy, public GateKeeper {
     traits.takes_empty = options_.shards_parameters;
     if (options_.casts_inputs) traits.input_dtype = options_.param_dtype;
     traits.output_dtype = options_.output_dtype;
+    traits.steps_in_parts = options_.disk.has_value();
     return traits;
   }
 
@@ -85,13 +86,18 @@ class Shard final : public Strategy, public GateKeeper {
         plan_units(module, table, options_.units, options_.ignored_modules);
     require_same_model(model_group_, table, buffers_);
     const InitialValues values = share_values(plan, table);
+    if (options_.disk) {
+      disk_ = std::make_unique<DiskShards>(
+          *options_.disk, mesh_.world().rank(), mesh_.world().device());
+    }
     const auto pool = std::make_shared<BlockPool>();
     take_units(make_units(
         {.mesh = mesh_,
          .options = options_,
          .make_traffic = make_traffic_,
          .keeper = *this,
-         .pool = pool},
+         .pool = pool,
+         .disk = disk_.get()},
         module,
         plan,
         values,
@@ -113,11 +119,13 @@ class Shard final : public Strategy, public GateKeeper {
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
       override {
     bind_locals(optimizer, table);
+    if (disk_) disk_->bind(optimizer);
   }
   void bind_added(
       torch::optim::Optimizer& optimizer,
       const ParameterTable& table) override {
     bind_locals(optimizer, table);
+    if (disk_) disk_->bind(optimizer);
   }
 
   void before_forward() override {
@@ -229,7 +237,26 @@ class Shard final : public Strategy, public GateKeeper {
     }
     refresh();
   }
-  void after_load() override { refresh(); }
+  void after_load() override {
+    if (disk_) disk_->refresh_rows();
+    refresh();
+  }
+
+  [[nodiscard]] std::vector<ParameterPart> step_parts(
+      const torch::optim::Optimizer& optimizer) override {
+    return disk_ ? disk_->step_parts(optimizer) : std::vector<ParameterPart>();
+  }
+  void before_part(
+      const torch::optim::Optimizer& optimizer,
+      const ParameterPart& part,
+      const ParameterPart* next) override {
+    disk_->before_part(optimizer, part, next);
+  }
+  void after_part(
+      const torch::optim::Optimizer& optimizer,
+      const ParameterPart& part) override {
+    disk_->after_part(optimizer, part);
+  }
 
   [[nodiscard]] std::shared_ptr<void> unshard_parameters() override {
     {
@@ -437,39 +464,17 @@ class Shard final : public Strategy, public GateKeeper {
       for (const std::size_t i : unit->trainable())
         shards[has_experts(*unit)].push_back(unit->parameters()[i].local);
     }
-    average_over_replicas(
-        mesh_.group({Axis::replicate, Axis::context}), shards[0]);
-    average_unsharded(mesh_.gradient_group(), unsharded_[0]);
+    average_shards(
+        mesh_.group({Axis::replicate, Axis::context}), shards[0], options_);
+    average_unsharded(mesh_.gradient_group(), unsharded_[0], options_);
     if (!expert_traffic_) return;
     const Mesh experts = mesh_.experts();
-    average_over_replicas(
-        experts.group({Axis::replicate, Axis::context}), shards[1]);
+    average_shards(
+        experts.group({Axis::replicate, Axis::context}), shards[1], options_);
     average_unsharded(
         experts.group({Axis::replicate, Axis::shard, Axis::context}),
-        unsharded_[1]);
-  }
-
-  void average_over_replicas(
-      const Group& replicas,
-      const std::vector<at::Tensor>& shards) const {
-    average_gradients(
-        replicas,
-        shards,
-        {.send_in = options_.replica_dtype,
-         .message_bytes = options_.message_bytes});
-  }
-
-  void average_unsharded(
-      const Group& group,
-      const std::vector<at::Tensor>& parameters) const {
-    std::vector<at::Tensor> trained;
-    for (const at::Tensor& tensor : parameters) {
-      if (tensor.requires_grad()) trained.push_back(tensor);
-    }
-    average_gradients(
-        group,
-        trained,
-        {.sum_in = at::kDouble, .message_bytes = options_.message_bytes});
+        unsharded_[1],
+        options_);
   }
 
   void open_parameters() {
@@ -519,6 +524,8 @@ class Shard final : public Strategy, public GateKeeper {
   /// experts.
   std::vector<at::Tensor> unsharded_[2];
   std::vector<at::Tensor> hooked_;
+  /// Null if nothing lies in files.
+  std::unique_ptr<DiskShards> disk_;
   /// Set if weights are gathered in float8.
   std::optional<GatheredScales> scales_;
   std::unique_ptr<ShardTraffic> traffic_;

@@ -55,6 +55,8 @@ struct ShardOptions {
   /// Shards, with their gradients and optimizer state, are in host memory, and
   /// optimizers step there. Has no effect on the CPU.
   bool offloads_shards = false;
+  /// What lies in files between its uses; unset: nothing.
+  std::optional<DiskRequest> disk = std::nullopt;
   /// Dtype of full parameters; unset: unchanged.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// Dtype in which gradients are reduced; unset: unchanged.

@@ -82,7 +82,8 @@ ShardOptions make_shard_options(
   options.prefetches_backward = request.prefetch_backward;
   options.prefetch_depth = static_cast<std::size_t>(request.prefetch_depth);
   options.prefetches_after_gradients = request.prefetch_after_gradients;
-  options.offloads_shards = request.cpu_offload;
+  options.offloads_shards = request.cpu_offload || request.disk.has_value();
+  options.disk = request.disk;
   options.param_dtype = scalar_type(precision.param_dtype);
   options.reduce_dtype = scalar_type(precision.reduce_dtype);
   options.buffer_dtype = scalar_type(precision.buffer_dtype);

@@ -41,11 +41,30 @@ void ShardUnit::start_gather() {
   for (ShardedParameter& parameter : shards_.parameters)
     memory.push_back(memory_for(parameter));
   state_ = State::gathering;
-  traffic_.start_unshard(
-      shards_,
-      is_in_reshard_group_ ? ShardSource::reshard_group
-                           : ShardSource::all_ranks,
-      std::move(memory));
+  const ShardSource source = is_in_reshard_group_ ? ShardSource::reshard_group
+                                                  : ShardSource::all_ranks;
+  std::vector<at::Tensor> read;
+  bool is_on_device = false;
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    if (!memory[i].defined()) continue;
+    is_on_device = is_on_device || !memory[i].is_cpu();
+    read.push_back(
+        shards_.parameters[i].own_rows_in(source, memory[i].scalar_type()));
+  }
+  read_by_gather_.emplace(read);
+  traffic_.start_unshard(shards_, source, std::move(memory));
+  // A device copies them later.
+  if (!is_on_device) read_by_gather_.reset();
+}
+
+void ShardUnit::begin_fetch() const {
+  if (state_ != State::sharded || is_in_reshard_group_) return;
+  std::vector<at::Tensor> read;
+  for (const ShardedParameter& parameter : shards_.parameters) {
+    read.push_back(parameter.own_rows_in(
+        ShardSource::all_ranks, parameter.full.scalar_type()));
+  }
+  detail::begin_fetch(read);
 }
 
 at::Tensor ShardUnit::memory_for(ShardedParameter& parameter) {
@@ -89,6 +108,7 @@ void ShardUnit::reshard(bool to_reshard_group) {
   finish_gather();
   const at::NoGradGuard no_grad;
   traffic_.before_reshard(shards_);
+  read_by_gather_.reset();
   const bool keeps = to_reshard_group && place_.reshard_group_size > 1;
   is_in_reshard_group_ = keeps && (is_unsharded() || is_in_reshard_group_);
   for (ShardedParameter& parameter : shards_.parameters) {
@@ -167,8 +187,16 @@ void ShardUnit::keep_changes(const ShardedParameter& parameter) const {
   // If the shard is more precise, it is only overwritten after a real change.
   if (!parameter.is_rounded ||
       parameter.full._version() != parameter.version_when_opened) {
-    parameter.local.detach().copy_(own);
+    assign(parameter, own);
   }
+}
+
+void ShardUnit::assign(
+    const ShardedParameter& parameter,
+    const at::Tensor& values) {
+  const HeldTensors held({parameter.local, parameter.rows}, DiskUse::replace);
+  parameter.local.detach().copy_(values);
+  if (parameter.rows.defined()) parameter.rows.copy_(parameter.local.detach());
 }
 
 void ShardUnit::hide_precise(ShardedParameter& parameter) {
@@ -177,7 +205,7 @@ void ShardUnit::hide_precise(ShardedParameter& parameter) {
   at::Tensor values = parameter.precise->values();
   parameter.precise.reset();
   if (is_changed) {
-    parameter.local.detach().copy_(parameter.rows_of(values, place_.rank));
+    assign(parameter, parameter.rows_of(values, place_.rank));
     if (!parameter.gate) parameter.full.detach().copy_(values);
   }
   pool_->give(std::move(values));
@@ -199,6 +227,7 @@ bool ShardUnit::has_gradient() const {
 void ShardUnit::abandon() {
   const at::NoGradGuard no_grad;
   traffic_.abandon(shards_);
+  read_by_gather_.reset();
   const bool is_gated = std::any_of(
       shards_.parameters.begin(),
       shards_.parameters.end(),

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "parallel/disk/disk_tensors.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/sharded_parameter.h"
 #include "parallel/shard/unshard/block_pool.h"
@@ -44,6 +46,8 @@ class ShardUnit {
   /// Bytes of the full parameters.
   [[nodiscard]] std::int64_t full_bytes() const;
 
+  /// Begins to bring what a gather reads into memory, if it lies in a file.
+  void begin_fetch() const;
   /// All ranks of a group gather and reshard in the same order.
   void start_gather();
   void finish_gather();
@@ -88,6 +92,9 @@ class ShardUnit {
   [[nodiscard]] at::Tensor memory_for(ShardedParameter& parameter);
   void free_memory(ShardedParameter& parameter);
   void keep_changes(const ShardedParameter& parameter) const;
+  static void assign(
+      const ShardedParameter& parameter,
+      const at::Tensor& values);
   void hide_precise(ShardedParameter& parameter);
 
   UnitShards shards_;
@@ -95,6 +102,8 @@ class ShardUnit {
   ShardTraffic& traffic_;
   std::shared_ptr<BlockPool> pool_;
   State state_ = State::full;
+  /// Shards in files that a gather reads.
+  std::optional<HeldTensors> read_by_gather_;
   bool is_in_reshard_group_ = false;
   /// True from start_open() to close().
   bool is_open_ = false;

@@ -1,5 +1,9 @@
 #include "parallel/shard/sharded_parameter.h"
 
+#include <ATen/TensorOperators.h>
+
+#include "parallel/disk/disk_tensors.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -42,7 +46,13 @@ at::Tensor ShardedParameter::take_gradient() const {
 
 void ShardedParameter::add_gradient(const at::Tensor& mean) const {
   at::Tensor& gradient = local.mutable_grad();
-  if (gradient.defined()) {
+  if (gradients != nullptr && !gradient.defined()) {
+    gradient =
+        gradients->make(local.sizes(), at::TensorOptions(local.scalar_type()));
+    const HeldTensors held({gradient}, DiskUse::replace);
+    gradient.copy_(mean);
+  } else if (gradient.defined()) {
+    const HeldTensors held({gradient}, DiskUse::change);
     gradient.add_(mean);
   } else {
     gradient = mean;

@@ -16,6 +16,8 @@
 
 namespace accelerate::detail {
 
+class DiskTensors;
+
 /// The ranks from which a unit's full parameters are gathered: all ranks of the
 /// shard group, or those of the reshard group, which keep a replica among
 /// themselves (ShardedParameter::kept_rows) from a forward to its backward.
@@ -40,6 +42,13 @@ struct ShardedParameter {
   std::vector<std::int64_t> reshard_group_begins = {};
   at::Tensor kept_rows = {};
 
+  /// A copy of `local` in the dtype of `full`, so that gathers need not read
+  /// a shard that lies in a file and has more digits; undefined if there is
+  /// none.
+  at::Tensor rows = {};
+  /// Keeps the shard's gradient; null: memory.
+  DiskTensors* gradients = nullptr;
+
   /// Set for a weight that is gathered in float8; see GatheredScales.
   std::shared_ptr<const at::Tensor> gathered_scale = nullptr;
   /// True if `full` was gathered in float8, so its values are rounded.
@@ -59,9 +68,14 @@ struct ShardedParameter {
     return source == ShardSource::reshard_group ? reshard_group_begins
                                                 : row_begins;
   }
-  /// The rows that this rank contributes to a gather.
-  [[nodiscard]] const at::Tensor& own_rows_in(ShardSource source) const {
-    return source == ShardSource::reshard_group ? kept_rows : local;
+  /// The rows that this rank contributes to a gather in `dtype`.
+  [[nodiscard]] const at::Tensor& own_rows_in(
+      ShardSource source,
+      at::ScalarType dtype) const {
+    if (source == ShardSource::reshard_group) return kept_rows;
+    const bool are_rounded =
+        rows.defined() && rows.scalar_type() == dtype && !travels_in_float8();
+    return are_rounded ? rows : local;
   }
   /// Whether the parameter shares messages with others of its unit.
   [[nodiscard]] bool is_small() const;

@@ -14,6 +14,7 @@
 #include "gate/watched_tensor.h"
 #include "train/capture/captured_run.h"
 #include "train/optimizers/optimizer_fit.h"
+#include "train/optimizers/step_parts.h"
 #include "train/session/session.h"
 #include "train/step/gradients.h"
 #include "train/step/scaling.h"
@@ -271,9 +272,23 @@ at::Tensor detail::step_inner(
     const PreparedOptimizer& prepared,
     const LossClosure& closure,
     const at::Tensor& divisor) {
-  return prepared.fused_step != nullptr
-      ? prepared.fused_step(*prepared.inner, closure, divisor)
-      : prepared.inner->step(closure);
+  const auto step_at_once = [&](const LossClosure& compute) {
+    return prepared.fused_step != nullptr
+        ? prepared.fused_step(*prepared.inner, compute, divisor)
+        : prepared.inner->step(compute);
+  };
+  const auto& models = prepared.session->prepared.models;
+  const bool has_parts = std::ranges::any_of(models, [](const auto& model) {
+    return model->strategies.traits().steps_in_parts;
+  });
+  if (!has_parts) return step_at_once(closure);
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  step_in_parts(prepared, [&] { step_at_once(nullptr); });
+  return loss;
 }
 
 std::size_t detail::digest_of_parameters(

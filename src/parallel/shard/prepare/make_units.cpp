@@ -132,6 +132,10 @@ class UnitMaker {
           mesh_.world().device());
     }
     parameter.local = own.detach().requires_grad_(is_trained);
+    if (request_.disk != nullptr && !shares_memory)
+      keep_on_disk(parameter, computed);
+    if (request_.disk != nullptr)
+      parameter.gradients = request_.disk->gradients();
     row.layout.split(
         Axis::shard,
         0,
@@ -140,6 +144,14 @@ class UnitMaker {
     table_.set_local(row, parameter.local);
     gather_in_float8(row, parameter);
     return parameter;
+  }
+
+  // Before anything else has a handle to the shard's memory.
+  void keep_on_disk(ShardedParameter& parameter, at::ScalarType computed) {
+    const at::NoGradGuard no_grad;
+    if (computed != parameter.local.scalar_type())
+      parameter.rows = parameter.local.detach().to(computed);
+    request_.disk->keep(parameter.local, parameter.rows);
   }
 
   void gather_in_float8(Parameter& row, ShardedParameter& parameter) {

@@ -6,6 +6,7 @@
 
 #include <accelerate/parallel.h>
 
+#include "parallel/disk/disk_shards.h"
 #include "parallel/shard/float8_gather.h"
 #include "parallel/shard/prepare/initial_values.h"
 #include "parallel/shard/prepare/units.h"
@@ -37,6 +38,8 @@ struct UnitRequest {
   GateKeeper& keeper;
   /// Memory of full parameters.
   std::shared_ptr<BlockPool> pool;
+  /// What lies in files; null: nothing.
+  DiskShards* disk = nullptr;
 };
 
 /// Shards the rows of a plan: each rank keeps its own shards, initialized from

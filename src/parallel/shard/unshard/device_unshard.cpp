@@ -65,8 +65,9 @@ void DeviceUnshard::start_large(
   Gather& gather = *gather_;
   const Group& group = gather.group;
   const auto& begins = parameter.begins_in(gather.source);
-  const at::Tensor& rows = parameter.own_rows_in(gather.source);
   at::Tensor into = gather.memory[i];
+  const at::Tensor& rows =
+      parameter.own_rows_in(gather.source, into.scalar_type());
   if (parameter.travels_in_float8()) {
     gather.scales[i] = *parameter.gathered_scale;
     into = pool_->take(into.sizes(), into.options().dtype(at::kByte));
@@ -109,7 +110,11 @@ void DeviceUnshard::start_small(const UnitShards& unit) {
     const ShardedParameter& parameter = unit.parameters[gather.small[place]];
     copy_own(
         gather.layout.rows_in(part, place, mine),
-        parameter.own_rows_in(gather.source).detach().reshape(-1));
+        parameter
+            .own_rows_in(
+                gather.source, gather.memory[gather.small[place]].scalar_type())
+            .detach()
+            .reshape(-1));
   }
   gather.exchanges.push_back(
       BegunExchange::all_gather(gather.group, gather.pack, part));

@@ -76,7 +76,8 @@ void HostUnshard::start(
         scale.defined() ? at::kByte : gather_->memory[i].scalar_type());
     const auto& begins = parameter.begins_in(gather_->source);
     const at::Tensor own = rows_between(on_host, begins, group.rank());
-    const at::Tensor& kept = parameter.own_rows_in(source);
+    const at::Tensor& kept =
+        parameter.own_rows_in(source, gather_->memory[i].scalar_type());
     if (scale.defined()) {
       own.copy_(float8_bytes(kept, scale));
     } else if (!own.is_alias_of(kept)) {

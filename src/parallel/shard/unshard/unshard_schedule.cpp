@@ -37,8 +37,15 @@ void UnshardSchedule::prefetch(std::size_t unit) {
   const bool prefetches = pass_ == Pass::backward ? options_.prefetches_backward
                                                   : options_.prefetches_forward;
   if (!prefetches) return;
-  for (const std::size_t next : order().next(options_.prefetch_depth)) {
-    if (next != unit) units_[next]->start_gather();
+  // What is gathered next but one is read from its file meanwhile.
+  const auto soon = order().next(options_.prefetch_depth + 1);
+  for (std::size_t i = 0; i < soon.size(); ++i) {
+    if (soon[i] == unit) continue;
+    if (i < options_.prefetch_depth) {
+      units_[soon[i]]->start_gather();
+    } else if (options_.disk) {
+      units_[soon[i]]->begin_fetch();
+    }
   }
 }
 

@@ -1,0 +1,223 @@
+#include "parallel/disk/disk_shards.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+#include <accelerate/error.h>
+
+#include "base/files/files.h"
+#include "base/text/text.h"
+#include "gate/gate.h"
+#include "params/optimizer_algorithms.h"
+
+namespace accelerate::detail {
+
+namespace {
+
+constexpr std::int64_t kBufferElements = std::int64_t{8} << 20;
+constexpr int kBufferCount = 16;
+constexpr std::int64_t kElementBytes = 4;
+// Of the memory of buffers, one part is read, one is stepped on, and one is
+// written.
+constexpr std::int64_t kParts = 3;
+
+std::int64_t buffer_bytes(const DiskRequest& request) {
+  const std::int64_t elements =
+      request.buffer_elements > 0 ? request.buffer_elements : kBufferElements;
+  const int count =
+      request.buffer_count > 0 ? request.buffer_count : kBufferCount;
+  return elements * count * kElementBytes;
+}
+
+// The tensors of an optimizer's state for a parameter that have its size.
+std::vector<at::Tensor> moments_of(
+    const torch::optim::Optimizer& optimizer,
+    const OptimizerAlgorithm& algorithm,
+    const at::Tensor& parameter) {
+  std::vector<at::Tensor> moments;
+  const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+  if (found == optimizer.state().end()) return moments;
+  const StateDict state = algorithm.state_of(*found->second);
+  for (const auto& [name, value] : state.values()) {
+    const auto* const tensor = std::get_if<at::Tensor>(&value);
+    if (tensor != nullptr && tensor->defined() &&
+        tensor->sizes() == parameter.sizes()) {
+      moments.push_back(*tensor);
+    }
+  }
+  return moments;
+}
+
+}  // namespace
+
+DiskShards::DiskShards(
+    const DiskRequest& request,
+    int rank,
+    c10::Device device) {
+  const std::int64_t bytes = buffer_bytes(request);
+  part_bytes_ = bytes / kParts;
+  elements_left_ = request.elements_in_memory.value_or(0);
+  const auto make = [&](const std::string& directory, std::string_view what) {
+    if (!request.may_be_in_memory && is_in_memory(directory)) {
+      throw ConfigError(format(
+          "[parallel] {} must be on a disk to save memory, but is in memory "
+          "(tmpfs); choose another directory, or say that it may be",
+          directory));
+    }
+    return std::make_shared<DiskTensors>(DiskTensors::Options{
+        .directory = directory,
+        .what = format("the {} of rank {}", what, rank),
+        .memory_bytes = static_cast<std::uint64_t>(bytes),
+        .reads_ahead = request.overlaps_reads,
+        .writes_behind = request.overlaps_writes,
+        .device = device});
+  };
+  if (request.keeps_optimizer_state)
+    state_ = make(request.directory, "optimizer state");
+  if (request.keeps_parameters) {
+    parameters_ = make(
+        request.parameter_directory.empty() ? request.directory
+                                            : request.parameter_directory,
+        "parameters");
+  }
+}
+
+DiskShards::~DiskShards() = default;
+
+void DiskShards::keep(const at::Tensor& local, const at::Tensor& rows) {
+  locals_.push_back(local);
+  rows_of_.emplace(local.unsafeGetTensorImpl(), rows);
+  const bool is_master = rows.defined();
+  const at::Tensor& parameter = is_master ? rows : local;
+  const bool stays = parameter.numel() <= elements_left_;
+  if (stays) elements_left_ -= parameter.numel();
+  if (parameters_ && !stays) parameters_->add(parameter);
+  // Without a place of their own, masters lie beside the copies.
+  const auto& masters = state_ ? state_ : parameters_;
+  if (is_master && masters) masters->add(local);
+}
+
+void DiskShards::bind(torch::optim::Optimizer& optimizer) {
+  const OptimizerAlgorithm* const algorithm = find_algorithm(optimizer);
+  if (algorithm == nullptr) {
+    throw ConfigError(
+        "[parallel] an optimizer of shards in files must be SGD, Adam, AdamW, "
+        "Adagrad or RMSprop, but is of another class, which may not step on a "
+        "part of its parameters at a time; use one of these, or keep shards in "
+        "memory");
+  }
+  if (!state_) return;
+  for (const at::Tensor& local : locals_) {
+    for (const at::Tensor& moment : moments_of(optimizer, *algorithm, local))
+      state_->add(moment);
+  }
+}
+
+void DiskShards::reserve(const torch::optim::Optimizer& optimizer) const {
+  const OptimizerAlgorithm& algorithm = *find_algorithm(optimizer);
+  std::uint64_t bytes = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    const int count = algorithm.num_moments(group.options());
+    for (const at::Tensor& parameter : group.params()) {
+      const auto present =
+          static_cast<int>(moments_of(optimizer, algorithm, parameter).size());
+      bytes += static_cast<std::uint64_t>(std::max(count - present, 0)) *
+          ScratchFile::rounded(parameter.nbytes());
+    }
+  }
+  state_->reserve(bytes);
+}
+
+std::vector<ParameterPart> DiskShards::step_parts(
+    const torch::optim::Optimizer& optimizer) {
+  for (const auto& disk : {state_, parameters_}) {
+    if (disk) disk->forget_unused();
+  }
+  // A disk that is full must not end a step half way.
+  if (state_) reserve(optimizer);
+  constexpr int kMostTensors = 4;  // with a gradient and two moments
+  std::vector<ParameterPart> parts;
+  std::int64_t bytes = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!rows_of_.contains(parameter.unsafeGetTensorImpl())) continue;
+      const auto needed =
+          static_cast<std::int64_t>(parameter.nbytes()) * kMostTensors;
+      if (parts.empty() || bytes + needed > part_bytes_) {
+        parts.emplace_back();
+        bytes = 0;
+      }
+      parts.back().push_back(parameter);
+      bytes += needed;
+    }
+  }
+  return parts;
+}
+
+DiskShards::StepTensors DiskShards::tensors_of(
+    const torch::optim::Optimizer& optimizer,
+    const ParameterPart& part) {
+  const OptimizerAlgorithm& algorithm = *find_algorithm(optimizer);
+  StepTensors tensors;
+  for (const at::Tensor& parameter : part) {
+    // A parameter without a gradient is not stepped on.
+    if (!parameter.grad().defined()) continue;
+    tensors.gradients.push_back(parameter.grad());
+    tensors.changed.push_back(parameter);
+    for (at::Tensor& moment : moments_of(optimizer, algorithm, parameter))
+      tensors.changed.push_back(std::move(moment));
+  }
+  return tensors;
+}
+
+void DiskShards::before_part(
+    const torch::optim::Optimizer& optimizer,
+    const ParameterPart& part,
+    const ParameterPart* next) {
+  const StepTensors now = tensors_of(optimizer, part);
+  begin_fetch(now.gradients);
+  begin_fetch(now.changed);
+  held_gradients_.emplace(now.gradients);
+  held_state_.emplace(now.changed, DiskUse::change);
+  if (next == nullptr) return;
+  const StepTensors then = tensors_of(optimizer, *next);
+  begin_fetch(then.gradients);
+  begin_fetch(then.changed);
+}
+
+void DiskShards::after_part(
+    const torch::optim::Optimizer& optimizer,
+    const ParameterPart& part) {
+  const at::NoGradGuard no_grad;
+  held_gradients_.reset();
+  const OptimizerAlgorithm& algorithm = *find_algorithm(optimizer);
+  for (const at::Tensor& local : part) {
+    if (state_) {
+      // Those that this step has made.
+      for (const at::Tensor& moment : moments_of(optimizer, algorithm, local))
+        state_->add(moment);
+    }
+    if (local.grad().defined()) round_rows(local);
+  }
+  held_state_.reset();
+}
+
+void DiskShards::round_rows(const at::Tensor& local) const {
+  const at::Tensor& rows = rows_of_.at(local.unsafeGetTensorImpl());
+  if (!rows.defined()) return;
+  const at::NoGradGuard no_grad;
+  const BypassGates bypass;
+  const HeldTensors from({local});
+  const HeldTensors to({rows}, DiskUse::replace);
+  rows.copy_(local);
+}
+
+void DiskShards::refresh_rows() const {
+  for (const at::Tensor& local : locals_) round_rows(local);
+}
+
+}  // namespace accelerate::detail

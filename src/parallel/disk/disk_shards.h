@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "engines/training_request.h"
+#include "parallel/disk/disk_tensors.h"
+#include "parallel/strategy.h"
+
+namespace accelerate::detail {
+
+/// What a model's shards, their gradients and their optimizer state do between
+/// uses if they lie in files: shards of parameters, which gathers read;
+/// gradients, which are added to; master weights and moments, which steps read
+/// and write a part at a time. (Rajbhandari et al., "ZeRO-Infinity: Breaking
+/// the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021.)
+class DiskShards {
+ public:
+  /// `device`: that of the model. Throws Error if files cannot be made.
+  DiskShards(const DiskRequest& request, int rank, c10::Device device);
+  ~DiskShards();
+
+  /// Whether shards of parameters lie in files, or only those that are master
+  /// weights.
+  [[nodiscard]] bool keeps_parameters() const { return parameters_ != nullptr; }
+  /// What keeps gradients; null: memory.
+  [[nodiscard]] DiskTensors* gradients() const { return state_.get(); }
+
+  /// Keeps a shard on which optimizers step, and the copy of it in the dtype of
+  /// computation; undefined if gathers read the shard itself.
+  void keep(const at::Tensor& local, const at::Tensor& rows);
+
+  /// Throws ConfigError for an optimizer whose state cannot be kept.
+  void bind(torch::optim::Optimizer& optimizer);
+  /// See Strategy.
+  [[nodiscard]] std::vector<ParameterPart> step_parts(
+      const torch::optim::Optimizer& optimizer);
+  void before_part(
+      const torch::optim::Optimizer& optimizer,
+      const ParameterPart& part,
+      const ParameterPart* next);
+  void after_part(
+      const torch::optim::Optimizer& optimizer,
+      const ParameterPart& part);
+  /// Rounds shards to their copies in the dtype of computation: after a change
+  /// that was not a step.
+  void refresh_rows() const;
+
+ private:
+  /// What a step on a part reads.
+  struct StepTensors {
+    std::vector<at::Tensor> gradients;
+    std::vector<at::Tensor> changed;
+  };
+
+  [[nodiscard]] static StepTensors tensors_of(
+      const torch::optim::Optimizer& optimizer,
+      const ParameterPart& part);
+  void reserve(const torch::optim::Optimizer& optimizer) const;
+  void round_rows(const at::Tensor& local) const;
+
+  /// Moments, gradients and master weights; null if they are in memory.
+  std::shared_ptr<DiskTensors> state_;
+  /// Shards of parameters; null if they are in memory.
+  std::shared_ptr<DiskTensors> parameters_;
+  std::int64_t part_bytes_ = 0;
+  /// Elements of parameters that stay in memory, as far as they are not used.
+  std::int64_t elements_left_ = 0;
+  /// Shards in the order of keep(), and the copies of all of them by shard.
+  std::vector<at::Tensor> locals_;
+  std::unordered_map<const void*, at::Tensor> rows_of_;
+  /// Of the part that is stepped on.
+  std::optional<HeldTensors> held_gradients_, held_state_;
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,88 @@
+#include "train/optimizers/step_parts.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+namespace accelerate::detail {
+
+namespace {
+
+// Takes the parameters out of an optimizer's groups, and puts them back at the
+// end.
+class GroupParameters {
+ public:
+  explicit GroupParameters(torch::optim::Optimizer& optimizer)
+      : optimizer_(optimizer) {
+    for (auto& group : optimizer.param_groups())
+      all_.push_back(std::exchange(group.params(), {}));
+  }
+  GroupParameters(const GroupParameters&) = delete;
+  GroupParameters& operator=(const GroupParameters&) = delete;
+  ~GroupParameters() {
+    for (std::size_t g = 0; g < all_.size(); ++g)
+      optimizer_.param_groups()[g].params() = std::move(all_[g]);
+  }
+
+  // Each group has those of its parameters for which `is_chosen`.
+  template <class IsChosen>
+  void choose(IsChosen&& is_chosen) {
+    for (std::size_t g = 0; g < all_.size(); ++g) {
+      auto& chosen = optimizer_.param_groups()[g].params();
+      chosen.clear();
+      std::ranges::copy_if(all_[g], std::back_inserter(chosen), is_chosen);
+    }
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer_;
+  std::vector<std::vector<at::Tensor>> all_;
+};
+
+using Identities = std::unordered_set<const void*>;
+
+void add_to(Identities& identities, const ParameterPart& part) {
+  for (const at::Tensor& parameter : part)
+    identities.insert(parameter.unsafeGetTensorImpl());
+}
+
+}  // namespace
+
+void step_in_parts(
+    const PreparedOptimizer& prepared,
+    const std::function<void()>& step) {
+  torch::optim::Optimizer& optimizer = *prepared.inner;
+  std::vector<StrategyList::OwnedPart> parts;
+  for (const auto& model : prepared.session->prepared.models) {
+    for (auto& part : model->strategies.step_parts(optimizer))
+      parts.push_back(std::move(part));
+  }
+  GroupParameters groups(optimizer);
+  Identities of_parts;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [strategy, part] = parts[i];
+    const bool has_next =
+        i + 1 < parts.size() && parts[i + 1].strategy == strategy;
+    Identities chosen;
+    add_to(chosen, part);
+    add_to(of_parts, part);
+    groups.choose([&](const at::Tensor& parameter) {
+      return chosen.contains(parameter.unsafeGetTensorImpl());
+    });
+    strategy->before_part(
+        optimizer, part, has_next ? &parts[i + 1].parameters : nullptr);
+    step();
+    strategy->after_part(optimizer, part);
+  }
+  // What no strategy asks for is in memory.
+  groups.choose([&](const at::Tensor& parameter) {
+    return !of_parts.contains(parameter.unsafeGetTensorImpl());
+  });
+  step();
+}
+
+}  // namespace accelerate::detail
