@@ -73,7 +73,10 @@ std::string describe_sharding(const TrainingRequest& request) {
     text += "; forwards do not gather units ahead";
   if (!sharding.prefetch_backward)
     text += "; backwards do not gather units ahead";
-  if (sharding.cpu_offload) text += "; shards stay in host memory";
+  const bool is_on_disk = sharding.disk &&
+      sharding.disk->keeps_optimizer_state && sharding.disk->keeps_parameters;
+  if (sharding.cpu_offload && !is_on_disk)
+    text += "; shards stay in host memory";
   if (sharding.make_on_rank_0) text += "; only rank 0 makes initial values";
   if (sharding.read_on_rank_0) text += "; only rank 0 reads weights";
   if (sharding.ignored_modules) {
@@ -81,6 +84,40 @@ std::string describe_sharding(const TrainingRequest& request) {
         "; modules that match \"{}\" are not", *sharding.ignored_modules);
   }
   return text;
+}
+
+std::string describe_disk(const TrainingRequest& request) {
+  if (!request.sharding || !request.sharding->disk) return {};
+  const DiskRequest& disk = *request.sharding->disk;
+  std::vector<std::string> parts;
+  if (disk.keeps_optimizer_state) {
+    const bool has_parameters =
+        disk.keeps_parameters && disk.parameter_directory.empty();
+    parts.push_back(format(
+        "optimizer state{} gradients in {}",
+        has_parameters ? ", parameters and" : " and",
+        disk.directory));
+  }
+  const bool is_apart =
+      !disk.keeps_optimizer_state || !disk.parameter_directory.empty();
+  if (disk.keeps_parameters && is_apart) {
+    parts.push_back(format(
+        "parameters in {}",
+        disk.parameter_directory.empty() ? disk.directory
+                                         : disk.parameter_directory));
+  }
+  if (disk.elements_in_memory) {
+    parts.push_back(format(
+        "{} elements of parameters in memory", *disk.elements_in_memory));
+  }
+  if (disk.buffer_count > 0)
+    parts.push_back(format("{} buffers", disk.buffer_count));
+  if (disk.buffer_elements > 0)
+    parts.push_back(format("buffers of {} elements", disk.buffer_elements));
+  if (!disk.overlaps_reads) parts.emplace_back("steps wait for reads");
+  if (!disk.overlaps_writes) parts.emplace_back("steps wait for writes");
+  if (disk.may_be_in_memory) parts.emplace_back("which may be in memory");
+  return join(parts, "; ");
 }
 
 std::string describe_policy(const ModuleSelection& selection) {
@@ -210,6 +247,7 @@ std::string explain(const TrainingRequest& request) {
           : format("{} settings", possessive(request.engine)));
   text += line("degrees", describe_degrees(request));
   text += line("sharding", describe_sharding(request));
+  text += line("on disk", describe_disk(request));
   if (request.sharding && request.sharding->span != ShardSpan::none) {
     text += line("wrap policy", describe_policy(request.sharding->units));
     const auto& leaves = request.sharding->units.policy.leaf_class_names;

@@ -238,14 +238,202 @@ TEST(DeepSpeedRequest, ChecksMsAmpAsAccelerateDoes) {
       HasSubstr(R"("msamp":{"enabled":true,"opt_level":"O2"})"));
 }
 
-TEST(DeepSpeedRequest, RefusesDevicesThatThisVersionDoesNotUse) {
+TEST(DeepSpeedRequest, KeepsShardsInHostMemory) {
+  const auto found =
+      request({.deepspeed = DeepSpeedOptions{.offload_param_device = "cpu"}});
+  EXPECT_TRUE(found.sharding->cpu_offload);
+  EXPECT_FALSE(found.sharding->disk);
+}
+
+TrainingRequest on_disk(
+    const std::string& optimizer,
+    const std::string& parameters,
+    const std::string& rest = {}) {
+  return of_json(
+      R"({"zero_optimization": {"stage": 3, "offload_optimizer": {)" +
+      optimizer + R"(}, "offload_param": {)" + parameters + "}}" + rest + "}");
+}
+
+TEST(DeepSpeedRequest, KeepsOptimizerStateOnDisk) {
+  const auto found = request(
+      {.deepspeed = DeepSpeedOptions{
+           .zero_stage = 1,
+           .offload_optimizer_device = "nvme",
+           .offload_optimizer_nvme_path = "/nvme"}});
+  EXPECT_THAT(found.complaints, IsEmpty());
+  EXPECT_THAT(found.ignored, IsEmpty());
+  EXPECT_FALSE(found.sharding->cpu_offload);
+  EXPECT_EQ(
+      found.sharding->disk,
+      (DiskRequest{.keeps_optimizer_state = true, .directory = "/nvme"}));
+}
+
+TEST(DeepSpeedRequest, KeepsParametersOnDisk) {
+  const auto found = on_disk(
+      R"("device": "cpu")",
+      R"("device": "nvme", "nvme_path": "/nvme", "buffer_count": 5,
+         "buffer_size": 1e8, "max_in_cpu": 0)");
+  EXPECT_THAT(found.complaints, IsEmpty());
+  EXPECT_THAT(found.ignored, IsEmpty());
+  EXPECT_TRUE(found.sharding->cpu_offload);
+  EXPECT_EQ(
+      found.sharding->disk,
+      (DiskRequest{
+          .keeps_parameters = true,
+          .directory = "/nvme",
+          .buffer_elements = 100'000'000,
+          .buffer_count = 5,
+          .elements_in_memory = 0}));
+}
+
+TEST(DeepSpeedRequest, KeepsBothOnOneDiskOrOnTwo) {
+  const std::string optimizer =
+      R"("device": "nvme", "nvme_path": "/a", "buffer_count": 4,
+         "pipeline_read": false, "pipeline_write": false)";
+  const std::string parameters =
+      R"("device": "nvme", "buffer_count": 7, "buffer_size": "auto",)";
+  DiskRequest expected{
+      .keeps_optimizer_state = true,
+      .keeps_parameters = true,
+      .directory = "/a",
+      .buffer_count = 7,
+      .overlaps_reads = false,
+      .overlaps_writes = false};
+  EXPECT_EQ(
+      on_disk(optimizer, parameters + R"("nvme_path": "/a")").sharding->disk,
+      expected);
+  expected.parameter_directory = "/b";
+  EXPECT_EQ(
+      on_disk(optimizer, parameters + R"("nvme_path": "/b")").sharding->disk,
+      expected);
+}
+
+TEST(DeepSpeedRequest, OverlapsReadsAndWritesUnlessToldNotTo) {
+  const std::string nvme = R"("device": "nvme", "nvme_path": "/nvme")";
+  const DiskRequest silent = *on_disk(nvme, "").sharding->disk;
+  EXPECT_TRUE(silent.overlaps_reads);
+  EXPECT_TRUE(silent.overlaps_writes);
+  const DiskRequest half =
+      *on_disk(nvme + R"(, "pipeline_write": false)", "").sharding->disk;
+  EXPECT_TRUE(half.overlaps_reads);
+  EXPECT_FALSE(half.overlaps_writes);
+}
+
+TEST(DeepSpeedRequest, SaysWhatHasNoMeaningOnDisk) {
+  const std::string nvme =
+      R"("device": "nvme", "nvme_path": "/nvme", "pin_memory": true)";
   EXPECT_THAT(
-      request({.deepspeed = DeepSpeedOptions{.offload_param_device = "nvme"}})
+      names_of(on_disk(
+                   nvme + R"(, "ratio": 0.5, "fast_init": true,
+                              "pipeline": true)",
+                   nvme,
+                   R"(, "aio": {"block_size": 1048576, "queue_depth": 8,
+                                "single_submit": false})")
+                   .ignored),
+      ElementsAre(
+          "aio.block_size (the library chooses how it reads and writes)",
+          "aio.queue_depth (the library chooses how it reads and writes)",
+          "aio.single_submit (the library chooses how it reads and writes)",
+          "zero_optimization.offload_optimizer.fast_init (the library chooses "
+          "how files begin)",
+          "zero_optimization.offload_optimizer.pin_memory (memory that devices "
+          "copy from is pinned anyway)",
+          "zero_optimization.offload_optimizer.pipeline (pipeline_read and "
+          "pipeline_write act)",
+          "zero_optimization.offload_optimizer.ratio (the whole step of a "
+          "shard is on one device)",
+          "zero_optimization.offload_param.pin_memory (memory that devices "
+          "copy from is pinned anyway)"));
+}
+
+TEST(DeepSpeedRequest, SaysThatOnlyNvmeHasPathsAndBuffers) {
+  const auto found = on_disk(
+      R"("device": "cpu", "nvme_path": "/nvme", "pipeline_read": true)",
+      R"("device": "none", "max_in_cpu": 5)");
+  EXPECT_FALSE(found.sharding->disk);
+  EXPECT_THAT(
+      names_of(found.ignored),
+      ElementsAre(
+          "offload_optimizer_nvme_path (its device is not nvme)",
+          "zero_optimization.offload_optimizer.pipeline_read (only the device "
+          "nvme has it)",
+          "zero_optimization.offload_param.max_in_cpu (only the device nvme "
+          "has it)"));
+  const auto launched = request(
+      {.deepspeed = DeepSpeedOptions()},
+      {{"ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "/nvme"}});
+  ASSERT_EQ(launched.ignored.size(), 1u);
+  EXPECT_EQ(
+      launched.ignored[0].origin,
+      "environment variable ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH");
+}
+
+TEST(DeepSpeedRequest, RefusesToKeepOnDiskWhatItsStageDoesNotShard) {
+  const auto complaints = [](int stage) {
+    return request({.deepspeed =
+                        DeepSpeedOptions{
+                            .zero_stage = stage,
+                            .offload_optimizer_device = "nvme",
+                            .offload_param_device = "nvme",
+                            .offload_optimizer_nvme_path = "/nvme",
+                            .offload_param_nvme_path = "/nvme"}})
+        .complaints;
+  };
+  EXPECT_THAT(complaints(3), IsEmpty());
+  const std::string parameters =
+      "[config] offload_param_device must be none or cpu unless zero_stage is "
+      "3, but is nvme with zero_stage ";
+  EXPECT_THAT(complaints(2), ElementsAre(parameters + "2"));
+  EXPECT_THAT(
+      complaints(0),
+      ElementsAre(
+          "[config] offload_optimizer_device must be none where zero_stage is "
+          "0, which shards nothing, but is nvme\n" +
+          parameters + "0"));
+}
+
+TEST(DeepSpeedRequest, RefusesNvmeWithoutADirectory) {
+  EXPECT_THAT(
+      on_disk(R"("device": "nvme")", R"("device": "nvme", "nvme_path": "")")
           .complaints,
-      ElementsAre(HasSubstr("offloading the parameters to nvme")));
-  EXPECT_TRUE(
-      request({.deepspeed = DeepSpeedOptions{.offload_param_device = "cpu"}})
-          .sharding->cpu_offload);
+      ElementsAre(
+          "[config] offload_optimizer_nvme_path must be a directory where "
+          "offload_optimizer_device is nvme, but is none\n"
+          "[config] offload_param_nvme_path must be a directory where "
+          "offload_param_device is nvme, but is empty"));
+}
+
+TEST(DeepSpeedRequest, RefusesBuffersThatCannotBe) {
+  const auto complaint = [](const std::string& member) {
+    return on_disk("", R"("device": "nvme", "nvme_path": "/nvme", )" + member)
+        .complaints;
+  };
+  const std::string section = "[config] zero_optimization.offload_param.";
+  EXPECT_THAT(
+      complaint(R"("buffer_size": 0.5)"),
+      ElementsAre(
+          section +
+          "buffer_size of the DeepSpeed configuration must be a whole number "
+          "of at least 1, but is 0.5"));
+  EXPECT_THAT(
+      complaint(R"("buffer_count": "many")"),
+      ElementsAre(
+          section +
+          "buffer_count of the DeepSpeed configuration must be a whole number "
+          "of at least 1, but is \"many\""));
+  EXPECT_THAT(
+      complaint(R"("buffer_count": 1e9)"),
+      ElementsAre(HasSubstr("must be at most 1048576, but is 1000000000")));
+  EXPECT_THAT(
+      complaint(R"("max_in_cpu": -1)"),
+      ElementsAre(HasSubstr("of at least 0, but is -1")));
+  EXPECT_THAT(
+      on_disk(
+          R"("device": "nvme", "nvme_path": "/nvme", "pipeline_read": 1)", "")
+          .complaints,
+      ElementsAre(HasSubstr(
+          "pipeline_read of the DeepSpeed configuration must be true or false, "
+          "but is 1")));
 }
 
 }  // namespace translate_deepspeed_test

@@ -9,6 +9,7 @@
 
 #include "base/text/text.h"
 #include "engines/deepspeed/deepspeed.h"
+#include "engines/deepspeed/deepspeed_disk.h"
 #include "engines/fully_sharded/fully_sharded.h"
 #include "engines/option_fields.h"
 
@@ -123,12 +124,23 @@ void list_ignored_fields(
         "zero3_init_flag",
         "only zero_stage 3 has it");
   }
-  const auto note_path = [&](const std::optional<std::string>& path,
-                             const std::string& name) {
-    if (path && *path != "none") note(true, name, "", "nothing is on nvme");
+  const auto note_path = [&](std::string_view name,
+                             const std::optional<std::string>& device,
+                             const std::optional<std::string>& in_code,
+                             const std::optional<std::string>& path) {
+    if (device == "nvme" || !path || path->empty() || *path == "none") return;
+    note(in_code == path, std::string(name), name, "its device is not nvme");
   };
-  note_path(given.offload_optimizer_nvme_path, "offload_optimizer_nvme_path");
-  note_path(given.offload_param_nvme_path, "offload_param_nvme_path");
+  note_path(
+      "offload_optimizer_nvme_path",
+      found.offload_optimizer_device,
+      given.offload_optimizer_nvme_path,
+      found.offload_optimizer_nvme_path);
+  note_path(
+      "offload_param_nvme_path",
+      found.offload_param_device,
+      given.offload_param_nvme_path,
+      found.offload_param_nvme_path);
   if (found.transformer_moe_cls_names && *found.zero_stage != 3) {
     note(
         given.transformer_moe_cls_names.has_value(),
@@ -143,17 +155,19 @@ void list_ignored(
     const nlohmann::json& node,
     const std::string& path,
     const std::string& origin,
-    bool is_msamp_listed,
+    const DeepSpeedConfig& config,
     std::vector<IgnoredSetting>& ignored) {
   for (const auto& [name, value] : node.items()) {
     const std::string below = dotted_name(path, name);
     // optimizer_from_deepspeed() and scheduler_from_deepspeed() read these.
     if (below == "optimizer" || below == "scheduler") continue;
-    if (below == "msamp" && is_msamp_listed) continue;
+    if (below == "msamp" && config.uses_msamp()) continue;
     if (value.is_object()) {
-      list_ignored(value, below, origin, is_msamp_listed, ignored);
-    } else if (!is_known_key(below) && value != "auto") {
-      ignored.push_back({below, {}, origin});
+      list_ignored(value, below, origin, config, ignored);
+    } else if (
+        !is_known_key(below) && !is_read_for_disk(config.options(), below) &&
+        value != "auto") {
+      ignored.push_back({below, without_effect_on_disk(below), origin});
     }
   }
 }
@@ -164,21 +178,6 @@ std::string origin_of_config(
   if (!given.hf_ds_config.empty()) return "code";
   const Resolved* const file = settings.find("deepspeed_config_file");
   return file == nullptr ? "code" : format("DeepSpeed file {}", file->text);
-}
-
-void require_offload_devices(const DeepSpeedOptions& options) {
-  std::vector<std::string> complaints;
-  for (const auto& [what, device] :
-       {std::pair("optimizer", *options.offload_optimizer_device),
-        std::pair("parameters", *options.offload_param_device)}) {
-    if (device == "none" || device == "cpu") continue;
-    complaints.push_back(format(
-        "[parallel] offloading the {} to {} is not supported in this version; "
-        "use cpu, leave it out, or shard over more ranks",
-        what,
-        device));
-  }
-  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
 }
 
 std::optional<DeepSpeedSection> section_of(
@@ -247,7 +246,6 @@ TrainingRequest read_deepspeed(
       {{"gradient_clipping", 1.0},
        {"zero_optimization.stage3_gather_16bit_weights_on_model_save", false}});
   const DeepSpeedFields& found = config.options();
-  require_offload_devices(found);
 
   TrainingRequest request;
   request.engine = Engine::deepspeed;
@@ -270,6 +268,7 @@ TrainingRequest read_deepspeed(
   // Shards and their optimizer state are always on the same device.
   sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
       found.offload_param_device == "cpu";
+  sharding.disk = read_disk_request(config);
   sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
   if (mixed_precision != "no") {
     request.precision.sharded =
@@ -298,7 +297,7 @@ TrainingRequest read_deepspeed(
   request.deepspeed_config = config.json().dump();
   const std::string origin = origin_of_config(given, settings);
   list_ignored_fields(given, config, settings, origin, request.ignored);
-  list_ignored(config.json(), "", origin, config.uses_msamp(), request.ignored);
+  list_ignored(config.json(), "", origin, config, request.ignored);
   return request;
 }
 
