@@ -13,6 +13,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "gate/memory_parts.h"
 
 namespace accelerate::detail {
 
@@ -32,8 +33,9 @@ at::Tensor list_norm(const std::vector<at::Tensor>& gradients, double p) {
   for (const auto& [kind, list] : alike) {
     const at::ScalarType wide =
         at::isReducedFloatingType(kind.second) ? at::kFloat : kind.second;
-    for (const at::Tensor& norm : at::_foreach_norm(list, p, wide)) {
-      norms.push_back(norm.to(gradients[0].device()));
+    for (const auto& part : memory_parts(list)) {
+      for (const at::Tensor& norm : at::_foreach_norm(part, p, wide))
+        norms.push_back(norm.to(gradients[0].device()));
     }
   }
   at::ScalarType common = norms[0].scalar_type();

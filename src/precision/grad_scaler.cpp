@@ -12,6 +12,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "gate/memory_parts.h"
 
 namespace accelerate {
 
@@ -60,8 +61,10 @@ void unscale_list(
     const at::Tensor& factor,
     at::Tensor found) {
   if (list[0].scalar_type() != at::kDouble) {
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        list, found, factor.to(at::kFloat));
+    for (const auto& part : detail::memory_parts(list)) {
+      at::_amp_foreach_non_finite_check_and_unscale_(
+          part, found, factor.to(at::kFloat));
+    }
     return;
   }
   // The kernel's factor is a float, which rounds unless it is a power of two.
@@ -172,7 +175,8 @@ void GradScaler::undo_unscale_(torch::optim::Optimizer& optimizer) const {
   if (state_->found.erase(&optimizer) == 0) return;
   const at::NoGradGuard no_grad;
   for (const auto& [kind, list] : gradients_of(optimizer)) {
-    at::_foreach_mul_(list, state_->scale.squeeze(0).to(kind.first));
+    for (const auto& part : detail::memory_parts(list))
+      at::_foreach_mul_(part, state_->scale.squeeze(0).to(kind.first));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/run/checkpoints.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -12,6 +13,8 @@
 #include "checkpoint/run/save_target.h"
 #include "checkpoint/save/checkpoint_writer.h"
 #include "checkpoint/save/snapshot.h"
+#include "gate/gate.h"
+#include "gate/watched_tensor.h"
 
 namespace accelerate::detail {
 
@@ -46,6 +49,17 @@ std::unique_ptr<CheckpointWriter> make_writer(
       std::move(job), checkpoints.save_group());
 }
 
+// Whether tensors lie in files because memory cannot hold them, let alone their
+// copies.
+bool lies_in_files(const CheckpointContents& contents) {
+  return std::ranges::any_of(contents.sections, [](const Section& section) {
+    return std::ranges::any_of(section.entries, [](const SectionEntry& entry) {
+      const GateKeeper* const keeper = keeper_of(entry.tensor);
+      return keeper != nullptr && keeper->brings_memory();
+    });
+  });
+}
+
 // An asynchronous save whose copies exceed the memory limit is written
 // synchronously.
 bool is_written_in_background(
@@ -53,6 +67,14 @@ bool is_written_in_background(
     const CheckpointContents& contents,
     const SaveStateOptions& options) {
   if (!options.asynchronous) return false;
+  if (lies_in_files(contents)) {
+    checkpoints.world.logger().log(
+        LogLevel::info,
+        "checkpoint",
+        "an asynchronous save would hold what lies in files in memory; it is "
+        "written at once");
+    return false;
+  }
   const std::uint64_t wanted = SnapshotMemory::bytes_for(contents);
   if (options.memory_limit == 0 || wanted <= options.memory_limit) return true;
   checkpoints.world.logger().log(

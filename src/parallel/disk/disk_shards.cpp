@@ -96,9 +96,12 @@ void DiskShards::keep(const at::Tensor& local, const at::Tensor& rows) {
   const bool stays = parameter.numel() <= elements_left_;
   if (stays) elements_left_ -= parameter.numel();
   if (parameters_ && !stays) parameters_->add(parameter);
-  // Without a place of their own, masters lie beside the copies.
-  const auto& masters = state_ ? state_ : parameters_;
-  if (is_master && masters) masters->add(local);
+  if (!is_master) return;
+  if (state_) {
+    state_->add(local);
+  } else if (parameters_ && !stays) {
+    parameters_->add(local);
+  }
 }
 
 void DiskShards::bind(torch::optim::Optimizer& optimizer) {

@@ -253,11 +253,6 @@ void check_sharding(
         group_size,
         shards));
   }
-  if (sharding.disk) {
-    complaints.emplace_back(
-        "[parallel] shards cannot be kept on disk (nvme) in this version; keep "
-        "them in host memory, or shard over more ranks");
-  }
   if (sharding.cpu_offload && shards == 1 && !request.device.is_cpu()) {
     complaints.push_back(format(
         "[parallel] offload to the CPU is on, on {}, but nothing is sharded, "

@@ -14,6 +14,7 @@
 
 #include "base/text/text.h"
 #include "comm/monitoring/public_call.h"
+#include "gate/memory_parts.h"
 #include "optim/optimizers/fused.h"
 #include "params/gradient_norm.h"
 #include "train/session/session.h"
@@ -156,8 +157,10 @@ constexpr double kSmall = 1e-6;
 void scale_to(double max_norm, const MeasuredNorm& measured) {
   const at::Tensor factor =
       (max_norm / (measured.norm + kSmall)).clamp_max(1.0);
-  for (const auto& list : gradients_of(measured.rows.all))
-    at::_foreach_mul_(list, factor.to(list[0].device()));
+  for (const auto& list : gradients_of(measured.rows.all)) {
+    for (const auto& part : detail::memory_parts(list))
+      at::_foreach_mul_(part, factor.to(list[0].device()));
+  }
 }
 
 }  // namespace

@@ -1,0 +1,388 @@
+// Models whose shards, gradients and optimizer state lie in files.
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <accelerate/accelerate.h>
+
+#include "gate/watched_tensor.h"
+#include "parallel/disk/disk_tensors.h"
+#include "support/expect_error.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate {
+namespace disk_training_test {
+
+using testing::expect_error;
+using testing::run_on_ranks;
+using testing::TemporaryDirectory;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int kLayers = 4;
+constexpr int kWidth = 48;
+
+struct NetImpl : nn::Module {
+  explicit NetImpl(torch::ScalarType dtype = torch::kFloat) {
+    for (int i = 0; i < kLayers; ++i)
+      layers->push_back(nn::Linear(kWidth, kWidth));
+    register_module("layers", layers);
+    const torch::NoGradGuard no_grad;
+    double number = 0;
+    for (Tensor& parameter : parameters()) {
+      parameter.copy_(
+          (torch::sin(torch::arange(parameter.numel()) + 37 * number++) * 0.1)
+              .view(parameter.sizes()));
+    }
+    to(dtype);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = x;
+    for (const auto& layer : *layers)
+      h = torch::tanh(layer->as<nn::Linear>()->forward(h));
+    return h;
+  }
+  nn::ModuleList layers;
+};
+TORCH_MODULE(Net);
+
+// What lies in files.
+struct Kept {
+  bool optimizer = true;
+  bool parameters = true;
+};
+
+struct DiskRun {
+  int num_ranks = 1;
+  int zero_stage = 3;
+  Precision precision = Precision::no;
+  bool master_weights = false;
+  int accumulation = 1;
+  int replicate = 1;
+  double max_norm = 0;
+  std::string optimizer = "AdamW";
+  int num_steps = 3;
+  /// Elements of a buffer; few, so that nothing stays in memory by chance.
+  int buffer_size = 3000;
+  bool overlaps = true;
+  /// Elements of parameters that stay in memory.
+  std::int64_t max_in_cpu = 0;
+};
+
+ParallelOptions parallel_of(
+    const DiskRun& run,
+    const Kept* kept,
+    const std::string& directory) {
+  DeepSpeedOptions deepspeed{.zero_stage = run.zero_stage};
+  if (kept != nullptr) {
+    const std::string overlaps = run.overlaps ? "true" : "false";
+    deepspeed.hf_ds_config =
+        R"({"zero_optimization": {"stage": )" + std::to_string(run.zero_stage);
+    if (kept->optimizer)
+      deepspeed.hf_ds_config +=
+          R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" +
+          directory + R"(", "buffer_count": 4, "pipeline_read": )" + overlaps +
+          R"(, "pipeline_write": )" + overlaps + "}";
+    if (kept->parameters)
+      deepspeed.hf_ds_config +=
+          R"(, "offload_param": {"device": "nvme", "nvme_path": ")" +
+          directory + R"(", "buffer_count": 4, "buffer_size": )" +
+          std::to_string(run.buffer_size) + R"(, "max_in_cpu": )" +
+          std::to_string(run.max_in_cpu) + "}";
+    deepspeed.hf_ds_config += R"(}, "train_micro_batch_size_per_gpu": 1})";
+    deepspeed.zero_stage = std::nullopt;
+  }
+  ParallelOptions options{.deepspeed = deepspeed};
+  if (run.replicate > 1) options.replicate = run.replicate;
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const std::string& name,
+    const std::vector<Tensor>& parameters) {
+  if (name == "AdamW") {
+    return std::make_unique<optim::AdamW>(
+        parameters, torch::optim::AdamWOptions(0.01));
+  }
+  if (name == "Adam with amsgrad") {
+    return std::make_unique<torch::optim::Adam>(
+        parameters, torch::optim::AdamOptions(0.01).amsgrad(true));
+  }
+  if (name == "Adagrad") {
+    return std::make_unique<optim::Adagrad>(
+        parameters, torch::optim::AdagradOptions(0.01));
+  }
+  if (name == "RMSprop") {
+    return std::make_unique<torch::optim::RMSprop>(
+        parameters, torch::optim::RMSpropOptions(0.01).momentum(0.5));
+  }
+  return std::make_unique<optim::SGD>(
+      parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+using Weights = std::map<std::string, Tensor>;
+
+Tensor rows(const Accelerator& accelerator, int step) {
+  const Tensor all =
+      torch::sin(torch::arange(40 * 12 * kWidth).view({-1, 12, kWidth}));
+  const int size = 12 / accelerator.num_processes();
+  return all[step].narrow(0, accelerator.process_index() * size, size);
+}
+
+using Visit = std::function<void(
+    const Accelerator&,
+    const Model<NetImpl>&,
+    const Optimizer&,
+    const Net&)>;
+
+// Trains, and returns all weights as fp32 numbers.
+Weights train(
+    const DiskRun& run,
+    const Kept* kept,
+    const Visit& at_end = nullptr,
+    const Visit& at_begin = nullptr) {
+  const TemporaryDirectory directory;
+  Weights end;
+  run_on_ranks(run.num_ranks, [&](const WorldOptions& world) {
+    AcceleratorOptions options{
+        .mixed_precision = run.precision,
+        .gradient_accumulation_steps = run.accumulation,
+        .parallel = parallel_of(run, kept, directory.path().string()),
+        .world = world};
+    options.master_weights = run.master_weights;
+    Accelerator accelerator(options);
+    Net net(run.master_weights ? torch::kBFloat16 : torch::kFloat);
+    const auto inner = make_optimizer(run.optimizer, net->parameters());
+    auto [model, optimizer] = accelerator.prepare(net, *inner);
+    if (at_begin) at_begin(accelerator, model, optimizer, net);
+    for (int step = 0; step < run.num_steps * run.accumulation; ++step) {
+      const auto micro_step = accelerator.accumulate();
+      Tensor x = rows(accelerator, step);
+      if (run.master_weights) x = x.to(torch::kBFloat16);
+      accelerator.backward(model(x).to(torch::kFloat).pow(2).mean());
+      if (run.max_norm > 0 && accelerator.sync_gradients())
+        static_cast<void>(accelerator.clip_grad_norm_(model, run.max_norm));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    if (at_end) at_end(accelerator, model, optimizer, net);
+    const auto scope = model.full_parameters();
+    if (accelerator.process_index() != 0) return;
+    const torch::NoGradGuard no_grad;
+    for (const auto& item : net->named_parameters())
+      end[item.key()] = item.value().detach().to(torch::kFloat).clone();
+  });
+  return end;
+}
+
+void expect_equal(
+    const Weights& found,
+    const Weights& expected,
+    const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (const auto& [name, tensor] : expected)
+    EXPECT_TRUE(torch::equal(found.at(name), tensor))
+        << what << ": " << name << " differs by "
+        << (found.at(name) - tensor).abs().max().item<double>();
+}
+
+std::vector<std::pair<std::string, Kept>> all_kept(int stage) {
+  std::vector<std::pair<std::string, Kept>> all{{"optimizer", {true, false}}};
+  if (stage == 3) {
+    all.push_back({"parameters", {false, true}});
+    all.push_back({"both", {true, true}});
+  }
+  return all;
+}
+
+// Without files, one rank has no shards, and autocasts in 16 bits. With all
+// parameters in memory, it has shards that are not in files.
+Weights in_memory(DiskRun run) {
+  if (run.num_ranks > 1 ||
+      (run.precision == Precision::no && !run.master_weights))
+    return train(run, nullptr);
+  const Kept nothing{.optimizer = false, .parameters = true};
+  run.zero_stage = 3;
+  run.max_in_cpu = 1'000'000;
+  return train(run, &nothing);
+}
+
+TEST(DiskTraining, EndsWithTheWeightsOfMemoryInEveryBit) {
+  for (const int num_ranks : {1, 2, 3}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const Precision precision :
+           {Precision::no, Precision::bf16, Precision::fp16}) {
+        for (const int accumulation : {1, 2}) {
+          for (const double max_norm : {0.0, 0.01}) {
+            DiskRun run{
+                .num_ranks = num_ranks,
+                .zero_stage = stage,
+                .precision = precision,
+                .accumulation = accumulation,
+                .max_norm = max_norm};
+            const Weights memory = in_memory(run);
+            for (const auto& [name, kept] : all_kept(stage)) {
+              const std::string what = name + " of " +
+                  std::to_string(num_ranks) + " ranks in stage " +
+                  std::to_string(stage) + ", precision " +
+                  std::string(name_of(precision)) + ", window " +
+                  std::to_string(accumulation) + ", norm " +
+                  std::to_string(max_norm);
+              expect_equal(train(run, &kept), memory, what);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DiskTraining, TakesAnyOptimizerOfLibTorch) {
+  for (const char* const optimizer :
+       {"SGD", "Adam with amsgrad", "Adagrad", "RMSprop"}) {
+    DiskRun run{.num_ranks = 2, .optimizer = optimizer};
+    const Weights memory = train(run, nullptr);
+    const Kept kept;
+    expect_equal(train(run, &kept), memory, optimizer);
+    run.overlaps = false;
+    expect_equal(train(run, &kept), memory, optimizer);
+  }
+}
+
+TEST(DiskTraining, KeepsMastersOfSixteenBits) {
+  for (const int num_ranks : {1, 2}) {
+    const DiskRun run{.num_ranks = num_ranks, .master_weights = true};
+    const Weights memory = in_memory(run);
+    for (const auto& [name, kept] : all_kept(3))
+      expect_equal(train(run, &kept), memory, name);
+  }
+}
+
+TEST(DiskTraining, AveragesOverReplicasOfShards) {
+  const DiskRun run{.num_ranks = 4, .replicate = 2, .max_norm = 0.01};
+  const Weights memory = train(run, nullptr);
+  for (const auto& [name, kept] : all_kept(3))
+    expect_equal(train(run, &kept), memory, name);
+}
+
+bool is_in_memory(const Tensor& tensor) {
+  return tensor.storage().data() != nullptr;
+}
+
+TEST(DiskTraining, HasNothingInMemoryBetweenUses) {
+  const Kept kept;
+  train(
+      {.num_ranks = 2},
+      &kept,
+      [](const Accelerator&,
+         const Model<NetImpl>&,
+         const Optimizer& optimizer,
+         const Net&) {
+        for (const auto& group : optimizer.param_groups()) {
+          for (const Tensor& parameter : group.params()) {
+            EXPECT_TRUE(detail::is_behind_operators(parameter));
+            const auto& state =
+                static_cast<const torch::optim::AdamWParamState&>(
+                    *optimizer.inner().state().at(
+                        parameter.unsafeGetTensorImpl()));
+            EXPECT_TRUE(detail::is_behind_operators(state.exp_avg()));
+            EXPECT_TRUE(detail::is_behind_operators(state.exp_avg_sq()));
+          }
+        }
+      });
+}
+
+TEST(DiskTraining, LeavesNoFileBehind) {
+  const TemporaryDirectory directory;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Kept kept;
+    const Accelerator accelerator(
+        {.parallel = parallel_of({}, &kept, directory.path().string()),
+         .world = world});
+    Net net;
+    optim::AdamW inner(net->parameters());
+    auto [model, optimizer] = accelerator.prepare(net, inner);
+    accelerator.backward(model(rows(accelerator, 0)).pow(2).mean());
+    optimizer.step();
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+  });
+}
+
+TEST(DiskTraining, ResumesBitForBitOnAnyNumberOfRanks) {
+  for (const bool was_on_disk : {true, false}) {
+    for (const bool is_on_disk : {true, false}) {
+      const Kept kept;
+      const TemporaryDirectory saved;
+      const DiskRun before{.num_ranks = 2, .max_norm = 0.01, .num_steps = 2};
+      static_cast<void>(train(
+          before,
+          was_on_disk ? &kept : nullptr,
+          [&](const Accelerator& accelerator,
+              const Model<NetImpl>&,
+              const Optimizer&,
+              const Net&) { accelerator.save_state(saved.path() / "state"); }));
+      const auto load = [&](const Accelerator& accelerator,
+                            const Model<NetImpl>&,
+                            const Optimizer&,
+                            const Net&) {
+        accelerator.load_state(saved.path() / "state");
+      };
+      for (const int num_ranks : {1, 2, 3}) {
+        const DiskRun after{.num_ranks = num_ranks, .num_steps = 2};
+        const Weights memory = train(after, nullptr, nullptr, load);
+        expect_equal(
+            train(after, is_on_disk ? &kept : nullptr, nullptr, load),
+            memory,
+            std::to_string(num_ranks));
+      }
+    }
+  }
+}
+
+struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {
+  [[nodiscard]] double get_lr() const override { return 0.1; }
+  void set_lr(double) override {}
+};
+struct OwnOptimizer : torch::optim::Optimizer, optim::Elementwise {
+  explicit OwnOptimizer(std::vector<Tensor> parameters)
+      : Optimizer(std::move(parameters), std::make_unique<OwnOptions>()) {}
+  Tensor step(LossClosure) override { return {}; }
+};
+
+TEST(DiskTraining, RefusesAnOptimizerThatMayNotStepInParts) {
+  const TemporaryDirectory directory;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    const Kept kept;
+    const Accelerator accelerator(
+        {.parallel = parallel_of({}, &kept, directory.path().string()),
+         .world = world});
+    Net net;
+    OwnOptimizer optimizer(net->parameters());
+    expect_error<ConfigError>(
+        [&] { accelerator.prepare(net, optimizer); },
+        "[parallel] an optimizer of shards in files must be SGD, Adam, AdamW, "
+        "Adagrad or RMSprop, but is of another class");
+  });
+}
+
+TEST(DiskTraining, NamesADirectoryThatIsMissing) {
+  run_on_ranks(1, [](const WorldOptions& world) {
+    expect_error<Error>(
+        [&] {
+          const Kept kept;
+          const Accelerator accelerator(
+              {.parallel = parallel_of({}, &kept, "/nowhere/at/all"),
+               .world = world});
+          Net net;
+          accelerator.prepare(net);
+        },
+        "/nowhere/at/all must be");
+  });
+}
+
+}  // namespace disk_training_test
+}  // namespace accelerate
