@@ -14,12 +14,14 @@
 #include <accelerate/error.h>
 
 #include "support/expect_error.h"
+#include "support/has_memory.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::detail {
 namespace disk_tensors_test {
 
 using accelerate::testing::expect_error;
+using accelerate::testing::has_memory;
 using accelerate::testing::TemporaryDirectory;
 using torch::Tensor;
 
@@ -30,10 +32,6 @@ DiskTensors::Options options_for(
       .directory = directory.path(),
       .what = "numbers",
       .memory_bytes = memory_bytes};
-}
-
-bool is_in_memory(const Tensor& tensor) {
-  return tensor.storage().data() != nullptr;
 }
 
 // Random uses of tensors that fit into memory by threes: each has the values
@@ -120,9 +118,9 @@ TEST(DiskTensors, LeaveMemoryWhenTheyAreLetGo) {
   disk.add(tensor);
   {
     const HeldTensors held({tensor}, DiskUse::change);
-    EXPECT_TRUE(is_in_memory(tensor));
+    EXPECT_TRUE(has_memory(tensor));
   }
-  EXPECT_FALSE(is_in_memory(tensor));
+  EXPECT_FALSE(has_memory(tensor));
   expect_error<c10::Error>(
       [&] { static_cast<void>(tensor.data_ptr()); },
       "read through its address while it lies in a file (numbers in ");

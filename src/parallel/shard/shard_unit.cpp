@@ -183,7 +183,11 @@ void ShardUnit::close() {
 void ShardUnit::keep_changes(const ShardedParameter& parameter) const {
   const at::Tensor own =
       parameter.rows_of(parameter.full.detach(), place_.rank);
-  if (own.is_alias_of(parameter.local)) return;
+  // Not is_alias_of(), which fails for tensors without memory.
+  if (own.storage().unsafeGetStorageImpl() ==
+      parameter.local.storage().unsafeGetStorageImpl()) {
+    return;
+  }
   // If the shard is more precise, it is only overwritten after a real change.
   if (!parameter.is_rounded ||
       parameter.full._version() != parameter.version_when_opened) {
