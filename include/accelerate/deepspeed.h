@@ -36,12 +36,18 @@ struct DeepSpeedOptions {
   /// 0: nothing is sharded; 1: optimizer state; 2: gradients as well; 3:
   /// parameters as well. Unset: 2.
   std::optional<int> zero_stage = std::nullopt;
-  /// "none", "cpu" or "nvme". Unset: "none".
+  /// "none", "cpu" or "nvme". The optimizer needs stage 1 for "nvme", the
+  /// parameters stage 3. Unset: "none".
   std::optional<std::string> offload_optimizer_device = std::nullopt;
   std::optional<std::string> offload_param_device = std::nullopt;
-  /// Directories for what is offloaded to "nvme". Unset: "none".
+  /// Directories for what is offloaded to "nvme", which need one each; they
+  /// exist on every machine, and each rank has files of its own there. Without
+  /// effect for other devices, and reported. Unset: "none".
   std::optional<std::string> offload_optimizer_nvme_path = std::nullopt;
   std::optional<std::string> offload_param_nvme_path = std::nullopt;
+  /// Allow such directories in memory (tmpfs, ramfs), where they save none.
+  /// Unset: false.
+  std::optional<bool> offload_directory_in_memory = std::nullopt;
 
   // Making a model of stage 3; layers with experts.
 

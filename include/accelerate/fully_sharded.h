@@ -137,6 +137,13 @@ struct FullyShardedDataParallelOptions {
 
   /// Keep shards in host memory between uses, and step there. Unset: false.
   std::optional<bool> cpu_offload = std::nullopt;
+  /// With cpu_offload: a directory on a disk, such as an NVMe, where shards,
+  /// their gradients and optimizer state are kept instead; each rank has files
+  /// of its own there. It must exist on every machine. Unset: none.
+  std::optional<std::string> offload_directory = std::nullopt;
+  /// Allow an offload_directory in memory (tmpfs, ramfs), which saves none.
+  /// Unset: false.
+  std::optional<bool> offload_directory_in_memory = std::nullopt;
   /// Modules that are not sharded: a regular expression that matches their
   /// full names.
   std::optional<std::string> ignored_modules = std::nullopt;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 
 #include <accelerate/error.h>
 
+#include "base/files/in_memory.h"
 #include "base/files/mappable_file.h"
 #include "support/expect_error.h"
 #include "support/temporary_directory.h"
@@ -31,6 +33,26 @@ std::size_t count_entries(const std::filesystem::path& directory) {
        std::filesystem::directory_iterator(directory))
     ++count;
   return count;
+}
+
+// The last mount at a path hides those before it.
+TEST(FilesTest, KnowsFileSystemsInMemory) {
+  std::map<std::string, std::string> types;
+  std::ifstream mounts("/proc/self/mounts");
+  for (std::string device, path, type, rest;
+       mounts >> device >> path >> type && std::getline(mounts, rest);) {
+    types.insert_or_assign(path, type);
+  }
+  for (const std::string path : {"/", "/proc", "/dev/shm", "/tmp", "/run"}) {
+    const auto found = types.find(path);
+    if (found == types.end()) continue;
+    EXPECT_EQ(
+        is_in_memory(path),
+        found->second == "tmpfs" || found->second == "ramfs")
+        << path;
+  }
+  EXPECT_FALSE(is_in_memory("/proc/self"));
+  EXPECT_FALSE(is_in_memory("/no/such/directory"));
 }
 
 TEST(FilesTest, ReplacesAFileCompletelyAndLeavesNoTemporaryFile) {

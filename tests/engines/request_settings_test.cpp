@@ -142,6 +142,8 @@ Variables company_of(const OptionSpec& spec) {
     variables["FSDP_AUTO_WRAP_POLICY"] = "SIZE_BASED_WRAP";
   if (spec.key == "fsdp_transformer_layer_cls_to_wrap")
     variables["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP";
+  if (spec.key == "fsdp_offload_directory")
+    variables["FSDP_OFFLOAD_PARAMS"] = "true";
   if (spec.key == "fsdp_reshard_after_forward") variables["FSDP_VERSION"] = "2";
   if (spec.key == "fsdp_activation_checkpointing_offload") {
     variables["FSDP_VERSION"] = "2";

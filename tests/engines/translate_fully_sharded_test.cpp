@@ -172,6 +172,60 @@ TEST(FullyShardedRequest, ReadsWhichInputsAreCast) {
   EXPECT_THAT(of(1, {.cast_root_forward_inputs = true}).ignored, IsEmpty());
 }
 
+TEST(FullyShardedRequest, KeepsShardsInFiles) {
+  const auto of = [](const FullyShardedDataParallelOptions& options) {
+    return request({.fully_sharded = options});
+  };
+  const DiskRequest expected{
+      .keeps_optimizer_state = true,
+      .keeps_parameters = true,
+      .directory = "/nvme"};
+  const auto found = of({.cpu_offload = true, .offload_directory = "/nvme"});
+  EXPECT_EQ(found.sharding->disk, expected);
+  EXPECT_TRUE(found.sharding->cpu_offload);
+  EXPECT_EQ(
+      request(
+          {},
+          {{"ACCELERATE_USE_FSDP", "1"},
+           {"FSDP_OFFLOAD_PARAMS", "true"},
+           {"ACCELERATE_CPP_FSDP_OFFLOAD_DIRECTORY", "/nvme"}})
+          .sharding->disk,
+      expected);
+  EXPECT_TRUE(of({.cpu_offload = true,
+                  .offload_directory = "/nvme",
+                  .offload_directory_in_memory = true})
+                  .sharding->disk->may_be_in_memory);
+  EXPECT_FALSE(of({.cpu_offload = true}).sharding->disk);
+  EXPECT_FALSE(
+      of({.cpu_offload = true, .offload_directory = ""}).sharding->disk);
+}
+
+TEST(FullyShardedRequest, RefusesFilesOfShardsThatAreNotOffloaded) {
+  const auto complaints = [](const FullyShardedDataParallelOptions& options) {
+    return request({.fully_sharded = options}).complaints;
+  };
+  EXPECT_THAT(
+      complaints({.offload_directory = "/nvme"}),
+      ElementsAre(
+          "[config] cpu_offload (fsdp_offload_params) must be true where "
+          "offload_directory is given, but is false"));
+  EXPECT_THAT(
+      complaints(
+          {.sharding_strategy = ShardingStrategy::no_shard,
+           .cpu_offload = true,
+           .offload_directory = "/nvme"}),
+      ElementsAre(
+          "[config] sharding_strategy must shard where offload_directory is "
+          "given, but is NO_SHARD"));
+  EXPECT_THAT(
+      names_of(request({.fully_sharded =
+                            FullyShardedDataParallelOptions{
+                                .offload_directory_in_memory = true}})
+                   .ignored),
+      ElementsAre("offload_directory_in_memory (there is no "
+                  "offload_directory)"));
+}
+
 TEST(FullyShardedRequest, ReportsWhatTheLauncherMisspells) {
   const auto found = request(
       {}, {{"ACCELERATE_USE_FSDP", "1"}, {"FSDP_SHARDING_STRATEGY", "FUL"}});

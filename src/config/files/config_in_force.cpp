@@ -50,7 +50,7 @@ const ConfigJson& sagemaker_fields() {
 }
 
 // Keys of this library that Accelerate does not know.
-constexpr std::array<std::string_view, 11> kOwnKeys{
+constexpr std::array<std::string_view, 12> kOwnKeys{
     "timeout_seconds",
     "transport",
     "log_level",
@@ -61,7 +61,8 @@ constexpr std::array<std::string_view, 11> kOwnKeys{
     "gradient_accumulation_steps",
     "num_cpu_threads_per_process",
     "cpu_affinity",
-    "max_restarts"};
+    "max_restarts",
+    "offload_directory_in_memory"};
 
 // Accelerate writes NO for SageMaker as well, but cannot read that file back.
 constexpr std::array<std::string_view, 3> kSageMakerTypes{

@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // The table's rows, in help-page order.
 // clang-format off
-constexpr std::array<OptionSpec, 153> kRows{{
+constexpr std::array<OptionSpec, 155> kRows{{
     // Options that the launcher itself acts on.
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. 2:8 starts 8, and a program with run_elastic() can continue with as few as 2. Unset: one for each accelerator here, or one"},
@@ -132,6 +132,8 @@ constexpr std::array<OptionSpec, 153> kRows{{
      "which of PyTorch's implementations"},
     {"fsdp_offload_params", "fsdp_config", "--fsdp_offload_params", "FSDP_OFFLOAD_PARAMS", truth, "false", "", acts, "FSDP",
      "keep shards in host memory between uses"},
+    {"fsdp_offload_directory", "fsdp_config", "--fsdp_offload_directory", "ACCELERATE_CPP_FSDP_OFFLOAD_DIRECTORY", text, "", "", acts, "FSDP",
+     "with fsdp_offload_params: a directory on a disk where shards are kept instead, with their gradients and optimizer state. Unset: host memory"},
     {"fsdp_min_num_params", "fsdp_config", "--fsdp_min_num_params", "FSDP_MIN_NUM_PARAMS", integer, "0", "0..2^63", acts, "FSDP",
      "size of a unit, for SIZE_BASED_WRAP", "100000000"},
     {"fsdp_sharding_strategy", "fsdp_config", "--fsdp_sharding_strategy", "FSDP_SHARDING_STRATEGY", text, "FULL_SHARD", "", acts, "FSDP",
@@ -191,6 +193,8 @@ constexpr std::array<OptionSpec, 153> kRows{{
      "how DeepSpeed's launcher reaches hosts: pdsh, standard, openmpi, mvapich, mpich, slurm or nossh", std::nullopt, "standard|pdsh"},
     {"deepspeed_moe_layer_cls_names", "deepspeed_config", "--deepspeed_moe_layer_cls_names", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", text, "", "", acts, "DeepSpeed",
      "classes of layers with experts, separated by commas"},
+    {"offload_directory_in_memory", "", "--offload_directory_in_memory", "ACCELERATE_CPP_OFFLOAD_DIRECTORY_IN_MEMORY", boolean, "false", "", acts, "Offload to disk",
+     "allow directories of --fsdp_offload_directory, or of DeepSpeed's nvme, in memory (tmpfs, ramfs), where files save none; otherwise they are refused"},
     {"use_megatron_lm", "", "--use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM", boolean, "false", "", acts, "Megatron-LM",
      "parallelize by Megatron-LM's settings; Python programs train with Megatron-LM itself"},
     {"megatron_lm_tp_degree", "megatron_lm_config", "--megatron_lm_tp_degree", "MEGATRON_LM_TP_DEGREE", integer, "1", "1..", acts, "Megatron-LM",

@@ -141,6 +141,11 @@ void list_ignored_fields(
       found.offload_param_device,
       given.offload_param_nvme_path,
       found.offload_param_nvme_path);
+  const bool uses_disk = found.offload_optimizer_device == "nvme" ||
+      found.offload_param_device == "nvme";
+  if (given.offload_directory_in_memory && !uses_disk) {
+    note(true, "offload_directory_in_memory", "", "nothing is on nvme");
+  }
   if (found.transformer_moe_cls_names && *found.zero_stage != 3) {
     note(
         given.transformer_moe_cls_names.has_value(),
@@ -178,6 +183,11 @@ std::string origin_of_config(
   if (!given.hf_ds_config.empty()) return "code";
   const Resolved* const file = settings.find("deepspeed_config_file");
   return file == nullptr ? "code" : format("DeepSpeed file {}", file->text);
+}
+
+bool may_be_in_memory(const DeepSpeedOptions& given, const Settings& settings) {
+  return given.offload_directory_in_memory.value_or(
+      settings.boolean("offload_directory_in_memory"));
 }
 
 std::optional<DeepSpeedSection> section_of(
@@ -269,6 +279,9 @@ TrainingRequest read_deepspeed(
   sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
       found.offload_param_device == "cpu";
   sharding.disk = read_disk_request(config);
+  if (sharding.disk) {
+    sharding.disk->may_be_in_memory = may_be_in_memory(given, settings);
+  }
   sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
   if (mixed_precision != "no") {
     request.precision.sharded =

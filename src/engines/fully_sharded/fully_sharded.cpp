@@ -52,7 +52,7 @@ class FullyShardedResolution {
     attempt(complaints_, [&] { choose_units(); });
     attempt(complaints_, [&] { choose_activations(); });
     attempt(complaints_, [&] { choose_precision(mixed_precision); });
-    take(options_.cpu_offload, "fsdp_offload_params");
+    attempt(complaints_, [&] { choose_offload(); });
     take(options_.cpu_ram_efficient_loading, "fsdp_cpu_ram_efficient_loading");
     if (!options_.limit_all_gathers) options_.limit_all_gathers = true;
     if (!options_.ignored_modules)
@@ -156,6 +156,25 @@ class FullyShardedResolution {
     }
     require_at_least(
         "config", "min_num_params", options_.min_num_params.value_or(0), 0);
+  }
+
+  void choose_offload() {
+    take(options_.cpu_offload, "fsdp_offload_params");
+    auto& directory = options_.offload_directory;
+    if (!directory) directory = settings_.text("fsdp_offload_directory");
+    if (directory && directory->empty()) directory.reset();
+    if (!directory) return;
+    take(options_.offload_directory_in_memory, "offload_directory_in_memory");
+    if (!*options_.cpu_offload) {
+      throw ConfigError(
+          "[config] cpu_offload (fsdp_offload_params) must be true where "
+          "offload_directory is given, but is false");
+    }
+    if (options_.sharding_strategy == ShardingStrategy::no_shard) {
+      throw ConfigError(
+          "[config] sharding_strategy must shard where offload_directory is "
+          "given, but is NO_SHARD");
+    }
   }
 
   void choose_activations() {

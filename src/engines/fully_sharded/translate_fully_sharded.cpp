@@ -23,6 +23,10 @@ constexpr std::tuple kFsdpFields{
         &FsdpOptions::transformer_cls_names_to_wrap},
     OptionField{"fsdp_min_num_params", &FsdpOptions::min_num_params},
     OptionField{"fsdp_offload_params", &FsdpOptions::cpu_offload},
+    OptionField{"fsdp_offload_directory", &FsdpOptions::offload_directory},
+    OptionField{
+        "offload_directory_in_memory",
+        &FsdpOptions::offload_directory_in_memory},
     OptionField{"fsdp_ignored_modules", &FsdpOptions::ignored_modules},
     OptionField{
         "fsdp_activation_checkpointing",
@@ -131,6 +135,10 @@ void list_void_fields(
       given.min_num_params && !wraps(AutoWrapPolicy::size_based_wrap),
       "min_num_params",
       "it belongs to size_based_wrap");
+  note(
+      given.offload_directory_in_memory && !found.offload_directory,
+      "offload_directory_in_memory",
+      "there is no offload_directory");
   if (is_2 || found.sharding_strategy != ShardingStrategy::no_shard) return;
   const std::string instead = "sharding_strategy is no_shard";
   note(
@@ -253,6 +261,13 @@ TrainingRequest read_fully_sharded(
   read_prefetch(sharding, given, settings, options);
   sharding.prefetch_depth = *options.limit_all_gathers ? 1 : 2;
   sharding.cpu_offload = *options.cpu_offload;
+  if (options.offload_directory) {
+    sharding.disk = DiskRequest{
+        .keeps_optimizer_state = true,
+        .keeps_parameters = true,
+        .directory = *options.offload_directory,
+        .may_be_in_memory = *options.offload_directory_in_memory};
+  }
   sharding.make_on_rank_0 = *options.cpu_ram_efficient_loading;
   sharding.read_on_rank_0 = *options.cpu_ram_efficient_loading;
   if (*options.activation_checkpointing) {
