@@ -22,6 +22,7 @@
 #include "cli/launch/decision/launch_decision.h"
 #include "cli/launch/decision/launch_flags.h"
 #include "cli/launch/decision/launch_plan.h"
+#include "cli/launch/decision/offload_directories.h"
 #include "cli/launch/launcher.h"
 #include "cli/launch/nodes/foreign_launchers.h"
 #include "cli/launch/nodes/hosts.h"
@@ -316,6 +317,8 @@ int launch_program(const LaunchFlags& flags) {
       environment,
       machine,
       with_interpreter(command, decision, settings, environment));
+  if (!is_python(plan.program))
+    require_offload_directories(decision, settings, environment);
   if (!settings.boolean("quiet")) {
     warn_of_idle_settings(
         {launch_warnings(settings, plan.program),

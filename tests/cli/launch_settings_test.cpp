@@ -225,6 +225,47 @@ TEST_F(LaunchSettings, ShardOnTheCpu) {
       HasSubstr("exclude each other"));
 }
 
+TEST_F(LaunchSettings, NameDirectoriesForShardsThatCanHoldThem) {
+  const auto launch = [](std::vector<std::string> flags,
+                         const std::string& program = "true") {
+    flags.insert(flags.begin(), "launch");
+    flags.insert(
+        flags.end(),
+        {"--num_processes",
+         "2",
+         "--offload_directory_in_memory",
+         "--dry_run",
+         program});
+    return run_tool(flags);
+  };
+  const std::string there = directory_.path(), missing = directory_ / "missing";
+  const std::string complaint = missing +
+      ", where shards are kept, must be a directory, but does not exist; "
+      "create it\n";
+  const auto fsdp = [&](const std::string& directory) {
+    return launch(
+        {"--use_fsdp",
+         "--fsdp_offload_params",
+         "true",
+         "--fsdp_offload_directory",
+         directory});
+  };
+  const auto deepspeed = [&](const std::string& directory) {
+    return launch(
+        {"--use_deepspeed",
+         "--offload_optimizer_device",
+         "nvme",
+         "--offload_optimizer_nvme_path",
+         directory});
+  };
+  for (const ToolResult& result : {fsdp(missing), deepspeed(missing)}) {
+    EXPECT_NE(result.code, 0);
+    EXPECT_THAT(result.err, HasSubstr(complaint));
+  }
+  for (const ToolResult& result : {fsdp(there), deepspeed(there)})
+    EXPECT_EQ(result.code, 0) << result.err;
+}
+
 TEST_F(LaunchSettings, AreCheckedWhateverTheNumberOfProcesses) {
   const std::vector<std::vector<std::string>> wrong{
       {"--tee", "7"},

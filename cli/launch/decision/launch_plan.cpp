@@ -9,6 +9,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "cli/launch/decision/offload_directories.h"
 #include "cli/launch/decision/rank_resources.h"
 #include "cli/launch/machine/memory_directory.h"
 #include "cli/launch/machine/processor_sets.h"
@@ -83,32 +84,12 @@ std::string handover_of(
     const LaunchDecision& decision,
     const Settings& settings,
     const std::string& program) {
-  Settings decided = settings;
-  const auto choose = [&](const char* key) {
-    if (!decided.boolean(key))
-      decided.overrule(key, true, decision.engine_where);
-  };
-  switch (decision.paradigm) {
-    case Paradigm::fsdp:
-      choose("use_fsdp");
-      break;
-    case Paradigm::deepspeed:
-      choose("use_deepspeed");
-      break;
-    case Paradigm::megatron:
-      choose("use_megatron_lm");
-      break;
-    case Paradigm::simple:
-    case Paradigm::multi_device:
-    case Paradigm::tpu:
-      break;
-  }
   std::vector<std::string> reported;
   if (!is_python(program) && !settings.boolean("quiet")) {
     for (const GivenSetting& setting : settings_without_effect(settings))
       reported.push_back(setting.key);
   }
-  return detail::to_handover(decided, reported);
+  return detail::to_handover(with_engine(decision, settings), reported);
 }
 
 // The fewest ranks of an elastic group, and where it keeps its states.
