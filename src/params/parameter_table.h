@@ -19,6 +19,10 @@ class Module;
 
 namespace accelerate::detail {
 
+/// Makes a tensor with undefined contents.
+using MakeTensor =
+    std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>;
+
 /// One parameter as seen by code outside the strategies.
 struct Parameter {
   std::string name;   ///< as named_parameters() spells it, after the prefix
@@ -29,6 +33,9 @@ struct Parameter {
   /// Set by a strategy that averages the gradient over replicas itself, so that
   /// `replicate` leaves it alone.
   bool is_averaged_apart = false;
+  /// Makes tensors of the state of the optimizer that steps on `local`, where
+  /// that state lies; null: in memory.
+  MakeTensor make_state = nullptr;
   /// Set if `tensor` may hold the weight's values after a cast to float8: holds
   /// the scale of that cast (an fp32 number), and is undefined while `tensor`
   /// has the weight's own values.

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# resume_digits.sh TOOL DIGITS RANKS TRIALS: a training run that is repeatedly killed at random moments and resumed from its newest
-# checkpoint ends with exactly the weights of an uninterrupted run.
+# resume_digits.sh TOOL DIGITS RANKS TRIALS [FLAG...]: a training run that is repeatedly killed at random moments and resumed from its newest
+# checkpoint ends with exactly the weights of an uninterrupted run. FLAGs are the launcher's; {} in them is a directory, which the
+# runs leave empty.
 set -euo pipefail
 tool=$1 digits=$2 ranks=$3 trials=$4
 RANDOM=${SEED:-1}
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 cd "$directory"
+mkdir files
+flags=("${@:5}")
+flags=("${flags[@]//\{\}/$directory/files}")
 run() { # PROJECT: runs to the end, or until it is killed
-  "$tool" launch --num_processes "$ranks" "$digits" --epochs 3 --seed 3 --project_dir "$1" \
+  "$tool" launch --num_processes "$ranks" "${flags[@]}" "$digits" --epochs 3 --seed 3 --project_dir "$1" \
     --checkpoint_every 7 --total_limit 2 --resume latest
 }
 digest_in() { tr '\r' '\n' <"$1" | sed -nE 's/.*digest=([0-9a-f]{16}).*/\1/p'; }
@@ -20,7 +24,7 @@ for trial in $(seq "$trials"); do
   rm -rf broken
   while true; do
     # Runs in its own process group, so that all of it can be killed at once.
-    setsid bash -c "$(declare -f run); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
+    setsid bash -c "$(declare -f run) $(declare -p flags); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
     pid=$!
     # Startup takes about 300 ms, and so does training.
     sleep "0.$(printf %03d $((250 + RANDOM % 550)))"
@@ -38,4 +42,5 @@ for trial in $(seq "$trials"); do
   [ "$found" = "$expected" ] || { wrong=$((wrong + 1)); echo "trial $trial: $found, not $expected"; tail -2 broken.out; }
 done
 echo "{\"ranks\": $ranks, \"trials\": $trials, \"kills\": $kills, \"other_digests\": $wrong}"
+[ -z "$(ls -A files)" ] || { ls -lA files; exit 1; }
 [ "$wrong" -eq 0 ] && echo "all as expected"

@@ -1,5 +1,6 @@
 #include "parallel/disk/disk_tensors.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 #include <torch/torch.h>
@@ -172,26 +174,95 @@ TEST(DiskTensors, ServeSeveralThreads) {
 }
 
 std::atomic<int> failing = 0;  // of read (1) and write (2)
+std::atomic<int> calls_until_failure = -1;
+std::atomic<int> failure = EIO;
+std::atomic<std::size_t> most_bytes = SIZE_MAX;
 
+bool fails(int kind) {
+  return (failing & kind) != 0 ||
+      (calls_until_failure >= 0 && calls_until_failure-- == 0);
+}
 ssize_t read_or_fail(int file, void* out, std::size_t size, off_t offset) {
-  if ((failing & 1) == 0) return ::pread(file, out, size, offset);
-  errno = EIO;
+  if (!fails(1))
+    return ::pread(file, out, std::min(size, most_bytes.load()), offset);
+  errno = failure;
   return -1;
 }
 ssize_t write_or_fail(int file, const void* from, std::size_t n, off_t at) {
-  if ((failing & 2) == 0) return ::pwrite(file, from, n, at);
-  errno = ENOSPC;
+  if (!fails(2))
+    return ::pwrite(file, from, std::min(n, most_bytes.load()), at);
+  errno = failure;
   return -1;
+}
+
+std::unique_ptr<TransferQueue> failing_queue() {
+  failing = 0;
+  calls_until_failure = -1;
+  failure = EIO;
+  most_bytes = SIZE_MAX;
+  return std::make_unique<TransferQueue>(
+      TransferQueue::Calls{&read_or_fail, &write_or_fail});
+}
+
+// Steps on five tensors, one after another. Each begins at `start` and gains
+// one in every step.
+void take_steps(
+    DiskTensors& disk,
+    const std::vector<Tensor>& tensors,
+    int count) {
+  const torch::NoGradGuard no_grad;
+  for (int step = 0; step < count; ++step) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const HeldTensors held({tensors[i]}, DiskUse::change);
+      begin_fetch({tensors[(i + 1) % tensors.size()]});
+      const BypassGates bypass;
+      tensors[i].add_(1);
+    }
+  }
+  disk.flush();
+}
+
+// Whichever call fails, the steps end with an error that names the file, or
+// with the right values; short reads and writes go on where they ended.
+TEST(DiskTensors, NeverTakeAWrongStepWhicheverCallFails) {
+  constexpr int kSteps = 3;
+  const TemporaryDirectory directory;
+  int num_errors = 0;
+  for (const int error : {EIO, ENOSPC, EINTR}) {
+    for (int call = 0; call < 40; ++call) {
+      DiskTensors disk(options_for(directory, 2 * 80'000), failing_queue());
+      most_bytes = call % 2 == 0 ? SIZE_MAX : 30'000;
+      std::vector<Tensor> tensors;
+      for (int i = 0; i < 5; ++i) {
+        tensors.push_back(torch::full({20'000}, float(i)));
+        disk.add(tensors.back());
+      }
+      failure = error;
+      calls_until_failure = call;
+      try {
+        take_steps(disk, tensors, kSteps);
+      } catch (const accelerate::Error& found) {
+        EXPECT_THAT(found.what(), ::testing::HasSubstr("numbers in "));
+        EXPECT_NE(error, EINTR);
+        ++num_errors;
+        continue;
+      }
+      calls_until_failure = -1;
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_TRUE(torch::equal(
+            tensors[static_cast<std::size_t>(i)] + 0,
+            torch::full({20'000}, float(i + kSteps))))
+            << "call " << call;
+      }
+    }
+  }
+  EXPECT_GE(num_errors, 40);
 }
 
 TEST(DiskTensors, SayWhichFileFails) {
   const torch::NoGradGuard no_grad;
   const TemporaryDirectory directory;
-  failing = 0;
-  DiskTensors disk(
-      options_for(directory, 1U << 20U),
-      std::make_unique<TransferQueue>(
-          TransferQueue::Calls{&read_or_fail, &write_or_fail}));
+  DiskTensors disk(options_for(directory, 1U << 20U), failing_queue());
   const Tensor tensor = torch::ones({5000});
   disk.add(tensor);
   { const HeldTensors held({tensor}, DiskUse::change); }
@@ -204,6 +275,7 @@ TEST(DiskTensors, SayWhichFileFails) {
   failing = 0;
   EXPECT_EQ(tensor.sum().item<float>(), 5000);
   failing = 2;
+  failure = ENOSPC;
   { const HeldTensors held({tensor}, DiskUse::change); }
   expect_error<accelerate::Error>(
       [&] { disk.flush(); },

@@ -94,7 +94,8 @@ ParallelOptions parallel_of(
           directory + R"(", "buffer_count": 4, "buffer_size": )" +
           std::to_string(run.buffer_size) + R"(, "max_in_cpu": )" +
           std::to_string(run.max_in_cpu) + "}";
-    deepspeed.hf_ds_config += R"(}, "train_micro_batch_size_per_gpu": 1})";
+    deepspeed.hf_ds_config +=
+        R"(}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0})";
     deepspeed.zero_stage = std::nullopt;
   }
   ParallelOptions options{.deepspeed = deepspeed};
@@ -344,6 +345,140 @@ TEST(DiskTraining, ResumesBitForBitOnAnyNumberOfRanks) {
       }
     }
   }
+}
+
+// As train(), with two models that one optimizer steps on, of which the first
+// has a frozen layer.
+Weights train_two(const Kept* kept) {
+  const TemporaryDirectory directory;
+  Weights end;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = parallel_of({}, kept, directory.path().string()),
+         .world = world});
+    Net one, other;
+    for (Tensor& parameter : one->layers[1]->parameters())
+      parameter.requires_grad_(false);
+    std::vector<Tensor> parameters;
+    for (const Net& net : {one, other}) {
+      for (const Tensor& parameter : net->parameters()) {
+        if (parameter.requires_grad()) parameters.push_back(parameter);
+      }
+    }
+    // On no model.
+    parameters.push_back(torch::ones({3}).requires_grad_(true));
+    optim::AdamW inner(parameters, torch::optim::AdamWOptions(0.01));
+    auto [first, second, optimizer] = accelerator.prepare(one, other, inner);
+    for (int step = 0; step < 3; ++step) {
+      const Tensor factor = parameters.back().sum();
+      accelerator.backward(
+          (second(first(rows(accelerator, step))) * factor).pow(2).mean());
+      accelerator.clip_grad_value_(first, 0.01);
+      optimizer.step();
+      optimizer.zero_grad(/*set_to_none=*/step % 2 == 0);
+      // Reads everything, and forgets the graph.
+      const torch::NoGradGuard no_grad;
+      static_cast<void>(second(first(rows(accelerator, step))));
+    }
+    for (const auto& [name, model] :
+         {std::pair("one.", first), std::pair("two.", second)}) {
+      for (const auto& [key, tensor] : accelerator.get_state_dict(model))
+        end[name + key] = tensor.detach().clone();
+    }
+    if (accelerator.process_index() == 0)
+      end["factor"] = parameters.back().detach().clone();
+  });
+  return end;
+}
+
+TEST(DiskTraining, TakesSeveralModelsAndFrozenLayers) {
+  const Weights memory = train_two(nullptr);
+  for (const auto& [name, kept] : all_kept(3))
+    expect_equal(train_two(&kept), memory, name);
+}
+
+TEST(DiskTraining, GoesOnAfterMemoryWasFreed) {
+  const TemporaryDirectory directory;
+  run_on_ranks(2, [&](const WorldOptions& world) {
+    const Kept kept;
+    Accelerator accelerator(
+        {.parallel = parallel_of({}, &kept, directory.path().string()),
+         .world = world});
+    Weights first;
+    for (int round = 0; round < 2; ++round) {
+      Net net;
+      optim::AdamW inner(net->parameters());
+      auto [model, optimizer] = accelerator.prepare(net, inner);
+      for (int step = 0; step < 2; ++step) {
+        accelerator.backward(model(rows(accelerator, step)).pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      Weights weights;
+      for (const auto& [key, tensor] :
+           accelerator.get_state_dict(model, {.rank0_only = false}))
+        weights[key] = tensor.detach().clone();
+      if (round == 0) {
+        first = weights;
+      } else {
+        expect_equal(weights, first, "again");
+      }
+      accelerator.free_memory();
+    }
+  });
+}
+
+TEST(DiskTraining, SavesAndLoadsWeightsOfModels) {
+  const TemporaryDirectory saved;
+  const Kept kept;
+  const Weights trained = train(
+      {.num_ranks = 2},
+      &kept,
+      [&](const Accelerator& accelerator,
+          const Model<NetImpl>& model,
+          const Optimizer&,
+          const Net&) { accelerator.save_model(model, saved.path()); });
+  const Weights loaded = train(
+      {.num_ranks = 3, .num_steps = 0},
+      &kept,
+      nullptr,
+      [&](const Accelerator& accelerator,
+          const Model<NetImpl>& model,
+          const Optimizer&,
+          const Net&) { accelerator.load_model(model, saved.path()); });
+  expect_equal(loaded, trained, "loaded");
+}
+
+TEST(DiskTraining, ComposesWithTensorParallelism) {
+  const auto train_split = [](const Kept* kept) {
+    const TemporaryDirectory directory;
+    Weights end;
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      ParallelOptions parallel =
+          parallel_of({}, kept, directory.path().string());
+      parallel.tensor = 2;
+      const ColwiseParallel gathered{.output_layouts = Replicate{}};
+      parallel.parallelize_plan = ParallelizePlan{{"layers.*", gathered}};
+      const Accelerator accelerator({.parallel = parallel, .world = world});
+      Net net;
+      optim::AdamW inner(net->parameters(), torch::optim::AdamWOptions(0.01));
+      auto [model, optimizer] = accelerator.prepare(net, inner);
+      for (int step = 0; step < 3; ++step) {
+        const Tensor x =
+            torch::sin(torch::arange(12 * kWidth) + step).view({12, kWidth});
+        accelerator.backward(model(x).pow(2).mean());
+        static_cast<void>(accelerator.clip_grad_norm_(model, 0.01));
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      for (const auto& [key, tensor] : accelerator.get_state_dict(model))
+        end[key] = tensor.detach().clone();
+    });
+    return end;
+  };
+  const Weights memory = train_split(nullptr);
+  for (const auto& [name, kept] : all_kept(3))
+    expect_equal(train_split(&kept), memory, name);
 }
 
 struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {

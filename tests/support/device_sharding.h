@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <utility>
@@ -86,6 +87,12 @@ ways_to_train_on_devices() {
        {.replicate_options = {.gradient_as_bucket_view = true}}},
       {"full shard", fsdp({})},
       {"full shard, offloaded", fsdp({.cpu_offload = true})},
+      {"full shard in files, offloaded",
+       fsdp(
+           {.cpu_offload = true,
+            .offload_directory =
+                std::filesystem::temp_directory_path().string(),
+            .offload_directory_in_memory = true})},
       {"until backward",
        fsdp({.sharding_strategy = ShardingStrategy::shard_grad_op})},
       {"ZeRO-1",

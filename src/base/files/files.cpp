@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -299,16 +298,6 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) {
     ::munmap(const_cast<std::byte*>(data_), size_);
   }
-}
-
-bool is_in_memory(const std::filesystem::path& directory) {
-  // As in linux/magic.h.
-  constexpr std::uint32_t kTmpfs = 0x01021994;
-  constexpr std::uint32_t kRamfs = 0x858458f6;
-  struct statfs found {};
-  if (::statfs(directory.c_str(), &found) != 0) return false;
-  const auto type = static_cast<std::uint32_t>(found.f_type);
-  return type == kTmpfs || type == kRamfs;
 }
 
 }  // namespace accelerate::detail

@@ -84,10 +84,6 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-/// Whether files of the directory are in memory (tmpfs, ramfs). False if it
-/// does not exist.
-bool is_in_memory(const std::filesystem::path& directory);
-
 /// Throws Error, naming what the file is, unless it is a regular file or does
 /// not exist. Does not open it: closing any descriptor of a file ends the locks
 /// (fcntl(2)) that the process has on it.

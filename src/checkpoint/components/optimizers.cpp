@@ -130,7 +130,7 @@ class StateTensors {
     const MeshLayout place = sharded != layouts_.end() &&
             sharded->second.layout.global_shape == shape
         ? sharded->second
-        : MeshLayout{Layout::unsharded(shape), nullptr, device_};
+        : MeshLayout{Layout::unsharded(shape), nullptr, device_, nullptr};
     const Layout& layout = place.layout;
     const auto present = present_.find(name);
     if (present != present_.end() && present->second.defined() &&
@@ -138,8 +138,10 @@ class StateTensors {
         present->second.scalar_type() == *dtype) {
       return {name, present->second, layout};
     }
-    const at::Tensor made = at::empty(
-        layout.extent, at::TensorOptions().dtype(*dtype).device(place.device));
+    const auto options = at::TensorOptions().dtype(*dtype).device(place.device);
+    if (place.make_state)
+      return {name, place.make_state(layout.extent, options), layout};
+    const at::Tensor made = at::empty(layout.extent, options);
     prefer_huge_pages(made);
     return {name, made, layout};
   }

@@ -74,7 +74,8 @@ std::map<std::string, MeshLayout> ParameterNames::sharded_layouts() const {
       if (row.layout.is_unsharded()) continue;
       layouts.emplace(
           qualified(i, row.name),
-          MeshLayout{row.layout, models_[i].mesh, row.local.device()});
+          MeshLayout{
+              row.layout, models_[i].mesh, row.local.device(), row.make_state});
     }
   }
   return layouts;

@@ -17,6 +17,7 @@ struct MeshLayout {
   Layout layout;
   const Mesh* mesh = nullptr;
   at::Device device = at::kCPU;
+  MakeTensor make_state = nullptr;  ///< see Parameter
 };
 
 /// Names parameters in optimizers' states: the first model's own names,

@@ -9,7 +9,7 @@
 
 #include <accelerate/error.h>
 
-#include "base/files/files.h"
+#include "base/files/in_memory.h"
 #include "base/text/text.h"
 #include "gate/gate.h"
 #include "params/optimizer_algorithms.h"
@@ -87,6 +87,14 @@ DiskShards::DiskShards(
 }
 
 DiskShards::~DiskShards() = default;
+
+MakeTensor DiskShards::state_maker() const {
+  if (!state_) return nullptr;
+  return
+      [disk = state_](at::IntArrayRef sizes, const at::TensorOptions& options) {
+        return disk->make(sizes, options);
+      };
+}
 
 void DiskShards::keep(const at::Tensor& local, const at::Tensor& rows) {
   locals_.push_back(local);

@@ -13,6 +13,7 @@
 #include "engines/training_request.h"
 #include "parallel/disk/disk_tensors.h"
 #include "parallel/strategy.h"
+#include "params/parameter_table.h"
 
 namespace accelerate::detail {
 
@@ -27,11 +28,10 @@ class DiskShards {
   DiskShards(const DiskRequest& request, int rank, c10::Device device);
   ~DiskShards();
 
-  /// Whether shards of parameters lie in files, or only those that are master
-  /// weights.
-  [[nodiscard]] bool keeps_parameters() const { return parameters_ != nullptr; }
-  /// What keeps gradients; null: memory.
-  [[nodiscard]] DiskTensors* gradients() const { return state_.get(); }
+  /// What keeps gradients and optimizer state; null: memory.
+  [[nodiscard]] DiskTensors* state() const { return state_.get(); }
+  /// Makes tensors there; null: in memory.
+  [[nodiscard]] MakeTensor state_maker() const;
 
   /// Keeps a shard on which optimizers step, and the copy of it in the dtype of
   /// computation; undefined if gathers read the shard itself.

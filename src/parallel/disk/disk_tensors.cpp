@@ -32,6 +32,7 @@ struct DiskTensors::Entry {
   TransferQueue::Ticket ticket = nullptr;
   int num_holds = 0;
   bool is_dirty = true;
+  bool is_awaited = false;  // since begin_fetch()
   std::uint64_t last_use = 0;
 
   [[nodiscard]] const at::Tensor& tensor() const { return gate->tensor(); }
@@ -46,7 +47,50 @@ struct DiskTensors::Entry {
   }
 };
 
+// Entries in memory that nobody holds. Others may take their room.
+class DiskTensors::IdleEntries {
+ public:
+  // Does nothing for an entry that has no memory.
+  void add(Entry& entry) {
+    if (entry.state != Entry::State::resident &&
+        entry.state != Entry::State::reading) {
+      return;
+    }
+    entry.last_use = ++num_uses_;
+    (entry.is_awaited ? awaited_ : others_).emplace(entry.last_use, &entry);
+  }
+  void remove(Entry& entry) {
+    others_.erase(entry.last_use);
+    awaited_.erase(entry.last_use);
+    entry.is_awaited = false;
+  }
+  // Removes the least recently used one; those that are awaited come last, or
+  // not at all. Null if there is none.
+  Entry* remove_oldest(bool even_awaited) {
+    const auto& from = others_.empty() && even_awaited ? awaited_ : others_;
+    if (from.empty()) return nullptr;
+    Entry* const oldest = from.begin()->second;
+    remove(*oldest);
+    return oldest;
+  }
+
+ private:
+  std::uint64_t num_uses_ = 0;
+  /// By last use: those that begin_fetch() was called for, and the others.
+  std::map<std::uint64_t, Entry*> awaited_, others_;
+};
+
 namespace {
+
+[[noreturn]] void
+fail(std::string_view verb, const ScratchFile& file, int error) {
+  throw Error(format(
+      "[parallel] {} {} failed: {}; resume from the last checkpoint",
+      verb,
+      file.description(),
+      error == TransferQueue::kEndOfFile ? "the file ends too early"
+                                         : std::strerror(error)));
+}
 
 UnavailableMessages messages(const std::string& what) {
   return {
@@ -80,18 +124,10 @@ DiskTensors::DiskTensors(
     : options_(options),
       file_(options.directory, options.what),
       memory_(options.device, options.memory_bytes),
+      idle_(std::make_unique<IdleEntries>()),
       queue_(std::move(queue)) {}
 
 DiskTensors::~DiskTensors() = default;
-
-void DiskTensors::fail(std::string_view verb, int error) const {
-  throw Error(format(
-      "[parallel] {} {} failed: {}; resume from the last checkpoint",
-      verb,
-      file_.description(),
-      error == TransferQueue::kEndOfFile ? "the file ends too early"
-                                         : std::strerror(error)));
-}
 
 DiskTensors::Entry* DiskTensors::find(const at::Tensor& tensor) const {
   const auto number = GatedTensor::unit_of(tensor, *this);
@@ -107,11 +143,6 @@ std::vector<DiskTensors::Entry*> DiskTensors::find_all(
       found.push_back(entry);
   }
   return found;
-}
-
-bool DiskTensors::has(const at::Tensor& tensor) const {
-  const std::lock_guard lock(mutex_);
-  return find(tensor) != nullptr;
 }
 
 std::uint64_t DiskTensors::most_bytes() const {
@@ -154,7 +185,7 @@ void DiskTensors::add(const at::Tensor& tensor) {
   Entry& entry = make_entry(tensor, lock);
   std::memcpy(entry.block.data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   put_behind_gate(entry, tensor);
-  rest(entry);
+  idle_->add(entry);
 }
 
 at::Tensor DiskTensors::make(
@@ -165,7 +196,7 @@ at::Tensor DiskTensors::make(
   Lock lock(mutex_);
   Entry& entry = make_entry(tensor, lock);
   put_behind_gate(entry, tensor);
-  rest(entry);
+  idle_->add(entry);
   return tensor;
 }
 
@@ -177,7 +208,7 @@ void DiskTensors::forget_unused() {
         entry->tensor().use_count() > 1) {
       continue;
     }
-    idle_.erase(entry->last_use);
+    idle_->remove(*entry);
     while (entry->state == Entry::State::writing) finish_write(*entry, lock);
     entry->is_dirty = false;
     leave(*entry);
@@ -193,9 +224,14 @@ void DiskTensors::begin_fetch(std::span<const at::Tensor> tensors) {
   collect_written();
   for (Entry* const entry : find_all(tensors)) {
     if (entry->state != Entry::State::absent) continue;
-    if (memory_.bytes_in_use() + entry->bytes > options_.memory_bytes) return;
+    while (!has_room(entry->bytes)) {
+      Entry* const oldest = idle_->remove_oldest(/*even_awaited=*/false);
+      if (oldest == nullptr) return;
+      leave(*oldest);
+    }
     begin_read(*entry);
-    rest(*entry);
+    entry->is_awaited = true;
+    idle_->add(*entry);
   }
 }
 
@@ -215,16 +251,16 @@ void DiskTensors::let_go(std::span<const at::Tensor> tensors) {
 void DiskTensors::flush() {
   Lock lock(mutex_);
   finish_writes(lock);
-  if (write_error_ != 0) fail("writing", write_error_);
+  if (write_error_ != 0) fail("writing", file_, write_error_);
 }
 
 void DiskTensors::hold_entries(
     std::span<Entry* const> entries,
     DiskUse use,
     Lock& lock) {
-  if (write_error_ != 0) fail("writing", write_error_);
+  if (write_error_ != 0) fail("writing", file_, write_error_);
   for (Entry* const entry : entries) {
-    if (entry->num_holds++ == 0) idle_.erase(entry->last_use);
+    if (entry->num_holds++ == 0) idle_->remove(*entry);
   }
   try {
     for (Entry* const entry : entries) {
@@ -245,20 +281,14 @@ void DiskTensors::hold_entries(
     }
   } catch (...) {
     for (Entry* const entry : entries) {
-      if (--entry->num_holds == 0) rest(*entry);
+      if (--entry->num_holds == 0) idle_->add(*entry);
     }
     throw;
   }
 }
 
-// Makes an entry that nobody holds one that others may take the room of.
-void DiskTensors::rest(Entry& entry) {
-  if (entry.state != Entry::State::resident &&
-      entry.state != Entry::State::reading) {
-    return;
-  }
-  entry.last_use = ++num_uses_;
-  idle_.emplace(entry.last_use, &entry);
+bool DiskTensors::has_room(std::uint64_t bytes) const {
+  return memory_.bytes_in_use() + bytes <= options_.memory_bytes;
 }
 
 void DiskTensors::begin_read(Entry& entry) {
@@ -278,7 +308,7 @@ void DiskTensors::finish_read(Entry& entry, Lock& lock) {
   if (error != 0) {
     memory_.give(std::move(entry.block));
     entry.state = Entry::State::absent;
-    fail("reading", error);
+    fail("reading", file_, error);
   }
   entry.state = Entry::State::resident;
   entry.show_block();
@@ -340,11 +370,9 @@ void DiskTensors::collect_written() {
 
 void DiskTensors::make_room(std::uint64_t bytes, Lock& lock) {
   collect_written();
-  while (memory_.bytes_in_use() + bytes > options_.memory_bytes) {
-    if (!idle_.empty()) {
-      Entry& oldest = *idle_.begin()->second;
-      idle_.erase(idle_.begin());
-      leave(oldest);
+  while (!has_room(bytes)) {
+    if (Entry* const oldest = idle_->remove_oldest(/*even_awaited=*/true)) {
+      leave(*oldest);
     } else if (!being_written_.empty()) {
       finish_write(*being_written_.front(), lock);
     } else {
@@ -376,7 +404,7 @@ void DiskTensors::call(GatedCall& call) {
     const Lock lock(mutex_);
     for (Entry* const entry : changed) entry->is_dirty = true;
     for (Entry* const entry : used) {
-      if (--entry->num_holds == 0) rest(*entry);
+      if (--entry->num_holds == 0) idle_->add(*entry);
     }
   };
   try {

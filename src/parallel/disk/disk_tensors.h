@@ -66,7 +66,6 @@ class DiskTensors final : public GateKeeper {
   /// Forgets tensors to which nothing else refers anymore, and frees their
   /// room.
   void forget_unused();
-  [[nodiscard]] bool has(const at::Tensor& tensor) const;
   /// Reserves room on the disk. Throws Error if it is full.
   void reserve(std::uint64_t bytes) { file_.reserve(bytes); }
 
@@ -91,6 +90,7 @@ class DiskTensors final : public GateKeeper {
 
  private:
   struct Entry;
+  class IdleEntries;
   using Lock = std::unique_lock<std::mutex>;
 
   [[nodiscard]] Entry* find(const at::Tensor& tensor) const;
@@ -99,7 +99,7 @@ class DiskTensors final : public GateKeeper {
   Entry& make_entry(const at::Tensor& tensor, Lock& lock);
   void put_behind_gate(Entry& entry, const at::Tensor& tensor);
   void hold_entries(std::span<Entry* const> entries, DiskUse use, Lock& lock);
-  void rest(Entry& entry);
+  [[nodiscard]] bool has_room(std::uint64_t bytes) const;
   void begin_read(Entry& entry);
   void finish_read(Entry& entry, Lock& lock);
   void leave(Entry& entry);
@@ -108,7 +108,6 @@ class DiskTensors final : public GateKeeper {
   void finish_writes(Lock& lock);
   void collect_written();
   void make_room(std::uint64_t bytes, Lock& lock);
-  [[noreturn]] void fail(std::string_view verb, int error) const;
 
   Options options_;
   ScratchFile file_;
@@ -116,10 +115,8 @@ class DiskTensors final : public GateKeeper {
   AlignedMemory memory_;
   std::vector<std::unique_ptr<Entry>> entries_;
   std::vector<std::size_t> free_numbers_;
-  /// Entries in memory that nobody holds, the least recently used first.
-  std::map<std::uint64_t, Entry*> idle_;
+  std::unique_ptr<IdleEntries> idle_;
   std::vector<Entry*> being_written_;
-  std::uint64_t num_uses_ = 0;
   int write_error_ = 0;
   /// Last, so that nothing moves memory that is gone.
   std::unique_ptr<TransferQueue> queue_;

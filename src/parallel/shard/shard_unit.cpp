@@ -8,6 +8,17 @@
 
 namespace accelerate::detail {
 
+namespace {
+
+// Gives the shard, and its copy in the dtype of computation, other values.
+void assign(const ShardedParameter& parameter, const at::Tensor& values) {
+  const HeldTensors held({parameter.local, parameter.rows}, DiskUse::replace);
+  parameter.local.detach().copy_(values);
+  if (parameter.rows.defined()) parameter.rows.copy_(parameter.local.detach());
+}
+
+}  // namespace
+
 ShardUnit::ShardUnit(
     UnitShards shards,
     ShardPlace place,
@@ -193,14 +204,6 @@ void ShardUnit::keep_changes(const ShardedParameter& parameter) const {
       parameter.full._version() != parameter.version_when_opened) {
     assign(parameter, own);
   }
-}
-
-void ShardUnit::assign(
-    const ShardedParameter& parameter,
-    const at::Tensor& values) {
-  const HeldTensors held({parameter.local, parameter.rows}, DiskUse::replace);
-  parameter.local.detach().copy_(values);
-  if (parameter.rows.defined()) parameter.rows.copy_(parameter.local.detach());
 }
 
 void ShardUnit::hide_precise(ShardedParameter& parameter) {

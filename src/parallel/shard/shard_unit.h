@@ -92,9 +92,6 @@ class ShardUnit {
   [[nodiscard]] at::Tensor memory_for(ShardedParameter& parameter);
   void free_memory(ShardedParameter& parameter);
   void keep_changes(const ShardedParameter& parameter) const;
-  static void assign(
-      const ShardedParameter& parameter,
-      const at::Tensor& values);
   void hide_precise(ShardedParameter& parameter);
 
   UnitShards shards_;

@@ -134,8 +134,10 @@ class UnitMaker {
     parameter.local = own.detach().requires_grad_(is_trained);
     if (request_.disk != nullptr && !shares_memory)
       keep_on_disk(parameter, computed);
-    if (request_.disk != nullptr)
-      parameter.gradients = request_.disk->gradients();
+    if (request_.disk != nullptr) {
+      parameter.gradients = request_.disk->state();
+      row.make_state = request_.disk->state_maker();
+    }
     row.layout.split(
         Axis::shard,
         0,
