@@ -33,6 +33,9 @@ struct EstimateFlags {
   std::string fits;
   int num_gpus = 1;
   int gpus_per_node = 0;
+  std::string on_disk = "none";
+  /// Bytes per second; empty if not given.
+  std::string disk_speed;
   bool names_precision = false;
   bool names_shards = false;
 };
@@ -43,6 +46,22 @@ void say(const char* name, std::uint64_t bytes, const char* remark = "") {
       name,
       detail::format_size(static_cast<double>(bytes)).c_str(),
       remark);
+}
+
+// Prints what a step reads and writes, and how long the disk takes for it.
+void print_disk(
+    const EstimateFlags& flags,
+    const detail::ModelTree& model,
+    const detail::TrainingMemory& memory) {
+  const detail::DiskTraffic traffic = detail::disk_traffic(model, flags.plan);
+  say("on disk", memory.on_disk);
+  say("read in a step", traffic.read);
+  say("written in a step", traffic.written);
+  if (flags.disk_speed.empty()) return;
+  const double seconds = (static_cast<double>(traffic.read) +
+                          static_cast<double>(traffic.written)) /
+      static_cast<double>(detail::parse_size(flags.disk_speed));
+  std::printf("  %-22s %10.3g s\n", "the disk takes", seconds);
 }
 
 // Prints what fits into the memory of one device. Returns 1 if nothing does.
@@ -103,6 +122,10 @@ detail::ModelTree read_model(const std::filesystem::path& path) {
 int estimate(EstimateFlags& flags) {
   const detail::ModelTree model = read_model(flags.model);
   const auto total = detail::total_bytes(model.root);
+  flags.plan.optimizer_is_on_disk =
+      flags.on_disk == "optimizer" || flags.on_disk == "all";
+  flags.plan.weights_are_on_disk =
+      flags.on_disk == "parameters" || flags.on_disk == "all";
   const auto largest = detail::largest_layers(model.root, model.no_split);
   std::vector<detail::MemoryEstimate> rows;
   for (const std::string& dtype : flags.dtypes) {
@@ -132,6 +155,7 @@ int estimate(EstimateFlags& flags) {
   say("gradients", memory.gradients);
   say("optimizer state", memory.optimizer);
   if (memory.gathered > 0) say("largest units, full", memory.gathered);
+  if (memory.buffers > 0) say("buffers of the disk", memory.buffers);
   if (memory.activations) {
     say("activations", *memory.activations);
   } else {
@@ -143,6 +167,7 @@ int estimate(EstimateFlags& flags) {
             : "not known: the model has no config.json of a transformer");
   }
   say("together", memory.total(), memory.activations ? "" : " and activations");
+  if (memory.on_disk > 0) print_disk(flags, model, memory);
   return 0;
 }
 
@@ -226,6 +251,24 @@ void add_training_options(CLI::App& command, EstimateFlags& flags) {
       "devices that divide the layers among them [1]");
 }
 
+void add_disk_options(CLI::App& command, EstimateFlags& flags) {
+  add_option(
+      command,
+      "--on_disk",
+      flags.on_disk,
+      "what files keep: none, optimizer (with masters and gradients), "
+      "parameters or all [none]")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"none", "optimizer", "parameters", "all"}));
+  add_option(
+      command,
+      "--disk_speed",
+      flags.disk_speed,
+      "bytes that the disk reads and writes per second, 3GB, with --on_disk: "
+      "print how long a step waits for it at least")
+      ->type_name("SIZE");
+}
+
 void add_fit_options(CLI::App& command, EstimateFlags& flags) {
   add_option(
       command,
@@ -274,6 +317,7 @@ RunCommand add_estimate_command(CLI::App& tool) {
       "float32, float16, bfloat16, int8, int4")
       ->type_name("WORD ...");
   add_training_options(*command, *flags);
+  add_disk_options(*command, *flags);
   add_fit_options(*command, *flags);
   command->add_flag(
       both_spellings("--activation_checkpointing"),

@@ -201,7 +201,19 @@ MemoryRow row_of_case(
   training.context = at.context;
   training.pipeline = at.pipeline;
   training.num_shards = 1;
+  const bool is_alone =
+      at.split == MemorySplit::replicated && at.num_ranks == 1;
+  const bool shards_weights = at.split == MemorySplit::full_shard ||
+      at.split == MemorySplit::hybrid_shard;
+  const bool optimizer_is_on_disk = training.optimizer_is_on_disk &&
+      (is_alone || at.split != MemorySplit::replicated);
+  const bool weights_are_on_disk =
+      training.weights_are_on_disk && (is_alone || shards_weights);
+  training.optimizer_is_on_disk = false;
+  training.weights_are_on_disk = false;
   const TrainingMemory whole = training_memory(model, largest_layer, training);
+  training.optimizer_is_on_disk = optimizer_is_on_disk;
+  training.weights_are_on_disk = weights_are_on_disk;
   training.num_shards = at.num_shards;
   const TrainingMemory shard = training_memory(model, largest_layer, training);
   MemoryRow row{
@@ -211,6 +223,10 @@ MemoryRow row_of_case(
       .activations = whole.activations.value_or(0)};
   switch (at.split) {
     case MemorySplit::replicated:
+      if (is_alone) {
+        row.weights = shard.weights;
+        row.units = shard.gathered;
+      }
       row.buckets =
           at.num_ranks > at.tensor * at.pipeline ? whole.gradients : 0;
       break;
@@ -228,6 +244,7 @@ MemoryRow row_of_case(
       row.units = shard.gathered;
       break;
   }
+  row.units += shard.buffers;
   return row;
 }
 
@@ -249,10 +266,23 @@ MemoryPlan plan_transformer(
         "[estimate-memory] --fits needs --sequence_length, "
         "the tokens per sample");
   }
+  TrainingPlan undivided = training;
+  undivided.num_shards = 1;
+  const std::uint64_t on_disk =
+      training_memory(model, largest_layer, undivided).on_disk;
   const auto shared = std::make_shared<const ModelTree>(model);
   facts.batch_size = training.batch_size;
   facts.notes = {
       "Activations: computed from the shape (Korthikanti et al., 2022)."};
+  if (on_disk > 0) {
+    facts.notes.push_back(format(
+        "On disk: {} per replica of each pipeline stage and part of its "
+        "layers, "
+        "if sharded; units include {} of buffers.",
+        format_size(static_cast<double>(on_disk)),
+        format_size(
+            static_cast<double>(std::min(training.disk_buffers, on_disk)))));
+  }
   return {
       std::move(facts),
       [shared, largest_layer, training](const MemoryCase& at) {

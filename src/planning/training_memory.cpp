@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include <accelerate/error.h>
 
@@ -122,7 +123,7 @@ TrainingMemory training_memory(
       plan.optimizer == "lomo" ? 0 : per_shard(num_parameters * wide);
   memory.optimizer =
       per_shard(num_parameters * optimizer_state_bytes(plan.optimizer));
-  if (shards > 1) {
+  if (shards > 1 || plan.weights_are_on_disk) {
     // Parameters of the current and the next unit, and the current gradient.
     memory.gathered = 3 * (largest_layer / kFloatBytes) * wide /
         static_cast<std::uint64_t>(plan.tensor);
@@ -130,7 +131,40 @@ TrainingMemory training_memory(
   if (model.transformer && plan.sequence_length > 0) {
     memory.activations = activations_of(*model.transformer, plan);
   }
+  const auto move_to_disk = [&](std::uint64_t& bytes) {
+    memory.on_disk += std::exchange(bytes, 0);
+  };
+  if (plan.weights_are_on_disk) move_to_disk(memory.weights);
+  if (plan.optimizer_is_on_disk) {
+    move_to_disk(memory.masters);
+    move_to_disk(memory.gradients);
+    move_to_disk(memory.optimizer);
+  }
+  if (memory.on_disk > 0)
+    memory.buffers = std::min(plan.disk_buffers, memory.on_disk);
   return memory;
+}
+
+DiskTraffic disk_traffic(const ModelTree& model, const TrainingPlan& plan) {
+  TrainingPlan in_memory = plan;
+  in_memory.weights_are_on_disk = false;
+  in_memory.optimizer_is_on_disk = false;
+  const TrainingMemory memory = training_memory(model, 0, in_memory);
+  const auto micro_steps = static_cast<std::uint64_t>(plan.accumulation_steps);
+  DiskTraffic traffic;
+  if (plan.weights_are_on_disk) {
+    // The step changes masters where there are any, else the weights.
+    traffic.read += memory.weights * 2 * micro_steps +
+        (memory.masters > 0 ? 0 : memory.weights);
+    traffic.written += memory.weights;
+  }
+  if (plan.optimizer_is_on_disk) {
+    const std::uint64_t bytes =
+        memory.masters + memory.optimizer + memory.gradients * micro_steps;
+    traffic.read += bytes;
+    traffic.written += bytes;
+  }
+  return traffic;
 }
 
 }  // namespace accelerate::detail

@@ -16,10 +16,14 @@ struct TrainingMemory {
   std::uint64_t optimizer = 0;
   /// Bytes of the largest unit while it is unsharded.
   std::uint64_t gathered = 0;
+  /// Buffers of what is on disk, which the members above do not count.
+  std::uint64_t buffers = 0;
+  /// Bytes on disk rather than in memory.
+  std::uint64_t on_disk = 0;
   /// Unset if the shape of the model is not known.
   std::optional<std::uint64_t> activations;
   [[nodiscard]] std::uint64_t total() const {
-    return weights + masters + gradients + optimizer + gathered +
+    return weights + masters + gradients + optimizer + gathered + buffers +
         activations.value_or(0);
   }
 };
@@ -45,6 +49,11 @@ struct TrainingPlan {
   std::int64_t pipeline = 1;
   /// Micro-steps per optimizer step; a pipeline has several in flight.
   std::int64_t accumulation_steps = 1;
+  /// Files keep masters, gradients and optimizer state; likewise weights.
+  bool optimizer_is_on_disk = false;
+  bool weights_are_on_disk = false;
+  /// Memory of all buffers through which files are read and written.
+  std::uint64_t disk_buffers = std::uint64_t{256} << 20U;
 };
 
 /// Estimates the memory of the device that needs most. Activations are counted
@@ -55,5 +64,16 @@ TrainingMemory training_memory(
     const ModelTree& model,
     std::uint64_t largest_layer,
     const TrainingPlan& plan);
+
+/// Bytes that one device moves between its disk and memory per optimizer step.
+struct DiskTraffic {
+  std::uint64_t read = 0;
+  std::uint64_t written = 0;
+};
+
+/// Weights are read for each forward and backward, and written once; state is
+/// read and written once. Every micro-step adds to the gradients, which the
+/// first one only writes and the step only reads.
+DiskTraffic disk_traffic(const ModelTree& model, const TrainingPlan& plan);
 
 }  // namespace accelerate::detail

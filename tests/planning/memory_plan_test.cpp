@@ -246,6 +246,35 @@ TEST(TransformerPlan, NeedsAShapeAndALength) {
       "config.json");
 }
 
+TEST(TransformerPlan, CountsWhatStaysInMemoryBesideTheDisk) {
+  detail::TrainingPlan training;
+  training.sequence_length = 16;
+  training.disk_buffers = 10;
+  const auto row = [&](MemorySplit split, int ranks) {
+    return detail::plan_transformer(
+               transformer(),
+               400,
+               training,
+               on(ranks, ranks, {FloatType::fp32}))
+        .row(
+            {.split = split,
+             .num_ranks = ranks,
+             .num_shards = split == MemorySplit::replicated ? 1 : ranks});
+  };
+  const MemoryRow sharded = row(MemorySplit::full_shard, 4);
+  training.optimizer_is_on_disk = true;
+  const MemoryRow optimizer = row(MemorySplit::full_shard, 4);
+  EXPECT_EQ(optimizer.weights, sharded.weights);
+  EXPECT_EQ(optimizer.gradients + optimizer.optimizer_state, 0U);
+  EXPECT_EQ(optimizer.units, sharded.units + 10);
+  training.weights_are_on_disk = true;
+  EXPECT_EQ(row(MemorySplit::full_shard, 4).weights, 0U);
+  EXPECT_EQ(row(MemorySplit::full_shard, 4).units, sharded.units + 10);
+  EXPECT_EQ(row(MemorySplit::replicated, 1).weights, 0U);
+  // Replicas keep their state.
+  EXPECT_EQ(row(MemorySplit::replicated, 4).weights, sharded.weights * 4);
+}
+
 TEST(TransformerPlan, GrowsWithTheBatchAndShrinksWithTheShards) {
   EXPECT_TRUE(rc::check([] {
     detail::TrainingPlan training;

@@ -216,5 +216,43 @@ TEST(TrainingMemoryTest, StaysBelow64BitsForAnySequence) {
       training_memory(model, 0, plan).activations, std::uint64_t{1} << 62U);
 }
 
+TEST(TrainingMemoryTest, IsTheBuffersAndUnitsOfWhatIsOnDisk) {
+  ModelTree model;
+  model.num_parameters = 1000;
+  const TrainingPlan in_memory{
+      .weights_dtype = "bfloat16", .num_shards = 2, .disk_buffers = 100};
+  TrainingPlan plan = in_memory;
+  plan.optimizer_is_on_disk = true;
+  const TrainingMemory optimizer = training_memory(model, 40, plan);
+  EXPECT_EQ(optimizer.weights, 1000U);
+  EXPECT_EQ(optimizer.masters + optimizer.gradients + optimizer.optimizer, 0U);
+  EXPECT_EQ(optimizer.on_disk, 500U * (4 + 2 + 8));
+  EXPECT_EQ(optimizer.gathered, 3U * 20);
+  EXPECT_EQ(optimizer.total(), 1000U + 3 * 20 + 100);
+  plan.weights_are_on_disk = true;
+  plan.num_shards = 1;
+  const TrainingMemory all = training_memory(model, 40, plan);
+  EXPECT_EQ(all.on_disk, 1000U * (2 + 4 + 2 + 8));
+  EXPECT_EQ(all.total(), 3U * 20 + 100);
+  EXPECT_EQ(training_memory(model, 40, in_memory).buffers, 0U);
+}
+
+TEST(TrainingMemoryTest, IsReadAndWrittenInEveryStep) {
+  ModelTree model;
+  model.num_parameters = 1000;
+  TrainingPlan plan{.weights_dtype = "bfloat16", .accumulation_steps = 3};
+  EXPECT_EQ(disk_traffic(model, plan).read, 0U);
+  plan.weights_are_on_disk = true;
+  EXPECT_EQ(disk_traffic(model, plan).read, 2000U * 2 * 3);
+  EXPECT_EQ(disk_traffic(model, plan).written, 2000U);
+  plan.optimizer_is_on_disk = true;
+  const std::uint64_t state = 4000 + 8000, gradients = 2000;
+  EXPECT_EQ(disk_traffic(model, plan).read, 2000U * 6 + state + gradients * 3);
+  EXPECT_EQ(disk_traffic(model, plan).written, 2000U + state + gradients * 3);
+  // Weights in fp32 are read by the step as well.
+  plan = {.weights_are_on_disk = true};
+  EXPECT_EQ(disk_traffic(model, plan).read, 4000U * 3);
+}
+
 }  // namespace model_tree_test
 }  // namespace accelerate::detail
