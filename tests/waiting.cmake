@@ -1,0 +1,3 @@
+if(NOT DEFINED ENV{OMP_WAIT_POLICY})
+  set(ENV{OMP_WAIT_POLICY} passive)
+endif()
