@@ -509,7 +509,7 @@ TEST(DiskTraining, RefusesAnOptimizerThatMayNotStepInParts) {
 
 TEST(DiskTraining, NamesADirectoryThatIsMissing) {
   run_on_ranks(1, [](const WorldOptions& world) {
-    expect_error<Error>(
+    expect_error<ConfigError>(
         [&] {
           const Kept kept;
           const Accelerator accelerator(
@@ -518,7 +518,7 @@ TEST(DiskTraining, NamesADirectoryThatIsMissing) {
           Net net;
           accelerator.prepare(net);
         },
-        "/nowhere/at/all must be");
+        "/nowhere/at/all, where shards are kept, must be a directory, but");
   });
 }
 

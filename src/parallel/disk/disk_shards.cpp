@@ -9,8 +9,8 @@
 
 #include <accelerate/error.h>
 
-#include "base/files/in_memory.h"
 #include "base/text/text.h"
+#include "engines/disk_directories.h"
 #include "gate/gate.h"
 #include "params/optimizer_algorithms.h"
 
@@ -18,18 +18,24 @@ namespace accelerate::detail {
 
 namespace {
 
-constexpr std::int64_t kBufferElements = std::int64_t{8} << 20;
-constexpr int kBufferCount = 16;
-constexpr std::int64_t kElementBytes = 4;
+// A step reads a parameter, its gradient and, usually, two moments.
+constexpr std::int64_t kStepTensors = 4;
 // Of the memory of buffers, one part is read, one is stepped on, and one is
 // written.
 constexpr std::int64_t kParts = 3;
+constexpr std::int64_t kElementBytes = 4;
 
-std::int64_t buffer_bytes(const DiskRequest& request) {
-  const std::int64_t elements =
-      request.buffer_elements > 0 ? request.buffer_elements : kBufferElements;
-  const int count =
-      request.buffer_count > 0 ? request.buffer_count : kBufferCount;
+// Without a request, three parts of the largest shard fit, within bounds.
+std::int64_t buffer_bytes(
+    const DiskRequest& request,
+    std::int64_t largest_shard) {
+  constexpr std::int64_t kLeastElements = std::int64_t{4} << 20;
+  constexpr std::int64_t kMostElements = std::int64_t{40} << 20;
+  const std::int64_t elements = request.buffer_elements > 0
+      ? request.buffer_elements
+      : std::clamp(largest_shard, kLeastElements, kMostElements);
+  const std::int64_t count =
+      request.buffer_count > 0 ? request.buffer_count : kParts * kStepTensors;
   return elements * count * kElementBytes;
 }
 
@@ -57,17 +63,14 @@ std::vector<at::Tensor> moments_of(
 DiskShards::DiskShards(
     const DiskRequest& request,
     int rank,
-    c10::Device device) {
-  const std::int64_t bytes = buffer_bytes(request);
+    c10::Device device,
+    std::int64_t largest_shard) {
+  const auto complaints = directory_complaints(request);
+  if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
+  const std::int64_t bytes = buffer_bytes(request, largest_shard);
   part_bytes_ = bytes / kParts;
   elements_left_ = request.elements_in_memory.value_or(0);
   const auto make = [&](const std::string& directory, std::string_view what) {
-    if (!request.may_be_in_memory && is_in_memory(directory)) {
-      throw ConfigError(format(
-          "[parallel] {} must be on a disk to save memory, but is in memory "
-          "(tmpfs); choose another directory, or say that it may be",
-          directory));
-    }
     return std::make_shared<DiskTensors>(DiskTensors::Options{
         .directory = directory,
         .what = format("the {} of rank {}", what, rank),
@@ -150,14 +153,13 @@ std::vector<ParameterPart> DiskShards::step_parts(
   }
   // A disk that is full must not end a step half way.
   if (state_) reserve(optimizer);
-  constexpr int kMostTensors = 4;  // with a gradient and two moments
   std::vector<ParameterPart> parts;
   std::int64_t bytes = 0;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (!rows_of_.contains(parameter.unsafeGetTensorImpl())) continue;
       const auto needed =
-          static_cast<std::int64_t>(parameter.nbytes()) * kMostTensors;
+          static_cast<std::int64_t>(parameter.nbytes()) * kStepTensors;
       if (parts.empty() || bytes + needed > part_bytes_) {
         parts.emplace_back();
         bytes = 0;

@@ -24,8 +24,14 @@ namespace accelerate::detail {
 /// the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021.)
 class DiskShards {
  public:
-  /// `device`: that of the model. Throws Error if files cannot be made.
-  DiskShards(const DiskRequest& request, int rank, c10::Device device);
+  /// `device`: that of the model. `largest_shard`: elements of a shard, by
+  /// which the library chooses buffers. Throws ConfigError for directories that
+  /// cannot be used, and Error if files cannot be made.
+  DiskShards(
+      const DiskRequest& request,
+      int rank,
+      c10::Device device,
+      std::int64_t largest_shard);
   ~DiskShards();
 
   /// What keeps gradients and optimizer state; null: memory.

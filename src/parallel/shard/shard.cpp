@@ -88,7 +88,10 @@ class Shard final : public Strategy, public GateKeeper {
     const InitialValues values = share_values(plan, table);
     if (options_.disk) {
       disk_ = std::make_unique<DiskShards>(
-          *options_.disk, mesh_.world().rank(), mesh_.world().device());
+          *options_.disk,
+          mesh_.world().rank(),
+          mesh_.world().device(),
+          largest_shard_of(plan, mesh_.degree(Axis::shard)));
     }
     const auto pool = std::make_shared<BlockPool>();
     take_units(make_units(

@@ -1,5 +1,6 @@
 #include "parallel/shard/prepare/units.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <regex>
@@ -146,6 +147,15 @@ UnitPlan plan_units(
   std::erase_if(
       plan.units, [](const WrapUnit& unit) { return unit.rows.empty(); });
   return plan;
+}
+
+std::int64_t largest_shard_of(const UnitPlan& plan, int num_ranks) {
+  std::int64_t largest = 0;
+  for (const WrapUnit& unit : plan.units) {
+    for (const Parameter* row : unit.rows)
+      largest = std::max(largest, row->tensor.numel() / num_ranks);
+  }
+  return largest;
 }
 
 }  // namespace accelerate::detail

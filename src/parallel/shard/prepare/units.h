@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,8 @@ struct UnitPlan {
   std::unordered_set<const Parameter*> full_precision;
   std::vector<std::string> full_precision_modules;
 };
+/// The elements of the largest shard if `num_ranks` share the rows.
+std::int64_t largest_shard_of(const UnitPlan& plan, int num_ranks);
 UnitPlan plan_units(
     const torch::nn::Module& module,
     ParameterTable& table,
