@@ -10,6 +10,8 @@ CASE ?= all
 TESTS ?=
 JOBS ?= $(shell nproc)
 PROCESSES ?= 2
+# Built beside the usual one, for the wheel.
+WHEEL_LIBTORCH ?= 2.15.0
 
 ifeq ($(PRESET),release)
   ifeq ($(LIBTORCH),)
@@ -23,11 +25,11 @@ endif
 
 export LIBTORCH LIBTORCH_DIR
 
-.PHONY: help demo test bench format install clean docs setup build
+.PHONY: help demo test test-install bench format install wheel tarballs deb docs clean setup build package_programs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 	@echo 'variables: LIBTORCH=2.15.0  LIBTORCH_DIR=/path  PRESET=debug|asan|tsan  JOBS=2  PREFIX=/usr/local  CASE=step_overhead  TESTS=Workers'
 
 setup:
@@ -44,7 +46,10 @@ demo: setup ## train on real data with two processes
 
 # Runs two tests more than there are processors, because many tests wait.
 test: build ## build everything and run all tests, or those that TESTS=regex names
-	@$(if $(TESTS),ACCELERATE_TEST_SUITES=1) ctest --test-dir $(BUILD) --output-on-failure --parallel $(shell expr $(JOBS) + 2) $(if $(TESTS),-R '$(TESTS)')
+	@$(if $(TESTS),ACCELERATE_TEST_SUITES=1) ctest --test-dir $(BUILD) --output-on-failure --parallel $(shell expr $(JOBS) + 2) $(if $(TESTS),-R '$(TESTS)',-LE slow)
+
+test-install: build ## run the tests that install packages and build projects with them, from nothing
+	@ctest --test-dir $(BUILD) --output-on-failure -L install
 
 bench: setup ## measure; CASE=name picks one, a line of JSON per figure
 ifneq ($(CASE),build)
@@ -61,6 +66,23 @@ install: setup ## build and install library, headers and tool below PREFIX
 	@tools/configure $(PRESET) $(BUILD)
 	@cmake --build $(BUILD) --parallel $(JOBS) --target install_programs
 	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+package_programs: setup
+	@tools/configure $(PRESET) $(BUILD)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target install_programs demo_programs
+
+wheel: package_programs ## make dist/*.whl for this LibTorch and those of WHEEL_LIBTORCH
+	@$(foreach version,$(WHEEL_LIBTORCH),$(MAKE) --no-print-directory package_programs LIBTORCH=$(version) && ) true
+	@tools/package wheel $(BUILD) $(addprefix build/libtorch-,$(WHEEL_LIBTORCH))
+
+tarballs: package_programs ## make dist/*.tar.gz: the tool alone, and with the library
+	@tools/package tarballs $(BUILD)
+
+deb: package_programs ## make dist/*.deb: the tool, and the library
+	@tools/package deb $(BUILD)
+
+docs: ## build the documentation as a site in build/site
+	@tools/docs/build build/site
 
 clean: ## remove what was built (LibTorch in .deps stays)
 	rm -rf build

@@ -33,18 +33,14 @@ install(TARGETS accelerate EXPORT accelerateTargets
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/accelerate)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/python/ DESTINATION ${CMAKE_INSTALL_DATADIR}/accelerate/python FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs/ DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/accelerate PATTERN develop EXCLUDE)
 if(TARGET accelerate-cpp)
   install(TARGETS accelerate-cpp RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(TARGETS accelerate-cpp-probe accelerate-cpp-self-check RUNTIME DESTINATION libexec/accelerate)
   install(CODE "
-    file(MAKE_DIRECTORY \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\")
-    execute_process(COMMAND \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/accelerate-cpp\" man
-      OUTPUT_FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1/accelerate-cpp.1\")
-    foreach(command config env launch test estimate-memory checkpoint merge-weights convert inspect to-fsdp2 runs watch report tpu-config completion)
-      execute_process(COMMAND \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/accelerate-cpp\" man \${command}
-        OUTPUT_FILE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1/accelerate-cpp-\${command}.1\")
-    endforeach()
+    set(tool \"$<TARGET_FILE:accelerate-cpp>\")
+    set(share \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}\")
+    set(man \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\")
+    include(\"${PROJECT_SOURCE_DIR}/cmake/InstallPages.cmake\")
   ")
 endif()
 
@@ -68,7 +64,9 @@ install(CODE "
   set(ACCELERATE_LIBTORCH_DIRECTORY \"${ACCELERATE_LIBTORCH_DIRECTORY}\")
   set(PROJECT_DESCRIPTION \"${PROJECT_DESCRIPTION}\")
   set(PROJECT_VERSION \"${PROJECT_VERSION}\")
-  # Runs at install time, when the prefix can still be chosen.
+  # Relative, so that the prefix can be moved.
+  file(RELATIVE_PATH ACCELERATE_PREFIX_FROM_PC \"/${CMAKE_INSTALL_LIBDIR}/pkgconfig\" \"/\")
+  string(REGEX REPLACE \"/\$\" \"\" ACCELERATE_PREFIX_FROM_PC \"\${ACCELERATE_PREFIX_FROM_PC}\")
   configure_file(\"${PROJECT_SOURCE_DIR}/cmake/accelerate.pc.in\"
     \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/pkgconfig/accelerate.pc\" @ONLY)
 ")
