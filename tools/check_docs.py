@@ -8,6 +8,7 @@ usage: check_docs.py ROOT links
        check_docs.py ROOT cases
        check_docs.py ROOT prose [--write]
        check_docs.py ROOT programs COMPILER FLAG...
+       check_docs.py --strict    everything but programs, in this repository, and every public name has a docstring
 
 LibTorch's headers take most of the time, so the programs are compiled together: first all headers they include, then
 each program in its own namespace, where its includes have no effect. If this fails, each program is compiled alone before
@@ -279,7 +280,16 @@ def check_prose(root, write=False):
     return bad or not found
 
 
+def check_strict(root):
+    import public_names
+    _, problems = public_names.page(root)
+    print(*problems, f"{len(problems)} public names without documentation", sep="\n")
+    return any([check_links(root), check_cases(root), check_prose(root), problems])
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--strict"]:
+        sys.exit(check_strict(Path(__file__).resolve().parent.parent))
     if len(sys.argv) < 3 or sys.argv[2] not in ("links", "cases", "prose", "programs"):
         sys.exit(__doc__)
     root = Path(sys.argv[1])
