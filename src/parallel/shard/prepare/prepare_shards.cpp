@@ -21,13 +21,15 @@ std::string policy_of(
     const ShardedParameter& parameter,
     const std::string& unit) {
   const at::ScalarType computed = row.tensor.scalar_type();
-  const bool is_offloaded = row.local.is_cpu() && !row.tensor.is_cpu();
+  const bool is_on_host = row.local.is_cpu() && !row.tensor.is_cpu();
   return format(
       "in the unit of {}, rows {} to {}{}{}{}, computed in {}, reduced in {}",
       unit,
       row.layout.offset[0],
       row.layout.offset[0] + row.layout.extent[0],
-      is_offloaded ? " kept on the host in " : " kept here in ",
+      is_behind_operators(row.local) ? " kept in a file in "
+          : is_on_host               ? " kept on the host in "
+                                     : " kept here in ",
       c10::toString(row.local.scalar_type()),
       parameter.gathered_scale ? ", gathered in float8" : "",
       c10::toString(computed),
