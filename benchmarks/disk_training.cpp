@@ -33,7 +33,7 @@
 
 #include <accelerate/accelerate.h>
 
-#include "base/files/files.h"
+#include "base/files/in_memory.h"
 #include "base/files/scratch_file.h"
 #include "base/files/transfer_queue.h"
 #include "direct_reads.h"
