@@ -55,10 +55,9 @@ constexpr int kRounds = 5;
 constexpr std::int64_t kWidth = 2048;
 constexpr double kElementBytes = 4;
 constexpr double kMega = 1e6;
-// Parameters, moments, and the gradients of two steps, whose places in the file
-// alternate.
-constexpr double kDiskElements = 5;
-// Of both files: that of parameters, and that of gradients and moments.
+// Parameters, gradients and moments.
+constexpr double kDiskElements = 4;
+// Both files have buffers: that of parameters, and that of gradients and moments.
 constexpr std::int64_t kBufferElements = std::int64_t{4} << 20U;
 constexpr int kBufferCount = 16;
 constexpr double kBufferBytes =
@@ -377,7 +376,7 @@ void measure_overlap(const fs::path& directory, std::int64_t num_layers) {
   report({"nvme", "overlap", ratio, "x", 1e3 * median(with), ratio, kRounds});
 }
 
-// False, with one line that says why, if the directory is no place to measure.
+// False, with one line that says why, if nothing can be measured in the directory.
 bool can_measure(const fs::path& directory, double num_elements) {
   constexpr double kGiga = 1e9;
   if (accelerate::detail::is_in_memory(directory)) {

@@ -192,7 +192,6 @@ TEST(ScratchFile, RefusesWhatTheDiskCannotHold) {
       [&] { static_cast<void>(file.allocate(std::uint64_t{1} << 50U)); },
       "must have room for 1.0 PB more to hold the optimizer state of rank "
       "3");
-  // As before.
   EXPECT_EQ(file.allocate(1), 0U);
 }
 

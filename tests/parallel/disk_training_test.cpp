@@ -365,7 +365,7 @@ Weights train_two(const Kept* kept) {
         if (parameter.requires_grad()) parameters.push_back(parameter);
       }
     }
-    // On no model.
+    // A parameter of no model.
     parameters.push_back(torch::ones({3}).requires_grad_(true));
     optim::AdamW inner(parameters, torch::optim::AdamWOptions(0.01));
     auto [first, second, optimizer] = accelerator.prepare(one, other, inner);

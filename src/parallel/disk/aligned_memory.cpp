@@ -62,7 +62,7 @@ at::Tensor AlignedMemory::take(std::uint64_t bytes) {
 void AlignedMemory::give(at::Tensor block) {
   const auto size = static_cast<std::uint64_t>(block.nbytes());
   bytes_in_use_ -= size;
-  // Who still refers to it keeps it.
+  // Another handle keeps it.
   if (block.use_count() > 1 || block.storage().use_count() > 1) {
     bytes_ -= size;
     return;

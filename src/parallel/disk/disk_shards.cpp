@@ -20,7 +20,7 @@ namespace {
 
 // A step reads a parameter, its gradient and, usually, two moments.
 constexpr std::int64_t kStepTensors = 4;
-// Of the memory of buffers, one part is read, one is stepped on, and one is
+// Buffers hold one part that is read, one that is stepped on, and one that is
 // written.
 constexpr std::int64_t kParts = 3;
 constexpr std::int64_t kElementBytes = 4;
@@ -146,11 +146,15 @@ void DiskShards::reserve(const torch::optim::Optimizer& optimizer) const {
   state_->reserve(bytes);
 }
 
-std::vector<ParameterPart> DiskShards::step_parts(
-    const torch::optim::Optimizer& optimizer) {
+void DiskShards::forget_unused() const {
   for (const auto& disk : {state_, parameters_}) {
     if (disk) disk->forget_unused();
   }
+}
+
+std::vector<ParameterPart> DiskShards::step_parts(
+    const torch::optim::Optimizer& optimizer) {
+  forget_unused();
   // A disk that is full must not end a step half way.
   if (state_) reserve(optimizer);
   std::vector<ParameterPart> parts;

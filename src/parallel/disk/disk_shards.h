@@ -45,6 +45,8 @@ class DiskShards {
 
   /// Throws ConfigError for an optimizer whose state cannot be kept.
   void bind(torch::optim::Optimizer& optimizer);
+  /// Frees the room of tensors that are gone: gradients of the last step, say.
+  void forget_unused() const;
   /// See Strategy.
   [[nodiscard]] std::vector<ParameterPart> step_parts(
       const torch::optim::Optimizer& optimizer);
@@ -82,7 +84,7 @@ class DiskShards {
   /// Shards in the order of keep(), and the copies of all of them by shard.
   std::vector<at::Tensor> locals_;
   std::unordered_map<const void*, at::Tensor> rows_of_;
-  /// Of the part that is stepped on.
+  /// What the part that is stepped on holds.
   std::optional<HeldTensors> held_gradients_, held_state_;
 };
 

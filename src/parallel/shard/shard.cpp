@@ -169,6 +169,7 @@ class Shard final : public Strategy, public GateKeeper {
     const LockedScope lock(mutex_);
     require_no_scope("backward() was called");
     require_unchanged(units_);
+    if (disk_) disk_->forget_unused();
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
     backward_.was_reached = false;
     backward_.knows_reached = false;
