@@ -83,7 +83,7 @@ int main(int argc, char** argv) try {
   const GptOptions options = options_of(settings);
   torch::manual_seed(1);
   if (!fs::exists(settings.directory / "model.safetensors.index.json"))
-    write_random_weights(options, settings.directory);
+    write_initial_weights(options, settings.directory);
 
   auto model = accelerate::init_empty_weights([&] { return Gpt(options); });
   const double total = accelerate::compute_module_sizes(*model).at("");

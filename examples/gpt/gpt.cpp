@@ -24,6 +24,13 @@
 //
 //   build/bin/gpt --precision fp8 --fp8_recipe delayed
 //
+// --offload keeps parameters, gradients and optimizer state in host memory
+// (cpu), or on a disk, for models that are larger than memory; --memory_limit
+// makes the system refuse more memory than it says:
+//
+//   build/bin/gpt --layers 60 --width 1024 --heads 16
+//       --offload nvme:/nvme --memory_limit 2GB
+//
 // Losses are the same on any number of processes, however they are divided, and
 // a run can resume from a checkpoint of another number of processes: --resume
 // latest.
@@ -36,8 +43,11 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
+
+#include <sys/resource.h>
 
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
@@ -47,6 +57,7 @@
 #include <accelerate/token_dataset.h>
 
 #include "model.h"
+#include "weights.h"
 
 namespace {
 
@@ -69,6 +80,9 @@ struct Flags {
   bool fused_linear = true;
   bool fused_optimizers = true;
   bool checkpointing = false;
+  /// "cpu", "nvme:DIRECTORY", or empty.
+  std::string offload;
+  std::string memory_limit;
   std::string project_dir = "gpt_run";
   std::int64_t checkpoint_every = 0;
   std::string resume;
@@ -134,6 +148,34 @@ accelerate::optim::LRLambda learning_rate_factor(const Flags& flags) {
   return cosine_with_warmup(flags.num_warmup_steps, flags.steps);
 }
 
+/// The directory that --offload nvme:DIRECTORY names; empty if none.
+std::string disk_of(const Flags& flags) {
+  constexpr std::string_view kDisk = "nvme:";
+  return flags.offload.starts_with(kDisk) ? flags.offload.substr(kDisk.size())
+                                          : std::string();
+}
+
+void check_offload(const Flags& flags) {
+  const bool is_on_disk = !disk_of(flags).empty();
+  if (!flags.offload.empty() && flags.offload != "cpu" && !is_on_disk) {
+    throw std::runtime_error(
+        "--offload must be cpu or nvme:DIRECTORY, but is " + flags.offload);
+  }
+  if (is_on_disk && flags.pipeline.value_or(1) > 1) {
+    throw std::runtime_error(
+        "--offload must be cpu, or not be given, with --pipeline, but is " +
+        flags.offload);
+  }
+}
+
+/// Makes the system refuse this process more memory of its own than that.
+void limit_memory(const std::string& size) {
+  const auto bytes = static_cast<rlim_t>(accelerate::ByteSize(size).bytes());
+  const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
+  if (::setrlimit(RLIMIT_DATA, &limit) != 0)
+    throw std::runtime_error("--memory_limit cannot be set to " + size);
+}
+
 accelerate::AcceleratorOptions options_of(const Flags& flags) {
   accelerate::AcceleratorOptions options;
   options.project_configuration = {
@@ -150,6 +192,9 @@ accelerate::AcceleratorOptions options_of(const Flags& flags) {
   sharding.transformer_cls_names_to_wrap = {"Block"};
   // Each block's activations are recomputed in backward.
   sharding.activation_checkpointing = flags.checkpointing;
+  if (!flags.offload.empty()) sharding.cpu_offload = true;
+  if (const std::string disk = disk_of(flags); !disk.empty())
+    sharding.offload_directory = disk;
   // MS-AMP's recipe supports only replicas.
   if (flags.fp8_recipe != "msamp") options.parallel.fully_sharded = sharding;
   options.parallel.replicate = flags.replicate;
@@ -203,6 +248,12 @@ double operations_per_token(const GptOptions& model, std::int64_t parameters) {
       static_cast<double>(model.num_layers * model.width * model.block_size);
 }
 
+/// Without memory if it will be on a disk.
+Gpt make_gpt(const Flags& flags) {
+  const auto make = [&] { return Gpt(flags.model); };
+  return disk_of(flags).empty() ? make() : accelerate::init_empty_weights(make);
+}
+
 using Tensor = torch::Tensor;
 using LossFunction =
     std::function<Tensor(const Tensor& logits, const Tensor& targets)>;
@@ -211,7 +262,7 @@ using LossFunction =
 class Training {
  public:
   Training(const accelerate::Accelerator& accelerator, const Flags& flags)
-      : accelerator_(accelerator), gpt_(flags.model) {
+      : accelerator_(accelerator), gpt_(make_gpt(flags)) {
     for (const Tensor& parameter : gpt_->parameters())
       num_parameters_ += parameter.numel();
     if (accelerator.mesh().degree(accelerate::Axis::pipeline) > 1) {
@@ -229,6 +280,19 @@ class Training {
     optimizer_.emplace(accelerator.prepare(*adamw_));
     schedule_.emplace(*adamw_, learning_rate_factor(flags));
     scheduler_.emplace(accelerator.prepare(*schedule_));
+  }
+
+  /// Gives a model on a disk the values with which it would begin in memory.
+  void load_initial_weights(const Flags& flags) const {
+    const fs::path weights = fs::path(flags.project_dir) / "initial_weights";
+    if (accelerator_.is_main_process()) {
+      torch::manual_seed(flags.seed);
+      write_initial_weights(flags.model, weights);
+    }
+    accelerator_.wait_for_everyone();
+    accelerator_.load_model(*model_, weights);
+    accelerator_.wait_for_everyone();
+    if (accelerator_.is_main_process()) fs::remove_all(weights);
   }
 
   /// Computes gradients, and returns the loss.
@@ -380,10 +444,14 @@ void train(const Flags& flags) {
        .pin_memory = true}));
   Progress progress;
   accelerator.register_for_checkpointing(progress);
+  const bool begins_on_disk = !disk_of(flags).empty();
   if (flags.resume == "latest") {
-    accelerator.resume();
+    if (!accelerator.resume() && begins_on_disk)
+      training.load_initial_weights(flags);
   } else if (!flags.resume.empty()) {
     accelerator.load_state(fs::path(flags.resume));
+  } else if (begins_on_disk) {
+    training.load_initial_weights(flags);
   }
 
   Speed speed(flags.steps - progress.steps);
@@ -480,6 +548,15 @@ int main(int argc, char** argv) {
       "--checkpointing",
       flags.checkpointing,
       "recompute activations in the backward pass");
+  app.add_option(
+      "--offload",
+      flags.offload,
+      "keep parameters, gradients and optimizer state in host memory (cpu), or "
+      "on a disk (nvme:DIRECTORY)");
+  app.add_option(
+      "--memory_limit,--memory-limit",
+      flags.memory_limit,
+      "most memory of each process: 2GB, 512MiB");
   app.add_option("--project_dir", flags.project_dir);
   app.add_option(
       "--checkpoint_every",
@@ -514,6 +591,8 @@ int main(int argc, char** argv) {
   if (flags.model.num_experts > 0) flags.peak_tflops = 0;
   if (flags.text.empty()) flags.text = {GPT_TEXT};
   try {
+    check_offload(flags);
+    if (!flags.memory_limit.empty()) limit_memory(flags.memory_limit);
     train(flags);
   } catch (const std::exception& error) {
     std::cerr << "gpt: " << error.what() << '\n';

@@ -51,6 +51,22 @@ divided tall 2 --tensor 2 --resume latest
 divided wide 3 --context 1 --replicate 1 --resume latest
 for case in grid tall wide; do same tail.txt $case.txt 0.0005; done
 
+# On a disk: the same digits on one rank, also where memory goes on, and close to it on two.
+mkdir disk
+"$tool" launch --num_processes 1 --offload_directory_in_memory "$gpt" "${flags[@]}" --offload "nvme:$PWD/disk" --project_dir disk1 \
+  --checkpoint_every 6 | steps >disk1.txt
+same one.txt disk1.txt 0
+rm -r disk1/checkpoints/checkpoint_1
+"$gpt" "${flags[@]}" --project_dir disk1 --resume latest | steps >from_disk.txt
+same tail.txt from_disk.txt 0
+"$tool" launch --num_processes 2 --offload_directory_in_memory "$gpt" "${flags[@]}" --offload "nvme:$PWD/disk" --project_dir disk2 \
+  | steps >disk2.txt
+same ranks2.txt disk2.txt 0
+"$gpt" "${flags[@]}" --offload cpu --project_dir host | steps >host.txt
+same one.txt host.txt 0
+[ -z "$(ls disk)" ] || { ls disk; echo "files are left on the disk"; exit 1; }
+[ ! -e disk1/initial_weights ] || { echo "initial weights are left"; exit 1; }
+
 # Experts on one rank, on several, and resumed on another number of ranks.
 "$gpt" "${flags[@]}" --experts 5 --project_dir expert_one >expert_one.log
 steps <expert_one.log >expert_one.txt
@@ -91,5 +107,7 @@ refuses() {
 }
 refuses 2 "[parallel] tensor (4) = 4 ranks, but the launcher started 2" --tensor 4 --shard 1
 refuses 2 "[parallel] expert is 3, but the experts are divided among the ranks that read different data" --experts 4 --expert 3
+refuses 1 "--offload must be cpu or nvme:DIRECTORY, but is tape" --offload tape
+refuses 1 "--offload must be cpu, or not be given, with --pipeline" --offload nvme:/nvme --pipeline 2
 refuses 2 "--block_size is 3, but --context 2 needs at least 4" --context 2 --block_size 3
 echo "all as expected"

@@ -57,7 +57,7 @@ std::string file_name(std::int64_t number, std::int64_t count) {
 
 }  // namespace
 
-void write_random_weights(
+void write_initial_weights(
     const GptOptions& options,
     const fs::path& directory) {
   fs::create_directories(directory);
@@ -76,15 +76,24 @@ void write_random_weights(
   };
   accelerate::Progress progress(
       {.description = "writing random weights", .total = count});
+  // Random numbers are drawn in the order of Gpt's constructor.
+  torch::nn::Embedding tokens(GptImpl::kTokens, options.width);
+  torch::nn::Embedding positions(options.block_size, options.width);
   for (std::int64_t i = 0; i < options.num_layers; ++i) {
     const Block block(options);
     add(i + 1, tensors_of(*block, "blocks." + std::to_string(i) + "."));
     progress.update();
   }
-  GptOptions rest = options;
-  rest.num_layers = 0;
-  const Gpt gpt(rest);
-  add(count, tensors_of(*gpt, ""));
+  {
+    const torch::NoGradGuard no_grad;
+    for (const torch::Tensor& weight : {tokens->weight, positions->weight})
+      weight.normal_(0, 0.02);
+  }
+  auto rest = tensors_of(*tokens, "tokens.");
+  rest.merge(tensors_of(*positions, "positions."));
+  const torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({options.width}));
+  rest.merge(tensors_of(*norm, "norm."));
+  add(count, rest);
   progress.update();
   index["metadata"]["total_size"] = total;
   // The index comes last: with it, the weights are complete.
