@@ -15,6 +15,7 @@ python3 -m venv "$work/env"
 site=$("$work/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 tool=$work/env/bin/accelerate-cpp
 cd "$work"
+export TMPDIR=$work  # where the demo writes
 
 "$tool" --version
 # Without torch, the error says what to install.
@@ -33,4 +34,12 @@ grep "LibTorch .*$site/torch" log
 # What the library loads beside LibTorch is in the wheel, or on every Linux. ldd reports only what it misses.
 if find "$prefix" -type f -name '*.so*' -exec ldd {} + | grep "not found"; then exit 1; fi
 ! "$work/env/bin/python" -m zipfile -l "$work"/first/*.whl | grep -E 'libtorch|libc10'
+# The same by auditwheel, where it is installed.
+if command -v auditwheel >/dev/null; then
+  auditwheel show --json "$work"/first/*.whl | python3 -c '
+import json, sys
+libraries = sorted(json.load(sys.stdin)["external_libs"])
+print("auditwheel: outside the wheel are", libraries)
+sys.exit(libraries != ["libc10.so", "libtorch_cpu.so"])'
+fi
 echo "the wheel works"

@@ -61,3 +61,18 @@ def write(root, directory):
             files.append(f"{header}.md")
         subjects.append((subject, files))
     return subjects
+
+
+def main():
+    """usage: header_pages.py ROOT    fail if a public name has no heading"""
+    missing = []
+    for headers in public_names.SUBJECTS.values():
+        for header in headers:
+            _, names, shown = header_page(Path(sys.argv[1]) / f"include/accelerate/{header}.h")
+            missing += [f"{header}.h: {name} has no heading" for name in sorted(names - shown)]
+    print(*missing, f"{len(missing)} names without a heading", sep="\n")
+    sys.exit(bool(missing))
+
+
+if __name__ == "__main__":
+    main()
