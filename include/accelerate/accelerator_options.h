@@ -140,8 +140,8 @@ struct AcceleratorOptions {
   /// machine has. If the program has registered its own allocator, that one
   /// stays and nothing is changed. The free pages of glibc's heap are returned
   /// to the system when a model has been prepared. Used only if the device is
-  /// the CPU. Unset: for models sharded over several ranks, unless
-  /// `MALLOC_MMAP_THRESHOLD_` is in the environment. False: LibTorch's
+  /// the CPU. Unset: for models sharded over several ranks or kept in files,
+  /// unless `MALLOC_MMAP_THRESHOLD_` is in the environment. False: LibTorch's
   /// allocator and glibc are left alone.
   std::optional<bool> keep_freed_blocks = std::nullopt;
   /// The signals that announce that this process will soon be ended; see

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -175,12 +176,11 @@ class Strategy {
       const torch::optim::Optimizer&) {
     return {};
   }
-  /// Called around the step on a part. `next`: the part that follows; null
-  /// after the last one.
+  /// Called around the step on a part, the first of `parts`, which others
+  /// follow.
   virtual void before_part(
       const torch::optim::Optimizer&,
-      const ParameterPart& /*part*/,
-      const ParameterPart* /*next*/) {}
+      std::span<const ParameterPart> /*parts*/) {}
   virtual void after_part(
       const torch::optim::Optimizer&,
       const ParameterPart& /*part*/) {}

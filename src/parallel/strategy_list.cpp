@@ -152,15 +152,15 @@ void StrategyList::after_step(const torch::optim::Optimizer& optimizer) {
   for (const Entry& entry : entries_) entry.strategy->after_step();
 }
 
-std::vector<StrategyList::OwnedPart> StrategyList::step_parts(
+std::vector<StrategyList::OwnedParts> StrategyList::step_parts(
     const torch::optim::Optimizer& optimizer) {
-  std::vector<OwnedPart> parts;
-  if (!bound_.contains(&optimizer)) return parts;
+  std::vector<OwnedParts> owned;
+  if (!bound_.contains(&optimizer)) return owned;
   for (const Entry& entry : entries_) {
-    for (ParameterPart& part : entry.strategy->step_parts(optimizer))
-      parts.push_back({entry.strategy.get(), std::move(part)});
+    owned.push_back(
+        {entry.strategy.get(), entry.strategy->step_parts(optimizer)});
   }
-  return parts;
+  return owned;
 }
 
 std::vector<StepFigure> StrategyList::take_figures() {

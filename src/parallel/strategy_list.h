@@ -57,11 +57,11 @@ class StrategyList {
   void after_step(const torch::optim::Optimizer& optimizer);
   /// The parts in which the optimizer must step, with their strategies. Ignores
   /// optimizers like the functions above.
-  struct OwnedPart {
+  struct OwnedParts {
     Strategy* strategy = nullptr;
-    ParameterPart parameters;
+    std::vector<ParameterPart> parts;
   };
-  [[nodiscard]] std::vector<OwnedPart> step_parts(
+  [[nodiscard]] std::vector<OwnedParts> step_parts(
       const torch::optim::Optimizer& optimizer);
   /// Takes the metrics of all strategies.
   [[nodiscard]] std::vector<StepFigure> take_figures();

@@ -24,6 +24,8 @@ constexpr std::int64_t kStepTensors = 4;
 // written.
 constexpr std::int64_t kParts = 3;
 constexpr std::int64_t kElementBytes = 4;
+// As far as there is room.
+constexpr std::size_t kPartsAhead = 3;
 
 // Without a request, three parts of the largest shard fit, within bounds.
 std::int64_t buffer_bytes(
@@ -193,17 +195,17 @@ DiskShards::StepTensors DiskShards::tensors_of(
 
 void DiskShards::before_part(
     const torch::optim::Optimizer& optimizer,
-    const ParameterPart& part,
-    const ParameterPart* next) {
-  const StepTensors now = tensors_of(optimizer, part);
-  begin_fetch(now.gradients);
-  begin_fetch(now.changed);
+    std::span<const ParameterPart> parts) {
+  const auto fetch = [](const StepTensors& tensors) {
+    begin_fetch(tensors.gradients);
+    begin_fetch(tensors.changed);
+  };
+  const StepTensors now = tensors_of(optimizer, parts.front());
+  fetch(now);
   held_gradients_.emplace(now.gradients);
   held_state_.emplace(now.changed, DiskUse::change);
-  if (next == nullptr) return;
-  const StepTensors then = tensors_of(optimizer, *next);
-  begin_fetch(then.gradients);
-  begin_fetch(then.changed);
+  for (std::size_t i = 1; i < std::min(parts.size(), kPartsAhead + 1); ++i)
+    fetch(tensors_of(optimizer, parts[i]));
 }
 
 void DiskShards::after_part(

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -52,8 +53,7 @@ class DiskShards {
       const torch::optim::Optimizer& optimizer);
   void before_part(
       const torch::optim::Optimizer& optimizer,
-      const ParameterPart& part,
-      const ParameterPart* next);
+      std::span<const ParameterPart> parts);
   void after_part(
       const torch::optim::Optimizer& optimizer,
       const ParameterPart& part);

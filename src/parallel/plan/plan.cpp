@@ -368,7 +368,8 @@ ParallelPlan make_plan(const PlanRequest& request) {
   techniques.shard.master_weights = request.master_weights;
   plan.keeps_freed_blocks = request.device.is_cpu() &&
       request.keep_freed_blocks.value_or(
-          sharding.has_value() && shards > 1 && !request.heap_is_tuned);
+          sharding.has_value() && (shards > 1 || sharding->disk) &&
+          !request.heap_is_tuned);
   return plan;
 }
 

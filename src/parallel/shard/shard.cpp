@@ -252,9 +252,8 @@ class Shard final : public Strategy, public GateKeeper {
   }
   void before_part(
       const torch::optim::Optimizer& optimizer,
-      const ParameterPart& part,
-      const ParameterPart* next) override {
-    disk_->before_part(optimizer, part, next);
+      std::span<const ParameterPart> parts) override {
+    disk_->before_part(optimizer, parts);
   }
   void after_part(
       const torch::optim::Optimizer& optimizer,

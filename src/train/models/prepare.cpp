@@ -189,10 +189,17 @@ std::unique_ptr<PreparedModel> make_prepared_model(
       std::make_shared<detail::PlainBackwards>(*model);
   model->watches.module = std::make_shared<detail::ModuleWatch>(*module);
   if (keeps_blocks) {
-    std::int64_t gradient_bytes = 0;
-    for (const detail::Parameter* row : model->table.trainable())
-      gradient_bytes += static_cast<std::int64_t>(row->local.nbytes());
-    model->placement.freed_blocks = detail::keep_freed_blocks(gradient_bytes);
+    std::int64_t gradient_bytes = 0, largest_on_disk = 0;
+    for (const detail::Parameter* row : model->table.trainable()) {
+      const auto bytes = static_cast<std::int64_t>(row->local.nbytes());
+      if (row->make_state) {
+        largest_on_disk = std::max(largest_on_disk, bytes);
+      } else {
+        gradient_bytes += bytes;
+      }
+    }
+    model->placement.freed_blocks =
+        detail::keep_freed_blocks(gradient_bytes + largest_on_disk);
     // Return the heap's pages of full parameters, which later tensors would not
     // reuse.
     if (model->placement.freed_blocks != nullptr) detail::return_free_memory();

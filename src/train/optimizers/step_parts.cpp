@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
+#include <span>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -56,27 +58,25 @@ void step_in_parts(
     const PreparedOptimizer& prepared,
     const std::function<void()>& step) {
   torch::optim::Optimizer& optimizer = *prepared.inner;
-  std::vector<StrategyList::OwnedPart> parts;
+  std::vector<StrategyList::OwnedParts> all;
   for (const auto& model : prepared.session->prepared.models) {
-    for (auto& part : model->strategies.step_parts(optimizer))
-      parts.push_back(std::move(part));
+    for (auto& owned : model->strategies.step_parts(optimizer))
+      all.push_back(std::move(owned));
   }
   GroupParameters groups(optimizer);
   Identities of_parts;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto& [strategy, part] = parts[i];
-    const bool has_next =
-        i + 1 < parts.size() && parts[i + 1].strategy == strategy;
-    Identities chosen;
-    add_to(chosen, part);
-    add_to(of_parts, part);
-    groups.choose([&](const at::Tensor& parameter) {
-      return chosen.contains(parameter.unsafeGetTensorImpl());
-    });
-    strategy->before_part(
-        optimizer, part, has_next ? &parts[i + 1].parameters : nullptr);
-    step();
-    strategy->after_part(optimizer, part);
+  for (const auto& [strategy, parts] : all) {
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Identities chosen;
+      add_to(chosen, parts[i]);
+      add_to(of_parts, parts[i]);
+      groups.choose([&](const at::Tensor& parameter) {
+        return chosen.contains(parameter.unsafeGetTensorImpl());
+      });
+      strategy->before_part(optimizer, std::span(parts).subspan(i));
+      step();
+      strategy->after_part(optimizer, parts[i]);
+    }
   }
   // What no strategy asks for is in memory.
   groups.choose([&](const at::Tensor& parameter) {
