@@ -251,7 +251,9 @@ double operations_per_token(const GptOptions& model, std::int64_t parameters) {
 /// Without memory if it will be on a disk.
 Gpt make_gpt(const Flags& flags) {
   const auto make = [&] { return Gpt(flags.model); };
-  return disk_of(flags).empty() ? make() : accelerate::init_empty_weights(make);
+  if (disk_of(flags).empty()) return make();
+  // With buffers nothing is allocated at all, not even for a moment.
+  return accelerate::init_empty_weights(make, /*include_buffers=*/true);
 }
 
 using Tensor = torch::Tensor;

@@ -145,6 +145,9 @@ at::Tensor HostReduction::mean_of(
     sum = std::move(shards[kept]);
     sum.add_(shards[1 - kept]);
     next = 2;
+  } else if (may_keep) {
+    // Nobody else has a shard, and the gradient has been taken.
+    sum = std::move(shards[0]);
   } else {
     sum = shards[0].to(dtype, false, /*copy=*/true);
   }
