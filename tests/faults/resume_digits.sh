@@ -24,7 +24,7 @@ for trial in $(seq "$trials"); do
   rm -rf broken
   while true; do
     # Runs in its own process group, so that all of it can be killed at once.
-    setsid bash -c "$(declare -f run) $(declare -p flags); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
+    setsid bash -c "$(declare -f run); $(declare -p flags); tool=$tool digits=$digits ranks=$ranks; run broken" >broken.out 2>broken.err &
     pid=$!
     # Startup takes about 300 ms, and so does training.
     sleep "0.$(printf %03d $((250 + RANDOM % 550)))"
