@@ -126,7 +126,8 @@ TEST_F(ConfigCommand, ShowExplainsWhatADeepSpeedFileAsksFor) {
           "  ignored             "
           "zero_optimization.offload_optimizer.pin_memory (DeepSpeed file " +
           json +
-          "): no counterpart here\n"
+          "): no counterpart here; memory that devices copy from is pinned "
+          "anyway\n"
           "  ignored             zero_optimization.overlap_comm (DeepSpeed "
           "file " +
           json + "): no counterpart here\n"));
