@@ -282,9 +282,34 @@ TEST(DiskTensors, SayWhichFileFails) {
       "[parallel] writing numbers in " + directory.path().string() +
           " failed: No space left on device");
   failing = 0;
+  // New values need nothing of what is lost, and are kept.
+  { const HeldTensors held({tensor}, DiskUse::replace); }
   // What could not be written is lost, so nothing goes on as if it were there.
   expect_error<accelerate::Error>(
       [&] { static_cast<void>(tensor + 1); }, "writing numbers in ");
+}
+
+// Some threads use tensors, others make new ones and forget them.
+TEST(DiskTensors, AreForgottenWhileOthersAreUsed) {
+  const TemporaryDirectory directory;
+  DiskTensors disk(options_for(directory, 4 * 40'000));
+  const Tensor kept = torch::zeros({10'000});
+  disk.add(kept);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      const torch::NoGradGuard no_grad;
+      for (int round = 0; round < 60; ++round) {
+        const Tensor made = disk.make({10'000}, at::kFloat);
+        made.fill_(round);
+        EXPECT_EQ(made.mean().item<float>(), static_cast<float>(round));
+        static_cast<void>(kept.sum());
+        disk.forget_unused();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(kept.sum().item<float>(), 0);
 }
 
 TEST(DiskTensors, AreUnreadableAfterwards) {

@@ -507,6 +507,24 @@ TEST(DiskTraining, RefusesAnOptimizerThatMayNotStepInParts) {
   });
 }
 
+TEST(DiskTraining, LeavesOptimizersOfOtherModelsAlone) {
+  const TemporaryDirectory directory;
+  run_on_ranks(1, [&](const WorldOptions& world) {
+    const Kept kept;
+    const Accelerator accelerator(
+        {.parallel = parallel_of({}, &kept, directory.path().string()),
+         .world = world});
+    Net net;
+    optim::AdamW adamw(net->parameters());
+    const auto own = std::make_shared<OwnOptimizer>(
+        std::vector<Tensor>{torch::ones({3}).requires_grad_(true)});
+    auto [model, optimizer, other] = accelerator.prepare(net, adamw, own);
+    accelerator.backward(model(rows(accelerator, 0)).pow(2).mean());
+    optimizer.step();
+    other.step();
+  });
+}
+
 TEST(DiskTraining, NamesADirectoryThatIsMissing) {
   run_on_ranks(1, [](const WorldOptions& world) {
     expect_error<ConfigError>(

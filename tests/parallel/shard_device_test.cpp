@@ -1,5 +1,7 @@
 // Sharding models on an accelerator, with messages in host memory.
 #include <cstdlib>
+#include <filesystem>
+#include <vector>
 
 #include <accelerate/accelerate.h>
 
@@ -51,6 +53,29 @@ TEST(ShardOnDevice, TrainsAsOnTheCpu) {
       }
     });
   }
+}
+
+// On one rank only files are a reason to have shards.
+TEST(ShardOnDevice, OfOneRankLieInFiles) {
+  pretend_device();
+  std::vector<Tensor> ends[2];
+  for (const bool on_disk : {false, true}) {
+    run_on_ranks(1, [&](const WorldOptions& options) {
+      WorldOptions world = options;
+      world.device = pretend_device(*options.rank);
+      FullyShardedDataParallelOptions sharding;
+      if (on_disk) {
+        sharding.cpu_offload = true;
+        sharding.offload_directory =
+            std::filesystem::temp_directory_path().string();
+        sharding.offload_directory_in_memory = true;
+      }
+      ends[on_disk] = train_device_net(world, {.fully_sharded = sharding});
+    });
+  }
+  ASSERT_EQ(ends[0].size(), ends[1].size());
+  for (std::size_t i = 0; i < ends[0].size(); ++i)
+    EXPECT_TRUE(torch::allclose(ends[0][i], ends[1][i], 1e-5, 1e-6)) << i;
 }
 
 TEST(ShardOnDevice, SavesAndLoadsWeights) {

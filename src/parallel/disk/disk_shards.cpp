@@ -118,6 +118,12 @@ void DiskShards::keep(const at::Tensor& local, const at::Tensor& rows) {
 }
 
 void DiskShards::bind(torch::optim::Optimizer& optimizer) {
+  const auto steps_on_shards = [&](const auto& group) {
+    return std::ranges::any_of(group.params(), [&](const at::Tensor& stepped) {
+      return rows_of_.contains(stepped.unsafeGetTensorImpl());
+    });
+  };
+  if (std::ranges::none_of(optimizer.param_groups(), steps_on_shards)) return;
   const OptimizerAlgorithm* const algorithm = find_algorithm(optimizer);
   if (algorithm == nullptr) {
     throw ConfigError(

@@ -100,8 +100,7 @@ UnavailableMessages messages(const std::string& what) {
           what),
       format(
           "[parallel] a tensor was read that lay in a file, which is gone with "
-          "the "
-          "Accelerator ({}); keep the Accelerator, or save what is needed",
+          "the Accelerator ({}); keep the Accelerator, or save what is needed",
           what)};
 }
 
@@ -201,7 +200,7 @@ at::Tensor DiskTensors::make(
 }
 
 void DiskTensors::forget_unused() {
-  Lock lock(mutex_);
+  const Lock lock(mutex_);
   for (auto& entry : entries_) {
     // The gate has the only handle.
     if (entry == nullptr || entry->num_holds > 0 ||
@@ -209,7 +208,9 @@ void DiskTensors::forget_unused() {
       continue;
     }
     idle_->remove(*entry);
-    while (entry->state == Entry::State::writing) finish_write(*entry, lock);
+    // With the lock, so that no entry comes or goes meanwhile.
+    if (entry->state == Entry::State::writing)
+      end_write(*entry, queue_->wait(entry->ticket));
     entry->is_dirty = false;
     leave(*entry);
     file_.free(entry->begin, entry->bytes);
@@ -258,7 +259,10 @@ void DiskTensors::hold_entries(
     std::span<Entry* const> entries,
     DiskUse use,
     Lock& lock) {
-  if (write_error_ != 0) fail("writing", file_, write_error_);
+  // What is replaced needs nothing from the file, and is often replaced in
+  // destructors. The next use reports the error.
+  if (write_error_ != 0 && use != DiskUse::replace)
+    fail("writing", file_, write_error_);
   for (Entry* const entry : entries) {
     if (entry->num_holds++ == 0) idle_->remove(*entry);
   }
@@ -347,13 +351,16 @@ void DiskTensors::end_write(Entry& entry, int error) {
   entry.state = Entry::State::absent;
 }
 
-void DiskTensors::finish_write(Entry& entry, Lock& lock) {
+void DiskTensors::finish_write(const Entry& entry, Lock& lock) {
   const TransferQueue::Ticket ticket = entry.ticket;
+  const std::size_t number = entry.number;
   lock.unlock();
   const int error = queue_->wait(ticket);
   lock.lock();
-  if (entry.state == Entry::State::writing && entry.ticket == ticket)
-    end_write(entry, error);
+  // Another thread may have ended the write, and forgotten the entry.
+  Entry* const written = entries_[number].get();
+  if (written != nullptr && written->ticket == ticket)
+    end_write(*written, error);
 }
 
 void DiskTensors::finish_writes(Lock& lock) {

@@ -69,7 +69,7 @@ class DiskTensors final : public GateKeeper {
   /// Reserves room on the disk. Throws Error if it is full.
   void reserve(std::uint64_t bytes) { file_.reserve(bytes); }
 
-  /// The next four functions ignore tensors that are not kept here.
+  /// The next three functions ignore tensors that are not kept here.
   /// Begins to bring tensors into memory, as far as there is room.
   void begin_fetch(std::span<const at::Tensor> tensors);
   /// Waits until the tensors are in memory, where they stay until let_go() was
@@ -104,7 +104,7 @@ class DiskTensors final : public GateKeeper {
   void finish_read(Entry& entry, Lock& lock);
   void leave(Entry& entry);
   void end_write(Entry& entry, int error);
-  void finish_write(Entry& entry, Lock& lock);
+  void finish_write(const Entry& entry, Lock& lock);
   void finish_writes(Lock& lock);
   void collect_written();
   void make_room(std::uint64_t bytes, Lock& lock);

@@ -253,7 +253,9 @@ void check_sharding(
         group_size,
         shards));
   }
-  if (sharding.cpu_offload && shards == 1 && !request.device.is_cpu()) {
+  // One rank has shards too where they lie in files.
+  if (sharding.cpu_offload && !sharding.disk && shards == 1 &&
+      !request.device.is_cpu()) {
     complaints.push_back(format(
         "[parallel] offload to the CPU is on, on {}, but nothing is sharded, "
         "so there are no shards to keep there; shard over several ranks, or "

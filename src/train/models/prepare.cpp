@@ -137,7 +137,8 @@ void check_export(
     session.world.logger().log_once_per_world(
         LogLevel::warning, "exported", warning);
   }
-  const bool shards = plan.degree(Axis::shard) > 1 || plan.would_shard;
+  const bool shards = plan.degree(Axis::shard) > 1 || plan.would_shard ||
+      plan.techniques.shard.disk;
   const auto& dtype = plan.techniques.shard.param_dtype;
   if (shards && dtype && !autocast)
     detail::require_dtypes_of_export(*model.module, *dtype);

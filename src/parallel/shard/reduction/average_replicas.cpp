@@ -16,9 +16,10 @@ void average_shards(
         {.send_in = options.replica_dtype,
          .message_bytes = options.message_bytes});
   };
-  if (!options.disk) return average(shards);
+  if (!options.disk || !options.disk->keeps_optimizer_state)
+    return average(shards);
   if (replicas.size() == 1) return;
-  // One at a time: their gradients may lie in files.
+  // One at a time, since their gradients lie in files.
   for (const at::Tensor& shard : shards) {
     const HeldTensors held({shard.grad()}, DiskUse::change);
     average({shard});

@@ -146,7 +146,7 @@ at::Tensor HostReduction::mean_of(
     sum.add_(shards[1 - kept]);
     next = 2;
   } else if (may_keep) {
-    // Nobody else has a shard, and the gradient has been taken.
+    // The only shard is the gradient itself, which has been taken.
     sum = std::move(shards[0]);
   } else {
     sum = shards[0].to(dtype, false, /*copy=*/true);
