@@ -1,7 +1,9 @@
 // A training step with AdamW whose parameters, gradients and moments lie on a
 // disk: the optimizer's step over the time in which the same bytes are read and
-// written by hand with direct I/O, the most memory of a whole step, and how
-// much of reading and writing computing hides.
+// written by hand with direct I/O, the most memory of a whole step, how much of
+// reading and writing computing hides, and what a step that begins in backward
+// saves. And layers whose activations lie on a disk beside layers that are
+// recomputed.
 //
 //   bench_disk_training [MILLIONS OF PARAMETERS] [DIRECTORY ON THE DISK]
 //
@@ -25,6 +27,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -32,14 +35,15 @@
 #include <torch/torch.h>
 
 #include <accelerate/accelerate.h>
+#include <accelerate/save_on_disk.h>
 
 #include "base/files/in_memory.h"
 #include "base/files/scratch_file.h"
 #include "base/files/transfer_queue.h"
 #include "direct_reads.h"
+#include "gate/disk/disk_tensors.h"
 #include "gate/watched_tensor.h"
 #include "memory.h"
-#include "parallel/disk/disk_tensors.h"
 #include "report.h"
 
 namespace {
@@ -213,9 +217,8 @@ struct LayerImpl : nn::Module {
 };
 TORCH_MODULE(Layer);
 
-accelerate::AcceleratorOptions options_of(
-    const fs::path& directory,
-    bool overlaps) {
+accelerate::AcceleratorOptions
+options_of(const fs::path& directory, bool overlaps, bool steps_in_backward) {
   const std::string where = R"("device": "nvme", "nvme_path": ")" +
       directory.string() + R"(", "buffer_count": )" +
       std::to_string(kBufferCount);
@@ -228,7 +231,8 @@ accelerate::AcceleratorOptions options_of(
           where + R"(, "pipeline_read": )" + overlap +
           R"(, "pipeline_write": )" + overlap + R"(}, "offload_param": {)" +
           where + R"(, "buffer_size": )" + std::to_string(kBufferElements) +
-          "}}}"};
+          "}}}",
+      .step_in_backward = steps_in_backward};
   options.world.logger = accelerate::Logger(
       [](const accelerate::LogRecord&) {}, accelerate::LogLevel::off);
   return options;
@@ -247,14 +251,20 @@ class DiskRun {
       const fs::path& directory,
       std::int64_t num_layers,
       std::int64_t batch_size,
-      bool overlaps = true)
-      : accelerator_(options_of(directory, overlaps)),
+      bool overlaps = true,
+      bool steps_in_backward = false)
+      : accelerator_(options_of(directory, overlaps, steps_in_backward)),
         layers_(make_layers(num_layers)),
         adamw_(layers_->parameters(), torch::optim::AdamWOptions(1e-4)),
         model_(accelerator_.prepare(layers_)),
         optimizer_(accelerator_.prepare(adamw_)),
         x_(torch::randn({batch_size, kWidth})) {}
 
+  void make_moments() {
+    compute_gradients();
+    step();
+    zero_grad();
+  }
   void compute_gradients() {
     accelerator_.backward(model_.call([&](nn::ModuleListImpl& module) {
       torch::Tensor h = x_;
@@ -268,11 +278,13 @@ class DiskRun {
   void flush() {
     const torch::Tensor& shard = optimizer_.param_groups()[0].params()[0];
     std::set<DiskTensors*> disks;
-    for (const torch::Tensor& tensor : {shard, shard.grad()}) {
+    const auto& adamw = static_cast<const torch::optim::AdamWParamState&>(
+        *optimizer_.inner().state().at(shard.unsafeGetTensorImpl()));
+    for (const torch::Tensor& tensor : {shard, adamw.exp_avg()}) {
       auto* const disk =
           dynamic_cast<DiskTensors*>(accelerate::detail::keeper_of(tensor));
       if (disk == nullptr)
-        throw std::runtime_error("shards and gradients are not on the disk");
+        throw std::runtime_error("shards and moments are not on the disk");
       disks.insert(disk);
     }
     for (DiskTensors* const disk : disks) disk->flush();
@@ -315,7 +327,7 @@ void measure_step(const fs::path& directory, std::int64_t num_layers) {
 
   // One row makes products cheap.
   DiskRun run(directory, num_layers, 1);
-  run.seconds_of_whole_step();  // makes the moments
+  run.make_moments();
   forget_peak();
   run.seconds_of_whole_step();
   const double peak = memory_of_process("VmHWM") - idle;
@@ -376,6 +388,90 @@ void measure_overlap(const fs::path& directory, std::int64_t num_layers) {
   report({"nvme", "overlap", ratio, "x", 1e3 * median(with), ratio, kRounds});
 }
 
+// Whole steps, of which one kind begins in backward.
+void measure_step_in_backward(
+    const fs::path& directory,
+    std::int64_t num_layers) {
+  const std::int64_t half = std::max<std::int64_t>(num_layers / 2, 1);
+  DiskRun after(directory, half, 1);
+  DiskRun within(
+      directory, half, 1, /*overlaps=*/true, /*steps_in_backward=*/true);
+  std::vector<double> after_seconds, within_seconds;
+  after.make_moments();
+  within.make_moments();
+  for (int round = 0; round < kRounds; ++round) {
+    if (round % 2 == 0) after_seconds.push_back(after.seconds_of_whole_step());
+    within_seconds.push_back(within.seconds_of_whole_step());
+    if (round % 2 == 1) after_seconds.push_back(after.seconds_of_whole_step());
+  }
+  const double ratio = median(within_seconds) / median(after_seconds);
+  report(
+      {"nvme",
+       "step_in_backward_over_after",
+       ratio,
+       "x",
+       1e3 * median(after_seconds),
+       ratio,
+       kRounds});
+}
+
+// Forward and backward of transformer layers.
+void measure_activations(const fs::path& directory) {
+  constexpr std::int64_t kSize = 1024, kTokens = 512, kSamples = 4;
+  constexpr int kLayers = 6;
+  std::vector<nn::TransformerEncoderLayer> layers;
+  for (int i = 0; i < kLayers; ++i) {
+    layers.emplace_back(nn::TransformerEncoderLayerOptions(kSize, kSize / 64)
+                            .dim_feedforward(4 * kSize)
+                            .dropout(0));
+  }
+  const torch::Tensor x =
+      torch::randn({kTokens, kSamples, kSize}).requires_grad_(true);
+  const accelerate::SavedTensorFile file({.directory = directory});
+  const auto forward = [&] {
+    torch::Tensor h = x;
+    for (auto& layer : layers) h = layer(h);
+    return h.pow(2).mean();
+  };
+  const auto recomputed = [&] {
+    torch::Tensor h = x;
+    for (auto& layer : layers)
+      h = accelerate::checkpoint([&] { return layer(h); });
+    h.pow(2).mean().backward();
+  };
+  const auto on_disk = [&] {
+    torch::Tensor loss;
+    {
+      const accelerate::SaveOnDisk saving(file);
+      loss = forward();
+    }
+    loss.backward();
+  };
+  const auto in_memory = [&] { forward().backward(); };
+  std::vector<double> recompute_seconds, disk_seconds, memory_seconds;
+  recomputed();
+  on_disk();
+  for (int round = 0; round < kRounds; ++round) {
+    recompute_seconds.push_back(seconds_of(recomputed));
+    disk_seconds.push_back(seconds_of(on_disk));
+    memory_seconds.push_back(seconds_of(in_memory));
+  }
+  const double disk = median(disk_seconds);
+  for (const auto& [metric, seconds] :
+       {std::pair("activations_on_disk_over_recomputed", &recompute_seconds),
+        std::pair("activations_on_disk_over_memory", &memory_seconds)}) {
+    const double baseline = median(*seconds);
+    report(
+        {"nvme",
+         metric,
+         disk / baseline,
+         "x",
+         1e3 * baseline,
+         disk / baseline,
+         kRounds});
+  }
+}
+
 // False, with one line that says why, if nothing can be measured in the directory.
 bool can_measure(const fs::path& directory, double num_elements) {
   constexpr double kGiga = 1e9;
@@ -409,6 +505,8 @@ void measure(double millions, const fs::path& directory) {
   if (!can_measure(directory, num_elements)) return;
   measure_step(directory, num_layers);
   measure_overlap(directory, num_layers);
+  measure_step_in_backward(directory, num_layers);
+  measure_activations(directory);
 }
 
 }  // namespace

@@ -122,6 +122,9 @@ struct PlanFlags {
   std::string node_link = "300GB/s";
   std::string node_link_latency;
   std::string operator_time = "4us";
+  std::string disk_speed;
+  std::string offload_directory = "/nvme";
+  std::string on_disk;
   std::optional<int> replicate, shard, expert, context, tensor, pipeline;
   std::string sharding;
   std::string recompute;
@@ -193,6 +196,9 @@ LayoutPlanOptions options_of(const PlanFlags& flags) {
       link_of("--node_link", flags.node_link, flags.node_link_latency, 3e-6);
   cluster.seconds_per_operator =
       parse_seconds("--operator_time", flags.operator_time);
+  if (!flags.disk_speed.empty())
+    cluster.disk_bytes_per_second = rate_of("--disk_speed", flags.disk_speed);
+  options.offload_directory = flags.offload_directory;
   options.replicate = flags.replicate;
   options.shard = flags.shard;
   options.expert = flags.expert;
@@ -201,6 +207,7 @@ LayoutPlanOptions options_of(const PlanFlags& flags) {
   options.pipeline = flags.pipeline;
   options.sharding = sharding_of(flags.sharding);
   if (!flags.recompute.empty()) options.recomputes = flags.recompute == "yes";
+  if (!flags.on_disk.empty()) options.on_disk = flags.on_disk == "yes";
   return options;
 }
 
@@ -278,6 +285,17 @@ void add_cluster_options(CLI::App& command, PlanFlags& flags) {
       flags.operator_time,
       "what an operator costs besides its work [4us]")
       ->type_name("TIME");
+  option(
+      "--disk_speed",
+      flags.disk_speed,
+      "bytes per second that the disk of a node reads or writes, 3GB/s: also "
+      "consider shards, gradients and optimizer state in files [no disk]")
+      ->type_name("RATE");
+  option(
+      "--offload_directory",
+      flags.offload_directory,
+      "the directory on that disk that --apply writes [/nvme]")
+      ->type_name("DIR");
 }
 
 void add_choices(CLI::App& command, PlanFlags& flags) {
@@ -298,6 +316,13 @@ void add_choices(CLI::App& command, PlanFlags& flags) {
       ->type_name("WORD")
       ->check(CLI::IsMember({"none", "zero1", "zero2", "parameters"}));
   command.add_option("--recompute", flags.recompute, "activations: yes or no")
+      ->type_name("WORD")
+      ->check(CLI::IsMember({"yes", "no"}));
+  command
+      .add_option(
+          both_spellings("--on_disk"),
+          flags.on_disk,
+          "shards in files, with --disk_speed: yes or no")
       ->type_name("WORD")
       ->check(CLI::IsMember({"yes", "no"}));
   command

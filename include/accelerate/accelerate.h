@@ -3,8 +3,9 @@
 // Includes everything except what only some programs need: datasets read from
 // files (datasets.h), batches of token sequences (token_collate.h), models that
 // Python exported (exported_model.h, exported_pipeline.h) or compiled
-// (package.h), low-rank adapters (adapters.h), and safetensors files
-// (safetensors.h, a separate library without LibTorch).
+// (package.h), low-rank adapters (adapters.h), activations on a disk
+// (save_on_disk.h), and safetensors files (safetensors.h, a separate library
+// without LibTorch).
 
 #include <accelerate/accelerator.h>
 #include <accelerate/accelerator_options.h>

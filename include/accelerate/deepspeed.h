@@ -48,6 +48,9 @@ struct DeepSpeedOptions {
   /// Allow such directories in memory (tmpfs, ramfs), where they save none.
   /// Unset: false.
   std::optional<bool> offload_directory_in_memory = std::nullopt;
+  /// With "nvme" for the optimizer, in stage 2 or 3: as in
+  /// FullyShardedDataParallelOptions. Unset: false.
+  std::optional<bool> step_in_backward = std::nullopt;
 
   // Making a model of stage 3; layers with experts.
 

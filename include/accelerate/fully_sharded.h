@@ -144,6 +144,13 @@ struct FullyShardedDataParallelOptions {
   /// Allow an offload_directory in memory (tmpfs, ramfs), which saves none.
   /// Unset: false.
   std::optional<bool> offload_directory_in_memory = std::nullopt;
+  /// With offload_directory: a parameter is stepped on by the backward that
+  /// ends a window, as soon as its gradient is complete, so that the gradient
+  /// needs no file, and the disk no time of its own. optimizer.step() then
+  /// steps on the others. Needs one backward per window, replicas of nothing,
+  /// and neither clipping nor a loss scaler (fp16), which need all gradients.
+  /// Unset: false.
+  std::optional<bool> step_in_backward = std::nullopt;
   /// Modules that are not sharded: a regular expression that matches their
   /// full names.
   std::optional<std::string> ignored_modules = std::nullopt;

@@ -31,6 +31,17 @@ enum class MemorySplit {
 /// "replicated", "ZeRO-1", "ZeRO-2", "full shard" or "hybrid shard".
 [[nodiscard]] ACCELERATE_API std::string_view name_of(MemorySplit split);
 
+/// What files on a disk keep while nothing uses it (offload_directory, "nvme"),
+/// as far as it is sharded.
+enum class KeptOnDisk {
+  nothing,
+  /// Gradients, optimizer state and master weights.
+  optimizer,
+  /// Shards of parameters.
+  parameters,
+  all
+};
+
 /// A configuration of training whose memory is planned.
 struct MemoryCase {
   MemorySplit split = MemorySplit::replicated;
@@ -65,13 +76,16 @@ struct MemoryRow {
   std::uint64_t optimizer_state = 0;
   /// Buckets in which gradients are averaged between replicas.
   std::uint64_t buckets = 0;
-  /// Gathered parameters, and gradients being reduced to shards.
+  /// Gathered parameters, gradients being reduced to shards, and buffers of
+  /// what is on a disk.
   std::uint64_t units = 0;
   /// Tensors saved for backward, and temporaries of backward.
   std::uint64_t activations = 0;
   /// Temporaries of the optimizer, freed memory that is kept for reuse, free
   /// pages between small blocks, and padding of large blocks to whole pages.
   std::uint64_t workspace = 0;
+  /// Bytes of the rank's files on a disk, which total() does not count.
+  std::uint64_t on_disk = 0;
 
   [[nodiscard]] std::uint64_t total() const {
     return weights + gradients + optimizer_state + buckets + units +
@@ -105,6 +119,8 @@ struct MemoryPlanOptions {
   /// Class names of the modules that are gathered and recomputed as a unit.
   /// Empty: the elements of the outermost Sequentials and ModuleLists.
   std::vector<std::string> unit_classes = {};
+  /// What files keep in every case that shards it, and on one rank.
+  KeptOnDisk on_disk = KeptOnDisk::nothing;
   /// See ReplicateOptions.
   bool gradient_as_bucket_view = false;
   /// See AcceleratorOptions::keep_freed_blocks.

@@ -96,6 +96,10 @@ struct ClusterSpeeds {
   /// gradients and state. 0: memory_bytes_per_second.
   double optimizer_bytes_per_second = 0;
 
+  /// Bytes per second that the disk of a node reads, or writes, for all its
+  /// ranks together. 0: layouts with files on a disk are not considered.
+  double disk_bytes_per_second = 0;
+
   // Messages.
 
   LinkSpeed inside_node{3e-6, 300e9};
@@ -140,6 +144,10 @@ struct TrainingLayout {
   /// Micro-batches per step, of a pipeline or of gradient accumulation.
   std::int64_t num_micro_batches = 1;
   bool recomputes = false;
+  /// Shards, their gradients and optimizer state are in files while nothing
+  /// uses them (FullyShardedDataParallelOptions::offload_directory). One rank
+  /// then gathers its units like several.
+  bool on_disk = false;
 
   [[nodiscard]] int num_ranks() const {
     return replicate * shard * context * tensor * pipeline;
@@ -156,9 +164,11 @@ struct LayoutMemory {
   std::uint64_t gradients = 0;
   /// Includes fp32 master weights.
   std::uint64_t optimizer_state = 0;
-  /// Gathered parameters, and gradients in flight.
+  /// Gathered parameters, gradients in flight, and buffers of a disk.
   std::uint64_t gathered = 0;
   std::uint64_t activations = 0;
+  /// Bytes on a disk, which total() does not count.
+  std::uint64_t on_disk = 0;
 
   [[nodiscard]] std::uint64_t total() const {
     return weights + gradients + optimizer_state + gathered + activations;
@@ -171,6 +181,8 @@ struct LayoutTimes {
   /// Time in which a rank computes, including recomputation.
   double computing = 0;
   double optimizer = 0;
+  /// Waits for the disk that nothing hides.
+  double disk = 0;
   /// Waits for other stages of the pipeline.
   double bubble = 0;
   /// Exposed communication (waits that nothing hides), by purpose: "tensor",
@@ -220,6 +232,8 @@ struct LayoutPlanOptions {
   double usable_memory = 0.92;
   /// Load of the busiest experts over the mean load.
   double expert_imbalance = 1.1;
+  /// Directory on the disk of each node, for config_text().
+  std::string offload_directory = "/nvme";
 
   // Fixed parts of the layout.
 
@@ -233,6 +247,9 @@ struct LayoutPlanOptions {
   std::optional<int> pipeline = std::nullopt;
   std::optional<LayoutSharding> sharding = std::nullopt;
   std::optional<bool> recomputes = std::nullopt;
+  /// Unset: layouts on a disk are considered as well if the cluster has one
+  /// (ClusterSpeeds::disk_bytes_per_second).
+  std::optional<bool> on_disk = std::nullopt;
 
   // The search.
 

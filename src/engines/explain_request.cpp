@@ -116,6 +116,7 @@ std::string describe_disk(const TrainingRequest& request) {
     parts.push_back(format("buffers of {} elements", disk.buffer_elements));
   if (!disk.overlaps_reads) parts.emplace_back("steps wait for reads");
   if (!disk.overlaps_writes) parts.emplace_back("steps wait for writes");
+  if (disk.steps_in_backward) parts.emplace_back("backward steps");
   if (disk.may_be_in_memory) parts.emplace_back("the files may be in memory");
   return join(parts, "; ");
 }

@@ -54,6 +54,9 @@ struct DiskRequest {
   std::string parameter_directory = {};
   /// The directories may be in memory (tmpfs, ramfs), where files save none.
   bool may_be_in_memory = false;
+  /// Backward steps on each parameter as soon as its gradient is complete, if
+  /// optimizer state is kept.
+  bool steps_in_backward = false;
   /// Elements of one buffer: what one read or write, and one part of a step,
   /// moves at a time; 0: the library chooses.
   std::int64_t buffer_elements = 0;

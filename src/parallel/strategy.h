@@ -55,6 +55,9 @@ struct StrategyTraits {
   /// Why LOMO cannot update if it needs more than each element's own gradient;
   /// unset if it can.
   std::optional<std::string> sliced_lomo_complaint = std::nullopt;
+  /// Why gradients cannot be scaled, clipped or unscaled between a backward and
+  /// a step; unset if they can be.
+  std::optional<std::string> clipping_complaint = std::nullopt;
   /// True if optimizers step in parts (Strategy::step_parts).
   bool steps_in_parts = false;
   /// True if events have no effect: a single-process stand-in for a strategy of
@@ -70,6 +73,23 @@ struct StepFigure {
 
 /// Parameters on which an optimizer steps at a time.
 using ParameterPart = std::vector<at::Tensor>;
+
+class Strategy;
+
+/// What a strategy may call once all strategies of the model are prepared.
+struct ModelCalls {
+  /// If something other than a gradient shows the strategy that a plain
+  /// backward has begun: one that the program runs itself (`loss.backward()`).
+  /// The function does nothing at any other time.
+  std::function<void()> begin_plain_backward = nullptr;
+  /// Whether optimizers step after the backward that runs, or begins.
+  std::function<bool()> ends_window = nullptr;
+  /// Steps on the first of the parts, whose gradients are complete, with the
+  /// optimizers that have its parameters, between the strategy's before_part()
+  /// and after_part().
+  std::function<void(Strategy&, std::span<const ParameterPart>)> step_on_part =
+      nullptr;
+};
 
 /// Interface of strategies that take part in join_uneven_inputs.
 class JoinParticipant {
@@ -121,12 +141,7 @@ class Strategy {
 
   /// Rewrites rows: shards, places or broadcasts them.
   virtual void prepare(torch::nn::Module& module, ParameterTable& table) = 0;
-  /// Called when all strategies of the model are prepared. A strategy may call
-  /// `begin_plain_backward` if something other than a gradient shows it that a
-  /// plain backward has begun: one that the program runs itself
-  /// (`loss.backward()`). The function does nothing at any other time.
-  virtual void after_prepare(
-      const std::function<void()>& /*begin_plain_backward*/) {}
+  virtual void after_prepare(const ModelCalls&) {}
   /// Makes an optimizer step on the rows' `local`.
   virtual void bind(torch::optim::Optimizer&, const ParameterTable&) {}
   /// Binds parameters that the program has added since to an optimizer that

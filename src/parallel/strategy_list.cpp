@@ -102,8 +102,8 @@ void StrategyList::after_backward(bool sync_gradients) {
     entry.strategy->after_backward(sync_gradients);
 }
 
-void StrategyList::after_prepare(const std::function<void()>& begin) {
-  for (const Entry& entry : entries_) entry.strategy->after_prepare(begin);
+void StrategyList::after_prepare(const ModelCalls& calls) {
+  for (const Entry& entry : entries_) entry.strategy->after_prepare(calls);
 }
 
 void StrategyList::before_plain_backward(bool sync_gradients) {
@@ -294,6 +294,7 @@ void StrategyList::merge_traits() {
     append_line(traits_.local_sgd_complaint, own.local_sgd_complaint);
     append_line(traits_.lomo_complaint, own.lomo_complaint);
     append_line(traits_.sliced_lomo_complaint, own.sliced_lomo_complaint);
+    append_line(traits_.clipping_complaint, own.clipping_complaint);
     traits_.steps_in_parts = traits_.steps_in_parts || own.steps_in_parts;
     traits_.is_idle = traits_.is_idle && own.is_idle;
   }

@@ -43,7 +43,7 @@ class StrategyList {
   void after_forward(const ForwardOutputs& outputs);
   void before_backward(bool sync_gradients, const at::Tensor& loss);
   void after_backward(bool sync_gradients);
-  void after_prepare(const std::function<void()>& begin_plain_backward);
+  void after_prepare(const ModelCalls& calls);
   void before_plain_backward(bool sync_gradients);
   void after_plain_backward(bool sync_gradients);
   void before_last_gradients(const std::vector<at::Tensor>& parameters);

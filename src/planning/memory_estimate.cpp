@@ -245,6 +245,7 @@ MemoryRow row_of_case(
       break;
   }
   row.units += shard.buffers;
+  row.on_disk = shard.on_disk;
   return row;
 }
 
@@ -266,23 +267,10 @@ MemoryPlan plan_transformer(
         "[estimate-memory] --fits needs --sequence_length, "
         "the tokens per sample");
   }
-  TrainingPlan undivided = training;
-  undivided.num_shards = 1;
-  const std::uint64_t on_disk =
-      training_memory(model, largest_layer, undivided).on_disk;
   const auto shared = std::make_shared<const ModelTree>(model);
   facts.batch_size = training.batch_size;
   facts.notes = {
       "Activations: computed from the shape (Korthikanti et al., 2022)."};
-  if (on_disk > 0) {
-    facts.notes.push_back(format(
-        "On disk: {} per replica of each pipeline stage and part of its "
-        "layers, "
-        "if sharded; units include {} of buffers.",
-        format_size(static_cast<double>(on_disk)),
-        format_size(
-            static_cast<double>(std::min(training.disk_buffers, on_disk)))));
-  }
   return {
       std::move(facts),
       [shared, largest_layer, training](const MemoryCase& at) {

@@ -282,6 +282,9 @@ std::string MemoryPlan::table() const {
        "activations",
        "workspace",
        "total"}};
+  const bool has_disk = std::ranges::any_of(
+      rows_, [](const MemoryRow& row) { return row.on_disk > 0; });
+  if (has_disk) lines.front().emplace_back("on disk");
   for (const MemoryRow& row : rows_) {
     lines.push_back(
         {split_text(row.at),
@@ -295,6 +298,7 @@ std::string MemoryPlan::table() const {
          bytes_text(row.activations),
          bytes_text(row.workspace),
          bytes_text(row.total())});
+    if (has_disk) lines.back().push_back(bytes_text(row.on_disk));
   }
   std::string text = columns_of(lines);
   for (const std::string& note : facts_.notes) text += note + "\n";
@@ -326,6 +330,9 @@ std::string MemoryPlan::explain_fits(
        "accumulation",
        "per rank",
        "time"}};
+  const bool has_disk = std::ranges::any_of(
+      found, [](const MemoryFit& fit) { return fit.row.on_disk > 0; });
+  if (has_disk) lines.front().emplace_back("on disk");
   for (const MemoryFit& fit : found) {
     const MemoryCase& at = fit.row.at;
     const auto hundredths =
@@ -342,6 +349,7 @@ std::string MemoryPlan::explain_fits(
              hundredths / 100,
              hundredths / 10 % 10,
              hundredths % 10)});
+    if (has_disk) lines.back().push_back(bytes_text(fit.row.on_disk));
   }
   return columns_of(lines);
 }

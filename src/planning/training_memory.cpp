@@ -8,6 +8,7 @@
 #include <accelerate/error.h>
 
 #include "base/text/text.h"
+#include "modules/disk_buffers.h"
 
 namespace accelerate::detail {
 
@@ -85,6 +86,23 @@ std::uint64_t num_parameters_of(
   return divided(number, plan.tensor);
 }
 
+std::int64_t largest_parameter(const ModuleNode& module) {
+  std::int64_t largest = 0;
+  for (const ModuleTensor& parameter : module.parameters)
+    largest = std::max(largest, parameter.num_elements);
+  for (const ModuleNode& child : module.children)
+    largest = std::max(largest, largest_parameter(child));
+  return largest;
+}
+
+std::uint64_t buffers_of_file(
+    const ModuleNode& root,
+    const TrainingPlan& plan) {
+  return plan.disk_buffers.value_or(disk_buffer_bytes(
+      {.largest_shard =
+           largest_parameter(root) / (plan.num_shards * plan.tensor)}));
+}
+
 }  // namespace
 
 std::uint64_t optimizer_state_bytes(const std::string& optimizer) {
@@ -131,17 +149,16 @@ TrainingMemory training_memory(
   if (model.transformer && plan.sequence_length > 0) {
     memory.activations = activations_of(*model.transformer, plan);
   }
-  const auto move_to_disk = [&](std::uint64_t& bytes) {
-    memory.on_disk += std::exchange(bytes, 0);
+  const auto move_to_disk = [&](std::uint64_t bytes) {
+    memory.on_disk += bytes;
+    memory.buffers += std::min(buffers_of_file(model.root, plan), bytes);
   };
-  if (plan.weights_are_on_disk) move_to_disk(memory.weights);
+  if (plan.weights_are_on_disk) move_to_disk(std::exchange(memory.weights, 0));
   if (plan.optimizer_is_on_disk) {
-    move_to_disk(memory.masters);
-    move_to_disk(memory.gradients);
-    move_to_disk(memory.optimizer);
+    move_to_disk(
+        std::exchange(memory.masters, 0) + std::exchange(memory.gradients, 0) +
+        std::exchange(memory.optimizer, 0));
   }
-  if (memory.on_disk > 0)
-    memory.buffers = std::min(plan.disk_buffers, memory.on_disk);
   return memory;
 }
 

@@ -52,8 +52,9 @@ struct TrainingPlan {
   /// Files keep masters, gradients and optimizer state; likewise weights.
   bool optimizer_is_on_disk = false;
   bool weights_are_on_disk = false;
-  /// Memory of all buffers through which files are read and written.
-  std::uint64_t disk_buffers = std::uint64_t{256} << 20U;
+  /// Memory of the buffers of each of the two files. Unset: as the library
+  /// chooses it by the largest parameter.
+  std::optional<std::uint64_t> disk_buffers = std::nullopt;
 };
 
 /// Estimates the memory of the device that needs most. Activations are counted

@@ -98,6 +98,28 @@ TEST_F(PlanCommand, KeepsDegreesThatAreGiven) {
   EXPECT_GT(num_layouts, 1);
 }
 
+TEST_F(PlanCommand, KeepsShardsOnADiskThatIsGiven) {
+  const ToolResult result = plan(
+      {"--disk_speed",
+       "3GB/s",
+       "--on_disk",
+       "yes",
+       "--offload_directory",
+       "/scratch",
+       "--apply",
+       "--config_file",
+       directory_ / "disk.yaml"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("1 rank, on disk, "),
+          HasSubstr("per rank\n"),
+          HasSubstr("offload_optimizer_nvme_path: \"/scratch\"\n")));
+  EXPECT_THAT(
+      plan({"--on_disk", "yes"}).err, HasSubstr("(--disk_speed) must be above 0"));
+}
+
 TEST_F(PlanCommand, AppliesItsBestToTheConfigFile) {
   const std::map<std::string, std::string> home{
       {"HF_HOME", directory_.path() / "hf"}};

@@ -195,6 +195,10 @@ TEST(FullyShardedRequest, KeepsShardsInFiles) {
                   .offload_directory = "/nvme",
                   .offload_directory_in_memory = true})
                   .sharding->disk->may_be_in_memory);
+  EXPECT_TRUE(of({.cpu_offload = true,
+                  .offload_directory = "/nvme",
+                  .step_in_backward = true})
+                  .sharding->disk->steps_in_backward);
   EXPECT_FALSE(of({.cpu_offload = true}).sharding->disk);
   EXPECT_FALSE(
       of({.cpu_offload = true, .offload_directory = ""}).sharding->disk);
@@ -224,6 +228,12 @@ TEST(FullyShardedRequest, RefusesFilesOfShardsThatAreNotOffloaded) {
                    .ignored),
       ElementsAre("offload_directory_in_memory (there is no "
                   "offload_directory)"));
+  EXPECT_THAT(
+      names_of(request({.fully_sharded =
+                            FullyShardedDataParallelOptions{
+                                .step_in_backward = true}})
+                   .ignored),
+      ElementsAre("step_in_backward (there is no offload_directory)"));
 }
 
 TEST(FullyShardedRequest, ReportsWhatTheLauncherMisspells) {

@@ -1,4 +1,4 @@
-#include "parallel/disk/disk_tensors.h"
+#include "gate/disk/disk_tensors.h"
 
 #include <algorithm>
 #include <atomic>
@@ -270,7 +270,7 @@ TEST(DiskTensors, SayWhichFileFails) {
   failing = 1;
   expect_error<accelerate::Error>(
       [&] { static_cast<void>(tensor + 1); },
-      "[parallel] reading numbers in " + directory.path().string() +
+      "[gate] reading numbers in " + directory.path().string() +
           " failed: Input/output error; resume from the last checkpoint");
   failing = 0;
   EXPECT_EQ(tensor.sum().item<float>(), 5000);
@@ -279,7 +279,7 @@ TEST(DiskTensors, SayWhichFileFails) {
   { const HeldTensors held({tensor}, DiskUse::change); }
   expect_error<accelerate::Error>(
       [&] { disk.flush(); },
-      "[parallel] writing numbers in " + directory.path().string() +
+      "[gate] writing numbers in " + directory.path().string() +
           " failed: No space left on device");
   failing = 0;
   // New values need nothing of what is lost, and are kept.

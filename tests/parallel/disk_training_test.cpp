@@ -3,12 +3,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <accelerate/accelerate.h>
+#include <accelerate/adapters.h>
 
-#include "parallel/disk/disk_tensors.h"
+#include "gate/disk/disk_tensors.h"
 #include "support/expect_error.h"
 #include "support/has_memory.h"
 #include "support/run_on_ranks.h"
@@ -72,6 +74,8 @@ struct DiskRun {
   bool overlaps = true;
   /// Elements of parameters that stay in memory.
   std::int64_t max_in_cpu = 0;
+  bool steps_in_backward = false;
+  bool clips = true;
 };
 
 ParallelOptions parallel_of(
@@ -95,8 +99,10 @@ ParallelOptions parallel_of(
           std::to_string(run.buffer_size) + R"(, "max_in_cpu": )" +
           std::to_string(run.max_in_cpu) + "}";
     deepspeed.hf_ds_config +=
-        R"(}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0})";
+        R"(}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" +
+        std::string(run.clips ? "1.0" : "0.0") + "}";
     deepspeed.zero_stage = std::nullopt;
+    deepspeed.step_in_backward = run.steps_in_backward;
   }
   ParallelOptions options{.deepspeed = deepspeed};
   if (run.replicate > 1) options.replicate = run.replicate;
@@ -249,6 +255,88 @@ TEST(DiskTraining, EndsWithTheWeightsOfMemoryInEveryBit) {
   }
 }
 
+TEST(DiskTraining, StepsInBackwardWithTheSameWeights) {
+  for (const auto& [name, kept] : all_kept(3)) {
+    if (!kept.optimizer) continue;
+    for (const int num_ranks : {1, 2, 3}) {
+      for (const int accumulation : {1, 2}) {
+        const DiskRun run{
+            .num_ranks = num_ranks,
+            .precision = num_ranks == 2 ? Precision::bf16 : Precision::no,
+            .accumulation = accumulation,
+            .clips = false};
+        DiskRun at_once = run;
+        at_once.steps_in_backward = true;
+        const auto has_stepped = [](const Accelerator& accelerator,
+                                    const Model<NetImpl>& model,
+                                    const Optimizer& optimizer,
+                                    const Net&) {
+          accelerator.backward(model(rows(accelerator, 0)).sum());
+          for (const auto& group : optimizer.param_groups()) {
+            for (const Tensor& parameter : group.params())
+              EXPECT_FALSE(parameter.grad().defined());
+          }
+          optimizer.step();
+        };
+        const auto is_stepped_on = [](const Accelerator& accelerator,
+                                      const Model<NetImpl>& model,
+                                      const Optimizer& optimizer,
+                                      const Net&) {
+          accelerator.backward(model(rows(accelerator, 0)).sum());
+          optimizer.step();
+        };
+        expect_equal(
+            train(at_once, &kept, has_stepped),
+            train(run, &kept, is_stepped_on),
+            name + " of " + std::to_string(num_ranks) + " ranks");
+      }
+    }
+  }
+  const Kept optimizer_only{.optimizer = true, .parameters = false};
+  for (const int zero_stage : {1, 2}) {
+    const DiskRun run{
+        .num_ranks = 2,
+        .zero_stage = zero_stage,
+        .accumulation = zero_stage,
+        .clips = false};
+    DiskRun at_once = run;
+    at_once.steps_in_backward = true;
+    expect_equal(
+        train(at_once, &optimizer_only),
+        train(run, &optimizer_only),
+        "stage " + std::to_string(zero_stage));
+  }
+}
+
+TEST(DiskTraining, RefusesWhatNeedsGradientsAfterTheyWereUsed) {
+  const Kept kept;
+  const auto with = [&](DiskRun run, const Visit& visit) {
+    run.steps_in_backward = true;
+    run.clips = false;
+    static_cast<void>(train(run, &kept, visit));
+  };
+  const Visit nothing = nullptr;
+  expect_error<ConfigError>(
+      [&] { with({.max_norm = 1.0}, nothing); },
+      "gradients cannot be clipped or scaled where step_in_backward is true");
+  expect_error<ConfigError>(
+      [&] { with({.precision = Precision::fp16}, nothing); },
+      "use bf16 instead of fp16");
+  expect_error<ConfigError>(
+      [&] { with({.num_ranks = 4, .replicate = 2}, nothing); },
+      "replicate must be 1 where step_in_backward is true, but is 2");
+  const Visit twice = [](const Accelerator& accelerator,
+                         const Model<NetImpl>& model,
+                         const Optimizer&,
+                         const Net&) {
+    accelerator.backward(model(rows(accelerator, 0)).sum());
+    accelerator.backward(model(rows(accelerator, 1)).sum());
+  };
+  expect_error<ConfigError>(
+      [&] { with({.num_ranks = 2}, twice); },
+      "but a second one followed before optimizer.step()");
+}
+
 TEST(DiskTraining, TakesAnyOptimizerOfLibTorch) {
   for (const char* const optimizer :
        {"SGD", "Adam with amsgrad", "Adagrad", "RMSprop"}) {
@@ -345,6 +433,58 @@ TEST(DiskTraining, ResumesBitForBitOnAnyNumberOfRanks) {
       }
     }
   }
+}
+
+// Layers of frozen weights and trained adapters beside them.
+Weights train_adapters(const Kept* kept, int num_ranks, bool is_quantized) {
+  const TemporaryDirectory directory;
+  Weights end;
+  run_on_ranks(num_ranks, [&](const WorldOptions& world) {
+    const Accelerator accelerator(
+        {.parallel = parallel_of({}, kept, directory.path().string()),
+         .world = world});
+    Net net;
+    std::optional<QuantizedModel> quantized;
+    if (is_quantized)
+      quantized.emplace(load_and_quantize_model(
+          *net,
+          {.load_in_4bit = true,
+           .bnb_4bit_quant_type = "nf4",
+           .skip_modules = std::vector<std::string>()}));
+    torch::manual_seed(7);
+    add_adapters(net, {.rank = 4, .target_modules = "all-linear"});
+    std::vector<Tensor> trained;
+    for (const Tensor& parameter : net->parameters()) {
+      if (parameter.requires_grad()) trained.push_back(parameter);
+    }
+    optim::AdamW inner(trained, torch::optim::AdamWOptions(0.01));
+    auto [model, optimizer] = accelerator.prepare(net, inner);
+    for (int step = 0; step < 3; ++step) {
+      accelerator.backward(model(rows(accelerator, step)).pow(2).mean());
+      static_cast<void>(accelerator.clip_grad_norm_(model, 0.01));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const auto scope = model.full_parameters();
+    if (accelerator.process_index() != 0) return;
+    for (const auto& item : net->named_parameters()) {
+      if (item.value().requires_grad())
+        end[item.key()] = item.value().detach().clone();
+    }
+  });
+  return end;
+}
+
+TEST(DiskTraining, TrainsAdaptersOfFrozenAndOfQuantisedWeights) {
+  for (const int num_ranks : {1, 2}) {
+    const Weights memory = train_adapters(nullptr, num_ranks, false);
+    ASSERT_EQ(memory.size(), 2U * kLayers);
+    for (const auto& [name, kept] : all_kept(3))
+      expect_equal(train_adapters(&kept, num_ranks, false), memory, name);
+  }
+  const Weights memory = train_adapters(nullptr, 1, true);
+  for (const auto& [name, kept] : all_kept(3))
+    expect_equal(train_adapters(&kept, 1, true), memory, name + ", nf4");
 }
 
 // As train(), with two models that one optimizer steps on, of which the first

@@ -526,6 +526,104 @@ TEST(LayoutMemory, CountsStateAsTrainingKeepsIt) {
       0.1 * 2 * parameters / 4);
 }
 
+LayoutPlanOptions with_disk(int ranks, double bytes_per_second = 5e9) {
+  LayoutPlanOptions options = options_of(ranks);
+  options.cluster->disk_bytes_per_second = bytes_per_second;
+  return options;
+}
+
+TEST(LayoutMemory, IsBuffersAndUnitsWhereADiskKeepsTheRest) {
+  const double parameters = static_cast<double>(llama().num_parameters());
+  for (const int shards : {1, 8}) {
+    for (const FloatType precision : {FloatType::fp32, FloatType::bf16}) {
+      TrainingLayout layout{
+          .shard = shards,
+          .sharding =
+              shards == 1 ? LayoutSharding::none : LayoutSharding::parameters,
+          .num_micro_batches = 256 / shards,
+          .recomputes = true,
+          .on_disk = true};
+      LayoutPlanOptions options = with_disk(shards);
+      options.precision = precision;
+      const LayoutMemory memory =
+          simulate_layout(llama(), layout, options).memory;
+      EXPECT_EQ(memory.weights + memory.gradients + memory.optimizer_state, 0U);
+      // fp32 values, gradients and two moments, and copies in 16 bits.
+      const double expected =
+          (precision == FloatType::fp32 ? 16 : 18) * parameters / shards;
+      EXPECT_NEAR(
+          static_cast<double>(memory.on_disk), expected, 0.001 * expected);
+      layout.on_disk = false;
+      const LayoutMemory before =
+          simulate_layout(llama(), layout, options).memory;
+      EXPECT_EQ(before.on_disk, 0U);
+      EXPECT_GT(memory.gathered, before.gathered);
+      EXPECT_EQ(memory.activations, before.activations);
+    }
+  }
+}
+
+TEST(StepTime, WaitsForTheDiskThatComputingDoesNotHide) {
+  const TrainingLayout layout{
+      .shard = 8,
+      .sharding = LayoutSharding::parameters,
+      .num_micro_batches = 32,
+      .on_disk = true};
+  TrainingLayout in_memory = layout;
+  in_memory.on_disk = false;
+  const auto step = [&](double speed) {
+    return simulate_layout(llama(), layout, with_disk(8, speed)).times;
+  };
+  const LayoutTimes memory =
+      simulate_layout(llama(), in_memory, with_disk(8)).times;
+  EXPECT_EQ(memory.disk, 0);
+  EXPECT_DOUBLE_EQ(step(1e18).step_seconds, memory.step_seconds);
+  const LayoutTimes slow = step(1e9);
+  EXPECT_NEAR(slow.step_seconds, memory.step_seconds + slow.disk, 1e-9);
+  // All ranks of the node share it: each micro-step reads copies of 16 bits
+  // twice, and adds to the gradient; the step reads and writes fp32 values and
+  // two moments, reads the gradient and writes the copies.
+  const double per_parameter = 32 * (4 + 8) - 4 + 2 * 12 + 4 + 2;
+  const double whole =
+      per_parameter * static_cast<double>(llama().num_parameters()) / 1e9;
+  EXPECT_NEAR(slow.disk, whole - memory.step_seconds, 0.001 * whole);
+}
+
+TEST(Plan, UsesADiskWhereMemoryIsTooSmall) {
+  LayoutPlanOptions options = with_disk(1);
+  options.cluster->memory_bytes = 24'000'000'000;
+  const LayoutPlan plan = plan_layout(llama(), options);
+  ASSERT_FALSE(plan.layouts().empty());
+  for (const PlannedLayout& each : plan.layouts())
+    EXPECT_TRUE(each.layout.on_disk);
+  EXPECT_THAT(plan.explain(), HasSubstr("1 rank, on disk, micro-batch"));
+  EXPECT_THAT(plan.explain(), HasSubstr("\n  disk    "));
+  options.offload_directory = "/a disk";
+  const std::string text = plan_layout(llama(), options).config_text();
+  EXPECT_THAT(text, HasSubstr("distributed_type: DEEPSPEED\n"));
+  EXPECT_THAT(text, HasSubstr("  zero_stage: 3\n"));
+  EXPECT_THAT(text, HasSubstr("  offload_optimizer_device: nvme\n"));
+  EXPECT_THAT(text, HasSubstr("  offload_param_nvme_path: \"/a disk\"\n"));
+  options.on_disk = false;
+  EXPECT_TRUE(plan_layout(llama(), options).layouts().empty());
+  options.on_disk = std::nullopt;
+  options.cluster->disk_bytes_per_second = 0;
+  EXPECT_TRUE(plan_layout(llama(), options).layouts().empty());
+  const TrainingLayout replicated{
+      .replicate = 8, .num_micro_batches = 32, .on_disk = true};
+  expect_error<ConfigError>(
+      [&] { simulate_layout(llama(), replicated, with_disk(8)); },
+      "parameters must be sharded, or on one rank, to lie on a disk");
+  expect_error<ConfigError>(
+      [&] {
+        simulate_layout(
+            llama(),
+            {.num_micro_batches = 256, .on_disk = true},
+            options_of(1));
+      },
+      "the cluster must have a disk");
+}
+
 TEST(LayoutMemory, KeepsFewerActivationsIfTold) {
   const auto model = model_costs(llama());
   const auto kept = [&](TrainingLayout layout) {

@@ -269,7 +269,10 @@ TEST(TransformerPlan, CountsWhatStaysInMemoryBesideTheDisk) {
   EXPECT_EQ(optimizer.units, sharded.units + 10);
   training.weights_are_on_disk = true;
   EXPECT_EQ(row(MemorySplit::full_shard, 4).weights, 0U);
-  EXPECT_EQ(row(MemorySplit::full_shard, 4).units, sharded.units + 10);
+  EXPECT_EQ(row(MemorySplit::full_shard, 4).units, sharded.units + 2 * 10);
+  EXPECT_EQ(
+      row(MemorySplit::full_shard, 4).on_disk,
+      sharded.weights + sharded.gradients + sharded.optimizer_state);
   EXPECT_EQ(row(MemorySplit::replicated, 1).weights, 0U);
   // Replicas keep their state.
   EXPECT_EQ(row(MemorySplit::replicated, 4).weights, sharded.weights * 4);

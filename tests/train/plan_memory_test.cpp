@@ -120,6 +120,52 @@ TEST(PlanMemory, HonoursItsOptions) {
       "Nothing");
 }
 
+TEST(PlanMemory, CountsBuffersOfWhatADiskKeeps) {
+  const Accelerator accelerator({.cpu = true, .journal = false});
+  nn::Sequential module;
+  for (int i = 0; i < 3; ++i) module->push_back(nn::Linear(256, 256));
+  const auto plan = [&](KeptOnDisk on_disk, int num_ranks) {
+    return plan_memory(
+        accelerator.world(),
+        module,
+        torch::ones({4, 256}),
+        {.num_ranks = num_ranks,
+         .precisions = {FloatType::fp32},
+         .unit_classes = {"Linear"},
+         .on_disk = on_disk});
+  };
+  const std::uint64_t parameters = 3 * (256 * 256 + 256) * 4;
+  for (const int ranks : {1, 2}) {
+    const MemorySplit split =
+        ranks == 1 ? MemorySplit::replicated : MemorySplit::full_shard;
+    const auto row = [&](KeptOnDisk on_disk) {
+      return plan(on_disk, ranks).row(split);
+    };
+    const std::uint64_t shard = parameters / static_cast<std::uint64_t>(ranks);
+    EXPECT_EQ(row(KeptOnDisk::nothing).on_disk, 0U);
+    const MemoryRow optimizer = row(KeptOnDisk::optimizer);
+    EXPECT_EQ(optimizer.on_disk, 3 * shard);
+    EXPECT_EQ(optimizer.weights, shard);
+    EXPECT_EQ(optimizer.gradients + optimizer.optimizer_state, 0U);
+    // So little is all in the buffers.
+    EXPECT_GE(optimizer.units, 3 * shard);
+    const MemoryRow weights = row(KeptOnDisk::parameters);
+    EXPECT_EQ(weights.on_disk, shard);
+    EXPECT_EQ(weights.weights, 0U);
+    EXPECT_GT(weights.optimizer_state, 0U);
+    const MemoryRow all = row(KeptOnDisk::all);
+    EXPECT_EQ(all.on_disk, 4 * shard);
+    EXPECT_EQ(all.weights + all.gradients + all.optimizer_state, 0U);
+  }
+  // Replicas keep everything.
+  const MemoryRow replica =
+      plan(KeptOnDisk::all, 2).row(MemorySplit::replicated);
+  EXPECT_EQ(replica.on_disk, 0U);
+  EXPECT_EQ(replica.weights, parameters);
+  EXPECT_NE(
+      plan(KeptOnDisk::all, 2).table().find("on disk"), std::string::npos);
+}
+
 TEST(PlanMemory, CastsInputsAsAFullShardDoes) {
   const Accelerator accelerator({.cpu = true, .journal = false});
   nn::Sequential module(

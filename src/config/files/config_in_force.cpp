@@ -50,7 +50,7 @@ const ConfigJson& sagemaker_fields() {
 }
 
 // Keys of this library that Accelerate does not know.
-constexpr std::array<std::string_view, 12> kOwnKeys{
+constexpr std::array<std::string_view, 13> kOwnKeys{
     "timeout_seconds",
     "transport",
     "log_level",
@@ -62,7 +62,8 @@ constexpr std::array<std::string_view, 12> kOwnKeys{
     "num_cpu_threads_per_process",
     "cpu_affinity",
     "max_restarts",
-    "offload_directory_in_memory"};
+    "offload_directory_in_memory",
+    "step_in_backward"};
 
 // Accelerate writes NO for SageMaker as well, but cannot read that file back.
 constexpr std::array<std::string_view, 3> kSageMakerTypes{

@@ -11,7 +11,7 @@ using enum OptionUse;
 
 // The table's rows, in help-page order.
 // clang-format off
-constexpr std::array<OptionSpec, 155> kRows{{
+constexpr std::array<OptionSpec, 156> kRows{{
     // Options that the launcher itself acts on.
     {"num_processes", "", "--num_processes", "", integer, "", "1..", launches, "Training",
      "processes on all machines together; each is one rank. 2:8 starts 8, and a program with run_elastic() can continue with as few as 2. Unset: one for each accelerator here, or one"},
@@ -195,6 +195,8 @@ constexpr std::array<OptionSpec, 155> kRows{{
      "classes of layers with experts, separated by commas"},
     {"offload_directory_in_memory", "", "--offload_directory_in_memory", "ACCELERATE_CPP_OFFLOAD_DIRECTORY_IN_MEMORY", boolean, "false", "", acts, "Offload to disk",
      "allow directories of --fsdp_offload_directory, or of DeepSpeed's nvme, in memory (tmpfs, ramfs), where files save none; otherwise they are refused"},
+    {"step_in_backward", "", "--step_in_backward", "ACCELERATE_CPP_STEP_IN_BACKWARD", boolean, "false", "", acts, "Offload to disk",
+     "with --fsdp_offload_directory, or DeepSpeed's nvme for the optimizer: step on a parameter as soon as its gradient is complete, without clipping"},
     {"use_megatron_lm", "", "--use_megatron_lm", "ACCELERATE_USE_MEGATRON_LM", boolean, "false", "", acts, "Megatron-LM",
      "parallelize by Megatron-LM's settings; Python programs train with Megatron-LM itself"},
     {"megatron_lm_tp_degree", "megatron_lm_config", "--megatron_lm_tp_degree", "MEGATRON_LM_TP_DEGREE", integer, "1", "1..", acts, "Megatron-LM",

@@ -35,6 +35,7 @@ void visit_deepspeed_fields(const Visit& visit) {
   visit("zero3_save_16bit_model", &O::zero3_save_16bit_model, "zero_optimization.stage3_gather_16bit_weights_on_model_save");
   visit("zero_stage", &O::zero_stage, "zero_optimization.stage");
   visit("offload_directory_in_memory", &O::offload_directory_in_memory, "");
+  visit("step_in_backward", &O::step_in_backward, "");
   visit("zero3_init_flag", &O::zero3_init_flag, "");
   visit("deepspeed_moe_layer_cls_names", &O::transformer_moe_cls_names, "");
   // clang-format on

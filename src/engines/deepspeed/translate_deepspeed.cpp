@@ -146,6 +146,8 @@ void list_ignored_fields(
   if (given.offload_directory_in_memory && !uses_disk) {
     note(true, "offload_directory_in_memory", "", "nothing is on nvme");
   }
+  if (given.step_in_backward && found.offload_optimizer_device != "nvme")
+    note(true, "step_in_backward", "", "the optimizer is not on nvme");
   if (found.transformer_moe_cls_names && *found.zero_stage != 3) {
     note(
         given.transformer_moe_cls_names.has_value(),
@@ -185,9 +187,15 @@ std::string origin_of_config(
   return file == nullptr ? "code" : format("DeepSpeed file {}", file->text);
 }
 
-bool may_be_in_memory(const DeepSpeedOptions& given, const Settings& settings) {
-  return given.offload_directory_in_memory.value_or(
+// Settings of files that DeepSpeed does not have.
+void read_own_settings(
+    DiskRequest& disk,
+    const DeepSpeedOptions& given,
+    const Settings& settings) {
+  disk.may_be_in_memory = given.offload_directory_in_memory.value_or(
       settings.boolean("offload_directory_in_memory"));
+  disk.steps_in_backward = disk.keeps_optimizer_state &&
+      given.step_in_backward.value_or(settings.boolean("step_in_backward"));
 }
 
 std::optional<DeepSpeedSection> section_of(
@@ -279,9 +287,7 @@ TrainingRequest read_deepspeed(
   sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
       found.offload_param_device == "cpu";
   sharding.disk = read_disk_request(config);
-  if (sharding.disk) {
-    sharding.disk->may_be_in_memory = may_be_in_memory(given, settings);
-  }
+  if (sharding.disk) read_own_settings(*sharding.disk, given, settings);
   sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
   if (mixed_precision != "no") {
     request.precision.sharded =

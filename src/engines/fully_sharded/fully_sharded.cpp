@@ -165,6 +165,7 @@ class FullyShardedResolution {
     if (directory && directory->empty()) directory.reset();
     if (!directory) return;
     take(options_.offload_directory_in_memory, "offload_directory_in_memory");
+    take(options_.step_in_backward, "step_in_backward");
     if (!*options_.cpu_offload) {
       throw ConfigError(
           "[config] cpu_offload (fsdp_offload_params) must be true where "

@@ -27,6 +27,7 @@ constexpr std::tuple kFsdpFields{
     OptionField{
         "offload_directory_in_memory",
         &FsdpOptions::offload_directory_in_memory},
+    OptionField{"step_in_backward", &FsdpOptions::step_in_backward},
     OptionField{"fsdp_ignored_modules", &FsdpOptions::ignored_modules},
     OptionField{
         "fsdp_activation_checkpointing",
@@ -138,6 +139,10 @@ void list_void_fields(
   note(
       given.offload_directory_in_memory && !found.offload_directory,
       "offload_directory_in_memory",
+      "there is no offload_directory");
+  note(
+      given.step_in_backward && !found.offload_directory,
+      "step_in_backward",
       "there is no offload_directory");
   if (is_2 || found.sharding_strategy != ShardingStrategy::no_shard) return;
   const std::string instead = "sharding_strategy is no_shard";
@@ -266,7 +271,8 @@ TrainingRequest read_fully_sharded(
         .keeps_optimizer_state = true,
         .keeps_parameters = true,
         .directory = *options.offload_directory,
-        .may_be_in_memory = *options.offload_directory_in_memory};
+        .may_be_in_memory = *options.offload_directory_in_memory,
+        .steps_in_backward = *options.step_in_backward};
   }
   sharding.make_on_rank_0 = *options.cpu_ram_efficient_loading;
   sharding.read_on_rank_0 = *options.cpu_ram_efficient_loading;

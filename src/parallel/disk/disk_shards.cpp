@@ -1,6 +1,7 @@
 #include "parallel/disk/disk_shards.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -12,34 +13,15 @@
 #include "base/text/text.h"
 #include "engines/disk_directories.h"
 #include "gate/gate.h"
+#include "modules/disk_buffers.h"
 #include "params/optimizer_algorithms.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-// A step reads a parameter, its gradient and, usually, two moments.
-constexpr std::int64_t kStepTensors = 4;
-// Buffers hold one part that is read, one that is stepped on, and one that is
-// written.
-constexpr std::int64_t kParts = 3;
-constexpr std::int64_t kElementBytes = 4;
 // As far as there is room.
 constexpr std::size_t kPartsAhead = 3;
-
-// Without a request, three parts of the largest shard fit, within bounds.
-std::int64_t buffer_bytes(
-    const DiskRequest& request,
-    std::int64_t largest_shard) {
-  constexpr std::int64_t kLeastElements = std::int64_t{4} << 20;
-  constexpr std::int64_t kMostElements = std::int64_t{40} << 20;
-  const std::int64_t elements = request.buffer_elements > 0
-      ? request.buffer_elements
-      : std::clamp(largest_shard, kLeastElements, kMostElements);
-  const std::int64_t count =
-      request.buffer_count > 0 ? request.buffer_count : kParts * kStepTensors;
-  return elements * count * kElementBytes;
-}
 
 // The tensors of an optimizer's state for a parameter that have its size.
 std::vector<at::Tensor> moments_of(
@@ -69,8 +51,11 @@ DiskShards::DiskShards(
     std::int64_t largest_shard) {
   const auto complaints = directory_complaints(request);
   if (!complaints.empty()) throw ConfigError(join(complaints, "\n"));
-  const std::int64_t bytes = buffer_bytes(request, largest_shard);
-  part_bytes_ = bytes / kParts;
+  const auto bytes = static_cast<std::int64_t>(disk_buffer_bytes(
+      {.elements = request.buffer_elements,
+       .count = request.buffer_count,
+       .largest_shard = largest_shard}));
+  part_bytes_ = bytes / kDiskParts;
   elements_left_ = request.elements_in_memory.value_or(0);
   const auto make = [&](const std::string& directory, std::string_view what) {
     return std::make_shared<DiskTensors>(DiskTensors::Options{
@@ -165,33 +150,46 @@ std::vector<ParameterPart> DiskShards::step_parts(
   forget_unused();
   // A disk that is full must not end a step half way.
   if (state_) reserve(optimizer);
+  std::vector<at::Tensor> locals;
+  for (const auto& group : optimizer.param_groups()) {
+    std::ranges::copy_if(
+        group.params(),
+        std::back_inserter(locals),
+        [&](const at::Tensor& parameter) {
+          return rows_of_.contains(parameter.unsafeGetTensorImpl());
+        });
+  }
+  return parts_of(locals);
+}
+
+std::vector<ParameterPart> DiskShards::parts_of(
+    std::span<const at::Tensor> locals) const {
   std::vector<ParameterPart> parts;
   std::int64_t bytes = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!rows_of_.contains(parameter.unsafeGetTensorImpl())) continue;
-      const auto needed =
-          static_cast<std::int64_t>(parameter.nbytes()) * kStepTensors;
-      if (parts.empty() || bytes + needed > part_bytes_) {
-        parts.emplace_back();
-        bytes = 0;
-      }
-      parts.back().push_back(parameter);
-      bytes += needed;
+  for (const at::Tensor& local : locals) {
+    const auto needed =
+        static_cast<std::int64_t>(local.nbytes()) * kDiskStepTensors;
+    if (parts.empty() || bytes + needed > part_bytes_) {
+      parts.emplace_back();
+      bytes = 0;
     }
+    parts.back().push_back(local);
+    bytes += needed;
   }
   return parts;
 }
 
 DiskShards::StepTensors DiskShards::tensors_of(
     const torch::optim::Optimizer& optimizer,
-    const ParameterPart& part) {
+    const ParameterPart& part,
+    bool expects_gradients) {
   const OptimizerAlgorithm& algorithm = *find_algorithm(optimizer);
   StepTensors tensors;
   for (const at::Tensor& parameter : part) {
     // A parameter without a gradient is not stepped on.
-    if (!parameter.grad().defined()) continue;
-    tensors.gradients.push_back(parameter.grad());
+    if (!parameter.grad().defined() && !expects_gradients) continue;
+    if (parameter.grad().defined())
+      tensors.gradients.push_back(parameter.grad());
     tensors.changed.push_back(parameter);
     for (at::Tensor& moment : moments_of(optimizer, algorithm, parameter))
       tensors.changed.push_back(std::move(moment));
@@ -202,16 +200,18 @@ DiskShards::StepTensors DiskShards::tensors_of(
 void DiskShards::before_part(
     const torch::optim::Optimizer& optimizer,
     std::span<const ParameterPart> parts) {
+  if (expects_steps_ && state_ && has_room_.insert(&optimizer).second)
+    reserve(optimizer);
   const auto fetch = [](const StepTensors& tensors) {
     begin_fetch(tensors.gradients);
     begin_fetch(tensors.changed);
   };
-  const StepTensors now = tensors_of(optimizer, parts.front());
+  const StepTensors now = tensors_of(optimizer, parts.front(), false);
   fetch(now);
   held_gradients_.emplace(now.gradients);
   held_state_.emplace(now.changed, DiskUse::change);
   for (std::size_t i = 1; i < std::min(parts.size(), kPartsAhead + 1); ++i)
-    fetch(tensors_of(optimizer, parts[i]));
+    fetch(tensors_of(optimizer, parts[i], expects_steps_));
 }
 
 void DiskShards::after_part(

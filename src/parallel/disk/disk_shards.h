@@ -6,13 +6,14 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include "engines/training_request.h"
-#include "parallel/disk/disk_tensors.h"
+#include "gate/disk/disk_tensors.h"
 #include "parallel/strategy.h"
 #include "params/parameter_table.h"
 
@@ -46,6 +47,19 @@ class DiskShards {
 
   /// Throws ConfigError for an optimizer whose state cannot be kept.
   void bind(torch::optim::Optimizer& optimizer);
+  /// What keeps gradients from here on; null: memory.
+  [[nodiscard]] DiskTensors* gradient_keeper() const {
+    return expects_steps_ ? nullptr : state_.get();
+  }
+  /// `whether`: the backward that begins steps on gradients at once, which
+  /// then stay in memory.
+  void expect_steps(bool whether) {
+    expects_steps_ = whether;
+    has_room_.clear();
+  }
+  /// Divides shards into those that a step takes at a time.
+  [[nodiscard]] std::vector<ParameterPart> parts_of(
+      std::span<const at::Tensor> locals) const;
   /// Frees the room of tensors that are gone: gradients of the last step, say.
   void forget_unused() const;
   /// See Strategy.
@@ -70,7 +84,8 @@ class DiskShards {
 
   [[nodiscard]] static StepTensors tensors_of(
       const torch::optim::Optimizer& optimizer,
-      const ParameterPart& part);
+      const ParameterPart& part,
+      bool expects_gradients);
   void reserve(const torch::optim::Optimizer& optimizer) const;
   void round_rows(const at::Tensor& local) const;
 
@@ -79,6 +94,9 @@ class DiskShards {
   /// Shards of parameters; null if they are in memory.
   std::shared_ptr<DiskTensors> parameters_;
   std::int64_t part_bytes_ = 0;
+  bool expects_steps_ = false;
+  /// Optimizers whose moments have room, since expect_steps().
+  std::unordered_set<const void*> has_room_;
   /// Elements of parameters that stay in memory, as far as they are not used.
   std::int64_t elements_left_ = 0;
   /// Shards in the order of keep(), and the copies of all of them by shard.

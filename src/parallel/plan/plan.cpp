@@ -270,6 +270,22 @@ void check_sharding(
   }
 }
 
+// Gradients of shards are averaged over replicas when a backward has ended.
+void check_steps_in_backward(
+    const ShardingRequest& sharding,
+    const ParallelPlan& plan,
+    std::vector<std::string>& complaints) {
+  if (!sharding.disk || !sharding.disk->steps_in_backward) return;
+  for (const Axis axis : {Axis::replicate, Axis::context}) {
+    if (plan.degree(axis) == 1) continue;
+    complaints.push_back(format(
+        "[parallel] {} must be 1 where step_in_backward is true, but is {}; "
+        "shard over these ranks as well, or leave step_in_backward out",
+        name_of(axis),
+        plan.degree(axis)));
+  }
+}
+
 // Applies ReplicateOptions to the replicas of a sharded model.
 void apply_replicate_options(
     const PlanRequest& request,
@@ -338,7 +354,10 @@ ParallelPlan make_plan(const PlanRequest& request) {
   plan.degrees = choose_degrees(request, complaints);
   plan.would_shard = would_shard_if_several(request);
   const int shards = plan.degree(Axis::shard);
-  if (sharding) check_sharding(*sharding, request, shards, complaints);
+  if (sharding) {
+    check_sharding(*sharding, request, shards, complaints);
+    check_steps_in_backward(*sharding, plan, complaints);
+  }
   // Checked even if nothing is replicated now: a program that runs on one
   // process should run on several.
   if (auto complaint = validate_replicate(request.replicate))

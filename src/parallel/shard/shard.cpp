@@ -27,6 +27,7 @@
 #include "parallel/shard/reduction/average_replicas.h"
 #include "parallel/shard/reduction/gradient_reducer.h"
 #include "parallel/shard/shard_unit.h"
+#include "parallel/shard/steps_in_backward.h"
 #include "parallel/shard/unshard/unshard_schedule.h"
 
 namespace accelerate::detail {
@@ -73,6 +74,12 @@ class Shard final : public Strategy, public GateKeeper {
     if (options_.casts_inputs) traits.input_dtype = options_.param_dtype;
     traits.output_dtype = options_.output_dtype;
     traits.steps_in_parts = options_.disk.has_value();
+    if (options_.disk && options_.disk->steps_in_backward) {
+      traits.clipping_complaint =
+          "[parallel] gradients cannot be clipped or scaled where "
+          "step_in_backward is true, since backward has stepped on them; leave "
+          "one of them out, and use bf16 instead of fp16";
+    }
     return traits;
   }
 
@@ -116,7 +123,11 @@ class Shard final : public Strategy, public GateKeeper {
     if (options_.shards_parameters) {
       for (const auto& unit : units_) unit->reshard();
     }
-    reducer_.emplace(units_, *traffic_);
+    if (options_.disk && options_.disk->steps_in_backward)
+      steps_.emplace(units_, *disk_, *this);
+    reducer_.emplace(units_, *traffic_, [this](std::size_t unit) {
+      if (steps_) steps_->on_reduced(unit);
+    });
   }
 
   void bind(torch::optim::Optimizer& optimizer, const ParameterTable& table)
@@ -170,6 +181,7 @@ class Shard final : public Strategy, public GateKeeper {
     require_no_scope("backward() was called");
     require_unchanged(units_);
     if (disk_) disk_->forget_unused();
+    if (steps_) steps_->begin(sync_gradients);
     backward_.reduces = sync_gradients || options_.reduces_every_backward;
     backward_.was_reached = false;
     backward_.knows_reached = false;
@@ -211,8 +223,9 @@ class Shard final : public Strategy, public GateKeeper {
     }
   }
 
-  void after_prepare(const std::function<void()>& begin) override {
-    begin_plain_backward_ = begin;
+  void after_prepare(const ModelCalls& calls) override {
+    begin_plain_backward_ = calls.begin_plain_backward;
+    if (steps_) steps_->use(calls);
     for (const auto& unit : units_) unit->note_memory();
   }
   void before_plain_backward(bool sync_gradients) override {
@@ -238,6 +251,7 @@ class Shard final : public Strategy, public GateKeeper {
     {
       const LockedScope lock(mutex_);
       require_no_scope("an optimizer stepped");
+      if (steps_) steps_->end_step();
     }
     refresh();
   }
@@ -552,6 +566,8 @@ class Shard final : public Strategy, public GateKeeper {
   UnshardSchedule schedules_[2]{{units_, options_}, {units_, options_}};
   Backward backward_;
   Window window_;
+  /// Set if backward steps on shards.
+  std::optional<StepsInBackward> steps_;
   std::optional<GradientReducer> reducer_;
 };
 

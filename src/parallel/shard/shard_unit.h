@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "parallel/disk/disk_tensors.h"
+#include "gate/disk/disk_tensors.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/sharded_parameter.h"
 #include "parallel/shard/unshard/block_pool.h"

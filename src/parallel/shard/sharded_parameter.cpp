@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 
-#include "parallel/disk/disk_tensors.h"
+#include "parallel/disk/disk_shards.h"
 
 namespace accelerate::detail {
 
@@ -46,9 +46,11 @@ at::Tensor ShardedParameter::take_gradient() const {
 
 void ShardedParameter::add_gradient(const at::Tensor& mean) const {
   at::Tensor& gradient = local.mutable_grad();
-  if (gradients != nullptr && !gradient.defined()) {
+  DiskTensors* const keeper =
+      disk != nullptr ? disk->gradient_keeper() : nullptr;
+  if (keeper != nullptr && !gradient.defined()) {
     gradient =
-        gradients->make(local.sizes(), at::TensorOptions(local.scalar_type()));
+        keeper->make(local.sizes(), at::TensorOptions(local.scalar_type()));
     const HeldTensors held({gradient}, DiskUse::replace);
     gradient.copy_(mean);
   } else if (gradient.defined()) {

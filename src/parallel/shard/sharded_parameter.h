@@ -16,7 +16,7 @@
 
 namespace accelerate::detail {
 
-class DiskTensors;
+class DiskShards;
 
 /// The ranks from which a unit's full parameters are gathered: all ranks of the
 /// shard group, or those of the reshard group, which keep a replica among
@@ -46,8 +46,8 @@ struct ShardedParameter {
   /// a shard that lies in a file and has more digits; undefined if there is
   /// none.
   at::Tensor rows = {};
-  /// Keeps the shard's gradient; null: memory.
-  DiskTensors* gradients = nullptr;
+  /// What of the shard lies in files; null: nothing.
+  const DiskShards* disk = nullptr;
 
   /// Set for a weight that is gathered in float8; see GatheredScales.
   std::shared_ptr<const at::Tensor> gathered_scale = nullptr;

@@ -96,7 +96,7 @@ class TensorParallel final : public Strategy {
     bind_locals(optimizer, table);
   }
 
-  void after_prepare(const std::function<void()>&) override {
+  void after_prepare(const ModelCalls&) override {
     for (Watched& each : watched_) {
       if (keeper_of(each.tensor) == nullptr)
         each.memory = each.tensor.storage().data();

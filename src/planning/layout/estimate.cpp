@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "planning/layout/disk_wait.h"
 #include "planning/layout/layer_seconds.h"
 
 namespace accelerate::detail {
@@ -28,7 +29,7 @@ class StepEstimate {
     double micro_step = compute + activations() + accumulation(bytes);
     const double reduce = reduction(bytes);
     double after = 0;
-    if (layout_.sharding == LayoutSharding::parameters) {
+    if (of_.gathers_parameters()) {
       const double gather =
           2 * alone(CollectivePattern::all_gather, of_.shard_group(), bytes);
       micro_step = std::max(micro_step, gather + reduce);
@@ -39,8 +40,10 @@ class StepEstimate {
     if (of_.cluster().measured.shared_processors > 0) after += reduce;
     const double bubble = (stages - 1) / layout_.num_chunks * micro_step *
         (layout_.schedule == PipelineScheduleKind::zero_bubble ? 1.0 / 3 : 1);
-    return static_cast<double>(layout_.num_micro_batches) * micro_step +
-        bubble + std::max(0.0, reduce - compute * 2 / 3) + after;
+    const double seconds =
+        static_cast<double>(layout_.num_micro_batches) * micro_step + bubble +
+        std::max(0.0, reduce - compute * 2 / 3) + after;
+    return seconds + disk_wait(of_, bytes / of_.element_bytes(), seconds, 0);
   }
 
  private:

@@ -45,8 +45,11 @@ struct LayoutCase {
   }
   /// Gradients are reduced after every micro-batch, not only after the last.
   [[nodiscard]] bool reduces_always() const {
-    return layout.sharding == LayoutSharding::gradients ||
-        layout.sharding == LayoutSharding::parameters;
+    return layout.sharding == LayoutSharding::gradients || gathers_parameters();
+  }
+  /// Full parameters come and go.
+  [[nodiscard]] bool gathers_parameters() const {
+    return layout.sharding == LayoutSharding::parameters || layout.on_disk;
   }
   /// Number of ranks that divide the experts' parameters, sharding aside.
   [[nodiscard]] double expert_divisor() const {

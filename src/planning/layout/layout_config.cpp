@@ -1,5 +1,7 @@
 #include "planning/layout/layout_text.h"
 
+#include <nlohmann/json.hpp>
+
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -55,7 +57,8 @@ std::string layout_config(
       options.num_ranks,
       layout.describe());
   text += program_notes(layout);
-  const bool is_sharded = layout.sharding != LayoutSharding::none;
+  const bool is_sharded =
+      layout.sharding != LayoutSharding::none || layout.on_disk;
   const bool is_on_host = options.cluster->measured.shared_processors > 0;
   text += format(
       "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\n"
@@ -71,7 +74,16 @@ std::string layout_config(
   if (is_sharded) {
     text += format(
         "deepspeed_config:\n  zero_stage: {}\n",
-        static_cast<int>(layout.sharding));
+        static_cast<int>(
+            layout.on_disk ? LayoutSharding::parameters : layout.sharding));
+    for (const char* const what : {"optimizer", "param"}) {
+      if (!layout.on_disk) break;
+      text += format(
+          "  offload_{}_device: nvme\n  offload_{}_nvme_path: {}\n",
+          what,
+          what,
+          nlohmann::json(options.offload_directory).dump());
+    }
   }
   if (layout.pipeline == 1) {
     text += format(

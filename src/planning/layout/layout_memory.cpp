@@ -1,7 +1,9 @@
 #include "planning/layout/layout_memory.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "modules/disk_buffers.h"
 #include "planning/layout/step_time.h"
 #include "planning/pipeline/simulation.h"
 #include "planning/training_memory.h"
@@ -62,6 +64,23 @@ double activations_of(
   return bytes;
 }
 
+// `shards`: parameters of which the rank has the shard.
+void move_to_disk(LayoutMemory& memory, const LayoutCase& of, double shards) {
+  const double copies = of.element_bytes() < kFloatBytes ? 2 * shards : 0;
+  memory.on_disk = std::exchange(memory.weights, 0) +
+      std::exchange(memory.gradients, 0) +
+      std::exchange(memory.optimizer_state, 0) + whole(copies);
+  const TransformerShape& shape = of.model.shape;
+  const std::int64_t largest =
+      std::max(
+          shape.vocabulary * shape.hidden_size,
+          shape.intermediate_size * shape.hidden_size) /
+      of.layout.tensor / of.layout.shard;
+  // Parameters have buffers of their own.
+  memory.gathered += std::min(
+      2 * disk_buffer_bytes({.largest_shard = largest}), memory.on_disk);
+}
+
 LayoutMemory memory_of(
     const LayoutCase& of,
     const std::vector<LayerRange>& chunks,
@@ -91,12 +110,11 @@ LayoutMemory memory_of(
       ? full
       : parameters.dense / layout.shard +
           parameters.experts / of.expert_shard();
-  const bool shards_gradients = layout.sharding == LayoutSharding::gradients ||
-      layout.sharding == LayoutSharding::parameters;
+  const bool shards_gradients = of.reduces_always();
   LayoutMemory memory;
   // 16-bit parameters have fp32 masters beside them, since optimizers step in
   // fp32.
-  const bool keeps_full = layout.sharding != LayoutSharding::parameters;
+  const bool keeps_full = !of.gathers_parameters();
   memory.weights = whole((keeps_full ? full : 0) * of.element_bytes());
   const double masters = is_wide && keeps_full ? 0 : kFloatBytes;
   memory.optimizer_state = whole(
@@ -107,12 +125,13 @@ LayoutMemory memory_of(
     memory.gradients = whole(
         shards_gradients ? shards * kFloatBytes : full * of.element_bytes());
   }
-  if (layout.sharding == LayoutSharding::parameters) {
+  if (of.gathers_parameters()) {
     memory.gathered = whole(3 * largest * of.element_bytes());
   } else if (shards_gradients) {
     memory.gathered = whole(2 * largest * of.element_bytes());
   }
   memory.activations = whole(activations_of(of, chunks, most_kept));
+  if (layout.on_disk) move_to_disk(memory, of, shards);
   return memory;
 }
 
@@ -134,10 +153,10 @@ double least_bytes(const LayoutCase& of) {
   const double shards = layout.sharding == LayoutSharding::none
       ? full
       : dense / layout.shard + experts / of.expert_shard();
-  const bool keeps_full = layout.sharding != LayoutSharding::parameters;
-  return (keeps_full ? full * of.element_bytes() : 0) +
-      shards *
-      static_cast<double>(optimizer_state_bytes(of.options.optimizer)) +
+  const double state =
+      static_cast<double>(optimizer_state_bytes(of.options.optimizer));
+  return (of.gathers_parameters() ? 0 : full * of.element_bytes()) +
+      (layout.on_disk ? 0 : shards * state) +
       (layout.recomputes ? 1 : 2) * of.tokens() *
       static_cast<double>(shape.hidden_size) * of.element_bytes() *
       static_cast<double>(shape.num_layers) / stages;

@@ -34,6 +34,7 @@ std::string what_binds(const PlannedLayout& planned, std::uint64_t usable) {
   };
   consider("bubble", planned.times.bubble);
   consider("optimizer", planned.times.optimizer);
+  consider("disk", planned.times.disk);
   for (const auto& [kind, value] : planned.times.exposed) consider(kind, value);
   // A part that takes less than a twentieth of the step does not bind.
   return seconds < 0.05 * planned.times.step_seconds ? "computing" : most;

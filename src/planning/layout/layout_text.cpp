@@ -65,6 +65,7 @@ std::map<std::string, double> parts_of(const LayoutTimes& times) {
   parts["computing"] = times.computing;
   parts["optimizer"] = times.optimizer;
   parts["bubble"] = times.bubble;
+  parts["disk"] = times.disk;
   return parts;
 }
 
@@ -118,6 +119,7 @@ std::string family_of(const TrainingLayout& layout) {
   add("context", layout.context);
   add("tensor", layout.tensor);
   add("pipeline", layout.pipeline);
+  if (layout.on_disk) family += "disk";
   return family + std::to_string(static_cast<int>(layout.sharding));
 }
 
@@ -166,7 +168,7 @@ std::string heading(
 }
 
 std::string memory_text(const LayoutMemory& memory) {
-  return format(
+  std::string text = format(
       "{}: weights {}, gradients {}, optimizer state {}, gathered {}, "
       "activations {}",
       bytes_text(memory.total()),
@@ -175,6 +177,9 @@ std::string memory_text(const LayoutMemory& memory) {
       bytes_text(memory.optimizer_state),
       bytes_text(memory.gathered),
       bytes_text(memory.activations));
+  if (memory.on_disk > 0)
+    text += format("\n  disk    {} per rank", bytes_text(memory.on_disk));
+  return text;
 }
 
 std::string best_text(
@@ -341,6 +346,7 @@ std::string TrainingLayout::describe() const {
     if (num_chunks > 1) parts.back() += detail::format(" x {}", num_chunks);
   }
   if (parts.empty()) parts.emplace_back("1 rank");
+  if (on_disk) parts.emplace_back("on disk");
   parts.push_back(
       detail::format("micro-batch {} x {}", micro_batch, num_micro_batches));
   if (recomputes) parts.emplace_back("recomputing");

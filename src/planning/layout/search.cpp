@@ -36,6 +36,12 @@ bool divides_sequence(const LayoutPlanOptions& options, int context) {
       options.sequence_length % (2 * std::int64_t{context}) == 0;
 }
 
+// Files keep what is gathered: shards of parameters, or all of one rank.
+bool may_have_files(const TrainingLayout& layout) {
+  return layout.sharding == LayoutSharding::parameters ||
+      layout.replicate * layout.shard == 1;
+}
+
 class Search {
  public:
   Search(const ModelCosts& model, const LayoutPlanOptions& options)
@@ -71,6 +77,15 @@ class Search {
   [[nodiscard]] bool is_worth_trying_tensor(int degree) const {
     return degree <= 4 * options_.cluster->ranks_per_node;
   }
+  // Whether a choice agrees with the one that is fixed, if any.
+  static bool may_be(bool choice, std::optional<bool> fixed) {
+    return !fixed || choice == *fixed;
+  }
+  [[nodiscard]] bool has_files(const TrainingLayout& layout) const {
+    return options_.cluster->disk_bytes_per_second > 0 &&
+        may_have_files(layout);
+  }
+
   [[nodiscard]] bool is_worth_trying_context(int degree) const {
     return degree == 1 || options_.sequence_length / degree >= 64;
   }
@@ -90,7 +105,12 @@ class Search {
         layout.replicate = replicate;
         layout.shard = shard;
         layout.sharding = sharding;
-        add_experts(layout);
+        for (const bool on_disk : {false, true}) {
+          layout.on_disk = on_disk;
+          if (may_be(layout.on_disk, options_.on_disk) &&
+              (!on_disk || has_files(layout)))
+            add_experts(layout);
+        }
       }
     }
   }
@@ -117,7 +137,7 @@ class Search {
       layout.micro_batch = micro;
       layout.num_micro_batches = own / micro;
       for (const bool recomputes : {false, true}) {
-        if (options_.recomputes && recomputes != *options_.recomputes) continue;
+        if (!may_be(recomputes, options_.recomputes)) continue;
         layout.recomputes = recomputes;
         add_schedules(layout);
       }
@@ -234,11 +254,25 @@ std::string layout_complaint(
         layout.shard,
         layout.shard == 1 ? "something is sharded" : "nothing is sharded");
   }
+  if (layout.on_disk && !may_have_files(layout)) {
+    return "parameters must be sharded, or on one rank, to lie on a disk, but "
+           "are not";
+  }
+  if (layout.on_disk && !(options.cluster->disk_bytes_per_second > 0)) {
+    return "the cluster must have a disk (disk_bytes_per_second) where a "
+           "layout "
+           "is on_disk, but has none";
+  }
   return size_complaint(model.shape, layout, options);
 }
 
 void check_options(const LayoutPlanOptions& options) {
   const ClusterSpeeds& cluster = *options.cluster;
+  if (options.on_disk == true && cluster.disk_bytes_per_second == 0) {
+    throw ConfigError(
+        "[planning] disk_bytes_per_second (--disk_speed) must be above 0 where "
+        "on_disk is true, but is 0");
+  }
   const std::optional<int> degrees[] = {
       options.replicate,
       options.shard,
@@ -277,6 +311,7 @@ void check_options(const LayoutPlanOptions& options) {
       !(cluster.measured.seconds_per_message >= 0) ||
       !(cluster.measured.seconds_per_ring_block >= 0) ||
       !(cluster.measured.loss_bytes_per_second >= 0) ||
+      !(cluster.disk_bytes_per_second >= 0) ||
       cluster.measured.shared_processors < 0 || !(options.usable_memory > 0) ||
       !(options.expert_imbalance >= 1);
   if (!is_wrong) return;
@@ -284,7 +319,8 @@ void check_options(const LayoutPlanOptions& options) {
       "[planning] a plan cannot be made for {} ranks, {} on a node, with {} "
       "tokens per sample and {} per step: these, degrees and num_simulated "
       "must be at least 1, speeds and memory above 0, usable_memory at most 1, "
-      "latencies at least 0, the imbalance of experts at least 1, and "
+      "latencies and the speed of disks at least 0, the imbalance of experts "
+      "at least 1, and "
       "layer_slowdowns in ascending order of tokens",
       options.num_ranks,
       cluster.ranks_per_node,

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "planning/layout/disk_wait.h"
 #include "planning/layout/layer_seconds.h"
 #include "planning/pipeline/schedule.h"
 #include "planning/simulation/replay.h"
@@ -346,8 +347,21 @@ std::vector<LayerRange> stages_of(const LayoutCase& of) {
 
 LayoutTimes simulate_step(const LayoutCase& of) {
   const std::vector<LayerRange> stages = stages_of(of);
-  if (of.layout.pipeline == 1) return simulate_undivided(of, stages.front());
-  return PipelineRun(of, stages).simulate();
+  LayoutTimes times = of.layout.pipeline == 1
+      ? simulate_undivided(of, stages.front())
+      : PipelineRun(of, stages).simulate();
+  double parameters = 0;
+  for (const LayerRange& layers : stages) {
+    const RankParameters own = rank_parameters(of, layers);
+    parameters += own.dense + own.experts;
+  }
+  times.disk = disk_wait(
+      of,
+      parameters / of.layout.pipeline,
+      times.step_seconds - times.optimizer,
+      times.optimizer);
+  times.step_seconds += times.disk;
+  return times;
 }
 
 }  // namespace accelerate::detail

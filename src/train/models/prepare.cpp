@@ -32,6 +32,7 @@
 #include "train/optimizers/optimizer_fit.h"
 #include "train/optimizers/optimizer_watch.h"
 #include "train/optimizers/schedule_adapter.h"
+#include "train/optimizers/step_parts.h"
 #include "train/session/session.h"
 #include "train/settings/settings_report.h"
 #include "train/step/plain_backwards.h"
@@ -186,8 +187,17 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   }
   if (session.options.keep_casts && model->forward.autocast_dtype)
     model->forward.kept_casts = std::make_unique<detail::KeptCasts>(*module);
+  if (const auto& complaint = model->strategies.traits().clipping_complaint;
+      complaint &&
+      (session.scaling.scaler || session.scaling.max_gradient_norm))
+    throw ConfigError(*complaint);
+  detail::ModelCalls calls;
+  calls.ends_window = [&session] { return session.clock.sync_gradients(); };
+  calls.step_on_part = [&session](detail::Strategy& strategy, auto parts) {
+    detail::step_on_part(session, strategy, parts);
+  };
   model->watches.plain_backwards =
-      std::make_shared<detail::PlainBackwards>(*model);
+      std::make_shared<detail::PlainBackwards>(*model, calls);
   model->watches.module = std::make_shared<detail::ModuleWatch>(*module);
   if (keeps_blocks) {
     std::int64_t gradient_bytes = 0, largest_on_disk = 0;

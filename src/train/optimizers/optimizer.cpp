@@ -272,22 +272,17 @@ at::Tensor detail::step_inner(
     const PreparedOptimizer& prepared,
     const LossClosure& closure,
     const at::Tensor& divisor) {
-  const auto step_at_once = [&](const LossClosure& compute) {
-    return prepared.fused_step != nullptr
-        ? prepared.fused_step(*prepared.inner, compute, divisor)
-        : prepared.inner->step(compute);
-  };
   const auto& models = prepared.session->prepared.models;
   const bool has_parts = std::ranges::any_of(models, [](const auto& model) {
     return model->strategies.traits().steps_in_parts;
   });
-  if (!has_parts) return step_at_once(closure);
+  if (!has_parts) return step_at_once(prepared, closure, divisor);
   at::Tensor loss;
   if (closure) {
     const at::AutoGradMode with_gradients(true);
     loss = closure();
   }
-  step_in_parts(prepared, [&] { step_at_once(nullptr); });
+  step_in_parts(prepared, [&] { step_at_once(prepared, nullptr, divisor); });
   return loss;
 }
 

@@ -10,6 +10,8 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "train/step/step_watch.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -47,6 +49,14 @@ class GroupParameters {
 
 using Identities = std::unordered_set<const void*>;
 
+bool has_any(const torch::optim::Optimizer& optimizer, const Identities& of) {
+  return std::ranges::any_of(optimizer.param_groups(), [&](const auto& group) {
+    return std::ranges::any_of(group.params(), [&](const at::Tensor& each) {
+      return of.contains(each.unsafeGetTensorImpl());
+    });
+  });
+}
+
 void add_to(Identities& identities, const ParameterPart& part) {
   for (const at::Tensor& parameter : part)
     identities.insert(parameter.unsafeGetTensorImpl());
@@ -83,6 +93,42 @@ void step_in_parts(
     return !of_parts.contains(parameter.unsafeGetTensorImpl());
   });
   step();
+}
+
+void step_on_part(
+    const Session& session,
+    Strategy& strategy,
+    std::span<const ParameterPart> parts) {
+  const LibraryCall call;
+  Identities chosen;
+  add_to(chosen, parts.front());
+  for (const auto& prepared : session.prepared.optimizers) {
+    if (prepared->inner == nullptr || !has_any(*prepared->inner, chosen))
+      continue;
+    torch::optim::Optimizer& optimizer = *prepared->inner;
+    for (const auto& model : session.prepared.models)
+      model->strategies.unpack_optimizer_state(optimizer);
+    strategy.before_part(optimizer, parts);
+    {
+      GroupParameters groups(optimizer);
+      groups.choose([&](const at::Tensor& parameter) {
+        return chosen.contains(parameter.unsafeGetTensorImpl());
+      });
+      step_at_once(*prepared, nullptr);
+    }
+    strategy.after_part(optimizer, parts.front());
+    for (const auto& model : session.prepared.models)
+      model->strategies.pack_optimizer_state(optimizer);
+  }
+}
+
+at::Tensor step_at_once(
+    const PreparedOptimizer& prepared,
+    const LossClosure& closure,
+    const at::Tensor& divisor) {
+  return prepared.fused_step != nullptr
+      ? prepared.fused_step(*prepared.inner, closure, divisor)
+      : prepared.inner->step(closure);
 }
 
 }  // namespace accelerate::detail

@@ -1,7 +1,13 @@
 #pragma once
 
 #include <functional>
+#include <span>
 
+#include <ATen/core/Tensor.h>
+
+#include <accelerate/optimizers.h>
+
+#include "parallel/strategy.h"
 #include "train/session/session.h"
 
 namespace accelerate::detail {
@@ -12,5 +18,17 @@ namespace accelerate::detail {
 void step_in_parts(
     const PreparedOptimizer& prepared,
     const std::function<void()>& step);
+
+/// See ModelCalls.
+void step_on_part(
+    const Session& session,
+    Strategy& strategy,
+    std::span<const ParameterPart> parts);
+
+/// Steps with the optimizer's own function, or the one that replaces it.
+at::Tensor step_at_once(
+    const PreparedOptimizer& prepared,
+    const LossClosure& closure,
+    const at::Tensor& divisor = {});
 
 }  // namespace accelerate::detail

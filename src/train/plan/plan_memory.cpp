@@ -130,7 +130,8 @@ class PlannedSteps {
         .gradient_as_bucket_view = options.gradient_as_bucket_view,
         .keeps_freed_blocks = options.keep_freed_blocks,
         .computes_in_16_bits = true,
-        .slot_bytes = kMessageSlotBytes};
+        .slot_bytes = kMessageSlotBytes,
+        .on_disk = options.on_disk};
     const std::unique_ptr<Strategy> recomputation =
         make_recomputation(module, table, selection, options);
     const auto record = [&](bool is_16_bits, bool casts, bool recomputes) {
@@ -169,7 +170,7 @@ class PlannedSteps {
     }
     const bool is_16_bits = at.precision != FloatType::fp32;
     const auto trace = traces_.find(
-        Key{is_16_bits, is_16_bits && at.num_shards > 1, at.recomputes});
+        Key{is_16_bits, is_16_bits && is_split(at), at.recomputes});
     if (trace == traces_.end()) {
       throw ConfigError(
           "[train] the memory plan does not have this precision; add it to "
@@ -181,6 +182,11 @@ class PlannedSteps {
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
 
  private:
+  [[nodiscard]] bool is_split(const MemoryCase& at) const {
+    return at.num_shards > 1 ||
+        (at.num_ranks == 1 && settings_.on_disk != KeptOnDisk::nothing);
+  }
+
   struct Key {
     bool is_16_bits;
     bool casts_parameters;
@@ -267,7 +273,10 @@ MemoryPlan plan_memory(
       .batch_size = options.batch_size.value_or(1),
       .precisions = options.precisions};
   const auto steps = std::make_shared<const PlannedSteps>(
-      module, loss_of, options, facts.num_ranks > 1);
+      module,
+      loss_of,
+      options,
+      facts.num_ranks > 1 || options.on_disk != KeptOnDisk::nothing);
   facts.notes = steps->notes();
   return {std::move(facts), [steps](const MemoryCase& at) {
             return steps->simulate(at);

@@ -2,12 +2,19 @@
 
 #include <algorithm>
 
+#include "modules/disk_buffers.h"
+
 namespace accelerate::detail {
 
 namespace {
 
 // This is as in host_unshard.cpp.
 constexpr std::int64_t kSmallParameter = 32 << 10;
+
+// One rank has units as well if a disk keeps its shards.
+bool is_alone_on_disk(const MemoryCase& at, const StepSettings& settings) {
+  return at.num_ranks == 1 && settings.on_disk != KeptOnDisk::nothing;
+}
 
 }  // namespace
 
@@ -20,8 +27,9 @@ PlannedSizes::PlannedSizes(
       settings_(settings),
       shards_parameters_(
           at.split == MemorySplit::full_shard ||
-          at.split == MemorySplit::hybrid_shard),
-      is_sharded_(at.num_shards > 1),
+          at.split == MemorySplit::hybrid_shard ||
+          is_alone_on_disk(at, settings)),
+      is_sharded_(at.num_shards > 1 || is_alone_on_disk(at, settings)),
       casts_(
           is_sharded_ && settings.computes_in_16_bits &&
           at.precision != FloatType::fp32) {}
@@ -48,6 +56,24 @@ std::int64_t PlannedSizes::full_element_bytes(
       casts_ && is_shard(parameter) && !parameter.keeps_precision;
   return is_cast ? std::min<std::int64_t>(parameter.element_bytes, 2)
                  : parameter.element_bytes;
+}
+
+PlannedSizes::Files PlannedSizes::files() const {
+  std::int64_t largest = 0, parameters = 0, state = 0;
+  for (const PlannedParameter& each : model_.parameters) {
+    largest = std::max(largest, is_shard(each) ? local_elements(each) : 0);
+    const bool has_master =
+        local_element_bytes(each) != full_element_bytes(each);
+    const std::int64_t rows = local_elements(each) * full_element_bytes(each);
+    if (is_on_disk(each)) parameters += rows;
+    if (!has_state_on_disk(each) || !each.is_trained) continue;
+    state += local_bytes(each) * (has_master ? 2 : 1) +
+        local_elements(each) * settings_.state_bytes;
+  }
+  const auto most =
+      static_cast<std::int64_t>(disk_buffer_bytes({.largest_shard = largest}));
+  return {
+      parameters + state, std::min(parameters, most) + std::min(state, most)};
 }
 
 bool PlannedSizes::travels_alone(const PlannedParameter& parameter) const {

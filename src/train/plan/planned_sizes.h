@@ -27,6 +27,22 @@ class PlannedSizes {
   [[nodiscard]] bool is_shard(const PlannedParameter& parameter) const {
     return is_sharded_ && parameter.unit != PlannedParameter::kUnsharded;
   }
+  /// Files keep the shard; likewise its gradient and optimizer state.
+  [[nodiscard]] bool is_on_disk(const PlannedParameter& parameter) const {
+    return is_shard(parameter) && shards_parameters_ &&
+        keeps(KeptOnDisk::parameters);
+  }
+  [[nodiscard]] bool has_state_on_disk(
+      const PlannedParameter& parameter) const {
+    return is_shard(parameter) && keeps(KeptOnDisk::optimizer);
+  }
+  /// Bytes of the rank's files, and of the buffers of both.
+  struct Files {
+    std::int64_t bytes = 0;
+    std::int64_t buffers = 0;
+  };
+  [[nodiscard]] Files files() const;
+
   /// Number of elements on the rank with the most rows.
   [[nodiscard]] std::int64_t local_elements(
       const PlannedParameter& parameter) const;
@@ -52,6 +68,9 @@ class PlannedSizes {
   [[nodiscard]] std::int64_t slots() const;
 
  private:
+  [[nodiscard]] bool keeps(KeptOnDisk what) const {
+    return settings_.on_disk == what || settings_.on_disk == KeptOnDisk::all;
+  }
   [[nodiscard]] std::int64_t largest_message() const;
 
   const PlannedModel& model_;

@@ -142,6 +142,7 @@ class StepSimulation {
   // Makes the model, then divides it.
   void hold_model() {
     memory_.take_unkept(MemoryUse::workspace, sizes_.slots());
+    memory_.take_unkept(MemoryUse::units, sizes_.files().buffers);
     memory_.take(MemoryUse::weights, model_.buffer_bytes);
     std::vector<Block> made;
     for (const PlannedParameter& each : model_.parameters)
@@ -167,7 +168,9 @@ class StepSimulation {
     const bool is_cast =
         sizes_.full_element_bytes(parameter) != parameter.element_bytes;
     // Shards are views of full parameters unless their dtypes differ.
-    if (sizes_.shards_parameters()) {
+    if (sizes_.is_on_disk(parameter)) {
+      // Nothing stays.
+    } else if (sizes_.shards_parameters()) {
       memory_.take(MemoryUse::weights, sizes_.local_bytes(parameter));
     } else if (
         sizes_.full_element_bytes(parameter) !=
@@ -206,6 +209,7 @@ class StepSimulation {
   }
 
   void keep_gradient(std::size_t p, std::int64_t bytes) {
+    if (sizes_.has_state_on_disk(model_.parameters[p])) return;
     gradients_[p] = memory_.take(MemoryUse::gradients, bytes);
   }
   void drop_gradient(std::size_t p) {
@@ -316,7 +320,8 @@ class StepSimulation {
     const PlannedParameter& parameter = model_.parameters[message.parameter];
     const std::int64_t mean = sizes_.local_bytes(parameter);
     if (gradients_[message.parameter].num_bytes == 0) {
-      const bool keeps_one = !message.incoming.empty() &&
+      const bool keeps_one = !sizes_.has_state_on_disk(parameter) &&
+          !message.incoming.empty() &&
           message.incoming.back().num_bytes == mean;
       if (keeps_one) {
         gradients_[message.parameter] = message.incoming.back();
@@ -376,6 +381,7 @@ class StepSimulation {
   // Called in the first step, so the state fills heap ranges that activations
   // left free.
   void make_state(const PlannedParameter& parameter) {
+    if (sizes_.has_state_on_disk(parameter)) return;
     for (std::int64_t i = 0; i < settings_.state_bytes; i += kStateBytes)
       memory_.take(
           MemoryUse::optimizer_state,
@@ -395,7 +401,8 @@ class StepSimulation {
         .buckets = bytes(MemoryUse::buckets),
         .units = bytes(MemoryUse::units),
         .activations = bytes(MemoryUse::activations),
-        .workspace = bytes(MemoryUse::workspace)};
+        .workspace = bytes(MemoryUse::workspace),
+        .on_disk = static_cast<std::uint64_t>(sizes_.files().bytes)};
   }
 
   const PlannedModel& model_;

@@ -24,6 +24,8 @@ struct StepSettings {
   /// Size of each of a rank's two slots, through which messages pass piece by
   /// piece. Buckets of this size or more are averaged in place instead.
   std::int64_t slot_bytes = 0;
+  /// What files keep of what is sharded.
+  KeptOnDisk on_disk = KeptOnDisk::nothing;
 };
 
 /// Returns a rank's peak in a step after the first, when the order of units is

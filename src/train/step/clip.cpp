@@ -132,10 +132,19 @@ struct MeasuredNorm {
   at::Tensor norm;
 };
 
+// Backward may have used the gradients.
+void require_gradients(const detail::Session& session) {
+  for (const auto& model : session.prepared.models) {
+    if (const auto& complaint = model->strategies.traits().clipping_complaint)
+      throw ConfigError(*complaint);
+  }
+}
+
 MeasuredNorm measure_norm(
     detail::Session& session,
     const std::vector<at::Tensor>& parameters,
     const ClipNormOptions& options) {
+  require_gradients(session);
   detail::unscale_parameters(session, parameters);
   MeasuredNorm measured{rows_for(session, parameters), {}};
   measured.norm = norm_over_stages(
@@ -157,8 +166,13 @@ constexpr double kSmall = 1e-6;
 void scale_to(double max_norm, const MeasuredNorm& measured) {
   const at::Tensor factor =
       (max_norm / (measured.norm + kSmall)).clamp_max(1.0);
+  std::optional<bool> is_one;
   for (const auto& list : gradients_of(measured.rows.all)) {
-    for (const auto& part : detail::memory_parts(list))
+    const auto parts = detail::memory_parts(list);
+    // Gradients that lie elsewhere are not fetched for a product with 1.
+    if (parts.size() > 1 && !is_one) is_one = factor.item<double>() == 1;
+    if (is_one == true) continue;
+    for (const auto& part : parts)
       at::_foreach_mul_(part, factor.to(list[0].device()));
   }
 }
@@ -231,6 +245,7 @@ void Accelerator::clip_grad_value_(
     double clip_value) const {
   const at::NoGradGuard no_grad;
   const detail::LibraryCall call;
+  require_gradients(*session_);
   detail::unscale_parameters(*session_, parameters);
   const Rows rows = rows_for(*session_, parameters);
   for (auto list : gradients_of(rows.all)) {

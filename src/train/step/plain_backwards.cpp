@@ -32,8 +32,10 @@ class PlainBackwards::Hook final : public torch::autograd::FunctionPostHook {
   PlainBackwards& backwards_;
 };
 
-PlainBackwards::PlainBackwards(PreparedModel& model) : model_(model) {
-  model_.strategies.after_prepare([this] { begin(); });
+PlainBackwards::PlainBackwards(PreparedModel& model, ModelCalls calls)
+    : model_(model) {
+  calls.begin_plain_backward = [this] { begin(); };
+  model_.strategies.after_prepare(calls);
   watch();
 }
 

@@ -34,7 +34,8 @@ class OwnBackward {
 /// notice torch::autograd::grad(), which leaves no gradients.)
 class PlainBackwards {
  public:
-  explicit PlainBackwards(PreparedModel& model);
+  /// `calls`: what else strategies may call.
+  PlainBackwards(PreparedModel& model, ModelCalls calls);
   ~PlainBackwards();
   PlainBackwards(const PlainBackwards&) = delete;
   PlainBackwards& operator=(const PlainBackwards&) = delete;

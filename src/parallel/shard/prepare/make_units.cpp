@@ -115,9 +115,11 @@ class UnitMaker {
     const auto [kept, computed] =
         dtypes_of(row.tensor, options_, keeps_precision);
     at::Tensor own = values_.own_box(row, Axis::shard, 0, parameter.row_begins);
-    const bool shares_memory = !options_.shards_parameters &&
-        !options_.offloads_shards && kept == computed &&
-        row.tensor.is_contiguous();
+    const bool is_away = options_.offloads_shards &&
+        (!row.tensor.is_cpu() ||
+         (options_.disk && options_.disk->keeps_parameters));
+    const bool shares_memory = !options_.shards_parameters && !is_away &&
+        kept == computed && row.tensor.is_contiguous();
     if (!shares_memory) own = own.to(kept, false, /*copy=*/true).contiguous();
     // On the host: offloaded shards stay there.
     if (options_.offloads_shards && !own.is_cpu()) own = own.cpu().pin_memory();
@@ -132,10 +134,9 @@ class UnitMaker {
           mesh_.world().device());
     }
     parameter.local = own.detach().requires_grad_(is_trained);
-    if (request_.disk != nullptr && !shares_memory)
-      keep_on_disk(parameter, computed);
     if (request_.disk != nullptr) {
-      parameter.gradients = request_.disk->state();
+      keep_on_disk(parameter, computed);
+      parameter.disk = request_.disk;
       row.make_state = request_.disk->state_maker();
     }
     row.layout.split(

@@ -1,6 +1,6 @@
 #include "parallel/shard/reduction/average_replicas.h"
 
-#include "parallel/disk/disk_tensors.h"
+#include "gate/disk/disk_tensors.h"
 #include "parallel/replicate/average_gradients.h"
 
 namespace accelerate::detail {

@@ -29,9 +29,11 @@ std::vector<bool> partial_among(
 
 GradientReducer::GradientReducer(
     const std::vector<std::unique_ptr<ShardUnit>>& units,
-    const ShardTraffic& comparing)
+    const ShardTraffic& comparing,
+    std::function<void(std::size_t unit)> on_reduced)
     : units_(units),
       comparing_(comparing),
+      on_reduced_(std::move(on_reduced)),
       order_(silent_among(units), partial_among(units, comparing)),
       progress_(units.size()) {}
 
@@ -119,6 +121,7 @@ void GradientReducer::wait_for(const GradientMessage& message) {
     const bool are_alike = own.finish_rest(shards(message.unit));
     if (&own == &comparing_) all_alike_ = all_alike_ && are_alike;
     progress_[message.unit] = Progress();
+    on_reduced_(message.unit);
   } else {
     traffic(message.unit).finish_reduce(shards(message.unit), message.place);
   }

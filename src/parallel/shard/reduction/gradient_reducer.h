@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -18,10 +19,12 @@ class GradientReducer {
  public:
   /// `units` must outlive the object. `comparing`: the traffic that reaches all
   /// ranks of the shard group, among which orders are compared; the traffic of
-  /// other units reaches only some of them.
+  /// other units reaches only some of them. `on_reduced`: called when the
+  /// shards of a unit have their gradients.
   GradientReducer(
       const std::vector<std::unique_ptr<ShardUnit>>& units,
-      const ShardTraffic& comparing);
+      const ShardTraffic& comparing,
+      std::function<void(std::size_t unit)> on_reduced);
 
   /// Called when a backward begins.
   void begin();
@@ -69,6 +72,7 @@ class GradientReducer {
 
   const std::vector<std::unique_ptr<ShardUnit>>& units_;
   const ShardTraffic& comparing_;
+  std::function<void(std::size_t)> on_reduced_;
   ReductionOrder order_;
   std::vector<Progress> progress_;
   /// The gradient whose copy to the host was started last.

@@ -15,7 +15,7 @@
 #include "base/files/scratch_file.h"
 #include "base/files/transfer_queue.h"
 #include "gate/gate.h"
-#include "parallel/disk/aligned_memory.h"
+#include "gate/disk/aligned_memory.h"
 
 namespace accelerate::detail {
 
@@ -81,6 +81,8 @@ class DiskTensors final : public GateKeeper {
   /// could not be written.
   void flush();
 
+  /// Bytes of the file.
+  [[nodiscard]] std::uint64_t num_bytes() const { return file_.size(); }
   /// The most bytes that were in memory at once.
   [[nodiscard]] std::uint64_t most_bytes() const;
 

@@ -1,4 +1,4 @@
-#include "parallel/disk/aligned_memory.h"
+#include "gate/disk/aligned_memory.h"
 
 #include <sys/mman.h>
 
@@ -29,7 +29,7 @@ at::Tensor AlignedMemory::make(std::uint64_t bytes) const {
       bytes >= kHugePage ? kHugePage : ScratchFile::kAlignment;
   if (::posix_memalign(&memory, alignment, bytes) != 0) {
     throw Error(format(
-        "[parallel] there must be {} of memory for a tensor that lies in a "
+        "[gate] there must be {} of memory for a tensor that lies in a "
         "file, "
         "but there is less",
         format_size(static_cast<double>(bytes))));

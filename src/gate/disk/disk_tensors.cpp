@@ -1,4 +1,4 @@
-#include "parallel/disk/disk_tensors.h"
+#include "gate/disk/disk_tensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -85,7 +85,7 @@ namespace {
 [[noreturn]] void
 fail(std::string_view verb, const ScratchFile& file, int error) {
   throw Error(format(
-      "[parallel] {} {} failed: {}; resume from the last checkpoint",
+      "[gate] {} {} failed: {}; resume from the last checkpoint",
       verb,
       file.description(),
       error == TransferQueue::kEndOfFile ? "the file ends too early"
@@ -95,11 +95,11 @@ fail(std::string_view verb, const ScratchFile& file, int error) {
 UnavailableMessages messages(const std::string& what) {
   return {
       format(
-          "[parallel] a tensor was read through its address while it lies in a "
+          "[gate] a tensor was read through its address while it lies in a "
           "file ({}); read it with operators, which bring it into memory",
           what),
       format(
-          "[parallel] a tensor was read that lay in a file, which is gone with "
+          "[gate] a tensor was read that lay in a file, which is gone with "
           "the Accelerator ({}); keep the Accelerator, or save what is needed",
           what)};
 }
