@@ -39,9 +39,11 @@ class KeptTensor {
 
 /// Whether the tensor is a parameter, or a view of one.
 inline bool is_of_parameter(const at::Tensor& tensor) {
-  const at::Tensor base =
-      tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
-  return base.is_leaf() && base.requires_grad();
+  const auto is_trained = [](const at::Tensor& each) {
+    return each.is_leaf() && each.requires_grad();
+  };
+  return is_trained(tensor) ||
+      (tensor.is_view() && is_trained(tensor._base()));
 }
 
 }  // namespace accelerate::detail

@@ -27,8 +27,6 @@ namespace accelerate {
 
 namespace detail {
 
-namespace {
-
 // A saved tensor's copy in the file.
 class DiskCopy {
  public:
@@ -89,6 +87,8 @@ class DiskCopies {
         tensor.storage_offset(),
         tensor.is_inference() ? 0 : tensor._version(),
         tensor.scalar_type(),
+        tensor.is_conj(),
+        tensor.is_neg(),
         tensor.sizes().vec(),
         tensor.strides().vec()}];
     std::shared_ptr<DiskCopy> copy = known.copy.lock();
@@ -119,6 +119,8 @@ class DiskCopies {
       std::int64_t,
       std::uint32_t,
       at::ScalarType,
+      bool,
+      bool,
       std::vector<std::int64_t>,
       std::vector<std::int64_t>>;
   struct Known {
@@ -133,6 +135,8 @@ class DiskCopies {
   std::vector<std::weak_ptr<DiskCopy>> copies_;
   std::map<Key, Known> known_;
 };
+
+namespace {
 
 bool stays(const at::Tensor& tensor, std::int64_t min_bytes) {
   return !HostCopy::is_possible(tensor) || tensor.numel() == 0 ||

@@ -110,6 +110,8 @@ std::string describe_disk(const TrainingRequest& request) {
     parts.push_back(format(
         "{} elements of parameters in memory", *disk.elements_in_memory));
   }
+  if (disk.elements_ahead > 0)
+    parts.push_back(format("{} elements read ahead", disk.elements_ahead));
   if (disk.buffer_count > 0)
     parts.push_back(format("{} buffers", disk.buffer_count));
   if (disk.buffer_elements > 0)

@@ -69,6 +69,10 @@ struct DiskRequest {
   /// Elements of parameters that stay in host memory; unset: none beyond what
   /// the buffers hold.
   std::optional<std::int64_t> elements_in_memory = std::nullopt;
+  /// Elements of this rank's parameters that are read ahead of those that are
+  /// gathered next, in whole units, as far as buffers hold them; at least one
+  /// unit.
+  std::int64_t elements_ahead = 0;
 
   bool operator==(const DiskRequest&) const = default;
 };

@@ -19,7 +19,7 @@ using testing::TemporaryDirectory;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-using Run = std::function<Tensor(const Tensor&)>;
+using Function = std::function<Tensor(const Tensor&)>;
 
 SavedTensorFileOptions in(
     const TemporaryDirectory& directory,
@@ -34,25 +34,25 @@ SavedTensorFileOptions in(
 Tensor input() { return torch::sin(torch::arange(24 * 40)).view({24, 40}); }
 
 // The gradient of an input by the sum of what `run` returns.
-Tensor gradient(const Run& run) {
+Tensor gradient(const Function& run) {
   const Tensor x = input().requires_grad_(true);
   run(x).pow(2).sum().backward();
   return x.grad();
 }
 
-Tensor gradient_on_disk(const SavedTensorFile& file, const Run& run) {
+Tensor gradient_on_disk(const SavedTensorFile& file, const Function& run) {
   return gradient([&](const Tensor& x) {
     const SaveOnDisk saving(file);
     return run(x);
   });
 }
 
-struct Named {
+struct NamedFunction {
   const char* name;
-  Run run;
+  Function run;
 };
 
-std::vector<Named> runs() {
+std::vector<NamedFunction> runs() {
   torch::manual_seed(1);
   const nn::Linear first(40, 64), second(64, 40);
   const nn::MultiheadAttention attention(40, 4);
@@ -100,7 +100,7 @@ TEST(SaveOnDisk, GivesTheSameGradients) {
        {std::uint64_t{4096}, std::uint64_t{1} << 16, std::uint64_t{1} << 28}) {
     const SavedTensorFile file(in(directory, buffer_bytes));
     for (int round = 0; round < 2; ++round) {
-      for (const Named& each : runs()) {
+      for (const NamedFunction& each : runs()) {
         EXPECT_TRUE(
             torch::equal(gradient_on_disk(file, each.run), gradient(each.run)))
             << each.name;
@@ -128,7 +128,7 @@ TEST(SaveOnDisk, WritesWhatSeveralOperatorsSaveOnce) {
 TEST(SaveOnDisk, UsesItsRoomAgain) {
   const TemporaryDirectory directory;
   const SavedTensorFile file(in(directory));
-  const Run run = runs().front().run;
+  const Function run = runs().front().run;
   static_cast<void>(gradient_on_disk(file, run));
   const std::uint64_t bytes = file.num_bytes();
   for (int step = 0; step < 5; ++step)
@@ -141,7 +141,7 @@ TEST(SaveOnDisk, KeepsSmallTensorsAndParametersWhereTheyAre) {
   SavedTensorFileOptions options = in(directory);
   options.min_bytes = 1 << 20;
   const SavedTensorFile small(options);
-  const Run run = runs().front().run;
+  const Function run = runs().front().run;
   EXPECT_TRUE(torch::equal(gradient_on_disk(small, run), gradient(run)));
   EXPECT_EQ(small.num_bytes(), 0U);
   const SavedTensorFile file(in(directory));

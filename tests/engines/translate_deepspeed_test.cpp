@@ -286,6 +286,21 @@ TEST(DeepSpeedRequest, KeepsParametersOnDisk) {
           .elements_in_memory = 0}));
 }
 
+TEST(DeepSpeedRequest, ReadsAheadAsMuchAsItSays) {
+  const auto with = [](const std::string& device) {
+    return request(
+        {.deepspeed = DeepSpeedOptions{
+             .hf_ds_config = R"({"zero_optimization": {"stage": 3,
+               "stage3_prefetch_bucket_size": 5e7,
+               "offload_param": {"device": ")" +
+                 device + R"(", "nvme_path": "/nvme"}}})"}});
+  };
+  const auto found = with("nvme");
+  EXPECT_THAT(found.ignored, IsEmpty());
+  EXPECT_EQ(found.sharding->disk->elements_ahead, 50'000'000);
+  EXPECT_THAT(names_of(with("cpu").ignored), Not(IsEmpty()));
+}
+
 TEST(DeepSpeedRequest, KeepsBothOnOneDiskOrOnTwo) {
   const std::string optimizer =
       R"("device": "nvme", "nvme_path": "/a", "buffer_count": 4,

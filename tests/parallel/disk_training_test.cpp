@@ -76,6 +76,8 @@ struct DiskRun {
   std::int64_t max_in_cpu = 0;
   bool steps_in_backward = false;
   bool clips = true;
+  /// Elements of parameters that are read ahead.
+  std::int64_t elements_ahead = 0;
 };
 
 ParallelOptions parallel_of(
@@ -97,7 +99,9 @@ ParallelOptions parallel_of(
           R"(, "offload_param": {"device": "nvme", "nvme_path": ")" +
           directory + R"(", "buffer_count": 4, "buffer_size": )" +
           std::to_string(run.buffer_size) + R"(, "max_in_cpu": )" +
-          std::to_string(run.max_in_cpu) + "}";
+          std::to_string(run.max_in_cpu) +
+          R"(}, "stage3_prefetch_bucket_size": )" +
+          std::to_string(run.elements_ahead);
     deepspeed.hf_ds_config +=
         R"(}, "train_micro_batch_size_per_gpu": 1, "gradient_clipping": )" +
         std::string(run.clips ? "1.0" : "0.0") + "}";
@@ -343,6 +347,8 @@ TEST(DiskTraining, TakesAnyOptimizerOfLibTorch) {
     DiskRun run{.num_ranks = 2, .optimizer = optimizer};
     const Weights memory = train(run, nullptr);
     const Kept kept;
+    expect_equal(train(run, &kept), memory, optimizer);
+    run.elements_ahead = 1'000'000;
     expect_equal(train(run, &kept), memory, optimizer);
     run.overlaps = false;
     expect_equal(train(run, &kept), memory, optimizer);
@@ -619,6 +625,45 @@ TEST(DiskTraining, ComposesWithTensorParallelism) {
   const Weights memory = train_split(nullptr);
   for (const auto& [name, kept] : all_kept(3))
     expect_equal(train_split(&kept), memory, name);
+}
+
+TEST(DiskTraining, TakesEmptyModelsThatRanksSplit) {
+  const TemporaryDirectory saved;
+  {
+    const Net net;
+    save_model(*net, saved.path());
+  }
+  for (const int tensor : {1, 2}) {
+    const auto trained = [&](const Kept* kept, bool is_empty) {
+      const TemporaryDirectory directory;
+      Weights end;
+      run_on_ranks(2, [&](const WorldOptions& world) {
+        ParallelOptions parallel =
+            parallel_of({}, kept, directory.path().string());
+        parallel.tensor = tensor;
+        if (tensor > 1) {
+          const ColwiseParallel gathered{.output_layouts = Replicate{}};
+          parallel.parallelize_plan = ParallelizePlan{{"layers.*", gathered}};
+        }
+        const Accelerator accelerator({.parallel = parallel, .world = world});
+        Net net = is_empty ? init_empty_weights([] { return Net(); }) : Net();
+        optim::AdamW inner(net->parameters(), torch::optim::AdamWOptions(0.01));
+        auto [model, optimizer] = accelerator.prepare(net, inner);
+        accelerator.load_model(model, saved.path());
+        accelerator.backward(
+            model(torch::sin(torch::arange(12 * kWidth)).view({12, kWidth}))
+                .pow(2)
+                .mean());
+        optimizer.step();
+        for (const auto& [key, value] : accelerator.get_state_dict(model))
+          end[key] = value.detach().clone();
+      });
+      return end;
+    };
+    const Kept kept;
+    expect_equal(
+        trained(&kept, true), trained(nullptr, false), std::to_string(tensor));
+  }
 }
 
 struct OwnOptions : torch::optim::OptimizerCloneableOptions<OwnOptions> {

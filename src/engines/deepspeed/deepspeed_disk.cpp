@@ -20,6 +20,8 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer.";
 constexpr std::string_view kParameters = "zero_optimization.offload_param.";
+constexpr std::string_view kPrefetchSize =
+    "zero_optimization.stage3_prefetch_bucket_size";
 
 std::string key(std::string_view section, std::string_view name) {
   return format("{}{}", section, name);
@@ -129,6 +131,8 @@ class DiskReading {
         whole_number(config_, key(kParameters, "buffer_size"), 1).value_or(0);
     request_.elements_in_memory =
         whole_number(config_, key(kParameters, "max_in_cpu"), 0);
+    request_.elements_ahead =
+        whole_number(config_, std::string(kPrefetchSize), 0).value_or(0);
     read_count(kParameters);
   }
 
@@ -177,7 +181,8 @@ bool is_read_for_disk(const DeepSpeedFields& found, std::string_view path) {
     return true;
   }
   return found.offload_param_device == "nvme" &&
-      is_in(kParameters, {"buffer_count", "buffer_size", "max_in_cpu"});
+      (path == kPrefetchSize ||
+       is_in(kParameters, {"buffer_count", "buffer_size", "max_in_cpu"}));
 }
 
 std::string without_effect_on_disk(std::string_view path) {

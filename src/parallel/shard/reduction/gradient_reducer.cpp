@@ -121,7 +121,7 @@ void GradientReducer::wait_for(const GradientMessage& message) {
     const bool are_alike = own.finish_rest(shards(message.unit));
     if (&own == &comparing_) all_alike_ = all_alike_ && are_alike;
     progress_[message.unit] = Progress();
-    on_reduced_(message.unit);
+    if (!own.has_one_order()) on_reduced_(message.unit);
   } else {
     traffic(message.unit).finish_reduce(shards(message.unit), message.place);
   }
@@ -137,6 +137,9 @@ void GradientReducer::finish(bool is_usual) {
   wait_for_all();
   const at::NoGradGuard no_grad;
   for (ShardTraffic* const each : traffics()) each->end_backward();
+  for (std::size_t unit = units_.size(); unit-- > 0;) {
+    if (traffic(unit).has_one_order()) on_reduced_(unit);
+  }
   order_.end(all_alike_ && is_usual);
 }
 

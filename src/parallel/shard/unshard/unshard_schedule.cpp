@@ -37,15 +37,22 @@ void UnshardSchedule::prefetch(std::size_t unit) {
   const bool prefetches = pass_ == Pass::backward ? options_.prefetches_backward
                                                   : options_.prefetches_forward;
   if (!prefetches) return;
-  // What is gathered next but one is read from its file meanwhile.
-  const auto soon = order().next(options_.prefetch_depth + 1);
-  for (std::size_t i = 0; i < soon.size(); ++i) {
-    if (soon[i] == unit) continue;
-    if (i < options_.prefetch_depth) {
-      units_[soon[i]]->start_gather();
-    } else if (options_.disk) {
-      units_[soon[i]]->begin_fetch();
-    }
+  for (const std::size_t next : order().next(options_.prefetch_depth)) {
+    if (next != unit) units_[next]->start_gather();
+  }
+  if (options_.disk) read_ahead(unit);
+}
+
+// What is gathered later is read from its file meanwhile.
+void UnshardSchedule::read_ahead(std::size_t unit) {
+  const auto all = order().next(units_.size());
+  std::int64_t num_elements = 0;
+  for (const std::size_t later :
+       all.subspan(std::min(options_.prefetch_depth, all.size()))) {
+    if (later == unit) continue;
+    units_[later]->begin_fetch();
+    num_elements += units_[later]->shard_elements();
+    if (num_elements >= options_.disk->elements_ahead) return;
   }
 }
 

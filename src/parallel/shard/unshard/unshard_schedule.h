@@ -45,6 +45,7 @@ class UnshardSchedule {
   void forget() { current_.reset(); }
 
  private:
+  void read_ahead(std::size_t unit);
   [[nodiscard]] ExecutionOrder& order() {
     return orders_[static_cast<std::size_t>(pass_)];
   }
