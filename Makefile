@@ -82,7 +82,7 @@ deb: package_programs ## make dist/*.deb: the tool, and the library
 	@tools/package deb $(BUILD)
 
 docs: ## build the documentation as a site in build/site
-	@tools/docs/build build/site
+	@tools/docs/build build/site $(REPOSITORY)
 
 clean: ## remove what was built (LibTorch in .deps stays)
 	rm -rf build

@@ -8,7 +8,8 @@ usage: check_docs.py ROOT links
        check_docs.py ROOT cases
        check_docs.py ROOT prose [--write]
        check_docs.py ROOT programs COMPILER FLAG...
-       check_docs.py --strict    everything but programs, in this repository, and every public name has a docstring
+       check_docs.py --strict    everything but programs, in this repository, and every public name has a docstring, with
+                                 the members of types (needs doxygen)
 
 LibTorch's headers take most of the time, so the programs are compiled together: first all headers they include, then
 each program in its own namespace, where its includes have no effect. If this fails, each program is compiled alone before
@@ -282,8 +283,10 @@ def check_prose(root, write=False):
 
 def check_strict(root):
     import public_names
-    _, problems = public_names.page(root)
-    print(*problems, f"{len(problems)} public names without documentation", sep="\n")
+    sys.path.insert(0, str(root / "tools/docs"))
+    import header_pages
+    problems = [*public_names.page(root)[1], *header_pages.problems(root)]
+    print(*problems, f"{len(problems)} public names and members without documentation", sep="\n")
     return any([check_links(root), check_cases(root), check_prose(root), problems])
 
 

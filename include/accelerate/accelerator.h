@@ -213,6 +213,7 @@ class ACCELERATE_API Accelerator {
       const ContextParallelOptions& options = {}) const;
   /// True if this micro-step ends a window, and always outside accumulate().
   [[nodiscard]] bool sync_gradients() const;
+  /// Number of micro-steps in a window; 1 without accumulation.
   [[nodiscard]] int gradient_accumulation_steps() const;
   /// The current window, the loader being read, and the loss scaler.
   [[nodiscard]] GradientState gradient_state() const;
@@ -279,23 +280,36 @@ class ACCELERATE_API Accelerator {
   /// Facts that do not change: engine, precision, backend (distributed_type.h).
   [[nodiscard]] AcceleratorState state() const;
   // World's functions of the same names.
+  /// The device of this rank, to which prepare() moves models.
   [[nodiscard]] at::Device device() const { return world().device(); }
+  /// Number of ranks of the world, on all machines.
   [[nodiscard]] int num_processes() const { return world().size(); }
+  /// This process's rank in the world, from 0.
   [[nodiscard]] int process_index() const { return world().rank(); }
+  /// True on rank 0 of the world.
   [[nodiscard]] bool is_main_process() const {
     return world().is_main_process();
   }
+  /// True on the first rank of each node.
   [[nodiscard]] bool is_local_main_process() const {
     return world().is_local_main_process();
   }
+  /// Returns when every rank has called it. Throws DistributedError if one does
+  /// not within the timeout.
   void wait_for_everyone() const { world().wait_for_everyone(); }
+  /// Runs `function` on rank 0 only; the others return at once. What the
+  /// function throws reaches the caller on that rank.
   void on_main_process(const std::function<void()>& function) const {
     world().on_main_process(function);
   }
+  /// Runs `function` on rank 0 first, then on the others; all ranks must call
+  /// it. See World::main_process_first().
   void main_process_first(const std::function<void()>& function) const {
     world().main_process_first(function);
   }
   void print(std::string_view line) const { world().print(line); }
+  /// Writes a line to standard output once per node. With values, one for each
+  /// `{}`: print("loss {}", loss).
   template <class First, class... Rest>
   void print(
       detail::MessageText<1 + sizeof...(Rest)> message,

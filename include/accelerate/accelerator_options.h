@@ -68,6 +68,7 @@ struct AcceleratorOptions {
   /// a report takes several times as long as others, and keeps layers' inputs
   /// as bf16 does. Used with `fp8` only.
   std::int64_t fp8_statistics_interval = 0;
+  /// Settings of `fp16` and `bf16` in the forward pass.
   AutocastOptions autocast = {};
   /// Used with `fp16` only.
   GradScalerOptions grad_scaler = {};
@@ -81,7 +82,9 @@ struct AcceleratorOptions {
   /// Micro-steps whose gradients are averaged before the optimizer steps; used
   /// by `accumulate`. Unset without a launcher: 1.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
+  /// How windows of accumulated micro-steps are counted and divided.
   GradientAccumulationOptions gradient_accumulation = {};
+  /// When prepared schedules step, and how far.
   SchedulerOptions scheduler = {};
   /// Linear layers of prepared models add their bias within the product for
   /// inputs of any number of dimensions, as torch.nn.functional.linear does in
@@ -129,6 +132,7 @@ struct AcceleratorOptions {
   /// accelerator even if the launcher was told to use the CPU. Unset: as the
   /// launcher says (`--cpu`).
   std::optional<bool> cpu = std::nullopt;
+  /// How ranks divide the work: replicas, shards and the other axes.
   ParallelOptions parallel = {};
   /// Keep freed memory of CPU tensors of 1 MiB and more for tensors of the same
   /// size, up to the size of the prepared models' gradients on this rank, and

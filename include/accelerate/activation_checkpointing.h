@@ -16,9 +16,11 @@ namespace accelerate {
 
 /// When recomputed results are compared with the original ones.
 enum class CompareRecomputed {
+  /// Not at all: differences stay unnoticed.
   never,
   /// The first time that the same operators run in the same order.
   first,
+  /// Every time, which costs a pass over each result.
   always,
 };
 
@@ -50,6 +52,7 @@ struct ActivationCheckpointingOptions {
   std::vector<std::string> transformer_cls_names_to_wrap = {};
   /// Minimum number of parameters, for size_based_wrap.
   std::int64_t min_num_params = 0;
+  /// How the chosen modules are recomputed.
   CheckpointOptions options = {};
 };
 

@@ -34,9 +34,11 @@ class ACCELERATE_API ModulePattern {
   ModulePattern(std::string expression) : expression_(std::move(expression)) {}
   ModulePattern(const char* expression) : expression_(expression) {}
 
+  /// The names; empty if there is an expression.
   [[nodiscard]] const std::vector<std::string>& names() const { return names_; }
   /// Empty if there are names.
   [[nodiscard]] const std::string& expression() const { return expression_; }
+  /// Whether nothing was given, neither names nor an expression.
   [[nodiscard]] bool empty() const {
     return names_.empty() && expression_.empty();
   }
@@ -50,6 +52,7 @@ class ACCELERATE_API ModulePattern {
 
 /// Which biases of the model are trained with the adapters.
 enum class AdapterBias {
+  /// None: all biases stay frozen.
   none,
   /// All of the model's.
   all,
@@ -94,6 +97,7 @@ struct AdapterOptions {
   /// Probability with which elements of an adapter's input are dropped in
   /// training mode (lora_dropout). At least 0, and less than 1.
   double dropout = 0;
+  /// Biases that are trained and saved with the adapters.
   AdapterBias bias = AdapterBias::none;
   /// Scales the product by alpha / sqrt(rank) (Kalajdzievski 2023).
   bool use_rslora = false;
@@ -119,6 +123,7 @@ struct AdapterOptions {
   /// Other ranks and alphas, by regular expressions for the ends of names. The
   /// first in alphabetical order that matches is taken.
   std::map<std::string, std::int64_t> rank_pattern = {};
+  /// Other alphas than `alpha`, by the same rules.
   std::map<std::string, double> alpha_pattern = {};
   /// Adapters of fp16 and bf16 weights are fp32 (the argument of
   /// get_peft_model()).
@@ -129,6 +134,7 @@ struct AdapterOptions {
   /// Written to adapter_config.json, where PEFT looks for them: "CAUSAL_LM",
   /// and the directory or name of the model.
   std::string task_type = {};
+  /// The name of the model on Hugging Face, or its directory.
   std::string base_model_name_or_path = {};
 };
 

@@ -47,12 +47,15 @@ namespace accelerate {
 struct DispatchStats {
   std::uint64_t bytes = 0;       ///< fetched weights now in memory
   std::uint64_t peak_bytes = 0;  ///< the most at any time
+  /// Bytes fetched in total, from memory and from disk.
   std::uint64_t fetched_bytes = 0;
   /// The part of fetched_bytes that is mapped from files and was not copied.
   std::uint64_t mapped_bytes = 0;
+  /// Number of weights fetched.
   std::int64_t num_fetches = 0;
   /// How often an operator had to wait for a weight, and for how long.
   std::int64_t num_waits = 0;
+  /// Total time of those waits.
   double wait_seconds = 0;
   /// How often the weight used was not the one expected.
   std::int64_t num_surprises = 0;
@@ -119,6 +122,7 @@ class ACCELERATE_API Dispatch {
   [[nodiscard]] const DeviceMap& device_map() const;
   /// Where modules on "cpu" and "disk" are computed, and where forwards begin.
   [[nodiscard]] c10::Device main_device() const;
+  /// What has been moved since the model was dispatched.
   [[nodiscard]] DispatchStats stats() const;
   /// Calls the module's forward: arguments are moved to the main device, except
   /// DispatchOptions::skip_keys, and results to where the first tensor among
@@ -182,21 +186,28 @@ class DispatchedModel {
   DispatchedModel(Holder module, Dispatch dispatch)
       : module_(std::move(module)), dispatch_(std::move(dispatch)) {}
 
+  /// Calls the module's forward; see Dispatch::call(). Throws ConfigError if
+  /// the model was moved from.
   template <class... Args>
   auto operator()(Args&&... args) {
     dispatch_.require_present();
     return dispatch_.call(*module_, std::forward<Args>(args)...);
   }
 
+  /// The module itself. Calling its forward directly leaves arguments and
+  /// results where they are.
   [[nodiscard]] Holder& module() { return module_; }
   auto operator->() {
     dispatch_.require_present();
     return &*module_;
   }
+  /// What keeps the weights in place; owned by this object.
   [[nodiscard]] Dispatch& dispatch() { return dispatch_; }
+  /// The map passed in; Accelerate's `hf_device_map`.
   [[nodiscard]] const DeviceMap& device_map() const {
     return dispatch_.device_map();
   }
+  /// What has been moved since the model was dispatched.
   [[nodiscard]] DispatchStats stats() const { return dispatch_.stats(); }
 
  private:
@@ -225,11 +236,16 @@ struct OffloadOptions {
   /// Unset: the device of the model's first parameter, or the CPU if that
   /// parameter has no memory.
   std::optional<c10::Device> execution_device = std::nullopt;
+  /// Offloads buffers as well. Otherwise they stay on the device that uses
+  /// them.
   bool offload_buffers = false;
+  /// Values of weights; those missing here are the model's own.
   WeightList state_dict = {};
   /// Used by disk_offload() only.
   bool strict_offload_dir = false;
+  /// Classes whose modules are fetched at once with everything below them.
   std::vector<std::string> preload_module_classes = {};
+  /// Maximum memory for fetched weights. Unset: twice the largest module.
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 
@@ -316,6 +332,7 @@ struct LoadAndDispatchOptions {
   std::variant<DeviceMap, std::string> device_map = {};
   /// The limits of a strategy.
   MaxMemory max_memory = {};
+  /// Classes whose modules a strategy keeps on one device.
   std::vector<std::string> no_split_module_classes = {};
 
   // Weights on disk.
@@ -323,37 +340,59 @@ struct LoadAndDispatchOptions {
   /// Folder to which weights on "disk" are copied. Empty: they are read from
   /// the checkpoint's own files, which broadcast_from_rank0 does not allow.
   std::filesystem::path offload_folder = {};
+  /// If the folder has other values for weights of the checkpoint, throw an
+  /// error. If false, replace them.
   bool strict_offload_folder = false;
+  /// Buffers with the place "disk" or "cpu" are offloaded as well.
   bool offload_buffers = false;
 
   // Reading: dtypes, memory, names.
 
+  /// See LoadCheckpointOptions.
   std::optional<c10::ScalarType> dtype = std::nullopt;
+  /// Names of modules whose tensors stay float32 if `dtype` is float16.
   std::vector<std::string> keep_in_fp32_modules = {};
   /// Unset: true for a map that uses the disk, as in Accelerate.
   std::optional<bool> offload_state_dict = std::nullopt;
+  /// Memory-map tensors that stay on the CPU; see LoadCheckpointOptions.
   bool map_weights = true;
+  /// Shows a progress bar of the bytes read. Unset: none.
   std::optional<ProgressOptions> progress = std::nullopt;
+  /// Names of tensors that are left unchanged; patterns with * and ?.
   std::vector<std::string> skip = {};
+  /// Names of tensors that the checkpoint may lack; patterns with * and ?.
   std::vector<std::string> allow_missing = {};
+  /// Maps a name in the files to one in the module; see LoadModelOptions.
   std::function<std::string(const std::string& name)> rename = nullptr;
 
   // Forwards.
 
+  /// Keys of maps among a forward's arguments that are not moved to the main
+  /// device.
   std::vector<std::string> skip_keys = {};
+  /// Classes whose modules are fetched at once with everything below them.
   std::vector<std::string> preload_module_classes = {};
+  /// Offloads even if the map has a single place that is a device.
   bool force_hooks = false;
 
   // How strictly the checkpoint must match, and which ranks read.
 
+  /// Every tensor of the module must be in the checkpoint, and vice versa.
   bool strict = false;
+  /// See LoadCheckpointOptions; false is rejected.
   bool full_state_dict = true;
+  /// Only rank 0 of `group` reads the checkpoint, and sends the others its
+  /// tensors.
   bool broadcast_from_rank0 = false;
+  /// The ranks of broadcast_from_rank0, which needs it.
   std::optional<Group> group = std::nullopt;
 
   // The main device, and memory of fetched weights.
 
+  /// Device that computes modules on "cpu" and "disk". Unset: the first
+  /// accelerator of the map, else the CPU.
   std::optional<MapDevice> main_device = std::nullopt;
+  /// Maximum memory for fetched weights; see DispatchOptions.
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 

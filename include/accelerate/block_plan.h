@@ -37,7 +37,9 @@ struct PlanDeviceMapOptions {
   std::vector<std::string> no_split_module_classes = {};
   /// See ModuleSizesOptions.
   std::string dtype = {};
+  /// Dtypes of tensors by name, where they differ; see ModuleSizesOptions.
   std::vector<std::pair<std::string, std::string>> special_dtypes = {};
+  /// Speeds of this machine's memory, disk, links and devices.
   MachineSpeeds speeds = {};
   /// Tokens (rows) of a forward: each costs two operations per parameter.
   std::int64_t num_tokens = 1;
@@ -48,6 +50,7 @@ struct PlanDeviceMapOptions {
 
 /// A map and the predicted times of a forward with it.
 struct PlannedDeviceMap {
+  /// Where each module is kept; `explain()` says why.
   DeviceMap map;
   /// Predicted seconds of one forward that begins with nothing fetched.
   double forward_seconds = 0;

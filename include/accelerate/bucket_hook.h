@@ -60,6 +60,7 @@ struct BucketHook {
   /// restored by load_state(). Set both or neither: without them, checkpoints
   /// hold nothing of the hook.
   std::function<StateDict()> state_dict = nullptr;
+  /// Restores what state_dict() returned.
   std::function<void(const StateDict&)> load_state_dict = nullptr;
 };
 

@@ -17,6 +17,7 @@ class ACCELERATE_API ByteSize {
   /// Throws ConfigError for a string that is not a size.
   ByteSize(const std::string& text);
   ByteSize(const char* text) : ByteSize(std::string(text)) {}
+  /// The size in bytes.
   [[nodiscard]] std::int64_t bytes() const { return bytes_; }
 
   bool operator==(const ByteSize&) const = default;

@@ -141,6 +141,7 @@ class CapturedStep<Result(Args...)> {
   [[nodiscard]] const std::string& reason() const {
     return detail::reason_of(*graphs_);
   }
+  /// How often the step ran, as a graph and otherwise.
   [[nodiscard]] CapturedStepCounts counts() const {
     return detail::counts_of(*graphs_);
   }

@@ -44,6 +44,8 @@ concept CheckpointValue = std::same_as<T, bool> ||
 
 /// Where a program writes its files, and how checkpoints are named and kept.
 struct ProjectConfiguration {
+  /// Directory of the project; checkpoints go to `checkpoints` in it. Empty:
+  /// none.
   std::string project_dir = {};
   /// Directory of trackers and of the run's journal; empty: project_dir.
   std::string logging_dir = {};
@@ -59,6 +61,7 @@ struct ProjectConfiguration {
   /// The first rank of each node writes to that node's own disk.
   bool save_on_each_node = false;
 
+  /// Sets project_dir, and logging_dir if it is empty.
   void set_directories(const std::string& dir) {
     project_dir = dir;
     if (logging_dir.empty()) logging_dir = dir;
@@ -90,6 +93,7 @@ struct SaveStateOptions {
   /// the background. Errors are thrown by the next save, load or
   /// end_training(), or by the ticket.
   bool asynchronous = false;
+  /// What happens if an earlier asynchronous save is still being written.
   WhenBusy when_busy = WhenBusy::wait;
   /// Maximum host memory, in bytes, of an asynchronous save on this rank; a
   /// larger save is written before save_state returns. 0: no limit.
@@ -185,10 +189,13 @@ struct SaveHookContext {
 
 /// The argument of a load hook. The hook runs on every rank.
 struct LoadHookContext {
+  /// The models that load_state() restores, in the order in which they were
+  /// prepared.
   std::vector<std::shared_ptr<torch::nn::Module>> models;
   /// One entry per model: whether its weights are loaded. A hook that loads a
   /// model itself sets it to false, on all ranks.
   std::vector<bool> load_weights;
+  /// The directory of the checkpoint.
   std::filesystem::path input_dir;
 };
 

@@ -27,6 +27,7 @@ class ACCELERATE_API Checkpoints {
   /// The checkpoint that load_state() without a path would load, if there is a
   /// complete one. Needs automatic_checkpoint_naming. All ranks must call it.
   [[nodiscard]] std::optional<std::filesystem::path> latest() const;
+  /// Directories and naming, as given, with what the launcher decided.
   [[nodiscard]] const ProjectConfiguration& project_configuration() const;
   /// Sets the number of the next automatic checkpoint; std::nullopt: one more
   /// than the highest present.

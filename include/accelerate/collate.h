@@ -19,6 +19,7 @@ ACCELERATE_API void stack_samples(const std::vector<NestedParts>& samples);
 /// samples, and is taken from the first. Throws ConfigError, with the place, if
 /// shapes, keys, numbers, strings or lists differ.
 struct DefaultCollate {
+  /// Returns the batch of at least one sample.
   template <NestedTensors Sample>
   Sample operator()(std::vector<Sample> samples) const {
     std::vector<detail::NestedParts> parts;

@@ -39,6 +39,7 @@ class ACCELERATE_API ComposedSchedule : public LRScheduler {
   double get_lr(const LRContext& context) const override;
   void begin() override;
 
+  /// The schedules, in the order given.
   LRSchedulers schedules_;
 
  private:

@@ -16,6 +16,7 @@ namespace accelerate {
 
 /// How sequences are divided among ranks. All ranks must pass the same options.
 struct ContextParallelOptions {
+  /// How positions are assigned to ranks.
   SequenceCut cut = SequenceCut::zigzag;
   /// What each buffer is padded with if the length does not divide, one value
   /// per buffer: for labels the loss's ignore_index (-100), which keeps the

@@ -43,7 +43,9 @@ class ACCELERATE_API CsvFile {
   /// text is not UTF-8. Functions throw Error if the file has become shorter.
   explicit CsvFile(const std::string& path, const CsvOptions& options = {});
 
+  /// Number of rows, without the header.
   [[nodiscard]] std::int64_t num_rows() const;
+  /// Names of the columns; "0", "1", ... in a file without a header.
   [[nodiscard]] const std::vector<std::string>& columns() const;
   /// The fields of one row.
   [[nodiscard]] std::vector<std::string> row(std::int64_t index) const;
@@ -64,6 +66,7 @@ class ACCELERATE_API CsvFile {
       std::span<const std::int64_t> rows) const;
   /// The fields of one column, as strings.
   [[nodiscard]] std::vector<std::string> texts(const std::string& column) const;
+  /// The strings of a column, encoded as numbers.
   [[nodiscard]] Categories categories(const std::string& column) const;
 
  private:
@@ -75,9 +78,13 @@ struct CsvDatasetOptions {
   /// Columns of the two tensors of a sample. If `targets` is empty, a sample's
   /// second tensor has no values.
   std::vector<std::string> inputs = {};
+  /// Columns of the second tensor.
   std::vector<std::string> targets = {};
+  /// Dtype of the first tensor.
   at::ScalarType input_dtype = at::kFloat;
+  /// Dtype of the second tensor.
   at::ScalarType target_dtype = at::kFloat;
+  /// How the file is read.
   CsvOptions csv = {};
 };
 
@@ -89,9 +96,12 @@ class ACCELERATE_API CsvDataset {
   /// Throws like CsvFile, and for columns that do not exist.
   CsvDataset(const std::string& path, CsvDatasetOptions options);
 
+  /// Number of samples: the rows of the file.
   [[nodiscard]] std::int64_t size() const { return file_.num_rows(); }
+  /// The samples of some rows, as [rows, inputs] and [rows, targets].
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor> get_batch(
       std::span<const std::int64_t> indices) const;
+  /// The file, for its columns and texts.
   [[nodiscard]] const CsvFile& file() const { return file_; }
 
  private:

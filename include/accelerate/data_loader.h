@@ -26,9 +26,11 @@ class SkippedBatches {
  public:
   SkippedBatches(Loader& loader, std::int64_t num_batches)
       : loader_(loader.engine()), num_batches_(num_batches) {}
+  /// Begins the pass. Throws ConfigError inside another pass.
   auto begin() const {
     return typename Loader::Iterator(loader_, num_batches_);
   }
+  /// The end of the pass.
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
 
  private:
@@ -80,7 +82,9 @@ class DataLoader {
   using Typed = detail::TypedDataset<Dataset, Collate>;
 
  public:
+  /// The type of a batch: what `get_batch` or the collate function returns.
   using Batch = typename Typed::Batch;
+  /// Hands out the batches of a pass.
   using Iterator = BatchIterator<Batch>;
   /// Returns rows [begin, end) of a round. The last round may have fewer rows;
   /// the function then decides how to fill up the slice.
@@ -106,6 +110,7 @@ class DataLoader {
   Iterator begin_after(std::int64_t num_batches) {
     return Iterator(engine(), num_batches);
   }
+  /// The end of the pass.
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
 
   /// Number of batches that this rank gets in a pass.
@@ -158,6 +163,7 @@ class DataLoader {
   [[nodiscard]] PrefetchReport prefetch_report() const {
     return engine_->report();
   }
+  /// The dataset that the loader owns.
   [[nodiscard]] const Dataset& dataset() const { return typed().dataset; }
   /// The options that the loader was made with; once it is prepared, fields
   /// that they left unset have the accelerator's defaults.

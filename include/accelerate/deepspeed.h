@@ -39,11 +39,13 @@ struct DeepSpeedOptions {
   /// "none", "cpu" or "nvme". The optimizer needs stage 1 for "nvme", the
   /// parameters stage 3. Unset: "none".
   std::optional<std::string> offload_optimizer_device = std::nullopt;
+  /// Where parameters are kept, in the same terms.
   std::optional<std::string> offload_param_device = std::nullopt;
   /// Directories for what is offloaded to "nvme", which need one each; they
   /// exist on every machine, and each rank has files of its own there. Without
   /// effect for other devices, and reported. Unset: "none".
   std::optional<std::string> offload_optimizer_nvme_path = std::nullopt;
+  /// The directory of parameters.
   std::optional<std::string> offload_param_nvme_path = std::nullopt;
   /// Allow such directories in memory (tmpfs, ramfs), where they save none.
   /// Unset: false.

@@ -15,7 +15,9 @@ namespace accelerate {
 
 /// Values for an "optimizer" section where it says "auto".
 struct DummyOptim {
+  /// The learning rate.
   double lr = 0.001;
+  /// The decay of weights per step.
   double weight_decay = 0;
 };
 
@@ -23,6 +25,7 @@ struct DummyOptim {
 struct DummyScheduler {
   /// Number of steps of the schedule, including the warm-up.
   std::int64_t total_num_steps = 0;
+  /// Number of steps of the warm-up.
   std::int64_t warmup_num_steps = 0;
 };
 

@@ -27,8 +27,11 @@ class ACCELERATE_API MapDevice {
 
   /// Whether it is an accelerator: an index, or "mps".
   [[nodiscard]] bool is_accelerator() const { return kind_ <= Kind::mps; }
+  /// Whether it is the memory of the host.
   [[nodiscard]] bool is_cpu() const { return kind_ == Kind::cpu; }
+  /// Whether weights stay in files until they are used.
   [[nodiscard]] bool is_disk() const { return kind_ == Kind::disk; }
+  /// Whether it is the meta device, whose tensors have no values.
   [[nodiscard]] bool is_meta() const { return kind_ == Kind::meta; }
   /// The index of an accelerator device; unset for a named place.
   [[nodiscard]] std::optional<int> index() const;
@@ -60,22 +63,28 @@ enum class PlacementReason {
 /// A module, or a parameter held directly by one, and its place.
 struct Placement {
   std::string name;  ///< dotted; empty for the whole model
+  /// Where it is put.
   MapDevice device;
+  /// Why it is put there.
   PlacementReason reason = PlacementReason::given;
   /// Bytes of its weights; negative if the map was given without a model.
   double num_bytes = -1;
   /// State of the device at placement: bytes in use, and bytes reserved for the
   /// largest layer still to come.
   double num_bytes_used = 0;
+  /// Bytes reserved for the largest layer still to come.
   double num_bytes_reserved = 0;
+  /// Further explanation, for explain(); may be empty.
   std::string note = {};
 };
 
 /// How much of a device a map uses.
 struct DeviceUse {
+  /// The device.
   MapDevice device;
   /// Unset for the disk, which has no limit.
   std::optional<std::int64_t> max_memory;
+  /// Bytes of the weights that the map puts there.
   double num_bytes = 0;
   /// Bytes reserved for the largest layer that is fetched to it.
   double num_bytes_reserved = 0;
@@ -106,10 +115,13 @@ class ACCELERATE_API DeviceMap {
       std::vector<DeviceUse> devices,
       std::vector<std::string> warnings = {});
 
+  /// The entries, in the order given or planned.
   [[nodiscard]] const std::vector<Placement>& placements() const {
     return placements_;
   }
+  /// Whether the map has no entries.
   [[nodiscard]] bool empty() const { return placements_.empty(); }
+  /// Number of entries.
   [[nodiscard]] std::size_t size() const { return placements_.size(); }
   /// What each device holds; empty for a map written by hand.
   [[nodiscard]] const std::vector<DeviceUse>& devices() const {
@@ -167,6 +179,7 @@ struct InferAutoDeviceMapOptions {
   std::vector<std::string> no_split_module_classes = {};
   /// See ModuleSizesOptions.
   std::string dtype = {};
+  /// Dtypes of tensors by name, where they differ; see ModuleSizesOptions.
   std::vector<std::pair<std::string, std::string>> special_dtypes = {};
   /// Logs each decision.
   bool verbose = false;

@@ -21,6 +21,7 @@ struct ElasticRun;
 /// Where ranks keep a state to fall back to, in addition to the project's
 /// checkpoints.
 enum class Redundancy {
+  /// Nowhere: the newest checkpoint is all there is.
   none,
   /// Memory of the machine, outside the ranks' processes, so that the state
   /// outlives them. With several machines, each part is also kept in the next
@@ -78,7 +79,9 @@ class ACCELERATE_API ElasticContext {
   /// Number of the generation, from 1. It grows when a rank is replaced and
   /// when the group changes its size.
   [[nodiscard]] int generation() const;
+  /// Number of ranks of this generation.
   [[nodiscard]] int num_processes() const;
+  /// This process's rank in this generation; it may change in the next.
   [[nodiscard]] int process_index() const;
 
   /// The window with which the ranks of this generation read
@@ -119,6 +122,7 @@ class ACCELERATE_API ElasticContext {
 
   /// Why step_done() was true.
   [[nodiscard]] bool resizing() const;
+  /// True if the ranks were told to end, by a signal or the launcher.
   [[nodiscard]] bool preempted() const;
 
  private:

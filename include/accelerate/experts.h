@@ -29,6 +29,7 @@ enum class RouterScore { softmax, sigmoid };
 /// Noise that a router adds in training, so that it tries experts it would not
 /// otherwise choose.
 enum class RouterNoise {
+  /// No noise.
   none,
   /// Inputs are multiplied by uniform random numbers from 1 - noise_scale to 1
   /// + noise_scale (Fedus et al., "Switch Transformers", 2022).
@@ -70,11 +71,13 @@ struct RouterOptions {
 
   /// Number of experts per token.
   std::int64_t top_k = 2;
+  /// How logits become scores.
   RouterScore score = RouterScore::softmax;
   /// The weights of a token's experts add up to weight_scale; with softmax,
   /// they are those of a softmax over the chosen experts alone. False: the
   /// weights are the scores times weight_scale.
   bool normalize_weights = true;
+  /// What the weights of a token's experts are multiplied by.
   double weight_scale = 1.0;
 
   // Capacity.
@@ -87,6 +90,7 @@ struct RouterOptions {
   std::optional<double> eval_capacity_factor = std::nullopt;
   /// The minimum capacity.
   std::int64_t min_capacity = 0;
+  /// Which assignments are dropped beyond the capacity.
   TokenDrop drop = TokenDrop::lowest_weight;
 
   // Losses, which the program must add: auxiliary_loss().
@@ -95,6 +99,7 @@ struct RouterOptions {
   /// the share of assignments times the mean score (Fedus et al., 2022, with
   /// the shares of all top_k choices). It is 1 for a perfect balance.
   double balance_loss_coefficient = 0;
+  /// Over which tokens the balance loss is taken.
   BalanceScope balance_scope = BalanceScope::all_ranks;
   /// Coefficient of the z-loss, the mean of log(sum(exp(logits)))^2, which
   /// keeps logits small (Zoph et al., "ST-MoE", 2022).
@@ -102,7 +107,9 @@ struct RouterOptions {
 
   // Noise.
 
+  /// Noise in training.
   RouterNoise noise = RouterNoise::none;
+  /// Its size; see RouterNoise.
   double noise_scale = 1e-2;
 };
 
@@ -133,6 +140,7 @@ class ACCELERATE_API RouterImpl : public torch::nn::Cloneable<RouterImpl> {
   /// `tokens`: tokens x hidden_size.
   Routing forward(const at::Tensor& tokens);
 
+  /// The options that it was made with.
   [[nodiscard]] const RouterOptions& options() const { return options_; }
 
   /// num_experts x hidden_size.
@@ -150,15 +158,20 @@ class Router : public torch::nn::ModuleHolder<RouterImpl> {
   using Impl = RouterImpl;
 };
 
-/// The activation between an expert's matrices.
+/// The activation between an expert's matrices: `relu`, `gelu` (with erf) or
+/// `silu`.
 enum class ExpertActivation { relu, gelu, silu };
 
 /// A multi-layer perceptron: down(activation(up(x))), or, if it is gated,
 /// down(activation(gate(x)) * up(x)).
 struct ExpertMlpOptions {
+  /// Number of elements between the matrices; must be given.
   std::int64_t intermediate_size = 0;
+  /// The function between the matrices.
   ExpertActivation activation = ExpertActivation::silu;
+  /// Whether there is a matrix `gate`.
   bool gated = true;
+  /// Whether the matrices have biases.
   bool bias = false;
 };
 
@@ -180,6 +193,7 @@ class ACCELERATE_API ExpertMlpImpl
       const at::Tensor& tokens,
       const std::vector<std::int64_t>& counts);
 
+  /// The options that it was made with.
   [[nodiscard]] const ExpertMlpOptions& options() const { return options_; }
 
   /// experts x intermediate_size x hidden_size; undefined if it is not gated.
@@ -205,8 +219,11 @@ class ExpertMlp : public torch::nn::ModuleHolder<ExpertMlpImpl> {
 
 /// The parts of an ExpertLayer.
 struct ExpertLayerOptions {
+  /// Number of elements of a token; must be given.
   std::int64_t hidden_size = 0;
+  /// Number of experts over all ranks; must be given.
   std::int64_t num_experts = 0;
+  /// How tokens choose experts.
   RouterOptions router = {};
 
   // The experts: one of the two.
@@ -291,6 +308,7 @@ class ACCELERATE_API ExpertLayerImpl
   /// The losses without coefficients and graph; each is undefined where the
   /// coefficient is 0.
   [[nodiscard]] const at::Tensor& balance_loss() const;
+  /// Like balance_loss(), of the z-loss.
   [[nodiscard]] const at::Tensor& z_loss() const;
 
   /// Returns the assignments of this rank's tokens since the last call, or
@@ -299,8 +317,10 @@ class ACCELERATE_API ExpertLayerImpl
   /// The range of experts that this rank holds: the first, and one past the
   /// last.
   [[nodiscard]] std::int64_t first_expert() const;
+  /// One past the last expert that this rank holds.
   [[nodiscard]] std::int64_t last_expert() const;
 
+  /// The options that it was made with.
   [[nodiscard]] const ExpertLayerOptions& options() const { return options_; }
   /// For the library's own use.
   [[nodiscard]] detail::ExpertLayerState& state() const { return *state_; }

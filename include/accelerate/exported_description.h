@@ -10,7 +10,9 @@ namespace accelerate {
 
 /// The contents of a program of torch.export.
 struct ExportedDescription {
+  /// A tensor or number that the program takes.
   struct Input {
+    /// The name in Python, with that of its place: "batch.0".
     std::string name;
     /// PyTorch's name: "int64"; "size" for an integer.
     std::string dtype;
@@ -21,7 +23,9 @@ struct ExportedDescription {
   std::string torch_version;
   /// The dtype of the autocast in which it was exported; empty if none.
   std::string autocast;
+  /// The inputs, in the order of Python's arguments.
   std::vector<Input> inputs;
+  /// Names of the results, as ExportedOutputs has them.
   std::vector<std::string> outputs;
   /// Number of modules by class.
   std::map<std::string, std::size_t> classes;

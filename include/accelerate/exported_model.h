@@ -46,8 +46,11 @@ class ACCELERATE_API ExportedOutputs {
   [[nodiscard]] const at::Tensor& operator[](std::size_t index) const;
   /// "logits" of a dict, dataclass or ModelOutput; "pair.1" of nested ones.
   [[nodiscard]] const at::Tensor& operator[](std::string_view name) const;
+  /// Whether there is a result of this name.
   [[nodiscard]] bool contains(std::string_view name) const;
+  /// Number of tensors.
   [[nodiscard]] std::size_t size() const { return tensors_.size(); }
+  /// All results, in the order of the program.
   [[nodiscard]] const std::vector<at::Tensor>& tensors() const {
     return tensors_;
   }
@@ -128,6 +131,7 @@ class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl,
   /// Names of the inputs: of Python's arguments, and of the tensors inside
   /// them: "input_ids", "batch.0".
   [[nodiscard]] const std::vector<std::string>& input_names() const;
+  /// Names of the results; see ExportedOutputs.
   [[nodiscard]] const std::vector<std::string>& output_names() const;
   /// The dtype of the autocast in which the program was exported; unset if
   /// there was none, or it is unknown.

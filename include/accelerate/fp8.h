@@ -41,6 +41,7 @@ struct ACCELERATE_API Float8LinearConfig {
   /// another name.
   static Float8LinearConfig from_recipe_name(std::string_view name);
 
+  /// The recipe by which scales are chosen: one per tensor, or one per row.
   Float8LinearRecipeName recipe = Float8LinearRecipeName::tensorwise;
   /// The format of inputs in the forward product, and in the product that gives
   /// the gradient of the weight.
@@ -85,8 +86,11 @@ struct AORecipeKwargs {
 
 /// Which products stay in high precision.
 struct OverrideLinearPrecision {
+  /// The product of the forward.
   bool fprop = false;
+  /// The product that gives the gradient of the input.
   bool dgrad = false;
+  /// The product that gives the gradient of the weight.
   bool wgrad = false;
 
   bool operator==(const OverrideLinearPrecision&) const = default;
@@ -142,6 +146,7 @@ struct MSAMPRecipeKwargs {
 
 /// Accelerate's deprecated class for TransformerEngine and MS-AMP.
 struct FP8RecipeKwargs : TERecipeKwargs {
+  /// See MSAMPRecipeKwargs.
   std::optional<std::string> opt_level = std::nullopt;
   /// "TE" or "MSAMP", in any case. Unset: the launcher's, else "TE".
   std::optional<std::string> backend = std::nullopt;
@@ -166,8 +171,11 @@ using FP8Recipe = std::
 
 /// Whether a linear layer computes in float8, and if not, why.
 struct Float8LayerChoice {
+  /// Dotted name of the layer.
   std::string name;
+  /// Whether its products are in float8.
   bool is_float8 = false;
+  /// Why not; empty if they are.
   std::string reason = {};
 };
 

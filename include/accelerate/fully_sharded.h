@@ -52,6 +52,7 @@ enum class StateDictType {
 /// Which modules become units, whose parameters are gathered together.
 /// Parameters that no unit holds belong to the root unit.
 enum class AutoWrapPolicy {
+  /// No modules: all parameters are in the root unit.
   no_wrap,
   /// The modules of the named classes.
   transformer_based_wrap,
@@ -59,7 +60,8 @@ enum class AutoWrapPolicy {
   size_based_wrap,
 };
 
-/// A floating-point dtype that a MixedPrecisionPolicy can name.
+/// A floating-point dtype that a MixedPrecisionPolicy can name: `fp32`, `fp16`
+/// or `bf16`.
 enum class FloatType { fp32, fp16, bf16 };
 
 /// The dtypes in which a sharded model computes and communicates. Unset: the
@@ -116,6 +118,7 @@ struct FullyShardedDataParallelOptions {
 
   // Dtypes.
 
+  /// Unset: as `mixed_precision` says.
   std::optional<MixedPrecisionPolicy> mixed_precision_policy = std::nullopt;
 
   // Which modules become units.

@@ -11,6 +11,7 @@ namespace accelerate {
 /// How the losses of targets become a result.
 enum class LossReduction {
   mean,  ///< their sum, divided by the sum of their targets' weights
+  /// Their sum.
   sum,
   none,  ///< one loss per target
 };
@@ -21,6 +22,7 @@ struct FusedCrossEntropyOptions {
   /// From 0 to 1: the share of each target that is spread evenly over all
   /// classes.
   double label_smoothing = 0;
+  /// What is returned.
   LossReduction reduction = LossReduction::mean;
   /// A weight per class, [classes]; undefined: 1. Gets no gradient.
   at::Tensor class_weights = {};
@@ -90,8 +92,11 @@ struct FusedLinearCrossEntropyOptions {
 /// What fused_bias_activation() applies.
 enum class Activation {
   gelu,  ///< with erf
+  /// GELU by its approximation with tanh.
   gelu_tanh,
+  /// x times sigmoid(x).
   silu,
+  /// The positive part.
   relu,
 };
 

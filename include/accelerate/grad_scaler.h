@@ -25,7 +25,9 @@ struct GradScalerOptions {
   /// Factors by which the scale grows after `growth_interval` steps without an
   /// infinity, and shrinks at each step with one.
   double growth_factor = 2.0;
+  /// The second of these factors, below 1.
   double backoff_factor = 0.5;
+  /// Number of steps without an infinity before the scale grows.
   std::int64_t growth_interval = 2000;
   /// If false, every function passes its argument through.
   bool enabled = true;
@@ -72,6 +74,7 @@ class ACCELERATE_API GradScaler {
   /// waiting; undefined if `unscale_` saw none. The next update() forgets it.
   [[nodiscard]] at::Tensor found_inf_tensor(
       torch::optim::Optimizer& optimizer) const;
+  /// Whether `unscale_` has seen this optimizer since the last update.
   [[nodiscard]] bool is_unscaled(torch::optim::Optimizer& optimizer) const;
 
   /// Unscales the gradients if that is not done yet, and steps unless there was
@@ -86,7 +89,9 @@ class ACCELERATE_API GradScaler {
   [[nodiscard]] double get_scale() const;
   /// Number of steps without an infinity since the scale last changed.
   [[nodiscard]] std::int64_t growth_tracker() const;
+  /// Whether losses are scaled.
   [[nodiscard]] bool is_enabled() const;
+  /// The options that it was made with.
   [[nodiscard]] const GradScalerOptions& options() const;
 
   /// Empty if not enabled. The keys are torch's: scale, growth_factor,

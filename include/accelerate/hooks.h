@@ -68,6 +68,7 @@ class ACCELERATE_API SequentialHook : public ModelHook {
   void detach_hook(torch::nn::Module& module) override;
   [[nodiscard]] bool no_grad() const override;
 
+  /// The hooks, in the order in which they are called.
   [[nodiscard]] const std::vector<std::shared_ptr<ModelHook>>& hooks() const {
     return hooks_;
   }

@@ -32,6 +32,7 @@ struct ImageFolderOptions {
   /// antialiasing). Unset: unchanged; they can then be batched only if all have
   /// the same size.
   std::optional<std::pair<std::int64_t, std::int64_t>> size = std::nullopt;
+  /// 3: RGB; 1: grey; 4: with alpha.
   int channels = 3;
   /// Transforms the image, [channels, height, width] kByte after resizing, with
   /// the sample's own random generator. Unset: kFloat from 0 to 1.
@@ -52,16 +53,23 @@ class ACCELERATE_API ImageFolder {
       const std::string& path,
       ImageFolderOptions options = {});
 
+  /// Number of images.
   [[nodiscard]] std::int64_t size() const {
     return static_cast<std::int64_t>(files_.size());
   }
+  /// The image, [channels, height, width], and its label, a 0-d kLong. Throws
+  /// as read_image() does. Several threads can call it, each with a generator
+  /// of its own.
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor> get(
       std::int64_t index,
       at::Generator& generator) const;
+  /// Names of the classes by label.
   [[nodiscard]] const std::vector<std::string>& classes() const {
     return classes_;
   }
+  /// The file of an image.
   [[nodiscard]] const std::string& path(std::int64_t index) const;
+  /// The label of an image.
   [[nodiscard]] std::int64_t label(std::int64_t index) const;
 
  private:

@@ -23,11 +23,17 @@ class ACCELERATE_API JsonRecord {
   JsonRecord& operator=(JsonRecord&&) noexcept;
   ~JsonRecord();
 
+  /// Whether the record has this key, whatever its value.
   [[nodiscard]] bool contains(const std::string& key) const;
+  /// A string.
   [[nodiscard]] std::string text(const std::string& key) const;
+  /// An integer of 64 bits.
   [[nodiscard]] std::int64_t integer(const std::string& key) const;
+  /// A number, as a double.
   [[nodiscard]] double number(const std::string& key) const;
+  /// true or false.
   [[nodiscard]] bool boolean(const std::string& key) const;
+  /// A list of strings.
   [[nodiscard]] std::vector<std::string> texts(const std::string& key) const;
   /// A number or boolean gives a 0-d tensor; lists of lists give more
   /// dimensions, with equal lengths within each. Numbers that the dtype cannot
@@ -58,7 +64,9 @@ class ACCELERATE_API JsonLinesFile {
   /// Functions throw Error if the file has become shorter.
   explicit JsonLinesFile(const std::string& path);
 
+  /// Number of lines that are not blank.
   [[nodiscard]] std::int64_t size() const;
+  /// The text of a record, valid as long as a copy of the file lives.
   [[nodiscard]] std::string_view line(std::int64_t index) const;
   /// "data.jsonl:17", with the line number that an editor shows.
   [[nodiscard]] std::string place(std::int64_t index) const;
@@ -82,10 +90,14 @@ class JsonLinesDataset {
   JsonLinesDataset(const std::string& path, MakeSample make_sample)
       : file_(path), make_sample_(std::move(make_sample)) {}
 
+  /// Number of records.
   [[nodiscard]] std::int64_t size() const { return file_.size(); }
+  /// What `make_sample` makes of a record. Called by several threads if the
+  /// loader has workers.
   [[nodiscard]] auto get(std::int64_t index) const {
     return make_sample_(file_.record(index));
   }
+  /// The file that is read.
   [[nodiscard]] const JsonLinesFile& file() const { return file_; }
 
  private:

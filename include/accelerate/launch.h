@@ -11,6 +11,7 @@
 namespace accelerate {
 
 struct LaunchFunctionOptions {
+  /// Number of processes, at least 1.
   int num_processes = 1;
   /// Identifies this call of launch_function(). If a program has several calls,
   /// their names must differ.

@@ -60,6 +60,7 @@ struct LoadCheckpointOptions {
   /// Only rank 0 of `group` reads the checkpoint, and sends the others its
   /// tensors one by one. All ranks must pass the same arguments.
   bool broadcast_from_rank0 = false;
+  /// The ranks of broadcast_from_rank0, which needs it.
   std::optional<Group> group = std::nullopt;
 
   // How files are read.
@@ -78,7 +79,9 @@ struct LoadCheckpointOptions {
 
   /// See LoadModelOptions.
   std::vector<std::string> skip = {};
+  /// Names of tensors that the checkpoint may lack; patterns with * and ?.
   std::vector<std::string> allow_missing = {};
+  /// Maps a name in the files to one in the module; see LoadModelOptions.
   std::function<std::string(const std::string& name)> rename = nullptr;
 };
 

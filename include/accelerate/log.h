@@ -10,15 +10,19 @@
 
 namespace accelerate {
 
-/// The severity of a message; a logger drops those below its own level.
+/// The severity of a message; a logger drops those below its own level. From
+/// `debug` over `info`, `warning` and `error` to `critical`; with `off` as its
+/// level, a logger drops all.
 enum class LogLevel { debug, info, warning, error, critical, off };
 
 /// One message on its way to the sink.
 struct LogRecord {
+  /// How severe it is.
   LogLevel level = LogLevel::info;
   /// The area of the library that logs, such as "parallel", or the name of the
   /// program's own logger.
   std::string_view area;
+  /// The text, without a line ending. Valid during the call of the sink only.
   std::string_view message;
   /// Rank of the process (or of the thread that acts as one), -1 before one is
   /// known.
@@ -32,7 +36,10 @@ using LogSink = std::function<void(const LogRecord&)>;
 
 /// The level of the messages of one area or named logger.
 struct NamedLogLevel {
+  /// The area or the logger's name; also applies to names below it, after a
+  /// dot.
   std::string name;
+  /// The lowest level that is shown.
   LogLevel level = LogLevel::warning;
 
   bool operator==(const NamedLogLevel&) const = default;
@@ -60,12 +67,15 @@ class ACCELERATE_API Logger {
   /// Returns the same logger with a second sink that gets the same records.
   [[nodiscard]] Logger also_to(LogSink second) const;
 
+  /// Sets the level of all names without one of their own.
   void set_level(LogLevel level) { level_ = level; }
   /// Levels of areas and names that differ from level(). One for "data" also
   /// applies to "data.loading", unless that has its own.
   void set_levels(std::vector<NamedLogLevel> levels);
+  /// Sets the rank of later records.
   void set_rank(int rank) { rank_ = rank; }
   [[nodiscard]] LogLevel level() const { return level_; }
+  /// The level, or that of an area or name.
   [[nodiscard]] LogLevel level(std::string_view name) const;
 
  private:

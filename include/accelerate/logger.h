@@ -54,6 +54,8 @@ class ACCELERATE_API NamedLogger {
  public:
   NamedLogger(detail::LoggerPlace place, std::string name, LogLevel level);
 
+  /// Logs a message with a value for each `{}`, if `level` is shown. Which
+  /// ranks write it, and in which order: `options`.
   template <class... Values>
   void log(
       LogLevel level,
@@ -69,6 +71,7 @@ class ACCELERATE_API NamedLogger {
   void debug(Text<Values...> message, const Values&... values) const {
     log(LogLevel::debug, {}, message, values...);
   }
+  /// Logs details for debugging.
   template <class... Values>
   void debug(
       const LogOptions& options,
@@ -80,6 +83,7 @@ class ACCELERATE_API NamedLogger {
   void info(Text<Values...> message, const Values&... values) const {
     log(LogLevel::info, {}, message, values...);
   }
+  /// Logs progress.
   template <class... Values>
   void info(
       const LogOptions& options,
@@ -91,6 +95,7 @@ class ACCELERATE_API NamedLogger {
   void warning(Text<Values...> message, const Values&... values) const {
     log(LogLevel::warning, {}, message, values...);
   }
+  /// Logs something that may be a mistake.
   template <class... Values>
   void warning(
       const LogOptions& options,
@@ -102,6 +107,7 @@ class ACCELERATE_API NamedLogger {
   void error(Text<Values...> message, const Values&... values) const {
     log(LogLevel::error, {}, message, values...);
   }
+  /// Logs a failure that the program survives.
   template <class... Values>
   void error(
       const LogOptions& options,
@@ -113,6 +119,7 @@ class ACCELERATE_API NamedLogger {
   void critical(Text<Values...> message, const Values&... values) const {
     log(LogLevel::critical, {}, message, values...);
   }
+  /// Logs a failure that ends the program.
   template <class... Values>
   void critical(
       const LogOptions& options,
@@ -134,8 +141,11 @@ class ACCELERATE_API NamedLogger {
     write_once({}, detail::format(message, values...));
   }
 
+  /// The name by which levels are set, shown with each message.
   [[nodiscard]] const std::string& name() const;
+  /// The lowest level that is shown.
   [[nodiscard]] LogLevel level() const { return level_; }
+  /// Sets that level, for this copy only.
   void set_level(LogLevel level) { level_ = level; }
   /// Whether messages of this level are shown.
   [[nodiscard]] bool is_enabled(LogLevel level) const {

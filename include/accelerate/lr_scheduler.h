@@ -58,6 +58,7 @@ class ACCELERATE_API LRScheduler {
   /// optimizer's learning rates. Throws CheckpointError, before changing
   /// anything, if the state is of another schedule or another number of groups.
   [[nodiscard]] virtual StateDict state_dict() const;
+  /// Continues where `state` was taken; see state_dict().
   virtual void load_state_dict(const StateDict& state);
 
   /// Binds an optimizer, with its current learning rates as the base. Throws
@@ -79,11 +80,16 @@ class ACCELERATE_API LRScheduler {
   /// current ones.
   virtual void restart();
 
+  /// Sets the learning rate of each group.
   void set_lrs(const std::vector<double>& lrs);
+  /// The learning rate of each group, as the optimizer has it now.
   [[nodiscard]] std::vector<double> present_lrs() const;
+  /// Number of the optimizer's parameter groups.
   [[nodiscard]] std::size_t num_groups() const;
+  /// Throws ConfigError without an optimizer.
   void require_bound() const;
 
+  /// Moves schedules into a list, for a schedule that is made of others.
   template <class... Ts>
   static std::vector<std::unique_ptr<LRScheduler>> own(Ts&&... schedules) {
     std::vector<std::unique_ptr<LRScheduler>> owned;
@@ -91,7 +97,9 @@ class ACCELERATE_API LRScheduler {
     return owned;
   }
 
+  /// Number of steps so far.
   std::int64_t step_ = 0;
+  /// The learning rate of each group before any schedule.
   std::vector<double> base_lrs_;
 
  private:

@@ -57,7 +57,9 @@ class ACCELERATE_API MultiplicativeLR : public LRScheduler {
 };
 
 struct StepLROptions {
+  /// Number of steps between two changes, at least 1.
   std::int64_t step_size = 1;
+  /// The factor of each change.
   double gamma = 0.1;
 };
 /// Multiplies by gamma every step_size steps.
@@ -76,6 +78,7 @@ class ACCELERATE_API StepLR : public LRScheduler {
 struct MultiStepLROptions {
   /// Steps in any order; a step named twice counts twice.
   std::vector<std::int64_t> milestones = {};
+  /// The factor of each change.
   double gamma = 0.1;
 };
 /// Multiplies by gamma at each milestone.
@@ -92,7 +95,9 @@ class ACCELERATE_API MultiStepLR : public LRScheduler {
 };
 
 struct ConstantLROptions {
+  /// Between 0 and 1.
   double factor = 1.0 / 3;
+  /// Number of steps with the factor.
   std::int64_t total_iters = 5;
 };
 /// base_lr x factor for total_iters steps, base_lr afterwards.
@@ -111,8 +116,11 @@ class ACCELERATE_API ConstantLR : public LRScheduler {
 };
 
 struct LinearLROptions {
+  /// Where it begins; above 0, at most 1.
   double start_factor = 1.0 / 3;
+  /// Where it ends; from 0 to 1.
   double end_factor = 1.0;
+  /// Number of steps of the line.
   std::int64_t total_iters = 5;
 };
 /// Goes linearly from base_lr x start_factor to base_lr x end_factor in
@@ -143,7 +151,9 @@ class ACCELERATE_API ExponentialLR : public LRScheduler {
 };
 
 struct PolynomialLROptions {
+  /// Number of steps until 0.
   std::int64_t total_iters = 5;
+  /// 1: a line; larger: falls faster at first.
   double power = 1.0;
 };
 /// base_lr x (1 - step / total_iters)^power, 0 afterwards.
@@ -165,6 +175,7 @@ struct CosineAnnealingLROptions {
   /// Number of steps from the base learning rate down to eta_min; afterwards it
   /// rises again.
   std::int64_t T_max = 1;
+  /// The lowest learning rate.
   double eta_min = 0;
 };
 /// Half a cosine (Loshchilov and Hutter, SGDR), in PyTorch's recursive form.
@@ -185,6 +196,7 @@ class ACCELERATE_API CosineAnnealingLR : public LRScheduler {
 struct CosineAnnealingWarmRestartsOptions {
   std::int64_t T_0 = 1;     ///< steps of the first cycle
   std::int64_t T_mult = 1;  ///< length of each cycle relative to the previous
+  /// The lowest learning rate.
   double eta_min = 0;
 };
 /// Half a cosine, restarted repeatedly (Loshchilov and Hutter, SGDR).
@@ -225,21 +237,27 @@ class ACCELERATE_API CosineAnnealingWarmRestarts : public LRScheduler {
 using SetMomentum =
     std::function<void(torch::optim::OptimizerOptions& group, double momentum)>;
 
-/// The shape in which OneCycleLR falls: half a cosine or a line.
+/// The shape in which OneCycleLR falls: half a cosine (`cos`) or a line
+/// (`linear`).
 enum class AnnealStrategy { cos, linear };
 
 struct OneCycleLROptions {
   // The cycle.
 
   std::vector<double> max_lr = {};  ///< one, or one per group
+  /// Number of steps of the cycle; must be given.
   std::int64_t total_steps = 0;
   double pct_start = 0.3;  ///< fraction of the steps in which it rises
+  /// The shape of the fall, and of the rise.
   AnnealStrategy anneal_strategy = AnnealStrategy::cos;
 
   // Momentum.
 
+  /// Whether momentum changes as well.
   bool cycle_momentum = true;
+  /// Momentum where the learning rate is highest.
   double base_momentum = 0.85;
+  /// Momentum where the learning rate is lowest.
   double max_momentum = 0.95;
 
   // Where learning rates begin and end.
@@ -250,6 +268,7 @@ struct OneCycleLROptions {
 
   // How momentum is set.
 
+  /// Empty: found automatically.
   SetMomentum set_momentum = {};
 };
 /// Rises and falls once (Smith and Topin, Super-Convergence); momentum does the
@@ -278,29 +297,37 @@ class ACCELERATE_API OneCycleLR : public LRScheduler {
   OneCycleLROptions options_;
 };
 
-/// The height of CyclicLR's cycles: constant, halved from cycle to cycle, or
-/// `gamma` to the power of the step.
+/// The height of CyclicLR's cycles: constant (`triangular`), halved from cycle
+/// to cycle (`triangular2`), or `gamma` to the power of the step (`exp_range`).
 enum class CyclicMode { triangular, triangular2, exp_range };
 
 struct CyclicLROptions {
   // Learning rates, and the shape of a cycle.
 
   std::vector<double> base_lr = {};  ///< one, or one per group
+  /// The top of a cycle: one, or one per group.
   std::vector<double> max_lr = {};
+  /// Number of steps of a rise.
   std::int64_t step_size_up = 2000;
   std::optional<std::int64_t> step_size_down = std::nullopt;  ///< unset: as up
+  /// How the height of cycles changes.
   CyclicMode mode = CyclicMode::triangular;
   double gamma = 1.0;  ///< base of CyclicMode::exp_range
   /// Replaces `mode`: the height of a cycle as a function of its number (from
   /// 1), or, with `scale_by_step`, of the step.
   std::function<double(double)> scale_fn = {};
+  /// See scale_fn.
   bool scale_by_step = false;
 
   // Momentum.
 
+  /// Whether momentum changes as well.
   bool cycle_momentum = true;
+  /// Momentum where the learning rate is highest.
   double base_momentum = 0.8;
+  /// Momentum where the learning rate is lowest.
   double max_momentum = 0.9;
+  /// Empty: found automatically.
   SetMomentum set_momentum = {};
 };
 /// Rises and falls repeatedly (Smith, Cyclical Learning Rates); momentum does
@@ -322,18 +349,20 @@ class ACCELERATE_API CyclicLR : public LRScheduler {
   CyclicLROptions options_;
 };
 
-/// Whether a metric is better if it falls or if it rises.
+/// Whether a metric is better if it falls (`min`) or if it rises (`max`).
 enum class PlateauMode { min, max };
-/// Whether ReduceLROnPlateau's threshold is a fraction of the best metric or a
-/// difference from it.
+/// Whether ReduceLROnPlateau's threshold is a fraction of the best metric
+/// (`rel`) or a difference from it (`abs`).
 enum class ThresholdMode { rel, abs };
 
 struct ReduceLROnPlateauOptions {
   PlateauMode mode =
       PlateauMode::min;  ///< whether the metric should fall or rise
+  /// The factor of each reduction, below 1.
   double factor = 0.1;
   std::int64_t patience = 10;  ///< bad steps that are tolerated
   double threshold = 1e-4;     ///< the least change that counts as better
+  /// What the threshold means.
   ThresholdMode threshold_mode = ThresholdMode::rel;
   std::int64_t cooldown = 0;  ///< steps after a reduction in which none is bad
   std::vector<double> min_lr = {0};  ///< one, or one per group

@@ -109,10 +109,13 @@ struct MegatronLMOptions {
 
   /// Length of the training, in steps or in samples.
   std::optional<std::int64_t> train_iters = std::nullopt;
+  /// The length in samples; only one of the two.
   std::optional<std::int64_t> train_samples = std::nullopt;
   /// "constant", "linear" or "cosine". Unset: "constant".
   std::optional<std::string> weight_decay_incr_style = std::nullopt;
+  /// Where the decay of weights begins.
   std::optional<double> start_weight_decay = std::nullopt;
+  /// Where it ends, after the training.
   std::optional<double> end_weight_decay = std::nullopt;
   /// "constant", "linear", "cosine", "inverse-square-root" or "WSD". Unset:
   /// "linear".
@@ -120,9 +123,13 @@ struct MegatronLMOptions {
   /// Steps, or samples, over which the learning rate decays and warms up, and
   /// the warm-up as a fraction of the decay.
   std::optional<std::int64_t> lr_decay_iters = std::nullopt;
+  /// The decay in samples.
   std::optional<std::int64_t> lr_decay_samples = std::nullopt;
+  /// The warm-up in steps.
   std::optional<std::int64_t> lr_warmup_iters = std::nullopt;
+  /// The warm-up in samples.
   std::optional<std::int64_t> lr_warmup_samples = std::nullopt;
+  /// The warm-up as a fraction of the decay; instead of its length.
   std::optional<double> lr_warmup_fraction = std::nullopt;
   /// Unset: 0.
   std::optional<double> min_lr = std::nullopt;

@@ -19,6 +19,7 @@ struct MegatronLMDummyScheduler {
   /// with all the data would: both are divided by `num_data_parallel_ranks`,
   /// and overridden by `train_iters` and `lr_warmup_iters`.
   std::int64_t total_num_steps = 0;
+  /// Number of steps of the warm-up, counted alike.
   std::int64_t warmup_num_steps = 0;
   /// Number of ranks that read different data.
   int num_data_parallel_ranks = 1;

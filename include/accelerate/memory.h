@@ -68,8 +68,11 @@ struct BatchSizeSearchOptions {
 
 /// Arguments of search_from_plan().
 struct PlannedSearch {
+  /// How the ranks divide the model's state.
   MemorySplit split = MemorySplit::replicated;
+  /// The dtype in which the forward computes.
   FloatType precision = FloatType::fp32;
+  /// Whether activations are recomputed in backward.
   bool recomputes = false;
   /// Memory of one rank. Unset: what is free now on the first accelerator or,
   /// without one, in RAM, which the ranks of the group share.

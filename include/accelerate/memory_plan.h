@@ -44,23 +44,29 @@ enum class KeptOnDisk {
 
 /// A configuration of training whose memory is planned.
 struct MemoryCase {
+  /// How the ranks divide the model's state.
   MemorySplit split = MemorySplit::replicated;
+  /// Number of ranks.
   int num_ranks = 1;
   /// Ranks that share one replica; 1 if the model is replicated.
   int num_shards = 1;
   /// fp32: no mixed precision. Otherwise the dtype of autocast and, if the
   /// model is sharded, of the parameters that it computes with.
   FloatType precision = FloatType::fp32;
+  /// Whether activations are recomputed in backward, unit by unit.
   bool recomputes = false;
   /// Samples per rank and micro-step.
   std::int64_t micro_batch = 1;
+  /// Micro-steps per optimizer step.
   std::int64_t accumulation_steps = 1;
   /// Linear layers compute in float8 (FP8Recipe) within `precision`.
   bool uses_fp8 = false;
   /// Numbers of ranks that split each layer, the sequence, and the sequence of
   /// layers.
   int tensor = 1;
+  /// Number of ranks that divide the sequence.
   int context = 1;
+  /// Number of ranks that divide the layers among them.
   int pipeline = 1;
 
   bool operator==(const MemoryCase&) const = default;
@@ -69,8 +75,11 @@ struct MemoryCase {
 /// Memory of one rank, in bytes, at the peak of a step. Peaks of two cases can
 /// be at different points of the step, so only totals can be compared.
 struct MemoryRow {
+  /// The case.
   MemoryCase at = {};
+  /// Parameters and buffers.
   std::uint64_t weights = 0;
+  /// Gradients of the parameters.
   std::uint64_t gradients = 0;
   /// Optimizer state, including fp32 master weights.
   std::uint64_t optimizer_state = 0;
@@ -87,6 +96,7 @@ struct MemoryRow {
   /// Bytes of the rank's files on a disk, which total() does not count.
   std::uint64_t on_disk = 0;
 
+  /// The sum of all parts.
   [[nodiscard]] std::uint64_t total() const {
     return weights + gradients + optimizer_state + buckets + units +
         activations + workspace;
@@ -95,6 +105,7 @@ struct MemoryRow {
 
 /// A case that fits, and its relative cost.
 struct MemoryFit {
+  /// The case and its memory.
   MemoryRow row = {};
   /// Predicted step time over that of the cheapest conceivable case.
   /// Recomputing the forward adds a third; gathering parameters adds a tenth,
@@ -107,6 +118,7 @@ struct MemoryFit {
 struct MemoryPlanOptions {
   /// Unset: the ranks of the world, and the ranks of this node.
   std::optional<int> num_ranks = std::nullopt;
+  /// Number of ranks on one node.
   std::optional<int> num_local_ranks = std::nullopt;
   /// Samples per rank and optimizer step. Unset: the batch size of the example
   /// inputs, or 1 with a step function. If it is large and kernels need much
@@ -115,6 +127,7 @@ struct MemoryPlanOptions {
   std::optional<std::int64_t> batch_size = std::nullopt;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";
+  /// Precisions to compare.
   std::vector<FloatType> precisions = {FloatType::fp32, FloatType::bf16};
   /// Class names of the modules that are gathered and recomputed as a unit.
   /// Empty: the elements of the outermost Sequentials and ModuleLists.
@@ -135,12 +148,15 @@ class ACCELERATE_API MemoryPlan {
   /// Returns the memory of a case. Must not decrease as the micro-batch grows.
   using Estimate = std::function<MemoryRow(const MemoryCase&)>;
 
+  /// What all cases of a plan have in common.
   struct Facts {
+    /// Number of ranks.
     int num_ranks = 1;
     /// Ranks on one node, over which hybrid_shard shards in rows().
     int num_local_ranks = 1;
     /// Samples per rank and optimizer step.
     std::int64_t batch_size = 1;
+    /// Precisions to compare.
     std::vector<FloatType> precisions = {FloatType::fp32, FloatType::bf16};
     /// If true, all cases use float8.
     bool uses_fp8 = false;
@@ -148,7 +164,9 @@ class ACCELERATE_API MemoryPlan {
     /// remaining degree is for replicas or shards. Ranks along `context` share
     /// shards.
     int tensor = 1;
+    /// Number of ranks that divide the sequence.
     int context = 1;
+    /// Number of ranks that divide the layers among them.
     int pipeline = 1;
     /// Unset: every degree of sharding.
     std::optional<int> num_shards = std::nullopt;
@@ -201,6 +219,7 @@ class ACCELERATE_API MemoryPlan {
   [[nodiscard]] std::string explain_fits(
       std::uint64_t num_bytes,
       std::size_t max_fits = 8) const;
+  /// What the plan does not know, one sentence each.
   [[nodiscard]] const std::vector<std::string>& notes() const {
     return facts_.notes;
   }

@@ -79,9 +79,11 @@ class ACCELERATE_API SummedMetric {
  protected:
   SummedMetric(MetricRanks ranks, std::string kind, const at::Tensor& zeros);
 
+  /// Adds to this rank's sums; of the shape of `zeros`.
   void add(const at::Tensor& amounts);
   /// The sums over all ranks, on the CPU.
   [[nodiscard]] at::Tensor total() const;
+  /// The ranks that the metric was made for.
   [[nodiscard]] const MetricRanks& ranks() const { return ranks_; }
 
  private:
@@ -91,6 +93,7 @@ class ACCELERATE_API SummedMetric {
 };
 
 struct MeanOptions {
+  /// What happens to NaN values.
   NanPolicy nan = NanPolicy::propagate;
 };
 
@@ -111,6 +114,7 @@ class ACCELERATE_API Mean : public SummedMetric {
 };
 
 struct SumOptions {
+  /// What happens to NaN values.
   NanPolicy nan = NanPolicy::propagate;
 };
 
@@ -119,6 +123,8 @@ class ACCELERATE_API Sum : public SummedMetric {
  public:
   explicit Sum(MetricRanks ranks = {}, const SumOptions& options = {});
   void update(const at::Tensor& values, const MetricSamples& samples = {});
+  /// Adds values of any shape, times their weights. With samples, a 0-d value
+  /// counts once.
   void update(double value, double weight = 1);
   /// 0 without values. Collective.
   [[nodiscard]] double compute() const;
@@ -142,6 +148,7 @@ struct AccuracyOptions {
   /// A sample is correct if its label is among this many highest scores; equal
   /// scores rank by class.
   std::int64_t top_k = 1;
+  /// How predictions are read.
   ClassOptions classes = {};
 };
 
@@ -168,6 +175,7 @@ class ACCELERATE_API Accuracy : public SummedMetric {
 struct PerplexityOptions {
   /// Tokens with this label are left out.
   std::int64_t ignore_index = -100;
+  /// What happens to NaN losses.
   NanPolicy nan = NanPolicy::propagate;
 };
 
@@ -196,7 +204,9 @@ class ACCELERATE_API Perplexity : public SummedMetric {
 };
 
 struct ConfusionMatrixOptions {
+  /// Number of classes, at least 2.
   std::int64_t num_classes = 2;
+  /// How predictions are read.
   ClassOptions classes = {};
 };
 
@@ -230,8 +240,11 @@ enum class ClassAverage {
 };
 
 struct F1Options {
+  /// Number of classes, at least 2.
   std::int64_t num_classes = 2;
+  /// How the classes' values become one.
   ClassAverage average = ClassAverage::macro;
+  /// How predictions are read.
   ClassOptions classes = {};
 };
 
@@ -262,6 +275,7 @@ struct AUROCOptions {
   /// 0: exact, ties count half; keeps every score, in fp64, and gathers them.
   /// Otherwise, an approximation with that many bins of scores from 0 to 1.
   std::int64_t num_bins = 0;
+  /// Which samples are left out.
   ClassOptions classes = {};
 };
 
@@ -281,9 +295,12 @@ class ACCELERATE_API AUROC {
   /// One value per class ([1] for two classes), fp64; NaN for a class without
   /// samples of it, or without others. Collective.
   [[nodiscard]] at::Tensor compute_per_class() const;
+  /// Forgets everything.
   void reset();
   /// Like SummedMetric's; the state of an exact AUROC has every score.
   [[nodiscard]] StateDict state_dict() const;
+  /// Continues from such a state; all ranks must load it. Throws
+  /// CheckpointError for another metric's.
   void load_state_dict(const StateDict& state);
 
  private:

@@ -169,8 +169,11 @@ class Model {
   /// The user's own module. Calling its forward directly bypasses the session.
   [[nodiscard]] const std::shared_ptr<M>& module() const { return module_; }
 
+  /// Puts the module into training mode, or out of it.
   void train(bool on = true) const { module_->train(on); }
+  /// Puts the module into evaluation mode.
   void eval() const { module_->eval(); }
+  /// Whether it is in training mode.
   [[nodiscard]] bool is_training() const { return module_->is_training(); }
 
   /// The module's own tensors. Those of a sharded model hold this rank's shard,
@@ -183,9 +186,11 @@ class Model {
   [[nodiscard]] auto named_parameters(bool recurse = true) const {
     return module_->named_parameters(recurse);
   }
+  /// The module's buffers; every rank has them in full.
   [[nodiscard]] std::vector<at::Tensor> buffers() const {
     return module_->buffers();
   }
+  /// The module's buffers with their names.
   [[nodiscard]] auto named_buffers(bool recurse = true) const {
     return module_->named_buffers(recurse);
   }

@@ -32,9 +32,11 @@ namespace accelerate {
 
 /// The most and the least that must be in memory at once.
 struct MaximumSizes {
+  /// Bytes of all weights.
   double total_bytes = 0;
   /// Bytes of the largest layer, and the names of all layers of that size.
   double largest_layer_bytes = 0;
+  /// Their names.
   std::vector<std::string> largest_layers;
 };
 
@@ -63,9 +65,11 @@ find_tied_parameters(const torch::nn::Module& model);
 struct GetBalancedMemoryOptions {
   /// See get_max_memory().
   MaxMemory max_memory = {};
+  /// Classes whose modules are kept on one device.
   std::vector<std::string> no_split_module_classes = {};
   /// See ModuleSizesOptions.
   std::string dtype = {};
+  /// Dtypes of tensors by name, where they differ.
   std::vector<std::pair<std::string, std::string>> special_dtypes = {};
   /// Puts as little as possible on the first device, which generation then
   /// uses.

@@ -25,27 +25,33 @@ struct ModelOptions {
   /// other. If both are unset, those of the other models apply, unless the
   /// options below say otherwise.
   std::optional<int> replicate = std::nullopt;
+  /// Number of ranks that shard each replica.
   std::optional<int> shard = std::nullopt;
   /// How the model is sharded, or, with ShardingStrategy::no_shard or
   /// DeepSpeed's stage 0, that it is not. Replaces everything that
   /// AcceleratorOptions say about this, whatever the engine; fields left unset
   /// are decided by the launcher. At most one of the two.
   std::optional<FullyShardedDataParallelOptions> fully_sharded = std::nullopt;
+  /// DeepSpeed's settings for this model; instead of fully_sharded.
   std::optional<DeepSpeedOptions> deepspeed = std::nullopt;
   /// The layers of this model that `ParallelOptions::tensor` splits; an empty
   /// plan splits none.
   std::optional<ParallelizePlan> parallelize_plan = std::nullopt;
   /// Options for a replicated model.
   std::optional<ReplicateOptions> replicate_options = std::nullopt;
+  /// Which modules recompute their activations. Unset: as for the other models.
   std::optional<ActivationCheckpointingOptions> activation_checkpointing =
       std::nullopt;
+  /// See AcceleratorOptions::master_weights. Unset: as it says.
   std::optional<bool> master_weights = std::nullopt;
 };
 
 /// The result of with_options().
 template <class M>
 struct ModuleWithOptions {
+  /// The module.
   M module;
+  /// Its options.
   ModelOptions options = {};
 };
 

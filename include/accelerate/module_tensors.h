@@ -24,6 +24,7 @@
 namespace accelerate {
 
 struct NamedModuleTensorsOptions {
+  /// Include buffers, after the parameters.
   bool include_buffers = true;
   /// Include tensors of modules below, by dotted names.
   bool recurse = false;
@@ -39,6 +40,7 @@ struct NamedModuleTensorsOptions {
     const NamedModuleTensorsOptions& options = {});
 
 struct NonPersistentBuffersOptions {
+  /// Include buffers of modules below.
   bool recurse = false;
   /// Return dotted names instead of their last parts.
   bool fqns = false;
@@ -54,8 +56,11 @@ get_non_persistent_buffers(
 
 /// Identifies memory: equal for tensors that share a storage.
 struct TensorStorageId {
+  /// Where the memory is.
   c10::Device device = c10::kCPU;
+  /// Its address; null without memory.
   const void* data = nullptr;
+  /// Its size.
   std::size_t num_bytes = 0;
 
   bool operator==(const TensorStorageId&) const = default;

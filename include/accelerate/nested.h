@@ -30,10 +30,14 @@ struct SendToDeviceOptions {
 
 /// The visitor of send_to_device().
 struct ACCELERATE_API DeviceSender {
+  /// Where tensors go.
   at::Device device;
+  /// What send_to_device() was given; must outlive the visitor.
   const SendToDeviceOptions& options;
 
+  /// Replaces the tensor by its copy on the device.
   void operator()(at::Tensor& tensor) const;
+  /// Whether the value of this key is visited.
   [[nodiscard]] bool enters(std::string_view key) const;
 };
 

@@ -45,7 +45,10 @@ class ACCELERATE_API ApplyVisitor {
       const ApplyOptions& options)
       : function_(std::move(function)), options_(options) {}
 
+  /// Replaces the tensor by the function's result.
   void operator()(at::Tensor& tensor) const;
+  /// Called for a number or string. Throws ConfigError with
+  /// error_on_other_type.
   void visit_other(const char* kind) const;
 
  private:

@@ -43,6 +43,7 @@ struct OffloadedWeight {
 /// Entries by weight name, in the order in which they were added.
 class ACCELERATE_API OffloadIndex {
  public:
+  /// Names and their entries.
   using Entries = std::vector<std::pair<std::string, OffloadedWeight>>;
 
   OffloadIndex() = default;
@@ -53,8 +54,11 @@ class ACCELERATE_API OffloadIndex {
   void set(const std::string& name, OffloadedWeight weight);
   /// Null for a name without an entry.
   [[nodiscard]] const OffloadedWeight* find(const std::string& name) const;
+  /// All entries, in the order in which they were added.
   [[nodiscard]] const Entries& entries() const { return entries_; }
+  /// Whether there are none.
   [[nodiscard]] bool empty() const { return entries_.empty(); }
+  /// Number of entries.
   [[nodiscard]] std::size_t size() const { return entries_.size(); }
 
  private:
@@ -108,9 +112,11 @@ class ACCELERATE_API WeightMapping {
   WeightMapping& operator=(const WeightMapping&) = delete;
   virtual ~WeightMapping();
 
+  /// Names of the weights.
   [[nodiscard]] virtual std::vector<std::string> keys() const = 0;
   /// Throws ConfigError for a name that is not among the keys.
   [[nodiscard]] virtual at::Tensor at(const std::string& key) const = 0;
+  /// Number of weights.
   [[nodiscard]] std::size_t size() const { return keys().size(); }
 };
 

@@ -136,8 +136,12 @@ class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
 };
 
 struct LomoOptions {
+  /// Weights shrink by the learning rate times this in each step.
   double weight_decay = 0;
+  /// The largest norm of all gradients; needs a second backward. Unset: no
+  /// clipping.
   std::optional<double> clip_grad_norm = std::nullopt;
+  /// The largest absolute value of a gradient. Unset: no clipping.
   std::optional<double> clip_grad_value = std::nullopt;
 };
 /// Low-memory optimization (Lv et al., Full Parameter Fine-tuning for Large
@@ -164,12 +168,15 @@ class ACCELERATE_API Lomo : public FusedBackwardOptimizer {
 };
 
 struct AdaLomoOptions {
+  /// Weights shrink by the learning rate times this in each step.
   double weight_decay = 0;
   double decay_rate = -0.8;  ///< of the second moments, as a power of the step
   double clip_threshold = 1.0;  ///< of the root mean square of an update
   double eps_square = 1e-30;    ///< added to squared gradients
   double eps_scale = 1e-3;      ///< lower bound of a parameter's size
+  /// See LomoOptions.
   std::optional<double> clip_grad_norm = std::nullopt;
+  /// See LomoOptions.
   std::optional<double> clip_grad_value = std::nullopt;
 };
 /// Lomo with adaptive rates from factored second moments (Lv et al., AdaLomo):

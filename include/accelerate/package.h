@@ -76,7 +76,9 @@ class ACCELERATE_API PackagedModelImpl : public torch::nn::Module {
   /// Names as in ExportedModelImpl; empty if compile_for_cpp() did not make the
   /// package.
   [[nodiscard]] const std::vector<std::string>& input_names() const;
+  /// Names of the results, as in ExportedModelImpl.
   [[nodiscard]] const std::vector<std::string>& output_names() const;
+  /// The device for which the model was compiled.
   [[nodiscard]] at::Device device() const;
 
   /// Throws ConfigError, unless the model is already on that device.

@@ -27,6 +27,7 @@ class ACCELERATE_API Mesh {
   /// whole shards.
   Mesh(const World& world, const std::array<int, kNumAxes>& degrees);
 
+  /// Number of ranks along an axis.
   [[nodiscard]] int degree(Axis axis) const;
   /// This rank's position along the axis.
   [[nodiscard]] int coordinate(Axis axis) const;
@@ -43,6 +44,7 @@ class ACCELERATE_API Mesh {
   /// Ranks with different batch ranks read different data. They differ along
   /// replicate or shard; ranks along the other axes share a batch.
   [[nodiscard]] int batch_rank() const;
+  /// Number of batches that the ranks read at once.
   [[nodiscard]] int batch_count() const;
   /// One rank per batch, by batch rank: this rank and those that differ from it
   /// along replicate and shard. Samples are gathered, counted and split among

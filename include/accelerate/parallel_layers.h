@@ -28,6 +28,7 @@ class ACCELERATE_API ParallelLayer {
   ParallelLayer& operator=(const ParallelLayer&) = default;
   virtual ~ParallelLayer();
 
+  /// How the layer is split where `tensor` is above 1.
   [[nodiscard]] virtual ParallelStyle parallel_style() const = 0;
 };
 

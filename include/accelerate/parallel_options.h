@@ -17,9 +17,10 @@
 namespace accelerate {
 
 /// The axes along which ranks can differ, outermost first: consecutive ranks
-/// share a tensor group, those farthest apart are pipeline stages. `expert`
-/// folds into `replicate` and `shard`: it divides the ranks along these two
-/// once more, for the parameters of experts (experts.h).
+/// share a `tensor` group, ranks along `context` a sequence, and those farthest
+/// apart are pipeline stages. `expert` folds into `replicate` and `shard`: it
+/// divides the ranks along these two once more, for the parameters of experts
+/// (experts.h).
 enum class Axis { pipeline, replicate, shard, expert, context, tensor };
 
 /// Number of axes.
@@ -34,10 +35,12 @@ constexpr std::string_view name_of(Axis axis) {
 
 /// How gradients are compressed between the replicas of a model.
 enum class CommHook {
+  /// Gradients travel as they are.
   none,
   /// Cast to fp16 or bf16, half the bytes. fp16 overflows above 65504: scale
   /// losses.
   fp16,
+  /// Cast to bf16, half the bytes; the range of fp32.
   bf16,
   /// Sent as two thin factors of each gradient matrix, with error feedback
   /// (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
@@ -47,7 +50,8 @@ enum class CommHook {
   batched_power_sgd,
 };
 
-/// The dtype in which a hook computes and communicates.
+/// The dtype in which a hook computes and communicates: `fp16`, `bf16`, or the
+/// gradients' own (`none`).
 enum class CommWrapper { none, fp16, bf16 };
 
 /// Options of CommHook::power_sgd and CommHook::batched_power_sgd.
@@ -146,6 +150,7 @@ struct ParallelOptions {
 
   // How each technique works.
 
+  /// How replicas average their gradients.
   ReplicateOptions replicate_options = {};
   /// How the model is sharded. Without `shard`, over all ranks that the other
   /// degrees leave, or, with a hybrid strategy, over those of a node.

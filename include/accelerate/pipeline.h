@@ -50,6 +50,7 @@ struct PipelineOptions {
   /// products. Unset: one per rank of the pipeline, or one per stage with
   /// dual_pipe_v.
   std::optional<int> num_micro_batches = std::nullopt;
+  /// How the losses of micro-batches become that of the batch.
   MicroBatchLoss micro_batch_loss = MicroBatchLoss::mean;
   /// A stage's outputs may have different shapes or dtypes in each micro-batch,
   /// as with sequences of different lengths. Costs a small message each. False:
@@ -73,6 +74,7 @@ struct PipelineStepOptions {
 
 /// Options of Pipeline::generate().
 struct PipelineGenerateOptions {
+  /// The most tokens that are added to a sequence.
   std::int64_t max_new_tokens = 20;
   /// A sequence ends with this token, and is padded with it to the longest one.
   /// Unset: sequences end at max_new_tokens.
@@ -246,12 +248,16 @@ class ACCELERATE_API Pipeline {
   [[nodiscard]] const Model<torch::nn::Module>& model() const;
   /// The parameters of this rank's layers, each once, for the optimizer.
   [[nodiscard]] std::vector<at::Tensor> parameters() const;
+  /// Puts this rank's layers into training mode, or out of it.
   void train(bool on = true) const { model().train(on); }
+  /// Puts this rank's layers into evaluation mode.
   void eval() const { model().eval(); }
 
   /// Number of stages of the model.
   [[nodiscard]] int num_stages() const;
+  /// Whether this rank reads the inputs.
   [[nodiscard]] bool has_first_stage() const;
+  /// Whether this rank computes the loss.
   [[nodiscard]] bool has_last_stage() const;
   /// The names of the layers of each stage.
   [[nodiscard]] const std::vector<std::vector<std::string>>& stages() const;

@@ -186,6 +186,7 @@ class ACCELERATE_API PipelineLayers {
   /// Adds a layer that the library describes itself.
   PipelineLayers& add(detail::PipelineLayer layer);
 
+  /// Number of layers added.
   [[nodiscard]] std::size_t size() const { return layers_.size(); }
   [[nodiscard]] const std::vector<detail::PipelineLayer>& layers() const {
     return layers_;

@@ -23,9 +23,13 @@ namespace accelerate {
 struct TransformerShape {
   // The layers.
 
+  /// Number of blocks.
   std::int64_t num_layers = 0;
+  /// Number of elements of a token between blocks.
   std::int64_t hidden_size = 0;
+  /// Number of attention heads.
   std::int64_t num_heads = 0;
+  /// Number of different tokens.
   std::int64_t vocabulary = 0;
   /// Number of key and value heads; 0: num_heads.
   std::int64_t num_kv_heads = 0;
@@ -44,6 +48,7 @@ struct TransformerShape {
   std::int64_t num_experts = 0;
   /// Experts per token.
   std::int64_t top_k = 0;
+  /// Number of elements between an expert's matrices.
   std::int64_t expert_intermediate_size = 0;
   /// Size of the shared expert; 0: none.
   std::int64_t shared_intermediate_size = 0;
@@ -52,11 +57,13 @@ struct TransformerShape {
 
   /// Number of parameters, and number of parameters that each token uses.
   [[nodiscard]] ACCELERATE_API std::int64_t num_parameters() const;
+  /// Number of parameters that each token uses.
   [[nodiscard]] ACCELERATE_API std::int64_t num_active_parameters() const;
 };
 
 /// A connection between two ranks.
 struct LinkSpeed {
+  /// Time of an empty message.
   double latency_seconds = 0;
   /// Bandwidth of one rank in one direction.
   double bytes_per_second = 0;
@@ -74,7 +81,9 @@ struct LinkSpeed {
 struct ClusterSpeeds {
   // A node.
 
+  /// Number of ranks of one machine.
   int ranks_per_node = 8;
+  /// Memory of one rank's device.
   std::uint64_t memory_bytes = 80'000'000'000;
 
   // Computing.
@@ -84,6 +93,7 @@ struct ClusterSpeeds {
   double flops = 400e12;
   /// Operations per second of 32-bit matrix products. 0: half of `flops`.
   double fp32_flops = 0;
+  /// Bandwidth of that memory.
   double memory_bytes_per_second = 2.5e12;
   /// Fixed overhead of an operator.
   double seconds_per_operator = 4e-6;
@@ -102,7 +112,9 @@ struct ClusterSpeeds {
 
   // Messages.
 
+  /// Link between ranks of one machine.
   LinkSpeed inside_node{3e-6, 300e9};
+  /// Link between ranks of different machines.
   LinkSpeed between_nodes{8e-6, 50e9};
 
   /// Set by measure_cluster(); leave it alone otherwise.
@@ -111,11 +123,14 @@ struct ClusterSpeeds {
 
 /// What is sharded along `shard`.
 enum class LayoutSharding {
+  /// Nothing: `shard` is 1.
   none,
   /// Optimizer state (ZeRO-1), gradients as well (ZeRO-2), parameters as well
   /// (FSDP, ZeRO-3).
   optimizer,
+  /// ZeRO-2.
   gradients,
+  /// FSDP, ZeRO-3.
   parameters,
 };
 
@@ -123,18 +138,26 @@ enum class LayoutSharding {
 struct TrainingLayout {
   // Degrees.
 
+  /// Number of replicas.
   int replicate = 1;
+  /// Number of ranks that share a replica.
   int shard = 1;
   /// Folds into replicate x shard.
   int expert = 1;
+  /// Number of ranks that divide a sequence.
   int context = 1;
+  /// Number of ranks that split each layer.
   int tensor = 1;
+  /// Number of stages, in the sense of ranks along the pipeline.
   int pipeline = 1;
 
   // How each axis works.
 
+  /// What is sharded along `shard`.
   LayoutSharding sharding = LayoutSharding::none;
+  /// The order of micro-batches in a pipeline.
   PipelineScheduleKind schedule = PipelineScheduleKind::one_f_one_b;
+  /// Stages per rank of a pipeline.
   int num_chunks = 1;
 
   // Micro-batches.
@@ -143,12 +166,14 @@ struct TrainingLayout {
   std::int64_t micro_batch = 1;
   /// Micro-batches per step, of a pipeline or of gradient accumulation.
   std::int64_t num_micro_batches = 1;
+  /// Whether activations are recomputed in backward.
   bool recomputes = false;
   /// Shards, their gradients and optimizer state are in files while nothing
   /// uses them (FullyShardedDataParallelOptions::offload_directory). One rank
   /// then gathers its units like several.
   bool on_disk = false;
 
+  /// The product of the degrees, without `expert`.
   [[nodiscard]] int num_ranks() const {
     return replicate * shard * context * tensor * pipeline;
   }
@@ -160,16 +185,20 @@ struct TrainingLayout {
 
 /// Peak memory of one rank, in bytes.
 struct LayoutMemory {
+  /// Parameters that the rank holds.
   std::uint64_t weights = 0;
+  /// Their gradients.
   std::uint64_t gradients = 0;
   /// Includes fp32 master weights.
   std::uint64_t optimizer_state = 0;
   /// Gathered parameters, gradients in flight, and buffers of a disk.
   std::uint64_t gathered = 0;
+  /// Tensors saved for backward.
   std::uint64_t activations = 0;
   /// Bytes on a disk, which total() does not count.
   std::uint64_t on_disk = 0;
 
+  /// The sum of all parts.
   [[nodiscard]] std::uint64_t total() const {
     return weights + gradients + optimizer_state + gathered + activations;
   }
@@ -177,9 +206,11 @@ struct LayoutMemory {
 
 /// Times of a simulated step, in seconds.
 struct LayoutTimes {
+  /// Time of an optimizer step.
   double step_seconds = 0;
   /// Time in which a rank computes, including recomputation.
   double computing = 0;
+  /// Time in which the optimizer steps.
   double optimizer = 0;
   /// Waits for the disk that nothing hides.
   double disk = 0;
@@ -194,8 +225,11 @@ struct LayoutTimes {
 
 /// A layout with its memory and times.
 struct PlannedLayout {
+  /// The layout.
   TrainingLayout layout = {};
+  /// Its memory.
   LayoutMemory memory = {};
+  /// Its times.
   LayoutTimes times = {};
   /// "memory" if the layout does not fit; otherwise the part of the step that
   /// takes most time besides computing ("bubble", "tensor", ...), or
@@ -222,6 +256,7 @@ struct LayoutPlanOptions {
   std::int64_t sequence_length = 2048;
   /// Tokens per step over all ranks.
   std::int64_t batch_tokens = 1 << 20;
+  /// The dtype of the model's products.
   FloatType precision = FloatType::bf16;
   /// adamw, adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";
@@ -240,12 +275,19 @@ struct LayoutPlanOptions {
   /// Fields of TrainingLayout that the caller fixes; the planner chooses those
   /// that are unset.
   std::optional<int> replicate = std::nullopt;
+  /// See TrainingLayout.
   std::optional<int> shard = std::nullopt;
+  /// See TrainingLayout.
   std::optional<int> expert = std::nullopt;
+  /// See TrainingLayout.
   std::optional<int> context = std::nullopt;
+  /// See TrainingLayout.
   std::optional<int> tensor = std::nullopt;
+  /// See TrainingLayout.
   std::optional<int> pipeline = std::nullopt;
+  /// See TrainingLayout.
   std::optional<LayoutSharding> sharding = std::nullopt;
+  /// See TrainingLayout.
   std::optional<bool> recomputes = std::nullopt;
   /// Unset: layouts on a disk are considered as well if the cluster has one
   /// (ClusterSpeeds::disk_bytes_per_second).
@@ -269,9 +311,11 @@ class ACCELERATE_API LayoutPlan {
       std::vector<PlannedLayout> not_fitting,
       std::size_t num_considered);
 
+  /// The layouts that fit, fastest first.
   [[nodiscard]] const std::vector<PlannedLayout>& layouts() const {
     return fitting_;
   }
+  /// The best of the others, by the memory they lack.
   [[nodiscard]] const std::vector<PlannedLayout>& not_fitting() const {
     return not_fitting_;
   }

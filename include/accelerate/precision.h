@@ -10,8 +10,9 @@
 
 namespace accelerate {
 
-/// The precision in which the forward pass computes. `no` leaves every tensor
-/// unchanged.
+/// The precision in which the forward pass computes: `fp16` and `bf16` by
+/// autocast; `fp8` casts the products of linear layers as well (fp8.h). `no`
+/// leaves every tensor unchanged.
 enum class Precision { no, fp16, bf16, fp8 };
 
 /// "no", "fp16", "bf16" or "fp8".

@@ -13,6 +13,7 @@ namespace accelerate {
 struct ACCELERATE_API PrefetchReport {
   /// Number of batches handed out.
   std::int64_t num_batches = 0;
+  /// Number of threads that read ahead.
   int num_workers = 0;
   /// Time inside the dataset: get, get_batch, next.
   double read_seconds = 0;

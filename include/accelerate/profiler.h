@@ -28,12 +28,16 @@ struct RecordedCycle;
 /// `warmup` steps whose records are dropped, and `active` recorded ones. Like
 /// torch.profiler.schedule.
 struct ProfileSchedule {
+  /// Steps of a cycle that are ignored.
   std::int64_t wait = 0;
+  /// Steps that are recorded and dropped, so that the profiler's own start does
+  /// not count.
   std::int64_t warmup = 0;
   /// Must be at least 1.
   std::int64_t active = 1;
   /// Number of cycles; 0: until the end.
   std::int64_t repeat = 0;
+  /// Steps before the first cycle.
   std::int64_t skip_first = 0;
   /// Leaves out the `wait` steps of the first cycle.
   bool skip_first_wait = false;
@@ -41,8 +45,11 @@ struct ProfileSchedule {
 
 /// What a profiler does in a step.
 enum class ProfilerAction {
+  /// Nothing.
   none,
+  /// Records, and drops the records.
   warmup,
+  /// Records.
   record,
   record_and_save,  ///< the last recorded step of a cycle
 };
@@ -53,7 +60,8 @@ enum class ProfilerAction {
 ACCELERATE_API ProfilerAction
 profiler_action(const ProfileSchedule& schedule, std::int64_t step);
 
-/// What a profiler records: operators on the host, or kernels on the device.
+/// What a profiler records: operators on the host (`cpu`), or kernels on the
+/// device (`cuda`).
 enum class ProfilerActivity { cpu, cuda };
 
 /// Parses "cpu" or "cuda". Throws ConfigError for another name.
@@ -93,18 +101,26 @@ struct ProfileOptions {
 /// All calls of an operator, or of a user range, taken together. A total
 /// includes what is called from within; `self` leaves that out.
 struct OperatorAverage {
+  /// The operator or range, such as "aten::addmm".
   std::string name;
+  /// Number of calls.
   std::int64_t count = 0;
+  /// Time on the host, in microseconds.
   double cpu_time_total_us = 0;
+  /// The same, without what it calls.
   double self_cpu_time_total_us = 0;
   /// Time of the kernels and copies that it launched.
   double device_time_total_us = 0;
+  /// The same, without what it calls.
   double self_device_time_total_us = 0;
   /// Bytes allocated less bytes freed, with profile_memory; of the host and of
   /// devices.
   std::int64_t cpu_memory_usage = 0;
+  /// cpu_memory_usage without what it calls.
   std::int64_t self_cpu_memory_usage = 0;
+  /// Bytes of devices.
   std::int64_t device_memory_usage = 0;
+  /// device_memory_usage without what it calls.
   std::int64_t self_device_memory_usage = 0;
   /// Estimated, with with_flops.
   std::int64_t flops = 0;
@@ -118,28 +134,31 @@ struct OperatorAverage {
 
 /// What calls, besides their name, must have in common to be taken together.
 struct KeyAveragesOptions {
+  /// Calls with inputs of other shapes are counted apart.
   bool group_by_input_shape = false;
+  /// Calls of other modules are counted apart.
   bool group_by_module = false;
   /// Number of the innermost functions that are compared.
   std::int64_t group_by_stack_n = 0;
 };
 
-/// The column by which a table is sorted, largest first; names alphabetically.
+/// The column of OperatorAverage by which a table is sorted, largest first.
 enum class OperatorOrder {
-  self_cpu_time_total,
-  cpu_time_total,
-  count,
-  cpu_memory_usage,
-  self_cpu_memory_usage,
-  flops,
-  name,
-  self_device_time_total,
-  device_time_total,
-  device_memory_usage,
-  self_device_memory_usage,
+  self_cpu_time_total,       ///< time on the host, without what is called
+  cpu_time_total,            ///< time on the host
+  count,                     ///< number of calls
+  cpu_memory_usage,          ///< bytes of the host
+  self_cpu_memory_usage,     ///< bytes of the host, without what is called
+  flops,                     ///< estimated operations
+  name,                      ///< alphabetically
+  self_device_time_total,    ///< time of the device, without what is called
+  device_time_total,         ///< time of the device
+  device_memory_usage,       ///< bytes of devices
+  self_device_memory_usage,  ///< bytes of devices, without what is called
 };
 
 struct OperatorTableOptions {
+  /// The column that decides the order of rows.
   OperatorOrder sort_by = OperatorOrder::self_cpu_time_total;
   /// Number of rows; 0: all.
   std::size_t row_limit = 100;
@@ -159,11 +178,15 @@ enum class DeviceWork : std::uint8_t {
 
 /// All runs of a kernel, or all copies of a kind, taken together.
 struct KernelAverage {
+  /// Name of the kernel, or the kind of copy.
   std::string name;
+  /// What the device does.
   DeviceWork work = DeviceWork::kernel;
   /// Index of the device.
   std::int64_t device = 0;
+  /// Number of runs.
   std::int64_t count = 0;
+  /// Total time on the device, in microseconds.
   double time_total_us = 0;
 };
 
@@ -177,10 +200,13 @@ ACCELERATE_API std::string kernel_table(
 /// to `idle_ns` add up to `total_ns`; each moment counts for the first that
 /// applies, whatever runs on the device's other streams.
 struct DeviceTimes {
+  /// The rank that recorded.
   std::int64_t rank = 0;
   /// Index of the device.
   std::int64_t device = 0;
+  /// Number of recorded steps.
   std::int64_t num_steps = 0;
+  /// All of that time.
   std::int64_t total_ns = 0;
   /// A kernel computes.
   std::int64_t compute_ns = 0;
@@ -204,6 +230,7 @@ struct DeviceTimes {
   /// Communication, and copies, that ran while kernels computed; not part of
   /// `total_ns`.
   std::int64_t hidden_communication_ns = 0;
+  /// The same, of copies.
   std::int64_t hidden_copy_ns = 0;
 
   bool operator==(const DeviceTimes&) const = default;
@@ -218,13 +245,19 @@ ACCELERATE_API std::string device_times_table(
 /// from `data_ns` to `idle_ns` add up to `total_ns`. With an accelerator, these
 /// are times of the host, which runs ahead of it.
 struct StepTimes {
+  /// The rank that recorded.
   std::int64_t rank = 0;
+  /// Number of recorded steps.
   std::int64_t num_steps = 0;
+  /// All of that time.
   std::int64_t total_ns = 0;
   /// Waiting for the loader's next batch.
   std::int64_t data_ns = 0;
+  /// Inside calls of prepared models.
   std::int64_t forward_ns = 0;
+  /// Inside backward().
   std::int64_t backward_ns = 0;
+  /// Inside step() of prepared optimizers, and clipping.
   std::int64_t optimizer_ns = 0;
   /// Waiting for other ranks, in any part of the step.
   std::int64_t communication_ns = 0;

@@ -68,6 +68,7 @@ class ACCELERATE_API PostfixText {
   template <std::floating_point T>
   PostfixText(T number) : text_(of_number(static_cast<double>(number))) {}
 
+  /// The text that is shown.
   [[nodiscard]] const std::string& text() const { return text_; }
 
  private:
@@ -78,7 +79,9 @@ class ACCELERATE_API PostfixText {
 
 /// A name and its value, shown after the bar.
 struct PostfixValue {
+  /// What stands before the equals sign.
   std::string name;
+  /// What stands after it.
   PostfixText value;
 };
 
@@ -104,7 +107,9 @@ class ACCELERATE_API Progress {
   }
   /// Sets the values after the bar, from the next redraw on.
   void set_postfix(std::vector<PostfixValue> values);
+  /// Sets the text before the bar, from the next redraw on.
   void set_description(std::string description);
+  /// Sets the number of items; unset: unknown, and only the count is shown.
   void set_total(std::optional<std::int64_t> total);
   /// Draws the bar now.
   void refresh();
@@ -183,6 +188,7 @@ class ProgressRange : public Progress {
       : Progress(with_total(range, options)),
         range_(std::forward<Range>(range)) {}
 
+  /// Counts an item each time it moves on.
   template <class Inner>
   class Iterator {
    public:
@@ -206,10 +212,12 @@ class ProgressRange : public Progress {
     Progress* progress_;
   };
 
+  /// Begins to count, with the range's own iterator inside.
   auto begin() {
     using std::begin;
     return Iterator<decltype(begin(range_))>(begin(range_), *this);
   }
+  /// The end of the range.
   auto end() {
     using std::end;
     return end(range_);

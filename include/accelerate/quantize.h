@@ -31,6 +31,7 @@ enum class QuantizationType {
 };
 
 struct QuantizeWeightOptions {
+  /// The codes.
   QuantizationType type = QuantizationType::nf4;
   /// Elements that share a scale, in 4 bits; any number. Powers of two from 32
   /// on that divide the rows are fastest. bitsandbytes reads 32, 64, ..., 4096.
@@ -73,15 +74,19 @@ class ACCELERATE_API QuantizedWeight {
   QuantizedWeight& operator=(const QuantizedWeight&) = default;
   ~QuantizedWeight() = default;
 
+  /// The codes that it is kept in.
   [[nodiscard]] QuantizationType type() const { return type_; }
   /// The shape of the weight, not that of its codes.
   [[nodiscard]] at::IntArrayRef sizes() const { return sizes_; }
   /// The dtype of the values that were quantised.
   [[nodiscard]] c10::ScalarType dtype() const { return dtype_; }
+  /// Elements that share a scale.
   [[nodiscard]] std::int64_t block_size() const { return block_size_; }
+  /// Whether its scales are quantised as well.
   [[nodiscard]] bool is_double_quantized() const {
     return parts_.nested_absmax.defined();
   }
+  /// Where its codes are.
   [[nodiscard]] c10::Device device() const { return parts_.codes.device(); }
   /// Bytes of all its tensors.
   [[nodiscard]] std::int64_t num_bytes() const;
@@ -107,6 +112,7 @@ class ACCELERATE_API QuantizedWeight {
   /// does not fit.
   static QuantizedWeight from_tensors(
       const std::map<std::string, at::Tensor>& tensors);
+  /// A copy on another device; the same tensors if it is there already.
   [[nodiscard]] QuantizedWeight to(c10::Device device) const;
 
   [[nodiscard]] const detail::QuantizedParts& parts() const { return parts_; }

@@ -75,6 +75,7 @@ struct QuantizationOptions {
   ACCELERATE_API std::vector<std::string> check() const;
   /// `torch_dtype` and `bnb_4bit_compute_dtype`, resolved.
   [[nodiscard]] ACCELERATE_API c10::ScalarType resolved_torch_dtype() const;
+  /// `bnb_4bit_compute_dtype`, resolved.
   [[nodiscard]] ACCELERATE_API c10::ScalarType compute_dtype() const;
   /// The dtype in which sizes of quantised weights are counted: "int8" or
   /// "int4".
@@ -129,13 +130,19 @@ struct LoadAndQuantizeOptions {
   std::variant<DeviceMap, std::string> device_map = {};
   /// The limits of a strategy.
   MaxMemory max_memory = {};
+  /// Classes whose modules a strategy keeps on one device.
   std::vector<std::string> no_split_module_classes = {};
 
   // Dispatching; see DispatchOptions.
 
+  /// Device that computes modules on "cpu" and "disk". Unset: the first
+  /// accelerator of the map, else the CPU.
   std::optional<MapDevice> main_device = std::nullopt;
+  /// Classes whose modules are fetched at once with everything below them.
   std::vector<std::string> preload_module_classes = {};
+  /// Offloads buffers as well.
   bool offload_buffers = false;
+  /// Keys of maps among a forward's arguments that are not moved.
   std::vector<std::string> skip_keys = {};
 
   // Weights on disk, and memory of fetched ones.
@@ -148,7 +155,9 @@ struct LoadAndQuantizeOptions {
 
   // Reading; see LoadCheckpointOptions.
 
+  /// Tensors on the CPU take the checkpoint's dtype.
   bool offload_state_dict = false;
+  /// Maps a name in the files to one in the module; see LoadModelOptions.
   std::function<std::string(const std::string& name)> rename = nullptr;
 };
 

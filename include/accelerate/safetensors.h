@@ -17,7 +17,11 @@
 /// Tensors in files of the safetensors format, without LibTorch.
 namespace accelerate::safetensors {
 
-/// The type of a tensor's elements. Names are those of the format.
+/// The type of a tensor's elements. Names are those of the format: BOOL, a byte
+/// per element; U8, U16, U32 and U64, unsigned; I8, I16, I32 and I64, signed;
+/// F16, BF16, F32 and F64; C64, two F32; and numbers in fewer bits by those of
+/// exponent and mantissa: F8_E5M2, F8_E4M3, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ,
+/// F6_E2M3, F6_E3M2 and F4.
 enum class Dtype {
   BOOL,
   /// 4 and 6 bits per element, packed; the bits of a tensor fill complete
@@ -63,19 +67,24 @@ ACCELERATE_API std::optional<std::uint64_t> bytes_of(
 
 /// The entry of a tensor in a file's header.
 struct TensorInfo {
+  /// Type of its elements.
   Dtype dtype = Dtype::F32;
   /// An empty shape has one element.
   Shape shape = {};
   /// Offsets in the data, which begins after the header.
   std::uint64_t begin = 0;
+  /// One past its last byte.
   std::uint64_t end = 0;
 
+  /// Number of bytes in the file.
   [[nodiscard]] std::uint64_t num_bytes() const { return end - begin; }
 };
 
 /// The contents of a file before its data.
 struct Header {
+  /// The tensors by name.
   std::map<std::string, TensorInfo> tensors;
+  /// Strings of the writer, such as {"format", "pt"}.
   std::map<std::string, std::string> metadata;
   /// True if the file has metadata, which may be empty.
   bool has_metadata = false;
@@ -103,7 +112,9 @@ ACCELERATE_API Header parse_header(
 
 /// A slice of a tensor: its beginning and size in each dimension.
 struct Box {
+  /// Index of its first element.
   Shape begin;
+  /// Number of elements.
   Shape size;
 };
 
@@ -117,8 +128,11 @@ class ACCELERATE_API Reader {
   Reader& operator=(Reader&&) noexcept;
   ~Reader();
 
+  /// The file.
   [[nodiscard]] const std::filesystem::path& path() const;
+  /// Its header.
   [[nodiscard]] const Header& header() const;
+  /// Whether the file has a tensor of this name.
   [[nodiscard]] bool contains(const std::string& name) const;
   /// Throws CheckpointError for a name that is not in the file, naming the
   /// nearest.
@@ -139,8 +153,11 @@ class ACCELERATE_API Reader {
 
 /// A tensor to be written.
 struct Declaration {
+  /// Its name in the file.
   std::string name;
+  /// Type of its elements.
   Dtype dtype = Dtype::F32;
+  /// An empty shape has one element.
   Shape shape;
 };
 

@@ -20,7 +20,9 @@ enum class SequenceCut {
 
 /// The consecutive positions `begin`, ..., `begin + length - 1`.
 struct PositionRange {
+  /// The first position.
   std::int64_t begin = 0;
+  /// Number of positions.
   std::int64_t length = 0;
 
   friend bool operator==(const PositionRange&, const PositionRange&) = default;
@@ -37,8 +39,11 @@ class ACCELERATE_API SequenceShards {
       int num_ranks,
       SequenceCut cut = SequenceCut::zigzag);
 
+  /// Number of positions before padding.
   [[nodiscard]] std::int64_t length() const { return length_; }
+  /// Number of ranks that share the sequence.
   [[nodiscard]] int num_ranks() const { return num_ranks_; }
+  /// How positions are assigned to ranks.
   [[nodiscard]] SequenceCut cut() const { return cut_; }
 
   /// Number of positions including padding (those from length() on): a multiple

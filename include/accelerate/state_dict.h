@@ -23,6 +23,7 @@ namespace accelerate {
 /// StateDict&)` can be saved and restored.
 class ACCELERATE_API StateDict {
  public:
+  /// What a key can have.
   using Value = std::variant<
       bool,
       std::int64_t,
@@ -44,8 +45,11 @@ class ACCELERATE_API StateDict {
   StateDict& operator=(StateDict&& other) noexcept;
   ~StateDict();
 
+  /// Adds a value, or replaces that of the key.
   void set(std::string key, Value value);
+  /// Whether there is a value of this key.
   [[nodiscard]] bool contains(std::string_view key) const;
+  /// Whether there are no values.
   [[nodiscard]] bool empty() const { return values_.empty(); }
   /// All values by key, in alphabetical order.
   [[nodiscard]] const std::map<std::string, Value, std::less<>>& values()

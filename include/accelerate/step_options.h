@@ -43,6 +43,7 @@ struct ClippedStepOptions {
   double max_norm = 1.0;
   /// See ClipNormOptions.
   double norm_type = 2.0;
+  /// See ClipNormOptions.
   bool error_if_nonfinite = false;
 };
 

@@ -37,7 +37,9 @@ class TensorDataset {
   TensorDataset& operator=(const TensorDataset&) = default;
   ~TensorDataset() = default;
 
+  /// Number of samples: dimension 0 of the tensors.
   [[nodiscard]] std::int64_t size() const { return size_; }
+  /// A tuple of the tensors' rows at `indices`, copied.
   [[nodiscard]] auto get_batch(std::span<const std::int64_t> indices) const {
     return std::apply(
         [&](const auto&... tensor) {

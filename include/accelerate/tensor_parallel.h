@@ -27,6 +27,7 @@ struct Replicate {
 /// if negative. Of n indices, rank r of R has those from floor(n r / R) to
 /// floor(n (r + 1) / R).
 struct Shard {
+  /// The dimension that is sliced.
   int dim = -1;
   bool operator==(const Shard&) const = default;
 };
@@ -140,9 +141,13 @@ struct PrepareModuleOutput {
 
 /// PrepareModuleInput and PrepareModuleOutput for one module.
 struct PrepareModuleInputOutput {
+  /// See PrepareModuleInput.
   TensorPlacement input_layouts = Replicate{};
+  /// See PrepareModuleInput.
   TensorPlacement desired_input_layouts = Replicate{};
+  /// See PrepareModuleOutput.
   TensorPlacement output_layouts = Replicate{};
+  /// See PrepareModuleOutput.
   TensorPlacement desired_output_layouts = Replicate{};
   bool operator==(const PrepareModuleInputOutput&) const = default;
 };
@@ -172,11 +177,13 @@ using ParallelizePlan = std::vector<std::pair<std::string, ParallelStyle>>;
 struct PlanDecision {
   std::string module;                                 ///< its dotted name
   std::optional<ParallelStyle> style = std::nullopt;  ///< unset: stays whole
+  /// The reason, as a sentence.
   std::string why;
 };
 
 /// A plan made from a model's structure.
 struct InferredPlan {
+  /// What ParallelizePlan takes, with exact names.
   ParallelizePlan plan;
   /// One per module with parameters of its own, in the order of
   /// named_modules().

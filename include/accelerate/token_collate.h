@@ -16,6 +16,7 @@ namespace accelerate {
 inline constexpr std::int64_t kIgnoredLabel = -100;
 
 struct PadCollateOptions {
+  /// The token that fills up a row.
   std::int64_t pad_token_id = 0;
   /// Rows are as long as the longest sequence of the batch, rounded up to a
   /// multiple of this.
@@ -53,9 +54,12 @@ struct PackCollateOptions {
   /// Number of rows in a batch. Unset: as many as needed. If set, sequences
   /// that do not fit are an error, and rows without any are all padding.
   std::optional<std::int64_t> num_rows = std::nullopt;
+  /// The token that fills up a row.
   std::int64_t pad_token_id = 0;
-  /// How a sequence longer than a row is handled.
+  /// What happens to a sequence longer than a row: it is an error (`refuse`),
+  /// its end is dropped (`cut`), or it goes on in another row (`split`).
   enum class LongSequences { refuse, cut, split };
+  /// How a sequence longer than a row is handled.
   LongSequences long_sequences = LongSequences::refuse;
   /// The first token of a sequence is not a label: no earlier token in the row
   /// belongs to it.
@@ -127,6 +131,8 @@ class ACCELERATE_API PadCollate {
  public:
   /// Throws ConfigError for lengths below 1.
   explicit PadCollate(const PadCollateOptions& options = {});
+  /// Returns one row per sample. Throws ConfigError for samples that are not
+  /// sequences of tokens.
   template <NestedTensors Sample>
   PaddedBatch operator()(const std::vector<Sample>& samples) const {
     return detail::pad(detail::token_sequences(samples), options_);
@@ -144,6 +150,8 @@ class ACCELERATE_API PackCollate {
  public:
   /// Throws ConfigError for lengths below 1.
   explicit PackCollate(const PackCollateOptions& options);
+  /// Returns rows of several sequences. Throws ConfigError for samples that are
+  /// not sequences of tokens, and for too long ones.
   template <NestedTensors Sample>
   PackedBatch operator()(const std::vector<Sample>& samples) const {
     return detail::pack(detail::token_sequences(samples), options_);

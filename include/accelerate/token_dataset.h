@@ -44,9 +44,12 @@ class ACCELERATE_API TokenDataset {
       const std::vector<std::string>& paths,
       const TokenDatasetOptions& options = {});
 
+  /// Number of samples.
   [[nodiscard]] std::int64_t size() const;
   /// Number of tokens in all files, without headers.
   [[nodiscard]] std::int64_t num_tokens() const;
+  /// The tokens of samples, and those that follow them: each [samples,
+  /// block_size] kLong.
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor> get_batch(
       std::span<const std::int64_t> indices) const;
 

@@ -131,7 +131,9 @@ class TorchLoader {
   using Batches = detail::TypedTorchBatches<Loader>;
 
  public:
+  /// The type of a batch, as LibTorch's loader hands it out.
   using Batch = typename Batches::Batch;
+  /// Hands out the batches of a pass.
   using Iterator = BatchIterator<Batch>;
 
   explicit TorchLoader(std::unique_ptr<Loader> loader)
@@ -152,7 +154,9 @@ class TorchLoader {
   Iterator begin_after(std::int64_t num_batches) {
     return Iterator(engine(), num_batches);
   }
+  /// The end of the pass.
   [[nodiscard]] detail::EndOfPass end() const { return {}; }
+  /// LibTorch's loader.
   [[nodiscard]] Loader& inner() { return *batches().loader; }
 
   /// The epoch of the pass in progress, or else of the next one; the first is

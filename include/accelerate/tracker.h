@@ -27,8 +27,11 @@ struct NamedValue;
 /// floating-point number, a string, a list, or named values in order.
 class ACCELERATE_API TrackedValue {
  public:
+  /// A list.
   using List = std::vector<TrackedValue>;
+  /// Named values in order.
   using Map = std::vector<NamedValue>;
+  /// What it can be.
   using Content = std::variant<
       std::monostate,
       bool,
@@ -60,12 +63,15 @@ class ACCELERATE_API TrackedValue {
   TrackedValue(Map value);
   TrackedValue(std::initializer_list<NamedValue> values);
 
+  /// The value; std::monostate is none.
   [[nodiscard]] const Content& content() const { return content_; }
+  /// Whether it is none, Python's None.
   [[nodiscard]] bool is_none() const { return content_.index() == 0; }
   /// The value of a number or boolean; std::nullopt otherwise.
   [[nodiscard]] std::optional<double> number() const;
   /// The string; null if it is something else.
   [[nodiscard]] const std::string* text() const;
+  /// The named values; null if it is something else.
   [[nodiscard]] const Map* map() const;
   /// The value as Python's str() writes it: "True", "1e-05", "[1, 2]", "{'a':
   /// 1}".
@@ -90,7 +96,9 @@ class ACCELERATE_API TrackedValue {
 
 /// A value and its name.
 struct NamedValue {
+  /// The name.
   std::string name;
+  /// The value.
   TrackedValue value;
 
   bool operator==(const NamedValue&) const = default;
@@ -101,6 +109,7 @@ using TrackedValues = std::vector<NamedValue>;
 
 /// When something was logged.
 struct LogTime {
+  /// The step that the program gave, if it gave one.
   std::optional<std::int64_t> step = std::nullopt;
   double seconds = 0;  ///< since 1970
 };
@@ -121,7 +130,9 @@ struct TrackedImages {
 
 /// Rows under column names; each row has a value for each column.
 struct TrackedTable {
+  /// Names of the columns.
   std::vector<std::string> columns;
+  /// The rows from top to bottom.
   std::vector<std::vector<TrackedValue>> rows;
 
   bool operator==(const TrackedTable&) const = default;
@@ -129,9 +140,16 @@ struct TrackedTable {
 
 /// Counts of values between edges; there is one more edge than counts.
 struct TrackedHistogram {
+  /// The edges of the bins, ascending.
   std::vector<double> edges;
+  /// Number of values in each bin.
   std::vector<double> counts;
+  /// Facts about all values: extremes and sums.
+  /// The largest value.
+  /// The sum of squares.
+  /// The sum.
   double min = 0, max = 0, sum = 0, sum_squares = 0;
+  /// Number of values.
   std::int64_t num = 0;
 
   bool operator==(const TrackedHistogram&) const = default;
@@ -139,17 +157,21 @@ struct TrackedHistogram {
 
 /// A run's configuration and hyperparameters.
 struct TrackedConfig {
+  /// By name, in the order given.
   TrackedValues values;
 };
 
 /// A figure as an SVG document.
 struct TrackedFigure {
+  /// The document.
   std::string svg;
 };
 
 /// A file, or a directory with all its contents, for a directory of the run.
 struct TrackedArtifact {
+  /// The file or directory to copy.
   std::string path;
+  /// Where in the run it goes; empty: its top.
   std::string directory;
 };
 
@@ -158,6 +180,7 @@ using TrackerKwargs = std::map<std::string, TrackedValues, std::less<>>;
 
 /// One thing that is logged, of any kind.
 struct TrackedItem {
+  /// What can be logged.
   using Content = std::variant<
       TrackedConfig,
       TrackedValues,
@@ -167,7 +190,9 @@ struct TrackedItem {
       TrackedFigure,
       TrackedArtifact>;
 
+  /// When.
   LogTime time = {};
+  /// What.
   Content content = {};
   /// The name of the images, table, histogram or figure.
   std::string name = {};
@@ -190,6 +215,7 @@ class ACCELERATE_API GeneralTracker {
   GeneralTracker& operator=(const GeneralTracker&) = delete;
   virtual ~GeneralTracker();
 
+  /// The name by which the program finds the tracker.
   [[nodiscard]] virtual std::string name() const = 0;
   /// Whether it writes files below ProjectConfiguration::logging_dir.
   [[nodiscard]] virtual bool requires_logging_directory() const;
@@ -220,26 +246,31 @@ class ACCELERATE_API GeneralTracker {
 
   // Convenience functions that call log_item().
 
+  /// Logs images. Returns what log_item() does.
   bool log_images(
       const std::string& name,
       TrackedImages images,
       const LogTime& time,
       const TrackedValues& options = {});
+  /// Logs a table. Returns what log_item() does.
   bool log_table(
       const std::string& name,
       TrackedTable table,
       const LogTime& time,
       const TrackedValues& options = {});
+  /// Logs a histogram. Returns what log_item() does.
   bool log_histogram(
       const std::string& name,
       TrackedHistogram histogram,
       const LogTime& time,
       const TrackedValues& options = {});
+  /// Logs a figure. Returns what log_item() does.
   bool log_figure(
       const std::string& name,
       std::string svg,
       const LogTime& time,
       const TrackedValues& options = {});
+  /// Logs a file or directory. Returns what log_item() does.
   bool log_artifact(const std::string& path, const std::string& directory);
 
  private:

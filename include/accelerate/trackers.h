@@ -35,6 +35,7 @@ class ACCELERATE_API Trackers {
       const at::Tensor& images,
       std::optional<std::int64_t> step = std::nullopt,
       const LogImagesOptions& options = {}) const;
+  /// Logs a table. `log_kwargs`: settings by tracker name.
   void log_table(
       const std::string& name,
       TrackedTable table,

@@ -26,6 +26,7 @@ class ACCELERATE_API LogEntry {
   LogEntry(std::string name, TrackedValue value);
   LogEntry(std::string name, const at::Tensor& value);
 
+  /// The name and the value.
   [[nodiscard]] const NamedValue& entry() const { return entry_; }
 
  private:
@@ -39,7 +40,9 @@ class ACCELERATE_API LogValues {
   LogValues(std::initializer_list<LogEntry> entries);
   LogValues(TrackedValues values);
 
+  /// The values in the order given.
   [[nodiscard]] const TrackedValues& values() const { return values_; }
+  /// The same, moved out.
   [[nodiscard]] TrackedValues take() &&;
 
  private:
@@ -54,6 +57,7 @@ struct LogImagesOptions {
   /// The order of dimensions: "NHWC", "NCHW", "HWC", "CHW" or "HW". Empty:
   /// channels come first if that dimension has 1, 3 or 4 elements, else last.
   std::string layout = {};
+  /// Settings by tracker name.
   TrackerKwargs log_kwargs = {};
 };
 
@@ -71,20 +75,28 @@ to_tracked_histogram(const at::Tensor& values, std::int64_t num_bins = 64);
 
 /// One line, cloud of points, or row of bars in a figure.
 struct FigureSeries {
+  /// How a series is drawn: as a line, as points (`scatter`) or as bars
+  /// (`bar`).
   enum class Kind { line, scatter, bar };
+  /// How it is drawn.
   Kind kind = Kind::line;
   /// Shown in the legend.
   std::string name = {};
   /// One value for each of `y`; undefined: 0, 1, 2, ...
   at::Tensor x = {};
+  /// Heights, 1-d.
   at::Tensor y = {};
 };
 
 /// A drawing of lines, points and bars on the same axes.
 struct Figure {
+  /// Written above; may be empty.
   std::string title = {};
+  /// Written below the axis.
   std::string x_label = {};
+  /// Written beside the axis.
   std::string y_label = {};
+  /// What is drawn, each in a colour of its own.
   std::vector<FigureSeries> series = {};
   int width = 640;   ///< in pixels
   int height = 400;  ///< in pixels

@@ -192,7 +192,9 @@ void visit_vector(Visitor& visitor, std::vector<T, A>& values) {
 /// visit_tensors finds the function above.
 template <class Function>
 struct TensorVisitor {
+  /// What is called.
   Function function;
+  /// Calls it with a tensor.
   void operator()(at::Tensor& tensor) { function(tensor); }
 };
 template <class Function>

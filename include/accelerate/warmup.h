@@ -29,11 +29,15 @@ ACCELERATE_API LRLambda cosine_with_restarts_and_warmup(
     int num_cycles = 1);
 
 struct PolynomialWithWarmupOptions {
+  /// Steps in which it rises from 0.
   std::int64_t num_warmup_steps = 0;
+  /// All steps, with those of the warm-up.
   std::int64_t num_training_steps = 1;
   double lr_init =
       1e-3;  ///< the optimizer's learning rate, which is above lr_end
+  /// The learning rate at the end.
   double lr_end = 1e-7;
+  /// 1: a line; larger: falls faster at first.
   double power = 1.0;
 };
 /// Falls to `lr_end` by a power of the remaining fraction of the steps.
@@ -45,13 +49,20 @@ ACCELERATE_API LRLambda inverse_sqrt_with_warmup(
     std::int64_t num_warmup_steps,
     std::optional<std::int64_t> timescale = std::nullopt);
 
-/// The shape of a warm-up or decay of warmup_stable_decay().
+/// The shape of a warm-up or decay of warmup_stable_decay(): a line (`linear`),
+/// half a cosine (`cosine`), or 1 less the root of the fraction
+/// (`one_minus_sqrt`).
 enum class RampShape { linear, cosine, one_minus_sqrt };
 struct WarmupStableDecayOptions {
+  /// Steps in which it rises.
   std::int64_t num_warmup_steps = 0;
+  /// Steps in which it stays at 1.
   std::int64_t num_stable_steps = 0;
+  /// Steps in which it falls.
   std::int64_t num_decay_steps = 0;
+  /// The shape of the rise.
   RampShape warmup_type = RampShape::linear;
+  /// The shape of the fall.
   RampShape decay_type = RampShape::cosine;
   double min_lr_ratio = 0;  ///< where the warm-up begins and the decay ends
   double num_cycles = 0.5;  ///< waves of a cosine decay

@@ -59,6 +59,7 @@ struct LoadModelOptions {
   /// Names of tensors that are left unchanged, and of those that may be
   /// missing; patterns with * and ?.
   std::vector<std::string> skip = {};
+  /// Names of tensors that the files may lack.
   std::vector<std::string> allow_missing = {};
   /// Maps a name in the files to one in the module, if they differ, as between
   /// a Python and a C++ program; returns an empty string for a tensor to be
@@ -84,10 +85,13 @@ struct StateDictOptions {
 /// that has several ranges of a tensor's rows (attention heads in a matrix of
 /// queries, keys and values) has a shard for each.
 struct WeightShard {
+  /// Name of the tensor in the model.
   std::string name;
+  /// The shard's elements.
   at::Tensor tensor;
   /// Index of its first element in the full tensor.
   std::vector<std::int64_t> offset;
+  /// Shape of the full tensor.
   std::vector<std::int64_t> global_shape;
 };
 

@@ -30,8 +30,9 @@ struct WorldImpl;
 }  // namespace detail
 
 /// Reductions of the values of several ranks. For booleans, sum, max and bit_or
-/// are true if any value is; product, min and bit_and if all are. `mean` needs
-/// floating-point or complex values.
+/// are true if any value is; product, min and bit_and if all are. `bit_xor`
+/// is the exclusive or of the bits. `mean` needs floating-point or complex
+/// values.
 enum class ReduceOp { sum, mean, product, min, max, bit_and, bit_or, bit_xor };
 
 /// Ranks that communicate. A cheap handle: copies refer to the same group.
@@ -61,6 +62,7 @@ class ACCELERATE_API Group {
 
   /// This process's rank in the group.
   [[nodiscard]] int rank() const;
+  /// Number of ranks in the group.
   [[nodiscard]] int size() const;
   /// The members' ranks in the world, in the group's order.
   [[nodiscard]] const std::vector<int>& world_ranks() const;
@@ -121,6 +123,7 @@ class ACCELERATE_API Group {
   /// A message is received by the recv() with the same tag, a number of 30
   /// bits; messages with one tag arrive in the order in which they were sent.
   void send(const at::Tensor& tensor, int dst, int tag = 0) const;
+  /// Replaces the values of `tensor` by those that rank `src` sends.
   void recv(const at::Tensor& tensor, int src, int tag = 0) const;
 
   /// Returns when every rank has called it.
@@ -138,9 +141,11 @@ class ACCELERATE_API Group {
       std::string_view bytes,
       int src,
       detail::CallSite site = detail::CallSite::current()) const;
+  /// Returns what each rank gave, in the order of ranks.
   [[nodiscard]] std::vector<std::string> all_gather_bytes(
       std::string_view bytes,
       detail::CallSite site = detail::CallSite::current()) const;
+  /// Returns this rank's element of `parts`, which is read on rank `src` only.
   [[nodiscard]] std::string scatter_bytes(
       std::span<const std::string> parts,
       int src,
@@ -172,9 +177,11 @@ class ACCELERATE_API Store {
   /// A store for threads of this process.
   static Store in_memory();
 
+  /// Sets the value of a key, or replaces it.
   void set(const std::string& key, std::string_view value) const;
   /// Waits until the key exists.
   [[nodiscard]] std::string get(const std::string& key) const;
+  /// Whether the key exists; does not wait.
   [[nodiscard]] bool has(const std::string& key) const;
   /// Adds to a counter that starts at 0; returns the new value.
   std::int64_t add(const std::string& key, std::int64_t amount) const;
@@ -199,15 +206,20 @@ class ACCELERATE_API Store {
 struct WorldOptions {
   // The rank's place; unset: as the launcher says.
 
+  /// This process's number in the world, from 0.
   std::optional<int> rank = std::nullopt;
+  /// Number of ranks of the world.
   std::optional<int> size = std::nullopt;
+  /// This process's number on its machine, from 0.
   std::optional<int> local_rank = std::nullopt;
+  /// Number of ranks on this machine.
   std::optional<int> local_size = std::nullopt;
 
   // How ranks find each other, and how they communicate.
 
   /// Host and port of the TCP store that rank 0 serves.
   std::optional<std::string> address = std::nullopt;
+  /// The port of that store.
   std::optional<int> port = std::nullopt;
   /// Use this store instead of a TCP store: a file, or memory among threads.
   std::optional<Store> store = std::nullopt;
@@ -273,17 +285,25 @@ class ACCELERATE_API World {
   /// DistributedError naming the ranks that did not arrive.
   explicit World(const WorldOptions& options = {});
 
+  /// This process's rank, from 0.
   [[nodiscard]] int rank() const;
+  /// Number of ranks, on all machines.
   [[nodiscard]] int size() const;
+  /// This process's number on its node, from 0.
   [[nodiscard]] int local_rank() const;
+  /// Number of ranks on this node.
   [[nodiscard]] int local_size() const;
+  /// The device of this rank.
   [[nodiscard]] at::Device device() const;
+  /// How long collectives wait for a peer.
   [[nodiscard]] std::chrono::milliseconds timeout() const;
   /// The launcher whose variables gave the rank: "torch", "Slurm", "none",
   /// "options" ….
   [[nodiscard]] const std::string& launcher() const;
 
+  /// The group of all ranks.
   [[nodiscard]] const Group& group() const;
+  /// The store through which the ranks found each other.
   [[nodiscard]] const Store& store() const;
   [[nodiscard]] const Logger& logger() const;
   /// A logger for the program's own messages (logger.h). Its level is `level`,
@@ -300,12 +320,17 @@ class ACCELERATE_API World {
   // The same facts and control of processes as Accelerator has, under the names
   // of Accelerate's PartialState.
 
+  /// Number of ranks, on all machines.
   [[nodiscard]] int num_processes() const { return size(); }
+  /// This process's rank, from 0.
   [[nodiscard]] int process_index() const { return rank(); }
+  /// This process's number on its node, from 0.
   [[nodiscard]] int local_process_index() const { return local_rank(); }
+  /// True on rank 0.
   [[nodiscard]] bool is_main_process() const { return rank() == 0; }
   /// True on the first rank of each node.
   [[nodiscard]] bool is_local_main_process() const { return local_rank() == 0; }
+  /// True on the rank with the highest number.
   [[nodiscard]] bool is_last_process() const { return rank() == size() - 1; }
   /// True if there is more than one rank.
   [[nodiscard]] bool use_distributed() const { return size() > 1; }
@@ -316,13 +341,16 @@ class ACCELERATE_API World {
   /// ConfigError if there is no such rank.
   void on_process(int process_index, const std::function<void()>& function)
       const;
+  /// Runs `function` on rank 0 only.
   void on_main_process(const std::function<void()>& function) const;
+  /// Runs `function` on the last rank only.
   void on_last_process(const std::function<void()>& function) const;
   /// Runs `function` on the rank with this local index on each node; nodes with
   /// fewer ranks do not run it. Throws ConfigError for a negative number.
   void on_local_process(
       int local_process_index,
       const std::function<void()>& function) const;
+  /// Runs `function` on the first rank of each node.
   void on_local_main_process(const std::function<void()>& function) const;
   /// Runs `function` on rank 0 first, then on the others: rank 0 downloads or
   /// unpacks, the others find the files in place. If rank 0 throws, the others
