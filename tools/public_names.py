@@ -26,7 +26,7 @@ SUBJECTS = {
     "Optimizers and schedules": ["optimizers", "lr_scheduler", "lr_schedules", "composed_schedules", "warmup", "local_sgd"],
     "Replicas, shards and other engines' settings": [
         "parallel", "parallel_options", "tensor_parallel", "parallel_layers", "parallel_cross_entropy", "context_parallel", "attention", "sequence_shards", "pipeline", "pipeline_schedule", "pipeline_layers", "prepare_pippy", "experts", "planner", "planning", "bucket_hook", "fully_sharded", "full_parameters", "deepspeed", "deepspeed_training",
-        "megatron_lm", "megatron_lm_training", "parallelism_config", "activation_checkpointing"],
+        "megatron_lm", "megatron_lm_training", "parallelism_config", "activation_checkpointing", "save_on_disk"],
     "Ranks and collectives": ["world", "distributed_type", "visit_tensors", "nested", "nested_structure", "objects", "launch", "elastic"],
     "Checkpoints and weights": [
         "checkpoints", "checkpoint", "state_dict", "save", "weights", "model_weights", "safetensors", "empty_weights"],

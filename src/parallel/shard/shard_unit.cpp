@@ -45,13 +45,6 @@ std::int64_t ShardUnit::full_bytes() const {
   return bytes;
 }
 
-std::int64_t ShardUnit::shard_elements() const {
-  std::int64_t elements = 0;
-  for (const ShardedParameter& parameter : shards_.parameters)
-    elements += parameter.local.numel();
-  return elements;
-}
-
 void ShardUnit::start_gather() {
   if (state_ != State::sharded) return;
   const at::NoGradGuard no_grad;

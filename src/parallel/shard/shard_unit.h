@@ -45,8 +45,6 @@ class ShardUnit {
   [[nodiscard]] ShardTraffic& traffic() const { return traffic_; }
   /// Bytes of the full parameters.
   [[nodiscard]] std::int64_t full_bytes() const;
-  /// Elements of this rank's shards.
-  [[nodiscard]] std::int64_t shard_elements() const;
 
   /// Begins to bring what a gather reads into memory, if it lies in a file.
   void begin_fetch() const;

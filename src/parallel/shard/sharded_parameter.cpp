@@ -61,4 +61,11 @@ void ShardedParameter::add_gradient(const at::Tensor& mean) const {
   }
 }
 
+std::int64_t UnitShards::num_elements() const {
+  std::int64_t elements = 0;
+  for (const ShardedParameter& parameter : parameters)
+    elements += parameter.local.numel();
+  return elements;
+}
+
 }  // namespace accelerate::detail

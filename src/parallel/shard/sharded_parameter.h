@@ -110,6 +110,8 @@ struct UnitShards {
   /// identified by its place in this list.
   std::vector<std::size_t> trainable = {};
 
+  /// Elements of this rank's shards.
+  [[nodiscard]] std::int64_t num_elements() const;
   [[nodiscard]] const ShardedParameter& trained(std::size_t place) const {
     return parameters[trainable[place]];
   }

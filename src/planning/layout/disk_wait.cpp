@@ -15,7 +15,7 @@ double disk_wait(
   if (!layout.on_disk) return 0;
   constexpr double kFloatBytes = 4;
   const int sharing = std::min(layout.num_ranks(), of.cluster().ranks_per_node);
-  // Of all files of a node, per byte of each parameter of this rank.
+  // For all files of a node, per byte of each parameter of this rank.
   const double seconds_per_byte =
       parameters / layout.shard * sharing / of.cluster().disk_bytes_per_second;
   const auto micro_steps = static_cast<double>(layout.num_micro_batches);

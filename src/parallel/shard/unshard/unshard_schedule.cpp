@@ -51,7 +51,7 @@ void UnshardSchedule::read_ahead(std::size_t unit) {
        all.subspan(std::min(options_.prefetch_depth, all.size()))) {
     if (later == unit) continue;
     units_[later]->begin_fetch();
-    num_elements += units_[later]->shard_elements();
+    num_elements += units_[later]->shards().num_elements();
     if (num_elements >= options_.disk->elements_ahead) return;
   }
 }
