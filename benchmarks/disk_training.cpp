@@ -5,7 +5,10 @@
 // saves. And layers whose activations lie on a disk beside layers that are
 // recomputed.
 //
-//   bench_disk_training [MILLIONS OF PARAMETERS] [DIRECTORY ON THE DISK]
+//   bench_disk_training [MILLIONS OF PARAMETERS] [DIRECTORY ON THE DISK] [step]
+//
+// `step` measures whole steps instead, which peers are compared with:
+// forward, backward and the optimizer's step, until the disk has everything.
 //
 // 400 million parameters by default, in the program's directory, where they
 // need 14.4 GB of room. Fewer parameters are quick, but if the buffers hold
@@ -472,6 +475,15 @@ void measure_activations(const fs::path& directory) {
   }
 }
 
+void measure_whole_step(const fs::path& directory, std::int64_t num_layers) {
+  DiskRun run(directory, num_layers, 1);
+  run.seconds_of_whole_step();  // makes the moments
+  std::vector<double> seconds;
+  for (int round = 0; round < kRounds; ++round)
+    seconds.push_back(run.seconds_of_whole_step());
+  report({"nvme", "whole_step_ms", 1e3 * median(seconds), "ms", 0, 0, kRounds});
+}
+
 // False, with one line that says why, if nothing can be measured in the directory.
 bool can_measure(const fs::path& directory, double num_elements) {
   constexpr double kGiga = 1e9;
@@ -496,13 +508,14 @@ bool can_measure(const fs::path& directory, double num_elements) {
   return false;
 }
 
-void measure(double millions, const fs::path& directory) {
+void measure(double millions, const fs::path& directory, bool whole_steps) {
   constexpr std::int64_t kFewestLayers = 4;
   const std::int64_t num_layers = std::max<std::int64_t>(
       static_cast<std::int64_t>(millions * kMega) / (kWidth * kWidth),
       kFewestLayers);
   const auto num_elements = static_cast<double>(num_layers * kWidth * kWidth);
   if (!can_measure(directory, num_elements)) return;
+  if (whole_steps) return measure_whole_step(directory, num_layers);
   measure_step(directory, num_layers);
   measure_overlap(directory, num_layers);
   measure_step_in_backward(directory, num_layers);
@@ -517,7 +530,8 @@ int main(int argc, char** argv) {
     measure(
         argc > 1 ? std::atof(argv[1]) : kMillions,
         argc > 2 ? fs::path(argv[2])
-                 : fs::read_symlink("/proc/self/exe").parent_path());
+                 : fs::read_symlink("/proc/self/exe").parent_path(),
+        argc > 3 && std::strcmp(argv[3], "step") == 0);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "nvme: %s\n", error.what());
     return 1;
