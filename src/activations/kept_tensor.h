@@ -39,7 +39,7 @@ class KeptTensor {
 
 /// Whether the tensor is a parameter, or a view of one.
 inline bool is_of_parameter(const at::Tensor& tensor) {
-  const auto is_trained = [](const at::Tensor& each) {
+  const auto is_trained = [](const at::TensorBase& each) {
     return each.is_leaf() && each.requires_grad();
   };
   return is_trained(tensor) ||
