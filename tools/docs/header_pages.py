@@ -116,7 +116,8 @@ class Page:
         """Functions as headings, overloads under one."""
         for _, group in groupby(functions, key=lambda name: name.qualified):
             same = list(group)
-            self.add(f"### {same[0].name.replace('*', chr(92) + '*')} {{ #{anchor(same[0].qualified)} }}")
+            title = "Constructors" if same[0].qualified.endswith(f"{same[0].name}::{same[0].name}") else same[0].name
+            self.add(f"### {title.replace('*', chr(92) + '*')} {{ #{anchor(same[0].qualified)} }}")
             pending = []
             for name in same:                                       # an undocumented overload belongs to the one above
                 if name.text and pending:
