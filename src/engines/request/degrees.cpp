@@ -2,7 +2,6 @@
 
 #include <string_view>
 #include <tuple>
-#include <utility>
 
 #include "base/text/text.h"
 #include "engines/option_fields.h"
@@ -57,99 +56,83 @@ constexpr std::tuple kParallelismFields{
         "parallelism_config_sp_seq_length_is_variable",
         &ParallelismConfig::sp_seq_length_is_variable}};
 
-// Takes degrees under other names, which must agree with those already given.
-class DegreeTranslation {
- public:
-  explicit DegreeTranslation(const RequestedDegrees& own)
-      : own_(own), degrees_(own) {}
-
-  void take(Axis axis, std::string_view name, std::optional<int> value) {
-    if (!value) return;
-    std::optional<int>& own = degrees_[static_cast<std::size_t>(axis)];
-    if (own && *own != *value) {
-      complaints_.push_back(format(
-          "[parallel] {} is {}, but {} is {}; leave one of them out",
-          name_of(axis),
-          *own,
-          name,
-          *value));
-    }
-    own = value;
-  }
-
-  void complain(std::string complaint) {
-    complaints_.push_back(std::move(complaint));
-  }
-
-  // The degrees, or those that were given already if there are complaints.
-  RequestedDegrees finish(std::vector<std::string>& complaints) {
-    if (complaints_.empty()) return degrees_;
-    complaints.push_back(join(complaints_, "\n"));
-    return own_;
-  }
-
- private:
-  RequestedDegrees own_;
-  RequestedDegrees degrees_;
-  std::vector<std::string> complaints_;
+// A degree under another name than its axis's.
+struct NamedDegree {
+  Axis axis;
+  std::string_view name;
+  std::optional<int> value;
 };
 
-void translate_parallelism(
-    DegreeTranslation& translation,
+void add_parallelism(
+    std::vector<NamedDegree>& named,
     const ParallelismConfig& config) {
   const int num_ranks = *config.dp_replicate_size * *config.dp_shard_size *
       *config.tp_size * *config.cp_size * *config.sp_size;
   // If all degrees are 1, the configuration does not request 1 replica either.
   if (num_ranks == 1) return;
-  translation.take(
-      Axis::replicate, "dp_replicate_size", config.dp_replicate_size);
-  translation.take(Axis::shard, "dp_shard_size", config.dp_shard_size);
-  translation.take(Axis::tensor, "tp_size", config.tp_size);
   const bool exchanges_heads = *config.sp_size > 1;
-  translation.take(
-      Axis::context,
-      exchanges_heads ? "sp_size" : "cp_size",
-      exchanges_heads ? config.sp_size : config.cp_size);
+  named.insert(
+      named.end(),
+      {{Axis::replicate, "dp_replicate_size", config.dp_replicate_size},
+       {Axis::shard, "dp_shard_size", config.dp_shard_size},
+       {Axis::tensor, "tp_size", config.tp_size},
+       {Axis::context,
+        exchanges_heads ? "sp_size" : "cp_size",
+        exchanges_heads ? config.sp_size : config.cp_size}});
 }
 
-void translate_megatron_lm(
-    DegreeTranslation& translation,
+void add_megatron_lm(
+    std::vector<NamedDegree>& named,
     const MegatronLMOptions& found) {
-  translation.take(Axis::tensor, "tp_degree", found.tp_degree);
-  translation.take(Axis::pipeline, "pp_degree", found.pp_degree);
-  translation.take(
-      Axis::context, "context_parallel_size", found.context_parallel_size);
-  translation.take(
-      Axis::expert,
-      "expert_model_parallel_size",
-      found.expert_model_parallel_size);
-  const int split = *found.expert_tensor_parallel_size;
-  if (split != 1 && split != *found.tp_degree) {
-    translation.complain(format(
-        "[parallel] expert_tensor_parallel_size is {}, but tp_degree is {}; "
-        "experts are split over all tensor-parallel ranks or "
-        "over none: set it to {}",
-        split,
-        *found.tp_degree,
-        *found.tp_degree == 1 ? "1" : format("1 or {}", *found.tp_degree)));
+  named.insert(
+      named.end(),
+      {{Axis::tensor, "tp_degree", found.tp_degree},
+       {Axis::pipeline, "pp_degree", found.pp_degree},
+       {Axis::context, "context_parallel_size", found.context_parallel_size},
+       {Axis::expert,
+        "expert_model_parallel_size",
+        found.expert_model_parallel_size}});
+}
+
+// Degrees under several names must agree.
+void take_named_degrees(
+    RequestedDegrees& degrees,
+    const std::vector<NamedDegree>& named,
+    std::vector<std::string>& conflicts) {
+  for (const NamedDegree& other : named) {
+    std::optional<int>& degree = degrees[static_cast<std::size_t>(other.axis)];
+    if (degree && other.value && *degree != *other.value) {
+      conflicts.push_back(format(
+          "[parallel] {} is {}, but {} is {}; leave one of them out",
+          name_of(other.axis),
+          *degree,
+          other.name,
+          *other.value));
+    }
+    if (other.value) degree = other.value;
   }
 }
 
-}  // namespace
-
-SequenceRequest read_sequence_request(const ParallelismConfig& found) {
-  SequenceRequest request;
-  request.exchange_heads = *found.sp_size > 1;
-  request.rotate_blocks = found.cp_comm_strategy == "alltoall";
-  if (!found.sp_seq_length_is_variable.value_or(true))
-    request.length = found.sp_seq_length;
-  return request;
+void check_experts(
+    const MegatronLMOptions& found,
+    std::vector<std::string>& complaints) {
+  const int split = *found.expert_tensor_parallel_size;
+  if (split == 1 || split == *found.tp_degree) return;
+  complaints.push_back(format(
+      "[parallel] expert_tensor_parallel_size is {}, but tp_degree is {}; "
+      "experts are split over all tensor-parallel ranks or "
+      "over none: set it to {}",
+      split,
+      *found.tp_degree,
+      *found.tp_degree == 1 ? "1" : format("1 or {}", *found.tp_degree)));
 }
 
-std::vector<IgnoredSetting> parallelism_without_effect(
+// Lists what a ParallelismConfig sets for degrees of 1; `found` is `given` as
+// resolved.
+void list_without_effect(
+    std::vector<IgnoredSetting>& ignored,
     const ParallelismConfig& given,
     const ParallelismConfig& found) {
-  std::vector<IgnoredSetting> ignored;
   const IgnoredInCode note(ignored);
   if (*found.cp_size == 1) {
     note(
@@ -168,7 +151,22 @@ std::vector<IgnoredSetting> parallelism_without_effect(
         "sp_seq_length",
         "sp_seq_length_is_variable is true");
   }
-  return ignored;
+}
+
+}  // namespace
+
+void read_sequences(
+    TrainingRequest& request,
+    const std::optional<ParallelismConfig>& given,
+    const ParallelismConfig& found) {
+  if (request.degree(Axis::context).value_or(1) > 1) {
+    SequenceRequest& sequence = request.sequence;
+    sequence.exchange_heads = *found.sp_size > 1;
+    sequence.rotate_blocks = found.cp_comm_strategy == "alltoall";
+    if (!found.sp_seq_length_is_variable.value_or(true))
+      sequence.length = found.sp_seq_length;
+  }
+  if (given) list_without_effect(request.ignored, *given, found);
 }
 
 std::array<std::optional<int>, kNumAxes> read_degrees(
@@ -177,13 +175,24 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
     const ParallelismConfig* config,
     const MegatronLMOptions* megatron,
     std::vector<std::string>& complaints) {
-  RequestedDegrees degrees;
+  RequestedDegrees own;
   for (const DegreeRow& row : kDegrees)
-    degrees[static_cast<std::size_t>(row.axis)] = options.*row.field;
-  DegreeTranslation translation(degrees);
-  if (config != nullptr) translate_parallelism(translation, *config);
-  if (megatron != nullptr) translate_megatron_lm(translation, *megatron);
-  degrees = translation.finish(complaints);
+    own[static_cast<std::size_t>(row.axis)] = options.*row.field;
+  RequestedDegrees degrees = own;
+  std::vector<NamedDegree> named;
+  // Degrees that only the launcher gives are read below, except for this one,
+  // which is not an axis.
+  const bool gives_degrees = config != nullptr &&
+      (options.parallelism_config || config->sp_size.value_or(1) > 1);
+  if (gives_degrees) add_parallelism(named, *config);
+  if (megatron != nullptr) add_megatron_lm(named, *megatron);
+  std::vector<std::string> conflicts;
+  take_named_degrees(degrees, named, conflicts);
+  if (megatron != nullptr) check_experts(*megatron, conflicts);
+  if (!conflicts.empty()) {
+    complaints.push_back(join(conflicts, "\n"));
+    degrees = own;
+  }
   for (const DegreeRow& row : kDegrees) {
     std::optional<int>& degree = degrees[static_cast<std::size_t>(row.axis)];
     // The option table's default of 1 does not count as given.

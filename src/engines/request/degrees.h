@@ -25,13 +25,11 @@ std::array<std::optional<int>, kNumAxes> read_degrees(
 /// Puts the code's degrees and its ParallelismConfig into the settings in force.
 void record_degrees(Settings& settings, const ParallelOptions& options);
 
-/// How ranks along context exchange the inputs of attention.
-SequenceRequest read_sequence_request(const ParallelismConfig& found);
-
-/// What a ParallelismConfig sets for degrees of 1; `found` is `given` as
-/// resolved.
-std::vector<IgnoredSetting> parallelism_without_effect(
-    const ParallelismConfig& given,
+/// Reads what a ParallelismConfig sets besides degrees, which are known, and
+/// lists what has no effect. `given` is the program's, `found` the resolved one.
+void read_sequences(
+    TrainingRequest& request,
+    const std::optional<ParallelismConfig>& given,
     const ParallelismConfig& found);
 
 }  // namespace accelerate::detail

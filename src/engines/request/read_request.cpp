@@ -1,5 +1,6 @@
 #include "engines/request/read_request.h"
 
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,21 +19,36 @@ namespace accelerate::detail {
 
 namespace {
 
-bool uses_megatron_lm(
-    const ParallelOptions& options,
-    const Settings& settings) {
-  return settings.boolean("use_megatron_lm") || options.megatron_lm.has_value();
-}
+// Megatron-LM's options in code, and as resolved.
+struct MegatronLM {
+  MegatronArguments given;
+  MegatronLMOptions found;
+};
 
-// The engine in use. Throws ConfigError if there are two.
-Engine engine_of(const ParallelOptions& options, const Settings& settings) {
+// Reads the settings of the engine in use. `megatron` is null if its options are
+// not in use, or could not be resolved. Throws ConfigError for two engines.
+TrainingRequest read_engine(
+    const RequestSources& sources,
+    const MegatronLM* megatron,
+    bool is_sharded) {
+  const ParallelOptions& options = sources.parallel;
+  const Settings& settings = sources.settings;
+  struct Switch {
+    Engine engine;
+    const char* key;
+    bool is_in_code;
+  };
+  const std::array<Switch, 3> switches{{
+      {Engine::fully_sharded, "use_fsdp", options.fully_sharded.has_value()},
+      {Engine::deepspeed, "use_deepspeed", options.deepspeed.has_value()},
+      {Engine::megatron_lm, "use_megatron_lm", options.megatron_lm.has_value()},
+  }};
   std::vector<Engine> used;
   // Reads every switch, even one made unnecessary by code.
-  if (settings.boolean("use_fsdp") || options.fully_sharded)
-    used.push_back(Engine::fully_sharded);
-  if (settings.boolean("use_deepspeed") || options.deepspeed)
-    used.push_back(Engine::deepspeed);
-  if (uses_megatron_lm(options, settings)) used.push_back(Engine::megatron_lm);
+  for (const Switch& each : switches) {
+    if (settings.boolean(each.key) || each.is_in_code)
+      used.push_back(each.engine);
+  }
   if (used.size() > 1) {
     throw ConfigError(format(
         "[parallel] sharding was requested in {} settings and in {}; leave one "
@@ -40,23 +56,7 @@ Engine engine_of(const ParallelOptions& options, const Settings& settings) {
         possessive(used.front()),
         possessive(used.back())));
   }
-  return used.empty() ? Engine::none : used.front();
-}
-
-// Megatron-LM's options in code, and as resolved.
-struct MegatronLM {
-  MegatronArguments given;
-  MegatronLMOptions found;
-};
-
-// `megatron` is null if it is not in use, or could not be resolved.
-TrainingRequest read_engine(
-    const RequestSources& sources,
-    const MegatronLM* megatron,
-    bool is_sharded) {
-  const ParallelOptions& options = sources.parallel;
-  const Settings& settings = sources.settings;
-  const Engine engine = engine_of(options, settings);
+  const Engine engine = used.empty() ? Engine::none : used.front();
   TrainingRequest request;
   if (engine == Engine::megatron_lm) {
     if (megatron != nullptr)
@@ -75,6 +75,9 @@ TrainingRequest read_engine(
     // If only a degree is given, FSDP's defaults apply, but not its name.
     if (engine == Engine::none) request.settings = settings;
     request.engine = engine;
+  }
+  for (const Switch& each : switches) {
+    if (each.is_in_code) request.settings.overrule(each.key, true, "code");
   }
   return request;
 }
@@ -230,18 +233,6 @@ void read_other_options(
   }
 }
 
-// Puts the code's choice of an engine and its degrees into the settings in
-// force.
-void record_options(TrainingRequest& request, const ParallelOptions& options) {
-  record_degrees(request.settings, options);
-  for (const auto& [key, is_given] :
-       {std::pair("use_fsdp", options.fully_sharded.has_value()),
-        std::pair("use_deepspeed", options.deepspeed.has_value()),
-        std::pair("use_megatron_lm", options.megatron_lm.has_value())}) {
-    if (is_given) request.settings.overrule(key, true, "code");
-  }
-}
-
 }  // namespace
 
 TrainingRequest read_training_request(const RequestSources& sources) {
@@ -254,21 +245,18 @@ TrainingRequest read_training_request(const RequestSources& sources) {
         options.parallelism_config.value_or(ParallelismConfig()), settings);
   });
   std::optional<MegatronLM> megatron;
-  attempt(complaints, [&] {
-    if (!uses_megatron_lm(options, settings)) return;
-    auto given = read_megatron_arguments(
-        options.megatron_lm.value_or(MegatronLMOptions()));
-    auto found = resolve_megatron_lm(given, settings);
-    megatron = {std::move(given), std::move(found)};
-  });
-  // read_degrees() reads what only the launcher says, except for this degree,
-  // which is not an axis.
-  const bool gives_degrees =
-      config && (options.parallelism_config || config->sp_size.value_or(1) > 1);
+  if (settings.boolean("use_megatron_lm") || options.megatron_lm) {
+    attempt(complaints, [&] {
+      auto given = read_megatron_arguments(
+          options.megatron_lm.value_or(MegatronLMOptions()));
+      auto found = resolve_megatron_lm(given, settings);
+      megatron = {std::move(given), std::move(found)};
+    });
+  }
   const auto degrees = read_degrees(
       options,
       settings,
-      gives_degrees ? &*config : nullptr,
+      config ? &*config : nullptr,
       megatron ? &megatron->found : nullptr,
       complaints);
   TrainingRequest request;
@@ -285,23 +273,17 @@ TrainingRequest read_training_request(const RequestSources& sources) {
     take_autotp_size(
         sources, *autotp_size, request.degree(Axis::tensor), complaints);
   }
-  if (options.parallelism_config && complaints.empty()) {
-    for (auto& setting :
-         parallelism_without_effect(*options.parallelism_config, *config))
-      request.ignored.push_back(std::move(setting));
-  }
   // DeepSpeed's configuration may choose the precision.
   if (request.engine != Engine::deepspeed)
     request.precision.mixed_precision = sources.mixed_precision;
-  read_other_options(request, options, settings);
-  if (!complaints.empty()) {
+  if (complaints.empty()) {
+    read_sequences(request, options.parallelism_config, *config);
+    record_degrees(request.settings, options);
+  } else {
     request.settings = settings;
     request.complaints = std::move(complaints);
-  } else {
-    if (request.degree(Axis::context).value_or(1) > 1)
-      request.sequence = read_sequence_request(*config);
-    record_options(request, options);
   }
+  read_other_options(request, options, settings);
   return request;
 }
 

@@ -8,49 +8,37 @@
 
 #include <accelerate/error.h>
 
+#include "base/process/signal_flag.h"
 #include "base/require.h"
 #include "base/text/text.h"
 #include "checkpoint/run/save_target.h"
 #include "engines/fp8_recipe.h"
 #include "precision/support.h"
-#include "train/session/session.h"
 #include "train/settings/ignored_options.h"
 
 namespace accelerate::detail {
 
 namespace {
 
-double seconds_of(std::chrono::milliseconds time) {
-  return static_cast<double>(time.count()) / 1000;
-}
+using Seconds = std::chrono::duration<double>;
 
 // Applies the window that a DeepSpeed configuration sets, if any.
 void apply_window_of_engine(
     const AcceleratorOptions& options,
     Decisions& decisions,
     std::vector<std::string>& complaints) {
-  const auto steps =
+  const auto& steps =
       decisions.plan_request.training.step.gradient_accumulation_steps;
-  if (!steps) return;
   const bool is_set = options.gradient_accumulation_steps.value_or(1) > 1 ||
       options.gradient_accumulation.num_steps;
-  if (is_set && decisions.window != *steps) {
+  if (steps && is_set && decisions.window != *steps) {
     complaints.push_back(format(
         "[train] gradient_accumulation_steps is {}, but {} in the DeepSpeed "
         "configuration; correct it there, or write \"auto\"",
         decisions.window,
         *steps));
   }
-  decisions.window = *steps;
-}
-
-// DeepSpeed's configuration chooses the precision if nothing else did.
-void apply_precision_of_engine(Decisions& decisions) {
-  const std::string& chosen =
-      decisions.plan_request.training.precision.mixed_precision;
-  decisions.precision = parse_precision(chosen);
-  decisions.request_sources.mixed_precision = chosen;
-  decisions.request_sources.precision_is_open = false;
+  if (steps) decisions.window = *steps;
 }
 
 void read_float8(
@@ -85,28 +73,19 @@ void read_float8(
   }
 }
 
-// Checks the options even where no scaler is needed.
-std::optional<GradScaler> make_scaler(
+// Makes a scaler for fp16, and checks its options even where none is needed.
+void make_scaler(
     const GradScalerOptions& options,
-    Precision precision,
-    const World& world) {
-  if (precision != Precision::fp16) {
+    const World& world,
+    Decisions& decisions) {
+  if (decisions.precision == Precision::fp16) {
+    decisions.scaler.emplace(
+        options,
+        world.device(),
+        world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
+  } else {
     const GradScaler checked(options);
-    return std::nullopt;
   }
-  return GradScaler(
-      options,
-      world.device(),
-      world.size() > 1 ? std::optional<Group>(world.group()) : std::nullopt);
-}
-
-// The precision that code and launcher request, which an engine may change.
-Precision requested_precision(
-    const AcceleratorOptions& options,
-    const Settings& settings) {
-  return options.mixed_precision
-      ? *options.mixed_precision
-      : parse_precision(*settings.text("mixed_precision"));
 }
 
 // Puts the code's options into the settings in force.
@@ -128,7 +107,7 @@ void record_options(Settings& settings, const AcceleratorOptions& options) {
     give("use_cpu", std::optional(device.is_cpu()));
   }
   if (world.timeout)
-    give("timeout_seconds", std::optional(seconds_of(*world.timeout)));
+    give("timeout_seconds", std::optional(Seconds(*world.timeout).count()));
   give("transport", world.transport);
   give("debug", world.debug);
   give("run_name", options.run_name);
@@ -168,7 +147,8 @@ void record_choices(
       settings.boolean("use_cpu") ? settings.find("use_cpu")->where
           : device.is_cpu()       ? "no accelerator"
                                   : "the accelerator of this local rank");
-  settings.settle("timeout_seconds", seconds_of(world.timeout()), "default");
+  settings.settle(
+      "timeout_seconds", Seconds(world.timeout()).count(), "default");
   for (const auto& [key, axis] :
        {std::pair("parallelism_config_pp_size", Axis::pipeline),
         std::pair("parallelism_config_dp_replicate_size", Axis::replicate),
@@ -252,7 +232,10 @@ Decisions decide(
     decisions.window = accumulation_window(options, settings);
   });
   attempt(complaints, [&] { SignalFlag::check(options.preemption_signals); });
-  const Precision requested = requested_precision(options, settings);
+  // An engine may change it.
+  const Precision requested = options.mixed_precision
+      ? *options.mixed_precision
+      : parse_precision(*settings.text("mixed_precision"));
   decisions.request_sources = {
       .parallel = options.parallel,
       .mixed_precision = std::string(name_of(requested)),
@@ -262,25 +245,23 @@ Decisions decide(
       .num_local_ranks = world.local_size(),
       .settings = settings,
       .environment = environment};
-  decisions.plan_request = plan_request_of(
-      options,
-      added,
-      world,
-      environment,
-      read_training_request(decisions.request_sources));
-  apply_precision_of_engine(decisions);
-  if (auto complaint =
-          precision_complaint(decisions.precision, world.device())) {
+  TrainingRequest training = read_training_request(decisions.request_sources);
+  // DeepSpeed's configuration chooses the precision if nothing else did.
+  const std::string chosen = training.precision.mixed_precision;
+  const Precision precision = parse_precision(chosen);
+  decisions.precision = precision;
+  decisions.request_sources.mixed_precision = chosen;
+  decisions.request_sources.precision_is_open = false;
+  decisions.plan_request =
+      plan_request_of(options, added, world, environment, std::move(training));
+  if (auto complaint = precision_complaint(precision, world.device()))
     complaints.push_back(*complaint);
-  }
-  attempt(complaints, [&] {
-    decisions.scaler =
-        make_scaler(options.grad_scaler, decisions.precision, world);
-  });
+  attempt(
+      complaints, [&] { make_scaler(options.grad_scaler, world, decisions); });
   attempt(complaints, [&] { require_valid(options.project_configuration); });
   attempt(complaints, [&] {
     auto& ignored = decisions.plan_request.training.ignored;
-    for (auto& setting : options_without_effect(options, decisions.precision))
+    for (auto& setting : options_without_effect(options, precision))
       ignored.push_back(std::move(setting));
   });
   attempt(complaints, [&] {

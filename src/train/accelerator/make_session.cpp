@@ -53,17 +53,9 @@ class StoreRankBoard final : public RankBoard {
 // Saves and loads that take less time show no bar.
 constexpr double kProgressDelaySeconds = 2;
 
-ProjectConfiguration project_configuration(const AcceleratorOptions& options) {
-  ProjectConfiguration project = options.project_configuration;
-  if (project.project_dir.empty()) {
-    project.set_directories(options.project_dir);
-  }
-  return project;
-}
-
-std::unique_ptr<RunTracking> make_tracking(
+void add_tracking(
+    Session& session,
     const AcceleratorOptions& options,
-    const Session& session,
     const Environment& environment) {
   const ProjectConfiguration& project = session.services.checkpoints->project;
   auto warnings = std::make_shared<WarningTap>();
@@ -95,7 +87,10 @@ std::unique_ptr<RunTracking> make_tracking(
   Logger& logger = session.world.group().impl()->world->logger;
   logger = logger.also_to(
       [warnings](const LogRecord& record) { warnings->take(record); });
-  return std::make_unique<RunTracking>(std::move(tracking));
+  session.services.tracking =
+      std::make_unique<RunTracking>(std::move(tracking));
+  session.services.checkpoints->components.push_back(
+      run_component(*session.services.tracking));
 }
 
 // The session, which reports settings without effect when its last handle is
@@ -110,13 +105,6 @@ std::shared_ptr<Session> reporting_at_its_end(
               // The program's logger threw, and a destructor must not.
             }
           }};
-}
-
-WorldOptions world_options(const AcceleratorOptions& options) {
-  WorldOptions world = options.world;
-  if (options.cpu.value_or(false)) world.device = at::kCPU;
-  if (options.cpu) world.cpu = options.cpu;
-  return world;
 }
 
 // Adds the parts that the session owns and that refer to other parts of it.
@@ -136,18 +124,16 @@ void add_services(
       session.world.group().impl()->world->board != nullptr &&
       session.world.local_size() == session.world.size();
   if (!sees_all_ranks) session.services.agreement->start_detector();
+  ProjectConfiguration project = options.project_configuration;
+  if (project.project_dir.empty()) project.set_directories(options.project_dir);
   session.services.checkpoints = std::make_unique<CheckpointState>(
-      session.world,
-      *session.services.agreement,
-      project_configuration(options));
+      session.world, *session.services.agreement, std::move(project));
   session.services.checkpoints->progress = progress_options_of_rank(
       {.delay_seconds = kProgressDelaySeconds,
        .disable = !options.progress_bars},
       session.world.is_local_main_process(),
       terminal_variables(environment).has_utf8);
-  session.services.tracking = make_tracking(options, session, environment);
-  session.services.checkpoints->components.push_back(
-      run_component(*session.services.tracking));
+  add_tracking(session, options, environment);
 }
 
 }  // namespace
@@ -156,7 +142,10 @@ std::shared_ptr<Session> make_session(
     const AcceleratorOptions& options,
     const std::vector<AddedTechnique>& added) {
   const Environment environment = Environment::current();
-  World world(world_options(options));
+  WorldOptions world_options = options.world;
+  if (options.cpu) world_options.cpu = options.cpu;
+  if (options.cpu == true) world_options.device = at::kCPU;
+  World world(world_options);
   Decisions decisions = decide(
       options,
       added,

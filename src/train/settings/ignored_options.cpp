@@ -1,7 +1,5 @@
 #include "train/settings/ignored_options.h"
 
-#include <tuple>
-
 #include "base/text/text.h"
 #include "precision/support.h"
 #include "track/profiler/operator_recorder.h"
@@ -10,35 +8,10 @@ namespace accelerate::detail {
 
 namespace {
 
-bool differs_from_default(const PowerSGDOptions& options) {
-  const auto all = [](const PowerSGDOptions& o) {
-    return std::tuple(
-        o.matrix_approximation_rank,
-        o.start_power_sgd_iter,
-        o.min_compression_rate,
-        o.use_error_feedback,
-        o.warm_start,
-        o.orthogonalization_epsilon,
-        o.random_seed);
-  };
-  return all(options) != all(PowerSGDOptions());
-}
-
-bool differs_from_default(const AutocastOptions& options) {
-  return !options.enabled || options.cache_enabled;
-}
-
-// Whether a factor or an interval of the scale was given.
-bool has_numbers(const GradScalerOptions& options) {
-  const auto all = [](const GradScalerOptions& o) {
-    return std::tuple(
-        o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval);
-  };
-  return all(options) != all(GradScalerOptions());
-}
-
-bool differs_from_default(const GradScalerOptions& options) {
-  return !options.enabled || has_numbers(options);
+template <class Options, class... Field>
+bool differs_from_default(const Options& options, Field Options::*... fields) {
+  const Options plain;
+  return ((options.*fields != plain.*fields) || ...);
 }
 
 }  // namespace
@@ -50,7 +23,16 @@ std::vector<IgnoredSetting> options_without_effect(
   const bool has_factors = options.comm_hook == CommHook::power_sgd ||
       options.comm_hook == CommHook::batched_power_sgd;
   note(
-      !has_factors && differs_from_default(options.power_sgd),
+      !has_factors &&
+          differs_from_default(
+              options.power_sgd,
+              &PowerSGDOptions::matrix_approximation_rank,
+              &PowerSGDOptions::start_power_sgd_iter,
+              &PowerSGDOptions::min_compression_rate,
+              &PowerSGDOptions::use_error_feedback,
+              &PowerSGDOptions::warm_start,
+              &PowerSGDOptions::orthogonalization_epsilon,
+              &PowerSGDOptions::random_seed),
       "replicate_options.power_sgd",
       "comm_hook is not PowerSGD");
   return ignored;
@@ -65,16 +47,26 @@ std::vector<IgnoredSetting> options_without_effect(
   const std::string in_force =
       format("mixed_precision is {}", name_of(precision));
   note(
-      !autocast_dtype(precision) && differs_from_default(options.autocast),
+      !autocast_dtype(precision) &&
+          differs_from_default(
+              options.autocast,
+              &AutocastOptions::enabled,
+              &AutocastOptions::cache_enabled),
       "autocast",
       in_force);
   const GradScalerOptions& scaler = options.grad_scaler;
+  const bool has_numbers = differs_from_default(
+      scaler,
+      &GradScalerOptions::init_scale,
+      &GradScalerOptions::growth_factor,
+      &GradScalerOptions::backoff_factor,
+      &GradScalerOptions::growth_interval);
   note(
-      precision != Precision::fp16 && differs_from_default(scaler),
+      precision != Precision::fp16 && (!scaler.enabled || has_numbers),
       "grad_scaler",
       in_force);
   note(
-      precision == Precision::fp16 && !scaler.enabled && has_numbers(scaler),
+      precision == Precision::fp16 && !scaler.enabled && has_numbers,
       "grad_scaler",
       "enabled is false");
   if (options.profile) check_profile(*options.profile);
