@@ -178,7 +178,7 @@ ComponentList components_of(
     Session& session,
     const std::vector<bool>& with_weights,
     CheckpointUse use) {
-  follow_modules(session);
+  follow_modules(session.prepared);
   CheckpointState& checkpoints = *session.services.checkpoints;
   const WriterRule writes = checkpoints.writer_rule();
   const at::Device device = session.world.device();

@@ -27,7 +27,7 @@ void save_prepared(
     const SaveModelOptions& options) {
   require_prepared(model);
   require_no_join(*model.session, "save_model()");
-  follow_modules(*model.session);
+  follow_modules(model.session->prepared);
   const auto whole = whole_model(model);
   save_weights(
       *model.session->services.checkpoints,
@@ -42,7 +42,7 @@ void load_prepared(
     const LoadModelOptions& options) {
   require_prepared(model);
   require_no_join(*model.session, "load_model()");
-  follow_modules(*model.session);
+  follow_modules(model.session->prepared);
   load_weights(
       *model.session->services.checkpoints,
       placed(model),
@@ -60,7 +60,7 @@ WeightList weights_of(
     const PreparedModel& model,
     const StateDictOptions& options) {
   require_prepared(model);
-  follow_modules(*model.session);
+  follow_modules(model.session->prepared);
   const bool is_whole = options.type == StateDictType::full_state_dict;
   const auto whole = is_whole ? whole_model(model) : nullptr;
   const PlacedModel placed_model = whole ? whole->placed() : placed(model);
@@ -73,7 +73,7 @@ WeightList weights_of(
 
 std::vector<WeightShard> shards_of(const PreparedModel& model) {
   require_prepared(model);
-  follow_modules(*model.session);
+  follow_modules(model.session->prepared);
   const WriterRule writes = model.session->services.checkpoints->writer_rule();
   std::vector<WeightShard> shards;
   for (const SectionEntry& entry :
@@ -114,7 +114,7 @@ WeightList Accelerator::get_state_dict(
 }
 
 std::string describe(const detail::ModelReference& model) {
-  follow_modules(*model.prepared.session);
+  follow_modules(model.prepared.session->prepared);
   std::string text;
   for (const detail::Parameter& row : model.prepared.table.rows()) {
     text += detail::format(

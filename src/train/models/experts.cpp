@@ -4,7 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "parallel/expert/expert_losses.h"
-#include "train/session/session.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
 

@@ -15,6 +15,7 @@ class Module;
 
 namespace accelerate::detail {
 
+struct PreparedItems;
 struct PrepareRequest;
 struct Session;
 
@@ -28,7 +29,10 @@ struct ModelPlan {
 
 /// Throws ConfigError for everything that prepare() rejects whatever the plans
 /// are, before anything is changed.
-void require_preparable(const Session& session, const PrepareRequest& request);
+void require_preparable(
+    const ParallelPlan& plan,
+    const PreparedItems& prepared,
+    const PrepareRequest& request);
 
 /// Makes one plan per model; throws one ConfigError for all of them.
 std::vector<ModelPlan> plans_of(

@@ -16,7 +16,7 @@
 
 #include "base/text/text.h"
 #include "gate/watched_tensor.h"
-#include "train/session/session.h"
+#include "train/session/prepared.h"
 #include "train/step/step_watch.h"
 
 namespace accelerate::detail {
@@ -168,9 +168,9 @@ std::vector<std::string> ModuleWatch::changes(const torch::nn::Module& module) {
   return changes;
 }
 
-void follow_modules(Session& session) {
-  session.prepared.step_watch->require_steps_of_handles();
-  for (const auto& model : session.prepared.models) {
+void follow_modules(PreparedItems& prepared) {
+  prepared.step_watch->require_steps_of_handles();
+  for (const auto& model : prepared.models) {
     if (!model->watches.module) continue;
     const auto changes = model->watches.module->changes(*model->module);
     if (changes.empty()) continue;

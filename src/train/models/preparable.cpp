@@ -11,7 +11,7 @@
 #include "pipeline/stages.h"
 #include "train/optimizers/optimizer_watch.h"
 #include "train/optimizers/schedule_adapter.h"
-#include "train/session/session.h"
+#include "train/session/prepared.h"
 
 namespace accelerate::detail {
 
@@ -26,10 +26,10 @@ std::size_t count_repeated(std::vector<T> items) {
 
 // If the ranks have different stages, only a Pipeline splits a model.
 void require_stage(
-    const Session& session,
+    const ParallelPlan& plan,
     const RequestedModel& model,
     std::vector<std::string>& complaints) {
-  const int num_stages = session.layout.plan.degree(Axis::pipeline);
+  const int num_stages = plan.degree(Axis::pipeline);
   const bool is_stage =
       dynamic_cast<const PipelineStageModule*>(model.module.get()) != nullptr;
   const bool is_trained = !model.options || !model.options->evaluation_mode;
@@ -58,7 +58,10 @@ void require_watchable(
 
 }  // namespace
 
-void require_preparable(const Session& session, const PrepareRequest& request) {
+void require_preparable(
+    const ParallelPlan& plan,
+    const PreparedItems& prepared,
+    const PrepareRequest& request) {
   std::vector<std::string> complaints;
   std::vector<const void*> modules, optimizers, schedulers;
   for (const RequestedModel& model : request.models) {
@@ -69,23 +72,23 @@ void require_preparable(const Session& session, const PrepareRequest& request) {
           model.position));
     } else {
       modules.push_back(model.module.get());
-      require_stage(session, model, complaints);
+      require_stage(plan, model, complaints);
     }
   }
   // A module is null after free_memory().
-  for (const auto& model : session.prepared.models) {
+  for (const auto& model : prepared.models) {
     if (model->module) modules.push_back(model->module.get());
   }
   for (const RequestedOptimizer& requested : request.optimizers) {
     optimizers.push_back(requested.optimizer);
     require_watchable(requested, complaints);
   }
-  for (const auto& optimizer : session.prepared.optimizers) {
+  for (const auto& optimizer : prepared.optimizers) {
     if (optimizer->inner != nullptr) optimizers.push_back(optimizer->inner);
   }
   for (const auto& scheduler : request.schedulers)
     schedulers.push_back(scheduler.schedule->address());
-  for (const auto& scheduler : session.prepared.schedulers) {
+  for (const auto& scheduler : prepared.schedulers) {
     if (scheduler->schedule)
       schedulers.push_back(scheduler->schedule->address());
   }

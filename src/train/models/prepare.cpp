@@ -194,7 +194,7 @@ std::unique_ptr<PreparedModel> make_prepared_model(
   detail::ModelCalls calls;
   calls.ends_window = [&session] { return session.clock.sync_gradients(); };
   calls.step_on_part = [&session](detail::Strategy& strategy, auto parts) {
-    detail::step_on_part(session, strategy, parts);
+    detail::step_on_part(session.prepared, strategy, parts);
   };
   model->watches.plain_backwards =
       std::make_shared<detail::PlainBackwards>(*model, calls);
@@ -331,7 +331,7 @@ detail::PrepareResult Accelerator::apply(const PrepareRequest& request) const {
   const detail::PublicCall call("prepare()");
   Session& session = *session_;
   session.step.is_direct = false;
-  require_preparable(session, request);
+  require_preparable(session.layout.plan, session.prepared, request);
   detail::apply_deepspeed_rules(session, request);
   const auto plans = plans_of(session, request);
   // A training rank may miss a call in which others wait for it.

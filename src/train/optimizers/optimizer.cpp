@@ -264,7 +264,7 @@ void detail::finish_step(PreparedOptimizer& optimizer) {
   if (session.services.steps->monitor)
     session.services.steps->monitor->stepped(
         session.prepared.step_counts->most());
-  end_step(session, *optimizer.inner);
+  end_step(session.prepared, *session.services.tracking, *optimizer.inner);
   session.prepared.step_watch->forget();
 }
 
@@ -272,9 +272,9 @@ at::Tensor detail::step_inner(
     const PreparedOptimizer& prepared,
     const LossClosure& closure,
     const at::Tensor& divisor) {
-  const auto& models = prepared.session->prepared.models;
-  const bool has_parts = std::ranges::any_of(models, [](const auto& model) {
-    return model->strategies.traits().steps_in_parts;
+  const PreparedItems& items = prepared.session->prepared;
+  const bool has_parts = std::ranges::any_of(items.models, [](const auto& m) {
+    return m->strategies.traits().steps_in_parts;
   });
   if (!has_parts) return step_at_once(prepared, closure, divisor);
   at::Tensor loss;
@@ -282,7 +282,9 @@ at::Tensor detail::step_inner(
     const at::AutoGradMode with_gradients(true);
     loss = closure();
   }
-  step_in_parts(prepared, [&] { step_at_once(prepared, nullptr, divisor); });
+  step_in_parts(items, *prepared.inner, [&] {
+    step_at_once(prepared, nullptr, divisor);
+  });
   return loss;
 }
 
@@ -304,7 +306,7 @@ void detail::notice_changes(Session& session) {
   for (const auto& optimizer : session.prepared.optimizers) {
     if (optimizer->inner != nullptr) bind_added_parameters(session, *optimizer);
   }
-  follow_modules(session);
+  follow_modules(session.prepared);
 }
 
 void detail::watch_steps(

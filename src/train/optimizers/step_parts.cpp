@@ -10,6 +10,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "train/session/prepared.h"
 #include "train/step/step_watch.h"
 
 namespace accelerate::detail {
@@ -65,11 +66,11 @@ void add_to(Identities& identities, const ParameterPart& part) {
 }  // namespace
 
 void step_in_parts(
-    const PreparedOptimizer& prepared,
+    const PreparedItems& prepared,
+    torch::optim::Optimizer& optimizer,
     const std::function<void()>& step) {
-  torch::optim::Optimizer& optimizer = *prepared.inner;
   std::vector<StrategyList::OwnedParts> all;
-  for (const auto& model : prepared.session->prepared.models) {
+  for (const auto& model : prepared.models) {
     for (auto& owned : model->strategies.step_parts(optimizer))
       all.push_back(std::move(owned));
   }
@@ -96,17 +97,16 @@ void step_in_parts(
 }
 
 void step_on_part(
-    const Session& session,
+    const PreparedItems& prepared,
     Strategy& strategy,
     std::span<const ParameterPart> parts) {
   const LibraryCall call;
   Identities chosen;
   add_to(chosen, parts.front());
-  for (const auto& prepared : session.prepared.optimizers) {
-    if (prepared->inner == nullptr || !has_any(*prepared->inner, chosen))
-      continue;
-    torch::optim::Optimizer& optimizer = *prepared->inner;
-    for (const auto& model : session.prepared.models)
+  for (const auto& each : prepared.optimizers) {
+    if (each->inner == nullptr || !has_any(*each->inner, chosen)) continue;
+    torch::optim::Optimizer& optimizer = *each->inner;
+    for (const auto& model : prepared.models)
       model->strategies.unpack_optimizer_state(optimizer);
     strategy.before_part(optimizer, parts);
     {
@@ -114,10 +114,10 @@ void step_on_part(
       groups.choose([&](const at::Tensor& parameter) {
         return chosen.contains(parameter.unsafeGetTensorImpl());
       });
-      step_at_once(*prepared, nullptr);
+      step_at_once(*each, nullptr);
     }
     strategy.after_part(optimizer, parts.front());
-    for (const auto& model : session.prepared.models)
+    for (const auto& model : prepared.models)
       model->strategies.pack_optimizer_state(optimizer);
   }
 }

@@ -8,20 +8,23 @@
 #include <accelerate/optimizers.h>
 
 #include "parallel/strategy.h"
-#include "train/session/session.h"
 
 namespace accelerate::detail {
+
+struct PreparedItems;
+struct PreparedOptimizer;
 
 /// Steps on one part of the parameters after another, as strategies ask for it
 /// (Strategy::step_parts). `step` steps on those that the optimizer's groups
 /// have when it is called.
 void step_in_parts(
-    const PreparedOptimizer& prepared,
+    const PreparedItems& prepared,
+    torch::optim::Optimizer& optimizer,
     const std::function<void()>& step);
 
 /// See ModelCalls.
 void step_on_part(
-    const Session& session,
+    const PreparedItems& prepared,
     Strategy& strategy,
     std::span<const ParameterPart> parts);
 

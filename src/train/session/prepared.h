@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -154,5 +155,12 @@ struct PreparedItems {
     return nullptr;
   }
 };
+
+/// The part of notice_changes() that concerns modules.
+void follow_modules(PreparedItems& prepared);
+
+/// Throws ConfigError for a handle that free_memory() released. `what` has to
+/// be prepared: "the model again".
+[[noreturn]] void throw_released(std::string_view what);
 
 }  // namespace accelerate::detail

@@ -100,8 +100,6 @@ void drop_kept_casts(Session& session);
 /// no strategy follow the modules. Throws ConfigError that names what cannot be
 /// adapted to.
 void notice_changes(Session& session);
-/// The part of notice_changes() that concerns modules.
-void follow_modules(Session& session);
 /// Warns once, on the main process, about every setting from code, flags,
 /// variables or a file that neither took effect nor was rejected, with its
 /// origin. Must be called once everything that reads settings has had the
@@ -113,10 +111,6 @@ void report_settings_without_effect(Session& session);
 /// Whether this process has been told to end, which check_preemption() asks all
 /// ranks. Does not communicate.
 [[nodiscard]] bool is_told_to_end(Session& session);
-
-/// Throws ConfigError for a handle that free_memory() released. `what` has to
-/// be prepared: "the model again".
-[[noreturn]] void throw_released(std::string_view what);
 
 /// Throws ConfigError inside join_uneven_inputs. `what` names the operation
 /// that needs all ranks.

@@ -419,7 +419,7 @@ void Accelerator::lomo_backward(
     });
   });
   detail::StepCounts::advance(optimizer.prepared()->num_steps);
-  detail::end_step(session, *lomo);
+  detail::end_step(session.prepared, *session.services.tracking, *lomo);
 }
 
 MicroStep::MicroStep(

@@ -12,6 +12,8 @@ class Optimizer;
 
 namespace accelerate::detail {
 
+class RunTracking;
+struct PreparedItems;
 struct PreparedOptimizer;
 struct Session;
 
@@ -58,6 +60,9 @@ StepClipping clip_for_step(
 
 /// Tells the strategies of all models that `optimizer` has stepped, and writes
 /// their figures for the step to the run's journal.
-void end_step(const Session& session, const torch::optim::Optimizer& optimizer);
+void end_step(
+    const PreparedItems& prepared,
+    RunTracking& tracking,
+    const torch::optim::Optimizer& optimizer);
 
 }  // namespace accelerate::detail

@@ -3,15 +3,17 @@
 
 #include <accelerate/tracker.h>
 
-#include "train/session/session.h"
+#include "track/run_tracking.h"
+#include "train/session/prepared.h"
 #include "train/step/gradients.h"
 
 namespace accelerate::detail {
 
 void end_step(
-    const Session& session,
+    const PreparedItems& prepared,
+    RunTracking& tracking,
     const torch::optim::Optimizer& optimizer) {
-  for (const auto& model : session.prepared.models) {
+  for (const auto& model : prepared.models) {
     model->strategies.after_step(optimizer);
     std::vector<StepFigure> figures = model->strategies.take_figures();
     if (figures.empty()) continue;
@@ -19,7 +21,7 @@ void end_step(
     values.reserve(figures.size());
     for (StepFigure& each : figures)
       values.push_back({std::move(each.name), each.value});
-    session.services.tracking->add_figures(values);
+    tracking.add_figures(values);
   }
 }
 
