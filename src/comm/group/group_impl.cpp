@@ -16,6 +16,7 @@
 #include "comm/rendezvous/store.h"
 #include "comm/transport/adapters/adapters.h"
 #include "comm/transport/disagreement.h"
+#include "launch/board/rank_activity.h"
 
 namespace accelerate::detail {
 
@@ -35,15 +36,6 @@ constexpr std::string_view kUnevenLoops =
     "them up (even_batches) or use join_uneven_inputs()";
 
 constexpr std::string_view kDifferentCalls = "the ranks made different calls";
-
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
 
 std::string seconds(milliseconds time) {
   return format("{} s", std::chrono::duration<double>(time).count());
@@ -150,7 +142,7 @@ std::string diagnose(
   }
   // A rank may have gone since the board was looked at.
   if (auto cause = find_cause_on_board(group, text)) return std::move(*cause);
-  const std::string peers = list_of(missing);
+  const std::string peers = describe_ranks(missing);
   if (is_timeout(text)) {
     return format(
         "{} did not arrive within {}: stopped, stuck, or executing a different "
@@ -228,7 +220,7 @@ std::shared_ptr<GroupImpl> make_group(
         "[comm] group \"{}\" needs {} ranks, but {} did not arrive within {}",
         group->name,
         group->size,
-        list_of(missing),
+        describe_ranks(missing),
         seconds(group->world->timeout)));
   }
   try {

@@ -89,18 +89,16 @@ std::string describe_circular_wait(
   std::vector<std::pair<int, std::string>> calls{{own_rank, call}};
   for (const auto& [rank, in] : waits) calls.emplace_back(rank, describe(in));
   std::ranges::sort(calls);
-  std::string ranks, lines;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const char* const before = i == 0 ? ""
-        : i + 1 == calls.size()       ? " and "
-                                      : ", ";
-    ranks += format("{}{}", before, calls[i].first);
-    lines += format("\n  rank {}: {}", calls[i].first, calls[i].second);
+  std::vector<int> ranks;
+  std::string lines;
+  for (const auto& [rank, description] : calls) {
+    ranks.push_back(rank);
+    lines += format("\n  rank {}: {}", rank, description);
   }
   return format(
-      "[comm] ranks {} wait for each other, because they made different calls; "
+      "[comm] {} wait for each other, because they made different calls; "
       "all ranks must make the same:{}",
-      ranks,
+      describe_ranks(ranks),
       lines);
 }
 

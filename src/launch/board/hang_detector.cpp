@@ -25,15 +25,6 @@ std::string seconds(milliseconds time) {
   return format("{} s", time.count() / 1000);
 }
 
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 std::string_view describe_process_state(char process_state) {
   switch (process_state) {
     case 'T':
@@ -83,11 +74,11 @@ std::string headline(const HangReport& report) {
     case HangReport::Kind::disagreement:
       return "the ranks of a group made different calls";
     case HangReport::Kind::cycle:
-      return format("{} wait for each other", list_of(waiting));
+      return format("{} wait for each other", describe_ranks(waiting));
     case HangReport::Kind::elsewhere:
       return format(
           "{} {} {}, but not for a rank of this machine",
-          list_of(waiting),
+          describe_ranks(waiting),
           waits,
           seconds(time));
     case HangReport::Kind::late:
@@ -95,10 +86,10 @@ std::string headline(const HangReport& report) {
   }
   return format(
       "{} {} {} for {}",
-      list_of(waiting),
+      describe_ranks(waiting),
       waits,
       seconds(time),
-      list_of(blocking));
+      describe_ranks(blocking));
 }
 
 }  // namespace

@@ -193,6 +193,15 @@ std::vector<RankActivity> read_activities(const Board& board) {
   return ranks;
 }
 
+std::string describe_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
 const char* describe(RankPhase phase) {
   switch (phase) {
     case RankPhase::starting:

@@ -77,6 +77,9 @@ RankActivity read_activity(const Board& board, int index);
 /// in an elastic group, those of the current generation.
 std::vector<RankActivity> read_activities(const Board& board);
 
+/// Names ranks, as in "rank 2" or "ranks 0, 1 and 4".
+std::string describe_ranks(const std::vector<int>& ranks);
+
 /// Describes a phase, as in "in forward" or "between calls of the library".
 const char* describe(RankPhase phase);
 
