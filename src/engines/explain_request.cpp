@@ -240,6 +240,24 @@ std::string describe_sequence(const SequenceRequest& sequence) {
   return text;
 }
 
+std::string explain_split_layers(const TrainingRequest& request) {
+  std::string text = line(
+      "split layers",
+      request.infers_plan && !request.parallelize_plan
+          ? "as infer_parallelize_plan() chooses, for models without a plan"
+          : "as parallelize_plan says");
+  if (request.divides_sequences)
+    text += line("sequences", "divided between split layers");
+  if (request.engine == Engine::megatron_lm) {
+    text += line(
+        "experts",
+        request.experts.splits_over_tensor
+            ? "each is split by the ranks along tensor"
+            : "each rank along tensor computes whole ones");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string explain(const TrainingRequest& request) {
@@ -262,22 +280,8 @@ std::string explain(const TrainingRequest& request) {
               join(leaves, ", ")));
     }
   }
-  if (request.degree(Axis::tensor).value_or(1) > 1) {
-    text += line(
-        "split layers",
-        request.infers_plan && !request.parallelize_plan
-            ? "as infer_parallelize_plan() chooses, for models without a plan"
-            : "as parallelize_plan says");
-    if (request.divides_sequences)
-      text += line("sequences", "divided between split layers");
-    if (request.engine == Engine::megatron_lm) {
-      text += line(
-          "experts",
-          request.experts.splits_over_tensor
-              ? "each is split by the ranks along tensor"
-              : "each rank along tensor computes whole ones");
-    }
-  }
+  if (request.degree(Axis::tensor).value_or(1) > 1)
+    text += explain_split_layers(request);
   if (request.degree(Axis::context).value_or(1) > 1)
     text += line("sequences", describe_sequence(request.sequence));
   text += line("pipeline", describe_pipeline(request.pipeline));

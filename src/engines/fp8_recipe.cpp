@@ -21,24 +21,17 @@ constexpr std::array<std::string_view, 3> kOverrideVariables{
     "ACCELERATE_FP8_OVERRIDE_DGRAD",
     "ACCELERATE_FP8_OVERRIDE_WGRAD"};
 
-// The value of a key in any of its spellings; Accelerate's questions write some
-// keys differently from how its launcher reads them.
-std::string text_of(
+// The key in use, of two spellings: Accelerate's questions write some keys
+// differently from how its launcher reads them.
+std::string_view spelling_of(
     const Settings& settings,
     std::string_view key,
     std::string_view other_key) {
-  const auto other = settings.text(other_key);
-  const std::string value = *settings.text(key);
-  return settings.is_given(key) || !other ? value : *other;
-}
-
-std::int64_t integer_of(
-    const Settings& settings,
-    std::string_view key,
-    std::string_view other_key) {
-  const auto other = settings.integer(other_key);
-  const std::int64_t value = *settings.integer(key);
-  return settings.is_given(key) || !other ? value : *other;
+  settings.mark_read(key);
+  settings.mark_read(other_key);
+  const bool is_other =
+      !settings.is_given(key) && settings.find(other_key) != nullptr;
+  return is_other ? other_key : key;
 }
 
 // A word from an option's list of choices, in that list's case.
@@ -181,12 +174,12 @@ TERecipeKwargs resolve_recipe(
   fill(recipe.interval, [&] { return *settings.integer("fp8_interval"); });
   fill(recipe.fp8_format, [&] { return *settings.text("fp8_format"); });
   fill(recipe.amax_history_len, [&] {
-    return integer_of(
-        settings, "fp8_amax_history_len", "fp8_amax_history_length");
+    return *settings.integer(spelling_of(
+        settings, "fp8_amax_history_len", "fp8_amax_history_length"));
   });
   fill(recipe.amax_compute_algo, [&] {
-    return text_of(
-        settings, "fp8_amax_compute_algo", "fp8_amax_compute_algorithm");
+    return *settings.text(spelling_of(
+        settings, "fp8_amax_compute_algo", "fp8_amax_compute_algorithm"));
   });
   fill(recipe.override_linear_precision, [&] {
     return launched_override(settings, environment);
@@ -206,8 +199,8 @@ TERecipeKwargs resolve_recipe(
 MSAMPRecipeKwargs resolve_recipe(
     const MSAMPRecipeKwargs& given,
     const Settings& settings) {
-  const std::string launched =
-      text_of(settings, "fp8_opt_level", "fp8_optimization_level");
+  const std::string launched = *settings.text(
+      spelling_of(settings, "fp8_opt_level", "fp8_optimization_level"));
   return {known_word("fp8_opt_level", given.opt_level.value_or(launched))};
 }
 

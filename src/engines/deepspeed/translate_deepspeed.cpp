@@ -84,52 +84,48 @@ void record_deepspeed(
   }
 }
 
-// Lists the fields that only DeepSpeed itself acts on; `config` is the origin
-// of what its configuration says.
-void list_ignored_fields(
-    const DeepSpeedOptions& given,
-    const DeepSpeedConfig& configuration,
-    const Settings& settings,
-    const std::string& config,
-    std::vector<IgnoredSetting>& ignored) {
-  const auto note = [&](bool is_in_code,
-                        const std::string& name,
-                        std::string_view key,
-                        const std::string& instead = {}) {
-    const bool is_launched = !key.empty() && settings.is_given(key);
-    ignored.push_back(
-        {name,
-         instead,
+// Notes settings without effect, each with its origin: code, launcher, or else
+// what `config` names.
+class IgnoredFields {
+ public:
+  IgnoredFields(
+      const Settings& settings,
+      const std::string& config,
+      std::vector<IgnoredSetting>& ignored)
+      : settings_(settings), config_(config), ignored_(ignored) {}
+
+  void note(
+      bool is_in_code,
+      std::string_view name,
+      std::string_view key,
+      std::string instead = {}) {
+    const bool is_launched = !key.empty() && settings_.is_given(key);
+    ignored_.push_back(
+        {std::string(name),
+         std::move(instead),
          is_in_code        ? "code"
-             : is_launched ? settings.find(key)->where
-                           : config,
+             : is_launched ? settings_.find(key)->where
+                           : config_,
          is_launched && !is_in_code ? std::string(key) : std::string()});
-  };
-  const DeepSpeedFields& found = configuration.options();
-  if (*found.zero3_save_16bit_model) {
-    note(
-        false,
-        "zero3_save_16bit_model",
-        "zero3_save_16bit_model",
-        "get_state_dict and save_model always use full weights");
   }
-  const bool shards_as_made = given.zero3_init_flag
-      ? *given.zero3_init_flag
-      : settings.is_given("zero3_init_flag") &&
-          settings.boolean("zero3_init_flag");
-  if (shards_as_made && !*found.zero3_init_flag) {
-    note(
-        given.zero3_init_flag.has_value(),
-        "zero3_init_flag",
-        "zero3_init_flag",
-        "only zero_stage 3 has it");
-  }
+
+ private:
+  const Settings& settings_;
+  const std::string& config_;
+  std::vector<IgnoredSetting>& ignored_;
+};
+
+// Lists what is given for disks that are not in use.
+void list_disk_fields(
+    const DeepSpeedOptions& given,
+    const DeepSpeedFields& found,
+    IgnoredFields& ignored) {
   const auto note_path = [&](std::string_view name,
                              const std::optional<std::string>& device,
                              const std::optional<std::string>& in_code,
                              const std::optional<std::string>& path) {
     if (device == "nvme" || !path || path->empty() || *path == "none") return;
-    note(in_code == path, std::string(name), name, "its device is not nvme");
+    ignored.note(in_code == path, name, name, "its device is not nvme");
   };
   note_path(
       "offload_optimizer_nvme_path",
@@ -144,18 +140,47 @@ void list_ignored_fields(
   const bool uses_disk = found.offload_optimizer_device == "nvme" ||
       found.offload_param_device == "nvme";
   if (given.offload_directory_in_memory && !uses_disk) {
-    note(true, "offload_directory_in_memory", "", "nothing is on nvme");
+    ignored.note(true, "offload_directory_in_memory", "", "nothing is on nvme");
   }
   if (given.step_in_backward && found.offload_optimizer_device != "nvme")
-    note(true, "step_in_backward", "", "the optimizer is not on nvme");
+    ignored.note(true, "step_in_backward", "", "the optimizer is not on nvme");
+}
+
+// Lists the fields that only DeepSpeed itself acts on.
+void list_ignored_fields(
+    const DeepSpeedOptions& given,
+    const DeepSpeedConfig& configuration,
+    const Settings& settings,
+    IgnoredFields ignored) {
+  const DeepSpeedFields& found = configuration.options();
+  if (*found.zero3_save_16bit_model) {
+    ignored.note(
+        false,
+        "zero3_save_16bit_model",
+        "zero3_save_16bit_model",
+        "get_state_dict and save_model always use full weights");
+  }
+  const bool shards_as_made = given.zero3_init_flag
+      ? *given.zero3_init_flag
+      : settings.is_given("zero3_init_flag") &&
+          settings.boolean("zero3_init_flag");
+  if (shards_as_made && !*found.zero3_init_flag) {
+    ignored.note(
+        given.zero3_init_flag.has_value(),
+        "zero3_init_flag",
+        "zero3_init_flag",
+        "only zero_stage 3 has it");
+  }
+  list_disk_fields(given, found, ignored);
   if (found.transformer_moe_cls_names && *found.zero_stage != 3) {
-    note(
+    ignored.note(
         given.transformer_moe_cls_names.has_value(),
         "transformer_moe_cls_names",
         "deepspeed_moe_layer_cls_names",
         "only zero_stage 3 gathers layers");
   }
-  if (configuration.uses_msamp()) note(false, "enable_msamp", "fp8_backend");
+  if (configuration.uses_msamp())
+    ignored.note(false, "enable_msamp", "fp8_backend");
 }
 
 void list_ignored(
@@ -249,6 +274,33 @@ std::optional<int> autotp_size(const DeepSpeedConfig& config) {
   return ranks > 1 ? std::optional(ranks) : std::nullopt;
 }
 
+ShardingRequest read_sharding(
+    const DeepSpeedOptions& given,
+    const Settings& settings,
+    const DeepSpeedConfig& config) {
+  const DeepSpeedFields& found = config.options();
+  const int stage = *found.zero_stage;
+  ShardingRequest sharding;
+  sharding.span = stage == 0 ? ShardSpan::none : ShardSpan::all;
+  sharding.shard_parameters = stage == 3;
+  sharding.reshard_after_forward = stage == 3;
+  sharding.reduce_every_backward = stage >= 2;
+  if (stage == 3 && found.transformer_moe_cls_names) {
+    for (const std::string& name :
+         split(*found.transformer_moe_cls_names, ',')) {
+      if (const std::string_view trimmed = trim(name); !trimmed.empty())
+        sharding.units.policy.leaf_class_names.emplace_back(trimmed);
+    }
+  }
+  // Shards and their optimizer state are always on the same device.
+  sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
+      found.offload_param_device == "cpu";
+  sharding.disk = read_disk_request(config);
+  if (sharding.disk) read_own_settings(*sharding.disk, given, settings);
+  sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
+  return sharding;
+}
+
 }  // namespace
 
 TrainingRequest read_deepspeed(
@@ -270,25 +322,7 @@ TrainingRequest read_deepspeed(
   request.settings = settings;
   record_deepspeed(request, given, found);
   request.precision.mixed_precision = mixed_precision;
-  const int stage = *found.zero_stage;
-  ShardingRequest& sharding = request.sharding.emplace();
-  sharding.span = stage == 0 ? ShardSpan::none : ShardSpan::all;
-  sharding.shard_parameters = stage == 3;
-  sharding.reshard_after_forward = stage == 3;
-  sharding.reduce_every_backward = stage >= 2;
-  if (stage == 3 && found.transformer_moe_cls_names) {
-    for (const std::string& name :
-         split(*found.transformer_moe_cls_names, ',')) {
-      if (const std::string_view trimmed = trim(name); !trimmed.empty())
-        sharding.units.policy.leaf_class_names.emplace_back(trimmed);
-    }
-  }
-  // Shards and their optimizer state are always on the same device.
-  sharding.cpu_offload = found.offload_optimizer_device == "cpu" ||
-      found.offload_param_device == "cpu";
-  sharding.disk = read_disk_request(config);
-  if (sharding.disk) read_own_settings(*sharding.disk, given, settings);
-  sharding.make_on_rank_0 = stage == 3 && found.zero3_init_flag.value_or(false);
+  request.sharding = read_sharding(given, settings, config);
   if (mixed_precision != "no") {
     request.precision.sharded =
         sharded_precision(policy_named(mixed_precision, 1));
@@ -315,7 +349,8 @@ TrainingRequest read_deepspeed(
   request.deepspeed = found;
   request.deepspeed_config = config.json().dump();
   const std::string origin = origin_of_config(given, settings);
-  list_ignored_fields(given, config, settings, origin, request.ignored);
+  list_ignored_fields(
+      given, config, settings, {settings, origin, request.ignored});
   list_ignored(config.json(), "", origin, config, request.ignored);
   return request;
 }

@@ -82,6 +82,26 @@ void list_void_casts(
       "mixed_precision_policy.cast_forward_inputs");
 }
 
+// Reads the policy of `options`, which has one.
+void read_precision(
+    TrainingRequest& request,
+    const std::optional<FsdpOptions>& given,
+    const FsdpOptions& options) {
+  const MixedPrecisionPolicy& policy = *options.mixed_precision_policy;
+  MixedPrecisionPolicy& precision = request.precision.sharded;
+  precision = sharded_precision(policy);
+  // If the policy comes from the program's precision, autocast returns outputs
+  // in fp32, and buffers stay as they are.
+  if (!given || !given->mixed_precision_policy) return;
+  precision.buffer_dtype = policy.buffer_dtype;
+  precision.output_dtype = policy.output_dtype;
+  precision.cast_root_forward_inputs = *options.fsdp_version == 2
+      ? policy.cast_forward_inputs
+      : policy.cast_root_forward_inputs;
+  list_void_casts(
+      request.ignored, *given->mixed_precision_policy, *options.fsdp_version);
+}
+
 // Unlike in PyTorch, a field left unset prefetches: the execution order is
 // learned. Version 2 has no such settings; it always gathers ahead.
 void read_prefetch(
@@ -233,24 +253,7 @@ TrainingRequest read_fully_sharded(
   request.settings = fsdp_in_force(given, options, settings);
   list_ignored(request, given, settings);
   if (given) list_void_fields(request, *given, options);
-  if (const auto& policy = options.mixed_precision_policy) {
-    MixedPrecisionPolicy& precision = request.precision.sharded;
-    precision = sharded_precision(*policy);
-    // If the policy comes from the program's precision, autocast returns
-    // outputs in fp32, and buffers stay as they are.
-    if (given && given->mixed_precision_policy) {
-      precision.buffer_dtype = policy->buffer_dtype;
-      precision.output_dtype = policy->output_dtype;
-      precision.cast_root_forward_inputs = *options.fsdp_version == 2
-          ? policy->cast_forward_inputs
-          : policy->cast_root_forward_inputs;
-      list_void_casts(
-          request.ignored,
-          *given->mixed_precision_policy,
-          *options.fsdp_version);
-    }
-  }
-
+  if (options.mixed_precision_policy) read_precision(request, given, options);
   ShardingRequest& sharding = request.sharding.emplace();
   read_strategy(sharding, options);
   sharding.units.custom = options.custom_auto_wrap_policy;
