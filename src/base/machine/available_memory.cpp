@@ -1,7 +1,6 @@
 #include "base/machine/available_memory.h"
 
 #include <algorithm>
-#include <string>
 #include <system_error>
 #include <vector>
 
