@@ -41,7 +41,10 @@ bool Generation::is_finished() const {
 Engine::Engine(Decoder decoder, const EngineOptions& options)
     : decoder_(std::move(decoder)),
       options_(options),
-      slots_(static_cast<std::size_t>(decoder_.num_slots())),
+      slots_(static_cast<std::size_t>(
+          options.max_batch == 0
+              ? decoder_.num_slots()
+              : std::min(options.max_batch, decoder_.num_slots()))),
       thread_([this] { run(); }) {}
 
 Engine::~Engine() {

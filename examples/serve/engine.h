@@ -56,6 +56,8 @@ class Busy : public std::runtime_error {
 struct EngineOptions {
   /// Requests that wait for a slot. One more is refused.
   std::size_t max_waiting = 64;
+  /// Requests that are computed together; 0: as many as the decoder has slots.
+  std::int64_t max_batch = 0;
   /// Tokens of a prompt that are read between two steps of the others.
   std::int64_t prefill_chunk = 256;
 };

@@ -40,6 +40,18 @@ TEST_P(RecordedDecoder, GeneratesPythonsTokensTogether) {
   }
 }
 
+TEST_P(RecordedDecoder, GeneratesTheSameInBatchesOfAnySize) {
+  for (const std::int64_t max_batch : {1, 2, 1000}) {
+    Engine engine(Decoder(program_path(GetParam())), {.max_batch = max_batch});
+    std::vector<std::shared_ptr<Generation>> generations;
+    for (std::size_t i = 0; i < record.prompts.size(); ++i)
+      generations.push_back(engine.submit(record.request(i)));
+    for (std::size_t i = 0; i < generations.size(); ++i)
+      EXPECT_EQ(all_tokens(*generations[i]), record.greedy[i])
+          << i << " in batches of " << max_batch;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Serve,
     RecordedDecoder,

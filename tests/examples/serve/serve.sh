@@ -24,6 +24,15 @@ found=$(post '{"tokens": [500]}')
 
 kill -TERM "$process"
 wait "$process" || { echo "it ends with $?"; exit 1; }
+"$serve" "$decoder" --load 12 --connections 3 --max_new_tokens 4 >load.txt || { cat load.txt; echo "no load test"; exit 1; }
+for batch in 1 '[0-9]+'; do
+  grep -qxE "in batches of $batch: [0-9.]+ requests/s, [0-9]+ tokens/s, latency in ms: p50 [0-9.]+, p90 [0-9.]+, p99 [0-9.]+" load.txt ||
+    { cat load.txt; echo "no figures"; exit 1; }
+done
+[ "$(wc -l <load.txt)" = 2 ] || { cat load.txt; echo "other lines"; exit 1; }
+rm load.txt
+if "$serve" "$decoder" --load 2 --max_new_tokens 1000000 2>error.txt; then echo "it does not say that requests are refused"; exit 1; fi
+grep -q 'a request was refused' error.txt || { cat error.txt; exit 1; }
 if "$serve" /nowhere.pt2 2>error.txt; then echo "it runs without a program"; exit 1; fi
 grep -q '^serve: .*/nowhere.pt2' error.txt || { cat error.txt; exit 1; }
 rm error.txt
