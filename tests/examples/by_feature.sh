@@ -195,12 +195,6 @@ packed_tokens)
     awk '/sequences in/ { sequences += $3; rows += $6 } END { exit !(sequences == 256 && rows < 128) }' "$directory/output_$ranks" || fail "sequences are lost or alone"
   done
   ;;
-ppo)
-  for ranks in 1 2; do
-    says $ranks "one policy, and poles of its own on every rank"
-    says $ranks "update 0: episodes of [0-9]+ steps"
-  done
-  ;;
 profiler)
   for ranks in 1 2; do
     # 20 x 2 x 32 and 20 x 32 x 1 multiply-adds in each of 3 steps.
