@@ -63,6 +63,13 @@ int main() {
   accelerator.print(
       "fetched more than once per step: " +
       std::string(offloaded.stats().num_fetches > 20 * 13 ? "yes" : "no"));
+  expect(
+      accelerate::has_offloaded_params(*base->hidden) &&
+          offloaded.stats().num_fetches > 20 * 13,
+      "the base must stay on disk, and be fetched for every pass");
+  expect(
+      num_trained == 593 && net->up->weight.count_nonzero().item<int>() > 0,
+      "the adapters alone must be trained");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -72,6 +72,11 @@ int main() {
   accelerator.print(
       captured.captured() ? std::string("the steps were replayed")
                           : "the steps ran plainly: " + captured.reason());
+  const auto counts = captured.counts();
+  expect(
+      captured.captured() ? counts.replayed > kSteps / 2
+                          : counts.plain == kSteps,
+      "steps must be replayed after the first few, or all run plainly");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -35,6 +35,10 @@ int main(int argc, char** argv) {
         ": loss of the last batch " + std::to_string(last));
     accelerator.save_state({.asynchronous = true});
   }
+  expect(
+      steps_taken(adam) ==
+          static_cast<std::int64_t>(last_epoch) * loader.size(),
+      "a resumed run must have taken the steps before it, too");
   report(accelerator, net);
   accelerator.end_training();
 }

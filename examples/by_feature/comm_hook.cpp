@@ -32,6 +32,9 @@ int main() {
   accelerator.print(
       std::string("gradients have the precision of ") +
       (is_rounded ? "bf16" : "fp32"));
+  expect(
+      is_rounded == (accelerator.num_processes() > 1),
+      "gradients must be rounded to bf16 if they travel, and not otherwise");
   report(accelerator, net);
   accelerator.end_training();
 }

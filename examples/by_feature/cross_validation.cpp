@@ -54,6 +54,7 @@ int main() {
   accelerator.print(
       std::to_string(static_cast<int>(judged.compute())) +
       " samples judged, error " + (is_good ? "below" : "above") + " 0.05");
+  expect(judged.compute() == 500, "every sample must be judged once");
   report(accelerator, last);
   accelerator.end_training();
 }

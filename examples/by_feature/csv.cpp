@@ -48,6 +48,14 @@ int main() {
       static_cast<long long>(file.num_rows()),
       static_cast<long long>(is_missing.sum().item<std::int64_t>()));
   accelerator.print(line);
+  expect(
+      is_missing.sum().item<std::int64_t>() == 5 &&
+          !inputs.isnan().any().item<bool>(),
+      "the five missing values must be found and replaced");
+  expect(
+      sides.names == std::vector<std::string>{"left", "right"} &&
+          sides.codes.equal((inputs.select(1, 0) >= 0).to(torch::kLong)),
+      "categories must be numbered in alphabetical order");
 
   // Every fifth row is held out.
   const torch::Tensor is_held_out =

@@ -46,6 +46,10 @@ int main() {
       "holds " + std::to_string(num_elements(student)) +
           " elements of the student, " + std::to_string(num_elements(teacher)) +
           " of the teacher");
+  expect(
+      sum_over_ranks(accelerator, num_elements(teacher)) ==
+          num_elements(student),
+      "all ranks together must hold the teacher once");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -12,6 +12,7 @@ int main() {
       adam,
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}));
+  int last_epoch = 100;
   for (int epoch = 0; epoch < 100; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
@@ -26,9 +27,15 @@ int main() {
     if (accelerator.check_trigger()) {
       print_on_every_rank(
           accelerator, "stopped after epoch " + std::to_string(epoch));
+      last_epoch = epoch;
       break;
     }
   }
+  expect(
+      last_epoch < 100 &&
+          sum_over_ranks(accelerator, last_epoch) ==
+              last_epoch * accelerator.num_processes(),
+      "all ranks must stop after the same epoch");
   report(accelerator, net);
   accelerator.end_training();
 }

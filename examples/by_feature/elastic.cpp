@@ -15,6 +15,11 @@ int main(int argc, char** argv) {
     options.gradient_accumulation_steps =
         context.gradient_accumulation_steps(10);
     const accelerate::Accelerator accelerator(options);
+    expect(
+        10 * accelerator.num_processes() *
+                accelerator.gradient_accumulation_steps() ==
+            20,
+        "a step must have 20 samples, whatever the number of ranks");
     torch::manual_seed(0);
     Net net;
     torch::optim::Adam adam(net->parameters(), 2e-2);

@@ -40,6 +40,15 @@ void train(const std::string& name, const accelerate::FP8Recipe& recipe) {
       optimizer.step();
     }
   }
+  {
+    const torch::NoGradGuard no_grad;
+    const torch::Tensor points = torch::rand({32, 2});
+    // The module's own forward, outside the handle, computes in fp32.
+    const torch::Tensor error = (model(points) - net->forward(points)).abs();
+    expect(
+        error.max().item<float>() > 0 && error.max().item<float>() < 0.5,
+        "products must be rounded to float8, and only a little");
+  }
   report(accelerator, net);
   accelerator.end_training();
 }

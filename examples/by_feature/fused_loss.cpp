@@ -4,9 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include <torch/torch.h>
-
-#include <accelerate/accelerate.h>
+#include "task.h"
 
 namespace {
 
@@ -64,5 +62,8 @@ int main() {
   accelerator.print(
       std::abs(fused - plain) < 1e-5 ? "all logits at once: the same loss"
                                      : "all logits at once: another loss");
+  expect(
+      std::abs(fused - plain) < 1e-5,
+      "the loss must be that of all logits at once");
   accelerator.end_training();
 }

@@ -4,6 +4,17 @@
 
 #include "task.h"
 
+// Whether a step changes parameters as torch::optim::Adam does.
+bool steps_like_torch() {
+  auto ours = torch::ones({100}).requires_grad_();
+  auto theirs = torch::ones({100}).requires_grad_();
+  ours.mutable_grad() = torch::linspace(-1, 1, 100);
+  theirs.mutable_grad() = torch::linspace(-1, 1, 100);
+  accelerate::optim::Adam({ours}, 1e-2).step();
+  torch::optim::Adam({theirs}, 1e-2).step();
+  return ours.allclose(theirs) && !ours.equal(torch::ones({100}));
+}
+
 int main() {
   torch::manual_seed(0);
   accelerate::Accelerator accelerator;
@@ -22,6 +33,10 @@ int main() {
       optimizer.step();
     }
   }
+  expect(steps_like_torch(), "a step must be that of torch::optim::Adam");
+  expect(
+      steps_taken(adam) == 20 * loader.size(),
+      "the state must have torch::optim::Adam's count of steps");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -23,6 +23,9 @@ int main() {
     }
   }
   accelerator.print(std::to_string(steps_taken(adam)) + " optimizer steps");
+  expect(
+      steps_taken(adam) == 40 * ((loader.size() + 3) / 4),
+      "there must be a step for each window of four batches");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -39,6 +39,9 @@ int main() {
       "clipped " + std::to_string(num_clipped) +
       " gradients; the largest norm that remained is " +
       std::to_string(largest_norm));
+  expect(
+      num_clipped > 0 && largest_norm < 1.0001,
+      "some gradients must be longer than 1, and none may remain so");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -28,8 +28,13 @@ int main() {
   }
   print_on_every_rank(
       accelerator, "had " + std::to_string(num_batches) + " batches");
-  if (has_equal_weights(accelerator, net))
-    accelerator.print("all ranks have the same weights");
+  expect(
+      sum_over_ranks(accelerator, num_batches) == 20 * 25,
+      "each batch must be read by one rank");
+  expect(
+      has_equal_weights(accelerator, net),
+      "all ranks must have the same weights");
+  accelerator.print("all ranks have the same weights");
   report(accelerator, net);
   accelerator.end_training();
 }

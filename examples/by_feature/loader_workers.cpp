@@ -57,6 +57,9 @@ int main() {
       ++num_batches;
     }
     if (epoch == 9) {
+      expect(
+          num_batches == resumed.size() - 3,
+          "the other loader must continue after the third batch");
       accelerator.print(
           "continued with the last " + std::to_string(num_batches) + " of " +
           std::to_string(resumed.size()) + " batches");

@@ -30,8 +30,13 @@ int main() {
   accelerator.print(
       "ranks had the same weights after " + std::to_string(num_equal) +
       " of 20 epochs");
-  if (has_equal_weights(accelerator, net))
-    accelerator.print("ranks have the same weights in the end");
+  expect(
+      has_equal_weights(accelerator, net),
+      "ranks must have the same weights after they averaged");
+  expect(
+      num_equal < 20 || accelerator.num_processes() == 1,
+      "ranks must have their own weights in between");
+  accelerator.print("ranks have the same weights in the end");
   report(accelerator, net);
   accelerator.end_training();
 }

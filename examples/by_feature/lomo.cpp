@@ -25,6 +25,7 @@ int main() {
     if (parameter.grad().defined()) ++num_gradients;
   accelerator.print(
       std::to_string(num_gradients) + " gradients are left in memory");
+  expect(num_gradients == 0, "gradients must be freed at once");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -31,6 +31,10 @@ int main() {
       std::string("the model computes in ") +
       c10::toString(net->hidden->weight.scalar_type()) +
       ", the optimizer steps on " + c10::toString(stepped_on.scalar_type()));
+  expect(
+      net->hidden->weight.scalar_type() == torch::kBFloat16 &&
+          stepped_on.scalar_type() == torch::kFloat,
+      "the model must be bf16, and its master weights fp32");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -7,7 +7,9 @@
 int main() {
   torch::manual_seed(0);
   accelerate::Accelerator accelerator;
+  std::int64_t last_size = 0;
   const auto train = [&](std::int64_t batch_size) {
+    last_size = batch_size;
     accelerator.free_memory();
     accelerator.print("batches of " + std::to_string(batch_size));
     // Pretends that more than 64 samples do not fit.
@@ -34,5 +36,6 @@ int main() {
       {.starting_batch_size = 128,
        .reduce_batch_size = accelerate::halve,
        .group = accelerator.world().group()});
+  expect(last_size == 64, "the first batch size that fits must be found");
   accelerator.end_training();
 }

@@ -51,6 +51,11 @@ int main() {
     seen.update(torch::ones({points.size(0)}));
   }
   const auto [one_error, one_signs] = by_one_process(net);
+  expect(seen.compute() == 500, "each sample must count once");
+  expect(
+      std::abs(error.compute() - one_error) < 1e-5 &&
+          std::abs(signs.compute() - one_signs) < 1e-9,
+      "metrics must be those of one process");
   char line[200];
   std::snprintf(
       line,

@@ -25,6 +25,10 @@ int main() {
   }
   model.call([&](NetImpl& inside) {
     const torch::Tensor point = torch::zeros({1, 2});
+    expect(
+        inside.out->weight.scalar_type() == torch::kFloat &&
+            inside.forward(point).scalar_type() == torch::kBFloat16,
+        "weights must be fp32, and products bf16");
     accelerator.print(
         std::string("weights in ") +
         c10::toString(inside.out->weight.scalar_type()) + ", computed in " +

@@ -26,6 +26,7 @@ int main() {
       accelerate::DataLoader(
           training_data(), {.batch_size = 20, .shuffle = true}),
       accelerate::DataLoader(training_data(), {.batch_size = 64}));
+  std::int64_t seen = 0, close = 0;
   for (int epoch = 0; epoch < 20; ++epoch) {
     for (auto& [points, values] : loader) {
       optimizer.zero_grad();
@@ -34,7 +35,7 @@ int main() {
       optimizer.step();
     }
     const torch::NoGradGuard no_grad;
-    std::int64_t seen = 0, close = 0;
+    seen = close = 0;
     for (auto& [points, values] : evaluation) {
       const auto [predicted, wanted] =
           accelerator.gather_for_metrics(std::pair(model(points), values));
@@ -47,6 +48,9 @@ int main() {
         "epoch " + std::to_string(epoch) + ": " + std::to_string(close) +
         " of " + std::to_string(seen) + " within 0.2");
   }
+  expect(
+      seen == 500 && close == count_close(net),
+      "every sample must count once, as on one process");
   accelerator.print(
       "by one process: " + std::to_string(count_close(net)) + " of 500");
   report(accelerator, net);

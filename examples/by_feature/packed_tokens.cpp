@@ -76,6 +76,10 @@ int main() {
       num_rows += batch.sequences_in_row.size(0);
     }
   }
+  expect(
+      sum_over_ranks(accelerator, num_sequences) == 256 &&
+          sum_over_ranks(accelerator, num_rows) < 128,
+      "all sequences must be read, at least two per row");
   print_on_every_rank(
       accelerator,
       std::to_string(num_sequences) + " sequences in " +

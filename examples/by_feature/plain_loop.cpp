@@ -20,6 +20,9 @@ int main() {
     }
   }
   accelerator.print(std::to_string(steps_taken(adam)) + " optimizer steps");
+  expect(
+      steps_taken(adam) == 20 * loader.size(),
+      "there must be a step for each batch of this rank");
   report(accelerator, net);
   accelerator.end_training();
 }

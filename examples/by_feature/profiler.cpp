@@ -44,8 +44,10 @@ int main() {
        .output_trace_dir = "profiler_traces"});
   train(accelerator, operators, model, optimizer, loader, 1);
   operators.stop();
+  std::int64_t num_products = 0;
   for (const auto& row : operators.key_averages()) {
     if (row.name == "aten::addmm") {
+      num_products = row.count;
       accelerator.print(
           std::to_string(row.count) + " products, " +
           std::to_string(row.flops) + " operations");
@@ -62,6 +64,11 @@ int main() {
   accelerator.print(
       std::to_string(rows[0].num_steps) + " steps of each of " +
       std::to_string(rows.size()) + " ranks");
+  expect(num_products == 2 * 3, "three steps of two layers must be recorded");
+  expect(
+      static_cast<int>(rows.size()) == accelerator.num_processes() &&
+          rows[0].num_steps == 19 * loader.size(),
+      "every step of every rank must be timed");
   report(accelerator, net);
   accelerator.end_training();
 }

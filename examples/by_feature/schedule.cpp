@@ -39,6 +39,10 @@ int main() {
       "learning rate " + std::to_string(peak) + " after " +
       std::to_string(peak_step) + " steps, " +
       std::to_string(optimizer.learning_rate()) + " in the end");
+  expect(
+      peak == 2e-2 && peak_step == steps / 10 &&
+          optimizer.learning_rate() < 1e-9,
+      "the rate must rise for a tenth of the steps, and end at 0");
   report(accelerator, net);
   accelerator.end_training();
 }

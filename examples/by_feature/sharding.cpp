@@ -26,6 +26,9 @@ int main() {
   print_on_every_rank(
       accelerator,
       "holds " + std::to_string(num_elements(model)) + " elements");
+  expect(
+      sum_over_ranks(accelerator, num_elements(model)) == 129,
+      "all ranks together must hold the model once");
   accelerator.save_model(model, "weights");  // full weights
   Net unsharded;
   accelerate::load_model(*unsharded, "weights");

@@ -45,6 +45,12 @@ int main() {
       accelerator,
       "read " + std::to_string(*num_read) + " samples, trained on " +
           std::to_string(num_received));
+  expect(
+      *num_read == (accelerator.is_main_process() ? 20 * 500 : 0),
+      "rank 0 must read everything, and the others nothing");
+  expect(
+      sum_over_ranks(accelerator, num_received) == 20 * 500,
+      "each sample must be trained on by one rank");
   report(accelerator, net);
   accelerator.end_training();
 }

@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <stdexcept>
+#include <string>
 
 struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
@@ -23,6 +25,18 @@ inline auto training_data() {
   const torch::Tensor values = torch::sin(points.narrow(1, 0, 1)) +
       torch::cos(2 * points.narrow(1, 1, 1));
   return accelerate::TensorDataset(points, values);
+}
+
+/// Ends the program with an error unless its feature acted as it must.
+inline void expect(bool acted, const std::string& what_must_be) {
+  if (!acted) throw std::runtime_error(what_must_be);
+}
+
+/// The sum of a number over all ranks.
+inline std::int64_t sum_over_ranks(
+    const accelerate::Accelerator& accelerator,
+    std::int64_t number) {
+  return accelerator.reduce(torch::tensor(number)).item<std::int64_t>();
 }
 
 /// Prints a line on every rank.

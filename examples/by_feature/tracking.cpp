@@ -23,14 +23,19 @@ class LossLines final : public accelerate::GeneralTracker {
       const accelerate::TrackedValues& values,
       const accelerate::LogTime& time,
       const accelerate::TrackedValues&) override {
-    for (const auto& [name, value] : values)
-      if (name == "loss") file_ << *time.step << ' ' << value.str() << '\n';
+    for (const auto& [name, value] : values) {
+      if (name != "loss") continue;
+      file_ << *time.step << ' ' << value.str() << '\n';
+      last_step_ = *time.step;
+    }
   }
   void flush() override { file_.flush(); }
+  [[nodiscard]] std::int64_t last_step() const { return last_step_; }
 
  private:
   std::string path_;
   std::ofstream file_;
+  std::int64_t last_step_ = 0;
 };
 
 /// Two gray images: the function, and the net's approximation.
@@ -53,7 +58,8 @@ int main(int argc, char** argv) {
   options.project_configuration = {
       .project_dir = "tracking_run", .automatic_checkpoint_naming = true};
   options.run_name = "fit";
-  options.log_with = {"tensorboard", std::make_shared<LossLines>("losses.txt")};
+  const auto lines = std::make_shared<LossLines>("losses.txt");
+  options.log_with = {"tensorboard", lines};
   accelerate::Accelerator accelerator(options);
   torch::manual_seed(0);
   Net net;
@@ -110,6 +116,10 @@ int main(int argc, char** argv) {
     }
   }
   accelerator.trackers().log_table("corners", corners, step);
+  accelerator.get_tracker("loss_lines")->flush();  // it has everything now
+  expect(
+      !accelerator.is_main_process() || lines->last_step() == step,
+      "the program's own tracker must get every step");
   report(accelerator, net);
   accelerator.end_training();
 }

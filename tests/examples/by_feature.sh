@@ -35,6 +35,9 @@ are_shards() {
     awk '{ sum += $1; if ($1 == 0) empty = 1 } END { exit !(NR == 2 && sum == 129 && !empty) }' || fail "no shards of 129 elements"
 }
 
+# Each example also ends with an error by itself if its feature did not act.
+grep -q 'expect(' "$(dirname "$0")/../../examples/by_feature/$example.cpp" || fail "$example does not check that its feature acts"
+
 for ranks in 1 2; do
   on $ranks $ranks "$example"
   echo "$ranks ranks: loss $(loss $ranks)"
