@@ -95,7 +95,7 @@ class ACCELERATE_API MultiStepLR : public LRScheduler {
 };
 
 struct ConstantLROptions {
-  /// Between 0 and 1.
+  /// Above 0 and at most 1.
   double factor = 1.0 / 3;
   /// Number of steps with the factor.
   std::int64_t total_iters = 5;
