@@ -22,6 +22,8 @@ An empty line takes the answer in brackets, `<` goes back to the question before
 [The recording](config_questions.cast) plays in a terminal: `asciinema play docs/reference/config_questions.cast`. Both are made by
 `tools/record_questions.py`; a test keeps them equal to what the tool asks.
 
+![The questions on a terminal](../images/config.svg)
+
 ```console
 """
 
