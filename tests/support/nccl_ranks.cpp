@@ -2,11 +2,13 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include <c10/core/AutogradState.h>
@@ -15,6 +17,7 @@
 #include "comm/transport/adapters/device_routing.h"
 #include "comm/transport/nccl/nccl_library.h"
 #include "comm/transport/nccl/nccl_transport.h"
+#include "support/host_inputs.h"
 #include "support/pretend_device.h"
 #include "support/run_on_ranks.h"
 #include "support/thread_transport.h"
@@ -107,8 +110,23 @@ void run_rank(WorldOptions options, const RankFunction& rank) {
   guard.exchangeStream(before);
 }
 
+void take_host_inputs() {
+  const std::string_view transport = std::getenv("ACCELERATE_TEST_TRANSPORT");
+  if (transport == "nccl_from_host") let_devices_take_host_tensors();
+}
+
+at::Device device_of_suites() {
+  take_host_inputs();
+  return pretend_device();
+}
+
+void run_rank_of_suites(WorldOptions options, const RankFunction& rank) {
+  take_host_inputs();
+  run_rank(std::move(options), rank);
+}
+
 const bool is_set = [] {
-  set_nccl_ranks({.device = [] { return pretend_device(); }, .run = &run_rank});
+  set_nccl_ranks({.device = &device_of_suites, .run = &run_rank_of_suites});
   return true;
 }();
 
@@ -144,5 +162,6 @@ FakeNcclFaultScope::~FakeNcclFaultScope() {
 }
 
 int num_nccl_communicators() { return controls().num_communicators(); }
+int num_nccl_starts() { return controls().num_starts(); }
 
 }  // namespace accelerate::testing

@@ -32,5 +32,7 @@ class FakeNcclFaultScope {
 };
 
 int num_nccl_communicators();
+/// Operations, and groups of operations, that all ranks have started.
+int num_nccl_starts();
 
 }  // namespace accelerate::testing

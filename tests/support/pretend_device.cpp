@@ -1,6 +1,7 @@
 #include "support/pretend_device.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,6 +18,8 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -26,8 +29,11 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
@@ -70,6 +76,7 @@ struct Machine {
   std::set<const void*> pinned;
   c10::StreamId next_stream = 1;
   PretendCounts counts;
+  std::map<Stream, std::int64_t> pinned_copies;
   PretendSpeeds speeds;
   Clock::time_point link_is_free;
 
@@ -452,6 +459,7 @@ copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
     copy();
     std::this_thread::sleep_until(end);
   });
+  if (is_pinned) ++machine().pinned_copies[stream];
   if (stream.second != 0) {
     ++machine().counts.side_copies;
     machine().counts.pinned_copies += is_pinned ? 1 : 0;
@@ -548,13 +556,90 @@ std::optional<c10::Device> common_device(
 }
 
 // On the host, of which the program's observers see nothing.
-void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+template <class Body>
+auto compute_on_host(Body&& body) {
   const at::DisableRecordFunctionGuard unobserved;
   const std::shared_ptr<void> end(
       nullptr, [was = std::exchange(is_in_operator, true)](void*) {
         is_in_operator = was;
       });
-  at::native::cpu_fallback(op, stack);
+  return body();
+}
+
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // It changes its running means and variances, though its schema does not say
+  // so.
+  if (op.operator_name().name == "aten::native_batch_norm") {
+    for (const std::size_t argument : {3, 4}) {
+      c10::IValue& value =
+          (*stack)[stack->size() - op.schema().arguments().size() + argument];
+      if (value.isTensor() && value.toTensor().defined())
+        value = on_host(value.toTensor());
+    }
+  }
+  compute_on_host([&] { at::native::cpu_fallback(op, stack); });
+}
+
+// Convolutions, which LibTorch leaves to devices of extensions.
+at::Tensor convolve(
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias,
+    at::SymIntArrayRef stride,
+    at::SymIntArrayRef padding,
+    at::SymIntArrayRef dilation,
+    bool transposed,
+    at::SymIntArrayRef output_padding,
+    c10::SymInt groups) {
+  machine().run(current_stream(input.get_device()));
+  return compute_on_host([&] {
+    const bool has_bias = bias && bias->defined();
+    return at::convolution_symint(
+               on_host(input),
+               on_host(weight),
+               has_bias ? std::optional(on_host(*bias)) : std::nullopt,
+               stride,
+               padding,
+               dilation,
+               transposed,
+               output_padding,
+               std::move(groups))
+        .to(input.device());
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolve_backward(
+    const at::Tensor& gradient,
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    at::SymIntArrayRef stride,
+    at::SymIntArrayRef padding,
+    at::SymIntArrayRef dilation,
+    bool transposed,
+    at::SymIntArrayRef output_padding,
+    c10::SymInt groups,
+    std::array<bool, 3> wanted) {
+  machine().run(current_stream(input.get_device()));
+  return compute_on_host([&] {
+    const std::vector<c10::SymInt> bias_sizes{
+        weight.sym_size(transposed ? 1 : 0)};
+    auto [of_input, of_weight, of_bias] = at::convolution_backward_symint(
+        on_host(gradient),
+        on_host(input),
+        on_host(weight),
+        at::OptionalSymIntArrayRef(bias_sizes),
+        stride,
+        padding,
+        dilation,
+        transposed,
+        output_padding,
+        std::move(groups),
+        wanted);
+    const auto back = [&](const at::Tensor& tensor) {
+      return tensor.defined() ? tensor.to(input.device()) : tensor;
+    };
+    return std::tuple(back(of_input), back(of_weight), back(of_bias));
+  });
 }
 
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -608,6 +693,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
     machine().run(current_stream(tensor.get_device()));
     return on_host(tensor).item();
   });
+  library.impl("convolution_overrideable", &convolve);
+  library.impl("convolution_backward_overrideable", &convolve_backward);
+  library.impl(
+      "set_.source_Storage_storage_offset",
+      [](at::Tensor& tensor,
+         c10::Storage storage,
+         std::int64_t offset,
+         at::IntArrayRef sizes,
+         at::IntArrayRef strides) -> at::Tensor& {
+        return at::native::set_storage_cpu_(
+            tensor, std::move(storage), offset, sizes, strides);
+      });
   library.impl("view_as_real", [](const at::Tensor& tensor) {
     return at::native::view_as_real(tensor);
   });
@@ -670,6 +767,11 @@ std::int64_t take_peak_of_pretend_memory(int device) {
 }
 
 std::int64_t pretend_host_waits() { return host_waits; }
+
+std::int64_t pretend_pinned_copies(const c10::Stream& stream) {
+  const std::lock_guard lock(machine().mutex);
+  return machine().pinned_copies[{stream.device_index(), stream.id()}];
+}
 
 PretendCounts pretend_counts() {
   const std::lock_guard lock(machine().mutex);

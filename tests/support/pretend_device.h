@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Stream.h>
 
 namespace c10 {
 class OperatorHandle;
@@ -35,6 +36,8 @@ struct PretendCounts {
   std::int64_t host_waits = 0;
 };
 PretendCounts pretend_counts();
+/// Copies from or to pinned memory that were queued on this stream.
+std::int64_t pretend_pinned_copies(const c10::Stream& stream);
 
 /// The largest number of bytes allocated on a device since the last call.
 /// Memory counts until it is given back, even if streams still use it.

@@ -51,7 +51,7 @@ NcclRanks nccl_ranks;
 
 // Null unless the environment asks for them.
 const NcclRanks* chosen_nccl_ranks() {
-  if (name_of_transport() != "nccl") return nullptr;
+  if (!name_of_transport().starts_with("nccl")) return nullptr;
   if (nccl_ranks.run == nullptr)
     throw std::runtime_error("this program does not link nccl_ranks.cpp");
   return &nccl_ranks;

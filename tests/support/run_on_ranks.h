@@ -11,7 +11,8 @@ namespace accelerate::testing {
 /// rank of one world over a shared in-memory store. Returns when all have
 /// ended. ACCELERATE_TEST_TRANSPORT in the environment names the transport that
 /// connects them; `threads` is the transport of thread_transport.h, and `nccl`
-/// is that of nccl_ranks.h, for programs that link it. Rethrows the error of the
+/// is that of nccl_ranks.h, for programs that link it; `nccl_from_host` is the
+/// same for tests that leave inputs in host memory (host_inputs.h). Rethrows the error of the
 /// first rank that failed, preferring errors that are not about a lost peer.
 void run_on_ranks(
     int num_ranks,

@@ -159,6 +159,7 @@ FakeNcclFaults faults() {
   return current_faults;
 }
 std::atomic<int> num_communicators = 0;
+std::atomic<int> num_starts = 0;
 
 enum class Kind { all_reduce, reduce, broadcast, all_gather, reduce_scatter };
 
@@ -329,6 +330,7 @@ struct Part {
 // Runs parts side by side on their stream.
 void queue_parts(const std::vector<Part>& parts) {
   if (parts.empty()) return;
+  ++num_starts;
   for (const Part& part : parts) {
     const std::lock_guard lock(part.clique->mutex);
     Operation& operation = *part.operation;
@@ -364,6 +366,18 @@ void queue_parts(const std::vector<Part>& parts) {
   }
 }
 
+// Operations between ncclGroupStart and ncclGroupEnd.
+thread_local int group_depth = 0;
+thread_local std::vector<Part> grouped;
+
+void queue_or_group(Part part) {
+  if (group_depth > 0) {
+    grouped.push_back(std::move(part));
+  } else {
+    queue_parts({std::move(part)});
+  }
+}
+
 int begin(Communicator& communicator, const Call& call, Side own) {
   const std::shared_ptr<Clique> clique = communicator.clique;
   const FakeNcclFaults wrong = faults();
@@ -393,13 +407,9 @@ int begin(Communicator& communicator, const Call& call, Side own) {
       found->fails = true;
     }
   }
-  queue_parts({std::move(part)});
+  queue_or_group(std::move(part));
   return kSuccess;
 }
-
-// Messages between ncclGroupStart and ncclGroupEnd.
-thread_local int group_depth = 0;
-thread_local std::vector<Part> grouped;
 
 int begin_message(
     Communicator& communicator,
@@ -434,11 +444,7 @@ int begin_message(
     }
     part.operation = found;
   }
-  if (group_depth > 0) {
-    grouped.push_back(std::move(part));
-  } else {
-    queue_parts({std::move(part)});
-  }
+  queue_or_group(std::move(part));
   return kSuccess;
 }
 
@@ -709,7 +715,8 @@ const accelerate::testing::FakeNcclControls* fake_nccl_controls() {
             accelerate::testing::current_faults = *faults;
           },
       .num_communicators =
-          [] { return accelerate::testing::num_communicators.load(); }};
+          [] { return accelerate::testing::num_communicators.load(); },
+      .num_starts = [] { return accelerate::testing::num_starts.load(); }};
   return &controls;
 }
 

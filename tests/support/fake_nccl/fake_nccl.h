@@ -25,6 +25,8 @@ struct FakeNcclControls {
   void (*set_faults)(const FakeNcclFaults* faults);
   /// Number of communicators that were neither destroyed nor aborted.
   int (*num_communicators)();
+  /// Number of operations and groups of operations that ranks have started.
+  int (*num_starts)();
 };
 
 }  // namespace accelerate::testing
