@@ -7,6 +7,7 @@
 #include <future>
 #include <mutex>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -403,6 +404,99 @@ TEST(Nccl, NamesTheRankThatHasNotBegunAnOperation) {
         "after 3000 ms: rank 1 has not begun it");
     (world.rank() == 0 ? first : second).set_value();
   });
+}
+
+// Before the timeout, and without ending anything.
+TEST(Nccl, WarnsOfTheRankThatHasNotBegunAnOperation) {
+  std::mutex mutex;
+  std::vector<std::string> warnings;
+  std::promise<void> has_warned;
+  run_on_nccl_ranks(3, [&](WorldOptions options) {
+    options.timeout = std::chrono::seconds(60);
+    options.hang_seconds = 0.6;
+    options.on_hang = "warn";
+    if (options.rank == 0) {
+      const auto note = [&](const LogRecord& record) {
+        if (record.message.find("on devices") == record.message.npos) return;
+        const std::lock_guard lock(mutex);
+        warnings.emplace_back(record.message);
+        if (warnings.size() == 1) has_warned.set_value();
+      };
+      options.logger = Logger(note, LogLevel::warning);
+    }
+    const World world(options);
+    const at::Tensor value = on(world, torch::ones({2}));
+    detail::Connection& connection = *world.group().impl()->connection;
+    connection.all_reduce(value, ReduceOp::sum)->wait();
+    value.cpu();
+    if (world.rank() == 1) has_warned.get_future().get();
+    connection.all_reduce(value, ReduceOp::sum)->wait();
+    expect_values(value, torch::full({2}, 9.0));
+  });
+  // Rank 2 may have begun it too late to be known.
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_THAT(
+      warnings[0],
+      ::testing::StartsWith(
+          "rank 0 has waited 0.6 s for all_reduce, operation 2 of group "
+          "\"world\" on devices: rank 1"));
+  EXPECT_THAT(warnings[0], ::testing::EndsWith("not begun it"));
+}
+
+TEST(Nccl, StartsOperationsTogether) {
+  run_in_nccl_worlds(2, [](const World& world) {
+    const Group& group = world.group();
+    detail::Connection& connection = *group.impl()->connection;
+    const at::Tensor mine = on(world, torch::full({2}, world.rank() + 1.0));
+    const at::Tensor all = torch::empty({2, 2}, mine.options());
+    const at::Tensor sum = mine.clone(), got = torch::empty_like(mine);
+    const at::Tensor sent = mine.clone();
+    connection.all_reduce(on(world, torch::zeros({1})), ReduceOp::sum)->wait();
+    group.barrier();
+    const int before = testing::num_nccl_starts();
+    group.barrier();
+    std::vector<detail::Work> works;
+    connection.together([&] {
+      works.push_back(connection.all_gather(all, mine));
+      // Follows what the current stream got meanwhile.
+      sum.mul_(10);
+      works.push_back(connection.all_reduce(sum, ReduceOp::sum));
+      const int peer = 1 - world.rank();
+      works.push_back(
+          connection.exchange({{sent, peer}}, {{got, peer}}).receives);
+    });
+    for (const detail::Work& work : works) work->wait();
+    expect_values(all, torch::tensor({{1.0, 1.0}, {2.0, 2.0}}));
+    expect_values(sum, torch::full({2}, 30.0));
+    expect_values(got, torch::full({2}, 2.0 - world.rank()));
+    group.barrier();
+    EXPECT_EQ(testing::num_nccl_starts() - before, world.size());
+  });
+  EXPECT_EQ(testing::num_nccl_communicators(), 0);
+}
+
+TEST(Nccl, EndsTheGroupWhenOperationsCannotStartTogether) {
+  std::atomic<int> num_failed = 0;
+  run_on_nccl_ranks(2, [&](const WorldOptions& options) {
+    const World world(options);
+    detail::Connection& connection = *world.group().impl()->connection;
+    const at::Tensor value = on(world, torch::ones({2}));
+    connection.all_reduce(value, ReduceOp::sum)->wait();
+    value.cpu();
+    try {
+      connection.together([&] {
+        connection.all_reduce(value, ReduceOp::sum);
+        throw std::runtime_error("a bug");
+      });
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "a bug");
+      ++num_failed;
+    }
+    expect_error<DistributedError>(
+        [&] { world.group().all_reduce(value); }, "a bug");
+  });
+  EXPECT_EQ(num_failed, 2);
+  EXPECT_EQ(testing::num_nccl_communicators(), 0);
 }
 
 // The others are not told by NCCL, but by the store.

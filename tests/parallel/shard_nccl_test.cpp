@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <accelerate/accelerate.h>
 
 #include "comm/mesh.h"
@@ -368,6 +370,37 @@ TEST(ShardOverNccl, HasTheHostWaitForNothingInAStep) {
     EXPECT_EQ(after.host_waits, before.host_waits);
     EXPECT_EQ(after.recorded, before.recorded);
     world.group().barrier();
+  });
+}
+
+TEST(ShardOverNccl, StartsTheGathersOfAUnitTogether) {
+  run_in_nccl_worlds(2, [](const World& world) {
+    Trained trained(world, {}, &make_shard_traffic);
+    trained.step(0);
+    world.group().barrier();
+    const int before = testing::num_nccl_starts();
+    world.group().barrier();
+    {
+      const torch::NoGradGuard no_grad;
+      trained.forward(1);
+    }
+    world.group().barrier();
+    // Three blocks, and the rest.
+    EXPECT_EQ(testing::num_nccl_starts() - before, 4 * world.size());
+  });
+}
+
+TEST(ShardOverNccl, CopiesOffloadedShardsBesideTheComputation) {
+  run_in_nccl_worlds(2, [](const World& world) {
+    const c10::Stream computing =
+        c10::impl::VirtualGuardImpl(world.device().type())
+            .getStream(world.device());
+    const auto before = testing::pretend_counts().pinned_copies;
+    Trained trained(
+        world, {.options = {.offloads_shards = true}}, &make_shard_traffic);
+    for (int step = 0; step < 2; ++step) trained.step(step);
+    EXPECT_GT(testing::pretend_counts().pinned_copies, before);
+    EXPECT_EQ(testing::pretend_pinned_copies(computing), 0);
   });
 }
 

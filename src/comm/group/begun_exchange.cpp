@@ -224,6 +224,21 @@ BegunExchange BegunExchange::all_gather(
   });
 }
 
+void BegunExchange::together(
+    const Group& group,
+    const std::function<void()>& begin_all) {
+  if (group.size() == 1) return begin_all();
+  GroupImpl& impl = *group.impl();
+  try {
+    impl.connection->together(begin_all);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (!is_communication_failure(impl, error)) throw;
+    fail_collective(impl, "operations begun together", impl.sequence, error);
+  }
+}
+
 bool BegunExchange::is_complete() const {
   const auto is_done = [](const Work& work) {
     return !work || work->isCompleted();

@@ -70,6 +70,13 @@ class BegunExchange {
       const at::Tensor& output,
       const at::Tensor& input);
 
+  /// Calls `begin_all`, which only begins collectives and exchanges. They start
+  /// together where the transport can do that, and are waited for after the call.
+  /// Called by all ranks alike.
+  static void together(
+      const Group& group,
+      const std::function<void()>& begin_all);
+
   /// Whether wait() would not wait.
   [[nodiscard]] bool is_complete() const;
   /// Lets a collective proceed while no thread waits, as messages always do;

@@ -230,7 +230,8 @@ std::shared_ptr<GroupImpl> make_group(
          .rank = group->rank,
          .world_ranks = group->world_ranks,
          .timeout = group->world->timeout,
-         .logger = group->world->logger}));
+         .logger = group->world->logger,
+         .hang_threshold = group->world->hang_threshold}));
     group->store = store;
     note_calls(*group);
   } catch (const Error&) {

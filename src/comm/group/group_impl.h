@@ -40,6 +40,8 @@ struct WorldCore {
   /// Null in a world of one rank without a launcher, and if memory cannot be
   /// shared.
   std::shared_ptr<WorldBoard> board = nullptr;
+  /// How long a rank waits for others before a report; 0: never.
+  std::chrono::milliseconds hang_threshold{};
 
   [[nodiscard]] BoardWriter* notes() const {
     return board == nullptr ? nullptr : &board->writer();

@@ -311,6 +311,7 @@ World::World(const WorldOptions& options)
 
   detail::HangMonitorOptions monitoring =
       detail::hang_monitor_options(options, settings, environment);
+  core.hang_threshold = monitoring.threshold;
   std::vector<int> all(static_cast<std::size_t>(identity.size));
   std::iota(all.begin(), all.end(), 0);
   if (identity.size == 1) {

@@ -152,6 +152,10 @@ class Connection {
     return {};
   }
 
+  /// Calls `begin_all`, which only begins operations. They start together where
+  /// the transport can do that: each is then waited for only after the call.
+  virtual void together(const std::function<void()>& begin_all) { begin_all(); }
+
  private:
   int rank_;
   int size_;
@@ -168,6 +172,10 @@ struct ConnectRequest {
   /// How long operations wait for a silent peer.
   std::chrono::milliseconds timeout{};
   Logger logger = {};
+  /// How long operations that no thread waits for, and that the board therefore
+  /// does not show, may take before a warning names the ranks that have not
+  /// begun them; 0: any time.
+  std::chrono::milliseconds hang_threshold{};
 };
 
 /// How a World's ranks move and reduce tensors; shared by its connections. Used

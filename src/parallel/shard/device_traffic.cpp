@@ -27,11 +27,12 @@ DeviceShardTraffic::DeviceShardTraffic(
     : gather_group_(mesh.group(Axis::shard)),
       reduce_group_(group_of_its_own(mesh)),
       reshard_group_(std::move(reshard_group)),
-      pool_(std::move(pool)) {}
+      pool_(std::move(pool)),
+      copies_(mesh.world().device()) {}
 
 void DeviceShardTraffic::add_unit(const UnitShards& unit) {
   units_.push_back(
-      std::unique_ptr<Unit>(new Unit{&unit, DeviceUnshard(pool_)}));
+      std::unique_ptr<Unit>(new Unit{&unit, DeviceUnshard(pool_, copies_)}));
 }
 
 bool DeviceShardTraffic::is_sent_alone(
@@ -138,11 +139,16 @@ void DeviceShardTraffic::join_earlier() {
 void DeviceShardTraffic::end_backward() {
   if (turn_ != turns_.size())
     throw InternalError("[parallel] a reduction of gradients was not begun");
+  // One is copied to the host while the means of the next are computed.
+  DeviceReduction* before = nullptr;
   for (const auto& unit : units_) {
-    for (DeviceReduction& reduction : unit->reductions) reduction.settle();
-    // Frees sums in another dtype than the shards'.
-    unit->reductions.clear();
+    for (DeviceReduction& reduction : unit->reductions) {
+      reduction.begin_settling(copies_);
+      if (before != nullptr) before->settle();
+      before = &reduction;
+    }
   }
+  if (before != nullptr) before->settle();
   end_turns();
   has_reduced_ = true;
 }

@@ -8,6 +8,7 @@
 #include <accelerate/parallel.h>
 #include <accelerate/world.h>
 
+#include "parallel/shard/copy_stream.h"
 #include "parallel/shard/reduction/device_reduction.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/unshard/block_pool.h"
@@ -83,6 +84,7 @@ class DeviceShardTraffic final : public ShardTraffic {
   Group reduce_group_;
   Group reshard_group_;
   std::shared_ptr<BlockPool> pool_;
+  CopyStream copies_;
   std::vector<std::unique_ptr<Unit>> units_;
   /// Units in the order in which forwards first gathered them since the last
   /// reductions ended.

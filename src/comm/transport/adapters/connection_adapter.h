@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -70,6 +71,9 @@ class ConnectionAdapter : public Connection {
       const std::vector<PeerMessage>& receives) override {
     return facts_.has_exchange ? inner_->exchange(sends, receives)
                                : begin_each(sends, receives);
+  }
+  void together(const std::function<void()>& begin_all) override {
+    inner_->together(begin_all);
   }
   void run_in_background() override { inner_->run_in_background(); }
   void abort() noexcept override { inner_->abort(); }

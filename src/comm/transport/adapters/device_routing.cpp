@@ -1,5 +1,6 @@
 #include "comm/transport/adapters/device_routing.h"
 
+#include <functional>
 #include <utility>
 
 #include "base/text/text.h"
@@ -89,6 +90,9 @@ class DeviceRouting final : public Connection {
     const PeerMessage& any = sends.empty() ? receives.front() : sends.front();
     return (device_facts_.has_exchange ? of(any.tensor) : *host_)
         .exchange(sends, receives);
+  }
+  void together(const std::function<void()>& begin_all) override {
+    device_->together(begin_all);
   }
   void run_in_background() override { host_->run_in_background(); }
   void abort() noexcept override {

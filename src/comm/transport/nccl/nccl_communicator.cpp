@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <ranges>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -159,10 +161,45 @@ NcclCommunicator::Begun NcclCommunicator::begin(
       if (failure_) throw NcclError(*failure_);
       code = issue(communicator_, stream_->native_handle());
     }
+    if (is_together()) {
+      library_->check(code, operation);
+      return {++num_begun_, joint_end_};
+    }
     finish_call(code, operation);
     auto done = std::make_shared<c10::Event>(device_.type());
     done->record(*stream_);
     return {++num_begun_, std::move(done)};
+  } catch (const std::exception& error) {
+    // NCCL must not lose a communicator between the operations of together().
+    if (!is_together()) abort(first_line_of(error));
+    throw;
+  }
+}
+
+void NcclCommunicator::together(const std::function<void()>& begin_all) {
+  throw_if_failed();
+  const c10::DeviceGuard guard(device_);
+  try {
+    if (!stream_) connect();
+    std::shared_ptr<c10::Event> end;
+    int code = NcclLibrary::kSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) throw NcclError(*failure_);
+      library_->check(library_->group_start(), "ncclGroupStart");
+      joint_end_ = std::make_shared<c10::Event>(device_.type());
+      std::exception_ptr failure;
+      try {
+        begin_all();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      end = std::exchange(joint_end_, nullptr);
+      code = library_->group_end();
+      if (failure) std::rethrow_exception(failure);
+    }
+    finish_call(code, "ncclGroupEnd");
+    end->record(*stream_);
   } catch (const std::exception& error) {
     abort(first_line_of(error));
     throw;
@@ -261,31 +298,67 @@ std::optional<std::string> NcclCommunicator::reason_of_others() const {
 std::optional<std::string> NcclCommunicator::look_for_others(
     std::uint64_t number) {
   try {
-    if (std::exchange(num_told_, number) != number)
-      request_.store->set(begun_key(request_.rank), std::to_string(number));
+    // It may have begun later ones, too.
+    const std::uint64_t newest = std::max(number, num_begun_.load());
+    if (std::exchange(num_told_, newest) != newest)
+      request_.store->set(begun_key(request_.rank), std::to_string(newest));
     return reason_of_others();
   } catch (const std::exception& error) {
     return format("the store has gone: {}", first_line_of(error));
   }
 }
 
-std::string NcclCommunicator::describe_late(std::uint64_t number) {
-  std::vector<std::string> late;
+std::vector<int> NcclCommunicator::late_ranks(std::uint64_t number) const {
+  std::vector<int> late;
   for (int rank = 0; rank < std::ssize(request_.world_ranks); ++rank) {
     if (rank == request_.rank) continue;
     const std::string key = begun_key(rank);
     const bool has_begun = request_.store->check({key}) &&
         std::stoull(request_.store->get_to_str(key)) >= number;
-    if (!has_begun) {
-      late.push_back(format(
-          "rank {}", request_.world_ranks[static_cast<std::size_t>(rank)]));
-    }
+    if (!has_begun) late.push_back(rank);
   }
+  return late;
+}
+
+std::string NcclCommunicator::describe(const std::vector<int>& late) const {
   if (late.empty()) return "all ranks have begun it";
+  std::vector<std::string> names;
+  for (const int rank : late) {
+    names.push_back(format(
+        "rank {}", request_.world_ranks[static_cast<std::size_t>(rank)]));
+  }
   return format(
       "{} {} not begun it",
-      join(late, ", "),
+      join(names, ", "),
       late.size() == 1 ? "has" : "have");
+}
+
+std::string NcclCommunicator::describe_late(std::uint64_t number) const {
+  return describe(late_ranks(number));
+}
+
+void NcclCommunicator::warn_of_late(
+    const std::string& operation,
+    std::uint64_t number) const {
+  const std::vector<int> late = late_ranks(number);
+  const auto is_late = [&](int rank) {
+    return std::ranges::find(late, rank) != late.end();
+  };
+  const bool is_first =
+      std::ranges::all_of(std::views::iota(0, request_.rank), is_late);
+  if (late.empty() || !is_first) return;
+  request_.logger.log(
+      LogLevel::warning,
+      "comm",
+      format(
+          "rank {} has waited {} s for {}, operation {} of group \"{}\" on "
+          "devices: {}",
+          request_.world_ranks[static_cast<std::size_t>(request_.rank)],
+          static_cast<double>(request_.hang_threshold.count()) / 1000,
+          operation,
+          number,
+          request_.name,
+          describe(late)));
 }
 
 void NcclCommunicator::throw_if_failed() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -38,6 +40,10 @@ class NcclCommunicator {
   [[nodiscard]] std::chrono::milliseconds timeout() const {
     return request_.timeout;
   }
+  /// The time of ConnectRequest::hang_threshold.
+  [[nodiscard]] std::chrono::milliseconds hang_threshold() const {
+    return request_.hang_threshold;
+  }
   /// The stream on which operations run; valid after begin().
   [[nodiscard]] const c10::Stream& stream() const { return *stream_; }
 
@@ -52,6 +58,11 @@ class NcclCommunicator {
       const char* operation,
       const std::function<int(NcclLibrary::Communicator, void* stream)>& issue);
 
+  /// Calls `begin_all`; NCCL starts the operations that it begins as one, at
+  /// whose end all of them end. Throws NcclError.
+  void together(const std::function<void()>& begin_all);
+  [[nodiscard]] bool is_together() const { return joint_end_ != nullptr; }
+
   /// Why operations will not end: NCCL's reason, or a rank that has gone.
   /// Nothing while all is well.
   [[nodiscard]] std::optional<std::string> failure();
@@ -60,7 +71,10 @@ class NcclCommunicator {
   [[nodiscard]] std::optional<std::string> look_for_others(
       std::uint64_t number);
   /// Names the ranks that have not told that they have begun the operation.
-  [[nodiscard]] std::string describe_late(std::uint64_t number);
+  [[nodiscard]] std::string describe_late(std::uint64_t number) const;
+  /// Warns that this rank waits for others that have not begun an operation, if
+  /// it is the first that does.
+  void warn_of_late(const std::string& operation, std::uint64_t number) const;
   /// Ends all operations, those of other ranks too. Later ones throw `reason`.
   void abort(const std::string& reason);
   /// Waits for begun operations to end, unless that takes long; other ranks'
@@ -79,6 +93,9 @@ class NcclCommunicator {
   [[nodiscard]] std::optional<int> gone_rank() const;
   /// A rank that has ended and can no longer be awaited.
   [[nodiscard]] std::optional<int> lost_rank();
+  /// The others that have not told it, by their places in the group.
+  [[nodiscard]] std::vector<int> late_ranks(std::uint64_t number) const;
+  [[nodiscard]] std::string describe(const std::vector<int>& late) const;
   /// Waits until NCCL has accepted the operation.
   void finish_call(int code, const char* operation);
 
@@ -90,11 +107,13 @@ class NcclCommunicator {
   std::optional<c10::Event> ready_;
   /// Null if ranks that end go unnoticed. Constant once connected.
   RankIsGone is_gone_;
-  std::uint64_t num_begun_ = 0;
+  std::atomic<std::uint64_t> num_begun_ = 0;
+  /// While together() runs: the event at the end of its operations.
+  std::shared_ptr<c10::Event> joint_end_;
   /// The newest operation that the others know; used by one thread.
   std::uint64_t num_told_ = 0;
-  /// Guards what follows.
-  std::mutex mutex_;
+  /// Guards what follows; held for all operations of together().
+  std::recursive_mutex mutex_;
   NcclLibrary::Communicator communicator_ = nullptr;
   std::optional<std::string> failure_;
   std::optional<std::chrono::steady_clock::time_point> gone_since_;

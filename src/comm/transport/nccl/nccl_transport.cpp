@@ -216,6 +216,13 @@ class NcclConnection final : public Connection {
     return {run_messages("exchange", std::move(results), messages)};
   }
 
+  void together(const std::function<void()>& begin_all) override {
+    joint_.clear();
+    communicator_->together(begin_all);
+    for (const auto& [name, operation] : std::exchange(joint_, {}))
+      watch_->add(name, communicator_, operation);
+  }
+
   Work barrier() override {
     if (!barrier_.defined()) {
       barrier_ = at::zeros(
@@ -329,7 +336,11 @@ class NcclConnection final : public Connection {
         communicator_,
         communicator_->begin(name, std::forward<Issue>(issue)),
         std::move(memory));
-    watch_->add(name, communicator_, operation);
+    if (communicator_->is_together()) {
+      joint_.emplace_back(name, operation);
+    } else {
+      watch_->add(name, communicator_, operation);
+    }
     return operation;
   }
 
@@ -349,6 +360,8 @@ class NcclConnection final : public Connection {
   std::shared_ptr<NcclCommunicator> communicator_;
   std::shared_ptr<NcclWatch> watch_;
   at::Tensor barrier_;
+  /// Operations of together(), watched once they have started.
+  std::vector<std::pair<std::string, std::shared_ptr<NcclOperation>>> joint_;
   int num_barriers_ = 0;
 };
 

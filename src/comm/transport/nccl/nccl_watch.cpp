@@ -67,7 +67,13 @@ std::optional<std::string> NcclWatch::failure_of(Watched& watched) {
   if (!is_over && now < watched.next_look) return std::nullopt;
   watched.next_look = now + kStoreInterval;
   if (auto failure = communicator.look_for_others(number)) return failure;
-  if (!is_over) return std::nullopt;
+  if (!is_over) {
+    const bool is_long = communicator.hang_threshold().count() > 0 &&
+        now >= watched.begun + communicator.hang_threshold();
+    if (is_long && !std::exchange(watched.has_warned, true))
+      communicator.warn_of_late(watched.name, number);
+    return std::nullopt;
+  }
   return format(
       "NCCL's {}, operation {} of the group on devices, timed out after {} ms: "
       "{}",

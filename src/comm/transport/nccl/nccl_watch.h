@@ -38,6 +38,7 @@ class NcclWatch {
     std::chrono::steady_clock::time_point begun;
     /// When the other ranks are looked for.
     std::chrono::steady_clock::time_point next_look;
+    bool has_warned = false;
   };
 
   void run();

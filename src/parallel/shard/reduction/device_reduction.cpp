@@ -207,28 +207,40 @@ std::vector<bool> DeviceReduction::used_by_any() const {
   return used;
 }
 
-void DeviceReduction::settle() {
+void DeviceReduction::begin_settling(const CopyStream& copies) {
   join();
-  std::vector<at::Tensor> all = means();
-  bool goes_to_host = false;
-  for (std::size_t place = 0; place < all.size(); ++place) {
+  means_ = means();
+  std::optional<CopyStream::Scope> scope;
+  for (std::size_t place = 0; place < means_.size(); ++place) {
     if (!unit_.trained(place).local.is_cpu()) continue;
-    goes_to_host = true;
+    if (!scope) scope.emplace(copies);
     // On the host: its optimizers step on offloaded shards.
-    const auto options = all[place].options().device(at::kCPU);
-    all[place] = at::empty(all[place].sizes(), options.pinned_memory(true))
-                     .copy_(all[place], /*non_blocking=*/true);
+    const at::Tensor mean = means_[place];
+    const auto options = mean.options().device(at::kCPU);
+    means_[place] = at::empty(mean.sizes(), options.pinned_memory(true))
+                        .copy_(mean, /*non_blocking=*/true);
+    copied_.push_back(mean);
   }
-  if (goes_to_host) event_after_copies(device_).synchronize();
+  if (scope) copies_end_ = event_after_copies(device_);
+}
+
+void DeviceReduction::settle() {
+  if (copies_end_) copies_end_->synchronize();
+  copied_.clear();
   const bool used_all =
       std::all_of(taken_.begin(), taken_.end(), [](const Taken& taken) {
         return taken.was_used;
       });
   std::optional<std::vector<bool>> used;
   if (!used_all) used = used_by_any();
-  for (std::size_t place = 0; place < all.size(); ++place) {
-    if (!used || (*used)[place]) unit_.trained(place).add_gradient(all[place]);
+  for (std::size_t place = 0; place < means_.size(); ++place) {
+    if (!used || (*used)[place])
+      unit_.trained(place).add_gradient(means_[place]);
   }
+  // Frees sums in another dtype than the shards'.
+  means_.clear();
+  packs_.clear();
+  for (Taken& taken : taken_) taken.sum.reset();
 }
 
 }  // namespace accelerate::detail

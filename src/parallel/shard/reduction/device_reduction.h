@@ -2,13 +2,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <accelerate/world.h>
 
 #include "comm/group/begun_exchange.h"
+#include "parallel/shard/copy_stream.h"
 #include "parallel/shard/row_pack.h"
 #include "parallel/shard/sharded_parameter.h"
 
@@ -40,8 +43,11 @@ class DeviceReduction {
   /// memory in its order.
   void join();
 
+  /// Waits for the collectives, and begins to bring means to shards in host
+  /// memory.
+  void begin_settling(const CopyStream& copies);
   /// Adds the means over the ranks to the shards' gradients, those of
-  /// parameters that some rank used. The host waits if it keeps the shards, or
+  /// parameters that some rank used. begin_settling() comes before. The host waits if it keeps the shards, or
   /// if this rank did not use a parameter, so that it needs the others' flags.
   void settle();
 
@@ -83,6 +89,11 @@ class DeviceReduction {
   /// Where the flags are: in this pack, from this byte on.
   std::size_t flags_pack_ = 0;
   std::int64_t flags_begin_ = 0;
+  /// By place, once begin_settling() was called; those that it copies to the host,
+  /// and the end of these copies.
+  std::vector<at::Tensor> means_;
+  std::vector<at::Tensor> copied_;
+  std::optional<c10::Event> copies_end_;
   std::vector<BegunExchange> in_flight_;
   /// Inputs of `in_flight_`.
   std::vector<at::Tensor> inputs_;

@@ -1,6 +1,8 @@
 #include "parallel/shard/unshard/device_unshard.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -33,11 +35,15 @@ struct DeviceUnshard::Gather {
   RowPack layout;
   std::vector<std::size_t> small = {};
   at::Tensor pack = {};
+  /// Begin the exchanges, once the rows that they send are on their way.
+  std::vector<std::function<BegunExchange()>> begins = {};
   std::vector<BegunExchange> exchanges = {};
 };
 
-DeviceUnshard::DeviceUnshard(std::shared_ptr<BlockPool> pool)
-    : pool_(std::move(pool)) {}
+DeviceUnshard::DeviceUnshard(
+    std::shared_ptr<BlockPool> pool,
+    const CopyStream& copies)
+    : pool_(std::move(pool)), copies_(copies) {}
 
 DeviceUnshard::~DeviceUnshard() = default;
 
@@ -47,19 +53,33 @@ void DeviceUnshard::start(
     ShardSource source,
     std::vector<at::Tensor> memory) {
   gather_ = std::make_unique<Gather>(group, source, std::move(memory));
+  const bool is_offloaded = source == ShardSource::all_ranks &&
+      std::ranges::any_of(unit.parameters, [](const ShardedParameter& each) {
+                              return each.local.is_cpu();
+                            });
+  // The gather follows the copies, on their stream.
+  std::optional<CopyStream::Scope> scope;
+  if (is_offloaded) scope.emplace(copies_);
   for (std::size_t i = 0; i < unit.parameters.size(); ++i) {
     if (!gather_->memory[i].defined()) continue;
     if (unit.parameters[i].is_small()) {
       gather_->small.push_back(i);
     } else {
-      start_large(unit.parameters[i], i);
+      prepare_large(unit.parameters[i], i);
     }
   }
-  start_small(unit);
-  note_copies(unit);
+  prepare_small(unit);
+  if (gather_->begins.empty()) return;
+  BegunExchange::together(group, [this] {
+    for (const auto& begin : gather_->begins)
+      gather_->exchanges.push_back(begin());
+  });
+  gather_->begins.clear();
+  if (is_offloaded)
+    copied_ = event_after_copies(unit.parameters.front().full.device());
 }
 
-void DeviceUnshard::start_large(
+void DeviceUnshard::prepare_large(
     const ShardedParameter& parameter,
     std::size_t i) {
   Gather& gather = *gather_;
@@ -77,7 +97,8 @@ void DeviceUnshard::start_large(
   const at::Tensor& scale = gather.scales[i];
   copy_own(own, scale.defined() ? float8_bytes(rows, scale) : rows.detach());
   if (are_even(begins)) {
-    gather.exchanges.push_back(BegunExchange::all_gather(group, into, own));
+    gather.begins.emplace_back(
+        [=] { return BegunExchange::all_gather(group, into, own); });
     return;
   }
   // Without padding, so that rows arrive in place.
@@ -86,14 +107,13 @@ void DeviceUnshard::start_large(
     sends.push_back({own, peer});
     receives.push_back({rows_between(into, begins, peer), peer});
   }
-  gather.exchanges.push_back(BegunExchange::exchange(
-      group,
-      format("gathering {}", parameter.name),
-      std::move(sends),
-      std::move(receives)));
+  gather.begins.emplace_back(
+      [=, what = format("gathering {}", parameter.name)] {
+        return BegunExchange::exchange(group, what, sends, receives);
+      });
 }
 
-void DeviceUnshard::start_small(const UnitShards& unit) {
+void DeviceUnshard::prepare_small(const UnitShards& unit) {
   Gather& gather = *gather_;
   if (gather.small.empty()) return;
   for (const std::size_t i : gather.small) {
@@ -116,8 +136,9 @@ void DeviceUnshard::start_small(const UnitShards& unit) {
             .detach()
             .reshape(-1));
   }
-  gather.exchanges.push_back(
-      BegunExchange::all_gather(gather.group, gather.pack, part));
+  gather.begins.emplace_back([group = gather.group, pack = gather.pack, part] {
+    return BegunExchange::all_gather(group, pack, part);
+  });
 }
 
 void DeviceUnshard::copy_own(const at::Tensor& to, const at::Tensor& rows) {
@@ -128,17 +149,6 @@ void DeviceUnshard::copy_own(const at::Tensor& to, const at::Tensor& rows) {
           ? rows.to(to.device(), /*non_blocking=*/true)
           : rows,
       /*non_blocking=*/true);
-}
-
-void DeviceUnshard::note_copies(const UnitShards& unit) {
-  const bool copies_shards = gather_->source == ShardSource::all_ranks &&
-      std::any_of(unit.parameters.begin(),
-                  unit.parameters.end(),
-                  [](const ShardedParameter& parameter) {
-                    return parameter.local.is_cpu();
-                  });
-  if (!copies_shards) return;
-  copied_ = event_after_copies(unit.parameters.front().full.device());
 }
 
 std::vector<at::Tensor> DeviceUnshard::finish(const UnitShards&) {

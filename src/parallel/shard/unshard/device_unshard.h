@@ -9,18 +9,20 @@
 
 #include <accelerate/world.h>
 
+#include "parallel/shard/copy_stream.h"
 #include "parallel/shard/shard_traffic.h"
 #include "parallel/shard/unshard/block_pool.h"
 
 namespace accelerate::detail {
 
-/// Gathers the full parameters of one unit from device to device: large ones in
-/// place, small ones in one pack. Nothing waits but the current stream, in whose
-/// order memory is taken and given back.
+/// Gathers the full parameters of one unit from device to device, in one start of
+/// the transport: large ones in place, small ones in one pack. Nothing waits but
+/// the current stream, in whose order memory is taken and given back.
 class DeviceUnshard {
  public:
-  /// `pool`: memory for parameters that travel in float8.
-  explicit DeviceUnshard(std::shared_ptr<BlockPool> pool);
+  /// `pool`: memory for parameters that travel in float8. `copies`: brings shards
+  /// from host memory; must outlive the object.
+  DeviceUnshard(std::shared_ptr<BlockPool> pool, const CopyStream& copies);
   DeviceUnshard(const DeviceUnshard&) = delete;
   DeviceUnshard& operator=(const DeviceUnshard&) = delete;
   ~DeviceUnshard();
@@ -38,13 +40,13 @@ class DeviceUnshard {
  private:
   struct Gather;
 
-  void start_large(const ShardedParameter& parameter, std::size_t i);
-  void start_small(const UnitShards& unit);
+  void prepare_large(const ShardedParameter& parameter, std::size_t i);
+  void prepare_small(const UnitShards& unit);
   /// Copies this rank's rows to where they are gathered.
   void copy_own(const at::Tensor& to, const at::Tensor& rows);
-  void note_copies(const UnitShards& unit);
 
   std::shared_ptr<BlockPool> pool_;
+  const CopyStream& copies_;
   std::unique_ptr<Gather> gather_;
   /// When the last copy from host memory ends.
   std::optional<c10::Event> copied_;
