@@ -39,7 +39,7 @@ enum class KeptOnDisk {
   optimizer,
   /// Shards of parameters.
   parameters,
-  all
+  all  ///< both
 };
 
 /// A configuration of training whose memory is planned.
