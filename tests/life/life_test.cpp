@@ -52,6 +52,7 @@
 #include <accelerate/quantized_model.h>
 #include <accelerate/safetensors.h>
 #include <accelerate/samplers.h>
+#include <accelerate/save_on_disk.h>
 #include <accelerate/schedulers.h>
 #include <accelerate/sequence_shards.h>
 #include <accelerate/token_collate.h>
@@ -426,6 +427,10 @@ TEST_F(Life, Plans) {
   try_life(add_calls_of_DeviceMap, [] { return DeviceMap({{"", "cpu"}}); });
   try_life(add_calls_of_DeviceMap, [] { return DeviceMap(); });
   try_life(add_calls_of_OffloadIndex, [] { return OffloadIndex(); });
+  try_life(add_calls_of_SavedTensorFile, [] {
+    return SavedTensorFile(
+        {.directory = folder(), .directory_in_memory = true});
+  });
 }
 
 // --- Pipelines and models that do not fit ---------------------------------
