@@ -5,8 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <accelerate/optimizers.h>
-
+#include "optim/optimizers/fused.h"
 #include "parallel/strategy.h"
 
 namespace accelerate::detail {
